@@ -192,7 +192,9 @@ def check_lost_nccl(node: NodeReport) -> Outcome:
 
 @check("nccl-two")
 def check_nccl(node: NodeReport) -> Outcome:
-    (own, its_bytes), (torch, other_bytes) = node.nccls
+    known = node.part("contents").nccl
+    own, its_bytes = known.get("vllm", ("", ""))
+    torch, other_bytes = known.get("torch", ("", ""))
     if not its_bytes or not other_bytes:
         raise NotCheckedError("it is not known which libnccl torch and vLLM load")
     if its_bytes == other_bytes:

@@ -176,13 +176,12 @@ def examine_nodes(cluster: Cluster) -> list[NodeReport]:
     needs = [port for needed in HEAD_PORTS.values() for port in needed]
 
     def ask(node: Remote) -> NodeReport:
-        units = cluster.units if node == cluster.head else [file.unit]
         sent = node.call(
             _SentReport,
             node_facts.examine,
             name=file.name,
             venv=file.venv,
-            units=units,
+            units=cluster.units_of(node),
             ports=sorted({file.serve.port, *needs}),
             folders=["~", file.venv, file.model_folder, *_WRITTEN],
             image=file.serve.image_asked,

@@ -24,7 +24,6 @@ MODEL = "openai/gpt-oss-120b"
 NAMES = ("spark-1", "spark-2")
 ADDRESSES = ("192.168.100.10", "192.168.100.11")
 VENV = "/home/spark/.local/share/patchkit/venv"
-NCCL = Nccl(path=f"{VENV}/libnccl.so.2", version="2.30.7", why="torch's")
 
 
 def image_facts(engine="docker", **changes):
@@ -55,7 +54,7 @@ def node_facts(folder, name="cable_port0", node=0, vllm="0.25.1", **changes):
         vllm=vllm,
         torch="2.11.0",
         triton="3.6.0",
-        torch_nccl=NCCL,
+        torch_nccl=Nccl(path=f"{VENV}/libnccl.so.2", version="2.30.7", why="torch's"),
     )
     made = NodeFacts(
         host=replace(host, software=software if vllm else None),
@@ -113,7 +112,8 @@ def state(found=None, **changes):
 def contents(**changes):
     made = PythonContents(
         versions={"vllm": "0.25.1", "torch": "2.11.0", "triton": "3.6.0", "numpy": "2.3.1"},
-        digests={"vllm": "a" * 64, "torch": "b" * 64, NCCL.path: "c" * 64},
+        digests={"vllm": "a" * 64, "torch": "b" * 64},
+        nccl=dict.fromkeys(("vllm", "torch"), ("2.30.7", "c" * 64)),
     )
     return replace(made, **changes)
 

@@ -125,4 +125,4 @@ def build_layer(engine: str, kit: str, label: str) -> Iterator[dict[str, Any]]:
         hint = quoted(engine, *words, *files, folder)
         raise BuildError("\n".join(["the layer was not built:", *wrong[:3]]), hint=hint)
     image = number.read_text().removeprefix("sha256:")
-    yield {"result": {"id": image, "said": lines}}
+    yield {"result": BuiltImage(id=image, said=tuple(lines))}

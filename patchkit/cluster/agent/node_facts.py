@@ -130,12 +130,13 @@ def look_at_node(
 class PythonContents:
     """An environment: versions by project, digests over the RECORD of those that ranks load.
 
-    RECORD says what was installed, not what somebody changed since; of the libnccl that are loaded
-    the bytes count, by their paths.
+    RECORD says what was installed, not what somebody changed since; of libnccl the bytes count:
+    ``nccl`` has by who loads it, vllm and torch, its version and digest.
     """
 
     versions: Mapping[str, str] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
+    nccl: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     lost: tuple[LostFile, ...] = ()
 
 
@@ -204,13 +205,15 @@ def _ask_together(parts: dict[str, Callable[[], dict[str, Any]]]) -> dict[str, A
 def python_contents(path: Sequence[str], software: Software | None) -> PythonContents:
     """Return what lies on a ``sys.path``; ``software`` says which libnccl is loaded there."""
     homes = {name: found[0] for name, found in distributions(path).items()}
-    digests = {name: digest_record(homes[name]) for name in _DIGESTED if name in homes}
-    loaded = (software.torch_nccl, software.vllm_nccl) if software else ()
-    for place in {each.path for each in loaded if each and each.path}:
-        digests[place] = sha256_if_readable(Path(place))
+    loaded = {"vllm": software.vllm_nccl, "torch": software.torch_nccl} if software else {}
     return PythonContents(
         versions={name: header(home, "Version") for name, home in sorted(homes.items())},
-        digests=digests,
+        digests={name: digest_record(homes[name]) for name in _DIGESTED if name in homes},
+        nccl={
+            name: (its.version, sha256_if_readable(Path(its.path)))
+            for name, its in loaded.items()
+            if its and its.path
+        },
         lost=lost_files(path, STEM),
     )
 

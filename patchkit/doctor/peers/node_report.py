@@ -193,13 +193,6 @@ class NodeReport(SaidParts):
         return require(next(found, None), "no driver of a GPU says its version")
 
     @property
-    def nccls(self) -> list[tuple[str, str]]:
-        """Return version and digest of the libnccl that vLLM loads, then of torch's."""
-        software, digests = self.host.software, self.part("contents").digests
-        both = (software.vllm_nccl, software.torch_nccl) if software else (None, None)
-        return [(its.version, digests.get(its.path, "")) if its else ("", "") for its in both]
-
-    @property
     def env(self) -> EnvFile | None:
         """Return the env file that the last `up` left."""
         return self.placed.env if self.placed else None

@@ -42,8 +42,8 @@ def software_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterato
         yield from (unchecked(about, where, reason) for about in ("nccl", *_RANKS))
         return
     # Where vLLM's libnccl and torch's differ, the host's checks tell.
-    loaded = [node.nccls for node in nodes if node.node in have]
-    rows = {"nccl": [own if any(own) else torch for own, torch in loaded]} | {
+    loaded = [its.nccl.get("vllm") or its.nccl.get("torch", ("", "")) for its in have.values()]
+    rows = {"nccl": loaded} | {
         name: [(its.versions.get(name, ""), its.digests.get(name, "")) for its in have.values()]
         for name in _RANKS
     }

@@ -49,8 +49,6 @@ SOFTWARE = Software(
     torch="2.11.0+cu130",
     triton="3.6.0",
     cuda="13.0",
-    torch_nccl=clusters.NCCL,
-    vllm_nccl=clusters.NCCL,
 )
 STAMP = "2026-11-23T03:00:00+0000 s kernel: "
 XID = f"{STAMP}NVRM: Xid (PCI:000f): 79, GPU has fallen off the bus."
@@ -81,11 +79,8 @@ def with_memory(report, **changes):
 
 
 def with_torch_nccl(report):
-    other = replace(clusters.NCCL, path="/other")
-    digests = {**report.contents.digests, "/other": "d" * 64}
-    contents = replace(report.contents, digests=digests)
-    software = replace(SOFTWARE, torch_nccl=other)
-    return with_host(replace(report, contents=contents), software=software)
+    nccl = {**report.contents.nccl, "torch": ("2.30.7", "d" * 64)}
+    return replace(report, contents=replace(report.contents, nccl=nccl))
 
 
 def test_a_machine_that_is_well_is_fine_in_all(well):
@@ -164,7 +159,7 @@ PIP = "pip install --force-reinstall --no-deps nvidia-nccl-cu13==2.30.7"
 @pytest.mark.parametrize(("placed", "cure"), [(False, PIP), (True, "patchkit cluster install")])
 def test_a_library_that_is_gone_comes_with_what_brings_it_back(well, placed, cure):
     file = LostFile(path="/v/libnccl.so.2", project="nvidia-nccl-cu13", version="2.30.7")
-    contents = replace(well.contents, lost=(file,), digests={})
+    contents = replace(well.contents, lost=(file,), nccl={})
     report = replace(well, contents=contents, placed=well.placed if placed else None)
     found = next(each for each in machine_findings(report) if each.about == "nccl-lost")
     assert found.level is Level.ERROR
