@@ -94,11 +94,10 @@ def load_image(engine: str, archive: str, image: str) -> Iterator[dict[str, Any]
     yield {"result": find_image(engine, [image, *_LOADED.findall(done.output)])}
 
 
-def tag_image(engine: str, image: str, tag: str) -> str:
+def tag_image(engine: str, image: str, tag: str) -> None:
     """Give an image the name by which `up` finds it; what its way here left is removed."""
     run(engine, "tag", image, tag, hint=quoted(engine, "info"))
     shutil.rmtree(share_folder("images"), ignore_errors=True)
-    return image
 
 
 def build_layer(engine: str, kit: str, label: str) -> Iterator[dict[str, Any]]:

@@ -269,16 +269,15 @@ def digest_record(home: Path) -> str:
     return digest("\n".join(kept)) if kept else ""
 
 
-def switch_link(venv: str, name: str) -> str:
-    """Let the link lead to an installation, in one step; return the name of the one before.
+def switch_link(venv: str, name: str) -> None:
+    """Let the link lead to an installation, in one step.
 
     Raises HostError for an installation that is not whole, UsageError for a link that is not ours.
     """
     folder, link = share_folder("venvs"), Path(venv).expanduser()
     if os.sep in name or _read_whole(folder / name) is None:
         raise HostError(f"{folder / name}: is not a whole installation", hint=_AGAIN)
-    before = leads_to(link, check=True)
-    if before != name:
+    if leads_to(link, check=True) != name:
         with translated(at=link):
             link.parent.mkdir(parents=True, exist_ok=True)
             with locked(folder, patience=10):
@@ -286,7 +285,6 @@ def switch_link(venv: str, name: str) -> str:
                 fresh.symlink_to(folder / name)
                 fresh.replace(link)
                 sync(link.parent)
-    return before
 
 
 def leads_to(link: Path, *, check: bool = False) -> str:

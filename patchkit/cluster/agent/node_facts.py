@@ -96,7 +96,6 @@ def look_at_node(
 
     Raises what ``probe`` and ``look_at_image`` raise.
     """
-    home = Path.home()
     place = Path(venv).expanduser()
     python = place / "bin" / "python"
     there = not image and os.access(python, os.X_OK)
@@ -111,7 +110,7 @@ def look_at_node(
     return NodeFacts(
         host=replace(host, software=inside.contents.software) if inside else host,
         user=user,
-        home=str(home),
+        home=str(Path.home()),
         venv=str(place) if there else "",
         installation=leads_to(place),
         linger=Path("/var/lib/systemd/linger", user).exists(),

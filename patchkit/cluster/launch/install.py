@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import NoneType
 
 from patchkit.cluster.agent import image_facts, images, installation
 from patchkit.cluster.agent.image_facts import ImageFacts
@@ -60,7 +61,7 @@ def install_everywhere(
         brought = all_of(everywhere(list(zip(nodes, states, strict=True)), bring))
         _check_equal(cluster, [_describe(its.venv) for its in brought], "patchkit verify")
         switch, place = installation.switch_link, {"venv": cluster.file.venv, "name": lock.id}
-        all_of(everywhere(nodes, lambda node: node.call(str, switch, **place)))
+        all_of(everywhere(nodes, lambda node: node.call(NoneType, switch, **place)))
     return brought
 
 
@@ -191,9 +192,9 @@ def install_image(cluster: Cluster, report: Report) -> list[BroughtImage]:
         its = _pull_image(cluster, node, reference, report)
         return BroughtImage(node=name, image=its, pulled=True)
 
-    def tag(its: BroughtImage) -> str:
+    def tag(its: BroughtImage) -> None:
         named = {"image": its.image.digits, "tag": serve.local_image}
-        return Remote(its.node).call(str, images.tag_image, engine=serve.engine, **named)
+        Remote(its.node).call(NoneType, images.tag_image, engine=serve.engine, **named)
 
     with cluster.alone():
         held = find_images(cluster, nodes)
