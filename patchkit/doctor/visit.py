@@ -77,9 +77,8 @@ def visit(cluster: Cluster, *, gpu: bool = False, port: int = 0, here: bool) -> 
         url = node.placed.url
     said: ServerAnswers | PatchkitError | None = node.silence
     if said is None:  # asked on the head, since it may listen there alone
-        given = {"url": url, "metrics": server_answers.wanted_metrics()}
         ask = server_answers.ask_server
-        (said,) = everywhere([cluster.head], lambda head: head.call(ServerAnswers, ask, **given))
+        (said,) = everywhere([cluster.head], lambda head: head.call(ServerAnswers, ask, url=url))
     if len(reports) == 1 and node.listeners and isinstance(said, ServerAnswers) and said.version:
         # Who listens where a vLLM answers is the server, whoever started it.
         own = urlsplit(url).port

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from patchkit.cluster.agent.image_facts import LAYER, find_image, last_line
+from patchkit.cluster.agent.image_facts import LAYER, ImageFacts, find_image, last_line
 from patchkit.cluster.agent.installation import share_folder
 from patchkit.cluster.models.names import require_room
 from patchkit.cluster.ssh.rsync import require_rsync
@@ -45,8 +45,8 @@ class BuiltImage:
     said: tuple[str, ...]
 
 
-def pull_image(engine: str, reference: str, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Pull an image; yield ``{"result": ImageFacts}``."""
+def pull_image(engine: str, reference: str, names: Sequence[str]) -> ImageFacts:
+    """Pull an image; return its facts."""
     done = attempt(engine, "pull", reference, timeout=None)
     if done.trouble:
         full = "no space left" in done.output + done.errors
@@ -55,11 +55,11 @@ def pull_image(engine: str, reference: str, names: Sequence[str]) -> Iterator[di
             why="the disk is full" if full else "no such image, no network, or no login there",
             hint=_MAKE_ROOM if full else quoted(engine, "pull", reference),
         )
-    yield {"result": find_image(engine, names)}
+    return find_image(engine, names)
 
 
-def save_image(engine: str, image: str, size: int) -> Iterator[dict[str, Any]]:
-    """Save an image; yield ``{"result": …}``, its archive, which is whole or not there."""
+def save_image(engine: str, image: str, size: int) -> str:
+    """Save an image; return its archive, which is whole or not there."""
     archive = share_folder("images") / f"{image[:12]}.tar"
     part = archive.with_suffix(".part")
     with translated(at=part):
@@ -69,7 +69,7 @@ def save_image(engine: str, image: str, size: int) -> Iterator[dict[str, Any]]:
             part.unlink(missing_ok=True)
             run(engine, "save", "--output", part, image, timeout=None, hint=_MAKE_ROOM)
             part.replace(archive)
-    yield {"result": str(archive)}
+    return str(archive)
 
 
 def make_image_room(engine: str, root: str, size: int) -> str:
@@ -86,12 +86,12 @@ def make_image_room(engine: str, root: str, size: int) -> str:
     return str(folder)
 
 
-def load_image(engine: str, archive: str, image: str) -> Iterator[dict[str, Any]]:
-    """Load an image from its archive, and remove that; yield ``{"result": ImageFacts}``."""
+def load_image(engine: str, archive: str, image: str) -> ImageFacts:
+    """Load an image from its archive, and remove that; return its facts."""
     done = run(engine, "load", "--input", archive, timeout=None, hint=_MAKE_ROOM)
     Path(archive).unlink()
     # Another kind of store calls it otherwise.
-    yield {"result": find_image(engine, [image, *_LOADED.findall(done.output)])}
+    return find_image(engine, [image, *_LOADED.findall(done.output)])
 
 
 def tag_image(engine: str, image: str, tag: str) -> None:
@@ -100,8 +100,8 @@ def tag_image(engine: str, image: str, tag: str) -> None:
     shutil.rmtree(share_folder("images"), ignore_errors=True)
 
 
-def build_layer(engine: str, kit: str, label: str) -> Iterator[dict[str, Any]]:
-    """Build an image from a kit that was sent; yield ``{"result": …}``: its id, and what was said.
+def build_layer(engine: str, kit: str, label: str) -> Generator[tuple[int, int], None, BuiltImage]:
+    """Build an image from a kit that was sent; yield how far its native part is, in bytes.
 
     Raises BuildError with what the step said.
     """
@@ -118,10 +118,9 @@ def build_layer(engine: str, kit: str, label: str) -> Iterator[dict[str, Any]]:
             lines += [said] if said.lower().startswith(_TOLD) else []
             if far := _FAR.search(said):
                 done, total = (int(each.replace(",", "")) * 10**6 for each in far.groups())
-                yield {"done": done, "total": total}
+                yield done, total
     if building.done.trouble:
         wrong = [line for line in lines if line[0] != "✓"] or [last_line(building.done)]
         hint = quoted(engine, *words, *files, folder)
         raise BuildError("\n".join(["the layer was not built:", *wrong[:3]]), hint=hint)
-    image = number.read_text().removeprefix("sha256:")
-    yield {"result": BuiltImage(id=image, said=tuple(lines))}
+    return BuiltImage(id=number.read_text().removeprefix("sha256:"), said=tuple(lines))

@@ -9,12 +9,12 @@ import platform
 import secrets
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from patchkit.cluster.ssh.rsync import copied, require_rsync, rsync_words
+from patchkit.cluster.ssh.rsync import Copying, copy_files, require_rsync
 from patchkit.digests import digest, sha256_of
 from patchkit.durable.atomic import replacing, sync
 from patchkit.durable.lock import locked
@@ -154,30 +154,24 @@ def _find_python(house: WheelLock) -> str:
 
 def send_wheels(
     folder: str, names: Sequence[str], ssh: Sequence[str], destination: str, target: str
-) -> Iterator[dict[str, Any]]:
-    """Yield the progress in bytes, at last ``{"result": Copied}``.
-
-    ``ssh`` are the words up to the destination; "" copies on this machine. Raises StorageError.
-    """
+) -> Copying:
+    """Copy files of a folder, as ``copy_files`` does."""
     sources = [Path(folder).expanduser() / name for name in names]
     # What is sent has other bytes there than here, whatever size and time say: a part of it.
     options = ("-tp", "--ignore-times", "--mkpath")
-    words = rsync_words(options, [str(source) for source in sources], ssh, destination, target)
     total = sum(source.stat().st_size for source in sources)
-    took = yield from copied(words, total, destination)
-    yield {"result": took}
+    return (yield from copy_files(options, sources, total, ssh, destination, target))
 
 
-def install_wheels(lock: Any) -> Iterator[dict[str, Any]]:
-    """Make the environment of a lock beside others, or find it; yield progress, then ``result``."""
+def install_wheels(lock: Any) -> Generator[tuple[int, int], None, InstalledVenv]:
+    """Make the environment of a lock beside others, or find it; yield the progress in bytes."""
     house, folder = record(WheelLock, lock), share_folder("venvs")
     place, size = folder / house.id, sum(wheel.unpacked for wheel in house.wheels)
     with translated(at=folder):
         folder.mkdir(parents=True, exist_ok=True)
     with locked(folder, _PATIENCE):
         if found := _read_whole(place):
-            yield {"result": found}
-            return
+            return found
         try:
             shutil.rmtree(place, ignore_errors=True)
             made = attempt(_find_python(house), "-I", "-m", "venv", place, timeout=None)
@@ -190,7 +184,7 @@ def install_wheels(lock: Any) -> Iterator[dict[str, Any]]:
             with Follow(place / "bin" / "python", *words, env=environment) as pip:
                 for line in pip:
                     begun += line.startswith("Processing ")
-                    yield {"done": size * min(begun, count - 1) // count, "total": size}
+                    yield size * min(begun, count - 1) // count, size
             if pip.done.trouble:
                 lines = [line for line in pip.done.output.split("\n") if line.startswith(_ERROR)]
                 what = "pip: " + (lines[0] if lines else pip.done.trouble).removeprefix(_ERROR)
@@ -209,7 +203,7 @@ def install_wheels(lock: Any) -> Iterator[dict[str, Any]]:
                 why=str(getattr(error, "what", error)),
                 hint="make room there, then run the same command again",
             ) from None
-    yield {"result": found}
+    return found
 
 
 def _describe_venv(place: Path, wheels: Iterable[str]) -> InstalledVenv:

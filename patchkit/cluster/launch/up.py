@@ -14,7 +14,7 @@ from patchkit.cluster.agent.unit_state import JournalLine, NodeState, UnitState,
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
 from patchkit.cluster.launch.plan import planned_ranks, served_model, survey_nodes
 from patchkit.cluster.launch.units import HEAD_PORTS, GroupUnits
-from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server, wanted_metrics
+from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server
 from patchkit.cluster.ssh.node import all_of, everywhere
 from patchkit.cluster.ssh.ssh import there
 from patchkit.durable.signals import Interrupted, committed, deferred
@@ -81,8 +81,7 @@ def wait_until_answered(cluster: Cluster, since: str, watcher: StartWatcher) -> 
 
 def token_silence(cluster: Cluster) -> str:
     """Ask the server for a token, on the head; return why none came, "" if one did."""
-    asked = {"cluster": cluster.file.name, "metrics": wanted_metrics()}
-    return cluster.head.call(ServerAnswers, ask_server, **asked).silence
+    return cluster.head.call(ServerAnswers, ask_server, cluster=cluster.file.name).silence
 
 
 def stop_group(cluster: Cluster, *, disable: bool = True) -> list[NodeState | PatchkitError]:

@@ -18,6 +18,7 @@ from patchkit.cluster.models.model_check import (
     CACHE,
     HASH,
     RECORD,
+    Checking,
     ModelRecord,
     check_model,
     choose_files,
@@ -102,8 +103,8 @@ def plan_fetch(models: str, python: str, repo: str, revision: str) -> FetchPlan:
     )
 
 
-def fetch_model(models: str, python: str, repo: str, commit: str) -> Iterator[dict[str, Any]]:
-    """Yield the progress in bytes, then the full check of the folder."""
+def fetch_model(models: str, python: str, repo: str, commit: str) -> Checking:
+    """Fetch a commit, and check its folder in full; yield the progress in bytes."""
     made, folder = _ask_hub(models, python, repo, commit)
     with translated(at=folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -122,20 +123,20 @@ def fetch_model(models: str, python: str, repo: str, commit: str) -> Iterator[di
             yield from _run_hf_download(python, made, folder)
             for part in _find_parts(folder):
                 part.unlink(missing_ok=True)
-            yield from check_anew(str(folder))
+            return (yield from check_anew(str(folder)))
 
 
-def check_anew(folder: str) -> Iterator[dict[str, Any]]:
+def check_anew(folder: str) -> Checking:
     """Check all hashes, as ``check_model`` does, and remove the files that have another one.
 
     hf and rsync would keep them: size and time are right.
     """
-    for answer in check_model(folder, full=True):
-        for found in answer.get("result", {}).get("findings", ()):
-            if found["about"] == HASH:
-                with translated(at=Path(folder)):
-                    Path(folder, found["where"]).unlink(missing_ok=True)
-        yield answer
+    check = yield from check_model(folder, full=True)
+    for found in check.findings:
+        if found.about == HASH:
+            with translated(at=Path(folder)):
+                Path(folder, found.where).unlink(missing_ok=True)
+    return check
 
 
 def _ask_hub(models: str, python: str, repo: str, revision: str) -> tuple[ModelRecord, Path]:
@@ -164,7 +165,7 @@ def _ask_hub(models: str, python: str, repo: str, revision: str) -> tuple[ModelR
     return made, models_folder(models) / ModelFolder(repo=repo, commit=made.commit).name
 
 
-def _run_hf_download(python: str, made: ModelRecord, folder: Path) -> Iterator[dict[str, Any]]:
+def _run_hf_download(python: str, made: ModelRecord, folder: Path) -> Iterator[tuple[int, int]]:
     """Fetch what is not there; yield the progress."""
     names = [name for name, file in made.files.items() if _file_size(folder / name) != file.size]
     if not names:
@@ -182,7 +183,7 @@ def _run_hf_download(python: str, made: ModelRecord, folder: Path) -> Iterator[d
     with running:
         for _line in running:
             size = _count_bytes(folder, made) + sum(map(_file_size, _find_parts(folder)))
-            yield {"done": min(size, total), "total": total}
+            yield min(size, total), total
     done = running.done
     if not done.started:
         raise done.error(hint=_PYTHON)

@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from patchkit.cluster.models.names import Commit, Digest, FileName, folder_of, models_folder
 from patchkit.cluster.ssh.rsync import Copied
@@ -167,8 +166,12 @@ class ModelCheck:
         return SourceError.exit_code if errors else 0
 
 
-def check_model(folder: str, full: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield ``{"done": BYTES, "total": BYTES}`` while it hashes, at last ``{"result": CHECK}``.
+Checking = Generator[tuple[int, int], None, ModelCheck]
+"""Yields the progress in bytes, and how many there are."""
+
+
+def check_model(folder: str, full: bool = False) -> Checking:
+    """Check a folder; yield how many bytes are hashed, and of how many.
 
     Raises UsageError if there is no such folder.
     """
@@ -185,26 +188,21 @@ def check_model(folder: str, full: bool = False) -> Iterator[dict[str, Any]]:
             hashes = pool.map(lambda name: _hash_file(place / name, files[name].digest), files)
             for (name, file), is_now in zip(files.items(), hashes, strict=True):
                 done += file.size
-                yield {"done": done, "total": total}
+                yield done, total
                 if is_now != file.digest:
                     other = f"has the hash {is_now[:16]}…, not {file.digest[:16]}…"
                     what = is_now if " " in is_now else other
                     why = "its bytes are not those of the Hub"
                     found.append(Finding(about=HASH, where=name, what=what, why=why))
         check = replace(check, full=True, findings=(*check.findings, *found))
-    yield {"result": _check_fields(check)}
+    return check
 
 
-def held_models(models: str) -> list[dict[str, Any]]:
+def held_models(models: str) -> list[ModelCheck]:
     """Return the quick check of each model in a folder."""
     root = models_folder(models)
     places = sorted(root.iterdir()) if root.is_dir() else []
-    held = [place for place in places if folder_of(place.name) and place.is_dir()]
-    return [_check_fields(quick_check(place)) for place in held]
-
-
-def _check_fields(check: ModelCheck) -> dict[str, Any]:
-    return {**asdict(check), "findings": [one.fields() for one in check.findings]}
+    return [quick_check(place) for place in places if folder_of(place.name) and place.is_dir()]
 
 
 def quick_check(folder: Path) -> ModelCheck:

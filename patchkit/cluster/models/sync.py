@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from patchkit.cluster.models.fetch import check_anew
 from patchkit.cluster.models.model_check import ModelCheck, held_models, quick_check
 from patchkit.cluster.models.names import folder_of, models_folder, require_room
 from patchkit.cluster.ssh.node import Remote, everywhere
-from patchkit.cluster.ssh.rsync import Copied, copied, require_rsync, rsync_words
+from patchkit.cluster.ssh.rsync import Copied, Copying, copy_files, require_rsync
 from patchkit.cluster.ssh.ssh import ssh_words
 from patchkit.errors import PatchkitError, SourceError, UsageError, translated
 from patchkit.quoting import quoted
@@ -102,11 +101,8 @@ def make_model_room(models: str, name: str, size: int) -> str:
     return str(folder)
 
 
-def send_model(folder: str, destination: str, target: str) -> Iterator[dict[str, Any]]:
-    """Yield the progress in bytes, at last ``{"result": Copied}``.
-
-    Raises SourceError if the model is not complete here, HostError or StorageError if rsync fails.
-    """
+def send_model(folder: str, destination: str, target: str) -> Copying:
+    """Copy a model, as ``copy_files`` does. Raises SourceError if it is not complete here."""
     model = quick_check(Path(folder))
     if model.exit_code:
         spec = f"{model.repo}@{model.commit}"
@@ -118,6 +114,5 @@ def send_model(folder: str, destination: str, target: str) -> Iterator[dict[str,
         *("-rLtp", "--inplace", "--no-inc-recursive"),
         *("--exclude=*.incomplete", "--exclude=*.lock", "--exclude=.git/"),
     )
-    words = rsync_words(options, [f"{folder}/"], ssh, destination, target)
-    took = yield from copied(words, model.size, destination)
-    yield {"result": asdict(took)}
+    sources = [f"{folder}/"]
+    return (yield from copy_files(options, sources, model.size, ssh, destination, target))

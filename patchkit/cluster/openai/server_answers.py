@@ -9,10 +9,8 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cache
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from patchkit.cluster.agent.node_files import config_folder
 from patchkit.cluster.openai.http_exchange import (
@@ -27,7 +25,7 @@ from patchkit.cluster.openai.http_exchange import (
 )
 from patchkit.errors import HostError, PatchkitError
 from patchkit.reading import read_text
-from patchkit.records import RECIPES, read_toml, record
+from patchkit.records import RECIPES, read_toml
 
 _LINE = re.compile(r"(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)(?: \d+)?")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -141,14 +139,6 @@ class ServerAnswers:
         return f"HTTP {token.status} {token.said}" if token.status >= 500 else ""
 
 
-@cache
-def wanted_metrics() -> list[dict[str, Any]]:
-    """Return the figures that ``ask_server`` is to find, as its argument ``metrics``."""
-    return list(
-        read_toml(tuple[dict[str, Any], ...], RECIPES / "doctor" / "server.toml", key="metric")
-    )
-
-
 def find_key(key_file: str) -> tuple[str, str]:
     """Return the server's key and where it was found: the file that the unit reads, or here.
 
@@ -168,11 +158,10 @@ def find_key(key_file: str) -> tuple[str, str]:
 def ask_server(
     url: str = "",
     key_file: str = "~/.config/patchkit/secrets.env",
-    metrics: Sequence[dict[str, Any]] = (),
     seconds: float = 30.0,
     cluster: str = "",
-) -> dict[str, Any]:
-    """Return the answers as JSON takes them; ``seconds`` is how long a token may take.
+) -> ServerAnswers:
+    """Return what the server answers; ``seconds`` is how long a token may take.
 
     Without a URL it is the server that was started last in a ``cluster``, on its head. The first
     model that it names is asked. Raises UsageError for what is no URL.
@@ -186,16 +175,16 @@ def ask_server(
     server = HttpServer(url, key)
     health = server.ask("/health")
     if not health.status:
-        return asdict(ServerAnswers(url=clean(url), key=where, health=_path(health)))
+        return ServerAnswers(url=clean(url), key=where, health=_path(health))
     # Before the question, whose own request would be counted.
     said = server.ask("/metrics")
-    wanted = record(tuple[WantedMetric, ...], list(metrics))
+    wanted = read_toml(tuple[WantedMetric, ...], RECIPES / "doctor" / "server.toml", key="metric")
     text = said.body.decode(errors="replace") if said.status == 200 else ""
     listing, models = list_models(server)
     asked = models[0] if models else ""
     token = _ask_token(server, asked, seconds) if asked else None
     version = server.ask("/version").value("version")
-    found = ServerAnswers(
+    return ServerAnswers(
         url=clean(url),
         key=where,
         health=_path(health),
@@ -207,7 +196,6 @@ def ask_server(
         metrics=_path(said),
         figures=read_figures(text, wanted),
     )
-    return asdict(found)
 
 
 def _ask_token(server: HttpServer, model: str, seconds: float) -> TokenAnswer:

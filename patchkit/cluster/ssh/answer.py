@@ -17,9 +17,9 @@ import signal
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from functools import cache
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import fields
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ LEASE = 60.0
 def answer(request: list[Any], mark: str) -> None:
     """Call what ``request`` names, ``[MODULE, FUNCTION, ARGUMENTS]``; an answer is a marked line.
 
-    A generator's values are sent as they come, signs of life between them. The call ends when
+    A generator's parts are sent as they come, signs of life between them. The call ends when
     standard input does, or is silent: then nobody waits for the answer any more.
     """
     module, function, arguments = request
@@ -46,7 +46,7 @@ def answer(request: list[Any], mark: str) -> None:
     writing = threading.Lock()
 
     def send(kind: str, value: object) -> None:
-        line = f"{mark}{json.dumps({kind: value}, default=asdict)}\n".encode()
+        line = f"{mark}{json.dumps({kind: value}, default=sent_fields)}\n".encode()
         with writing:
             # Not sys.stdout, whose lock a thread would hold when Python ends.
             while line:
@@ -55,11 +55,9 @@ def answer(request: list[Any], mark: str) -> None:
     threading.Thread(target=_leave_with_the_asker, daemon=True).start()
     threading.Thread(target=_show_life, args=[send], daemon=True).start()
     try:
-        value = getattr(importlib.import_module(module), function)(**arguments)
+        value: Any = getattr(importlib.import_module(module), function)(**arguments)
         if inspect.isgenerator(value):
-            for each in value:
-                send("part", each)
-            value = None
+            value = hand_over(value, partial(send, "part"))
         send("value", value)
     except PatchkitError as error:
         send("error", error_fields(error))
@@ -76,6 +74,22 @@ def answer(request: list[Any], mark: str) -> None:
         # The asker hangs up now, which must not keep the folder of this package from its removal.
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
+
+
+def hand_over(parts: Generator[Any, Any, Any], take: Callable[[Any], object]) -> Any:
+    """Hand over what a generator yields, as it comes; return what it returns."""
+    while True:
+        try:
+            part = next(parts)
+        except StopIteration as end:
+            return end.value
+        take(part)
+
+
+def sent_fields(value: Any) -> dict[str, Any]:
+    """Return a dataclass as JSON takes it, without the class that a finding amounts to."""
+    found = {field.name: getattr(value, field.name) for field in fields(value)}
+    return {name: each for name, each in found.items() if not isinstance(each, type)}
 
 
 def _show_life(send: Callable[[str, object], None]) -> None:
@@ -145,7 +159,7 @@ _PARTS = (
     *("measure/__init__.py", "measure/device_code.py"),
     *("wheel/__init__.py", "wheel/device/__init__.py", "wheel/device/fatbin.py"),
 )
-_DATA = ("hardware.toml", "network.toml")  # of recipes/env
+_DATA = ("env/hardware.toml", "env/network.toml", "doctor/server.toml")  # of recipes
 _WHEN = (1980, 1, 1, 0, 0, 0)  # zip's first day: the same bytes for the same package
 
 
@@ -154,7 +168,7 @@ def package() -> bytes:
     """Return a zip of the package, the same bytes for the same files."""
     paths = (path for part in _PARTS for path in _HOME.glob(part))
     files = {f"patchkit/{path.relative_to(_HOME)}": path for path in paths}
-    files |= {f"patchkit/recipes/env/{name}": RECIPES / "env" / name for name in _DATA}
+    files |= {f"patchkit/recipes/{name}": RECIPES / name for name in _DATA}
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, path in sorted(files.items()):

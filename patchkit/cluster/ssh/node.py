@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from patchkit.cluster.ssh.answer import COMMAND, HEARTBEAT, MARK, first_bytes
+from patchkit.cluster.ssh.answer import (
+    COMMAND,
+    HEARTBEAT,
+    MARK,
+    first_bytes,
+    hand_over,
+    sent_fields,
+)
 from patchkit.cluster.ssh.ssh import HERE, sent_error, ssh_error, ssh_words, there
 from patchkit.errors import HostError, PatchkitError
 from patchkit.follow import FOLLOWED, Follow, FollowLimits
@@ -44,47 +52,33 @@ class Remote:
 
     def call(self, kind: type[T], function: Callable[..., Any], **arguments: Any) -> T:
         """Return what a function returns there, as what it has to be."""
-        if self.here:
-            return self.checked(kind, json.loads(json.dumps(function(**arguments), default=asdict)))
         limits = replace(_LIMITS, seconds=_CALL_SECONDS, size=_CALL_SIZE)
-        with contextlib.closing(self._answers(function, arguments, limits)) as answers:
-            for name, value in answers:
-                if name == "value":
-                    return self.checked(kind, value)
-        raise self._silence("no answer came back")
+        return self._finish(kind, self._ask(function, arguments, limits), lambda _part: None)
 
     def stream(
         self, kind: type[T], function: Callable[..., Iterator[Any]], **arguments: Any
     ) -> Generator[T, None, None]:
         """Yield what a generator yields there, as it comes; it ends there when this one does."""
-        if self.here:
-            with contextlib.closing(function(**arguments)) as parts:  # type: ignore[type-var]
-                for part in parts:
-                    yield self.checked(kind, json.loads(json.dumps(part, default=asdict)))
-            return
-        with contextlib.closing(self._answers(function, arguments, _LIMITS)) as answers:
-            for name, value in answers:
-                if name == "value":
-                    return
-                yield self.checked(kind, value)
-        raise self._silence("the answer was cut short")
+        with contextlib.closing(self._ask(function, arguments, _LIMITS)) as parts:
+            for part in parts:
+                yield self.checked(kind, part)
 
     def follow(
         self,
         kind: type[T],
         progress: Callable[[int, int], None],
-        function: Callable[..., Iterator[Any]],
+        function: Callable[..., Any],
         **arguments: Any,
     ) -> T:
-        """Return the ``result`` that a generator yields there at last, and hand over progress."""
-        result = None
-        with contextlib.closing(self.stream(dict[str, Any], function, **arguments)) as answers:
-            for said in answers:
-                if isinstance(said.get("done"), int) and isinstance(said.get("total"), int):
-                    progress(said["done"], said["total"])
-                elif "result" in said:
-                    result = said["result"]
-        return self.checked(kind, result)
+        """Return what a function returns there, however long it takes.
+
+        A generator's parts are its progress, ``(DONE, TOTAL)``, which is handed over.
+        """
+
+        def take(part: object) -> None:
+            progress(*self.checked(tuple[int, int], part))
+
+        return self._finish(kind, self._ask(function, arguments, _LIMITS), take)
 
     @contextlib.contextmanager
     def opened(
@@ -97,9 +91,19 @@ class Remote:
                 return
         raise self._silence("the answer was cut short")
 
-    def _answers(
+    def _finish(
+        self, kind: type[T], parts: Generator[Any, None, Any], take: Callable[[Any], None]
+    ) -> T:
+        with contextlib.closing(parts):
+            return self.checked(kind, hand_over(parts, take))
+
+    def _ask(
         self, function: Callable[..., Any], arguments: dict[str, Any], limits: FollowLimits
-    ) -> Generator[tuple[str, Any], None, None]:
+    ) -> Generator[Any, None, Any]:
+        """Yield what a generator yields there; return what the function returns."""
+        if self.here:
+            value = function(**arguments)
+            return (yield from value) if inspect.isgenerator(value) else value
         given = first_bytes(function.__module__, function.__qualname__, arguments)
         if self.way:  # a container begins when its image lies ready, which may take a while
             limits = replace(limits, silence=_READY)
@@ -113,13 +117,18 @@ class Remote:
                     raise self._silence("an answer that is no JSON") from None
                 if name == "error":
                     raise sent_error(value, self.destination)
-                if name != "alive":
-                    yield name, value
+                if name == "value":
+                    return value
+                if name == "part":
+                    yield value
         if talk.done.trouble:
             raise ssh_error(talk.done, self.destination)
+        raise self._silence("the answer was cut short")
 
     def checked(self, kind: type[T], value: object) -> T:
         """Return what this node said as what it has to be. Raises HostError if it is not."""
+        if self.here:  # what went no way through JSON
+            value = json.loads(json.dumps(value, default=sent_fields))
         try:
             return record(kind, value)
         except RecordError as error:

@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 from patchkit.errors import HostError, StorageError, UsageError
 from patchkit.follow import Follow, ending
@@ -28,28 +28,8 @@ class Copied:
     seconds: float
 
 
-def rsync_words(
-    options: Sequence[str],
-    sources: Sequence[str],
-    ssh: Sequence[str],
-    destination: str,
-    target: str,
-) -> tuple[str, ...]:
-    """Return the rsync command; ``ssh`` are words up to the destination, "" is this machine.
-
-    Raises UsageError for what rsync would take for something else than a host.
-    """
-    if ":" in destination or "/" in destination or any(" " in word for word in ssh):
-        raise UsageError(f"{destination!r} is not a host", hint="write it as for ssh: user@host")
-    return (
-        *("rsync", *options, "--partial", "--protect-args", f"--timeout={_SILENCE}"),
-        *("--info=progress2", "--stats", "--no-human-readable", "--outbuf=L"),
-        # Plain words without a blank, which rsync splits at.
-        *(("-e", " ".join(ssh)) if destination else ()),
-        "--",
-        *sources,
-        f"{destination}:{target}/" if destination else f"{target}/",
-    )
+Copying = Generator[tuple[int, int], None, Copied]
+"""Yields the progress in bytes, and how many there are."""
 
 
 def require_rsync() -> None:
@@ -60,19 +40,34 @@ def require_rsync() -> None:
         )
 
 
-def copied(
-    words: Sequence[str], total: int, destination: str
-) -> Generator[dict[str, Any], None, Copied]:
-    """Yield the progress of a copy, ``{"done": BYTES, "total": BYTES}``; return what it took.
+def copy_files(
+    options: Sequence[str],
+    sources: Sequence[str | Path],
+    total: int,
+    ssh: Sequence[str],
+    destination: str,
+    target: str,
+) -> Copying:
+    """Copy from here into a folder; ``ssh`` are words up to the destination, "" is this machine.
 
-    Raises HostError or StorageError, as rsync fails.
+    Raises UsageError for what rsync would take for something else than a host, HostError or
+    StorageError as rsync fails.
     """
+    if ":" in destination or "/" in destination or any(" " in word for word in ssh):
+        raise UsageError(f"{destination!r} is not a host", hint="write it as for ssh: user@host")
     require_rsync()
+    words = (
+        *("rsync", *options, "--partial", "--protect-args", f"--timeout={_SILENCE}"),
+        *("--info=progress2", "--stats", "--no-human-readable", "--outbuf=L"),
+        # Plain words without a blank, which rsync splits at.
+        *(("-e", " ".join(ssh)) if destination else ()),
+        *("--", *sources, f"{destination}:{target}/" if destination else f"{target}/"),
+    )
     begun = time.monotonic()
     with Follow(*words, env={**os.environ, "LC_ALL": "C"}) as running:
         for line in running:
             if progress := _PROGRESS.match(line):
-                yield {"done": min(int(progress[1]), total), "total": total}
+                yield min(int(progress[1]), total), total
     done = running.done
     if done.trouble:
         odd = ("rsync error", "%", "rsync: connection unexpectedly closed")

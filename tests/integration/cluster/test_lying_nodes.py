@@ -157,7 +157,7 @@ def test_a_server_that_hangs_does_not_answer(nodes, tmp_path, capsys, faults, wh
         group = json.dumps({"url": server.url})
         write_files(tmp_path / ".config/patchkit/vllm", {"group.json": group})
         found = ask_server(cluster="vllm", seconds=1)
-    head = {"read_node_state": state(), "ask_server": (value(found), "end")}
+    head = {"read_node_state": state(), "ask_server": (value(asdict(found)), "end")}
     nodes.lie({"spark-1": head, "spark-2": {"read_node_state": state(others=())}})
     code, said = ask(capsys, "status", "--json")
     assert code == (9 if why else 0)

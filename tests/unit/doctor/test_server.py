@@ -2,7 +2,7 @@
 
 import pytest
 
-from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server, wanted_metrics
+from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server
 from patchkit.cluster.ssh.node import Remote
 from patchkit.doctor.server import server_findings
 from patchkit.finding import Level
@@ -15,7 +15,7 @@ SECRET = "kkk-very-secret-kkk"
 def looked(server, **given):
     """Return what `ask_server` returns, on the way that doctor takes."""
     url = server if isinstance(server, str) else server.url
-    given = {"key_file": "/nonexistent", "metrics": wanted_metrics(), "seconds": 2.0} | given
+    given = {"key_file": "/nonexistent", "seconds": 2.0} | given
     return Remote("localhost").call(ServerAnswers, ask_server, url=url, **given)
 
 

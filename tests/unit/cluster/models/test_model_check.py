@@ -7,7 +7,7 @@ import pytest
 
 from patchkit.cluster.models.model_check import RECORD, ModelCheck, check_model, held_models
 from patchkit.cluster.models.names import ModelFolder
-from patchkit.records import record
+from patchkit.cluster.ssh.node import Remote
 from support import write_files
 from support.hub import CHOSEN, COMMIT, MODEL, SHARDS, digest
 
@@ -33,8 +33,8 @@ def model(models):
 
 
 def checked(folder, *, full):
-    *_, last = check_model(str(folder), full=full)
-    check = record(ModelCheck, json.loads(json.dumps(last["result"])))
+    given = {"folder": str(folder), "full": full}
+    check = Remote("localhost").follow(ModelCheck, lambda *_: None, check_model, **given)
     return check, {f"{found.level}: {found.where}: {found.what}" for found in check.findings}
 
 
@@ -45,7 +45,7 @@ def test_a_whole_model_has_no_findings_and_is_listed(models, model):
     assert (check.repo, check.commit, check.files, check.size) == ("org/small", COMMIT, 5, size)
     (models / "notes").mkdir()
     (held,) = held_models(str(models))
-    assert (held["folder"], held["full"], held["size"]) == (str(model), False, size)
+    assert (held.folder, held.full, held.size) == (str(model), False, size)
 
 
 def dangle(folder):
