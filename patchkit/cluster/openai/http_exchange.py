@@ -18,24 +18,32 @@ from urllib.parse import urlsplit
 
 from patchkit.errors import UsageError
 
-CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
-ODD = "what came is no answer of the OpenAI API"
 _CONNECT = 5.0  # seconds: the server is on this machine, or at the other end of a cable
 _MASK = "(masked)"
 _SHORT = 8  # characters: a shorter key may be any word of an answer
 _SAID = 500  # characters of what an answer says
 _LARGEST = 8 << 20  # bytes of an answer; /metrics of eight engines has some hundred thousand
-_MODELS = 64  # names that are kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HttpAnswer:
-    """An answer, or why there is none: then ``status`` is 0. ``ms`` is how long it took."""
+class PathAnswer:
+    """How a path answered, or why it did not: then ``status`` is 0. ``ms`` is how long it took."""
 
     status: int = 0
     ms: float = 0.0
-    body: bytes = b""
     trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpAnswer(PathAnswer):
+    """An answer with what came."""
+
+    body: bytes = b""
+
+    @property
+    def outcome(self) -> PathAnswer:
+        """Return how it went, without what came."""
+        return PathAnswer(status=self.status, ms=self.ms, trouble=self.trouble)
 
     def value(self, *keys: str | int) -> Any:
         """Return what the body, as JSON, has below these keys; None where it has nothing."""
@@ -119,7 +127,7 @@ class HttpServer:
         finally:
             alarm.cancel()
             connection.close()
-        ms = (time.monotonic() - began) * 1000
+        ms = round((time.monotonic() - began) * 1000, 1)
         return HttpAnswer(status=status, ms=ms, body=bytes(found), trouble=trouble)
 
     def clean(self, text: str, longest: int = _SAID) -> str:
@@ -132,17 +140,3 @@ class HttpServer:
 def clean(text: str, longest: int = _SAID) -> str:
     """Return a text that can be written as UTF-8: JSON can name half a surrogate pair."""
     return text[:longest].encode("utf-8", "replace").decode()
-
-
-def token_count(value: object) -> int | None:
-    """Return a count of a server's, None for what is none."""
-    return value if type(value) is int and 0 <= value < 1 << 40 else None
-
-
-def list_models(server: HttpServer) -> tuple[HttpAnswer, tuple[str, ...]]:
-    """Return how /v1/models answered, and the names of the models that it listed."""
-    answer = server.ask("/v1/models")
-    listed = answer.value("data")
-    models = (listed if isinstance(listed, list) else [])[:_MODELS]
-    names = [model.get("id") for model in models if isinstance(model, dict)]
-    return answer, tuple(server.clean(name) for name in names if isinstance(name, str))

@@ -13,16 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from patchkit.cluster.agent.node_files import config_folder
-from patchkit.cluster.openai.http_exchange import (
-    CHAT,
-    COMPLETION,
-    ODD,
-    HttpAnswer,
-    HttpServer,
-    clean,
-    list_models,
-    token_count,
-)
+from patchkit.cluster.openai.http_exchange import HttpServer, PathAnswer, clean
 from patchkit.errors import HostError, PatchkitError
 from patchkit.reading import read_text
 from patchkit.records import RECIPES, read_toml
@@ -77,17 +68,9 @@ _NOT_HERE = (400, 404, 405, 501)  # answers of a server that has no such questio
 # completion's; `refusal` stands in the place of content where a model declines.
 _TEXTS = ("content", "reasoning", "reasoning_content", "refusal", "text")
 _ANSWERED = ("choices", "usage")
+_MODELS = 64  # names that are kept
 # The text of an error is at the top from vLLM up to 0.10, and from FastAPI.
 _ERRORS = (("error", "message"), ("error", "detail"), ("message",), ("detail",), ("error",))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PathAnswer:
-    """How a path answered: ``status`` is 0 with ``trouble`` where it did not."""
-
-    status: int = 0
-    ms: float = 0.0
-    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +99,10 @@ class ServerAnswers:
     health: PathAnswer
     version: str = ""
     models: tuple[str, ...] = ()
-    listing: PathAnswer = PathAnswer()
+    listing: PathAnswer = field(default_factory=PathAnswer)
     asked: str = ""
     token: TokenAnswer | None = None
-    metrics: PathAnswer = PathAnswer()
+    metrics: PathAnswer = field(default_factory=PathAnswer)
     figures: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -175,25 +158,29 @@ def ask_server(
     server = HttpServer(url, key)
     health = server.ask("/health")
     if not health.status:
-        return ServerAnswers(url=clean(url), key=where, health=_path(health))
+        return ServerAnswers(url=clean(url), key=where, health=health.outcome)
     # Before the question, whose own request would be counted.
     said = server.ask("/metrics")
     wanted = read_toml(tuple[WantedMetric, ...], RECIPES / "doctor" / "server.toml", key="metric")
     text = said.body.decode(errors="replace") if said.status == 200 else ""
-    listing, models = list_models(server)
+    listing = server.ask("/v1/models")
+    rows = listing.value("data")
+    rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    names = [row.get("id") for row in rows[:_MODELS]]
+    models = tuple(server.clean(name) for name in names if isinstance(name, str))
     asked = models[0] if models else ""
     token = _ask_token(server, asked, seconds) if asked else None
     version = server.ask("/version").value("version")
     return ServerAnswers(
         url=clean(url),
         key=where,
-        health=_path(health),
+        health=health.outcome,
         version=server.clean(version, 60) if isinstance(version, str) else "",
         models=models,
-        listing=_path(listing),
+        listing=listing.outcome,
         asked=asked,
         token=token,
-        metrics=_path(said),
+        metrics=said.outcome,
         figures=read_figures(text, wanted),
     )
 
@@ -202,28 +189,24 @@ def _ask_token(server: HttpServer, model: str, seconds: float) -> TokenAnswer:
     """Ask for some tokens by chat; where that is not served, as for a base model, by completion."""
     common = {"model": model, "temperature": 0, "max_tokens": _FEW}
     messages = [{"role": "user", "content": _HELLO}]
-    answer = server.ask(CHAT, {"messages": messages, **common}, seconds)
+    answer = server.ask("/v1/chat/completions", {"messages": messages, **common}, seconds)
     if answer.status in _NOT_HERE:
-        other = server.ask(COMPLETION, {"prompt": _HELLO, **common}, seconds)
+        other = server.ask("/v1/completions", {"prompt": _HELLO, **common}, seconds)
         answer = other if other.status == 200 else answer
     said = next(filter(None, (answer.value(*keys) for keys in _ERRORS)), "")
     place: tuple[str | int, ...] = ("choices", 0, "message")
     if answer.value(*place) is None:  # a completion
         place = ("choices", 0)
     texts = {name: answer.value(*place, name) for name in _TEXTS}
-    trouble = answer.trouble
+    count, trouble = answer.value("usage", "completion_tokens"), answer.trouble
     if answer.status == 200 and not (trouble or said or any(map(answer.value, _ANSWERED))):
-        trouble = ODD
+        trouble = "what came is no answer of the OpenAI API"
     return TokenAnswer(
         status=answer.status,
-        ms=round(answer.ms, 1),
+        ms=answer.ms,
         trouble=trouble,
         fields=tuple(name for name, text in texts.items() if text and isinstance(text, str)),
-        tokens=token_count(answer.value("usage", "completion_tokens")),
+        tokens=count if type(count) is int and 0 <= count < 1 << 40 else None,
         finish=server.clean(str(answer.value("choices", 0, "finish_reason") or ""), 40),
         said=server.clean(said) if isinstance(said, str) else "",
     )
-
-
-def _path(answer: HttpAnswer) -> PathAnswer:
-    return PathAnswer(status=answer.status, ms=round(answer.ms, 1), trouble=answer.trouble)
