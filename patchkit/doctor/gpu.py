@@ -142,17 +142,19 @@ def all_reduce_findings(nodes: Sequence[GpuNode], ranks: Sequence[GpuStep]) -> I
 
 
 def find_gpu_nodes(reports: Sequence[NodeReport]) -> list[GpuNode]:
-    """Return the nodes that have a Python with vLLM, or may have one."""
-    return [
-        GpuNode(
-            node=report.node,
-            python=f"{report.facts.venv}/bin/python",
-            address=report.address,
-            variables=report.env.variables if report.env else {},
-        )
-        for report in reports
-        if report.facts and report.facts.venv and report.facts.host.software
-    ]
+    """Return the nodes that have a Python with vLLM, or may have one.
+
+    Without an env file NCCL is told the interface of the node's address: it might take another.
+    """
+    nodes = []
+    for report in reports:
+        if report.facts and report.facts.venv and (host := report.facts.host).software:
+            netdev = host.netdev_of(report.address)
+            variables = {"NCCL_SOCKET_IFNAME": f"={netdev.name}"} if netdev else {}
+            variables |= report.env.variables if report.env else {}
+            python, its = f"{report.facts.venv}/bin/python", {"address": report.address}
+            nodes.append(GpuNode(node=report.node, python=python, variables=variables, **its))
+    return nodes
 
 
 def try_gpus(reports: Sequence[NodeReport]) -> Iterator[Finding]:

@@ -131,11 +131,7 @@ def reports(folder):
     made = []
     for number, name in enumerate(NAMES):
         its = replace(facts[number], files=placed[number])
-        netdev = next(
-            each.name
-            for each in its.host.netdevs
-            if any(str(own.ip) == ADDRESSES[number] for own in each.ipv4)
-        )
+        netdev = its.host.netdev_of(ADDRESSES[number]).name
         way = Way(
             address=ADDRESSES[1 - number], netdev=netdev, mtu=9000, plain="answers", full="answers"
         )

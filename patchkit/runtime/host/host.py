@@ -173,8 +173,12 @@ class Host:
         return tuple(sorted(cage for cage in lit if cage is not None))
 
     def has_address(self, address: str) -> bool:
-        """Return whether a netdev has an IPv4 address."""
-        return any(str(each.ip) == address for netdev in self.netdevs for each in netdev.ipv4)
+        return self.netdev_of(address) is not None
+
+    def netdev_of(self, address: str) -> Netdev | None:
+        """Return the first netdev that has an IPv4 address."""
+        own = ((netdev, str(each.ip)) for netdev in self.netdevs for each in netdev.ipv4)
+        return next((netdev for netdev, ip in own if ip == address), None)
 
     def netdev(self, name: str) -> Netdev | None:
         return next((each for each in self.netdevs if each.name == name), None)

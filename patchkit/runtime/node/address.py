@@ -31,9 +31,8 @@ def own_address(
         return best, str(in_reach(best, head)[0].ip)
     if not head:
         return _head_address(host, topology, fabric)
-    for netdev in host.netdevs:
-        if any(str(own.ip) == head for own in netdev.ipv4):
-            return netdev, head
+    if netdev := host.netdev_of(head):
+        return netdev, head
     raise refusal("head-elsewhere", head=head, has=describe_addresses(host))
 
 

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.doctor.gpu import GpuNode, all_reduce_findings, gpu_findings, smoke_test, try_gpus
+from patchkit.doctor.gpu import (
+    GpuNode,
+    all_reduce_findings,
+    find_gpu_nodes,
+    gpu_findings,
+    smoke_test,
+    try_gpus,
+)
 from patchkit.doctor.gpu_steps import GpuStep, run_step
 from patchkit.finding import Level
 from support import write_files
@@ -90,6 +97,13 @@ def test_nodes_whose_gpus_are_not_reached_are_not_checked(tmp_path: Path) -> Non
     assert {each.level for each in found} == {Level.UNKNOWN}
     assert {each.what for each in found[:-1]} == {"not checked: torch cannot be imported: no torch"}
     assert found[-1].what == "not checked: the GPU of localhost was not reached"
+
+
+def test_without_env_files_nccl_is_told_the_interface_of_the_address(tmp_path: Path) -> None:
+    nodes = reports(tmp_path)[1]
+    for placed, name in ((nodes[0].placed, "enp1s0f0np0"), (None, "=enp1s0f0np0")):
+        (node,) = find_gpu_nodes([replace(nodes[0], placed=placed)])
+        assert node.variables["NCCL_SOCKET_IFNAME"] == name
 
 
 # Each step in a process of its own
