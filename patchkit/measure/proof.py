@@ -83,6 +83,7 @@ def collect_proof(
     if not cluster.head.here:
         first = f"{cluster.head.destination} is not this machine"
         raise HostError(first, hint="run it on the first node of cluster.toml")
+    began = time.monotonic()
     tell("facts: a minute")
     visited = visit(cluster, here=len(cluster.nodes) == 1)
     check_free(visited.reports)
@@ -122,6 +123,7 @@ def collect_proof(
         vllm=software.vllm,
         torch=software.torch,
         model=Path(model).name or "random weights",
+        seconds=round(time.monotonic() - began, 1),
         parts=tuple(replace(part, lines=()) for part in parts),
         code=code,
         machines=said["nodes"],

@@ -39,7 +39,8 @@ class Proof:
     """What proof.json holds.
 
     ``code`` has, of each library of vLLM, how many fat binaries hold which device code.
-    ``machines`` and ``findings`` are doctor's. ``parts`` are without their lines, which are logs.
+    ``machines`` and ``findings`` are doctor's. ``parts`` are without their lines, which are logs;
+    ``seconds`` is how long all took, some of them side by side.
     """
 
     schema: Literal[1]
@@ -55,6 +56,7 @@ class Proof:
     code: Mapping[str, Mapping[str, int]]
     machines: tuple[Mapping[str, Any], ...]
     findings: tuple[Mapping[str, Any], ...]
+    seconds: float = 0.0
     note: str = ""
     taken_out: Mapping[str, int] = field(default_factory=dict)
 
@@ -117,7 +119,7 @@ def summary_lines(proof: Proof) -> list[str]:
     lines = [
         f"patchkit {proof.patchkit}, {proof.date}: {proof.device} ({proof.capability or '?'})",
         f"driver {proof.driver or '?'}, vLLM {proof.vllm or '?'}, torch {proof.torch or '?'}",
-        f"parts: {told}; {sum(part.seconds for part in proof.parts):.0f} s",
+        f"parts: {told}; {proof.seconds:.0f} s",
     ]
     if proof.code and proof.capability[:1].isdigit():
         lines.append(f"compiled at first use: {first_use(proof) or 'nothing'}")
