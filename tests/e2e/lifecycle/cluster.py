@@ -210,12 +210,9 @@ class EmulatedCluster:
             insist(set(counts.values()) == {1}, f"{name} has {counts}")
         return f"serves again after {time.monotonic() - began:.0f} s"
 
-    def insist_on_nothing(self, *, failed: bool = False) -> None:
-        """Raise UnexpectedError if a process or a unit is left on a node that is on.
-
-        ``failed``: units may be failed.
-        """
-        left = self.left(ON if failed else f"{ON},failed")
+    def insist_on_nothing(self) -> None:
+        """Raise UnexpectedError if a process or a unit is left on a node that is on."""
+        left = self.left()
         insist(not left, f"left: {left}")
 
     def left(self, states: str = f"{ON},failed") -> dict[str, str]:
