@@ -74,6 +74,7 @@ def write_archive(archive: Path, folders: Mapping[str, Path], files: Mapping[str
         "os": "linux",
         "config": {"Entrypoint": ["vllm", "serve"], "Env": ENV},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{sha256_of(layer)}"]},
+        "history": [{"created_by": "e2e.lifecycle.image"}],  # podman builds on no other
     }
     text = json.dumps(config).encode()
     named = f"{hashlib.sha256(text).hexdigest()}.json"
