@@ -34,6 +34,7 @@ _CAUSES = (
     ("Host key verification failed", _NO_KEY, "compare its key once by hand: `ssh {node}`"),
     ("Permission denied", "ssh has to log in without a password", "`ssh-copy-id {node}`"),
     ("Could not resolve hostname", "no such name here", "correct it, or add it to ~/.ssh/config"),
+    ("Connection refused", "no sshd listens there", "at its console: `sudo systemctl start ssh`"),
     ("", _OFF, "`ssh {node} true`, `ping {node}`"),
 )
 

@@ -202,8 +202,8 @@ FAULTS = (
     ),
     Fault(
         "model",
-        "a model's file cut short on one node",
-        user=f"truncate -s -2 {HOME}{MODEL[1:]}/model.safetensors",
+        "a model's weights gone from one node",
+        user=f"rm {HOME}{MODEL[1:]}/model.safetensors",
     ),
     Fault(
         "model-same",
