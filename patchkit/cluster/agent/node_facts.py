@@ -46,7 +46,7 @@ _MOST = 5_000  # files of a folder that is a model's
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPrint:
-    """A model's folder; ``problem`` is what the quick check says is wrong first, "" for nothing.
+    """Say what a model's folder holds; ``problem`` is what the quick check finds first, or "".
 
     ``weights`` and ``size`` are bytes, of safetensors and of all files. ``commit`` is what its
     record says, "" without one; ``digest`` is one over names and sizes, and over what small files

@@ -27,7 +27,7 @@ _LARGEST = 8 << 20  # bytes of an answer; /metrics of eight engines has some hun
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathAnswer:
-    """How a path answered, or why it did not: then ``status`` is 0. ``ms`` is how long it took."""
+    """Say how a path answered, or why not: then ``status`` is 0. ``ms`` is how long it took."""
 
     status: int = 0
     ms: float = 0.0
