@@ -1,4 +1,4 @@
-"""Count what each room weighs and what its names are like, beside tools/budget.toml.
+"""Count what each room weighs, and hold names and pages against tools/budget.toml.
 
     python -m tools.budget [--names ROOM]
 
@@ -43,7 +43,7 @@ class Module:
 
 
 def limits() -> dict[str, Any]:
-    """Return the budgets, as they stand in tools/budget.toml."""
+    """Return the limits that tools/budget.toml sets."""
     return tomllib.loads((HOME / "tools" / "budget.toml").read_text(encoding="utf-8"))
 
 
@@ -108,10 +108,10 @@ def _read(path: Path) -> Module:
 
 def room_lines() -> dict[str, int]:
     """Return the lines of each room."""
-    found = dict.fromkeys(limits()["rooms"], 0)
+    lines: Counter[str] = Counter()
     for module in modules():
-        found[module.room] += module.lines
-    return found
+        lines[module.room] += module.lines
+    return dict(lines)
 
 
 def shared_names() -> dict[str, list[Path]]:
@@ -125,15 +125,11 @@ def shared_names() -> dict[str, list[Path]]:
 
 def name_figures() -> dict[str, float]:
     """Return the figures of [names]."""
-    lines = sum(module.lines for module in modules())
     names = [name for module in modules() for name in module.functions]
     one_word = sum(len([word for word in name.split("_") if word]) == 1 for name in names)
-    small = sum(len(module.small_helpers) for module in modules())
     return {
         "shared": len(shared_names()),
         "one_word": round(100 * one_word / len(names), 1),
-        "small_helpers": round(1000 * small / lines, 2),
-        "functions": round(1000 * len(names) / lines, 1),
     }
 
 
@@ -154,19 +150,24 @@ def _print_names(room: str) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Print rooms and figures beside their budgets, or a room's names."""
+    """Print what rooms weigh and figures beside their limits, or a room's names."""
     if arguments[:1] == ["--names"]:
         _print_names(arguments[1])
         return
-    known = limits()
-    counted = room_lines()
-    rows = [*counted.items(), ("all", sum(counted.values()))]
-    rows += [(folder, count_lines(folder)) for folder in known["beside"]]
-    rows += [*name_figures().items(), *page_figures().items()]
-    tables = [known["rooms"], known["beside"], known["names"], known["docs"], known]
-    for name, found in rows:
-        budget = next(table[name] for table in tables if name in table)
-        print(f"{name:14} {found:>9} of {budget:>6}{'' if found <= budget else '  over'}")
+    rooms = room_lines()
+    weights = {
+        **rooms,
+        "all": sum(rooms.values()),
+        "tests": count_lines("tests"),
+        "tools": count_lines("tools"),
+    }
+    for name, lines in weights.items():
+        print(f"{name:14} {lines:>9} lines")
+
+    for table, figures in (("names", name_figures()), ("docs", page_figures())):
+        for name, limit in limits()[table].items():
+            over = "" if figures[name] <= limit else "  over"
+            print(f"{name:14} {figures[name]:>9} of {limit:>6}{over}")
 
 
 if __name__ == "__main__":
