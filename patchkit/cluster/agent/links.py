@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from patchkit.cluster.ssh.ssh import BATCH, check_destination, error_fields, ssh_error
+from patchkit.cluster.ssh.ssh import check_destination, error_fields, ssh_error, ssh_words
 from patchkit.process import attempt
 
 HEADERS = 28
@@ -22,14 +22,11 @@ _PLAIN = 56  # bytes of payload, as ping itself sends
 # Three packets; ping's status is 0 for answers, 1 for none, 2 for an error.
 _UNFRAGMENTED = ("-4", "-n", "-c", "3", "-i", "0.2", "-W", "1", "-M", "do")
 _STANDARD_PORT = "22"
-# The first word about an option counts: these stand before BATCH. A link's own connection: one that
-# others share may hang behind a cable that was out, and what it forwards is not needed.
+# A link has a connection to itself: one that others share may hang behind a cable that was out.
 _OF_A_LINK = (
     *("-o", "ConnectTimeout=5"),
     *("-o", "ControlMaster=no"),
     *("-o", "ControlPath=none"),
-    *("-o", "ClearAllForwardings=yes"),
-    *("-o", "ForwardAgent=no"),
 )
 
 
@@ -65,7 +62,7 @@ def try_links(peers: Sequence[tuple[str, str]]) -> list[PeerLink]:
                 *("-o", "ProxyJump=none"),
                 *("-o", "ProxyCommand=none"),
             )
-        words = ("ssh", "-T", *_OF_A_LINK, *over_cable, *BATCH, "--", destination)
+        words = ssh_words(destination, *_OF_A_LINK, *over_cable)
         done = attempt(*words, "true", env=environment, timeout=30)
         error = ssh_error(done, destination) if done.trouble else None
         found.append(PeerLink(words=words, error=error_fields(error) if error else {}))

@@ -16,12 +16,16 @@ from patchkit.records import RecordError, record
 HERE = "localhost"
 """The destination that means this machine, without ssh."""
 
-BATCH = (
+_BATCH = (
     *("-o", "BatchMode=yes"),  # no question in the middle
     *("-o", "ConnectTimeout=10"),  # seconds
     # Seconds and tries: a cut cable is found out after 15 s, not after TCP's quarter of an hour.
     *("-o", "ServerAliveInterval=5"),
     *("-o", "ServerAliveCountMax=3"),
+    # What the user's configuration forwards is for logins: a node needs neither keys nor screen.
+    *("-o", "ClearAllForwardings=yes"),
+    *("-o", "ForwardAgent=no"),
+    *("-o", "ForwardX11=no"),
 )
 _DID_NOT_CONNECT = 255  # ssh's own exit status; others are the command's
 _NO_KEY = (
@@ -40,9 +44,12 @@ _CAUSES = (
 
 
 def ssh_words(destination: str, *options: str) -> tuple[str, ...]:
-    """Return the words up to the remote command. Raises UsageError for what is no destination."""
+    """Return the words up to the remote command. Raises UsageError for what is no destination.
+
+    The first word about an option counts for ssh: ``options`` stand before those of every command.
+    """
     check_destination(destination)
-    return ("ssh", "-T", *BATCH, *options, "--", destination)
+    return ("ssh", "-T", *options, *_BATCH, "--", destination)
 
 
 def check_destination(destination: str) -> None:
