@@ -12,7 +12,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -40,6 +40,8 @@ _CACHE_HINT = "check the folder, or choose another cache with PATCHKIT_CACHE_DIR
 TIMEOUT = (20.0, 60.0)  # seconds to connect, seconds without a byte
 _PARTIAL, _UNSATISFIABLE = 206, 416  # HTTP statuses: a part of the file; no such part
 _LARGEST = BYTES_PER_GIB  # bytes of a file of unknown size
+_PORTS = {"http": 80, "https": 443}
+_Server = tuple[str, str | None, int | None]  # scheme, host, port
 
 
 def cache_dir() -> Path:
@@ -270,22 +272,35 @@ def index_session(settings: Mapping[str, str]) -> requests.Session:
     session.cert = settings.get("client-cert")
     if proxy := settings.get("proxy"):
         session.proxies = {"http": proxy, "https": proxy}
-    # The user and the password of each host that an index's URL names with them.
-    passwords = {}
-    # index-url last: of two with one host, the later one wins.
-    for option in ("extra-index-url", "index-url"):
-        for parts in map(urlsplit, settings.get(option, "").split()):
-            if parts.username is not None:
-                user, password = unquote(parts.username), unquote(parts.password or "")
-                passwords[parts.hostname] = user, password
+    logins = _index_logins(settings)
 
     def authenticate(request: requests.PreparedRequest) -> requests.PreparedRequest:
-        known = passwords.get(urlsplit(request.url or "").hostname)
-        return requests.auth.HTTPBasicAuth(*known)(request) if known else request
+        login = logins.get(_server_of(request.url or ""))
+        return requests.auth.HTTPBasicAuth(*login)(request) if login else request
 
-    if passwords:  # else netrc is asked
+    if logins:  # else netrc is asked
         session.auth = authenticate
     return session
+
+
+def _index_logins(settings: Mapping[str, str]) -> dict[_Server, tuple[str, str]]:
+    """Return the user and the password of each server that an index's URL names with them."""
+    logins = {}
+    # index-url last: of two with one server, the later one wins.
+    for option in ("extra-index-url", "index-url"):
+        for url in settings.get(option, "").split():
+            with suppress(ValueError):  # what is no URL is told of when it is asked
+                parts = urlsplit(url)
+                if parts.username is not None:
+                    login = unquote(parts.username), unquote(parts.password or "")
+                    logins[_server_of(url)] = login
+    return logins
+
+
+def _server_of(url: str) -> _Server:
+    """Return what a login belongs to: another port or scheme of a host is another server."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
 
 
 def _pip_config(*arguments: str) -> str:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import requests
 
 from patchkit.errors import HashMismatchError, SourceError, StorageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
-from patchkit.source.fetch import CHUNK, fetch
+from patchkit.source.fetch import CHUNK, fetch, index_session
 from patchkit.source.releases import LockEntry, read_lock, read_wheel_lock
 from support import write_files
 from support.local_server import LocalServer, QuietHandler
@@ -165,6 +166,27 @@ def test_credentials_are_used_but_never_told(index, project, monkeypatch):
         fetch(project, "1.0", index.lock)
     assert "s3cret" not in str(caught.value)
     assert "me:" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "gets_login"),
+    [
+        ("https://index.test/other/f.whl", True),
+        ("https://index.test:443/f.whl", True),
+        ("https://index.test:8443/f.whl", False),
+        ("http://index.test/f.whl", False),
+        ("http://index.test:443/f.whl", False),
+        ("https://files.index.test/f.whl", False),
+        ("http://[::1]:8080/f.whl", True),
+        ("http://[::1]:8081/f.whl", False),
+    ],
+)
+def test_a_login_goes_to_no_other_port_or_scheme(url, gets_login):
+    others = "http://[bad http://me:x@localhost:99999 http://me:x@[::1]:8080/simple"
+    settings = {"index-url": "https://me:s3cret@index.test/simple/", "extra-index-url": others}
+    with index_session(settings) as session:
+        request = session.prepare_request(requests.Request("GET", url))
+    assert ("Authorization" in request.headers) is gets_login
 
 
 @pytest.mark.parametrize(
