@@ -34,6 +34,9 @@ _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column, A
 # Without these a C library takes an older call, which the filter can look into.
 _ABSENT = {"clone3", "openat2"}
 _CLONE_THREAD, _CLONE_VFORK = 0x10000, 0x4000
+# CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET; CLONE_PARENT: of no use to a
+# compiler, and a child of somebody else's is waited for by nobody here.
+_CLONE_APART = 0x7E020000 | 0x8000
 _O_ACCMODE, _O_TRUNC = 0o3, 0o1000
 _SIGNALLING = (8, 10, 15, 1024, 1026)  # F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY
 # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: of the descriptor alone
@@ -143,7 +146,8 @@ def _unless_harmless(name: str, *, children: bool) -> list[Instruction]:
     """Return instructions that let a call through if its arguments are harmless."""
     if name == "clone":
         # Threads share the filter and end with the process; a child must be waited for (vfork).
-        return [_argument(0), *_let(_JSET, [_CLONE_THREAD | (_CLONE_VFORK if children else 0)])]
+        harmless = [*_let(_JSET, [_CLONE_THREAD | (_CLONE_VFORK if children else 0)])]
+        return [_argument(0), (_JSET, len(harmless), 0, _CLONE_APART), *harmless]
     if name == "ioctl":
         return [_argument(1), *_let(_JEQ, _HARMLESS)]
     if name == "fcntl":

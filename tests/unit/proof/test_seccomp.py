@@ -84,6 +84,12 @@ def test_programs_and_their_children(says):
     assert says("clone", FORK, programs=True, children=True) == EPERM
 
 
+@pytest.mark.parametrize("apart", [1 << bit for bit in (15, 17, 25, 26, 27, 28, 29, 30)])
+def test_no_child_leaves_the_parent_or_its_namespaces(says, apart):
+    assert says("clone", VFORK | apart, programs=True, children=True) == EPERM
+    assert says("clone", THREAD | apart, programs=True, children=True) == EPERM
+
+
 @pytest.mark.parametrize(
     ("machine", "header"),
     [("x86_64", "x86_64-linux-gnu/asm/unistd_64.h"), ("aarch64", "asm-generic/unistd.h")],
