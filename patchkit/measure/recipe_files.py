@@ -271,8 +271,8 @@ def recipe_yaml(served: ServeCommand) -> tuple[str, list[str]]:
     if preset and preset.quantization:
         variant["precision"] = preset.quantization
         model["architecture"] = "moe" if preset.moe else "dense"
-    if request.weights_gib:
-        variant["vram_minimum_gb"] = math.ceil(request.weights_gib / GIB_PER_GB * _OF_WEIGHTS)
+    if request.weights and not request.weights.from_name:
+        variant["vram_minimum_gb"] = math.ceil(request.weights.gib / GIB_PER_GB * _OF_WEIGHTS)
     recipe = {
         "meta": meta,
         "model": model,

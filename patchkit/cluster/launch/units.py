@@ -146,7 +146,9 @@ class GroupUnits:
         model = " ".join(self.model.name.split()).replace("%", "%%")
         part = f", rank {number} of {count}" if count > 1 else ""
         command, executor = self.ranks[0].command, rank.env.node.executor
-        gib = (command and command.request.weights_gib) or _MOST_GIB * count
+        weights = command.request.weights if command else None
+        # A name tells the least, by which a start would be given up too early.
+        gib = weights.gib if weights and not weights.from_name else _MOST_GIB * count
         # A Ray that overwrites brings the head's to workers, whose homes may be others.
         of_head = executor.name == "ray" and executor.copies != "fills in"
         # Where a rank keeps what it compiles; a folder that systemd has elsewhere is made by hand.

@@ -94,11 +94,18 @@ class Limit(Grounded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
-    """The memory that a model must fit into, per node; ``share`` is vLLM's own."""
+    """The memory that a model must fit into, per node; ``share`` is vLLM's own.
+
+    ``bits`` are those of a weight by a word of a model's name or quantization, ``least_bits`` are
+    those where no word says so; ``cache_bytes`` are those of a value by --kv-cache-dtype.
+    """
 
     total_gib: float
     margin_gib: float
     share: float
+    bits: Mapping[str, float]
+    least_bits: float
+    cache_bytes: Mapping[str, float]
     source: str
 
 

@@ -25,10 +25,11 @@ from patchkit.runtime.rules.presets import DRAFTING, Preset, load_presets, recip
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import Advice, holding
 from patchkit.runtime.rules.secret_texts import runs_code
+from patchkit.runtime.serve.context import context_notes
 from patchkit.runtime.serve.facts import fill_rules
 from patchkit.runtime.serve.listen import listening
 from patchkit.runtime.serve.model import SPARK
-from patchkit.runtime.serve.request import ServeRequest, check_request, check_size
+from patchkit.runtime.serve.request import ServeRequest, check_request, check_size, fit_of
 from patchkit.runtime.serve.roofline import fastest_stream
 
 SHARE = "--gpu-memory-utilization"
@@ -101,8 +102,12 @@ def serve_args(request: ServeRequest, rules: FlagRules, home: Path | None = None
     kept = [chosen[name] for name in order if name in chosen and name not in refused]
     values = {flag.flag: flag.value for flag in kept}
     # Not before the flags are chosen: a rule, the preset or the user may set the share.
-    drafts = DRAFTING in values
-    check_size(request, float(values.get(SHARE, rules.memory.share)), rules.memory, drafts=drafts)
+    share = float(values.get(SHARE, rules.memory.share))
+    fit = fit_of(request, share, drafts=DRAFTING in values)
+    if fit:
+        check_size(request, share, fit)
+    one_holds = "yes" if fit and fit.fitting_nodes == 1 else "no"
+    situation = {**situation, "one_holds": one_holds}
     unwanted = {it.flag: f"--without {it.id}" for it in off if it.id in request.choice.unwanted}
     unlike = tuple(_unlike_recipe(node.preset, values, {**unwanted, **refused}))
     return ServeCommand(
@@ -114,6 +119,7 @@ def serve_args(request: ServeRequest, rules: FlagRules, home: Path | None = None
         notes=(
             *listening(request),
             *_model_notes(request),
+            *context_notes(request, values, fit),
             *fastest_stream(request, values),
             *_notes_on_flags(kept, refused, unlike),
         ),
@@ -236,16 +242,21 @@ def _notes_on_flags(
 
 def _model_notes(request: ServeRequest) -> Iterator[str]:
     """Yield notes on the memory and the model."""
-    node, unknown = request.node, request.weights_gib is None
+    node, weights = request.node, request.weights
     if node.preset is None and request.folder_gib is None:
-        more = ", and whether it fits was not checked" if unknown else ""
+        more = "" if weights else ", and whether it fits was not checked"
         yield f"{request.model} has no preset: these flags fit any model{more}"
-    elif unknown:
+    elif weights is None:
         yield "whether it fits was not checked: nobody names the size of its weights"
-    if request.memory.note and not unknown:
+    if weights and weights.from_name:
+        yield f"at least {weights.gib:.0f} GiB of weights, by {weights.source}"
+    if weights and request.memory.note:
         yield request.memory.note
     if node.preset:
-        yield from _preset_notes(node.preset, node.nodes, node.vllm)
+        yield from _preset_notes(node.preset, node.vllm)
+        if weights and request.memory.gib and node.nodes < node.preset.nodes:
+            nodes = "one Spark" if node.nodes == 1 else f"{node.nodes} Sparks"
+            yield f"it fits {nodes}, and is meant for {node.preset.nodes}"
         return
     recipe = recipe_of(request.model)
     oldest = recipe.min_vllm if recipe else ""
@@ -253,7 +264,7 @@ def _model_notes(request: ServeRequest) -> Iterator[str]:
         yield f"upstream's recipe of {recipe.id} takes vLLM {oldest} or newer"
 
 
-def _preset_notes(preset: Preset, nodes: int, vllm: str) -> Iterator[str]:
+def _preset_notes(preset: Preset, vllm: str) -> Iterator[str]:
     if preset.build:
         yield f"served with {preset.build}; no release is known to do"
     if preset.measured_with and not within(vllm, f">={preset.measured_with}"):
@@ -267,8 +278,6 @@ def _preset_notes(preset: Preset, nodes: int, vllm: str) -> Iterator[str]:
         yield f"the environment must hold {' '.join(pairs)}: `{command}` writes it"
     if preset.needs_token:
         yield f"{preset.id} needs its licence accepted at Hugging Face, and HF_TOKEN"
-    if nodes < preset.nodes:
-        yield f"it fits one Spark, and is meant for {preset.nodes}"
     if preset.evidence == SINGLE_REPORT:
         yield f"the preset rests on one report ({preset.source})"
     if preset.note:

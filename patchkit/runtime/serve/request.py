@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from patchkit.errors import HostError, UsageError
 from patchkit.quoting import quoted
 from patchkit.runtime.node.decision import Node
-from patchkit.runtime.rules.flags import MemoryBudget
-from patchkit.runtime.rules.presets import load_presets, recipe_of
+from patchkit.runtime.rules.flags import load_flag_rules
+from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.rule import BY_DEFAULT, RuleChoice
 from patchkit.runtime.serve.checkpoint import Checkpoint
 from patchkit.runtime.serve.model import MemoryPool
+from patchkit.runtime.serve.weights import Weights, weigh
 
 LOCAL = "127.0.0.1"
 _MOST_NODES = 8  # for more than that the advice is another checkpoint, not more Sparks
@@ -44,11 +45,9 @@ class ServeRequest:
     choice: RuleChoice = BY_DEFAULT
 
     @property
-    def weights_gib(self) -> float | None:
-        """Return the least size of the weights, None where nobody names one."""
-        preset, recipe = self.node.preset, recipe_of(self.model)
-        known = self.folder_gib or (preset.weights_gib if preset else None)
-        return known or (recipe.weights_gib if recipe else None)
+    def weights(self) -> Weights | None:
+        """Return the size of the weights, None where nobody names one."""
+        return weigh(self.model, self.node.preset, self.folder_gib, self.node.quantization)
 
     @property
     def number(self) -> int:
@@ -90,33 +89,69 @@ def check_request(request: ServeRequest) -> None:
         )
 
 
-def check_size(
-    request: ServeRequest, share: float, budget: MemoryBudget, *, drafts: bool = False
-) -> None:
-    """Raise HostError if a node's part of the weights does not fit ``share`` of its memory."""
-    weights, node, pool = request.weights_gib, request.node, request.memory
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """What a model takes, and has, of the memory: all its weights, and the room of one node.
+
+    ``fitting_nodes`` is the least number of such nodes that hold the weights, 0 for none.
+    """
+
+    weights_gib: float
+    room_gib: float
+    nodes: int
+    fitting_nodes: int
+
+    @property
+    def is_enough(self) -> bool:
+        return 0 < self.fitting_nodes <= self.nodes
+
+    @property
+    def left_gib(self) -> float:
+        """Return what one node has beside its part of the weights."""
+        return self.room_gib - self.weights_gib / self.nodes
+
+
+def fit_of(request: ServeRequest, share: float, *, drafts: bool = False) -> Fit | None:
+    """Return how the weights fit ``share`` of the memory; None where a size is not known."""
+    weights, pool, nodes = request.weights, request.memory, request.node.nodes
     if weights is None or pool.gib is None:
-        return
-    weights += (request.drafter_gib or 0) * drafts
+        return None
+
+    gib = weights.gib + (request.drafter_gib or 0) * drafts
     # Weights are not all: activations and a least KV cache come out of the same share.
-    room = pool.gib * share - budget.margin_gib
-    if weights <= room * node.nodes:
+    room = pool.gib * share - load_flag_rules().memory.margin_gib
+    fitting = math.ceil(gib / room) if room > 0 else 0
+
+    preset = request.node.preset
+    # A least size says less than the preset, which says that one Spark does not hold the model.
+    if pool.shared and weights.is_least and preset and not preset.single:
+        fitting = max(fitting, preset.nodes)
+    return Fit(weights_gib=gib, room_gib=room, nodes=nodes, fitting_nodes=fitting)
+
+
+def check_size(request: ServeRequest, share: float, fit: Fit) -> None:
+    """Raise HostError if a node's part of the weights does not fit ``share`` of its memory."""
+    if fit.is_enough:
         return
-    ways_out = [(node.preset.instead if node.preset else "") or "a checkpoint in fewer bits"]
-    # No number of nodes helps where one has no room at all.
-    nodes = math.ceil(weights / room) if room > 0 else _MOST_NODES + 1
+
+    weights, preset, pool = request.weights, request.node.preset, request.memory
+    margin = load_flag_rules().memory.margin_gib
+    ways_out = [(preset.instead if preset else "") or "a checkpoint in fewer bits"]
     if not pool.shared:
-        enough = math.ceil((weights / node.nodes + budget.margin_gib) / share)
+        enough = math.ceil((fit.weights_gib / fit.nodes + margin) / share)
         ways_out += [f"a GPU with {enough} GiB", "for a line that a Spark runs: --target gb10"]
-    elif nodes <= _MOST_NODES:
-        ways_out.insert(0, f"{nodes} nodes: --role head --nodes {nodes}")
-    measured = request.folder_gib or (node.preset and node.preset.weights_gib)
-    size = f"{'' if measured else 'at least '}{weights / node.nodes:.0f}"
+    elif 0 < fit.fitting_nodes <= _MOST_NODES:
+        count = fit.fitting_nodes
+        ways_out.insert(0, f"{count} nodes: --role head --nodes {count}")
+
+    is_least = weights is not None and weights.is_least
+    size = f"{'at least ' if is_least else ''}{fit.weights_gib / fit.nodes:.0f}"
+    source = f" (by {weights.source})" if weights and is_least else ""
     rest = "; the CPU needs the rest of the memory" if pool.shared else ""
     raise HostError(
-        f"{request.model} does not fit: {size} GiB of weights per node, and there is room for "
-        f"{max(room, 0):.0f}",
-        why=f"{share:.2f} of {pool.gib:.1f} GiB ({pool.whose}), less {budget.margin_gib:.0f} for "
+        f"{request.model} does not fit: {size} GiB of weights per node{source}, and there is room "
+        f"for {max(fit.room_gib, 0):.0f}",
+        why=f"{share:.2f} of {pool.gib:.1f} GiB ({pool.whose}), less {margin:.0f} for "
         f"activations and the least KV cache{rest}",
         hint="take " + "; or ".join(ways_out),
     )

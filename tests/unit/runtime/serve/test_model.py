@@ -1,6 +1,7 @@
 """A mistyped model stops a pipeline; another model is served, with flags that fit any."""
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -8,7 +9,10 @@ from click.testing import CliRunner
 from patchkit.cli import group
 from patchkit.errors import HostError, UsageError
 from patchkit.runtime.serve.model import preset_of, weights_gib
+from patchkit.runtime.serve.weights import weigh
 from support import write_files
+from support.hub import checkpoint
+from tools.serve_lines import served
 
 
 def test_a_slip_is_an_error():
@@ -132,3 +136,85 @@ def test_what_fits_or_is_not_known_is_printed(machine, gpu, asked, share, note):
     assert flags.get("--gpu-memory-utilization") == share
     said = [each for each in served["notes"] if "sized for" in each or "not checked" in each]
     assert (note in said[0]) if note else not said
+
+
+GLM, TWO = "nvidia/GLM-5.3-Flash-NVFP4", ("--role=head", "--nodes=2", "--head-ip=192.168.100.10")
+
+
+@pytest.mark.parametrize(
+    ("model", "says", "hint"),
+    [
+        (GLM, "does not fit: 178 GiB of weights per node, and there is room for 94", "2 nodes"),
+        # Upstream's recipe names less than one Spark has: the preset knows better.
+        ("deepseek-ai/DeepSeek-V4-Flash", "at least 106 GiB of weights per node", "2 nodes"),
+        ("some/Model-405B-Instruct", "405 * 10^9 parameters in 4 bits or more)", "3 nodes"),
+        (
+            "some/Model-122B-A10B-BF16",
+            "at least 227 GiB of weights per node (by its name",
+            "3 nodes",
+        ),
+    ],
+)
+def test_what_one_spark_cannot_hold_is_refused(model, says, hint):
+    done = serve_args(model, "--role=single", "--target=gb10", "--vllm=0.33.0")
+    assert not done.stdout
+    assert isinstance(done.exception, HostError)
+    assert says in done.exception.what
+    assert hint in done.exception.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "gib"),
+    [
+        ("a/Model-8B", 4 * 8e9 / 8 / 2**30),
+        ("a/Model-80B-A3B-FP8", 80e9 / 2**30),
+        ("a/model-4b-it-bf16", 2 * 4e9 / 2**30),
+        ("/models/Model-1T-2.5bpw", 2.5e12 / 8 / 2**30),
+        ("a/Mixtral-8x7B", None),  # the experts share their attention
+        ("a/gemma-3n-E4B-it", None),
+        ("a/model-4bit", None),
+    ],
+)
+def test_a_name_is_the_last_resort(name, gib):
+    weights = weigh(name, None, None)
+    assert (weights and weights.gib) == gib
+    assert weights is None or (weights.from_name and weights.is_least)
+    assert weigh(name, None, 7.0).gib == 7
+
+
+def test_two_copies_are_for_what_one_spark_holds():
+    for model, told in ((GPT, True), (GLM, False)):
+        done = serve_args(model, *TWO, "--topology=roce", "--target=gb10", "--vllm=0.33.0")
+        assert done.exit_code == 0, done.output
+        assert ("two copies may serve more" in done.stderr) is told
+
+
+# 36 layers with 8 heads of 64 values for keys and for values, in 2 bytes.
+GQA = {"num_hidden_layers": 36, "num_key_value_heads": 8, "num_attention_heads": 64, "head_dim": 64}
+LEFT = 119.7 * 0.8 - 4 - 90
+MLA = {"num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+
+
+@pytest.mark.parametrize(
+    ("config", "most"),
+    [
+        (GQA, int(LEFT * 2**30 / (2 * 36 * 8 * 64 * 2))),
+        (MLA, int(LEFT * 2**30 / (61 * 576 * 2))),
+        (GQA | {"layer_types": ["full_attention", "sliding_attention"] * 2}, None),
+        (GQA | {"compress_ratios": [4]}, None),
+        (GQA | {"sliding_window": 128}, None),
+        ({}, None),
+    ],
+)
+def test_a_context_that_cannot_fit_is_told(tmp_path, config, most):
+    header = {"layers.0.a": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}
+    config = {"num_hidden_layers": 1, "max_position_embeddings": 131072} | config
+    config |= {"num_experts": 1, "num_experts_per_tok": 1}
+    here = checkpoint(tmp_path, header, config)
+    told = served("0.33.0", {"model": "some/model", "folder_gib": 90.0, "checkpoint": here})
+    notes = [note for note in told.notes if "tokens of context do not fit" in note]
+    assert len(notes) == (most is not None)
+    if most:
+        assert "131072 tokens of context do not fit" in notes[0]
+        number = int(re.search(r"add --max-model-len (\d+), or less", notes[0])[1])
+        assert number == pytest.approx(most, rel=0.01)

@@ -1,0 +1,75 @@
+"""Weigh a model by its files, its preset, upstream's recipe, or as a last resort its name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from patchkit.runtime.rules.flags import load_flag_rules
+from patchkit.runtime.rules.presets import Preset, recipe_of
+from patchkit.units import BYTES_PER_GIB
+
+_BITS_PER_BYTE = 8
+_UNITS = {"b": 10**9, "t": 10**12}
+
+# 122B of Qwen3.5-122B-A10B; not A10B, which a token reads, nor 8x7B, whose experts share layers.
+_PARAMETERS = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)([bt])(?![a-z0-9])")
+_BITS = re.compile(r"(\d+(?:\.\d+)?)(?:bit|bpw)")
+_WORDS = re.compile(r"[a-z0-9.]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """The size of a model's weights; ``source`` says who names it.
+
+    ``is_least`` says that they may be larger, ``from_name`` that the name alone tells.
+    """
+
+    gib: float
+    source: str
+    is_least: bool = False
+    from_name: bool = False
+
+
+def weigh(
+    model: str, preset: Preset | None, folder_gib: float | None, quantization: str = ""
+) -> Weights | None:
+    """Return the size that the best source names; None where not even the name tells."""
+    if folder_gib:
+        return Weights(gib=folder_gib, source="its files")
+    if preset and preset.weights_gib:
+        return Weights(gib=preset.weights_gib, source="its preset")
+
+    for name in (model, preset.id if preset else ""):
+        recipe = recipe_of(name) if name else None
+        if recipe and recipe.weights_gib:
+            return Weights(gib=recipe.weights_gib, source="upstream's recipe", is_least=True)
+
+    return _weigh_name(model, quantization)
+
+
+def _weigh_name(model: str, quantization: str) -> Weights | None:
+    """Return parameters times bits as the name has them, in the fewest bits that it may mean."""
+    name = model.rstrip("/").rpartition("/")[2].lower()
+    sizes = [float(number) * _UNITS[unit] for number, unit in _PARAMETERS.findall(name)]
+    if not sizes:
+        return None
+
+    parameters = max(sizes)
+    bits = _fewest_bits(name, quantization)
+    return Weights(
+        gib=parameters * bits / _BITS_PER_BYTE / BYTES_PER_GIB,
+        source=f"its name: {parameters / 10**9:g} * 10^9 parameters in {bits:g} bits or more",
+        is_least=True,
+        from_name=True,
+    )
+
+
+def _fewest_bits(name: str, quantization: str) -> float:
+    memory = load_flag_rules().memory
+    bits_of_word: Mapping[str, float] = memory.bits
+    words = [*_WORDS.findall(name), quantization]
+    known_bits = [bits_of_word[word] for word in words if word in bits_of_word]
+    known_bits += [float(number) for number in _BITS.findall(name)]
+    return min(known_bits, default=memory.least_bits)
