@@ -46,7 +46,7 @@ def answer(request: list[Any], mark: str) -> None:
     writing = threading.Lock()
 
     def send(kind: str, value: object) -> None:
-        line = f"{mark}{json.dumps({kind: value}, default=sent_fields)}\n".encode()
+        line = f"{mark}{encoded({kind: value})}\n".encode()
         with writing:
             # Not sys.stdout, whose lock a thread would hold when Python ends.
             while line:
@@ -64,9 +64,7 @@ def answer(request: list[Any], mark: str) -> None:
     except (BrokenPipeError, Interrupted):
         return  # nobody reads on
     except OSError as error:
-        what = f"{error.filename or 'a file'}: {error.strerror or error}"
-        hint = "check permissions and free space there"
-        send("error", error_fields(HostError(what, hint=hint)))
+        send("error", error_fields(file_error(error)))
     except Exception as error:  # noqa: BLE001 - a traceback there would reach nobody
         what = f"{function}: {type(error).__name__}: {error}"
         send("error", error_fields(HostError(what, hint="report it, with what was asked")))
@@ -74,6 +72,12 @@ def answer(request: list[Any], mark: str) -> None:
         # The asker hangs up now, which must not keep the folder of this package from its removal.
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
+
+
+def file_error(error: OSError) -> HostError:
+    """Return what a function on a node says of a file that it cannot read or write."""
+    what = f"{error.filename or 'a file'}: {error.strerror or error}"
+    return HostError(what, hint="check permissions and free space there")
 
 
 def hand_over(parts: Generator[Any, Any, Any], take: Callable[[Any], object]) -> Any:
@@ -86,7 +90,12 @@ def hand_over(parts: Generator[Any, Any, Any], take: Callable[[Any], object]) ->
         take(part)
 
 
-def sent_fields(value: Any) -> dict[str, Any]:
+def encoded(value: object) -> str:
+    """Return arguments or an answer as a line of JSON, as they go to a node and come from it."""
+    return json.dumps(value, default=_sent_fields)
+
+
+def _sent_fields(value: Any) -> dict[str, Any]:
     """Return a dataclass as JSON takes it, without the class that a finding amounts to."""
     found = {field.name: getattr(value, field.name) for field in fields(value)}
     return {name: each for name, each in found.items() if not isinstance(each, type)}
@@ -142,7 +151,7 @@ with contextlib.ExitStack() as stack:
 
 def first_bytes(module: str, function: str, arguments: Mapping[str, Any]) -> bytes:
     """Return what goes to a node's Python: the line, sizes in bytes, package and request."""
-    request = json.dumps([module, function, arguments]).encode()
+    request = encoded([module, function, arguments]).encode()
     line = f"exec({f'MARK = {MARK!r}{_FIRST}'!r})\n".encode()
     sizes = json.dumps([len(package()), len(request)]).encode()
     return line + sizes + b"\n" + package() + request

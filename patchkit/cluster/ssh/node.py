@@ -15,9 +15,10 @@ from patchkit.cluster.ssh.answer import (
     COMMAND,
     HEARTBEAT,
     MARK,
+    encoded,
+    file_error,
     first_bytes,
     hand_over,
-    sent_fields,
 )
 from patchkit.cluster.ssh.ssh import HERE, sent_error, ssh_error, ssh_words, there
 from patchkit.errors import HostError, PatchkitError
@@ -28,6 +29,7 @@ T = TypeVar("T")
 _DIGITS = 25  # of a whole number: a size in bytes has 20 at most
 _CALL_SECONDS, _CALL_SIZE = 600.0, 64 << 20  # what takes longer, or is more, is a stream
 _READY = 300.0  # seconds
+_NO_JSON = "an answer that is no JSON"
 _LIMITS = FollowLimits(mark=MARK, silence=30, line=16 << 20, size=256 << 20)
 
 
@@ -102,8 +104,10 @@ class Remote:
     ) -> Generator[Any, None, Any]:
         """Yield what a generator yields there; return what the function returns."""
         if self.here:
-            value = function(**arguments)
-            return (yield from value) if inspect.isgenerator(value) else value
+            try:
+                return (yield from self._ask_here(function, arguments))
+            except OSError as error:
+                raise file_error(error) from error
         given = first_bytes(function.__module__, function.__qualname__, arguments)
         if self.way:  # a container begins when its image lies ready, which may take a while
             limits = replace(limits, silence=_READY)
@@ -112,9 +116,9 @@ class Remote:
         with Follow(*words, given=[given], beat=HEARTBEAT, limits=limits) as talk:
             for line in talk:
                 try:
-                    ((name, value),) = json.loads(line, **_NUMBERS).items()
-                except (ValueError, AttributeError, RecursionError):
-                    raise self._silence("an answer that is no JSON") from None
+                    ((name, value),) = self._decoded(line).items()
+                except (ValueError, AttributeError):
+                    raise self._silence(_NO_JSON) from None
                 if name == "error":
                     raise sent_error(value, self.destination)
                 if name == "value":
@@ -125,10 +129,31 @@ class Remote:
             raise ssh_error(talk.done, self.destination)
         raise self._silence("the answer was cut short")
 
+    def _ask_here(
+        self, function: Callable[..., Any], arguments: dict[str, Any]
+    ) -> Generator[Any, None, Any]:
+        """Call a function in this process, through JSON: it gets and gives what a node's would."""
+        value = function(**self._decoded(encoded(arguments)))
+        if not inspect.isgenerator(value):
+            return self._decoded(encoded(value))
+
+        with contextlib.closing(value):
+            while True:
+                try:
+                    part = next(value)
+                except StopIteration as end:
+                    return self._decoded(encoded(end.value))
+                yield self._decoded(encoded(part))
+
+    def _decoded(self, text: str) -> Any:
+        """Return what a text in JSON holds. Raises HostError for what is none."""
+        try:
+            return json.loads(text, **_NUMBERS)
+        except (ValueError, RecursionError):
+            raise self._silence(_NO_JSON) from None
+
     def checked(self, kind: type[T], value: object) -> T:
         """Return what this node said as what it has to be. Raises HostError if it is not."""
-        if self.here:  # what went no way through JSON
-            value = json.loads(json.dumps(value, default=sent_fields))
         try:
             return record(kind, value)
         except RecordError as error:

@@ -58,16 +58,25 @@ def install(homes, house, cli, tmp_path):
     need("rsync")
     if why := obstacle():
         pytest.skip(why)
-    text = "".join(f'[[node]]\nssh = "{name}"\n' for name in NODES)
-    (tmp_path / "cluster.toml").write_text(text)
+    describe(tmp_path, *NODES)
     with ssh_server(tmp_path / "ssh", *NODES, homes=homes) as path:
-        env = {"PATH": path, "XDG_RUNTIME_DIR": str(tmp_path)}
+        env = {"PATH": path, "XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path / "launcher")}
 
         def run(*words, rc=0):
             done = cli("cluster", "install", *words, rc=rc, env=env)
             return json.loads(done.stdout) if "--json" in words else done.stdout + done.stderr
 
         yield run
+
+
+def describe(folder, *nodes):
+    """Write cluster.toml; without nodes there is none."""
+    text = "".join(f'[[node]]\nssh = "{name}"\n' for name in nodes)
+    file = folder / "cluster.toml"
+    if text:
+        file.write_text(text)
+    else:
+        file.unlink()
 
 
 def leads(homes):
@@ -93,6 +102,22 @@ def test_fresh_again_and_another(install, homes, house, cli, tmp_path):
     second = later["nodes"][0]["name"]
     assert [each["wheels"] for each in later["copies"]] == [1, 1]
     assert (leads(homes), second != first) == ([second] * 2, True)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [(), ("localhost",), ("localhost", "spark-2"), ("spark-1", "localhost")],
+    ids=["no file", "this machine", "as head", "as worker"],
+)
+def test_this_machine_is_a_node_like_others(install, homes, tmp_path, nodes):
+    describe(tmp_path, *nodes)
+    homes["localhost"] = tmp_path / "launcher"
+    first, again = install("--json"), install("--json")
+    names = nodes or ("localhost",)
+    assert [each["node"] for each in first["nodes"]] == [*names]
+    assert [(copy["node"], copy["wheels"]) for copy in first["copies"]] == [(n, 4) for n in names]
+    assert again["copies"] == []
+    assert leads({name: homes[name] for name in names}) == [first["nodes"][0]["name"]] * len(names)
 
 
 def test_a_disk_without_room(install, homes, small_disk):
