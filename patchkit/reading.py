@@ -13,10 +13,13 @@ import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from patchkit.errors import SourceError, StorageError, UsageError
 from patchkit.quoting import quoted
+
+if TYPE_CHECKING:
+    import ast  # at run time where it is used: few readers need it
 
 LARGEST = 4 << 20
 """Bytes of a text that somebody names: env files, scripts, ledgers, facts of machines."""
@@ -100,6 +103,19 @@ def decoded(data: bytes, where: str) -> str:
             why="it is not a text, or an editor wrote it in another encoding",
             hint="save it as UTF-8",
         ) from None
+
+
+def parse_python(text: str | bytes) -> ast.Module:
+    """Return Python as a syntax tree. Raises SyntaxError, whatever is wrong with the text.
+
+    Of what is nested too deeply CPython says MemoryError or RecursionError, by its version.
+    """
+    import ast
+
+    try:
+        return ast.parse(text)
+    except (MemoryError, RecursionError):
+        raise SyntaxError("it is nested too deeply", ("", 1, 0, "")) from None
 
 
 def require_file(path: Path, hint: str) -> None:

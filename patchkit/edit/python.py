@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from patchkit.edit.splice import Edit
 from patchkit.edit.text import HINT, absent, drift
 from patchkit.errors import DriftError
+from patchkit.reading import parse_python
 
 if TYPE_CHECKING:
     # libcst takes longer to import than a whole `patchkit status`, which parses nothing.
@@ -113,10 +114,10 @@ def _count_matches(node: ast.AST, code: str) -> int:
 def parsed(path: str, text: str) -> ast.Module:
     """Return the syntax tree of a file; do not change it. Raises DriftError, with the line."""
     try:
-        return ast.parse(text)
+        return parse_python(text)
     except SyntaxError as error:
         raise DriftError(
-            f"{path}:{error.lineno}: not valid Python: {error.msg}",
+            f"{path}:{error.lineno or 1}: not valid Python: {error.msg}",
             why="the file was edited by hand, or a patch is wrong",
             hint=HINT,
         ) from None

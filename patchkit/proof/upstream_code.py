@@ -20,6 +20,7 @@ from types import CodeType, SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, NoReturn  # noqa: F401  (where dataclasses looks for the name)
 
 from patchkit.errors import ProofError
+from patchkit.reading import parse_python
 from patchkit.source.tree import SourceTree
 
 # Decorators that change how a function is called; others (torch.compile …) are left off.
@@ -241,7 +242,7 @@ class _Source:
         self._pieces: dict[str, list[_Piece]] = {}
         self.definitions: dict[str, list[Definition]] = {}
         self.imports: dict[str, Import] = {}
-        self.body = ast.parse(text).body
+        self.body = parse_python(text).body
         for node in _module_statements(self.body):
             if isinstance(node, ast.ImportFrom):
                 module = _absolute_module(self._path, node.module or "", node.level)

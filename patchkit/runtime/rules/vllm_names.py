@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from patchkit.errors import SourceError, StorageError, UsageError
-from patchkit.reading import LARGEST_IN_TREE, read_bytes
+from patchkit.reading import LARGEST_IN_TREE, parse_python, read_bytes
 
 _DICT = "environment_variables"
 _FLAG = re.compile(r"--?[A-Za-z][\w-]*")
@@ -32,10 +32,10 @@ _ENGINE, _SERVE = "engine/arg_utils.py", "entrypoints/cli/serve.py"
 def parse_file(place: Path) -> ast.Module:
     """Return a file of vLLM as a syntax tree. Raises SourceError."""
     try:
-        return ast.parse(read_bytes(place, limit=LARGEST_IN_TREE))
+        return parse_python(read_bytes(place, limit=LARGEST_IN_TREE))
     except (UsageError, StorageError) as error:
         raise _unread(place, error.what.removeprefix(f"{place}: ")) from None
-    except (SyntaxError, ValueError) as error:
+    except SyntaxError as error:
         raise _unread(place, f"is not Python: {error}") from None
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from patchkit.edit.python import parsed
 from patchkit.errors import ProofError
 from patchkit.recipes.vllm.build import known_externals
 from patchkit.source.fetch import Progress
@@ -71,7 +72,7 @@ def prove_unneeded(wheel: WheelFile, libraries: Collection[str]) -> None:
         text = wheel.text(path)
         if not any(module in text for module in modules):
             continue
-        for name, line in _needed_imports(ast.parse(text), modules.keys(), guarded=False):
+        for name, line in _needed_imports(parsed(path, text), modules.keys(), guarded=False):
             if not any({path, modules[name]} <= parts for parts in own):
                 raise ProofError(
                     f"{path}:{line}: imports {name} and does not do without it",

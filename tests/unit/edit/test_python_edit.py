@@ -112,6 +112,8 @@ def test_swap_refuses():
         ),
         ("x = 1\ndef f(:\n    return a < 9\n", "f", r"^a.py:2: not valid Python: "),
         ("def f():\n  return a < 9\n return 1\n", "f", r"^a.py:3: not valid Python: "),
+        (f"x = {'-' * 200_000}1\n", "f", r"^a.py:1: not valid Python: it is nested too deeply"),
+        ("x = '\0'\n", "f", r"^a.py:1: not valid Python: source code "),
     ):
         with pytest.raises(DriftError, match=message):
             swap("a.py", text, scope, "a < 9", "a < 12", note="")
