@@ -18,7 +18,7 @@ from patchkit.cli import out
 from patchkit.cli.out import error_text
 from patchkit.cli.verbs import CLICK_ALONE, GROUPS, MEANT, MORE, VERBS
 from patchkit.durable.signals import Interrupted, raise_interrupts, unwrapped
-from patchkit.errors import DriftError, PatchkitError, StorageError, UsageError
+from patchkit.errors import DriftError, PatchkitError, SourceError, StorageError, UsageError
 from patchkit.extras import BASE, missing_libraries, require_libraries
 from patchkit.quoting import quoted
 from patchkit.runtime.rules.secret_texts import mask_secrets
@@ -37,6 +37,11 @@ Exit codes: 0 done, 2 usage, 3 source not recognised or a file not sound,
 9 this machine or its network, 10 a build failed, 11 a recipe has a mistake,
 128 + N interrupted by signal N, 1 a bug. docs/commands.md says more.
 """
+
+_LIMITED = "other programs hold it, or a limit of this shell is low: `ulimit -v`"
+_FREE = "end other programs or raise the limit, then run the same command again"
+_NESTED = "no release has such a text: it was edited by hand, or made to do harm"
+_RESTORE = "restore it from the release, or leave it out"
 
 
 class _Verbs(click.Group):
@@ -156,6 +161,10 @@ def _own(error: Exception) -> PatchkitError | None:
         case OSError():
             where = error.filename or "standard output"
             return StorageError(f"{where}: {error.strerror}", hint="check space and permissions")
+        case MemoryError():
+            return StorageError("no memory is left", why=_LIMITED, hint=_FREE)
+        case RecursionError():
+            return SourceError("a text is nested too deeply to be read", why=_NESTED, hint=_RESTORE)
     return None
 
 

@@ -11,6 +11,9 @@ from pathlib import Path
 from patchkit.errors import PatchkitError, RecipeError
 from patchkit.patching.fix import Fix
 
+# A full disk, no memory, or a tree that is nested too deeply is no mistake in the file of a fix.
+_OF_THE_SYSTEM = (OSError, MemoryError, RecursionError)
+
 
 def load_fixes(home: Path, names: Sequence[str]) -> tuple[Fix, ...]:
     """Import the fixes of the recipe in ``home``, in the order of its ``recipe.toml``.
@@ -26,6 +29,8 @@ def load_fixes(home: Path, names: Sequence[str]) -> tuple[Fix, ...]:
     for name in names:
         try:
             module = importlib.import_module(f"patchkit.recipes.{home.name}.fixes.{name}")
+        except _OF_THE_SYSTEM:
+            raise
         except Exception as error:
             raise _stumbled(files[name], error) from error
         fix = getattr(module, "FIX", None)
@@ -40,7 +45,7 @@ def stumbles_told(fix: Fix) -> Iterator[None]:
     """Raise RecipeError, with file and line, where a fix's own code fails on a tree."""
     try:
         yield
-    except PatchkitError:
+    except (PatchkitError, *_OF_THE_SYSTEM):
         raise
     except Exception as error:
         stumble = _stumbled(Path(fix.look.__code__.co_filename).resolve(), error)

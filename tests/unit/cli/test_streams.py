@@ -1,11 +1,14 @@
 """Close, fill and leave the standard streams: the exit codes are those of the docs."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 
 import pytest
+
+from patchkit.cli import _own
 
 
 @pytest.mark.parametrize("words", [["fixes"], ["--version"], ["env", "--help"]])
@@ -37,3 +40,17 @@ def test_streams_that_are_closed_or_full_are_no_bug():
         assert done.returncode == code
         assert said in done.stderr
         assert b"internal error" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "x"), 7),
+        (MemoryError(), 7),
+        (RecursionError(), 3),
+        (ValueError(), None),
+    ],
+)
+def test_what_the_system_refuses_is_no_bug(error, code):
+    told = _own(error)
+    assert (told and told.exit_code) == code

@@ -8,6 +8,8 @@ import pytest
 
 import patchkit
 from patchkit.errors import RecipeError
+from patchkit.patching.fix_file import stumbles_told
+from patchkit.patching.recipe import load_recipe
 
 FILE = "recipes/vllm/fixes/marlin_sass.py"
 
@@ -76,6 +78,13 @@ def test_a_mistake_in_a_function_is_shown_when_it_is_called(refused, release, co
     place = f"{copy / FILE}:{line_of(said.changed, 'if not anything')}"
     assert f"error: {place}: NameError: name 'anything' is not defined" in said.stderr
     assert "next: leave it out with --without marlin_sass, and report it" in said.stderr
+
+
+@pytest.mark.parametrize("kind", [OSError, MemoryError, RecursionError])
+def test_what_fails_below_a_fix_is_no_mistake_in_it(kind):
+    fix = load_recipe().fixes[0]
+    with pytest.raises(kind), stumbles_told(fix):
+        raise kind
 
 
 def line_of(text, part):
