@@ -10,11 +10,19 @@ from patchkit.digests import sha256_of
 from patchkit.errors import DriftError, SourceError
 from patchkit.records import RecordError, Utf8
 
+_LONGEST_NAME = 255  # bytes: NAME_MAX of every file system of Linux
+_LONGEST_PATH = 1024  # bytes: below a root it must fit into PATH_MAX, which is 4,096
+
 
 def plain(path: str) -> bool:
-    """Return whether a path is relative, names something, and has one spelling: no ``..``."""
-    parts = path.split("/")
-    return bool(path) and "\0" not in path and not {"", ".", ".."}.intersection(parts)
+    """Return whether a path is relative, names something, and has one spelling: no ``..``.
+
+    One that no file system takes, or that no release has, for its length, is none either.
+    """
+    parts = path.encode(errors="surrogatepass").split(b"/")
+    if len(path) > _LONGEST_PATH or max(map(len, parts)) > _LONGEST_NAME:
+        return False
+    return bool(path) and "\0" not in path and not {b"", b".", b".."}.intersection(parts)
 
 
 def _require_plain(path: str) -> None:
@@ -56,6 +64,13 @@ def inside(root: Path, path: str) -> Path:
 def place_of(root: Path, path: str) -> Path:
     """Return ``root/path``. Raises SourceError for links, DriftError for what is not a file."""
     place = inside(root, path)
+    for folder in place.parents[: len(PurePosixPath(path).parts) - 1]:
+        if is_file(folder):
+            raise DriftError(
+                f"{path}: {folder.relative_to(root)} is a file, and no folder",
+                why="the path is that of another release, or is mistyped",
+                hint=f"look at {folder}",
+            )
     if place.exists() and not place.is_file():
         raise DriftError(
             f"{path}: is not a file",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from patchkit.durable.names import plain
 from patchkit.errors import UsageError
@@ -22,6 +23,8 @@ _BEYOND = re.compile(
     r"^(?:deleted |rename |copy |old mode |new file mode (?!100644)|Binary |GIT binary ).*",
     re.MULTILINE,
 )
+_MOST_FILES = 1000  # the largest pull requests of vLLM have some hundreds
+_SHOWN = 200  # characters of a name
 _APART = frozenset({".git", ".patchkit"})  # what lies there is obeyed, not compiled
 
 
@@ -70,12 +73,18 @@ def parse_diff(text: str, name: str) -> list[FileDiff]:
     by_git = re.search("^diff --git ", text, re.MULTILINE)
     start = "^(?=diff --git )" if by_git else r"^(?=--- .*\n\+\+\+ )"
     head, *parts = re.split(start, text, flags=re.MULTILINE)
+    if len(parts) > _MOST_FILES:
+        raise refused(f"{name} changes {len(parts)} files, and {_MOST_FILES} are the most")
     files = [file for part in parts for file in _read_part(part, name)]
     if not files or re.search("^@@ ", head, re.MULTILINE):
         raise refused(f"{name} holds no unified diff, or one without the name of a file")
     if len({file.path for file in files}) < len(files):
         hint = "name the .diff of the pull request, or each patch of a series by itself"
         raise refused(f"{name} changes a file twice", hint)
+    paths = {file.path for file in files}
+    for path in sorted(paths):
+        if not paths.isdisjoint(map(str, PurePosixPath(path).parents)):
+            raise refused(f"{name} has a file where {path[:_SHOWN]} has a folder")
     return files
 
 
@@ -105,7 +114,7 @@ def _read_part(part: str, name: str) -> Iterator[FileDiff]:
     blob = re.search(r"^index ([0-9a-f]{4,64})\.\.", head, re.MULTILINE)
     for path in {old, new} - {"/dev/null"}:
         if not plain(path) or not path.isprintable() or _APART & {*path.casefold().split("/")}:
-            raise refused(f"{name} names {path!r}, which is no source in a tree")
+            raise refused(f"{name} names {path[:_SHOWN]!r}, which is no source in a tree")
         yield FileDiff(path, creates, says, blob[1] if blob else "", hunks)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import email
+import email.parser
 import email.policy
 import re
 import textwrap
@@ -14,6 +14,7 @@ from operator import eq
 from pathlib import Path
 
 from patchkit.digests import digest
+from patchkit.durable.names import place_of
 from patchkit.edit.splice import Edit, line_of, splice
 from patchkit.edit.text import new_file
 from patchkit.edit.unified_diff import FileDiff, Hunk, parse_diff
@@ -24,6 +25,8 @@ from patchkit.source.detect import projects
 from patchkit.source.git import merge_texts, read_blob
 from patchkit.source.tree import SourceTree
 
+# The headers alone: parts of a mail may be nested without an end.
+_MAIL = email.parser.HeaderParser(policy=email.policy.default)
 _HALF = "half of the patch is in the code"
 _HINT = "take the patch's version for this release, or leave it out"
 
@@ -34,7 +37,7 @@ def read_patches(paths: Sequence[Path]) -> tuple[Patch, ...]:
     for path in paths:
         text = read_text(path, hint="name a file with a unified diff")
         parse_diff(text, path.name)
-        subject = email.message_from_string(text, policy=email.policy.default)["Subject"]
+        subject = _MAIL.parsestr(text)["Subject"]
         title = re.sub(r"^\[[^]]*PATCH[^]]*\] *", "", " ".join(str(subject or "").split()))
         title, sha256 = title[:200] or path.stem, digest(text)
         words = textwrap.shorten(re.sub("[^a-z0-9]+", " ", title.lower()), 50, placeholder="")
@@ -106,6 +109,7 @@ def _edits_of(file: FileDiff, tree: SourceTree) -> list[Edit]:
     if file.beyond:
         raise _drift(f"{path}: {file.beyond}", "patchkit changes and creates plain texts alone")
     if file.creates:
+        place_of(tree.root, path)
         text = "".join(hunk.texts[1] for hunk in hunks)
         return new_file(path, tree.find(path), text, note="by a patch")
     text = tree.read(path)

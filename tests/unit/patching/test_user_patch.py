@@ -137,6 +137,7 @@ def test_what_is_beyond_texts_or_beside_the_package(extra, reason, judged, patch
 
 
 PATHS = ("../a", "/etc/x", "a/./b", "a//b", ".git/x", "x/.GIT/y", '"b/\\377"', '"a\\nb"', '"\\000"')
+LONG = (f"b/vllm/{'é' * 127}aa", f"b/vllm/{'a/' * 600}b.py")
 HEADS = ("@@ -1,9999999999 +1 @@", "@@@ -1 -1 +1 @@@", "@@", "@@ -7 +7 @@")
 
 
@@ -144,10 +145,12 @@ HEADS = ("@@ -1,9999999999 +1 @@", "@@@ -1 -1 +1 @@@", "@@", "@@ -7 +7 @@")
     "text",
     [
         *("", "no diff\n", f"\0{BODY}", BODY.replace("\n", "\r\n"), BODY + BODY, BODY[:-5]),
-        *(BODY.replace(f"b/{A}", f"{path}") for path in PATHS),
+        *(BODY.replace(f"b/{A}", f"{path}") for path in (*PATHS, *LONG)),
         *(BODY.replace(HEAD, head) for head in HEADS),  # the last has no lines around it
         *(f"{BODY}{row}\n" for row in ("+more", " more", "-more", "Binary files a and b differ")),
         *(BODY.replace("+new", "+old"), f"{HEAD}\n-old\n+new\n"),
+        "".join(git_diff(f"vllm/{number}.py", None, "x\n") for number in range(1001)),
+        git_diff("vllm/a", None, "x\n") + git_diff("vllm/a/b/c.py", None, "x\n"),
     ],
 )
 def test_what_is_no_patch_is_refused(text, patch_of):
@@ -169,6 +172,26 @@ def test_mails_quoted_names_and_ends_of_files(judged, patch_of, tmp_path):
     assert other.id == f"{patch.id}-{other.sha256[:8]}"
     with pytest.raises(RecordError, match="another sha256"):
         record(Patch, asdict(patch) | {"text": BODY})
+
+
+def test_parts_of_a_mail_without_an_end_are_not_read(patch_of):
+    part = "Content-Type: multipart/mixed; boundary=a{0}\n\n--a{0}\n"
+    nested = "".join(part.format(number) for number in range(3000))
+    assert patch_of(f"Subject: [PATCH] Deep\n{nested}{BODY}").id == "patch-deep"
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("vllm/a.py/x.py", "vllm/a.py/x.py: vllm/a.py is a file, and no folder"),
+        ("vllm/a.py/x/y.py", "vllm/a.py/x/y.py: vllm/a.py is a file, and no folder"),
+        ("vllm/sub", "vllm/sub: is not a file"),
+    ],
+)
+def test_a_new_file_needs_its_place(path, said, judged, patch_of):
+    verdict, texts = judged(patch_of({path: (None, "x\n")}), {A: STOCK, "vllm/sub/b.py": ""})
+    assert (verdict.state.value, verdict.reason.split("\n")[0]) == ("drifted", said)
+    assert texts == {}
 
 
 def texts():
