@@ -57,20 +57,21 @@ def revert_by_force(tree: SourceTree) -> Rescued:
         changes, restored, lost = [], [], []
         for path, (wanted, left) in ours.items():
             original = original_path(state, path)
-            data = _content(original) if is_file(original) else None
+            kept = present(original) if is_file(original) else ""
             # A damaged original must not overwrite the file, which may be the better copy.
-            if (present(original) if data is not None else "") != wanted:
+            if kept != wanted:
                 lost.append(path)
-                if data is not None:
-                    changes.append(Change(f"{aside.name}/originals/{path}", "", data))
+                if kept:
+                    changes.append(Change(f"{aside.name}/originals/{path}", "", original))
                 continue
             found = present(place_of(tree.root, path))
             # Neither upstream's text nor patchkit's: edits of the user's, which must not be lost.
             if found not in (wanted, left) and found:
                 moved.append(path)
-                changes.append(Change(f"{aside.name}/{path}", "", _content(tree.root / path)))
+                # By its name, so that it keeps its mode.
+                changes.append(Change(f"{aside.name}/{path}", "", tree.root / path))
             if found != wanted:
-                changes.append(Change(path, found, data))
+                changes.append(Change(path, found, _content(original) if kept else None))
             restored.append(path)
         for file in filter(is_file, sorted(state.rglob("*"))):
             path = file.relative_to(tree.root).as_posix()

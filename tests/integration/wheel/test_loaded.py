@@ -115,7 +115,9 @@ def test_the_system_s_copy(env, tmp_path):
     folder = Path(env.put("third")).parent
     env.pip_copy.unlink()
     cache = tmp_path / "ld.so.cache"
-    subprocess.run(["ldconfig", "-C", cache, "-f", "/etc/ld.so.conf", folder], check=True)
+    # The PATH of an ordinary user has no /usr/sbin.
+    ldconfig = shutil.which("ldconfig") or "/usr/sbin/ldconfig"
+    subprocess.run([ldconfig, "-C", cache, "-f", "/etc/ld.so.conf", folder], check=True)
     script = f'mount --bind {cache} /etc/ld.so.cache && exec "$@"'
     inside = ["unshare", "--mount", "--map-root-user", "sh", "-c", script, "sh"]
     if subprocess.run([*inside, "true"], capture_output=True).returncode:

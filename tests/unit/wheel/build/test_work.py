@@ -89,7 +89,7 @@ def link(place, elsewhere):
 @pytest.mark.parametrize("inner", [False, True])
 def test_a_folder_that_is_not_ours_alone(work, tmp_path, spoil, inner):
     if inner:
-        work.mkdir()
+        work.mkdir(mode=0o700)  # with umask 0002 it would be the group's as well
     place = work / "nccl" if inner else work
     elsewhere = tmp_path / "elsewhere"
     spoil(place, elsewhere)
