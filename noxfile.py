@@ -68,7 +68,8 @@ def pythons(session: nox.Session) -> None:
 def fresh(session: nox.Session) -> None:
     """README's blocks and tests on a machine with Python, pip and git: a file system of its own.
 
-    Needs root and mmdebstrap: `nox -s fresh -- [--with PACKAGE,...] [PYTEST-ARGUMENTS ...]`.
+    As root, or as an ordinary user with umask 0002. Needs root and mmdebstrap:
+    `nox -s fresh -- [--ordinary] [--with PACKAGE,...] [PYTEST-ARGUMENTS ...]`.
     """
     program, env = (sys.executable, "-m", "e2e.proofs.fresh"), {"PYTHONPATH": "tests"}
     if obstacle := session.run(*program, "--obstacle", silent=True, env=env):

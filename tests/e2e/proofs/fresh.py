@@ -1,11 +1,12 @@
 """A fresh machine: a distribution with Python, pip and git, where README's commands have to pass.
 
-    nox -s fresh -- [--with PACKAGE,...] [PYTEST-ARGUMENTS ...]
+    nox -s fresh -- [--ordinary] [--with PACKAGE,...] [PYTEST-ARGUMENTS ...]
 
 mmdebstrap unpacks it from what this machine's apt is configured for; the committed HEAD is cloned
-into it, and README's blocks and tests run there as root, in mount and PID namespaces of their own,
-with nothing of this machine but its network, the configuration of pip, its certificates and two
-caches. What of a block needs a Spark is shown and left out (tests/support/readme.py).
+into it, and README's blocks and tests run there as root, or as an ordinary user whose umask is 0002
+and whose PATH has no /usr/sbin, in mount and PID namespaces of their own, with nothing of this
+machine but its network, the configuration of pip, its certificates and two caches. What of a block
+needs a Spark is shown and left out (tests/support/readme.py).
 ``python -m e2e.proofs.fresh --obstacle`` prints what is in the way here, or nothing.
 """
 
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.emulation import nodes
@@ -40,6 +42,28 @@ CLONE = Path("/srv/patchkit")  # not in /root: some tests read it as nobody
 MACHINES = Path("/srv/machines")  # that stand for Sparks
 PLAIN = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 SPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """Who runs README's commands inside; its ``number`` is both user and group."""
+
+    number: int
+    home: str
+    path: str
+    umask: int
+
+    def words(self) -> list[str]:
+        """Return the words that become this account, before a command."""
+        change = ["setpriv", f"--reuid={self.number}", f"--regid={self.number}", "--clear-groups"]
+        return [*change, "env", f"HOME={self.home}", f"PATH={self.path}"]
+
+
+ROOT_ACCOUNT = Account(number=0, home="/root", path=PLAIN["PATH"], umask=0o022)
+# As `su - NAME` gives it on Debian to a user who has a group of the same name.
+ORDINARY = Account(
+    number=1000, home="/home/eva", path="/usr/local/bin:/usr/bin:/bin", umask=0o002
+)
 
 
 def obstacle(*programs: str) -> str:
@@ -92,26 +116,58 @@ def _sources(release: str = "") -> list[str]:
     return [text for text in texts if own and re.search(r"^(deb|Types:) ", text, re.MULTILINE)]
 
 
-def run(root: Path, command: str) -> int:
+def run(root: Path, command: str, account: Account) -> int:
     """Run a script of sh in a clone of the repository there. Its exit status."""
     # What pip needs here in order to reach its index.
     config = ("/etc/pip.conf", "/etc/xdg/pip/pip.conf", "~/.config/pip/pip.conf", "~/.pip/pip.conf")
     named = ["/etc/ssl/certs/ca-certificates.crt", *map(os.environ.get, CERTIFICATES)]
+    home = account.home.lstrip("/")
     for name in (*config, *filter(None, named)):
-        place = root / name.replace("~", "root").lstrip("/")
+        place = root / name.replace("~", home).lstrip("/")
         if Path(name).expanduser().is_file():
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(Path(name).expanduser(), place)
     clone = ("clone", "--quiet", "--no-hardlinks", str(ROOT), str(root / CLONE.relative_to("/")))
-    subprocess.run(["git", *clone], check=True)
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    binds = {caches / name: f"/root/.cache/{name}" for name in CACHES}
-    for place in binds:  # so that releases come over the network once
-        place.mkdir(parents=True, exist_ok=True)
-    script = entering(root, binds, f"cd {CLONE} && python3 --version\n{command}")
+    subprocess.run(["git", *clone], check=True, umask=account.umask)
+    binds = _caches(root / home, account)
+    if account.number:
+        _give(root, account)
+    inside = f"umask {account.umask:04o} && cd {CLONE} && python3 --version\n{command}"
+    become = shlex.join([*account.words(), "sh", "-euc", inside])
+    script = entering(root, binds, f"exec {become}")
     given = {name: value for name, value in os.environ.items() if INHERITED.fullmatch(name)}
     done = subprocess.run([*SPACES, "sh", "-c", script], env={**given, **PLAIN}, check=False)
     return done.returncode
+
+
+def _caches(home: Path, account: Account) -> dict[Path, str]:
+    """Return what of this machine's caches is bound, so that releases come over the network once.
+
+    An ordinary user may not write to those of root, and gets a copy.
+    """
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    for name in CACHES:
+        (caches / name).mkdir(parents=True, exist_ok=True)
+    if not account.number:
+        return {caches / name: f"{account.home}/.cache/{name}" for name in CACHES}
+    (home / ".cache").mkdir(parents=True)
+    copied = [str(caches / name) for name in CACHES]
+    copy = ["cp", "--archive", "--reflink=auto", *copied, str(home / ".cache")]
+    subprocess.run(copy, check=True)
+    return {}
+
+
+def _give(root: Path, account: Account) -> None:
+    """Make an account there by its number, and give it its home and the clone."""
+    name = Path(account.home).name
+    for file, line in {
+        "passwd": f"{name}:x:{account.number}:{account.number}::{account.home}:/bin/sh\n",
+        "group": f"{name}:x:{account.number}:\n",
+    }.items():
+        with (root / "etc" / file).open("a") as table:
+            table.write(line)
+    places = [str(root / place.lstrip("/")) for place in (account.home, str(CLONE.parent))]
+    subprocess.run(["chown", "-R", f"{account.number}:{account.number}", *places], check=True)
 
 
 def entering(root: Path, binds: Mapping[Path, str], inside: str) -> str:
@@ -165,17 +221,20 @@ def main() -> int:
     """Make a fresh machine, and return the exit status of README's commands in it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--obstacle", action="store_true")
+    parser.add_argument("--ordinary", action="store_true")
     parser.add_argument("--with", dest="packages", default="", metavar="PACKAGE,...")
     options, arguments = parser.parse_known_args()
     if options.obstacle:
         sys.stdout.write(obstacle())
         return 0
     extra = [*filter(None, options.packages.split(","))]
+    account = ORDINARY if options.ordinary else ROOT_ACCOUNT
     with tempfile.TemporaryDirectory(prefix="patchkit-fresh-", dir="/var/tmp") as folder:
         root = Path(folder) / "root"
         unpack(root, [*PACKAGES, *extra], "--variant=minbase")
-        sys.stderr.write(f"{suite()}: README's blocks, then {readme.tests_command()}\n")
-        return run(root, commands(arguments))
+        who = "an ordinary user" if options.ordinary else "root"
+        sys.stderr.write(f"{suite()}, {who}: README's blocks, then {readme.tests_command()}\n")
+        return run(root, commands(arguments), account)
 
 
 if __name__ == "__main__":
