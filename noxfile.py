@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import metadata
 from typing import Any
 
 import nox
@@ -206,9 +207,22 @@ def build_vllm(session: nox.Session) -> None:
 
 
 def _build(session: nox.Session, project: str) -> None:
-    _install(session, "build")
     called = [name for name in ("vllm", "nccl") if name == project or f"build-{name}" in sys.argv]
-    _module(session, "tools.build", project, *called, "--", *session.posargs)
+    words = ("-m", "tools.build", project, *called, "--", *session.posargs)
+    if "--dry-run" not in session.posargs:
+        _install(session, "build")
+        session.run("python", *words)
+    elif _has_patchkit():
+        session.log("a plan takes no environment; without --dry-run, this session makes one")
+        session.run(sys.executable, *words, external=True)
+    else:
+        _install(session, "wheel")
+        session.run("python", *words)
+
+
+def _has_patchkit() -> bool:
+    """Return whether nox's own Python has what patchkit runs with, as after README's install."""
+    return bool([*metadata.Distribution.discover(name="patchkit-gb10")])
 
 
 @nox.session

@@ -21,10 +21,15 @@ BASE = (
 
 def require_libraries(names: Iterable[str], extra: str = "") -> None:
     """Raise HostError unless all of these are there, which an extra brings, or patchkit itself."""
+    if missing := lacking(names):
+        raise missing_libraries(missing, extra)
+
+
+def lacking(names: Iterable[str]) -> list[str]:
+    """Return which of these libraries are not installed."""
     specs = {name: util.find_spec(name) for name in names}
     # A folder build/ has a spec without an origin.
-    if missing := [name for name, spec in specs.items() if spec is None or spec.origin is None]:
-        raise missing_libraries(missing, extra)
+    return [name for name, spec in specs.items() if spec is None or spec.origin is None]
 
 
 def missing_libraries(names: list[str], extra: str = "") -> HostError:

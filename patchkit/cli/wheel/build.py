@@ -81,7 +81,8 @@ def build_nccl_wheel(
 
     On a Spark, or across from x86-64 (apt install g++-aarch64-linux-gnu).
     """
-    require_libraries(BUILD, "build")
+    if not given["dry_run"]:
+        require_libraries(BUILD, "build")
     began = time.monotonic()
     device = targets()[target or "gb10"]
     row = next(row for row in toolkits() if row.cuda == (given["cuda"] or device.cuda))
@@ -166,7 +167,8 @@ def build_vllm_wheel(
     selection: Selection, house: Path, requirements: Path | None, *, offline: bool, **options: Any
 ) -> Iterator[Block]:
     """Build vLLM for one device from its sources; `patchkit repack` takes seconds instead."""
-    require_libraries(BUILD, "build")
+    if not options["dry_run"]:
+        require_libraries(BUILD, "build")
     began = time.monotonic()
     fixes = {fix.id for fix in load_recipe().fixes}
     # --without takes the names of fixes, and of extensions that are left out.

@@ -46,8 +46,9 @@ def plan_blocks(plan: BuildPlan, jobs: Jobs) -> Iterator[Block]:
     yield Record({"dry_run": True, **record_fields(plan), "jobs": jobs.number})
     yield style(plan.title, bold=True) + f", with {jobs.number} jobs ({jobs.reason})"
     yield from finding_blocks(plan.missing)
-    yield "dry run: nothing was compiled" if plan.missing else GOOD + "it could start"
-    yield ExitCode(worst(plan.missing))
+    obstacle = worst(plan.missing)
+    yield "dry run: nothing was compiled" if obstacle else GOOD + "it could start"
+    yield ExitCode(obstacle)
 
 
 def built_blocks(

@@ -17,7 +17,8 @@ from textwrap import indent
 from patchkit.digests import digest
 from patchkit.durable.lock import locked
 from patchkit.errors import HostError, UsageError, translated
-from patchkit.finding import Finding
+from patchkit.extras import BUILD, lacking, missing_libraries
+from patchkit.finding import Finding, Level
 from patchkit.process import attempt, run
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
@@ -110,7 +111,13 @@ def check_toolchain(
 
 
 def missing_tools(machine: str = "") -> Iterator[Finding]:
-    """Yield what a build runs that is not here, the C++ compiler of a named CPU included."""
+    """Yield what a build runs that is not here, the C++ compiler of a named CPU included.
+
+    The libraries of the extra are a note: a plan takes none, and a build asks for them first.
+    """
+    if libraries := lacking(BUILD):
+        error = missing_libraries(libraries, "build")
+        yield Finding(level=Level.NOTE, what=error.what, why=error.why, hint=error.hint)
     # NCCL's makefiles call them; python3 generates the sources of its kernels.
     absent = {tool: tool for tool in ("make", "bash", "python3") if shutil.which(tool) is None}
     if machine and find_cxx(machine) is None:

@@ -61,9 +61,7 @@ class Account:
 
 ROOT_ACCOUNT = Account(number=0, home="/root", path=PLAIN["PATH"], umask=0o022)
 # As `su - NAME` gives it on Debian to a user who has a group of the same name.
-ORDINARY = Account(
-    number=1000, home="/home/eva", path="/usr/local/bin:/usr/bin:/bin", umask=0o002
-)
+ORDINARY = Account(number=1000, home="/home/eva", path="/usr/local/bin:/usr/bin:/bin", umask=0o002)
 
 
 def obstacle(*programs: str) -> str:

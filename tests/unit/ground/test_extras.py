@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import platform
 import sys
 import tomllib
 from pathlib import Path
@@ -32,6 +33,17 @@ def test_a_verb_that_needs_the_extra_says_so_first(cli, tmp_path):
     assert "its extra 'build'" in said
     assert " -m pip install " in said
     assert "[build]" in said
+
+
+def test_a_plan_takes_no_extra(cli, tmp_path):
+    """What the build itself will want is told, and stops nothing."""
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['auditwheel'] = None\n")
+    blocked = {"PYTHONPATH": str(tmp_path), "CXX": "/bin/true"}
+    words = ("build", "nccl", "--cpu", platform.machine(), "--dir", tmp_path / "none", "--dry-run")
+    said = cli(*words, env=blocked).stdout
+    assert "not installed: auditwheel" in said
+    assert "[build]" in said
+    assert "it could start" in said
 
 
 def test_a_library_that_an_import_misses_is_no_internal_error(tmp_path):
