@@ -20,7 +20,7 @@ from patchkit.units import BYTES_PER_MIB
 
 _FIGURES = (
     *("device", "capability", "driver", "torch", "cuda", "free_gib", "memory_gib"),
-    *("triton", "compile_seconds", "vllm", "error", "bound"),
+    *("triton", "compile_seconds", "vllm", "error", "bound", "scales"),
 )
 # So that NCCL says on standard output what it takes.
 _SAYS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV", "NCCL_DEBUG_FILE": ""}

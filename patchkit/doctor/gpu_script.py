@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 MARK = "patchkit-gpu: "
 _BYTES_PER_GIB = 2**30
@@ -194,8 +194,51 @@ def try_fp8(settings: Answer) -> Answer:
         method.process_weights_after_loading(layer)
         taken = getattr(method, "fp8_linear", None)
         kernel = type(taken).__name__ if taken is not None else "unknown"
+        figures = {"scales": "as given"}
+
+        if block:
+            rounded = _round_scales(torch, weight.float() * scales, block)
+            if _are_equal(torch, layer.weight, rounded.stored):
+                cost = max(
+                    _largest_error(x.double() @ rounded.exact.t(), x.double() @ exact.t())
+                    for x in inputs
+                )
+                figures = {
+                    "scales": f"rounded to powers of two (E8M0), which alone costs {cost:.2g}"
+                }
+                exact = rounded.exact
+
         products = ((method.apply(layer, x.bfloat16()), x.double() @ exact.t()) for x in inputs)
-        return _judge_products(kernel, products)
+        return _judge_products(kernel, products, **figures)
+
+
+class RoundedWeights(NamedTuple):
+    """FP8 weights whose blocks have powers of two as scales: how they are stored, their values."""
+
+    stored: Any
+    exact: Any
+
+
+def _round_scales(torch: Any, values: Any, block: int) -> RoundedWeights:
+    """Quantise weights once more, with a power of two as each block's scale, as E8M0 has it.
+
+    vLLM does so for DeepGEMM, which changes the weights (requant_weight_ue8m0_inplace in 0.24.0
+    and 0.33.0; off with VLLM_USE_DEEP_GEMM_E8M0=0). In float32, as there: bit by bit the same.
+    """
+    tall, wide = values.shape
+    blocks = values.view(tall // block, block, wide // block, block)
+    largest = blocks.abs().amax(dim=(1, 3), keepdim=True)
+    scales = torch.pow(2.0, torch.ceil(torch.log2(largest / _FP8_MAX)))
+
+    stored = (blocks / scales).to(torch.float8_e4m3fn)
+    exact = stored.double() * scales.double()
+    return RoundedWeights(stored.view(tall, wide), exact.view(tall, wide))
+
+
+def _are_equal(torch: Any, stored: Any, weight: Any) -> bool:
+    """Return whether a layer holds these weights, in the order and type in which they came."""
+    same_kind = stored.dtype == weight.dtype and stored.shape == weight.shape
+    return same_kind and torch.equal(stored.float(), weight.float())
 
 
 def try_nvfp4(_: Answer) -> Answer:
@@ -297,10 +340,7 @@ def try_all_reduce(settings: Answer) -> Answer:
 
 def _judge_products(kernel: str, products: Iterable[tuple[Any, Any]], **figures: Any) -> Answer:
     """Return the largest error of products beside exact ones; raise WrongError beyond the bound."""
-    error = 0.0
-    for out, exact in products:
-        errors = (out.double() - exact).abs() / exact.square().mean().sqrt()
-        error = max(error, float(errors.nan_to_num(nan=float("inf")).max()))
+    error = max(_largest_error(out, exact) for out, exact in products)
     # JSON has no infinity.
     figures = {"error": float(f"{min(error, 1e30):.2g}"), "bound": _PRODUCT, **figures}
     if vllm := sys.modules.get("vllm"):
@@ -310,6 +350,12 @@ def _judge_products(kernel: str, products: Iterable[tuple[Any, Any]], **figures:
         what = f"{kernel}: the product is wrong: error {error:.2g}, bound {_PRODUCT}"
         raise WrongError(what, answer)
     return answer
+
+
+def _largest_error(out: Any, exact: Any) -> float:
+    """Return the largest error of a product, in units of the exact one's root mean square."""
+    errors = (out.double() - exact).abs() / exact.square().mean().sqrt()
+    return float(errors.nan_to_num(nan=float("inf")).max())
 
 
 STEPS: dict[str, Callable[[Answer], Answer]] = {
