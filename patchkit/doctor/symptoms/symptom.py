@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Annotated, Literal
 
 from patchkit.records import RECIPES, matching, read_toml
+from patchkit.runtime.rules.broken import Broken, load_broken
 from patchkit.runtime.rules.rule import Grounded
 
 SYMPTOM_FILES = tuple(sorted((RECIPES / "symptoms").glob("*.toml")))  # one an area, by name
@@ -122,14 +123,15 @@ class Symptom:
     causes of its own, unless another error stands in the same log. A server does not outlive what
     ``ends`` it, what ``lasts`` is wrong with one that serves, too, and what is of a ``request``
     is its client's. ``example`` are texts that are this symptom, ``other`` are near ones that are
-    not.
+    not. ``broken`` names rows of recipes/env/broken.toml, which are causes of it as well.
     """
 
     id: Id
     title: str
     says: tuple[PatternText, ...]
     level: Literal["error", "warning", "note"]
-    cause: tuple[Cause, ...]
+    cause: tuple[Cause, ...] = ()
+    broken: tuple[str, ...] = ()
     example: tuple[str, ...]
     other: tuple[str, ...] = ()
     follows: bool = False
@@ -139,6 +141,9 @@ class Symptom:
     request: bool = False
 
 
+_SHARED = frozenset(part.name for part in fields(Broken))
+
+
 @cache
 def symptoms() -> Mapping[str, Symptom]:
     """Return all symptoms by their ids, in the order of the files and of their entries.
@@ -146,4 +151,16 @@ def symptoms() -> Mapping[str, Symptom]:
     Raises UsageError for a file that is not right, naming its line.
     """
     tables = (read_toml(tuple[Symptom, ...], file, key="symptom") for file in SYMPTOM_FILES)
-    return {symptom.id: symptom for table in tables for symptom in table}
+    return {symptom.id: _with_broken(symptom) for table in tables for symptom in table}
+
+
+def _with_broken(symptom: Symptom) -> Symptom:
+    """Return a symptom with the faults of releases that it names as its first causes."""
+    causes = []
+    for name in symptom.broken:
+        row = load_broken()[name]
+        words = {
+            part.name: getattr(row, part.name) for part in fields(Cause) if part.name in _SHARED
+        }
+        causes.append(Cause(**words))
+    return replace(symptom, cause=(*causes, *symptom.cause))

@@ -147,11 +147,15 @@ class Software:
     vllm: str = ""
     torch: str = ""
     triton: str = ""
+    transformers: str = ""
     ray: str = ""
     cuda: str = ""
     vllm_home: str = ""
     torch_nccl: Nccl | None = None
     vllm_nccl: Nccl | None = None
+
+
+_RULED = ("vllm", "torch", "triton", "transformers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,10 +196,10 @@ class Host:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Return the versions of vLLM, torch, triton, and torch's NCCL; "" where unknown."""
+        """Return versions of what rules ask for, and of torch's NCCL; "" where unknown."""
         software = self.software or Software(python="")
         nccl = software.torch_nccl.version if software.torch_nccl else ""
-        found = {name: getattr(software, name) for name in ("vllm", "torch", "triton")}
+        found = {name: getattr(software, name) for name in _RULED}
         return {**found, "nccl": nccl}
 
     def vllm_home(self, version: str) -> Path | None:

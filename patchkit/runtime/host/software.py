@@ -38,6 +38,7 @@ def software(python: str | None, environment: Mapping[str, str]) -> Software:
         torch=_package_version("torch", facts.torch, facts),
         # The second one beside nightly builds of torch.
         triton=find_version(facts.path, "triton", "pytorch_triton"),
+        transformers=find_version(facts.path, "transformers"),
         ray=find_version(facts.path, "ray"),
         cuda=facts.cuda if facts.torch else "",
         vllm_home=str(Path(facts.vllm).parent) if facts.vllm else "",

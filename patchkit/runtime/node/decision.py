@@ -50,8 +50,9 @@ class NodeOptions:
 class Node:
     """The part of a node in its cluster, and what it serves.
 
-    ``head`` is the head's address, empty for a node alone; ``versions`` are those of torch, triton
-    and NCCL, empty where unknown; ``choice`` and ``extra`` include what the head's file brings.
+    ``head`` is the head's address, empty for a node alone; ``versions`` are those of torch, triton,
+    NCCL and transformers, empty where unknown; ``choice`` and ``extra`` include what the head's
+    file brings.
     """
 
     role: str
@@ -106,6 +107,9 @@ def decide(
     vllm = asked.vllm or installed["vllm"]
     if not vllm:
         raise refusal("no-vllm")
+    # What is beside the vLLM here says nothing of another release.
+    if plain(vllm) == plain(installed["vllm"]):
+        versions["transformers"] = installed["transformers"]
     role = asked.role or "single"
     nodes = asked.nodes or (1 if role == "single" else 2)
     preset = asked.preset or (named_preset(asked.model) if asked.model else None)

@@ -13,6 +13,7 @@ from patchkit.finding import SINGLE_REPORT
 from patchkit.quoting import quoted
 from patchkit.records import read_json
 from patchkit.runtime.node.decision import Node
+from patchkit.runtime.rules.broken import Broken
 from patchkit.runtime.rules.flags import (
     FlagRule,
     FlagRules,
@@ -29,7 +30,13 @@ from patchkit.runtime.serve.context import context_notes
 from patchkit.runtime.serve.facts import fill_rules
 from patchkit.runtime.serve.listen import listening
 from patchkit.runtime.serve.model import SPARK
-from patchkit.runtime.serve.request import ServeRequest, check_request, check_size, fit_of
+from patchkit.runtime.serve.request import (
+    ServeRequest,
+    check_request,
+    check_size,
+    fit_of,
+    release_faults,
+)
 from patchkit.runtime.serve.roofline import fastest_stream
 
 SHARE = "--gpu-memory-utilization"
@@ -77,6 +84,7 @@ class ServeCommand:
 def serve_args(request: ServeRequest, rules: FlagRules, home: Path | None = None) -> ServeCommand:
     """Return the command that serves a model. Raises UsageError, HostError, DriftError."""
     check_request(request)
+    faults = release_faults(request)
     request.choice.check(rules.rules, "`patchkit serve-args … --explain` lists them")
     node, situation = request.node, request.node.situation
     active = tuple(fill_rules(holding(rules.rules, situation), request))
@@ -115,7 +123,10 @@ def serve_args(request: ServeRequest, rules: FlagRules, home: Path | None = None
         flags=tuple(kept),
         left_out=(*(_flag_of_rule(rule, rule.values) for rule in left_out), *unlike),
         off=off,
-        advice=holding(rules.advice, situation),
+        advice=(
+            *(_fault_advice(row, request) for row in faults),
+            *holding(rules.advice, situation),
+        ),
         notes=(
             *listening(request),
             *_model_notes(request),
@@ -123,6 +134,19 @@ def serve_args(request: ServeRequest, rules: FlagRules, home: Path | None = None
             *fastest_stream(request, values),
             *_notes_on_flags(kept, refused, unlike),
         ),
+    )
+
+
+def _fault_advice(fault: Broken, request: ServeRequest) -> Advice:
+    """Return what to beware of with this release and model."""
+    release = f"on vLLM {request.node.vllm} " if fault.when else ""
+    return Advice(
+        id=fault.id,
+        says=f"{request.model} {release}{fault.effect}. {fault.cause}",
+        instead=fault.cure,
+        source=fault.source,
+        evidence=fault.evidence,
+        confidence=fault.confidence,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from patchkit.errors import HostError, UsageError
 from patchkit.quoting import quoted
 from patchkit.runtime.node.decision import Node
+from patchkit.runtime.rules.broken import Broken, broken_for
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.rule import BY_DEFAULT, RuleChoice
@@ -87,6 +88,24 @@ def check_request(request: ServeRequest) -> None:
             why="checkpoints of several owners have this name",
             hint=f"write OWNER/{preset.id}, or the folder that it lies in",
         )
+
+
+def release_faults(request: ServeRequest) -> tuple[Broken, ...]:
+    """Return how this release may be broken for this model. Raises HostError if it surely is."""
+    preset, checkpoint, node = request.node.preset, request.checkpoint, request.node
+    architectures = checkpoint.config["architectures"] if checkpoint else ()
+    # A folder may have any name; --preset says what lies in it.
+    names = (request.model, preset.id if preset else request.model)
+    rows = broken_for(names, architectures, node.situation)
+    for row in rows:
+        if row.is_certain(node.situation):
+            here = " and ".join(f"{name} {node.situation[name]}" for name in row.installed)
+            raise HostError(
+                f"{request.model} on vLLM {node.vllm} {row.effect}, and {here} is installed here",
+                why=row.cause,
+                hint=f"{row.cure} {row.command}".strip(),
+            )
+    return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
