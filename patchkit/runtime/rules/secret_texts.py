@@ -20,7 +20,8 @@ _LONGEST = 4000  # characters of a value
 _NAME = re.compile(
     r"""(?<![\w-])(?<!\$\{)(?P<quote>["'`])?(?P<dashes>--?)?(?P<name>[A-Za-z][\w-]{1,80})
     (?(dashes)(?:\.[\w.+-]+)?)
-    (?P<sign>\\*["']?\]?[ \t]{0,3}(?:=>|[=:])[ \t]{0,3}(?:\n[ \t]*-[ \t]+)?
+    (?P<sign>\\*["']?\]?[ \t]{0,3}(?:=>|->|:=|[=:])[ \t]{0,3}(?:\n[ \t]*-[ \t]+)?
+    |["'`]?[ \t]+(?:is|was)[ \t]+(?:now[ \t]+)?set[ \t]+to:?[ \t]+
     |["']?,?\s+["']?value["']?:\s*
     |["']\s{0,99},\s{0,99}(?=[bru]?["'])
     |["']?[ \t]*\n[ \t]*-[ \t]+
@@ -37,6 +38,11 @@ _ITEM = re.compile(rf"""{_QUOTED.pattern}|(?P<bare>[^\s,"'\\\[\]()]+)|(?P<close>
 _NEXT = re.compile(r"""["']?[ \t]*(?:,\s{0,99}|[ \t])(?=[bru]?["']?[^-\s&|<>;"'])""")
 # A class or the scheme of a header, before the value itself.
 _BEFORE = re.compile(r"Secret\w*\(|(?:Bearer|Basic|Token|Digest)[ \t]+", re.IGNORECASE)
+_ASSIGNS = re.compile(r"[=:>]|\bset\b")
+_SHELL_SETS = re.compile(
+    r"(?<![\w-])(?P<word>setenv|set)(?P<flags>(?:[ \t]+--?[A-Za-z][\w-]{0,20}){1,4})?[ \t]+\Z"
+)
+_COMMAND = 100  # characters before a name that say whether a shell sets it
 _LINE_BEGINS = re.compile(r"[ \t]*(?:export[ \t]+|Environment=|-e[ \t]+)?")
 
 
@@ -90,19 +96,10 @@ def secret_spans(text: str) -> list[tuple[int, int]]:
     for name in _NAME.finditer(text):
         if name.end() < end:  # its value is in one that is masked: a line of names takes long
             continue
-        dashes, word, sign = name["dashes"], name["name"], name["sign"]
-        before = len(spans)
-        # Behind a blank or a comma only the value of a flag follows; `--api-key` takes several.
-        if dashes and (holds_secret(word) or secret_flag(dashes + word)):
-            several = "=" not in sign and secret_flag(dashes + word)
-            at: int | None = name.end()
-            while at is not None and (values := [*_value_at(text, at)]):
-                spans += values
-                following = _NEXT.match(text, values[0][1]) if several else None
-                at = following.end() if following else None
-        elif not dashes and any(mark in sign for mark in "=:") and holds_secret(word):
-            spans += _named_values(text, name)
-        end = max((end, *(stop for _start, stop in spans[before:])))
+        values = list(_values_after(text, name))
+        spans += values
+        end = max((end, *(stop for _start, stop in values)))
+
     found: list[tuple[int, int]] = []
     for start, stop in sorted(spans):
         if found and start < found[-1][1]:
@@ -132,6 +129,43 @@ def _secret_forms() -> tuple[re.Pattern[str], ...]:
     texts = read_env_data("secrets")["texts"]
     forms = (*texts["forms"], rf"(?<![A-Za-z0-9])(?P<value>{'|'.join(texts['tokens'])})")
     return tuple(re.compile(form, re.IGNORECASE) for form in forms)
+
+
+def _values_after(text: str, name: re.Match[str]) -> Iterator[tuple[int, int]]:
+    """Yield the secrets that follow a name: the value of a flag, of a variable, or of a key."""
+    word, sign = name["name"], name["sign"]
+    assigns = _ASSIGNS.search(sign) is not None
+    if name["dashes"]:
+        flag = secret_flag(name["dashes"] + word)
+        if flag and not assigns:
+            yield from _several_values(text, name.end())
+        elif flag or holds_secret(word):
+            yield from _value_at(text, name.end())
+    elif assigns and holds_secret(word):
+        yield from _named_values(text, name)
+    # Behind a blank or a comma only a shell's own word makes it a value.
+    elif sign.isspace() and _is_set_by_shell(text, name) and holds_secret(word):
+        yield from _value_at(text, name.end())
+
+
+def _several_values(text: str, at: int) -> Iterator[tuple[int, int]]:
+    """Yield the values of a flag that takes several, until one that is no secret."""
+    while values := list(_value_at(text, at)):
+        yield from values
+        following = _NEXT.match(text, values[0][1])
+        if following is None:
+            return
+        at = following.end()
+
+
+def _is_set_by_shell(text: str, name: re.Match[str]) -> bool:
+    """Return whether a shell sets a name there: fish's and csh's words stand in sentences, too."""
+    command = _SHELL_SETS.search(text, max(0, name.start() - _COMMAND), name.start())
+    if command is None:
+        return False
+    value = _QUOTED.match(text, name.end()) or _BARE.match(text, name.end())
+    plain = command["word"] == "set" and not command["flags"]
+    return value is not None and not (plain and value[0].isalpha())
 
 
 def _named_values(text: str, name: re.Match[str]) -> Iterator[tuple[int, int]]:

@@ -1,9 +1,12 @@
 """Mask secrets in every form that programs write them in, and nothing else."""
 
+import ast
 import re
+from pathlib import Path
 
 import pytest
 
+import patchkit
 from patchkit.doctor.bundle import PrivateNames, Redactor
 from patchkit.runtime.rules.secret_texts import mask_secrets, secret_flag
 
@@ -43,7 +46,19 @@ SECRETS = [
     '{\n "api_key": [\n  "«s3cr3t»",\n  "«other7»"\n ],\n "a": 1}',
     'request failed: {"api_key": "«cut off in the middl»',
     "x-api-key: «s3cr3t»",
+    # sentences, arrows, other shells
+    "HF_TOKEN is set to «custom0037tok»; HF_HOME is set to /data",
+    "the variable `HF_TOKEN` was set to '«two words»'",
+    "env: VLLM_API_KEY -> «arrow0059key»",
+    "VLLM_API_KEY := «col0060key»",
+    'set VLLM_API_KEY "«fish0062key»"',
+    "set VLLM_API_KEY «fish0062key»",
+    "set -x HF_TOKEN «fishkey»; set --export --global HF_TOKEN «fish0063key»",
+    "setenv HF_TOKEN «cshkey»",
+    "--api-key is set to «s3cr3t»",
     # headers and programs
+    "POST https://hooks.slack.com/services/«T0C032/B000/XXXX» 200",
+    "https://discord.com/api/webhooks/«1234/abc-DEF»",
     "Authorization: Bearer «abcDEF123456»",
     "{'Authorization': 'Bearer «abcDEF»', 'Accept': '*/*'}",
     "(b'authorization', b'Bearer «abcDEF123456»')",
@@ -94,6 +109,8 @@ READABLE = [
     "time_to_first_token: 0.35 s, time_per_output_token=12.1ms, tokens: 5",
     "unless VLLM_API_KEY or --api-key is set, the port stays local",
     "set VLLM_API_KEY, or --api-key KEY, in ~/.config/patchkit/secrets.env",
+    "--api-key would show a secret to every user of the node: put it into secrets.env",
+    "set HF_TOKEN before you start; set -x in the script; --hf-token names a file",
     "error: --api-key is missing; --hf-token needs a value",
     "HF_TOKEN=$HF_TOKEN vllm serve m --api-key ${VLLM_API_KEY:?}",
     "-e HF_TOKEN -e VLLM_API_KEY=$KEY image",
@@ -119,6 +136,30 @@ READABLE = [
 @pytest.mark.parametrize("line", READABLE)
 def test_what_is_no_secret_stays_readable(line):
     assert mask_secrets(line) == line
+
+
+def own_sentences():
+    """Yield the texts of patchkit's own code; what is filled in is a reference, a flag is one."""
+    for path in sorted(Path(patchkit.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = (
+                    str(part.value)
+                    if isinstance(part, ast.Constant)
+                    else "--api-key"
+                    if "flag" in ast.unparse(part)
+                    else "$X"
+                    for part in node.values
+                )
+                yield "".join(parts)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_no_word_of_a_sentence_of_patchkit_is_taken_for_a_secret():
+    sentences = [text for text in own_sentences() if "--api-key" in text or "--hf-token" in text]
+    assert len(sentences) > 10
+    assert [text for text in sentences if mask_secrets(text) != text] == []
 
 
 def test_flags_are_compared_as_vllms_parser_does():
