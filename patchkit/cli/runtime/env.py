@@ -201,6 +201,7 @@ def _entry_lines(entry: VariableRule | Avoid) -> Iterator[str]:
     else:
         yield style(entry.id, fg="yellow") + f"  {entry.severity}: better left out"
         rows["instead"] = entry.instead
+    rows |= {f"why in {bounds}": text for bounds, text in entry.by_release.items()}
     rows["leads"] = routes_in_words(entry.routes)
     rows["source"] = f"{entry.source} ({entry.evidence}, confidence {entry.confidence})"
     rows["guides"] = entry.guides

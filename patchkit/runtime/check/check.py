@@ -26,7 +26,7 @@ from patchkit.runtime.host.networks import twin_state
 from patchkit.runtime.rules import variables
 from patchkit.runtime.rules.flags import flags
 from patchkit.runtime.rules.releases import read_env_data
-from patchkit.runtime.rules.rule import holding, holds
+from patchkit.runtime.rules.rule import holding
 from patchkit.runtime.rules.secret_texts import is_secret, runs_code
 from patchkit.runtime.rules.spelling import Slips, nearest_hint
 from patchkit.runtime.rules.variable_rules import Avoid, load_variable_rules
@@ -156,7 +156,7 @@ def check_names(checked: CheckedText) -> Iterator[Finding]:
         # A name of no project that the file itself uses is its own, whoever else had one like it.
         own = name in used and not reader and name not in variables.other_variables()
         rules = () if own or not is_literal(assignment.value) else avoids.get(name, ())
-        advised = [rule for rule in rules if rule.matches(value) and holds(rule.when, situation)]
+        advised = [rule for rule in holding(rules, situation) if rule.matches(value)]
         for rule in advised:
             what = f"{assignment.shown} is advised against"
             yield rule_finding(rule, assignment.line, what, rule.reason, name)

@@ -81,6 +81,7 @@ class Node:
             "target": self.target,
             "quantization": self.quantization or (preset.quantization if preset else ""),
             "moe": "unknown" if preset is None else "yes" if preset.moe else "no",
+            "family": preset.family if preset else "",
             "vllm": self.vllm,
             "nodes": str(self.nodes),
             **self.versions,

@@ -46,6 +46,7 @@ class Preset:
 
     id: str
     quantization: Annotated[str, one_of(*CHOICES["quantization"], "")] = ""
+    family: Annotated[str, one_of(*CHOICES["family"], "")] = ""
     moe: bool = False
     single: bool = True
     nodes: int = 1

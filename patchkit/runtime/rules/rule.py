@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from patchkit.errors import UsageError
 from patchkit.finding import SINGLE_REPORT, Confidence, Established
@@ -59,21 +59,28 @@ def check_condition(when: Condition) -> None:
 
 def in_words(when: Condition) -> str:
     """Return a condition in one line: ``topology roce or ring, nccl >=2.30.7``."""
+    alternatives = {key: (it,) if isinstance(it, str) else it for key, it in when.items()}
     return ", ".join(
-        f"{key} {value if isinstance(value, str) else ' or '.join(value)}"
-        for key, value in when.items()
+        f"{key} {' or '.join('unknown' if value == _UNTOLD else value for value in values)}"
+        for key, values in alternatives.items()
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grounded:
-    """A statement that holds in some situations, and who says so."""
+    """A statement that holds in some situations, and who says so.
+
+    ``by_release`` has what it says in some releases of vLLM instead, by their ranges.
+    """
+
+    text_field: ClassVar[str] = "reason"
 
     id: str
     when: Annotated[Condition, check_condition] = field(default_factory=dict)
     source: str
     evidence: Established
     confidence: Confidence
+    by_release: Mapping[Annotated[str, check_range], str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +115,8 @@ class Discouraged(Grounded):
 class Advice(Grounded):
     """A problem that no variable and no flag solves, reported while ``when`` holds."""
 
+    text_field: ClassVar[str] = "says"
+
     says: str
     instead: str
 
@@ -122,8 +131,18 @@ def routes_in_words(routes: Routes) -> str:
 
 
 def holding(entries: Iterable[G], situation: Situation) -> tuple[G, ...]:
-    """Return the entries whose condition holds."""
-    return tuple(entry for entry in entries if holds(entry.when, situation))
+    """Return the entries whose condition holds, with what they say of this release."""
+    vllm = situation.get("vllm", "")
+    return tuple(in_release(entry, vllm) for entry in entries if holds(entry.when, situation))
+
+
+def in_release(entry: G, vllm: str) -> G:
+    """Return an entry with what it says of a release of vLLM, "" for an unknown one."""
+    for bounds, text in entry.by_release.items():
+        if vllm and within(vllm, bounds):
+            changed: dict[str, Any] = {entry.text_field: text}
+            return replace(entry, **changed)
+    return entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
