@@ -197,15 +197,24 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
 
     def _feed(self, given: Iterable[bytes]) -> None:
         stdin = self._pipe("stdin")
+        with contextlib.suppress(OSError), stdin:  # it ended, or nobody reads on
+            for part in self._without_errors(given):
+                view = memoryview(part)
+                while view:
+                    view = view[stdin.write(view) :]
+            while self._beat and not self._failed and not self._over.wait(self._beat):
+                stdin.write(b"\n")
+
+    def _without_errors(self, given: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield what the program reads, and keep an error: one of a thread is seen by nobody.
+
+        It is kept before the program's input ends: once that is noticed, nobody asks again.
+        """
         try:
-            with contextlib.suppress(OSError), stdin:  # it ended, or nobody reads on
-                for part in given:
-                    view = memoryview(part)
-                    while view:
-                        view = view[stdin.write(view) :]
-                while self._beat and not self._over.wait(self._beat):
-                    stdin.write(b"\n")
-        except BaseException as error:  # noqa: BLE001  # a thread's errors are seen by nobody
+            yield from given
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # noqa: BLE001
             self._failed.append(error)
 
     def _pipe(self, name: str) -> IO[bytes]:

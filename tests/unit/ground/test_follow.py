@@ -55,13 +55,16 @@ def test_who_listens_shows_it():
         assert next(iter(running)) == "2\n"
 
 
-def test_what_a_program_is_given_flows_through_it_and_its_error_is_raised():
+@pytest.mark.parametrize("kind", [StorageError, OSError])
+def test_what_a_program_is_given_flows_through_it_and_its_error_is_raised(kind):
+    """An OSError of what is given is not one of the program, which ends the dialogue alone."""
+
     def given():
         yield from [b"x" * 1023 + b"\n"] * 4096
-        raise StorageError("the disk failed")
+        raise kind("the disk failed")
 
     lines = []
-    with pytest.raises(StorageError, match="disk failed"), Follow("cat", given=given()) as running:
+    with pytest.raises(kind, match="disk failed"), Follow("cat", given=given()) as running:
         lines.extend(running)
     assert len(lines) == 4096
 
