@@ -330,6 +330,16 @@ def doctor_proof(session: nox.Session) -> None:
     _module(session, "e2e.lifecycle.doctor_proof", work, *session.posargs)
 
 
+@nox.session(python=False)
+def nightly(session: nox.Session) -> None:
+    """What takes too long for each change, one after the other, with a table of how each ended.
+
+    As root: `nox -s nightly -- [PART ...]`. Parts: matrix, torture, doctor-proof, cross-proof,
+    lifecycle. What lacks a program is told as not run.
+    """
+    session.run(sys.executable, "-m", "tools.nightly", *session.posargs)
+
+
 @nox.session
 def bench(session: nox.Session) -> None:
     """apply, status and revert beside git apply and the import of libcst, in one run.

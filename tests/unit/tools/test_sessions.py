@@ -1,6 +1,7 @@
 """Read noxfile and the workflows that write: what they run, for whom, with what rights."""
 
 import re
+from collections import ChainMap
 from pathlib import Path
 
 import pytest
@@ -11,18 +12,21 @@ from patchkit.patching.recipe import load_recipe
 from patchkit.source.releases import load_facts
 from tools.build import shared_out
 from tools.new_releases import new_releases
+from tools.nightly import PARTS
 from tools.wheel_jobs import jobs
 
 BOTH = ("vllm", "nccl")
 ROOT = Path(__file__).parents[3]
-FILES = [ROOT / ".github/workflows" / name for name in ("wheels.yml", "releases.yml")]
+FILES = [
+    ROOT / ".github/workflows" / name for name in ("wheels.yml", "releases.yml", "nightly.yml")
+]
 NOXFILE = (ROOT / "noxfile.py").read_text(encoding="utf-8")
 needs_workflow = pytest.mark.skipif(not FILES[0].exists(), reason="an sdist has no .github/")
 
 
 def workflow():
     files = [yaml.safe_load(file.read_text(encoding="utf-8"))["jobs"] for file in FILES]
-    return files[0] | files[1]
+    return dict(ChainMap(*files))
 
 
 def steps():
@@ -81,7 +85,10 @@ def test_its_steps_are_sessions_that_run_anywhere():
     runs = [step["run"] for _, step in steps() if "run" in step]
     named = re.findall(r"bin/nox -s ([\w-]+)", "\n".join(runs))
     expected = {"build-vllm", "build-nccl", "repro", "cross-proof", "new-releases", "add-release"}
-    assert expected <= {*named} <= sessions
+    expected |= {"nightly"}
+    assert expected <= {*named, *PARTS}
+    assert {*named, *PARTS} <= sessions
+    assert workflow()["part"]["strategy"]["matrix"]["part"] == [*PARTS]
 
 
 @needs_workflow
