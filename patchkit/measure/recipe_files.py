@@ -19,8 +19,6 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from patchkit.errors import SourceError, UsageError
 from patchkit.reading import read_text
 from patchkit.records import read_json
@@ -29,6 +27,7 @@ from patchkit.runtime.rules.rule import CHOICES
 from patchkit.runtime.rules.secret_texts import runs_code
 from patchkit.runtime.serve.args import ServeCommand
 from patchkit.units import GIB_PER_GB
+from patchkit.yaml_text import YamlError, read_value
 
 GB10 = "dgx_spark_gb10"
 # As upstream's command builder: the most exact one wins.
@@ -44,7 +43,6 @@ _OF_THE_PLACE = re.compile(
 Settings = dict[str, str]
 _NO_RECIPE = (AttributeError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
 _LARGEST = 1 << 18  # bytes of a file, characters of its command
-_MOST_ALIASES = 20  # of YAML, in vLLM's; each may stand for many others
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _SHORT = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "cc": "compilation-config"}
 _SHELL = re.compile(r"[;&|<>]+|.*(\$\(|`).*")
@@ -62,17 +60,14 @@ def read_recipe(path: Path, model: str = "") -> tuple[Preset, list[str]]:
     hint = "name a recipe: YAML of vLLM, eugr or sparkrun"
     text = read_text(path, limit=_LARGEST, hint=hint)
     try:
-        events = yaml.parse(text, Loader=yaml.SafeLoader)
-        aliases = sum(isinstance(event, yaml.AliasEvent) for event in events)
-        recipe = yaml.safe_load(text)
+        recipe = read_value(text)
         is_vllms = isinstance(recipe.get("model"), dict)
-        made, most = (_from_vllm, _MOST_ALIASES) if is_vllms else (_from_command, 0)
-        if aliases > most:
-            raise ValueError(f"it has {aliases} aliases")
+        made = _from_vllm if is_vllms else _from_command
         preset, untold = made(recipe, model, str(path))
-    except (yaml.YAMLError, *_NO_RECIPE) as error:
+    except (YamlError, *_NO_RECIPE) as error:
+        place = f"{path}:{error.line}" if isinstance(error, YamlError) else str(path)
         why = " ".join(str(error).split())[:200]
-        raise SourceError(f"{path}: is no recipe", why=why, hint=hint) from None
+        raise SourceError(f"{place}: is no recipe", why=why, hint=hint) from None
     taken = {name: value for name, value in preset.variables.items() if not runs_code(name)}
     untold += [f"{name}: {runs_code(name)}" for name in preset.variables if name not in taken]
     return replace(preset, variables=taken), untold
@@ -249,6 +244,8 @@ _BY_HAND = ("parameter_count", "active_parameters", "context_length")
 
 def recipe_yaml(served: ServeCommand) -> tuple[str, list[str]]:
     """Return vLLM's recipe of what is served, and the keys of it that patchkit does not know."""
+    import yaml
+
     request, preset = served.request, served.request.node.preset
     owner, _, name = request.model.rpartition("/")
     words = [it.words for it in served.flags if not _OF_THE_PLACE.fullmatch(it.flag)]

@@ -13,6 +13,7 @@ from patchkit.runtime.check.content import (
     FileContent,
     Image,
     Word,
+    build_finding,
     find_image,
     is_literal,
 )
@@ -37,6 +38,7 @@ _PIECE = re.compile(
 )
 _QUOTED = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)"|\\(.)""", re.DOTALL)
 _SHELL = read_env_data("said")["shell"]
+_MOST_WORDS = 5000  # of the servers of a file
 _MOST_UNENDED = 50  # here-documents without an end: each is looked for to the end of the text
 _DEEPEST = 6  # scripts in words of scripts
 _PAIR = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
@@ -117,6 +119,7 @@ class CommandReader:
     content: FileContent
     exports_all: bool = False  # behind set -a
     exported: set[str] = field(default_factory=set)
+    words_left: int = _MOST_WORDS
 
     def read_script(self, text: str, line: int = 1, place: Place = _WHOLE_FILE) -> None:
         """Read the text of a script; an own variable that it exports anywhere is environment."""
@@ -184,7 +187,14 @@ class CommandReader:
 
     def _add_server(self, program: str, words: Sequence[Word], block: int) -> None:
         line = words[0].line if words else block
-        command = CommandLine(program=program, words=(*words,), line=line, block=block)
+        if self.words_left < 0:
+            return
+        if len(words) > self.words_left:
+            problem = build_finding("too-many-words", line, most=f"{_MOST_WORDS:,}")
+            self.content.problems.append(problem)
+        read = tuple(words[: self.words_left])
+        self.words_left -= len(words)
+        command = CommandLine(program=program, words=read, line=line, block=block)
         self.content.commands.append(command)
 
     def _read_container(self, words: Sequence[Word], place: Place) -> None:

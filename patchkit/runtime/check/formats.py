@@ -26,6 +26,7 @@ from patchkit.runtime.check.content import (
     build_finding,
 )
 from patchkit.runtime.rules.releases import read_env_data
+from patchkit.yaml_text import YamlError, read_nodes
 
 _ENV_LINE = re.compile(
     r"[ \t]*(?:export[ \t]+)?(?!Environment=)(?P<name>[A-Za-z_]\w*)(?:=(?P<value>.*))?"
@@ -33,8 +34,8 @@ _ENV_LINE = re.compile(
 _ENV_VALUE = re.compile(r"""(?:'[^']*'|"(?:[^"\\]|\\.)*"|[^\s'"]|[ \t]+(?!\#))*""")
 _KINDS, _YAML = (read_env_data("said")[name] for name in ("kinds", "yaml"))
 _EXEC = re.compile(r"Exec\w*=[-@:+!|]*")
-_MOST_NODES = 100_000  # a few aliases may stand for any number of nodes
-_DEEPEST, _MOST_EVENTS = 64, 400_000
+_OTHER = "name another file, or check what runs: `patchkit check --running`"
+_TEMPLATE = re.compile(r"\{\{|\{%")  # of Helm or Jinja: YAML when it is filled in
 _ENVIRONMENT = re.compile(_YAML["environment"])
 _IMAGES, _COMMANDS = _YAML["images"], _YAML["commands"]
 _NULLS = {"", "~", "null", "Null", "NULL"}
@@ -43,7 +44,7 @@ _NULLS = {"", "~", "null", "Null", "NULL"}
 def read_file(path: Path) -> CheckedText:
     """Return what a file, or - for standard input, says. Raises UsageError, SourceError."""
     stdin = str(path) == "-"
-    text = read_text(None if stdin else path, hint="name an env file or a script")
+    text = read_text(None if stdin else path, hint=_OTHER)
     mode = None if stdin else stat.S_IMODE(path.stat().st_mode)
     content = read_content(text, str(path))
     return CheckedText(where=str(path), content=content, text=text, mode=mode)
@@ -71,7 +72,7 @@ def read_content(text: str, where: str) -> FileContent:
             # What is named as an env file and holds more than lines is sourced, with set -a.
             CommandReader(content, exports_all=content.kind == ENV).read_script(text)
     except RecursionError:
-        content.problems.append(build_finding("not-read", 1, what="what is nested too deeply"))
+        content.problems.append(build_finding("not-yaml", 1, problem="it is nested too deeply"))
     return content
 
 
@@ -141,40 +142,28 @@ def _read_dockerfile(text: str, content: FileContent) -> None:
 
 def _read_yaml(text: str, content: FileContent) -> None:
     """Add what YAML or JSON says; what cannot be read is a problem of the content."""
-    import yaml  # 20 ms, and for YAML alone
-
     if text.lstrip().startswith("{"):
         text = text.replace("\t", " ")  # JSON may be indented with tabs, YAML may not
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    depth = 0
     try:
-        for number, event in enumerate(yaml.parse(text, Loader=loader)):
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > _DEEPEST or number > _MOST_EVENTS:
-                what = "too large or nested too deeply"
-                raise yaml.MarkedYAMLError(problem=what, problem_mark=event.start_mark)
-        reader = _YamlReader(CommandReader(content))
-        for document in yaml.compose_all(text, Loader=loader):
-            reader.is_compose = "services" in _map_keys(document)
-            reader.visit_node(document, 0)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = min(mark.line, text.count("\n")) + 1 if mark else 1
-        what = f"the file, as YAML: {getattr(error, 'problem', None) or 'odd characters'}"
-        content.problems.append(build_finding("not-read", line, what=what))
+        documents = read_nodes(text)
+    except YamlError as error:
+        key = "template" if _TEMPLATE.search(text) else "not-yaml"
+        content.problems.append(build_finding(key, error.line, problem=error.problem))
+        return
+    reader = _YamlReader(CommandReader(content))
+    for document in documents:
+        reader.is_compose = "services" in _map_keys(document)
+        reader.visit_node(document, 0)
 
 
 @dataclass(slots=True)
 class _YamlReader:
     reader: CommandReader
-    left: int = _MOST_NODES
     is_compose: bool = False
 
     def visit_node(self, node: Any, block: int) -> None:
         """Add what a node says; ``block`` is the line of the container that it is part of."""
-        self.left -= 1
-        if self.left < 0 or node is None:
+        if node is None:
             return
         if node.id == "sequence":
             for item in node.value:
@@ -202,9 +191,6 @@ class _YamlReader:
             return
         content = self.reader.content
         for item in node.value:
-            self.left -= 1
-            if self.left < 0:
-                return
             name, value = item if node.id == "mapping" else (None, item)
             fields = _map_keys(value)
             if name is None and "name" in fields:  # of Kubernetes

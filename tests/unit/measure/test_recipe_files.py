@@ -100,11 +100,23 @@ def test_what_is_exported_is_read_again(cli, tmp_path):
         "model: a/b\ndefaults: {speculative_config: '[]'}",
         "model: a/b\ndefaults: {x: 2026-01-01}",
         f"command: vllm serve a/b --z {{x}}\ndefaults: {{x: '{'{y}' * 9000}', y: '{'y' * 99}'}}",
-        "model: &a {x: 1}\nb: [" + ", ".join(["*a"] * 21) + "]",
-        "model: &a a/b\nname: *a",
-        "[" * 5000,
     ],
 )
 def test_what_is_no_recipe_is_refused(read, text):
     with pytest.raises(SourceError):
+        read(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("model: " + "[" * 100_000, 1),
+        (f"x: &x {'y' * 9999}\nz: [{'*x, ' * 1000}]\nmodel: a/b", 2),
+        ("defaults: &a\n  b: *a\nmodel: a/b", 2),
+        ("model: a/b\ncommand: [\n", 3),
+        ("model: a/b\n\x07", 2),
+    ],
+)
+def test_a_recipe_that_cannot_be_read_names_the_line(read, text, line):
+    with pytest.raises(SourceError, match=rf"recipe.yaml:{line}: is no recipe"):
         read(text)

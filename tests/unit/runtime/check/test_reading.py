@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -172,16 +173,23 @@ def test_our_own_files_are_read_in_every_format():
         assert "NCCL_IB_TIMEOUT" in text.splitlines()[finding.line - 1]
 
 
-def test_what_cannot_be_read_is_a_note():
-    for where, text in (
-        ("x.yaml", "a: [b\nc: }\n"),
-        ("x.yaml", "[" * 100_000),
-        ("x.yaml", "\x01"),
-        ("x.py", "def f(:\n"),
-    ):
-        (problem, *_) = read_content(text, where).problems
-        assert (problem.id, problem.what[:9]) == ("not-read", "not read:")
-        assert 1 <= problem.line <= text.count("\n") + 1
+@pytest.mark.parametrize(
+    ("where", "text", "line", "level", "key"),
+    [
+        ("x.yaml", "a: [b\nc: }\n", 2, "error", "not-yaml"),
+        ("x.json", '{"env": {\n"A": 1\n', 3, "error", "not-yaml"),
+        ("x.yaml", "[" * 100_000, 1, "error", "not-yaml"),
+        ("x.yaml", "a: &a\n  b: *a\n", 2, "error", "not-yaml"),
+        ("x.yaml", "a: b\n\x01", 2, "error", "not-yaml"),
+        ("x.yaml", "a: 1\n{{- if .Values.b }}\nc: 2\n", 3, "note", "template"),
+        ("x.py", "def f(:\n", 1, "note", "not-read"),
+        ("x.sh", "A=1\nvllm serve" + " --a" * 6000, 2, "note", "too-many-words"),
+        ("x.yaml", f"image: vllm-openai\nargs: [{'--a, ' * 6000}]", 2, "note", "too-many-words"),
+    ],
+)
+def test_what_cannot_be_read_is_told(where, text, line, level, key):
+    (problem,) = read_content(text, where).problems
+    assert (problem.id, problem.level.value, problem.line) == (key, level, line)
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
