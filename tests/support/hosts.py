@@ -168,6 +168,14 @@ def tailscale(node: int) -> Machine:
     return replace(machine, cards=(*machine.cards, overlay))
 
 
+def joined(node: int, kind: str) -> Machine:
+    """Both halves of the cabled cage are parts of one interface, which has the address."""
+    own = (f"192.168.100.{10 + node}/24",)
+    whole = Card(name=f"{kind}0", mtu=9000, up=True, addresses=own, kind=kind)
+    machine = _with(cable_port0(node), A0, B0, addresses=(), master=whole.name)
+    return replace(machine, cards=(*machine.cards, whole))
+
+
 # As in a container that shows a part of sysfs, or while a driver is being reloaded.
 _MISSING = (
     "sys/class/dmi",
@@ -185,6 +193,10 @@ _ALONE += (pair_and_switch, wifi_managed, tailscale)
 MACHINES: dict[str, Callable[[int], Machine]] = {
     **{make.__name__: make for make in _ALONE},
     "cable_port1": lambda node: _spark(node, **_cabled(node, 1)),
+    "bond": lambda node: joined(node, "bond"),
+    "bridge": lambda node: joined(node, "bridge"),
+    # A VRF is a table of routes: its parts keep their addresses.
+    "vrf": lambda node: _with(joined(node, "vrf"), A0, addresses=(f"192.168.90.{10 + node}/24",)),
     "both_cables": lambda node: _spark(node, **_cabled(node, 0), **_cabled(node, 1, third=102)),
     # Cage 0 leads to the next node, cage 1 to the one before; each cable has two subnets.
     "ring": lambda node: _spark(

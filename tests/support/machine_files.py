@@ -35,6 +35,7 @@ class Card:
     type: int = 1
     operstate: str = ""
     kind: str = "bridge"  # of a virtual one, as `ip` calls it
+    master: str = ""  # the virtual one that it is a part of
 
     @property
     def link_local(self) -> str:
@@ -154,6 +155,8 @@ def _netdev(root: Path, card: Card) -> None:
         last = card.at.rpartition("/")[2]
         slot = f"\nPCI_SLOT_NAME={last}" if last.count(":") == 2 else ""
         _file(root / device / "uevent", f"DRIVER={card.driver}{slot}")
+    if card.master:
+        _link(home / "master", root / "sys/devices/virtual/net" / card.master)
     if card.driver == "mlx5_core":
         _file(root / device / "current_link_width", "4")
     if card.wifi:

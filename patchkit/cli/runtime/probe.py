@@ -42,7 +42,7 @@ def probe_command(*, root: Path, save: Path | None, python: str | None) -> Itera
     capabilities = read_env_data("hardware")["capabilities"].values()
     if any(gpu.capability in capabilities for gpu in host.gpus):  # a device that patchkit knows
         there = () if root == LIVE else ("--root", root)
-        if host.cabled:
+        if host.cabled and not host.masters(half for half in host.netdevs if half.cage is not None):
             yield next_step(*program(), "net", "plan", "--role", "head", *there)
         if host.software and host.software.vllm:
             yield next_step(*program(), "env", "--role", "single", "-o", "single.env", *there)

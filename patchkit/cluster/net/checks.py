@@ -140,8 +140,9 @@ def _check_half(host: Host, netdev: Netdev, others: Sequence[Netdev]) -> Iterato
         yield judge(False, name, "small MTU", f"{netdev.mtu}; {_JUMBO}", "MTU", plan=_PLAN)
     else:
         yield check_fine(name, "MTU", str(netdev.mtu))
-    # Of a half without an address beside one that has one, the remark on the machine tells.
-    if netdev.ipv4 or not any(other.ipv4 for other in others):
+    # Of a half without an address beside one that has one, or in a bond, the remark tells.
+    elsewhere = netdev.master or any(other.ipv4 or other.master for other in others)
+    if netdev.ipv4 or not elsewhere:
         seen = ", ".join(map(str, netdev.ipv4))
         drawn = seen and not netdev.lasting
         # Of link-local ones on two halves the machine's remarks tell.
@@ -237,9 +238,11 @@ def verify_network(
     ``addresses`` are the peer's that the user named, beside those of its facts in our networks.
     """
     yield from host_checks(host, chosen)
-    if peer:
-        yield from pair_checks(chosen, peer)
     halves = [netdev for twins in chosen.values() for netdev in twins]
+    masters = host.masters(halves)
+    if peer:
+        yield from pair_checks({None: masters} if masters else chosen, peer)
+    halves += masters
     ours = [own.network for half in halves for own in half.ipv4]
     known = [
         address.ip

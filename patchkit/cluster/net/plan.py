@@ -203,8 +203,13 @@ class _Planner:
         """Return the cages to plan. Raises HostError for none, UsageError for too many."""
         known = find_asked_cages(self.host, self.options.netdevs)
         if self.options.netdevs:
+            self.check_masters(known)
             return known
         linked = find_cages(self.host, cabled=True)
+        free = {n: twins for n, twins in linked.items() if not self.host.masters(twins)}
+        if linked and not free:
+            self.check_masters(linked)
+        linked = free
         names = {cage: [twin.name for twin in twins] for cage, twins in known.items()}
         shown = {cage: f"cage {cage}: {', '.join(own)}" for cage, own in names.items()}
         if not linked:
@@ -219,6 +224,12 @@ class _Planner:
         one = [replace(asked, netdevs=tuple(names[cage])).command_line() for cage in linked]
         ring, cages = replace(asked, nodes=RING).command_line(), (shown[cage] for cage in linked)
         raise refusal("two-cables", cages="; ".join(cages), one="; or ".join(one), ring=ring)
+
+    def check_masters(self, chosen: Cages) -> None:
+        """Raise HostError for interfaces that are parts of a bond, bridge or team."""
+        joined = remark(self.host, "part-of-master")
+        if joined and self.host.masters(twin for twins in chosen.values() for twin in twins):
+            raise joined.error()
 
     def make_lines(self, chosen: Cages, topology: str) -> Iterator[Line]:
         """Yield the lines of all cages: what is in use is kept, the others are counted."""

@@ -31,7 +31,7 @@ def remarks(host: Host, verb: str = "probe") -> tuple[Finding, ...]:
             level=Level(entry["severity"]),
             where=f"cage {number}" if isinstance(number := fields.get("cage"), int) else "",
             what=entry["says"].format_map(fields),
-            why=entry["why"],
+            why=entry["why"].format_map(fields),
             hint=entry.get("hint", "").format_map(fields),
             source=entry["source"],
             kind=HostError,
@@ -79,13 +79,19 @@ def _find_on_machine(host: Host, halves: Sequence[Netdev]) -> Facts:
 
 def _find_in_cages(host: Host, halves: Sequence[Netdev]) -> Facts:
     right = read_env_data("hardware")["connectx"]["lanes"]
+    for master in host.masters(halves):
+        parts = ", ".join(half.name for half in halves if half.master == master.name)
+        addresses = ", ".join(map(str, master.ipv4)) or "no IPv4 address"
+        head = str(master.ipv4[0].ip) if master.ipv4 else "ADDRESS"
+        names = {"netdevs": parts, "master": master.name}
+        yield "part-of-master", {**names, "addresses": addresses, "head": head}
     for half in halves:
         if half.twin and half.lanes is not None and half.lanes < right:
             place = {"cage": half.cage, "netdev": half.name, "pci": half.pci}
             yield "lanes", {"lanes": half.lanes, "right": right, **place}
     for cage in host.cabled:
         one, *others = (half for half in halves if half.cage == cage)
-        if not any(half.ipv4 for half in (one, *others)):
+        if not any(half.ipv4 or half.master for half in (one, *others)):
             yield "no-address", {"netdevs": ", ".join(half.name for half in (one, *others))}
         for other in (half for half in others if half.name == one.twin):
             for name, fields in _compare_halves(host, one, other):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Interface
 from pathlib import Path
@@ -29,6 +30,7 @@ class Netdev:
     ``0000:01:00.0``, empty for a virtual one; ``port`` is phys_port_name (``p0``), empty if none;
     ``driver`` of a virtual one is its kind (``bridge``). ``cage`` and ``twin`` are as of Rdma, with
     a netdev as the twin; ``lanes`` is the width of the PCIe link, None where sysfs has none.
+    ``master`` is the bond, bridge or team that it is a part of: that has the addresses.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Netdev:
     cage: int | None = None
     twin: str = ""
     lanes: int | None = None
+    master: str = ""
 
     @property
     def up(self) -> bool:
@@ -186,6 +189,11 @@ class Host:
 
     def netdev(self, name: str) -> Netdev | None:
         return next((each for each in self.netdevs if each.name == name), None)
+
+    def masters(self, netdevs: Iterable[Netdev]) -> tuple[Netdev, ...]:
+        """Return the bonds, bridges and teams that some netdevs are parts of."""
+        names = {netdev.master for netdev in netdevs}
+        return tuple(netdev for netdev in self.netdevs if netdev.name in names)
 
     @property
     def target(self) -> str:

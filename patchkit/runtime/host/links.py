@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 from patchkit.process import attempt
@@ -30,6 +31,10 @@ def read_links(reader: Reader) -> tuple[tuple[Netdev, ...], tuple[Rdma, ...]]:
             f"/{_NET} is of another network namespace: only one has {', '.join(strange)}"
         )
     netdevs = [_read_netdev(reader, name, *links.get(name, ("", ()))) for name in names]
+    # The parts of a VRF keep their addresses.
+    others = read_env_data("hardware")["masters"]["parts_with_addresses"]
+    apart = {name for name, (kind, _) in links.items() if kind in others}
+    netdevs = [replace(it, master="") if it.master in apart else it for it in netdevs]
     # p0 may be the port of a cage, pf0vf1 may not.
     uplinks = {netdev.name for netdev in netdevs if re.fullmatch(r"(p\d)?", netdev.port)}
     devices = []
@@ -76,6 +81,7 @@ def _read_netdev(
     home = f"{_NET}/{name}"
     pci, driver = reader.device(f"{home}/device")
     inside = reader.folders(home)
+    master = _read_master(reader, home) if "master" in inside else ""
     if reader.line(f"{home}/type") == str(_LOOPBACK):
         kind = "loopback"
     # Every cfg80211 driver has phy80211; wireless comes from the older interface.
@@ -96,7 +102,14 @@ def _read_netdev(
         kind=kind,
         addresses=addresses,
         lanes=reader.number(f"{home}/device/current_link_width"),
+        master=master,
     )
+
+
+def _read_master(reader: Reader, home: str) -> str:
+    """Return what a netdev is a part of: the target of a link, which a recording keeps."""
+    reader.line(f"{home}/master/address")
+    return printable(Path(reader.real(f"{home}/master")).name)
 
 
 def _read_addresses(reader: Reader) -> dict[str, tuple[str, tuple[Address, ...]]]:

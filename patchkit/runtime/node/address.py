@@ -51,6 +51,9 @@ def cable_refusal(host: Host, key: str, **fields: object) -> PatchkitError:
     if off_bus := remark(host, "no-connectx"):
         found.what, found.why = f"{found.what}\n{off_bus.what}", off_bus.why
         found.hint = f"{off_bus.hint}; or use the LAN, by sockets: --head-ip ADDRESS"
+    elif joined := remark(host, "part-of-master"):
+        found.what, found.why = f"{found.what}\n{joined.what}", joined.why
+        found.hint = joined.hint
     return found
 
 

@@ -4,10 +4,16 @@ from ipaddress import IPv4Network
 
 import pytest
 
-from patchkit.cluster.net.checks import choose_checked_cages, host_checks, pair_checks, plan_remarks
+from patchkit.cluster.net.checks import (
+    choose_checked_cages,
+    host_checks,
+    pair_checks,
+    plan_remarks,
+    verify_network,
+)
 from patchkit.cluster.net.netplan_file import check_conflicts
 from patchkit.cluster.net.plan import Given, NetPlanOptions, make_net_plan
-from patchkit.errors import UsageError
+from patchkit.errors import HostError, UsageError
 from patchkit.finding import Level
 from support.hosts import with_netdev
 
@@ -156,6 +162,33 @@ def test_a_machine_without_a_cage_a_network_of_the_lan_and_a_slow_cable(machine)
     host = with_netdev(spark, B, lanes=2, speed=100000)
     found = notable(host_checks(host, choose_checked_cages(host)))
     assert found == {f"{B}: PCIe lanes: warning", f"{B}: speed: warning"}
+
+
+@pytest.mark.parametrize("kind", ["bond", "bridge"])
+def test_parts_of_a_bond_or_bridge_take_no_address(machine, kind):
+    host = machine(kind)
+    assert {netdev.name for netdev in host.netdevs if netdev.master} == {A, B}
+    checks = list(
+        verify_network(host, choose_checked_cages(host), machine(kind, 1), [], live=False)
+    )
+    about = {f"{check.about}: {check.level}" for check in checks if check.level is not Level.OK}
+    assert about == {"part-of-master: warning", "same twin: unknown", "way to a peer: unknown"}
+    (told,) = (check for check in checks if check.about == "part-of-master")
+    assert f"{A}, {B}: parts of {kind}0, which has their addresses (192.168.100.10/24)" in told.what
+    assert "patchkit env --role head --topology socket --head-ip 192.168.100.10" in told.hint
+
+    for options in (NetPlanOptions(node=1), NetPlanOptions(node=1, netdevs=(A,))):
+        with pytest.raises(HostError, match=f"parts of {kind}0") as caught:
+            make_net_plan(host, options)
+        assert caught.value.hint == told.hint
+    named = make_net_plan(host, NetPlanOptions(node=1, netdevs=(f"{kind}0",)))
+    assert not named.changes
+
+
+def test_parts_of_a_vrf_keep_their_addresses(machine):
+    host = machine("vrf")
+    assert not [netdev.name for netdev in host.netdevs if netdev.master]
+    assert make_net_plan(host, NetPlanOptions(node=1)).lines[0].action != "add"
 
 
 # Both ends

@@ -73,6 +73,9 @@ REMARKS = {
     "two_switches": ["one-twin-address", "one-twin-address"],
     "kernel7": ["kernel-reserve"],
     "single": ["no-connectx"],
+    "bond": ["part-of-master"],
+    "bridge": ["part-of-master"],
+    "vrf": ["one-twin-address"],
 }
 
 
