@@ -12,6 +12,7 @@ from patchkit.cli.out import redraw_line, tell
 
 PERIOD = 10.0  # seconds from one line of a pipe to the next, or a tenth of the time so far
 _LONG = 90.0  # seconds that are left: from then on it is said
+_TOLD = 0.01  # of all there is to do: before that the first bytes are no rate
 _REDRAWN = 0.1  # seconds from one state of a terminal's line to the next
 
 Update = Callable[[int, int], None]
@@ -44,7 +45,7 @@ def progress(
                 due = now + (_REDRAWN if in_terminal else max(PERIOD, (now - began) / 10))
                 amount = f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
                 line = f"{task}: {f'{done} of {total} {counted}' if counted else amount}"
-                left = (now - began) * (total - done) / done if done else 0.0
+                left = (now - began) * (total - done) / done if done >= total * _TOLD else 0.0
                 if left > _LONG:
                     line += f", about {left / 60:.0f} min left"
                 with printing:

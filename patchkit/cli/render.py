@@ -26,6 +26,7 @@ verbose_option = click.option("-v", "--verbose", is_flag=True, help="Show all of
 
 GOOD = style("✓", fg="green") + " "
 BAD = style("✗", fg="red", bold=True) + " "
+UNSURE = style("?", fg="cyan") + " "
 
 LOAD_STYLES: Mapping[Load, Mapping[str, Any]] = {
     Load.EXACT: {"fg": "green"},

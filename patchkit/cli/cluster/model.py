@@ -8,27 +8,35 @@ from collections.abc import Iterator, Sequence
 import click
 
 from patchkit.cli.cluster.cluster_options import cluster_option, node_fields, sent_amount
-from patchkit.cli.out import next_step, program, record_fields, style, table, tell
+from patchkit.cli.out import Shown, next_step, program, record_fields, style, table, tell
 from patchkit.cli.progress import progress
 from patchkit.cli.render import (
     BAD,
     GOOD,
+    UNSURE,
     Block,
     ExitCode,
     Record,
     VerbGroup,
     finding_blocks,
     gigabytes,
+    lead_word,
     rendered,
 )
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.models.fetch import FetchPlan, fetch_model, plan_fetch
-from patchkit.cluster.models.model_check import ModelCheck, check_model
-from patchkit.cluster.models.names import pin, split_revision
-from patchkit.cluster.models.sync import ModelNode, models_of, sources_of, sync_model
+from patchkit.cluster.models.model_check import ModelCheck, check_model, compare_records
+from patchkit.cluster.models.names import SHORT, pin, split_revision
+from patchkit.cluster.models.sync import (
+    ModelNode,
+    find_source,
+    models_of,
+    sources_of,
+    sync_model,
+)
 from patchkit.cluster.ssh.node import Remote, all_of, everywhere
 from patchkit.durable.atomic import status_of_file
-from patchkit.errors import HashMismatchError, PatchkitError, SourceError, UsageError
+from patchkit.errors import PatchkitError, SourceError, UsageError
 from patchkit.quoting import quoted
 
 _Results = Sequence[tuple[ModelNode, ModelCheck | PatchkitError]]
@@ -95,7 +103,8 @@ def sync_models(specs: Sequence[str], *, cluster: Cluster) -> Iterator[Block]:
     """Copy models from the first node that has them whole to the others, and check them there.
 
     Without a name all that the cluster file pins. rsync runs there, over ssh and the cable, side by
-    side; run it again after an interrupt. Every file is hashed on the node that got it.
+    side; run it again after an interrupt. Every file is hashed where it comes from and where it
+    goes; until then it lies aside, and nothing is replaced.
     """
     nodes = _model_nodes(cluster)
     if len(nodes) < 2:
@@ -108,12 +117,17 @@ def sync_models(specs: Sequence[str], *, cluster: Cluster) -> Iterator[Block]:
     held = models_of(nodes)
     results: list[tuple[ModelNode, ModelCheck | PatchkitError]] = []
     for spec in specs:
-        source, model = sources_of(nodes, held, *_find_commit(cluster, spec))[0]
+        holders = sources_of(nodes, held, *_find_commit(cluster, spec))
         with progress() as report:
+            source, model, rotten = find_source(holders, spec, report)
             others = [node for node in nodes if node is not source]
             copy = functools.partial(sync_model, source, model, report=report)
             results += zip(others, everywhere(others, copy), strict=True)
-    yield from _checked_blocks(specs, results)
+        for node, check in rotten:
+            for finding in check.errors:
+                text = f"{node.ssh}: {finding.where} {finding.what}: copied anew from {source.ssh}"
+                yield lead_word("note") + text
+    yield from _checked_blocks(specs, results, source=True)
 
 
 @model_command.command("check")
@@ -142,7 +156,9 @@ def check_models(spec: str, *, cluster: Cluster, quick: bool) -> Iterator[Block]
             return Remote(node.ssh).follow(ModelCheck, bar, check_model, **asked)
 
         results = everywhere(nodes, check_on)
-    yield from _checked_blocks([spec], list(zip(nodes, results, strict=True)))
+    results = compare_records(results)
+    whole = any(isinstance(result, ModelCheck) and result.complete for result in results)
+    yield from _checked_blocks([spec], list(zip(nodes, results, strict=True)), source=whole)
 
 
 @model_command.command("list")
@@ -158,17 +174,24 @@ def list_models(*, cluster: Cluster) -> Iterator[Block]:
             fields.append(node_fields(node.ssh, answer))
             yield from _check_blocks(node.ssh, answer)
             continue
-        models = [{**record_fields(it), "complete": not it.exit_code} for it in answer]
+        models = [{**record_fields(check), "complete": check.complete} for check in answer]
         fields.append({"node": node.ssh, "models": models})
         if not answer:
             yield f"{node.ssh}: no models in {node.models}"
         for model in answer:
-            broken = style("incomplete", fg="red")
-            state = broken if model.exit_code else style("complete", fg="green")
-            name, size = style(model.repo, bold=True), gigabytes(model.size)
-            rows.append((node.ssh, name, model.commit[:12], size, state))
+            name = style(model.repo, bold=True)
+            row = (node.ssh, name, model.commit[:SHORT], gigabytes(model.size), _state(model))
+            rows.append(row)
     yield Record({"nodes": fields})
     yield from table(rows, heads=("node", "model", "commit", "size", "state"))
+
+
+def _state(model: ModelCheck) -> Shown:
+    if model.exit_code:
+        return style("incomplete", fg="red")
+    if not model.recorded:
+        return style("no record", fg="yellow")
+    return style("complete", fg="green")
 
 
 def _model_nodes(cluster: Cluster) -> list[ModelNode]:
@@ -192,21 +215,30 @@ def _check_blocks(node: str, answer: ModelCheck | PatchkitError) -> Iterator[Blo
         return
     if sent := answer.sent:
         yield f"{node}: {sent_amount(sent) if sent.sent else 'had it all'}"
+    place = f"{node}:{answer.folder}"
+    amount = f"{answer.files} files, {gigabytes(answer.size)}"
+    how = "every hash" if answer.full else "sizes, shards and links; not the hashes"
     if answer.exit_code:
-        yield BAD + f"{node}:{answer.folder}: not a whole model"
+        yield BAD + f"{place}: not a whole model"
+    elif answer.recorded:
+        yield GOOD + f"{place}: complete: {amount}; checked: {how}"
     else:
-        how = "every hash" if answer.full else "sizes, shards and links; not the hashes"
-        amount = f"{answer.files} files, {gigabytes(answer.size)}"
-        yield GOOD + f"{node}:{answer.folder}: complete: {amount}; checked: {how}"
+        yield UNSURE + f"{place}: {amount}; nothing contradicts, and no record says what it holds"
     yield from finding_blocks(answer.findings)
 
 
-def _checked_blocks(specs: Sequence[str], results: _Results) -> Iterator[Block]:
-    """Yield what came of it on each node, and the code of the worst."""
+def _checked_blocks(specs: Sequence[str], results: _Results, *, source: bool) -> Iterator[Block]:
+    """Yield what came of it on each node, the code of the worst, and what cures it.
+
+    With a ``source`` some node has the whole model.
+    """
     nodes = []
     for node, result in results:
-        nodes.append(node_fields(node.ssh, result, complete=not result.exit_code))
+        whole = isinstance(result, ModelCheck) and result.complete
+        nodes.append(node_fields(node.ssh, result, complete=whole))
         yield from _check_blocks(node.ssh, result)
     yield Record({"nodes": nodes})
-    if any(result.exit_code == HashMismatchError.exit_code for _node, result in results):
-        yield next_step(*program(), "model", "get", *specs)
+
+    broken = any(isinstance(result, ModelCheck) and result.exit_code for _node, result in results)
+    if broken:
+        yield next_step(*program(), "model", "sync" if source else "get", *specs)

@@ -22,11 +22,16 @@ from patchkit.cluster.agent.health import collect_health, disk_rooms
 from patchkit.cluster.agent.image_facts import ImageFacts, look_at_image
 from patchkit.cluster.agent.installation import digest_record, leads_to
 from patchkit.cluster.agent.node_files import config_folder, read_placed, run_for_user
-from patchkit.cluster.models.model_check import CACHE, quick_check, read_record
+from patchkit.cluster.models.model_check import (
+    is_loaded,
+    is_safetensors,
+    list_files,
+    quick_check,
+    read_record,
+)
 from patchkit.cluster.ssh.ssh import error_fields
 from patchkit.digests import digest, sha256_if_readable
 from patchkit.errors import HostError, PatchkitError
-from patchkit.finding import Level
 from patchkit.process import attempt
 from patchkit.records import RecordError
 from patchkit.runtime.host.host import Host, Software
@@ -48,9 +53,9 @@ _MOST = 5_000  # files of a folder that is a model's
 class ModelPrint:
     """Say what a model's folder holds; ``problem`` is what the quick check finds first, or "".
 
-    ``weights`` and ``size`` are bytes, of safetensors and of all files. ``commit`` is what its
-    record says, "" without one; ``digest`` is one over names and sizes, and over what small files
-    hold.
+    ``weights`` and ``size`` are bytes, of safetensors and of all that vLLM loads. ``commit`` is
+    what its record says, "" without one; ``digest`` is one over the names and sizes of what vLLM
+    loads, and over what small files hold.
     """
 
     folder: str
@@ -222,25 +227,22 @@ def model_print(folder: str) -> ModelPrint:
     place = Path(folder).expanduser()
     if not place.is_dir():
         return ModelPrint(folder=str(place), problem="no such folder")
-    errors = [each for each in quick_check(place).findings if each.level is Level.ERROR]
-    weights = (each for each in place.glob("*.safetensors") if each.is_file())
-    rows: list[str] = []
-    size, commit = 0, ""
-    for path in sorted(place.rglob("*")):
-        name = path.relative_to(place)
-        if name.parts[0] not in (CACHE, ".git") and path.is_file() and len(rows) < _MOST:
-            length = path.stat().st_size
-            rows.append(f"{name} {length} {sha256_if_readable(path) if length <= _SMALL else ''}")
-            size += length
+    check = quick_check(place)
+    made = None
     with contextlib.suppress(RecordError):
-        known = read_record(place)
-        commit = known.commit if known else ""
+        made = read_record(place)
+    sizes, _broken = list_files(place)
+    loaded = [name for name in sizes if (name in made.files if made else is_loaded(name))]
+    rows: list[str] = []
+    for name in loaded[:_MOST]:
+        small = sizes[name] <= _SMALL
+        rows.append(f"{name} {sizes[name]} {sha256_if_readable(place / name) if small else ''}")
     return ModelPrint(
         folder=str(place),
-        problem=f"{errors[0].where} {errors[0].what}" if errors else "",
-        weights=sum(each.stat().st_size for each in weights),
-        commit=commit,
+        problem=f"{check.errors[0].where} {check.errors[0].what}" if check.errors else "",
+        weights=sum(size for name, size in sizes.items() if is_safetensors(name)),
+        commit=made.commit if made else "",
         files=len(rows),
-        size=size,
+        size=sum(sizes[name] for name in loaded),
         digest=digest("\n".join(rows)),
     )

@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import PurePosixPath
 
 from patchkit.cluster.agent.image_facts import ImageFacts
-from patchkit.cluster.agent.node_facts import NodeFacts
+from patchkit.cluster.agent.node_facts import ModelPrint, NodeFacts
 from patchkit.cluster.launch.cluster_file import ClusterFile
-from patchkit.cluster.models.names import ModelFolder
+from patchkit.cluster.models.names import SHORT, ModelFolder
 from patchkit.cluster.net.checks import pair_checks
 from patchkit.cluster.net.plan import find_cages
 from patchkit.cluster.ssh.ssh import there
@@ -86,6 +86,28 @@ def served_model(cluster: ClusterFile, model: str) -> ServedModel:
             f"no model is known as {model}", hint=f"did you mean {' or '.join(meant)}?"
         )
     return ServedModel(name=name, source=name, preset=preset)
+
+
+def other_model(prints: Mapping[str, ModelPrint], pin: str = "") -> tuple[str, str] | None:
+    """Return the first node that holds another model than it should, and what is other there.
+
+    What it should hold is what the first node with a record holds, without records the first node;
+    ``pin`` is the commit of cluster.toml, "" for none.
+    """
+    recorded = [node for node, model in prints.items() if model.commit]
+    first = next(iter(recorded or prints))
+    right = prints[first]
+    for node, model in prints.items():
+        if model.commit and pin and model.commit != pin:
+            return node, f"is commit {model.commit[:SHORT]}, and cluster.toml pins {pin[:SHORT]}"
+        if right.commit and not model.commit:
+            return node, f"has no record of what it has to hold, as {first} has: a part of a copy"
+        if model.commit != right.commit:
+            return node, f"is commit {model.commit[:SHORT]}, and {right.commit[:SHORT]} on {first}"
+        if model.digest != right.digest:
+            amounts = [f"{each.files} files, {each.size:,} bytes" for each in (model, right)]
+            return node, f"has other files than {first}: {amounts[0]}, and there {amounts[1]}"
+    return None
 
 
 def planned_ranks(

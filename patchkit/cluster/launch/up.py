@@ -9,10 +9,16 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from patchkit.cluster.agent import group_script, unit_state
-from patchkit.cluster.agent.node_facts import ModelPrint
+from patchkit.cluster.agent.node_facts import ModelPrint, NodeFacts
 from patchkit.cluster.agent.unit_state import JournalLine, NodeState, UnitState, end_group
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
-from patchkit.cluster.launch.plan import planned_ranks, served_model, survey_nodes
+from patchkit.cluster.launch.plan import (
+    ServedModel,
+    other_model,
+    planned_ranks,
+    served_model,
+    survey_nodes,
+)
 from patchkit.cluster.launch.units import HEAD_PORTS, GroupUnits
 from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server
 from patchkit.cluster.ssh.node import all_of, everywhere
@@ -140,18 +146,7 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
             kind, why = (StorageError, "the disk is full") if full else (HostError, found.why)
             raise kind(f"{found.where}: {found.what}", why=why, hint=found.hint)
     if served.folder:
-        silent = ModelPrint(folder=served.folder, problem="says nothing of it")
-        held = [its.models.get(served.folder, silent).problem for its in facts]
-        wrong = [f"{name}: {said}" for name, said in zip(names, held, strict=True) if said]
-        if wrong:
-            verb = "get" if len(wrong) == len(names) else "sync"
-            raise HostError(
-                f"{served.name} is not whole: {'; '.join(wrong)}",
-                why=f"{served.folder} has to hold the same files on every node",
-                hint="copy it there, to the same path on every node"
-                if served.name == served.folder
-                else quoted("patchkit", "model", verb, served.name),
-            )
+        _require_same_model(cluster, served, facts)
     ranks = planned_ranks(cluster.file, facts, served)
     units = GroupUnits(
         cluster=cluster.file,
@@ -170,6 +165,35 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
                 hint=f"end it, or set another `port`; {there(head.destination, 'ss', '-ltnp')}",
             )
     return GroupPlan(units=units, files=units.node_files(), former=[its.files for its in facts])
+
+
+def _require_same_model(cluster: Cluster, served: ServedModel, facts: Sequence[NodeFacts]) -> None:
+    """Raise HostError for a node whose folder is not whole, or holds another model."""
+    silent = ModelPrint(folder=served.folder, problem="says nothing of it")
+    names = [node.ssh for node in cluster.file.node]
+    prints = {
+        name: node.models.get(served.folder, silent)
+        for name, node in zip(names, facts, strict=True)
+    }
+    broken = [f"{name}: {model.problem}" for name, model in prints.items() if model.problem]
+    pin = cluster.file.models.get(served.name, "")
+    if broken:
+        what = f"{served.name} is not whole: {'; '.join(broken)}"
+    elif other := other_model(prints, pin):
+        what = f"{served.name} is not the same on every node: {other[0]} {other[1]}"
+    else:
+        return
+
+    is_recorded = any(model.commit for model in prints.values())
+    somewhere_whole = len(broken) < len(names) and (is_recorded or bool(broken))
+    by_path = served.name == served.folder
+    raise HostError(
+        what,
+        why=f"{served.folder} has to hold the same files on every node",
+        hint="copy it there, to the same path on every node"
+        if by_path
+        else quoted("patchkit", "model", "sync" if somewhere_whole else "get", served.name),
+    )
 
 
 def bring_up(cluster: Cluster, model: str) -> tuple[GroupUnits, str]:

@@ -1,7 +1,8 @@
 """Choose the files of a model that vLLM loads, and check whether all of them are there and right.
 
 What has to be there says the record that a fetch writes. The quick form looks at sizes, at what the
-index names, and at links; the full one hashes every file as well. No network is needed.
+index names, at links, and without a record at the headers of safetensors; the full one hashes every
+file as well. No network is needed.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection, Generator, Iterator, Mapping
+import re
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from patchkit.cluster.models.names import Commit, Digest, FileName, folder_of, models_folder
 from patchkit.cluster.ssh.rsync import Copied
@@ -45,6 +48,10 @@ RECORD = f"{CACHE}/patchkit/model.json"
 
 _SIDE_BY_SIDE = 8  # files; more wait for the disk
 _SHA1 = 40  # hex digits
+_LENGTH_BYTES = 8  # of the length of a header of safetensors, which come first
+_LONGEST_HEADER = 100_000_000  # bytes: the limit of safetensors itself
+_MOST_SHARDS = 1000  # that are named
+_ONE_OF_SOME = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
 # The same weights in forms that vLLM does not load, or for another program.
 _ELSEWHERE = {"original", "metal", "onnx", "openvino", "coreml", "gguf", "flax", "runs"}
 _TEXTS = ("*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken", "*.spm", "*.yaml")
@@ -83,6 +90,16 @@ def choose_files(names: Collection[str]) -> tuple[str, ...]:
 
 def _matches(name: str, patterns: Collection[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def is_loaded(name: str) -> bool:
+    """Return whether vLLM may load a file of a model's folder, by its name."""
+    return _matches(name.rpartition("/")[2], (*_TEXTS, *_WEIGHTS))
+
+
+def is_safetensors(name: str) -> bool:
+    """Return whether a file is one of the weights that vLLM loads from the main folder."""
+    return "/" not in name and name.endswith(".safetensors")
 
 
 def _is_kind(name: str, kind: str) -> bool:
@@ -144,8 +161,8 @@ def read_record(folder: Path) -> ModelRecord | None:
 class ModelCheck:
     """The result of a check: what the folder holds, and what is wrong with it.
 
-    ``commit`` is how it begins where the folder's name alone tells. ``sent`` is what was copied
-    into it before.
+    ``commit`` is how it begins where the folder's name alone tells. ``recorded`` says whether the
+    folder has a record of what it has to hold. ``sent`` is what was copied into it before.
     """
 
     folder: str
@@ -153,6 +170,7 @@ class ModelCheck:
     commit: str = ""
     files: int = 0
     size: int = 0
+    recorded: bool = False
     full: bool = False
     findings: tuple[Finding, ...]
     sent: Copied | None = None
@@ -160,10 +178,18 @@ class ModelCheck:
     @property
     def exit_code(self) -> int:
         """Return the exit code of the worst finding, 0 for a whole model."""
-        errors = [found for found in self.findings if found.level is Level.ERROR]
-        if any(found.about == HASH for found in errors):
+        if any(finding.about == HASH for finding in self.errors):
             return HashMismatchError.exit_code
-        return SourceError.exit_code if errors else 0
+        return SourceError.exit_code if self.errors else 0
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.level is Level.ERROR)
+
+    @property
+    def complete(self) -> bool:
+        """Return whether all that its record names is there; without a record nobody knows."""
+        return self.recorded and not self.exit_code
 
 
 Checking = Generator[tuple[int, int], None, ModelCheck]
@@ -179,23 +205,71 @@ def check_model(folder: str, full: bool = False) -> Checking:
     if not place.is_dir():
         raise UsageError(f"{place}: no such folder", hint="`patchkit model list` names the models")
     check = quick_check(place)
-    if full:
-        found, wrong = [], {finding.where for finding in check.findings}
-        made = None if RECORD in wrong else read_record(place)
-        files = {name: it for name, it in (made.files if made else {}).items() if name not in wrong}
-        done, total = 0, sum(file.size for file in files.values())
-        with ThreadPoolExecutor(min(_SIDE_BY_SIDE, os.cpu_count() or 1)) as pool:
-            hashes = pool.map(lambda name: _hash_file(place / name, files[name].digest), files)
-            for (name, file), is_now in zip(files.items(), hashes, strict=True):
-                done += file.size
-                yield done, total
-                if is_now != file.digest:
-                    other = f"has the hash {is_now[:16]}…, not {file.digest[:16]}…"
-                    what = is_now if " " in is_now else other
-                    why = "its bytes are not those of the Hub"
-                    found.append(Finding(about=HASH, where=name, what=what, why=why))
-        check = replace(check, full=True, findings=(*check.findings, *found))
-    return check
+    if not full:
+        return check
+
+    wrong = {finding.where for finding in check.findings}
+    made = None if RECORD in wrong else read_record(place)
+    recorded = made.files if made else {}
+    unseen = {name: file for name, file in recorded.items() if name not in wrong}
+    found = yield from hash_findings(place, unseen)
+    return replace(check, full=True, findings=(*check.findings, *found))
+
+
+def compare_records(
+    results: Sequence[ModelCheck | PatchkitError],
+) -> list[ModelCheck | PatchkitError]:
+    """Return what nodes say of a model; a node without the record that another has lacks it."""
+    checks = [result for result in results if isinstance(result, ModelCheck)]
+    if not any(check.recorded for check in checks):
+        return [*results]
+
+    lost = Finding(
+        where=RECORD,
+        what="is missing: nobody knows what has to be here",
+        why="it is written last: a copy was cut short, or made by hand",
+    )
+    return [
+        replace(result, findings=(*result.findings, lost))
+        if isinstance(result, ModelCheck) and not result.recorded
+        else result
+        for result in results
+    ]
+
+
+def hash_findings(
+    place: Path, files: Mapping[str, ModelFile]
+) -> Generator[tuple[int, int], None, list[Finding]]:
+    """Return a finding for each file that has other bytes; yield the progress in bytes."""
+    digests = yield from hash_files(place, files)
+    findings = []
+    for name, digest in digests.items():
+        right = files[name].digest
+        if digest != right:
+            other = f"has the hash {digest[:16]}…, not {right[:16]}…"
+            what = digest if " " in digest else other
+            why = "its bytes are not those of the Hub"
+            findings.append(Finding(about=HASH, where=name, what=what, why=why))
+    return findings
+
+
+def hash_files(
+    place: Path, files: Mapping[str, ModelFile]
+) -> Generator[tuple[int, int], None, dict[str, str]]:
+    """Hash files side by side, each as its digest is made; yield the progress in bytes.
+
+    A file that cannot be read has the reason in the place of its hash.
+    """
+    done = 0
+    total = sum(file.size for file in files.values())
+    digests: dict[str, str] = {}
+    with ThreadPoolExecutor(min(_SIDE_BY_SIDE, os.cpu_count() or 1)) as pool:
+        hashes = pool.map(lambda name: _hash_file(place / name, files[name].digest), files)
+        for (name, file), digest in zip(files.items(), hashes, strict=True):
+            done += file.size
+            yield done, total
+            digests[name] = digest
+    return digests
 
 
 def held_models(models: str) -> list[ModelCheck]:
@@ -207,18 +281,15 @@ def held_models(models: str) -> list[ModelCheck]:
 
 def quick_check(folder: Path) -> ModelCheck:
     """Return what is seen without hashing."""
-    sizes: dict[str, int] = {}
-    findings = []
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder)
-        if name.parts[0] in (CACHE, ".git"):
-            continue
-        if path.is_file():
-            sizes[name.as_posix()] = path.stat().st_size
-        elif not path.is_dir():
-            why = "the folder of a cache was copied without what it links to"
-            what = "is a link to nothing, or no file"
-            findings.append(Finding(where=name.as_posix(), what=what, why=why))
+    sizes, broken = list_files(folder)
+    findings = [
+        Finding(
+            where=name,
+            what="is a link to nothing, or no file",
+            why="the folder of a cache was copied without what it links to",
+        )
+        for name in broken
+    ]
     made, known = None, folder_of(folder.name)
     try:
         made = read_record(folder)
@@ -232,8 +303,24 @@ def quick_check(folder: Path) -> ModelCheck:
         commit=made.commit if made else known.commit if known else "",
         files=len(sizes),
         size=sum(sizes.values()),
+        recorded=made is not None,
         findings=tuple(findings),
     )
+
+
+def list_files(folder: Path) -> tuple[dict[str, int], list[str]]:
+    """Return a model's files with their sizes, and the names of what is neither file nor folder."""
+    sizes: dict[str, int] = {}
+    broken = []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if name.parts[0] in (CACHE, ".git"):
+            continue
+        if path.is_file():
+            sizes[name.as_posix()] = path.stat().st_size
+        elif not path.is_dir():
+            broken.append(name.as_posix())
+    return sizes, broken
 
 
 def _check_files(
@@ -247,25 +334,67 @@ def _check_files(
     weights = [name for name in sizes if "/" not in name and _matches(name, _WEIGHTS)]
     if not weights:
         yield Finding(what="there are no weights", why="vLLM would have nothing to load")
-    named: dict[str, str] = {}
-    try:
-        named = dict.fromkeys(read_shards(folder, sizes), "the index of the weights names it")
-    except RecordError as error:
-        index, _, what = error.what.partition(": ")
-        yield Finding(where=index, what=what)
-    fetched = dict.fromkeys(made.files if made else (), "it was chosen when the model was fetched")
-    for name, why in sorted({**fetched, **named}.items()):
-        if name not in sizes and name not in wrong:
-            yield Finding(where=name, what="is missing", why=why)
-    unsure = [name for name in weights if made and name not in made.files]
+    yield from _find_missing(folder, made, sizes, wrong)
+    recorded: Mapping[str, ModelFile] = made.files if made else {}
+    unsure = [name for name in weights if name not in recorded]
+    for name in unsure:
+        if is_safetensors(name) and (what := header_problem(folder / name, sizes[name])):
+            yield Finding(where=name, what=what, why="its own header says how long it is")
     for where in unsure if made else [""]:
         what = "was not fetched by patchkit: no hash is known"
         hint = quoted("hf", "cache", "verify", "REPO", "--local-dir", folder)
         yield Finding(level=Level.UNKNOWN, where=where, what=what, hint=hint)
-    for name, file in (made.files if made else {}).items():
+    for name, file in recorded.items():
         if (size := sizes.get(name, file.size)) != file.size:
             what = f"has {size:,} bytes, not {file.size:,}"
             yield Finding(where=name, what=what, why="it was cut off")
+
+
+def _find_missing(
+    folder: Path, made: ModelRecord | None, sizes: Mapping[str, int], wrong: Collection[str]
+) -> Iterator[Finding]:
+    """Yield what a record, an index or the names of shards promise, and is not there."""
+    reasons = dict.fromkeys(made.files if made else (), "it was chosen when the model was fetched")
+    reasons |= dict.fromkeys(_shards_by_name(sizes), "the names of the other shards count it")
+    try:
+        shards = read_shards(folder, sizes)
+        reasons |= dict.fromkeys(shards, "the index of the weights names it")
+    except RecordError as error:
+        index, _, what = error.what.partition(": ")
+        yield Finding(where=index, what=what)
+    for name, why in sorted(reasons.items()):
+        if name not in sizes and name not in wrong:
+            yield Finding(where=name, what="is missing", why=why)
+
+
+def _shards_by_name(names: Collection[str]) -> Iterator[str]:
+    """Yield all shards of the sets of which one is there: NAME-00001-of-00002.safetensors."""
+    sets = {
+        (match["stem"], match["count"], match["suffix"])
+        for name in names
+        if "/" not in name and _matches(name, _WEIGHTS) and (match := _ONE_OF_SOME.fullmatch(name))
+    }
+    for stem, count, suffix in sets:
+        for number in range(1, min(int(count), _MOST_SHARDS) + 1):
+            yield f"{stem}-{number:05}-of-{count}{suffix}"
+
+
+def header_problem(path: Path, size: int) -> str:
+    """Return why a file of safetensors is not whole, by its own header; "" if it is."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            if length > min(size, _LONGEST_HEADER):
+                return "is cut off, or no file of safetensors"
+            header = read_json(dict[str, Any], file.read(length))
+        header.pop("__metadata__", None)
+        ends = [record(tuple[int, int], tensor["data_offsets"])[1] for tensor in header.values()]
+    except OSError as error:
+        return f"cannot be read: {error.strerror or error}"
+    except (RecordError, LookupError, TypeError):
+        return "is no file of safetensors: its header cannot be read"
+    whole = _LENGTH_BYTES + length + max(ends, default=0)
+    return "" if size == whole else f"has {size:,} bytes, not {whole:,}"
 
 
 def _hash_file(path: Path, like: str) -> str:

@@ -25,7 +25,9 @@ _PART = r"(?!\.)(?!-)[A-Za-z0-9._-]{1,96}(?<![.-])"
 _REPO = re.compile(rf"(?!.*(?:--|\.\.))(?:{_PART}/)?{_PART}")  # or an old one's, without org
 _REVISION = re.compile(r"(?![-/.])[A-Za-z0-9._/-]{1,200}")
 _FOLDER = re.compile(rf"(?:(?P<org>{_PART})--)?(?P<name>{_PART})@(?P<commit>[0-9a-f]{{12}})")
-_SHORT = 12  # digits of a commit in the name of a folder
+SHORT = 12
+"""The digits of a commit in the name of a folder."""
+
 _HINT = "name it as the Hub does: openai/gpt-oss-120b, or openai/gpt-oss-120b@main"
 _PATTERNS = frozenset("*?[]\\")
 _SPARE = 1.05  # of what is to be written: a full disk stops more than a download
@@ -65,7 +67,7 @@ class ModelFolder:
     @property
     def name(self) -> str:
         """Return the folder's name."""
-        return f"{self.repo.replace('/', '--')}@{self.commit[:_SHORT]}"
+        return f"{self.repo.replace('/', '--')}@{self.commit[:SHORT]}"
 
 
 def folder_of(name: str) -> ModelFolder | None:

@@ -1,21 +1,51 @@
-"""Bring a model from the node that has it to another one with rsync, and check it there."""
+"""Bring a model from a node that has it whole to another one with rsync, and check it there.
+
+The source is hashed first, against the record of its fetch: what is rotten there goes nowhere. What
+is sent lies aside, in ``.sync`` beside the models' folders, until it is hashed as well: a copy that
+fails leaves a node with all that it had, and one that is cut short is no model yet.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from patchkit.cluster.models.fetch import check_anew
-from patchkit.cluster.models.model_check import ModelCheck, held_models, quick_check
-from patchkit.cluster.models.names import folder_of, models_folder, require_room
+from patchkit.cluster.models.model_check import (
+    RECORD,
+    Checking,
+    ModelCheck,
+    ModelFile,
+    ModelRecord,
+    check_model,
+    hash_files,
+    hash_findings,
+    held_models,
+    list_files,
+    quick_check,
+    read_record,
+)
+from patchkit.cluster.models.names import SHORT, FileName, folder_of, models_folder, require_room
 from patchkit.cluster.ssh.node import Remote, everywhere
 from patchkit.cluster.ssh.rsync import Copied, Copying, copy_files, require_rsync
 from patchkit.cluster.ssh.ssh import ssh_words
-from patchkit.errors import PatchkitError, SourceError, UsageError, translated
+from patchkit.durable.atomic import replacing, sync
+from patchkit.errors import (
+    HashMismatchError,
+    PatchkitError,
+    SourceError,
+    UsageError,
+    translated,
+)
 from patchkit.quoting import quoted
+from patchkit.records import RecordError, record
 
 Progress = Callable[[int, int], None]
+_ASIDE = ".sync"  # beside the folders of models: what is not yet hashed
+_ANY_SHA256 = "0" * 64  # says by which hash a file without a record is named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +55,27 @@ class ModelNode:
     ssh: str
     peer: str
     models: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """What a node gives to others: the check of its folder, its files, and its record, if any.
+
+    A file that the record does not name has the hash that it has there.
+    """
+
+    check: ModelCheck
+    files: Mapping[FileName, ModelFile]
+    made: ModelRecord | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStage:
+    """Where files of a model lie ``aside`` on a node: those that it lacks, and those to be sent."""
+
+    aside: str
+    lacking: tuple[FileName, ...]
+    unsent: tuple[FileName, ...]
 
 
 def models_of(nodes: Sequence[ModelNode]) -> list[list[ModelCheck] | PatchkitError]:
@@ -53,66 +104,198 @@ def sources_of(
         for node, models in zip(nodes, held, strict=True)
         if not isinstance(models, PatchkitError)
         for model in models
-        if model.repo == repo and model.commit.startswith(commit)
+        if model.repo == repo and _same_commit(model.commit, commit)
         if not (whole and model.exit_code)
     ]
-    commits = sorted({model.commit for _node, model in found})
+    commits = sorted({model.commit[:SHORT] for _node, model in found})
     spec = f"{repo}{commit and '@'}{commit}"
     if not commits:
         what = "no node has the whole model" if whole else "lies on no node"
         raise SourceError(f"{spec}: {what}", hint=quoted("patchkit", "model", "get", spec))
     if len(commits) > 1:
         raise SourceError(
-            f"{spec}: several commits of it are there: {', '.join(one[:12] for one in commits)}",
+            f"{spec}: several commits of it are there: {', '.join(commits)}",
             hint="`patchkit model list` shows them; name one: REPO@COMMIT",
         )
     return found
 
 
+def _same_commit(held: str, wanted: str) -> bool:
+    """Compare commits of which either may be shortened: a folder's name has its first digits."""
+    return held.startswith(wanted) or wanted.startswith(held)
+
+
+def find_source(
+    nodes: Sequence[tuple[ModelNode, ModelCheck]],
+    spec: str,
+    report: Callable[[str], Progress],
+) -> tuple[ModelNode, ModelSource, list[tuple[ModelNode, ModelCheck]]]:
+    """Return the first node whose files have their hashes, and those before it with their checks.
+
+    Nodes with a record go first: without one nobody knows the hashes. Raises HashMismatchError,
+    which names each node and its file, if there is none.
+    """
+    rotten: list[tuple[ModelNode, ModelCheck]] = []
+    for node, model in sorted(nodes, key=lambda entry: not entry[1].recorded):
+        bar = report(f"{node.ssh}: hashing")
+        source = Remote(node.ssh).follow(ModelSource, bar, read_source, folder=model.folder)
+        if not source.check.exit_code:
+            return node, source, rotten
+        rotten.append((node, source.check))
+    wrong = [
+        f"{node.ssh}: {model.folder}/{finding.where}: {finding.what}"
+        for node, model in rotten
+        for finding in model.errors
+    ]
+    raise HashMismatchError(
+        "\n".join([f"{spec}: no node has it as it was fetched:", *wrong]),
+        why="a disk lost bytes, or somebody changed them; nothing was copied",
+        hint=quoted("patchkit", "model", "get", spec),
+    )
+
+
+def read_source(folder: str) -> Generator[tuple[int, int], None, ModelSource]:
+    """Hash a model where it is copied from; yield the progress in bytes."""
+    place = Path(folder)
+    check = yield from check_model(folder, full=True)
+    if check.exit_code:
+        return ModelSource(check=check, files={})
+
+    made = read_record(place)
+    recorded = made.files if made else {}
+    sizes, _broken = list_files(place)
+    try:
+        unnamed = record(
+            dict[FileName, ModelFile],
+            {
+                name: {"size": size, "digest": _ANY_SHA256}
+                for name, size in sizes.items()
+                if name not in recorded
+            },
+        )
+    except RecordError as error:
+        raise SourceError(f"{folder}: {error}", hint="rename that file, or remove it") from None
+    digests = yield from hash_files(place, unnamed)
+    for name, digest in digests.items():
+        if " " in digest:
+            raise SourceError(f"{place / name}: {digest}", hint=quoted("ls", "-l", place / name))
+    others = {name: replace(unnamed[name], digest=digest) for name, digest in digests.items()}
+    return ModelSource(check=check, files={**recorded, **others}, made=made)
+
+
 def sync_model(
-    source: ModelNode, model: ModelCheck, node: ModelNode, report: Callable[[str], Progress]
+    source: ModelNode, model: ModelSource, node: ModelNode, report: Callable[[str], Progress]
 ) -> ModelCheck:
-    """Copy a model to a node and hash it there: what is rotten at its source is so as well."""
-    other, name = Remote(node.ssh), model.folder.rpartition("/")[2]
-    room = {"models": node.models, "name": name, "size": model.size}
-    target = other.call(str, make_model_room, **room)
-    way = {"folder": model.folder, "destination": node.peer, "target": target}
-    progress = report(f"{node.ssh}: copying")
-    sent = Remote(source.ssh).follow(Copied, progress, send_model, **way)
-    # rsync keeps what has the right size and time; the check removes what is wrong.
-    progress = report(f"{node.ssh}: checking")
-    check = other.follow(ModelCheck, progress, check_anew, folder=target)
+    """Copy what a node lacks of a model, and put it in its place once it has the right hashes."""
+    other = Remote(node.ssh)
+    name = model.check.folder.rpartition("/")[2]
+    files = {each: asdict(file) for each, file in model.files.items()}
+    place = {"models": node.models, "name": name}
+
+    bar = report(f"{node.ssh}: checking what is there")
+    stage = other.follow(ModelStage, bar, stage_model, **place, files=files)
+    sent = Copied(0, 0.0)
+    if stage.unsent:
+        bar = report(f"{node.ssh}: copying")
+        way = {"destination": node.peer, "target": stage.aside}
+        unsent = {"folder": model.check.folder, "names": list(stage.unsent)}
+        sent = Remote(source.ssh).follow(Copied, bar, send_model, **way, **unsent)
+
+    bar = report(f"{node.ssh}: checking")
+    made = asdict(model.made) if model.made else None
+    lacking = {each: files[each] for each in stage.lacking}
+    check = other.follow(ModelCheck, bar, place_model, **place, files=lacking, made=made)
     return replace(check, sent=sent)
 
 
-def make_model_room(models: str, name: str, size: int) -> str:
-    """Make the folder where a model goes on this node, and return it.
+def stage_model(
+    models: str, name: str, files: Mapping[str, object]
+) -> Generator[tuple[int, int], None, ModelStage]:
+    """Hash what this node has of a model, and make the room for the rest of it.
 
     Raises HostError without rsync, StorageError without room, UsageError for odd names.
     """
     require_rsync()
+    folder, aside = _places(models, name)
+    wanted = record(dict[FileName, ModelFile], files)
+    with translated(at=folder):
+        lacking = yield from _lacking_files(folder, wanted)
+        unsent = yield from _lacking_files(aside, lacking)
+        left = sum(file.size - _size(aside / each) for each, file in unsent.items())
+        require_room(folder, left)
+        aside.mkdir(parents=True, exist_ok=True)
+    return ModelStage(aside=str(aside), lacking=tuple(lacking), unsent=tuple(unsent))
+
+
+def _places(models: str, name: str) -> tuple[Path, Path]:
+    """Return the folder of a model, and where its files lie until they are hashed."""
     if folder_of(name) is None:
         raise UsageError(f"{name!r} is no folder of a model", hint="`patchkit model list`")
-    folder = models_folder(models) / name
-    with translated(at=folder):
-        held = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-        require_room(folder, size - held)
-        folder.mkdir(parents=True, exist_ok=True)
-    return str(folder)
+    folder = (models_folder(models) / name).resolve()
+    return folder, folder.parent / _ASIDE / name
 
 
-def send_model(folder: str, destination: str, target: str) -> Copying:
-    """Copy a model, as ``copy_files`` does. Raises SourceError if it is not complete here."""
-    model = quick_check(Path(folder))
-    if model.exit_code:
-        spec = f"{model.repo}@{model.commit}"
-        hint = quoted("patchkit", "model", "check", spec)
-        raise SourceError(f"{folder}: is not complete", hint=hint)
+def _lacking_files(
+    place: Path, files: Mapping[str, ModelFile]
+) -> Generator[tuple[int, int], None, dict[str, ModelFile]]:
+    """Return the files that are not in a folder as they have to be; yield the progress."""
+    present = {name: file for name, file in files.items() if _size(place / name) == file.size}
+    digests = yield from hash_files(place, present)
+    return {name: file for name, file in files.items() if digests.get(name) != file.digest}
+
+
+def _size(path: Path) -> int:
+    """Return the size of a file in bytes, 0 if there is none."""
+    return path.stat().st_size if path.is_file() else 0
+
+
+def send_model(folder: str, names: Sequence[str], destination: str, target: str) -> Copying:
+    """Copy files of a model to a node, as ``copy_files`` does."""
     *ssh, _dashes, _destination = ssh_words(destination, "-o", "ControlMaster=no")
-    options = (
-        # Links are resolved: what they lead to lies on this node alone.
-        *("-rLtp", "--inplace", "--no-inc-recursive"),
-        *("--exclude=*.incomplete", "--exclude=*.lock", "--exclude=.git/"),
-    )
-    sources = [f"{folder}/"]
-    return (yield from copy_files(options, sources, model.size, ssh, destination, target))
+    # Links are resolved: what they lead to lies on this node alone. What an interrupt left aside is
+    # gone on with, whatever its time says.
+    options = ("-RLtp", "--inplace", "--ignore-times")
+    total = sum(_size(Path(folder, name)) for name in names)
+    sources = [f"{folder}/./{name}" for name in names]
+    return (yield from copy_files(options, sources, total, ssh, destination, target))
+
+
+def place_model(models: str, name: str, files: Mapping[str, object], made: object) -> Checking:
+    """Hash the files that lie aside, and put them in their places, the record last.
+
+    Those with another hash are removed, and then nothing else is changed.
+    """
+    folder, aside = _places(models, name)
+    arrived = record(dict[FileName, ModelFile], files)
+    wrong = yield from hash_findings(aside, arrived)
+    with translated(at=folder):
+        if wrong:
+            for finding in wrong:
+                Path(aside, finding.where).unlink(missing_ok=True)
+            check = quick_check(folder)
+            return replace(check, full=True, findings=(*check.findings, *wrong))
+
+        _move_files(aside, folder, arrived)
+        if made is not None:
+            _write_record(folder, record(ModelRecord, made))
+    return replace(quick_check(folder), full=True)
+
+
+def _move_files(aside: Path, folder: Path, names: Iterable[str]) -> None:
+    """Move files to their places, each in one step; what else is there stays."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (aside / name).replace(target)
+    sync(folder)
+    shutil.rmtree(aside)
+    with contextlib.suppress(OSError):  # another model's files are there
+        aside.parent.rmdir()
+
+
+def _write_record(folder: Path, made: ModelRecord) -> None:
+    place = folder / RECORD
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(place) as file:
+        file.write(json.dumps(asdict(made), indent=1).encode())

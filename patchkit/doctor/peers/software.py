@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from patchkit.cluster.agent.node_facts import ModelPrint
 from patchkit.cluster.launch.cluster_file import ClusterFile
+from patchkit.cluster.launch.plan import other_model
 from patchkit.cluster.models.names import folder_of
 from patchkit.cluster.ssh.ssh import HERE, there
 from patchkit.doctor.peers.node_report import (
@@ -128,14 +129,13 @@ def _copy_command(
 def _check_same_model(file: ClusterFile, where: str, whole: Mapping[str, ModelPrint]) -> Finding:
     if len(whole) < 2:
         return unchecked("model-same", where, "fewer than two nodes have it whole")
-    (first, right), *others = whole.items()
-    for node, its in others:
-        other_commit = right.commit and its.commit and right.commit != its.commit
-        if right.digest != its.digest or other_commit:
-            command = _copy_command(file, node, its, {first: right})
-            what = f"{node} has other files than {first}"
-            fields = {"folder": its.folder, "what": what, "command": command}
-            return make_finding("model-same", where, **fields)
+    if other := other_model(whole):
+        node, what = other
+        others = {name: model for name, model in whole.items() if name != node}
+        command = _copy_command(file, node, whole[node], others)
+        fields = {"folder": whole[node].folder, "what": f"{node} {what}", "command": command}
+        return make_finding("model-same", where, **fields)
+    right = next(iter(whole.values()))
     if not right.commit:
         reason = "sizes are the same, and no digest of the weights was written down at a download"
         hint = quoted("patchkit", "model", "check", right.folder)

@@ -167,6 +167,16 @@ def test_in_a_pipe_a_long_task_is_a_line_now_and_then():
     assert told == [f"{visible(EVIL)}downloading: {n},000 of 6,000 MB" for n in (3, 5)]
 
 
+def test_the_first_bytes_are_no_rate():
+    now = iter([0.0, 30.0, 600.0])
+    with CliRunner().isolation() as streams, progress(clock=lambda: next(now)) as report:
+        update = report("copying")
+        for done in (0, 100, 42 * 10**6):
+            update(done, 84 * 10**6)
+    told = streams[1].getvalue().decode().splitlines()
+    assert told == ["copying: 0 of 84 MB", "copying: 42 of 84 MB, about 10 min left"]
+
+
 def test_findings_of_one_place_are_told_as_one(monkeypatch):
     # How patchkit was started is how its commands are spelled.
     monkeypatch.setattr("sys.argv", ["patchkit", "verify"])

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from patchkit.cluster.launch.plan import planned_ranks, served_model
+from patchkit.cluster.agent.node_facts import ModelPrint
+from patchkit.cluster.launch.plan import other_model, planned_ranks, served_model
 from patchkit.cluster.launch.units import unit_line
 from patchkit.errors import HostError
 from support.clusters import cluster, node_facts, units_of
@@ -38,6 +39,30 @@ def test_a_pinned_model_is_served_from_its_folder_by_its_name(facts):
     folder = "/home/spark/models/openai--gpt-oss-120b@0123456789ab"
     assert f"vllm serve {folder} " in found
     assert found.endswith(f"--served-model-name {MODEL}")
+
+
+HELD = ModelPrint(folder="/m", problem="", commit=COMMIT, files=5, size=9000, digest="d" * 64)
+BARE = replace(HELD, commit="")
+OTHER_COMMIT = "f" * 40
+
+
+@pytest.mark.parametrize(
+    ("prints", "pin", "node", "says"),
+    [
+        ((HELD, HELD), COMMIT, "", ""),
+        ((BARE, BARE), COMMIT, "", ""),
+        ((HELD, BARE), COMMIT, "spark-2", "has no record of what it has to hold, as spark-1 has"),
+        ((BARE, HELD), "", "spark-1", "has no record of what it has to hold, as spark-2 has"),
+        ((HELD, replace(HELD, commit=OTHER_COMMIT)), "", "spark-2", "is commit ffffffffffff"),
+        ((HELD, HELD), OTHER_COMMIT, "spark-1", "and cluster.toml pins ffffffffffff"),
+        ((BARE, replace(BARE, digest="e" * 64, size=10)), "", "spark-2", "5 files, 10 bytes"),
+    ],
+    ids=["alike", "by hand", "part", "part on head", "commit", "pin", "sizes"],
+)
+def test_a_node_with_another_model_is_named(prints, pin, node, says):
+    found, what = other_model(dict(zip(PAIR, prints, strict=True)), pin) or ("", "")
+    assert found == node
+    assert says in what
 
 
 def test_what_hangs_writes_where_into_the_folder_of_caches(tmp_path):

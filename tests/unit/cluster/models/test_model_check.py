@@ -5,9 +5,16 @@ import os
 
 import pytest
 
-from patchkit.cluster.models.model_check import RECORD, ModelCheck, check_model, held_models
+from patchkit.cluster.models.model_check import (
+    RECORD,
+    ModelCheck,
+    check_model,
+    compare_records,
+    held_models,
+)
 from patchkit.cluster.models.names import ModelFolder
 from patchkit.cluster.ssh.node import Remote
+from patchkit.errors import HostError
 from support import write_files
 from support.hub import CHOSEN, COMMIT, MODEL, SHARDS, digest
 
@@ -84,6 +91,54 @@ def test_a_file_that_was_cut_off(model):
     os.truncate(model / SHARDS[1], 5000)
     expected = {f"error: {SHARDS[1]}: has 5,000 bytes, not {LENGTH:,}"}
     assert checked(model, full=False)[1] == expected
+
+
+HALF = FILES[SHARDS[1]][:5000]
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (HALF, f"has 5,000 bytes, not {LENGTH:,}"),
+        (FILES[SHARDS[1]] + b"more", f"has {LENGTH + 4:,} bytes, not {LENGTH:,}"),
+        (FILES[SHARDS[1]][:20], "is cut off, or no file of safetensors"),
+        (bytes(LENGTH), "is no file of safetensors: its header cannot be read"),
+        (b"", "is no file of safetensors: its header cannot be read"),
+        (b"\2" + bytes(7) + b"[]", "is no file of safetensors: its header cannot be read"),
+    ],
+    ids=["half", "longer", "header", "zeros", "empty", "list"],
+)
+def test_without_a_record_the_header_tells_how_long_a_file_is(model, data, found):
+    (model / RECORD).unlink()
+    assert f"error: {SHARDS[1]}: {found}" not in checked(model, full=False)[1]
+    (model / SHARDS[1]).write_bytes(data)
+    assert f"error: {SHARDS[1]}: {found}" in checked(model, full=False)[1]
+
+
+def test_a_copy_without_record_and_index_is_found_by_the_names_of_its_shards(model):
+    """As rsync leaves it when it is cut: the index comes after the shards, the record last."""
+    for name in (RECORD, INDEX, SHARDS[1]):
+        (model / name).unlink()
+    check, findings = checked(model, full=False)
+    assert f"error: {SHARDS[1]}: is missing" in findings
+    assert (check.recorded, check.complete) == (False, False)
+
+
+def test_a_folder_without_a_record_is_not_complete(model):
+    whole = check_model_of(model)
+    (model / RECORD).unlink()
+    bare = check_model_of(model)
+    assert (whole.complete, bare.complete, bare.exit_code) == (True, False, 0)
+    assert compare_records([bare, bare]) == [bare, bare]
+    silent = HostError("spark-3: silent")
+    first, second, third = compare_records([whole, bare, silent])
+    assert (first, second.exit_code, third) == (whole, 3, silent)
+    assert second.findings[-1].where == RECORD
+
+
+def check_model_of(folder):
+    (check,) = held_models(str(folder.parent))
+    return check
 
 
 @pytest.mark.parametrize("name", [SHARDS[1], "config.json"], ids=["sha256", "git's sha1"])

@@ -1,0 +1,144 @@
+"""`patchkit model` on two nodes: real sshd and rsync; what a copy may and may not do to a node."""
+
+import json
+import os
+import shutil
+
+import pytest
+
+from patchkit.cluster.models.model_check import RECORD
+from patchkit.cluster.models.names import ModelFolder
+from support import write_files
+from support.hub import CHOSEN, COMMIT, MODEL, SHARDS, digest
+from support.needed import need
+from support.ssh_server import obstacle, ssh_server
+
+NODES = ("spark-1", "spark-2")
+SPEC = "org/small"
+FILES = {name: MODEL[name] for name in CHOSEN}
+SIZES = {name: {"size": len(data), "digest": digest(data)} for name, data in FILES.items()}
+MADE = json.dumps({"repo": SPEC, "commit": COMMIT, "files": SIZES})
+PLACE = f"models/{ModelFolder(repo=SPEC, commit=COMMIT).name}"
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """The model's folder on each node: the first one has it, as a fetch leaves it."""
+    folders = [tmp_path / name / PLACE for name in NODES]
+    folders[1].parents[1].mkdir()
+    write_files(folders[0], {**FILES, RECORD: MADE})
+    return folders
+
+
+@pytest.fixture
+def model(folders, cli, tmp_path):
+    """Run `patchkit model VERB …`: what it printed."""
+    need("rsync")
+    if why := obstacle():
+        pytest.skip(why)
+    nodes = "".join(f'[[node]]\nssh = "{name}"\n' for name in NODES)
+    (tmp_path / "cluster.toml").write_text(f'{nodes}[models]\n"{SPEC}" = "{COMMIT}"\n')
+    homes = {name: tmp_path / name for name in NODES}
+    with ssh_server(tmp_path / "ssh", *NODES, homes=homes) as path:
+
+        def run(verb, *words, rc=0):
+            done = cli("model", verb, *words, rc=rc, env={"PATH": path})
+            return done.stdout + done.stderr
+
+        yield run
+
+
+def held(folder):
+    """Return the files of a folder, without what patchkit keeps of them."""
+    files = (path for path in folder.rglob("*") if path.is_file() and ".cache" not in path.parts)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def rot(path):
+    """Change the last byte of a file, whose size and time stay."""
+    kept, data = path.stat(), bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(kept.st_atime_ns, kept.st_mtime_ns))
+
+
+def test_sync_brings_all_and_then_nothing(model, folders):
+    assert "spark-2: had it all" not in model("sync")
+    assert (held(folders[1]), json.loads((folders[1] / RECORD).read_text())) == (
+        FILES,
+        json.loads(MADE),
+    )
+    assert "spark-2: had it all" in model("sync")
+    assert [path.name for path in folders[1].parent.iterdir()] == [folders[1].name]
+
+
+def test_a_folder_of_a_users_own_is_copied_without_a_record(model, folders):
+    (folders[0] / RECORD).unlink()
+    assert "no record says" in model("sync")
+    assert held(folders[1]) == FILES
+    assert not (folders[1] / RECORD).exists()
+    assert model("list").count("no record") == 2
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["good copy", "no copy"])
+def test_a_rotten_source_spoils_no_good_copy(model, folders, there):
+    """The only one with the right bytes is the other node, or there is none."""
+    if there:
+        shutil.copytree(folders[0], folders[1])
+    rot(folders[0] / SHARDS[0])
+    if there:
+        assert f"spark-1: {SHARDS[0]} has the hash" in (said := model("sync"))
+        assert "copied anew from spark-2" in said
+        assert held(folders[0]) == held(folders[1]) == FILES
+    else:
+        said = model("sync", rc=8)
+        assert f"spark-1: {folders[0]}/{SHARDS[0]}: has the hash" in said
+        assert f"patchkit model get {SPEC}" in said
+        assert not folders[1].exists()
+
+
+def test_what_is_rotten_on_the_way_takes_nothing_away(model, folders, tmp_path):
+    """A receiver whose disk, or memory, changes bytes: here its rsync does."""
+    shutil.copytree(folders[0], folders[1])
+    os.truncate(folders[1] / SHARDS[1], 5000)
+    before = held(folders[1])
+    write_files(tmp_path / "ssh/bin", {"rsync": spoiling(aside(folders[1]) / SHARDS[1])}, 0o755)
+    assert "spark-2: " in (said := model("sync", rc=8))
+    assert f"patchkit model sync {SPEC}" in said
+    assert held(folders[1]) == before
+    (tmp_path / "ssh/bin/rsync").unlink()
+    model("sync")
+    assert held(folders[1]) == FILES
+
+
+def spoiling(file):
+    """Return an rsync that adds a byte to a file once it has received it."""
+    rsync = shutil.which("rsync")
+    spoil = f'*--server*) {rsync} "$@" && printf x >> {file};;'
+    return f'#!/bin/sh\ncase $* in {spoil} *) exec {rsync} "$@";; esac\n'
+
+
+def aside(folder):
+    return folder.parent / ".sync" / folder.name
+
+
+def test_a_copy_that_was_cut_is_no_model_and_is_gone_on_with(model, folders):
+    """As it lies when the worker lost power: a part of a shard, aside."""
+    part = aside(folders[1]) / SHARDS[1]
+    write_files(part.parent, {part.name: FILES[SHARDS[1]][:5000]})
+    assert "spark-2" not in model("list").replace("spark-2: no models", "")
+    assert f"spark-2: {SPEC} is not there" in model("check", SPEC, rc=3)
+    model("sync")
+    assert held(folders[1]) == FILES
+
+
+def test_half_a_copy_of_an_earlier_patchkit_is_complete_nowhere(model, folders):
+    """Without index and record, which rsync sent last."""
+    write_files(folders[1], {"config.json": FILES["config.json"], SHARDS[0]: FILES[SHARDS[0]]})
+    assert "incomplete" in model("list")
+    said = model("check", SPEC, rc=3)
+    assert f"{SHARDS[1]}  is missing" in said
+    assert f"{RECORD}  is missing" in said
+    assert f"patchkit model sync {SPEC}" in said
+    model("sync")
+    assert model("list").count("complete") == 2
