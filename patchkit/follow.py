@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import resource
 import select
 import shutil
 import signal
@@ -33,6 +34,10 @@ _TAIL, _WIDEST = 400, 1 << 14  # lines of a program's output that are kept, char
 _ERRORS = 1 << 18  # bytes of a program's errors that are kept
 _LONGEST = 1 << 20  # bytes of a line that are waited for, without a limit
 _SILENCE_S, _GRACE_S, _FAREWELL_S = 0.5, 10, 3
+# Signals that come from outside: the kernel's for want of memory, a person's, an administrator's.
+_FROM_OUTSIDE = frozenset(
+    {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +55,14 @@ class Completed:
     errors: str = ""
     trouble: str = ""
     started: bool = True
+
+    @property
+    def ended_itself(self) -> bool:
+        """True unless it did not start, or something else ended it.
+
+        A limit on its resources counts as its own doing: the same input breaks it again.
+        """
+        return self.status is not None and -self.status not in _FROM_OUTSIDE
 
     @property
     def shown(self) -> str:
@@ -83,6 +96,46 @@ class FollowLimits:
     size: float = math.inf
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What a program may take: bytes of address space, seconds of processor, bytes of a file.
+
+    The kernel holds it to that. None is no limit.
+    """
+
+    memory: int | None = None
+    processor: int | None = None
+    written: int | None = None
+
+    def bind(self, process: int) -> None:
+        """Set the limits of a process that was just started, and of what it starts itself.
+
+        Not between fork and exec, where Python may not run beside other threads: what a program
+        does until then is to load itself.
+        """
+        for kind, most in (
+            (resource.RLIMIT_AS, self.memory),
+            (resource.RLIMIT_CPU, self.processor),
+            (resource.RLIMIT_FSIZE, self.written),
+        ):
+            if most is not None:
+                # A hard limit of the caller's own can only be lowered.
+                _, hard = resource.getrlimit(kind)
+                least = most if hard == resource.RLIM_INFINITY else min(most, hard)
+                with contextlib.suppress(ProcessLookupError):  # it has ended already
+                    resource.prlimit(process, kind, (least, hard))
+
+    def breach(self, status: int) -> str:
+        """Return which limit a signal tells of; "" for none. Of memory only the program tells."""
+        match -status:
+            case signal.SIGXCPU:
+                return f"it took more than {self.processor} s of the processor"
+            case signal.SIGXFSZ:
+                return f"it wrote more than {self.written} bytes"
+            case _:
+                return ""
+
+
 class Follow(contextlib.AbstractContextManager["Follow"]):
     """A program whose lines are read while it runs; ``done`` says how it ended once all are read.
 
@@ -96,7 +149,8 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
     last 8 lines. With ``beat`` the program is sent a line feed each so many seconds, so that it can
     tell that somebody listens, and its input ends with the block: it may not outlive its output.
 
-    One that breaks a limit is killed: its status is None then.
+    One that breaks a limit is killed: its status is None then. ``resources`` are held by the
+    kernel; its status is then that of the program.
     """
 
     done: Completed
@@ -111,11 +165,13 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
         given: Iterable[bytes] | None = None,
         beat: float = 0.0,
         limits: FollowLimits = FollowLimits(),
+        resources: Resources = Resources(),
     ) -> None:
         import subprocess
         import threading
 
         self._command, self._limits, self._beat = tuple(map(str, words)), limits, beat
+        self._resources = resources
         self._process: subprocess.Popen[bytes] | None = None
         self._feeder: threading.Thread | None = None
         self._over, self._errors, self._given_up = threading.Event(), bytearray(), ""
@@ -145,6 +201,7 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
             )
             return
         FOLLOWED.add(self._process)
+        resources.bind(self._process.pid)
         self._began = self._heard = time.monotonic()
         if given is not None:
             # A thread: a program that does not read must not keep this one from its limits.
@@ -186,7 +243,8 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
         status, trouble = process.wait(), self._given_up
         if status and not trouble:
             words = (errors.strip() or output.strip() or "it printed nothing").split("\n")[-_SHOWN:]
-            trouble = f"{ending(status)}: {chr(10).join(words)}"
+            end = self._resources.breach(status) or ending(status)
+            trouble = f"{end}: {chr(10).join(words)}"
         self.done = Completed(
             command=self._command,
             status=None if self._given_up else status,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from patchkit.errors import HostError, PatchkitError
-from patchkit.follow import Completed, Follow, FollowLimits
+from patchkit.follow import Completed, Follow, FollowLimits, Resources
 
 _PATIENCE = 60.0  # seconds; sitecustomize may do anything
 _MOST = 256 << 20  # bytes of a program's output
@@ -39,7 +39,7 @@ class RunOptions(TypedDict, total=False):
     """How a program runs: by default with the variables and in the folder of this process.
 
     ``input`` is what it reads on standard input; ``timeout`` is in seconds, None for ever;
-    ``umask`` is for the files that it makes.
+    ``umask`` is for the files that it makes; ``resources`` are what it may take of the machine.
     """
 
     env: Mapping[str, str] | None
@@ -47,6 +47,7 @@ class RunOptions(TypedDict, total=False):
     input: bytes
     timeout: float | None
     umask: int
+    resources: Resources
 
 
 def run(
@@ -80,6 +81,7 @@ def attempt(*words: str | Path, **options: Unpack[RunOptions]) -> Completed:
         umask=options.get("umask", -1),  # -1: that of this process
         given=[options.get("input", b"")],  # behind it comes end of file: it waits for no person
         limits=FollowLimits(seconds=seconds, line=_MOST, size=_MOST),
+        resources=options.get("resources", Resources()),
     )
     with running:
         output = "".join(running)

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from patchkit.errors import BuildError, HostError, StorageError
+from patchkit.follow import Resources
 from patchkit.process import ask, attempt, run
 from support import write_files
 
@@ -34,6 +35,40 @@ def test_a_program_has_what_it_is_given(tmp_path):
         os.umask(former)
     assert (tmp_path / "made").stat().st_mode & 0o777 == 0o644
     assert (tmp_path / "own").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("resources", "code", "trouble"),
+    [
+        (Resources(processor=1), "while True: pass", "it took more than 1 s of the processor"),
+        (
+            Resources(written=1 << 16),
+            "open('x', 'wb').write(bytes(1 << 17))",
+            "it wrote more than 65536 bytes",
+        ),
+        (Resources(memory=1 << 30), "bytearray(1 << 30)", "exit code 1: "),
+    ],
+)
+def test_a_program_takes_no_more_than_it_may(tmp_path, resources, code, trouble):
+    """Python itself ignores SIGXFSZ: the default action comes back first."""
+    code = f"import signal; signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n{code}"
+    done = python(code, cwd=tmp_path, resources=resources)
+    assert done.trouble.startswith(trouble)
+    assert done.ended_itself
+
+
+@pytest.mark.parametrize(
+    ("words", "itself"),
+    [
+        (("sh", "-c", "exit 3"), True),
+        (("sh", "-c", "kill -SEGV $$"), True),
+        (("sh", "-c", "kill -KILL $$"), False),
+        (("sh", "-c", "kill -TERM $$"), False),
+        (("/no/such/program",), False),
+    ],
+)
+def test_whether_a_program_ended_itself(words, itself):
+    assert attempt(*words).ended_itself == itself
 
 
 def test_how_a_program_ended():
