@@ -17,6 +17,7 @@ import re
 import shutil
 import signal
 import sys
+import time
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
@@ -66,7 +67,8 @@ _WHOLE = re.compile(r"`[^`\n]*`")
 _PASTED = re.compile(r" *(next|undo)\b")
 _NUMBER = re.compile(r"[\d.,]+|[-?]?")
 _ERASE = Shown("\r\x1b[K")
-_is_drawn = False  # whether a line stands in the terminal that is going to be drawn again
+_drawn = ""  # the line in the terminal that is going to be drawn again
+_told_at = 0.0  # when something was last printed
 
 
 def shown(text: str) -> Shown:
@@ -92,15 +94,27 @@ def say(text: str, *, err: bool = False, end: str = "\n") -> None:
         kept = Shown("\n".join(lines))
     redraw_line("")
     click.echo(kept + Shown(end), nl=False, err=err, color=colour())
+    _note_time()
 
 
 def redraw_line(text: str) -> None:
     """Draw a line that the next one takes the place of, on standard error, a terminal."""
-    global _is_drawn
-    if text or _is_drawn:
+    global _drawn
+    if text or _drawn:
         width = columns(sys.stderr) or 0
         click.echo(_ERASE + shown(text)[: width - 1], nl=False, err=True, color=True)
-    _is_drawn = bool(text)
+        _note_time()
+    _drawn = text
+
+
+def quiet_line() -> tuple[str, float]:
+    """Return the line that is going to be drawn again, and for how long nothing was printed."""
+    return _drawn, time.monotonic() - _told_at
+
+
+def _note_time() -> None:
+    global _told_at
+    _told_at = time.monotonic()
 
 
 def colour() -> bool | None:

@@ -8,12 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from patchkit.cli.out import redraw_line, tell
+from patchkit.cli.out import quiet_line, redraw_line, tell
 
-PERIOD = 10.0  # seconds from one line of a pipe to the next, or a tenth of the time so far
+PERIOD = 3.0  # seconds from one line of a pipe to the next, or a hundredth of the time so far
 _LONG = 90.0  # seconds that are left: from then on it is said
 _TOLD = 0.01  # of all there is to do: before that the first bytes are no rate
 _REDRAWN = 0.1  # seconds from one state of a terminal's line to the next
+_QUIET = 2.0  # seconds without a sign of life in a terminal
 
 Update = Callable[[int, int], None]
 """Takes what is done, and all there is to do: bytes, or what a caller counts."""
@@ -42,7 +43,7 @@ def progress(
             if done >= total:
                 redraw_line("")
             elif now >= due:
-                due = now + (_REDRAWN if in_terminal else max(PERIOD, (now - began) / 10))
+                due = now + (_REDRAWN if in_terminal else max(PERIOD, (now - began) / 100))
                 amount = f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
                 line = f"{task}: {f'{done} of {total} {counted}' if counted else amount}"
                 left = (now - began) * (total - done) / done if done >= total * _TOLD else 0.0
@@ -53,7 +54,33 @@ def progress(
 
         return update
 
+    with _beating(printing) if in_terminal else contextlib.nullcontext():
+        try:
+            yield report
+        finally:
+            redraw_line("")
+
+
+@contextlib.contextmanager
+def _beating(printing: threading.Lock) -> Iterator[None]:
+    """Redraw the terminal's line with the time where nothing else is printed for some seconds."""
+    ended, began = threading.Event(), time.monotonic()
+
+    def beat() -> None:
+        line = ""
+        while not ended.wait(_QUIET / 2):
+            drawn, quiet = quiet_line()
+            # What stands there may be this very line, a beat ago.
+            task = line if drawn.startswith(f"{line}, ") else drawn
+            if quiet >= _QUIET:
+                line = task or "at work"
+                with printing:
+                    redraw_line(f"{line}, {time.monotonic() - began:.0f} s")
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
     try:
-        yield report
+        yield
     finally:
-        redraw_line("")
+        ended.set()
+        thread.join()

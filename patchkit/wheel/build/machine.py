@@ -197,9 +197,24 @@ def staging() -> Iterator[Path]:
             # By age, since a folder that is staged now has no lock.
             if time.time() - stale.lstat().st_mtime > _STALE:
                 shutil.rmtree(stale, ignore_errors=True)
-    folder = tempfile.TemporaryDirectory(prefix=_STAGED, dir=WORK, ignore_cleanup_errors=True)
-    with translated("the build is not finished", WORK), folder as made:
-        yield Path(made)
+    with translated("the build is not finished", WORK):
+        folder = Path(tempfile.mkdtemp(prefix=_STAGED, dir=WORK))
+        try:
+            yield folder
+        except BaseException:
+            _remove_later(folder)  # thousands of files, and somebody waits behind Ctrl-C
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_later(folder: Path) -> None:
+    """Have a folder removed by a process that outlives this one, and no signal of a terminal."""
+    words = ("rm", "-rf", "--", str(folder))
+    nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
+    try:
+        os.posix_spawnp(words[0], words, os.environ, file_actions=nothing, setsid=True)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

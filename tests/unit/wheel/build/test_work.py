@@ -4,6 +4,8 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +32,25 @@ def build_folder(text="1", facts="facts", name="nccl", *, fresh=False):
         brought = [write_files(staged / "source", {"text": text})]
         with work_folder(module.WORK / name, brought, facts, fresh=fresh, free=0) as root:
             yield root
+
+
+def test_what_was_staged_goes_behind_an_interrupt(work):
+    """By a process of its own: whoever pressed Ctrl-C does not wait for it."""
+    staged = Path()
+
+    def interrupted():
+        nonlocal staged
+        with staging() as staged:
+            (staged / "tree").mkdir()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    for _ in range(100):
+        if not staged.exists():
+            return
+        time.sleep(0.1)
+    pytest.fail(f"{staged} is still there")
 
 
 def test_a_first_build_and_one_of_other_facts_which_clear_it(work, tmp_path):
