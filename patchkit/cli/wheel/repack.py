@@ -31,6 +31,7 @@ from patchkit.wheel.device.libraries import Judged, Use
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.vllm.repack import repack_wheel
 from patchkit.wheel.vllm.repack_origin import find_wheel
+from patchkit.wheel.wheelhouse.contents import check_folder
 
 _USES: Mapping[Use, Mapping[str, Any]] = {
     **{use: {"fg": "yellow"} for use in (Use.LOST, Use.ABSENT, Use.UNKNOWN, Use.PARTLY)},
@@ -67,6 +68,7 @@ def repack_command(
     request, offline, keep = selection.request(), given["offline"], given["keep_libraries"]
     if keep and not given["native"]:
         raise UsageError("--keep-libraries is for --native: without it, all libraries stay")
+    check_folder(house)  # before a wheel is fetched and read
     with (
         progress() as report,
         find_wheel(

@@ -50,19 +50,31 @@ def read_settled(house: Path) -> Manifest:
         return listed_manifest(house)
 
 
+def check_folder(house: Path) -> None:
+    """Raise StorageError unless wheels can be written there; nothing is written to find out."""
+    nearest = next(path for path in (house, *house.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        why = f"{nearest} is a file"
+    elif not os.access(nearest, os.W_OK):
+        why = f"{nearest} is read-only"
+    elif not os.statvfs(nearest).f_blocks:
+        why = f"{nearest} is not on a disk"  # as /proc and /sys, where root may write
+    else:
+        return
+    raise StorageError(
+        f"{house}: not a folder that can be written to",
+        why=why,
+        hint="name another one with --dir",
+    )
+
+
 def check_room(house: Path, filename: str) -> tuple[str, ...]:
     """Return the wheels that a wheel of this name would replace; ask before a long build.
 
     Raises UsageError if it cannot be held beside what is there, StorageError if nothing can be
     written there.
     """
-    nearest = next(path for path in (house, *house.absolute().parents) if path.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise StorageError(
-            f"{house}: not a folder that can be written to",
-            why=f"{nearest} is read-only" if nearest.is_dir() else f"{nearest} is a file",
-            hint="name another one with --dir",
-        )
+    check_folder(house)
     return _find_outdated(house, wheel_name(filename))
 
 
