@@ -54,7 +54,8 @@ class PatchedTree:
     """The unpacked wheel with its fixes, and all else that decides the new wheel's bytes.
 
     ``asked`` is the user's request; ``request`` adds the fixes that lost kernels ask for.
-    ``dist_info`` is the name of that folder in the tree, ``license`` the one METADATA names.
+    ``recipe`` is the digest of the recipe. ``dist_info`` is the name of that folder in the tree,
+    ``license`` the one METADATA names.
     """
 
     origin: Origin
@@ -62,6 +63,7 @@ class PatchedTree:
     request: Request
     workspace: Workspace
     outcome: Applied
+    recipe: str
     dist_info: str
     license: str
     cuda: str
@@ -70,17 +72,23 @@ class PatchedTree:
     native: NativeParts = field(default_factory=NativeParts)
 
     @cached_property
-    def ledger(self) -> Ledger:
-        """The ledger as it has to be once installed, without the version.
+    def ledger(self) -> Ledger | None:
+        """The ledger as it has to be once installed, without the version; None without a fix.
 
         pip writes RECORD when it installs, so it cannot know that; a revert restores its lines. It
         has no date: the wheel is the same on every day.
         """
         ledger = self.workspace.ledger
-        assert ledger is not None
+        if ledger is None:
+            return None
         own = f"{self.dist_info}/"
         files = {p: pair for p, pair in ledger.files.items() if not p.startswith(own)}
         return replace(ledger, files=files, date="")
+
+    @property
+    def files(self) -> Mapping[str, tuple[str, str]]:
+        """The patched files, as the ledger has them: path → sha256 before and after."""
+        return self.ledger.files if self.ledger else {}
 
 
 def make_additions(patched: PatchedTree) -> Additions:
@@ -89,22 +97,18 @@ def make_additions(patched: PatchedTree) -> Additions:
     The version is in some of them: the digest is taken with zeros in its place.
     """
     origin, target, tree = patched.origin, patched.request.target, patched.workspace.tree.root
-    state, ledger, own = patched.workspace.state, patched.ledger, patched.dist_info
+    own = patched.dist_info
     # A wheel of another CUDA than the target's says so: 0.25.1+cu129.gb10.0a1b2c3d4e.
     cuda = target.cuda_tag if target.cuda.startswith(f"{patched.cuda}.") else f"cu{patched.cuda}"
     label = f"{cuda}.{target.name}.{_UNLABELLED}"
     version = f"{origin.version.public}+{label}"
     home, facts = f"vllm-{version}.dist-info", _repack_facts(patched, version)
     steps = patch_steps(patched.workspace.tree, patched.outcome.verdicts)
-    members = {path: (tree / path).read_bytes() for path in ledger.files}
-    for original in (original_path(state, path) for path in ledger.files):
-        if original.is_file():
-            members[str(original.relative_to(tree))] = original.read_bytes()
+    members = _patched_files(patched, version)
     wheel = _BUILD.sub(b"", (tree / own / "WHEEL").read_bytes())
     head, gap, body = (tree / own / "METADATA").read_bytes().partition(b"\n\n")
     head = _replace_once(head, r"(?m)^Version:.*$", f"Version: {version}", "METADATA")
     members |= {
-        str(ledger_path(state).relative_to(tree)): replace(ledger, version=version).to_json(),
         _OWN_VERSION: _relabelled((tree / _OWN_VERSION).read_bytes(), version),
         f"{home}/METADATA": head + gap + body,
         f"{home}/WHEEL": set_tag(wheel, patched.tag),
@@ -130,15 +134,30 @@ def make_additions(patched: PatchedTree) -> Additions:
     )
 
 
+def _patched_files(patched: PatchedTree, version: str) -> dict[str, bytes]:
+    """Return what the fixes leave in the wheel: patched files, originals and the ledger."""
+    if patched.ledger is None:
+        return {}
+    tree, state = patched.workspace.tree.root, patched.workspace.state
+    members = {path: (tree / path).read_bytes() for path in patched.files}
+    for original in (original_path(state, path) for path in patched.files):
+        if original.is_file():
+            members[str(original.relative_to(tree))] = original.read_bytes()
+
+    ledger = replace(patched.ledger, version=version)
+    members[str(ledger_path(state).relative_to(tree))] = ledger.to_json()
+    return members
+
+
 def _repack_facts(patched: PatchedTree, version: str) -> dict[str, Any]:
-    origin, ledger = patched.origin, patched.ledger
-    digests = (f"{after}  {path}\n" for path, (_, after) in sorted(ledger.files.items()))
+    origin = patched.origin
+    digests = (f"{after}  {path}\n" for path, (_, after) in sorted(patched.files.items()))
     return {
         "project": "vllm",
         "version": origin.version.public,
         "made": "repack",
         "patchkit": __version__,
-        "recipe": ledger.recipe,
+        "recipe": patched.recipe,
         "request": LedgerRequest.of(patched.asked).fields(),
         "turned_on": sorted(patched.request.also - patched.asked.also),
         **patched.request.patch_facts,
