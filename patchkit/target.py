@@ -213,6 +213,25 @@ def toolkits() -> tuple[Toolkit, ...]:
     return read_toml(tuple[Toolkit, ...], RECIPES / "toolchain.toml", key="toolkit")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PtxasFigures:
+    """What one ptxas may take, and how long it takes; ``recipes/toolchain.toml`` has the fields."""
+
+    memory: tuple[int, int]
+    split_memory: tuple[int, int]
+    processor: tuple[int, int]
+    written: tuple[int, int]
+    seconds: float
+    split_from: int
+    split: int
+
+
+@cache
+def ptxas_figures() -> PtxasFigures:
+    """Return the limits and figures of ptxas."""
+    return read_toml(PtxasFigures, RECIPES / "toolchain.toml", key="ptxas")
+
+
 def toolkit_of(torch: str) -> Toolkit:
     """Return the CUDA that a torch is for; for one that is older than all rows, the oldest."""
     from packaging.version import Version  # nodes, which read targets alone, may lack it

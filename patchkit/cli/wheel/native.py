@@ -78,6 +78,9 @@ def native_command(
             made_of = counted_noun(len(library.ptx), "fat binary", "fat binaries")
             yield GOOD + f"{library.name}: {made_of} assembled"
         yield from (lead_word("note") + f"{why}; it stays as it is" for why in library.refused)
+        for row in library.unreached:
+            told = f"{row.name} of {library.name} stays PTX: {row.source} never calls it"
+            yield lead_word("note") + told
     if new:
         yield GOOD + f"{new}  {new.stat().st_size / 1e6:.1f} MB"
     elif made:

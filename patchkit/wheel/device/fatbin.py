@@ -38,6 +38,7 @@ _KINDS = {1: "ptx", 2: "sass", 8: "lto"}
 _LZ4, _ZSTD, _SPECIFIC, _FAMILY = 0x2000, 0x8000, 0x100000, 0x200000
 # The 2.32.3 of NCCL, 346 MB, has 1,498.
 _MOST_ENTRIES = 250_000
+_MOST_PTX = 1 << 29  # bytes of one module; the largest of vLLM has 34 million
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,8 @@ def _walk_section(stream: BufferedIOBase, section: Section, name: str) -> Iterat
             real = 10 <= arch <= 999 and len(marks) < 2  # one arch is never both a and f
             check_that(real, position, f"an entry is for the arch {arch}{marks}")
             kind = _KINDS.get(number, f"kind {number}")
+            possible = kind != "ptx" or plain <= _MOST_PTX
+            check_that(possible, position, f"an entry says that it is {plain:,} bytes of PTX")
             yield CodeEntry(
                 kind=kind,
                 arch=Arch(*divmod(arch, 10), marks, kind == "ptx"),

@@ -1,7 +1,8 @@
 """Make machine code of PTX with the locked toolkit's ptxas: what the driver does at first use.
 
 A result depends on the PTX, the options and the toolkit alone, and is kept in the cache under their
-digest: whatever was killed goes on, and a library of another release costs what is new in it.
+digest: whatever was killed goes on, and a library of another release costs what is new in it. PTX
+that differs in the name of its translation unit alone is compiled once.
 """
 
 from __future__ import annotations
@@ -14,36 +15,25 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from patchkit.digests import digest
 from patchkit.elf import Section, parse_library
-from patchkit.errors import (
-    BuildError,
-    HostError,
-    PatchkitError,
-    SourceError,
-    StorageError,
-    translated,
-)
-from patchkit.follow import Follow
+from patchkit.errors import BuildError, HostError, SourceError, StorageError, translated
+from patchkit.follow import Follow, Resources
 from patchkit.source.fetch import Progress, cache_dir
-from patchkit.target import toolkits
+from patchkit.target import Toolkit, ptxas_figures, toolkits
 from patchkit.units import BYTES_PER_MIB
-from patchkit.wheel.build.machine import available_memory
 from patchkit.wheel.build.toolchain import COMPILER, locked_toolkit
 from patchkit.wheel.device.fatbin import CodeEntry, read_entries
 from patchkit.wheel.native.ptx import Ptx, read_ptx
+from patchkit.wheel.native.units import named, neutral
 
-# ptxas of 13.0 with the largest modules of FlashAttention 2: 172 MiB for 1.7 MB, 761 for 19.7 MB;
-# 1,687 for the 33.7 MB of one of vLLM.
-_LEAST_MEMORY, _MEMORY_PER_BYTE = 128 * BYTES_PER_MIB, 50
 _MAKING, _STALE = ".making-", 86400  # seconds; no PTX takes that long
-_SHARE = 0.8  # of the memory that is available
+_FORMAT = 2  # of a result; goes up if the same PTX becomes other bytes
 # Options that change the code and nothing else. The words come from a file that somebody else made:
 # others could read or write files.
 _SWITCHES = re.compile(r"-O[0-3]|-v|-w|--?(verbose|warn[a-z-]*|generate-line-info|lineinfo)")
@@ -68,6 +58,29 @@ class Job:
     def where(self) -> str:
         return f"{self.name}: the device code at byte {self.entry.container}"
 
+    @property
+    def size(self) -> int:
+        """Bytes of PTX."""
+        return self.entry.plain
+
+    @property
+    def is_split(self) -> bool:
+        """Whether ptxas takes several threads for it."""
+        return self.size >= ptxas_figures().split_from
+
+    @property
+    def resources(self) -> Resources:
+        """What one ptxas may take for it, by its size alone: on every machine the same."""
+        figures = ptxas_figures()
+        least, more = figures.split_memory if self.is_split else figures.memory
+        seconds, seconds_more = figures.processor
+        written, written_more = figures.written
+        return Resources(
+            memory=least * BYTES_PER_MIB + more * self.size,
+            processor=seconds + seconds_more * self.size // 10**6,
+            written=written * BYTES_PER_MIB + written_more * self.size,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembled:
@@ -75,6 +88,28 @@ class Assembled:
 
     path: Path
     ptx: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A job whose PTX was read: ``place`` is where its result is kept, ``ptx`` the sha256.
+
+    ``names`` are those of its translation unit; tasks of one ``key`` differ in nothing else.
+    ``words`` are the options for the ptxas of ``toolkit``.
+    """
+
+    job: Job
+    key: str
+    place: Path
+    ptx: str
+    names: Mapping[bytes, bytes]
+    kernels: frozenset[str]
+    words: tuple[str, ...]
+    toolkit: Toolkit
+
+    @property
+    def is_done(self) -> bool:
+        return self.place.is_file() and _holds(self.place, self.job.arch)
 
 
 class Assembler:
@@ -107,125 +142,128 @@ class Assembler:
 
         Raises SourceError for damaged PTX, BuildError if ptxas does not take it.
         """
-        row = next((it for it in toolkits() if job.entry.version <= it.ptx), toolkits()[-1])
-        if job.entry.version > row.ptx:
-            newer = ".".join(map(str, job.entry.version))
-            raise BuildError(f"{job.where} is PTX {newer}; ptxas {row.nvcc} is older")
-        with job.path.open("rb") as stream:
-            ptx = read_ptx(stream, job.entry, job.name)
-        options, left = [], list(ptx.options)
-        while left:
-            word = left.pop(0)
-            if _VALUES.fullmatch(word) and left and re.fullmatch(r"\w+", left[0]):
-                options.append(f"{word}={left.pop(0)}")
-            elif _SWITCHES.fullmatch(word):
-                options.append(word)
-            else:
-                raise BuildError(f"it was compiled with {word}, which patchkit does not pass on")
-        key = digest("\0".join((digest(ptx.text), row.nvcc, job.arch, *options)))
-        place = self.cache / f"{key}.fatbin"
-        if not (place.is_file() and _holds(place, job.arch)):
-            self._make(ptx, options, job, place, self._unpack(row.cuda, progress=None) / "bin")
-        self._used.add(row.nvcc)
-        return Assembled(path=place, ptx=digest(ptx.text))
+        task = self.plan(job)
+        self.make([task])
+        return self.result(task)
 
-    def _make(self, ptx: Ptx, options: Sequence[str], job: Job, place: Path, tools: Path) -> None:
+    def plan(self, job: Job) -> Task:
+        """Read the PTX of a job. Raises SourceError for damaged PTX, BuildError for refused."""
+        toolkit = _reader_of(job)
+        ptx = _read(job)
+        words = [f"-arch=sm_{job.arch}", *_checked_options(ptx.options)]
+        if job.is_split:
+            words.append(f"--split-compile={ptxas_figures().split}")
+        text, names = neutral(ptx.text)
+        made_of = (str(_FORMAT), toolkit.nvcc, *words)
+        whole = digest(ptx.text)
+        name = digest("\0".join((whole, *made_of)))
+        return Task(
+            job=job,
+            key=digest("\0".join((digest(text), *made_of))),
+            place=self.cache / f"{name}.fatbin",
+            ptx=whole,
+            names=names,
+            kernels=frozenset(ptx.kernels),
+            words=tuple(words),
+            toolkit=toolkit,
+        )
+
+    def make(self, tasks: Sequence[Task]) -> None:
+        """Make what is not yet in the cache of tasks that have one key, with one run of ptxas.
+
+        Raises BuildError if ptxas does not take it, HostError or StorageError if it cannot run.
+        """
+        first = tasks[0]
+        missing = [task for task in tasks if not task.is_done]
+        if not missing:
+            return
+        tools = self._unpack(first.toolkit.cuda, progress=None) / "bin"
         with (
             translated(at=self.cache),
             tempfile.TemporaryDirectory(prefix=_MAKING, dir=self.cache) as made,
         ):
             folder = Path(made)
-            (folder / "x.ptx").write_bytes(ptx.text)
-            words = (f"-arch=sm_{job.arch}", *options, "x.ptx", "-o", "x.cubin")
-            self._run(tools / "ptxas", *words, folder=folder, where=job.where)
-            with (folder / "x.cubin").open("rb") as stream:
-                sections = {section.name for section in parse_library(stream, job.where).sections}
-            if lost := sorted(k for k in ptx.kernels if f".text.{k}" not in sections):
-                raise BuildError(f"{job.where}: ptxas made no code of the kernel {lost[0]}")
-            # As nvcc calls it. Compressed, as upstream's PTX was: a seventh of the size.
-            image = f"--image3=kind=elf,sm={job.arch},file=x.cubin"
-            words = ("-64", "--create=x.fatbin", image, "--compress-all")
-            self._run(tools / "fatbinary", *words, folder=folder, where=job.where)
-            if not _holds(folder / "x.fatbin", job.arch):
-                raise BuildError(f"{job.where}: fatbinary made no code for sm_{job.arch}")
-            with (folder / "x.fatbin").open("rb") as stream:
-                os.fsync(stream.fileno())
-            (folder / "x.fatbin").rename(place)
+            text, _names = neutral(_read(first.job).text)
+            (folder / "x.ptx").write_bytes(text)
+            words = (*first.words, "x.ptx", "-o", "x.cubin")
+            self._run(tools / "ptxas", *words, folder=folder, job=first.job)
+            code = (folder / "x.cubin").read_bytes()
+            for task in missing:
+                (folder / "x.cubin").write_bytes(named(code, task.names))
+                self._pack(task, tools, folder)
 
-    def _run(self, tool: Path, *words: str, folder: Path, where: str) -> None:
+    def result(self, task: Task) -> Assembled:
+        """Return the result of a task that is done."""
+        self._used.add(task.toolkit.nvcc)
+        return Assembled(path=task.place, ptx=task.ptx)
+
+    def _pack(self, task: Task, tools: Path, folder: Path) -> None:
+        """Make a fat binary of the machine code in a folder, and keep it."""
+        job = task.job
+        with (folder / "x.cubin").open("rb") as stream:
+            sections = {section.name for section in parse_library(stream, job.where).sections}
+        if lost := sorted(kernel for kernel in task.kernels if f".text.{kernel}" not in sections):
+            raise BuildError(f"{job.where}: ptxas made no code of the kernel {lost[0]}")
+
+        # As nvcc calls it. Compressed, as upstream's PTX was: a seventh of the size.
+        image = f"--image3=kind=elf,sm={job.arch},file=x.cubin"
+        words = ("-64", "--create=x.fatbin", image, "--compress-all")
+        self._run(tools / "fatbinary", *words, folder=folder, job=job)
+        if not _holds(folder / "x.fatbin", job.arch):
+            raise BuildError(f"{job.where}: fatbinary made no code for sm_{job.arch}")
+
+        with (folder / "x.fatbin").open("rb") as stream:
+            os.fsync(stream.fileno())
+        (folder / "x.fatbin").rename(task.place)
+
+    def _run(self, tool: Path, *words: str, folder: Path, job: Job) -> None:
         """Run a tool. Raises BuildError if it refuses its input, HostError or StorageError else."""
-        with Follow(tool, *words, cwd=folder) as running:
+        self._check_stopped(job)
+        with Follow(tool, *words, cwd=folder, resources=job.resources) as running:
             for _line in running:
-                if self.stopped.is_set():
-                    raise HostError(f"{where}: {tool.name} was stopped")
+                self._check_stopped(job)
         done = running.done
-        if done.status is None or done.status < 0:
+        if not done.ended_itself:
             hint = "free some memory, and run again: what is assembled already is kept"
             raise done.error(
-                HostError, why=f"{where}: it was killed, or cannot run here", hint=hint
+                HostError, why=f"{job.where}: it was killed, or cannot run here", hint=hint
             )
         if done.trouble and shutil.disk_usage(folder).free < BYTES_PER_MIB:
             raise StorageError(
                 f"{folder.parent}: the disk is full", hint="free some space (0.1 GB)"
             )
         if done.trouble:
-            raise done.error(BuildError, why=where)
+            raise done.error(BuildError, why=job.where)
+
+    def _check_stopped(self, job: Job) -> None:
+        if self.stopped.is_set():
+            raise HostError(f"{job.where}: the assembling was stopped")
 
 
-def assemble_all(
-    assembler: Assembler, jobs: Sequence[Job], progress: Callable[[int, int], None]
-) -> dict[Job, Assembled | PatchkitError]:
-    """Assemble on all cores, the longest first, and return what became of each.
-
-    No more of them run at once than there is memory for. An error says why one has no result.
-    """
-    memory = _Memory(int(available_memory() * _SHARE))
-    total, done = sum(job.entry.plain for job in jobs), 0
-    results: dict[Job, Assembled | PatchkitError] = {}
-
-    def assemble(job: Job) -> Assembled | PatchkitError:
-        try:
-            with memory.held(_LEAST_MEMORY + _MEMORY_PER_BYTE * job.entry.plain):
-                return assembler.assemble(job)
-        except (SourceError, BuildError) as error:
-            return error
-
-    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
-    try:
-        ordered = sorted(jobs, key=lambda job: -job.entry.plain)
-        futures = {pool.submit(assemble, job): job for job in ordered}
-        progress(0, total)
-        for future in as_completed(futures):
-            results[futures[future]] = future.result()
-            done += futures[future].entry.plain
-            progress(done, total)
-    except BaseException:
-        assembler.stopped.set()  # else an interrupt waits for minutes
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-    return results
+def _reader_of(job: Job) -> Toolkit:
+    """Return the oldest toolkit that reads the PTX of a job. Raises BuildError if none does."""
+    for row in toolkits():
+        if job.entry.version <= row.ptx:
+            return row
+    version = ".".join(map(str, job.entry.version))
+    raise BuildError(f"{job.where} is PTX {version}; ptxas {toolkits()[-1].nvcc} is older")
 
 
-class _Memory:
-    """Lets threads wait until there is memory for what they do; one of them always goes on."""
+def _read(job: Job) -> Ptx:
+    with job.path.open("rb") as stream:
+        return read_ptx(stream, job.entry, job.name)
 
-    def __init__(self, size: int) -> None:
-        self._size = self._free = size
-        self._changed = threading.Condition()
 
-    @contextlib.contextmanager
-    def held(self, size: int) -> Iterator[None]:
-        size = min(size, self._size)
-        with self._changed:
-            self._changed.wait_for(lambda: self._free >= size)
-            self._free -= size
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._free += size
-                self._changed.notify_all()
+def _checked_options(options: Iterable[str]) -> Iterator[str]:
+    """Yield the options of a compiler that ptxas is given. Raises BuildError for any other."""
+    words = iter(options)
+    for word in words:
+        if _SWITCHES.fullmatch(word):
+            yield word
+        elif _VALUES.fullmatch(word) and re.fullmatch(r"\w+", value := next(words, "")):
+            yield f"{word}={value}"
+        else:
+            raise BuildError(f"it was compiled with {word}, which patchkit does not pass on")
 
 
 def _holds(fatbin: Path, arch: str) -> bool:

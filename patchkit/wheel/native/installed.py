@@ -15,6 +15,7 @@ from patchkit.target import Target
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.native.listing import list_installed, package_libraries
 from patchkit.wheel.native.make import NativeLibrary, make_native
+from patchkit.wheel.native.unreached import known_dispatch
 
 
 def make_installed_native(
@@ -43,7 +44,10 @@ def make_package_native(
     """
     names = package_libraries(workspace.tree, target)
     files = {name: workspace.upstream_library(name) for name in names}
-    return make_native(files, target, workspace.make_folder(), assembler, progress)
+    tree = workspace.tree
+    dispatch = known_dispatch(tree.project, tree.version, target)
+    folder = workspace.make_folder()
+    return make_native(files, target, folder, assembler, progress, dispatch)
 
 
 def new_files(libraries: Iterable[NativeLibrary]) -> dict[str, Path]:

@@ -75,11 +75,12 @@ def list_installed(site: Path, target: Target, only: str = "") -> Iterator[Devic
     """List the libraries with device code of what is installed in a folder, or of one project."""
     for package in metadata.distributions(path=[str(site)]):
         project = canonicalize_name("".join(package.metadata.get_all("Name", [])))
-        # What leads out of the environment is no library; what patchkit keeps is not loaded.
         files = package.files if only in ("", project) else ()
         for file in files or ():
             place = site / file
-            if ".so" in file.suffixes and not _ASIDE & {*file.parts} and place.is_file():
+            # What leads out of the environment is no library; what patchkit keeps is not loaded.
+            aside = file.is_absolute() or _ASIDE & {*file.parts}
+            if ".so" in file.suffixes and not aside and place.is_file():
                 try:
                     binaries = inspect_file(place)
                 except SourceError:

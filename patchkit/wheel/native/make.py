@@ -5,19 +5,23 @@ inspect → jobs → assemble, in parallel → relink → inspect again
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from patchkit.errors import BuildError, PatchkitError, ProofError
+from patchkit.errors import BuildError, PatchkitError, ProofError, SourceError
 from patchkit.source.fetch import Progress
 from patchkit.target import Load, Target
 from patchkit.wheel.device.fatbin import CONTAINER
 from patchkit.wheel.device.first_use import first_use
 from patchkit.wheel.device.inspect import Binary, best, fat_binaries, inspect_file
-from patchkit.wheel.native.assemble import Assembled, Assembler, Job, assemble_all
+from patchkit.wheel.native.assemble import Assembled, Assembler, Job
+from patchkit.wheel.native.ptx import read_ptx
 from patchkit.wheel.native.relink import replace_device_code
+from patchkit.wheel.native.schedule import assemble_all
+from patchkit.wheel.native.unreached import NOTHING_READ, Dispatch, Unreached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +30,14 @@ class NativeLibrary:
 
     ``path`` is the new file, None if none could be made. ``ptx`` are the SHA-256 of what was
     assembled, in the order of the file; ``refused`` says of each fat binary that the device still
-    compiles, why.
+    compiles, why. ``unreached`` stay as they are, since nothing calls them on the device.
     """
 
     name: str
     path: Path | None
     ptx: tuple[str, ...]
     refused: tuple[str, ...]
+    unreached: tuple[Unreached, ...] = ()
 
 
 def make_native(
@@ -41,11 +46,13 @@ def make_native(
     folder: Path,
     assembler: Assembler,
     progress: Progress,
+    dispatch: Dispatch = NOTHING_READ,
 ) -> tuple[NativeLibrary, ...]:
     """Write those of some libraries (name → file) anew that hold what the device would compile.
 
-    They come into ``folder``. What cannot be assembled stays as it is. Raises SourceError for a
-    file that is no library, ProofError if a result is not what it has to be, StorageError.
+    They come into ``folder``. What cannot be assembled stays as it is, and what ``dispatch`` never
+    calls. Raises SourceError for a file that is no library, ProofError if a result is not what it
+    has to be, StorageError.
     """
     binaries = {name: inspect_file(path)[0] for name, path in files.items()}
     # Nothing in PTX without a suffix needs more than every device has: no "a" for it.
@@ -55,35 +62,73 @@ def make_native(
         for name, binary in binaries.items()
         for entry in first_use(binary, target)
     ]
-    results = assemble_all(assembler, jobs, progress)
+    unreached: dict[str, list[Unreached]] = defaultdict(list)
+    wanted: dict[str, list[Job]] = defaultdict(list)
+    for job in jobs:
+        if row := _never_called(job, dispatch):
+            unreached[job.name].append(row)
+        else:
+            wanted[job.name].append(job)
+
+    results = assemble_all(assembler, [job for of in wanted.values() for job in of], progress)
     made: list[NativeLibrary] = []
     for name in dict.fromkeys(job.name for job in jobs):
-        own = {job.entry.container: results[job] for job in jobs if job.name == name}
-        codes = {at: code for at, code in own.items() if isinstance(code, Assembled)}
-        why = [str(each.what) for each in own.values() if isinstance(each, PatchkitError)]
-        path = folder / f"{len(made)}-{files[name].name}"
-        try:
-            if codes:
-                _write_library(files[name], path, binaries[name], codes, target)
-        except BuildError as error:  # of the whole library
-            codes, why = {}, [error.what]
-        ptx = tuple(codes[at].ptx for at in sorted(codes))
-        made.append(
-            NativeLibrary(name=name, path=path if codes else None, ptx=ptx, refused=tuple(why))
-        )
+        place = folder / f"{len(made)}-{files[name].name}"
+        codes = {job.entry.container: results[job] for job in wanted[name]}
+        library = _make_library(name, files[name], place, binaries[name], codes, target)
+        made.append(replace(library, unreached=tuple(unreached[name])))
     return tuple(made)
 
 
+def _never_called(job: Job, dispatch: Dispatch) -> Unreached | None:
+    if not dispatch.knows(job.name):
+        return None
+    with job.path.open("rb") as stream:
+        try:
+            kernels = read_ptx(stream, job.entry, job.name).kernels
+        except SourceError:
+            return None  # the assembler says what is wrong with it
+    return dispatch.never_calls(job.name, kernels)
+
+
+def _make_library(
+    name: str,
+    source: Path,
+    dest: Path,
+    binary: Binary,
+    results: Mapping[int, Assembled | PatchkitError],
+    target: Target,
+) -> NativeLibrary:
+    """Write one library with what could be assembled of it, by the place of its fat binaries."""
+    codes = {at: code for at, code in results.items() if isinstance(code, Assembled)}
+    refused = tuple(
+        str(error.what) for error in results.values() if isinstance(error, PatchkitError)
+    )
+    try:
+        if codes:
+            _write_library(source, dest, binary, codes, target)
+    except BuildError as error:  # of the whole library
+        codes, refused = {}, (error.what,)
+    return NativeLibrary(
+        name=name,
+        path=dest if codes else None,
+        ptx=tuple(codes[at].ptx for at in sorted(codes)),
+        refused=refused,
+    )
+
+
 def native_facts(
-    libraries: Iterable[NativeLibrary], assembler: Assembler, dropped: Sequence[str] = ()
+    libraries: Sequence[NativeLibrary], assembler: Assembler, dropped: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return what a wheel says of its native parts: of each library the SHA-256 of all its PTX."""
+    unreached = {each.name: [row.name for row in each.unreached] for each in libraries}
     return {
         "ptxas": assembler.version,
         "assembled": {each.name: list(each.ptx) for each in libraries if each.path},
         "compiled_at_first_use": {
             each.name: len(each.refused) for each in libraries if each.refused
         },
+        "never_called": {name: rows for name, rows in unreached.items() if rows},
         "left_out": list(dropped),
     }
 

@@ -21,6 +21,7 @@ from patchkit.wheel.file.write import rewrite_wheel
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.native.listing import list_libraries
 from patchkit.wheel.native.make import NativeLibrary, make_native, native_facts
+from patchkit.wheel.native.unreached import known_dispatch
 
 _SBOM = "sboms/patchkit.cdx.json"
 
@@ -66,7 +67,9 @@ def write_native_wheel(
     names = [library.name for library in list_libraries(path, target) if library.writable]
     with staging() as folder, WheelFile(path) as wheel:
         files = wheel.extract(names, folder / "old")
-        made = make_native(files, target, folder, assembler, report("Assembling PTX"))
+        dispatch = known_dispatch(wheel.name.project, wheel.name.version, target)
+        bar = report("Assembling PTX")
+        made = make_native(files, target, folder, assembler, bar, dispatch)
         members = {each.name: each.path.read_bytes() for each in made if each.path}
         if not members:
             raise _nothing_error(path, target, made)

@@ -14,7 +14,7 @@ from patchkit.elf import damaged
 from patchkit.wheel.device.fatbin import ENTRY, CodeEntry
 
 _PAIR = struct.Struct("<II")
-_MOST_PTX = 1 << 29  # bytes of one module; the largest of FlashAttention 2 has 22 million
+_MOST_OPTIONS = 4096  # bytes; nvcc leaves a few words
 _WINDOW = 1 << 27  # bytes; the largest window of zstd's own program
 # .visible .entry NAME(, .weak .entry NAME( …
 _ENTRY_POINT = re.compile(rb"\.entry\s+([\w$]+)")
@@ -44,25 +44,34 @@ def read_ptx(stream: BufferedIOBase, entry: CodeEntry, name: str) -> Ptx:
     data = stream.read(entry.size)
     check_that(entry.kind == "ptx" and len(data) == entry.size, "it is no PTX, or cut off")
     _, _, header, size, packed, pair, *_ = ENTRY.unpack_from(data)
-    check_that(packed <= size and entry.plain <= _MOST_PTX, "its sizes contradict each other")
+    check_that(packed <= size, "its sizes contradict each other")
     payload = data[header : header + packed]
     try:
-        if entry.compression == "zstd":
-            reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
-            text = reader.decompress(payload, max_output_size=entry.plain)
-        elif entry.compression == "lz4":
-            text = lz4.block.decompress(payload, uncompressed_size=entry.plain)
-        else:
-            text = data[header:]
+        match entry.compression:
+            case "zstd":
+                # The size in a frame, if there is one, would be believed against any limit.
+                frame = zstandard.get_frame_parameters(payload).content_size
+                sizes = (entry.plain, zstandard.CONTENTSIZE_UNKNOWN)
+                check_that(frame in sizes, "its sizes contradict each other")
+                reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
+                text = reader.decompress(payload, max_output_size=entry.plain)
+            case "lz4":
+                text = lz4.block.decompress(payload, uncompressed_size=entry.plain)
+            case _:
+                text = data[header:]
     except (zstandard.ZstdError, lz4.block.LZ4BlockError) as error:
         raise damaged(name, f"the PTX at byte {entry.offset}: {error}") from None
+    check_that(len(text) == entry.plain, "its sizes contradict each other")
+
     # It ends with a NUL, and is padded with more of them; ptxas takes none.
     text = text.rstrip(b"\0")
     check_that(b".target" in text and b"\0" not in text, "it is not the text of PTX")
+
     options = b""
     if pair + _PAIR.size <= header:
         place, length = _PAIR.unpack_from(data, pair)
         check_that(place + length <= header, "its options end behind its header")
+        check_that(length <= _MOST_OPTIONS, f"it has {length} bytes of options")
         options = data[place : place + length]
     # -maxrregcount=32 is also written as two words.
     return Ptx(text, tuple(options.decode(errors="replace").replace("=", " ").split()))

@@ -22,6 +22,7 @@ from patchkit.wheel.device.libraries import Judged, Use
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.native.make import NativeLibrary, make_native, native_facts
+from patchkit.wheel.native.unreached import NOTHING_READ, Dispatch
 from patchkit.wheel.vllm.upstream_parts import members_of
 
 # Handlers of an import that is missing: ImportError and what it derives from.
@@ -45,19 +46,21 @@ def native_parts(
     folder: Path,
     assembler: Assembler,
     progress: Progress,
+    dispatch: Dispatch = NOTHING_READ,
     *,
     keep: bool = False,
 ) -> NativeParts:
     """Assemble what the device would compile in a wheel's libraries; files go below ``folder``.
 
-    ``keep`` leaves the libraries for other devices in. Raises ProofError if the wheel's Python
-    cannot do without one of them, and what ``make_native`` raises.
+    What ``dispatch`` never calls stays PTX. ``keep`` leaves the libraries for other devices in.
+    Raises ProofError if the wheel's Python cannot do without one of them, and what ``make_native``
+    raises.
     """
     idle = () if keep else tuple(each.name for each in judged if each.use is Use.OTHER)
     prove_unneeded(wheel, idle)
     names = [b.name for b in binaries if b.name not in idle and first_use(b, target)]
     files = wheel.extract(names, folder / "old")
-    made = make_native(files, target, folder, assembler, progress)
+    made = make_native(files, target, folder, assembler, progress, dispatch)
     return NativeParts(libraries=made, dropped=idle, facts=native_facts(made, assembler, idle))
 
 

@@ -42,6 +42,7 @@ from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.metadata import read_metadata
 from patchkit.wheel.file.write import rewrite_wheel
 from patchkit.wheel.native.assemble import Assembler
+from patchkit.wheel.native.unreached import known_dispatch
 from patchkit.wheel.vllm.native_parts import native_parts
 from patchkit.wheel.vllm.repack_additions import Additions, PatchedTree, make_additions
 from patchkit.wheel.vllm.repack_origin import Origin
@@ -108,8 +109,17 @@ def repack_wheel(
         patched = _patch_tree(origin, request, folder / "tree", binaries, judged, sandboxed)
         if assembler:
             say("assembling machine code")
-            held = origin.wheel, binaries, judged, target, folder / "native"
-            parts = native_parts(*held, assembler, report("Assembling PTX"), keep=keep_libraries)
+            parts = native_parts(
+                origin.wheel,
+                binaries,
+                judged,
+                target,
+                folder / "native",
+                assembler,
+                report("Assembling PTX"),
+                known_dispatch("vllm", origin.version, target),
+                keep=keep_libraries,
+            )
             patched = replace(patched, native=parts)
         elif not patched.outcome.written:
             raise _unchanged_error(origin, target)
@@ -177,6 +187,7 @@ def _patch_tree(
         request=request,
         workspace=open_workspace(tree / "vllm"),
         outcome=outcome,
+        recipe=recipe.digest,
         dist_info=dist_info.name,
         license=metadata.get("License-Expression", "NOASSERTION"),
         cuda=cuda_major(binaries),
@@ -236,9 +247,13 @@ def _native_notes(patched: PatchedTree, binaries: Iterable[Binary]) -> Iterator[
         return
     count = sum(len(library.ptx) for library in native.libraries)
     if count:
-        yield f"{count} fat binaries assembled from upstream's PTX: none is compiled at first use"
+        left = any(library.refused for library in native.libraries)
+        none = "" if left else ": none is compiled at first use"
+        yield f"{count} fat binaries assembled from upstream's PTX{none}"
     if native.dropped:
         names = ", ".join(PurePosixPath(path).name.partition(".")[0] for path in native.dropped)
         yield f"left out, as they are for other devices: {names}"
     for library in native.libraries:
         yield from (f"{why}; it is compiled at first use" for why in library.refused)
+        for kernels in library.unreached:
+            yield f"{kernels.name} stays PTX: on {target.title} {kernels.source} never calls it"

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 from patchkit.digests import sha256_of
 from patchkit.durable.lock import locked
@@ -217,13 +218,22 @@ def find_unfit(wheel: ListedWheel) -> Iterator[Finding]:
         version = wheel.name.version
         judged = judge_libraries(wheel.binaries, target, version)
         yield from missed(version, [it for it in judged if it.fatal], target, wheel.name.filename)
-        native = facts.get("native")
-        claims = native if isinstance(native, dict) else {}
-        made, left = claims.get("assembled", ()), claims.get("compiled_at_first_use", ())
+        made, *left = (
+            _native_claim(facts, key)
+            for key in ("assembled", "compiled_at_first_use", "never_called")
+        )
         for binary in wheel.binaries:
-            if binary.name in made and binary.name not in left and first_use(binary, target):
+            is_left = any(binary.name in names for names in left)
+            if binary.name in made and not is_left and first_use(binary, target):
                 what = f"{binary.name} is not native, though patchkit.json says it is"
                 yield finding(ProofError, filename, what, "repack it again")
+
+
+def _native_claim(facts: Mapping[str, Any], key: str) -> Collection[str]:
+    """Return the libraries that patchkit.json names under a key; none if it is not as we write."""
+    native = facts.get("native")
+    names = native.get(key) if isinstance(native, dict) else None
+    return names if isinstance(names, dict) else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,18 @@ def test_an_environment(cli, site, snapshot):
     assert snapshot(site) == before
 
 
+def test_a_line_of_an_environment_that_leads_out_of_it_is_passed_over(cli, site, tmp_path):
+    outside = tmp_path / "outside.so"
+    outside.write_bytes(PTX)
+    (record,) = site.glob("kernels-*.dist-info/RECORD")
+    record.write_text(f"{outside},,\n{record.read_text()}")
+    done = json.loads(cli("native", site, "--write", "--json").stdout)
+    assert [library["name"] for library in done["libraries"]] == ["kernels/ptx.so"]
+    assert outside.read_bytes() == PTX
+    cli("native", site, "--revert")
+    assert (site / "kernels/ptx.so").read_bytes() == PTX
+
+
 @pytest.mark.parametrize(
     ("text", "needed"),
     [

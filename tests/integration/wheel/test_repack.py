@@ -22,7 +22,7 @@ from patchkit.patching.user_patch import read_patches
 from patchkit.source.releases import LockEntry
 from patchkit.target import targets
 from patchkit.wheel.build import machine
-from patchkit.wheel.device.inspect import inspect_wheel
+from patchkit.wheel.device.inspect import inspect_file, inspect_wheel
 from patchkit.wheel.file.metadata import find_faults
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.vllm import repack_origin
@@ -91,6 +91,7 @@ def known(monkeypatch):
     return lock
 
 
+UNCHANGING = FIX  # where the text is as the fix makes it
 WITH_FIX = Request(target=targets()["gb10"], only=frozenset({FIX}))
 X86 = NAME.replace("aarch64", "x86_64")
 
@@ -179,6 +180,80 @@ def test_native(house, tmp_path):
     assert [each.what for each in find_unfit(stock)] == [
         f"{flash} is not native, though patchkit.json says it is"
     ]
+
+
+def test_native_where_no_fix_changes_anything(cli, house, tmp_path):
+    """Then there is no ledger either: the wheel is upstream's, but for its machine code."""
+    assembler = need_ptxas()
+    flash, ptx = "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so", LIBRARIES / "ptx-aarch64.so"
+    patched = {PATCHED.path: PATCHED.after.encode()}
+    wheel = vllm_wheel(
+        tmp_path,
+        libraries={**KERNELS, flash: ptx.read_bytes()},
+        change=lambda members: members.update(patched),
+    )
+    none = Request(target=targets()["gb10"], only=frozenset({UNCHANGING}))
+    with pytest.raises(UsageError, match="no fix changes anything") as refused:
+        repacked(wheel, none, house, digest=sha256(wheel))
+    assert "--native" in refused.value.hint
+    done = repacked(wheel, none, house, assembler, digest=sha256(wheel))
+    first = done.wheel.read_bytes()
+    assert (done.facts["native"]["compiled_at_first_use"], done.outcome.written) == ({}, ())
+    assert list(find_faults(done.wheel)) == []
+    with zipfile.ZipFile(done.wheel) as bundle:
+        assert not [name for name in bundle.namelist() if ".patchkit" in name]
+        assert bundle.read(flash) != ptx.read_bytes()
+    assert json.loads(cli("inspect", done.wheel, "--json").stdout)
+    shutil.rmtree(house)
+    assert repacked(wheel, none, house, assembler, digest=sha256(wheel)).wheel.read_bytes() == first
+
+
+def test_a_wheel_s_own_ledger_proves_nothing(run, house, tmp_path):
+    """It says that all is done and proved. Whoever made the wheel may say so of any text."""
+    assembler = need_ptxas()
+    first = run(vllm_wheel(tmp_path))
+    with zipfile.ZipFile(first.wheel) as bundle:
+        names = [name for name in bundle.namelist() if "/.patchkit/" in name]
+        claims = {name: bundle.read(name) for name in (*names, PATCHED.path)}
+    version = first.facts["wheel"].encode()
+    claims = {name: data.replace(version, VERSION.encode()) for name, data in claims.items()}
+    wheel = vllm_wheel(tmp_path / "again", change=lambda members: members.update(claims))
+    again = repacked(wheel, WITH_FIX, house, assembler, digest=sha256(wheel))
+    assert again.outcome.recorded_by == ""
+    assert again.outcome.proofs == first.outcome.proofs != ()
+
+
+@pytest.mark.parametrize(
+    ("promised", "tag"), [("2_28", "manylinux_2_29_aarch64"), ("2_39", "manylinux_2_39_aarch64")]
+)
+def test_a_tag_never_promises_less_than_the_libraries_need(run, tmp_path, promised, tag):
+    wheel = vllm_wheel(tmp_path, name=NAME.replace("2_28", promised))
+    assert run(wheel).wheel.name.endswith(f"-{tag}.whl")
+
+
+@pytest.mark.parametrize("version", [(9, 0), (9, 2)])
+def test_ptx_that_older_drivers_do_not_compile_is_told(run, tmp_path, version):
+    flash = "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so"
+    data = bytearray((LIBRARIES / "ptx-aarch64.so").read_bytes())
+    (binary,) = inspect_file(LIBRARIES / "ptx-aarch64.so")
+    for entry in binary.live:
+        major, minor = version
+        data[entry.offset + 24 : entry.offset + 28] = bytes([minor, 0, major, 0])
+
+    def later(members):
+        (home,) = (name for name in members if name.endswith("/METADATA"))
+        members[home] = members[home].replace(b"torch==2.10.0", b"torch==2.15.0")
+
+    done = run(vllm_wheel(tmp_path, libraries={**KERNELS, flash: bytes(data)}, change=later))
+    told = [note for note in done.notes if "drivers older than" in note]
+    newer = ["drivers older than 595.45.04 do not compile PTX of CUDA 13.2"]
+    assert told == (newer if version > (9, 0) else [])
+
+
+def test_the_folder_is_looked_at_first(cli):
+    """Before a wheel is fetched, of which an offline run has none."""
+    done = cli("repack", "vllm==0.33.0", "--offline", "--dir", "/proc/house", rc=7)
+    assert "/proc/house: not a folder that can be written to" in done.stderr
 
 
 def test_twice_is_once_and_a_repack_is_not_repacked(run, known, house, tmp_path):

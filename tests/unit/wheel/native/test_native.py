@@ -5,22 +5,30 @@ import ctypes
 import platform
 import subprocess
 import tempfile
+from io import BytesIO
 from pathlib import Path
 
+import lz4.block
 import pytest
+import zstandard
 from elftools.elf.elffile import ELFFile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchkit.elf import Section
 from patchkit.errors import BuildError, HostError, SourceError
+from patchkit.process import run
 from patchkit.target import targets
 from patchkit.wheel.device.fatbin import read_entries
 from patchkit.wheel.device.first_use import first_use
 from patchkit.wheel.device.inspect import fat_binaries, inspect_file
-from patchkit.wheel.native.assemble import Job, assemble_all
+from patchkit.wheel.native.assemble import Assembled, Job
 from patchkit.wheel.native.make import make_native
+from patchkit.wheel.native.ptx import read_ptx
 from patchkit.wheel.native.relink import replace_device_code
+from patchkit.wheel.native.schedule import assemble_all
+from patchkit.wheel.native.units import named, neutral
+from patchkit.wheel.native.unreached import Dispatch, Unreached
 from support import write_files
 from support.needed import need, need_ptxas
 
@@ -126,15 +134,30 @@ def test_a_loader_of_aarch64_takes_it(assembler, tmp_path):
     assert subprocess.run(words, check=True, capture_output=True).stdout == stored_heads(made.path)
 
 
-def job_for(tmp_path, options="", *, version=(9, 0), text=b".version 8.0\n.target sm_80\n"):
-    """Return the job of a library whose one PTX has these options beside it."""
+def job_for(
+    tmp_path,
+    options="",
+    *,
+    version=(9, 0),
+    text=b".version 8.0\n.target sm_80\n",
+    flags=0,
+    plain=0,
+    name="x",
+):
+    """Return the job of a library whose one PTX has these options beside it.
+
+    With ``flags`` for a compression, ``text`` is what lies in the file, and ``plain`` the size that
+    its header promises.
+    """
     pair = (72).to_bytes(4, "little") + len(options).to_bytes(4, "little")
     header = 72 + (len(options) + 7) // 8 * 8
-    fields = [(1, 2), (0x101, 2), (header, 4), (len(text), 8), (0, 4), (64, 4), (version[1], 2)]
-    fields += [(version[0], 2), (80, 4), (0, 8), (0x11, 8), (0, 16)]
+    packed = len(text) if flags else 0
+    fields = [(1, 2), (0x101, 2), (header, 4), (len(text), 8), (packed, 4), (64, 4)]
+    fields += [(version[1], 2), (version[0], 2), (80, 4), (0, 8), (0x11 | flags, 8), (0, 8)]
+    fields += [(plain, 8)]
     head = b"".join(value.to_bytes(size, "little") for value, size in fields)
     body = (head + pair + options.encode()).ljust(header, b"\0") + text
-    path = tmp_path / "x.fatbin"
+    path = tmp_path / f"{name}.fatbin"
     path.write_bytes(b"\x50\xed\x55\xba\1\0\x10\0" + len(body).to_bytes(8, "little") + body)
     with path.open("rb") as stream:
         (entry,) = read_entries(stream, [Section("x", 0, len(body) + 16)], "lib.so")
@@ -143,6 +166,31 @@ def job_for(tmp_path, options="", *, version=(9, 0), text=b".version 8.0\n.targe
 
 CODE = b"\x50\xed\x55\xba\1\0\x10\0" + bytes(8)
 KERNEL = b".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry kernel() { ret; }\n"
+
+
+# A hundred bytes of which ptxas makes gigabytes.
+HUGE = KERNEL + b".visible .global .b8 huge[2000000000] = {1};\n"
+LZ4, ZSTD = 0x2000, 0x8000
+
+
+@pytest.mark.parametrize(
+    ("flags", "packed", "plain"),
+    [
+        (ZSTD, zstandard.compress(bytes(1 << 26)), 4096),  # the frame says how large it is
+        (ZSTD, zstandard.compress(KERNEL), len(KERNEL) + 1),
+        (LZ4, lz4.block.compress(KERNEL, store_size=False), len(KERNEL) + 1),
+        (LZ4, lz4.block.compress(bytes(1 << 26), store_size=False), 4096),
+    ],
+)
+def test_ptx_has_the_size_that_its_header_says(tmp_path, flags, packed, plain):
+    job = job_for(tmp_path, text=packed, flags=flags, plain=plain)
+    with job.path.open("rb") as stream, pytest.raises(SourceError, match=r"^lib\.so"):
+        read_ptx(stream, job.entry, "lib.so")
+
+
+def test_ptx_of_no_size_that_there_can_be(tmp_path):
+    with pytest.raises(SourceError, match="9,223,372,036,854,775,808 bytes of PTX"):
+        job_for(tmp_path, flags=ZSTD, plain=1 << 63)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +202,8 @@ KERNEL = b".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry kernel
         ({"text": b".version 8.0\n.target sm_80\n.nonsense\n"}, "ptxas"),
         ({"text": b"no text of a compiler"}, "not the text of PTX"),
         ({"text": KERNEL.replace(b"sm_80", b"sm_90a")}, "ptxas"),
+        ({"options": "-v " * 2000}, "6000 bytes of options"),
+        ({"text": HUGE}, "Memory allocation failure"),
     ],
 )
 def test_what_is_refused(assembler, tmp_path, case, says):
@@ -181,6 +231,123 @@ def test_a_ptxas_that_is_killed_is_no_refusal(assembler, tmp_path, monkeypatch):
     monkeypatch.setattr(assembler, "_unpack", lambda _cuda, progress: tmp_path)
     with pytest.raises(HostError, match="what is assembled already is kept"):
         assemble_all(assembler, [job_for(tmp_path, "-O0", text=KERNEL)], lambda _d, _t: None)
+
+
+def test_what_takes_too_much_leaves_the_others(assembler, tmp_path):
+    jobs = [job_for(tmp_path, text=HUGE, name="huge"), job_for(tmp_path, text=KERNEL)]
+    refused, made = assemble_all(assembler, jobs, lambda _d, _t: None).values()
+    assert (type(refused), type(made)) == (BuildError, Assembled)
+
+
+UNIT = b"%d_INTERNAL_%s_%d_%s_cu_3b62bd63_29251"
+NAMELESS = b"%d_GLOBAL__N__%s_%d_%s_cu_3b62bd63_29251"
+
+
+def unit_text(file):
+    """Return PTX of a file with names that are internal to it, as nvcc writes them."""
+    digits, length = b"13607651", len(file) + 3
+    size = len(UNIT % (10, digits, length, file)) - 2
+    unit = UNIT % (size, digits, length, file)
+    nameless = NAMELESS % (size + 2, digits, length, file)
+    return KERNEL + b"".join(
+        [
+            b".global .align 1 .b8 _ZN%s4cuda3std3__45__cpo5beginE[1];\n" % unit,
+            b".global .align 1 .b8 _ZN%s4cuda3std3__4%s6ignoreE[1];\n" % (unit, nameless),
+            b".visible .entry _ZN%s6kernelEv() { ret; }\n" % nameless,
+        ]
+    )
+
+
+def test_the_same_kernels_of_two_files_are_compiled_once(assembler, tmp_path, monkeypatch):
+    """With the names of each file afterwards; nothing else differs from what ptxas makes of it."""
+    tools = assembler._unpack("13.0", progress=None) / "bin"
+    script = f'#!/bin/sh\necho >> {tmp_path}/runs\nexec {tools}/ptxas "$@"\n'
+    write_files(tmp_path, {"bin/ptxas": script}, mode=0o755)
+    (tmp_path / "bin/fatbinary").symlink_to(tools / "fatbinary")
+    monkeypatch.setattr(assembler, "_unpack", lambda _cuda, progress: tmp_path)
+    texts = [unit_text(b"split_hdim256_fp16"), unit_text(b"split_align_hdim256_fp16")]
+    jobs = [job_for(tmp_path, text=text, name=str(n)) for n, text in enumerate(texts)]
+    made = assemble_all(assembler, jobs, lambda _d, _t: None)
+    assert len({each.path.read_bytes() for each in made.values()}) == 2
+    assert (tmp_path / "runs").read_text().count("\n") == 1
+
+    assert neutral(texts[0])[0] == neutral(texts[1])[0] != texts[0]
+    for text in texts:
+        direct, renamed = (assembled_elf(tmp_path, tools, text, by) for by in (None, neutral))
+        assert names_of(direct) == names_of(renamed)
+        assert code_of(direct) == code_of(renamed)
+
+
+def assembled_elf(folder, tools, text, by):
+    plain, names = by(text) if by else (text, {})
+    (folder / "x.ptx").write_bytes(plain)
+    run(tools / "ptxas", "-arch=sm_121", "x.ptx", "-o", "x.cubin", cwd=folder)
+    return ELFFile(BytesIO(named((folder / "x.cubin").read_bytes(), names)))
+
+
+def names_of(elf):
+    symbols = elf.get_section_by_name(".symtab").iter_symbols()
+    return [(symbol.name, symbol["st_value"], symbol["st_size"]) for symbol in symbols]
+
+
+def code_of(elf):
+    tables = (".strtab", ".shstrtab", ".symtab", ".nv.merc.symtab")  # names, and where they are
+    return {part.name: part.data() for part in elf.iter_sections() if part.name not in tables}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        unit_text(b"one") + unit_text(b"two"),
+        unit_text(b"one").replace(b"_INTERNAL_1", b"_INTERNAL_x"),
+        unit_text(b"f" * 300),
+    ],
+)
+def test_names_that_are_not_clear_stay(text):
+    assert neutral(text) == (text, {})
+
+
+def test_what_is_large_is_split_the_same_everywhere(assembler, tmp_path):
+    """Its number of threads stands in a note of the machine code."""
+    large = KERNEL + b"//".ljust(24_000_000, b"x") + b"\n"
+    words = [assembler.plan(job_for(tmp_path, text=text)).words for text in (KERNEL, large)]
+    assert words == [("-arch=sm_121",), ("-arch=sm_121", "--split-compile=8")]
+
+
+def test_what_the_release_never_calls_stays_as_it_is(assembler, tmp_path):
+    row = Unreached(
+        name="twice",
+        library="lib/*.so",
+        kernels="twice",
+        targets=("gb10",),
+        source="entry.cu",
+        releases={"1.0": ""},
+    )
+    files = {"lib/x.so": LIBRARIES / HERE}
+    quiet = (lambda _d, _t: None, Dispatch(rows=(row,)))
+    (made,) = make_native(files, GB10, tmp_path, assembler, *quiet)
+    assert (len(made.ptx), made.refused, made.unreached) == (1, (), (row, row))
+    before, after = (inspect_file(path)[0] for path in (LIBRARIES / HERE, made.path))
+    old, new = (fat_binaries(binary.live) for binary in (before, after))
+    names = [[[entry.name for entry in group] for group in groups] for groups in (old, new)]
+    assert names[1][:2] == names[0][:2]  # whole: nothing leaves the library for it
+    assert names[1][2] == ["sm_121"]
+
+
+def test_an_assembly_tells_how_far_it_is(assembler, tmp_path, monkeypatch):
+    """Also while one long ptxas is all that runs."""
+    tools = assembler._unpack("13.0", progress=None) / "bin"
+    script = f'#!/bin/sh\nsleep 3\nexec {tools}/ptxas "$@"\n'
+    write_files(tmp_path, {"bin/ptxas": script}, mode=0o755)
+    (tmp_path / "bin/fatbinary").symlink_to(tools / "fatbinary")
+    monkeypatch.setattr(assembler, "_unpack", lambda _cuda, progress: tmp_path)
+    told = []
+    text = KERNEL + b"//".ljust(1_000_000, b"y") + b"\n"
+    assemble_all(assembler, [job_for(tmp_path, text=text)], lambda *now: told.append(now))
+    (first, *between, last) = [done for done, _total in told]
+    assert (first, last) == (0, len(text))
+    assert len(between) >= 2
+    assert 0 < between[0] < between[1] < len(text)
 
 
 def test_options_reach_ptxas(assembler, tmp_path):

@@ -1,0 +1,159 @@
+"""Assemble many fat binaries on all cores, within the memory that there is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+from patchkit.errors import BuildError, PatchkitError, SourceError
+from patchkit.target import ptxas_figures
+from patchkit.wheel.build.machine import available_memory
+from patchkit.wheel.native.assemble import Assembled, Assembler, Job, Task
+
+Results = dict[Job, Assembled | PatchkitError]
+Group = list[Task]  # what one run of ptxas makes
+
+_SHARE = 0.8  # of the memory that is available
+_BEAT = 1.0  # seconds from one report to the next
+_OVERDUE = 0.95  # how much of a ptxas is done that runs longer than was reckoned
+
+
+def assemble_all(
+    assembler: Assembler, jobs: Sequence[Job], progress: Callable[[int, int], None]
+) -> Results:
+    """Assemble on all cores, the longest first, and return what became of each job.
+
+    No more of them run at once than there is memory for. An error says why one has no result.
+    ``progress`` hears every second how many bytes of PTX are done, those at work reckoned.
+    """
+    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+    try:
+        results, groups = _plan_all(pool, assembler, jobs)
+        results |= _make_all(pool, assembler, groups, progress)
+    except BaseException:
+        assembler.stopped.set()  # else an interrupt waits for minutes
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+        assembler.stopped.clear()
+    return results
+
+
+def _plan_all(
+    pool: ThreadPoolExecutor, assembler: Assembler, jobs: Sequence[Job]
+) -> tuple[Results, list[Group]]:
+    """Read all PTX. Return what cannot be assembled or is in the cache, and what is to be made."""
+
+    def plan(job: Job) -> Task | PatchkitError:
+        try:
+            return assembler.plan(job)
+        except (SourceError, BuildError) as error:
+            return error
+
+    results: Results = {}
+    groups: dict[str, Group] = {}
+    for job, task in zip(jobs, pool.map(plan, jobs), strict=True):
+        if isinstance(task, PatchkitError):
+            results[job] = task
+        elif task.is_done:
+            results[job] = assembler.result(task)
+        else:
+            groups.setdefault(task.key, []).append(task)
+    return results, list(groups.values())
+
+
+def _make_all(
+    pool: ThreadPoolExecutor,
+    assembler: Assembler,
+    groups: Sequence[Group],
+    progress: Callable[[int, int], None],
+) -> Results:
+    memory = _Memory(int(available_memory() * _SHARE))
+    reckoning = _Reckoning()
+
+    def make(group: Group) -> PatchkitError | None:
+        job = group[0].job
+        try:
+            with memory.held(job.resources.memory or 0), reckoning.running(job):
+                assembler.make(group)
+        except (SourceError, BuildError) as error:
+            return error
+        return None
+
+    longest_first = sorted(groups, key=lambda group: -group[0].job.size)
+    work = {pool.submit(make, group): group for group in longest_first}
+    total = sum(group[0].job.size for group in groups)
+    results: Results = {}
+    progress(0, total)
+    pending: set[Future[PatchkitError | None]] = set(work)
+    while pending:
+        finished, pending = wait(pending, _BEAT, FIRST_COMPLETED)
+        for future in finished:
+            error = future.result()
+            for task in work[future]:
+                results[task.job] = error or assembler.result(task)
+        progress(reckoning.done, total)
+    return results
+
+
+class _Reckoning:
+    """How many bytes of PTX are done: those of finished work, and a share of what runs.
+
+    The pace of a core is that of ``recipes/toolchain.toml`` until work of this run has ended.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._begins: dict[Job, float] = {}
+        self._bytes = 0
+        self._seconds = 0.0
+
+    @contextlib.contextmanager
+    def running(self, job: Job) -> Iterator[None]:
+        began = time.monotonic()
+        with self._lock:
+            self._begins[job] = began
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._begins[job]
+                self._bytes += job.size
+                self._seconds += time.monotonic() - began
+
+    @property
+    def done(self) -> int:
+        now = time.monotonic()
+        with self._lock:
+            measured = self._seconds / self._bytes if self._bytes else 0.0
+            pace = measured or ptxas_figures().seconds / 1e6
+            shares = (
+                min((now - began) / pace, _OVERDUE * job.size)
+                for job, began in self._begins.items()
+            )
+            return self._bytes + int(sum(shares))
+
+
+class _Memory:
+    """Lets threads wait until there is memory for what they do; one of them always goes on."""
+
+    def __init__(self, size: int) -> None:
+        self._size = self._free = size
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def held(self, size: int) -> Iterator[None]:
+        size = min(size, self._size)
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= size)
+            self._free -= size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += size
+                self._changed.notify_all()
