@@ -13,7 +13,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from patchkit.measure.proof_archive import PACKED, Proof, first_use, parse_proof, short_kernels
+from patchkit.doctor.proof_record import PACKED, Proof, first_use, parse_proof, short_kernels
 from patchkit.reading import read_bytes
 from tools import run_program
 

@@ -238,7 +238,7 @@ def _round_scales(torch: Any, values: Any, block: int) -> RoundedWeights:
 def _are_equal(torch: Any, stored: Any, weight: Any) -> bool:
     """Return whether a layer holds these weights, in the order and type in which they came."""
     same_kind = stored.dtype == weight.dtype and stored.shape == weight.shape
-    return same_kind and torch.equal(stored.float(), weight.float())
+    return same_kind and bool(torch.equal(stored.float(), weight.float()))
 
 
 def try_nvfp4(_: Answer) -> Answer:

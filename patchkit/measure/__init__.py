@@ -1,1 +1,1 @@
-"""Measure and compare, prove, and write images from what is planned."""
+"""Measure and compare, and write images from what is planned."""

@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.cluster.launch.up import StartWatcher, serve_model
+from patchkit.doctor.proof import Stream
 from patchkit.doctor.symptoms.findings import explain_failed_start
 from patchkit.durable.atomic import replacing
 from patchkit.errors import HostError, StorageError, UsageError, translated
 from patchkit.measure.figures import CONDITIONS, find_changes, read_conditions, result_file
-from patchkit.measure.variants import VLLM, BenchLoad, PlannedVariant
+from patchkit.measure.variants import BenchLoad, PlannedVariant
 from patchkit.process import attempt, run
 from patchkit.quoting import quoted
 from patchkit.reading import read_text
 from patchkit.records import RecordError, read_json
+from patchkit.runtime.python.startup import VLLM
 
 _LONGEST_MEASUREMENT = 3600.0  # seconds
 
@@ -97,6 +99,27 @@ def measure_variants(plan: BenchPlan, tell: Callable[[str], None]) -> None:
             for load in loads:
                 tell(f"{title}: {load.name}")
                 _measure_load(plan, variant, load, number, url, model)
+
+
+def measure_stream(stream: Stream) -> dict[str, Any]:
+    """Return what `vllm bench serve` says of one stream of a server that runs."""
+    server = PlannedVariant(
+        name=stream.name, python=stream.python, url=stream.url, tokenizer=stream.tokenizer
+    )
+    load = BenchLoad(**stream.load)
+    plan = BenchPlan(
+        model="proof",
+        variants=[server],
+        loads=[load],
+        rounds=1,
+        folder=stream.folder,
+        conditions={},
+        seconds=stream.seconds,
+    )
+    measure_variants(plan, lambda _line: None)
+    return read_json(
+        dict[str, Any], read_text(result_file(stream.folder, server.name, load.name, 0))
+    )
 
 
 def _measure_load(

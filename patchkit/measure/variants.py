@@ -20,7 +20,6 @@ from patchkit.runtime.rules.secret_texts import mask_secrets
 from patchkit.units import KIB_PER_GIB
 
 _NO_PREFIXES = "--no-enable-prefix-caching"  # the warm-up asks the first prompt of those that count
-VLLM = ("-m", "vllm.entrypoints.cli.main")  # a venv that was moved has no program of the right path
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
 
 

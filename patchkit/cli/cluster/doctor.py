@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ from patchkit.cli.out import FILE_OR_DASH, PATH, table, tell
 from patchkit.cli.render import Block, ExitCode, Record, finding_lines, rendered, verbose_option
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import FILE, ServeChoices, read_cluster_file
-from patchkit.doctor.bundle import pack_report, private_names, save_report
+from patchkit.doctor.archive import pack_archive, require_new, save_archive
 from patchkit.doctor.first_use import add_first_use
+from patchkit.doctor.redaction import private_names
 from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.findings import log_findings
 from patchkit.doctor.symptoms.lines import STDIN, text_chunks
@@ -59,6 +60,8 @@ def doctor_command(
         raise UsageError("--log, --cluster, --port: one of them", hint="patchkit doctor --cluster")
     if log is None:
         require_libraries(BASE)
+    if save is not None:
+        require_new(save)
     if log is not None:
         where = STDIN if str(log) == "-" else str(log)
         chunks = text_chunks(read_chunks(log, hint="patchkit doctor --log -"), where)
@@ -81,11 +84,26 @@ def doctor_command(
         yield from (finding.what for finding in found if finding.level is Level.OK)
     yield from finding_lines(found, verbose=verbose)
     if save is not None:
-        names = private_names((each.node, each.facts) for each in visited.reports)
-        text, taken = pack_report(visited.parts(), names)
-        save_report(text.encode("utf-8", "replace"), save)
-        tell(f"saved: {save}; taken out: {', '.join(taken) or 'nothing'}")
-        if verbose:
-            yield from table((name, str(count)) for name, count in taken.items())
-        tell(f"look into it before you attach it: {quoted('less', save)}")
+        yield from _saved(visited, save, verbose=verbose)
     yield ExitCode(worst(found, Level.ERROR, Level.WARNING))
+
+
+def _saved(visited: Visit, place: Path, *, verbose: bool) -> Iterator[Block]:
+    """Keep a report in an archive, and tell what was taken out of it."""
+    parts = visited.parts()
+    logs = {"journal": parts.pop("journal")}
+    models = {print_.folder for report in visited.reports for print_ in report.models or ()}
+    names = private_names(((each.node, each.facts) for each in visited.reports), sorted(models))
+
+    def summary(content: Mapping[str, Any]) -> list[str]:
+        return [
+            f"{finding['level']}: {finding['where']}: {finding['what']}"
+            for finding in content["findings"]
+        ]
+
+    packed, taken = pack_archive("report", parts, logs, names, summary)
+    save_archive(packed, place)
+    tell(f"saved: {place}; taken out: {', '.join(taken) or 'nothing'}")
+    if verbose:
+        yield from table((name, str(count)) for name, count in taken.items())
+    tell(f"look into it before you attach it: {quoted('tar', '-xOzf', place)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,11 +12,13 @@ from patchkit.cli.out import PATH, LaidOut, next_step, tell
 from patchkit.cli.render import Block, ExitCode, Record, rendered
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import FILE, read_cluster_file
-from patchkit.doctor.bundle import save_report
-from patchkit.errors import HostError, ProofError, UsageError
+from patchkit.doctor.archive import require_new, save_archive
+from patchkit.doctor.proof import ProofTools, collect_proof
+from patchkit.doctor.proof_record import summary_lines
+from patchkit.errors import HostError, ProofError
 from patchkit.extras import BASE, require_libraries
-from patchkit.measure.proof import collect_proof
-from patchkit.measure.proof_archive import summary_lines
+from patchkit.measure.device_code import look_at_device_code
+from patchkit.measure.rounds import measure_stream
 
 
 @click.command()
@@ -48,16 +49,14 @@ def proof_command(
       patchkit proof -o gb10.tar.gz --cluster
     """
     require_libraries(BASE)
-    if os.path.lexists(place):
-        raise UsageError(f"{place}: is there already", hint="name a new file")
-    if not place.parent.is_dir():
-        raise UsageError(f"{place.parent}: no such folder", hint="name a file in one that is there")
+    require_new(place)
     named = several or file is not None
     cluster = Cluster(read_cluster_file(file or FILE)) if named else cluster_here(venv)
     own = "random weights, 4.6 GiB of memory; nothing is downloaded"
     tell(f"serves {model or own}")
-    proof, archive, interrupt = collect_proof(cluster, model, args, tell)
-    save_report(archive, place)
+    tools = ProofTools(look_at_device_code=look_at_device_code, measure_stream=measure_stream)
+    proof, archive, interrupt = collect_proof(cluster, model, args, tell, tools)
+    save_archive(archive, place)
     summary = summary_lines(proof)
     yield Record({"archive": place, "summary": summary, "parts": proof.parts})
     yield from map(LaidOut, summary)

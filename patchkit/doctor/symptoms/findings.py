@@ -15,7 +15,7 @@ from patchkit.runtime.rules.rule import Situation, in_words
 
 _SHOWN = 300  # characters of a text that was found
 _BEHIND = 2  # lines behind an error that nobody knows
-_REPORT = "look at the lines before it; the same command with `--save report.json` keeps them"
+_REPORT = "look at the lines before it; the same command with `--save report.tar.gz` keeps them"
 
 
 def log_findings(log: ReadLog, where: str = "", nodes: Sequence[str] = ()) -> Iterator[Finding]:

@@ -28,6 +28,8 @@ _ROW = re.compile(r"""["'](?P<folder>\w+)["'][,:]\s*["'](?P<pattern>lib[\w-]+\.s
 # The call: a torch that does not preload may still define the function.
 _CALL = re.compile(r"^\s+_preload_cuda_deps\(\)", re.MULTILINE)
 _SCRIPT = Path(__file__).with_name("interpreter_facts.py")
+# What Python runs as vLLM: a venv that was moved has no program of the right path.
+VLLM = ("-m", "vllm.entrypoints.cli.main")
 _HINT = "name the Python of vLLM with --python, for example venv/bin/python"
 _CUDA = re.compile(r"""^cuda\b[^=]*=\s*["'](?P<version>[\d.]+)["']""", re.MULTILINE)
 

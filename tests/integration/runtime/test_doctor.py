@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from patchkit.finding import Level
+from support.archives import archive_texts
 from support.model_server import ModelServer
 from support.needed import need
 
@@ -86,11 +87,11 @@ def test_an_error_that_nobody_knows_on_standard_input(environment, tmp_path):
 
 
 def test_a_report_has_the_lines_around_what_was_found(cli, tmp_path):
-    log, report = tmp_path / "vllm.log", tmp_path / "report.json"
+    log, report = tmp_path / "vllm.log", tmp_path / "report.tar.gz"
     key = "INFO 11-22 10:00:00 [a.py:1] token hf_abcdefghijABCDEFGHIJ1234567890abcd\n"
     log.write_text("\n" * 99 + key + "KeyError: 'nobody knows'\n" + "\n" * 99)
     cli("doctor", "--log", log, "--save", report, rc=9)
-    lines = json.loads(report.read_text())["journal"]
+    lines = archive_texts(report)["logs/journal.txt"].splitlines()
     assert lines[3].endswith(": KeyError: 'nobody knows'")
     assert lines[2].endswith("token secret-1")
     assert len(lines) == 14

@@ -8,13 +8,15 @@ import pytest
 from patchkit.cluster.agent.group_script import Listener
 from patchkit.cluster.agent.links import PeerLink
 from patchkit.cluster.agent.unit_state import GroupProcess
-from patchkit.doctor.bundle import pack_report, private_names
+from patchkit.doctor.archive import pack_archive
 from patchkit.doctor.judgement import cluster_findings
 from patchkit.doctor.peers.node_report import NodeReport, placed_files
+from patchkit.doctor.redaction import private_names
 from patchkit.doctor.visit import Visit
 from patchkit.errors import HostError
 from patchkit.finding import Level, finding_texts
 from support import clusters, hosts
+from support.archives import archive_texts
 from support.clusters import image_facts, model, state, unit
 
 WRONG = (Level.ERROR, Level.WARNING)
@@ -218,8 +220,11 @@ def test_a_report_has_all_that_the_nodes_said_and_no_error_breaks_it(well):
     _, (head, worker) = well
     worker = replace(worker, no_address=HostError("spark-2 has no address"))
     parts = Visit(findings=(), reports=(head, worker), lines=(("spark-1", "one"),)).parts()
-    report = json.loads(pack_report(parts, private_names([]))[0])
+    logs = {"journal": parts.pop("journal")}
+    packed, _taken = pack_archive("report", parts, logs, private_names([]), lambda _content: [])
+    texts = archive_texts(packed)
+    report = json.loads(texts["report.json"])
     for node in report["nodes"]:
         assert all(node[part] for part in ("facts", "contents", "state", "disks", "models"))
         assert any("VLLM_HOST_IP=" in text for text in node["facts"]["files"].values())
-    assert report["journal"] == ["spark-1: one"]
+    assert texts["logs/journal.txt"] == "spark-1: one\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import patchkit
-from patchkit.doctor.bundle import PrivateNames, Redactor
+from patchkit.doctor.redaction import PrivateNames, Redactor
 from patchkit.runtime.rules.secret_texts import mask_secrets, secret_flag
 
 # A secret stands between « and ».

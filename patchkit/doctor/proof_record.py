@@ -1,37 +1,38 @@
-"""Hold a proof: one archive without private names, its summary, and what may be read of others'."""
+"""Hold a proof: what its archive says, its summary, and how somebody else's archive is read."""
 
 from __future__ import annotations
 
-import gzip
 import io
-import json
 import re
 import tarfile
+import textwrap
 import zlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
-from patchkit.doctor.bundle import PrivateNames, pack_report
+from patchkit.doctor.archive import MEMBERS, pack_archive
 from patchkit.doctor.first_use import count_loads
 from patchkit.doctor.gpu_steps import GpuStep
+from patchkit.doctor.redaction import PrivateNames
 from patchkit.errors import SourceError
 from patchkit.quoting import visible
-from patchkit.records import RecordError, matching, read_json
+from patchkit.records import RecordError, matching, read_json, record
 from patchkit.target import Load
 from patchkit.units import BYTES_PER_MIB
 
 SCHEMA: Literal[1] = 1
 PACKED = 4 * BYTES_PER_MIB  # what is read of an archive at most
 _UNPACKED, _MOST = 32 * BYTES_PER_MIB, 64
-_MEMBER = re.compile(r"proof\.json|summary\.txt|logs/[a-z0-9.-]{1,60}\.txt")
+_MEMBER = re.compile(MEMBERS)
 _LONG = re.compile(r"(ScaledMM)?(Linear)?Kernel\b")
 _FIGURES = (  # in a line of the summary
     *("ready_s", "tokens_per_s", "cores_busy", "cores_idle", "first_s", "first_kept_s", "error"),
     *("microseconds_8", "most_gigabytes_per_second"),
 )
-_LINES, _WIDTH = 20, 80  # of a summary
+_LINES = 20  # of a summary, unless reasons take more
+_WIDTH = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +58,6 @@ class Proof:
     machines: tuple[Mapping[str, Any], ...]
     findings: tuple[Mapping[str, Any], ...]
     seconds: float = 0.0
-    note: str = ""
-    taken_out: Mapping[str, int] = field(default_factory=dict)
 
     def part(self, name: str) -> GpuStep:
         """Return a part, one that was not run if there is none of that name."""
@@ -66,24 +65,14 @@ class Proof:
         return next((part for part in self.parts if part.step == name), none)
 
 
-def pack_proof(proof: Proof, logs: Mapping[str, Any], names: PrivateNames) -> tuple[Proof, bytes]:
+def pack_proof(proof: Proof, logs: Mapping[str, str], names: PrivateNames) -> tuple[Proof, bytes]:
     """Return a proof as it may be shown, and its archive: the same bytes for the same proof."""
-    text, taken = pack_report({"proof": asdict(proof), "logs": dict(logs)}, names)
-    whole = json.loads(text)
-    texts = {f"logs/{name}.txt": said for name, said in whole["logs"].items()}
-    clean = {**whole["proof"], "note": whole["note"], "taken_out": taken}
-    texts["proof.json"] = json.dumps(clean, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
-    found = read_json(Proof, texts["proof.json"])
-    texts["summary.txt"] = "".join(f"{line}\n" for line in summary_lines(found))
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for name in sorted(texts):
-            data = texts[name].encode("utf-8", "replace")
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    archive_bytes = gzip.compress(packed.getvalue(), mtime=0)
-    return parse_proof(archive_bytes, "the archive that was made"), archive_bytes
+
+    def summary(content: Mapping[str, Any]) -> list[str]:
+        return summary_lines(record(Proof, content))
+
+    packed, _taken = pack_archive("proof", asdict(proof), logs, names, summary, paths=True)
+    return parse_proof(packed, "the archive that was made"), packed
 
 
 def parse_proof(packed: bytes, name: str) -> Proof:
@@ -113,31 +102,50 @@ def parse_proof(packed: bytes, name: str) -> Proof:
 
 
 def summary_lines(proof: Proof) -> list[str]:
-    """Return what a person reads first: 20 lines of 80 characters at most."""
+    """Return what a person reads first, 80 characters wide: 20 lines, and every reason whole."""
     counts = Counter(part.state for part in proof.parts)
-    told = ", ".join(f"{counts[state]} {state}" for state in ("ok", "failed", "not-run"))
+    states = ", ".join(f"{counts[state]} {state}" for state in ("ok", "failed", "not-run"))
     lines = [
         f"patchkit {proof.patchkit}, {proof.date}: {proof.device} ({proof.capability or '?'})",
         f"driver {proof.driver or '?'}, vLLM {proof.vllm or '?'}, torch {proof.torch or '?'}",
-        f"parts: {told}; {proof.seconds:.0f} s",
+        f"parts: {states}; {proof.seconds:.0f} s",
     ]
     if proof.code and proof.capability[:1].isdigit():
         lines.append(f"compiled at first use: {first_use(proof) or 'nothing'}")
-    reasons: dict[str, list[str]] = {}
-    fine = []
+    lines += _reason_lines(proof)
+    shown = [line for text in lines for line in _wrapped(text)]
+
     for part in reversed(proof.parts):
-        said = short_kernels(part)
-        if part.state != "ok":
-            names = reasons.setdefault(f"{part.state}: {part.reason}", [])
-            names.append(f"{part.step} ({said})" if said else part.step)
-        else:
-            said_figures = (f"{it} {part.figures[it]}" for it in _FIGURES if it in part.figures)
-            words = [word for word in (said, *said_figures) if word not in part.step]
-            fine.append(f"{part.step}: {', '.join(words)}")
-    for reason, names in reasons.items():
-        lines.append(f"{', '.join(names) if len(names) < 3 else f'{len(names)} parts'}: {reason}")
-    shown = [" ".join(visible(line).split()) for line in [*lines, *fine][:_LINES]]
-    return [line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…" for line in shown]
+        if part.state == "ok" and len(shown) < _LINES:
+            shown += _wrapped(_figures_line(part))
+    return shown
+
+
+def _reason_lines(proof: Proof) -> list[str]:
+    """Return why parts failed or were not run: each reason once, failures first."""
+    reasons: dict[str, list[str]] = {}
+    for state in ("failed", "not-run"):
+        for part in reversed(proof.parts):
+            if part.state == state:
+                kernels = short_kernels(part)
+                name = f"{part.step} ({kernels})" if kernels else part.step
+                reasons.setdefault(f"{state}: {part.reason}", []).append(name)
+    return [
+        f"{', '.join(names) if len(names) < 3 else f'{len(names)} parts'}: {reason}"
+        for reason, names in reasons.items()
+    ]
+
+
+def _figures_line(part: GpuStep) -> str:
+    figures = (f"{name} {part.figures[name]}" for name in _FIGURES if name in part.figures)
+    words = [word for word in (short_kernels(part), *figures) if word not in part.step]
+    return f"{part.step}: {', '.join(words)}"
+
+
+def _wrapped(text: str) -> list[str]:
+    """Return a text in lines; the later ones are indented."""
+    plain = " ".join(visible(text).split())
+    return textwrap.wrap(plain, _WIDTH, subsequent_indent="  ") or [""]
 
 
 def first_use(proof: Proof) -> str:

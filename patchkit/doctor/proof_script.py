@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 _FOUND: Any = importlib.util.spec_from_file_location(
-    "gpu_script", Path(__file__).parents[1] / "doctor" / "gpu_script.py"
+    "gpu_script", Path(__file__).with_name("gpu_script.py")
 )
 gpu: Any = importlib.util.module_from_spec(_FOUND)
 _FOUND.loader.exec_module(gpu)

@@ -8,20 +8,23 @@ import signal
 import sys
 import tarfile
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from patchkit.doctor.bundle import PrivateNames
+from patchkit.doctor import proof
 from patchkit.doctor.gpu import GpuNode
 from patchkit.doctor.gpu_steps import GpuStep
+from patchkit.doctor.proof_record import SCHEMA, Proof, pack_proof, parse_proof, summary_lines
+from patchkit.doctor.redaction import PrivateNames
 from patchkit.durable.signals import Interrupted
 from patchkit.errors import BusyError, HostError, SourceError
-from patchkit.measure import proof
-from patchkit.measure.proof_archive import SCHEMA, Proof, pack_proof, parse_proof, summary_lines
 from patchkit.records import record
+from patchkit.runtime.host.host import Software
 from support import write_files
-from support.clusters import reports
+from support.archives import archive_texts
+from support.clusters import node_facts, reports
 from tools import known
 
 NAMES = PrivateNames(hosts=(("spark-3995",),), users=("annalena",), addresses=("192.168.177.11",))
@@ -68,9 +71,8 @@ def test_an_archive_is_the_same_each_time_and_has_no_private_names():
     made, packed = made_proof()
     assert packed == made_proof()[1]
     assert parse_proof(packed, "x") == made
-    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        texts = {each.name: archive.extractfile(each).read().decode() for each in archive}
-    assert [*texts] == ["logs/serve-cold.txt", "proof.json", "summary.txt"]
+    texts = archive_texts(packed)
+    assert [*texts] == ["logs/serve-cold.txt", "manifest.json", "proof.json", "summary.txt"]
     for private in ("annalena", "3995", "192.168.177.11", "qwertz99"):
         assert private not in "".join(texts.values())
     lines = texts["summary.txt"].splitlines()
@@ -79,6 +81,20 @@ def test_an_archive_is_the_same_each_time_and_has_no_private_names():
     assert "compiled at first use: vllm_fa2_C 52 of 52" in lines
     assert texts["summary.txt"].replace("\n", "").isprintable()
     assert "routing-fp8: CutlassFP8, TRITON" in lines
+
+
+def test_a_reason_is_whole_and_stands_once():
+    reason = "FlashInferFp8DeepGEMMDynamicBlockScaledKernel: the product is wrong: error 0.11"
+    step = {"step": "gpu-fp8-blocks", "state": "failed", "kernel": "X" * 40, "reason": reason}
+    made, _packed = made_proof(parts=[*({"step": part, "state": "ok"} for part in PARTS), step])
+    lines = summary_lines(made)
+    assert max(map(len, lines)) <= 80
+    assert " ".join(" ".join(lines).split()).count(reason) == 1
+    assert lines[4].startswith("gpu-fp8-blocks (XX")  # before what went well
+
+    many = [{"step": part, "state": "failed", "reason": f"{part}: {reason}"} for part in PARTS]
+    text = " ".join(" ".join(summary_lines(made_proof(parts=many)[0])).split())
+    assert text.count(reason) == len(PARTS)
 
 
 HOSTILE = {
@@ -116,9 +132,41 @@ def test_an_archive_is_one_row_of_the_page_and_its_words_are_plain(tmp_path, mon
     assert f"| vllm_fa2_C 52 of 52 | {figures} |" in one
 
 
-def test_without_a_gpu_there_is_an_archive_with_the_reasons(cli, tmp_path):
+def test_without_vllm_there_is_one_reason_and_no_archive(cli, tmp_path):
     place = tmp_path / "gb10.tar.gz"
-    done = cli("proof", "-o", place, "--venv", tmp_path, "--json", rc=9)
+    said = cli("proof", "-o", place, "--venv", tmp_path / "venv", rc=9).stderr
+    assert said.count("no Python with vLLM is there") == 1
+    assert f"{tmp_path / 'venv'}/bin/python: no Python with vLLM is there" in said
+    assert "patchkit proof -o FILE --venv DIR" in said
+    assert not place.exists()
+
+
+@pytest.mark.parametrize(
+    ("venv", "version", "why"),
+    [("", "", "there is none"), ("/v", "", "it has none"), ("", "0.24.0", "vLLM 0.24.0 is imp")],
+)
+def test_a_vllm_elsewhere_is_named_with_the_option_that_takes_it(tmp_path, venv, version, why):
+    software = Software(python="/opt/python3", vllm=version)
+    facts = node_facts(tmp_path)
+    facts = replace(facts, venv=venv, host=replace(facts.host, software=software))
+    with pytest.raises(HostError) as raised:
+        proof.require_vllm(facts, "/v")
+    assert why in raised.value.why
+    proof.require_vllm(replace(facts, venv="/v", host=node_vllm(facts)), "/v")
+
+
+def node_vllm(facts):
+    return replace(facts.host, software=Software(python="/v/bin/python", vllm="0.33.0"))
+
+
+def test_without_a_gpu_there_is_an_archive_with_the_reasons(cli, tmp_path):
+    """An environment with a vLLM beside a torch that does not load."""
+    python = f'#!/bin/sh\nPYTHONPATH={tmp_path}/site exec {sys.executable} "$@"\n'
+    files = {"venv/bin/python": python, "site/torch.py": "raise ImportError('no torch')"}
+    files |= {"site/vllm/__init__.py": "", "site/vllm/_version.py": "__version__ = '0.33.0'\n"}
+    write_files(tmp_path, files, mode=0o755)
+    place = tmp_path / "gb10.tar.gz"
+    done = cli("proof", "-o", place, "--venv", tmp_path / "venv", "--json", rc=9)
     said = json.loads(done.stdout)
     assert {part["state"] for part in said["parts"]} == {"not-run"}
     assert summary_lines(parse_proof(place.read_bytes(), "x")) == said["summary"]

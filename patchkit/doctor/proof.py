@@ -20,27 +20,24 @@ from pathlib import Path
 from typing import Any
 
 from patchkit import __version__
+from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.openai.http_exchange import HttpServer
 from patchkit.cluster.ssh.node import all_of, everywhere
-from patchkit.doctor.bundle import private_names
+from patchkit.doctor import proof_script
 from patchkit.doctor.gpu import GpuNode, find_gpu_nodes, run_all_reduce, smoke_test
 from patchkit.doctor.gpu_steps import GpuStep, free_port, gpu_steps, run_step
 from patchkit.doctor.nccl_lines import read_nccl
 from patchkit.doctor.peers.node_report import NodeReport
+from patchkit.doctor.proof_record import SCHEMA, Proof, pack_proof
+from patchkit.doctor.redaction import private_names
 from patchkit.doctor.visit import visit
 from patchkit.durable.signals import Interrupted, deferred, undeferred
 from patchkit.durable.staging import ScratchFolder
 from patchkit.errors import BusyError, HostError, PatchkitError
-from patchkit.measure import proof_script
-from patchkit.measure.device_code import look_at_device_code
-from patchkit.measure.figures import result_file
-from patchkit.measure.proof_archive import SCHEMA, Proof, pack_proof
-from patchkit.measure.rounds import BenchPlan, measure_variants
-from patchkit.measure.variants import VLLM, BenchLoad, PlannedVariant
-from patchkit.reading import read_text
-from patchkit.records import RECIPES, read_json, read_toml
+from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.host.host import Gpu, Software
+from patchkit.runtime.python.startup import VLLM
 from patchkit.runtime.rules.variable_rules import cache_variables
 from patchkit.units import BYTES_PER_GIB, KIB_PER_GIB
 
@@ -49,6 +46,27 @@ _CHOSE = re.compile(r"(?:Selected|Using) '?(?:(\w+Kernel) for|(\w+)'? \w+ MoE ba
 _LOG = 2000  # lines of a server's log that are kept
 _GRACE = 20.0  # seconds
 Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """One stream that a benchmark asks a server for, with what ``load`` of the settings says."""
+
+    name: str
+    python: str
+    url: str
+    tokenizer: str
+    folder: Path
+    seconds: float
+    load: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProofTools:
+    """What rooms above this one do for a proof: read libraries, and run a benchmark."""
+
+    look_at_device_code: Callable[[str, int, str], Mapping[str, Any]]
+    measure_stream: Callable[[Stream], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +84,7 @@ class ProofRequest:
     model: str
     args: Sequence[str]
     folder: Path
+    tools: ProofTools
 
 
 @cache
@@ -74,7 +93,7 @@ def proof_settings() -> dict[str, Any]:
 
 
 def collect_proof(
-    cluster: Cluster, model: str, args: Sequence[str], tell: Tell
+    cluster: Cluster, model: str, args: Sequence[str], tell: Tell, tools: ProofTools
 ) -> tuple[Proof, bytes, Interrupted | None]:
     """Return a proof, its archive, and the interrupt that came before the last part.
 
@@ -83,36 +102,40 @@ def collect_proof(
     if not cluster.head.here:
         first = f"{cluster.head.destination} is not this machine"
         raise HostError(first, hint="run it on the first node of cluster.toml")
+
     began = time.monotonic()
     tell("facts: a minute")
     visited = visit(cluster, here=len(cluster.nodes) == 1)
     check_free(visited.reports)
-    report, nodes = visited.reports[0], find_gpu_nodes(visited.reports)
+    report = visited.reports[0]
     if report.facts is None:
         raise HostError(report.why_not("facts"))
+    require_vllm(report.facts, cluster.file.venv)
     host = report.facts.host
-    software, gpu = host.software or Software(python=""), next(iter(host.gpus), Gpu(name="no GPU"))
-    apart = "one node was asked: --cluster names several" if len(visited.reports) < 2 else ""
-    if len(nodes) < len(visited.reports) or not all(node.address for node in nodes):
-        apart = apart or "not every node has vLLM and an address on the cable"
+    software = host.software or Software(python="")
+
+    tell("libraries: their device code")
     code: Mapping[str, Mapping[str, int]] = {}
-    if software.vllm_home:
-        tell("libraries: their device code")
-        with contextlib.suppress(PatchkitError, OSError):
-            code = look_at_device_code(software.vllm_home, 0, "")["codes"]
+    with contextlib.suppress(PatchkitError, OSError):
+        code = tools.look_at_device_code(software.vllm_home, 0, "")["codes"]
+
+    nodes = find_gpu_nodes(visited.reports)
     quiet = {**proof_settings()["variables"], "HF_HUB_OFFLINE": "0" if model else "1"}
     with ScratchFolder() as place:
         request = ProofRequest(
             nodes=[replace(node, variables={**node.variables, **quiet}) for node in nodes],
             vllm=software.vllm,
             free_gib=host.memory.available / KIB_PER_GIB if host.memory else 0.0,
-            apart=apart,
+            apart=why_apart(visited.reports, nodes),
             model=model,
             args=args,
             folder=Path(place),
+            tools=tools,
         )
         parts, interrupt = run_parts(request, tell)
-    said = visited.parts()
+
+    gpu = next(iter(host.gpus), Gpu(name="no GPU"))
+    visit_parts = visited.parts()
     proof = Proof(
         schema=SCHEMA,
         patchkit=__version__,
@@ -122,16 +145,41 @@ def collect_proof(
         driver=gpu.driver,
         vllm=software.vllm,
         torch=software.torch,
-        model=Path(model).name or "random weights",
+        model=model or "random weights",
         seconds=round(time.monotonic() - began, 1),
         parts=tuple(replace(part, lines=()) for part in parts),
         code=code,
-        machines=said["nodes"],
-        findings=said["findings"],
+        machines=visit_parts["nodes"],
+        findings=visit_parts["findings"],
     )
     logs = {part.step: "\n".join(part.lines) for part in parts if part.lines}
-    names = private_names((it.node, it.facts) for it in visited.reports)
-    return *pack_proof(proof, {**logs, "journal": said["journal"]}, names), interrupt
+    logs["journal"] = visit_parts["journal"]
+    nodes_facts = ((report.node, report.facts) for report in visited.reports)
+    return *pack_proof(proof, logs, private_names(nodes_facts, [model])), interrupt
+
+
+def require_vllm(facts: NodeFacts, venv: str) -> None:
+    """Raise HostError unless the environment has a Python with vLLM, which a proof tries."""
+    software = facts.host.software or Software(python="")
+    if facts.venv and software.vllm:
+        return
+    why = "there is none" if not facts.venv else "it has none"
+    if software.vllm:
+        why = f"vLLM {software.vllm} is imported by {software.python}, which is not that one"
+    raise HostError(
+        f"{venv}/bin/python: no Python with vLLM is there",
+        why=why,
+        hint="name the environment that has it: patchkit proof -o FILE --venv DIR",
+    )
+
+
+def why_apart(reports: Sequence[NodeReport], nodes: Sequence[GpuNode]) -> str:
+    """Return why nodes are not tried together, "" if they are."""
+    if len(reports) < 2:
+        return "one node was asked: --cluster names several"
+    if len(nodes) < len(reports) or not all(node.address for node in nodes):
+        return "not every node has vLLM and an address on the cable"
+    return ""
 
 
 def check_free(reports: Sequence[NodeReport]) -> None:
@@ -157,8 +205,8 @@ def plan_parts() -> dict[Callable[[ProofRequest], Iterable[GpuStep]], list[str]]
 def run_parts(request: ProofRequest, tell: Tell) -> tuple[list[GpuStep], Interrupted | None]:
     """Return all parts, and the interrupt that came before the last one was done."""
     parts: list[GpuStep] = []
-    found = request.vllm and request.nodes
-    obstacle, interrupt = "" if found else "no Python with vLLM is known here", None
+    obstacle = ""
+    interrupt = None
     for run, names in plan_parts().items():
         reason = obstacle
         try:
@@ -284,8 +332,16 @@ def measure_start(request: ProofRequest, name: str) -> GpuStep:
         with hold_server(words, env, log) as server:
             wait_until_ready(server, url, begin + settings["seconds"])
             figures["ready_s"] = round(time.monotonic() - begin, 1)
-            asked = PlannedVariant(name=name, python=node.python, url=url, tokenizer=model)
-            figures |= measure_stream(asked, folder / f"{name}.bench", server.pid)
+            stream = Stream(
+                name=name,
+                python=node.python,
+                url=url,
+                tokenizer=model,
+                folder=folder / f"{name}.bench",
+                seconds=settings["seconds"],
+                load=settings["load"],
+            )
+            figures |= measure_stream(stream, request.tools, server.pid)
     except PatchkitError as error:
         reason = error.what
     return GpuStep(
@@ -298,29 +354,34 @@ def measure_start(request: ProofRequest, name: str) -> GpuStep:
     )
 
 
-def measure_stream(asked: PlannedVariant, folder: Path, session: int) -> dict[str, float]:
+def measure_stream(stream: Stream, tools: ProofTools, session: int) -> dict[str, float]:
     """Return what `vllm bench serve` says of one stream, and the cores that the server took.
 
     What it takes at rest is taken off for as long as the benchmark starts. Its first request, which
     warms the server up, is not in the benchmark's time.
     """
-    settings, tick = proof_settings()["serve"], os.sysconf("SC_CLK_TCK")
-    load = BenchLoad(**settings["load"])
-    its = {"folder": folder, "conditions": {}, "seconds": settings["seconds"]}
-    plan = BenchPlan(model="proof", variants=[asked], loads=[load], rounds=1, **its)
-    before, began = session_ticks(session), time.monotonic()
-    measure_variants(plan, lambda _line: None)
-    wall, used = time.monotonic() - began, session_ticks(session) - before
+    settings = proof_settings()["serve"]
+    tick = os.sysconf("SC_CLK_TCK")
+
+    before = session_ticks(session)
+    began = time.monotonic()
+    answer = tools.measure_stream(stream)
+    wall = time.monotonic() - began
+    used = session_ticks(session) - before
+
     time.sleep(settings["spin"])
     at_rest = session_ticks(session)
     time.sleep(settings["idle"])
     idle = session_ticks(session) - at_rest
-    said = read_json(dict[str, Any], read_text(result_file(folder, asked.name, load.name, 0)))
-    busy, cores = said["duration"] * (load.prompts + 1) / load.prompts, {}
+
+    prompts = stream.load["prompts"]
+    busy = answer["duration"] * (prompts + 1) / prompts
+    cores = {}
     for name, ticks in used.items():
         beside = idle[name] / settings["idle"] * max(wall - busy, 0.0)
         cores[f"cores {name}"] = (ticks - beside) / tick / busy
-    figures = {name: said[key] for name, key in settings["figures"].items() if key in said}
+
+    figures = {name: answer[key] for name, key in settings["figures"].items() if key in answer}
     figures |= cores | {"cores_busy": sum(cores.values())}
     figures["cores_idle"] = sum(idle.values()) / tick / settings["idle"]
     return {name: round(value, 2) for name, value in figures.items()}

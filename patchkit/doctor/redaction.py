@@ -1,0 +1,514 @@
+"""Replace what names people, machines and secrets in texts, values of JSON and names of files.
+
+What nodes say of themselves is known, and found in every spelling and any place; the rest is known
+by its form. All is found in one pass over a text, so that a placeholder is never taken for a name.
+What is equal stays equal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from pathlib import Path
+from typing import Any
+
+from patchkit.cluster.agent.node_facts import NodeFacts
+from patchkit.records import RECIPES, read_toml
+from patchkit.runtime.rules.secret_texts import holds_secret, secret_spans
+
+_Address = IPv4Address | IPv6Address
+_SHORT = 6  # characters: a shorter name or key may be a part of any word
+_BEFORE = 80  # characters before a number that say whether it is a version
+_ANSI = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")  # a colour's last letter would be part of a name
+_NCCL = re.compile(r"2\.\d{2}\.\d{1,2}\.\d")
+_SIGN = r"[\"']?\s{0,3}[:=]\s{0,3}[\"']?"
+# worker@1.service is an instance of a unit, image@sha256: a digest.
+_NO_ACCOUNT = r"(?!@(?:sha256:|[\w.-]*\.(?:service|socket|target|timer|slice|mount|scope)|\d+)\b)"
+_END_OF_IPV6 = r"(?:(?:\d{1,3}\.){3}\d{1,3}|[0-9a-f]{1,4})?(?![0-9a-z]|:[0-9a-z:])"
+# Where two kinds begin at one place, the first one counts: names before numbers.
+_NAMES = (
+    ("email", rf"(?<![\w.+-])[\w.+-]{{1,64}}{_NO_ACCOUNT}@(?:[\w-]+\.)+[\w-]+"),
+    ("home", r"(?:(?<=/home/)|(?<=/Users/))[^\s/:\"'`,;)\]}<>*]+"),
+    ("account", rf"(?<![\w.-])[\w.-]{{1,64}}{_NO_ACCOUNT}@(?:[a-z][\w-]*(?![\w.(-])|(?=[\w-]))"),
+)
+# Devices make EUI-64 of a MAC: ff:fe or ff:ff between its halves, mlx5 03:00.
+_NUMBERS = (
+    ("mac", r"(?<![0-9a-f:])(?:[0-9a-f]{2}:){5,19}[0-9a-f]{2}(?![0-9a-f:])|(?<=enx)[0-9a-f]{12}\b"),
+    ("mac", r"(?<![\w-])(?=[\d-]*[a-f])(?:[0-9a-f]{2}-){5}[0-9a-f]{2}(?![\w-])"),
+    ("mac", r"(?<![\w.])(?=[\d.]*[a-f])(?:[0-9a-f]{4}\.){2}[0-9a-f]{4}(?![\w.])"),
+    ("mac", r"(?<![0-9a-z])(?:0x)?[0-9a-f]{6}(?:fff[ef]|0300)[0-9a-f]{6}(?![0-9a-z])"),
+    ("mac", r"(?<![0-9a-f:])(?:[0-9a-f]{4}:){3}[0-9a-f]{4}(?![0-9a-f:])"),
+    ("uuid", r"(?<![0-9a-z])(?:[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|[0-9a-f]{32})(?!\w)"),
+    ("address", r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?!\.?\d)"),
+    ("address6", rf"(?<![0-9a-z:.])(?:[0-9a-f]{{0,4}}:){{2,8}}{_END_OF_IPV6}"),
+)
+_MAC = re.compile(r"(?:[0-9a-f]{2}[:-]){5}[0-9a-f]{2}", re.IGNORECASE)
+_LOCAL_BIT = 0x02  # of a MAC's first octet: EUI-64 has it the other way round
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+# Up to the environment's packages a path is its owner's, from there on everybody's.
+_PATH = re.compile(
+    r"""(?<=file://)/[^\s"'`,;:()\[\]{}<>|*]+
+    |(?<=["'])/(?:(?!\ [-/])[^"'\n:]){1,300}(?=["'])
+    |(?:(?<![^\s"'`=(\[{,;:@])|(?<=\\n))/(?!/)[^\s"'`,;:()\[\]{}<>|*]+""",
+    re.VERBOSE,
+)
+_PACKAGES = re.compile(r"/(?:site|dist)-packages(?:/|$)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivateNames:
+    """What nodes say of themselves: ``hosts`` are the names of each node, one list a node.
+
+    ``models`` are names and folders of what is served.
+    """
+
+    hosts: Sequence[Sequence[str]] = ()
+    users: Sequence[str] = ()
+    addresses: Sequence[str] = ()
+    serials: Sequence[str] = ()
+    models: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedactionData:
+    """Hold recipes/doctor/redaction.toml; ``forms`` are by kind, each with a group ``value``."""
+
+    accounts: frozenset[str]
+    hosts: frozenset[str]
+    models: frozenset[str]
+    paths: frozenset[str]
+    sources: str
+    networks: tuple[str, ...]
+    serials: frozenset[str]
+    versions: str
+    forms: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Span:
+    """A part of a text that is replaced."""
+
+    start: int
+    stop: int
+    place: str
+
+
+@cache
+def redaction_data() -> RedactionData:
+    return read_toml(RedactionData, RECIPES / "doctor" / "redaction.toml")
+
+
+@cache
+def _common_networks() -> tuple[IPv4Network | IPv6Network, ...]:
+    return tuple(map(ip_network, redaction_data().networks))
+
+
+@cache
+def _forms() -> Mapping[str, tuple[re.Pattern[str], ...]]:
+    forms = redaction_data().forms
+    flags = re.IGNORECASE | re.MULTILINE
+    return {kind: tuple(re.compile(form, flags) for form in forms[kind]) for kind in forms}
+
+
+class Redactor:
+    """Replaces what is private; with ``paths`` also folders that are no system's.
+
+    ``learn`` is for all texts before the first is replaced: a key or a host that is named in one
+    of them is found in the others without its name.
+    """
+
+    def __init__(self, names: PrivateNames, *, paths: bool = False) -> None:
+        self._data = redaction_data()
+        self._paths = paths
+        self._known: dict[str, str] = {}  # in small letters → placeholder
+        self._macs: set[str] = set()  # of the nodes, as their key
+        self._numbers: dict[str, dict[object, int]] = {}  # of each kind
+        self._pattern: re.Pattern[str] | None = None
+        self.taken: Counter[str] = Counter()
+        """How often each placeholder stands for something."""
+
+        for number, node_names in enumerate(names.hosts, start=1):
+            for host in node_names:
+                self._know_host(host, f"node-{number}")
+        for user in names.users:
+            if user not in self._data.accounts:
+                self._know(user, self._number("user", user))
+        for serial in names.serials:
+            self._know_serial(serial)
+        for model in names.models:
+            self._know_model(model)
+
+        addresses = [address for text in names.addresses if (address := _private_address(text))]
+        self._own = {address: self._number("address", address) for address in addresses}
+        for address, place in self._own.items():
+            self._know(str(address).replace(".", "-"), place)
+
+    # What is known
+
+    def _know(self, value: str, place: str) -> None:
+        if value and not _parse_address(value):
+            self._known.setdefault(value.casefold(), place)
+            self._pattern = None
+
+    def _know_host(self, host: str, place: str) -> None:
+        """Take note of a node's name, and of the domains that it is in."""
+        if host.casefold() in self._data.hosts or _parse_address(host):
+            return
+        self._know(host, place)
+        domain = host.partition(".")[2].casefold()
+        while "." in domain and not self._is_public(domain):
+            self._know(domain, self._number("domain", domain))
+            domain = domain.partition(".")[2]
+
+    def _know_serial(self, serial: str) -> None:
+        if _MAC.fullmatch(serial):
+            self._macs.add(_mac_key(serial))
+            self._number("mac", _mac_key(serial))
+            self._pattern = None
+        else:
+            self._know(serial, self._number("serial", serial))
+
+    def _know_model(self, model: str) -> None:
+        """Take note of a model's name or folder; a Hub's name and one like a word are left."""
+        if self._is_public_model(model):
+            return
+        place = self._number("model", model)
+        for name in (model, Path(model).name):
+            if _is_distinctive(name):
+                self._know(name, place)
+
+    def _number(self, kind: str, value: object) -> str:
+        """Return the placeholder of a value, a new one if it has none; not counted."""
+        numbers = self._numbers.setdefault(kind, {})
+        key = value.casefold() if isinstance(value, str) else value
+        return f"{kind}-{numbers.setdefault(key, len(numbers) + 1)}"
+
+    def learn(self, value: object, key: str = "") -> None:
+        """Take note of the secrets and names in a text, or in what JSON has under a key."""
+        text = _ANSI.sub("", str(value))
+        for start, stop in [(0, len(text))] if holds_secret(key) else secret_spans(text):
+            secret = text[start:stop]
+            # Of USER:WORD the word may stand alone elsewhere.
+            for word in (secret, secret.partition(":")[2]):
+                if len(word) >= _SHORT and not self._is_name(secret):
+                    self._know(word, self._number("secret", word))
+
+        for kind, word in self._named(text):
+            # One that could be a word of a sentence is replaced in its form alone.
+            if _is_distinctive(word) and word.casefold() not in self._known:
+                self._know(word, self._number(kind, word))
+
+    def _named(self, text: str) -> Iterator[tuple[str, str]]:
+        """Yield hosts, users and models by the forms in which they are named, with their kind."""
+        for kind, _start, _stop, word in self._form_values(text):
+            if kind in ("host", "user", "model"):
+                yield kind, word
+
+    def _is_name(self, word: str) -> bool:
+        """Return whether what logs in to a URL is the name of a user, and no token."""
+        known = self._known.get(word.casefold(), "")
+        return known.startswith(("user-", "node-")) or word in self._data.accounts
+
+    def _is_public(self, host: str) -> bool:
+        """Return whether a host names nobody: this machine, an address, or a server for all."""
+        plain = host.casefold().strip(".")
+        if not plain or _parse_address(plain):
+            return True
+        parts = plain.split(".")
+        return any(".".join(parts[number:]) in self._data.hosts for number in range(len(parts)))
+
+    def _is_public_model(self, model: str) -> bool:
+        is_hub_name = _HUB_NAME.fullmatch(model) is not None
+        return not model or is_hub_name or model.casefold() in self._data.models
+
+    # Texts
+
+    def text(self, text: str) -> str:
+        """Return a text without what is private."""
+        clean = _ANSI.sub("", text)
+        parts = []
+        end = 0
+        for span in self._spans(clean):
+            parts += [clean[end : span.start], span.place]
+            self.taken[span.place] += 1
+            end = span.stop
+        return "".join((*parts, clean[end:]))
+
+    def _spans(self, text: str) -> Iterator[Span]:
+        """Yield what is replaced: what a form names, and between that what is known by itself."""
+        end = 0
+        for named in (
+            *_first_of_each(self._named_spans(text)),
+            Span(start=len(text), stop=0, place=""),
+        ):
+            for match in self._whole_pattern().finditer(text, end, named.start):
+                yield from self._replaced(match)
+            if named.place:
+                yield named
+            end = named.stop
+
+    def _named_spans(self, text: str) -> Iterator[Span]:
+        """Yield what stands behind the name of a secret, or in the form of a host, user or path."""
+        for start, stop in secret_spans(text):
+            word = text[start:stop]
+            if not self._is_name(word):
+                yield Span(start=start, stop=stop, place=self._place("secret", word))
+        for kind, start, stop, word in self._form_values(text):
+            yield Span(start=start, stop=stop, place=self._place(kind, word))
+        if self._paths:
+            yield from self._path_spans(text)
+
+    def _form_values(self, text: str) -> Iterator[tuple[str, int, int, str]]:
+        """Yield kind, place and word of what a form of recipes/doctor/redaction.toml names."""
+        for kind, forms in _forms().items():
+            for form in forms:
+                for match in form.finditer(text):
+                    word = match["value"]
+                    if not self._names_nobody(kind, word):
+                        yield kind, *match.span("value"), word
+
+    def _names_nobody(self, kind: str, word: str) -> bool:
+        match kind:
+            case "host":
+                return self._is_public(word)
+            case "user":
+                return word in self._data.accounts
+            case "model":
+                return self._is_public_model(word)
+            case _:
+                return False
+
+    def _path_spans(self, text: str) -> Iterator[Span]:
+        """Yield folders that are their owner's: of packages of an environment what is before."""
+        for match in _PATH.finditer(text):
+            path = match.group().rstrip(".")
+            if self._is_systems(path):
+                continue
+            packages = _PACKAGES.search(path)
+            private = path[: packages.start()] if packages else path
+            start = match.start()
+            place = self._number("path", private.rstrip("/"))
+            yield Span(start=start, stop=start + len(private), place=place)
+
+    def _is_systems(self, path: str) -> bool:
+        """Return whether a path is the system's, or a source file's of a library that is built."""
+        top = path.split("/", 2)[1].casefold()
+        is_source = re.fullmatch(self._data.sources, path, re.IGNORECASE) is not None
+        return top in self._data.paths or is_source
+
+    def _whole_pattern(self) -> re.Pattern[str]:
+        """Return one pattern of all that is known and of all that a form of its own tells."""
+        if self._pattern is None:
+            words = sorted(self._known, key=lambda word: (-len(word), word))  # longest first
+            known = "|".join(map(self._known_form, words)) or "(?!)"
+            macs = "|".join(map(_mac_form, sorted(self._macs))) or "(?!)"
+            names = "|".join(map(re.escape, sorted(self._data.serials - {"uuid"})))
+            serials = rf"\b(?:{names.replace('_', '[ _]')}){_SIGN}[\w.-]{{4,}}"
+
+            kinds = (*_NAMES, ("mac", macs), ("known", known), ("serial", serials), *_NUMBERS)
+            whole = "|".join(
+                f"(?P<{kind}_{number}>{form})" for number, (kind, form) in enumerate(kinds)
+            )
+            self._pattern = re.compile(whole, re.IGNORECASE)
+        return self._pattern
+
+    def _known_form(self, word: str) -> str:
+        """Return the pattern of a known word, in the spellings and with the borders of its kind."""
+        form = re.escape(word)
+        kind = self._known[word].rpartition("-")[0]
+        match kind:
+            case "address":
+                return rf"(?<![\d.]){form}(?!\.?\d)"
+            case "domain":
+                return rf"(?:[\w-]+\.)*{form}"
+            case "model":
+                return rf"(?<![\w./-]){form}(?![\w-])"
+        if kind in ("node", "host") and len(word.replace("-", "")) >= _SHORT:
+            form = form.replace(r"\-", "[-_]?")
+        if len(word) < _SHORT:
+            form = rf"(?<![A-Za-z0-9]){form}(?![A-Za-z0-9])"
+        return form
+
+    def value(self, value: Any, key: str = "") -> Any:
+        """Return what JSON has under a key, without what is private."""
+        if holds_secret(key):
+            return self._counted("secret", str(value))
+        if not isinstance(value, str):
+            return value
+        if key.casefold() in self._data.serials:
+            return self._counted("serial", value)
+        if key == "model" and not value.startswith(("/", "~", ".")):
+            return value if self._is_public_model(value) else self._counted("model", value)
+        return self.text(value)
+
+    def _place(self, kind: str, value: str) -> str:
+        """Return what stands for a value, whether it was known before or not."""
+        known = self._known.get(value.casefold())
+        return known or self._number(kind, value)
+
+    def _counted(self, kind: str, value: str) -> str:
+        place = self._place(kind, value)
+        self.taken[place] += 1
+        return place
+
+    def _replaced(self, match: re.Match[str]) -> Iterator[Span]:
+        """Yield what is replaced of a match: without the name before it, or nothing."""
+        kind = (match.lastgroup or "").partition("_")[0]
+        word = match.group()
+        start, stop = match.span()
+        match kind:
+            case "address" | "address6":
+                yield from self._address_spans(match)
+            case "serial":
+                name = re.match(rf"[\w /-]+?{_SIGN}", word)
+                begin = name.end() if name else 0
+                place = self._place("serial", word[begin:])
+                yield Span(start=start + begin, stop=stop, place=place)
+            case "email":
+                yield from self._email_spans(word, start, stop)
+            case "account":
+                yield from self._account_spans(word, start, stop)
+            case "home":
+                if word != "root":
+                    yield Span(start=start, stop=stop, place=self._place("user", word))
+            case "mac":
+                yield Span(start=start, stop=stop, place=self._number("mac", _mac_key(word)))
+            case "known":
+                yield Span(start=start, stop=stop, place=self._place("host", self._plain(word)))
+            case _:
+                yield Span(start=start, stop=stop, place=self._place(kind, word))
+
+    def _plain(self, word: str) -> str:
+        """Return a known word as it is known: a host may be written without its dashes."""
+        small = word.casefold()
+        if small in self._known:
+            return small
+        bare = re.sub("[-_]", "", small)
+        spelled = (known for known in self._known if re.sub("[-_]", "", known) == bare)
+        return next(spelled, small)
+
+    def _account_spans(self, word: str, start: int, stop: int) -> Iterator[Span]:
+        """Yield a user and, if it was not told by another form, the host where he logs in."""
+        user, _, host = word.partition("@")
+        middle = start + len(user)
+        if user != "root":
+            yield Span(start=start, stop=middle, place=self._place("user", user))
+        if not self._is_public(host):
+            yield Span(start=middle + 1, stop=stop, place=self._place("host", self._plain(host)))
+
+    def _email_spans(self, word: str, start: int, stop: int) -> Iterator[Span]:
+        user, _, domain = word.rpartition("@")
+        if domain.casefold() not in self._known and not _parse_address(domain):
+            yield Span(start=start, stop=stop, place=self._place("email", word))
+            return
+        middle = start + len(user)
+        if user != "root":
+            yield Span(start=start, stop=middle, place=self._place("user", user))
+        address = _parse_address(domain)
+        place = self._number("address", address) if address else self._place("host", domain)
+        yield Span(start=middle + 1, stop=stop, place=place)
+
+    def _address_spans(self, match: re.Match[str]) -> Iterator[Span]:
+        """Yield an address that somebody has; a mask and a version of four numbers are none."""
+        word = match.group()
+        # The colon of a sentence, as in `::2: no route`.
+        text = word if _parse_address(word) else word.removesuffix(":")
+        address = _private_address(text)
+        if address is None or text.startswith("255.25"):  # a mask
+            return
+        if address.version == 4 and address not in self._own and self._is_version(match, text):
+            return
+        place = self._own.get(address) or self._number("address", address)
+        yield Span(start=match.start(), stop=match.start() + len(text), place=place)
+
+    def _is_version(self, match: re.Match[str], text: str) -> bool:
+        """Return whether four numbers are a version; NCCL's stands alone in columns."""
+        before = match.string[max(0, match.start() - _BEFORE) : match.start()]
+        is_network = match.string.startswith("/", match.end())
+        line = "" if is_network else before.rpartition("\n")[2]
+        named = re.search(self._data.versions, line, re.IGNORECASE)
+        return named is not None or _NCCL.fullmatch(text) is not None
+
+
+def _first_of_each(spans: Iterable[Span]) -> Iterator[Span]:
+    """Yield spans in order, of those that overlap the first; a longer one before a shorter."""
+    end = 0
+    for span in sorted(spans, key=lambda span: (span.start, -span.stop)):
+        if span.start >= end:
+            yield span
+            end = span.stop
+
+
+def _is_distinctive(word: str) -> bool:
+    """Return whether a name is found anywhere: it is long, and no word of a language."""
+    return len(word) >= _SHORT and re.search(r"[\d_./-]", word) is not None
+
+
+def _mac_key(text: str) -> str:
+    """Return the octets that a MAC and its EUI-64 share, whatever stands between them."""
+    digits = re.sub(r"^0x|[:.-]", "", text.casefold())
+    if len(digits) == 16 and digits[6:10] in ("fffe", "ffff", "0300"):
+        digits = digits[:6] + digits[10:]
+    if len(digits) != 12:
+        return digits
+    return f"{int(digits[:2], 16) & ~_LOCAL_BIT:02x}{digits[2:]}"
+
+
+def _mac_form(key: str) -> str:
+    """Return the pattern of a MAC in each spelling, and of the EUI-64 that devices make of it."""
+    octets = re.findall("..", key)
+    local = f"{int(octets[0], 16) | _LOCAL_BIT:02x}"
+    sign = "[:.-]?"
+    half = sign.join((f"(?:{octets[0]}|{local})", *octets[1:3]))
+    middle = rf"(?:{sign}[0-9a-f]{{2}}{sign}[0-9a-f]{{2}})?"
+    rest = sign.join(octets[3:])
+    return rf"(?<![0-9a-f])(?:0x)?{half}{middle}{sign}{rest}(?![0-9a-f])"
+
+
+def _parse_address(text: str) -> _Address | None:
+    """Return an address, that of its own for one that is mapped into IPv6; None for no address."""
+    try:
+        found = ip_address(text)
+    except ValueError:
+        return None
+    mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
+    return mapped or found
+
+
+def _private_address(text: str) -> _Address | None:
+    """Return an address that somebody has, None for one that names nobody."""
+    address = _parse_address(text)
+    if address is None or address.is_loopback or address.is_unspecified or address.is_multicast:
+        return None
+    return None if any(address in network for network in _common_networks()) else address
+
+
+def private_names(
+    nodes: Iterable[tuple[str, NodeFacts | None]], models: Sequence[str] = ()
+) -> PrivateNames:
+    """Return what nodes say of themselves: destinations as ssh takes them, with known facts.
+
+    ``models`` are names and folders of what is served.
+    """
+    hosts, users, addresses, serials = [], [], [], []
+    for destination, facts in nodes:
+        user, _, host = destination.rpartition("@")
+        own = [host]
+        users.append(user)
+        if facts is not None:
+            own.append(facts.host.system.hostname)
+            users += [facts.user, Path(facts.home).name]
+            addresses += [its.address for dev in facts.host.netdevs for its in dev.addresses]
+            addresses += [gid.address for rdma in facts.host.rdma for gid in rdma.gids]
+            serials += [dev.mac for dev in facts.host.netdevs]
+        # The first part of a host's name is its name as well; an address has none.
+        short = [name.partition(".")[0] for name in own if "." in name]
+        own += [name for name in short if not name.isdigit() and len(name) > 2]
+        hosts.append(own)
+    return PrivateNames(
+        hosts=hosts, users=users, addresses=addresses, serials=serials, models=models
+    )
