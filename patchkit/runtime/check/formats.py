@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
 from patchkit.reading import read_text
+from patchkit.records import RecordError, read_json
 from patchkit.runtime.check.commands import CommandReader, Place, split_statements, unquote
 from patchkit.runtime.check.content import (
     DOCKERFILE,
@@ -32,6 +35,12 @@ _ENV_LINE = re.compile(
     r"[ \t]*(?:export[ \t]+)?(?!Environment=)(?P<name>[A-Za-z_]\w*)(?:=(?P<value>.*))?"
 )
 _ENV_VALUE = re.compile(r"""(?:'[^']*'|"(?:[^"\\]|\\.)*"|[^\s'"]|[ \t]+(?!\#))*""")
+_GOES_ON = "\\\n"
+_EXEC_FORM = re.compile(
+    r"(?P<head>\s*(?:CMD|ENTRYPOINT|RUN)\s(?:--\S+(?=\s)|\s|\\\n)*)(?P<words>\[.*\])\s*",
+    re.IGNORECASE | re.DOTALL,
+)
+_JSON_PIECE = re.compile(r'(?P<text>"(?:[^"\\]|\\.)*")|[\[\],]', re.DOTALL)
 _KINDS, _YAML = (read_env_data("said")[name] for name in ("kinds", "yaml"))
 _EXEC = re.compile(r"Exec\w*=[-@:+!|]*")
 _OTHER = "name another file, or check what runs: `patchkit check --running`"
@@ -110,17 +119,11 @@ def _read_dockerfile(text: str, content: FileContent) -> None:
     """Add what a Dockerfile says: ENV is environment, ARG is not, RUN and its kin are commands."""
     reader, place = CommandReader(content), Place()
     entrypoint: list[Word] = []
-    # Comments and empty lines do not end an instruction that goes on below.
-    lines: list[str] = []
-    for line in text.split("\n"):
-        goes_on = bool(lines) and lines[-1].endswith("\\")
-        lines.append("\\" if goes_on and re.match(r"\s*(#|$)", line) else line.rstrip())
-    for statement, _indented in split_statements("\n".join(lines)):
+    instructions = map(_spell_exec_form, _split_instructions(text))
+    for statement, _indented in split_statements("\n".join(instructions)):
         first, *words = statement
         while words and words[0].text.startswith("--") and first.text != "CMD":
             words = words[1:]  # options such as --platform and --mount
-        if words and words[0].text.startswith("["):
-            words = [Word(word.text.strip("[],"), word.line) for word in words]
         name = first.text.upper()
         if name == "FROM" and words:
             place, entrypoint = Place(block=first.line, image=words[0].text), []
@@ -138,6 +141,42 @@ def _read_dockerfile(text: str, content: FileContent) -> None:
         else:
             # RUN, and what follows in it behind && and the like.
             reader.read_command(words if name == "RUN" else statement, place)
+
+
+def _split_instructions(text: str) -> Iterator[str]:
+    """Yield each instruction of a Dockerfile, with the lines in which it goes on."""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        if lines and not lines[-1].endswith("\\"):
+            yield "\n".join(lines)
+            lines = []
+        # Comments and empty lines do not end an instruction that goes on below.
+        is_passed = lines and re.match(r"\s*(#|$)", line)
+        lines.append("\\" if is_passed else line.rstrip())
+    yield "\n".join(lines)
+
+
+def _spell_exec_form(instruction: str) -> str:
+    """Return an instruction whose words are JSON as a shell would have them, line by line.
+
+    Any other is returned as it is: what is no JSON runs in a shell.
+    """
+    form = _EXEC_FORM.fullmatch(instruction)
+    if form is None:
+        return instruction
+    try:
+        read_json(tuple[str, ...], form["words"].replace(_GOES_ON, ""))
+    except RecordError:
+        return instruction
+    return form["head"] + _JSON_PIECE.sub(_spell_piece, form["words"])
+
+
+def _spell_piece(piece: re.Match[str]) -> str:
+    """Return a word of JSON as one of a shell, in as many lines; brackets and commas as a blank."""
+    if piece["text"] is None:
+        return " "
+    text = str(json.loads(piece[0].replace(_GOES_ON, "")))
+    return shlex.quote(text.replace("\n", ";")) + f" {_GOES_ON}" * piece[0].count(_GOES_ON)
 
 
 def _read_yaml(text: str, content: FileContent) -> None:

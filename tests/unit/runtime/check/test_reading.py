@@ -100,6 +100,14 @@ DOCKERFILES = [
     ('FROM a\nCMD ["vllm", "serve", "m", \\\n  "--x"]\n', ["2 vllm serve m --x"]),
     ('FROM v/vllm-openai:v1\nCMD ["--model", "m"]\n', ["2 vllm serve --model m"]),
     ('FROM a\nENTRYPOINT ["vllm", "serve"]\nCMD ["m"]\n', ["2 vllm serve", "3 vllm serve m"]),
+    ('FROM a\nCMD ["vllm","serve","m","--x","a b"]\n', ["2 vllm serve m --x a b"]),
+    ('FROM a\nENTRYPOINT ["vllm","serve"]\nCMD ["m"]\n', ["2 vllm serve", "3 vllm serve m"]),
+    (
+        'FROM a\ncmd ["vllm","serve",\\\n  # no\n"m\\\nn","it\'s"]\nRUN vllm serve x\n',
+        ["4 vllm serve mn it's", "6 vllm serve x"],
+    ),
+    ('FROM a\nCMD ["bash","-c","cd x\\nvllm serve \\"m\\""]\n', ["2 vllm serve m"]),
+    ("FROM a\nCMD [vllm,serve,m]\n", []),
 ]
 UNIT_TEXT = (
     '[Service]\nEnvironment="A_B=c d" D_E=f\n; Environment=G_H=i\nEnvironment=\\\n  J_K=l\n'
@@ -211,7 +219,10 @@ HOSTILE = {
         *("a: ${b:-", "- ", "{a: ", "{{", BOMB + "\n---\n", MERGES),
         *("command: >\n  a\n", "env: ["),
     ),
-    "Dockerfile": ("FROM ${a\n", "RUN a <<B\n", "ENV a=\\\n", "RUN [\n"),
+    "Dockerfile": (
+        *("FROM ${a\n", "RUN a <<B\n", "ENV a=\\\n", "RUN [\n", "CMD [\\\n"),
+        *('CMD ["a\\\n', "CMD --", 'CMD ["a",', 'CMD ["a"]'),
+    ),
     "x.service": ("ExecStart=a \\\n", ";\n"),
     "x.env": ("A=' \" \\", "a", "MASTER_ADDR=ip-", "NCCL_IB_HCA=rocep1s0f0,"),
 }
