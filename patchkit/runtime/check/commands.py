@@ -38,7 +38,9 @@ _PIECE = re.compile(
 )
 _QUOTED = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)"|\\(.)""", re.DOTALL)
 _SHELL = read_env_data("said")["shell"]
-_MOST_WORDS = 5000  # of the servers of a file
+MOST_WORDS = 5000
+"""Words of the servers of a file; more are not judged."""
+
 _MOST_UNENDED = 50  # here-documents without an end: each is looked for to the end of the text
 _DEEPEST = 6  # scripts in words of scripts
 _PAIR = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
@@ -119,7 +121,7 @@ class CommandReader:
     content: FileContent
     exports_all: bool = False  # behind set -a
     exported: set[str] = field(default_factory=set)
-    words_left: int = _MOST_WORDS
+    words_left: int = MOST_WORDS
 
     def read_script(self, text: str, line: int = 1, place: Place = _WHOLE_FILE) -> None:
         """Read the text of a script; an own variable that it exports anywhere is environment."""
@@ -190,7 +192,7 @@ class CommandReader:
         if self.words_left < 0:
             return
         if len(words) > self.words_left:
-            problem = build_finding("too-many-words", line, most=f"{_MOST_WORDS:,}")
+            problem = build_finding("too-many-words", line, most=f"{MOST_WORDS:,}")
             self.content.problems.append(problem)
         read = tuple(words[: self.words_left])
         self.words_left -= len(words)

@@ -103,27 +103,36 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class GivenFlag:
-    """A flag of a command, as it is ``written``; an empty value is none, or not known."""
+    """A flag of a command, as it is ``written``; an empty value is none, or not known.
+
+    ``kept_in`` is the variable that keeps it for a script, "" where a command has it.
+    """
 
     written: str
     name: str
     value: str
     line: int
+    kept_in: str = ""
 
     @property
     def shown(self) -> str:
         """Return flag and value for messages, without a secret."""
-        return mask_secrets(f"{shorten(self.written)} {shorten(self.value)}".strip())
+        shown = mask_secrets(f"{shorten(self.written)} {shorten(self.value)}".strip())
+        return f"{shown} of {shorten(self.kept_in)}" if self.kept_in else shown
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine:
-    """A server that is started, and its words; it has the variables of its block and of block 0."""
+    """A server that is started, and its words; it has the variables of its block and of block 0.
+
+    ``kept_in`` is the variable that keeps the words for a script, which may start it or not.
+    """
 
     program: str
     words: tuple[Word, ...]
     line: int
     block: int = 0
+    kept_in: str = ""
 
     @cached_property
     def flags(self) -> tuple[GivenFlag, ...]:
@@ -139,7 +148,8 @@ class CommandLine:
             if not sign and following.text != "--" and not _FLAG.match(following.text):
                 value = following.text
             long = read_env_data("said")["short"].get(name, name).replace("_", "-")
-            found.append(GivenFlag(name, long, value if is_literal(value) else "", word.line))
+            literal = value if is_literal(value) else ""
+            found.append(GivenFlag(name, long, literal, word.line, self.kept_in))
         return tuple(found)
 
     def find_flag(self, name: str) -> GivenFlag | None:

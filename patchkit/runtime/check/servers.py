@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from patchkit.finding import Finding, Level
+from patchkit.runtime.check.commands import MOST_WORDS, split_statements
 from patchkit.runtime.check.content import (
     RUNNING,
     Assignment,
     CheckedText,
     CommandLine,
+    FileContent,
     GivenFlag,
+    Word,
     build_finding,
     is_literal,
     shorten,
 )
-from patchkit.runtime.rules.flags import FLAGS, flags, has_flag, load_choices, load_flag_rules
+from patchkit.runtime.rules.flags import (
+    FLAGS,
+    Limit,
+    flags,
+    has_flag,
+    load_choices,
+    load_flag_rules,
+)
 from patchkit.runtime.rules.releases import read_env_data, read_table
 from patchkit.runtime.rules.rule import holding
 from patchkit.runtime.rules.secret_texts import is_readable, is_secret, matches_one, secret_flag
@@ -25,6 +35,8 @@ from patchkit.runtime.rules.spelling import Slips, nearest_hint
 from patchkit.runtime.rules.variable_values import is_placeholder
 
 _TEXTS = read_env_data("secrets")["texts"]
+_KEPT = read_env_data("said")["kept"]
+_KEEPS_FLAGS = re.compile("|".join(_KEPT["flags"]))
 _NUMBER = re.compile(r"\d{0,9}\.?\d{1,9}")
 _SHOWN = 12  # values in a hint
 _OTHERS = 0o077  # rights of the group and of others
@@ -42,48 +54,98 @@ _KEY = "VLLM_API_KEY"
 def check_server_flags(checked: CheckedText) -> Iterator[Finding]:
     """Yield flags that the release does not take, their values, and what the rules say."""
     rules, version = load_flag_rules(), checked.situation.get("vllm", "")
-    known = flags(version, checked.home)
-    slips = Slips(known)
+    slips = Slips(flags(version, checked.home))
     # What reports disagree about is the owner's choice, and no fault of a file.
     valid = holding(rules.leave_out, checked.situation)
     advised = [rule for rule in valid if rule.confidence != "contested"]
     limits = holding(rules.limits, checked.situation)
-    servers = [command for command in checked.content.commands if command.program == "vllm serve"]
-    for server, flag in ((row, flag) for row in servers for flag in row.flags):
-        # Short flags such as -tp are in no table; argparse takes a beginning of one flag alone.
-        is_taken = has_flag(flag.name, version, checked.home) or not flag.name.startswith("--")
-        if not is_taken and sum(name.startswith(flag.name) for name in known) != 1:
-            life = read_table(FLAGS).lifetime(flag.name)
-            close = "" if life else slips(flag.name)
-            what = f"no known vLLM takes {shorten(flag.written)}"
-            if life:
-                what = (
-                    f"vLLM {version} does not take {flag.written}: {life.first} to {life.last} do"
-                )
-            # Of one that no release takes, a rule without a condition may say what became of it.
-            rows = (rule for rule in rules.leave_out if rule.flag == flag.name and not rule.when)
-            why = next((rule.reason for rule in rows), _UNRECOGNIZED)
-            certain = bool(version and (life or checked.runs_upstream(server.block)))
-            hint = "leave it out" if certain else "of a fork? Then keep it, else leave it out"
-            words = {"what": what, "why": why, "hint": f"did you mean {close}?" if close else hint}
-            yield build_finding("unknown-flag", flag, Level.ERROR if certain else None, **words)
+    for server in (*_started_servers(checked.content), *_kept_words(checked.content)):
+        for flag in server.flags:
+            if not _is_taken(flag, checked):
+                yield from _find_unknown(flag, server, checked, slips)
+                continue
+            yield from _check_choice(flag, server, checked)
+            for rule in advised:
+                if rule.flag == flag.name and rule.matches(flag.value):
+                    words = {"why": rule.reason, "source": rule.source}
+                    yield build_finding("discouraged-flag", flag, None, **words)
+            yield from _check_limits(flag, server, limits)
+
+
+def _started_servers(content: FileContent) -> Iterator[CommandLine]:
+    yield from (command for command in content.commands if command.program == "vllm serve")
+
+
+def _kept_words(content: FileContent) -> Iterator[CommandLine]:
+    """Yield the words of a server that well-known variables keep for a script.
+
+    Of what runs, the command itself says what came of them.
+    """
+    variables = () if content.kind == RUNNING else (*content.assignments, *content.own)
+    for variable in variables:
+        flag = _KEPT["values"].get(variable.name)
+        if flag:
+            words = [Word(flag, variable.line), Word(variable.value, variable.line)]
+        elif _KEEPS_FLAGS.fullmatch(variable.name):
+            statements = split_statements(variable.value, variable.line)
+            words = [word for statement, _indented in statements for word in statement]
+        else:
             continue
-        yield from _check_choice(flag, server, checked)
-        for rule in advised:
-            if rule.flag == flag.name and rule.matches(flag.value):
-                words = {"why": rule.reason, "source": rule.source}
-                yield build_finding("discouraged-flag", flag, None, **words)
-        for limit in limits:
-            value = float(flag.value) if _NUMBER.fullmatch(flag.value) else 0.0
-            if (
-                flag.name == limit.flag
-                and value > limit.most
-                and not server.find_flag(limit.unless)
-            ):
-                level = Level.WARNING if value >= limit.harmful else Level.NOTE
-                words = {"why": limit.reason, "hint": limit.instead, "source": limit.source}
-                found = build_finding("over-limit", flag, level, **words, most=f"{limit.most:g}")
-                yield replace(found, id=f"{limit.flag.lstrip('-')}-high")
+        yield CommandLine(
+            program="vllm serve",
+            words=tuple(words[:MOST_WORDS]),
+            line=variable.line,
+            block=variable.block,
+            kept_in=variable.name,
+        )
+
+
+def _is_taken(flag: GivenFlag, checked: CheckedText) -> bool:
+    """Return whether the release takes a flag; a beginning of one flag alone is that flag."""
+    # Short flags such as -tp are in no table.
+    if not flag.name.startswith("--"):
+        return True
+    version = checked.situation.get("vllm", "")
+    if has_flag(flag.name, version, checked.home):
+        return True
+    return sum(name.startswith(flag.name) for name in flags(version, checked.home)) == 1
+
+
+def _find_unknown(
+    flag: GivenFlag, server: CommandLine, checked: CheckedText, slips: Slips
+) -> Iterator[Finding]:
+    """Yield that the release does not take a flag, and what became of it."""
+    version = checked.situation.get("vllm", "")
+    life = read_table(FLAGS).lifetime(flag.name)
+    if flag.kept_in and not life:
+        return  # it may be the script's own
+    what = f"no known vLLM takes {shorten(flag.written)}"
+    if life:
+        keeper = f" of {shorten(flag.kept_in)}" if flag.kept_in else ""
+        span = f"{life.first} to {life.last} do"
+        what = f"vLLM {version} does not take {flag.written}{keeper}: {span}"
+    # Of one that no release takes, a rule without a condition may say what became of it.
+    rows = (row for row in load_flag_rules().leave_out if row.flag == flag.name and not row.when)
+    why = next((row.reason for row in rows), _UNRECOGNIZED)
+    certain = bool(version and (life or checked.runs_upstream(server.block)))
+    close = "" if life else slips(flag.name)
+    hint = "leave it out" if certain else "of a fork? Then keep it, else leave it out"
+    words = {"what": what, "why": why, "hint": f"did you mean {close}?" if close else hint}
+    yield build_finding("unknown-flag", flag, Level.ERROR if certain else None, **words)
+
+
+def _check_limits(
+    flag: GivenFlag, server: CommandLine, limits: Sequence[Limit]
+) -> Iterator[Finding]:
+    """Yield a value above what the rules say is the most."""
+    value = float(flag.value) if _NUMBER.fullmatch(flag.value) else 0.0
+    for limit in limits:
+        if flag.name != limit.flag or value <= limit.most or server.find_flag(limit.unless):
+            continue
+        level = Level.WARNING if value >= limit.harmful else Level.NOTE
+        words = {"why": limit.reason, "hint": limit.instead, "source": limit.source}
+        finding = build_finding("over-limit", flag, level, **words, most=f"{limit.most:g}")
+        yield replace(finding, id=f"{limit.flag.lstrip('-')}-high")
 
 
 def _check_choice(flag: GivenFlag, server: CommandLine, checked: CheckedText) -> Iterator[Finding]:
