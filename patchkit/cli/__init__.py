@@ -16,7 +16,7 @@ import click
 from patchkit import __version__
 from patchkit.cli import out
 from patchkit.cli.out import error_text
-from patchkit.cli.verbs import CLICK_ALONE, GROUPS, MEANT, MORE, VERBS
+from patchkit.cli.verbs import CLICK_ALONE, GROUPS, MEANT, MORE, REPLACED, VERBS
 from patchkit.durable.signals import Interrupted, raise_interrupts, unwrapped
 from patchkit.errors import DriftError, PatchkitError, SourceError, StorageError, UsageError
 from patchkit.extras import BASE, missing_libraries, require_libraries
@@ -44,6 +44,15 @@ _NESTED = "no release has such a text: it was edited by hand, or made to do harm
 _RESTORE = "restore it from the release, or leave it out"
 
 
+def _check_former_verb(name: str, rest: list[str]) -> None:
+    """Raise UsageError for the former or a common name of a verb, with what stands for it now."""
+    if successor := MEANT.get(name):
+        hint = quoted("patchkit", *successor.split(), *rest)
+        raise UsageError(f"no verb is called {name!r}", hint=hint)
+    if instead := REPLACED.get(name):
+        raise UsageError(f"no verb is called {name!r} any more", hint=instead)
+
+
 class _Verbs(click.Group):
     """Load a verb's module when it is called: --help and status stay quick."""
 
@@ -68,12 +77,16 @@ class _Verbs(click.Group):
             words = [it for last, it in pairwise(["", *rest]) if last != "--file"]
             if any(not word.startswith("-") or word.endswith("-src") for word in words):
                 verb = "fixes"
-        if verb in VERBS or verb.startswith("-") or ctx.resilient_parsing:
+        if ctx.resilient_parsing or verb.startswith("-"):
             return super().resolve_command(ctx, [verb, *rest])
-        close = MEANT.get(verb) or " ".join(difflib.get_close_matches(verb, VERBS, n=1))
-        hint = (
-            quoted("patchkit", *close.split(), *rest) if close else "`patchkit --help` lists them"
-        )
+
+        _check_former_verb(" ".join([verb, *rest[:1]]), rest[1:])
+        _check_former_verb(verb, rest)
+        if verb in VERBS:
+            return super().resolve_command(ctx, [verb, *rest])
+
+        close = difflib.get_close_matches(verb, VERBS, n=1)
+        hint = quoted("patchkit", *close, *rest) if close else "`patchkit --help` lists them"
         raise UsageError(f"no verb is called {verb!r}", hint=hint)
 
     def main(self, *args: Any, **options: Any) -> Any:
