@@ -4,6 +4,7 @@ import ast
 import itertools
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import click
@@ -15,8 +16,7 @@ from support.terminal import runnable
 
 ROOT = Path(__file__).parents[3]
 PLACES = ("*.md", "docs/*.md", "patchkit/**/*.py", "recipes/**/*.py", "recipes/**/*.toml")
-# A change log names what is gone, too.
-TEXTS = sorted({it for at in PLACES for it in ROOT.glob(at)} - {ROOT / "CHANGELOG.md"})
+TEXTS = sorted({it for at in PLACES for it in ROOT.glob(at)})
 # In backticks, after a prompt or another command, in a substitution, or at the beginning of a line
 # or a message.
 COMMAND = re.compile(
@@ -46,12 +46,26 @@ def commands(place):
                 case _:
                     continue
             yield from ((node.lineno, words) for words in _named(said))
+    elif place.suffix == ".toml":
+        for said in _strings(tomllib.loads(text)):
+            # The line in which it begins: of one that escapes something, only the file is known.
+            number = text[: max(text.find(said), 0)].count("\n") + 1
+            yield from ((number, words) for words in _named(said))
     else:
         yield from (
             (number, words)
             for number, line in enumerate(text.replace("\\\n", "  ").splitlines(), 1)
             for words in _named(line)
         )
+
+
+def _strings(value):
+    match value:
+        case str():
+            yield value
+        case dict() | list():
+            for inner in value.values() if isinstance(value, dict) else value:
+                yield from _strings(inner)
 
 
 def _words(node):
