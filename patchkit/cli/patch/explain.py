@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Sequence
 
 import click
@@ -21,7 +22,8 @@ from patchkit.patching.recipe import Claim, load_claims, load_recipes
 from patchkit.runtime.rules.rule import in_words
 
 _SHOWN = 3  # symptoms that are shown whole
-_FEWEST = 5  # characters of a text that is looked for in what symptoms say
+_FEWEST = 5  # characters of a text that is looked for anywhere in what symptoms say
+_SHORTEST = 3  # characters of one that is looked for as a word
 _MISTYPED = 0.8  # how alike two ids are, from 0 to 1, of which one is the other mistyped
 
 
@@ -58,8 +60,9 @@ def explain_command(text: str | None) -> Iterator[Block]:
         return
     ids = {known.replace("-", "_"): known for known in (*by_id, *symptoms())}
     near = []
-    # A mistyped id is no text to look for.
-    if not found and not difflib.get_close_matches(name, ids, cutoff=_MISTYPED):
+    # A mistyped id is no text to look for; several words are no id.
+    is_mistyped = " " not in text and difflib.get_close_matches(name, ids, cutoff=_MISTYPED)
+    if not found and not is_mistyped:
         low = text.casefold()
         said = [it.says if isinstance(it, Claim) else it.symptom for it in entries]
         found = [it for it, words in zip(entries, said, strict=True) if low in words.casefold()]
@@ -119,7 +122,7 @@ def _explained_symptoms(text: str, *, parts: bool = False) -> list[Diagnosis]:
     low = " ".join(text.split()).casefold()
     if parts:
         said = [("\n".join((*it.says, *it.example, it.title)), it) for it in symptoms().values()]
-        known = [it for texts, it in said if len(low) >= _FEWEST and low in texts.casefold()]
+        known = [it for texts, it in said if _is_part(low, texts.casefold())]
     elif text in symptoms():
         known = [symptoms()[text]]
     else:
@@ -127,6 +130,13 @@ def _explained_symptoms(text: str, *, parts: bool = False) -> list[Diagnosis]:
     # Nobody met them: all their causes are open.
     unmet = Hit(0, "", "", {})
     return [Diagnosis(symptom=it, hit=unmet, count=0, causes=it.cause) for it in known]
+
+
+def _is_part(low: str, texts: str) -> bool:
+    """Return whether a text is a part of others; one of few characters as a word alone."""
+    if len(low) >= _FEWEST:
+        return low in texts
+    return len(low) >= _SHORTEST and re.search(rf"\b{re.escape(low)}\b", texts) is not None
 
 
 def _symptom_blocks(found: Sequence[Diagnosis]) -> Iterator[Block]:

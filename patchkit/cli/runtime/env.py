@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from patchkit.cli.render import GOOD, Block, Data, Record, VerbGroup, fact_lines
 from patchkit.cli.runtime.node_options import node_options, note_lines
 from patchkit.errors import UsageError
 from patchkit.quoting import quoted
+from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.envfile.env_file import read_head
 from patchkit.runtime.envfile.syntax import Format
 from patchkit.runtime.envfile.write import write
@@ -141,6 +143,7 @@ def explain_variable(name: str | None) -> Iterator[Block]:
         return
     found = [entry for entry in rules.entries if name in (entry.id, *entry.variables)]
     known, other = lifetime(name), other_variables().get(name)
+    claims = _claims_about(name)
     if not (found or known or other):
         names = [text for entry in rules.entries for text in (*entry.variables, entry.id)]
         hint = nearest_hint(name, names, "`patchkit env explain` lists the rules")
@@ -153,6 +156,7 @@ def explain_variable(name: str | None) -> Iterator[Block]:
             "meaning": other.meaning if other else None,
             "rules": [{**record_fields(rule), "default": rule.default} for rule in set_here],
             "avoids": [entry for entry in found if isinstance(entry, Avoid)],
+            "claims": claims,
         }
     )
     yield style(name, bold=True)
@@ -170,6 +174,25 @@ def explain_variable(name: str | None) -> Iterator[Block]:
     for entry in found:
         yield ""
         yield from _entry_lines(entry)
+    for claim in claims:
+        yield ""
+        yield (
+            style(claim["id"], fg="cyan")
+            + f"  what guides say, {claim['verdict']}: {claim['says']}"
+        )
+        yield next_step("patchkit", "explain", claim["id"])
+
+
+def _claims_about(name: str) -> list[dict[str, str]]:
+    """Return the claims of guides that name a variable, as the data has them.
+
+    A node reads them without the libraries that `patchkit explain` takes.
+    """
+    place = RECIPES / "vllm" / "folklore.toml"
+    claims = read_toml(tuple[dict[str, Any], ...], place, key="claim")
+    named = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")
+    keys = ("id", "verdict", "says", "instead")
+    return [{key: claim[key] for key in keys} for claim in claims if named.search(claim["says"])]
 
 
 def _overview_blocks(rules: VariableRules) -> Iterator[Block]:

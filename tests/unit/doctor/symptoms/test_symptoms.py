@@ -7,6 +7,7 @@ import tomllib
 import pytest
 
 from patchkit.doctor.symptoms.symptom import SYMPTOM_FILES, symptoms, text_pattern
+from patchkit.patching.recipe import load_claims, load_recipe
 from patchkit.runtime.rules.rule import check_condition
 from support.failures import VERDICTS, matrix, recognised
 
@@ -47,3 +48,21 @@ def test_real_failures():
     missed = counts["other"] + counts["nothing"]
     assert missed <= 0.15 * counts.total(), wrong
     assert counts["right"] >= 0.9 * (counts["right"] + counts["wrong"]), wrong
+
+
+def test_a_claim_that_nothing_confirms_is_said_alike_by_the_symptom():
+    seen = set()
+    for claim in load_claims():
+        for text in re.findall(r'"([^"]{12,})"', claim.says):
+            for name in recognised(text, {}) if claim.verdict == "unverified" else ():
+                seen.add(name)
+                commands = {cause.command for cause in symptoms()[name].cause}
+                assert f"patchkit explain {claim.id}" in commands, name
+    assert seen == {"no-suitable-cutlass-kernel"}
+
+
+def test_the_cure_of_a_missing_moe_config_is_one():
+    (cause,) = symptoms()["moe-config-default"].cause
+    assert cause.command == "patchkit repack vllm==0.33.0 --with moe_configs"
+    assert "moe_configs" in {fix.id for fix in load_recipe().fixes}
+    assert "docs/tune.md" in cause.cure
