@@ -41,7 +41,9 @@ MARK = "PATCHKIT_CLUSTER"
 HEARTBEAT = 2.0  # seconds between two signs of life of the head
 SILENCE = 15.0  # seconds without one after which a rank is stopped, or given up
 _AGAIN = 5.0  # seconds between two tries to reach a worker
-_UNREACHED = 255  # ssh's own exit status
+# Before what the rank's end of a link says: a login, ssh and systemd-run write to the same pipe.
+_RANK_WORD = "patchkit-rank: "
+_STARTED = "started"
 _FIRST_TOKEN = 600.0  # seconds for one answer; the first one may compile kernels
 _TAKEN = "the server's port is taken"
 _SPREAD_SECONDS = 60.0  # for all workers: a unit's start has 90, and what waits for it is a watch
@@ -273,42 +275,74 @@ def watch(settings: Settings, rank: str) -> None:
         link = _connect(worker, settings)
         notify("READY=1\nSTATUS=")
         say(f"{worker['node']}: rank {rank} is started")
-        assert link.stdin
-        assert link.stdout
-        heard, lost = time.monotonic(), ""
-        while not lost:
-            with contextlib.suppress(BrokenPipeError):  # a sign of life
-                link.stdin.write("\n")
-                link.stdin.flush()
-            readable, _, _ = select.select([link.stdout], [], [], HEARTBEAT)
-            if readable:
-                line = link.stdout.readline()
-                heard, lost = time.monotonic(), "" if line else "the link is lost"
-                if line.strip():
-                    leave(1, f"{worker['node']}: {line.strip()}")
-            elif time.monotonic() - heard > SILENCE:
-                link.kill()
-                lost = f"no sign of life for {SILENCE:.0f} s"
+        ending = _follow_link(link)
+
         # What had answered did not crash: systemd counts its starts from here.
-        if show_property(settings["unit"], "ActiveState") == "active":
+        served = show_property(settings["unit"], "ActiveState") == "active"
+        if ending.lost and served:
             run_tool(*_SYSTEMCTL, "reset-failed", settings["unit"])
-        leave(1, f"{worker['node']}: {lost}")
+        leave(1, f"{worker['node']}: {ending.text}")
     except KeyboardInterrupt:
         if link:
-            assert link.stdin
-            with contextlib.suppress(BrokenPipeError):
-                link.stdin.write("stop\n")
-                link.stdin.close()
-            # A rank that does not end by itself is killed there after TimeoutStopSec.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                link.wait(60)
+            _stop_link(link, worker["node"])
+
+
+@dataclass(frozen=True)
+class LinkEnding:
+    """How a link ended: ``lost``, or by what the rank's own end of it says in ``text``."""
+
+    text: str
+    lost: bool
+
+
+def _follow_link(link: subprocess.Popen[str]) -> LinkEnding:
+    """Show signs of life to the other end, and count on its own, until one of the two ends."""
+    assert link.stdin
+    assert link.stdout
+    heard = time.monotonic()
+    last_words = ""
+    while True:
+        with contextlib.suppress(BrokenPipeError):
+            link.stdin.write("\n")
+            link.stdin.flush()
+
+        readable, _, _ = select.select([link.stdout], [], [], HEARTBEAT)
+        if readable:
+            heard = time.monotonic()
+            line = link.stdout.readline()
+            if not line:
+                return LinkEnding(f"the link is lost: {last_words}".removesuffix(": "), lost=True)
+            if word := read_rank_word(line):
+                return LinkEnding(word, lost=False)
+            last_words = line.strip() or last_words
+        elif time.monotonic() - heard > SILENCE:
             link.kill()
-            gone = f"did not say that it stopped; it stops by itself within {SILENCE:.0f} s"
-            say(f"{worker['node']}: {'stopped' if link.returncode == 0 else f'{gone} of silence'}")
+            return LinkEnding(f"no sign of life for {SILENCE:.0f} s", lost=True)
+
+
+def _stop_link(link: subprocess.Popen[str], node: str) -> None:
+    """Let the other end stop its rank, and say whether it did."""
+    assert link.stdin
+    with contextlib.suppress(BrokenPipeError):
+        link.stdin.write("stop\n")
+        link.stdin.close()
+
+    # A rank that does not end by itself is killed there after TimeoutStopSec.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        link.wait(60)
+    link.kill()
+    if link.returncode == 0:
+        say(f"{node}: stopped")
+    else:
+        say(f"{node}: did not say that it stopped; it stops within {SILENCE:.0f} s of silence")
 
 
 def _connect(worker: Settings, settings: Settings) -> subprocess.Popen[str]:
-    """Return the link to a worker whose rank was started; wait while it cannot be reached."""
+    """Return the link to a worker whose rank was started; wait while it cannot be reached.
+
+    Only a word of the rank's own end makes this start fail: whatever else ends a link, a login that
+    is refused or a node that just boots, is waited for.
+    """
     last = ""
     while True:
         link = subprocess.Popen(
@@ -323,18 +357,38 @@ def _connect(worker: Settings, settings: Settings) -> subprocess.Popen[str]:
         assert link.stdout
         words = ""
         for line in link.stdout:
-            words = line.strip() or words
-            if words == "started":
+            word = read_rank_word(line)
+            if word == _STARTED:
                 return link
-        status = link.wait()
-        what = f"{worker['node']}: {words or 'no answer'}"
-        if status != _UNREACHED:
-            leave(1, f"error: {what}")
-        if what != last:
-            say(f"waiting for {what}")
-            notify(f"STATUS=waiting for {what}")
-            last = what
+            if word:
+                leave(1, f"error: {worker['node']}: {word}")
+            words = line.strip() or words
+
+        link.wait()
+        reason = f"{worker['node']}: {words or 'no answer'}"
+        if reason != last:
+            say(f"waiting for {reason}")
+            notify(f"STATUS=waiting for {reason}")
+            last = reason
         time.sleep(_AGAIN)
+
+
+def say_rank_word(text: str) -> None:
+    """Write to the head's end of the link what only the rank's end of it can know."""
+    # A login may have printed something without the end of a line.
+    say(f"\n{_RANK_WORD}{text}")
+
+
+def read_rank_word(line: str) -> str:
+    """Return what the rank's end of a link says in a line, "" for a line of anything else."""
+    word = line.strip()
+    return word.removeprefix(_RANK_WORD) if word.startswith(_RANK_WORD) else ""
+
+
+def leave_link(code: int, text: str) -> NoReturn:
+    """Say why to the head's end of the link, and end."""
+    say_rank_word(text)
+    sys.exit(code)
 
 
 def worker_words(worker: Settings, settings: Settings, script: str, *more: object) -> list[str]:
@@ -357,7 +411,7 @@ def enter_start(settings: Settings, group: str) -> None:
     """Let systemctl be used over ssh; end where another start wrote this node's files."""
     os.environ.setdefault("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
     if settings["id"] != group:
-        leave(3, "its files are of another start: run `patchkit up` again")
+        leave_link(3, "its files are of another start: run `patchkit up` again")
 
 
 def hold(settings: Settings, group: str) -> NoReturn:
@@ -376,34 +430,51 @@ def held(settings: Settings) -> None:
     unit = settings["unit"]
     done = run_tool(*_SYSTEMCTL, "start", unit)
     if done.returncode:
-        leave(1, f"{unit} does not start: {done.stderr.strip()}")
+        leave_link(1, f"{unit} does not start: {done.stderr.strip()}")
     process = int(show_property(unit, "MainPID") or 0)
     try:
         rank = os.pidfd_open(process)
     except (OSError, ValueError):
-        leave(1, f"{unit} ended at once: {_describe_ending(unit)}")
-    say("\nstarted")  # a login may have printed something without the end of a line
-    why, heard, beat = "", time.monotonic(), time.monotonic()
+        leave_link(1, f"{unit} ended at once: {_describe_ending(unit)}")
+    say_rank_word(_STARTED)
     try:
-        while not why:
-            readable, _, _ = select.select([0, rank], [], [], HEARTBEAT)
-            now = time.monotonic()
-            if rank in readable:
-                why = "rank"
-            elif 0 in readable:
-                said, heard = os.read(0, 4096), now
-                why = "asked" if b"stop" in said else "" if said else "gone"
-            elif now - heard > SILENCE:
-                why = "gone"
-            if now - beat >= HEARTBEAT:
-                say("")  # the head counts on it
-                beat = now
+        ending = _await_end(rank)
     except (KeyboardInterrupt, BrokenPipeError):
-        why = "gone"
+        ending = "gone"
     run_tool(*_SYSTEMCTL, "stop", unit)
-    if why == "rank":
-        leave(1, f"the rank ended: {_describe_ending(unit)}")
-    sys.exit(0 if why == "asked" else 1)
+    # The end of a node that is shut down is none of the rank's.
+    if ending == "ended" and not _is_shutting_down():
+        leave_link(1, f"the rank ended: {_describe_ending(unit)}")
+    sys.exit(0 if ending == "asked" else 1)
+
+
+def _await_end(rank: int) -> str:
+    """Return why the rank has to stop: it ``ended``, was ``asked`` to, or the head is ``gone``."""
+    heard = time.monotonic()
+    beat = heard
+    while True:
+        readable, _, _ = select.select([0, rank], [], [], HEARTBEAT)
+        now = time.monotonic()
+        if rank in readable:
+            return "ended"
+        if 0 in readable:
+            data = os.read(0, 4096)
+            if b"stop" in data:
+                return "asked"
+            if not data:
+                return "gone"
+            heard = now
+        elif now - heard > SILENCE:
+            return "gone"
+        if now - beat >= HEARTBEAT:
+            say("")  # the head counts on it
+            beat = now
+
+
+def _is_shutting_down() -> bool:
+    """Return whether the user's systemd stops everything, or is gone."""
+    state = run_tool(*_SYSTEMCTL, "is-system-running").stdout.strip()
+    return state in ("stopping", "offline", "unknown", "")
 
 
 def _describe_ending(unit: str) -> str:

@@ -150,6 +150,19 @@ def worker_lost(cluster: EmulatedCluster) -> str:
     return f"off for {OFF_SECONDS} s: `status` says what is waited for; {healed}"
 
 
+@scenario("serving")
+def worker_flickers(cluster: EmulatedCluster) -> str:
+    """The worker is back before 15 s of silence, four times without power, once rebooted."""
+    for cut in (cluster.worker.kill,) * (CUTS - 1) + (cluster.worker.shut_down,):
+        before = cluster.ranks()
+        cut()
+        cluster.worker.boot()
+        cluster.heals(before)
+    starts = cluster.head_status()["starts"]
+    insist(starts <= 2, f"{starts} starts count")
+    return f"serves again after each; {starts} starts count"
+
+
 @scenario("serving", engines=("docker",))
 def rebooted(cluster: EmulatedCluster) -> str:
     """Both nodes rebooted, the worker first, then the head first: it waits for its worker."""

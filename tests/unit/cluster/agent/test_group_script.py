@@ -1,8 +1,15 @@
 """Check what units run: compiled code that goes to a worker, by a real rsync."""
 
+import json
 import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
+import pytest
+
+from patchkit.cluster.agent import group_script
 from patchkit.cluster.agent.group_script import spread
 from support import write_files
 from support.needed import need
@@ -33,3 +40,33 @@ def test_a_worker_gets_what_it_lacks_and_keeps_what_it_has(tmp_path, monkeypatch
     found = [path for path in (worker / "caches").rglob("*") if path.is_file()]
     texts = {str(path.relative_to(worker / "caches")): path.read_text() for path in found}
     assert texts == {**given, **own}
+
+
+# Stands for systemctl: the head's unit serves, and what is asked for is kept.
+SYSTEMCTL = '#!/bin/sh\necho "$@" >> asked\n[ "$2" != show ] || echo active\n'
+# How a link ends, by the last words on it, and whether that counts as a failed start.
+ENDINGS = {
+    "client_loop: send disconnect: Broken pipe": False,
+    "Connection closed by 192.168.177.2 port 22": False,
+    "Timeout, server spark2 not responding.": False,
+    "": False,
+    "error: the rank ended": False,  # nobody but the rank's end of the link says so
+    "patchkit-rank: the rank ended: success, status 0": True,
+}
+
+
+@pytest.mark.parametrize("words", ENDINGS)
+def test_a_lost_link_is_no_failed_start_whatever_its_last_words(tmp_path, monkeypatch, words):
+    started = "printf 'Last login: today\\npatchkit-rank: started\\n'"
+    link = f"#!/bin/sh\n{started}\nsleep 0.2\necho {words!r}\nexit 255\n"
+    write_files(tmp_path, {"systemctl": SYSTEMCTL, "link": link}, mode=0o755)
+    workers = {"1": {"node": "spark2", "ssh": ["./link"]}}
+    settings = {"id": "1", "name": "vllm", "unit": "patchkit-vllm.service", "workers": workers}
+    script = Path(group_script.__file__).read_text()
+    write_files(tmp_path, {"group.py": script, "group.json": json.dumps(settings)})
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    asked = [sys.executable, "-I", "group.py", "watch", "1"]
+    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    counted = "reset-failed" not in (tmp_path / "asked").read_text()
+    assert (done.returncode, counted) == (1, ENDINGS[words]), done.stderr
+    assert words.removeprefix("patchkit-rank: ") in done.stdout
