@@ -12,7 +12,7 @@ from patchkit.cluster.agent.links import Way
 from patchkit.cluster.agent.unit_state import JournalLine
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
 from patchkit.cluster.launch.cluster_file import ClusterFile
-from patchkit.cluster.launch.units import HEAD_PORTS
+from patchkit.cluster.launch.units import head_ports
 from patchkit.cluster.models.names import ModelFolder
 from patchkit.cluster.openai import server_answers
 from patchkit.cluster.openai.server_answers import ServerAnswers
@@ -172,7 +172,7 @@ def examine_nodes(cluster: Cluster) -> list[NodeReport]:
     Raises nothing for a node that does not answer: its report says why.
     """
     file = cluster.file
-    needs = [port for needed in HEAD_PORTS.values() for port in needed]
+    needs = [port for needed in head_ports(file.serve).values() for port in needed]
 
     def ask(node: Remote) -> NodeReport:
         sent = node.call(

@@ -24,7 +24,7 @@ from patchkit.cluster.launch.up import (
     token_silence,
     wait_until_answered,
 )
-from patchkit.cluster.ssh.node import all_of
+from patchkit.cluster.ssh.node import Remote, all_of
 from patchkit.doctor.symptoms.findings import explain_failed_start, read_journals
 from patchkit.durable.signals import Interrupted
 from patchkit.errors import HostError, PatchkitError, UsageError
@@ -69,7 +69,7 @@ def up_command(model: str, *, cluster: Cluster) -> Iterator[Block]:
     """
     watcher = _watch_start(cluster)
     nodes = ", ".join(node.destination for node in cluster.nodes)
-    units, since = launch.bring_up(cluster, model)
+    units, since = launch.bring_up(cluster, model, watcher.warn)
     what = "is started" if since else "runs with these files already"
     yield GOOD + f"{units.model.name} {what} on {nodes}"
     command = units.ranks[0].command
@@ -113,7 +113,11 @@ def _watch_start(cluster: Cluster) -> StartWatcher:
             lines.append(line)
             tell(style(f"  {seconds:5.0f} s  {cluster.head.destination}: {line}", dim=True))
 
-    return StartWatcher(tell_unit, explain_failed_start)
+    return StartWatcher(tell_unit, explain_failed_start, _warn)
+
+
+def _warn(text: str) -> None:
+    tell(style("left:", fg="yellow") + f" {text}")
 
 
 def _answered_blocks(cluster: Cluster, model: str, url: str = "") -> Iterator[Block]:
@@ -140,10 +144,33 @@ def down_command(*, cluster: Cluster) -> Iterator[Block]:
     nodes = []
     for node, result in zip(cluster.nodes, results, strict=True):
         nodes.append(node_fields(node.destination, result))
-        left = result.what if isinstance(result, PatchkitError) else result.left
-        yield BAD + left if left else GOOD + f"{node.destination}: stopped, no process left"
+        yield from _stopped_blocks(node, result)
     yield Record({"nodes": nodes})
+    for text in launch.end_left_nodes(cluster, results):
+        yield BAD + text
     check_stopped(cluster, results)
+
+
+def _stopped_blocks(node: Remote, result: NodeState | PatchkitError) -> Iterator[Block]:
+    """Yield what is left on a node, and which other clusters run there."""
+    if isinstance(result, PatchkitError):
+        yield BAD + result.what
+        return
+    if result.left:
+        yield BAD + f"{node.destination}: {result.left}"
+    elif result.others:
+        yield GOOD + f"{node.destination}: stopped; {_other_clusters(node, result)}"
+    else:
+        yield GOOD + f"{node.destination}: stopped, no process left"
+
+
+def _other_clusters(node: Remote, state: NodeState) -> str:
+    """Return which other clusters run on a node, and how each is stopped: on its head."""
+    names = [
+        f"{name}: `{launch.stop_command(node, name)}` stops it" if is_head else f"{name}"
+        for name, is_head in state.others.items()
+    ]
+    return f"another cluster runs there, with the name {'; '.join(names)}"
 
 
 @click.command("status")
@@ -177,6 +204,12 @@ def status_command(*, cluster: Cluster) -> Iterator[Block]:
             tries = f"{head.starts} starts in an hour ({unit.result}, status {unit.status})"
             since = unit.since.partition(" ")[2]
             wrong.append(f"systemd gave up {since}, after {tries}; `patchkit up` starts it again")
+    # A cluster that was renamed serves on under its former name; two of them may be meant.
+    ended += [
+        f"{node.destination}: {_other_clusters(node, state)}"
+        for node, state in rows
+        if isinstance(state, NodeState) and any(state.others.values())
+    ]
     wrong += [
         style("silent", fg="red") + f" {state.what}"
         for _node, state in rows

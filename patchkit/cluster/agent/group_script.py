@@ -117,15 +117,25 @@ def strangers(url: str, unit: str, name: str = "") -> list[str]:
             own = own or any(part == unit or part.startswith(f"{stem}-") for part in groups)
         if its.address in asked and not own:
             who = f"{its.name} (process {its.pid})" if its.pid else "another user's process"
+            if other := read_mark(folder):
+                who += f" of the cluster {other}"
             others.append(f"{its.address} port {its.port}: {who}")
     return others
 
 
 def has_mark(process: Path, name: str) -> bool:
     """Return whether a process, by its folder in /proc, is one of a cluster's group."""
+    return read_mark(process) == name
+
+
+def read_mark(process: Path) -> str:
+    """Return the name of the cluster whose group has a process, by its folder in /proc; or ""."""
+    environ = b""
     with contextlib.suppress(OSError):  # it ended, or is not ours
-        return f"{MARK}={name}".encode() in (process / "environ").read_bytes().split(b"\0")
-    return False
+        environ = (process / "environ").read_bytes()
+    variables = (entry.partition(b"=") for entry in environ.split(b"\0"))
+    marks = [value for name, _, value in variables if name == MARK.encode()]
+    return marks[0].decode(errors="replace") if marks else ""
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,10 @@ def put_files(name: str, files: Mapping[str, str]) -> None:
     cluster: ``hold_alone``.
     """
     folder = config_folder(name)
+    unit = f"patchkit-{name}.service"
+    # Only the head of this start comes back at a boot, whatever this node was in the former one.
+    if "[Install]" not in files.get(unit, ""):
+        run_for_user("systemctl", "disable", "--quiet", unit)
     with translated(_BETWEEN):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         unit_folder().mkdir(parents=True, exist_ok=True)

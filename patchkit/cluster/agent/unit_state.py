@@ -6,13 +6,20 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import time
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from patchkit.cluster.agent.group_script import Listener, find_listeners, has_mark, strangers
+from patchkit.cluster.agent.group_script import (
+    Listener,
+    find_listeners,
+    has_mark,
+    read_mark,
+    strangers,
+)
 from patchkit.cluster.agent.health import gpu_state
 from patchkit.cluster.agent.image_facts import REMOVE_WORDS
 from patchkit.cluster.agent.node_files import config_folder, run_for_user
@@ -24,6 +31,8 @@ from patchkit.runtime.host.host import Memory
 from patchkit.runtime.host.machine_root import LIVE, Reader, ToolUnavailable
 from patchkit.runtime.host.probe import memory
 
+RUNNING = ("active", "activating")
+NAME = re.compile("[a-z][a-z0-9-]*")
 LABEL = "patchkit.cluster"
 """The label of a group's containers."""
 
@@ -76,8 +85,10 @@ class NodeState:
 
     ``starts`` is how often its first unit was started in the last hour, of four at most, since a
     person asked for it or it lost a link. ``strangers`` are who else listens at its server's port;
-    ``containers`` are the group's, by name; ``frozen`` is when and why its server was killed as
-    frozen, the last time within a day.
+    ``containers`` are the group's, by name. ``others`` are other clusters of this user that run
+    here, by name, True if this is their head. ``start`` is the id of the start whose files are
+    here, and ``members`` are its nodes, as they were reached from where it was started. ``frozen``
+    is when and why its server was killed as frozen, the last time within a day.
     """
 
     units: tuple[UnitState, ...]
@@ -86,6 +97,9 @@ class NodeState:
     memory: Memory | None
     strangers: tuple[str, ...] = ()
     containers: tuple[str, ...] = ()
+    others: Mapping[str, bool] = field(default_factory=dict)
+    start: str = ""
+    members: tuple[str, ...] = ()
     frozen: str = ""
     celsius: int | None = None
     watts: float | None = None
@@ -93,7 +107,7 @@ class NodeState:
     @property
     def serves(self) -> bool:
         """Return whether its rank runs, or is about to."""
-        return self.units[0].active in ("active", "activating")
+        return self.units[0].active in RUNNING
 
     @property
     def left(self) -> str:
@@ -112,13 +126,13 @@ class NodeState:
 
 def read_node_state(name: str, units: Sequence[str]) -> NodeState:
     """Return the state of this node."""
-    gpu, others = None, []
+    gpu = None
     with contextlib.suppress(ToolUnavailable):  # a node without nvidia-smi has no figures
         gpu = gpu_state()
-    # Nothing was started here, or it is a worker.
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        settings = json.loads((config_folder(name) / "group.json").read_text(encoding="utf-8"))
-        others = strangers(settings["url"], units[0], name)
+    settings = read_settings(name)
+    # A worker's files name no server.
+    url = settings.get("url")
+    listening = strangers(url, units[0], name) if isinstance(url, str) else []
     # The starts of an hour, those that a person asked for as well.
     asked = ("--since=-1h", "--quiet", "--no-pager", "--output=cat", f"_UID={os.getuid()}")
     mine = (f"MESSAGE_ID={_STARTING}", f"USER_UNIT={units[0]}")
@@ -131,13 +145,48 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
         units=found,
         processes=tuple(its.pid for its in group_processes(name)),
         starts=min(starts, found[0].restarts + 1),
-        strangers=tuple(others),
+        strangers=tuple(listening),
+        others=other_clusters(name),
+        start=str(settings.get("id", "")),
+        members=tuple(map(str, settings.get("nodes", ()))),
         containers=tuple(find_containers(name)),
         frozen=time.strftime("%F %T ", clock) + frozen[-1].text if clock else "",
         memory=memory(Reader(LIVE, None)),
         celsius=gpu.celsius if gpu else None,
         watts=gpu.watts if gpu else None,
     )
+
+
+def read_settings(name: str) -> dict[str, Any]:
+    """Return what the files of a cluster's last start say on this node, {} without any."""
+    with contextlib.suppress(OSError, ValueError):
+        settings = json.loads((config_folder(name) / "group.json").read_text(encoding="utf-8"))
+        if isinstance(settings, dict):
+            return settings
+    return {}
+
+
+def other_clusters(name: str) -> dict[str, bool]:
+    """Return which other clusters of this user run here, by name; True if this is their head."""
+    folders = Path("/proc").glob("[0-9]*")
+    running = {read_mark(folder) for folder in folders if _is_own(folder)}
+
+    # One that waits for its next start has no process.
+    placed = [file.parent.name for file in config_folder(name).parent.glob("*/group.json")]
+    units = [f"patchkit-{other}.service" for other in placed]
+    states = unit_states(units) if units else ()
+    running |= {
+        other for other, state in zip(placed, states, strict=True) if state.active in RUNNING
+    }
+    names = sorted(other for other in running - {name} if NAME.fullmatch(other))
+    return {other: "url" in read_settings(other) for other in names}
+
+
+def _is_own(process: Path) -> bool:
+    """Return whether a process, by its folder in /proc, is one of this user's."""
+    with contextlib.suppress(OSError):  # it ended
+        return process.stat().st_uid == os.getuid()
+    return False
 
 
 def unit_states(units: Sequence[str]) -> Iterator[UnitState]:
@@ -194,7 +243,7 @@ def group_processes(name: str) -> Iterator[GroupProcess]:
     """Yield the processes of a cluster's group, orphans that left its control group included."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it ended
-            if folder.stat().st_uid == os.getuid() and has_mark(folder, name):
+            if _is_own(folder) and has_mark(folder, name):
                 text = (folder / "stat").read_bytes().decode(errors="replace")
                 # The name is in parentheses, and may hold some itself.
                 before, _, after = text.rpartition(")")
@@ -266,8 +315,23 @@ def begin_group(name: str) -> str:
     return now
 
 
+def end_start(name: str, start: str) -> str:
+    """Stop and disable what a start left on a node that its cluster does not have any more.
+
+    Returns what still runs of it. Files of another start are not touched.
+    """
+    if read_settings(name).get("id") != start:
+        return ""
+    return end_group(name, [f"patchkit-{name}.service"], disable=True).left
+
+
 def end_group(name: str, units: list[str], disable: bool) -> NodeState:
-    """Stop a node's units, wait until the group has no process and its memory is back: there."""
+    """Stop a node's units, wait until the group has no process and its memory is back: there.
+
+    A node that was the head of the former start has more of them than a worker's ``units``.
+    """
+    watches = f"patchkit-{name}-worker@*.service"
+    helpers = [watches, *(f"patchkit-{name}-{part}.service" for part in ("ray", "alive"))]
     running = [its.unit for its in unit_states(units) if its.active != "inactive"]
     if disable:
         run_for_user("systemctl", "disable", "--quiet", units[0])
@@ -276,7 +340,10 @@ def end_group(name: str, units: list[str], disable: bool) -> NodeState:
     # A unit that was never there is stopped.
     if done.trouble and "not loaded" not in done.errors:
         raise done.error(hint="systemctl --user status")
-    run_for_user("systemctl", "reset-failed", *units)
+    run_for_user("systemctl", "stop", *helpers, timeout=_PATIENCE)
+    # Each by itself: one that is not loaded would end the others' turn.
+    for unit in (*units, *helpers):
+        run_for_user("systemctl", "reset-failed", unit)
     find_containers(name, end=True)  # such as an engine's that was restarted meanwhile
     deadline, last = time.monotonic() + _SETTLES, -1
     while True:

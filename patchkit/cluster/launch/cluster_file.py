@@ -31,6 +31,9 @@ _IMAGE = (
 )
 _SOONEST = 30  # seconds: a quarter of them passes between two tokens that are asked for
 _DAY = 86_400
+_PORT = 8000
+_UNPRIVILEGED = 1024  # the first port that a user may take
+_PORTS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +78,7 @@ class ServeChoices:
     topology: Annotated[str, one_of("auto", "roce", "socket", "ring", "hetero")] = "auto"
     listen: Literal["local", "cable", "lan"] = "local"
     host: str = ""
-    port: int = 8000
+    port: int = _PORT
     target: Annotated[str, one_of("", *CHOICES["target"])] = ""
     preset: str = ""
     wanted: tuple[str, ...] = field(default=(), metadata={"key": "with"})
@@ -84,7 +87,7 @@ class ServeChoices:
     set: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not 0 < self.port < 1 << 16:
+        if not 0 < self.port < _PORTS:
             raise RecordError(f"is {self.port}, not a port", "port")
         if self.frozen != 0 and not _SOONEST <= self.frozen <= _DAY:
             raise RecordError(f"is {self.frozen}: 0, or {_SOONEST} seconds to a day", "frozen")
@@ -95,6 +98,14 @@ class ServeChoices:
                     "VLLM_API_KEY or HF_TOKEN into ~/.config/patchkit/secrets.env there",
                     "args",
                 )
+
+    def ranks_port(self, default: int) -> int:
+        """Return the port of the ranks that is as far from their default as ``port`` from its own.
+
+        So clusters whose servers have different ports can share their nodes.
+        """
+        above = default + self.port - _PORT - _UNPRIVILEGED
+        return _UNPRIVILEGED + above % (_PORTS - _UNPRIVILEGED)
 
     @property
     def local_image(self) -> str:

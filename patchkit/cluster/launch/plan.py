@@ -34,7 +34,7 @@ from patchkit.runtime.rules.variable_rules import CACHES, STACKS, load_variable_
 from patchkit.runtime.serve.args import ServeCommand, serve_args
 from patchkit.runtime.serve.listen import listen_address
 from patchkit.runtime.serve.model import memory_pool
-from patchkit.runtime.serve.request import ServeRequest
+from patchkit.runtime.serve.request import MASTER_PORT, ServeRequest
 from patchkit.units import BYTES_PER_GIB
 
 _SPARK = ("GB10", "DGX_Spark")  # in the product's name, NVIDIA's or another maker's
@@ -211,6 +211,7 @@ def _plan_rank(
             stacks=f"{facts.home}/{STACKS}",
             frozen=serve.frozen,
             choice=of_flags,
+            master_port=serve.ranks_port(MASTER_PORT),
         )
         command = serve_args(request, load_flag_rules())
     text = file_text(env, kind, hostname=host.system.hostname, target=serve.target)

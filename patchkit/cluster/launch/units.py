@@ -13,23 +13,19 @@ from string import Template
 
 from patchkit.cluster.agent import alive_script, group_script
 from patchkit.cluster.agent.group_script import MARK
-from patchkit.cluster.launch.cluster_file import ClusterFile
+from patchkit.cluster.launch.cluster_file import ClusterFile, ServeChoices
 from patchkit.cluster.launch.containers import Container, mount
 from patchkit.cluster.launch.plan import PlannedRank, ServedModel, absolute
 from patchkit.digests import digest
 from patchkit.records import RECIPES
 from patchkit.runtime.rules.variable_rules import CACHES, STACKS, cache_folders, cache_variables
 from patchkit.runtime.serve.listen import models_url
+from patchkit.runtime.serve.request import MASTER_PORT
 from patchkit.target import targets
 
 SCRIPTS = {"group.py": group_script, "alive.py": alive_script}  # by their names on a node
 _IMPORT = "from patchkit.cluster.agent import group_script as group"
 RAY_PORT = 6379
-HEAD_PORTS = {
-    "mp": {29501: "the rendezvous of the ranks, --master-port"},
-    "ray": {RAY_PORT: "Ray's head"},
-}
-"""By what starts the ranks: the ports at the head's address, and for what."""
 
 _RAY_FILES = "/tmp/ray"  # noqa: S108 - in a container: Ray's own default
 # What does not depend on the model's size: kernels that are compiled at the first start, CUDA
@@ -43,6 +39,15 @@ _PROGRAMS = "/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin"
 _STATE, _CACHES = CACHES.rsplit("/", 1)
 _STATE_SINCE = 254  # of systemd: a user's StateDirectory= is below _STATE, before it was ~/.config
 _HEADER = "# Written by patchkit up; replaced by the next one.\n"
+
+
+def head_ports(serve: ServeChoices) -> dict[str, dict[int, str]]:
+    """Return the ports at the head's address, and for what: by what starts the ranks."""
+    rendezvous = "the rendezvous of the ranks, --master-port"
+    return {
+        "mp": {serve.ranks_port(MASTER_PORT): rendezvous},
+        "ray": {serve.ranks_port(RAY_PORT): "Ray's head"},
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +70,11 @@ class GroupUnits:
     def ray(self) -> str:
         """Return where Ray's head listens, "" where Ray does not start the ranks."""
         head = self.ranks[0]
-        return f"{head.address}:{RAY_PORT}" if head.env.node.executor.name == "ray" else ""
+        return f"{head.address}:{self._ray_port}" if head.env.node.executor.name == "ray" else ""
+
+    @property
+    def _ray_port(self) -> int:
+        return self.cluster.serve.ranks_port(RAY_PORT)
 
     def words(self, number: int, *, ray: bool = False) -> tuple[str, ...]:
         """Return the command of a rank, or of ``ray``; a worker of Ray's has none but that."""
@@ -77,7 +86,7 @@ class GroupUnits:
             named = () if source == self.model.name else ("--served-model-name", self.model.name)
             first = f"{programs}{program}"
             return (first, verb, source, *flags, *named, *self.cluster.serve.args)
-        place = (f"--address={self.ray}",) if number else ("--head", f"--port={RAY_PORT}")
+        place = (f"--address={self.ray}",) if number else ("--head", f"--port={self._ray_port}")
         address = f"--node-ip-address={rank.address}"
         return (f"{programs}ray", "start", "--block", address, *place)
 
@@ -89,7 +98,12 @@ class GroupUnits:
         """
         bare = [self._rank_files(number) for number in range(len(self.ranks))]
         group = digest(json.dumps([bare, self.links, self.url], sort_keys=True))[:16]
-        settings = {"id": group, "name": self.cluster.name, "unit": self.cluster.unit}
+        settings: dict[str, object] = {
+            "id": group,
+            "name": self.cluster.name,
+            "unit": self.cluster.unit,
+            "nodes": [node.ssh for node in self.cluster.node],
+        }
         workers = {
             str(number): {"node": self.cluster.node[number].ssh, "ssh": words}
             for number, words in enumerate(self.links, start=1)

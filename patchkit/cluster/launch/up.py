@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -19,9 +20,9 @@ from patchkit.cluster.launch.plan import (
     served_model,
     survey_nodes,
 )
-from patchkit.cluster.launch.units import HEAD_PORTS, GroupUnits
+from patchkit.cluster.launch.units import GroupUnits, head_ports
 from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server
-from patchkit.cluster.ssh.node import all_of, everywhere
+from patchkit.cluster.ssh.node import Remote, all_of, everywhere
 from patchkit.cluster.ssh.ssh import there
 from patchkit.durable.signals import Interrupted, committed, deferred
 from patchkit.errors import HostError, PatchkitError, StorageError, UsageError
@@ -40,11 +41,12 @@ class StartWatcher:
     """Who waits for a start: ``tell`` gets the unit's state and the seconds since the start.
 
     ``explain`` makes the error of a start that failed from what all ranks wrote, by time, and how
-    systemd says that it ended.
+    systemd says that it ended; ``warn`` gets what is left of the former start.
     """
 
     tell: Callable[[UnitState, float], None]
     explain: Callable[[Sequence[tuple[str, JournalLine]], str], HostError]
+    warn: Callable[[str], None]
 
 
 def wait_until_answered(cluster: Cluster, since: str, watcher: StartWatcher) -> None:
@@ -102,6 +104,41 @@ def stop_group(cluster: Cluster, *, disable: bool = True) -> list[NodeState | Pa
     return found
 
 
+def end_left_nodes(cluster: Cluster, states: Sequence[NodeState | PatchkitError]) -> list[str]:
+    """Stop and disable the former start on nodes that the file does not name any more.
+
+    Returns what is left there: of a node that does not answer, what it does at its next boot.
+    """
+    named = {node.destination for node in cluster.nodes}
+    starts = {
+        member: state.start
+        for state in states
+        if isinstance(state, NodeState)
+        for member in state.members
+        if member not in named
+    }
+    nodes = [Remote(member) for member in starts]
+
+    def end(node: Remote) -> str:
+        asked = {"name": cluster.file.name, "start": starts[node.destination]}
+        return node.call(str, unit_state.end_start, **asked)
+
+    left = []
+    for node, answer in zip(nodes, everywhere(nodes, end), strict=True):
+        if isinstance(answer, PatchkitError):
+            text = f"{answer.what}; it may start its part of the former start at its next boot"
+            left.append(f"{text}: `{stop_command(node, cluster.file.name)}`")
+        elif answer:
+            left.append(f"{node.destination}: {answer}")
+    return left
+
+
+def stop_command(node: Remote, name: str) -> str:
+    """Return the command that stops the units of a cluster on a node, and keeps them so."""
+    unit = f"patchkit-{name}.service"
+    return there(node.destination, "systemctl", "--user", "disable", "--now", unit)
+
+
 def check_stopped(cluster: Cluster, results: Sequence[NodeState | PatchkitError]) -> None:
     """Raise HostError that names each node where something is left, or that did not answer."""
     trouble = []
@@ -155,15 +192,11 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
         links=tuple(link.words for link in cluster.links([rank.address for rank in ranks[1:]])),
     )
     rank, head = ranks[0], cluster.head
-    ports = HEAD_PORTS[rank.env.node.executor.name] if len(ranks) > 1 else {}
+    ports = head_ports(serve)[rank.env.node.executor.name] if len(ranks) > 1 else {}
     for url in (units.url, *(f"http://{rank.address}:{port}" for port in ports)):
         asked = {"url": url, "unit": cluster.file.unit, "name": cluster.file.name}
         for other in head.call(list[str], group_script.strangers, **asked):
-            raise HostError(
-                f"{head.destination}: a port of the start is taken: {other}",
-                why="it would answer instead of the model, or instead of the head's rank",
-                hint=f"end it, or set another `port`; {there(head.destination, 'ss', '-ltnp')}",
-            )
+            raise _taken_port_error(head, other)
     return GroupPlan(units=units, files=units.node_files(), former=[its.files for its in facts])
 
 
@@ -196,22 +229,38 @@ def _require_same_model(cluster: Cluster, served: ServedModel, facts: Sequence[N
     )
 
 
-def bring_up(cluster: Cluster, model: str) -> tuple[GroupUnits, str]:
+def _taken_port_error(head: Remote, listener: str) -> HostError:
+    """Return the error of a port that ``listener`` has; another cluster of the user's is named."""
+    why = "it would answer instead of the model, or instead of the head's rank"
+    hint = f"end it, or set another `port`; {there(head.destination, 'ss', '-ltnp')}"
+    if other := re.search(f" of the cluster ({unit_state.NAME.pattern})$", listener):
+        why = f"cluster.toml had another `name` when {other[1]} was started, or both serve at once"
+        hint = f"`{stop_command(head, other[1])}` stops it; or set another `port`"
+    return HostError(
+        f"{head.destination}: a port of the start is taken: {listener}", why=why, hint=hint
+    )
+
+
+def bring_up(cluster: Cluster, model: str, warn: Callable[[str], None]) -> tuple[GroupUnits, str]:
     """Write what differs and start; what runs with the same files is left alone.
 
-    Returns the units, and the start's time for the head's journal, "" if they were running. Raises
-    BusyError while another patchkit changes the cluster; an error of a node before anything was
-    written; HostError if what ran before does not stop.
+    Returns the units, and the start's time for the head's journal, "" if they were running;
+    ``warn`` gets what is left of the former start. Raises BusyError while another patchkit changes
+    the cluster; an error of a node before anything was written; HostError if what ran before does
+    not stop.
     """
     with cluster.alone():
         plan = make_plan(cluster, model)
-        return plan.units, _start_group(cluster, plan)
+        return plan.units, _start_group(cluster, plan, warn)
 
 
-def _start_group(cluster: Cluster, plan: GroupPlan) -> str:
+def _start_group(cluster: Cluster, plan: GroupPlan, warn: Callable[[str], None]) -> str:
     states = all_of(cluster.states())
     if plan.files == plan.former and states[0].serves:
         return ""
+
+    for text in end_left_nodes(cluster, states):
+        warn(text)
     if states[0].serves or any(state.processes or state.containers for state in states):
         committed("what ran before is stopped")
         check_stopped(cluster, stop_group(cluster, disable=False))
@@ -242,7 +291,7 @@ def switch_model(cluster: Cluster, model: str, watcher: StartWatcher) -> None:
                 with suppress(KeyError, ValueError, AttributeError):
                     found = [json.loads(files["group.json"]).get("model") for files in plan.former]
                     former = str(found[0] or "")
-            since = _start_group(cluster, plan)
+            since = _start_group(cluster, plan, watcher.warn)
         wait_until_answered(cluster, since, watcher)
     except (PatchkitError, Interrupted) as error:
         if not former or (since is not None and isinstance(error, Interrupted)):
@@ -272,7 +321,7 @@ def serve_model(cluster: Cluster, model: str, watcher: StartWatcher) -> Iterator
 
     Raises what ``bring_up``, ``wait_until_answered`` and ``check_stopped`` raise.
     """
-    units, since = bring_up(cluster, model)
+    units, since = bring_up(cluster, model, watcher.warn)
     try:
         wait_until_answered(cluster, since, watcher)
         yield units

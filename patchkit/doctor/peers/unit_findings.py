@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch.cluster_file import ClusterFile
-from patchkit.cluster.launch.units import HEAD_PORTS
+from patchkit.cluster.launch.units import head_ports
 from patchkit.cluster.ssh.ssh import there
 from patchkit.doctor.peers.node_report import NodeReport, NotCheckedError, Outcome, check, require
 from patchkit.finding import Finding
@@ -85,7 +85,7 @@ def check_ports_taken(node: NodeReport, file: ClusterFile, unit: UnitState | Non
     """Return who has a port that the head's rank needs; of a worker no certain port is needed."""
     listeners = node.part("listeners")
     executor = node.env.facts.get("executor", "mp") if node.env else "mp"
-    needs = {file.serve.port: "the server", **HEAD_PORTS.get(executor, {})}
+    needs = {file.serve.port: "the server", **head_ports(file.serve).get(executor, {})}
     own = {process.pid for process in node.processes or ()}
     taken = {its.port: its for its in listeners if its.port in needs and its.pid not in own}
     # A rank that runs has its ports: what else listens does so elsewhere, or shares the server's.

@@ -24,6 +24,7 @@ def fill_rules(rules: Iterable[FlagRule], request: ServeRequest) -> Iterator[Fla
     facts = dict.fromkeys(("dense", "reads", "less", "draft_head", "match_unit"), "")
     facts |= {"nodes": str(node.nodes), "rank": str(request.number), "head": node.head}
     facts |= {"host": request.host, "port": str(request.port)}
+    facts["master_port"] = str(request.master_port)
     facts |= {"stacks": request.stacks, "drafter": drafter}
     # Stacks are there before the server is killed; without an end vLLM's own default.
     facts["hung"] = str(request.frozen // 2 or 300)

@@ -19,6 +19,8 @@ from patchkit.runtime.serve.weights import Weights, weigh
 LOCAL = "127.0.0.1"
 _MOST_NODES = 8  # for more than that the advice is another checkpoint, not more Sparks
 
+MASTER_PORT = 29501  # of vLLM, by default
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeRequest:
@@ -29,7 +31,7 @@ class ServeRequest:
     there is none, as ``checkpoint``, what it says of itself; ``drafter_gib`` is the size of the
     checkpoint that drafts; ``stacks`` is the folder for stacks of a frozen server, "" for none;
     ``frozen`` are the seconds after which it is restarted, 0 for never; ``choice`` is of rules
-    about flags.
+    about flags; ``master_port`` is where the ranks meet, at the head's address.
     """
 
     model: str
@@ -44,6 +46,7 @@ class ServeRequest:
     stacks: str = ""
     frozen: int = 0
     choice: RuleChoice = BY_DEFAULT
+    master_port: int = MASTER_PORT
 
     @property
     def weights(self) -> Weights | None:

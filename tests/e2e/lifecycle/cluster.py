@@ -111,13 +111,17 @@ class EmulatedCluster:
             pin = image.install(node, self.engine, self.archive)
             self.choices.update(engine=self.engine, image=f"{image.NAME}@{pin}")
 
-    def describe(self, **choices: object) -> None:
-        """Write the cluster's file on the laptop; ``choices`` are about the server."""
+    def describe(self, names: Sequence[str] = (), *, name: str = "vllm", **choices: object) -> None:
+        """Write the cluster's file on the laptop; ``choices`` are about the server.
+
+        ``names`` are its nodes by rank, by default all of them.
+        """
         said = {**self.choices, **choices}
-        tables = ["[serve]\n" + "".join(f"{key} = {_toml(said[key])}\n" for key in said)]
+        tables = [f'name = "{name}"\n']
+        tables += ["[serve]\n" + "".join(f"{key} = {_toml(said[key])}\n" for key in said)]
         tables += [
-            f'[[node]]\nssh = "{name}"\naddress = "{wires.qsfp_ip(node.number)}"\n'
-            for name, node in self.nodes.items()
+            f'[[node]]\nssh = "{each}"\naddress = "{wires.qsfp_ip(self.nodes[each].number)}"\n'
+            for each in names or self.names
         ]
         (self.home / "cluster.toml").write_text("\n".join(tables))
 
