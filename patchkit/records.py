@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
@@ -55,6 +55,10 @@ class RecordError(ValueError):
         return f"{shown.removeprefix('.')}: {self.what}" if shown else self.what
 
 
+class UnknownKeyError(RecordError):
+    """A key that its table does not have; the last one of ``keys``."""
+
+
 def record(kind: type[T], value: object) -> T:
     """Return a value, as ``json`` or ``tomllib`` gives it, as what it has to be.
 
@@ -84,7 +88,7 @@ def read_toml(
     """Return what a TOML file of patchkit's own holds; others' files are read within limits.
 
     With ``key`` that is one table of the file, whose others have readers of their own. Raises
-    ``error``, naming the file and the key.
+    ``error``, naming the file and the key. One that a user writes: ``read_user_toml``.
     """
     try:
         table = _parse_toml(path.read_text(encoding="utf-8"))
@@ -100,6 +104,86 @@ def read_toml(
         why="the file was edited, or it is of another version of patchkit",
         hint="correct it there; or install patchkit again",
     )
+
+
+def read_user_toml(kind: type[T], path: Path) -> T:
+    """Return what a TOML file holds that a user writes.
+
+    Raises UsageError, naming the key, its line, and the table that an unknown key belongs to.
+    """
+    text = ""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return record(kind, _parse_toml(text))
+    except RecordError as wrong:
+        line = find_key_line(text, wrong.keys)
+        what = str(wrong)
+        places = _tables_with(kind, wrong)
+    except ValueError as wrong:  # TOMLDecodeError, UnicodeDecodeError
+        number = re.search(r"at line (\d+)", str(wrong))
+        line = int(number[1]) if number else 0
+        what = f"is not TOML: {wrong}"
+        places = []
+
+    where = f"{path}:{line}" if line else f"{path}"
+    correct = f"correct line {line} of {path}" if line else f"correct {path}"
+    if places:
+        correct = f"move it into {' or '.join(places)}"
+    raise UsageError(f"{where}: {what}", hint=correct)
+
+
+_TOML_KEY = r"""(?:[\w-]+|"[^"]*"|'[^']*')"""
+_TOML_HEADER = re.compile(rf"\s*(\[\[?)\s*({_TOML_KEY}(?:\s*\.\s*{_TOML_KEY})*)\s*\]")
+_TOML_PAIR = re.compile(rf"\s*({_TOML_KEY}(?:\s*\.\s*{_TOML_KEY})*)\s*=")
+
+
+def find_key_line(text: str, keys: Sequence[str | int]) -> int:
+    """Return the line of a TOML text where a key stands, or what is nearest above it; or 0."""
+    wanted = [key for key in keys if isinstance(key, str)]
+    entry = next((key for key in keys if isinstance(key, int)), 0)
+    entries: dict[tuple[str, ...], int] = {}
+    table: tuple[str, ...] = ()
+    nearest = 0
+    depth = 0
+    for number, line in enumerate(text.splitlines(), start=1):
+        place = table
+        if header := _TOML_HEADER.match(line):
+            table = _toml_names(header[2])
+            place = table
+            entries[table] = entries.get(table, -1) + 1
+        elif pair := _TOML_PAIR.match(line):
+            place = (*table, *_toml_names(pair[1]))
+
+        is_above = place == tuple(wanted[: len(place)])
+        if is_above and len(place) > depth and entries.get(table, entry) in (entry, 0):
+            nearest = number
+            depth = len(place)
+        elif is_above and header and entries[table] == entry:
+            nearest = number  # a later entry of the same table
+    return nearest
+
+
+def _toml_names(dotted: str) -> tuple[str, ...]:
+    return tuple(name.strip("\"'") for name in re.findall(_TOML_KEY, dotted))
+
+
+def _tables_with(kind: type, wrong: RecordError) -> list[str]:
+    """Return the tables of a file to which a key belongs that is unknown where it stands."""
+    if not isinstance(wrong, UnknownKeyError):
+        return []
+    key = wrong.keys[-1]
+    places = ["the lines above the first table"] if key in _known_keys(kind) else []
+    for name, hint in get_type_hints(kind).items():
+        several = get_args(hint)[:1] if get_origin(hint) is tuple else ()
+        inner = several[0] if several else hint
+        if is_dataclass(inner) and key in _known_keys(cast("type", inner)):
+            places.append(f"[[{name}]]" if several else f"[{name}]")
+    return places
+
+
+def _known_keys(kind: type) -> dict[str, Any]:
+    """Return the fields of a dataclass by their keys in a file."""
+    return {each.metadata.get("key", each.name): each for each in fields(kind) if each.init}
 
 
 # A file of several tables is read once for each `key`.
@@ -223,13 +307,13 @@ def _read_below(key: str | int, read: _Read, value: Any) -> Any:
     try:
         return read(value)
     except RecordError as error:
-        raise RecordError(error.what, key, *error.keys) from None
+        raise type(error)(error.what, key, *error.keys) from None
 
 
 def _dataclass_reader(kind: Any) -> _Read:
     # With extras, since Annotated holds the checks.
     hints = get_type_hints(kind, include_extras=True)
-    known = {each.metadata.get("key", each.name): each for each in fields(kind) if each.init}
+    known = _known_keys(kind)
     readers = {key: (each.name, _reader_of(hints[each.name])) for key, each in known.items()}
     needed = {
         key
@@ -243,7 +327,7 @@ def _dataclass_reader(kind: Any) -> _Read:
         # An unknown key first: a misspelt one is missing as well, and this says which it is.
         for key in value:
             if key not in known:
-                raise RecordError(f"unknown key; known are {', '.join(known)}", key)
+                raise UnknownKeyError(f"unknown key; known are {', '.join(known)}", key)
         for key in sorted(needed - value.keys()):
             raise RecordError(f"lacks the key {key!r}")
         rows = ((*readers[key], key, each) for key, each in value.items())

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from patchkit.cluster.ssh.ssh import check_destination
 from patchkit.errors import UsageError
 from patchkit.reading import require_file
-from patchkit.records import RecordError, matching, one_of, read_toml
+from patchkit.records import RecordError, matching, one_of, read_user_toml
 from patchkit.runtime.node.address import named_address
 from patchkit.runtime.rules.rule import CHOICES
 from patchkit.runtime.rules.secret_texts import secret_flag
@@ -94,8 +94,8 @@ class ServeChoices:
         for each in self.args:
             if flag := secret_flag(each):
                 raise RecordError(
-                    f"{flag} would show a secret to every user of the node: put "
-                    "VLLM_API_KEY or HF_TOKEN into ~/.config/patchkit/secrets.env there",
+                    f"every user of the node would see what follows {flag}; put VLLM_API_KEY or "
+                    "HF_TOKEN into ~/.config/patchkit/secrets.env there",
                     "args",
                 )
 
@@ -177,7 +177,7 @@ class ClusterFile:
 def read_cluster_file(path: Path = FILE) -> ClusterFile:
     """Return what a file says. Raises UsageError with its line for what it must not say."""
     require_file(path, "write one: patchkit cluster init spark-1 spark-2")
-    return read_toml(ClusterFile, path, error=UsageError)
+    return read_user_toml(ClusterFile, path)
 
 
 def new_cluster_text(nodes: Iterable[ClusterNode], choices: Mapping[str, str]) -> str:

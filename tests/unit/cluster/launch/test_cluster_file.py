@@ -11,6 +11,7 @@ from patchkit.cluster.launch.cluster_file import (
     read_cluster_file,
 )
 from patchkit.errors import UsageError
+from patchkit.runtime.rules.secret_texts import mask_secrets
 
 NODE = '[[node]]\nssh = "spark-1"\n'
 
@@ -30,8 +31,11 @@ NODE = '[[node]]\nssh = "spark-1"\n'
         (f"{NODE}[serve]\nport = 70000\n", "serve.port: is 70000, not a port"),
         (f'{NODE}[serve]\nlisten = "all"\n', "serve.listen: is 'all', not one of"),
         (f'{NODE}[models]\n"a/b" = "main"\n', "models.a/b: is 'main', not a commit"),
-        (f'{NODE}[serve]\nargs = ["--api-key=x"]\n', "serve.args: --api-key would show"),
-        (f'{NODE}[serve]\nargs = ["--hf_token=x"]\n', "serve.args: --hf-token would show"),
+        (
+            f'{NODE}[serve]\nargs = ["--api-key=x"]\n',
+            "serve.args: every user of the node would see",
+        ),
+        (f'{NODE}[serve]\nargs = ["--hf_token=x"]\n', "what follows --hf-token;"),
         *(
             (f"{NODE}[serve]\nimage = '{text}'\n", "serve.image: is ")
             for text in (
@@ -54,6 +58,30 @@ def test_what_it_must_not_say(text, says, tmp_path):
     with pytest.raises(UsageError) as caught:
         read_cluster_file(path)
     assert says in caught.value.what
+    assert mask_secrets(str(caught.value)) == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "hint"),
+    [
+        (f'{NODE}\n{NODE}address = "$(touch /tmp/x)"\n', 6, "correct line 6 of "),
+        (f"{NODE}[serve]\n# 20\nfrozen = 20\n", 5, "correct line 5 of "),
+        (f'{NODE}[models]\n"a/b.c" = "main"\n', 4, "correct line 4 of "),
+        ("[serve]\nport = 1\n\n[[node]\n", 4, "correct line 4 of "),
+        (f'image = "x"\n{NODE}', 1, "move it into [serve]"),
+        (f'{NODE}venv = "~/x"\n', 3, "move it into the lines above the first table"),
+        (f'[serve]\npeer = "a"\n{NODE}', 2, "move it into [[node]]"),
+        ("[serve]\nport = 1\n", 0, "correct "),
+    ],
+)
+def test_an_error_leads_to_the_line_of_a_user_s_file(text, line, hint, tmp_path):
+    path = tmp_path / "cluster.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        read_cluster_file(path)
+    assert caught.value.what.startswith(f"{path}:{line}: " if line else f"{path}: ")
+    assert caught.value.hint.startswith(hint)
+    assert caught.value.why == ""
 
 
 @pytest.mark.parametrize(
