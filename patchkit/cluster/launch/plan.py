@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 
 from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.node_facts import ModelPrint, NodeFacts
-from patchkit.cluster.launch.cluster_file import ClusterFile
+from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
 from patchkit.cluster.models.names import SHORT, ModelFolder
 from patchkit.cluster.net.checks import pair_checks
 from patchkit.cluster.net.plan import find_cages
@@ -131,15 +131,26 @@ def planned_ranks(
                     hint="patchkit cluster install",
                 )
             planned = _plan_rank(cluster, number, its, model, head)
-            if node.address not in ("", planned.address):
-                raise HostError(
-                    f"{node.address} is not its address: it is reached at {planned.address}",
-                    hint="correct it in cluster.toml, or leave it out",
-                )
+            _check_address(node, planned)
         if number == 0:
             head = env_file(planned.text, f"{node.ssh}'s env file")
         ranks.append(planned)
     return ranks
+
+
+def _check_address(node: ClusterNode, planned: PlannedRank) -> None:
+    """Raise HostError for an ``address`` of the file that is not the node's."""
+    host = planned.facts.host
+    # A node that serves alone is reached by nobody: any address of its own will do.
+    is_own = host.has_address(node.address) if not planned.address else False
+    if node.address in ("", planned.address) or is_own:
+        return
+
+    addresses = [planned.address] if planned.address else host.addresses
+    raise HostError(
+        f"{node.address} is not its address: it has {' and '.join(addresses) or 'none'}",
+        hint="correct `address` in its [[node]] of cluster.toml, or leave it out",
+    )
 
 
 @contextmanager

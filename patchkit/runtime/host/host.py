@@ -179,6 +179,12 @@ class Host:
         lit = {each.cage for each in self.netdevs if each.carrier}
         return tuple(sorted(cage for cage in lit if cage is not None))
 
+    @property
+    def addresses(self) -> list[str]:
+        """Return its IPv4 addresses, but for those that lead back to itself."""
+        every = (each.ip for netdev in self.netdevs for each in netdev.ipv4)
+        return [str(ip) for ip in every if not ip.is_loopback]
+
     def has_address(self, address: str) -> bool:
         return self.netdev_of(address) is not None
 
