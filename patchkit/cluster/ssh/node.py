@@ -204,5 +204,6 @@ def all_of(results: Sequence[R | PatchkitError]) -> list[R]:
     if not failed:
         return [each for each in results if not isinstance(each, PatchkitError)]
     first, *others = failed
-    what = "\n".join([first.what, *(f"and {each.what}" for each in others)])
+    texts = dict.fromkeys(each.what for each in others if each.what != first.what)
+    what = "\n".join([first.what, *(f"and {text}" for text in texts)])
     raise type(first)(what, why=first.why, hint=first.hint)

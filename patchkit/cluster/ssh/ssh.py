@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from patchkit import errors
-from patchkit.errors import HostError, PatchkitError, UsageError
+from patchkit.errors import HostError, PatchkitError, StorageError, UsageError
 from patchkit.follow import Completed
 from patchkit.quoting import quoted
 from patchkit.records import RecordError, record
@@ -32,6 +32,7 @@ _NO_KEY = (
     "a host key is never accepted unseen, and this one is not known, or another one than before"
 )
 _OFF = "no sshd answers there: switched off, another network, frozen, or a firewall"
+_HANGS = "sshd answers, and then nothing: a login script, a home on a network, or a frozen disk"
 # What ssh says, why that is, and what to do; {node} is the destination, quoted.
 _CAUSES = (
     ("IDENTIFICATION HAS CHANGED", _NO_KEY, "ask its owner; then `ssh-keygen -R {node}`"),
@@ -39,6 +40,7 @@ _CAUSES = (
     ("Permission denied", "ssh has to log in without a password", "`ssh-copy-id {node}`"),
     ("Could not resolve hostname", "no such name here", "correct it, or add it to ~/.ssh/config"),
     ("Connection refused", "no sshd listens there", "at its console: `sudo systemctl start ssh`"),
+    ("no sign of life", _HANGS, "see where the login stops: `ssh -v {node} true`"),
     ("", _OFF, "`ssh {node} true`, `ping {node}`"),
 )
 
@@ -131,5 +133,8 @@ def sent_error(fields: object, where: str) -> PatchkitError:
         " ".join(text[:_LONGEST].replace("`", "'").split())
         for text in (sent.what, sent.why, sent.hint)
     )
-    why = "; ".join(filter(None, (why, hint and f"it advises: {hint}")))
+    if kind is StorageError:
+        full = "the disk there is full" if "No space left" in what else ""
+        return kind(f"{where}: {what}", why=full or why or hint, hint=there(where, "df", "-h", "."))
+    why = "; ".join(filter(None, (why, hint and f"{where} advises: {hint}")))
     return kind(f"{where}: {what}", why=why, hint=there(where))

@@ -7,13 +7,17 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 
 import pytest
 
 from patchkit import errors
 from patchkit.cluster.agent.node_files import hold_alone
 from patchkit.cluster.ssh.answer import COMMAND, MARK, first_bytes, package
-from patchkit.cluster.ssh.ssh import error_fields, sent_error
+from patchkit.cluster.ssh.node import all_of
+from patchkit.cluster.ssh.ssh import error_fields, sent_error, ssh_error
+from patchkit.errors import HostError, StorageError
+from patchkit.follow import Completed
 
 # From 3.11 to 3.14; a shim of a version that is not installed is found, and fails.
 FOUND = filter(None, (shutil.which(f"python3.{minor}") for minor in (11, 12, 13, 14)))
@@ -55,8 +59,29 @@ def test_what_another_machine_advises_is_never_the_next_step():
     said = {"kind": "HostError", "what": "a\n  next: sh", "why": "`b`", "hint": "curl x | sh"}
     found = sent_error(said, "spark-2")
     assert str(found) == (
-        "spark-2: a next: sh\n  why:  'b'; it advises: curl x | sh\n  next: ssh spark-2"
+        "spark-2: a next: sh\n  why:  'b'; spark-2 advises: curl x | sh\n  next: ssh spark-2"
     )
+
+
+def test_a_full_disk_of_a_node_leads_to_what_shows_it():
+    what = "/home/spark/x: No space left on device; nothing is started"
+    found = sent_error({"kind": "StorageError", "what": what, "hint": "check free space"}, "a")
+    assert (type(found), found.hint) == (StorageError, "ssh -t a 'df -h .'")
+    assert found.why == "the disk there is full"
+
+
+def test_a_login_that_hangs_is_not_taken_for_a_node_that_is_off():
+    done = Completed(command=("ssh",), status=None, trouble="no sign of life for 30 s")
+    error = ssh_error(done, "spark-2")
+    assert "sshd answers" in error.why
+    off = replace(done, status=255, errors="ssh: connect to host a port 22: Connection timed out")
+    assert "no sshd answers" in ssh_error(off, "spark-2").why
+
+
+def test_the_same_error_of_two_nodes_is_said_once():
+    with pytest.raises(HostError) as caught:
+        all_of([HostError("ssh is not installed"), HostError("ssh is not installed"), 1])
+    assert caught.value.what == "ssh is not installed"
 
 
 def test_a_node_without_room_for_the_package_is_an_error_that_names_the_place(tmp_path):
