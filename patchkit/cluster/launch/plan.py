@@ -146,9 +146,11 @@ def _check_address(node: ClusterNode, planned: PlannedRank) -> None:
     if node.address in ("", planned.address) or is_own:
         return
 
-    addresses = [planned.address] if planned.address else host.addresses
+    where = f"it is reached at {planned.address}"
+    if not planned.address:
+        where = f"it has {' and '.join(host.addresses) or 'none'}"
     raise HostError(
-        f"{node.address} is not its address: it has {' and '.join(addresses) or 'none'}",
+        f"{node.address} is not its address: {where}",
         hint="correct `address` in its [[node]] of cluster.toml, or leave it out",
     )
 
