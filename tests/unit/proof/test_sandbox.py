@@ -6,6 +6,7 @@ import fcntl
 import os
 import resource
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -245,6 +246,21 @@ def test_a_programs_output_and_time_have_limits(tmp_path):
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
     ended = run(command, None, folder=tmp_path, environment={}, limits=Limits(clock=0.2))
     assert ended.trouble == "it ran longer than 0.2 s"
+
+
+@pytest.mark.parametrize("ignored", [(), (signal.SIGHUP,)], ids=["", "nohup"])
+def test_a_program_ends_by_signals_that_python_ignores(ignored, tmp_path):
+    """What the caller was told to ignore, as by nohup, a program ignores as well."""
+    former = {number: signal.signal(number, signal.SIG_IGN) for number in ignored}
+    try:
+        command = [shutil.which("grep"), "SigIgn", "/proc/self/status"]
+        ended = run(command, None, folder=tmp_path, environment={})
+    finally:
+        for number, action in former.items():
+            signal.signal(number, action)
+    mask = int(ended.text.split()[1], 16)
+    looked_at = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP)
+    assert [number for number in looked_at if mask >> number - 1 & 1] == [*ignored]
 
 
 GROWING = "awk 'BEGIN { s = \"x\"; while (length(s) < 6e7) s = s s; while (1); }'"

@@ -77,6 +77,18 @@ def test_what_keeps_containers_from_being_started(changes, about, hint, tmp_path
     assert hint in found.hint
 
 
+def test_other_contents_name_the_image_of_each_node(tmp_path):
+    images = [image_facts(), image_facts(id=f"sha256:{'b' * 64}", content="d" * 64)]
+    facts = [
+        node_facts(tmp_path, node=number, image=image, memlock=1 << 23)
+        for number, image in enumerate(images)
+    ]
+    (found,) = survey_nodes(["a", "b"], facts)
+    assert found.about == "images"
+    assert f"{images[0].id} on a" in found.what
+    assert f"{images[1].id} on b" in found.what
+
+
 def test_podman_does_not_start_ray(tmp_path):
     facts = [node_facts(tmp_path, node=it, image=image_facts("podman")) for it in (0, 1)]
     file = cluster("a", "b", image=IMAGE, engine="podman", executor="ray")

@@ -60,6 +60,17 @@ def test_the_first_cause_is_first(name, about):
         assert wrong[0].why.endswith("; -v")
 
 
+def test_a_server_that_ended_and_did_not_begin_anew_serves_no_more():
+    """What comes up in the same log without a banner is another program."""
+    log = (LOGS / "failing" / "another-program-starts.log").read_bytes()
+    assert read_log([log]).serving == 0
+    ended = b"RuntimeError: Engine core initialization failed. See root cause above.\n"
+    up = b"INFO:     Application startup complete.\n"
+    assert read_log([ended + up]).serving == 0
+    assert read_log([up + ended]).serving == 1
+    assert not [each for each in judged(ended + up) if each.level is Level.OK]
+
+
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
