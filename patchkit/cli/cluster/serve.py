@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import click
@@ -17,6 +17,7 @@ from patchkit.cli.runtime.node_options import note_lines
 from patchkit.cluster.agent.unit_state import NodeState, UnitState
 from patchkit.cluster.launch import up as launch
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
+from patchkit.cluster.launch.plan import image_finding
 from patchkit.cluster.launch.up import (
     StartWatcher,
     check_stopped,
@@ -215,6 +216,8 @@ def status_command(*, cluster: Cluster) -> Iterator[Block]:
         for _node, state in rows
         if isinstance(state, PatchkitError)
     ]
+    wrong += _source_troubles(rows)
+    ended += _successors(rows)
     wrong += [style("hangs", fg="red") + f" {cluster.head.destination}: {hangs}"] if hangs else []
     well = bool(unit and unit.active == "active") and not wrong
     yield Record(
@@ -240,6 +243,25 @@ def status_command(*, cluster: Cluster) -> Iterator[Block]:
         yield next_step(*program(), "doctor", *([] if alone else ["--cluster"]))
     if not well:
         yield ExitCode(HostError.exit_code)
+
+
+_Rows = Sequence[tuple[Remote, NodeState | PatchkitError]]
+
+
+def _source_troubles(rows: _Rows) -> Iterator[str]:
+    """Yield what is wrong with the engine or the image that a node serves from, and its cure."""
+    for node, state in rows:
+        if isinstance(state, NodeState) and state.image and state.units[0].active != "inactive":
+            trouble = image_finding(node.destination, state.image)
+            word = style("next start", fg="red")
+            yield f"{word} {node.destination}: {trouble.what}; `{trouble.hint}`"
+
+
+def _successors(rows: _Rows) -> Iterator[str]:
+    """Yield what was installed on a node since its start."""
+    for node, state in rows:
+        if isinstance(state, NodeState) and state.successor and state.serves:
+            yield style("installed", fg="yellow") + f" {node.destination}: {state.successor}"
 
 
 def _row(number: int, state: NodeState | PatchkitError, hangs: str) -> tuple[str, ...]:

@@ -52,6 +52,7 @@ REMOVE_WORDS = {"docker": ("rm", "--force"), "podman": ("rm", "--force", "--time
 LAYER = "io.patchkit.layer"
 """The label of a patched image: what it was patched by, and for what."""
 
+_BY_DIGEST = re.compile("(?:^|sha256:)[0-9a-f]{64}$")  # of names of an image
 _ID = re.compile("(?:sha256:)?[0-9a-f]{64}")
 # An entry point that is a program by itself; any other is one around what it is given.
 _PROGRAM = re.compile(r"(?:^|[/ ])(?:vllm|python[\d.]*|(?:ba|da|z)?sh)(?: |$)|vllm\.entrypoints")
@@ -94,6 +95,7 @@ class ImageFacts:
 
     ``id`` is "" for an image that is not there; ``content`` is a digest over what an engine calls
     so, which is another in another kind of store. ``wraps``: the entry point runs what it is given.
+    ``by_tag``: neither its id nor a digest said that it is the one that was asked for.
     ``digests`` are its names in registries, ``size`` is in bytes, ``owner`` whom it runs as by
     itself, ``layer`` what `apply` made of it. ``cpu`` and ``cuda`` ("13.0") are what it is for.
     """
@@ -110,6 +112,7 @@ class ImageFacts:
     closed: tuple[str, ...] = ()
     id: Annotated[str, matching("((sha256:)?[0-9a-f]{64})?", "an id")] = ""
     content: str = ""
+    by_tag: bool = False
     wraps: bool = False
     digests: tuple[str, ...] = ()
     size: int = 0
@@ -212,8 +215,11 @@ def _read_devices(root: str) -> dict[str, Any]:
 
 def _inspect_image(program: str, names: Sequence[str]) -> dict[str, Any]:
     """Return the fields that say what an engine knows of an image."""
-    asked = (attempt(program, "image", "inspect", "--", it, timeout=_PATIENCE) for it in names)
-    if not (done := next((it for it in asked if not it.trouble), None)):
+    for name in names:
+        done = attempt(program, "image", "inspect", "--", name, timeout=_PATIENCE)
+        if not done.trouble:
+            break
+    else:
         return {"problem": "image-missing"}
     (found,) = json.loads(done.output)
     if not _ID.fullmatch(found["Id"]):
@@ -227,6 +233,7 @@ def _inspect_image(program: str, names: Sequence[str]) -> dict[str, Any]:
     return {
         "id": found["Id"],
         "content": digest(json.dumps(parts)),
+        "by_tag": not _BY_DIGEST.search(name),
         "wraps": bool(entry) and not _PROGRAM.search(entry),
         "digests": tuple(map(str, found.get("RepoDigests") or ())),
         "size": int(found.get("Size", 0)),

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from patchkit.cluster.agent.node_files import run_for_user, unit_folder
 from patchkit.cluster.ssh.rsync import Copying, copy_files, require_rsync
 from patchkit.digests import digest, sha256_of
 from patchkit.durable.atomic import replacing, sync
@@ -172,6 +173,7 @@ def install_wheels(lock: Any) -> Generator[tuple[int, int], None, InstalledVenv]
     with locked(folder, _PATIENCE):
         if found := _read_whole(place):
             return found
+        _require_unused(place)
         try:
             shutil.rmtree(place, ignore_errors=True)
             made = attempt(_find_python(house), "-I", "-m", "venv", place, timeout=None)
@@ -204,6 +206,23 @@ def install_wheels(lock: Any) -> Generator[tuple[int, int], None, InstalledVenv]
                 hint="make room there, then run the same command again",
             ) from None
     return found
+
+
+def _require_unused(place: Path) -> None:
+    """Raise HostError for an environment that is to be made anew while a unit serves from it."""
+    files = unit_folder().glob("patchkit-*.service") if place.exists() else ()
+    users = [
+        file.name
+        for file in files
+        if f"{place}/bin/" in read_text(file, limit=_LARGEST, follow=False)
+    ]
+    active = run_for_user("systemctl", "is-active", *users).output.split() if users else []
+    if "active" in active or "activating" in active:
+        raise HostError(
+            f"{place}: another pip changed it, and {users[0]} runs from it",
+            why="it is made anew, and what runs would lose its files",
+            hint="patchkit down",
+        )
 
 
 def _describe_venv(place: Path, wheels: Iterable[str]) -> InstalledVenv:
@@ -279,6 +298,29 @@ def switch_link(venv: str, name: str) -> None:
                 fresh.symlink_to(folder / name)
                 fresh.replace(link)
                 sync(link.parent)
+
+
+def environment_of(link: Path) -> Path:
+    """Return the environment that a link leads to; the path itself if it is no link of ours."""
+    name = leads_to(link)
+    return share_folder("venvs") / name if name else link
+
+
+def describe_successor(link: str, served: str) -> str:
+    """Return which installation a link leads to now, if a unit serves another one; else ""."""
+    current = leads_to(Path(link))
+    place = Path(served)
+    if not current or current == place.name:
+        return ""
+    installed = _describe_release(share_folder("venvs") / current)
+    return f"{installed} is installed, and {_describe_release(place)} serves until the next `up`"
+
+
+def _describe_release(place: Path) -> str:
+    """Return the release of vLLM in an environment that `install` made, and its name."""
+    found = _read_whole(place)
+    release = found.versions.get("vllm", "") if found else ""
+    return f"vLLM {release} ({place.name})" if release else place.name
 
 
 def leads_to(link: Path, *, check: bool = False) -> str:

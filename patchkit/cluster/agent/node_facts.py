@@ -20,7 +20,7 @@ from typing import Any
 from patchkit.cluster.agent import links, unit_state
 from patchkit.cluster.agent.health import collect_health, disk_rooms
 from patchkit.cluster.agent.image_facts import ImageFacts, look_at_image
-from patchkit.cluster.agent.installation import digest_record, leads_to
+from patchkit.cluster.agent.installation import digest_record, environment_of, leads_to
 from patchkit.cluster.agent.node_files import config_folder, read_placed, run_for_user
 from patchkit.cluster.models.model_check import (
     is_loaded,
@@ -101,7 +101,9 @@ def look_at_node(
 
     Raises what ``probe`` and ``look_at_image`` raise.
     """
-    place = Path(venv).expanduser()
+    link = Path(venv).expanduser()
+    # By its own name, which stays what it is when another `install` moves the link.
+    place = environment_of(link)
     python = place / "bin" / "python"
     there = not image and os.access(python, os.X_OK)
     inside = look_at_image(**image) if image else None
@@ -117,7 +119,7 @@ def look_at_node(
         user=user,
         home=str(Path.home()),
         venv=str(place) if there else "",
-        installation=leads_to(place),
+        installation=leads_to(link),
         linger=Path("/var/lib/systemd/linger", user).exists(),
         memlock=None if memlock >= _UNLIMITED else memlock,
         systemd=int(version[1]) if len(version) > 1 and version[1].isdigit() else 0,

@@ -21,7 +21,8 @@ from patchkit.cluster.agent.group_script import (
     strangers,
 )
 from patchkit.cluster.agent.health import gpu_state
-from patchkit.cluster.agent.image_facts import REMOVE_WORDS
+from patchkit.cluster.agent.image_facts import REMOVE_WORDS, ImageFacts, find_image
+from patchkit.cluster.agent.installation import describe_successor
 from patchkit.cluster.agent.node_files import config_folder, run_for_user
 from patchkit.errors import HostError
 from patchkit.follow import Follow
@@ -87,8 +88,10 @@ class NodeState:
     person asked for it or it lost a link. ``strangers`` are who else listens at its server's port;
     ``containers`` are the group's, by name. ``others`` are other clusters of this user that run
     here, by name, True if this is their head. ``start`` is the id of the start whose files are
-    here, and ``members`` are its nodes, as they were reached from where it was started. ``frozen``
-    is when and why its server was killed as frozen, the last time within a day.
+    here, and ``members`` are its nodes, as they were reached from where it was started. ``successor``
+    says which installation the next `up` serves from, if that is another one. ``image`` has what is
+    wrong with the engine or the image that it serves from, None for nothing. ``frozen`` is when and
+    why its server was killed as frozen, the last time within a day.
     """
 
     units: tuple[UnitState, ...]
@@ -100,6 +103,8 @@ class NodeState:
     others: Mapping[str, bool] = field(default_factory=dict)
     start: str = ""
     members: tuple[str, ...] = ()
+    successor: str = ""
+    image: ImageFacts | None = None
     frozen: str = ""
     celsius: int | None = None
     watts: float | None = None
@@ -130,6 +135,7 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
     with contextlib.suppress(ToolUnavailable):  # a node without nvidia-smi has no figures
         gpu = gpu_state()
     settings = read_settings(name)
+    successor, image = look_at_served(settings)
     # A worker's files name no server.
     url = settings.get("url")
     listening = strangers(url, units[0], name) if isinstance(url, str) else []
@@ -150,6 +156,8 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
         start=str(settings.get("id", "")),
         members=tuple(map(str, settings.get("nodes", ()))),
         containers=tuple(find_containers(name)),
+        successor=successor,
+        image=image,
         frozen=time.strftime("%F %T ", clock) + frozen[-1].text if clock else "",
         memory=memory(Reader(LIVE, None)),
         celsius=gpu.celsius if gpu else None,
@@ -187,6 +195,17 @@ def _is_own(process: Path) -> bool:
     with contextlib.suppress(OSError):  # it ended
         return process.stat().st_uid == os.getuid()
     return False
+
+
+def look_at_served(settings: Mapping[str, Any]) -> tuple[str, ImageFacts | None]:
+    """Return what has become of what a start serves from, environment or image; "" and None."""
+    try:
+        if "image" in settings:
+            image = find_image(settings["inside"][0], [settings["image"]])
+            return "", image if image.problem else None
+        return describe_successor(settings["link"], settings["venv"]), None
+    except (LookupError, TypeError):
+        return "", None  # nothing was started here, or by an earlier patchkit
 
 
 def unit_states(units: Sequence[str]) -> Iterator[UnitState]:

@@ -117,7 +117,9 @@ class ServeChoices:
     def image_asked(self) -> dict[str, Any]:
         """Return what a node is asked about its image, {} without one: ``look_at_image``."""
         name, _at, pin = self.image.partition("@")
-        names = [self.local_image, self.reference, pin] if pin else [name]
+        # The tag comes last: somebody may have given it to another image.
+        digits = pin.removeprefix("sha256:")
+        names = [digits, self.reference, self.local_image] if pin else [name]
         return {"engine": self.engine, "names": names} if self.image else {}
 
     @property

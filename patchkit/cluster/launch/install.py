@@ -17,6 +17,7 @@ from patchkit.cluster.ssh.node import Remote, all_of, everywhere
 from patchkit.cluster.ssh.rsync import Copied
 from patchkit.cluster.ssh.ssh import HERE, ssh_words
 from patchkit.errors import HostError, PatchkitError, UsageError
+from patchkit.quoting import quoted
 
 Progress = Callable[[int, int], None]
 Report = Callable[[str], Progress]
@@ -179,18 +180,19 @@ def install_image(cluster: Cluster, report: Report) -> list[BroughtImage]:
     reference, pin = serve.reference, serve.image.partition("@sha256:")[2]
 
     def bring(pair: tuple[Remote, ImageFacts]) -> BroughtImage:
-        node, its = pair
+        node, image = pair
         name = node.destination
-        if its.id:
-            return BroughtImage(node=name, image=its)
+        # One that has the tag alone counts unless it is another one than where the pin is known.
+        if image.id and (not right or image.content == right):
+            return BroughtImage(node=name, image=image)
         if local:
             raise HostError(
                 f"{name}: {serve.image} is not there, nor in a registry",
                 why="it was built on a node, and is gone there",
                 hint="name the one that it was built from in cluster.toml, then install again",
             )
-        its = _pull_image(cluster, node, reference, report)
-        return BroughtImage(node=name, image=its, pulled=True)
+        image = _pull_image(cluster, node, reference, report)
+        return BroughtImage(node=name, image=image, pulled=True)
 
     def tag(its: BroughtImage) -> None:
         named = {"image": its.image.digits, "tag": serve.local_image}
@@ -198,14 +200,15 @@ def install_image(cluster: Cluster, report: Report) -> list[BroughtImage]:
 
     with cluster.alone():
         held = find_images(cluster, nodes)
+        right = next((image.content for image in held if image.id and not image.by_tag), "")
         local = reference.startswith("localhost/") or pin in {its.digits for its in held}
         found = everywhere(list(zip(nodes, held, strict=True)), bring)
         if not any(isinstance(its, BroughtImage) for its in found):
             all_of(found)
         brought = _copy_image(cluster, found, held, report)
         rows = [{"image": its.image.content[:_SHOWN]} for its in brought]
-        wrong = f"on the one that is wrong: {serve.engine} image rm {reference}"
-        _check_equal(cluster, rows, wrong)
+        untag = quoted(serve.engine, "image", "rm", serve.local_image)
+        _check_equal(cluster, rows, f"on the node with the wrong one `{untag}`, then install again")
         all_of(everywhere(brought, tag))
     return brought
 

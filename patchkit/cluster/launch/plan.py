@@ -40,6 +40,7 @@ from patchkit.units import BYTES_PER_GIB
 _SPARK = ("GB10", "DGX_Spark")  # in the product's name, NVIDIA's or another maker's
 _CORES = "Cortex-X925"  # of GB10's CPU
 _START = ("sudo", "systemctl", "start", "docker")
+_NO_DAEMON = "Cannot connect to the Docker"  # docker's own words
 _LIMIT = "/etc/systemd/system/user@.service.d/patchkit.conf"
 
 
@@ -291,21 +292,36 @@ def pair_findings(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[
             yield wrong("installation", venv=head.venv, one=one, other=other)
         both = head.image, its.image
         if same_cpu and len({each.content for each in both if each and each.content}) > 1:
-            one, other = (each.id if each else "" for each in both)
-            yield wrong("images", one=one, other=other)
+            yield _image_difference(first, name, head.image, its.image)
         one, other = head.host.target, its.host.target
         if one != other:
             yield wrong("devices", one=one, other=other)
+
+
+def _image_difference(
+    first: str, second: str, one: ImageFacts | None, other: ImageFacts | None
+) -> Finding:
+    """Return that two nodes have different images; the pin says which is wrong, if it is known."""
+    ids = [image.digits[:SHORT] if image else "none" for image in (one, other)]
+    tagged = [name for name, image in ((first, one), (second, other)) if image and image.by_tag]
+    if len(tagged) == 1:
+        number = (first, second).index(tagged[0])
+        return finding_from_text("survey.toml", "image-other", tagged[0], image=ids[number])
+    where = f"{first}, {second}"
+    return finding_from_text(
+        "survey.toml", "images", where, first=first, second=second, one=ids[0], other=ids[1]
+    )
 
 
 def image_finding(name: str, image: ImageFacts) -> Finding:
     """Return the problem that a node has with its engine or image."""
     join = ("sudo", "usermod", "-aG", "docker", image.login)  # what takes effect at a boot
     room = (image.program, "system", "df")
-    cures = {"permission denied": join, "Cannot connect to the Docker": _START, "no space": room}
+    cures = {"permission denied": join, _NO_DAEMON: _START, "no space": room}
     look = (image.program, "version") if image.program else ("sudo", "apt", "install", "podman")
     command = there(name, *next((cures[each] for each in cures if each in image.said), look))
-    return finding_from_text("survey.toml", image.problem, name, said=image.said, command=command)
+    about = "engine-stopped" if _NO_DAEMON in image.said else image.problem
+    return finding_from_text("survey.toml", about, name, said=image.said, command=command)
 
 
 def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:

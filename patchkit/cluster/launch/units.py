@@ -80,7 +80,7 @@ class GroupUnits:
         """Return the command of a rank, or of ``ray``; a worker of Ray's has none but that."""
         rank = self.ranks[number]
         # In an image its PATH says where they are.
-        programs = "" if rank.facts.image else f"{absolute(self.cluster.venv, rank.facts)}/bin/"
+        programs = "" if rank.facts.image else f"{rank.facts.venv}/bin/"
         if rank.command is not None and not ray:
             program, verb, source, *flags = rank.command.words
             named = () if source == self.model.name else ("--served-model-name", self.model.name)
@@ -124,6 +124,10 @@ class GroupUnits:
             }
             if image := rank.facts.image:  # what runs a program in its container
                 own["inside"] = [image.program, "exec", f"patchkit-{self.cluster.name}"]
+                own["image"] = image.id
+            else:  # by which `status` sees that another one was installed since
+                own["venv"] = rank.facts.venv
+                own["link"] = absolute(self.cluster.venv, rank.facts)
             files["group.json"] = json.dumps({**text, **own}, indent=1) + "\n"
         return bare
 
@@ -202,7 +206,7 @@ class GroupUnits:
                 "command": unit_line(words),
                 "env_file": f"%h/.config/patchkit/{name}/node.env",
                 "kill_mode": "control-group",
-                "path": unit_word(f"PATH={absolute(self.cluster.venv, facts)}/bin:{_PROGRAMS}"),
+                "path": unit_word(f"PATH={facts.venv}/bin:{_PROGRAMS}"),
             }
         models, folder = (
             absolute(it, facts) for it in (self.cluster.model_folder, self.model.folder)

@@ -32,7 +32,8 @@ _LOADING = ("activating", "deactivating", "reloading")
 # What of a survey keeps a start from being tried.
 _STOPS = (
     *("systemd", "linger", "memlock", "installation"),
-    *("engine-missing", "engine-refuses", "image-missing", "image-silent", "images"),
+    *("engine-missing", "engine-refuses", "engine-stopped"),
+    *("image-missing", "image-silent", "image-other", "images"),
 )
 
 

@@ -23,7 +23,9 @@ if (home / "refuses").exists():
 if verb == "info":
     print(json.dumps({{"ServerVersion": "28.3", "DockerRootDir": str(home)}}))
 elif verb == "image":
-    found = held.get(words[-1]) or next((it for it in held.values() if it["Id"] == words[-1]), None)
+    names = words[-1], "sha256:" + words[-1]
+    found = [it for it in held.values() if it["Id"] in names or names[0] in it["RepoDigests"]]
+    found = held.get(names[0]) or next(iter(found), None)
     sys.exit("No such image") if found is None else print(json.dumps([found]))
 elif verb == "pull":
     if (home / "offline").exists():
@@ -125,11 +127,34 @@ def test_what_is_only_here_is_pinned_by_its_id(install, homes, tmp_path):
     assert held(homes[1], own["Id"].removeprefix("sha256:")) == own["Id"]
 
 
+OTHER = image("other")
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_another_image_under_the_tag_is_replaced_where_it_is(install, homes, number):
+    """The pin says which node is wrong: by an id, or by a registry's digest."""
+    install("vllm/vllm-openai:v1")
+    store = homes[number] / "images.json"
+    images = json.loads(store.read_text())
+    store.write_text(json.dumps({**images, TAG: OTHER}))
+    said = install()
+    assert f"spark-{number + 1}: {TAG} as it is" in said
+    assert [*map(held, homes)] == [V1["Id"]] * 2
+    # Where nothing but the tag is left, the right one comes anew.
+    store.write_text(json.dumps({TAG: OTHER}))
+    said = install()
+    assert f"spark-{number + 1}: {TAG} pulled" in said
+    assert f"spark-{2 - number}: {TAG} as it is" in said
+    assert [*map(held, homes)] == [V1["Id"]] * 2
+
+
 def test_nodes_that_differ_or_refuse(install, homes):
-    (homes[1] / "images.json").write_text(json.dumps({TAG: image("other")}))
-    said = install("vllm/vllm-openai:v1", rc=9)
+    """No node has an image that bears the pin: nobody knows which is right."""
+    for home, other in zip(homes, (OTHER, V1 | {"RepoDigests": []}), strict=True):
+        (home / "images.json").write_text(json.dumps({TAG: other}))
+    said = install(f"vllm/vllm-openai@sha256:{PIN}", rc=9)
     assert "differs from node to node, and nothing was switched: image: " in said
-    assert held(homes[0]) is None
+    assert f"`docker image rm {TAG}`, then install again" in said
     (homes[1] / "refuses").touch()
     said = install(rc=9)
     assert "spark-2: a unit of this user gets no container: permission denied" in said

@@ -6,7 +6,13 @@ from dataclasses import asdict
 import pytest
 
 from patchkit.cluster.agent import installation
-from patchkit.cluster.agent.installation import MARKER, InstalledVenv, switch_link
+from patchkit.cluster.agent.installation import (
+    MARKER,
+    InstalledVenv,
+    describe_successor,
+    environment_of,
+    switch_link,
+)
 from patchkit.digests import digest
 from patchkit.errors import HostError, UsageError
 from support import write_files
@@ -32,6 +38,17 @@ def write_project(venv, code):
     home = "vllm-0.25.1.dist-info"
     members = {"vllm.py": code, f"{home}/METADATA": b"Name: vllm\nVersion: 0.25.1\n"}
     return write_files(site, {**members, f"{home}/RECORD": record(home, members)}) / home
+
+
+def test_what_was_installed_since_a_start_is_told(place, tmp_path):
+    link = tmp_path / "venv"
+    switch_link(str(link), "abc")
+    assert describe_successor(str(link), str(place)) == ""
+    former = place.with_name("def")
+    expected = "vLLM 0.25.1 (abc) is installed, and def serves until the next `up`"
+    assert describe_successor(str(link), str(former)) == expected
+    assert environment_of(link) == place
+    assert describe_successor(str(tmp_path / "own"), str(tmp_path / "own")) == ""
 
 
 def test_a_link_is_switched_to_what_is_whole_and_ours_alone(place, tmp_path):

@@ -61,10 +61,11 @@ def test_a_folder_of_any_name_is_one_field():
     [
         ({"problem": "engine-refuses", "said": "permission denied"}, "engine-refuses", "usermod"),
         ({"problem": "engine-refuses", "said": "no daemon"}, "engine-refuses", "docker version"),
-        ({"problem": "engine-refuses", "said": DOWN}, "engine-refuses", "systemctl start dock"),
+        ({"problem": "engine-refuses", "said": DOWN}, "engine-stopped", "systemctl start dock"),
         ({"problem": "image-silent", "said": "no space left"}, "image-silent", "docker system df"),
         ({"problem": "image-missing"}, "image-missing", "patchkit cluster install"),
         ({"content": "d" * 64}, "images", "patchkit cluster install"),
+        ({"content": "d" * 64, "by_tag": True}, "image-other", "patchkit cluster install"),
     ],
 )
 def test_what_keeps_containers_from_being_started(changes, about, hint, tmp_path):
