@@ -88,10 +88,10 @@ class NodeState:
     person asked for it or it lost a link. ``strangers`` are who else listens at its server's port;
     ``containers`` are the group's, by name. ``others`` are other clusters of this user that run
     here, by name, True if this is their head. ``start`` is the id of the start whose files are
-    here, and ``members`` are its nodes, as they were reached from where it was started. ``successor``
-    says which installation the next `up` serves from, if that is another one. ``image`` has what is
-    wrong with the engine or the image that it serves from, None for nothing. ``frozen`` is when and
-    why its server was killed as frozen, the last time within a day.
+    here, and ``members`` are its nodes, as they were reached from where it was started.
+    ``successor`` says which installation the next `up` serves from, if that is another one.
+    ``image`` has what is wrong with the engine or the image that it serves from, None for nothing.
+    ``frozen`` is when and why its server was killed as frozen, the last time within a day.
     """
 
     units: tuple[UnitState, ...]
