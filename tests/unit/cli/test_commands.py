@@ -4,6 +4,7 @@ import ast
 import itertools
 import re
 import shlex
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import click
 from patchkit.cli import group
 from patchkit.cli.verbs import VERBS
 from patchkit.errors import PatchkitError
+from patchkit.runtime.rules.presets import named_preset
 from support.terminal import runnable
 
 ROOT = Path(__file__).parents[3]
@@ -138,3 +140,18 @@ def test_every_verb_takes_json_but_the_one_that_prints_a_script():
     }
     assert {("apply",), ("env",), ("env", "explain"), ("net", "plan")} <= found.keys()
     assert without == {("completion",)}
+
+
+def test_the_loop_over_models_runs_as_pasted():
+    page = (ROOT / "docs/bench.md").read_text(encoding="utf-8")
+    (loop,) = re.findall(r"^for model in .*?^done$", page, re.MULTILINE | re.DOTALL)
+    # The shell does the loop, and the command line judges what it is asked for.
+    shown = "patchkit() { printf '%q ' \"$@\"; echo; }\n"
+    done = subprocess.run(
+        ["bash", "-euc", shown + loop], capture_output=True, text=True, check=True
+    )
+    asked = [shlex.split(line) for line in done.stdout.splitlines()]
+    assert len(asked) == 2
+    assert [refused(words) for words in asked] == ["", ""]
+    assert [words[1] for words in asked] == [named_preset(words[1]).id for words in asked]
+    assert len({words[3] for words in asked}) == 2

@@ -54,6 +54,22 @@ def test_requests_that_make_no_sense(asked, what):
     assert caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("place", "left_out"),
+    [
+        ({"target": "gb10"}, False),
+        ({"target": "thor"}, True),
+        ({**HEAD, "topology": "hetero", "target": "gb10"}, True),
+        ({**HEAD, "topology": "hetero", "target": "thor"}, True),
+    ],
+)
+def test_a_gb10_s_attention_is_not_a_thor_s(place, left_out):
+    served = ask("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4", **place)
+    assert ("--attention-backend" not in served.words) is left_out
+    told = [note for note in served.notes if note.startswith("--attention-backend is left out")]
+    assert ["nobody tried it on a Thor" in note for note in told] == [True] * left_out
+
+
 def test_what_a_release_does_not_know_is_never_passed_on():
     rules = load_flag_rules()
     (rule,) = (rule for rule in rules.rules if rule.id == "nvfp4-moe")
