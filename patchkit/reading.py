@@ -115,7 +115,7 @@ def parse_python(text: str | bytes) -> ast.Module:
     try:
         return ast.parse(text)
     except (MemoryError, RecursionError):
-        raise SyntaxError("it is nested too deeply", ("", 1, 0, "")) from None
+        raise SyntaxError("it is nested too deeply", (None, 1, 0, "")) from None
 
 
 def require_file(path: Path, hint: str) -> None:

@@ -8,11 +8,8 @@ import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from patchkit.errors import PatchkitError, RecipeError
+from patchkit.errors import DriftError, PatchkitError, RecipeError
 from patchkit.patching.fix import Fix
-
-# A full disk, no memory, or a tree that is nested too deeply is no mistake in the file of a fix.
-_OF_THE_SYSTEM = (OSError, MemoryError, RecursionError)
 
 
 def load_fixes(home: Path, names: Sequence[str]) -> tuple[Fix, ...]:
@@ -29,7 +26,7 @@ def load_fixes(home: Path, names: Sequence[str]) -> tuple[Fix, ...]:
     for name in names:
         try:
             module = importlib.import_module(f"patchkit.recipes.{home.name}.fixes.{name}")
-        except _OF_THE_SYSTEM:
+        except (OSError, MemoryError):
             raise
         except Exception as error:
             raise _stumbled(files[name], error) from error
@@ -42,15 +39,32 @@ def load_fixes(home: Path, names: Sequence[str]) -> tuple[Fix, ...]:
 
 @contextlib.contextmanager
 def stumbles_told(fix: Fix) -> Iterator[None]:
-    """Raise RecipeError, with file and line, where a fix's own code fails on a tree."""
+    """Raise RecipeError, with file and line, where a fix's own code fails on a tree.
+
+    A tree that is nested too deeply for it is a DriftError; what the system refuses stays as it is.
+    """
     try:
         yield
-    except (PatchkitError, *_OF_THE_SYSTEM):
+    except (PatchkitError, OSError, MemoryError):
         raise
     except Exception as error:
+        if any(isinstance(cause, RecursionError) for cause in _causes_of(error)):
+            raise DriftError(
+                f"{fix.id}: a file that it looks at is nested too deeply to be compared",
+                why="no release has such code: it was edited by hand, or made to do harm",
+                hint=f"restore the files from the release, or leave it out with --without {fix.id}",
+            ) from None
         stumble = _stumbled(Path(fix.look.__code__.co_filename).resolve(), error)
         stumble.hint = f"leave it out with --without {fix.id}, and report it"
         raise stumble from error
+
+
+def _causes_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and what it came of: a `finally` of libcst fails over a half that was done."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 def _stumbled(file: Path, error: Exception) -> RecipeError:

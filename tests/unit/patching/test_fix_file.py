@@ -1,5 +1,6 @@
 """Files of fixes with mistakes in them, read by the command line."""
 
+import errno
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 import patchkit
-from patchkit.errors import RecipeError
+from patchkit.edit.python import swap
+from patchkit.errors import DriftError, RecipeError
 from patchkit.patching.fix_file import stumbles_told
 from patchkit.patching.recipe import load_recipe
 
@@ -80,11 +82,25 @@ def test_a_mistake_in_a_function_is_shown_when_it_is_called(refused, release, co
     assert "next: leave it out with --without marlin_sass, and report it" in said.stderr
 
 
-@pytest.mark.parametrize("kind", [OSError, MemoryError, RecursionError])
-def test_what_fails_below_a_fix_is_no_mistake_in_it(kind):
-    fix = load_recipe().fixes[0]
-    with pytest.raises(kind), stumbles_told(fix):
-        raise kind
+def full_disk():
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def no_memory():
+    raise MemoryError
+
+
+def deep_code():
+    text = f"def f():\n    x = {'-' * 900}1\n    return a < 9\n"
+    swap("a.py", text, "f", "a < 9", "a < 12", note="")
+
+
+@pytest.mark.parametrize(
+    ("look", "told"), [(full_disk, OSError), (no_memory, MemoryError), (deep_code, DriftError)]
+)
+def test_what_fails_below_a_fix_is_no_mistake_in_it(look, told):
+    with pytest.raises(told), stumbles_told(load_recipe().fixes[0]):
+        look()
 
 
 def line_of(text, part):
