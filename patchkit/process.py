@@ -10,7 +10,6 @@ Those of proofs (``proof/child_process.py``) and a server that `patchkit bench` 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,6 +18,7 @@ from typing import Any, TypedDict, Unpack
 
 from patchkit.errors import HostError, PatchkitError
 from patchkit.follow import Completed, Follow, FollowLimits, Resources
+from patchkit.foreign import read_json
 
 _PATIENCE = 60.0  # seconds; sitecustomize may do anything
 _MOST = 256 << 20  # bytes of a program's output
@@ -118,6 +118,6 @@ def ask(
             hint=hint,
         )
     try:
-        return json.loads(answers[-1].removeprefix(_MARK))
-    except (ValueError, RecursionError):
+        return read_json(answers[-1].removeprefix(_MARK))
+    except ValueError:
         raise HostError(f"{python}: its answer is not JSON", hint=hint) from None

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from patchkit.doctor import gpu_script as script
 from patchkit.follow import Follow
+from patchkit.foreign import read_json
 
 RANK = "all-reduce"  # the step of a rank of all nodes together
 _FIRST = "cuda"  # the script's step without which no other is tried
@@ -85,7 +86,7 @@ def run_step(python: str, settings: Mapping[str, Any], variables: Mapping[str, s
     said = [line[:_LONGEST] for line in lines if line not in answers]
     late = f"no answer within {limit:g} s" if seconds >= limit else ""
     try:
-        answer = json.loads(answers[-1].removeprefix(script.MARK))
+        answer = read_json(answers[-1].removeprefix(script.MARK))
         fields = {key: answer[key] for key in _FIELDS & answer.keys()}
     except (ValueError, IndexError, AttributeError):  # none, or none of ours
         reason = "it did not end"

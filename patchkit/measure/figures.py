@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from patchkit.errors import UsageError
+from patchkit.foreign import positive_number
 from patchkit.reading import read_text
 from patchkit.records import RecordError, read_json
 
@@ -128,8 +129,8 @@ def read_series(folder: Path) -> list[Series]:
     found = []
     for (variant, load), rounds in results.items():
         for measure in MEASURES:
-            figures = (result.get(measure.key) for result in rounds)
-            values = tuple(float(it) for it in figures if isinstance(it, int | float) and it > 0)
+            figures = (positive_number(result.get(measure.key)) for result in rounds)
+            values = tuple(figure for figure in figures if figure)
             if values:
                 found.append(Series(variant=variant, load=load, measure=measure, values=values))
     return found

@@ -24,6 +24,7 @@ from patchkit.cluster.ssh.node import Remote
 from patchkit.digests import digest
 from patchkit.errors import HostError
 from patchkit.follow import Completed
+from patchkit.foreign import read_json, whole_number
 from patchkit.process import ask, attempt
 from patchkit.records import matching
 from patchkit.runtime.host.host import Software
@@ -57,7 +58,7 @@ _ID = re.compile("(?:sha256:)?[0-9a-f]{64}")
 # An entry point that is a program by itself; any other is one around what it is given.
 _PROGRAM = re.compile(r"(?:^|[/ ])(?:vllm|python[\d.]*|(?:ba|da|z)?sh)(?: |$)|vllm\.entrypoints")
 _PATIENCE = 30.0  # seconds for an engine to answer
-_ODD = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+_ODD = (OSError, ValueError, LookupError, TypeError, AttributeError)
 _FOLDERS = ("/etc/cdi", "/var/run/cdi")  # what the last one has counts: CDI, pkg/cdi/doc.go
 _GPU = re.compile(r'\bkind"?: *"?nvidia\.com/gpu\b')
 _ALL = re.compile(r'\bname"?: *"?all\b')
@@ -172,7 +173,7 @@ def find_image(engine: str, names: Sequence[str], root: str = "/") -> ImageFacts
         done = run_for_user("systemd-run", "--quiet", *asked, timeout=_PATIENCE)
         if done.trouble:
             return replace(made, problem="engine-refuses", said=last_line(done))
-        said = json.loads(done.output)
+        said = read_json(done.output)
         if refused := said.get("ServerErrors"):  # docker: no failure with --format
             return replace(made, problem="engine-refuses", said=str(refused[0]))
         if "host" in said and (podman := shutil.which("podman", path=path)):
@@ -221,7 +222,7 @@ def _inspect_image(program: str, names: Sequence[str]) -> dict[str, Any]:
             break
     else:
         return {"problem": "image-missing"}
-    (found,) = json.loads(done.output)
+    (found,) = read_json(done.output)
     if not _ID.fullmatch(found["Id"]):
         raise ValueError(found["Id"])
     config, cpu = found["Config"], str(found["Architecture"])
@@ -236,7 +237,7 @@ def _inspect_image(program: str, names: Sequence[str]) -> dict[str, Any]:
         "by_tag": not _BY_DIGEST.search(name),
         "wraps": bool(entry) and not _PROGRAM.search(entry),
         "digests": tuple(map(str, found.get("RepoDigests") or ())),
-        "size": int(found.get("Size", 0)),
+        "size": whole_number(found.get("Size", 0)),
         "owner": str(config.get("User") or ""),
         "layer": str((config.get("Labels") or {}).get(LAYER, "")),
         "cpu": cpu,

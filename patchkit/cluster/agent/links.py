@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from patchkit.cluster.ssh.ssh import check_destination, error_fields, ssh_error, ssh_words
+from patchkit.foreign import read_json
 from patchkit.process import attempt
 
 HEADERS = 28
@@ -98,7 +98,7 @@ def try_ways(addresses: Sequence[str]) -> list[Way]:
 def _try_way(address: str) -> Way:
     done = attempt("ip", "-json", "route", "get", address, timeout=5)
     try:
-        (route,) = json.loads(done.output)
+        (route,) = read_json(done.output)
         netdev, gateway = str(route["dev"]), str(route.get("gateway", ""))
     except (ValueError, TypeError, KeyError, AttributeError):
         return Way(address=address, said=done.trouble or "ip says nothing about the route")

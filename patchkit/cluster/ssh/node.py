@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import json
-import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -23,10 +21,10 @@ from patchkit.cluster.ssh.answer import (
 from patchkit.cluster.ssh.ssh import HERE, sent_error, ssh_error, ssh_words, there
 from patchkit.errors import HostError, PatchkitError
 from patchkit.follow import FOLLOWED, Follow, FollowLimits
+from patchkit.foreign import read_json
 from patchkit.records import RecordError, record
 
 T = TypeVar("T")
-_DIGITS = 25  # of a whole number: a size in bytes has 20 at most
 _CALL_SECONDS, _CALL_SIZE = 600.0, 64 << 20  # what takes longer, or is more, is a stream
 _READY = 300.0  # seconds
 _NO_JSON = "an answer that is no JSON"
@@ -148,8 +146,8 @@ class Remote:
     def _decoded(self, text: str) -> Any:
         """Return what a text in JSON holds. Raises HostError for what is none."""
         try:
-            return json.loads(text, **_NUMBERS)
-        except (ValueError, RecursionError):
+            return read_json(text)
+        except ValueError:
             raise self._silence(_NO_JSON) from None
 
     def checked(self, kind: type[T], value: object) -> T:
@@ -163,16 +161,6 @@ class Remote:
         return HostError(
             f"{self.destination}: {what}", hint=there(self.destination, "python3", "-V")
         )
-
-
-def _parse_number(text: str) -> int | float:
-    """Return a number of JSON. Raises ValueError for one that no calculation survives."""
-    if len(text) >= _DIGITS or not math.isfinite(float(text)):
-        raise ValueError(text)
-    return int(text) if text.lstrip("-").isdigit() else float(text)
-
-
-_NUMBERS: Any = dict.fromkeys(("parse_int", "parse_float", "parse_constant"), _parse_number)
 
 
 N = TypeVar("N")

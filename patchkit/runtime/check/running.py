@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from patchkit.errors import HostError, UsageError
+from patchkit.foreign import read_json
 from patchkit.process import attempt
 from patchkit.runtime.check.commands import CommandReader, Place
 from patchkit.runtime.check.content import (
@@ -64,7 +64,7 @@ def _inspect_container(name: str) -> CheckedText:
             hint="`docker ps` lists those that run; a process is named by its number",
         )
     try:
-        (found,) = json.loads(done.output)
+        (found,) = read_json(done.output)
         image = str(found["Config"]["Image"])
         words = [found["Path"], *(found["Args"] or ())]
         content = _read_started(found["Config"]["Env"] or (), words, Place(block=1, image=image))

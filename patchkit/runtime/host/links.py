@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from patchkit.foreign import read_json
 from patchkit.process import attempt
 from patchkit.runtime.host.host import Address, Gid, Netdev, Rdma
 from patchkit.runtime.host.machine_root import Reader, ToolUnavailable, printable
@@ -121,7 +121,7 @@ def _read_addresses(reader: Reader) -> dict[str, tuple[str, tuple[Address, ...]]
         return {}
     found = {}
     try:
-        for link in json.loads(text):
+        for link in read_json(text):
             addresses = []
             for entry in (entry for entry in link["addr_info"] if entry.get("local")):
                 own = ipaddress.ip_interface(f"{entry['local']}/{entry['prefixlen']}")
@@ -135,7 +135,7 @@ def _read_addresses(reader: Reader) -> dict[str, tuple[str, tuple[Address, ...]]
                 )
             kind = printable(link.get("linkinfo", {}).get("info_kind", ""))
             found[printable(link["ifname"])] = kind, tuple(addresses)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         reader.notes.append(f"no addresses: /commands/ip-address.json is not understood: {error}")
         return {}
     return found

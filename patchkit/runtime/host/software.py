@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -11,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from patchkit.foreign import read_json
 from patchkit.runtime.host.host import Nccl, Software
 from patchkit.runtime.python import startup
 from patchkit.runtime.python.distributions import find_version, owners
@@ -68,7 +68,7 @@ def find_ptxas(root: Path, environment: Mapping[str, str]) -> str:
     for place in (*known, root / "usr/local/cuda", *versioned):
         try:
             # NVIDIA's toolkits have this file.
-            found = json.loads((place / "version.json").read_text(encoding="utf-8"))
+            found = read_json((place / "version.json").read_text(encoding="utf-8"))
             major = int(found["cuda"]["version"].partition(".")[0])
         except (OSError, ValueError, KeyError, TypeError):
             continue
