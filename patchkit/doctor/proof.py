@@ -22,7 +22,6 @@ from typing import Any
 from patchkit import __version__
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.openai.http_exchange import HttpServer
 from patchkit.cluster.ssh.node import all_of, everywhere
 from patchkit.doctor import proof_script
 from patchkit.doctor.gpu import GpuNode, find_gpu_nodes, run_all_reduce, smoke_test
@@ -35,6 +34,7 @@ from patchkit.doctor.visit import visit
 from patchkit.durable.signals import Interrupted, deferred, undeferred
 from patchkit.durable.staging import ScratchFolder
 from patchkit.errors import BusyError, HostError, PatchkitError
+from patchkit.http_exchange import HttpServer
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.host.host import Gpu, Software
 from patchkit.runtime.python.startup import VLLM

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from patchkit.cluster.agent.unit_state import UnitState
-from patchkit.cluster.openai.http_exchange import PathAnswer
 from patchkit.cluster.openai.server_answers import ServerAnswers, TokenAnswer
 from patchkit.cluster.ssh.ssh import there
 from patchkit.doctor.peers.node_report import make_finding
 from patchkit.finding import Finding
+from patchkit.http_exchange import PathAnswer
 
 _FULL = 0.95  # of the KV cache: what is left does not hold another long request
 _COUNTED = {

@@ -13,7 +13,7 @@ from patchkit.cli.cluster.cluster_options import cluster_here
 from patchkit.cli.out import PATH, LaidOut, table, tell
 from patchkit.cli.render import Block, Record, VerbGroup, read_numbers, rendered, verbose_option
 from patchkit.cluster.launch.cluster_file import read_cluster_file
-from patchkit.cluster.openai.http_exchange import HttpServer
+from patchkit.cluster.openai.server_answers import server_at
 from patchkit.errors import UsageError
 from patchkit.measure.figures import (
     ENOUGH,
@@ -85,7 +85,7 @@ def run_bench(
     if sum(map(bool, (url, compare, cluster))) > 1:
         raise UsageError("--url, --compare, --cluster: one of them")
     if url:
-        server = HttpServer(url.rstrip("/").removesuffix("/v1"))  # which refuses a login in it
+        server = server_at(url.rstrip("/").removesuffix("/v1"))
         variants = [PlannedVariant(name="served", python=venv_python(venv), url=server.url)]
     elif files := compare or (cluster and [cluster]):
         variants = [

@@ -14,15 +14,16 @@ from patchkit.cli.cluster.cluster_options import cluster_option, node_fields
 from patchkit.cli.out import LaidOut, next_step, program, record_fields, style, table, tell
 from patchkit.cli.render import BAD, GOOD, Block, ExitCode, Record, rendered
 from patchkit.cli.runtime.node_options import note_lines
+from patchkit.cluster.agent.judge import ANSWERS, BLIND, DOUBT, ENDED, LIVES, WORKS
 from patchkit.cluster.agent.unit_state import NodeState, UnitState
 from patchkit.cluster.launch import up as launch
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
+from patchkit.cluster.launch.condition import ServerCondition, server_condition
 from patchkit.cluster.launch.plan import image_finding
 from patchkit.cluster.launch.up import (
     StartWatcher,
     check_stopped,
     stop_group,
-    token_silence,
     wait_until_answered,
 )
 from patchkit.cluster.ssh.node import Remote, all_of
@@ -41,6 +42,7 @@ _WORDS = {
     "auto-restart": "waiting before the next start",
     "running": "answers",
 }
+_TOLD = ("waiting", "busy")  # states in which a unit's own words are told
 _HEADS = ("node", "rank", "state", "since", "starts", "memory", "GPU")
 # By the unit's sub-state, else by its state.
 _STATES = {
@@ -51,6 +53,14 @@ _STATES = {
     "failed": ("failed", "red"),
     "inactive": ("stopped", None),
     "deactivating": ("stopping", "yellow"),
+}
+# By the state of a life, where the head's unit is active and no token came.
+_LIVES = {
+    LIVES: ("busy", "yellow"),
+    WORKS: ("works", "yellow"),
+    BLIND: ("not the model", "red"),
+    ENDED: ("ended", "red"),
+    DOUBT: ("hangs", "red"),
 }
 
 
@@ -109,7 +119,7 @@ def _watch_start(cluster: Cluster) -> StartWatcher:
     lines: list[str] = []
 
     def tell_unit(unit: UnitState, seconds: float) -> None:
-        line = (unit.sub == "waiting" and unit.text) or _WORDS.get(unit.sub, unit.sub)
+        line = (unit.sub in _TOLD and unit.text) or _WORDS.get(unit.sub, unit.sub)
         if line not in lines[-1:]:
             lines.append(line)
             tell(style(f"  {seconds:5.0f} s  {cluster.head.destination}: {line}", dim=True))
@@ -180,62 +190,40 @@ def _other_clusters(node: Remote, state: NodeState) -> str:
 def status_command(*, cluster: Cluster) -> Iterator[Block]:
     """Show the state of every node: what systemd says, memory, temperature, the last error.
 
-    The exit code is 0 while the model answers, 9 if it does not or a node is silent.
+    The exit code is 0 while the model answers and is watched, 9 if not, or if a node is silent.
     """
     rows = list(zip(cluster.nodes, cluster.states(), strict=True))
     head = rows[0][1] if isinstance(rows[0][1], NodeState) else None
     unit = head.units[0] if head else None
-    hangs, error = "", None
-    if unit and unit.active == "active":
-        try:
-            hangs = token_silence(cluster)
-        except PatchkitError as silence:
-            hangs = silence.what
-    elif unit and (unit.active == "failed" or unit.sub == "auto-restart"):
-        log, nodes = read_journals(read_group_journal(cluster, lines=400).lines, {})
-        error = (nodes[log.lead.number - 1], log.lead.text.strip()) if log.lead else None
-    wrong: list[str] = []
-    ended: list[str] = []
-    if head and unit:  # what keeps the head from serving, or serves beside it
-        ended += [style("restarted", fg="yellow") + f" {head.frozen}"] * bool(head.frozen)
-        wrong += (each.text for each in head.units if each.text)
-        strange = style("not the model", fg="red")
-        wrong += (strange + f" answers at {stranger}" for stranger in head.strangers)
-        if unit.active == "failed":
-            tries = f"{head.starts} starts in an hour ({unit.result}, status {unit.status})"
-            since = unit.since.partition(" ")[2]
-            wrong.append(f"systemd gave up {since}, after {tries}; `patchkit up` starts it again")
-    # A cluster that was renamed serves on under its former name; two of them may be meant.
-    ended += [
-        f"{node.destination}: {_other_clusters(node, state)}"
-        for node, state in rows
-        if isinstance(state, NodeState) and any(state.others.values())
-    ]
-    wrong += [
-        style("silent", fg="red") + f" {state.what}"
-        for _node, state in rows
-        if isinstance(state, PatchkitError)
-    ]
+    condition = server_condition(cluster, head)
+    error = _last_error(cluster, unit) if unit else None
+
+    wrong = [*_head_troubles(cluster, head)] if head else []
+    for _node, state in rows:
+        if isinstance(state, PatchkitError):
+            wrong.append(style("silent", fg="red") + f" {state.what}")
     wrong += _source_troubles(rows)
-    ended += _successors(rows)
-    wrong += [style("hangs", fg="red") + f" {cluster.head.destination}: {hangs}"] if hangs else []
-    well = bool(unit and unit.active == "active") and not wrong
+    wrong += _server_troubles(cluster, condition)
+    well = condition.answers and not wrong
+    word = _condition_word(condition)
     yield Record(
         {
             "answers": well,
-            "hangs": hangs or None,
+            "hangs": condition.life.text if word == "hangs" and condition.life else None,
+            "server": record_fields(condition),
             "serves": unit.description if unit else None,
             "nodes": [node_fields(node.destination, state) for node, state in rows],
             "error": {"node": error[0], "text": error[1]} if error else None,
         }
     )
+
     if unit:
         yield style(unit.description, bold=True)
-    cells = (_row(number, state, hangs) for number, (_node, state) in enumerate(rows))
+    cells = (_row(number, state, word) for number, (_node, state) in enumerate(rows))
     names = (style(node.destination, bold=True) for node, _state in rows)
     yield from table([(name, *row) for name, row in zip(names, cells, strict=True)], heads=_HEADS)
     yield from wrong
-    yield from ended
+    yield from _notes(cluster, condition, rows)
     if error:
         yield style("last error", fg="red") + f" {error[0]}: {error[1]}"
     if error or wrong:
@@ -264,13 +252,77 @@ def _successors(rows: _Rows) -> Iterator[str]:
             yield style("installed", fg="yellow") + f" {node.destination}: {state.successor}"
 
 
-def _row(number: int, state: NodeState | PatchkitError, hangs: str) -> tuple[str, ...]:
+def _notes(
+    cluster: Cluster,
+    condition: ServerCondition,
+    rows: _Rows,
+) -> Iterator[str]:
+    """Yield what is worth knowing, and no fault: the watch, its last restart, other clusters."""
+    if condition.watch:
+        yield style("watch", dim=True) + f" {cluster.head.destination}: {condition.watch.text}"
+    states = [(node, state) for node, state in rows if isinstance(state, NodeState)]
+    for node, state in states:
+        if state.frozen:
+            yield style("restarted", fg="yellow") + f" {state.frozen}"
+        # A cluster that was renamed serves on under its former name; two of them may be meant.
+        if any(state.others.values()):
+            yield f"{node.destination}: {_other_clusters(node, state)}"
+    yield from _successors(rows)
+
+
+def _last_error(cluster: Cluster, unit: UnitState) -> tuple[str, str] | None:
+    """Return the node and the words of the error for which a unit is not active."""
+    if unit.active != "failed" and unit.sub != "auto-restart":
+        return None
+    log, nodes = read_journals(read_group_journal(cluster, lines=400).lines, {})
+    return (nodes[log.lead.number - 1], log.lead.text.strip()) if log.lead else None
+
+
+def _head_troubles(cluster: Cluster, head: NodeState) -> Iterator[str]:
+    """Yield what keeps the head from serving, or serves beside it."""
+    unit = head.units[0]
+    for watch in head.units:
+        if watch.text and watch.unit != cluster.file.guard_unit:
+            yield watch.text
+    for stranger in head.strangers:
+        yield style("not the model", fg="red") + f" answers at {stranger}"
+    if unit.active == "failed":
+        tries = f"{head.starts} starts in an hour ({unit.result}, status {unit.status})"
+        since = unit.since.partition(" ")[2]
+        yield f"systemd gave up {since}, after {tries}; `patchkit up` starts it again"
+
+
+def _server_troubles(cluster: Cluster, condition: ServerCondition) -> Iterator[str]:
+    """Yield what is wrong with a server whose unit is active, and with what watches it."""
+    name, life = cluster.head.destination, condition.life
+    if condition.unasked:
+        yield style("not asked", fg="red") + f" {name}: {condition.unasked}"
+    word, colour = _LIVES.get(life.state if life else ANSWERS, ("", ""))
+    if life and word and life.state != BLIND:  # else the head names who listens
+        yield style(word, fg=colour) + f" {name}: {life.text}"
+    if condition.unwatched:
+        yield (
+            style("not watched", fg="red")
+            + f" {name}: {cluster.file.guard_unit} is {condition.unwatched}, so that nothing "
+            "restarts a server that hangs; `patchkit up` starts it again"
+        )
+
+
+def _condition_word(condition: ServerCondition) -> str:
+    """Return the word for the head's state, "" for what its unit says."""
+    if condition.unasked:
+        return "not asked"
+    return _LIVES.get(condition.life.state, ("", ""))[0] if condition.life else ""
+
+
+def _row(number: int, state: NodeState | PatchkitError, head_word: str) -> tuple[str, ...]:
     if isinstance(state, PatchkitError):
         return str(number), style("silent", fg="red"), "", "", "", ""
     unit, memory = state.units[0], state.memory
     word, colour = _STATES.get(unit.sub) or _STATES.get(unit.active, (unit.active, None))
-    if hangs and number == 0:
-        word, colour = "hangs", "red"
+    if head_word and number == 0:
+        word = head_word
+        colour = next((paint for name, paint in _LIVES.values() if name == word), "red")
     elif number and unit.active == "active":
         word = "runs"  # that it answers the head alone knows
     heat = [f"{state.celsius} °C"] if state.celsius is not None else []

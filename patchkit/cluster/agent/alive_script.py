@@ -9,13 +9,12 @@
 WatchdogSec= that the server lives, it sends SIGABRT; then this says why, and what the unit does
 after that kills the server, as after a crash.
 
-This file is copied to the nodes, beside group.py.
+This file is copied to the nodes, beside group.py, judge.py and what they ask a server with.
 """
 
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import re
 import signal
@@ -24,39 +23,43 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
 import urllib.parse
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 from patchkit.cluster.agent import group_script as group
+from patchkit.cluster.agent.judge import (
+    DOUBT,
+    Counters,
+    ServerLife,
+    ServerSigns,
+    has_moved,
+    judge,
+    read_counters,
+)
 
 FROZEN = 3  # exit status after which the unit kills the server
 _OFTEN, _SELDOM = 30.0, 600.0  # seconds between two tokens: with clients, and without any
 _STEP = 600.0  # seconds that one step may take while the GPU draws power
 _COMPILE = 3600.0
 _TOOL = 5.0  # seconds for a program, or a login
+_GLANCE = 1.0  # seconds that a look waits for a token
 _STACKS = 8.0  # seconds for the stacks; the head is started anew after 20, of head.service
 _LINES = 200  # of a file of stacks
-# What nothing but an engine's outputs changes: `record` in vLLM's v1/metrics/loggers.py, 0.11.0 to
-# 0.33.0. A chunk of a prefill has no output and counts no iteration, but the cache fills.
-_COUNTS = re.compile(
-    r"^vllm:(iteration_tokens_total_count|generation_tokens_total|prompt_tokens_total"
-    r"|prefix_cache_queries_total|kv_cache_usage_perc|num_requests_\w+)(?:\{.*\})? (\S+)$",
-    re.MULTILINE,
-)
-_ASLEEP = re.compile(r'^vllm:engine_sleep_state\{.*sleep_state="awake".*\} 0(\.0)?$', re.MULTILINE)
 _COMPILERS = {"ptxas", "cicc", "nvcc", "nvlink", "fatbinary", "cc1plus", "cc1", "ninja", "ld"}
-_SCRIPT = "-sEB alive.py"  # which finds group.py beside it
+_SCRIPT = f"{group.ALONE} alive.py"  # which finds group.py beside it
 _WORKS = "works: "  # a login may print lines of its own
 _ABORTED = "Fatal Python error: Aborted"  # of faulthandler
-_SILENT = (OSError, ValueError, LookupError, TypeError, http.client.HTTPException)
 
 
 def alive(settings: group.Settings) -> None:
     """Say WATCHDOG=1 as often as the server proves that it lives."""
-    liveness, patience, proofs = Liveness(settings), float(settings["frozen"]), Counter[str]()
+    liveness = Liveness(settings)
+    patience = liveness.patience
+    proofs = Counter[str]()
 
     def fire(*_signal: object) -> NoReturn:
         raise FiredError
@@ -65,30 +68,28 @@ def alive(settings: group.Settings) -> None:
     group.notify("READY=1\nWATCHDOG=1")
     try:
         while True:
-            proof = liveness.find_proof()
-            silent = time.monotonic() - liveness.proved
-            text = ""
-            if proof:
-                proofs[re.sub(r"\d+", "N", proof)] += 1
-            elif silent > patience / 2:
-                text = f"no sign of life for {silent:.0f} s: {liveness.doubt}"
-                group.say(text)
-            group.notify(f"{'WATCHDOG=1' if proof else ''}\nSTATUS={text}")
+            life = liveness.look()
+            if life.proof:
+                proofs[re.sub(r"\d+", "N", life.proof)] += 1
+                group.notify(f"WATCHDOG=1\nSTATUS={life.line}")
+            elif liveness.silent > patience / 2:
+                doubt = f"no sign of life for {liveness.silent:.0f} s: {life.text}"
+                group.say(doubt)
+                group.notify(f"STATUS={ServerLife(DOUBT, doubt).line}")
             time.sleep(patience / 12)
     except FiredError:
         # This process may have been the one that did not come to run.
-        if proof := liveness.look_at_server(_TOOL):
-            group.leave(0, f"late, and not frozen: {proof}")
-        group.say(
-            f"frozen: nothing shows for {patience:.0f} s that the server lives: {liveness.doubt}"
-        )
+        life = judge(liveness.look_at_server(_TOOL), patience)
+        if life.proof:
+            group.leave(0, f"late, and not frozen: {life.proof}")
+        group.say(f"frozen: nothing shows for {patience:.0f} s that the server lives: {life.text}")
         find_stacks(settings)
         group.leave(FROZEN, "the server is killed, and started again")
     except KeyboardInterrupt:
         pass
     finally:
-        said = ", ".join(f"{proof}: {count}" for proof, count in proofs.most_common())
-        group.say(f"proofs: {said or 'none'}")
+        counts = ", ".join(f"{proof}: {count}" for proof, count in proofs.most_common())
+        group.say(f"proofs: {counts or 'none'}")
         group.notify("STATUS=")  # which systemd keeps until the next start
 
 
@@ -116,101 +117,125 @@ class Liveness:
     def __init__(self, settings: group.Settings) -> None:
         self.settings = settings
         self.patience = float(settings["frozen"])
-        self.counts: dict[str, float] = {}
+        self.server = group.own_server(settings)
+        self.counters: Counters | None = None
+        self.strangers = ""
         self.doubt = ""
-        # On the monotonic clock: what it proved, what its engine did, when a token was asked for.
+        # On the monotonic clock: what it proved, its last step, when a token was asked for.
         self.proved = self.moved = self.asked = time.monotonic()
         self.question: threading.Thread | None = None
-        self.failed: BaseException | None = None
+        self.refusal = ""
+
+    @property
+    def silent(self) -> float:
+        """Return for how many seconds the server itself has proved nothing."""
+        return time.monotonic() - self.proved
 
     def find_proof(self) -> str:
         """Return what proves that the server lives, "" for nothing."""
-        proof = self.look_at_server(self.patience / 6)
-        silent = time.monotonic() - self.proved
-        if proof:
+        return self.look().proof
+
+    def look(self) -> ServerLife:
+        """Look at the server; where it proves nothing for a while, at what runs beside it."""
+        signs = self.look_at_server(self.patience / 6)
+        life = judge(signs, self.patience)
+        if life.proof:
             self.proved = time.monotonic()
-        elif silent > self.patience / 8:
-            proof = find_work(self.settings, silent)
-            workers = self.settings["workers"].values() if silent > self.patience / 2 else ()
-            for worker in workers:
-                words = group.worker_words(worker, self.settings, f"{_SCRIPT} working", silent)
-                if found := re.search(f"{_WORKS}(.+)", _try_tool(*words)):
-                    proof = f"{worker['node']}: {found[1]}"
-        return proof
+        elif self.silent > self.patience / 8:
+            workers = self.settings["workers"].values() if self.silent > self.patience / 2 else ()
+            work = find_group_work(self.settings, workers, self.silent)
+            life = judge(replace(signs, work=work), self.patience)
+        self.doubt = "" if life.proof else life.text
+        return life
 
-    def look_at_server(self, seconds: float) -> str:
-        """Return what the server itself proves, "" for nothing."""
+    def look_at_server(self, seconds: float) -> ServerSigns:
+        """Return what the server itself shows; ``seconds`` are for /metrics alone."""
+        answer = self.server.ask("/metrics", seconds=seconds)
+        counters = read_counters(answer.text)
+        former = self.counters or counters
+        if not answer.trouble:  # else what moved meanwhile shows the next time
+            self.counters = counters
+        steps = has_moved(counters.steps, former.steps)
+        if steps:
+            self.moved = time.monotonic()
+
+        has_counters = bool(counters.steps or counters.gauges)
+        # A count that is no number hides how many there are.
+        uncounted = bool(answer.trouble) or counters.requests is None
+        busy = uncounted or bool(counters.requests) or has_clients(self.settings["url"])
+        token = (has_counters or bool(answer.trouble)) and self._ask_engine(busy)
+        waited = time.monotonic() - self.asked if self.question else 0.0
+        return ServerSigns(
+            strangers=self.strangers,
+            closed=answer.closed,
+            token=token,
+            waited=waited,
+            refusal=self.refusal,
+            counters=has_counters,
+            silence=f"/metrics does not answer: {answer.trouble}" if answer.trouble else "",
+            steps=steps,
+            gauges=has_moved(counters.gauges, former.gauges),
+            asleep=counters.asleep,
+            paused=waited > self._often and self._is_paused(),
+            busy=busy,
+            requests=counters.requests or 0,
+        )
+
+    @property
+    def _often(self) -> float:
+        """Return the seconds between two tokens of a server that has something to do."""
+        return min(_OFTEN, self.patience / 4)
+
+    def _ask_engine(self, busy: bool) -> bool:
+        """Ask for a token where one is due; return whether one came."""
         now = time.monotonic()
-        try:
-            text = group.fetch(self.settings, "/metrics", seconds=seconds).decode(errors="replace")
-        except (urllib.error.HTTPError, http.client.HTTPException):
-            text = ""  # a server that has no such page, or fails to write it
-        except _SILENT as error:
-            self.doubt = f"/metrics does not answer: {error}"
-            return ""
-        former, self.counts = self.counts, read_counts(text)
-        if not self.counts:
-            return "it has no counters, and answers"
-        if self.counts != former:
-            self.moved = now
-            return "its counters move"
-        if _ASLEEP.search(text):
-            return "it sleeps"
-        return self._ask_engine(now)
-
-    def _ask_engine(self, now: float) -> str:
-        """Ask for a token where one is due; return what is known of an engine that counts nothing.
-
-        That no token comes proves nothing: it may wait behind others.
-        """
-        counted = (self.counts.get(f"num_requests_{it}", 0) for it in ("running", "waiting"))
-        requests = round(sum(counted))
-        busy = bool(requests) or has_clients(self.settings["url"])
-        if self.question and not self.question.is_alive():
-            self.question = None
-            if self.failed is None:
-                self.moved = now
-                return "a token came"
-        often = min(_OFTEN, self.patience / 4)
-        pause = often if busy or self.failed else _SELDOM
+        pause = self._often if busy or self.refusal else _SELDOM
         if not self.question and now - max(self.moved, self.asked) >= pause:
             self.asked = now
-            self.question = threading.Thread(target=self._ask_token, daemon=True)
-            self.question.start()
-        if not busy and not self.question and not self.failed:
-            return "it has nothing to do"
-        if self.question and now - self.asked > often:
-            with contextlib.suppress(*_SILENT):  # a route of VLLM_SERVER_DEV_MODE, as pausing is
-                if group.ask(self.settings, "/is_paused", seconds=_TOOL)["is_paused"]:
-                    return "it is paused"
-        self.doubt = f"{requests} requests, and no step"
-        if self.question:
-            self.doubt += f"; a token that was asked for {now - self.asked:.0f} s ago does not come"
-        return ""
+            # The key goes with a question: to nobody else than the group's own server.
+            place = (self.settings["url"], self.settings["unit"], self.settings["name"])
+            self.strangers = "; ".join(group.strangers(*place))
+            if not self.strangers:
+                self.question = threading.Thread(target=self._ask_token, daemon=True)
+                self.question.start()
+        if not self.question:
+            return False
+        self.question.join(_GLANCE)
+        if self.question.is_alive():
+            return False
+        self.question = None
+        if not self.refusal:
+            self.moved = time.monotonic()
+        return not self.refusal
 
     def _ask_token(self) -> None:
-        self.failed = None
-        try:
-            group.ask_token(self.settings)
-        except _SILENT as error:
-            # Refused as a question, it says nothing of the engine, but nothing better is to be had.
-            if getattr(error, "code", 500) >= 500:
-                self.failed = error
+        reply = group.ask_token(self.server)
+        # Refused as a question, it says nothing of the engine, but nothing better is to be had.
+        engine_failed = reply.status == 0 or reply.status == 200 or reply.status >= 500
+        self.refusal = reply.refusal if engine_failed else ""
 
-
-def read_counts(text: str) -> dict[str, float]:
-    """Return what engines count, each name's sum over all of them."""
-    counts: dict[str, float] = {}
-    for name, value in _COUNTS.findall(text):
-        with contextlib.suppress(ValueError):
-            counts[name] = counts.get(name, 0.0) + float(value)
-    return counts
+    def _is_paused(self) -> bool:
+        # A route of VLLM_SERVER_DEV_MODE, as pausing is.
+        return self.server.ask("/is_paused", seconds=_TOOL).value("is_paused") is True
 
 
 def has_clients(url: str) -> bool:
     """Return whether anybody is connected to the server."""
     port = urllib.parse.urlsplit(url).port or 80
     return bool(_try_tool("ss", "-Htn", "state", "established", f"( sport = :{port} )").strip())
+
+
+def find_group_work(
+    settings: group.Settings, workers: Iterable[group.Settings], silent: float
+) -> str:
+    """Return what shows that this node works, or one of these workers, "" for nothing."""
+    if work := find_work(settings, silent):
+        return work
+    for worker in workers:
+        words = group.worker_words(worker, settings, f"{_SCRIPT} working", silent)
+        if line := re.search(f"{_WORKS}(.+)", _try_tool(*words)):
+            return f"{worker['node']}: {line[1]}"
+    return ""
 
 
 def find_work(settings: group.Settings, silent: float) -> str:

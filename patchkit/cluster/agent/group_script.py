@@ -8,9 +8,9 @@
     group.py hold ID    on a worker: its end of the same, run by `watch` over ssh
     group.py held       in a unit that `hold` makes, and that the rank's unit needs: the rest of it
 
-This file is copied to the nodes and runs there alone, with the standard library; `group.json`
-beside it says what it ties together. vLLM itself does not tell one rank of another's end: a worker
-whose head is gone waits for ever, and a head learns of a lost worker by the next request.
+This file is copied to the nodes and runs there with the standard library and the few files beside
+it; `group.json` says what it ties together. vLLM itself does not tell one rank of another's end: a
+worker whose head is gone waits for ever, and a head learns of a lost worker by the next request.
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ import stat
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from patchkit.http_exchange import HttpServer, usable_key
+
 Settings = dict[str, Any]  # of group.json, or what it says of a worker
+ALONE = "-sEB"
+"""How Python runs a script beside others: nothing of the user's own, and no bytecode left there."""
+
 MARK = "PATCHKIT_CLUSTER"
 """The variable that every process of a group has: so what is left of one can be found."""
 
@@ -45,6 +48,13 @@ _AGAIN = 5.0  # seconds between two tries to reach a worker
 _RANK_WORD = "patchkit-rank: "
 _STARTED = "started"
 _FIRST_TOKEN = 600.0  # seconds for one answer; the first one may compile kernels
+_NOT_HERE = (400, 404, 405, 501)  # answers of a server that has no such question
+_QUESTIONS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "1", "max_tokens": 1, "temperature": 0},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "1"}], "max_tokens": 1},
+    "/v1/embeddings": {"input": "1"},
+    "/pooling": {"input": "1"},
+}
 _TAKEN = "the server's port is taken"
 _SPREAD_SECONDS = 60.0  # for all workers: a unit's start has 90, and what waits for it is a watch
 _SPREAD_BYTES = 4 << 30
@@ -55,6 +65,7 @@ _SPREADS = re.compile(
 )
 _SYSTEMCTL = ("systemctl", "--user")
 _PROCESS = re.compile(r'users:\(\("(.*?)",pid=(\d+)')
+_USER = re.compile(r" uid:(\d+)(?= )")
 
 
 def main(*works: Callable[..., None]) -> None:
@@ -99,28 +110,33 @@ def strangers(url: str, unit: str, name: str = "") -> list[str]:
 
     With ``name`` those of a cluster's containers are its own: their control group is an engine's.
     """
+    stem = unit.removesuffix(".service")
+    others = []
+    for listener in listeners_at(url):
+        process = Path(f"/proc/{listener.pid}")
+        ours = bool(name) and has_mark(process, name)
+        with contextlib.suppress(OSError):  # it ended
+            groups = re.split("[/\n]", (process / "cgroup").read_text(errors="replace"))
+            ours = ours or any(part == unit or part.startswith(f"{stem}-") for part in groups)
+        if not ours:
+            cluster = read_mark(process)
+            part = f" of the cluster {cluster}" if cluster else ""
+            others.append(f"{listener.address} port {listener.port}: {listener.holder}{part}")
+    return others
+
+
+def listeners_at(url: str) -> list[Listener]:
+    """Return who listens where a URL of this machine leads to; without ss nobody is known."""
     place = urllib.parse.urlsplit(url)
-    asked = {"0.0.0.0", "::"}  # noqa: S104 - who listens there is meant
+    addresses = {"0.0.0.0", "::"}  # noqa: S104 - who listens there is meant
     with contextlib.suppress(OSError):  # a name that nobody knows
-        found = socket.getaddrinfo(place.hostname, place.port, type=socket.SOCK_STREAM)
-        asked |= {str(address[0]) for *_, address in found}
-    others, stem = [], unit.removesuffix(".service")
+        rows = socket.getaddrinfo(place.hostname, place.port, type=socket.SOCK_STREAM)
+        addresses |= {str(address[0]) for *_, address in rows}
     try:
         listeners = list(find_listeners([place.port or 80]))
-    except OSError:  # without ss nobody is known
+    except OSError:
         return []
-    for its in listeners:
-        folder = Path(f"/proc/{its.pid}")
-        own = bool(name) and has_mark(folder, name)
-        with contextlib.suppress(OSError):  # it ended
-            groups = re.split("[/\n]", (folder / "cgroup").read_text(errors="replace"))
-            own = own or any(part == unit or part.startswith(f"{stem}-") for part in groups)
-        if its.address in asked and not own:
-            who = f"{its.name} (process {its.pid})" if its.pid else "another user's process"
-            if other := read_mark(folder):
-                who += f" of the cluster {other}"
-            others.append(f"{its.address} port {its.port}: {who}")
-    return others
+    return [listener for listener in listeners if listener.address in addresses]
 
 
 def has_mark(process: Path, name: str) -> bool:
@@ -140,51 +156,63 @@ def read_mark(process: Path) -> str:
 
 @dataclass(frozen=True)
 class Listener:
-    """Who listens at a port; ``pid`` is 0 and ``name`` "" for a process of another user."""
+    """Who listens at a port, as which user; ``pid`` is 0 for a process of another user."""
 
     address: str
     port: int
     pid: int = 0
     name: str = ""
+    user: int = 0
+
+    @property
+    def holder(self) -> str:
+        """Return who it is, for a reader."""
+        return f"{self.name} (process {self.pid})" if self.pid else "another user's process"
 
 
 def find_listeners(ports: Collection[int]) -> Iterator[Listener]:
     """Yield who listens at these TCP ports, of IPv4 and IPv6. Raises OSError without ss."""
-    for line in run_tool("ss", "-Hltnp").stdout.splitlines():
+    for line in run_tool("ss", "-Hltnpe").stdout.splitlines():
         address, _, port = line.split()[3].rpartition(":")
-        if port.isdigit() and int(port) in ports:
-            address = address.strip("[]").partition("%")[0].replace("*", "::")
-            pid = _PROCESS.search(line)
-            own = (int(pid[2]), pid[1]) if pid else (0, "")
-            yield Listener(address, int(port), *own)
+        if not (port.isdigit() and int(port) in ports):
+            continue
+        process = _PROCESS.search(line)
+        # Left out for root; what stands before it may be a process's name.
+        users = _USER.findall(line)
+        yield Listener(
+            address=address.strip("[]").partition("%")[0].replace("*", "::"),
+            port=int(port),
+            pid=int(process[2]) if process else 0,
+            name=process[1] if process else "",
+            user=int(users[-1]) if users else 0,
+        )
 
 
 def ready(settings: Settings) -> None:
     """Wait until the server has answered a token; end with 1 if it is gone before."""
+    server = own_server(settings)
     began = time.monotonic()
-    while True:
-        with contextlib.suppress(OSError, ValueError):
-            ask(settings, "/health")
-            break
+    while server.ask("/health").status != 200:
         _check_alive()
         time.sleep(0.5)
-    for other in strangers(settings["url"], settings["unit"], settings["name"]):
-        leave(1, f"error: {_TAKEN}: {other}")
     loaded = time.monotonic() - began
     say(f"loaded after {loaded:.1f} s; asking for a token")
+
     while True:
-        try:
-            model = ask_token(settings)
+        # Before each question, which carries the key: whoever listens may have changed.
+        for other in strangers(settings["url"], settings["unit"], settings["name"]):
+            leave(1, f"error: {_TAKEN}: {other}")
+        reply = ask_token(server)
+        if not reply.refusal:
             break
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            # Those are not about the model, and will be the same the next time.
-            if getattr(error, "code", 0) in (401, 403):
-                hint = "is VLLM_API_KEY in the env?"
-                leave(1, f"the server refuses its own machine: {error}; {hint}")
-            say(f"no token yet: {error}")
+        # Those are not about the model, and will be the same the next time.
+        if reply.status in (401, 403):
+            hint = "is VLLM_API_KEY in the env?"
+            leave(1, f"the server refuses its own machine: {reply.refusal}; {hint}")
+        say(f"no token yet: {reply.refusal}")
         _check_alive()
         time.sleep(2)
-    say(f"answered: {model}, {time.monotonic() - began - loaded:.1f} s later")
+    say(f"answered: {reply.model}, {time.monotonic() - began - loaded:.1f} s later")
 
 
 def ray(settings: Settings) -> None:
@@ -235,46 +263,41 @@ def _check_alive() -> None:
             leave(1, "it ended before it had answered")
 
 
-def ask_token(settings: Settings) -> str:
+@dataclass(frozen=True)
+class TokenReply:
+    """How a model was asked for a token: ``refusal`` says why none came, "" if one did."""
+
+    model: str = ""
+    status: int = 0
+    refusal: str = ""
+
+
+def own_server(settings: Settings) -> HttpServer:
+    """Return the group's server, with the key that its unit has."""
+    return HttpServer(settings["url"], usable_key(os.environ.get("VLLM_API_KEY", "")))
+
+
+def ask_token(server: HttpServer) -> TokenReply:
     """Ask for one token; of a model that does not generate, for one embedding or score.
 
-    Returns the model's name.
+    Whoever calls this has looked who listens: a key goes with it.
     """
-    model = ask(settings, "/v1/models")["data"][0]["id"]
-    bodies: dict[str, dict[str, Any]] = {
-        "/v1/completions": {"prompt": "1", "max_tokens": 1, "temperature": 0},
-        "/v1/chat/completions": {"messages": [{"role": "user", "content": "1"}], "max_tokens": 1},
-        "/v1/embeddings": {"input": "1"},
-        "/pooling": {"input": "1"},
-    }
-    for path, body in bodies.items():
-        try:
-            ask(settings, path, body={"model": model, **body}, seconds=_FIRST_TOKEN)
-        except urllib.error.HTTPError as error:
-            if error.code not in (400, 404, 405, 501) or path == "/pooling":
-                raise
-        else:
+    listing = server.ask("/v1/models")
+    model = listing.value("data", 0, "id")
+    if not isinstance(model, str):
+        refusal = listing.trouble or f"/v1/models says {listing.status}, and names no model"
+        return TokenReply(status=listing.status, refusal=refusal)
+
+    for path, question in _QUESTIONS.items():
+        answer = server.ask(path, {"model": model, **question}, _FIRST_TOKEN)
+        if answer.status not in _NOT_HERE:
             break
-    return str(model)
-
-
-def ask(settings: Settings, path: str, **more: Any) -> Any:
-    """Return the JSON that the server answers; ``more`` is as for ``fetch``."""
-    return json.loads(fetch(settings, path, **more) or b"null")
-
-
-def fetch(settings: Settings, path: str, body: object = None, seconds: float = 10) -> bytes:
-    """Return what the server answers."""
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"{settings['url']}{path}", data)  # noqa: S310 - http, of group.json
-    request.add_header("Content-Type", "application/json")
-    if key := os.environ.get("VLLM_API_KEY", ""):
-        request.add_header("Authorization", f"Bearer {key}")
-    # Not through a proxy of the environment: the server is this machine.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=seconds) as answer:
-        found: bytes = answer.read()
-    return found
+    refusal = answer.trouble
+    if answer.status != 200:
+        refusal = refusal or f"{path} says {answer.status}"
+    elif answer.value() is None:
+        refusal = refusal or f"what came from {path} is no JSON"
+    return TokenReply(model=server.clean(model), status=answer.status, refusal=refusal)
 
 
 def watch(settings: Settings, rank: str) -> None:
@@ -356,7 +379,7 @@ def _connect(worker: Settings, settings: Settings) -> subprocess.Popen[str]:
     last = ""
     while True:
         link = subprocess.Popen(
-            worker_words(worker, settings, "-I group.py hold"),
+            worker_words(worker, settings, f"{ALONE} group.py hold"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -431,7 +454,7 @@ def hold(settings: Settings, group: str) -> NoReturn:
     unit = rank.replace(".service", "-hold.service")
     run_tool(*_SYSTEMCTL, "stop", unit, rank)  # of a link that is lost
     words = ("systemd-run", "--user", "--quiet", "--pipe", "--collect", f"--unit={unit}")
-    python = (sys.executable, "-I", __file__, "held")
+    python = (sys.executable, ALONE, __file__, "held")
     os.execvp(words[0], [*words, f"--property=Wants={rank}", *python])  # noqa: S606
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import re
 import time
@@ -26,6 +25,7 @@ from patchkit.cluster.agent.installation import describe_successor
 from patchkit.cluster.agent.node_files import config_folder, run_for_user
 from patchkit.errors import HostError
 from patchkit.follow import Follow
+from patchkit.foreign import read_json
 from patchkit.process import attempt
 from patchkit.records import RecordError
 from patchkit.runtime.host.host import Memory
@@ -168,7 +168,7 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
 def read_settings(name: str) -> dict[str, Any]:
     """Return what the files of a cluster's last start say on this node, {} without any."""
     with contextlib.suppress(OSError, ValueError):
-        settings = json.loads((config_folder(name) / "group.json").read_text(encoding="utf-8"))
+        settings = read_json((config_folder(name) / "group.json").read_text(encoding="utf-8"))
         if isinstance(settings, dict):
             return settings
     return {}
@@ -228,7 +228,7 @@ def find_containers(name: str, *, end: bool = False) -> list[str]:
     """Return the containers of a cluster's group, those that stopped, too; ``end`` removes them."""
     try:
         text = (config_folder(name) / "group.json").read_text(encoding="utf-8")
-        program = json.loads(text)["inside"][0]
+        program = read_json(text)["inside"][0]
     except (OSError, ValueError, LookupError, TypeError):
         return []  # nothing was started here, or not in a container
     asked = ("ps", "--all", "--format={{.Names}}", f"--filter=label={LABEL}={name}")
@@ -308,7 +308,7 @@ def read_units(
     with Follow(*words[:-1], given=()) as talk:
         for line in talk:
             try:
-                entry = json.loads(line)
+                entry = read_json(line)
                 unit = str(entry.get("_SYSTEMD_USER_UNIT") or entry["USER_UNIT"])
                 at = int(entry["__REALTIME_TIMESTAMP"])
             except (ValueError, KeyError, TypeError):
@@ -332,6 +332,12 @@ def begin_group(name: str) -> str:
     run_for_user("systemctl", "enable", "--quiet", unit, check=True)
     run_for_user("systemctl", "restart", "--no-block", unit, check=True)
     return now
+
+
+def begin_unit(unit: str) -> None:
+    """Start a unit that has ended; do not wait for it. Raises HostError."""
+    run_for_user("systemctl", "reset-failed", unit)
+    run_for_user("systemctl", "start", "--no-block", unit, check=True)
 
 
 def end_start(name: str, start: str) -> str:

@@ -40,8 +40,8 @@ class Cluster:
     @property
     def units(self) -> list[str]:
         """Return the units that a head may have; a worker has the first alone."""
-        more = map(self.file.unit_name, ("-ray", "-alive"))
-        return [self.file.unit, *self.file.watch_units, *more]
+        ray = self.file.unit_name("-ray")
+        return [self.file.unit, *self.file.watch_units, ray, self.file.guard_unit]
 
     def units_of(self, node: Remote) -> list[str]:
         """Return the units that a node may have."""

@@ -171,6 +171,11 @@ class ClusterFile:
         """Return the names of the units that watch the other ranks, on the head."""
         return [self.unit_name(f"-worker@{number}") for number in range(1, len(self.node))]
 
+    @property
+    def guard_unit(self) -> str:
+        """Return the name of the unit that watches whether the server lives, on the head."""
+        return self.unit_name("-alive")
+
     def unit_name(self, part: str) -> str:
         """Return the name of another unit of the cluster's."""
         return f"patchkit-{self.name}{part}.service"

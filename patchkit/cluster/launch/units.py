@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from patchkit.cluster.agent import alive_script, group_script
-from patchkit.cluster.agent.group_script import MARK
+from patchkit import foreign, http_exchange
+from patchkit.cluster.agent import alive_script, group_script, judge
+from patchkit.cluster.agent.group_script import ALONE, MARK
 from patchkit.cluster.launch.cluster_file import ClusterFile, ServeChoices
 from patchkit.cluster.launch.containers import Container, mount
 from patchkit.cluster.launch.plan import PlannedRank, ServedModel, absolute
@@ -23,8 +24,15 @@ from patchkit.runtime.serve.listen import models_url
 from patchkit.runtime.serve.request import MASTER_PORT
 from patchkit.target import targets
 
-SCRIPTS = {"group.py": group_script, "alive.py": alive_script}  # by their names on a node
-_IMPORT = "from patchkit.cluster.agent import group_script as group"
+SCRIPTS = {
+    "group.py": group_script,
+    "alive.py": alive_script,
+    "judge.py": judge,
+    "http_exchange.py": http_exchange,
+    "foreign.py": foreign,
+}
+"""What nodes run, with the standard library alone, by the names there."""
+
 RAY_PORT = 6379
 
 _RAY_FILES = "/tmp/ray"  # noqa: S108 - in a container: Ray's own default
@@ -137,14 +145,11 @@ class GroupUnits:
         if head and len(self.ranks) > 1:
             templates[file.unit_name("-worker@")] = "watch"
         if head and file.serve.frozen:
-            templates[file.unit_name("-alive")] = "alive"
+            templates[file.guard_unit] = "alive"
         if head and self.ray:
             templates[file.unit_name("-ray")] = "ray"
         files = {"node.env": self.ranks[number].text}
-        for script, module in SCRIPTS.items():
-            text = Path(str(module.__file__)).read_text(encoding="utf-8")
-            # There they stand side by side, and nothing else of patchkit does.
-            files[script] = text.replace(_IMPORT, "import group")
+        files |= node_scripts()
         values = self._unit_values(number)
         common = (RECIPES / "units" / "common.service").read_text(encoding="utf-8")
         for unit, template in templates.items():
@@ -175,13 +180,13 @@ class GroupUnits:
         kept = [row for row in caches if not (of_head and row[0].startswith("VLLM_"))]
         own = rank.facts.systemd >= _STATE_SINCE
         graphs = cache_folders(_CACHES, *asked)["graphs"]
-        start = f"-systemctl --user --no-block start {file.unit_name('-alive')}"
+        start = f"-systemctl --user --no-block start {file.guard_unit}"
         return {
             "name": file.name,
             "unit": file.unit,
             "description": f"vLLM {model}{part} (cluster {file.name})",
-            "script": f"/usr/bin/python3 -I {folder}/group.py",
-            "alive": f"/usr/bin/python3 -sEB {folder}/alive.py",
+            "script": f"/usr/bin/python3 {ALONE} {folder}/group.py",
+            "alive": f"/usr/bin/python3 {ALONE} {folder}/alive.py",
             "watched": start if frozen else "",
             "frozen": str(frozen),
             "frozen_status": str(alive_script.FROZEN),
@@ -234,6 +239,24 @@ class GroupUnits:
             "remove": f"-{unit_line(container.remove)}",
             "runtime": f"{first}-ray" if self.ray else "",
         }
+
+
+def node_scripts() -> dict[str, str]:
+    """Return the scripts of a node: there they stand side by side, without patchkit."""
+    texts = {
+        name: Path(str(module.__file__)).read_text(encoding="utf-8")
+        for name, module in SCRIPTS.items()
+    }
+    for name, module in SCRIPTS.items():
+        stem = name.removesuffix(".py")
+        package, _, module_name = module.__name__.rpartition(".")
+        imports = {
+            f"from {package} import {module_name} as {stem}\n": f"import {stem}\n",
+            f"from {module.__name__} import": f"from {stem} import",
+        }
+        for here, there in imports.items():
+            texts = {script: text.replace(here, there) for script, text in texts.items()}
+    return texts
 
 
 def unit_word(word: str) -> str:

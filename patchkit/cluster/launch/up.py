@@ -8,11 +8,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from types import NoneType
 
 from patchkit.cluster.agent import group_script, unit_state
+from patchkit.cluster.agent.judge import ANSWERS, LIVES, WORKS
 from patchkit.cluster.agent.node_facts import ModelPrint, NodeFacts
 from patchkit.cluster.agent.unit_state import JournalLine, NodeState, UnitState, end_group
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
+from patchkit.cluster.launch.condition import ask_life, is_unwatched, silence_error
 from patchkit.cluster.launch.plan import (
     ServedModel,
     other_model,
@@ -21,7 +24,6 @@ from patchkit.cluster.launch.plan import (
     survey_nodes,
 )
 from patchkit.cluster.launch.units import GroupUnits, head_ports
-from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server
 from patchkit.cluster.ssh.node import Remote, all_of, everywhere
 from patchkit.cluster.ssh.ssh import there
 from patchkit.durable.signals import Interrupted, committed, deferred
@@ -67,12 +69,8 @@ def wait_until_answered(cluster: Cluster, since: str, watcher: StartWatcher) -> 
             text = next((watch.text for watch in watches if watch.text), "")
             watcher.tell(replace(now, text=text), time.monotonic() - began)
             if now.active == "active":
-                if not since and (why := token_silence(cluster)):
-                    raise HostError(
-                        f"{head.destination}: the model hangs: {why}",
-                        why="its unit runs, and its server gives no token",
-                        hint="`patchkit down`, then start it again",
-                    )
+                if not since:
+                    _wait_for_token(cluster, found, watcher, began)
                 return
             first = first or now.invocation
             again = now.sub == "auto-restart" or now.invocation not in ("", first)
@@ -88,9 +86,19 @@ def wait_until_answered(cluster: Cluster, since: str, watcher: StartWatcher) -> 
     raise HostError(f"{head.destination}: the answer was cut short")
 
 
-def token_silence(cluster: Cluster) -> str:
-    """Ask the server for a token, on the head; return why none came, "" if one did."""
-    return cluster.head.call(ServerAnswers, ask_server, cluster=cluster.file.name).silence
+def _wait_for_token(
+    cluster: Cluster, units: Sequence[UnitState], watcher: StartWatcher, began: float
+) -> None:
+    """Ask a server that runs until a token comes, as long as something shows that it works.
+
+    Raises HostError for one that shows nothing.
+    """
+    guard = next((unit for unit in units if unit.unit == cluster.file.guard_unit), None)
+    while (life := ask_life(cluster)).state != ANSWERS:
+        if life.state not in (LIVES, WORKS):
+            raise silence_error(cluster, life, guard)
+        busy = replace(units[0], sub="busy", text=f"gives no token yet: {life.text}")
+        watcher.tell(busy, time.monotonic() - began)
 
 
 def stop_group(cluster: Cluster, *, disable: bool = True) -> list[NodeState | PatchkitError]:
@@ -258,6 +266,9 @@ def bring_up(cluster: Cluster, model: str, warn: Callable[[str], None]) -> tuple
 def _start_group(cluster: Cluster, plan: GroupPlan, warn: Callable[[str], None]) -> str:
     states = all_of(cluster.states())
     if plan.files == plan.former and states[0].serves:
+        guard = states[0].unit(cluster.file.guard_unit)
+        if states[0].units[0].active == "active" and guard and is_unwatched(cluster, guard):
+            cluster.head.call(NoneType, unit_state.begin_unit, unit=guard.unit)
         return ""
 
     for text in end_left_nodes(cluster, states):

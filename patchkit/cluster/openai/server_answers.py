@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, NoReturn
 
-from patchkit.cluster.agent.node_files import config_folder
-from patchkit.cluster.openai.http_exchange import HttpServer, PathAnswer, clean
-from patchkit.errors import HostError, PatchkitError
+from patchkit.cluster.agent.alive_script import find_group_work
+from patchkit.cluster.agent.group_script import listeners_at, strangers
+from patchkit.cluster.agent.judge import (
+    DOUBT,
+    Counters,
+    ServerLife,
+    ServerSigns,
+    has_moved,
+    judge,
+    read_counters,
+)
+from patchkit.cluster.agent.unit_state import read_settings
+from patchkit.errors import HostError, PatchkitError, UsageError
+from patchkit.foreign import read_count
+from patchkit.http_exchange import HttpServer, PathAnswer, clean, usable_key
 from patchkit.reading import read_text
 from patchkit.records import RECIPES, read_toml
 
@@ -22,6 +33,7 @@ _LINE = re.compile(r"(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _KEY = "VLLM_API_KEY"
 _LONGEST = 1 << 16  # characters of a line
+_UNASKED = ServerLife(DOUBT, "it was not asked")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +56,12 @@ def read_figures(text: str, wanted: Sequence[WantedMetric]) -> dict[str, float]:
     for line in text.splitlines():
         if len(line) < _LONGEST and (match := _LINE.fullmatch(line)) and match["name"] in names:
             with contextlib.suppress(ValueError):
-                row = dict(_LABEL.findall(match["labels"] or "")), float(match["value"])
+                row = dict(_LABEL.findall(match["labels"] or "")), read_count(match["value"])
                 series.setdefault(match["name"], []).append(row)
     found: dict[str, float] = {}
     for metric in wanted:
         rows = next((series[name] for name in metric.names if name in series), [])
-        values = [
-            value
-            for labels, value in rows
-            if metric.where.items() <= labels.items() and math.isfinite(value)
-        ]
+        values = [value for labels, value in rows if metric.where.items() <= labels.items()]
         if values:
             found[metric.id] = max(values) if metric.fold == "max" else sum(values)
         elif rows and metric.where:
@@ -61,6 +69,7 @@ def read_figures(text: str, wanted: Sequence[WantedMetric]) -> dict[str, float]:
     return found
 
 
+_OF_A_START = {"url", "unit", "name", "workers", "watts"}  # keys of group.json on a head
 _FEW = 16  # tokens: the first ones of some models are marks that no text is made of
 _HELLO = "Say: ready"
 _NOT_HERE = (400, 404, 405, 501)  # answers of a server that has no such question
@@ -92,10 +101,12 @@ class ServerAnswers:
     """What a server says of itself. ``key`` is where its key was found, "" for none.
 
     ``asked`` is the model that the token was asked of; ``token`` is None where none was asked for.
+    ``others`` listen there, too, so that no key was sent; ``life`` says whether it lives.
     """
 
     url: str
     key: str = ""
+    others: tuple[str, ...] = ()
     health: PathAnswer
     version: str = ""
     models: tuple[str, ...] = ()
@@ -105,21 +116,28 @@ class ServerAnswers:
     metrics: PathAnswer = field(default_factory=PathAnswer)
     figures: Mapping[str, float] = field(default_factory=dict)
 
+    life: ServerLife = _UNASKED
+
     @property
-    def silence(self) -> str:
-        """Return why no token came; "" if one came, or none was to be had of this server."""
-        if not self.health.status:
-            return self.health.trouble or "no answer"
+    def came(self) -> bool:
+        """Return whether a token came, or none was to be had of this server."""
         token = self.token
         if token is None:
-            return "" if self.listing.status else self.listing.trouble
+            return bool(self.listing.status)
         if token.fields or token.tokens:
-            return ""
-        if token.status in (0, 200):
-            waiting = self.figures.get("waiting", 0)
-            why = token.trouble or token.said or "an answer without a token"
-            return f"{why}; {waiting:.0f} requests wait before" if waiting else why
-        return f"HTTP {token.status} {token.said}" if token.status >= 500 else ""
+            return True
+        # Refused as a question, it says nothing of the engine.
+        return token.status not in (0, 200) and token.status < 500
+
+    @property
+    def refusal(self) -> str:
+        """Return what the server says instead of a token."""
+        token = self.token
+        if token is None:
+            return self.listing.trouble
+        if token.status >= 500:
+            return f"HTTP {token.status} {token.said}"
+        return token.trouble or token.said or "an answer without a token"
 
 
 def find_key(key_file: str) -> tuple[str, str]:
@@ -135,7 +153,16 @@ def find_key(key_file: str) -> tuple[str, str]:
             if sign and name.strip() == _KEY:
                 key, where = " ".join(shlex.split(value)), key_file
                 break
-    return (key, where) if key and key.isascii() and key.isprintable() else ("", "")
+    return (key, where) if key and usable_key(key) else ("", "")
+
+
+def server_at(url: str, key: str = "") -> HttpServer:
+    """Return the server at a URL that a user gave. Raises UsageError for what is none."""
+    try:
+        return HttpServer(url, key)
+    except ValueError as error:
+        login = "every user of a host could see a login in it" if "@" in url else ""
+        raise UsageError(str(error), why=login, hint="write it as http://ADDRESS:PORT") from None
 
 
 def ask_server(
@@ -147,22 +174,106 @@ def ask_server(
     """Return what the server answers; ``seconds`` is how long a token may take.
 
     Without a URL it is the server that was started last in a ``cluster``, on its head. The first
-    model that it names is asked. Raises UsageError for what is no URL.
+    model that it names is asked. Raises UsageError for what is no URL, HostError where no server of
+    the cluster was started.
     """
-    try:
-        place = config_folder(cluster) / "group.json"
-        url = url or json.loads(place.read_text(encoding="utf-8"))["url"]
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise HostError(f"group.json does not say where the server is: {error}") from None
-    key, where = find_key(key_file)
-    server = HttpServer(url, key)
+    group = read_settings(cluster)
+    url = url or group.get("url") or _raise_no_server(group)
+    by_up = group.get("url") == url and group.keys() >= _OF_A_START
+    started = group if by_up else {}
+    others = _strangers(url, started)
+    key, where = ("", "") if others else find_key(key_file)
+    server = server_at(url, key)
+    said = ServerAnswers(url=clean(url), key=where, others=others, health=PathAnswer())
     health = server.ask("/health")
     if not health.status:
-        return ServerAnswers(url=clean(url), key=where, health=health.outcome)
+        seen = ServerSigns(
+            closed=health.closed,
+            silence=f"/health does not answer: {health.trouble}",
+            work=_find_work(started),
+        )
+        life = judge(seen, _patience(started))
+        return replace(said, health=health.outcome, life=life)
+
     # Before the question, whose own request would be counted.
-    said = server.ask("/metrics")
-    wanted = read_toml(tuple[WantedMetric, ...], RECIPES / "doctor" / "server.toml", key="metric")
-    text = said.body.decode(errors="replace") if said.status == 200 else ""
+    metrics = server.ask("/metrics")
+    said = replace(
+        _ask_models(server, seconds),
+        url=said.url,
+        key=where,
+        others=others,
+        health=health.outcome,
+        metrics=metrics.outcome,
+        figures=read_figures(metrics.text, _wanted_metrics()),
+    )
+    seen = ServerSigns(strangers="; ".join(others) if started else "", token=said.came)
+    if not said.came:
+        seen = _look_further(server, read_counters(metrics.text), said, started)
+    return replace(said, life=judge(seen, _patience(started)))
+
+
+def _raise_no_server(group: Mapping[str, Any]) -> NoReturn:
+    if group:
+        raise HostError(
+            "this node's rank belongs to a server on another node",
+            why="the order of the nodes in cluster.toml is not that of the last start",
+            hint="patchkit up MODEL starts all of them in this order",
+        )
+    raise HostError("nothing was started on this node", hint="patchkit up MODEL")
+
+
+def _strangers(url: str, started: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return who listens there and must not get the key: not the group's, or another user's."""
+    if started:
+        return tuple(strangers(url, str(started["unit"]), str(started["name"])))
+    trusted = (0, os.getuid())
+    try:
+        listeners = listeners_at(url)
+    except ValueError:  # it is no URL, which is said later
+        return ()
+    return tuple(f"port {it.port}: {it.holder}" for it in listeners if it.user not in trusted)
+
+
+def _patience(started: Mapping[str, Any]) -> float:
+    return float(started.get("frozen") or 0)
+
+
+def _find_work(started: Mapping[str, Any]) -> str:
+    """Return what shows that a node of the group works, though its server gives no token."""
+    if not started:
+        return ""
+    settings = dict(started)
+    return find_group_work(settings, settings["workers"].values(), 0)
+
+
+def _look_further(
+    server: HttpServer, former: Counters, said: ServerAnswers, started: Mapping[str, Any]
+) -> ServerSigns:
+    """Return what shows of a server that gave no token while it was asked for one."""
+    metrics = server.ask("/metrics")
+    counters = read_counters(metrics.text)
+    waited = said.token.ms / 1000 if said.token else 0.0
+    return ServerSigns(
+        strangers="; ".join(said.others) if started else "",
+        closed=metrics.closed,
+        waited=waited,
+        refusal=said.refusal,
+        silence=f"/metrics does not answer: {metrics.trouble}" if metrics.trouble else "",
+        steps=has_moved(counters.steps, former.steps),
+        gauges=has_moved(counters.gauges, former.gauges),
+        asleep=counters.asleep,
+        paused=server.ask("/is_paused").value("is_paused") is True,
+        requests=counters.requests or 0,
+        work=_find_work(started),
+    )
+
+
+def _wanted_metrics() -> tuple[WantedMetric, ...]:
+    return read_toml(tuple[WantedMetric, ...], RECIPES / "doctor" / "server.toml", key="metric")
+
+
+def _ask_models(server: HttpServer, seconds: float) -> ServerAnswers:
+    """Return which models a server names, and what the first one of them answers."""
     listing = server.ask("/v1/models")
     rows = listing.value("data")
     rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
@@ -172,16 +283,13 @@ def ask_server(
     token = _ask_token(server, asked, seconds) if asked else None
     version = server.ask("/version").value("version")
     return ServerAnswers(
-        url=clean(url),
-        key=where,
-        health=health.outcome,
+        url="",
+        health=PathAnswer(),
         version=server.clean(version, 60) if isinstance(version, str) else "",
         models=models,
         listing=listing.outcome,
         asked=asked,
         token=token,
-        metrics=said.outcome,
-        figures=read_figures(text, wanted),
     )
 
 

@@ -7,12 +7,14 @@ from dataclasses import asdict, replace
 import pytest
 
 from patchkit.cli import group
+from patchkit.cluster.agent.judge import ANSWERS, DOUBT, ENDED, LIVES, WORKS, ServerLife
 from patchkit.cluster.agent.unit_state import NodeState
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
-from patchkit.cluster.openai.server_answers import ask_server
+from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server
 from patchkit.cluster.ssh import node as remote
 from patchkit.cluster.ssh.node import Remote
-from patchkit.errors import PatchkitError
+from patchkit.errors import HostError, PatchkitError
+from patchkit.http_exchange import PathAnswer
 from patchkit.quoting import visible
 from patchkit.runtime.host.host import Memory
 from support import write_files
@@ -43,10 +45,13 @@ VERBS = (
 )
 
 
-def state(active="active", sub="running", others=("-worker@1", "-ray", "-alive")):
+def state(
+    active="active", sub="running", others=("-worker@1", "-ray", "-alive"), guard="active", text=""
+):
     """Return what a head says of itself, of a worker without ``others``, as a node answers."""
     units = [unit(active, sub)]
     units += [unit("inactive", "dead", unit=f"patchkit-vllm{each}.service") for each in others]
+    units[3:] = [replace(each, active=guard, text=text) for each in units[3:]]
     memory = Memory(total=128 << 20, available=100 << 20)
     said = NodeState(units=tuple(units), processes=(), starts=1, memory=memory)
     return value(asdict(said)), "end"
@@ -163,3 +168,43 @@ def test_a_server_that_hangs_does_not_answer(nodes, tmp_path, capsys, faults, wh
     assert code == (9 if why else 0)
     assert json.loads(said)["answers"] is not bool(why)
     assert why in (json.loads(said)["hangs"] or "")
+
+
+NONE = "no sign of life for 21 s: 2 requests, and no step"
+CONDITIONS = {  # what a token, and the watch, show → words of `status`, and none of it
+    "compiles": (ServerLife(WORKS, "spark-2: ptxas compiles"), {}, "works spark-1: spark-2: ptx"),
+    "is busy": (ServerLife(LIVES, "its counters move"), {}, "busy spark-1: its counters move"),
+    "has ended": (ServerLife(ENDED, "nobody listens"), {}, "ended spark-1: nobody listens"),
+    "hangs": (
+        ServerLife(DOUBT, "no token"),
+        {"text": f"doubt: {NONE}"},
+        f"watch spark-1: {NONE}",
+    ),
+    "is unwatched": (
+        ServerLife(ANSWERS, "a token came"),
+        {"guard": "inactive"},
+        "not watched spark-1: patchkit-vllm-alive.service is inactive",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_status_tells_a_server_that_works_from_one_that_hangs(nodes, capsys, name):
+    life, watch, words = CONDITIONS[name]
+    said = ServerAnswers(url="http://h", health=PathAnswer(), life=life)
+    head = {"read_node_state": state(**watch), "ask_server": (value(asdict(said)), "end")}
+    nodes.lie({"spark-1": head, "spark-2": {"read_node_state": state(others=())}})
+    code, shown = ask(capsys, "status")
+    assert code == 9
+    assert words in " ".join(shown.split())
+    assert ("hangs spark-1" in " ".join(shown.split())) == (name == "hangs")
+
+
+def test_a_rank_of_another_head_is_not_asked_for_a_token(tmp_path, monkeypatch):
+    """The nodes changed places in cluster.toml, and `up` was not called since."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_files(tmp_path / ".config/patchkit/vllm", {"group.json": '{"id": "a", "name": "vllm"}'})
+    with pytest.raises(HostError, match="belongs to a server on another node"):
+        ask_server(cluster="vllm")
+    with pytest.raises(HostError, match="nothing was started"):
+        ask_server(cluster="other")

@@ -1,5 +1,6 @@
 """Check what proves that a server lives, and what the copied script does by itself."""
 
+import contextlib
 import http.server
 import json
 import shutil
@@ -7,17 +8,26 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from patchkit.cluster.agent.alive_script import Liveness
+from patchkit.cluster.launch.units import SCRIPTS
 from support.clusters import cluster, node_facts, units_of
 from support.local_server import LocalServer
 
 IDLE = 'vllm:num_requests_running{engine="0"} 0.0\nvllm:num_requests_running{engine="1"} 0.0\n'
 BUSY = IDLE.replace(" 0.0", " 1.0")
+STEPS = 'vllm:generation_tokens_total{engine="0"} '
+WAITING = 'vllm:num_requests_waiting{engine="0"} '
+SLOW = "slow"
 CACHE = 'vllm:kv_cache_usage_perc{engine="0",model_name="a } b"} '
 SLEEPS = 'vllm:engine_sleep_state{engine="0",sleep_state="awake"} 0.0\n'
+
+
+# The control group of this process, which listens, is that of the group's unit.
+UNIT = Path("/proc/self/cgroup").read_text().splitlines()[-1].rpartition("/")[2]
 
 
 class Api(http.server.BaseHTTPRequestHandler):
@@ -27,11 +37,15 @@ class Api(http.server.BaseHTTPRequestHandler):
         known = {"/v1/models": {"data": [{"id": "m"}]}, "/is_paused": {"is_paused": False}}
         known["/v1/completions"] = {"choices": []}
         text = json.dumps(known.get(self.path)) if self.path in known else self.server.texts.pop(0)
+        if text == SLOW:
+            self.server.token.wait(9)
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(text.encode())
+        with contextlib.suppress(OSError):  # who asks went away
+            self.wfile.write(text.encode())
 
     def do_POST(self):
+        self.server.asked += 1
         self.server.token.wait(9)
         self.do_GET()
 
@@ -42,10 +56,25 @@ class Api(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def api():
     with LocalServer(Api) as server:
-        server.token, server.texts = threading.Event(), []
-        server.settings = {"url": server.url, "frozen": 1, "name": "x", "watts": 0, "workers": {}}
+        server.token, server.texts, server.asked = threading.Event(), [], 0
+        server.settings = {
+            "url": server.url,
+            "frozen": 1,
+            "name": "x",
+            "unit": UNIT,
+            "watts": 0,
+            "workers": {},
+        }
         yield server
         server.token.set()
+
+
+def watched(api, frozen=1.0, **ago):
+    """Return what watches a server, which last moved, or was asked, so many seconds ago."""
+    liveness = Liveness({**api.settings, "frozen": frozen})
+    for name, seconds in ago.items():
+        setattr(liveness, name, time.monotonic() - seconds)
+    return liveness
 
 
 @pytest.mark.parametrize(
@@ -53,20 +82,26 @@ def api():
     [
         ([IDLE, IDLE], "it has nothing to do"),
         ([BUSY, BUSY], ""),
-        ([BUSY + CACHE + "0.1", BUSY + CACHE + "0.2"], "its counters move"),
+        ([BUSY + STEPS + "1", BUSY + STEPS + "2"], "its counters move"),
+        ([BUSY + CACHE + "0.1", BUSY + CACHE + "0.2"], "its gauges move"),
+        ([BUSY + CACHE + "0.1", BUSY + CACHE + "NaN"], ""),
+        ([BUSY + STEPS + "1", BUSY + STEPS + "+Inf"], ""),
+        ([BUSY + STEPS + "1", BUSY + STEPS + "-2"], ""),
+        ([BUSY + WAITING + "1", BUSY + WAITING + "2"], ""),
+        ([BUSY.replace("1.0", "1e400"), IDLE], "it has nothing to do"),
         ([BUSY + SLEEPS, BUSY + SLEEPS], "it sleeps"),
         (["http_requests_total 1", "http_requests_total 2"], "it has no counters, and answers"),
     ],
 )
 def test_what_figures_prove(api, texts, proof):
-    api.texts, liveness = texts, Liveness(api.settings)
+    api.texts, liveness = texts, watched(api, 9)
     liveness.find_proof()
     assert liveness.find_proof() == proof
 
 
 def test_a_token_proves_that_it_came_and_nothing_while_it_is_waited_for(api):
     # A sixth of it is what /metrics may take, on a busy machine as well.
-    api.texts, liveness = [BUSY] * 9, Liveness({**api.settings, "frozen": 9})
+    api.texts, liveness = [BUSY] * 9, watched(api, 9)
     liveness.find_proof()
     liveness.moved = liveness.asked = time.monotonic() - 9
     assert [liveness.find_proof() for _ in range(2)] == ["", ""]
@@ -76,9 +111,32 @@ def test_a_token_proves_that_it_came_and_nothing_while_it_is_waited_for(api):
     assert liveness.find_proof() == "a token came"
 
 
+def test_a_token_counts_though_metrics_are_silent_and_though_gauges_move(api):
+    liveness = watched(api, 1, moved=9, asked=9)
+    api.texts = [SLOW, "{}"]
+    threading.Timer(0.5, api.token.set).start()
+    assert liveness.find_proof() == "a token came"
+    api.token.clear()
+    liveness = watched(api, 9, moved=9, asked=9)
+    api.texts = [BUSY + CACHE + "0"]
+    liveness.find_proof()
+    api.texts = [BUSY + CACHE + f"0.{number}" for number in range(1, 9)]
+    assert [liveness.find_proof() for _ in range(2)] == ["its gauges move"] * 2
+    liveness.asked -= 4 * liveness.patience
+    assert (liveness.find_proof(), api.asked) == ("", 2)
+
+
+@pytest.mark.skipif(not shutil.which("ss"), reason="ss is not installed (iproute2)")
+def test_no_question_goes_to_a_stranger(api):
+    api.texts, api.settings["unit"] = [BUSY], "patchkit-none.service"
+    liveness = watched(api, 9, moved=9, asked=9)
+    assert "python" in liveness.find_proof()
+    assert (api.asked, liveness.question) == (0, None)
+
+
 def test_the_copied_scripts_run_by_themselves(tmp_path):
     files = units_of(cluster("a"), [node_facts(tmp_path)], "openai/gpt-oss-20b").node_files()[0]
-    for name in ("group.py", "alive.py", "group.json"):
+    for name in (*SCRIPTS, "group.json"):
         (tmp_path / name).write_text(files[name])
     group = json.loads(files["group.json"])["id"]
     compiler = shutil.copy("/bin/sleep", tmp_path / "cc1plus")

@@ -1,0 +1,210 @@
+"""Ask an HTTP server that may be slow, broken or hostile: an answer ends, in time and in size.
+
+No proxy of the environment is asked and no redirection followed: what is asked is the server at
+this address, and its key goes nowhere else, and there to the paths alone that need it. Whoever
+gives the key has looked who listens. Nodes have this file beside their scripts, with the standard
+library alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import ssl
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from patchkit.foreign import read_json
+
+_CONNECT = 5.0  # seconds: the server is on this machine, or at the other end of a cable
+_ENDS = 1.0  # seconds for a connection that was cut to be noticed
+_MASK = "(masked)"
+_SHORT = 8  # characters: a shorter key may be any word of an answer
+_SAID = 500  # characters of what an answer says
+_LARGEST = 8 << 20  # bytes of an answer; /metrics of eight engines has some hundred thousand
+_PIECE = 1 << 16
+_KEYED = ("/v1/", "/pooling")  # paths that want the server's key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathAnswer:
+    """Say how a path answered, or why not: then ``status`` is 0. ``ms`` is how long it took.
+
+    ``closed``: nobody listens there.
+    """
+
+    status: int = 0
+    ms: float = 0.0
+    trouble: str = ""
+    closed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpAnswer(PathAnswer):
+    """An answer with what came."""
+
+    body: bytes = b""
+
+    @property
+    def outcome(self) -> PathAnswer:
+        """Return how it went, without what came."""
+        return PathAnswer(status=self.status, ms=self.ms, trouble=self.trouble, closed=self.closed)
+
+    @property
+    def text(self) -> str:
+        """Return the whole body of an answer that went well, else ""."""
+        went_well = self.status == 200 and not self.trouble
+        return self.body.decode(errors="replace") if went_well else ""
+
+    def value(self, *keys: str | int) -> Any:
+        """Return what the body, as JSON, has below these keys; None where it has nothing."""
+        try:
+            value = read_json(self.body)
+            for key in keys:
+                value = value[key]
+        except (ValueError, LookupError, TypeError):
+            return None
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class HttpServer:
+    """A server by its URL, without /v1; ``key`` is sent to it, and never comes back in a text.
+
+    Raises ValueError for a URL that names no server, or holds a login.
+    """
+
+    url: str
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        _ = parts.port  # raises, too
+        # Behind @: what stands before it may be a password.
+        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+            shown = clean(self.url).rpartition("@")[2]
+            raise ValueError(f"{shown!r} is not the address of a server")
+
+    def ask(
+        self, path: str, body: dict[str, Any] | None = None, seconds: float = 10.0
+    ) -> HttpAnswer:
+        """Return the whole answer, or what came of it within ``seconds``."""
+        key = self.key if path.startswith(_KEYED) else ""
+        exchange = _Exchange(urlsplit(self.url), path, body, key)
+        began = time.monotonic()
+        # One clock for all of it: names, connection, TLS, head and body. A time-out of a socket
+        # starts anew with each byte that comes, and a name server has a clock of its own.
+        worker = threading.Thread(target=exchange.run, args=[seconds], daemon=True)
+        worker.start()
+        try:
+            worker.join(seconds)
+            late = worker.is_alive()
+            status = exchange.status  # a head that is cut short reads as a whole one
+        finally:
+            exchange.cut()
+        took = time.monotonic() - began
+        worker.join(_ENDS)
+
+        trouble = self.clean(exchange.trouble)
+        if late or exchange.timed_out:
+            waited = "not done after" if status else "no answer in"
+            trouble = f"{waited} {took:.0f} s"
+        return HttpAnswer(
+            status=status,
+            ms=round(took * 1000, 1),
+            body=bytes(exchange.body),
+            trouble=trouble,
+            closed=exchange.closed,
+        )
+
+    def clean(self, text: str, longest: int = _SAID) -> str:
+        """Return a text of the server without the key, no longer than ``longest``."""
+        if len(self.key) >= _SHORT:
+            text = text.replace(self.key, _MASK)
+        return clean(text, longest)
+
+
+class _Exchange:
+    """One question and its answer, as far as it came; ``run`` is for a thread of its own."""
+
+    def __init__(
+        self, place: SplitResult, path: str, body: dict[str, Any] | None, key: str
+    ) -> None:
+        self.place = place
+        self.path = f"{place.path.rstrip('/')}{path}"
+        self.data = None if body is None else json.dumps(body).encode()
+        self.headers = {"Content-Type": "application/json"} if self.data else {}
+        if key:
+            self.headers["Authorization"] = f"Bearer {key}"
+        self.status = 0
+        self.body = bytearray()
+        self.trouble = ""
+        self.timed_out = False
+        self.closed = False
+        # A second handle of the connection: TLS and http.client each forget the first one.
+        self._handle: socket.socket | None = None
+        self._over = False
+
+    def run(self, seconds: float) -> None:
+        """Ask, and keep what comes. Raises nothing."""
+        try:
+            self._talk(seconds)
+        except TimeoutError:
+            self.timed_out = True
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self.closed = isinstance(error, ConnectionRefusedError)
+            strerror = getattr(error, "strerror", None)
+            self.trouble = strerror or str(error) or type(error).__name__
+
+    def cut(self) -> None:
+        """End the connection, whatever it is at."""
+        self._over = True
+        if self._handle:
+            with contextlib.suppress(OSError):
+                self._handle.shutdown(socket.SHUT_RDWR)
+            self._handle.close()
+
+    def _talk(self, seconds: float) -> None:
+        host = self.place.hostname or ""
+        secure = self.place.scheme == "https"
+        port = self.place.port or (443 if secure else 80)
+        connection = http.client.HTTPConnection(host, port)
+        with socket.create_connection((host, port), min(seconds, _CONNECT)) as plain:
+            self._handle = plain.dup()
+            if self._over:  # it was cut before there was a handle
+                self.cut()
+            plain.settimeout(seconds)
+            line = (
+                ssl.create_default_context().wrap_socket(plain, server_hostname=host)
+                if secure
+                else plain
+            )
+            with line:
+                connection.sock = line
+                method = "GET" if self.data is None else "POST"
+                connection.request(method, self.path, self.data, self.headers)
+                with connection.getresponse() as answer:
+                    self._read(answer)
+
+    def _read(self, answer: http.client.HTTPResponse) -> None:
+        self.status = answer.status
+        while piece := answer.read1(_PIECE):
+            self.body += piece
+            if len(self.body) > _LARGEST:
+                self.trouble = f"more than {_LARGEST >> 20} MiB"
+                return
+
+
+def usable_key(key: str) -> str:
+    """Return a server's key, "" for one that no header can hold."""
+    return key if key.isascii() and key.isprintable() else ""
+
+
+def clean(text: str, longest: int = _SAID) -> str:
+    """Return a text that can be written as UTF-8: JSON can name half a surrogate pair."""
+    return text[:longest].encode("utf-8", "replace").decode()

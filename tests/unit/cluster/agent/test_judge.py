@@ -1,0 +1,69 @@
+"""The one table by which the watch, `status` and `up` judge a server: signs in, life out."""
+
+import pytest
+
+from patchkit.cluster.agent.judge import (
+    ANSWERS,
+    BLIND,
+    DOUBT,
+    ENDED,
+    LIVES,
+    WORKS,
+    ServerLife,
+    ServerSigns,
+    judge,
+    read_life,
+)
+
+FROZEN = 120.0
+SILENT = "/metrics does not answer: no answer in 20 s"
+LIVES_BY_SIGNS = {  # what is seen → state
+    "a token, though all else is silent": ({"token": True, "silence": SILENT}, ANSWERS),
+    "a token, though one was waited for long": ({"token": True, "waited": 900.0}, ANSWERS),
+    "steps": ({"steps": True, "waited": 900.0}, LIVES),
+    "a prefill fills the cache": ({"gauges": True, "waited": 300.0}, LIVES),
+    "gauges move, and the token never comes": ({"gauges": True, "waited": 481.0}, DOUBT),
+    "requests that wait, and no token": ({"waited": 31.0, "requests": 11}, DOUBT),
+    "no counters": ({"counters": False}, LIVES),
+    "no answer, and so no counters": ({"counters": False, "silence": SILENT}, DOUBT),
+    "asleep": ({"asleep": True, "waited": 99.0}, LIVES),
+    "paused": ({"paused": True, "waited": 99.0}, LIVES),
+    "nobody asks": ({"busy": False}, LIVES),
+    "nobody asks, and the token does not come": ({"busy": False, "waited": 31.0}, DOUBT),
+    "nobody asks, and the token was refused": ({"busy": False, "refusal": "500"}, DOUBT),
+    "a compiler, and nothing else": ({"waited": 200.0, "work": "ptxas compiles"}, WORKS),
+    "nobody listens, whatever else works": ({"closed": True, "work": "ptxas compiles"}, ENDED),
+    "another listens, and answers": ({"strangers": "port 8000: x", "token": True}, BLIND),
+}
+
+
+@pytest.mark.parametrize("name", LIVES_BY_SIGNS)
+def test_what_evidence_amounts_to(name):
+    seen, state = LIVES_BY_SIGNS[name]
+    life = judge(ServerSigns(**seen), FROZEN)
+    assert life.state == state
+    assert bool(life.proof) == (state not in (ENDED, DOUBT))
+    assert read_life(life.line) == life
+
+
+@pytest.mark.parametrize(
+    ("seen", "text"),
+    [
+        ({"silence": SILENT, "refusal": "HTTP 500"}, f"{SILENT}; no token: HTTP 500"),
+        (
+            {"requests": 11, "waited": 31.0},
+            "11 requests, and no step; a token that was asked for 31 s ago does not come",
+        ),
+    ],
+)
+def test_a_doubt_names_what_is_missed(seen, text):
+    assert judge(ServerSigns(**seen), FROZEN).text == text
+
+
+@pytest.mark.parametrize("line", ["", "waiting for spark2: no answer", "lives", "other: text"])
+def test_what_is_no_verdict(line):
+    assert read_life(line) is None
+
+
+def test_a_verdict_is_one_line_for_systemd():
+    assert ServerLife(DOUBT, "a\nWATCHDOG=1").line == "doubt: a WATCHDOG=1"
