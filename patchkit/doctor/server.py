@@ -32,7 +32,7 @@ def server_findings(
         "status": "patchkit status" if units else there(node, "ss", "-ltn"),
         "look": there(node, "curl", "-sS", "-m", "10", f"{url}/v1/models"),
         "units": "".join(f"; {unit.unit} is {unit.active}" for unit in units if unit.unit),
-        "found": f", and the one in {said.key} is not it" if said.key else "",
+        "found": _describe_key(said),
         "model": said.asked,
         "version": said.version or "of an unknown release",
         "running": f"{known['running']:.0f}" if "running" in known else "unknown",
@@ -40,6 +40,23 @@ def server_findings(
     }
     for about, fields in _judge(said):
         yield make_finding(about, node, **{**common, **fields})
+
+
+def _describe_key(said: ServerAnswers) -> str:
+    """Return what became of the key that is known here."""
+    if said.others:
+        return f", and none was sent: another listens there, {'; '.join(said.others)}"
+    return f", and the one in {said.key} is not it" if said.key else ""
+
+
+def describe_server(said: ServerAnswers) -> str:
+    """Return what answers requests, "" where nothing does."""
+    if not said.health.status:
+        return ""
+    if said.models:
+        release = f"by vLLM {said.version}" if said.version else "and is no vLLM"
+        return f"it serves {', '.join(said.models[:3])}, {release}"
+    return f"/health says {said.health.status}, /v1/models {said.listing.status or 'nothing'}"
 
 
 def _judge(said: ServerAnswers) -> _Judged:

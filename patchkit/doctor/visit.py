@@ -28,7 +28,7 @@ from patchkit.doctor.peers.node_report import (
     placed_files,
     unchecked,
 )
-from patchkit.doctor.server import server_findings
+from patchkit.doctor.server import describe_server, server_findings
 from patchkit.doctor.symptoms.findings import log_findings, read_journals
 from patchkit.errors import HostError, PatchkitError
 from patchkit.finding import Finding, Level
@@ -77,13 +77,11 @@ def visit(cluster: Cluster, *, gpu: bool = False, port: int = 0, here: bool) -> 
         url = node.placed.url
     said: ServerAnswers | PatchkitError | None = node.silence
     if said is None:  # asked on the head, since it may listen there alone
+        asked: dict[str, Any] = {"url": url, "cluster": cluster.file.name}
         ask = server_answers.ask_server
-        (said,) = everywhere([cluster.head], lambda head: head.call(ServerAnswers, ask, url=url))
-    if len(reports) == 1 and node.listeners and isinstance(said, ServerAnswers) and said.version:
-        # Who listens where a vLLM answers is the server, whoever started it.
-        own = urlsplit(url).port
-        others = tuple(listener for listener in node.listeners if listener.port != own)
-        judged = [replace(node, listeners=others)]
+        (said,) = everywhere([cluster.head], lambda head: head.call(ServerAnswers, ask, **asked))
+    if isinstance(said, ServerAnswers):
+        judged = [_add_server(node, said, urlsplit(url).port, len(reports)), *reports[1:]]
     found = cluster_findings(cluster.file, judged)
     if here and not node.placed:
         found = [
@@ -108,6 +106,15 @@ def visit(cluster: Cluster, *, gpu: bool = False, port: int = 0, here: bool) -> 
         reports=tuple(reports),
         lines=tuple((name, line.text) for name, line in lines[-_SAVED:]),
     )
+
+
+def _add_server(head: NodeReport, said: ServerAnswers, port: int | None, nodes: int) -> NodeReport:
+    """Return the head's report with what answers at the server's port."""
+    if nodes > 1 or not said.version or not head.listeners:
+        return replace(head, serving=describe_server(said))
+    # Who listens where a vLLM answers is the server, whoever started it.
+    others = tuple(listener for listener in head.listeners if listener.port != port)
+    return replace(head, listeners=others)
 
 
 def local_facts(cluster: Cluster) -> Situation:

@@ -64,6 +64,7 @@ class Faults:
     raw: bytes | None = None  # sent in the place of an answer, whose end is the connection's
     metrics: str | None = None
     endless: bool = False
+    other_engine: bool = False  # which has no /version
 
 
 class ModelServer(LocalServer):
@@ -91,6 +92,8 @@ class _ModelRequest(QuietHandler):
         server.headers_seen.append(dict(self.headers))
         if self.path == "/health":
             self.send(faults.health, b"")
+        elif self.path == "/version" and faults.other_engine:
+            self._json(404, {"detail": "Not Found"})
         elif self.path == "/version":
             self._json(200, {"version": VERSIONS[server.release]})
         elif self.path == "/metrics":

@@ -216,8 +216,9 @@ def _raise_no_server(group: Mapping[str, Any]) -> NoReturn:
     if group:
         raise HostError(
             "this node's rank belongs to a server on another node",
-            why="the order of the nodes in cluster.toml is not that of the last start",
-            hint="patchkit up MODEL starts all of them in this order",
+            why="the nodes in cluster.toml are in another order than at the last start, which `up` "
+            "would replace",
+            hint="patchkit up MODEL",
         )
     raise HostError("nothing was started on this node", hint="patchkit up MODEL")
 

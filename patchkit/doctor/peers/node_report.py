@@ -152,7 +152,8 @@ class NodeReport(SaidParts):
     ``address`` is its IPv4 address in the cluster: what it has now, else what cluster.toml or the
     last start say, "" if nobody does; ``no_address`` is why it has none now. ``ways`` are the
     addresses that a node tried, each with the node that has it. ``placed`` is what the last `up`
-    left. ``missing`` has the error of each part that it did not say.
+    left. ``serving`` says what answers requests where the server is to listen.
+    ``missing`` has the error of each part that it did not say.
     """
 
     node: str
@@ -160,6 +161,7 @@ class NodeReport(SaidParts):
     address: str = ""
     no_address: PatchkitError | None = None
     placed: PlacedFiles | None = None
+    serving: str = ""
     ways: tuple[tuple[str, Way], ...] | None = None
     missing: Mapping[str, PatchkitError] = field(default_factory=dict)
 

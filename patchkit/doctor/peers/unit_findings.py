@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import count
 
 from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch.cluster_file import ClusterFile
@@ -93,12 +94,20 @@ def check_ports_taken(node: NodeReport, file: ClusterFile, unit: UnitState | Non
         shared = " ".join(node.state.strangers)
         taken = {p: its for p, its in taken.items() if its.pid and f"(process {its.pid})" in shared}
     found = []
-    for port, its in taken.items():
-        holder = f"{its.name} (process {its.pid})" if its.pid else "another user's process"
+    for port, listener in taken.items():
         look = there(node.node, "sudo", "ss", "-ltnp", "sport", "=", f":{port}")
-        command = there(node.node, "kill", str(its.pid)) if its.pid else look
-        fields = {"port": port, "address": its.address, "what": needs[port], "holder": holder}
-        found.append(node.find("port", command=command, **fields))
+        found.append(
+            node.find(
+                "port-serves" if port == file.serve.port and node.serving else "port",
+                port=port,
+                address=listener.address,
+                what=needs[port],
+                holder=listener.holder,
+                serving=node.serving,
+                command=there(node.node, "kill", str(listener.pid)) if listener.pid else look,
+                free=next(free for free in count(port + 1) if free not in needs),
+            )
+        )
     return found or {"ports": ", ".join(map(str, sorted(needs)))}
 
 

@@ -54,6 +54,16 @@ def test_what_answers_otherwise_has_the_port_and_is_never_fine(here):
     assert found["server-health-silent"]["level"] == Level.ERROR
 
 
+def test_another_engine_is_named_and_a_port_is_the_first_step(here):
+    need("ss")
+    with ModelServer(other_engine=True) as server:
+        port = server.server_address[1]
+        found = here("--port", port, rc=9)
+    assert "port" not in found
+    assert "it serves small, and is no vLLM" in found["port-serves"]["what"]
+    assert found["port-serves"]["hint"].startswith(f"patchkit doctor --port {port + 1}; ")
+
+
 # Logs
 
 CUDA12 = "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory"

@@ -135,7 +135,7 @@ def test_a_node_that_does_not_answer(well):
     others = [each for each in found if WORKER in each.where and each is not error]
     assert {each.level for each in others} == {Level.UNKNOWN}
     # Every check that is made of a node or of a pair says that it was not.
-    own = {"port", "link", "restarts", "ssh"}  # of the head alone
+    own = {"port", "port-serves", "link", "restarts", "ssh"}  # of the head alone
     assert {*finding_texts("peers.toml")} - own <= {each.about for each in others}
 
 
@@ -171,6 +171,16 @@ def test_what_is_left_of_a_cluster_that_is_down(well):
         (found,) = wrong(file, [one, other])
         assert found.about == about
         assert hint in found.hint
+
+
+def test_what_answers_requests_is_named_and_not_killed_first(well):
+    file, (head, worker) = well
+    other = Listener(address="127.0.0.1", port=8000, pid=77, name="llama-server")
+    head = replace(ended(head), listeners=(other,), processes=(), serving="it serves small")
+    (found, *_) = [each for each in wrong(file, [head, worker]) if "port" in each.about]
+    assert (found.about, "kill" in found.hint) == ("port-serves", False)
+    assert "llama-server (process 77), which answers requests: it serves small" in found.what
+    assert found.hint.startswith("patchkit doctor --port 8001")
 
 
 def test_a_server_that_shares_the_port_of_one_that_runs(well):
