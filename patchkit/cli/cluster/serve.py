@@ -41,8 +41,11 @@ _WORDS = {
     "start-post": "loading the model",
     "auto-restart": "waiting before the next start",
     "running": "answers",
+    "dead": "stopped",
+    "failed": "failed",
 }
 _TOLD = ("waiting", "busy")  # states in which a unit's own words are told
+_STOPPING = ("stop", "final", "cleaning")  # how the names of sub-states begin that end a unit
 _HEADS = ("node", "rank", "state", "since", "starts", "memory", "GPU")
 # By the unit's sub-state, else by its state.
 _STATES = {
@@ -119,12 +122,17 @@ def _watch_start(cluster: Cluster) -> StartWatcher:
     lines: list[str] = []
 
     def tell_unit(unit: UnitState, seconds: float) -> None:
-        line = (unit.sub in _TOLD and unit.text) or _WORDS.get(unit.sub, unit.sub)
+        line = (unit.sub in _TOLD and unit.text) or _unit_word(unit.sub)
         if line not in lines[-1:]:
             lines.append(line)
             tell(style(f"  {seconds:5.0f} s  {cluster.head.destination}: {line}", dim=True))
 
     return StartWatcher(tell_unit, explain_failed_start, _warn)
+
+
+def _unit_word(sub: str) -> str:
+    """Return the word for a unit's sub-state; systemd has a dozen for one that ends."""
+    return "stopping" if sub.startswith(_STOPPING) else _WORDS.get(sub, sub)
 
 
 def _warn(text: str) -> None:
@@ -163,13 +171,13 @@ def down_command(*, cluster: Cluster) -> Iterator[Block]:
 
 
 def _stopped_blocks(node: Remote, result: NodeState | PatchkitError) -> Iterator[Block]:
-    """Yield what is left on a node, and which other clusters run there."""
-    if isinstance(result, PatchkitError):
-        yield BAD + result.what
+    """Yield that nothing is left on a node, and which other clusters run there.
+
+    What is left, or silent, the error names at the end.
+    """
+    if isinstance(result, PatchkitError) or result.left:
         return
-    if result.left:
-        yield BAD + f"{node.destination}: {result.left}"
-    elif result.others:
+    if result.others:
         yield GOOD + f"{node.destination}: stopped; {_other_clusters(node, result)}"
     else:
         yield GOOD + f"{node.destination}: stopped, no process left"

@@ -12,7 +12,7 @@ from pathlib import Path
 from patchkit.cluster.ssh.answer import LEASE
 from patchkit.durable.atomic import replacing
 from patchkit.durable.lock import holder, locked
-from patchkit.errors import BusyError, UsageError, translated
+from patchkit.errors import BusyError, HostError, UsageError, translated
 from patchkit.follow import Completed
 from patchkit.process import attempt
 from patchkit.reading import read_text
@@ -38,13 +38,29 @@ def unit_folder() -> Path:
 def run_for_user(program: str, *words: str, check: bool = False, timeout: float = 60) -> Completed:
     """Run a program of systemd with --user, which a login without PAM does not find by itself.
 
-    With ``check`` raises HostError if it fails.
+    With ``check`` raises HostError if it fails, by its last words: a command may be long.
     """
     runtime = {"XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}"}
     done = attempt(program, "--user", *words, env=runtime | dict(os.environ), timeout=timeout)
     if check and done.trouble:
-        raise done.error(hint="systemctl --user status")
+        raise HostError(
+            f"{program} --user {words[0]}: {done.trouble.splitlines()[-1]}",
+            why="the systemd of this user keeps the ranks",
+            hint=_CURES.get(_find_cure(done.trouble), "systemctl --user status"),
+        )
     return done
+
+
+# By what systemd's programs say, in this order.
+_CURES = {
+    "not been booted with systemd": "use a machine that systemd boots, as DGX OS is; or start "
+    "the server by hand: `patchkit serve-args MODEL`",
+    "Failed to connect to": "loginctl enable-linger",
+}
+
+
+def _find_cure(trouble: str) -> str:
+    return next((words for words in _CURES if words in trouble), "")
 
 
 def read_placed(folder: Path) -> dict[str, str]:

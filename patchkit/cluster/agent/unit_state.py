@@ -144,7 +144,9 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
     mine = (f"MESSAGE_ID={_STARTING}", f"USER_UNIT={units[0]}")
     starts = len(attempt("journalctl", *asked, *mine).output.splitlines())
     found = tuple(unit_states(units))
-    lines = list(read_units(units[-1:], since="-24h")) if len(units) > 1 else []
+    lines: list[JournalLine] = []
+    with contextlib.suppress(HostError):  # how the units are is known without their words
+        lines += read_units(units[-1:], since="-24h") if len(units) > 1 else ()
     frozen = [line for line in lines if line.text.startswith("frozen: ")]
     clock = time.localtime(frozen[-1].time / 1e6) if frozen else None
     return NodeState(
@@ -296,12 +298,14 @@ def read_units(
 ) -> Iterator[JournalLine]:
     """Yield the journal of units of this user, oldest first: on the node.
 
-    ``since`` is as journalctl takes it, ``lines`` how many of the newest, 0 for all.
+    ``since`` is as journalctl takes it, ``lines`` how many of the newest, 0 for all. Raises
+    HostError where nothing can be read, and for a systemd that does not answer.
     """
     words = ["journalctl", "--output=json", "--quiet", "--no-pager"]
     words += [f"--since={since}"] if since else []
     words += [f"--lines={lines}"] if lines else []
     words += ["--follow"] if follow else []
+    count = 0
     # A unit's own lines, or systemd's about it; of this user.
     for unit, key in itertools.product(units, ("_SYSTEMD_USER_UNIT", "USER_UNIT")):
         words += [f"{key}={unit}", f"_UID={os.getuid()}", "+"]
@@ -318,7 +322,13 @@ def read_units(
             if isinstance(text, list):
                 octets = bytes(each & 255 for each in text if isinstance(each, int))
                 text = octets.decode(errors="replace")
+            count += 1
             yield JournalLine(time=at, unit=unit, text=text if isinstance(text, str) else "")
+
+    if talk.done.trouble:
+        raise HostError(f"journalctl: {talk.done.trouble}", hint="journalctl --user --lines=5")
+    if not count:
+        list(unit_states(units))  # raises where no systemd wrote any
 
 
 def begin_group(name: str) -> str:

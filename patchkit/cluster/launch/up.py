@@ -151,9 +151,11 @@ def stop_command(node: Remote, name: str) -> str:
 def check_stopped(cluster: Cluster, results: Sequence[NodeState | PatchkitError]) -> None:
     """Raise HostError that names each node where something is left, or that did not answer."""
     trouble = []
+    cures = []
     for node, result in zip(cluster.nodes, results, strict=True):
         if isinstance(result, PatchkitError):
             trouble.append(result.what)
+            cures.append(result.hint)
         elif result.left:
             trouble.append(f"{node.destination}: {result.left}")
     if trouble:
@@ -161,7 +163,7 @@ def check_stopped(cluster: Cluster, results: Sequence[NodeState | PatchkitError]
             "not stopped everywhere: " + "; ".join(trouble),
             why="a node that did not answer may still hold memory; a rank ends by itself after "
             "15 s without its head, and a head that boots starts all again",
-            hint="patchkit down",
+            hint="; then ".join(filter(None, [*cures[:1], "`patchkit down` again"])),
         )
 
 

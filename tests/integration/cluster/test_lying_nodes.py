@@ -134,6 +134,34 @@ def test_the_head_is_shown_while_the_worker_is_silent(nodes, capsys):
         assert "spark-2: no sign of life" in said
 
 
+def test_logs_show_all_ranks_by_time_without_secrets(nodes, capsys):
+    later = {**LINE, "time": 3_000_000, "text": "loading"}
+    first = {**LINE, "time": 2_000_000, "text": "started with --api-key sk-abcdefghijkl0123"}
+    nodes.lie({"spark-1": journal(later), "spark-2": journal(first)})
+    code, said = ask(capsys, "logs", "-n", "5")
+    clocks = [time.strftime("%H:%M:%S", time.localtime(second)) for second in (2, 3)]
+    texts = ["spark-2 started with --api-key (masked)", "spark-1 loading"]
+    rows = [f"{clock} {text}" for clock, text in zip(clocks, texts, strict=True)]
+    assert (code, said.splitlines()) == (0, rows)
+    asked = [given["lines"] for _node, given in nodes.asked("read_units")]
+    assert asked == [5, 5]
+
+
+def test_a_node_without_systemd_is_silent_in_every_verb(nodes, tmp_path, monkeypatch, capsys):
+    """Its cause is short and said once, and `logs` does not pass for one without lines."""
+    monkeypatch.setattr(remote, "_LIMITS", replace(remote._LIMITS, silence=30.0))
+    says = "System has not been booted with systemd as init system (PID 1). Can't operate."
+    programs = {"systemctl": f'#!/bin/sh\necho "{says}" >&2\nexit 1\n', "journalctl": "#!/bin/sh\n"}
+    write_files(tmp_path / "bin", programs, mode=0o755)
+    (tmp_path / "cluster.toml").write_text('[[node]]\nssh = "localhost"\n')
+    for verb in ("status", "logs", "down"):
+        code, said = ask(capsys, verb)
+        plain = " ".join(said.split())
+        assert (code, plain.count(says)) == (9, 1), plain
+        assert "--property" not in plain
+        assert verb == "status" or "patchkit serve-args MODEL" in plain
+
+
 def test_clocks_an_hour_apart(nodes):
     """Each node is asked by its own clock, and the lines are in the order in which they came."""
     now = time.time()
