@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -67,6 +68,31 @@ def try_links(peers: Sequence[tuple[str, str]]) -> list[PeerLink]:
         error = ssh_error(done, destination) if done.trouble else None
         found.append(PeerLink(words=words, error=error_fields(error) if error else {}))
     return found
+
+
+CHOSEN_PORT = 47001
+"""A port as the system chooses them for torch, gloo and NCCL, where nobody is to listen."""
+
+_CONNECT_SECONDS = 4.0  # in which TCP asks three times
+
+
+def try_ports(addresses: Sequence[str], port: int) -> list[str]:
+    """Return what keeps this node from a TCP port of each address, "" for nothing.
+
+    A port where nobody listens is refused at once: only a firewall is silent, or says more.
+    """
+
+    def connect(address: str) -> str:
+        try:
+            socket.create_connection((address, port), _CONNECT_SECONDS).close()
+        except ConnectionRefusedError:
+            pass
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""
+
+    with ThreadPoolExecutor(max_workers=max(len(addresses), 1)) as pool:
+        return list(pool.map(connect, addresses))
 
 
 Echo = Literal["answers", "silent", "unknown"]

@@ -90,6 +90,25 @@ class Cluster:
                 )
         return found
 
+    def check_ports(self, addresses: Sequence[str]) -> None:
+        """Raise HostError if a firewall keeps the head and a worker from each other.
+
+        ``addresses`` are those on the cable by rank. Ranks would wait for each other in silence.
+        """
+        head, *workers = addresses
+        targets = [workers, *([head] for _ in workers)]
+        pairs = list(zip(self.nodes, targets, strict=True))
+
+        def ask(pair: tuple[Remote, list[str]]) -> list[str]:
+            asked = {"addresses": pair[1], "port": on_head.CHOSEN_PORT}
+            return pair[0].call(list[str], on_head.try_ports, **asked)
+
+        names = dict(zip(addresses, self.nodes, strict=True))
+        for (node, tried), troubles in zip(pairs, all_of(everywhere(pairs, ask)), strict=True):
+            for address, trouble in zip(tried, troubles, strict=True):
+                if trouble:
+                    raise _firewall_error(node, names[address], address, trouble)
+
     def put_files(self, files: Sequence[dict[str, str]]) -> None:
         """Write the files of all nodes, the workers' first. Raises as that does on a node."""
         pairs, put = list(zip(self.nodes, files, strict=True)), node_files.put_files
@@ -100,6 +119,17 @@ class Cluster:
     def alone(self) -> AbstractContextManager[bool]:
         """Hold the cluster: no other patchkit changes it meanwhile. Raises BusyError."""
         return self.head.opened(bool, node_files.hold_alone, name=self.file.name)
+
+
+def _firewall_error(node: Remote, peer: Remote, address: str, trouble: str) -> HostError:
+    return HostError(
+        f"{node.destination}: {peer.destination} lets no TCP through at {address}: port "
+        f"{on_head.CHOSEN_PORT}: {trouble}",
+        why="a firewall; besides ssh, ranks need ports there that the system chooses for torch, "
+        "gloo and NCCL",
+        hint="let the nodes reach each other on the cable; what is filtered there: "
+        f"`{there(peer.destination, 'sudo', 'nft', 'list', 'ruleset')}`",
+    )
 
 
 _LONGEST = 1e10  # seconds: what no calendar has

@@ -202,6 +202,8 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
         ranks=tuple(ranks),
         links=tuple(link.words for link in cluster.links([rank.address for rank in ranks[1:]])),
     )
+    if len(ranks) > 1:
+        cluster.check_ports([rank.address for rank in ranks])
     rank, head = ranks[0], cluster.head
     ports = head_ports(serve)[rank.env.node.executor.name] if len(ranks) > 1 else {}
     for url in (units.url, *(f"http://{rank.address}:{port}" for port in ports)):

@@ -84,7 +84,7 @@ def odd_words(cluster: EmulatedCluster) -> str:
 
 @scenario("stopped")
 def up_refused(cluster: EmulatedCluster) -> str:
-    """A full disk, the rendezvous' port taken, no lingering on the worker: in turn."""
+    """A full disk, the rendezvous' port taken, a firewall, no lingering on the worker: in turn."""
     head, worker = cluster.head, cluster.worker
 
     def refused(*says: str, status: int = REFUSED) -> None:
@@ -97,6 +97,9 @@ def up_refused(cluster: EmulatedCluster) -> str:
     head.start_other(MASTER_PORT)
     refused(f"{MASTER_PORT}")
     head.stop_other()
+    head.drop_all_but_ssh()
+    refused("spark2", "lets no TCP through", "a firewall")
+    head.drop_nothing()
     worker.root("loginctl", "disable-linger", USER)
     init = cluster.patchkit("init", *cluster.names, "--file", "bare.toml")
     said = " ".join(f"{init.output}{init.errors}".split())

@@ -25,6 +25,7 @@ from patchkit.process import attempt
 BOOT_SECONDS = 60
 HOME = f"/home/{USER}"
 FILLER = f"{HOME}/filler"
+FIREWALL = ("INPUT", "!", "-i", "lo", "-p", "tcp", "--syn", "!", "--dport", "22", "-j", "DROP")
 # $1: the common file system, $2: the node's folder, $3: the size of its /home
 DISK = """\
 set -eu
@@ -150,6 +151,15 @@ class SystemdNode:
     def refuse_ssh(self) -> None:
         """End sshd and all its connections."""
         self.root("sh", "-c", "systemctl stop ssh.socket ssh.service; pkill -KILL sshd; true")
+
+    def drop_all_but_ssh(self) -> None:
+        """Let a firewall drop each new connection over TCP from outside, but for ssh."""
+        done = self.root("iptables", "-I", *FIREWALL)
+        if done.trouble:
+            raise NodeError(f"{self.name}: no firewall: {done.trouble}")
+
+    def drop_nothing(self) -> None:
+        self.root("iptables", "-D", *FIREWALL)
 
     def keep_journal(self) -> None:
         """Write the journal of all boots, of the system and of the user's units, to the logs."""
