@@ -114,8 +114,8 @@ def _read_text(file: Path) -> str:
 _SECONDS = 3.0  # for each program that is asked
 _LINES, _LONGEST = 400, 500
 _TROUBLE = (
-    "NVRM|Xid|mlx5|AER:|PCIe Bus Error|Out of memory|oom-kill|oom_reaper|temperature above"
-    "|critical temperature|I/O error|EXT4-fs error|segfault|Linux version"
+    "NVRM|Xid|mlx5|AER:|PCIe Bus Error|Out of memory|Killed process|oom-kill|oom_reaper"
+    "|temperature above|critical temperature|I/O error|EXT4-fs error|segfault|Linux version"
 )
 
 

@@ -23,6 +23,7 @@ from patchkit.cluster.agent.health import gpu_state
 from patchkit.cluster.agent.image_facts import REMOVE_WORDS, ImageFacts, find_image
 from patchkit.cluster.agent.installation import describe_successor
 from patchkit.cluster.agent.node_files import config_folder, run_for_user
+from patchkit.cluster.agent.node_troubles import NodeTroubles, look_for_troubles
 from patchkit.errors import HostError
 from patchkit.follow import Follow
 from patchkit.foreign import read_json
@@ -106,6 +107,7 @@ class NodeState:
     successor: str = ""
     image: ImageFacts | None = None
     frozen: str = ""
+    troubles: NodeTroubles = field(default_factory=NodeTroubles)
     celsius: int | None = None
     watts: float | None = None
 
@@ -162,6 +164,7 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
         image=image,
         frozen=time.strftime("%F %T ", clock) + frozen[-1].text if clock else "",
         memory=memory(Reader(LIVE, None)),
+        troubles=look_for_troubles(settings),
         celsius=gpu.celsius if gpu else None,
         watts=gpu.watts if gpu else None,
     )

@@ -128,6 +128,7 @@ class GroupUnits:
                 "watts": device.hung_watts if device else 0,
                 "stacks": f"{rank.facts.home}/{STACKS}",
                 "folder": absolute(self.model.folder, rank.facts),
+                "address": rank.address,
                 "files": digests,
             }
             if image := rank.facts.image:  # what runs a program in its container

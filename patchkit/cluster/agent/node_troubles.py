@@ -1,0 +1,73 @@
+"""Look for what keeps a node's rank from serving, or soon will: full disks, kills, lost addresses.
+
+Runs on the node, at each `status`: cheap, and what cannot be read is no trouble.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from patchkit.cluster.agent.health import DiskRoom, UnreadError, disk_rooms, read_kernel_log
+from patchkit.process import attempt
+
+_RECENT = 3600.0  # seconds
+_MOST = 3  # kills that are told
+_KILLED = re.compile(r"^(\S{19})\S* .*Killed process (\d+) \(([^)]*)\)")
+_STATE = "~/.local/state"  # what ranks compile and write
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeTroubles:
+    """What `status` tells of a node beside its units.
+
+    ``disks`` are those of its home and of its ranks' state; ``killed`` are processes that the
+    kernel ended for memory within an hour, each with its time; ``addresses`` are its own, and
+    ``lost`` is the one that its last start was given, if it has that no more.
+    """
+
+    disks: tuple[DiskRoom, ...] = ()
+    killed: tuple[str, ...] = ()
+    addresses: tuple[str, ...] = ()
+    lost: str = ""
+
+
+def look_for_troubles(settings: Mapping[str, Any]) -> NodeTroubles:
+    """Return the troubles of this node; ``settings`` are what its last start wrote, if any."""
+    addresses = tuple(_own_addresses())
+    given = str(settings.get("address", ""))
+    is_lost = bool(given and addresses) and given not in addresses
+    kernel: Sequence[str] = ()
+    with contextlib.suppress(UnreadError):
+        kernel = read_kernel_log()
+    return NodeTroubles(
+        disks=tuple(disk_rooms(["~", _STATE])),
+        killed=tuple(memory_kills(kernel, time.time()))[-_MOST:],
+        addresses=addresses,
+        lost=given if is_lost else "",
+    )
+
+
+def memory_kills(kernel: Sequence[str], now: float) -> Iterator[str]:
+    """Yield the processes that the kernel ended for memory within the hour, by its log."""
+    for line in kernel:
+        if kill := _KILLED.match(line):
+            clock, process, name = kill.groups()
+            with contextlib.suppress(ValueError):
+                if now - datetime.fromisoformat(clock).timestamp() < _RECENT:
+                    yield f"{name} (process {process}) at {clock.replace('T', ' ')}"
+
+
+def _own_addresses() -> Iterator[str]:
+    """Yield the IPv4 addresses of this node, but for those that lead back to itself."""
+    said = attempt("ip", "-json", "-4", "address", "show", "scope", "global").output
+    with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
+        for netdev in json.loads(said):
+            for address in netdev["addr_info"]:
+                yield str(address["local"])
