@@ -72,10 +72,11 @@ def read_text(
     return decoded(data, str(path or _STDIN))
 
 
-def read_chunks(path: Path, *, hint: str = _HINT) -> Iterator[bytes]:
+def read_chunks(path: Path, *, reader: str, hint: str = _HINT) -> Iterator[bytes]:
     """Yield a file of any size in pieces of a megabyte; ``-`` is standard input.
 
-    Raises as ``read_bytes`` does, SourceError for a compressed one.
+    ``reader`` is the command that reads it there. Raises as ``read_bytes`` does, SourceError for a
+    compressed one.
     """
     if str(path) == "-":
         yield from iter(lambda: os.read(0, 1 << 20), b"")
@@ -86,7 +87,7 @@ def read_chunks(path: Path, *, hint: str = _HINT) -> Iterator[bytes]:
             if first.startswith(magic):
                 raise SourceError(
                     f"{path}: is compressed with {kind}",
-                    hint=" | ".join((quoted(program, path), hint)),
+                    hint=" | ".join((quoted(program, path), reader)),
                 )
         yield first
         yield from iter(lambda: file.read(1 << 20), b"")

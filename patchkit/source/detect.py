@@ -103,21 +103,34 @@ def project_of(spec: str) -> str:
     release = re.fullmatch(r"([A-Za-z0-9._-]+)==[^/]+", spec)
     if release and release[1].lower() in projects():
         return release[1].lower()
-    if path.is_dir():
-        root = path.resolve()
-        if root.name == "vllm" and (root / "__init__.py").is_file():
-            return "vllm"
-        for name, project in projects().items():
-            if all((root / marker).is_file() for marker in project.markers):
-                return name
+    if path.is_dir() and (there := _project_there(path.resolve())):
+        return there
     named = [name for name in projects() if name in path.name.lower()]
     if len(named) == 1:
         return named[0]
+    if "/" in spec and "://" not in spec and not path.exists():
+        raise UsageError(f"{spec}: no such file or folder", hint=_list_nearest(path))
     raise UsageError(
         f"{spec}: neither its name nor what lies there says whether it is vLLM or NCCL",
         hint=meant(spec, projects())
         or f"name it with {' or '.join(f'--{name}-src' for name in projects())}",
     )
+
+
+def _project_there(root: Path) -> str:
+    """Return the project whose tree or package a folder is, "" if it is none's."""
+    if root.name == "vllm" and (root / "__init__.py").is_file():
+        return "vllm"
+    for name, project in projects().items():
+        if all((root / marker).is_file() for marker in project.markers):
+            return name
+    return ""
+
+
+def _list_nearest(path: Path) -> str:
+    """Return the command that lists the last folder of a path that is there."""
+    nearest = next(folder for folder in path.absolute().parents if folder.is_dir())
+    return quoted("ls", nearest)
 
 
 def _make_version(root: Path) -> Version:

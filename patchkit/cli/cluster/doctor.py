@@ -29,6 +29,8 @@ from patchkit.quoting import quoted
 from patchkit.reading import read_chunks
 from patchkit.runtime.rules.secret_texts import mask_secrets
 
+_READER = "patchkit doctor --log -"
+
 
 @click.command()
 @click.option("--cluster", "with_cluster", is_flag=True, help="Every node, and between them.")
@@ -64,7 +66,8 @@ def doctor_command(
         require_new(save)
     if log is not None:
         where = STDIN if str(log) == "-" else str(log)
-        chunks = text_chunks(read_chunks(log, hint="patchkit doctor --log -"), where)
+        pieces = read_chunks(log, reader=_READER, hint=f"docker logs vllm 2>&1 | {_READER}")
+        chunks = text_chunks(pieces, where)
         read = read_log(chunks, local_facts(cluster_here(venv=venv)))
         lines = tuple((f"{where}:{number}", text) for number, text in read.lines.items())
         visited = Visit(findings=tuple(log_findings(read, where)), lines=lines)

@@ -22,8 +22,10 @@ from patchkit.patching.recipe import Claim, load_claims, load_recipes
 from patchkit.runtime.rules.rule import in_words
 
 _SHOWN = 3  # symptoms that are shown whole
-_FEWEST = 5  # characters of a text that is looked for anywhere in what symptoms say
+_FEWEST = 5  # characters of a text that is looked for anywhere in what is said
 _SHORTEST = 3  # characters of one that is looked for as a word
+_CLAIMS = "What guides say"
+_REASONS = "`patchkit explain ID` has the reasons and the evidence."
 _MISTYPED = 0.8  # how alike two ids are, from 0 to 1, of which one is the other mistyped
 
 
@@ -40,44 +42,86 @@ def explain_command(text: str | None) -> Iterator[Block]:
     fixes = [fix for recipe in load_recipes() for fix in recipe.fixes]
     claims = load_claims()
     if text is None:
-        titled = (("fixes", fixes), ("symptoms", symptoms().values()))
-        listed = {title: [{"id": it.id, "title": it.title} for it in its] for title, its in titled}
-        yield Record({**listed, "claims": claims})
-        for recipe in load_recipes():
-            titles = [(fix.id, fix.title) for fix in recipe.fixes]
-            yield from _section(f"Fixes of {recipe.project}", titles)
-        yield from _section("What guides say", [(it.id, it.verdict, it.says) for it in claims])
-        yield "`patchkit explain ID` has the reasons and the evidence."
-        yield f"Also an error's text, one of {len(symptoms())} that are known, by any part of it."
+        yield from _overview(fixes, claims)
         return
     # Ids have underscores; people also write dashes and blanks.
     name = text.casefold().replace("-", "_").replace(" ", "_")
     entries: list[Fix | Claim] = [*fixes, *claims]
     by_id = {entry.id: entry for entry in entries}
-    found = [by_id[name]] if name in by_id else []
-    if not found and (known := _explained_symptoms(text)):
+    if name in by_id:
+        yield from _explanation(by_id[name])
+        return
+    if known := _explained_symptoms(text):
         yield from _symptom_blocks(known)
         return
     ids = {known.replace("-", "_"): known for known in (*by_id, *symptoms())}
-    near = []
     # A mistyped id is no text to look for; several words are no id.
-    is_mistyped = " " not in text and difflib.get_close_matches(name, ids, cutoff=_MISTYPED)
-    if not found and not is_mistyped:
-        low = text.casefold()
-        said = [it.says if isinstance(it, Claim) else it.symptom for it in entries]
-        found = [it for it, words in zip(entries, said, strict=True) if low in words.casefold()]
-        near = _explained_symptoms(text, parts=True)
-    if near and not found and len(near) <= _SHOWN:
-        yield from _symptom_blocks(near)
-    elif len(found) == 1 and not near:
-        yield from _explanation(found[0])
-    elif matches := [*(it.id for it in found), *(diagnosis.symptom.id for diagnosis in near)]:
-        what = f"{text!r} is in {len(matches)} fixes, claims and symptoms"
-        raise UsageError(what, hint=f"take one: {', '.join(matches)}")
-    else:
+    mistyped = " " not in text and difflib.get_close_matches(name, ids, n=1, cutoff=_MISTYPED)
+    fitting = [] if mistyped else [entry for entry in entries if _fits(text, _said(entry))]
+    near = [] if mistyped else _explained_symptoms(text, parts=True)
+    if not fitting and not near:
         close = [ids[it] for it in difflib.get_close_matches(name, ids, n=1)]
         hint = f"did you mean {close[0]}?" if close else "`patchkit explain` lists them"
         raise UsageError(f"no fix, claim or symptom is {text!r}", hint=hint)
+    if not fitting and len(near) <= _SHOWN:
+        yield from _symptom_blocks(near)
+    elif len(fitting) == 1 and not near:
+        yield from _explanation(fitting[0])
+    else:
+        yield from _fitting_blocks(fitting, near)
+
+
+def _overview(fixes: Sequence[Fix], claims: Sequence[Claim]) -> Iterator[Block]:
+    """Yield what can be explained, by its ids."""
+    titled = (("fixes", fixes), ("symptoms", symptoms().values()))
+    listed = {title: [{"id": it.id, "title": it.title} for it in its] for title, its in titled}
+    yield Record({**listed, "claims": claims})
+    for recipe in load_recipes():
+        titles = [(fix.id, fix.title) for fix in recipe.fixes]
+        yield from _section(f"Fixes of {recipe.project}", titles)
+    yield from _section(_CLAIMS, [(it.id, it.verdict, it.says) for it in claims])
+    yield _REASONS
+    yield f"Also an error's text, one of {len(symptoms())} that are known, by any part of it."
+
+
+def _fitting_blocks(entries: Sequence[Fix | Claim], near: Sequence[Diagnosis]) -> Iterator[Block]:
+    """Yield a line for each fix, claim and symptom that has the words that are looked for."""
+    fixes = [(entry.id, entry.title) for entry in entries if isinstance(entry, Fix)]
+    claims = [entry for entry in entries if isinstance(entry, Claim)]
+    met = [(diagnosis.symptom.id, diagnosis.filled(diagnosis.symptom.title)) for diagnosis in near]
+    titled = {"fixes": fixes, "symptoms": met}
+    listed = {
+        title: [{"id": name, "title": said} for name, said in rows]
+        for title, rows in titled.items()
+    }
+    yield Record({**listed, "claims": claims})
+    sections: dict[str, Sequence[tuple[str, ...]]] = {
+        "Fixes": fixes,
+        _CLAIMS: [(claim.id, claim.verdict, claim.says) for claim in claims],
+        "Symptoms": met,
+    }
+    for title, rows in sections.items():
+        if rows:
+            yield from _section(title, rows)
+    yield _REASONS
+
+
+def _said(entry: Fix | Claim) -> str:
+    return entry.says if isinstance(entry, Claim) else f"{entry.title}\n{entry.symptom}"
+
+
+def _fits(text: str, said: str) -> bool:
+    """Return whether a text is a part of what is said, or each of its words is one there.
+
+    One of few characters is looked for as a word alone.
+    """
+    low = text.casefold()
+    here = said.casefold()
+    if len(low) < _SHORTEST:
+        return False
+    if len(low) >= _FEWEST and low in here:
+        return True
+    return all(re.search(rf"\b{re.escape(word)}\b", here) for word in low.split())
 
 
 def _explanation(entry: Fix | Claim) -> Iterator[Block]:
@@ -122,7 +166,7 @@ def _explained_symptoms(text: str, *, parts: bool = False) -> list[Diagnosis]:
     low = " ".join(text.split()).casefold()
     if parts:
         said = [("\n".join((*it.says, *it.example, it.title)), it) for it in symptoms().values()]
-        known = [it for texts, it in said if _is_part(low, texts.casefold())]
+        known = [it for texts, it in said if _fits(low, texts)]
     elif text in symptoms():
         known = [symptoms()[text]]
     else:
@@ -130,13 +174,6 @@ def _explained_symptoms(text: str, *, parts: bool = False) -> list[Diagnosis]:
     # Nobody met them: all their causes are open.
     unmet = Hit(0, "", "", {})
     return [Diagnosis(symptom=it, hit=unmet, count=0, causes=it.cause) for it in known]
-
-
-def _is_part(low: str, texts: str) -> bool:
-    """Return whether a text is a part of others; one of few characters as a word alone."""
-    if len(low) >= _FEWEST:
-        return low in texts
-    return len(low) >= _SHORTEST and re.search(rf"\b{re.escape(low)}\b", texts) is not None
 
 
 def _symptom_blocks(found: Sequence[Diagnosis]) -> Iterator[Block]:
