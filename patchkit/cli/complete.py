@@ -65,7 +65,7 @@ def complete_kind(kind: str, prefix: str = "") -> Completer:
 
 
 def sources(*projects: str) -> Completer:
-    """Complete a release such as ``vllm==0.24.0``, newest first, or a path."""
+    """Complete a release such as ``vllm==0.33.0``, newest first, or a path."""
 
     def complete(
         context: click.Context, parameter: click.Parameter, begun: str

@@ -70,7 +70,7 @@ def box_for(tree: SourceTree, box: Box) -> Box | None:
         why="a proof asks upstream's CMake and Python files, and nobody vouches for those of a "
         "folder, a checkout or an archive; Linux has had Landlock since 5.13, and seccomp",
         hint="--trust-source runs them as you, without a sandbox; a release that is locked by "
-        "hash, such as vllm==0.24.0, needs neither",
+        "hash, such as vllm==0.33.0, needs neither",
     )
 
 

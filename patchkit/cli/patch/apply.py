@@ -65,7 +65,7 @@ def apply_command(
     """Patch a tree for a device, prove the effect, and keep a way back.
 
     \b
-      patchkit apply vllm==0.24.0
+      patchkit apply vllm==0.33.0
       patchkit apply .venv/lib/python3.12/site-packages/vllm
 
     What is asked for is what the tree becomes, whatever was applied before; asking again changes

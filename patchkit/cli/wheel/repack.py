@@ -58,8 +58,8 @@ def repack_command(
     """Repack upstream's wheel with the fixes that are Python or data, under a version of its own.
 
     \b
-      patchkit repack vllm==0.25.1
-      patchkit repack vllm==0.25.1 --native
+      patchkit repack vllm==0.33.0
+      patchkit repack vllm==0.33.0 --native
 
     Its kernels stay as they are; whether they load on the device is checked first. If they do not,
     nothing is written, and only a build from source helps.

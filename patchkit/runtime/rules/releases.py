@@ -39,7 +39,7 @@ def release(version: str) -> tuple[int, ...]:
     """Return ``(0, 25, 1)`` of ``0.25.1rc2+cu130``, without zeros at the end. Raises UsageError."""
     match = _RELEASE.match(version.strip()) if len(version) <= LONGEST else None
     if match is None:
-        raise UsageError(f"{version!r} is not a version", hint="write it as 0.25.1")
+        raise UsageError(f"{version!r} is not a version", hint="write it as 0.33.0")
     return tuple(map(int, re.sub(r"(\.0+)+$", "", match["release"]).split(".")))
 
 

@@ -43,7 +43,7 @@ def _unread(place: Path, what: str) -> SourceError:
     return SourceError(
         f"{place}: {what}",
         why="vLLM is damaged, or newer than any release that patchkit knows",
-        hint="install vLLM again, or name a release with --vllm, for example --vllm 0.25.1",
+        hint="install vLLM again, or name a release with --vllm, for example --vllm 0.33.0",
     )
 
 

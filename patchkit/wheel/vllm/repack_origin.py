@@ -20,7 +20,7 @@ from patchkit.wheel.file.wheelfile import WheelFile, wheel_name
 
 _RELEASE = re.compile(r"vllm\s*==\s*(?P<version>[^/\s]+)", re.IGNORECASE)
 _HEX = re.compile(r"[0-9a-f]{64}")
-_EXAMPLE = "patchkit repack vllm==0.25.1; or name a wheel"
+_EXAMPLE = "patchkit repack vllm==0.33.0; or name a wheel"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

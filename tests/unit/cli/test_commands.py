@@ -14,6 +14,7 @@ from patchkit.cli import group
 from patchkit.cli.verbs import VERBS
 from patchkit.errors import PatchkitError
 from patchkit.runtime.rules.presets import named_preset
+from support import readme
 from support.terminal import runnable
 
 ROOT = Path(__file__).parents[3]
@@ -155,3 +156,18 @@ def test_the_loop_over_models_runs_as_pasted():
     assert [refused(words) for words in asked] == ["", ""]
     assert [words[1] for words in asked] == [named_preset(words[1]).id for words in asked]
     assert len({words[3] for words in asked}) == 2
+
+
+def test_a_release_of_vllm_that_is_an_example_is_the_one_that_readme_takes():
+    """In help and in what comes next: who pastes it gets the release that everything else takes."""
+    before = r"patchkit \w+ vllm==|(?:release:|such as) vllm==|--vllm |write it as |for example "
+    example = re.compile(rf"(?:{before})(\d+\.\d+\.\d+)")
+    sources = [place for place in TEXTS if place.suffix in {".py", ".toml"}]
+    named = {
+        f"{place.relative_to(ROOT)}: {release}"
+        for place in sources
+        for release in example.findall(place.read_text(encoding="utf-8"))
+        if not release.startswith("2.")  # of NCCL
+    }
+    assert len(named) > 5
+    assert {row for row in named if not row.endswith(f": {readme.release()}")} == set()
