@@ -12,6 +12,8 @@ from typing import Any
 from patchkit.errors import UsageError
 from patchkit.records import RECIPES, read_toml
 
+DEFAULT_TARGET = "gb10"
+"""What is meant where neither a GPU nor the user names a device."""
 MODES = ("native", "family")  # what a build is for: one device, or all devices of its family
 # One digit of minor: nvcc writes 12.1 as 121, without a separator.
 _ARCH = re.compile(

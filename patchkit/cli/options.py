@@ -26,18 +26,18 @@ from patchkit.source.detect import VERSION_VARIABLE, project_of
 from patchkit.source.releases import named_version
 from patchkit.source.resolve import SourceOptions, resolved
 from patchkit.source.tree import Sandboxed
-from patchkit.target import MODES, targets
+from patchkit.target import DEFAULT_TARGET, MODES, targets
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 # The defaults of a tree that has no ledger yet.
-_FIRST = LedgerRequest(target="gb10", arch="native", only=(), skip=(), also=())
+_FIRST = LedgerRequest(target=DEFAULT_TARGET, arch="native", only=(), skip=(), also=())
 
 
 def _name_version(_context: click.Context, _option: click.Parameter, version: str | None) -> None:
     """Put the version that a user names where a build of the tree looks for it too."""
     if version is not None:
-        os.environ[VERSION_VARIABLE] = str(named_version(version, "for example 0.24.0"))
+        os.environ[VERSION_VARIABLE] = str(named_version(version, "for example 0.33.0"))
 
 
 offline_option = click.option("--offline", is_flag=True, help="Use only what is in the cache.")
@@ -55,7 +55,7 @@ _NAMED = (
         "--vllm-src",
         metavar="SOURCE",
         shell_complete=complete.sources("vllm"),
-        help="A folder, an sdist, an installed vLLM, or a release: vllm==0.24.0.",
+        help="A folder, an sdist, an installed vLLM, or a release: vllm==0.33.0.",
     ),
     click.option(
         "--source-version",

@@ -24,7 +24,7 @@ from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import WITHOUT_RUST, by_option
 from patchkit.source.nccl import nccl_tree
 from patchkit.source.releases import named_version
-from patchkit.target import Target, targets, toolkit_of, toolkits
+from patchkit.target import DEFAULT_TARGET, Target, targets, toolkit_of, toolkits
 from patchkit.wheel.build.machine import (
     BuildPlan,
     Jobs,
@@ -84,7 +84,7 @@ def build_nccl_wheel(
     if not given["dry_run"]:
         require_libraries(BUILD, "build")
     began = time.monotonic()
-    device = targets()[target or "gb10"]
+    device = targets()[target or DEFAULT_TARGET]
     row = next(row for row in toolkits() if row.cuda == (given["cuda"] or device.cuda))
     device = replace(device, cuda=row.cuda)
     spec = _nccl_source(given["version"], given["source"], house)

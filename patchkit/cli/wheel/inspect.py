@@ -14,12 +14,14 @@ from patchkit.cli.render import Block, Record, lead_word, rendered
 from patchkit.errors import UsageError
 from patchkit.extras import BASE, require_libraries
 from patchkit.runtime.python.libnccl import loaded
-from patchkit.target import targets
+from patchkit.target import DEFAULT_TARGET, targets
 
 
 @click.command("inspect")
 @click.argument("file", metavar="[FILE]", required=False, type=click.Path(path_type=Path))
-@click.option("--target", type=click.Choice(list(targets())), default="gb10", help="Not gb10.")
+@click.option(
+    "--target", type=click.Choice(list(targets())), default=DEFAULT_TARGET, help="Not gb10."
+)
 @click.option("--loaded", "of_python", is_flag=True, help="Which libnccl torch and vLLM load.")
 @click.option("--python", default=sys.executable, metavar="EXE", help="That has torch.")
 @rendered

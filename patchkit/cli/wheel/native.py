@@ -11,7 +11,7 @@ from patchkit.cli.options import offline_option
 from patchkit.cli.out import PATH, next_step, program, record_fields, style, table
 from patchkit.cli.progress import progress
 from patchkit.cli.render import GOOD, Block, Record, counted_noun, lead_word, rendered
-from patchkit.target import targets
+from patchkit.target import DEFAULT_TARGET, targets
 from patchkit.wheel.device.first_use import compile_seconds, first_use_phrase
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.native.installed import make_installed_native, revert_installed
@@ -21,7 +21,7 @@ from patchkit.wheel.native.new_wheel import write_native_library, write_native_w
 
 @click.command("native")
 @click.argument("path", metavar="WHEEL|LIBRARY|ENVIRONMENT", type=click.Path(path_type=Path))
-@click.option("--target", "name", type=click.Choice(list(targets())), default="gb10")
+@click.option("--target", "name", type=click.Choice(list(targets())), default=DEFAULT_TARGET)
 @click.option("--write", is_flag=True, help="Assemble it: in place, or as a new file.")
 @click.option("--revert", is_flag=True, help="Put an environment's own libraries back.")
 @click.option("--force", is_flag=True, help="Revert though files were edited or are damaged.")

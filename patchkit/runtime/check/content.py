@@ -21,14 +21,13 @@ from patchkit.runtime.rules.secret_texts import mask_secrets
 from patchkit.runtime.rules.variable_rules import Avoid, VariableAdvice
 from patchkit.runtime.rules.variable_values import is_placeholder
 from patchkit.runtime.rules.variables import variable_table
-from patchkit.target import targets
+from patchkit.target import DEFAULT_TARGET, targets
 
 ENV, SHELL, YAML, DOCKERFILE = "env file", "shell script", "YAML", "Dockerfile"
 RUNNING = "running"  # no file: what a process was started with
 UNIT, PYTHON = "systemd unit", "Python program"
 _SHOWN = 60  # characters of a name or a value
 _FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
-DEFAULT_TARGET = "gb10"
 # Three numbers at least: v0.11 may be a branch, and 25.11 is a month.
 _VERSION = r"v?(?P<version>\d+\.\d+\.\d+(?:\.post\d+|rc\d+|a\d+|b\d+)?(?:\.dev\d+)?)"
 _TAG = re.compile(rf"{_VERSION}(?:[-_+].*)?")

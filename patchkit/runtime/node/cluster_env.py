@@ -26,10 +26,12 @@ from patchkit.runtime.rules.variable_rules import (
 )
 from patchkit.runtime.rules.variable_values import Takes, vllm_values
 from patchkit.runtime.rules.variables import nccl_variables, variable_table, vllm_variables
+from patchkit.target import DEFAULT_TARGET
 
 _HCAS = "NCCL_IB_HCA"
 _BARE = ("bare", "bare-first")  # states of a twin that has no IPv4 address
-_NO_DEVICE = "no GB10 or Thor was found, so their rules are left out; --target gb10 puts them in"
+_NO_DEVICE = "the GPU is no GB10 or Thor, so their rules are left out; --target gb10 puts them in"
+_NO_GPU = "no GPU is found here, so this is for a GB10; --target names another device"
 _GATE = "HF_TOKEN"  # a secret: its value is in no file
 
 
@@ -128,6 +130,8 @@ def cluster_env(
         notes.append(f"{', '.join(other)}, the other half of the cable, is left out of {_HCAS}")
     if node.target == "other":
         notes.append(_NO_DEVICE)
+    elif node.target == DEFAULT_TARGET and not host.gpus:
+        notes.append(_NO_GPU)
     # Rules about NCCL are for several nodes.
     asked = ("triton",) if node.role == "single" else ("triton", "nccl")
     if missing := [name for name in asked if not node.versions[name]]:

@@ -19,6 +19,7 @@ from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import BY_DEFAULT, RuleChoice, Situation
 from patchkit.runtime.rules.variable_rules import Executor, choose_executor
 from patchkit.runtime.rules.variables import nccl_variables, other_variables, vllm_variables
+from patchkit.target import DEFAULT_TARGET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +118,7 @@ def decide(
     if file:
         _check_file(options, file, host, vllm, versions["nccl"], addressed=addressed)
     _check_request(role, nodes, asked, vllm, preset)
-    target = asked.target or host.target
+    target = asked.target or (host.target if host.gpus else DEFAULT_TARGET)
     attachment = Attachment(topology="single" if role == "single" else asked.topology)
     # A command line for another node asks this host only for what is not given.
     if role != "single" and (addressed or asked.topology == "auto" or not asked.head):

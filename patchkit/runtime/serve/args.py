@@ -38,6 +38,7 @@ from patchkit.runtime.serve.request import (
     release_faults,
 )
 from patchkit.runtime.serve.roofline import fastest_stream
+from patchkit.target import DEFAULT_TARGET
 
 SHARE = "--gpu-memory-utilization"
 
@@ -160,7 +161,7 @@ def _choose_flags(
     preset, situation = request.node.preset, request.node.situation
     chosen = {rule.flag: _flag_of_rule(rule, rule.value) for rule in on if rule.default}
     if request.memory.whose == SPARK:
-        situation = {**situation, "target": "gb10"}
+        situation = {**situation, "target": DEFAULT_TARGET}
     limits = {limit.flag: limit for limit in holding(rules.limits, situation)}
     if preset:
         for name, value in preset.flags.items():

@@ -16,10 +16,9 @@ from patchkit.runtime.host.host import Host
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import Preset, find, model_recipes, named_preset, presets_meant
-from patchkit.target import targets
+from patchkit.target import DEFAULT_TARGET, targets
 from patchkit.units import BYTES_PER_GIB, KIB_PER_GIB, MIB_PER_GIB
 
-_SPARK = "gb10"
 SPARK = "a Spark"  # whose memory is meant where no other machine's is known
 
 
@@ -77,13 +76,13 @@ def memory_pool(host: Host, node: Node) -> MemoryPool:
     budget = load_flag_rules().memory
     unified = here in targets() and targets()[here].unified
     unknown = "whether it fits was not checked:"
-    if device != here:
+    if device == DEFAULT_TARGET and not host.gpus:
+        why = "no GPU is found here"
+    elif device != here:
         why = f"for {device}, which this host is not"
-    elif not host.gpus:
-        device, why = _SPARK, "no GPU is found here"
     elif unified and host.memory is None:
         why = "/proc/meminfo cannot be read"
-    if why and device == _SPARK:
+    if why and device == DEFAULT_TARGET:
         note = f"{why}: sized for a Spark, with {budget.total_gib} GiB that CPU and GPU share"
         return MemoryPool(gib=budget.total_gib, shared=True, whose=SPARK, note=note)
     if why:

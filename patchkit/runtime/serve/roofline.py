@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from patchkit.runtime.serve.dense import dense_layers
 from patchkit.runtime.serve.model import SPARK
 from patchkit.runtime.serve.request import ServeRequest
-from patchkit.target import targets
+from patchkit.target import DEFAULT_TARGET, targets
 
 
 def fastest_stream(request: ServeRequest, flags: Mapping[str, str]) -> Iterator[str]:
@@ -18,7 +18,7 @@ def fastest_stream(request: ServeRequest, flags: Mapping[str, str]) -> Iterator[
         dense = dense_layers(checkpoint, request.node.nodes)
         taken = dense and flags.get("--quantization-config") == dense.setting
         reads, least = (checkpoint.reads - (dense.saved if dense and taken else 0)) / 1e9, ""
-    device = targets().get("gb10" if memory.whose == SPARK else request.node.target)
+    device = targets().get(DEFAULT_TARGET if memory.whose == SPARK else request.node.target)
     if reads and memory.shared and device and device.bandwidth:
         parts = int(flags.get("--tensor-parallel-size", 1))  # a pipeline's nodes read in turns
         alone = " without drafting" if "--speculative-config" in flags else ""

@@ -98,6 +98,18 @@ def test_a_value_that_the_release_does_not_take_is_refused(tmp_path):
     assert "VLLM_USE_DEEP_GEMM=1\n" in invoke(*arguments, "--set=VLLM_USE_DEEP_GEMM=1")
 
 
+def test_without_a_gpu_everything_is_for_a_gb10_and_says_so(tmp_path):
+    """A file for a Spark may be written on a laptop; `check` and `serve-args` mean a Spark, too."""
+    arguments = (f"--root={tmp_path}", "--role=single", "--vllm=0.33.0")
+    (tmp_path / "sys").mkdir()
+    written = invoke("env", *arguments)
+    assert "\nMAX_JOBS=4\n" in written
+    assert "no GPU is found here, so this is for a GB10; --target names another device" in written
+    line = invoke("serve-args", "openai/gpt-oss-20b", *arguments)
+    assert "no GPU is found here: sized for a Spark" in line
+    assert "MAX_JOBS" not in invoke("env", *arguments, "--target=h200")
+
+
 def test_what_is_no_head_file_is_refused(tmp_path):
     file = tmp_path / "head.env"
     for text, kind, says in (
