@@ -83,7 +83,11 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
         ("apply --nccl-src vllm==0.24.0", 2, ["neither a git URL nor a release"]),
         ("apply --vllm-src x --sha256 0", 2, ["--sha256 is for an archive of NCCL"]),
         ("explain arch_list", 2, ["'arch_list'", "did you mean arch_lists?"]),
-        ("explain sm_121", 0, ["nccl_lacks_sm_121   ", "What guides say", "\n  torch-not-compatible "]),
+        (
+            "explain sm_121",
+            0,
+            ["nccl_lacks_sm_121   ", "What guides say", "\n  torch-not-compatible "],
+        ),
         ("explain 'garbage nvfp4'", 0, ["\n  nvfp4_moe_marlin ", "\n  garbage-output "]),
         ("explain no-such-thing", 2, ["no fix, claim or symptom is 'no-such-thing'"]),
         (
