@@ -143,8 +143,8 @@ class Redactor:
             self._know_model(model)
 
         addresses = [address for text in names.addresses if (address := _private_address(text))]
-        self._own = {address: self._number("address", address) for address in addresses}
-        for address, place in self._own.items():
+        self._addresses = {address: self._number("address", address) for address in addresses}
+        for address, place in self._addresses.items():
             self._know(str(address).replace(".", "-"), place)
 
     # What is known
@@ -241,15 +241,15 @@ class Redactor:
     def _spans(self, text: str) -> Iterator[Span]:
         """Yield what is replaced: what a form names, and between that what is known by itself."""
         end = 0
-        for named in (
-            *_first_of_each(self._named_spans(text)),
-            Span(start=len(text), stop=0, place=""),
-        ):
-            for match in self._whole_pattern().finditer(text, end, named.start):
-                yield from self._replaced(match)
-            if named.place:
-                yield named
+        for named in _first_of_each(self._named_spans(text)):
+            yield from self._spans_between(text, end, named.start)
+            yield named
             end = named.stop
+        yield from self._spans_between(text, end, len(text))
+
+    def _spans_between(self, text: str, start: int, stop: int) -> Iterator[Span]:
+        for match in self._whole_pattern().finditer(text, start, stop):
+            yield from self._replaced(match)
 
     def _named_spans(self, text: str) -> Iterator[Span]:
         """Yield what stands behind the name of a secret, or in the form of a host, user or path."""
@@ -258,7 +258,7 @@ class Redactor:
             if not self._is_name(word):
                 yield Span(start=start, stop=stop, place=self._place("secret", word))
         for kind, start, stop, word in self._form_values(text):
-            yield Span(start=start, stop=stop, place=self._place(kind, word))
+            yield Span(start=start, stop=stop, place=self._place(kind, self._plain(word)))
         if self._paths:
             yield from self._path_spans(text)
 
@@ -296,7 +296,7 @@ class Redactor:
 
     def _is_systems(self, path: str) -> bool:
         """Return whether a path is the system's, or a source file's of a library that is built."""
-        top = path.split("/", 2)[1].casefold()
+        top = re.split("[/?]", path, maxsplit=2)[1].casefold()
         is_source = re.fullmatch(self._data.sources, path, re.IGNORECASE) is not None
         return top in self._data.paths or is_source
 
@@ -324,7 +324,7 @@ class Redactor:
             case "address":
                 return rf"(?<![\d.]){form}(?!\.?\d)"
             case "domain":
-                return rf"(?:[\w-]+\.)*{form}"
+                return rf"(?<![\w.-])(?:[\w-]+\.)*{form}"
             case "model":
                 return rf"(?<![\w./-]){form}(?![\w-])"
         if kind in ("node", "host") and len(word.replace("-", "")) >= _SHORT:
@@ -420,9 +420,13 @@ class Redactor:
         address = _private_address(text)
         if address is None or text.startswith("255.25"):  # a mask
             return
-        if address.version == 4 and address not in self._own and self._is_version(match, text):
+        if (
+            address.version == 4
+            and address not in self._addresses
+            and self._is_version(match, text)
+        ):
             return
-        place = self._own.get(address) or self._number("address", address)
+        place = self._addresses.get(address) or self._number("address", address)
         yield Span(start=match.start(), stop=match.start() + len(text), place=place)
 
     def _is_version(self, match: re.Match[str], text: str) -> bool:

@@ -52,7 +52,7 @@ BECOMES = {
     "guid 0x48b02dffffaabbcc 48b02d0300aabbcc 4ab0:2dff:feaa:bbcc": "guid mac-1 mac-1 mac-1",
     "guid 0x7cc255ffff7a1b2c, image 7cc25503007a1b2c": "guid mac-2, image mac-2",
     # hosts
-    "spark3995 and SPARK_3995": "node-1 and node-1",
+    "spark3995:1:2 [0] and SPARK_3995": "node-1:1:2 [0] and node-1",
     "spark-7777:812:900 [0] NCCL INFO; spark-7777 ended": (
         "host-1:812:900 [0] NCCL INFO; host-1 ended"
     ),
@@ -114,8 +114,8 @@ PATHS = {
     "/usr/lib/x.so /proc/driver/nvidia /sys/class/net /opt/cuda": (
         "/usr/lib/x.so /proc/driver/nvidia /sys/class/net /opt/cuda"
     ),
-    "GET /v1/models HTTP/1.1, /health, 3/4, N/A, </s>, GB/s": (
-        "GET /v1/models HTTP/1.1, /health, 3/4, N/A, </s>, GB/s"
+    "GET /v1/models HTTP/1.1, /sleep?level=1, 3/4, N/A, </s>, GB/s": (
+        "GET /v1/models HTTP/1.1, /sleep?level=1, 3/4, N/A, </s>, GB/s"
     ),
     "PATH=/home/bo/bin:/usr/bin file:///srv/x/y.py:12": "PATH=path-1:/usr/bin file://path-2:12",
 }
@@ -124,6 +124,25 @@ PATHS = {
 @pytest.mark.parametrize("text", PATHS)
 def test_a_proof_has_no_folders(text):
     assert redacted(text, paths=True) == PATHS[text]
+
+
+def test_hostile_text_takes_no_time():
+    forms = (
+        "a.",
+        "/a",
+        "a://",
+        "a@",
+        "x_proxy=",
+        "a.b ",
+        "48b02d",
+        "'/a ",
+        "host=",
+        ",1(a)",
+        "user=",
+    )
+    for form in forms:
+        text = f"search {form * 30_000} annalena"
+        assert "annalena" not in redacted(text, paths=True)
 
 
 @pytest.mark.parametrize("paths", [False, True])
