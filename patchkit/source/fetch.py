@@ -27,7 +27,7 @@ from patchkit.durable.staging import make_folders
 from patchkit.errors import HashMismatchError, PatchkitError, SourceError, StorageError, translated
 from patchkit.process import attempt
 from patchkit.source.archive import Progress as Progress
-from patchkit.source.releases import LockEntry
+from patchkit.source.releases import LockEntry, refused_ranges
 from patchkit.units import BYTES_PER_GIB
 
 if TYPE_CHECKING:
@@ -50,6 +50,18 @@ def cache_dir() -> Path:
     return Path(chosen) if chosen else platformdirs.user_cache_path("patchkit")
 
 
+def _known_hint(project: str, version: str, lock: Mapping[str, LockEntry]) -> str:
+    """Return the release that is meant, such as 0.33.0 by 0.33, or the range of those supported."""
+    refused = refused_ranges(project)
+    supported = [it for it in lock if not any(it in versions for versions in refused)]
+    known = sorted(supported, key=Version) or ["none"]
+
+    meant = [it for it in known if it.startswith(f"{version}.")]
+    if meant:
+        return f"did you mean {' or '.join(f'{project}=={it}' for it in meant)}?"
+    return f"known are {known[0]} to {known[-1]}"
+
+
 def fetch(
     project: str,
     version: str,
@@ -67,11 +79,10 @@ def fetch(
     StorageError if network, index or disk fail.
     """
     if (entry := lock.get(version)) is None:
-        known = sorted(lock, key=Version) or ["none"]
         raise SourceError(
             f"{project} {version} is not among the releases that this patchkit knows",
             why="it is mistyped, or newer or older than what patchkit covers",
-            hint=f"known are {known[0]} to {known[-1]}",
+            hint=_known_hint(project, version, lock),
         )
     path = cache_dir() / "sdists" / entry.filename
     with translated(at=path, hint=_CACHE_HINT):

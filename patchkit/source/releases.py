@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name, parse_wheel_filename
@@ -58,6 +58,14 @@ def named_version(text: str, hint: str = "") -> Version:
         return Version(text)
     except InvalidVersion:
         raise UsageError(f"{text!r} is not a version", hint=hint) from None
+
+
+def refused_ranges(project: str) -> tuple[SpecifierSet, ...]:
+    """Return the ranges of a project's releases that its recipe refuses; none without a recipe."""
+    place = RECIPES / project / "recipe.toml"
+    table = read_toml(dict[str, Any], place) if place.is_file() else {}
+    rows = table.get("refused", ())
+    return tuple(SpecifierSet(row["versions"], prereleases=True) for row in rows)
 
 
 def meant(spec: str, projects: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import signal
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from support import hosts, readme
 
 ROOT = Path(__file__).parents[3]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+STARTS = ("README.md", "docs/install.md")
 LINK = re.compile(r"\]\((?!https?:)(?P<path>[^)#]*)(?:#(?P<anchor>[^)]*))?\)")
 HEADING = re.compile(r"^#+ (.*)", re.MULTILINE)
 
@@ -53,6 +55,17 @@ def test_every_page_is_reached_from_the_readme():
         linked = {(page.parent / path).resolve() for path in paths if path.endswith(".md")}
         ahead |= linked - reached
     assert {*PAGES} - reached == {ROOT / "CHANGELOG.md"}
+
+
+def test_pages_name_the_oldest_python_and_what_a_node_compiles_with():
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    oldest = needed["requires-python"].removeprefix(">=")
+    pages = {name: (ROOT / name).read_text("utf-8") for name in (*STARTS, "docs/cluster.md")}
+    assert [name for name in STARTS if f"Python {oldest} or later" not in pages[name]] == []
+    # A node that serves compiles Triton's launcher, whichever page says so.
+    for name in ("README.md", "docs/cluster.md"):
+        assert re.search(r"to serve,[^.]*`gcc` and `python3-dev`", pages[name]), name
+    assert "no compiler" not in pages["docs/cluster.md"]
 
 
 def test_exit_codes_are_those_of_the_errors():
