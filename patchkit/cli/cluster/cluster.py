@@ -39,7 +39,7 @@ from patchkit.reading import read_text
 from patchkit.runtime.envfile.write import write
 from patchkit.units import KIB_PER_GIB
 from patchkit.wheel.file.wheelfile import ANY, WheelFile
-from patchkit.wheel.wheelhouse.storage import REQUIREMENTS, Kind
+from patchkit.wheel.wheelhouse.storage import REQUIREMENTS, Kind, ManifestEntry
 from patchkit.wheel.wheelhouse.verify import verify_wheelhouse
 
 _LARGEST = 16 << 20  # bytes of requirements.txt
@@ -195,12 +195,13 @@ def _install_wheels(cluster: Cluster, house: Path) -> Iterator[Block]:
     for its in brought:
         state, venv = its.before, its.venv
         changed = state.current != venv.name
-        own = {"node": its.node, "changed": changed, "former": state.current}
+        own = {"node": its.node, "changed": changed, "former": state.current, "note": its.note}
         nodes.append({**own, **record_fields(venv)})
         how = "installed anew" if not state.installed else "is there" if changed else "as it is"
         uses = f", and {cluster.file.venv} uses it" if changed else ""
         yield GOOD + f"{its.node}: {venv.name} {how}{uses}"
-        yield from ("  " + lead_word("note") + warning for warning in venv.warnings)
+        warnings = [*venv.warnings, its.note]
+        yield from ("  " + lead_word("note") + warning for warning in warnings if warning)
     yield Record({"venv": cluster.file.venv, "copies": copies, "nodes": nodes})
     first = brought[0].venv
     leading = (name for name in ("vllm", "torch") if name in first.versions)
@@ -256,6 +257,7 @@ def _read_house_lock(house: Path) -> WheelLock:
             why="a node without a network installs what the wheelhouse holds, all of it",
             hint=quoted("patchkit", "wheelhouse", "fill", "--dir", house),
         )
+    target, native = _read_device(done.entries)
     wheels = []
     for entry in done.entries:
         with WheelFile(house / entry.filename) as wheel:
@@ -268,4 +270,14 @@ def _read_house_lock(house: Path) -> WheelLock:
         cpu="".join(cpus),
         python=".".join(releases.pop().split(".")[:2]),
         wheels=tuple(wheels),
+        target=target,
+        native=native,
     )
+
+
+def _read_device(entries: Sequence[ManifestEntry]) -> tuple[str, bool]:
+    """Return the target that wheels were made for, "" for several, and whether they are native."""
+    built = [entry.facts for entry in entries if entry.kind is Kind.BUILT]
+    made_for = {str(facts["target"]) for facts in built if facts.get("target")}
+    native = any(facts.get("native") for facts in built)
+    return (made_for.pop() if len(made_for) == 1 else "", native)

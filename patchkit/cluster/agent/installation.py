@@ -33,6 +33,9 @@ from patchkit.process import attempt
 from patchkit.quoting import quoted
 from patchkit.reading import read_text
 from patchkit.records import RecordError, Sha256, matching, read_json, record
+from patchkit.runtime.host.gpu import gpus
+from patchkit.runtime.host.host import Gpu
+from patchkit.runtime.host.machine_root import LIVE, Reader
 from patchkit.runtime.python.distributions import distributions, header
 from patchkit.runtime.python.libnccl import loaded
 
@@ -67,13 +70,16 @@ class NodeWheel:
 class WheelLock:
     """Hold what nodes install: the text of requirements.txt, the wheels, and for which Python.
 
-    ``cpu`` is the one that all wheels are for, "" for any.
+    ``cpu`` is the one that all wheels are for, "" for any; ``target`` the device that they were
+    patched or built for, "" for several; with ``native`` they hold no code for others.
     """
 
     requirements: str
     cpu: str
     python: Annotated[str, matching(r"3\.\d+", "a release of Python")]
     wheels: tuple[NodeWheel, ...]
+    target: str = ""
+    native: bool = False
 
     @property
     def id(self) -> str:
@@ -84,12 +90,13 @@ class WheelLock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstallState:
-    """What a node has: the wheels that it lacks, and where its link leads, "" for nowhere."""
+    """What a node has: the wheels that it lacks, where its link leads, "" for nowhere, its GPU."""
 
     store: str
     installed: bool
     current: str
     lacking: tuple[str, ...]
+    gpu: Gpu | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +138,11 @@ def look_at_installation(venv: str, lock: Any) -> InstallState:
         if lacking:
             require_rsync()
     return InstallState(
-        store=str(store), installed=installed, current=current, lacking=tuple(lacking)
+        store=str(store),
+        installed=installed,
+        current=current,
+        lacking=tuple(lacking),
+        gpu=next(iter(gpus(Reader(LIVE, None))), None),
     )
 
 

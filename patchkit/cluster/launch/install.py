@@ -18,6 +18,7 @@ from patchkit.cluster.ssh.rsync import Copied
 from patchkit.cluster.ssh.ssh import HERE, ssh_words
 from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.quoting import quoted
+from patchkit.runtime.host.host import OTHER, Gpu
 
 Progress = Callable[[int, int], None]
 Report = Callable[[str], Progress]
@@ -29,12 +30,16 @@ _DIGEST = re.compile("([^@]+)@sha256:([0-9a-f]{64})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BroughtVenv:
-    """What an installation came to on a node: what it had ``before``, and what was ``sent``."""
+    """What an installation came to on a node: what it had ``before``, and what was ``sent``.
+
+    ``note`` says that the wheels were made for another device, "" for those of its own.
+    """
 
     node: str
     before: InstallState
     venv: InstalledVenv
     sent: Copied | None
+    note: str = ""
 
 
 def install_everywhere(
@@ -54,16 +59,49 @@ def install_everywhere(
             sent = send_files(Remote(HERE), lacking, name, before.store, bar)
         bar = report(f"{name}: installing")
         venv = node.follow(InstalledVenv, bar, installation.install_wheels, **wheels)
-        return BroughtVenv(node=name, before=before, venv=venv, sent=sent)
+        note = device_note(lock, before.gpu)
+        return BroughtVenv(node=name, before=before, venv=venv, sent=sent, note=note)
 
     with cluster.alone():
         look, asked = installation.look_at_installation, {"venv": cluster.file.venv, **wheels}
         states = all_of(everywhere(nodes, lambda node: node.call(InstallState, look, **asked)))
+        devices = {node.destination: state.gpu for node, state in zip(nodes, states, strict=True)}
+        require_devices(lock, devices)
         brought = all_of(everywhere(list(zip(nodes, states, strict=True)), bring))
         _check_equal(cluster, [_describe(its.venv) for its in brought], "patchkit verify")
         switch, place = installation.switch_link, {"venv": cluster.file.venv, "name": lock.id}
         all_of(everywhere(nodes, lambda node: node.call(NoneType, switch, **place)))
     return brought
+
+
+def device_note(lock: WheelLock, gpu: Gpu | None) -> str:
+    """Return that wheels were made for another device than a node's; "" if nobody can say so."""
+    if gpu is None or not lock.target or gpu.target == lock.target:
+        return ""
+    return f"{gpu.name} ({gpu.capability}) is no {lock.target}, for which the wheels were made"
+
+
+def require_devices(lock: WheelLock, devices: Mapping[str, Gpu | None]) -> None:
+    """Raise HostError for nodes whose GPU native wheels hold no code for."""
+    notes = {node: device_note(lock, gpu) for node, gpu in devices.items()}
+    wrong = [f"{node}: {note}" for node, note in notes.items() if note]
+    if not (lock.native and wrong):
+        return
+
+    kinds = {gpu.target for gpu in devices.values() if gpu}
+    target = kinds.pop() if len(kinds) == 1 else ""
+    own = ("--native", "--target", target) if target not in ("", OTHER) else ()
+    house = f"wheelhouse-{target or 'any'}"
+    names = [wheel.name.split("-") for wheel in lock.wheels]
+    releases = [name[1].partition("+")[0] for name in names if name[0] == "vllm"]
+    spec = f"vllm=={releases[0]}" if releases else "vllm==X"
+    repack = quoted("patchkit", "repack", spec, *own, "--dir", house)
+    fill = quoted("patchkit", "wheelhouse", "fill", "--dir", house)
+    raise HostError(
+        "\n".join(wrong),
+        why="wheels made with --native hold code for their own device alone",
+        hint=f"{repack} && {fill}, then install with `--wheelhouse {house}`",
+    )
 
 
 def send_files(

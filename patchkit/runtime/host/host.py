@@ -9,6 +9,9 @@ from pathlib import Path
 
 from patchkit.target import targets
 
+OTHER = "other"
+"""The target of a GPU that no target is for, and of none."""
+
 _RENAMED = {"10.1": "11.0"}  # Thor's capability, as CUDA 12.9 had it
 
 
@@ -103,6 +106,12 @@ class Gpu:
     driver: str = ""
     memory: int | None = None
     bus: str = ""
+
+    @property
+    def target(self) -> str:
+        """Return the target with this capability; ``other`` for an unknown one."""
+        known = {"{}.{}".format(*target.capability): target.name for target in targets().values()}
+        return known.get(_RENAMED.get(self.capability, self.capability), OTHER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,9 +213,7 @@ class Host:
     @property
     def target(self) -> str:
         """Return the target by the GPU's capability; ``other`` for an unknown one, or none."""
-        known = {"{}.{}".format(*target.capability): target.name for target in targets().values()}
-        capability = self.gpus[0].capability if self.gpus else ""
-        return known.get(_RENAMED.get(capability, capability), "other")
+        return self.gpus[0].target if self.gpus else OTHER
 
     @property
     def versions(self) -> dict[str, str]:

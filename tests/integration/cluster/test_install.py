@@ -5,6 +5,7 @@ import json
 import pytest
 
 from patchkit.wheel.wheelhouse.contents import add_wheel
+from support import write_files
 from support.filling import FACTS, OURS, THIS, fill
 from support.layout import NCCL, TORCH, VERSION, link
 from support.needed import need
@@ -118,6 +119,19 @@ def test_this_machine_is_a_node_like_others(install, homes, tmp_path, nodes):
     assert [(copy["node"], copy["wheels"]) for copy in first["copies"]] == [(n, 4) for n in names]
     assert again["copies"] == []
     assert leads({name: homes[name] for name in names}) == [first["nodes"][0]["name"]] * len(names)
+
+
+SMI = """\
+#!/bin/sh
+case $HOME in */spark-2) echo 'NVIDIA Thor, 11.0, 580.00, [N/A], 00000000:01:00.0';; esac
+"""
+
+
+def test_a_node_with_another_device_is_told(install, tmp_path):
+    write_files(tmp_path / "ssh/bin", {"nvidia-smi": SMI}, mode=0o755)
+    note = "NVIDIA Thor (11.0) is no gb10, for which the wheels were made"
+    assert [each["note"] for each in install("--json")["nodes"]] == ["", note]
+    assert note in install()
 
 
 def test_a_disk_without_room(install, homes, small_disk):
