@@ -199,7 +199,7 @@ class Redactor:
 
         for kind, word in self._named(text):
             # One that could be a word of a sentence is replaced in its form alone.
-            if _is_distinctive(word) and word.casefold() not in self._known:
+            if _is_distinctive(word) and self._plain(word) not in self._known:
                 self._know(word, self._number(kind, word))
 
     def _named(self, text: str) -> Iterator[tuple[str, str]]:
