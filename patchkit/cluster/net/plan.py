@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Interface, IPv4Network
 
+from patchkit.errors import PatchkitError
 from patchkit.quoting import quoted
 from patchkit.runtime.host.advice import remark
 from patchkit.runtime.host.host import Host, Netdev
@@ -205,25 +206,31 @@ class _Planner:
         if self.options.netdevs:
             self.check_masters(known)
             return known
+
         linked = find_cages(self.host, cabled=True)
-        free = {n: twins for n, twins in linked.items() if not self.host.masters(twins)}
-        if linked and not free:
-            self.check_masters(linked)
-        linked = free
-        names = {cage: [twin.name for twin in twins] for cage, twins in known.items()}
-        shown = {cage: f"cage {cage}: {', '.join(own)}" for cage, own in names.items()}
+        free = {number: its for number, its in linked.items() if not self.host.masters(its)}
         if not linked:
-            up = quoted("sudo", "ip", "link", "set", next(iter(names.values()))[0], "up")
-            raise refusal("no-cabled-cage", cages="; ".join(shown.values()), up=up)
-        if len(linked) == 1 or self.options.nodes == RING:
-            return linked
-        used = {n: its for n, its in linked.items() if any(map(self.present_addresses, its))}
+            first = next(iter(known.values()))[0].name
+            up = quoted("sudo", "ip", "link", "set", first, "up")
+            raise refusal("no-cabled-cage", cages="; ".join(_show_cages(known)), up=up)
+        if not free:
+            self.check_masters(linked)
+        if len(free) == 1 or self.options.nodes == RING:
+            return free
+
+        used = {n: its for n, its in free.items() if any(map(self.present_addresses, its))}
         if used:
             return used
+        raise self.refuse_two_cables(free)
+
+    def refuse_two_cables(self, linked: Cages) -> PatchkitError:
+        """Return the error for several cables of which nothing says where they lead."""
         asked = replace(self.options, node=self.options.node or 1)
-        one = [replace(asked, netdevs=tuple(names[cage])).command_line() for cage in linked]
-        ring, cages = replace(asked, nodes=RING).command_line(), (shown[cage] for cage in linked)
-        raise refusal("two-cables", cages="; ".join(cages), one="; or ".join(one), ring=ring)
+        ring = replace(asked, nodes=RING).command_line()
+        names = [tuple(twin.name for twin in twins) for twins in linked.values()]
+        one = [replace(asked, netdevs=halves).command_line() for halves in names]
+        cages = "; ".join(_show_cages(linked))
+        return refusal("two-cables", cages=cages, one="; or ".join(one), ring=ring)
 
     def check_masters(self, chosen: Cages) -> None:
         """Raise HostError for interfaces that are parts of a bond, bridge or team."""
@@ -286,6 +293,12 @@ class _Planner:
                 peer=(peer or None) if addresses != twin.ipv4 else None,
                 ours=ours,
             )
+
+
+def _show_cages(cages: Cages) -> Iterator[str]:
+    """Yield ``cage 0: enp1s0f0np0, enP2p1s0f0np0`` for each."""
+    for number, twins in cages.items():
+        yield f"cage {number}: {', '.join(twin.name for twin in twins)}"
 
 
 def other_node_options(plan: NetPlan, options: NetPlanOptions) -> NetPlanOptions | None:

@@ -86,48 +86,35 @@ def serve_args(request: ServeRequest, rules: FlagRules, home: Path | None = None
     """Return the command that serves a model. Raises UsageError, HostError, DriftError."""
     check_request(request)
     faults = release_faults(request)
-    request.choice.check(rules.rules, "`patchkit serve-args … --explain` lists them")
-    node, situation = request.node, request.node.situation
-    active = tuple(fill_rules(holding(rules.rules, situation), request))
-    if idle := sorted(request.choice.wanted - {rule.id for rule in active}):
-        raise UsageError(
-            f"--with {idle[0]} would change nothing here",
-            why="its condition does not hold for this release, model and place, or it is about "
-            "what a checkpoint says that is not here",
-            hint="`--explain` lists the rules that can be turned on",
-        )
+
+    situation = request.node.situation
+    active = _active_rules(request, rules)
     on, off = request.choice.divide(active)
+    left_out = holding(rules.leave_out, situation)
+
     refused: dict[str, str] = {}
     chosen = _choose_flags(on, request, rules, refused)
-    left_out = holding(rules.leave_out, situation)
-    for name, flag in chosen.items():
-        against = (
-            rule.reason for rule in left_out if rule.flag == name and rule.matches(flag.value)
-        )
-        if why := next(against, "") or _check_known(flag, node, home):
-            refused[name] = why
-    # In the order of the data, so that two releases' lines can be compared.
-    order = [*dict.fromkeys((*(rule.flag for rule in rules.rules), *rules.preset, *chosen))]
-    kept = [chosen[name] for name in order if name in chosen and name not in refused]
+    refused |= _refused_flags(chosen, left_out, request.node, home)
+    kept = [flag for flag in _in_order(chosen, rules) if flag.flag not in refused]
     values = {flag.flag: flag.value for flag in kept}
+
     # Not before the flags are chosen: a rule, the preset or the user may set the share.
     share = float(values.get(SHARE, rules.memory.share))
     fit = fit_of(request, share, drafts=DRAFTING in values)
     if fit:
         check_size(request, share, fit)
-    one_holds = "yes" if fit and fit.fitting_nodes == 1 else "no"
-    situation = {**situation, "one_holds": one_holds}
+
     unwanted = {it.flag: f"--without {it.id}" for it in off if it.id in request.choice.unwanted}
-    unlike = tuple(_unlike_recipe(node.preset, values, {**unwanted, **refused}))
+    unlike = tuple(_unlike_recipe(request.node.preset, values, {**unwanted, **refused}))
+    one_holds = "yes" if fit and fit.fitting_nodes == 1 else "no"
+    general_advice = holding(rules.advice, {**situation, "one_holds": one_holds})
+
     return ServeCommand(
         request=request,
         flags=tuple(kept),
         left_out=(*(_flag_of_rule(rule, rule.values) for rule in left_out), *unlike),
         off=off,
-        advice=(
-            *(_fault_advice(row, request) for row in faults),
-            *holding(rules.advice, situation),
-        ),
+        advice=(*(_fault_advice(row, request) for row in faults), *general_advice),
         notes=(
             *listening(request),
             *_model_notes(request),
@@ -136,6 +123,41 @@ def serve_args(request: ServeRequest, rules: FlagRules, home: Path | None = None
             *_notes_on_flags(kept, refused, unlike),
         ),
     )
+
+
+def _active_rules(request: ServeRequest, rules: FlagRules) -> tuple[FlagRule, ...]:
+    """Return the rules that hold here. Raises UsageError for one that is wanted and does not."""
+    request.choice.check(rules.rules, "`patchkit serve-args … --explain` lists them")
+    active = tuple(fill_rules(holding(rules.rules, request.node.situation), request))
+    idle = sorted(request.choice.wanted - {rule.id for rule in active})
+    if idle:
+        raise UsageError(
+            f"--with {idle[0]} would change nothing here",
+            why="its condition does not hold for this release, model and place, or it is about "
+            "what a checkpoint says that is not here",
+            hint="`--explain` lists the rules that can be turned on",
+        )
+    return active
+
+
+def _refused_flags(
+    chosen: Mapping[str, ServeFlag], left_out: Sequence[LeaveOut], node: Node, home: Path | None
+) -> dict[str, str]:
+    """Return flag → why it is not passed on: a rule against it, or the release lacks it."""
+    refused = {}
+    for name, flag in chosen.items():
+        rules = (rule for rule in left_out if rule.flag == name and rule.matches(flag.value))
+        against = next(rules, None)
+        why = against.reason if against else _check_known(flag, node, home)
+        if why:
+            refused[name] = why
+    return refused
+
+
+def _in_order(chosen: Mapping[str, ServeFlag], rules: FlagRules) -> Iterator[ServeFlag]:
+    """Yield the flags in the order of the data, so that two releases' lines can be compared."""
+    order = dict.fromkeys([*(rule.flag for rule in rules.rules), *rules.preset, *chosen])
+    yield from (chosen[name] for name in order if name in chosen)
 
 
 def _fault_advice(fault: Broken, request: ServeRequest) -> Advice:
