@@ -186,3 +186,25 @@ def test_words_are_written_as_systemd_reads_them():
     words = ["plain", "", "a b", 'say "$x"', "50%", "a\\b\n"]
     written = r'''plain "" "a b" "say \"$$x\"" 50%% "a\\b\x0a"'''
     assert unit_line(["/bin/vllm", *words]) == f"/bin/vllm {written}"
+
+
+@pytest.mark.parametrize(
+    ("model", "transformers", "says"),
+    [
+        ("nvidia/Gemma-4-26B-A4B-NVFP4", "5.15.0", "transformers 5.15.0 is installed here"),
+        ("nvidia/Gemma-4-26B-A4B-NVFP4", "5.14.1", ""),
+        ("Qwen/Qwen2.5-72B-Instruct", "5.14.1", "does not fit: 136 GiB of weights per node"),
+    ],
+)
+def test_up_refuses_what_this_node_cannot_serve(model, transformers, says, tmp_path):
+    made = node_facts(tmp_path, vllm="0.27.1")
+    software = replace(made.host.software, transformers=transformers)
+    facts = [replace(made, host=replace(made.host, software=software))]
+    file = cluster("spark-1")
+    if not says:
+        (rank,) = planned_ranks(file, facts, served_model(file, model))
+        assert rank.command.words[:3] == ("vllm", "serve", model)
+        return
+    with pytest.raises(HostError) as caught:
+        planned_ranks(file, facts, served_model(file, model))
+    assert says in caught.value.what
