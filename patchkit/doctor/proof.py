@@ -29,7 +29,6 @@ from patchkit.doctor.gpu_steps import GpuStep, free_port, gpu_steps, run_step
 from patchkit.doctor.nccl_lines import read_nccl
 from patchkit.doctor.peers.node_report import NodeReport
 from patchkit.doctor.proof_record import SCHEMA, Proof, pack_proof
-from patchkit.doctor.redaction import private_names
 from patchkit.doctor.visit import visit
 from patchkit.durable.signals import Interrupted, deferred, undeferred
 from patchkit.durable.staging import ScratchFolder
@@ -154,8 +153,7 @@ def collect_proof(
     )
     logs = {part.step: "\n".join(part.lines) for part in parts if part.lines}
     logs["journal"] = visit_parts["journal"]
-    nodes_facts = ((report.node, report.facts) for report in visited.reports)
-    return *pack_proof(proof, logs, private_names(nodes_facts, [model])), interrupt
+    return *pack_proof(proof, logs, visited.private_names(model)), interrupt
 
 
 def require_vllm(facts: NodeFacts, venv: str) -> None:

@@ -28,6 +28,7 @@ from patchkit.doctor.peers.node_report import (
     placed_files,
     unchecked,
 )
+from patchkit.doctor.redaction import PrivateNames, private_names
 from patchkit.doctor.server import describe_server, server_findings
 from patchkit.doctor.symptoms.findings import log_findings, read_journals
 from patchkit.errors import HostError, PatchkitError
@@ -60,6 +61,14 @@ class Visit:
             "nodes": [asdict(replace(its, missing={}, **lacking)) for its in self.reports],
             "journal": "".join(f"{node}: {text}\n" for node, text in self.lines),
         }
+
+    def private_names(self, model: str = "") -> PrivateNames:
+        """Return what the nodes say of themselves, and what they serve, beside a ``model``."""
+        nodes = ((report.node, report.facts) for report in self.reports)
+        folders = {print_.folder for report in self.reports for print_ in report.models or ()}
+        placed = [report.placed for report in self.reports if report.placed]
+        served = {name for files in placed for name in (files.model, files.folder)}
+        return private_names(nodes, sorted({model, *folders, *served}))
 
 
 def visit(cluster: Cluster, *, gpu: bool = False, port: int = 0, here: bool) -> Visit:

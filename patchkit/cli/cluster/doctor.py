@@ -16,7 +16,6 @@ from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import FILE, ServeChoices, read_cluster_file
 from patchkit.doctor.archive import pack_archive, require_new, save_archive
 from patchkit.doctor.first_use import add_first_use
-from patchkit.doctor.redaction import private_names
 from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.findings import log_findings
 from patchkit.doctor.symptoms.lines import STDIN, text_chunks
@@ -95,8 +94,7 @@ def _saved(visited: Visit, place: Path, *, verbose: bool) -> Iterator[Block]:
     """Keep a report in an archive, and tell what was taken out of it."""
     parts = visited.parts()
     logs = {"journal": parts.pop("journal")}
-    models = {print_.folder for report in visited.reports for print_ in report.models or ()}
-    names = private_names(((each.node, each.facts) for each in visited.reports), sorted(models))
+    names = visited.private_names()
 
     def summary(content: Mapping[str, Any]) -> list[str]:
         return [

@@ -11,7 +11,6 @@ from patchkit.cluster.agent.unit_state import GroupProcess
 from patchkit.doctor.archive import pack_archive
 from patchkit.doctor.judgement import cluster_findings
 from patchkit.doctor.peers.node_report import NodeReport, placed_files
-from patchkit.doctor.redaction import private_names
 from patchkit.doctor.visit import Visit
 from patchkit.errors import HostError
 from patchkit.finding import Level, finding_texts
@@ -229,12 +228,19 @@ def test_a_report_has_all_that_the_nodes_said_and_no_error_breaks_it(well):
     assert wrong(*well) == []
     _, (head, worker) = well
     worker = replace(worker, no_address=HostError("spark-2 has no address"))
-    parts = Visit(findings=(), reports=(head, worker), lines=(("spark-1", "one"),)).parts()
+    folder = "/srv/models/kunde-7b"
+    worker = replace(worker, models=(replace(worker.models[0], folder=folder),))
+    line = ("spark-1", f"loads {folder}")
+    visited = Visit(findings=(), reports=(head, worker), lines=(line,))
+    parts = visited.parts()
     logs = {"journal": parts.pop("journal")}
-    packed, _taken = pack_archive("report", parts, logs, private_names([]), lambda _content: [])
+    packed, _taken = pack_archive(
+        "report", parts, logs, visited.private_names(), lambda _content: []
+    )
     texts = archive_texts(packed)
     report = json.loads(texts["report.json"])
     for node in report["nodes"]:
         assert all(node[part] for part in ("facts", "contents", "state", "disks", "models"))
         assert any("VLLM_HOST_IP=" in text for text in node["facts"]["files"].values())
-    assert texts["logs/journal.txt"] == "spark-1: one\n"
+    assert texts["logs/journal.txt"] == "node-1: loads model-2\n"
+    assert "kunde" not in "".join(texts.values())
