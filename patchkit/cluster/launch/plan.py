@@ -271,9 +271,14 @@ def absolute(path: str, facts: NodeFacts) -> str:
 
 def survey_nodes(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[Finding]:
     """Yield what is wrong, node by node, then between the head and each worker."""
-    for name, its in zip(names, facts, strict=True):
-        yield from node_findings(name, its)
-    yield from pair_findings(names, facts)
+    between = list(pair_findings(names, facts))
+    # What is in an image that is not the pinned one is nobody's trouble.
+    strays = {found.where for found in between if found.about == "image-other"}
+    for name, node in zip(names, facts, strict=True):
+        for finding in node_findings(name, node):
+            if not (name in strays and finding.about == "image-silent"):
+                yield finding
+    yield from between
 
 
 def pair_findings(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[Finding]:
@@ -302,7 +307,7 @@ def _image_difference(
     first: str, second: str, one: ImageFacts | None, other: ImageFacts | None
 ) -> Finding:
     """Return that two nodes have different images; the pin says which is wrong, if it is known."""
-    ids = [image.digits[:SHORT] if image else "none" for image in (one, other)]
+    ids = [image.id if image else "none" for image in (one, other)]
     tagged = [name for name, image in ((first, one), (second, other)) if image and image.by_tag]
     if len(tagged) == 1:
         number = (first, second).index(tagged[0])

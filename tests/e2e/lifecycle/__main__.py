@@ -94,6 +94,6 @@ def make_rows(
 
 
 if __name__ == "__main__":
-    for module in ("scenarios", "launching", "installing", "freezing", "renaming"):
+    for module in ("scenarios", "launching", "installing", "bringing", "freezing", "renaming"):
         import_module(f"e2e.lifecycle.{module}")  # they register
     sys.exit(run_all(sys.argv[1:], FAILURES, SCENARIOS, usual=USUAL))

@@ -99,7 +99,9 @@ def up(
         config = [f"Host {name}\n  HostName {wires.lan_ip(n)}\n" for name, n in numbers.items()]
         _settle(laptop, {**ssh, "config": "".join(f"{host}  User {USER}\n" for host in config)})
         wired = wires.Wiring(switch)
-        node_here = partial(SystemdNode, switch=switch, wires=wired, logs=folder, shared=seen)
+        node_here = partial(
+            SystemdNode, switch=switch, wires=wired, logs=folder, shared=(*seen, *_python_folders())
+        )
         nodes = {n: node_here(name=n, number=numbers[n], groups=groups[n]) for n in numbers}
         for name, node in nodes.items():
             key = "/etc/ssh/ssh_host_ed25519_key"
@@ -114,6 +116,16 @@ def up(
         finally:
             for node in nodes.values():
                 node.keep_journal()
+
+
+def _python_folders() -> set[Path]:
+    """Return where the Python of this process and its libraries lie, for patchkit on a node.
+
+    What lies in /usr is the node's own.
+    """
+    libraries = [entry for entry in sys.path if entry.endswith("site-packages")]
+    places = {Path(each) for each in (sys.prefix, sys.base_prefix, *libraries)}
+    return {place for place in places if not place.is_relative_to("/usr")}
 
 
 def _make_keys(folder: Path, numbers: Mapping[str, int]) -> tuple[dict[str, str], dict[str, str]]:

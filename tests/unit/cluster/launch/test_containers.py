@@ -66,6 +66,11 @@ def test_a_folder_of_any_name_is_one_field():
         ({"problem": "image-missing"}, "image-missing", "patchkit cluster install"),
         ({"content": "d" * 64}, "images", "patchkit cluster install"),
         ({"content": "d" * 64, "by_tag": True}, "image-other", "patchkit cluster install"),
+        (
+            {"content": "d" * 64, "by_tag": True, "problem": "image-silent", "said": "no sh"},
+            "image-other",
+            "patchkit cluster install",
+        ),
     ],
 )
 def test_what_keeps_containers_from_being_started(changes, about, hint, tmp_path):
