@@ -6,6 +6,7 @@ The rest: lines, findings, tables, and ``Data``, which programs read. ``ExitCode
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,8 +16,10 @@ from typing import Any, TypeVar, cast
 import click
 
 from patchkit.cli.out import LaidOut, Shown, as_json, data, print_json, say, spelled, style, table
+from patchkit.cli.verbs import MEANT
 from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level
+from patchkit.quoting import quoted
 from patchkit.target import Load
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -73,6 +76,21 @@ Block = str | Record | Data | ExitCode
 
 class VerbGroup(click.Group):
     """A verb of several: help has the first sentence of each, whole."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, *rest = args
+        names = self.list_commands(ctx)
+        if name in names or name.startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        verb = str(ctx.info_name)
+        close = difflib.get_close_matches(name, names, n=1)
+        words = [verb, *close, *rest] if close else MEANT.get(name, "").split()
+        raise UsageError(
+            f"`patchkit {verb}` has no command {name!r}; it has {', '.join(names)}",
+            hint=quoted("patchkit", *(words or [verb, "--help"])),
+        )
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = []

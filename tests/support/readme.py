@@ -63,19 +63,25 @@ class Step:
     why: str = ""
 
 
+def block(page: Path, title: str) -> str:
+    """Return the block below a heading, as it is pasted."""
+    text = page.read_text(encoding="utf-8")
+    (text,) = re.findall(_BLOCK.format(re.escape(title)), text, re.MULTILINE)
+    return str(text)
+
+
 def commands(page: Path, title: str) -> Iterator[tuple[str, str]]:
     """Yield the commands of the block below a heading, each with the machine that it is for.
 
     A comment at the beginning of a line names that; "" before any.
     """
-    text = page.read_text(encoding="utf-8")
-    (block,) = re.findall(_BLOCK.format(re.escape(title)), text, re.MULTILINE)
     machine = ""
-    for line in block.replace("\\\n", " ").splitlines():
+    for line in block(page, title).replace("\\\n", " ").splitlines():
         if named := re.match(r"# ([\w-]+)", line):
             machine = named[1]
         elif line:
-            yield machine, " ".join(line.split())
+            # Who pastes the block runs the next line only if this one went well; so does sh -e.
+            yield machine, " ".join(line.removesuffix("&&").split())
 
 
 def release() -> str:

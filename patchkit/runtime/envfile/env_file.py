@@ -34,6 +34,8 @@ _LOCK = "requirements.txt"
 _LINE = re.compile(r"(?P<project>[\w.-]+)==(?P<public>[\w.!]+)(?:\+[\w.]+)?(?=[\s;]|$)")
 _ASKED = {"vllm": "vllm", "triton": "triton", "nccl": r"nvidia-nccl-cu\d+"}
 
+_FROM_HEAD = "`patchkit env --role head -o head.env` on the head, and copy that file"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvFile:
@@ -51,9 +53,12 @@ class EnvFile:
     extra: Mapping[str, str]
 
 
-def read_env_file(path: Path, *, accept_edited: bool = False) -> EnvFile:
-    """Return an env file of patchkit. Raises UsageError, SourceError, HashMismatchError."""
-    text = read_text(path, hint="copy it from the head, or write it with `patchkit env`")
+def read_env_file(path: Path, *, accept_edited: bool = False, hint: str = "") -> EnvFile:
+    """Return an env file of patchkit. Raises UsageError, SourceError, HashMismatchError.
+
+    ``hint`` says how one gets the file that is not there, by default by writing it.
+    """
+    text = read_text(path, hint=hint or quoted("patchkit", "env", "-o", path))
     return env_file(text, str(path), accept_edited=accept_edited)
 
 
@@ -87,7 +92,7 @@ def read_head(path: Path, role: str, *, accept_edited: bool = False) -> EnvFile:
     """Return a head's env file for a worker. Raises UsageError, SourceError, HashMismatchError."""
     if role != "worker":
         raise refusal("from-without-worker")
-    file = read_env_file(path, accept_edited=accept_edited)
+    file = read_env_file(path, accept_edited=accept_edited, hint=_FROM_HEAD)
     if file.role != "head":
         raise refusal("no-head-file", file=path, role=file.role)
     return file

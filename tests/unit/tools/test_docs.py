@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import signal
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -112,6 +113,36 @@ def curls(title, tmp_path):
     for step in readme.steps(title, tmp_path):
         if found := re.match(r"curl localhost:(\d+)/v1/chat/completions .*-d '(.*)'", step.text):
             yield step.machine, found[1], json.loads(found[2])["model"]
+
+
+@pytest.mark.parametrize("failing", ["sudo", "python3", "pip", "patchkit"])
+def test_a_step_of_one_spark_that_fails_is_the_last_one(failing, tmp_path):
+    """Pasted into a shell that goes on after errors, as every interactive one does."""
+    tell = 'echo "${0##*/} $1" >> steps\n'
+    made = (
+        "mkdir -p .venv/bin; cp pip patchkit .venv/bin; echo 'echo activated >> steps' > .venv/bin/"
+    )
+    scripts = {
+        "sudo": tell,
+        "python3": f"{tell}{made}activate\n",
+        "pip": tell,
+        "patchkit": tell,
+        "curl": "exit 7\n",
+        "sleep": "",
+    }
+    for name, script in scripts.items():
+        place = tmp_path / name
+        place.write_text(f"#!/bin/sh\n{script}{'exit 1' if name == failing else ''}\n")
+        place.chmod(0o755)
+    (tmp_path / "spark.env").write_text("echo sourced >> steps\n")
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    pasted = readme.block(readme.README, readme.ONE)
+    subprocess.run(["bash", "-c", f"{pasted}wait"], cwd=tmp_path, env=env, capture_output=True)
+    steps = (tmp_path / "steps").read_text().splitlines()
+    # What begins the server is a line of its own, and says that there is no file.
+    chain = [step for step in steps if step != "patchkit serve-args"]
+    assert chain[-1].split()[0] == failing
+    assert "sourced" not in chain
 
 
 def test_one_spark_ends_in_a_server_that_is_asked(run, tmp_path):
