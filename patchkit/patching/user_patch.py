@@ -25,8 +25,7 @@ from patchkit.source.detect import projects
 from patchkit.source.git import merge_texts, read_blob
 from patchkit.source.tree import SourceTree
 
-# The headers alone: parts of a mail may be nested without an end.
-_MAIL = email.parser.HeaderParser(policy=email.policy.default)
+_LONGEST_SUBJECT = 1000  # characters: some megabytes of encoded words take all memory
 _HALF = "half of the patch is in the code"
 _HINT = "take the patch's version for this release, or leave it out"
 
@@ -37,14 +36,24 @@ def read_patches(paths: Sequence[Path]) -> tuple[Patch, ...]:
     for path in paths:
         text = read_text(path, hint="name a file with a unified diff")
         parse_diff(text, path.name)
-        subject = _MAIL.parsestr(text)["Subject"]
-        title = re.sub(r"^\[[^]]*PATCH[^]]*\] *", "", " ".join(str(subject or "").split()))
+        title = re.sub(r"^\[[^]]*PATCH[^]]*\] *", "", _subject_of(text))
         title, sha256 = title[:200] or path.stem, digest(text)
         words = textwrap.shorten(re.sub("[^a-z0-9]+", " ", title.lower()), 50, placeholder="")
         name = f"patch-{words.replace(' ', '-') or sha256[:8]}"
         name = f"{name}-{sha256[:8]}" if name in patches else name
         patches[name] = Patch(id=name, title=title, sha256=sha256, text=text)
     return tuple(patches.values())
+
+
+def _subject_of(text: str) -> str:
+    """Return the subject of a mail in one line, "" for what is none.
+
+    The headers alone are read: parts of a mail may be nested without an end.
+    """
+    headers = email.parser.HeaderParser().parsestr(text)
+    encoded = str(headers["Subject"] or "")[:_LONGEST_SUBJECT]
+    subject = email.policy.default.header_fetch_parse("Subject", encoded)
+    return " ".join(str(subject).split())
 
 
 def fixes_for(fixes: Sequence[Fix], request: Request) -> list[Fix]:

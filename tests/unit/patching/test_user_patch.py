@@ -180,6 +180,12 @@ def test_parts_of_a_mail_without_an_end_are_not_read(patch_of):
     assert patch_of(f"Subject: [PATCH] Deep\n{nested}{BODY}").id == "patch-deep"
 
 
+def test_of_a_subject_its_begin_is_read(patch_of):
+    words = "=?utf-8?q?a?= " * 1000
+    title = patch_of(f"Subject: [PATCH] {words}\n\n{BODY}").title
+    assert title.count("a") == 71
+
+
 @pytest.mark.parametrize(
     ("path", "said"),
     [
