@@ -24,6 +24,8 @@ _BEYOND = re.compile(
     re.MULTILINE,
 )
 _MOST_FILES = 1000  # the largest pull requests of vLLM have some hundreds
+_MOST_HUNKS = 5000
+_MOST_SPOTS = 100
 _SHOWN = 200  # characters of a name
 _APART = frozenset({".git", ".patchkit"})  # what lies there is obeyed, not compiled
 
@@ -42,13 +44,25 @@ class Hunk:
     closes: bool
 
     def find_spots(self, text: str, side: int) -> list[int]:
-        """Return every offset at which the lines before (0) or after (1) begin in a text."""
-        lines, spots, at = self.texts[side], list[int](), -1
-        while (at := text.find(lines, at + 1)) >= 0:
-            begins = at == 0 or (text[at - 1] == "\n" and not self.opens)
-            if begins and (not self.closes or at + len(lines) == len(text)):
+        """Return the offsets at which the lines before (0) or after (1) begin in a text.
+
+        Of many places the first ones are enough to say that it is not one.
+        """
+        spots: list[int] = []
+        at = text.find(self.texts[side])
+        while at >= 0 and len(spots) < _MOST_SPOTS:
+            if self.is_at(text, at, side):
                 spots.append(at)
+            at = text.find(self.texts[side], at + 1)
         return spots
+
+    def is_at(self, text: str, at: int, side: int) -> bool:
+        """Return whether the lines begin at an offset of a text, which is that of a line."""
+        lines = self.texts[side]
+        if not text.startswith(lines, at):
+            return False
+        begins = at == 0 or (text[at - 1] == "\n" and not self.opens)
+        return begins and (not self.closes or at + len(lines) == len(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +89,8 @@ def parse_diff(text: str, name: str) -> list[FileDiff]:
     head, *parts = re.split(start, text, flags=re.MULTILINE)
     if len(parts) > _MOST_FILES:
         raise refused(f"{name} changes {len(parts)} files, and {_MOST_FILES} are the most")
+    if sum(1 for _hunk in _HUNK.finditer(text)) > _MOST_HUNKS:
+        raise refused(f"{name} has more than {_MOST_HUNKS} hunks")
     files = [file for part in parts for file in _read_part(part, name)]
     if not files or re.search("^@@ ", head, re.MULTILINE):
         raise refused(f"{name} holds no unified diff, or one without the name of a file")

@@ -25,6 +25,7 @@ from patchkit.source.detect import projects
 from patchkit.source.git import merge_texts, read_blob
 from patchkit.source.tree import SourceTree
 
+_MOST_COMPARED = 200  # lines of a hunk, where the place is looked for that is most like it
 _LONGEST_SUBJECT = 1000  # characters: some megabytes of encoded words take all memory
 _HALF = "half of the patch is in the code"
 _HINT = "take the patch's version for this release, or leave it out"
@@ -149,11 +150,14 @@ def _find_hunks(text: str, hunks: Sequence[Hunk], side: int) -> tuple[list[int],
     """
     begins = [0, *accumulate(len(line) + 1 for line in text.split("\n"))]
     heads = [begins[min(hunk.starts[side], len(begins)) - 1] for hunk in hunks]
-    found_at = list(zip((hunk.find_spots(text, side) for hunk in hunks), heads, strict=True))
-    still = all(len(at) != 1 or at == [head] for at, head in found_at)
-    spots = [
-        at[0] if len(at) == 1 else head if still and head in at else -1 for at, head in found_at
-    ]
+    spots_of = [hunk.find_spots(text, side) for hunk in hunks]
+    still = all(len(at) != 1 or at == [head] for at, head in zip(spots_of, heads, strict=True))
+    spots = []
+    for hunk, offsets, head in zip(hunks, spots_of, heads, strict=True):
+        if len(offsets) == 1:
+            spots.append(offsets[0])
+        else:
+            spots.append(head if still and hunk.is_at(text, head, side) else -1)
     ordered = min(spots) < 0 or spots == sorted(spots)
     return (spots if ordered else [-1] * len(spots)), spots == heads
 
@@ -169,9 +173,10 @@ def _difference(path: str, text: str, hunk: Hunk, side: int) -> str:
         lines = ",".join(str(line_of(text, spot)) for spot in spots)
         return f"{path}:{lines}: {hunk.name} fits, and which place is meant is not clear"
     rows, wanted = text.split("\n"), hunk.texts[side].removesuffix("\n").split("\n")
+    begin = wanted[:_MOST_COMPARED]
 
     def likeness(at: int) -> tuple[int, int]:
-        return sum(map(eq, wanted, rows[at : at + len(wanted)])), -abs(at + 1 - hunk.starts[side])
+        return sum(map(eq, begin, rows[at : at + len(begin)])), -abs(at + 1 - hunk.starts[side])
 
     at = max(range(len(rows)), key=likeness)
     pairs = enumerate(zip_longest(wanted, rows[at : at + len(wanted)], fillvalue=""), at + 1)

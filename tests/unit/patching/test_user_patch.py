@@ -150,6 +150,7 @@ HEADS = ("@@ -1,9999999999 +1 @@", "@@@ -1 -1 +1 @@@", "@@", "@@ -7 +7 @@")
         *(f"{BODY}{row}\n" for row in ("+more", " more", "-more", "Binary files a and b differ")),
         *(BODY.replace("+new", "+old"), f"{HEAD}\n-old\n+new\n"),
         "".join(git_diff(f"vllm/{number}.py", None, "x\n") for number in range(1001)),
+        BODY + "".join(f"@@ -{n},2 +{n},2 @@\n-a\n+b\n c\n" for n in range(9, 6000)),
         git_diff("vllm/a", None, "x\n") + git_diff("vllm/a/b/c.py", None, "x\n"),
     ],
 )
