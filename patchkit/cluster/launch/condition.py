@@ -8,6 +8,7 @@ from patchkit.cluster.agent.judge import ANSWERS, BLIND, DOUBT, ENDED, ServerLif
 from patchkit.cluster.agent.unit_state import NodeState, UnitState
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server
+from patchkit.cluster.ssh.ssh import there
 from patchkit.errors import HostError, PatchkitError
 from patchkit.quoting import quoted
 
@@ -73,7 +74,7 @@ def silence_error(cluster: Cluster, life: ServerLife, guard: UnitState | None) -
         return HostError(
             f"{name}: {life.text}",
             why="what answers may not be the model, and the key goes to nobody else",
-            hint="end the other server, or set another `port` in cluster.toml",
+            hint=there(name, "ss", "-ltnp"),
         )
     what = f"{name}: the model hangs: {life.text}"
     frozen = cluster.file.serve.frozen

@@ -69,7 +69,6 @@ def read_figures(text: str, wanted: Sequence[WantedMetric]) -> dict[str, float]:
     return found
 
 
-_OF_A_START = {"url", "unit", "name", "workers", "watts"}  # keys of group.json on a head
 _FEW = 16  # tokens: the first ones of some models are marks that no text is made of
 _HELLO = "Say: ready"
 _NOT_HERE = (400, 404, 405, 501)  # answers of a server that has no such question
@@ -179,8 +178,7 @@ def ask_server(
     """
     group = read_settings(cluster)
     url = url or group.get("url") or _raise_no_server(group)
-    by_up = group.get("url") == url and group.keys() >= _OF_A_START
-    started = group if by_up else {}
+    started = _start_at(group, url)
     others = _strangers(url, started)
     key, where = ("", "") if others else find_key(key_file)
     server = server_at(url, key)
@@ -212,6 +210,23 @@ def ask_server(
     return replace(said, life=judge(seen, _patience(started)))
 
 
+def _start_at(group: Mapping[str, Any], url: str) -> Mapping[str, Any]:
+    """Return what `up` wrote on a head whose server is at this URL; {} for anything else."""
+    match group:
+        case {
+            "url": place,
+            "id": str(),
+            "unit": str(),
+            "name": str(),
+            "workers": dict(),
+            "watts": int() | float(),
+            "frozen": int() | float(),
+        } if place == url:
+            return group
+        case _:
+            return {}
+
+
 def _raise_no_server(group: Mapping[str, Any]) -> NoReturn:
     if group:
         raise HostError(
@@ -226,7 +241,7 @@ def _raise_no_server(group: Mapping[str, Any]) -> NoReturn:
 def _strangers(url: str, started: Mapping[str, Any]) -> tuple[str, ...]:
     """Return who listens there and must not get the key: not the group's, or another user's."""
     if started:
-        return tuple(strangers(url, str(started["unit"]), str(started["name"])))
+        return tuple(strangers(url, started["unit"], started["name"]))
     trusted = (0, os.getuid())
     try:
         listeners = listeners_at(url)
@@ -241,10 +256,11 @@ def _patience(started: Mapping[str, Any]) -> float:
 
 def _find_work(started: Mapping[str, Any]) -> str:
     """Return what shows that a node of the group works, though its server gives no token."""
-    if not started:
-        return ""
     settings = dict(started)
-    return find_group_work(settings, settings["workers"].values(), 0)
+    # The file may have been edited, which doctor says.
+    with contextlib.suppress(LookupError, TypeError):
+        return find_group_work(settings, settings["workers"].values(), 0)
+    return ""
 
 
 def _look_further(

@@ -12,8 +12,9 @@ It needs the standard library alone. Variables of the environment decide more, a
 in `fake.env` of the model's folder, which is read at every start: FAKE_LOAD (seconds),
 FAKE_LIE (seconds that /health says 200 before anything is answered), FAKE_FAIL (an error while
 loading, of rank FAKE_FAIL_RANK, with models whose path ends with FAKE_FAIL_MODEL), FAKE_STATS (0:
-no counters in /metrics). A question may say more: ``steps``, each of so many ``seconds``, that are
-``prefill``: then they fill the cache and count nothing.
+no counters in /metrics), FAKE_METRICS (seconds that /metrics takes), FAKE_STALL (1: requests come
+to wait, and none is ever scheduled). A question may say more: ``steps``, each of so many
+``seconds``, that are ``prefill``: then they fill the cache and count nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +38,16 @@ VERSION = "0.25.1"
 WORKER = "VLLM::Worker_TP"
 DYING_SECONDS = 2.0
 PATIENCE_SECONDS = 300  # for a silent peer
-DEFAULTS = {"LOAD": "2", "LIE": "0", "FAIL": "", "FAIL_RANK": "0", "FAIL_MODEL": "", "STATS": "1"}
+DEFAULTS = {
+    "LOAD": "2",
+    "LIE": "0",
+    "FAIL": "",
+    "FAIL_RANK": "0",
+    "FAIL_MODEL": "",
+    "STATS": "1",
+    "METRICS": "0",
+    "STALL": "0",
+}
 
 
 def setting(name: str, model: str) -> str:
@@ -132,6 +142,9 @@ class FakeRank:
 
     def run(self, steps: int = 1, seconds: float = 0, prefill: bool = False) -> bool:
         """Do the steps of a request, one after the other. False if a rank is gone."""
+        if setting("STALL", self.given.model) == "1":
+            self.counts["num_requests_waiting"] += 1
+            self.dead.wait()
         return all(self._step(seconds, prefill, left) for left in reversed(range(steps)))
 
     def _step(self, seconds: float, prefill: bool, left: int) -> bool:
@@ -242,6 +255,7 @@ class FakeApi(BaseHTTPRequestHandler):
             },
         }
         if self.path == "/metrics":
+            time.sleep(float(setting("METRICS", self.rank.given.model)))
             counts = {**self.rank.counts, "kv_cache_usage_perc": self.rank.cache}
             labels = f'{{engine="0",model_name="{names[0]}"}}'
             model = self.rank.given.model

@@ -6,12 +6,24 @@ import json
 import time
 
 from e2e.lifecycle import fake_venv
-from e2e.lifecycle.cluster import URL, EmulatedCluster, Ranks, insist, scenario, wait
+from e2e.lifecycle.cluster import (
+    MODEL,
+    QUESTION,
+    URL,
+    EmulatedCluster,
+    Ranks,
+    insist,
+    scenario,
+    wait,
+)
+from patchkit.errors import HostError
 
 ALIVE = "patchkit-vllm-alive.service"
+REFUSED = HostError.exit_code
 SOON = 30  # seconds that are given instead of 120
 LONG = SOON + 12
 WATTS = "#!/bin/sh\necho {}\n"  # nvidia-smi, asked for the power
+STEP = 100  # seconds, longer than `status` and the start of `up` take
 SLEEPS = "import socket, time; s = socket.create_connection(('127.0.0.1', 8000)); time.sleep({})"
 COMPILES = "cp /bin/sleep /tmp/ptxas; PATCHKIT_CLUSTER=vllm exec /tmp/ptxas {}"
 
@@ -71,11 +83,62 @@ def not_frozen(cluster: EmulatedCluster) -> str:
     lives("no counters")
     head.user("systemctl", "--user", "restart", ALIVE)
     said = said_by(cluster)
-    words = ("its counters move", "a token came", "the GPU draws", "ptxas compiles", "no counters")
+    words = ("its gauges move", "a token came", "the GPU draws", "ptxas compiles", "no counters")
     insist(all(each in said for each in words), f"another proof was expected: {said}")
     head.user("systemctl", "--user", "kill", "--signal=KILL", ALIVE)
     lives("what watches was killed", SOON / 2)
     return "served by the same processes all the time; what watches is started again"
+
+
+@scenario("stopped")
+def slow_metrics(cluster: EmulatedCluster) -> str:
+    """With `frozen = 30`: `/metrics` takes 12 s, and tokens come all the time."""
+    cluster.describe(frozen=SOON)
+    cluster.change(METRICS=12)
+    cluster.up()
+    before, count = cluster.ranks(), 0
+    deadline = time.monotonic() + 2 * LONG
+    while time.monotonic() < deadline:
+        count += cluster.answers()
+        insist(cluster.ranks() == before, f"it was restarted: {said_by(cluster)}")
+        time.sleep(1)
+    insist(count > SOON, f"{count} answers")
+    cluster.expect("status", says="watch spark1: a token came")
+    return "served by the same processes; `status` says by what it lives"
+
+
+@scenario("serving")
+def engine_stalled(cluster: EmulatedCluster) -> str:
+    """No request is scheduled any more, while clients come, and the waiting ones are counted."""
+    before = cluster.ranks()
+    cluster.change(STALL=1)
+    asks = f"while sleep 8; do curl --silent -m 600 {URL}/v1/completions --json '{QUESTION}' & done"
+    _start(cluster, "sh", "-c", asks)
+    hangs = ("hangs spark1", "requests, and no step; no token: no answer in 30 s")
+    cluster.expect("status", status=REFUSED, says=hangs)
+    heals = ("the model hangs", "once nothing has shown for 120 s", "patchkit status")
+    cluster.expect("up", MODEL, status=REFUSED, says=heals)
+    wait(lambda: "frozen: " in said_by(cluster), 180, "it is not found frozen")
+    cluster.change()
+    healed = is_cured(cluster, before, "spark1", "requests, and no step")
+    return f"`status` and `up` say that it hangs, and when it is restarted; {healed}"
+
+
+@scenario("serving")
+def unwatched(cluster: EmulatedCluster) -> str:
+    """What watches is stopped by hand; then a step takes long while a compiler runs."""
+    before, head = cluster.ranks(), cluster.head
+    head.user("systemctl", "--user", "stop", ALIVE)
+    cluster.expect("status", status=REFUSED, says=f"not watched spark1: {ALIVE} is inactive")
+    cluster.expect("up", MODEL, says="runs with these files already")
+    cluster.expect("status", says="watch spark1: ")
+    ask(cluster, seconds=STEP)
+    cluster.worker.user("systemd-run", "--user", "sh", "-c", COMPILES.format(STEP))
+    said = cluster.expect("status", status=REFUSED, says="works spark1: spark2: ptxas compiles")
+    insist("hangs" not in said, said)
+    cluster.expect("up", MODEL, says=("gives no token yet: spark2: ptxas compiles", "answers"))
+    insist(cluster.ranks() == before, f"it was restarted: {said_by(cluster)}")
+    return "`status` says so, and `up` starts it again; `up` waits for a step that compiles"
 
 
 def is_cured(cluster: EmulatedCluster, before: Ranks, name: str, why: str) -> str:

@@ -16,6 +16,7 @@ from patchkit.cluster.agent.node_facts import model_print, python_contents
 from patchkit.cluster.agent.unit_state import group_processes, listeners
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
+from patchkit.cluster.openai.server_answers import ask_server
 from patchkit.doctor.judgement import cluster_findings
 from patchkit.doctor.peers.node_report import NodeReport
 from patchkit.doctor.visit import _add_image, examine_nodes
@@ -106,3 +107,41 @@ def test_this_machine_beside_a_node_that_ssh_does_not_reach():
     levels = [each.level for each in found]
     first_later = next(n for n, each in enumerate(levels) if each in (Level.UNKNOWN, Level.OK))
     assert not {Level.ERROR, Level.WARNING} & {*levels[first_later:]}
+
+
+LISTENS = """
+import http.server, sys
+class Spy(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        print(self.path, self.headers["Authorization"], flush=True)
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"data": [{"id": "m"}]}')
+    do_POST = do_GET
+    def log_message(self, *_):
+        pass
+server = http.server.HTTPServer(("127.0.0.1", 0), Spy)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root starts a process of another user")
+@pytest.mark.skipif(not shutil.which("ss"), reason="ss is not installed (iproute2)")
+@pytest.mark.parametrize(("user", "sent"), [(0, True), (65534, False)])
+def test_the_key_goes_to_no_process_of_another_user(monkeypatch, user, sent):
+    monkeypatch.setenv("VLLM_API_KEY", "sk-CANARY")
+    # One that every user may run, as an environment's may not be.
+    words = [
+        shutil.which("python3", path="/usr/bin:/usr/local/bin") or sys.executable,
+        "-c",
+        LISTENS,
+    ]
+    with subprocess.Popen(words, user=user, stdout=subprocess.PIPE, text=True, cwd="/") as spy:
+        url = f"http://127.0.0.1:{spy.stdout.readline().strip()}"
+        said = ask_server(url, key_file="/nonexistent", seconds=1)
+        spy.kill()
+        seen = spy.stdout.read()
+    assert ("sk-CANARY" in seen) is sent
+    assert bool(said.others) is not sent
+    assert "/v1/models" in seen

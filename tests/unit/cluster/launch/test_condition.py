@@ -1,0 +1,45 @@
+"""Say what is wrong with a server that gives no token, and what becomes of it."""
+
+import pytest
+
+from patchkit.cluster.agent.judge import BLIND, DOUBT, ENDED, ServerLife
+from patchkit.cluster.launch.cluster import Cluster
+from patchkit.cluster.launch.condition import is_unwatched, silence_error
+from support.clusters import cluster, unit
+
+GUARD = "patchkit-vllm-alive.service"
+NONE = "no sign of life for 70 s"
+HANGS = ServerLife(DOUBT, "no answer in 30 s")
+CASES = {  # life, the unit that watches, choices → words of the error, and its next step
+    "watched": (HANGS, "active", {}, "once nothing has shown for 120 s", "patchkit status"),
+    "its doubt": (HANGS, "active", {}, f"({NONE})", "patchkit status"),
+    "unwatched": (HANGS, "failed", {}, "nothing watches it", "patchkit down"),
+    "never watched": (HANGS, "inactive", {"frozen": 0}, "nothing watches it", "patchkit down"),
+    "ended": (ServerLife(ENDED, "closed"), "active", {}, "systemd starts all", "patchkit status"),
+    "another": (ServerLife(BLIND, "x listens"), "active", {}, "the key goes to nobody", "ss -ltnp"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_becomes_of_a_server_without_a_token(name):
+    life, active, choices, words, hint = CASES[name]
+    guard = unit(active, unit=GUARD, text=f"doubt: {NONE}")
+    error = silence_error(Cluster(cluster("spark-1", **choices)), life, guard)
+    assert words in error.why
+    assert hint in error.hint
+    assert ("hangs" in error.what) == (life is HANGS)
+
+
+@pytest.mark.parametrize(
+    ("active", "off"),
+    [
+        ("active", False),
+        ("activating", False),  # it gives workers the compiled code
+        ("deactivating", False),  # it lets the ranks write where they are
+        ("inactive", True),
+        ("failed", True),
+    ],
+)
+def test_a_watch_that_is_off(active, off):
+    assert is_unwatched(Cluster(cluster("a")), unit(active, unit=GUARD)) is off
+    assert not is_unwatched(Cluster(cluster("a", frozen=0)), unit(active, unit=GUARD))
