@@ -36,10 +36,12 @@ from patchkit.cluster.agent.judge import (
     Counters,
     ServerLife,
     ServerSigns,
+    describe_silence,
     has_moved,
     judge,
     read_counters,
 )
+from patchkit.http_exchange import HttpAnswer, HttpServer
 
 FROZEN = 3  # exit status after which the unit kills the server
 _OFTEN, _SELDOM = 30.0, 600.0  # seconds between two tokens: with clients, and without any
@@ -159,11 +161,9 @@ class Liveness:
         if steps:
             self.moved = time.monotonic()
 
-        has_counters = bool(counters.steps or counters.gauges)
-        # A count that is no number hides how many there are.
-        uncounted = bool(answer.trouble) or counters.requests is None
-        busy = uncounted or bool(counters.requests) or has_clients(self.settings["url"])
-        token = (has_counters or bool(answer.trouble)) and self._ask_engine(busy)
+        busy = self._is_busy(answer, counters)
+        # Of a server that counts nothing a token that does not come would prove nothing.
+        token = bool(counters or answer.trouble) and self._ask_engine(busy)
         waited = time.monotonic() - self.asked if self.question else 0.0
         return ServerSigns(
             strangers=self.strangers,
@@ -171,15 +171,21 @@ class Liveness:
             token=token,
             waited=waited,
             refusal=self.refusal,
-            counters=has_counters,
-            silence=f"/metrics does not answer: {answer.trouble}" if answer.trouble else "",
+            counters=bool(counters),
+            silence=describe_silence("/metrics", answer.trouble),
             steps=steps,
             gauges=has_moved(counters.gauges, former.gauges),
             asleep=counters.asleep,
-            paused=waited > self._often and self._is_paused(),
+            paused=waited > self._often and is_paused(self.server),
             busy=busy,
-            requests=counters.requests or 0,
+            requests=counters.requests,
         )
+
+    def _is_busy(self, answer: HttpAnswer, counters: Counters) -> bool:
+        """Return whether somebody asks the server, or nobody can say how many do."""
+        # A count that is no number hides how many there are.
+        uncounted = bool(answer.trouble) or counters.requests is None
+        return uncounted or bool(counters.requests) or has_clients(self.settings["url"])
 
     @property
     def _often(self) -> float:
@@ -189,7 +195,8 @@ class Liveness:
     def _ask_engine(self, busy: bool) -> bool:
         """Ask for a token where one is due; return whether one came."""
         now = time.monotonic()
-        pause = self._often if busy or self.refusal else _SELDOM
+        often = busy or bool(self.refusal or self.strangers)
+        pause = self._often if often else _SELDOM
         if not self.question and now - max(self.moved, self.asked) >= pause:
             self.asked = now
             # The key goes with a question: to nobody else than the group's own server.
@@ -214,9 +221,10 @@ class Liveness:
         engine_failed = reply.status == 0 or reply.status == 200 or reply.status >= 500
         self.refusal = reply.refusal if engine_failed else ""
 
-    def _is_paused(self) -> bool:
-        # A route of VLLM_SERVER_DEV_MODE, as pausing is.
-        return self.server.ask("/is_paused", seconds=_TOOL).value("is_paused") is True
+
+def is_paused(server: HttpServer) -> bool:
+    """Return whether a server says that it is paused: a route of VLLM_SERVER_DEV_MODE."""
+    return server.ask("/is_paused", seconds=_TOOL).value("is_paused") is True
 
 
 def has_clients(url: str) -> bool:

@@ -41,6 +41,10 @@ class Counters:
     requests: int | None = None
     asleep: bool = False
 
+    def __bool__(self) -> bool:
+        """Return whether there are any."""
+        return bool(self.steps or self.gauges)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSigns:
@@ -65,7 +69,7 @@ class ServerSigns:
     asleep: bool = False
     paused: bool = False
     busy: bool = True
-    requests: int = 0
+    requests: int | None = None
     work: str = ""
 
 
@@ -114,12 +118,18 @@ def judge(seen: ServerSigns, frozen: float) -> ServerLife:
 
 
 def _describe_doubt(seen: ServerSigns) -> str:
-    parts = [seen.silence or f"{seen.requests} requests, and no step"]
+    count = "an unknown number of" if seen.requests is None else seen.requests
+    parts = [seen.silence or f"{count} requests, and no step"]
     if seen.refusal:
         parts.append(f"no token: {seen.refusal}")
     elif seen.waited:
         parts.append(f"a token that was asked for {seen.waited:.0f} s ago does not come")
     return "; ".join(parts)
+
+
+def describe_silence(path: str, trouble: str) -> str:
+    """Return what did not answer, and why; "" where it did."""
+    return f"{path} does not answer: {trouble}" if trouble else ""
 
 
 def read_counters(text: str) -> Counters:

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from patchkit.cluster.agent.alive_script import find_group_work
+from patchkit.cluster.agent.alive_script import find_group_work, is_paused
 from patchkit.cluster.agent.group_script import listeners_at, strangers
 from patchkit.cluster.agent.judge import (
     DOUBT,
     Counters,
     ServerLife,
     ServerSigns,
+    describe_silence,
     has_moved,
     judge,
     read_counters,
@@ -187,7 +188,7 @@ def ask_server(
     if not health.status:
         seen = ServerSigns(
             closed=health.closed,
-            silence=f"/health does not answer: {health.trouble}",
+            silence=describe_silence("/health", health.trouble),
             work=_find_work(started),
         )
         life = judge(seen, _patience(started))
@@ -267,6 +268,7 @@ def _look_further(
     server: HttpServer, former: Counters, said: ServerAnswers, started: Mapping[str, Any]
 ) -> ServerSigns:
     """Return what shows of a server that gave no token while it was asked for one."""
+    work = _find_work(started)  # first: what it was done for counts then
     metrics = server.ask("/metrics")
     counters = read_counters(metrics.text)
     waited = said.token.ms / 1000 if said.token else 0.0
@@ -275,13 +277,13 @@ def _look_further(
         closed=metrics.closed,
         waited=waited,
         refusal=said.refusal,
-        silence=f"/metrics does not answer: {metrics.trouble}" if metrics.trouble else "",
+        silence=describe_silence("/metrics", metrics.trouble),
         steps=has_moved(counters.steps, former.steps),
         gauges=has_moved(counters.gauges, former.gauges),
         asleep=counters.asleep,
-        paused=server.ask("/is_paused").value("is_paused") is True,
-        requests=counters.requests or 0,
-        work=_find_work(started),
+        paused=is_paused(server),
+        requests=counters.requests,
+        work=work,
     )
 
 
