@@ -30,6 +30,7 @@ from patchkit.cluster.ssh.node import Remote, all_of
 from patchkit.doctor.symptoms.findings import explain_failed_start, read_journals
 from patchkit.durable.signals import Interrupted
 from patchkit.errors import HostError, PatchkitError, UsageError
+from patchkit.runtime.host.host import Memory
 from patchkit.runtime.rules.secret_texts import mask_secrets
 from patchkit.units import KIB_PER_GIB
 
@@ -202,34 +203,24 @@ def status_command(*, cluster: Cluster) -> Iterator[Block]:
     """
     rows = list(zip(cluster.nodes, cluster.states(), strict=True))
     head = rows[0][1] if isinstance(rows[0][1], NodeState) else None
-    unit = head.units[0] if head else None
     condition = server_condition(cluster, head)
-    error = _last_error(cluster, unit) if unit else None
-
-    wrong = [*_head_troubles(cluster, head)] if head else []
-    for _node, state in rows:
-        if isinstance(state, PatchkitError):
-            wrong.append(style("silent", fg="red") + f" {state.what}")
-    wrong += _source_troubles(rows)
-    wrong += _server_troubles(cluster, condition)
+    error = _last_error(cluster, head.units[0]) if head else None
+    wrong = [*_troubles(cluster, head, condition, rows)]
     well = condition.answers and not wrong
-    word = _condition_word(condition)
+
     yield Record(
         {
             "answers": well,
-            "hangs": condition.life.text if word == "hangs" and condition.life else None,
+            "hangs": condition.hangs or None,
             "server": record_fields(condition),
-            "serves": unit.description if unit else None,
+            "serves": head.units[0].description if head else None,
             "nodes": [node_fields(node.destination, state) for node, state in rows],
-            "error": {"node": error[0], "text": error[1]} if error else None,
+            "error": dict(zip(("node", "text"), error, strict=True)) if error else None,
         }
     )
-
-    if unit:
-        yield style(unit.description, bold=True)
-    cells = (_row(number, state, word) for number, (_node, state) in enumerate(rows))
-    names = (style(node.destination, bold=True) for node, _state in rows)
-    yield from table([(name, *row) for name, row in zip(names, cells, strict=True)], heads=_HEADS)
+    if head:
+        yield style(head.units[0].description, bold=True)
+    yield from _node_table(rows, _condition_word(condition))
     yield from wrong
     yield from _notes(cluster, condition, rows)
     if error:
@@ -242,6 +233,26 @@ def status_command(*, cluster: Cluster) -> Iterator[Block]:
 
 
 _Rows = Sequence[tuple[Remote, NodeState | PatchkitError]]
+
+
+def _node_table(rows: _Rows, head_word: str) -> Iterator[str]:
+    """Yield a row for each node, the head's with its server's state."""
+    names = [style(node.destination, bold=True) for node, _state in rows]
+    cells = [_row(number, state, head_word) for number, (_node, state) in enumerate(rows)]
+    yield from table([(name, *row) for name, row in zip(names, cells, strict=True)], heads=_HEADS)
+
+
+def _troubles(
+    cluster: Cluster, head: NodeState | None, condition: ServerCondition, rows: _Rows
+) -> Iterator[str]:
+    """Yield what is wrong: it makes the exit code another one."""
+    if head:
+        yield from _head_troubles(cluster, head)
+    for _node, state in rows:
+        if isinstance(state, PatchkitError):
+            yield style("silent", fg="red") + f" {state.what}"
+    yield from _source_troubles(rows)
+    yield from _server_troubles(cluster, condition)
 
 
 def _source_troubles(rows: _Rows) -> Iterator[str]:
@@ -260,11 +271,7 @@ def _successors(rows: _Rows) -> Iterator[str]:
             yield style("installed", fg="yellow") + f" {node.destination}: {state.successor}"
 
 
-def _notes(
-    cluster: Cluster,
-    condition: ServerCondition,
-    rows: _Rows,
-) -> Iterator[str]:
+def _notes(cluster: Cluster, condition: ServerCondition, rows: _Rows) -> Iterator[str]:
     """Yield what is worth knowing, and no fault: the watch, its last restart, other clusters."""
     if condition.watch:
         yield style("watch", dim=True) + f" {cluster.head.destination}: {condition.watch.text}"
@@ -326,27 +333,34 @@ def _condition_word(condition: ServerCondition) -> str:
 def _row(number: int, state: NodeState | PatchkitError, head_word: str) -> tuple[str, ...]:
     if isinstance(state, PatchkitError):
         return str(number), style("silent", fg="red"), "", "", "", ""
-    unit, memory = state.units[0], state.memory
+    unit = state.units[0]
     word, colour = _STATES.get(unit.sub) or _STATES.get(unit.active, (unit.active, None))
-    if head_word and number == 0:
+    if number == 0 and head_word:
         word = head_word
-        colour = next((paint for name, paint in _LIVES.values() if name == word), "red")
+        colour = dict(_LIVES.values()).get(head_word, "red")
     elif number and unit.active == "active":
         word = "runs"  # that it answers the head alone knows
-    heat = [f"{state.celsius} °C"] if state.celsius is not None else []
-    heat += [f"{state.watts:.0f} W"] if state.watts is not None else []
-    free = "?"
-    if memory:
-        total = memory.total / KIB_PER_GIB
-        free = f"{memory.available / KIB_PER_GIB:.0f} of {total:.0f} GiB free"
     return (
         str(number),
         style(word, fg=colour) if colour else word,
         unit.since.partition(" ")[2] if unit.active != "inactive" else "",
         f"{state.starts} in 1 h" if number == 0 else "",
-        free,
-        " ".join(heat),
+        _free_memory(state.memory),
+        _heat(state),
     )
+
+
+def _free_memory(memory: Memory | None) -> str:
+    if memory is None:
+        return "?"
+    total = memory.total / KIB_PER_GIB
+    return f"{memory.available / KIB_PER_GIB:.0f} of {total:.0f} GiB free"
+
+
+def _heat(state: NodeState) -> str:
+    heat = [f"{state.celsius} °C"] if state.celsius is not None else []
+    heat += [f"{state.watts:.0f} W"] if state.watts is not None else []
+    return " ".join(heat)
 
 
 @click.command("logs")

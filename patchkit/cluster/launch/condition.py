@@ -34,6 +34,11 @@ class ServerCondition:
         """Return whether a token came."""
         return self.life is not None and self.life.state == ANSWERS
 
+    @property
+    def hangs(self) -> str:
+        """Return what shows that the server hangs, "" for one that does not."""
+        return self.life.text if self.life and self.life.state == DOUBT else ""
+
 
 def ask_life(cluster: Cluster) -> ServerLife:
     """Ask the server for a token, on the head; return what it shows. Raises HostError."""

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,8 +25,8 @@ from patchkit.cluster.agent.judge import (
 )
 from patchkit.cluster.agent.unit_state import read_settings
 from patchkit.errors import HostError, PatchkitError, UsageError
-from patchkit.foreign import read_count
-from patchkit.http_exchange import HttpServer, PathAnswer, clean, usable_key
+from patchkit.foreign import read_count, whole_number
+from patchkit.http_exchange import HttpAnswer, HttpServer, PathAnswer, clean, usable_key
 from patchkit.reading import read_text
 from patchkit.records import RECIPES, read_toml
 
@@ -50,24 +50,34 @@ class WantedMetric:
     where: Mapping[str, str] = field(default_factory=dict)
 
 
+_Series = tuple[Mapping[str, str], float]  # labels, and a figure
+
+
 def read_figures(text: str, wanted: Sequence[WantedMetric]) -> dict[str, float]:
     """Return what a text has of the figures, by their ids; what it does not have is left out."""
-    names = {name for metric in wanted for name in metric.names}
-    series: dict[str, list[tuple[dict[str, str], float]]] = {}
-    for line in text.splitlines():
-        if len(line) < _LONGEST and (match := _LINE.fullmatch(line)) and match["name"] in names:
-            with contextlib.suppress(ValueError):
-                row = dict(_LABEL.findall(match["labels"] or "")), read_count(match["value"])
-                series.setdefault(match["name"], []).append(row)
-    found: dict[str, float] = {}
+    series = _read_series(text, {name for metric in wanted for name in metric.names})
+    figures: dict[str, float] = {}
     for metric in wanted:
         rows = next((series[name] for name in metric.names if name in series), [])
         values = [value for labels, value in rows if metric.where.items() <= labels.items()]
         if values:
-            found[metric.id] = max(values) if metric.fold == "max" else sum(values)
+            figures[metric.id] = max(values) if metric.fold == "max" else sum(values)
         elif rows and metric.where:
-            found[metric.id] = 0.0  # a counter has no series before the first event of its kind
-    return found
+            figures[metric.id] = 0.0  # a counter has no series before the first event of its kind
+    return figures
+
+
+def _read_series(text: str, names: Collection[str]) -> dict[str, list[_Series]]:
+    """Return the series of these names; what is no finite number from 0 on is left out."""
+    series: dict[str, list[_Series]] = {}
+    for line in text.splitlines():
+        match = _LINE.fullmatch(line) if len(line) < _LONGEST else None
+        if match is None or match["name"] not in names:
+            continue
+        with contextlib.suppress(ValueError):
+            labels = dict(_LABEL.findall(match["labels"] or ""))
+            series.setdefault(match["name"], []).append((labels, read_count(match["value"])))
+    return series
 
 
 _FEW = 16  # tokens: the first ones of some models are marks that no text is made of
@@ -78,6 +88,7 @@ _NOT_HERE = (400, 404, 405, 501)  # answers of a server that has no such questio
 _TEXTS = ("content", "reasoning", "reasoning_content", "refusal", "text")
 _ANSWERED = ("choices", "usage")
 _MODELS = 64  # names that are kept
+_MOST_TOKENS = 1 << 40
 # The text of an error is at the top from vLLM up to 0.10, and from FastAPI.
 _ERRORS = (("error", "message"), ("error", "detail"), ("message",), ("detail",), ("error",))
 
@@ -318,22 +329,36 @@ def _ask_token(server: HttpServer, model: str, seconds: float) -> TokenAnswer:
     messages = [{"role": "user", "content": _HELLO}]
     answer = server.ask("/v1/chat/completions", {"messages": messages, **common}, seconds)
     if answer.status in _NOT_HERE:
-        other = server.ask("/v1/completions", {"prompt": _HELLO, **common}, seconds)
-        answer = other if other.status == 200 else answer
-    said = next(filter(None, (answer.value(*keys) for keys in _ERRORS)), "")
-    place: tuple[str | int, ...] = ("choices", 0, "message")
-    if answer.value(*place) is None:  # a completion
-        place = ("choices", 0)
-    texts = {name: answer.value(*place, name) for name in _TEXTS}
-    count, trouble = answer.value("usage", "completion_tokens"), answer.trouble
-    if answer.status == 200 and not (trouble or said or any(map(answer.value, _ANSWERED))):
+        completion = server.ask("/v1/completions", {"prompt": _HELLO, **common}, seconds)
+        answer = completion if completion.status == 200 else answer
+
+    error = next(filter(None, (answer.value(*keys) for keys in _ERRORS)), "")
+    trouble = answer.trouble
+    if answer.status == 200 and not (trouble or error or any(map(answer.value, _ANSWERED))):
         trouble = "what came is no answer of the OpenAI API"
     return TokenAnswer(
         status=answer.status,
         ms=answer.ms,
         trouble=trouble,
-        fields=tuple(name for name, text in texts.items() if text and isinstance(text, str)),
-        tokens=count if type(count) is int and 0 <= count < 1 << 40 else None,
+        fields=_text_fields(answer),
+        tokens=_token_count(answer),
         finish=server.clean(str(answer.value("choices", 0, "finish_reason") or ""), 40),
-        said=server.clean(said) if isinstance(said, str) else "",
+        said=server.clean(error) if isinstance(error, str) else "",
     )
+
+
+def _text_fields(answer: HttpAnswer) -> tuple[str, ...]:
+    """Return the names under which an answer has text."""
+    choice = answer.value("choices", 0)
+    message = answer.value("choices", 0, "message")
+    place = message if message is not None else choice  # a completion has no message
+    if not isinstance(place, dict):
+        return ()
+    return tuple(name for name in _TEXTS if isinstance(place.get(name), str) and place[name])
+
+
+def _token_count(answer: HttpAnswer) -> int | None:
+    try:
+        return whole_number(answer.value("usage", "completion_tokens"), _MOST_TOKENS)
+    except ValueError:
+        return None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 
+from patchkit.cluster.agent.group_script import Listener
 from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.units import head_ports
@@ -93,22 +94,29 @@ def check_ports_taken(node: NodeReport, file: ClusterFile, unit: UnitState | Non
     if _is_on(unit) and node.state:
         shared = " ".join(node.state.strangers)
         taken = {p: its for p, its in taken.items() if its.pid and f"(process {its.pid})" in shared}
-    found = []
-    for port, listener in taken.items():
-        look = there(node.node, "sudo", "ss", "-ltnp", "sport", "=", f":{port}")
-        found.append(
-            node.find(
-                "port-serves" if port == file.serve.port and node.serving else "port",
-                port=port,
-                address=listener.address,
-                what=needs[port],
-                holder=listener.holder,
-                serving=node.serving,
-                command=there(node.node, "kill", str(listener.pid)) if listener.pid else look,
-                free=next(free for free in count(port + 1) if free not in needs),
-            )
-        )
-    return found or {"ports": ", ".join(map(str, sorted(needs)))}
+    findings = [
+        _describe_taken(node, listener, needs, serves=port == file.serve.port)
+        for port, listener in taken.items()
+    ]
+    return findings or {"ports": ", ".join(map(str, sorted(needs)))}
+
+
+def _describe_taken(
+    node: NodeReport, listener: Listener, needs: Mapping[int, str], *, serves: bool
+) -> Finding:
+    """Return who has a port; what answers requests there may be in use, and is not to be killed."""
+    port = listener.port
+    look = there(node.node, "sudo", "ss", "-ltnp", "sport", "=", f":{port}")
+    return node.find(
+        "port-serves" if serves and node.serving else "port",
+        port=port,
+        address=listener.address,
+        what=needs[port],
+        holder=listener.holder,
+        serving=node.serving,
+        command=there(node.node, "kill", str(listener.pid)) if listener.pid else look,
+        free=next(free for free in count(port + 1) if free not in needs),
+    )
 
 
 @check("rank-stopped")
