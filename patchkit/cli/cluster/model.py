@@ -125,8 +125,8 @@ def sync_models(specs: Sequence[str], *, cluster: Cluster) -> Iterator[Block]:
             results += zip(others, everywhere(others, copy), strict=True)
         for node, check in rotten:
             for finding in check.errors:
-                text = f"{node.ssh}: {finding.where} {finding.what}: copied anew from {source.ssh}"
-                yield lead_word("note") + text
+                text = f"{node.ssh}: {finding.where} {finding.what}"
+                yield lead_word("note") + f"{text}; the copy of {source.ssh} is taken"
     yield from _checked_blocks(specs, results, source=True)
 
 

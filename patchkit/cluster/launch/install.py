@@ -13,10 +13,10 @@ from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.installation import InstalledVenv, InstallState, WheelLock
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.plan import image_finding
-from patchkit.cluster.ssh.node import Remote, all_of, everywhere
+from patchkit.cluster.ssh.node import Remote, all_of, check_peer, everywhere
 from patchkit.cluster.ssh.rsync import Copied
 from patchkit.cluster.ssh.ssh import HERE, ssh_words
-from patchkit.errors import HostError, PatchkitError, UsageError
+from patchkit.errors import HostError, PatchkitError
 from patchkit.quoting import quoted
 from patchkit.runtime.host.host import OTHER, Gpu
 
@@ -108,9 +108,7 @@ def send_files(
     source: Remote, files: Sequence[Path], destination: str, target: str, progress: Progress
 ) -> Copied:
     """Send files from one node to a folder of another one, which is reached from there so."""
-    if destination == HERE and not source.here:
-        what = f"{source.destination} does not reach this machine by the name {HERE}"
-        raise UsageError(what, hint='give it another name in cluster.toml: peer = "user@host"')
+    check_peer(source, destination)
     words = () if destination == HERE else ssh_words(destination, "-o", "ControlMaster=no")
     return source.follow(
         Copied,

@@ -29,7 +29,7 @@ from patchkit.cluster.models.model_check import (
     read_record,
 )
 from patchkit.cluster.models.names import SHORT, FileName, folder_of, models_folder, require_room
-from patchkit.cluster.ssh.node import Remote, everywhere
+from patchkit.cluster.ssh.node import Remote, check_peer, everywhere
 from patchkit.cluster.ssh.rsync import Copied, Copying, copy_files, require_rsync
 from patchkit.cluster.ssh.ssh import ssh_words
 from patchkit.durable.atomic import replacing, sync
@@ -196,6 +196,7 @@ def sync_model(
     stage = other.follow(ModelStage, bar, stage_model, **place, files=files)
     sent = Copied(0, 0.0)
     if stage.unsent:
+        check_peer(Remote(source.ssh), node.peer)
         bar = report(f"{node.ssh}: copying")
         way = {"destination": node.peer, "target": stage.aside}
         unsent = {"folder": model.check.folder, "names": list(stage.unsent)}

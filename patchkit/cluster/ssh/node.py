@@ -19,7 +19,7 @@ from patchkit.cluster.ssh.answer import (
     hand_over,
 )
 from patchkit.cluster.ssh.ssh import HERE, sent_error, ssh_error, ssh_words, there
-from patchkit.errors import HostError, PatchkitError
+from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.follow import FOLLOWED, Follow, FollowLimits
 from patchkit.foreign import read_json
 from patchkit.records import RecordError, record
@@ -160,6 +160,15 @@ class Remote:
     def _silence(self, what: str) -> HostError:
         return HostError(
             f"{self.destination}: {what}", hint=there(self.destination, "python3", "-V")
+        )
+
+
+def check_peer(source: Remote, destination: str) -> None:
+    """Raise UsageError if another node is to reach this machine as ``localhost``, its own name."""
+    if destination == HERE and not source.here:
+        raise UsageError(
+            f"{source.destination} does not reach this machine by the name {HERE}",
+            hint='give it another name in cluster.toml: peer = "user@host"',
         )
 
 

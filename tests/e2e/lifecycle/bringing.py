@@ -77,6 +77,14 @@ def installed_while_it_serves(cluster: EmulatedCluster) -> str:
     insist(_release(cluster) == "0.33.0", f"after up {_release(cluster)} serves")
     said = cluster.patchkit("status").output
     insist("is installed, and" not in said, f"status: {said}")
+
+    other_pip = (
+        f"echo 'x.py,sha256=a,1' >> {LINK}/lib/python3*/site-packages/vllm-*.dist-info/RECORD"
+    )
+    fake_venv.insist_user(cluster.worker, "sh", "-c", other_pip)
+    says = ("spark2", "runs from it", "patchkit down")
+    cluster.expect("install", "--wheelhouse", "wheelhouse-0.33.0", status=REFUSED, says=says)
+    insist(cluster.answers(), "install took the environment from under the ranks")
     return f"0.25.1 {healed}; `status` names both; the next `up` serves 0.33.0"
 
 
@@ -156,7 +164,7 @@ def model_copied(cluster: EmulatedCluster) -> str:
     kept = f"touch -r {weights} kept && printf x | dd of={weights} bs=1 seek=999 conv=notrunc"
     fake_venv.insist_user(cluster.head, "sh", "-c", f"{kept} && touch -r kept {weights}")
     insist(_hash(cluster.head) != good, "the head's copy is as before")
-    says = (f"spark1: {WEIGHTS} has the hash", "copied anew from spark2")
+    says = (f"spark1: {WEIGHTS} has the hash", "the copy of spark2 is taken")
     cluster.expect("model", "sync", SPEC, says=says)
     hashes = [_hash(node) for node in cluster.nodes.values()]
     insist(hashes == [good, good], f"hashes: {hashes}")

@@ -41,8 +41,8 @@ def model(folders, cli, tmp_path):
     homes = {name: tmp_path / name for name in NODES}
     with ssh_server(tmp_path / "ssh", *NODES, homes=homes) as path:
 
-        def run(verb, *words, rc=0):
-            done = cli("model", verb, *words, rc=rc, env={"PATH": path})
+        def run(verb, *words, rc=0, env=None):
+            done = cli("model", verb, *words, rc=rc, env={"PATH": path, **(env or {})})
             return done.stdout + done.stderr
 
         yield run
@@ -88,13 +88,31 @@ def test_a_rotten_source_spoils_no_good_copy(model, folders, there):
     rot(folders[0] / SHARDS[0])
     if there:
         assert f"spark-1: {SHARDS[0]} has the hash" in (said := model("sync"))
-        assert "copied anew from spark-2" in said
+        assert "the copy of spark-2 is taken" in said
         assert held(folders[0]) == held(folders[1]) == FILES
     else:
         said = model("sync", rc=8)
         assert f"spark-1: {folders[0]}/{SHARDS[0]}: has the hash" in said
         assert f"patchkit model get {SPEC}" in said
         assert not folders[1].exists()
+
+
+@pytest.mark.parametrize("peer", ["", 'peer = "spark-1"'], ids=["no name", "a name"])
+def test_this_machine_gets_a_good_copy_by_a_name_that_others_know(model, folders, tmp_path, peer):
+    """By `localhost` the other node would reach itself."""
+    shutil.copytree(folders[0], folders[1])
+    rot(folders[0] / SHARDS[0])
+    rotten = held(folders[0])
+    file = tmp_path / "cluster.toml"
+    file.write_text(file.read_text().replace('ssh = "spark-1"', f'ssh = "localhost"\n{peer}'))
+    home = {"HOME": str(tmp_path / "spark-1")}
+    if peer:
+        assert "the copy of spark-2 is taken" in model("sync", env=home)
+        assert held(folders[0]) == FILES
+    else:
+        assert 'peer = "user@host"' in model("sync", rc=2, env=home)
+        assert held(folders[0]) == rotten
+    assert held(folders[1]) == FILES
 
 
 def test_what_is_rotten_on_the_way_takes_nothing_away(model, folders, tmp_path):
