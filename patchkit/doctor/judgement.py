@@ -14,7 +14,7 @@ from patchkit.cluster.launch.plan import node_findings, pair_findings
 from patchkit.cluster.net.checks import host_checks
 from patchkit.cluster.net.plan import find_cages
 from patchkit.cluster.ssh.ssh import there
-from patchkit.doctor.machine import machine_findings
+from patchkit.doctor.machine import disk_trouble, machine_findings
 from patchkit.doctor.peers.cable import cable_findings
 from patchkit.doctor.peers.node_report import NodeReport, Outcome, check, make_fine, require
 from patchkit.doctor.peers.software import model_findings, software_findings
@@ -27,7 +27,6 @@ from patchkit.runtime.host import advice
 _WRONG = (Level.ERROR, Level.WARNING)
 LATER = (Level.NOTE, Level.UNKNOWN, Level.OK)
 """Levels of what is not wrong, in the order in which it is said."""
-_LEAST_FREE = 64 << 20  # bytes: what `up` writes, and a few compiled kernels
 
 
 def cluster_findings(file: ClusterFile, reports: Sequence[NodeReport]) -> list[Finding]:
@@ -82,10 +81,7 @@ def check_disks(node: NodeReport) -> Outcome:
     disks = require(node.disks or None, node.why_not("disks"))
     full = []
     for disk in disks:
-        if disk.free < _LEAST_FREE or disk.files == 0:
-            what = (
-                "no file can be made" if disk.files == 0 else f"{disk.free / 1e6:.0f} MB are free"
-            )
+        if what := disk_trouble(disk):
             largest = " | ".join((quoted("du", "-xah", "-d", "1", disk.folder), "sort -h", "tail"))
             fields = {"what": what, "command": there(node.node, "sh", "-c", largest)}
             full.append(node.find("disk", folder=disk.folder, **fields))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from patchkit.cluster.agent.health import DiskRoom
 from patchkit.cluster.ssh.ssh import there
 from patchkit.doctor.peers.node_report import (
     NodeReport,
@@ -33,6 +34,13 @@ _INSTALL = "patchkit cluster install"
 _CPUS = {"amd64": "x86_64", "arm64": "aarch64"}  # as Go names them: as Linux does
 _LIMITS = read_toml(dict[str, Any], RECIPES / "doctor" / "machine.toml", key="limits")
 _UNITS = {"celsius": "°C", "watts": "W", "mhz": "MHz", "busy": "%"}
+
+
+def disk_trouble(disk: DiskRoom) -> str:
+    """Return why nothing can be written to a disk any more, or soon; "" for one with room."""
+    if disk.files == 0:
+        return "no file can be made"
+    return f"{disk.free / 1e6:.0f} MB are free" if disk.free < _LIMITS["full_bytes"] else ""
 
 
 def machine_findings(node: NodeReport) -> Iterator[Finding]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import click
 
 from patchkit.cli import complete
 from patchkit.cli.cluster.cluster_options import cluster_option, node_fields
-from patchkit.cli.out import LaidOut, next_step, program, record_fields, style, table, tell
+from patchkit.cli.out import LaidOut, next_step, program, record_fields, spelled, style, table, tell
 from patchkit.cli.render import BAD, GOOD, Block, ExitCode, Record, rendered
 from patchkit.cli.runtime.node_options import note_lines
+from patchkit.cluster.agent.group_script import ANSWERED
 from patchkit.cluster.agent.judge import ANSWERS, BLIND, DOUBT, ENDED, LIVES, WORKS
 from patchkit.cluster.agent.unit_state import NodeState, UnitState
 from patchkit.cluster.launch import up as launch
@@ -27,9 +28,11 @@ from patchkit.cluster.launch.up import (
     wait_until_answered,
 )
 from patchkit.cluster.ssh.node import Remote, all_of
+from patchkit.doctor.machine import disk_trouble
 from patchkit.doctor.symptoms.findings import explain_failed_start, read_journals
 from patchkit.durable.signals import Interrupted
 from patchkit.errors import HostError, PatchkitError, UsageError
+from patchkit.quoting import quoted
 from patchkit.runtime.host.host import Memory
 from patchkit.runtime.rules.secret_texts import mask_secrets
 from patchkit.units import KIB_PER_GIB
@@ -215,17 +218,21 @@ def status_command(*, cluster: Cluster) -> Iterator[Block]:
             "server": record_fields(condition),
             "serves": head.units[0].description if head else None,
             "nodes": [node_fields(node.destination, state) for node, state in rows],
-            "error": dict(zip(("node", "text"), error, strict=True)) if error else None,
+            "error": record_fields(error) if error else None,
         }
     )
     if head:
         yield style(head.units[0].description, bold=True)
     yield from _node_table(rows, _condition_word(condition))
-    yield from wrong
+    for trouble in wrong:
+        yield trouble.line
     yield from _notes(cluster, condition, rows)
     if error:
-        yield style("last error", fg="red") + f" {error[0]}: {error[1]}"
-    if error or wrong:
+        clock = time.strftime("%F %T", time.localtime(error.time / 1e6))
+        yield style("last error", fg="red") + f" {clock} {error.node}: {error.text}"
+    if cure := next((trouble.cure for trouble in wrong if trouble.cure), ""):
+        yield style("next:", bold=True) + f" {spelled(cure)}"
+    elif error or wrong:
         alone = cluster.head.here and len(rows) == 1
         yield next_step(*program(), "doctor", *([] if alone else ["--cluster"]))
     if not well:
@@ -242,26 +249,46 @@ def _node_table(rows: _Rows, head_word: str) -> Iterator[str]:
     yield from table([(name, *row) for name, row in zip(names, cells, strict=True)], heads=_HEADS)
 
 
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What keeps a model from being served; ``cure`` is "" where doctor has to find it."""
+
+    line: str
+    cure: str = ""
+
+
 def _troubles(
     cluster: Cluster, head: NodeState | None, condition: ServerCondition, rows: _Rows
-) -> Iterator[str]:
+) -> Iterator[Trouble]:
     """Yield what is wrong: it makes the exit code another one."""
     if head:
         yield from _head_troubles(cluster, head)
-    for _node, state in rows:
-        if isinstance(state, PatchkitError):
-            yield style("silent", fg="red") + f" {state.what}"
+    yield from _node_troubles(cluster, rows, head.model if head else "")
     yield from _source_troubles(rows)
     yield from _server_troubles(cluster, condition)
 
 
-def _source_troubles(rows: _Rows) -> Iterator[str]:
+def _node_troubles(cluster: Cluster, rows: _Rows, model: str) -> Iterator[Trouble]:
+    """Yield which nodes are silent, and which have lost the address of their start."""
+    for member, (node, state) in zip(cluster.file.node, rows, strict=True):
+        if isinstance(state, PatchkitError):
+            yield Trouble(style("silent", fg="red") + f" {state.what}", state.hint)
+        elif lost := state.troubles.lost:
+            addresses = " and ".join(state.troubles.addresses)
+            line = f"{node.destination} has lost {lost}, its address of this start: it has"
+            cure = quoted("patchkit", "up", model or "MODEL")
+            if member.address == lost:
+                cure = f"correct `address` of {node.destination} in cluster.toml; then `{cure}`"
+            yield Trouble(style("address", fg="red") + f" {line} {addresses}", cure)
+
+
+def _source_troubles(rows: _Rows) -> Iterator[Trouble]:
     """Yield what is wrong with the engine or the image that a node serves from, and its cure."""
     for node, state in rows:
         if isinstance(state, NodeState) and state.image and state.units[0].active != "inactive":
             trouble = image_finding(node.destination, state.image)
             word = style("next start", fg="red")
-            yield f"{word} {node.destination}: {trouble.what}; `{trouble.hint}`"
+            yield Trouble(f"{word} {node.destination}: {trouble.what}", trouble.hint)
 
 
 def _successors(rows: _Rows) -> Iterator[str]:
@@ -282,45 +309,69 @@ def _notes(cluster: Cluster, condition: ServerCondition, rows: _Rows) -> Iterato
         # A cluster that was renamed serves on under its former name; two of them may be meant.
         if any(state.others.values()):
             yield f"{node.destination}: {_other_clusters(node, state)}"
+        for disk in state.troubles.disks:
+            if trouble := disk_trouble(disk):
+                full = f"{node.destination}: {disk.folder}: {trouble}; a rank that ends may not"
+                yield style("full", fg="yellow") + f" {full} start again"
+        for kill in state.troubles.killed:
+            yield style("killed", fg="yellow") + f" {launch.kill_sentence(node, kill)}"
     yield from _successors(rows)
 
 
-def _last_error(cluster: Cluster, unit: UnitState) -> tuple[str, str] | None:
-    """Return the node and the words of the error for which a unit is not active."""
+@dataclass(frozen=True, slots=True)
+class LastError:
+    """The first error since the last answer; ``time`` is in microseconds since 1970."""
+
+    node: str
+    text: str
+    time: int
+
+
+def _last_error(cluster: Cluster, unit: UnitState) -> LastError | None:
+    """Return the error for which a unit is not active; what healed since then is none."""
     if unit.active != "failed" and unit.sub != "auto-restart":
         return None
-    log, nodes = read_journals(read_group_journal(cluster, lines=400).lines, {})
-    return (nodes[log.lead.number - 1], log.lead.text.strip()) if log.lead else None
+    entries = list(read_group_journal(cluster, lines=400).lines)
+    answers = [
+        number
+        for number, (node, line) in enumerate(entries)
+        if node == cluster.head.destination and line.text.startswith(ANSWERED)
+    ]
+    entries = entries[answers[-1] + 1 :] if answers else entries
+    log, _nodes = read_journals(entries, {})
+    if not log.lead:
+        return None
+    node, line = entries[log.lead.number - 1]
+    return LastError(node, log.lead.text.strip(), line.time)
 
 
-def _head_troubles(cluster: Cluster, head: NodeState) -> Iterator[str]:
+def _head_troubles(cluster: Cluster, head: NodeState) -> Iterator[Trouble]:
     """Yield what keeps the head from serving, or serves beside it."""
     unit = head.units[0]
     for watch in head.units:
         if watch.text and watch.unit != cluster.file.guard_unit:
-            yield watch.text
+            yield Trouble(watch.text)
     for stranger in head.strangers:
-        yield style("not the model", fg="red") + f" answers at {stranger}"
+        yield Trouble(style("not the model", fg="red") + f" answers at {stranger}")
     if unit.active == "failed":
         tries = f"{head.starts} starts in an hour ({unit.result}, status {unit.status})"
         since = unit.since.partition(" ")[2]
-        yield f"systemd gave up {since}, after {tries}; `patchkit up` starts it again"
+        again = "`patchkit up` starts it again"
+        yield Trouble(f"systemd gave up {since}, after {tries}; {again}")
 
 
-def _server_troubles(cluster: Cluster, condition: ServerCondition) -> Iterator[str]:
+def _server_troubles(cluster: Cluster, condition: ServerCondition) -> Iterator[Trouble]:
     """Yield what is wrong with a server whose unit is active, and with what watches it."""
     name, life = cluster.head.destination, condition.life
     if condition.unasked:
-        yield style("not asked", fg="red") + f" {name}: {condition.unasked}"
+        yield Trouble(style("not asked", fg="red") + f" {name}: {condition.unasked}")
     word, colour = _LIVES.get(life.state if life else ANSWERS, ("", ""))
     if life and word and life.state != BLIND:  # else the head names who listens
-        yield style(word, fg=colour) + f" {name}: {life.text}"
+        yield Trouble(style(word, fg=colour) + f" {name}: {life.text}")
     if condition.unwatched:
-        yield (
-            style("not watched", fg="red")
-            + f" {name}: {cluster.file.guard_unit} is {condition.unwatched}, so that nothing "
-            "restarts a server that hangs; `patchkit up` starts it again"
-        )
+        line = f" {name}: {cluster.file.guard_unit} is {condition.unwatched}, so that nothing"
+        again = "restarts a server that hangs; `patchkit up` starts it again"
+        yield Trouble(style("not watched", fg="red") + f"{line} {again}")
 
 
 def _condition_word(condition: ServerCondition) -> str:

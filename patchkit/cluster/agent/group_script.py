@@ -47,6 +47,7 @@ _AGAIN = 5.0  # seconds between two tries to reach a worker
 # Before what the rank's end of a link says: a login, ssh and systemd-run write to the same pipe.
 _RANK_WORD = "patchkit-rank: "
 _STARTED = "started"
+ANSWERED = "answered: "  # how the line begins that says that a start has ended well
 _FIRST_TOKEN = 600.0  # seconds for one answer; the first one may compile kernels
 _NOT_HERE = (400, 404, 405, 501)  # answers of a server that has no such question
 _QUESTIONS: dict[str, dict[str, Any]] = {
@@ -212,7 +213,7 @@ def ready(settings: Settings) -> None:
         say(f"no token yet: {reply.refusal}")
         _check_alive()
         time.sleep(2)
-    say(f"answered: {reply.model}, {time.monotonic() - began - loaded:.1f} s later")
+    say(f"{ANSWERED}{reply.model}, {time.monotonic() - began - loaded:.1f} s later")
 
 
 def ray(settings: Settings) -> None:

@@ -89,7 +89,8 @@ class NodeState:
     person asked for it or it lost a link. ``strangers`` are who else listens at its server's port;
     ``containers`` are the group's, by name. ``others`` are other clusters of this user that run
     here, by name, True if this is their head. ``start`` is the id of the start whose files are
-    here, and ``members`` are its nodes, as they were reached from where it was started.
+    here, ``model`` what its head serves, and ``members`` are its nodes, as they were reached from
+    where it was started.
     ``successor`` says which installation the next `up` serves from, if that is another one.
     ``image`` has what is wrong with the engine or the image that it serves from, None for nothing.
     ``frozen`` is when and why its server was killed as frozen, the last time within a day.
@@ -103,6 +104,7 @@ class NodeState:
     containers: tuple[str, ...] = ()
     others: Mapping[str, bool] = field(default_factory=dict)
     start: str = ""
+    model: str = ""
     members: tuple[str, ...] = ()
     successor: str = ""
     image: ImageFacts | None = None
@@ -158,6 +160,7 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
         strangers=tuple(listening),
         others=other_clusters(name),
         start=str(settings.get("id", "")),
+        model=str(settings.get("model", "")),
         members=tuple(map(str, settings.get("nodes", ()))),
         containers=tuple(find_containers(name)),
         successor=successor,
