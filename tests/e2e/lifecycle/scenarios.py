@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 
+from e2e.emulation import wires
 from e2e.lifecycle import fake_venv
 from e2e.lifecycle.cluster import (
     ANY,
@@ -28,6 +29,7 @@ TITLE = "printf '\\033]0;title\\007'\n"
 HANGS = "sleep 1000\n"
 GIVES_UP_SECONDS, STOP_SECONDS = 240, 60
 LIE_SECONDS = 12
+NEW_ADDRESS = "192.168.177.22"
 OFF_SECONDS = 90  # of a worker; more than RestartSec, a link's limit and a boot
 CUTS = 5  # one more than systemd's starts in an hour
 ERROR = "RuntimeError: CUDA error: an illegal memory access was encountered"
@@ -187,6 +189,29 @@ def cable_cuts(cluster: EmulatedCluster) -> str:
         cluster.wires.join("qsfp", "spark2")
         cluster.heals(before if seconds > 5 else None)
     return f"serves again after each; {cluster.head_status()['starts']} starts count"
+
+
+@scenario("serving")
+def status_knows(cluster: EmulatedCluster) -> str:
+    """A full disk while it serves; then the worker has another address on the cable."""
+    worker = cluster.worker
+    worker.fill()
+    cluster.expect("status", says=("full spark2", "0 MB are free"))
+    worker.unfill()
+
+    netdev = wires.halves(worker.number)[0]
+    given = f"{wires.qsfp_ip(worker.number)}/24"
+    before = cluster.ranks()
+    worker.root("ip", "address", "add", f"{NEW_ADDRESS}/24", "dev", netdev)
+    worker.root("ip", "address", "del", given, "dev", netdev)
+    wait(lambda: cluster.head_status()["units"][0]["sub"] == "waiting", 120, "it does not wait")
+    cure = "next: correct `address` of spark2 in cluster.toml"
+    said = cluster.patchkit("status").output
+    insist(all(word in said for word in ("has lost 192.168.177.2", NEW_ADDRESS, cure)), said)
+    worker.root("ip", "address", "add", given, "dev", netdev)
+    return (
+        f"`status` names both, and the new address; with the former one it {cluster.heals(before)}"
+    )
 
 
 @scenario("serving")
