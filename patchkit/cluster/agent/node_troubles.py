@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from patchkit.process import attempt
 _RECENT = 3600.0  # seconds
 _MOST = 3  # kills that are told
 _KILLED = re.compile(r"^(\S{19})\S* .*Killed process (\d+) \(([^)]*)\)")
+_OF_UNIT = "killed by the OOM killer"
 _STATE = "~/.local/state"  # what ranks compile and write
 
 
@@ -43,12 +45,13 @@ def look_for_troubles(settings: Mapping[str, Any]) -> NodeTroubles:
     addresses = tuple(_own_addresses())
     given = str(settings.get("address", ""))
     is_lost = bool(given and addresses) and given not in addresses
-    kernel: Sequence[str] = ()
-    with contextlib.suppress(UnreadError):
-        kernel = read_kernel_log()
+    try:
+        killed = tuple(memory_kills(read_kernel_log(), time.time()))
+    except UnreadError:  # it is for root and the group adm; systemd tells this user of its units
+        killed = tuple(_unit_kills(str(settings.get("unit", ""))))
     return NodeTroubles(
         disks=tuple(disk_rooms(["~", _STATE])),
-        killed=tuple(memory_kills(kernel, time.time()))[-_MOST:],
+        killed=killed[-_MOST:],
         addresses=addresses,
         lost=given if is_lost else "",
     )
@@ -62,6 +65,15 @@ def memory_kills(kernel: Sequence[str], now: float) -> Iterator[str]:
             with contextlib.suppress(ValueError):
                 if now - datetime.fromisoformat(clock).timestamp() < _RECENT:
                     yield f"{name} (process {process}) at {clock.replace('T', ' ')}"
+
+
+def _unit_kills(unit: str) -> Iterator[str]:
+    """Yield the times at which a process of a unit was ended for memory, by the user's systemd."""
+    asked = ("--quiet", "--no-pager", "--output=short-iso", f"--since=-{_RECENT:.0f}s")
+    whose = (f"_UID={os.getuid()}", f"USER_UNIT={unit}")
+    for line in attempt("journalctl", *asked, *whose).output.splitlines():
+        if _OF_UNIT in line:
+            yield f"a process of {unit} at {line[:19].replace('T', ' ')}"
 
 
 def _own_addresses() -> Iterator[str]:

@@ -209,9 +209,8 @@ def status_knows(cluster: EmulatedCluster) -> str:
     said = cluster.patchkit("status").output
     insist(all(word in said for word in ("has lost 192.168.177.2", NEW_ADDRESS, cure)), said)
     worker.root("ip", "address", "add", given, "dev", netdev)
-    return (
-        f"`status` names both, and the new address; with the former one it {cluster.heals(before)}"
-    )
+    healed = cluster.heals(before)
+    return f"`status` names both, and the new address; with the former one it {healed}"
 
 
 @scenario("serving")
