@@ -263,23 +263,34 @@ def _troubles(
     """Yield what is wrong: it makes the exit code another one."""
     if head:
         yield from _head_troubles(cluster, head)
-    yield from _node_troubles(cluster, rows, head.model if head else "")
+    yield from _node_troubles(cluster, rows)
     yield from _source_troubles(rows)
     yield from _server_troubles(cluster, condition)
 
 
-def _node_troubles(cluster: Cluster, rows: _Rows, model: str) -> Iterator[Trouble]:
-    """Yield which nodes are silent, and which have lost the address of their start."""
+def _node_troubles(cluster: Cluster, rows: _Rows) -> Iterator[Trouble]:
+    """Yield which nodes are silent, have changed places, or lost the address of their start."""
+    states = [state for _node, state in rows if isinstance(state, NodeState)]
+    model = next((state.model for state in states if state.model), "MODEL")
+    again = quoted("patchkit", "up", model)
+    names = [node.destination for node, _state in rows]
+    starts = {state.members for state in states if state.serves}
+    for members in starts - {tuple(names)}:
+        # Other names may be those of another launcher.
+        if sorted(members) == sorted(names):
+            line = f"{members[0]} leads what runs, and {names[0]} stands first in cluster.toml"
+            yield Trouble(style("head", fg="red") + f" {line}", again)
+
     for member, (node, state) in zip(cluster.file.node, rows, strict=True):
         if isinstance(state, PatchkitError):
             yield Trouble(style("silent", fg="red") + f" {state.what}", state.hint)
         elif lost := state.troubles.lost:
             addresses = " and ".join(state.troubles.addresses)
             line = f"{node.destination} has lost {lost}, its address of this start: it has"
-            cure = quoted("patchkit", "up", model or "MODEL")
-            if member.address == lost:
-                cure = f"correct `address` of {node.destination} in cluster.toml; then `{cure}`"
-            yield Trouble(style("address", fg="red") + f" {line} {addresses}", cure)
+            cure = f"correct `address` of {node.destination} in cluster.toml; then `{again}`"
+            is_in_file = member.address == lost
+            text = style("address", fg="red") + f" {line} {addresses}"
+            yield Trouble(text, cure if is_in_file else again)
 
 
 def _source_troubles(rows: _Rows) -> Iterator[Trouble]:

@@ -14,6 +14,7 @@ OTHER_PORT = 8100
 def nodes_swapped(cluster: EmulatedCluster) -> str:
     """Head and worker change places; the former head boots alone; then it leaves the file."""
     cluster.describe(SWAPPED)
+    cluster.expect("status", status=REFUSED, says=("spark1 leads what runs", "up", MODEL))
     cluster.expect("up", MODEL)
     cluster.worker.kill()  # the head now
     cluster.head.shut_down()
