@@ -29,11 +29,9 @@ from patchkit.runtime.rules.rule import Situation, holds
 _EXCEPTION = TextPattern(
     "an exception",
     ("error", "exception", "timeoutexpired"),
-    re.compile(
-        r"^(?!\S*Cancelled)[A-Za-z_][\w.]{0,200}(?:Error|Exception|TimeoutExpired)"
-        r"(?:\([\w.]{1,200}\))?(?::\s|$)",
-        re.MULTILINE,
-    ),
+    r"^(?!\S*Cancelled)[A-Za-z_][\w.]{0,200}(?:Error|Exception|TimeoutExpired)"
+    r"(?:\([\w.]{1,200}\))?(?::\s|$)",
+    flags=re.MULTILINE,
 )
 _ERRORS = (
     _EXCEPTION,

@@ -39,8 +39,19 @@ class TextPattern:
 
     text: str
     anchors: tuple[str, ...]
-    pattern: re.Pattern[str]
+    expression: str
     weight: int = 0
+    flags: re.RegexFlag = re.IGNORECASE
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        """Return the expression, compiled when it is met: a log has few of two thousand."""
+        return _compiled(self.expression, self.flags)
+
+
+@cache
+def _compiled(expression: str, flags: re.RegexFlag) -> re.Pattern[str]:
+    return re.compile(expression, flags)
 
 
 @cache
@@ -88,7 +99,7 @@ def text_pattern(text: str) -> TextPattern:
     begin, end_of_word = (r"(?<!\w)", r"(?!\w)")
     pattern = f"{begin * text[:1].isalnum()}{''.join(parts)}{end_of_word * text[-1:].isalnum()}"
     weight = len(_PART.sub("", text))
-    return TextPattern(text, anchors, re.compile(pattern, re.IGNORECASE), weight)
+    return TextPattern(text, anchors, pattern, weight)
 
 
 Id = Annotated[str, matching(r"[a-z0-9]+(?:-[a-z0-9]+)*", "words of small letters with dashes")]
