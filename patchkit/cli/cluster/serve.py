@@ -169,8 +169,11 @@ def down_command(*, cluster: Cluster) -> Iterator[Block]:
         nodes.append(node_fields(node.destination, result))
         yield from _stopped_blocks(node, result)
     yield Record({"nodes": nodes})
-    for text in launch.end_left_nodes(cluster, results):
+    left = launch.end_left_nodes(cluster, results)
+    for text in left:
         yield BAD + text
+    if left:
+        yield ExitCode(HostError.exit_code)
     check_stopped(cluster, results)
 
 

