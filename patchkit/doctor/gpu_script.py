@@ -192,24 +192,19 @@ def try_fp8(settings: Answer) -> Answer:
         layer.weight.data.copy_(weight)
         (layer.weight_scale_inv if block else layer.weight_scale).data.copy_(scale)
         method.process_weights_after_loading(layer)
-        taken = getattr(method, "fp8_linear", None)
-        kernel = type(taken).__name__ if taken is not None else "unknown"
-        figures = {"scales": "as given"}
+        kernel = getattr(method, "fp8_linear", None)
+        name = type(kernel).__name__ if kernel is not None else "unknown"
 
-        if block:
-            rounded = _round_scales(torch, weight.float() * scales, block)
-            if _are_equal(torch, layer.weight, rounded.stored):
-                cost = max(
-                    _largest_error(x.double() @ rounded.exact.t(), x.double() @ exact.t())
-                    for x in inputs
-                )
-                figures = {
-                    "scales": f"rounded to powers of two (E8M0), which alone costs {cost:.2g}"
-                }
-                exact = rounded.exact
+        scales_are = "as given"
+        rounded = _round_scales(torch, weight.float() * scales, block) if block else None
+        if rounded and _are_equal(torch, getattr(layer, "weight", None), rounded.stored):
+            x = inputs[-1].double()
+            cost = _largest_error(x @ rounded.exact.t(), x @ exact.t())
+            scales_are = f"rounded to powers of two (E8M0), which alone costs {cost:.2g}"
+            exact = rounded.exact
 
         products = ((method.apply(layer, x.bfloat16()), x.double() @ exact.t()) for x in inputs)
-        return _judge_products(kernel, products, **figures)
+        return _judge_products(name, products, scales=scales_are)
 
 
 class RoundedWeights(NamedTuple):
@@ -237,8 +232,9 @@ def _round_scales(torch: Any, values: Any, block: int) -> RoundedWeights:
 
 def _are_equal(torch: Any, stored: Any, weight: Any) -> bool:
     """Return whether a layer holds these weights, in the order and type in which they came."""
-    same_kind = stored.dtype == weight.dtype and stored.shape == weight.shape
-    return same_kind and bool(torch.equal(stored.float(), weight.float()))
+    if stored is None or (stored.dtype, stored.shape) != (weight.dtype, weight.shape):
+        return False
+    return bool(torch.equal(stored.float(), weight.float()))
 
 
 def try_nvfp4(_: Answer) -> Answer:

@@ -216,14 +216,24 @@ def run_parts(request: ProofRequest, tell: Tell) -> tuple[list[GpuStep], Interru
         except (PatchkitError, OSError, LookupError) as error:
             reason = str(error).partition("\n")[0]
         except Interrupted as error:
-            interrupt, obstacle, reason = error, "interrupted", "interrupted"
-        left = [name for name in names if name not in {part.step for part in parts}]
-        parts += [GpuStep(step=name, state="not-run", reason=reason) for name in left]
-        if parts[0].state != "ok":  # the device
-            obstacle = obstacle or parts[0].reason
-        elif request.free_gib < proof_settings()["free_gib"]:
-            obstacle = obstacle or f"only {request.free_gib:.0f} GiB of memory are free"
+            interrupt = error
+            obstacle = reason = "interrupted"
+
+        done = {part.step for part in parts}
+        parts += [
+            GpuStep(step=name, state="not-run", reason=reason) for name in names if name not in done
+        ]
+        obstacle = obstacle or find_obstacle(parts[0], request.free_gib)
     return parts, interrupt
+
+
+def find_obstacle(device: GpuStep, free_gib: float) -> str:
+    """Return why nothing more can be tried after the device was, "" if all can."""
+    if device.state != "ok":
+        return device.reason
+    if free_gib < proof_settings()["free_gib"]:
+        return f"only {free_gib:.0f} GiB of memory are free"
+    return ""
 
 
 def try_gpu(request: ProofRequest) -> Iterator[GpuStep]:
@@ -276,25 +286,42 @@ def time_paths(request: ProofRequest) -> Iterator[GpuStep]:
         raise HostError(request.apart)
     for name, path in settings["paths"].items():
         ranks = run_all_reduce(request.nodes, settings["sizes"], path["variables"])
-        failed = "; ".join(f"rank {n}: {it.reason}" for n, it in enumerate(ranks) if it.reason)
-        lines = [line for rank in ranks for line in rank.lines]
-        took = sorted({said.network for said in read_nccl(lines)})
-        other = not all(network.startswith(path["network"]) for network in took)
-        # The slowest rank counts, since all wait for it; of another network nothing does.
-        figures = {
-            key: (max if key.startswith("micro") else min)(it.figures.get(key, own) for it in ranks)
-            for key, own in ({} if other else ranks[0].figures).items()
-        }
-        speeds = [value for key, value in figures.items() if key.startswith("gigabytes")]
-        yield GpuStep(
-            step=f"nccl-{name}",
-            state="failed" if failed else "not-run" if other else "ok",
-            seconds=max(rank.seconds for rank in ranks),
-            kernel=", ".join(took),
-            reason=failed or (f"NCCL took no {path['network']}" if other else ""),
-            figures=figures | ({"most_gigabytes_per_second": max(speeds)} if speeds else {}),
-            lines=tuple(lines),
-        )
+        yield judge_ranks(f"nccl-{name}", ranks, path["network"])
+
+
+def judge_ranks(step: str, ranks: Sequence[GpuStep], network: str) -> GpuStep:
+    """Return how an all-reduce went over a network; of another one no figure counts."""
+    lines = tuple(line for rank in ranks for line in rank.lines)
+    networks = sorted({answer.network for answer in read_nccl(lines)})
+    failures = [f"rank {number}: {rank.reason}" for number, rank in enumerate(ranks) if rank.reason]
+    result = GpuStep(
+        step=step,
+        state="ok",
+        seconds=max(rank.seconds for rank in ranks),
+        kernel=", ".join(networks),
+        lines=lines,
+    )
+
+    wanted = all(name.startswith(network) for name in networks)
+    figures = slowest_figures(ranks) if wanted else {}
+    if failures:
+        return replace(result, state="failed", reason="; ".join(failures), figures=figures)
+    if not wanted:
+        return replace(result, state="not-run", reason=f"NCCL took no {network}")
+    return replace(result, figures=figures)
+
+
+def slowest_figures(ranks: Sequence[GpuStep]) -> dict[str, Any]:
+    """Return the figures of the slowest rank, which all wait for, and the highest speed of them."""
+    figures: dict[str, Any] = {}
+    for key, value in ranks[0].figures.items():
+        slowest = max if key.startswith("micro") else min
+        figures[key] = slowest(rank.figures.get(key, value) for rank in ranks)
+
+    speeds = [value for key, value in figures.items() if key.startswith("gigabytes")]
+    if speeds:
+        figures["most_gigabytes_per_second"] = max(speeds)
+    return figures
 
 
 def measure_starts(request: ProofRequest) -> Iterator[GpuStep]:

@@ -8,7 +8,7 @@ import tarfile
 import textwrap
 import zlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
@@ -103,22 +103,25 @@ def parse_proof(packed: bytes, name: str) -> Proof:
 
 def summary_lines(proof: Proof) -> list[str]:
     """Return what a person reads first, 80 characters wide: 20 lines, and every reason whole."""
-    counts = Counter(part.state for part in proof.parts)
-    states = ", ".join(f"{counts[state]} {state}" for state in ("ok", "failed", "not-run"))
-    lines = [
-        f"patchkit {proof.patchkit}, {proof.date}: {proof.device} ({proof.capability or '?'})",
-        f"driver {proof.driver or '?'}, vLLM {proof.vllm or '?'}, torch {proof.torch or '?'}",
-        f"parts: {states}; {proof.seconds:.0f} s",
-    ]
-    if proof.code and proof.capability[:1].isdigit():
-        lines.append(f"compiled at first use: {first_use(proof) or 'nothing'}")
-    lines += _reason_lines(proof)
-    shown = [line for text in lines for line in _wrapped(text)]
+    shown = []
+    for text in (*_head_lines(proof), *_reason_lines(proof)):
+        shown += _wrapped(text)
 
     for part in reversed(proof.parts):
         if part.state == "ok" and len(shown) < _LINES:
             shown += _wrapped(_figures_line(part))
     return shown
+
+
+def _head_lines(proof: Proof) -> Iterator[str]:
+    """Yield what was tried, how many parts went well, and what the device has to compile."""
+    counts = Counter(part.state for part in proof.parts)
+    states = ", ".join(f"{counts[state]} {state}" for state in ("ok", "failed", "not-run"))
+    yield f"patchkit {proof.patchkit}, {proof.date}: {proof.device} ({proof.capability or '?'})"
+    yield f"driver {proof.driver or '?'}, vLLM {proof.vllm or '?'}, torch {proof.torch or '?'}"
+    yield f"parts: {states}; {proof.seconds:.0f} s"
+    if proof.code and proof.capability[:1].isdigit():
+        yield f"compiled at first use: {first_use(proof) or 'nothing'}"
 
 
 def _reason_lines(proof: Proof) -> list[str]:

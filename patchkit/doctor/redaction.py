@@ -364,17 +364,13 @@ class Redactor:
             case "address" | "address6":
                 yield from self._address_spans(match)
             case "serial":
-                name = re.match(rf"[\w /-]+?{_SIGN}", word)
-                begin = name.end() if name else 0
-                place = self._place("serial", word[begin:])
-                yield Span(start=start + begin, stop=stop, place=place)
+                start += self._length_of_name(word)
+                place = self._place("serial", match.string[start:stop])
+                yield Span(start=start, stop=stop, place=place)
             case "email":
                 yield from self._email_spans(word, start, stop)
-            case "account":
+            case "account" | "home":
                 yield from self._account_spans(word, start, stop)
-            case "home":
-                if word != "root":
-                    yield Span(start=start, stop=stop, place=self._place("user", word))
             case "mac":
                 yield Span(start=start, stop=stop, place=self._number("mac", _mac_key(word)))
             case "known":
@@ -391,8 +387,13 @@ class Redactor:
         spelled = (known for known in self._known if re.sub("[-_]", "", known) == bare)
         return next(spelled, small)
 
+    def _length_of_name(self, word: str) -> int:
+        """Return how long the name of a serial number is, with the sign behind it."""
+        name = re.match(rf"[\w /-]+?{_SIGN}", word)
+        return name.end() if name else 0
+
     def _account_spans(self, word: str, start: int, stop: int) -> Iterator[Span]:
-        """Yield a user and, if it was not told by another form, the host where he logs in."""
+        """Yield a user and, if it is named behind an @, the host where he logs in."""
         user, _, host = word.partition("@")
         middle = start + len(user)
         if user != "root":
@@ -491,6 +492,12 @@ def _private_address(text: str) -> _Address | None:
     return None if any(address in network for network in _common_networks()) else address
 
 
+def _short_names(names: Iterable[str]) -> list[str]:
+    """Return the first parts of names, by which a host is called as well; an address has none."""
+    parts = [name.partition(".")[0] for name in names if "." in name]
+    return [part for part in parts if not part.isdigit() and len(part) > 2]
+
+
 def private_names(
     nodes: Iterable[tuple[str, NodeFacts | None]], models: Sequence[str] = ()
 ) -> PrivateNames:
@@ -498,21 +505,23 @@ def private_names(
 
     ``models`` are names and folders of what is served.
     """
-    hosts, users, addresses, serials = [], [], [], []
+    hosts: list[list[str]] = []
+    users: list[str] = []
+    addresses: list[str] = []
+    serials: list[str] = []
     for destination, facts in nodes:
         user, _, host = destination.rpartition("@")
-        own = [host]
         users.append(user)
+        names = [host]
         if facts is not None:
-            own.append(facts.host.system.hostname)
+            names.append(facts.host.system.hostname)
             users += [facts.user, Path(facts.home).name]
-            addresses += [its.address for dev in facts.host.netdevs for its in dev.addresses]
-            addresses += [gid.address for rdma in facts.host.rdma for gid in rdma.gids]
-            serials += [dev.mac for dev in facts.host.netdevs]
-        # The first part of a host's name is its name as well; an address has none.
-        short = [name.partition(".")[0] for name in own if "." in name]
-        own += [name for name in short if not name.isdigit() and len(name) > 2]
-        hosts.append(own)
+            for device in facts.host.netdevs:
+                addresses += [str(address.address) for address in device.addresses]
+                serials.append(device.mac)
+            for rdma in facts.host.rdma:
+                addresses += [gid.address for gid in rdma.gids]
+        hosts.append([*names, *_short_names(names)])
     return PrivateNames(
         hosts=hosts, users=users, addresses=addresses, serials=serials, models=models
     )

@@ -133,18 +133,23 @@ def _secret_forms() -> tuple[re.Pattern[str], ...]:
 
 def _values_after(text: str, name: re.Match[str]) -> Iterator[tuple[int, int]]:
     """Yield the secrets that follow a name: the value of a flag, of a variable, or of a key."""
-    word, sign = name["name"], name["sign"]
-    assigns = _ASSIGNS.search(sign) is not None
+    assigns = _ASSIGNS.search(name["sign"]) is not None
     if name["dashes"]:
-        flag = secret_flag(name["dashes"] + word)
-        if flag and not assigns:
-            yield from _several_values(text, name.end())
-        elif flag or holds_secret(word):
-            yield from _value_at(text, name.end())
-    elif assigns and holds_secret(word):
-        yield from _named_values(text, name)
+        yield from _flag_values(text, name, several=not assigns)
+    elif assigns:
+        if holds_secret(name["name"]):
+            yield from _named_values(text, name)
     # Behind a blank or a comma only a shell's own word makes it a value.
-    elif sign.isspace() and _is_set_by_shell(text, name) and holds_secret(word):
+    elif _is_set_by_shell(text, name) and holds_secret(name["name"]):
+        yield from _value_at(text, name.end())
+
+
+def _flag_values(text: str, name: re.Match[str], *, several: bool) -> Iterator[tuple[int, int]]:
+    """Yield the values of a flag, if it takes a secret; `--api-key` takes several."""
+    flag = secret_flag(name["dashes"] + name["name"])
+    if flag and several:
+        yield from _several_values(text, name.end())
+    elif flag or holds_secret(name["name"]):
         yield from _value_at(text, name.end())
 
 
@@ -161,8 +166,9 @@ def _several_values(text: str, at: int) -> Iterator[tuple[int, int]]:
 def _is_set_by_shell(text: str, name: re.Match[str]) -> bool:
     """Return whether a shell sets a name there: fish's and csh's words stand in sentences, too."""
     command = _SHELL_SETS.search(text, max(0, name.start() - _COMMAND), name.start())
-    if command is None:
+    if command is None or not name["sign"].isspace():
         return False
+
     value = _QUOTED.match(text, name.end()) or _BARE.match(text, name.end())
     plain = command["word"] == "set" and not command["flags"]
     return value is not None and not (plain and value[0].isalpha())
@@ -182,13 +188,19 @@ def _named_values(text: str, name: re.Match[str]) -> Iterator[tuple[int, int]]:
         stop = at + len(value.rstrip(" \t\r\"'"))
         yield from _secret_at(text, end - len(value.lstrip(" \t\"'")), stop, quoted=True)
     elif text[at : at + 1] in ("[", "(") and not text.startswith(_MASK, at):
-        for number, item in enumerate(_ITEM.finditer(text, at + 1, at + _LONGEST)):
-            if item["close"] or (number and text[item.start() - 1] in "[("):  # a list in it
-                return
-            kind = "value" if item["bare"] is None else "bare"
-            yield from _secret_at(text, *item.span(kind), quoted=kind == "value")
+        yield from _listed_values(text, at + 1)
     else:
         yield from _value_at(text, at)
+
+
+def _listed_values(text: str, start: int) -> Iterator[tuple[int, int]]:
+    """Yield the values of a list that begins before ``start``, until it ends or has another."""
+    for item in _ITEM.finditer(text, start, start + _LONGEST):
+        is_nested = item.start() > start and text[item.start() - 1] in "[("
+        if item["close"] or is_nested:
+            return
+        kind = "value" if item["bare"] is None else "bare"
+        yield from _secret_at(text, *item.span(kind), quoted=kind == "value")
 
 
 def _value_at(text: str, at: int) -> Iterator[tuple[int, int]]:
