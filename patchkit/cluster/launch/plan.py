@@ -288,7 +288,7 @@ def pair_findings(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[
     for name, its in zip(names[1:], facts[1:], strict=True):
         where = f"{first}, {name}"
         wrong = partial(finding_from_text, "survey.toml", where=where, first=first, second=name)
-        for found in pair_checks(cages, its.host) if cages else ():
+        for found in pair_checks(head.host, cages, its.host) if cages else ():
             if found.level is not Level.OK:
                 yield replace(found, where=where, what=f"{found.where}: {found.what}")
         same_cpu = head.host.system.machine == its.host.system.machine

@@ -179,8 +179,13 @@ def _check_gid(host: Host, netdev: Netdev) -> Finding:
 _Pair = tuple[Netdev, IPv4Network, tuple[Netdev, ...]]
 
 
-def pair_checks(chosen: Cages, peer: Host) -> Iterator[Finding]:
+def pair_checks(host: Host, chosen: Cages, peer: Host) -> Iterator[Finding]:
     """Yield how both ends compare: networks, MTU, addresses, twins, ports."""
+    masters = host.masters(twin for twins in chosen.values() for twin in twins)
+    if masters:
+        # The addresses of a bond's parts are the bond's.
+        free = {number: its for number, its in chosen.items() if not host.masters(its)}
+        chosen = {None: masters, **free}
     pairs, theirs = list(_find_pairs(chosen, peer)), find_cages(peer)
     if not pairs:
         yield judge(False, "both ends", "networks", "there is no address to compare")
@@ -239,10 +244,9 @@ def verify_network(
     """
     yield from host_checks(host, chosen)
     halves = [netdev for twins in chosen.values() for netdev in twins]
-    masters = host.masters(halves)
     if peer:
-        yield from pair_checks({None: masters} if masters else chosen, peer)
-    halves += masters
+        yield from pair_checks(host, chosen, peer)
+    halves += host.masters(halves)
     ours = [own.network for half in halves for own in half.ipv4]
     known = [
         address.ip

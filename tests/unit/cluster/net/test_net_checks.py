@@ -195,7 +195,7 @@ def test_parts_of_a_vrf_keep_their_addresses(machine):
 
 
 def compared(ours, theirs):
-    return list(pair_checks(choose_checked_cages(ours), theirs))
+    return list(pair_checks(ours, choose_checked_cages(ours), theirs))
 
 
 @pytest.mark.parametrize(
@@ -208,6 +208,7 @@ def compared(ours, theirs):
         ("cable_port0", "one_twin", {LOST[B]}),
         ("cable_port0", "single", {*LOST.values()}),
         ("cable_out", "cable_port0", {"both ends: networks: error"}),
+        ("bond", "bond", {"bond0 and bond0: same twin: unknown"}),
     ],
 )
 def test_both_ends(machine, ours, theirs, expected):
