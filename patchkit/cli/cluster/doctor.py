@@ -22,7 +22,7 @@ from patchkit.doctor.symptoms.lines import STDIN, text_chunks
 from patchkit.doctor.visit import Visit, local_facts, visit
 from patchkit.errors import UsageError
 from patchkit.extras import BASE, require_libraries
-from patchkit.finding import Level, worst
+from patchkit.finding import Finding, Level, worst
 from patchkit.measure.device_code import look_at_device_code
 from patchkit.quoting import quoted
 from patchkit.reading import read_chunks
@@ -56,7 +56,8 @@ def doctor_command(
       docker logs vllm 2>&1 | patchkit doctor --log -
     """
     several = given["with_cluster"] or file is not None
-    gpu, venv, verbose = given["gpu"], given["venv"], given["verbose"]
+    gpu = given["gpu"]
+    verbose = given["verbose"]
     if sum((log is not None, several, port is not None)) > 1:
         raise UsageError("--log, --cluster, --port: one of them", hint="patchkit doctor --cluster")
     if log is None:
@@ -64,30 +65,42 @@ def doctor_command(
     if save is not None:
         require_new(save)
     if log is not None:
-        where = STDIN if str(log) == "-" else str(log)
-        pieces = read_chunks(log, reader=_READER, hint=f"docker logs vllm 2>&1 | {_READER}")
-        chunks = text_chunks(pieces, where)
-        read = read_log(chunks, local_facts(cluster_here(venv=venv)))
-        lines = tuple((f"{where}:{number}", text) for number, text in read.lines.items())
-        visited = Visit(findings=tuple(log_findings(read, where)), lines=lines)
+        visited = _read_visit(log, given["venv"])
     elif several:
         visited = visit(Cluster(read_cluster_file(file or FILE)), gpu=gpu, here=False)
     else:
         choices = {"serve": ServeChoices(port=port)} if port else {}
-        cluster = cluster_here(venv=venv, **choices)
+        cluster = cluster_here(venv=given["venv"], **choices)
         visited = visit(cluster, gpu=gpu, port=port or 0, here=True)
     visited = add_first_use(visited, look_at_device_code)
-    found = []
-    for its in visited.findings:  # they quote logs and errors
-        what, why, hint = map(mask_secrets, (its.what, its.why, its.hint))
-        found.append(replace(its, what=what, why=why, hint=hint))
-    yield Record({"findings": [finding.fields() for finding in found]})
+    findings = [_masked(finding) for finding in visited.findings]
+    yield Record({"findings": [finding.fields() for finding in findings]})
     if log and not verbose:
-        yield from (finding.what for finding in found if finding.level is Level.OK)
-    yield from finding_lines(found, verbose=verbose)
+        yield from (finding.what for finding in findings if finding.level is Level.OK)
+    yield from finding_lines(findings, verbose=verbose)
     if save is not None:
         yield from _saved(visited, save, verbose=verbose)
-    yield ExitCode(worst(found, Level.ERROR, Level.WARNING))
+    yield ExitCode(worst(findings, Level.ERROR, Level.WARNING))
+
+
+def _read_visit(log: Path, venv: str | None) -> Visit:
+    """Return what is known of what a program wrote."""
+    where = STDIN if str(log) == "-" else str(log)
+    pieces = read_chunks(log, reader=_READER, hint=f"docker logs vllm 2>&1 | {_READER}")
+    chunks = text_chunks(pieces, where)
+    read = read_log(chunks, local_facts(cluster_here(venv=venv)))
+    lines = tuple((f"{where}:{number}", text) for number, text in read.lines.items())
+    return Visit(findings=tuple(log_findings(read, where)), lines=lines)
+
+
+def _masked(finding: Finding) -> Finding:
+    """Return a finding without secrets: it quotes logs and errors."""
+    return replace(
+        finding,
+        what=mask_secrets(finding.what),
+        why=mask_secrets(finding.why),
+        hint=mask_secrets(finding.hint),
+    )
 
 
 def _saved(visited: Visit, place: Path, *, verbose: bool) -> Iterator[Block]:
