@@ -8,9 +8,10 @@ from itertools import pairwise
 import pytest
 
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
+from patchkit.doctor.proof import Stream, proof_settings
 from patchkit.errors import HostError, UsageError
 from patchkit.measure.figures import result_file
-from patchkit.measure.rounds import BenchPlan, measure_variants
+from patchkit.measure.rounds import BenchPlan, measure_stream, measure_variants
 from patchkit.measure.variants import BenchLoad, PlannedVariant, describe_conditions, plan_cluster
 from support import write_files
 
@@ -75,6 +76,21 @@ def test_a_server_elsewhere_is_measured_once_and_only_whole(tmp_path, monkeypatc
     other = plan(of.folder, "served", rounds=1, loads=LOADS, **where)
     with pytest.raises(UsageError, match="holds figures of another setup"):
         measure_variants(other, steps.append)
+
+
+def test_a_proof_has_the_answer_of_one_stream(tmp_path, monkeypatch):
+    asker = write_files(tmp_path, {"python": ASKER}, mode=0o755) / "python"
+    monkeypatch.setenv("ANSWERED", "8")
+    stream = Stream(
+        name="serve-cold",
+        python=str(asker),
+        url="http://spark-1.invalid:8000",
+        tokenizer="",
+        folder=tmp_path / "bench",
+        seconds=60,
+        load=proof_settings()["serve"]["load"],
+    )
+    assert measure_stream(stream) == {"completed": 8, "output_throughput": 5.5}
 
 
 def test_an_environment_without_vllm_is_named_before_anything_is_written(tmp_path):
