@@ -44,7 +44,7 @@ class StartWatcher:
     """Who waits for a start: ``tell`` gets the unit's state and the seconds since the start.
 
     ``explain`` makes the error of a start that failed from what all ranks wrote, by time, and how
-    systemd says that it ended; ``warn`` gets what is left of the former start.
+    systemd says that it ended; ``warn`` gets what is left of the former start, or was mended.
     """
 
     tell: Callable[[UnitState, float], None]
@@ -273,9 +273,9 @@ def bring_up(cluster: Cluster, model: str, warn: Callable[[str], None]) -> tuple
     """Write what differs and start; what runs with the same files is left alone.
 
     Returns the units, and the start's time for the head's journal, "" if they were running;
-    ``warn`` gets what is left of the former start. Raises BusyError while another patchkit changes
-    the cluster; an error of a node before anything was written; HostError if what ran before does
-    not stop.
+    ``warn`` gets what is left of the former start, or was mended. Raises BusyError while another
+    patchkit changes the cluster; an error of a node before anything was written; HostError if what
+    ran before does not stop.
     """
     with cluster.alone():
         plan = make_plan(cluster, model)
@@ -285,9 +285,7 @@ def bring_up(cluster: Cluster, model: str, warn: Callable[[str], None]) -> tuple
 def _start_group(cluster: Cluster, plan: GroupPlan, warn: Callable[[str], None]) -> str:
     states = all_of(cluster.states())
     if plan.files == plan.former and states[0].serves:
-        guard = states[0].unit(cluster.file.guard_unit)
-        if states[0].units[0].active == "active" and guard and is_unwatched(cluster, guard):
-            cluster.head.call(NoneType, unit_state.begin_unit, unit=guard.unit)
+        _watch_again(cluster, states[0], warn)
         return ""
 
     for text in end_left_nodes(cluster, states):
@@ -297,6 +295,14 @@ def _start_group(cluster: Cluster, plan: GroupPlan, warn: Callable[[str], None])
         check_stopped(cluster, stop_group(cluster, disable=False))
     committed("the files of this start are on the nodes")
     return _begin_with(cluster, plan.files, f"{plan.units.model.name} is started")
+
+
+def _watch_again(cluster: Cluster, head: NodeState, warn: Callable[[str], None]) -> None:
+    """Start what watches a server that runs, where somebody stopped it."""
+    guard = head.unit(cluster.file.guard_unit)
+    if head.units[0].active == "active" and guard and is_unwatched(cluster, guard):
+        cluster.head.call(NoneType, unit_state.begin_unit, unit=guard.unit)
+        warn(f"{cluster.head.destination}: {guard.unit} was {guard.active}, and is started again")
 
 
 def _begin_with(cluster: Cluster, files: Sequence[dict[str, str]], begun: str) -> str:

@@ -13,7 +13,6 @@ import csv
 import errno
 import hashlib
 import io
-import json
 import os
 import re
 import struct
@@ -40,6 +39,7 @@ from packaging.version import Version
 
 from patchkit.elf import MAGIC, damaged
 from patchkit.errors import SourceError, StorageError
+from patchkit.foreign import read_json
 
 T = TypeVar("T")
 FACTS = "patchkit.json"
@@ -136,8 +136,8 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
         if len(found) != 1:
             return {}
         try:
-            facts = json.loads(self.text(found[0]))
-        except (ValueError, RecursionError) as error:
+            facts = read_json(self.text(found[0]))
+        except ValueError as error:
             raise SourceError(f"{self.path}: {found[0]}: is no JSON: {str(error)[:80]}") from None
         if not isinstance(facts, dict):
             raise SourceError(f"{self.path}: {found[0]}: is no JSON object")

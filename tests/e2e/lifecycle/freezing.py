@@ -130,7 +130,7 @@ def unwatched(cluster: EmulatedCluster) -> str:
     before, head = cluster.ranks(), cluster.head
     head.user("systemctl", "--user", "stop", ALIVE)
     cluster.expect("status", status=REFUSED, says=f"not watched spark1: {ALIVE} is inactive")
-    cluster.expect("up", MODEL, says="runs with these files already")
+    cluster.expect("up", MODEL, says=(f"{ALIVE} was inactive", "runs with these files already"))
     cluster.expect("status", says="watch spark1: ")
     ask(cluster, seconds=STEP)
     cluster.worker.user("systemd-run", "--user", "sh", "-c", COMPILES.format(STEP))

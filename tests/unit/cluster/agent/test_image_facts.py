@@ -128,6 +128,7 @@ def test_contents_are_the_same_in_every_store(engine):
         *({"image": {"Id": "--privileged"}}, {"image": {"Config": 1}}, {"image": {"Size": []}}),
         *({"info": text} for text in ("", "[]", "{}", '{"host": 1}', "[" * 9999)),
         {"info": {"DockerRootDir": []}},
+        *({"image": {"Size": size}} for size in (float("inf"), float("nan"), -5, 10**400, "5")),
     ],
 )
 def test_what_an_engine_says_is_checked(said, engine):
