@@ -381,7 +381,8 @@ def _server_troubles(cluster: Cluster, condition: ServerCondition) -> Iterator[T
         yield Trouble(style("not asked", fg="red") + f" {name}: {condition.unasked}")
     word, colour = _LIVES.get(life.state if life else ANSWERS, ("", ""))
     if life and word and life.state != BLIND:  # else the head names who listens
-        yield Trouble(style(word, fg=colour) + f" {name}: {life.text}")
+        ends = "; systemd starts it anew when its unit ends" if life.state == ENDED else ""
+        yield Trouble(style(word, fg=colour) + f" {name}: {life.text}{ends}")
     if condition.unwatched:
         line = f" {name}: {cluster.file.guard_unit} is {condition.unwatched}, so that nothing"
         again = "restarts a server that hangs; `patchkit up` starts it again"

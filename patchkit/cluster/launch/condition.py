@@ -56,7 +56,7 @@ def server_condition(cluster: Cluster, head: NodeState | None) -> ServerConditio
     guard = head.unit(cluster.file.guard_unit)
     return ServerCondition(
         life=life,
-        watch=read_life(guard.text) if guard else None,
+        watch=read_life(guard.text) if guard and guard.active not in _OFF else None,
         unwatched=guard.active if guard and is_unwatched(cluster, guard) else "",
     )
 

@@ -66,7 +66,8 @@ def wait_until_answered(cluster: Cluster, since: str, watcher: StartWatcher) -> 
             if [unit.unit for unit in found] != units:
                 raise HostError(f"{head.destination}: does not say how its units are")
             now, *watches = found
-            text = next((watch.text for watch in watches if watch.text), "")
+            guard = cluster.file.guard_unit
+            text = next((unit.text for unit in watches if unit.text and unit.unit != guard), "")
             watcher.tell(replace(now, text=text), time.monotonic() - began)
             if now.active == "active":
                 if not since:
