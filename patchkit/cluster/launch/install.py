@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import NoneType
@@ -88,20 +88,27 @@ def require_devices(lock: WheelLock, devices: Mapping[str, Gpu | None]) -> None:
     if not (lock.native and wrong):
         return
 
-    kinds = {gpu.target for gpu in devices.values() if gpu}
-    target = kinds.pop() if len(kinds) == 1 else ""
-    own = ("--native", "--target", target) if target not in ("", OTHER) else ()
-    house = f"wheelhouse-{target or 'any'}"
-    names = [wheel.name.split("-") for wheel in lock.wheels]
-    releases = [name[1].partition("+")[0] for name in names if name[0] == "vllm"]
-    spec = f"vllm=={releases[0]}" if releases else "vllm==X"
-    repack = quoted("patchkit", "repack", spec, *own, "--dir", house)
-    fill = quoted("patchkit", "wheelhouse", "fill", "--dir", house)
     raise HostError(
         "\n".join(wrong),
         why="wheels made with --native hold code for their own device alone",
-        hint=f"{repack} && {fill}, then install with `--wheelhouse {house}`",
+        hint=_repack_hint(lock, {gpu.target for gpu in devices.values() if gpu}),
     )
+
+
+def _repack_hint(lock: WheelLock, kinds: Collection[str]) -> str:
+    """Return what makes a wheelhouse for devices: native for a single kind, else for all."""
+    house = "wheelhouse-any"
+    options: tuple[str, ...] = ()
+    if len(kinds) == 1 and OTHER not in kinds:
+        (target,) = kinds
+        house = f"wheelhouse-{target}"
+        options = ("--native", "--target", target)
+    names = [wheel.name.split("-") for wheel in lock.wheels]
+    releases = [name[1].partition("+")[0] for name in names if name[0] == "vllm"]
+    spec = f"vllm=={releases[0]}" if releases else "vllm==X"
+    repack = quoted("patchkit", "repack", spec, *options, "--dir", house)
+    fill = quoted("patchkit", "wheelhouse", "fill", "--dir", house)
+    return f"{repack} && {fill}, then install with `--wheelhouse {house}`"
 
 
 def send_files(

@@ -97,18 +97,26 @@ def other_model(prints: Mapping[str, ModelPrint], pin: str = "") -> tuple[str, s
     """
     recorded = [node for node, model in prints.items() if model.commit]
     first = next(iter(recorded or prints))
-    right = prints[first]
     for node, model in prints.items():
         if model.commit and pin and model.commit != pin:
             return node, f"is commit {model.commit[:SHORT]}, and cluster.toml pins {pin[:SHORT]}"
-        if right.commit and not model.commit:
-            return node, f"has no record of what it has to hold, as {first} has: a part of a copy"
-        if model.commit != right.commit:
-            return node, f"is commit {model.commit[:SHORT]}, and {right.commit[:SHORT]} on {first}"
-        if model.digest != right.digest:
-            amounts = [f"{each.files} files, {each.size:,} bytes" for each in (model, right)]
-            return node, f"has other files than {first}: {amounts[0]}, and there {amounts[1]}"
+        if what := _model_difference(model, prints[first], first):
+            return node, what
     return None
+
+
+def _model_difference(model: ModelPrint, right: ModelPrint, where: str) -> str:
+    """Return how a model differs from the one that another node has, "" if it does not."""
+    if right.commit and not model.commit:
+        return f"has no record of what it has to hold, as {where} has: a part of a copy"
+    if model.commit != right.commit:
+        return f"is commit {model.commit[:SHORT]}, and {right.commit[:SHORT]} on {where}"
+    if (model.files, model.size) != (right.files, right.size):
+        here = f"{model.files} files, {model.size:,} bytes"
+        return f"has other files than {where}: {here}, not {right.files}, {right.size:,} bytes"
+    if model.digest != right.digest:
+        return f"has other names or other small files than {where}, of the same size"
+    return ""
 
 
 def planned_ranks(

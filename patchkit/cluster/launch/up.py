@@ -241,21 +241,19 @@ def _require_same_model(cluster: Cluster, served: ServedModel, facts: Sequence[N
     pin = cluster.file.models.get(served.name, "")
     if broken:
         what = f"{served.name} is not whole: {'; '.join(broken)}"
+        verb = "sync" if len(broken) < len(names) else "get"
     elif other := other_model(prints, pin):
         what = f"{served.name} is not the same on every node: {other[0]} {other[1]}"
+        # Without any record nobody knows which node is right.
+        verb = "sync" if any(model.commit for model in prints.values()) else "get"
     else:
         return
 
-    is_recorded = any(model.commit for model in prints.values())
-    somewhere_whole = len(broken) < len(names) and (is_recorded or bool(broken))
-    by_path = served.name == served.folder
-    raise HostError(
-        what,
-        why=f"{served.folder} has to hold the same files on every node",
-        hint="copy it there, to the same path on every node"
-        if by_path
-        else quoted("patchkit", "model", "sync" if somewhere_whole else "get", served.name),
-    )
+    hint = quoted("patchkit", "model", verb, served.name)
+    if served.name == served.folder:
+        hint = "copy it there, to the same path on every node"
+    why = f"{served.folder} has to hold the same files on every node"
+    raise HostError(what, why=why, hint=hint)
 
 
 def _taken_port_error(head: Remote, listener: str) -> HostError:

@@ -335,6 +335,13 @@ def _check_files(
     if not weights:
         yield Finding(what="there are no weights", why="vLLM would have nothing to load")
     yield from _find_missing(folder, made, sizes, wrong)
+    yield from _check_sizes(folder, made, sizes, weights)
+
+
+def _check_sizes(
+    folder: Path, made: ModelRecord | None, sizes: Mapping[str, int], weights: Sequence[str]
+) -> Iterator[Finding]:
+    """Yield what was cut off, by its record or its own header, and what has no record."""
     recorded: Mapping[str, ModelFile] = made.files if made else {}
     unsure = [name for name in weights if name not in recorded]
     for name in unsure:

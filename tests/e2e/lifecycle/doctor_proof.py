@@ -258,7 +258,7 @@ FAULTS = (
         engine="podman",
     ),
     Fault(
-        "engine-refuses",
+        "engine-stopped",
         "docker's daemon ended, and its socket",
         root="systemctl stop docker.socket docker",
         engine="docker",

@@ -55,9 +55,10 @@ OTHER_COMMIT = "f" * 40
         ((BARE, HELD), "", "spark-1", "has no record of what it has to hold, as spark-2 has"),
         ((HELD, replace(HELD, commit=OTHER_COMMIT)), "", "spark-2", "is commit ffffffffffff"),
         ((HELD, HELD), OTHER_COMMIT, "spark-1", "and cluster.toml pins ffffffffffff"),
-        ((BARE, replace(BARE, digest="e" * 64, size=10)), "", "spark-2", "5 files, 10 bytes"),
+        ((BARE, replace(BARE, size=10)), "", "spark-2", "5 files, 10 bytes, not 5, 9,000 bytes"),
+        ((HELD, replace(HELD, digest="e" * 64)), "", "spark-2", "other small files than spark-1"),
     ],
-    ids=["alike", "by hand", "part", "part on head", "commit", "pin", "sizes"],
+    ids=["alike", "by hand", "part", "part on head", "commit", "pin", "sizes", "contents"],
 )
 def test_a_node_with_another_model_is_named(prints, pin, node, says):
     found, what = other_model(dict(zip(PAIR, prints, strict=True)), pin) or ("", "")
