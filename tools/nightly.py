@@ -42,26 +42,32 @@ def run_part(part: str, noxfile: Path) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         nox = [sys.executable, "-m", "nox", "--noxfile", str(noxfile), "--report", str(report)]
-        last_line = _run_shown([*nox, "--session", part])
+        told = _run_shown([*nox, "--session", part])
         result, reason = _read_report(report)
     seconds = round(time.monotonic() - began)
     if result == FAILED:
-        reason = reason or last_line
+        reason = reason or told
     return Outcome(part, result, seconds, reason[:_LONGEST_REASON])
 
 
 def _run_shown(command: list[str]) -> str:
-    """Run a command, hand its lines on, and return the last one that nox did not write itself."""
-    last_line = "it printed nothing"
+    """Run a command, hand its lines on, and return the last one that tells of an error.
+
+    Without one it is the last line that nox did not write itself.
+    """
+    told = "it printed nothing"
+    is_error = False
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as running:
         assert running.stdout
         for raw in running.stdout:
             line = raw.decode(errors="replace")
             sys.stdout.write(line)
             sys.stdout.flush()
-            if line.strip() and not line.startswith("nox > "):
-                last_line = line.strip()
-    return last_line
+            begins_error = line.startswith(("error: ", "FAILED ", "E   "))
+            if begins_error or (line.strip() and not is_error and not line.startswith("nox > ")):
+                told = line.strip()
+            is_error = is_error or begins_error
+    return told
 
 
 def _read_report(report: Path) -> tuple[str, str]:

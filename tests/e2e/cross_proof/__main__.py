@@ -37,6 +37,7 @@ from tools import run_program
 ROOT = Path(__file__).parents[3]
 CXX = "aarch64-linux-gnu-g++"
 GIGABYTES = 10  # of an installation, its wheels included
+DEFAULT_HOUSE = Path("wheelhouse")
 BESIDE = Path("/var/tmp")  # not /tmp, which may be memory
 # Folders inside: the checkout, the wheelhouse, upstream's libraries, a stand-in for the driver.
 CHECKOUT, HOUSE, UPSTREAM, DRIVER = (
@@ -54,21 +55,30 @@ subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", "che
 def main() -> int:
     """Prove an installation of a wheelhouse; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("wheelhouse", nargs="?", type=Path, default=Path("wheelhouse"))
+    parser.add_argument("wheelhouse", nargs="?", type=Path)
     parser.add_argument("--obstacle", action="store_true", help="print what is in the way")
     args = parser.parse_args()
     if args.obstacle:
-        sys.stdout.write(obstacle())
+        sys.stdout.write(obstacle(args.wheelhouse))
         return 0
+    house = args.wheelhouse or DEFAULT_HOUSE
     with tempfile.TemporaryDirectory(prefix="patchkit-cross-", dir=BESIDE) as folder:
-        failed = prove(args.wheelhouse.absolute(), Path(folder))
+        failed = prove(house.absolute(), Path(folder))
     return ProofError.exit_code if failed else 0
 
 
-def obstacle() -> str:
-    """Return why nothing can be proved here; empty if nothing is in the way."""
+def obstacle(house: Path | None) -> str:
+    """Return why nothing can be proved here; empty if nothing is in the way.
+
+    A wheelhouse that somebody names has to be one; without a name there may be none yet.
+    """
     if found := arm64.obstacle(CXX):
         return found
+    if house is None:
+        try:
+            wheels.require_cpu(DEFAULT_HOUSE)
+        except PatchkitError as error:
+            return f"{error.what}: {error.hint}"
     free = shutil.disk_usage(BESIDE).free / 1e9
     return f"{BESIDE} has {free:.1f} GB of {GIGABYTES} free" if free < GIGABYTES else ""
 

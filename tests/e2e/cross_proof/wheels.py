@@ -75,7 +75,7 @@ def require_cpu(house: Path) -> tuple[ManifestEntry, ...]:
     if not found:
         raise UsageError(
             f"{house}: no wheel in it was built by patchkit",
-            hint=f"{quoted('patchkit', 'repack', 'vllm==0.25.1', '--dir', house)}",
+            hint=f"{quoted('patchkit', 'repack', 'vllm==0.33.0', '--dir', house)}",
         )
     return found
 

@@ -21,7 +21,8 @@ def without_a_program(session):
 
 @nox.session(python=False)
 def bad(session):
-    session.run(sys.executable, "-c", "print('spark2: a | b'); raise SystemExit(3)")
+    said = "print('error: a | b', '  next: c', sep=chr(10))"
+    session.run(sys.executable, "-c", said + "; raise SystemExit(3)")
 """
 
 
@@ -43,7 +44,7 @@ def test_one_that_fails_stops_no_other_and_none_passes_that_did_not_run(run):
     assert run("bad", "nosuch", "without_a_program", "good") == (
         1,
         [
-            r"| bad | FAILED | S | spark2: a \| b |",
+            r"| bad | FAILED | S | error: a \| b |",
             "| nosuch | FAILED | S | nox ended without a report |",
             "| without_a_program | NOT RUN | S | mmdebstrap is not installed |",
             "| good | passed | S |  |",

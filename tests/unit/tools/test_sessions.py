@@ -10,6 +10,7 @@ import yaml
 from patchkit.errors import PatchkitError, UsageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.releases import load_facts
+from support import readme
 from tools.build import shared_out
 from tools.new_releases import new_releases
 from tools.nightly import PARTS
@@ -89,6 +90,7 @@ def test_its_steps_are_sessions_that_run_anywhere():
     assert expected <= {*named, *PARTS}
     assert {*named, *PARTS} <= sessions
     assert workflow()["part"]["strategy"]["matrix"]["part"] == [*PARTS]
+    assert f"repack vllm=={readme.release()}\n" in "\n".join(runs)
 
 
 @needs_workflow
