@@ -72,7 +72,7 @@ class _IPv4Type(click.ParamType[Any]):
             return self.kind(value)
         except ValueError as error:
             what = f"{value!r} is not an IPv4 {self.name.lower()}: {error}"
-            self.fail(f"{what}; write it as {self.example}", param, ctx)
+            self.fail(f"{what}; for example {self.example}", param, ctx)
 
 
 _NETWORK = read_env_data("network")
