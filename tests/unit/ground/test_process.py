@@ -50,8 +50,16 @@ def test_a_program_has_what_it_is_given(tmp_path):
     ],
 )
 def test_a_program_takes_no_more_than_it_may(tmp_path, resources, code, trouble):
-    """Python itself ignores SIGXFSZ: the default action comes back first."""
-    code = f"import signal; signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n{code}"
+    """Python itself ignores SIGXFSZ: the default action comes back first.
+
+    The program waits for its limit, which it gets a moment after its start.
+    """
+    before = (
+        "import resource as r, signal; signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n"
+        "kinds = r.RLIMIT_AS, r.RLIMIT_CPU, r.RLIMIT_FSIZE\n"
+        "while all(r.getrlimit(kind)[0] == r.RLIM_INFINITY for kind in kinds): pass\n"
+    )
+    code = before + code
     done = python(code, cwd=tmp_path, resources=resources)
     assert done.trouble.startswith(trouble)
     assert done.ended_itself
