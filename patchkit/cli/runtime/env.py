@@ -34,7 +34,7 @@ from patchkit.runtime.host.software import find_ptxas
 from patchkit.runtime.node.cluster_env import agree, cluster_env, file_text
 from patchkit.runtime.node.decision import NodeOptions, decide
 from patchkit.runtime.rules.presets import load_presets
-from patchkit.runtime.rules.releases import read_table
+from patchkit.runtime.rules.releases import Lifetime, read_table
 from patchkit.runtime.rules.rule import RuleChoice, in_words, routes_in_words
 from patchkit.runtime.rules.secret_texts import is_secret
 from patchkit.runtime.rules.spelling import nearest_hint
@@ -144,7 +144,7 @@ def explain_variable(name: str | None) -> Iterator[Block]:
     found = [entry for entry in rules.entries if name in (entry.id, *entry.variables)]
     known, other = lifetime(name), other_variables().get(name)
     claims = _claims_about(name)
-    if not (found or known or other):
+    if not (found or known or other or claims):
         names = [text for entry in rules.entries for text in (*entry.variables, entry.id)]
         hint = nearest_hint(name, names, "`patchkit env explain` lists the rules")
         raise UsageError(f"nothing is known of {name}", hint=hint)
@@ -160,15 +160,7 @@ def explain_variable(name: str | None) -> Iterator[Block]:
         }
     )
     yield style(name, bold=True)
-    reader = "NCCL" if name.startswith("NCCL_") else "vLLM"  # of others no lifetime is known
-    if known:
-        until = "on" if known.is_current else f"to {known.last}"
-        default = known.default or "unset"
-        yield f"  {reader} reads it from {known.first} {until}; default: {default}"
-        if not known.is_current:
-            yield f"  {reader} after {known.last} ignores it: leave it out there"
-    rows = (row for row in read_table(TAKEN).rows if row.name == name)
-    yield from (f"  {row.first} to {row.last}: {row.default}" for row in rows)
+    yield from _reader_lines(name, known)
     if other:
         yield f"  {other.of} {other.versions}".rstrip() + f" reads it: {other.meaning}"
     for entry in found:
@@ -181,6 +173,19 @@ def explain_variable(name: str | None) -> Iterator[Block]:
             + f"  what guides say, {claim['verdict']}: {claim['says']}"
         )
         yield next_step("patchkit", "explain", claim["id"])
+
+
+def _reader_lines(name: str, known: Lifetime | None) -> Iterator[str]:
+    """Yield since when a variable is read, and which values its releases take."""
+    reader = "NCCL" if name.startswith("NCCL_") else "vLLM"  # of others no lifetime is known
+    if known:
+        until = "on" if known.is_current else f"to {known.last}"
+        default = known.default or "unset"
+        yield f"  {reader} reads it from {known.first} {until}; default: {default}"
+    if known and not known.is_current:
+        yield f"  {reader} after {known.last} ignores it: leave it out there"
+    rows = (row for row in read_table(TAKEN).rows if row.name == name)
+    yield from (f"  {row.first} to {row.last}: {row.default}" for row in rows)
 
 
 def _claims_about(name: str) -> list[dict[str, str]]:

@@ -121,42 +121,60 @@ def _check_half(host: Host, netdev: Netdev, others: Sequence[Netdev]) -> Iterato
     lit = [other for other in others if other.carrier]
     if lit and not netdev.carrier and not netdev.ipv4:
         return  # nobody uses it, or it would have an address; if that costs, a remark says so
-    name, known = netdev.name, _NETWORK["link"]
+
     seen = f"{netdev.state}, {'a' if netdev.carrier else 'no'} carrier"
-    up = quoted("sudo", "ip", "link", "set", name, "up")
-    yield judge(netdev.up and netdev.carrier, name, "link", seen, up=up)
-    if netdev.speed is None:
-        yield check_unknown(name, "speed", "the driver does not say", quoted("ethtool", name))
-    else:
-        # Each twin shows that of the cage, although its PCIe half carries less.
-        (low, high), right = known["twin_gbits"], known["speed"]
-        seen = f"{netdev.speed} of {right} Mbit/s for the cage; {low} to {high} Gb/s a twin"
-        yield judge(netdev.speed == right, name, "speed", seen)
-    # Any MTU will do that both ends have; jumbo frames are better.
-    if larger := next((other for other in lit if other.mtu > netdev.mtu), None):
-        seen = f"{netdev.mtu}, its other half {larger.name} has {larger.mtu}"
-        yield check_warned(name, "MTU", seen, NetPlanOptions(mtu=larger.mtu).command_line())
-    elif netdev.mtu < _MTU:
-        yield judge(False, name, "small MTU", f"{netdev.mtu}; {_JUMBO}", "MTU", plan=_PLAN)
-    else:
-        yield check_fine(name, "MTU", str(netdev.mtu))
+    up = quoted("sudo", "ip", "link", "set", netdev.name, "up")
+    yield judge(netdev.up and netdev.carrier, netdev.name, "link", seen, up=up)
+    yield _check_speed(netdev)
+    yield _check_mtu(netdev, lit)
+
     # Of a half without an address beside one that has one, or in a bond, the remark tells.
     elsewhere = netdev.master or any(other.ipv4 or other.master for other in others)
     if netdev.ipv4 or not elsewhere:
-        seen = ", ".join(map(str, netdev.ipv4))
-        drawn = seen and not netdev.lasting
-        # Of link-local ones on two halves the machine's remarks tell.
-        if drawn and not any(other.ipv4 for other in others):
-            seen += ": link-local, drawn anew at any boot unless somebody set it"
-            yield judge(False, name, "drawn", seen, about="IPv4")
-        else:
-            yield judge(bool(seen), name, "IPv4", seen or "no address")
+        yield _check_address(netdev, others)
         yield _check_gid(host, netdev)
+    yield _check_lanes(netdev)
+
+
+def _check_speed(netdev: Netdev) -> Finding:
+    """Check the speed: each twin shows that of the cage, although its PCIe half carries less."""
+    if netdev.speed is None:
+        command = quoted("ethtool", netdev.name)
+        return check_unknown(netdev.name, "speed", "the driver does not say", command)
+    right = _NETWORK["link"]["speed"]
+    low, high = _NETWORK["link"]["twin_gbits"]
+    seen = f"{netdev.speed} of {right} Mbit/s for the cage; {low} to {high} Gb/s a twin"
+    return judge(netdev.speed == right, netdev.name, "speed", seen)
+
+
+def _check_mtu(netdev: Netdev, lit: Sequence[Netdev]) -> Finding:
+    """Check the MTU: any will do that both ends have; jumbo frames are better."""
+    name = netdev.name
+    larger = next((other for other in lit if other.mtu > netdev.mtu), None)
+    if larger:
+        seen = f"{netdev.mtu}, its other half {larger.name} has {larger.mtu}"
+        return check_warned(name, "MTU", seen, NetPlanOptions(mtu=larger.mtu).command_line())
+    if netdev.mtu < _MTU:
+        return judge(False, name, "small MTU", f"{netdev.mtu}; {_JUMBO}", "MTU", plan=_PLAN)
+    return check_fine(name, "MTU", str(netdev.mtu))
+
+
+def _check_address(netdev: Netdev, others: Sequence[Netdev]) -> Finding:
+    """Check for an IPv4 address; of link-local ones on two halves the machine's remarks tell."""
+    seen = ", ".join(map(str, netdev.ipv4))
+    is_drawn = bool(seen) and not netdev.lasting
+    if is_drawn and not any(other.ipv4 for other in others):
+        seen += ": link-local, drawn anew at any boot unless somebody set it"
+        return judge(False, netdev.name, "drawn", seen, about="IPv4")
+    return judge(bool(seen), netdev.name, "IPv4", seen or "no address")
+
+
+def _check_lanes(netdev: Netdev) -> Finding:
     if netdev.lanes is None:
-        yield check_unknown(name, "PCIe lanes", "sysfs does not say", "sudo lspci -vv")
-    else:
-        fine = netdev.lanes >= known["lanes"]
-        yield judge(fine, name, "PCIe lanes", f"x{netdev.lanes} of x{known['lanes']}")
+        return check_unknown(netdev.name, "PCIe lanes", "sysfs does not say", "sudo lspci -vv")
+    needed = _NETWORK["link"]["lanes"]
+    seen = f"x{netdev.lanes} of x{needed}"
+    return judge(netdev.lanes >= needed, netdev.name, "PCIe lanes", seen)
 
 
 def _check_gid(host: Host, netdev: Netdev) -> Finding:
@@ -181,48 +199,73 @@ _Pair = tuple[Netdev, IPv4Network, tuple[Netdev, ...]]
 
 def pair_checks(host: Host, chosen: Cages, peer: Host) -> Iterator[Finding]:
     """Yield how both ends compare: networks, MTU, addresses, twins, ports."""
-    masters = host.masters(twin for twins in chosen.values() for twin in twins)
-    if masters:
-        # The addresses of a bond's parts are the bond's.
-        free = {number: its for number, its in chosen.items() if not host.masters(its)}
-        chosen = {None: masters, **free}
-    pairs, theirs = list(_find_pairs(chosen, peer)), find_cages(peer)
+    ends = _with_masters(host, chosen)
+    peer_ends = find_cages(peer)
+    pairs = list(_find_pairs(ends, peer))
     if not pairs:
         yield judge(False, "both ends", "networks", "there is no address to compare")
-    twins_here, twins_there = (
-        {twin.name: "AB"[n] for twins in ends.values() for n, twin in enumerate(twins[:2])}
-        for ends in (chosen, theirs)
-    )
+
+    twins = _name_twins(ends)
+    peer_twins = _name_twins(peer_ends)
     for netdev, network, others in pairs:
         where = f"{netdev.name} {network}"
         seen = f"{', '.join(one.name for one in others) or 'no interface'} of the peer is in it"
         plan = NetPlanOptions(network=network).command_line()
         yield judge(len(others) == 1, where, "peer's end", seen, plan=plan)
-        if len(others) != 1:
-            continue
-        (other,) = others
-        seen = f"{netdev.mtu} here, {other.mtu} at the peer's {other.name}"
-        yield judge(netdev.mtu == other.mtu, where, "equal MTU", seen)
-        here, there = twins_here.get(netdev.name, ""), twins_there.get(other.name, "")
-        both = f"{netdev.name} and {other.name}"
-        if there:
-            yield judge(here == there, both, "same twin", f"{here} here, {there} there")
-        else:
-            yield check_unknown(both, "same twin", "the peer's interface has no RDMA device")
-    links = {(netdev.cage, other.cage) for netdev, _, others in pairs for other in others[:1]}
-    rings = (
-        sum(any(twin.ipv4 for twin in twins) for twins in ends.values()) > 1
-        for ends in (chosen, theirs)
-    )
+        if len(others) == 1:
+            yield from _compare_ends(netdev, others[0], where, twins, peer_twins)
+
     # A ring's cable leads from port 0 to port 1; a single one may lead anywhere.
-    if len(links) == 1 and all(rings):
+    links = {(netdev.cage, other.cage) for netdev, _, others in pairs for other in others[:1]}
+    if len(links) == 1 and _uses_several(ends) and _uses_several(peer_ends):
         ((port, other_port),) = links
         seen = f"port {port} here leads to port {other_port} there"
         yield judge(port != other_port, "both ends", "ports", seen, triangle=_TRIANGLE)
-    own = {address.ip for twins in chosen.values() for twin in twins for address in twin.ipv4}
-    addresses = {address.ip for netdev in peer.netdevs for address in netdev.ipv4}
-    twice = ", ".join(map(str, sorted(own & addresses)))
-    yield judge(not twice, "both ends", "addresses", f"{twice or 'none'} on both hosts")
+
+    halves = [twin for cage in ends.values() for twin in cage]
+    twice = sorted(_addresses(halves) & _addresses(peer.netdevs))
+    shown = ", ".join(map(str, twice)) or "none"
+    yield judge(not twice, "both ends", "addresses", f"{shown} on both hosts")
+
+
+def _with_masters(host: Host, chosen: Cages) -> Cages:
+    """Return the cages with a bond in the place of its parts: the addresses are the bond's."""
+    masters = host.masters(twin for twins in chosen.values() for twin in twins)
+    if not masters:
+        return chosen
+    free = {number: twins for number, twins in chosen.items() if not host.masters(twins)}
+    return {None: masters, **free}
+
+
+def _name_twins(cages: Cages) -> dict[str, str]:
+    """Return netdev → A or B, for the two halves of each cage."""
+    pairs = (zip(twins, "AB", strict=False) for twins in cages.values())
+    return {netdev.name: letter for pair in pairs for netdev, letter in pair}
+
+
+def _compare_ends(
+    netdev: Netdev, other: Netdev, where: str, twins: dict[str, str], peer_twins: dict[str, str]
+) -> Iterator[Finding]:
+    """Yield how two interfaces of one network compare."""
+    seen = f"{netdev.mtu} here, {other.mtu} at the peer's {other.name}"
+    yield judge(netdev.mtu == other.mtu, where, "equal MTU", seen)
+
+    both = f"{netdev.name} and {other.name}"
+    here = twins.get(netdev.name, "")
+    there = peer_twins.get(other.name, "")
+    if there:
+        yield judge(here == there, both, "same twin", f"{here} here, {there} there")
+    else:
+        yield check_unknown(both, "same twin", "the peer's interface has no RDMA device")
+
+
+def _uses_several(cages: Cages) -> bool:
+    """Return whether more than one cage has an address, as in a ring."""
+    return sum(any(twin.ipv4 for twin in twins) for twins in cages.values()) > 1
+
+
+def _addresses(netdevs: Iterable[Netdev]) -> set[IPv4Address]:
+    return {address.ip for netdev in netdevs for address in netdev.ipv4}
 
 
 def _find_pairs(chosen: Cages, peer: Host) -> Iterator[_Pair]:

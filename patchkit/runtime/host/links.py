@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -32,37 +32,47 @@ def read_links(reader: Reader) -> tuple[tuple[Netdev, ...], tuple[Rdma, ...]]:
         )
     netdevs = [_read_netdev(reader, name, *links.get(name, ("", ()))) for name in names]
     # The parts of a VRF keep their addresses.
-    others = read_env_data("hardware")["masters"]["parts_with_addresses"]
-    apart = {name for name, (kind, _) in links.items() if kind in others}
+    kinds_apart = read_env_data("hardware")["masters"]["parts_with_addresses"]
+    apart = {name for name, (kind, _) in links.items() if kind in kinds_apart}
     netdevs = [replace(it, master="") if it.master in apart else it for it in netdevs]
+
     # p0 may be the port of a cage, pf0vf1 may not.
     uplinks = {netdev.name for netdev in netdevs if re.fullmatch(r"(p\d)?", netdev.port)}
-    devices = []
-    for name in reader.folders(_RDMA):
-        port, gids = f"{_RDMA}/{name}/ports/1", []
-        types = f"{port}/gid_attrs/types"
-        for index in sorted(int(entry) for entry in reader.names(types) if entry.isdecimal()):
-            # sysfs has EINVAL for the type of an empty entry.
-            if kind := reader.line(f"{types}/{index}"):
-                try:
-                    # 0000:…:ffff:c0a8:640a has 192.168.100.10 mapped in.
-                    gid = ipaddress.IPv6Address(reader.line(f"{port}/gids/{index}"))
-                except ValueError:
-                    gid = ipaddress.IPv6Address(0)
-                gids.append(Gid(index=index, kind=kind, address=str(gid.ipv4_mapped or "")))
-        # sysfs has "4: ACTIVE".
-        state = reader.line(f"{port}/state", needed=True).rpartition(": ")[2]
-        # Beside a port's own netdev there may be those of virtual functions.
-        found = reader.folders(f"{_RDMA}/{name}/device/net")
-        netdev = next((own for own in found if own in uplinks), "")
-        pci = reader.device(f"{_RDMA}/{name}/device")[0]
-        devices.append(Rdma(name=name, state=state, netdev=netdev, pci=pci, gids=tuple(gids)))
+    devices = [_read_rdma(reader, name, uplinks) for name in reader.folders(_RDMA)]
     driver = read_env_data("hardware")["connectx"]["driver"]
     cards = [each for each in netdevs if each.name in uplinks and each.driver in ("", driver)]
     return (
         tuple(_with_cage(netdev, cards) if netdev in cards else netdev for netdev in netdevs),
         tuple(_with_cage(device, devices) for device in devices),
     )
+
+
+def _read_rdma(reader: Reader, name: str, uplinks: Collection[str]) -> Rdma:
+    """Return an RDMA device, without its cage; beside its netdev may be virtual functions'."""
+    netdevs = reader.folders(f"{_RDMA}/{name}/device/net")
+    port = f"{_RDMA}/{name}/ports/1"
+    return Rdma(
+        name=name,
+        state=reader.line(f"{port}/state", needed=True).rpartition(": ")[2],  # of "4: ACTIVE"
+        netdev=next((netdev for netdev in netdevs if netdev in uplinks), ""),
+        pci=reader.device(f"{_RDMA}/{name}/device")[0],
+        gids=tuple(_read_gids(reader, port)),
+    )
+
+
+def _read_gids(reader: Reader, port: str) -> Iterator[Gid]:
+    """Yield the entries of a port's GID table; sysfs has EINVAL for the type of an empty one."""
+    types = f"{port}/gid_attrs/types"
+    for index in sorted(int(entry) for entry in reader.names(types) if entry.isdecimal()):
+        kind = reader.line(f"{types}/{index}")
+        if not kind:
+            continue
+        try:
+            # 0000:…:ffff:c0a8:640a has 192.168.100.10 mapped in.
+            gid = ipaddress.IPv6Address(reader.line(f"{port}/gids/{index}"))
+        except ValueError:
+            gid = ipaddress.IPv6Address(0)
+        yield Gid(index=index, kind=kind, address=str(gid.ipv4_mapped or ""))
 
 
 def _with_cage(device: Device, others: Iterable[Device]) -> Device:

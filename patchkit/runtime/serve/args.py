@@ -289,26 +289,39 @@ def _notes_on_flags(
 
 def _model_notes(request: ServeRequest) -> Iterator[str]:
     """Yield notes on the memory and the model."""
-    node, weights = request.node, request.weights
-    if node.preset is None and request.folder_gib is None:
+    preset = request.node.preset
+    yield from _weight_notes(request)
+    if preset:
+        yield from _preset_notes(preset, request.node.vllm)
+        if request.weights and request.memory.gib:
+            yield from _fewer_nodes_note(request.node.nodes, preset)
+        return
+
+    recipe = recipe_of(request.model)
+    oldest = recipe.min_vllm if recipe else ""
+    if recipe and oldest[:1].isdigit() and not within(request.node.vllm, f">={oldest}"):
+        yield f"upstream's recipe of {recipe.id} takes vLLM {oldest} or newer"
+
+
+def _weight_notes(request: ServeRequest) -> Iterator[str]:
+    """Yield who says how large the model is, and what it was weighed against."""
+    weights = request.weights
+    if request.node.preset is None and request.folder_gib is None:
         more = "" if weights else ", and whether it fits was not checked"
         yield f"{request.model} has no preset: these flags fit any model{more}"
     elif weights is None:
         yield "whether it fits was not checked: nobody names the size of its weights"
+
     if weights and weights.from_name:
         yield f"at least {weights.gib:.0f} GiB of weights, by {weights.source}"
     if weights and request.memory.note:
         yield request.memory.note
-    if node.preset:
-        yield from _preset_notes(node.preset, node.vllm)
-        if weights and request.memory.gib and node.nodes < node.preset.nodes:
-            nodes = "one Spark" if node.nodes == 1 else f"{node.nodes} Sparks"
-            yield f"it fits {nodes}, and is meant for {node.preset.nodes}"
-        return
-    recipe = recipe_of(request.model)
-    oldest = recipe.min_vllm if recipe else ""
-    if recipe and oldest[:1].isdigit() and not within(node.vllm, f">={oldest}"):
-        yield f"upstream's recipe of {recipe.id} takes vLLM {oldest} or newer"
+
+
+def _fewer_nodes_note(nodes: int, preset: Preset) -> Iterator[str]:
+    if nodes < preset.nodes:
+        place = "one Spark" if nodes == 1 else f"{nodes} Sparks"
+        yield f"it fits {place}, and is meant for {preset.nodes}"
 
 
 def _preset_notes(preset: Preset, vllm: str) -> Iterator[str]:
