@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
@@ -139,28 +140,34 @@ _TOML_PAIR = re.compile(rf"\s*({_TOML_KEY}(?:\s*\.\s*{_TOML_KEY})*)\s*=")
 
 def find_key_line(text: str, keys: Sequence[str | int]) -> int:
     """Return the line of a TOML text where a key stands, or what is nearest above it; or 0."""
-    wanted = [key for key in keys if isinstance(key, str)]
+    wanted = tuple(key for key in keys if isinstance(key, str))
     entry = next((key for key in keys if isinstance(key, int)), 0)
-    entries: dict[tuple[str, ...], int] = {}
-    table: tuple[str, ...] = ()
     nearest = 0
     depth = 0
-    for number, line in enumerate(text.splitlines(), start=1):
-        place = table
-        if header := _TOML_HEADER.match(line):
-            table = _toml_names(header[2])
-            place = table
-            entries[table] = entries.get(table, -1) + 1
-        elif pair := _TOML_PAIR.match(line):
-            place = (*table, *_toml_names(pair[1]))
-
-        is_above = place == tuple(wanted[: len(place)])
-        if is_above and len(place) > depth and entries.get(table, entry) in (entry, 0):
+    for number, place, table_entry in _toml_places(text):
+        is_above = place == wanted[: len(place)] and table_entry in (entry, None)
+        if is_above and len(place) > depth:
             nearest = number
             depth = len(place)
-        elif is_above and header and entries[table] == entry:
-            nearest = number  # a later entry of the same table
     return nearest
+
+
+def _toml_places(text: str) -> Iterator[tuple[int, tuple[str, ...], int | None]]:
+    """Yield each line of a header or a key, with its names from the top.
+
+    The last is which entry of an array of tables it stands in, None outside of one.
+    """
+    entries: Counter[tuple[str, ...]] = Counter()
+    table: tuple[str, ...] = ()
+    entry: int | None = None
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := _TOML_HEADER.match(line):
+            table = _toml_names(header[2])
+            entry = entries[table] if header[1] == "[[" else None
+            entries[table] += 1
+            yield number, table, entry
+        elif pair := _TOML_PAIR.match(line):
+            yield number, (*table, *_toml_names(pair[1])), entry
 
 
 def _toml_names(dotted: str) -> tuple[str, ...]:
