@@ -67,6 +67,18 @@ def memory_kills(kernel: Sequence[str], now: float) -> Iterator[str]:
                     yield f"{name} (process {process}) at {clock.replace('T', ' ')}"
 
 
+def own_kills(kernel: Sequence[str], user: int) -> Iterator[tuple[int, str]]:
+    """Yield the kernel's lines about processes of a user that it ended for memory.
+
+    Each with its time in microseconds since 1970. Others' processes are not in a rank's story.
+    """
+    for line in kernel:
+        clock, _, text = line.partition(" ")
+        if _KILLED.match(line) and re.search(rf"\bUID:{user}\b", text):
+            with contextlib.suppress(ValueError):
+                yield round(datetime.fromisoformat(clock).timestamp() * 1e6), text
+
+
 def _unit_kills(unit: str) -> Iterator[str]:
     """Yield the times at which a process of a unit was ended for memory, by the user's systemd."""
     asked = ("--quiet", "--no-pager", "--output=short-iso", f"--since=-{_RECENT:.0f}s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 import itertools
 import os
 import re
@@ -19,11 +20,11 @@ from patchkit.cluster.agent.group_script import (
     read_mark,
     strangers,
 )
-from patchkit.cluster.agent.health import gpu_state
+from patchkit.cluster.agent.health import UnreadError, gpu_state, read_kernel_log
 from patchkit.cluster.agent.image_facts import REMOVE_WORDS, ImageFacts, find_image
 from patchkit.cluster.agent.installation import describe_successor
 from patchkit.cluster.agent.node_files import config_folder, run_for_user
-from patchkit.cluster.agent.node_troubles import NodeTroubles, look_for_troubles
+from patchkit.cluster.agent.node_troubles import NodeTroubles, look_for_troubles, own_kills
 from patchkit.errors import HostError
 from patchkit.follow import Follow
 from patchkit.foreign import read_json
@@ -304,9 +305,31 @@ def read_units(
 ) -> Iterator[JournalLine]:
     """Yield the journal of units of this user, oldest first: on the node.
 
-    ``since`` is as journalctl takes it, ``lines`` how many of the newest, 0 for all. Raises
-    HostError where nothing can be read, and for a systemd that does not answer.
+    ``since`` is as journalctl takes it, ``lines`` how many of the newest, 0 for all. What the
+    kernel killed for memory stands between them. Raises HostError where nothing can be read, and
+    for a systemd that does not answer.
     """
+    journal = _read_journal(units, since, lines, follow)
+    first = None if follow else next(journal, None)
+    if first is None:
+        yield from journal
+        return
+
+    kernel: Sequence[str] = ()
+    with contextlib.suppress(UnreadError):
+        kernel = read_kernel_log()
+    later = [
+        JournalLine(time=at, unit="kernel", text=text)
+        for at, text in own_kills(kernel, os.getuid())
+        if at >= first.time
+    ]
+    yield first
+    yield from heapq.merge(journal, later, key=lambda line: line.time)
+
+
+def _read_journal(
+    units: Sequence[str], since: str, lines: int, follow: bool
+) -> Iterator[JournalLine]:
     words = ["journalctl", "--output=json", "--quiet", "--no-pager"]
     words += [f"--since={since}"] if since else []
     words += [f"--lines={lines}"] if lines else []

@@ -83,7 +83,6 @@ def wait_until_answered(cluster: Cluster, since: str, watcher: StartWatcher) -> 
                     text = "its first start; it is started again, four times an hour at most: "
                     how = [text + "`patchkit down` ends that"]
                 how += [f"without the lines of {error.what}" for error in journal.silent.values()]
-                how += memory_kills(cluster)
                 raise watcher.explain(lines, "; ".join(how))
     raise HostError(f"{head.destination}: the answer was cut short")
 
@@ -101,16 +100,6 @@ def _wait_for_token(
             raise silence_error(cluster, life, guard)
         busy = replace(units[0], sub="busy", text=f"gives no token yet: {life.text}")
         watcher.tell(busy, time.monotonic() - began)
-
-
-def memory_kills(cluster: Cluster) -> list[str]:
-    """Return what the kernels of the nodes killed for memory within the hour, as sentences."""
-    return [
-        kill_sentence(node, kill)
-        for node, state in zip(cluster.nodes, cluster.states(), strict=True)
-        if isinstance(state, NodeState)
-        for kill in state.troubles.killed
-    ]
 
 
 def kill_sentence(node: Remote, kill: str) -> str:

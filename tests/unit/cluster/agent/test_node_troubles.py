@@ -1,8 +1,13 @@
 """What a node tells of full disks, processes that the kernel killed, and a lost address."""
 
+import json
+import os
 import time
+from datetime import UTC, datetime
 
 from patchkit.cluster.agent.node_troubles import look_for_troubles, memory_kills
+from patchkit.cluster.agent.unit_state import read_units
+from patchkit.doctor.symptoms.findings import explain_failed_start
 from support import write_files
 
 NOW = time.mktime((2026, 11, 28, 18, 0, 0, 0, 0, -1))
@@ -42,3 +47,32 @@ def test_a_user_who_may_not_read_the_kernel_s_log_is_told_by_systemd(tmp_path, m
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     found = look_for_troubles({"unit": "x"})
     assert found.killed == ("a process of x at 2026-11-28 17:24:01",)
+
+
+def test_the_kernel_s_line_stands_where_it_belongs_in_the_journal(tmp_path, monkeypatch):
+    """Between a unit's own lines, and only what was this user's, so that it is the first cause."""
+    user, zone = os.getuid(), "+00:00"
+    kills = [
+        f"2026-11-28T17:00:00,000000{zone} Out of memory: Killed process 1 (old) UID:{user} x",
+        f"2026-11-28T18:00:05,000000{zone} Out of memory: Killed process 2 (VLLM::W) UID:{user} x",
+        f"2026-11-28T18:00:05,000000{zone} Out of memory: Killed process 3 (else) UID:{user + 1} x",
+    ]
+    begun = datetime(2026, 11, 28, 18, tzinfo=UTC).timestamp()
+    texts = {0: "loading", 10: "Worker proc VllmWorker-1 died unexpectedly"}
+    entries = [
+        json.dumps(
+            {"USER_UNIT": "x", "MESSAGE": text, "__REALTIME_TIMESTAMP": str(round(at * 1e6))}
+        )
+        for at, text in ((begun + second, text) for second, text in texts.items())
+    ]
+    write_files(tmp_path, {"kernel": "\n".join(kills), "entries": "\n".join([*entries, ""])})
+    programs = {
+        "dmesg": f"#!/bin/sh\ncat {tmp_path}/kernel\n",
+        "journalctl": f"#!/bin/sh\ncat {tmp_path}/entries\n",
+    }
+    write_files(tmp_path, programs, mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    lines = list(read_units(["x"]))
+    killed = f"Out of memory: Killed process 2 (VLLM::W) UID:{user} x"
+    assert [line.text for line in lines] == [texts[0], killed, texts[10]]
+    assert explain_failed_start([("a", line) for line in lines], "").what == f"a: {killed}"
