@@ -158,17 +158,12 @@ def main() -> None:
 def _own(error: Exception) -> PatchkitError | None:
     """Return an error as one of patchkit's; None for a bug."""
     match error:
+        case DriftError() if error.without:
+            return _with_way_out(error)
         case PatchkitError():
-            if isinstance(error, DriftError) and error.without:
-                left = [word for name in error.without for word in ("--without", name)]
-                again = quoted(*out.program(), *sys.argv[1:], *left)
-                error.hint = f"leave out what does not fit: {again}"
             return error
-        case click.ClickException():  # about an option, an argument or a verb
-            context = error.ctx if isinstance(error, click.UsageError) else None
-            said = error.format_message().rstrip(".")
-            words = (*(context.command_path if context else "patchkit").split(), "--help")
-            return UsageError(said[:1].lower() + said[1:], hint=f"`{quoted(*words)}` lists it all")
+        case click.ClickException():
+            return _usage_error(error)
         case ModuleNotFoundError():
             return missing_libraries([str(error.name)])
         case OSError():
@@ -179,6 +174,22 @@ def _own(error: Exception) -> PatchkitError | None:
         case RecursionError():
             return SourceError("a text is nested too deeply to be read", why=_NESTED, hint=_RESTORE)
     return None
+
+
+def _with_way_out(error: DriftError) -> DriftError:
+    """Return drift with the same command, which leaves out what does not fit."""
+    left = [word for name in error.without for word in ("--without", name)]
+    again = quoted(*out.program(), *sys.argv[1:], *left)
+    error.hint = f"leave out what does not fit: {again}"
+    return error
+
+
+def _usage_error(error: click.ClickException) -> UsageError:
+    """Return what click says of an option, an argument or a verb."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    said = error.format_message().rstrip(".")
+    words = (*(context.command_path if context else "patchkit").split(), "--help")
+    return UsageError(said[:1].lower() + said[1:], hint=f"`{quoted(*words)}` lists it all")
 
 
 def _show(error: PatchkitError) -> None:

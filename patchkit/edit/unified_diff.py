@@ -6,7 +6,7 @@ Not with unidiff: it takes names and counts as they come, and a patch is a stran
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -87,21 +87,32 @@ def parse_diff(text: str, name: str) -> list[FileDiff]:
     by_git = re.search("^diff --git ", text, re.MULTILINE)
     start = "^(?=diff --git )" if by_git else r"^(?=--- .*\n\+\+\+ )"
     head, *parts = re.split(start, text, flags=re.MULTILINE)
-    if len(parts) > _MOST_FILES:
-        raise refused(f"{name} changes {len(parts)} files, and {_MOST_FILES} are the most")
-    if sum(1 for _hunk in _HUNK.finditer(text)) > _MOST_HUNKS:
-        raise refused(f"{name} has more than {_MOST_HUNKS} hunks")
+    _check_counts(text, parts, name)
     files = [file for part in parts for file in _read_part(part, name)]
     if not files or re.search("^@@ ", head, re.MULTILINE):
         raise refused(f"{name} holds no unified diff, or one without the name of a file")
-    if len({file.path for file in files}) < len(files):
+    _check_paths([file.path for file in files], name)
+    return files
+
+
+def _check_counts(text: str, parts: Sequence[str], name: str) -> None:
+    """Raise UsageError for more files or hunks than any patch of a release has."""
+    if len(parts) > _MOST_FILES:
+        raise refused(f"{name} changes {len(parts)} files, and {_MOST_FILES} are the most")
+    hunks = sum(1 for _hunk in _HUNK.finditer(text))
+    if hunks > _MOST_HUNKS:
+        raise refused(f"{name} has {hunks} hunks, and {_MOST_HUNKS} are the most")
+
+
+def _check_paths(paths: Sequence[str], name: str) -> None:
+    """Raise UsageError for a file that is there twice, or is a folder of another one."""
+    files = set(paths)
+    if len(files) < len(paths):
         hint = "name the .diff of the pull request, or each patch of a series by itself"
         raise refused(f"{name} changes a file twice", hint)
-    paths = {file.path for file in files}
-    for path in sorted(paths):
-        if not paths.isdisjoint(map(str, PurePosixPath(path).parents)):
+    for path in paths:
+        if not files.isdisjoint(map(str, PurePosixPath(path).parents)):
             raise refused(f"{name} has a file where {path[:_SHOWN]} has a folder")
-    return files
 
 
 def refused(what: str, hint: str = "make it with git diff") -> UsageError:

@@ -148,18 +148,22 @@ def _find_hunks(text: str, hunks: Sequence[Hunk], side: int) -> tuple[list[int],
 
     One that is there several times is where its head says, if nothing is moved.
     """
-    begins = [0, *accumulate(len(line) + 1 for line in text.split("\n"))]
-    heads = [begins[min(hunk.starts[side], len(begins)) - 1] for hunk in hunks]
+    heads = _find_heads(text, hunks, side)
     spots_of = [hunk.find_spots(text, side) for hunk in hunks]
-    still = all(len(at) != 1 or at == [head] for at, head in zip(spots_of, heads, strict=True))
-    spots = []
-    for hunk, offsets, head in zip(hunks, spots_of, heads, strict=True):
-        if len(offsets) == 1:
-            spots.append(offsets[0])
-        else:
-            spots.append(head if still and hunk.is_at(text, head, side) else -1)
+    pairs = list(zip(spots_of, heads, strict=True))
+    if all(len(offsets) != 1 or offsets == [head] for offsets, head in pairs):  # nothing is moved
+        placed = zip(hunks, heads, strict=True)
+        spots = [head if hunk.is_at(text, head, side) else -1 for hunk, head in placed]
+    else:
+        spots = [offsets[0] if len(offsets) == 1 else -1 for offsets in spots_of]
     ordered = min(spots) < 0 or spots == sorted(spots)
     return (spots if ordered else [-1] * len(spots)), spots == heads
+
+
+def _find_heads(text: str, hunks: Sequence[Hunk], side: int) -> list[int]:
+    """Return where the line begins that the head of each hunk names."""
+    begins = [0, *accumulate(len(line) + 1 for line in text.split("\n"))]
+    return [begins[min(hunk.starts[side], len(begins)) - 1] for hunk in hunks]
 
 
 def _edits_at(path: str, spots: Sequence[int], hunks: Sequence[Hunk]) -> list[Edit]:

@@ -119,19 +119,25 @@ def _find_unknown(
     life = read_table(FLAGS).lifetime(flag.name)
     if flag.kept_in and not life:
         return  # it may be the script's own
-    what = f"no known vLLM takes {shorten(flag.written)}"
+    words = {"why": _reason_against(flag)}
+    certain = bool(version and (life or checked.runs_upstream(server.block)))
+    words["hint"] = "leave it out" if certain else "of a fork? Then keep it, else leave it out"
     if life:
         keeper = f" of {shorten(flag.kept_in)}" if flag.kept_in else ""
         span = f"{life.first} to {life.last} do"
-        what = f"vLLM {version} does not take {flag.written}{keeper}: {span}"
-    # Of one that no release takes, a rule without a condition may say what became of it.
-    rows = (row for row in load_flag_rules().leave_out if row.flag == flag.name and not row.when)
-    why = next((row.reason for row in rows), _UNRECOGNIZED)
-    certain = bool(version and (life or checked.runs_upstream(server.block)))
-    close = "" if life else slips(flag.name)
-    hint = "leave it out" if certain else "of a fork? Then keep it, else leave it out"
-    words = {"what": what, "why": why, "hint": f"did you mean {close}?" if close else hint}
+        words["what"] = f"vLLM {version} does not take {flag.written}{keeper}: {span}"
+    else:
+        words["what"] = f"no known vLLM takes {shorten(flag.written)}"
+        close = slips(flag.name)
+        if close:
+            words["hint"] = f"did you mean {close}?"
     yield build_finding("unknown-flag", flag, Level.ERROR if certain else None, **words)
+
+
+def _reason_against(flag: GivenFlag) -> str:
+    """Return what a rule without a condition says became of a flag, else what vLLM says of it."""
+    rows = (row for row in load_flag_rules().leave_out if row.flag == flag.name and not row.when)
+    return next((row.reason for row in rows), _UNRECOGNIZED)
 
 
 def _check_limits(
