@@ -13,7 +13,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from patchkit.errors import ProofError, StorageError
+from patchkit.errors import ProofError, StorageError, translated
 from patchkit.proof.child_process import Ended, run
 from patchkit.proof.sandbox import box_for, program_box
 from patchkit.source.tree import SourceTree
@@ -93,7 +93,10 @@ def read_trace(log: Path, commands: Container[str], *folders: Path) -> Iterator[
 
 
 def mirror(tree: SourceTree, texts: Mapping[str, str], root: Path) -> None:
-    """Write build files, with pending edits, into ``root``; link what else is in their folders."""
+    """Write build files, with pending edits, into ``root``; link what else is in their folders.
+
+    Raises StorageError.
+    """
     for folder in {parent for path in texts for parent in PurePosixPath(path).parents}:
         (root / folder).mkdir(parents=True, exist_ok=True)
         inside = [path for path in map(PurePosixPath, texts) if path.is_relative_to(folder)]
@@ -102,7 +105,8 @@ def mirror(tree: SourceTree, texts: Mapping[str, str], root: Path) -> None:
         for name in {*os.listdir(tree.root / folder)} - own:  # noqa: PTH208
             os.symlink(f"{tree.root}/{folder}/{name}", f"{root}/{folder}/{name}")  # noqa: PTH211
     for path, text in texts.items():
-        (root / path).write_text(text, encoding="utf-8")
+        with translated(at=root / path):  # a write itself names no file
+            (root / path).write_text(text, encoding="utf-8")
 
 
 def cmake_program() -> str:

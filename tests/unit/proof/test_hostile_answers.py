@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from patchkit.errors import ProofError, SourceError
-from patchkit.proof.cmake import read_trace
+from patchkit.errors import ProofError, SourceError, StorageError
+from patchkit.proof.cmake import mirror, read_trace
 from patchkit.proof.questions import ask
 from patchkit.proof.sandbox import missing
 from patchkit.recipes.nccl.build_files import COMMON_MK, make_flags
@@ -99,3 +99,12 @@ def test_flags_in_no_known_form_fail_the_proof(line, said, make_tree):
     need("make")
     with pytest.raises(ProofError, match=said):
         make_flags(make_tree("0.25.1", {COMMON_MK: f"{line}\n"}), "13.0")
+
+
+def test_a_full_disk_is_told_with_the_file(make_tree, tmp_path):
+    tree = make_tree("0.25.1", {ROOT_FILE: "x\n", "setup.py": ""})
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / ROOT_FILE).symlink_to("/dev/full")
+    with pytest.raises(StorageError, match=f"{ROOT_FILE}: No space left on device"):
+        mirror(tree, {ROOT_FILE: "x\n"}, root)
