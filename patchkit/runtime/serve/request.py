@@ -106,7 +106,7 @@ def release_faults(request: ServeRequest) -> tuple[Broken, ...]:
             raise HostError(
                 f"{request.model} on vLLM {node.vllm} {row.effect}, and {here} is installed here",
                 why=row.cause,
-                hint=f"{row.cure} {row.command}".strip(),
+                hint=f"{row.cure} `{row.command}`" if row.command else row.cure,
             )
     return rows
 

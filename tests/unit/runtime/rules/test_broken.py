@@ -52,7 +52,7 @@ def test_serve_args_warns_refuses_or_says_nothing():
 
     with pytest.raises(HostError, match=r"and transformers 5\.15\.0 is installed here") as caught:
         serve_args(request_of(GEMMA, "0.27.1", "5.15.0"), rules)
-    assert "python3 -m pip install 'transformers<5.15'" in caught.value.hint
+    assert "`python3 -m pip install 'transformers<5.15'`" in caught.value.hint
 
     served = serve_args(request_of(GEMMA, "0.27.1", "5.14.1"), rules)
     assert "gemma4-head-dim" not in {row.id for row in served.advice}
