@@ -44,8 +44,8 @@ def server_findings(
 
 def _describe_key(said: ServerAnswers) -> str:
     """Return what became of the key that is known here."""
-    if said.others:
-        return f", and none was sent: another listens there, {'; '.join(said.others)}"
+    if said.strangers:
+        return f", and none was sent: another listens there, {'; '.join(said.strangers)}"
     return f", and the one in {said.key} is not it" if said.key else ""
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from patchkit.cluster.agent import group_script
 from patchkit.cluster.agent.alive_script import find_group_work, is_paused
-from patchkit.cluster.agent.group_script import listeners_at, strangers
 from patchkit.cluster.agent.judge import (
     DOUBT,
     Counters,
@@ -80,6 +80,7 @@ def _read_series(text: str, names: Collection[str]) -> dict[str, list[_Series]]:
     return series
 
 
+_PATIENCE = 120.0  # seconds, where nothing watches: the default of `frozen`
 _FEW = 16  # tokens: the first ones of some models are marks that no text is made of
 _HELLO = "Say: ready"
 _NOT_HERE = (400, 404, 405, 501)  # answers of a server that has no such question
@@ -112,12 +113,12 @@ class ServerAnswers:
     """What a server says of itself. ``key`` is where its key was found, "" for none.
 
     ``asked`` is the model that the token was asked of; ``token`` is None where none was asked for.
-    ``others`` listen there, too, so that no key was sent; ``life`` says whether it lives.
+    ``strangers`` listen there, too, so that no key was sent; ``life`` says whether it lives.
     """
 
     url: str
     key: str = ""
-    others: tuple[str, ...] = ()
+    strangers: tuple[str, ...] = ()
     health: PathAnswer
     version: str = ""
     models: tuple[str, ...] = ()
@@ -189,12 +190,12 @@ def ask_server(
     the cluster was started.
     """
     group = read_settings(cluster)
-    url = url or group.get("url") or _raise_no_server(group)
+    url = url or str(group.get("url", "")) or _raise_no_server(group)
     started = _start_at(group, url)
-    others = _strangers(url, started)
-    key, where = ("", "") if others else find_key(key_file)
+    strangers = _find_strangers(url, started)
+    key, where = ("", "") if strangers else find_key(key_file)
     server = server_at(url, key)
-    said = ServerAnswers(url=clean(url), key=where, others=others, health=PathAnswer())
+    answers = ServerAnswers(url=clean(url), key=where, strangers=strangers, health=PathAnswer())
     health = server.ask("/health")
     if not health.status:
         seen = ServerSigns(
@@ -203,23 +204,23 @@ def ask_server(
             work=_find_work(started),
         )
         life = judge(seen, _patience(started))
-        return replace(said, health=health.outcome, life=life)
+        return replace(answers, health=health.outcome, life=life)
 
     # Before the question, whose own request would be counted.
     metrics = server.ask("/metrics")
-    said = replace(
+    answers = replace(
         _ask_models(server, seconds),
-        url=said.url,
+        url=answers.url,
         key=where,
-        others=others,
+        strangers=strangers,
         health=health.outcome,
         metrics=metrics.outcome,
         figures=read_figures(metrics.text, _wanted_metrics()),
     )
-    seen = ServerSigns(strangers="; ".join(others) if started else "", token=said.came)
-    if not said.came:
-        seen = _look_further(server, read_counters(metrics.text), said, started)
-    return replace(said, life=judge(seen, _patience(started)))
+    seen = ServerSigns(strangers="; ".join(strangers) if started else "", token=answers.came)
+    if not answers.came:
+        seen = _look_further(server, read_counters(metrics.text), answers, started)
+    return replace(answers, life=judge(seen, _patience(started)))
 
 
 def _start_at(group: Mapping[str, Any], url: str) -> Mapping[str, Any]:
@@ -250,20 +251,24 @@ def _raise_no_server(group: Mapping[str, Any]) -> NoReturn:
     raise HostError("nothing was started on this node", hint="patchkit up MODEL")
 
 
-def _strangers(url: str, started: Mapping[str, Any]) -> tuple[str, ...]:
+def _find_strangers(url: str, started: Mapping[str, Any]) -> tuple[str, ...]:
     """Return who listens there and must not get the key: not the group's, or another user's."""
     if started:
-        return tuple(strangers(url, started["unit"], started["name"]))
+        return tuple(group_script.strangers(url, started["unit"], started["name"]))
     trusted = (0, os.getuid())
     try:
-        listeners = listeners_at(url)
+        listeners = group_script.listeners_at(url)
     except ValueError:  # it is no URL, which is said later
         return ()
-    return tuple(f"port {it.port}: {it.holder}" for it in listeners if it.user not in trusted)
+    return tuple(
+        f"port {listener.port}: {listener.holder}"
+        for listener in listeners
+        if listener.user not in trusted
+    )
 
 
 def _patience(started: Mapping[str, Any]) -> float:
-    return float(started.get("frozen") or 0)
+    return float(started.get("frozen") or _PATIENCE)
 
 
 def _find_work(started: Mapping[str, Any]) -> str:
@@ -276,18 +281,18 @@ def _find_work(started: Mapping[str, Any]) -> str:
 
 
 def _look_further(
-    server: HttpServer, former: Counters, said: ServerAnswers, started: Mapping[str, Any]
+    server: HttpServer, former: Counters, answers: ServerAnswers, started: Mapping[str, Any]
 ) -> ServerSigns:
     """Return what shows of a server that gave no token while it was asked for one."""
     work = _find_work(started)  # first: what it was done for counts then
     metrics = server.ask("/metrics")
     counters = read_counters(metrics.text)
-    waited = said.token.ms / 1000 if said.token else 0.0
+    waited = answers.token.ms / 1000 if answers.token else 0.0
     return ServerSigns(
-        strangers="; ".join(said.others) if started else "",
+        strangers="; ".join(answers.strangers) if started else "",
         closed=metrics.closed,
         waited=waited,
-        refusal=said.refusal,
+        refusal=answers.refusal,
         silence=describe_silence("/metrics", metrics.trouble),
         steps=has_moved(counters.steps, former.steps),
         gauges=has_moved(counters.gauges, former.gauges),

@@ -143,5 +143,5 @@ def test_the_key_goes_to_no_process_of_another_user(monkeypatch, user, sent):
         spy.kill()
         seen = spy.stdout.read()
     assert ("sk-CANARY" in seen) is sent
-    assert bool(said.others) is not sent
+    assert bool(said.strangers) is not sent
     assert "/v1/models" in seen
