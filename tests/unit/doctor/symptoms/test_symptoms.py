@@ -6,6 +6,7 @@ import tomllib
 
 import pytest
 
+from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.symptom import SYMPTOM_FILES, symptoms, text_pattern
 from patchkit.patching.recipe import load_claims, load_recipe
 from patchkit.runtime.rules.rule import check_condition
@@ -66,3 +67,17 @@ def test_the_cure_of_a_missing_moe_config_is_one():
     assert cause.command == "patchkit repack vllm==0.33.0 --with moe_configs"
     assert "moe_configs" in {fix.id for fix in load_recipe().fixes}
     assert "docs/tune.md" in cause.cure
+
+
+def test_ranks_that_drift_apart_while_they_tune_are_told_from_others():
+    ended = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] {}\n"
+    frame = (
+        '  File "vllm/model_executor/warmup/kernel_warmup.py", line 90, in flashinfer_autotune\n'
+    )
+    for text in ("Application timeout caused pair closure", "Connection closed by peer [10.0.0.2]"):
+        causes = [
+            read_log([log.encode()], {}).diagnoses[0].causes[0].id
+            for log in (frame + ended.format(text), ended.format(text))
+        ]
+        assert causes[0] == "autotune-drift"
+        assert causes[1] != "autotune-drift"
