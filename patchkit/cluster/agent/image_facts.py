@@ -219,10 +219,13 @@ def _inspect_image(program: str, names: Sequence[str]) -> dict[str, Any]:
     for name in names:
         done = attempt(program, "image", "inspect", "--", name, timeout=_PATIENCE)
         if not done.trouble:
-            break
-    else:
-        return {"problem": "image-missing"}
-    (found,) = read_json(done.output)
+            (answer,) = read_json(done.output)
+            return {**_image_fields(answer), "by_tag": not _BY_DIGEST.search(name)}
+    return {"problem": "image-missing"}
+
+
+def _image_fields(found: Any) -> dict[str, Any]:
+    """Return the fields that an engine's description of an image gives."""
     if not _ID.fullmatch(found["Id"]):
         raise ValueError(found["Id"])
     config, cpu = found["Config"], str(found["Architecture"])
@@ -234,7 +237,6 @@ def _inspect_image(program: str, names: Sequence[str]) -> dict[str, Any]:
     return {
         "id": found["Id"],
         "content": digest(json.dumps(parts)),
-        "by_tag": not _BY_DIGEST.search(name),
         "wraps": bool(entry) and not _PROGRAM.search(entry),
         "digests": tuple(map(str, found.get("RepoDigests") or ())),
         "size": whole_number(found.get("Size", 0)),

@@ -291,24 +291,32 @@ def survey_nodes(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[F
 
 def pair_findings(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[Finding]:
     """Yield what is wrong between the head, the first of these nodes, and each worker."""
-    first, head = names[0], facts[0]
+    first, *others = names
+    head, *workers = facts
     cages = find_cages(head.host, cabled=True)
-    for name, its in zip(names[1:], facts[1:], strict=True):
+    for name, worker in zip(others, workers, strict=True):
         where = f"{first}, {name}"
-        wrong = partial(finding_from_text, "survey.toml", where=where, first=first, second=name)
-        for found in pair_checks(head.host, cages, its.host) if cages else ():
+        for found in pair_checks(head.host, cages, worker.host) if cages else ():
             if found.level is not Level.OK:
                 yield replace(found, where=where, what=f"{found.where}: {found.what}")
-        same_cpu = head.host.system.machine == its.host.system.machine
-        if head.venv and its.venv and same_cpu and head.installation != its.installation:
-            one, other = (node.installation or "one of its own" for node in (head, its))
+        yield from _software_findings(first, name, head, worker)
+
+
+def _software_findings(
+    first: str, second: str, head: NodeFacts, worker: NodeFacts
+) -> Iterator[Finding]:
+    """Yield which installations, images and devices of a head and a worker differ."""
+    where = f"{first}, {second}"
+    wrong = partial(finding_from_text, "survey.toml", where=where, first=first, second=second)
+    if head.host.system.machine == worker.host.system.machine:
+        if head.venv and worker.venv and head.installation != worker.installation:
+            one, other = (node.installation or "one of its own" for node in (head, worker))
             yield wrong("installation", venv=head.venv, one=one, other=other)
-        both = head.image, its.image
-        if same_cpu and len({each.content for each in both if each and each.content}) > 1:
-            yield _image_difference(first, name, head.image, its.image)
-        one, other = head.host.target, its.host.target
-        if one != other:
-            yield wrong("devices", one=one, other=other)
+        contents = {node.image.content for node in (head, worker) if node.image}
+        if len(contents - {""}) > 1:
+            yield _image_difference(first, second, head.image, worker.image)
+    if head.host.target != worker.host.target:
+        yield wrong("devices", one=head.host.target, other=worker.host.target)
 
 
 def _image_difference(
