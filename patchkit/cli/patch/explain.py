@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
@@ -54,21 +54,29 @@ def explain_command(text: str | None) -> Iterator[Block]:
     if known := _explained_symptoms(text):
         yield from _symptom_blocks(known)
         return
+    yield from _search_blocks(text, name, by_id)
+
+
+def _search_blocks(text: str, name: str, by_id: Mapping[str, Fix | Claim]) -> Iterator[Block]:
+    """Yield what has a text, whole or as a line each. Raises UsageError if nothing has it."""
     ids = {known.replace("-", "_"): known for known in (*by_id, *symptoms())}
+    fitting: list[Fix | Claim] = []
+    near: list[Diagnosis] = []
     # A mistyped id is no text to look for; several words are no id.
-    mistyped = " " not in text and difflib.get_close_matches(name, ids, n=1, cutoff=_MISTYPED)
-    fitting = [] if mistyped else [entry for entry in entries if _fits(text, _said(entry))]
-    near = [] if mistyped else _explained_symptoms(text, parts=True)
-    if not fitting and not near:
-        close = [ids[it] for it in difflib.get_close_matches(name, ids, n=1)]
-        hint = f"did you mean {close[0]}?" if close else "`patchkit explain` lists them"
-        raise UsageError(f"no fix, claim or symptom is {text!r}", hint=hint)
-    if not fitting and len(near) <= _SHOWN:
-        yield from _symptom_blocks(near)
-    elif len(fitting) == 1 and not near:
-        yield from _explanation(fitting[0])
-    else:
-        yield from _fitting_blocks(fitting, near)
+    if " " in text or not difflib.get_close_matches(name, ids, n=1, cutoff=_MISTYPED):
+        fitting = [entry for entry in by_id.values() if _fits(text, _said(entry))]
+        near = _explained_symptoms(text, parts=True)
+    match len(fitting), len(near):
+        case 0, 0:
+            close = [ids[it] for it in difflib.get_close_matches(name, ids, n=1)]
+            hint = f"did you mean {close[0]}?" if close else "`patchkit explain` lists them"
+            raise UsageError(f"no fix, claim or symptom is {text!r}", hint=hint)
+        case 0, few if few <= _SHOWN:
+            yield from _symptom_blocks(near)
+        case 1, 0:
+            yield from _explanation(fitting[0])
+        case _:
+            yield from _fitting_blocks(fitting, near)
 
 
 def _overview(fixes: Sequence[Fix], claims: Sequence[Claim]) -> Iterator[Block]:
