@@ -117,3 +117,12 @@ def test_what_init_writes_is_read_back(names, peer, tmp_path_factory):
     found = read_cluster_file(path)
     assert found.node == tuple(nodes)
     assert (found.serve.topology, found.serve.listen) == ("socket", "local")
+
+
+@given(port=st.integers(1024, 65535), other=st.integers(1024, 65535))
+def test_clusters_with_ports_of_their_own_have_ranks_ports_of_their_own(port, other):
+    """A user may take all of them; the default one keeps vLLM's."""
+    ranks, others = (ServeChoices(port=each).ranks_port(29501) for each in (port, other))
+    assert ServeChoices().ranks_port(29501) == 29501
+    assert 1024 <= ranks < 1 << 16
+    assert (ranks == others) is (port == other)
