@@ -233,16 +233,21 @@ def status_command(*, cluster: Cluster) -> Iterator[Block]:
     if error:
         clock = time.strftime("%F %T", time.localtime(error.time / 1e6))
         yield style("last error", fg="red") + f" {clock} {error.node}: {error.text}"
-    if cure := next((trouble.cure for trouble in wrong if trouble.cure), ""):
-        yield style("next:", bold=True) + f" {spelled(cure)}"
-    elif error or wrong:
-        alone = cluster.head.here and len(rows) == 1
-        yield next_step(*program(), "doctor", *([] if alone else ["--cluster"]))
+    if error or wrong:
+        yield _next_of(cluster, wrong)
     if not well:
         yield ExitCode(HostError.exit_code)
 
 
 _Rows = Sequence[tuple[Remote, NodeState | PatchkitError]]
+
+
+def _next_of(cluster: Cluster, wrong: Sequence[Trouble]) -> str:
+    """Return the first cure that is known, else the command that finds one."""
+    if cure := next((trouble.cure for trouble in wrong if trouble.cure), ""):
+        return style("next:", bold=True) + f" {spelled(cure)}"
+    alone = cluster.head.here and len(cluster.nodes) == 1
+    return next_step(*program(), "doctor", *([] if alone else ["--cluster"]))
 
 
 def _node_table(rows: _Rows, head_word: str) -> Iterator[str]:
@@ -384,9 +389,10 @@ def _server_troubles(cluster: Cluster, condition: ServerCondition) -> Iterator[T
         ends = "; systemd starts it anew when its unit ends" if life.state == ENDED else ""
         yield Trouble(style(word, fg=colour) + f" {name}: {life.text}{ends}")
     if condition.unwatched:
-        line = f" {name}: {cluster.file.guard_unit} is {condition.unwatched}, so that nothing"
-        again = "restarts a server that hangs; `patchkit up` starts it again"
-        yield Trouble(style("not watched", fg="red") + f"{line} {again}")
+        line = f" {name}: {cluster.file.guard_unit} is {condition.unwatched}"
+        what = "nothing restarts a server that hangs"
+        cure = quoted("patchkit", "up", condition.model) if condition.model else ""
+        yield Trouble(style("not watched", fg="red") + f"{line}: {what}", cure)
 
 
 def _condition_word(condition: ServerCondition) -> str:

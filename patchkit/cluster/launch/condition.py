@@ -21,13 +21,14 @@ class ServerCondition:
     """``life`` is what the server shows when it is asked; None where its unit is not active.
 
     ``unasked`` says why it could not be asked. ``watch`` is the last word of the unit that watches
-    it, and ``unwatched`` says that this unit does not run though it should.
+    it, and ``unwatched`` says that this unit does not run though it should. ``model`` is served.
     """
 
     life: ServerLife | None = None
     unasked: str = ""
     watch: ServerLife | None = None
     unwatched: str = ""
+    model: str = ""
 
     @property
     def answers(self) -> bool:
@@ -58,6 +59,7 @@ def server_condition(cluster: Cluster, head: NodeState | None) -> ServerConditio
         life=life,
         watch=read_life(guard.text) if guard and guard.active not in _OFF else None,
         unwatched=guard.active if guard and is_unwatched(cluster, guard) else "",
+        model=head.model,
     )
 
 
