@@ -5,12 +5,11 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from patchkit.cluster.agent import group_script
-from patchkit.cluster.agent.group_script import spread
+from patchkit.cluster.agent.group_script import ALONE, spread
+from patchkit.cluster.launch.units import node_scripts
 from support import write_files
 from support.needed import need
 
@@ -62,10 +61,9 @@ def test_a_lost_link_is_no_failed_start_whatever_its_last_words(tmp_path, monkey
     write_files(tmp_path, {"systemctl": SYSTEMCTL, "link": link}, mode=0o755)
     workers = {"1": {"node": "spark2", "ssh": ["./link"]}}
     settings = {"id": "1", "name": "vllm", "unit": "patchkit-vllm.service", "workers": workers}
-    script = Path(group_script.__file__).read_text()
-    write_files(tmp_path, {"group.py": script, "group.json": json.dumps(settings)})
+    write_files(tmp_path, {**node_scripts(), "group.json": json.dumps(settings)})
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    asked = [sys.executable, "-I", "group.py", "watch", "1"]
+    asked = [sys.executable, ALONE, "group.py", "watch", "1"]
     done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     counted = "reset-failed" not in (tmp_path / "asked").read_text()
     assert (done.returncode, counted) == (1, ENDINGS[words]), done.stderr
