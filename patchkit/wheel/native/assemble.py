@@ -36,7 +36,7 @@ _MAKING, _STALE = ".making-", 86400  # seconds; no PTX takes that long
 # malloc of glibc asks for huge pages: 14 % less of the processor where 16 ptxas ran at once. Not a
 # byte of a result differs.
 _TUNABLES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-_FORMAT = 2  # of a result; goes up if the same PTX becomes other bytes
+_FORMAT = 3  # of a result; goes up if the same PTX becomes other bytes
 # Options that change the code and nothing else. The words come from a file that somebody else made:
 # others could read or write files.
 _SWITCHES = re.compile(r"-O[0-3]|-v|-w|--?(verbose|warn[a-z-]*|generate-line-info|lineinfo)")

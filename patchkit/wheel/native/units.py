@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from io import BytesIO
+
+from patchkit.elf import parse_library
 
 # Behind the form: 8 hex digits, the length of the file's name, that name, 8 hex digits, a number.
 _FORMS = (b"_INTERNAL_", b"_GLOBAL__N__")
 _FILE = re.compile(rb"[0-9a-f]{8}_(\d{1,4})_")
 _NUMBER = re.compile(rb"_[0-9a-f]{8}_(\d+)")
 _LENGTH = re.compile(rb"\d+\Z")
+_IDENTIFIER = re.compile(rb"[A-Za-z0-9_]+")
+_TABLES = (".strtab", ".shstrtab")  # of names, in ELF
 _LONGEST = 240  # characters; longer names stay as they are
 _MOST_DIGITS = 4
 
@@ -27,9 +32,12 @@ def _stand_in(form: bytes) -> bytes:
 def neutral(text: bytes) -> tuple[bytes, Mapping[bytes, bytes]]:
     """Return PTX with stand-ins for the names of its unit, and the real name of each.
 
-    A text in which they are not clear stays as it is: with names of several units, for example.
+    A text in which they are not clear stays as it is: with names of several units, for example. So
+    does one with numbers of lines, since its machine code has names in more places.
     """
     names: dict[bytes, bytes] = {}
+    if b".file" in text:
+        return text, {}
     for form in _FORMS:
         stand_in = _stand_in(form)
         units = {_whole_name(text, start, form) for start in _places(text, form)}
@@ -54,7 +62,8 @@ def _whole_name(text: bytes, start: int, form: bytes) -> bytes | None:
     """Return the name that begins here, with its length in front; None if that is not clear.
 
     The number at its end may be followed by digits of the next name, and the length in front may
-    follow digits of the one before: only one reading of both fits.
+    follow digits of the one before: only one reading of both fits. It is part of one identifier:
+    with anything else, a piece of the program would leave with it.
     """
     file = _FILE.match(text, start + len(form))
     number = _NUMBER.match(text, file.end() + int(file[1])) if file else None
@@ -67,22 +76,29 @@ def _whole_name(text: bytes, start: int, form: bytes) -> bytes | None:
     fitting = [size for size in readings if shortest <= size <= longest]
     if len(fitting) != 1:
         return None
-    return b"%d%s" % (fitting[0], text[start : start + fitting[0]])
+    name = text[start : start + fitting[0]]
+    return b"%d%s" % (fitting[0], name) if _IDENTIFIER.fullmatch(name) else None
 
 
 def named(code: bytes, names: Mapping[bytes, bytes]) -> bytes:
     """Return machine code of neutral PTX with the real names of its unit.
 
-    Names in ELF end with a NUL. A shorter one is filled up with more of them, so that every other
-    byte keeps its place.
+    Only the tables of names change: data may spell a stand-in, and stays. A shorter name is filled
+    up with NULs, so that every other byte keeps its place. Raises SourceError for what is no ELF.
     """
+    if not names:
+        return code
+    renamed = bytearray(code)
+    for section in parse_library(BytesIO(code), "the machine code").sections:
+        if section.name in _TABLES:
+            end = section.offset + section.size
+            table = code[section.offset : end].split(b"\0")
+            renamed[section.offset : end] = b"\0".join(_renamed(name, names) for name in table)
+    return bytes(renamed)
+
+
+def _renamed(name: bytes, names: Mapping[bytes, bytes]) -> bytes:
+    size = len(name)
     for stand_in, real in names.items():
-        pieces = []
-        position = 0
-        while (start := code.find(stand_in, position)) >= 0:
-            end = code.index(b"\0", start)
-            name = code[start:end].replace(stand_in, real)
-            pieces += [code[position:start], name.ljust(end - start, b"\0")]
-            position = end
-        code = b"".join([*pieces, code[position:]])
-    return code
+        name = name.replace(stand_in, real)
+    return name.ljust(size, b"\0")

@@ -301,10 +301,26 @@ def code_of(elf):
         unit_text(b"one") + unit_text(b"two"),
         unit_text(b"one").replace(b"_INTERNAL_1", b"_INTERNAL_x"),
         unit_text(b"f" * 300),
+        unit_text(b"x;\nmov.u32 %r1, 5;\n//"),  # what the name spans is no name: code would leave
+        unit_text(b"one") + b'.file 1 "one.cu"\n',
     ],
 )
 def test_names_that_are_not_clear_stay(text):
     assert neutral(text) == (text, {})
+
+
+def test_data_that_spells_a_stand_in_stays(assembler, tmp_path):
+    """And a name that is the end of another one keeps its own."""
+    tools = assembler._unpack("13.0", progress=None) / "bin"
+    (stand_in, _) = neutral(unit_text(b"one"))[1]
+    data = b".visible .global .b8 spelled[%d] = {%s};\n"
+    data %= (len(stand_in), b",".join(b"%d" % byte for byte in stand_in))
+    ends = b".visible .entry kernelEv() { ret; }\n.visible .entry Ev() { ret; }\n"
+    text = unit_text(b"one") + data + ends
+    direct, renamed = (assembled_elf(tmp_path, tools, text, by) for by in (None, neutral))
+    assert names_of(direct) == names_of(renamed)
+    assert code_of(direct) == code_of(renamed)
+    assert stand_in in renamed.get_section_by_name(".nv.global.init").data()
 
 
 def test_what_is_large_is_split_the_same_everywhere(assembler, tmp_path):
