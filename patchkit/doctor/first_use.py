@@ -20,8 +20,9 @@ from patchkit.errors import PatchkitError, reason
 from patchkit.quoting import quoted
 from patchkit.runtime.host.host import plain
 from patchkit.runtime.rules.variable_rules import CACHES, cache_variables
-from patchkit.target import Load, best_load, listed
+from patchkit.target import Load, best_load, listed, targets
 from patchkit.units import BYTES_PER_MIB
+from patchkit.unreached import NOTHING_READ, known_dispatch
 
 _NAMES = re.compile(r"\b(?:sm|compute)_\d{2,3}[af]?\b")
 _UNNAMED = "no Python with vLLM is known"
@@ -72,13 +73,20 @@ def add_first_use(visited: Visit, look: Callable[..., dict[str, Any]]) -> Visit:
 
 
 def count_loads(
-    codes: Mapping[str, Mapping[str, int]], capability: str
+    codes: Mapping[str, Mapping[str, int]], capability: str, version: str = ""
 ) -> dict[str, Counter[Load]]:
-    """Return how many fat binaries of each library reach a device of ``12.1``, and how."""
+    """Return how many fat binaries of each library reach a device of ``12.1``, and how.
+
+    What that version of vLLM never calls on the device is not counted.
+    """
     major, minor = map(int, capability.split("."))
+    device = next((row for row in targets().values() if row.capability == (major, minor)), None)
+    dispatch = known_dispatch("vllm", version, device) if device else NOTHING_READ
     found = {name: Counter[Load]() for name in codes}
     for name, held in codes.items():
         for names, count in held.items():
+            if dispatch.leaves(name, names.split()):
+                continue
             found[name][best_load(listed(_NAMES.findall(names)), (major, minor))] += count
     return found
 
@@ -92,7 +100,8 @@ def check_first_use(node: NodeReport, said: DeviceCodeFound | PatchkitError) -> 
         raise NotCheckedError("no GPU says its compute capability")
     if said.forced:
         return node.find("ptx-forced", name=said.forced)
-    loads = count_loads(said.codes, capability)
+    version = node.host.software.vllm if node.host.software else ""
+    loads = count_loads(said.codes, capability, version)
     compiled = +Counter({name: its[Load.JIT] for name, its in loads.items()})
     shown = ", ".join(f"{name} ({count})" for name, count in compiled.most_common())
     if not shown:

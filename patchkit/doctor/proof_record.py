@@ -156,7 +156,7 @@ def first_use(proof: Proof) -> str:
     found = []
     if not re.fullmatch(r"\d{1,2}\.\d", proof.capability):
         return ""
-    for name, loads in count_loads(proof.code, proof.capability).items():
+    for name, loads in count_loads(proof.code, proof.capability, proof.vllm).items():
         short = name.partition(".")[0].removesuffix("_stable_libtorch").strip("_")
         if loads[Load.JIT]:
             found.append(f"{short} {loads[Load.JIT]} of {loads.total() - loads[Load.NONE]}")

@@ -21,12 +21,14 @@ from patchkit.cli.render import (
 )
 from patchkit.digests import sha256_of
 from patchkit.target import Load, Target
-from patchkit.wheel.device.first_use import first_use, first_use_phrase
+from patchkit.unreached import known_dispatch
+from patchkit.wheel.device.first_use import first_use_phrase
 from patchkit.wheel.device.inspect import LIVE, RELOCATABLE, Binary, inspect_file, inspect_wheel
 from patchkit.wheel.device.libraries import Judged, check_wheel, floor, judge_libraries, missed
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.metadata import read_metadata
 from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.native.listing import called_entries
 
 _SHOWN_FACTS = ("made", "wheel", "version", "target", "machine", "cuda", "patchkit")
 # The same module is in a wheel once for each Python.
@@ -85,7 +87,9 @@ def inspected_blocks(file: Path, target: Target) -> Iterator[Block]:
         code = Counter(binary.load(target) for binary in binaries if binary.live)
         loads = count_loads(code) or "none"
         yield f"on {target.title}, of {code.total()} libraries with device code: {loads}"
-    if entries := [entry for binary in binaries for entry in first_use(binary, target)]:
+    dispatch = known_dispatch(metadata.name.project, metadata.name.version, target)
+    calls = [called_entries(binary, target, dispatch) for binary in binaries]
+    if entries := [entry for of_binary in calls for entry in of_binary]:
         yield lead_word("note") + first_use_phrase(entries)
         yield next_step(*program(), "native", file, where="to see which")
     yield from finding_blocks(found)

@@ -12,10 +12,10 @@ from patchkit.patching.workspace import Workspace, locked_workspace
 from patchkit.source.detect import detect_installed
 from patchkit.source.fetch import Progress
 from patchkit.target import Target
+from patchkit.unreached import known_dispatch
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.native.listing import list_installed, package_libraries
 from patchkit.wheel.native.make import NativeLibrary, make_native
-from patchkit.wheel.native.unreached import known_dispatch
 
 
 def make_installed_native(

@@ -12,6 +12,7 @@ from packaging.utils import canonicalize_name
 from patchkit.errors import SourceError, UsageError
 from patchkit.source.tree import SourceTree
 from patchkit.target import Target
+from patchkit.unreached import NOTHING_READ, Dispatch, known_dispatch
 from patchkit.wheel.device.fatbin import CodeEntry
 from patchkit.wheel.device.first_use import first_use
 from patchkit.wheel.device.inspect import Binary, fat_binaries, inspect_file, inspect_wheel
@@ -49,8 +50,19 @@ def list_libraries(path: Path, target: Target) -> tuple[DeviceLibrary, ...]:
         return tuple(list_installed(find_site(path), target))
     if path.suffix == ".whl":
         with WheelFile(path) as wheel:
-            return tuple(_list_binaries(inspect_wheel(wheel), target, wheel.name.project))
-    return tuple(_list_binaries(inspect_file(path), target, ""))
+            name = wheel.name
+            dispatch = known_dispatch(name.project, name.version, target)
+            return tuple(_list_binaries(inspect_wheel(wheel), target, name.project, dispatch))
+    return tuple(_list_binaries(inspect_file(path), target, "", NOTHING_READ))
+
+
+def called_entries(
+    binary: Binary, target: Target, dispatch: Dispatch, name: str = ""
+) -> tuple[CodeEntry, ...]:
+    """Return the PTX that the device compiles, but for what the release never calls there."""
+    library = name or binary.name
+    entries = first_use(binary, target)
+    return tuple(entry for entry in entries if not dispatch.leaves(library, [entry.name]))
 
 
 def find_site(path: Path) -> Path:
@@ -75,6 +87,7 @@ def list_installed(site: Path, target: Target, only: str = "") -> Iterator[Devic
     """List the libraries with device code of what is installed in a folder, or of one project."""
     for package in metadata.distributions(path=[str(site)]):
         project = canonicalize_name("".join(package.metadata.get_all("Name", [])))
+        dispatch = known_dispatch(project, package.version, target)
         files = package.files if only in ("", project) else ()
         for file in files or ():
             place = site / file
@@ -85,7 +98,7 @@ def list_installed(site: Path, target: Target, only: str = "") -> Iterator[Devic
                     binaries = inspect_file(place)
                 except SourceError:
                     continue  # a linker's script, or damaged: the loader does not take it either
-                yield from _list_binaries(binaries, target, project, file.as_posix())
+                yield from _list_binaries(binaries, target, project, dispatch, file.as_posix())
 
 
 def package_libraries(tree: SourceTree, target: Target) -> list[str]:
@@ -100,7 +113,7 @@ def package_libraries(tree: SourceTree, target: Target) -> list[str]:
 
 
 def _list_binaries(
-    binaries: Iterable[Binary], target: Target, project: str, name: str = ""
+    binaries: Iterable[Binary], target: Target, project: str, dispatch: Dispatch, name: str = ""
 ) -> Iterator[DeviceLibrary]:
     for binary in binaries:
         if binary.live:
@@ -108,6 +121,6 @@ def _list_binaries(
                 project=project,
                 name=name or binary.name,
                 fat_binaries=len(fat_binaries(binary.live)),
-                entries=first_use(binary, target),
+                entries=called_entries(binary, target, dispatch, name),
                 closed=library_rules().is_closed(project, binary.name),
             )

@@ -14,6 +14,7 @@ from typing import Any
 from patchkit.errors import BuildError, PatchkitError, ProofError, SourceError
 from patchkit.source.fetch import Progress
 from patchkit.target import Load, Target
+from patchkit.unreached import NOTHING_READ, Dispatch, Unreached
 from patchkit.wheel.device.fatbin import CONTAINER
 from patchkit.wheel.device.first_use import first_use
 from patchkit.wheel.device.inspect import Binary, best, fat_binaries, inspect_file
@@ -21,7 +22,6 @@ from patchkit.wheel.native.assemble import Assembled, Assembler, Job
 from patchkit.wheel.native.ptx import read_ptx
 from patchkit.wheel.native.relink import replace_device_code
 from patchkit.wheel.native.schedule import assemble_all
-from patchkit.wheel.native.unreached import NOTHING_READ, Dispatch, Unreached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

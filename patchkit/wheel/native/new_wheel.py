@@ -14,6 +14,7 @@ from patchkit.durable.atomic import replacing
 from patchkit.errors import SourceError, UsageError, translated
 from patchkit.source.fetch import Progress
 from patchkit.target import Target
+from patchkit.unreached import known_dispatch
 from patchkit.wheel.build.machine import staging
 from patchkit.wheel.file.sbom import as_text, digest_label, wheel_sbom
 from patchkit.wheel.file.wheelfile import FACTS, WheelFile
@@ -21,7 +22,6 @@ from patchkit.wheel.file.write import rewrite_wheel
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.native.listing import list_libraries
 from patchkit.wheel.native.make import NativeLibrary, make_native, native_facts
-from patchkit.wheel.native.unreached import known_dispatch
 
 _SBOM = "sboms/patchkit.cdx.json"
 

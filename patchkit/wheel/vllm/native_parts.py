@@ -16,13 +16,13 @@ from patchkit.errors import ProofError
 from patchkit.recipes.vllm.build import known_externals
 from patchkit.source.fetch import Progress
 from patchkit.target import Target
+from patchkit.unreached import NOTHING_READ, Dispatch
 from patchkit.wheel.device.first_use import first_use
 from patchkit.wheel.device.inspect import Binary
 from patchkit.wheel.device.libraries import Judged, Use
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.native.make import NativeLibrary, make_native, native_facts
-from patchkit.wheel.native.unreached import NOTHING_READ, Dispatch
 from patchkit.wheel.vllm.upstream_parts import members_of
 
 # Handlers of an import that is missing: ImportError and what it derives from.

@@ -27,8 +27,9 @@ from patchkit.recipes.vllm.libraries import library_table
 from patchkit.source.archive import Progress
 from patchkit.source.tree import Sandboxed
 from patchkit.target import Target, toolkits
+from patchkit.unreached import known_dispatch
 from patchkit.wheel.build.machine import staging
-from patchkit.wheel.device.first_use import first_use, first_use_phrase
+from patchkit.wheel.device.first_use import first_use_phrase
 from patchkit.wheel.device.inspect import Binary, inspect_wheel
 from patchkit.wheel.device.libraries import (
     Judged,
@@ -42,7 +43,7 @@ from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.metadata import read_metadata
 from patchkit.wheel.file.write import rewrite_wheel
 from patchkit.wheel.native.assemble import Assembler
-from patchkit.wheel.native.unreached import known_dispatch
+from patchkit.wheel.native.listing import called_entries
 from patchkit.wheel.vllm.native_parts import native_parts
 from patchkit.wheel.vllm.repack_additions import Additions, PatchedTree, make_additions
 from patchkit.wheel.vllm.repack_origin import Origin
@@ -238,7 +239,9 @@ def _native_notes(patched: PatchedTree, binaries: Iterable[Binary]) -> Iterator[
     """Yield what the device compiles at first use, or what became of that."""
     target, native = patched.request.target, patched.native
     if not native.facts:
-        entries = [entry for binary in binaries for entry in first_use(binary, target)]
+        dispatch = known_dispatch("vllm", patched.origin.version, target)
+        calls = [called_entries(binary, target, dispatch) for binary in binaries]
+        entries = [entry for of_binary in calls for entry in of_binary]
         if entries:
             yield f"{first_use_phrase(entries)}; --native assembles it now"
         row = next(row for row in toolkits() if row.cuda == target.cuda)

@@ -6,9 +6,10 @@ import re
 import pytest
 from packaging.version import Version
 
+from patchkit.doctor.first_use import count_loads
 from patchkit.recipes.vllm.fixes.int8_azp import dispatched
-from patchkit.target import targets
-from patchkit.wheel.native.unreached import known_dispatch
+from patchkit.target import Load, targets
+from patchkit.unreached import known_dispatch
 from support.selection import RELEASES
 
 pytestmark = pytest.mark.releases
@@ -57,3 +58,19 @@ def test_nothing_else_calls_them(version, release):
 def test_nothing_else_is_taken_for_unreached(version, library, kernels):
     dispatch = known_dispatch("vllm", Version(version), targets()["gb10"])
     assert dispatch.never_calls(library, kernels) is None
+
+
+@pytest.mark.parametrize(
+    ("version", "compiled"),
+    [
+        ("0.33.0", 1),
+        ("0.33.0+cu130.gb10.61ce3e4b58", 1),
+        ("0.23.0", 2),  # which nobody read
+        ("", 2),
+    ],
+)
+def test_doctor_does_not_wait_for_what_is_never_called(version, compiled):
+    """By the headers alone, as a node tells them."""
+    held = {"sm_80 sm_87 compute_89 sm_89": 1, "compute_80": 1}
+    loads = count_loads({"_C_stable_libtorch.abi3.so": held}, "12.1", version)
+    assert loads["_C_stable_libtorch.abi3.so"][Load.JIT] == compiled

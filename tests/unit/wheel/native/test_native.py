@@ -19,6 +19,7 @@ from patchkit.elf import Section
 from patchkit.errors import BuildError, HostError, SourceError
 from patchkit.process import run
 from patchkit.target import targets
+from patchkit.unreached import Dispatch, Unreached
 from patchkit.wheel.device.fatbin import read_entries
 from patchkit.wheel.device.first_use import first_use
 from patchkit.wheel.device.inspect import fat_binaries, inspect_file
@@ -28,7 +29,6 @@ from patchkit.wheel.native.ptx import read_ptx
 from patchkit.wheel.native.relink import replace_device_code
 from patchkit.wheel.native.schedule import assemble_all
 from patchkit.wheel.native.units import named, neutral
-from patchkit.wheel.native.unreached import Dispatch, Unreached
 from support import write_files
 from support.needed import need, need_ptxas
 
@@ -333,7 +333,8 @@ def test_what_is_large_is_split_the_same_everywhere(assembler, tmp_path):
 def test_what_the_release_never_calls_stays_as_it_is(assembler, tmp_path):
     row = Unreached(
         name="twice",
-        library="lib/*.so",
+        library="lib/x.so",
+        ptx="compute_80",
         kernels="twice",
         targets=("gb10",),
         source="entry.cu",

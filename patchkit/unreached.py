@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from patchkit.records import RECIPES, read_toml
-from patchkit.source.detect import projects
 from patchkit.target import Target
+
+_PROJECT = re.compile(r"[a-z0-9-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,7 @@ class Unreached:
 
     name: str
     library: str
+    ptx: str
     kernels: str
     targets: tuple[str, ...]
     source: str
@@ -31,6 +32,10 @@ class Unreached:
 
     def is_known(self, version: Version, target: Target) -> bool:
         return version.public in self.releases and target.name in self.targets
+
+    def is_of(self, library: str) -> bool:
+        """Check whether a library is meant, by its path or its name alone."""
+        return f"/{self.library}".endswith(f"/{library}")
 
     def covers(self, kernels: Collection[str]) -> bool:
         """Check whether all of these kernels are never called."""
@@ -44,21 +49,29 @@ class Dispatch:
     rows: tuple[Unreached, ...] = ()
 
     def knows(self, library: str) -> bool:
-        return any(fnmatchcase(library, row.library) for row in self.rows)
+        return any(row.is_of(library) for row in self.rows)
 
     def never_calls(self, library: str, kernels: Collection[str]) -> Unreached | None:
         """Return what proves that none of these kernels of a library is called; None if nothing."""
-        of_library = (row for row in self.rows if fnmatchcase(library, row.library))
+        of_library = (row for row in self.rows if row.is_of(library))
         return next((row for row in of_library if row.covers(kernels)), None)
+
+    def leaves(self, library: str, codes: Collection[str]) -> bool:
+        """Check by the headers of a fat binary alone whether it is one that is never called."""
+        return any(row.is_of(library) and row.ptx in codes for row in self.rows)
 
 
 NOTHING_READ = Dispatch()
 
 
-def known_dispatch(project: str, version: Version, target: Target) -> Dispatch:
+def known_dispatch(project: str, version: Version | str, target: Target) -> Dispatch:
     """Return what was read of a release; a release that nobody read has no rows."""
     place = RECIPES / project / "unreached.toml"
-    if project not in projects() or not place.is_file():
+    if not (_PROJECT.fullmatch(project) and place.is_file()):
+        return NOTHING_READ
+    try:
+        release = Version(str(version))
+    except InvalidVersion:
         return NOTHING_READ
     rows = read_toml(tuple[Unreached, ...], place, key="unreached")
-    return Dispatch(rows=tuple(row for row in rows if row.is_known(version, target)))
+    return Dispatch(rows=tuple(row for row in rows if row.is_known(release, target)))
