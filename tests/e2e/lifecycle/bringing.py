@@ -78,9 +78,8 @@ def installed_while_it_serves(cluster: EmulatedCluster) -> str:
     said = cluster.patchkit("status").output
     insist("is installed, and" not in said, f"status: {said}")
 
-    other_pip = (
-        f"echo 'x.py,sha256=a,1' >> {LINK}/lib/python3*/site-packages/vllm-*.dist-info/RECORD"
-    )
+    record = f"{LINK}/lib/python3*/site-packages/vllm-*.dist-info/RECORD"
+    other_pip = f"echo 'x.py,sha256=a,1' | tee -a {record}"
     fake_venv.insist_user(cluster.worker, "sh", "-c", other_pip)
     says = ("spark2", "runs from it", "patchkit down")
     cluster.expect("install", "--wheelhouse", "wheelhouse-0.33.0", status=REFUSED, says=says)
