@@ -16,6 +16,7 @@ worker whose head is gone waits for ever, and a head learns of a lost worker by 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
 import re
@@ -66,7 +67,8 @@ _SPREADS = re.compile(
 )
 _SYSTEMCTL = ("systemctl", "--user")
 _PROCESS = re.compile(r'users:\(\("(.*?)",pid=(\d+)')
-_USER = re.compile(r" uid:(\d+)(?= )")
+# Longer than a process's name can be, which stands before it; a control group's stands behind it.
+_USER = re.compile(r" uid:(\d+) ino:\d+ sk:")
 
 
 def main(*works: Callable[..., None]) -> None:
@@ -132,7 +134,7 @@ def listeners_at(url: str) -> list[Listener]:
     addresses = {"0.0.0.0", "::"}  # noqa: S104 - who listens there is meant
     with contextlib.suppress(OSError):  # a name that nobody knows
         rows = socket.getaddrinfo(place.hostname, place.port, type=socket.SOCK_STREAM)
-        addresses |= {str(address[0]) for *_, address in rows}
+        addresses |= {_plain_address(str(address[0])) for *_, address in rows}
     try:
         listeners = list(find_listeners([place.port or 80]))
     except OSError:
@@ -178,15 +180,26 @@ def find_listeners(ports: Collection[int]) -> Iterator[Listener]:
         if not (port.isdigit() and int(port) in ports):
             continue
         process = _PROCESS.search(line)
-        # Left out for root; what stands before it may be a process's name.
-        users = _USER.findall(line)
+        user = _USER.search(line)  # left out for root
         yield Listener(
-            address=address.strip("[]").partition("%")[0].replace("*", "::"),
+            address=_plain_address(address),
             port=int(port),
             pid=int(process[2]) if process else 0,
             name=process[1] if process else "",
-            user=int(users[-1]) if users else 0,
+            user=int(user[1]) if user else 0,
         )
+
+
+def _plain_address(text: str) -> str:
+    """Return an address as all spellings of it: no device, and IPv4 as such where it is mapped.
+
+    Who listens at ``::ffff:127.0.0.1`` gets what is sent to 127.0.0.1.
+    """
+    bare = text.partition("%")[0].strip("[]").replace("*", "::")
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(bare)
+        return str(getattr(address, "ipv4_mapped", None) or address)
+    return bare
 
 
 def ready(settings: Settings) -> None:

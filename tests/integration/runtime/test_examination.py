@@ -62,6 +62,35 @@ def test_who_listens(address):
     assert [(each.port, each.pid) for each in found] == [(port, os.getpid())]
 
 
+@pytest.mark.skipif(not shutil.which("ss"), reason="ss is not installed (iproute2)")
+@pytest.mark.parametrize(
+    ("listening", "asked"), [("::ffff:127.0.0.1", "127.0.0.1"), ("::ffff:0.0.0.0", "127.0.0.1")]
+)
+def test_who_listens_at_ipv4_by_a_socket_of_ipv6(listening, asked):
+    with socket.socket(socket.AF_INET6) as server:
+        server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        server.bind((listening, 0))
+        server.listen()
+        port = server.getsockname()[1]
+        assert group_script.strangers(f"http://{asked}:{port}", "patchkit-none.service")
+
+
+@pytest.mark.parametrize(
+    ("said", "address", "user"),
+    [
+        ("[::1]%lo:8000 [::]:* uid:1001 ino:7 sk:2 cgroup:/", "::1", 1001),
+        ("127.0.0.1%lo:8000 0.0.0.0:* ino:7 sk:2 cgroup:/", "127.0.0.1", 0),
+        ("*:8000 *:* uid:1001 ino:7 sk:2 cgroup:/a uid:0 ino:1 sk:2", "::", 1001),
+        ('*:8000 *:* users:(("x uid:0 ino:1",pid=5,fd=3)) uid:1001 ino:7 sk:2', "::", 1001),
+    ],
+)
+def test_whatever_ss_says_of_a_listener(tmp_path, monkeypatch, said, address, user):
+    write_files(tmp_path, {"ss": f"#!/bin/sh\ncat <<'END'\nLISTEN 0 128 {said}\nEND\n"}, mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (listener,) = group_script.find_listeners([8000])
+    assert (listener.address, listener.user) == (address, user)
+
+
 def test_a_digest_is_of_what_was_installed_and_not_of_where_it_came_from(tmp_path):
     digests = []
     for number, extra in enumerate(("", "direct_url.json,sha256=x,3", "RECORD,,")):
