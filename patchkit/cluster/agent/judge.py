@@ -29,7 +29,9 @@ _WAITING = "num_requests_waiting"
 _COUNT = re.compile(
     rf"^vllm:({'|'.join((*_STEPS, *_GAUGES, _WAITING))})(?:\{{.*\}})? (\S+)$", re.MULTILINE
 )
-_ASLEEP = re.compile(r'^vllm:engine_sleep_state\{.*sleep_state="awake".*\} 0(\.0)?$', re.MULTILINE)
+# One open end in a pattern: with two, a hostile line takes hours.
+_NOT_IN_STATE = re.compile(r"^vllm:engine_sleep_state\{(.*)\} 0(?:\.0)?$", re.MULTILINE)
+_AWAKE = 'sleep_state="awake"'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +148,7 @@ def read_counters(text: str) -> Counters:
         steps={name: sums[name] for name in _STEPS if name in sums},
         gauges={name: sums[name] for name in _GAUGES if name in sums},
         requests=None if requests is None else round(min(requests, _MOST)),
-        asleep=bool(_ASLEEP.search(text)),
+        asleep=any(_AWAKE in labels for labels in _NOT_IN_STATE.findall(text)),
     )
 
 

@@ -31,7 +31,7 @@ from patchkit.reading import read_text
 from patchkit.records import RECIPES, read_toml
 
 _LINE = re.compile(r"(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)(?: \d+)?")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_LABEL = re.compile(r'\b(\w+)="((?:[^"\\]|\\.)*)"')
 _KEY = "VLLM_API_KEY"
 _LONGEST = 1 << 16  # characters of a line
 _UNASKED = ServerLife(DOUBT, "it was not asked")

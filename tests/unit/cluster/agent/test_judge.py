@@ -12,6 +12,7 @@ from patchkit.cluster.agent.judge import (
     ServerLife,
     ServerSigns,
     judge,
+    read_counters,
     read_life,
 )
 
@@ -44,6 +45,21 @@ def test_what_evidence_amounts_to(name):
     assert life.state == state
     assert bool(life.proof) == (state not in (ENDED, DOUBT))
     assert read_life(life.line) == life
+
+
+@pytest.mark.parametrize(
+    ("state", "value", "asleep"),
+    [("awake", "0.0", True), ("awake", "1.0", False), ("off", "0", False)],
+)
+def test_an_engine_that_sleeps(state, value, asleep):
+    line = f'vllm:engine_sleep_state{{engine="0",sleep_state="{state}",model_name="a}}"}} {value}\n'
+    assert read_counters(line).asleep is asleep
+
+
+def test_labels_without_an_end_are_read_once():
+    """Where each label was tried with each end, these took hours: 8 MiB in one line."""
+    labels = 'sleep_state="awake"' * (8 << 20 >> 5)
+    assert not read_counters(f"vllm:engine_sleep_state{{{labels}\n")
 
 
 @pytest.mark.parametrize(
