@@ -198,6 +198,8 @@ class _Exchange:
             if len(self.body) > _LARGEST:
                 self.trouble = f"more than {_LARGEST >> 20} MiB"
                 return
+        if answer.length:  # of what its head promised: http.client takes this for the end
+            self.trouble = f"it ended {answer.length} bytes early"
 
 
 def usable_key(key: str) -> str:

@@ -30,6 +30,8 @@ class Hostile(QuietHandler):
             self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
             pause = 0.05 if path == "slow" else 0
             self._write_for_ever(b"x" * (1 if pause else 65536), pause)
+        elif path == "short":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nx 12")
         else:
             self.send(200, self.server.bodies.get(rest, b"{}"))
 
@@ -102,6 +104,11 @@ def test_an_answer_is_no_larger_than_it_may_be(hostile):
     assert answer.trouble == "more than 8 MiB"
     assert len(answer.body) < 9 << 20
     assert answer.text == ""
+
+
+def test_what_is_shorter_than_promised_is_no_whole_answer(hostile):
+    answer = HttpServer(hostile.url).ask("/short")
+    assert (answer.trouble, answer.text) == ("it ended 5 bytes early", "")
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[" * 100_000, b'{"a": NaN}', b'{"a": 1e999}'])
