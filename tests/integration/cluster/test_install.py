@@ -134,6 +134,25 @@ def test_a_node_with_another_device_is_told(install, tmp_path):
     assert note in install()
 
 
+@pytest.mark.parametrize("state", ["active", "inactive"])
+def test_an_environment_from_which_a_unit_runs_is_not_made_anew(install, homes, tmp_path, state):
+    """Another pip changed it; systemd is a stand-in, that says how the unit is."""
+    name = install("--json")["nodes"][0]["name"]
+    venv = homes["spark-2"] / ".local/share/patchkit/venvs" / name
+    unit = {"patchkit-vllm.service": f"[Service]\nExecStart={venv}/bin/vllm serve a/b\n"}
+    write_files(homes["spark-2"] / ".config/systemd/user", unit)
+    write_files(tmp_path / "ssh/bin", {"systemctl": f"#!/bin/sh\necho {state}\n"}, mode=0o755)
+    (record,) = venv.glob("lib/python3*/site-packages/vllm-*.dist-info/RECORD")
+    with record.open("a") as file:
+        file.write("x.py,sha256=a,1\n")
+    if state == "active":
+        assert "patchkit-vllm.service runs from it" in install(rc=9)
+        assert "x.py" in record.read_text()
+    else:
+        install()
+        assert "x.py" not in record.read_text()
+
+
 def test_a_disk_without_room(install, homes, small_disk):
     """It fills up meanwhile: then no half is left."""
     disk = small_disk("size=200m,nr_inodes=500,mode=755")
