@@ -30,9 +30,16 @@ _NOTE = (
 Summary = Callable[[Mapping[str, Any]], Sequence[str]]
 
 
+class FieldMap(dict[str, Any]):
+    """A record as JSON has it: its keys are names of fields, which are replaced by nothing.
+
+    The keys of any other mapping are data, such as names of nodes and paths of files.
+    """
+
+
 def pack_archive(
     name: str,
-    content: Mapping[str, Any],
+    content: FieldMap,
     logs: Mapping[str, str],
     names: PrivateNames,
     summary: Summary,
@@ -45,8 +52,9 @@ def pack_archive(
     ``paths`` takes out folders, too.
     """
     redactor = Redactor(names, paths=paths)
-    _walk([content, logs], redactor.learn)
-    clean, clean_logs = _walk([content, logs], redactor.value)
+    parts = [content, FieldMap(logs)]
+    _walk(parts, redactor.learn)
+    clean, clean_logs = _walk(parts, redactor.value)
     taken = dict(sorted(redactor.taken.items()))
 
     files = {f"logs/{log}.txt": text for log, text in clean_logs.items() if text}
@@ -92,7 +100,9 @@ def save_archive(packed: bytes, place: Path) -> None:
 
 
 def _walk(value: Any, act: Callable[[Any, str], Any], key: str = "") -> Any:
-    """Return a value of JSON with what ``act`` makes of each text, number and name of a key."""
+    """Return a value of JSON with what ``act`` makes of each text, number and key that is data."""
+    if isinstance(value, FieldMap):
+        return {name: _walk(part, act, name) for name, part in value.items()}
     if isinstance(value, Mapping):
         pairs = ((str(name), part) for name, part in value.items())
         return {act(name, ""): _walk(part, act, name) for name, part in pairs}

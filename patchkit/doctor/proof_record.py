@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
-from patchkit.doctor.archive import MEMBERS, pack_archive
+from patchkit.doctor.archive import MEMBERS, FieldMap, pack_archive
 from patchkit.doctor.first_use import count_loads
 from patchkit.doctor.gpu_steps import GpuStep
 from patchkit.doctor.redaction import PrivateNames
@@ -71,7 +71,8 @@ def pack_proof(proof: Proof, logs: Mapping[str, str], names: PrivateNames) -> tu
     def summary(content: Mapping[str, Any]) -> list[str]:
         return summary_lines(record(Proof, content))
 
-    packed, _taken = pack_archive("proof", asdict(proof), logs, names, summary, paths=True)
+    content = asdict(proof, dict_factory=FieldMap)
+    packed, _taken = pack_archive("proof", content, logs, names, summary, paths=True)
     return parse_proof(packed, "the archive that was made"), packed
 
 

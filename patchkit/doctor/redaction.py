@@ -1,8 +1,8 @@
 """Replace what names people, machines and secrets in texts, values of JSON and names of files.
 
-What nodes say of themselves is known, and found in every spelling and any place; the rest is known
-by its form. All is found in one pass over a text, so that a placeholder is never taken for a name.
-What is equal stays equal.
+Names that the nodes report are replaced wherever they occur, in any spelling; other private values
+are recognised by their form. The same value always gets the same placeholder. One pass over a text
+replaces all of them, so that a placeholder is never taken for a name.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
@@ -75,17 +75,21 @@ class PrivateNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedactionData:
-    """Hold recipes/doctor/redaction.toml; ``forms`` are by kind, each with a group ``value``."""
+    """Hold recipes/doctor/redaction.toml.
+
+    ``value_patterns`` are by kind; each has a group ``value``, which is replaced.
+    """
 
     accounts: frozenset[str]
     hosts: frozenset[str]
     models: frozenset[str]
     paths: frozenset[str]
-    sources: str
+    source_file_pattern: str
     networks: tuple[str, ...]
-    serials: frozenset[str]
-    versions: str
-    forms: Mapping[str, tuple[str, ...]]
+    serial_keys: frozenset[str]
+    schema_keys: frozenset[str]
+    version_prefix_pattern: str
+    value_patterns: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -108,10 +112,12 @@ def _common_networks() -> tuple[IPv4Network | IPv6Network, ...]:
 
 
 @cache
-def _forms() -> Mapping[str, tuple[re.Pattern[str], ...]]:
-    forms = redaction_data().forms
+def _value_patterns() -> Mapping[str, tuple[re.Pattern[str], ...]]:
     flags = re.IGNORECASE | re.MULTILINE
-    return {kind: tuple(re.compile(form, flags) for form in forms[kind]) for kind in forms}
+    return {
+        kind: tuple(re.compile(pattern, flags) for pattern in patterns)
+        for kind, patterns in redaction_data().value_patterns.items()
+    }
 
 
 class Redactor:
@@ -135,7 +141,7 @@ class Redactor:
             for host in node_names:
                 self._know_host(host, f"node-{number}")
         for user in names.users:
-            if user not in self._data.accounts:
+            if user and user not in self._data.accounts:
                 self._know(user, self._number("user", user))
         for serial in names.serials:
             self._know_serial(serial)
@@ -165,6 +171,8 @@ class Redactor:
             domain = domain.partition(".")[2]
 
     def _know_serial(self, serial: str) -> None:
+        if not serial:
+            return
         if _MAC.fullmatch(serial):
             self._macs.add(_mac_key(serial))
             self._number("mac", _mac_key(serial))
@@ -197,12 +205,12 @@ class Redactor:
                 if len(word) >= _SHORT and not self._is_name(secret):
                     self._know(word, self._number("secret", word))
 
-        for kind, word in self._named(text):
+        for kind, word in self._form_names(text):
             # One that could be a word of a sentence is replaced in its form alone.
-            if _is_distinctive(word) and self._plain(word) not in self._known:
+            if _is_distinctive(word) and self._known_spelling(word) not in self._known:
                 self._know(word, self._number(kind, word))
 
-    def _named(self, text: str) -> Iterator[tuple[str, str]]:
+    def _form_names(self, text: str) -> Iterator[tuple[str, str]]:
         """Yield hosts, users and models by the forms in which they are named, with their kind."""
         for kind, _start, _stop, word in self._form_values(text):
             if kind in ("host", "user", "model"):
@@ -232,41 +240,45 @@ class Redactor:
         clean = _ANSI.sub("", text)
         parts = []
         end = 0
-        for span in self._spans(clean):
+        for span in self._find_spans(clean):
             parts += [clean[end : span.start], span.place]
             self.taken[span.place] += 1
             end = span.stop
         return "".join((*parts, clean[end:]))
 
-    def _spans(self, text: str) -> Iterator[Span]:
+    def _find_spans(self, text: str) -> Iterator[Span]:
         """Yield what is replaced: what a form names, and between that what is known by itself."""
         end = 0
-        for named in _first_of_each(self._named_spans(text)):
-            yield from self._spans_between(text, end, named.start)
+        for named in _without_overlaps(self._spans_named_by_form(text)):
+            yield from self._known_spans_between(text, end, named.start)
             yield named
             end = named.stop
-        yield from self._spans_between(text, end, len(text))
+        yield from self._known_spans_between(text, end, len(text))
 
-    def _spans_between(self, text: str, start: int, stop: int) -> Iterator[Span]:
+    def _known_spans_between(self, text: str, start: int, stop: int) -> Iterator[Span]:
         for match in self._whole_pattern().finditer(text, start, stop):
-            yield from self._replaced(match)
+            yield from self._spans_of_match(match)
 
-    def _named_spans(self, text: str) -> Iterator[Span]:
+    def _spans_named_by_form(self, text: str) -> Iterator[Span]:
         """Yield what stands behind the name of a secret, or in the form of a host, user or path."""
         for start, stop in secret_spans(text):
             word = text[start:stop]
             if not self._is_name(word):
-                yield Span(start=start, stop=stop, place=self._place("secret", word))
+                yield Span(start=start, stop=stop, place=self._placeholder_for("secret", word))
         for kind, start, stop, word in self._form_values(text):
-            yield Span(start=start, stop=stop, place=self._place(kind, self._plain(word)))
+            yield Span(
+                start=start,
+                stop=stop,
+                place=self._placeholder_for(kind, self._known_spelling(word)),
+            )
         if self._paths:
             yield from self._path_spans(text)
 
     def _form_values(self, text: str) -> Iterator[tuple[str, int, int, str]]:
         """Yield kind, place and word of what a form of recipes/doctor/redaction.toml names."""
-        for kind, forms in _forms().items():
-            for form in forms:
-                for match in form.finditer(text):
+        for kind, patterns in _value_patterns().items():
+            for pattern in patterns:
+                for match in pattern.finditer(text):
                     word = match["value"]
                     if not self._names_nobody(kind, word):
                         yield kind, *match.span("value"), word
@@ -297,7 +309,7 @@ class Redactor:
     def _is_systems(self, path: str) -> bool:
         """Return whether a path is the system's, or a source file's of a library that is built."""
         top = re.split("[/?]", path, maxsplit=2)[1].casefold()
-        is_source = re.fullmatch(self._data.sources, path, re.IGNORECASE) is not None
+        is_source = re.fullmatch(self._data.source_file_pattern, path, re.IGNORECASE) is not None
         return top in self._data.paths or is_source
 
     def _whole_pattern(self) -> re.Pattern[str]:
@@ -306,7 +318,7 @@ class Redactor:
             words = sorted(self._known, key=lambda word: (-len(word), word))  # longest first
             known = "|".join(map(self._known_form, words)) or "(?!)"
             macs = "|".join(map(_mac_form, sorted(self._macs))) or "(?!)"
-            names = "|".join(map(re.escape, sorted(self._data.serials - {"uuid"})))
+            names = "|".join(map(re.escape, sorted(self._data.serial_keys - {"uuid"})))
             serials = rf"\b(?:{names.replace('_', '[ _]')}){_SIGN}[\w.-]{{4,}}"
 
             kinds = (*_NAMES, ("mac", macs), ("known", known), ("serial", serials), *_NUMBERS)
@@ -329,33 +341,37 @@ class Redactor:
                 return rf"(?<![\w./-]){form}(?![\w-])"
         if kind in ("node", "host") and len(word.replace("-", "")) >= _SHORT:
             form = form.replace(r"\-", "[-_]?")
-        if len(word) < _SHORT:
-            form = rf"(?<![A-Za-z0-9]){form}(?![A-Za-z0-9])"
+        is_user_like_a_word = kind == "user" and not _is_distinctive(word)
+        if len(word) < _SHORT or is_user_like_a_word:
+            # Behind the \n of a text within a text a word begins, too.
+            form = rf"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])){form}(?![A-Za-z0-9])"
         return form
 
     def value(self, value: Any, key: str = "") -> Any:
         """Return what JSON has under a key, without what is private."""
         if holds_secret(key):
             return self._counted("secret", str(value))
+        if key in self._data.schema_keys:
+            return value
+        if key.casefold() in self._data.serial_keys:
+            return self._counted("serial", str(value))
         if not isinstance(value, str):
             return value
-        if key.casefold() in self._data.serials:
-            return self._counted("serial", value)
         if key == "model" and not value.startswith(("/", "~", ".")):
             return value if self._is_public_model(value) else self._counted("model", value)
         return self.text(value)
 
-    def _place(self, kind: str, value: str) -> str:
+    def _placeholder_for(self, kind: str, value: str) -> str:
         """Return what stands for a value, whether it was known before or not."""
         known = self._known.get(value.casefold())
         return known or self._number(kind, value)
 
     def _counted(self, kind: str, value: str) -> str:
-        place = self._place(kind, value)
+        place = self._placeholder_for(kind, value)
         self.taken[place] += 1
         return place
 
-    def _replaced(self, match: re.Match[str]) -> Iterator[Span]:
+    def _spans_of_match(self, match: re.Match[str]) -> Iterator[Span]:
         """Yield what is replaced of a match: without the name before it, or nothing."""
         kind = (match.lastgroup or "").partition("_")[0]
         word = match.group()
@@ -365,7 +381,7 @@ class Redactor:
                 yield from self._address_spans(match)
             case "serial":
                 start += self._length_of_name(word)
-                place = self._place("serial", match.string[start:stop])
+                place = self._placeholder_for("serial", match.string[start:stop])
                 yield Span(start=start, stop=stop, place=place)
             case "email":
                 yield from self._email_spans(word, start, stop)
@@ -374,11 +390,15 @@ class Redactor:
             case "mac":
                 yield Span(start=start, stop=stop, place=self._number("mac", _mac_key(word)))
             case "known":
-                yield Span(start=start, stop=stop, place=self._place("host", self._plain(word)))
+                yield Span(
+                    start=start,
+                    stop=stop,
+                    place=self._placeholder_for("host", self._known_spelling(word)),
+                )
             case _:
-                yield Span(start=start, stop=stop, place=self._place(kind, word))
+                yield Span(start=start, stop=stop, place=self._placeholder_for(kind, word))
 
-    def _plain(self, word: str) -> str:
+    def _known_spelling(self, word: str) -> str:
         """Return a known word as it is known: a host may be written without its dashes."""
         small = word.casefold()
         if small in self._known:
@@ -397,20 +417,26 @@ class Redactor:
         user, _, host = word.partition("@")
         middle = start + len(user)
         if user != "root":
-            yield Span(start=start, stop=middle, place=self._place("user", user))
+            yield Span(start=start, stop=middle, place=self._placeholder_for("user", user))
         if not self._is_public(host):
-            yield Span(start=middle + 1, stop=stop, place=self._place("host", self._plain(host)))
+            yield Span(
+                start=middle + 1,
+                stop=stop,
+                place=self._placeholder_for("host", self._known_spelling(host)),
+            )
 
     def _email_spans(self, word: str, start: int, stop: int) -> Iterator[Span]:
         user, _, domain = word.rpartition("@")
         if domain.casefold() not in self._known and not _parse_address(domain):
-            yield Span(start=start, stop=stop, place=self._place("email", word))
+            yield Span(start=start, stop=stop, place=self._placeholder_for("email", word))
             return
         middle = start + len(user)
         if user != "root":
-            yield Span(start=start, stop=middle, place=self._place("user", user))
+            yield Span(start=start, stop=middle, place=self._placeholder_for("user", user))
         address = _parse_address(domain)
-        place = self._number("address", address) if address else self._place("host", domain)
+        place = (
+            self._number("address", address) if address else self._placeholder_for("host", domain)
+        )
         yield Span(start=middle + 1, stop=stop, place=place)
 
     def _address_spans(self, match: re.Match[str]) -> Iterator[Span]:
@@ -435,16 +461,16 @@ class Redactor:
         before = match.string[max(0, match.start() - _BEFORE) : match.start()]
         is_network = match.string.startswith("/", match.end())
         line = "" if is_network else before.rpartition("\n")[2]
-        named = re.search(self._data.versions, line, re.IGNORECASE)
+        named = re.search(self._data.version_prefix_pattern, line, re.IGNORECASE)
         return named is not None or _NCCL.fullmatch(text) is not None
 
 
-def _first_of_each(spans: Iterable[Span]) -> Iterator[Span]:
-    """Yield spans in order, of those that overlap the first; a longer one before a shorter."""
+def _without_overlaps(spans: Iterable[Span]) -> Iterator[Span]:
+    """Yield spans in order; one that begins within another is what it has beyond that."""
     end = 0
     for span in sorted(spans, key=lambda span: (span.start, -span.stop)):
-        if span.start >= end:
-            yield span
+        if span.stop > end:
+            yield replace(span, start=max(span.start, end))
             end = span.stop
 
 

@@ -18,6 +18,7 @@ from patchkit.cluster.openai import server_answers
 from patchkit.cluster.openai.server_answers import ServerAnswers
 from patchkit.cluster.ssh.node import Remote, everywhere
 from patchkit.cluster.ssh.ssh import sent_error
+from patchkit.doctor.archive import FieldMap
 from patchkit.doctor.gpu import try_gpus
 from patchkit.doctor.judgement import LATER, cluster_findings
 from patchkit.doctor.nccl_lines import nccl_findings, read_nccl
@@ -52,15 +53,16 @@ class Visit:
     reports: tuple[NodeReport, ...] = ()
     lines: tuple[tuple[str, str], ...] = ()
 
-    def parts(self) -> dict[str, Any]:
+    def parts(self) -> FieldMap:
         """Return what a bug report holds, by name; secrets and names are still in it."""
         # Errors stand in the findings, and what was placed in the facts.
         lacking: dict[str, Any] = {"silence": None, "no_address": None, "placed": None}
-        return {
-            "findings": [its.fields() for its in self.findings],
-            "nodes": [asdict(replace(its, missing={}, **lacking)) for its in self.reports],
-            "journal": "".join(f"{node}: {text}\n" for node, text in self.lines),
-        }
+        reports = [replace(report, missing={}, **lacking) for report in self.reports]
+        return FieldMap(
+            findings=[FieldMap(finding.fields()) for finding in self.findings],
+            nodes=[asdict(report, dict_factory=FieldMap) for report in reports],
+            journal="".join(f"{node}: {text}\n" for node, text in self.lines),
+        )
 
     def private_names(self, model: str = "") -> PrivateNames:
         """Return what the nodes say of themselves, and what they serve, beside a ``model``."""

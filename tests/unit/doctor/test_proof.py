@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from patchkit.doctor import proof
+from patchkit.doctor.archive import FieldMap
 from patchkit.doctor.gpu import GpuNode
 from patchkit.doctor.gpu_steps import GpuStep
 from patchkit.doctor.proof_record import SCHEMA, Proof, pack_proof, parse_proof, summary_lines
@@ -60,6 +61,17 @@ def archive_of(data, *names, kind=tarfile.REGTYPE, **headers):
             member.type, member.size, member.pax_headers = kind, len(data), headers
             archive.addfile(member, io.BytesIO(data))
     return packed.getvalue()
+
+
+@pytest.mark.parametrize("name", [*Proof.__dataclass_fields__, "reason", "ok", "kernel-fa2"])
+def test_a_user_or_host_may_have_any_name(name):
+    machine = FieldMap(model="GB10", paths={name: name})
+    finding = FieldMap(where="here", what=f"{name} lacks a driver")
+    names = PrivateNames(hosts=((f"{name}.lan", name),), users=(name,))
+    proof = replace(made_proof()[0], machines=(machine,), findings=(finding,))
+    proof, _packed = pack_proof(proof, {}, names)
+    assert proof.part("kernel-fa2").state == "ok"
+    assert proof.machines[0].keys() == {"model", "paths"}
 
 
 # A file of so many bytes, of which few are there.

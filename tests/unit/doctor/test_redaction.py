@@ -102,6 +102,30 @@ def test_what_is_taken_out(text):
     assert redacted(text) == BECOMES[text]
 
 
+@pytest.mark.parametrize(
+    ("user", "text", "clean"),
+    [
+        ("patchkit", "patchkit-vllm: /venv/bin/patchkit", "patchkit-vllm: /venv/bin/patchkit"),
+        ("torchy", "torchyard: torchy's\\ntorchy", "torchyard: user-1's\\nuser-1"),
+        ("jo.doe7", "xjo.doe7x", "xuser-1x"),
+        ("gb10", "/home/gb10/x on a GB10", "/home/user-1/x on a user-1"),
+    ],
+)
+def test_a_user_is_no_part_of_another_word(user, text, clean):
+    assert redacted(text, PrivateNames(hosts=(("gb10",),), users=(user,))) == clean
+
+
+def test_numbers_of_placeholders_begin_with_the_first_name_that_is_there():
+    names = PrivateNames(users=("", "annalena"), serials=("", "1590124001234"))
+    assert redacted("annalena 1590124001234", names) == "user-1 serial-1"
+
+
+def test_a_serial_number_without_letters_is_one():
+    redactor = Redactor(PrivateNames(serials=("1590124001234",)))
+    assert redactor.value(1590124001234, "board_serial") == "serial-1"
+    assert redactor.value(1590124001234, "bytes") == 1590124001234
+
+
 # A proof has no folder of its owner; what is a system's, and what packages hold, stays.
 PATHS = {
     "(/deepgemm/csrc/apis/x.hpp:56) /home/bo/x.cu:3": "(/deepgemm/csrc/apis/x.hpp:56) path-1:3",
@@ -117,6 +141,7 @@ PATHS = {
     "GET /v1/models HTTP/1.1, /sleep?level=1, 3/4, N/A, </s>, GB/s": (
         "GET /v1/models HTTP/1.1, /sleep?level=1, 3/4, N/A, </s>, GB/s"
     ),
+    "GET /foo/x?token=abcdef12*defghi34 HTTP": "GET path-1secret-1 HTTP",
     "PATH=/home/bo/bin:/usr/bin file:///srv/x/y.py:12": "PATH=path-1:/usr/bin file://path-2:12",
 }
 
