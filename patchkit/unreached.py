@@ -10,8 +10,6 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from packaging.version import InvalidVersion, Version
-
 from patchkit.records import RECIPES, read_toml
 from patchkit.target import Target
 
@@ -30,8 +28,8 @@ class Unreached:
     source: str
     releases: dict[str, str]
 
-    def is_known(self, version: Version, target: Target) -> bool:
-        return version.public in self.releases and target.name in self.targets
+    def is_known(self, version: str, target: Target) -> bool:
+        return version in self.releases and target.name in self.targets
 
     def is_of(self, library: str) -> bool:
         """Check whether a library is meant, by its path or its name alone."""
@@ -64,14 +62,14 @@ class Dispatch:
 NOTHING_READ = Dispatch()
 
 
-def known_dispatch(project: str, version: Version | str, target: Target) -> Dispatch:
-    """Return what was read of a release; a release that nobody read has no rows."""
+def known_dispatch(project: str, version: object, target: Target) -> Dispatch:
+    """Return what was read of a release; a release that nobody read has no rows.
+
+    By its text alone, without its local part: a node has no `packaging`.
+    """
     place = RECIPES / project / "unreached.toml"
     if not (_PROJECT.fullmatch(project) and place.is_file()):
         return NOTHING_READ
-    try:
-        release = Version(str(version))
-    except InvalidVersion:
-        return NOTHING_READ
+    release = str(version).partition("+")[0]
     rows = read_toml(tuple[Unreached, ...], place, key="unreached")
     return Dispatch(rows=tuple(row for row in rows if row.is_known(release, target)))
