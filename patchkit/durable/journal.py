@@ -139,7 +139,8 @@ class Journal:
                 self._give_up(steps, error)
                 raise
             count = len(steps.steps)
-            committed(f"the commit was finished, {count} file{'' if count == 1 else 's'}")
+            files = f"{count} file{'' if count == 1 else 's'}"
+            committed(f"the commit was finished, {files}", self.root)
 
     def recover(self) -> None:
         """Take back what was cut short, and clear away what was only staged.

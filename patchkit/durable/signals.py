@@ -9,6 +9,7 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 from weakref import WeakSet
@@ -19,7 +20,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _held = 0  # blocks that are not to be interrupted, one within another
 _pending: list[int] = []
-_committed: list[str] = []
+_committed: list[tuple[str, Path | None]] = []  # what was changed for good, and where
 _raised: WeakSet[Interrupted] = WeakSet()  # while they are on their way
 _raised_at = 0.0
 _SAME = 1.0  # seconds; a signal that comes so soon does not disturb what the first one ends
@@ -41,7 +42,9 @@ class Interrupted(BaseException):
         _raised_at = time.monotonic()
 
     def __str__(self) -> str:
-        return f"interrupted; {'; '.join(dict.fromkeys(_committed)) or 'nothing was changed'}"
+        # A scratch tree is gone by now, and its changes with it.
+        kept = [what for what, place in _committed if place is None or place.is_dir()]
+        return f"interrupted; {'; '.join(dict.fromkeys(kept)) or 'nothing was changed'}"
 
 
 def raise_interrupts() -> None:
@@ -73,8 +76,9 @@ def _begin_child() -> None:
     """Forget, after a fork, what is the parent's: a child has changed nothing yet."""
     global _held
     _held = 0
-    for known in (_pending, _committed, _raised):
-        known.clear()
+    _pending.clear()
+    _committed.clear()
+    _raised.clear()
 
 
 os.register_at_fork(after_in_child=_begin_child)
@@ -172,6 +176,9 @@ def _raise_pending() -> None:
         raise Interrupted(number)
 
 
-def committed(what: str) -> None:
-    """Note what this process has changed for good: ``the commit was finished, 6 files``."""
-    _committed.append(what)
+def committed(what: str, place: Path | None = None) -> None:
+    """Note what this process has changed for good: ``the commit was finished, 6 files``.
+
+    With ``place`` it counts only as long as this folder is there.
+    """
+    _committed.append((what, place))

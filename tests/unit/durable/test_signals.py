@@ -5,6 +5,7 @@ import fcntl
 import itertools
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -69,6 +70,15 @@ def test_an_interrupt_waits_for_the_change_or_comes_before_it(number, root, jour
     assert read_files(root) == OLD
     assert interrupted(change, "the commit was finished, 2 files") == 128 + number
     assert read_files(root) == NEW
+
+
+def test_what_was_changed_in_a_folder_that_is_gone_is_not_told(root, journal):
+    def change():
+        journal.commit(CHANGES)
+        shutil.rmtree(root)
+        signalled(signal.SIGINT)
+
+    assert interrupted(change, "nothing was changed") == 130
 
 
 def test_a_signal_that_is_ignored_stays_ignored():
