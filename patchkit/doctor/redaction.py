@@ -22,6 +22,7 @@ from patchkit.runtime.rules.secret_texts import holds_secret, secret_spans
 
 _Address = IPv4Address | IPv6Address
 _SHORT = 6  # characters: a shorter name or key may be a part of any word
+_LABELS = 5  # at the end of a host's name, by which a public domain is known
 _BEFORE = 80  # characters before a number that say whether it is a version
 _ANSI = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")  # a colour's last letter would be part of a name
 _NCCL = re.compile(r"2\.\d{2}\.\d{1,2}\.\d")
@@ -226,7 +227,7 @@ class Redactor:
         plain = host.casefold().strip(".")
         if not plain or _parse_address(plain):
             return True
-        parts = plain.split(".")
+        parts = plain.split(".")[-_LABELS:]
         return any(".".join(parts[number:]) in self._data.hosts for number in range(len(parts)))
 
     def _is_public_model(self, model: str) -> bool:
