@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,6 +16,17 @@ if TYPE_CHECKING:
 _DEEPEST = 64
 _NODE = 40  # what a node weighs beside its characters
 _HEAVIEST = 8 << 20
+# What PyYAML raises for a date, a number or a truth value that is none.
+_ODD_VALUES = (ArithmeticError, AttributeError, LookupError, ValueError)
+
+
+@dataclass(slots=True)
+class _Weight:
+    """What a node weighs, and how many collections it has inside each other, with itself."""
+
+    weight: int
+    depth: int = 0
+    anchor: str | None = None
 
 
 class YamlError(Exception):
@@ -34,7 +46,7 @@ def read_nodes(text: str) -> list[yaml.Node | None]:
     import yaml
 
     _weigh(text)
-    with _errors_told(text):
+    with _translate_errors(text):
         return list(yaml.compose_all(text, Loader=_loader()))
 
 
@@ -43,7 +55,7 @@ def read_value(text: str) -> Any:
     import yaml
 
     _weigh(text)
-    with _errors_told(text):
+    with _translate_errors(text):
         return yaml.load(text, Loader=_loader())  # noqa: S506 - both are safe
 
 
@@ -57,36 +69,42 @@ def _loader() -> type[yaml.CSafeLoader | yaml.SafeLoader]:
 
 
 def _weigh(text: str) -> None:
-    """Raise YamlError for what is too deep, or too large once each alias is what it stands for."""
+    """Raise YamlError for a text that is nested too deeply, or too large with aliases expanded."""
     import yaml
 
-    weight = 0
-    opened: list[tuple[str | None, int]] = []
-    anchored: dict[str | None, int] = {}
-    with _errors_told(text):
+    root = _Weight(0)
+    opened = [root]
+    anchored: dict[str | None, _Weight] = {}
+    with _translate_errors(text):
         for event in yaml.parse(text, Loader=_loader()):
             line = event.start_mark.line + 1
+            node: _Weight | None = None
             match event:
                 case yaml.CollectionStartEvent():
-                    opened.append((event.anchor, weight))
-                    weight += _NODE
+                    opened.append(_Weight(_NODE, 1, event.anchor))
                 case yaml.CollectionEndEvent():
-                    anchor, before = opened.pop()
-                    anchored[anchor] = weight - before
+                    node = opened.pop()
+                    anchored[node.anchor] = node
                 case yaml.ScalarEvent():
-                    anchored[event.anchor] = _NODE + len(event.value)
-                    weight += anchored[event.anchor]
+                    node = _Weight(_NODE + len(event.value))
+                    anchored[event.anchor] = node
                 case yaml.AliasEvent():
                     if event.anchor not in anchored:
                         raise YamlError(line, f"*{event.anchor} is nothing before it, or itself")
-                    weight += anchored[event.anchor]
-            if len(opened) > _DEEPEST or weight > _HEAVIEST:
+                    node = anchored[event.anchor]
+
+            if node:
+                opened[-1].weight += node.weight
+                opened[-1].depth = max(opened[-1].depth, node.depth + 1)
+            # Neither the root nor the last one opened twice.
+            levels = len(opened) + opened[-1].depth - 2
+            if levels > _DEEPEST or opened[-1].weight > _HEAVIEST:
                 raise YamlError(line, "too large or nested too deeply")
 
 
 @contextlib.contextmanager
-def _errors_told(text: str) -> Iterator[None]:
-    """Raise YamlError for what PyYAML says of a text, and for values that Python does not take."""
+def _translate_errors(text: str) -> Iterator[None]:
+    """Raise YamlError for an error of PyYAML, and for a value that is not of its tag's kind."""
     import yaml
 
     try:
@@ -95,7 +113,12 @@ def _errors_told(text: str) -> Iterator[None]:
         line = error.problem_mark.line if error.problem_mark else 0
         raise YamlError(min(line, text.count("\n")) + 1, error.problem or "odd") from None
     except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
+        before = text[: error.position]
+        if yaml.__with_libyaml__:  # counts in bytes of UTF-8
+            before = text.encode()[: error.position].decode(errors="replace")
+        line = before.count("\n") + 1
         raise YamlError(line, f"odd characters: {error.reason}") from None
-    except (yaml.YAMLError, ValueError) as error:  # as a date that is none
+    except _ODD_VALUES as error:
+        raise YamlError(1, f"a value is not of its kind: {error}") from None
+    except yaml.YAMLError as error:
         raise YamlError(1, str(error)) from None
