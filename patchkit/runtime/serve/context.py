@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from patchkit.foreign import whole_number
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.serve.request import Fit, ServeRequest
 from patchkit.units import BYTES_PER_GIB
@@ -16,6 +17,7 @@ from patchkit.units import BYTES_PER_GIB
 LENGTH = "--max-model-len"
 CACHE_TYPE = "--kv-cache-dtype"
 _FULL = "full_attention"
+_LENGTH_DIGITS = 15  # of a length at most: more tokens than any model has
 
 # What configs say of layers whose cache is compressed, shared or of a fixed size.
 _OTHER_CACHE = ("compress", "index_", "hybrid", "num_kv_shared")
@@ -38,21 +40,30 @@ def context_notes(
     needed = tokens * token_bytes / BYTES_PER_GIB
     if needed <= fit.left_gib:
         return
-    most = int(fit.left_gib * BYTES_PER_GIB / token_bytes)
+    longest = int(fit.left_gib * BYTES_PER_GIB / token_bytes)
+    if longest < 1:
+        return
     yield (
-        f"{tokens} tokens of context do not fit: their cache takes {needed:.1f} GiB per node, and "
-        f"the weights leave {fit.left_gib:.1f}; vLLM will stop at its start: add {LENGTH} {most}, "
-        "or less"
+        f"a context of {tokens} tokens does not fit: its KV cache takes {needed:.1f} GiB per node, "
+        f"{fit.left_gib:.1f} are free beside the weights, and vLLM would not start. "
+        f"Add {LENGTH} {longest} or less."
     )
 
 
 def _read_length(config: Mapping[str, Any], flags: Mapping[str, str]) -> int:
     """Return the longest context that is asked for, 0 where nobody says."""
     asked = flags.get(LENGTH, "")
-    if asked.isdigit():
+    if asked.isdecimal() and len(asked) <= _LENGTH_DIGITS:
         return int(asked)
-    longest = config.get("max_position_embeddings")
-    return longest if not asked and isinstance(longest, int) else 0
+    return 0 if asked else _read_count(config, "max_position_embeddings")
+
+
+def _read_count(config: Mapping[str, Any], key: str) -> int:
+    """Return a whole number of a config that somebody else wrote, 0 for anything else."""
+    try:
+        return whole_number(config.get(key))
+    except ValueError:
+        return 0
 
 
 def _token_bytes(config: Mapping[str, Any], flags: Mapping[str, str]) -> float:
@@ -66,7 +77,6 @@ def _token_bytes(config: Mapping[str, Any], flags: Mapping[str, str]) -> float:
 
 def _full_layers(config: Mapping[str, Any]) -> int:
     """Return the number of layers that keep all tokens, 0 where the config does not tell."""
-    layers = config.get("num_hidden_layers")
     kinds = config.get("layer_types")
     if any(name.startswith(_OTHER_CACHE) for name in config):
         return 0
@@ -75,21 +85,18 @@ def _full_layers(config: Mapping[str, Any]) -> int:
 
     is_windowed = config.get("sliding_window") and config.get("use_sliding_window", True)
     is_mixed = any(name.startswith(_RECURRENT) for name in config)
-    return layers if isinstance(layers, int) and not (is_windowed or is_mixed) else 0
+    return 0 if is_windowed or is_mixed else _read_count(config, "num_hidden_layers")
 
 
 def _layer_values(config: Mapping[str, Any], parts: int) -> float:
     """Return the values that a layer keeps of a token on one node, 0 where that is not known."""
-    rank = config.get("kv_lora_rank")
-    if isinstance(rank, int):
+    if rank := _read_count(config, "kv_lora_rank"):
         # Multi-head latent attention: each node has the whole of it.
-        return rank + int(config.get("qk_rope_head_dim") or 0)
+        return rank + _read_count(config, "qk_rope_head_dim")
 
-    queries = config.get("num_attention_heads")
-    heads = config.get("num_key_value_heads", queries)
-    size = config.get("head_dim")
-    if size is None and isinstance(queries, int) and queries:
-        size = int(config.get("hidden_size") or 0) // queries
-    if not (isinstance(heads, int) and isinstance(size, int)):
-        return 0
-    return 2 * size * max(heads / parts, 1)
+    queries = _read_count(config, "num_attention_heads")
+    heads = _read_count(config, "num_key_value_heads") or queries
+    size = _read_count(config, "head_dim")
+    if not size and queries:
+        size = _read_count(config, "hidden_size") // queries
+    return 2 * size * max(heads / parts, 1) if heads else 0

@@ -8,7 +8,9 @@ from click.testing import CliRunner
 
 from patchkit.cli import group
 from patchkit.errors import HostError, UsageError
+from patchkit.runtime.serve.context import context_notes
 from patchkit.runtime.serve.model import preset_of, weights_gib
+from patchkit.runtime.serve.request import fit_of
 from patchkit.runtime.serve.weights import weigh
 from support import write_files
 from support.hub import checkpoint
@@ -203,7 +205,19 @@ MLA = {"num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
         (GQA | {"layer_types": ["full_attention", "sliding_attention"] * 2}, None),
         (GQA | {"compress_ratios": [4]}, None),
         (GQA | {"sliding_window": 128}, None),
+        (
+            GQA | {"head_dim": None, "hidden_size": 64 * 64},
+            int(LEFT * 2**30 / (2 * 36 * 8 * 64 * 2)),
+        ),
         ({}, None),
+        # what somebody else wrote
+        (GQA | {"head_dim": None, "hidden_size": "wide"}, None),
+        (GQA | {"head_dim": None, "hidden_size": [4096]}, None),
+        (GQA | {"num_hidden_layers": 1 << 53, "head_dim": 1 << 53}, None),
+        (
+            MLA | {"qk_rope_head_dim": "64", "num_hidden_layers": 122},
+            int(LEFT * 2**30 / (122 * 512 * 2)),
+        ),
     ],
 )
 def test_a_context_that_cannot_fit_is_told(tmp_path, config, most):
@@ -212,9 +226,12 @@ def test_a_context_that_cannot_fit_is_told(tmp_path, config, most):
     config |= {"num_experts": 1, "num_experts_per_tok": 1}
     here = checkpoint(tmp_path, header, config)
     told = served("0.33.0", {"model": "some/model", "folder_gib": 90.0, "checkpoint": here})
-    notes = [note for note in told.notes if "tokens of context do not fit" in note]
+    notes = [note for note in told.notes if "tokens does not fit" in note]
     assert len(notes) == (most is not None)
     if most:
-        assert "131072 tokens of context do not fit" in notes[0]
-        number = int(re.search(r"add --max-model-len (\d+), or less", notes[0])[1])
+        assert "a context of 131072 tokens does not fit" in notes[0]
+        unreadable = {"--max-model-len": "²"}
+        fit = fit_of(told.request, 0.8, drafts=False)
+        assert list(context_notes(told.request, unreadable, fit)) == []
+        number = int(re.search(r"Add --max-model-len (\d+) or less", notes[0])[1])
         assert number == pytest.approx(most, rel=0.01)
