@@ -2,19 +2,21 @@
 
     nox -s nightly -- [PART ...]
 
-A part is a session of nox. One that fails stops no other; one that nox skips, such as for want of a
-program, did not run, and is never reported as passed. Exit code: 1 if a part failed.
+A part is a session of nox. One that fails, or takes too long, stops no other. A part that nox
+skips, for example because a program is missing, is reported as NOT RUN. Exit code: 1 if a part
+failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -24,6 +26,8 @@ PASSED, FAILED, NOT_RUN = "passed", "FAILED", "NOT RUN"
 RESULTS = {"success": PASSED, "skipped": NOT_RUN}
 HEADER = ("part", "result", "seconds", "reason")
 _LONGEST_REASON = 200
+LIMIT = "6h"  # of a part, as `timeout` takes it
+_LATE = (124, -signal.SIGKILL)  # how `timeout` ends if a part does not end in time
 
 
 @dataclass(frozen=True)
@@ -36,45 +40,64 @@ class Outcome:
     reason: str
 
 
-def run_part(part: str, noxfile: Path) -> Outcome:
-    """Run a session of nox, and show what it prints as it comes."""
+def run_part(part: str, noxfile: Path, limit: str = LIMIT) -> Outcome:
+    """Run a session of nox, and show what it prints as it comes; end it after a time."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         nox = [sys.executable, "-m", "nox", "--noxfile", str(noxfile), "--report", str(report)]
-        told = _run_shown([*nox, "--session", part])
+        # `timeout` ends all processes of the part, and not nox alone.
+        within = ["timeout", "--kill-after=5m", limit]
+        status, last_error_line = _run_shown([*within, *nox, "--session", part])
         result, reason = _read_report(report)
     seconds = round(time.monotonic() - began)
+    if status in _LATE:
+        result = FAILED
+        reason = f"took more than {limit}"
     if result == FAILED:
-        reason = reason or told
+        reason = reason or last_error_line
     return Outcome(part, result, seconds, reason[:_LONGEST_REASON])
 
 
-def _run_shown(command: list[str]) -> str:
-    """Run a command, hand its lines on, and return the last one that tells of an error.
+def _run_shown(command: list[str]) -> tuple[int, str]:
+    """Run a command, hand its lines on, and return its status and the last line with an error.
 
     Without one it is the last line that nox did not write itself.
     """
-    told = "it printed nothing"
-    is_error = False
+    last_line = "it printed nothing"
+    last_error_line = ""
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as running:
-        assert running.stdout
-        for raw in running.stdout:
-            line = raw.decode(errors="replace")
-            sys.stdout.write(line)
-            sys.stdout.flush()
-            begins_error = line.startswith(("error: ", "FAILED ", "E   "))
-            if begins_error or (line.strip() and not is_error and not line.startswith("nox > ")):
-                told = line.strip()
-            is_error = is_error or begins_error
-    return told
+        try:
+            for line in _shown_lines(running):
+                if line.startswith(("error: ", "FAILED ", "E   ")):
+                    last_error_line = line.strip()
+                elif line.strip() and not line.startswith("nox > "):
+                    last_line = line.strip()
+        except BaseException:
+            # An interrupt does not reach the part's group of processes by itself.
+            running.terminate()
+            raise
+    return running.returncode, last_error_line or last_line
+
+
+def _shown_lines(running: subprocess.Popen[bytes]) -> Iterator[str]:
+    """Yield the lines of a program as they come, and show each."""
+    assert running.stdout
+    for raw in running.stdout:
+        line = raw.decode(errors="replace")
+        sys.stdout.write(line)
+        sys.stdout.flush()
+        yield line
 
 
 def _read_report(report: Path) -> tuple[str, str]:
     """Return the result that nox reports of its one session, and the reason that it gives."""
     if not report.is_file():
         return FAILED, "nox ended without a report"
-    (session,) = json.loads(report.read_text(encoding="utf-8"))["sessions"]
+    sessions = json.loads(report.read_text(encoding="utf-8"))["sessions"]
+    if len(sessions) != 1:
+        return FAILED, f"nox ran {len(sessions)} sessions instead of one"
+    session = sessions[0]
     return RESULTS.get(session["result"], FAILED), session.get("reason") or ""
 
 
@@ -85,11 +108,11 @@ def table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def run_parts(parts: Sequence[str], noxfile: Path = NOXFILE) -> int:
+def run_parts(parts: Sequence[str], noxfile: Path = NOXFILE, limit: str = LIMIT) -> int:
     """Run parts one after the other and print how each ended; return the exit code."""
     outcomes: list[Outcome] = []
     try:
-        outcomes.extend(run_part(part, noxfile) for part in parts)
+        outcomes.extend(run_part(part, noxfile, limit) for part in parts)
     finally:  # an interrupt leaves the table of those that ended
         print(f"\n{table(outcomes)}")
     return int(any(outcome.result == FAILED for outcome in outcomes))
