@@ -14,12 +14,14 @@ import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from patchkit.errors import BuildError, ProofError
+from patchkit.errors import BuildError, ProofError, SourceError
 from patchkit.patching.recipe import load_recipe
 from patchkit.recipes.vllm.archs import evaluate
 from patchkit.recipes.vllm.leave_out import asked_targets
+from patchkit.records import RecordError, record
 from patchkit.source.archive import Progress
 from patchkit.source.detect import detect
 from patchkit.source.tree import Sandboxed
@@ -192,12 +194,40 @@ NAMESPACE = "patchkit-vllm"
 _ABI = "--py-limited-api=cp38"  # as upstream's wheels have it
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildSystem:
+    """The table [build-system] of a pyproject.toml, as PEP 517 and 518 have it."""
+
+    name: str = field(metadata={"key": "build-backend"})
+    folders: tuple[str, ...] | None = field(default=None, metadata={"key": "backend-path"})
+    requires: tuple[str, ...] = ()
+
+
+def read_build_system(pyproject: Path) -> BuildSystem:
+    """Return which backend builds a source. Raises SourceError."""
+    try:
+        project = tomllib.loads(pyproject.read_text(encoding="utf-8"))
+        return record(BuildSystem, project.get("build-system", {}))
+    except RecordError as error:
+        what = f"[build-system]: {error}"
+    except ValueError as error:  # no TOML, or no UTF-8
+        what = f"is not TOML: {error}"
+    except FileNotFoundError:
+        what = "is missing"
+    raise SourceError(
+        f"{pyproject}: {what}",
+        why="the source was edited, or is damaged",
+        hint="build from an unchanged release",
+    )
+
+
 def compile_wheel(
     root: Path, python: Path, variables: Mapping[str, str], progress: Progress
 ) -> Path:
     """Compile the wheel, and return it as setup.py leaves it in ``root/raw``.
 
-    The output is in ``root/log.txt``. Raises BuildError with the lines that tell why, HostError.
+    The output is in ``root/log.txt``. Raises BuildError with the lines that tell why, HostError,
+    SourceError.
     """
     source, out = root / "source", emptied(root / "raw")
 
@@ -211,11 +241,11 @@ def compile_wheel(
     from pyproject_hooks import BuildBackendHookCaller  # comes with the extra for builds
 
     # The hook of PEP 517 itself: build's own front end would hide our errors behind its.
-    backend = tomllib.loads((source / "pyproject.toml").read_text("utf-8"))["build-system"]
+    backend = read_build_system(source / "pyproject.toml")
     hooks = BuildBackendHookCaller(
         str(source),
-        backend["build-backend"],
-        backend.get("backend-path"),
+        backend.name,
+        backend.folders,
         runner=runner,
         python_executable=str(python),
     )
