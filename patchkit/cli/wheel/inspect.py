@@ -20,7 +20,10 @@ from patchkit.target import DEFAULT_TARGET, targets
 @click.command("inspect")
 @click.argument("file", metavar="[FILE]", required=False, type=click.Path(path_type=Path))
 @click.option(
-    "--target", type=click.Choice(list(targets())), default=DEFAULT_TARGET, help="Not gb10."
+    "--target",
+    type=click.Choice(list(targets())),
+    default=DEFAULT_TARGET,
+    help=f"Device to judge for; default: {DEFAULT_TARGET}.",
 )
 @click.option("--loaded", "of_python", is_flag=True, help="Which libnccl torch and vLLM load.")
 @click.option("--python", default=sys.executable, metavar="EXE", help="That has torch.")

@@ -87,7 +87,8 @@ def host_checks(host: Host, chosen: Cages) -> Iterator[Finding]:
         if len(twins) < 2 and cage is not None:
             yield judge(False, where, "both twins", f"cage {cage} has one half only")
         elif any(a.overlaps(b) for n, a in enumerate(networks) for b in networks[:n]):
-            what, last = f"{seen}: Linux answers for either at either", twins[-1]
+            what = f"{seen} overlap: Linux answers for both addresses on both interfaces"
+            last = twins[-1]
             remove = quoted("sudo", "ip", "address", "del", str(last.lasting[0]), "dev", last.name)
             yield judge(False, where, "different networks", what, remove=remove)
         elif all(twin.lasting for twin in twins):
@@ -323,7 +324,7 @@ def _check_way(host: Host, halves: list[Netdev], way: Way) -> Iterator[Finding]:
     if way.netdev:
         seen = f"through {way.netdev}" + (f", by way of {way.gateway}" if way.gateway else "")
         right = netdev is not None and way.netdev == netdev.name and not way.gateway
-        untried = "" if right else "the way is not the QSFP's; what would answer is not it"
+        untried = "" if right else "not tried: packets would not go through the QSFP port"
         shown = seen if right else f"{seen}, not {netdev.name if netdev else 'a QSFP interface'}"
         yield judge(right, where, "route", shown)
     else:

@@ -124,8 +124,8 @@ def _find_unknown(
     words["hint"] = "leave it out" if certain else "of a fork? Then keep it, else leave it out"
     if life:
         keeper = f" of {shorten(flag.kept_in)}" if flag.kept_in else ""
-        span = f"{life.first} to {life.last} do"
-        words["what"] = f"vLLM {version} does not take {flag.written}{keeper}: {span}"
+        span = f"{life.first} to {life.last} had it"
+        words["what"] = f"vLLM {version} has no {flag.written}{keeper}; {span}"
     else:
         words["what"] = f"no known vLLM takes {shorten(flag.written)}"
         close = slips(flag.name)

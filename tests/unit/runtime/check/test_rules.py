@@ -239,7 +239,7 @@ LIMITS = [
 
 # What well-known variables keep for a script that starts a server.
 EXTRA = "--kv-cache-dtype fp8 --swap-space 32 --gpu-memory-utilization 0.88 --own-flag 1"
-SWAP = "error vLLM 0.33.0 does not take --swap-space of VLLM_EXTRA_ARGS: 0.11.1 to 0.17.1 do"
+SWAP = "error vLLM 0.33.0 has no --swap-space of VLLM_EXTRA_ARGS; 0.11.1 to 0.17.1 had it"
 SHARE = "note --gpu-memory-utilization 0.88 of VLLM_EXTRA_ARGS: more than 0.85"
 UTIL = "warning --gpu-memory-utilization 0.95 of GPU_MEMORY_UTIL: more than 0.85"
 NEW = "vllm/vllm-openai:v0.33.0"
