@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from patchkit.cluster.agent.unit_state import UnitState
-from patchkit.cluster.openai.server_answers import ServerAnswers, TokenAnswer
+from patchkit.cluster.openai.server_answers import EMBEDDING, ServerAnswers, TokenAnswer
 from patchkit.cluster.ssh.ssh import there
 from patchkit.doctor.peers.node_report import make_finding
 from patchkit.finding import Finding
@@ -100,7 +100,9 @@ def _path_fields(path: PathAnswer) -> Mapping[str, object]:
 
 def _judge_token(said: ServerAnswers, answer: TokenAnswer) -> _Judged:
     refused = {"status": answer.status, "said": answer.said or answer.trouble}
-    if answer.status in (400, 404, 405, 501):
+    if answer.fields == EMBEDDING:
+        yield "server-token-other", {**refused, "said": "an embedding or a score came"}
+    elif answer.status in (400, 404, 405, 501):
         yield "server-token-other", refused
     elif answer.status not in (0, 200) or (answer.said and not answer.fields):
         yield "server-token-refused", refused

@@ -65,6 +65,8 @@ class Faults:
     metrics: str | None = None
     endless: bool = False
     other_engine: bool = False  # which has no /version
+    listing: int = 200  # status of /v1/models
+    embeds: bool = False  # and generates nothing
 
 
 class ModelServer(LocalServer):
@@ -103,7 +105,7 @@ class _ModelRequest(QuietHandler):
             cards = [
                 {"id": each, "object": "model", "max_model_len": 4096} for each in faults.models
             ]
-            self._json(200, {"object": "list", "data": cards})
+            self._json(faults.listing, {"object": "list", "data": cards})
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -113,7 +115,9 @@ class _ModelRequest(QuietHandler):
             return
         if faults.refuse:
             self._json(*faults.refuse)
-        elif self.path not in ("/v1/chat/completions", "/v1/completions"):
+        elif faults.embeds and self.path == "/v1/embeddings":
+            self._json(200, {"data": [{"index": 0, "embedding": [0.5]}]})
+        elif faults.embeds or self.path not in ("/v1/chat/completions", "/v1/completions"):
             self._json(404, {"detail": "Not Found"})
         elif faults.raw is not None:
             self.close_connection = True

@@ -15,7 +15,15 @@ from patchkit.cli.out import LaidOut, next_step, program, record_fields, spelled
 from patchkit.cli.render import BAD, GOOD, Block, ExitCode, Record, rendered
 from patchkit.cli.runtime.node_options import note_lines
 from patchkit.cluster.agent.group_script import ANSWERED
-from patchkit.cluster.agent.judge import ANSWERS, BLIND, DOUBT, ENDED, LIVES, WORKS
+from patchkit.cluster.agent.judge import (
+    ANSWERS,
+    BLIND,
+    DOUBT,
+    ENDED,
+    LIVES,
+    REFUSES,
+    WORKS,
+)
 from patchkit.cluster.agent.unit_state import NodeState, UnitState
 from patchkit.cluster.launch import up as launch
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
@@ -66,6 +74,7 @@ _LIVES = {
     LIVES: ("busy", "yellow"),
     WORKS: ("works", "yellow"),
     BLIND: ("not the model", "red"),
+    REFUSES: ("refuses", "red"),
     ENDED: ("ended", "red"),
     DOUBT: ("hangs", "red"),
 }

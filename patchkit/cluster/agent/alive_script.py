@@ -36,8 +36,9 @@ from patchkit.cluster.agent.judge import (
     Counters,
     ServerLife,
     ServerSigns,
-    describe_silence,
+    describe_trouble,
     has_moved,
+    is_question_refused,
     judge,
     read_counters,
 )
@@ -59,8 +60,8 @@ _ABORTED = "Fatal Python error: Aborted"  # of faulthandler
 
 def alive(settings: group.Settings) -> None:
     """Say WATCHDOG=1 as often as the server proves that it lives."""
-    liveness = Liveness(settings)
-    patience = liveness.patience
+    watch = ServerWatch(settings)
+    patience = watch.patience
     proofs = Counter[str]()
 
     def fire(*_signal: object) -> NoReturn:
@@ -70,18 +71,18 @@ def alive(settings: group.Settings) -> None:
     group.notify("READY=1\nWATCHDOG=1")
     try:
         while True:
-            life = liveness.look()
+            life = watch.look()
             if life.proof:
                 proofs[re.sub(r"\d+", "N", life.proof)] += 1
                 group.notify(f"WATCHDOG=1\nSTATUS={life.line}")
-            elif liveness.silent > patience / 2:
-                doubt = f"no sign of life for {liveness.silent:.0f} s: {life.text}"
+            elif watch.silent > patience / 2:
+                doubt = f"no sign of life for {watch.silent:.0f} s: {life.text}"
                 group.say(doubt)
                 group.notify(f"STATUS={ServerLife(DOUBT, doubt).line}")
             time.sleep(patience / 12)
     except FiredError:
         # This process may have been the one that did not come to run.
-        life = judge(liveness.look_at_server(_TOOL), patience)
+        life = judge(watch.look_at_server(_TOOL), patience)
         if life.proof:
             group.leave(0, f"late, and not frozen: {life.proof}")
         group.say(f"frozen: nothing shows for {patience:.0f} s that the server lives: {life.text}")
@@ -113,25 +114,28 @@ class FiredError(BaseException):
     """Nothing proved for too long that the server lives."""
 
 
-class Liveness:
-    """What is known of a server; ``doubt`` says what was last missed of it."""
+class ServerWatch:
+    """What is known of a server; ``doubt`` is the last judgement without a proof."""
 
     def __init__(self, settings: group.Settings) -> None:
         self.settings = settings
         self.patience = float(settings["frozen"])
         self.server = group.own_server(settings)
         self.counters: Counters | None = None
-        self.strangers = ""
+        self.other_listeners = ""
         self.doubt = ""
-        # On the monotonic clock: what it proved, its last step, when a token was asked for.
-        self.proved = self.moved = self.asked = time.monotonic()
+        # On the monotonic clock.
+        self.last_proof_at = time.monotonic()
+        self.last_step_at = self.last_proof_at
+        self.last_question_at = self.last_proof_at
         self.question: threading.Thread | None = None
-        self.refusal = ""
+        self.token_refusal = ""
+        self.question_refusal = ""
 
     @property
     def silent(self) -> float:
         """Return for how many seconds the server itself has proved nothing."""
-        return time.monotonic() - self.proved
+        return time.monotonic() - self.last_proof_at
 
     def find_proof(self) -> str:
         """Return what proves that the server lives, "" for nothing."""
@@ -142,7 +146,7 @@ class Liveness:
         signs = self.look_at_server(self.patience / 6)
         life = judge(signs, self.patience)
         if life.proof:
-            self.proved = time.monotonic()
+            self.last_proof_at = time.monotonic()
         elif self.silent > self.patience / 8:
             workers = self.settings["workers"].values() if self.silent > self.patience / 2 else ()
             work = find_group_work(self.settings, workers, self.silent)
@@ -154,72 +158,84 @@ class Liveness:
         """Return what the server itself shows; ``seconds`` are for /metrics alone."""
         answer = self.server.ask("/metrics", seconds=seconds)
         counters = read_counters(answer.text)
-        former = self.counters or counters
-        if not answer.trouble:  # else what moved meanwhile shows the next time
+        signs = read_metrics_signs(answer, self.counters or counters, self.settings["url"])
+        if not signs.metrics_trouble:  # else what moved meanwhile shows the next time
             self.counters = counters
-        steps = has_moved(counters.steps, former.steps)
-        if steps:
-            self.moved = time.monotonic()
+        if signs.steps_moved:
+            self.last_step_at = time.monotonic()
 
-        busy = self._is_busy(answer, counters)
-        # Of a server that counts nothing a token that does not come would prove nothing.
-        token = bool(counters or answer.trouble) and self._ask_engine(busy)
-        waited = time.monotonic() - self.asked if self.question else 0.0
-        return ServerSigns(
-            strangers=self.strangers,
-            closed=answer.closed,
-            token=token,
-            waited=waited,
-            refusal=self.refusal,
-            counters=bool(counters),
-            silence=describe_silence("/metrics", answer.trouble),
-            steps=steps,
-            gauges=has_moved(counters.gauges, former.gauges),
-            asleep=counters.asleep,
-            paused=waited > self._often and is_paused(self.server),
-            busy=busy,
-            requests=counters.requests,
+        answered = self._ask_engine(signs.has_clients)
+        wait = time.monotonic() - self.last_question_at if self.question else 0.0
+        return replace(
+            signs,
+            other_listeners=self.other_listeners,
+            token_came=answered and not (self.token_refusal or self.question_refusal),
+            token_wait_s=wait,
+            token_refusal=self.token_refusal,
+            question_refusal=self.question_refusal if answered else "",
+            paused=wait > self._often and is_paused(self.server),
         )
-
-    def _is_busy(self, answer: HttpAnswer, counters: Counters) -> bool:
-        """Return whether somebody asks the server, or nobody can say how many do."""
-        # A count that is no number hides how many there are.
-        uncounted = bool(answer.trouble) or counters.requests is None
-        return uncounted or bool(counters.requests) or has_clients(self.settings["url"])
 
     @property
     def _often(self) -> float:
         """Return the seconds between two tokens of a server that has something to do."""
         return min(_OFTEN, self.patience / 4)
 
-    def _ask_engine(self, busy: bool) -> bool:
-        """Ask for a token where one is due; return whether one came."""
-        now = time.monotonic()
-        often = busy or bool(self.refusal or self.strangers)
-        pause = self._often if often else _SELDOM
-        if not self.question and now - max(self.moved, self.asked) >= pause:
-            self.asked = now
-            # The key goes with a question: to nobody else than the group's own server.
-            place = (self.settings["url"], self.settings["unit"], self.settings["name"])
-            self.strangers = "; ".join(group.strangers(*place))
-            if not self.strangers:
-                self.question = threading.Thread(target=self._ask_token, daemon=True)
-                self.question.start()
+    def _ask_engine(self, has_clients: bool) -> bool:
+        """Ask for a token where one is due; return whether an answer came just now."""
+        if not self.question and self._is_question_due(has_clients):
+            self._begin_question()
         if not self.question:
             return False
+
         self.question.join(_GLANCE)
         if self.question.is_alive():
             return False
         self.question = None
-        if not self.refusal:
-            self.moved = time.monotonic()
-        return not self.refusal
+        if not self.token_refusal:
+            self.last_step_at = time.monotonic()
+        return True
+
+    def _is_question_due(self, has_clients: bool) -> bool:
+        often = has_clients or bool(self.token_refusal or self.other_listeners)
+        last = max(self.last_step_at, self.last_question_at)
+        return time.monotonic() - last >= (self._often if often else _SELDOM)
+
+    def _begin_question(self) -> None:
+        self.last_question_at = time.monotonic()
+        # The key goes with a question: to nobody else than the group's own server.
+        place = (self.settings["url"], self.settings["unit"], self.settings["name"])
+        self.other_listeners = "; ".join(group.strangers(*place))
+        if not self.other_listeners:
+            self.question = threading.Thread(target=self._ask_token, daemon=True)
+            self.question.start()
 
     def _ask_token(self) -> None:
         reply = group.ask_token(self.server)
-        # Refused as a question, it says nothing of the engine, but nothing better is to be had.
-        engine_failed = reply.status == 0 or reply.status == 200 or reply.status >= 500
-        self.refusal = reply.refusal if engine_failed else ""
+        refused = is_question_refused(reply.status)
+        self.token_refusal = "" if refused else reply.refusal
+        self.question_refusal = reply.refusal if refused else ""
+
+
+def read_metrics_signs(answer: HttpAnswer, former: Counters, url: str) -> ServerSigns:
+    """Return what an answer of /metrics shows since the ``former`` counters; then come tokens.
+
+    The watch and `status` both begin with it.
+    """
+    counters = read_counters(answer.text)
+    trouble = describe_trouble("/metrics", answer.status, answer.trouble)
+    # A count that is no number hides how many there are.
+    uncounted = bool(trouble) or (bool(counters) and counters.requests is None)
+    return ServerSigns(
+        refused=answer.closed,
+        has_counters=bool(counters),
+        metrics_trouble=trouble,
+        steps_moved=has_moved(counters.steps, former.steps),
+        gauges_moved=has_moved(counters.gauges, former.gauges),
+        asleep=counters.asleep,
+        has_clients=uncounted or bool(counters.requests) or has_clients(url),
+        requests=counters.requests,
+    )
 
 
 def is_paused(server: HttpServer) -> bool:

@@ -50,13 +50,14 @@ _RANK_WORD = "patchkit-rank: "
 _STARTED = "started"
 ANSWERED = "answered: "  # how the line begins that says that a start has ended well
 _FIRST_TOKEN = 600.0  # seconds for one answer; the first one may compile kernels
-_NOT_HERE = (400, 404, 405, 501)  # answers of a server that has no such question
-_QUESTIONS: dict[str, dict[str, Any]] = {
+NOT_HERE = (400, 404, 405, 501)  # answers of a server that has no such question
+QUESTIONS: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "1", "max_tokens": 1, "temperature": 0},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "1"}], "max_tokens": 1},
     "/v1/embeddings": {"input": "1"},
     "/pooling": {"input": "1"},
 }
+_ANSWERED = ("choices", "data")  # of which an answer has the first one
 _TAKEN = "the server's port is taken"
 _SPREAD_SECONDS = 60.0  # for all workers: a unit's start has 90, and what waits for it is a watch
 _SPREAD_BYTES = 4 << 30
@@ -302,15 +303,15 @@ def ask_token(server: HttpServer) -> TokenReply:
         refusal = listing.trouble or f"/v1/models says {listing.status}, and names no model"
         return TokenReply(status=listing.status, refusal=refusal)
 
-    for path, question in _QUESTIONS.items():
+    for path, question in QUESTIONS.items():
         answer = server.ask(path, {"model": model, **question}, _FIRST_TOKEN)
-        if answer.status not in _NOT_HERE:
+        if answer.status not in NOT_HERE:
             break
     refusal = answer.trouble
     if answer.status != 200:
         refusal = refusal or f"{path} says {answer.status}"
-    elif answer.value() is None:
-        refusal = refusal or f"what came from {path} is no JSON"
+    elif not any(isinstance(answer.value(name, 0), dict) for name in _ANSWERED):
+        refusal = refusal or f"what came from {path} is no answer of the OpenAI API"
     return TokenReply(model=server.clean(model), status=answer.status, refusal=refusal)
 
 

@@ -1,8 +1,9 @@
 """Judge whether a server lives, by its signs of life. Pure.
 
-The watch on the head, `status` and `up` judge by this one table. What a row says counts above all
-rows below it: a token that came proves that the engine works, whatever else is silent; one that
-does not come weighs more than gauges that move. This file is copied to the nodes.
+The watch on the head, `status` and `up` judge by this one table. The first row that holds decides.
+Another listener comes first, then a token: it proves that the engine works, whatever else is
+silent. A token that does not come weighs more than gauges that move. This file is copied to the
+nodes.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from dataclasses import dataclass, field
 from patchkit.foreign import read_count
 
 ANSWERS, LIVES, WORKS, BLIND = "answers", "lives", "works", "blind"
-ENDED, DOUBT = "ended", "doubt"
-_STATES = (ANSWERS, LIVES, WORKS, BLIND, ENDED, DOUBT)
+REFUSES, ENDED, DOUBT = "refuses", "ended", "doubt"
+_STATES = (ANSWERS, LIVES, WORKS, BLIND, REFUSES, ENDED, DOUBT)
 _MOST = 1e9  # requests
-_GAUGES_COUNT = 4.0  # times `frozen`: how long a prefill by chunks may keep a token waiting
+_SERVER_ERRORS = 500  # the status of HTTP from which on the server itself is in trouble
+_NO_SUCH_QUESTION = 501
+_PREFILL = 4.0  # times `frozen`: how long a prefill by chunks may keep a token waiting
 
 # `record` in vLLM's v1/metrics/loggers.py, 0.11.0 to 0.33.0. A step counts what it gave. A chunk of
 # a prefill gives nothing and counts no iteration, but the cache fills. What waits is no sign of
@@ -52,27 +55,34 @@ class Counters:
 class ServerSigns:
     """What is known of a server at one moment; what was not looked at is as by default.
 
-    ``strangers`` are others who listen at its port, ``closed`` says that nobody does. ``token``
-    says that one came; ``waited`` is for how many seconds one is waited for, ``refusal`` why there
-    was none. ``counters`` says that /metrics has some, ``silence`` what did not answer, and why;
-    ``steps`` and ``gauges`` moved since the last look. ``busy``: somebody asks it. ``work`` is what
+    ``other_listeners`` are others who listen at its port, ``refused`` says that nobody does.
+    ``token_wait_s`` is for how many seconds a token is waited for, ``token_refusal`` why the engine
+    gave none. ``question_refusal``: the question was refused, which says nothing of the engine.
+    ``has_counters`` says that /metrics has some, ``metrics_trouble`` why it says nothing at all;
+    steps and gauges moved since the last look. ``has_clients``: somebody asks it. ``work`` is what
     shows outside the server that a node works, such as a compiler.
     """
 
-    strangers: str = ""
-    closed: bool = False
-    token: bool = False
-    waited: float = 0.0
-    refusal: str = ""
-    counters: bool = True
-    silence: str = ""
-    steps: bool = False
-    gauges: bool = False
+    other_listeners: str = ""
+    refused: bool = False
+    token_came: bool = False
+    token_wait_s: float = 0.0
+    token_refusal: str = ""
+    question_refusal: str = ""
+    has_counters: bool = True
+    metrics_trouble: str = ""
+    steps_moved: bool = False
+    gauges_moved: bool = False
     asleep: bool = False
     paused: bool = False
-    busy: bool = True
+    has_clients: bool = True
     requests: int | None = None
     work: str = ""
+
+    @property
+    def asked_in_vain(self) -> bool:
+        """Return whether a token was asked for and did not come."""
+        return bool(self.token_wait_s or self.token_refusal)
 
 
 @dataclass(frozen=True)
@@ -80,8 +90,8 @@ class ServerLife:
     """How a server is: one of the states, and the sign for it in words.
 
     ``answers``: a token came; ``lives``: the server shows it otherwise; ``works``: something beside
-    it does; ``blind``: what answers may be another server; ``ended``: nobody listens; ``doubt``:
-    nothing shows that it lives.
+    it does; ``blind``: what answers may be another server; ``refuses``: it does not take the
+    question; ``ended``: nobody listens; ``doubt``: nothing shows that it lives.
     """
 
     state: str
@@ -98,40 +108,51 @@ class ServerLife:
         return f"{self.state}: {' '.join(self.text.split())}"
 
 
-def judge(seen: ServerSigns, frozen: float) -> ServerLife:
+def judge(signs: ServerSigns, frozen: float) -> ServerLife:
     """Return what the signs amount to; ``frozen`` are the seconds of the cluster's file."""
-    waiting = bool(seen.waited or seen.refusal)
-    prefill = seen.gauges and seen.waited < _GAUGES_COUNT * frozen
-    silent = bool(seen.silence)
+    metrics_answer = not signs.metrics_trouble
+    patient = signs.token_wait_s < _PREFILL * frozen
+    # A server that counts nothing shows no prefill either.
+    uncounted = metrics_answer and not signs.has_counters and not signs.token_refusal
+    idle = metrics_answer and not signs.has_clients and not signs.asked_in_vain
+
     rows = (
-        (bool(seen.strangers), BLIND, f"not only the model listens: {seen.strangers}"),
-        (seen.token, ANSWERS, "a token came"),
-        (seen.closed, ENDED, "nobody listens: the connection is refused"),
-        (seen.steps, LIVES, "its counters move"),
-        (prefill, LIVES, "its gauges move"),
-        (not silent and not seen.counters, LIVES, "it has no counters, and answers"),
-        (not silent and seen.asleep, LIVES, "it sleeps"),
-        (seen.paused, LIVES, "it is paused"),
-        (not silent and not seen.busy and not waiting, LIVES, "it has nothing to do"),
-        (bool(seen.work), WORKS, seen.work),
+        (signs.other_listeners, BLIND, f"not only the model listens: {signs.other_listeners}"),
+        (signs.token_came, ANSWERS, "a token came"),
+        (signs.refused, ENDED, "nobody listens: the connection is refused"),
+        (signs.question_refusal, REFUSES, f"it refuses the question: {signs.question_refusal}"),
+        (signs.steps_moved, LIVES, "its counters move"),
+        (signs.gauges_moved and patient, LIVES, "its gauges move"),
+        (uncounted and patient, LIVES, "it answers /metrics, which has no counters"),
+        (metrics_answer and signs.asleep, LIVES, "it sleeps"),
+        (signs.paused, LIVES, "it is paused"),
+        (idle, LIVES, "it has nothing to do"),
+        (signs.work, WORKS, signs.work),
     )
     lives = (ServerLife(state, text) for holds, state, text in rows if holds)
-    return next(lives, ServerLife(DOUBT, _describe_doubt(seen)))
+    return next(lives, ServerLife(DOUBT, _describe_doubt(signs)))
 
 
-def _describe_doubt(seen: ServerSigns) -> str:
-    count = "an unknown number of" if seen.requests is None else seen.requests
-    parts = [seen.silence or f"{count} requests, and no step"]
-    if seen.refusal:
-        parts.append(f"no token: {seen.refusal}")
-    elif seen.waited:
-        parts.append(f"a token that was asked for {seen.waited:.0f} s ago does not come")
+def _describe_doubt(signs: ServerSigns) -> str:
+    count = "an unknown number of" if signs.requests is None else signs.requests
+    parts = [signs.metrics_trouble or f"{count} requests, and no step"]
+    if signs.token_refusal:
+        parts.append(f"no token: {signs.token_refusal}")
+    elif signs.token_wait_s:
+        parts.append(f"no token in the {signs.token_wait_s:.0f} s since one was asked for")
     return "; ".join(parts)
 
 
-def describe_silence(path: str, trouble: str) -> str:
-    """Return what did not answer, and why; "" where it did."""
-    return f"{path} does not answer: {trouble}" if trouble else ""
+def describe_trouble(path: str, status: int, trouble: str) -> str:
+    """Return why a path says nothing of the server; "" where it answers."""
+    if trouble:
+        return f"{path} does not answer: {trouble}"
+    return f"{path} says {status}" if status >= _SERVER_ERRORS else ""
+
+
+def is_question_refused(status: int) -> bool:
+    """Return whether a status refuses the question itself, which says nothing of the engine."""
+    return status == _NO_SUCH_QUESTION or (status not in (0, 200) and status < _SERVER_ERRORS)
 
 
 def read_counters(text: str) -> Counters:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from patchkit.cluster.agent.judge import ANSWERS, BLIND, DOUBT, ENDED, ServerLife, read_life
+from patchkit.cluster.agent.judge import (
+    ANSWERS,
+    BLIND,
+    DOUBT,
+    ENDED,
+    REFUSES,
+    ServerLife,
+    read_life,
+)
 from patchkit.cluster.agent.unit_state import NodeState, UnitState
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server
@@ -82,6 +90,12 @@ def silence_error(cluster: Cluster, life: ServerLife, guard: UnitState | None) -
             f"{name}: {life.text}",
             why="what answers may not be the model, and the key goes to nobody else",
             hint=there(name, "ss", "-ltnp"),
+        )
+    if life.state == REFUSES:
+        return HostError(
+            f"{name}: {life.text}",
+            why="whether its engine works is not known; a key in VLLM_API_KEY may have changed",
+            hint=quoted("patchkit", "doctor", "--cluster"),
         )
     what = f"{name}: the model hangs: {life.text}"
     frozen = cluster.file.serve.frozen

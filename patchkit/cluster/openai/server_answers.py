@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from patchkit.cluster.agent import group_script
-from patchkit.cluster.agent.alive_script import find_group_work, is_paused
+from patchkit.cluster.agent.alive_script import find_group_work, is_paused, read_metrics_signs
 from patchkit.cluster.agent.judge import (
     DOUBT,
     Counters,
     ServerLife,
     ServerSigns,
-    describe_silence,
-    has_moved,
+    describe_trouble,
+    is_question_refused,
     judge,
     read_counters,
 )
@@ -83,11 +83,11 @@ def _read_series(text: str, names: Collection[str]) -> dict[str, list[_Series]]:
 _PATIENCE = 120.0  # seconds, where nothing watches: the default of `frozen`
 _FEW = 16  # tokens: the first ones of some models are marks that no text is made of
 _HELLO = "Say: ready"
-_NOT_HERE = (400, 404, 405, 501)  # answers of a server that has no such question
 # vLLM up to 0.11.0 sends reasoning_content, 0.11.1 to 0.15 both, from 0.16 reasoning; `text` is a
 # completion's; `refusal` stands in the place of content where a model declines.
 _TEXTS = ("content", "reasoning", "reasoning_content", "refusal", "text")
-_ANSWERED = ("choices", "usage")
+EMBEDDING = ("data",)  # of models that embed or score
+_ANSWERED = ("choices", "data", "usage")
 _MODELS = 64  # names that are kept
 _MOST_TOKENS = 1 << 40
 # The text of an error is at the top from vLLM up to 0.10, and from FastAPI.
@@ -106,6 +106,11 @@ class TokenAnswer(PathAnswer):
     tokens: int | None = None
     finish: str = ""
     said: str = ""
+
+    @property
+    def came(self) -> bool:
+        """Return whether a token came, or an embedding."""
+        return self.status == 200 and bool(self.fields or self.tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,27 +134,6 @@ class ServerAnswers:
     figures: Mapping[str, float] = field(default_factory=dict)
 
     life: ServerLife = _UNASKED
-
-    @property
-    def came(self) -> bool:
-        """Return whether a token came, or none was to be had of this server."""
-        token = self.token
-        if token is None:
-            return bool(self.listing.status)
-        if token.fields or token.tokens:
-            return True
-        # Refused as a question, it says nothing of the engine.
-        return token.status not in (0, 200) and token.status < 500
-
-    @property
-    def refusal(self) -> str:
-        """Return what the server says instead of a token."""
-        token = self.token
-        if token is None:
-            return self.listing.trouble
-        if token.status >= 500:
-            return f"HTTP {token.status} {token.said}"
-        return token.trouble or token.said or "an answer without a token"
 
 
 def find_key(key_file: str) -> tuple[str, str]:
@@ -198,12 +182,12 @@ def ask_server(
     answers = ServerAnswers(url=clean(url), key=where, strangers=strangers, health=PathAnswer())
     health = server.ask("/health")
     if not health.status:
-        seen = ServerSigns(
-            closed=health.closed,
-            silence=describe_silence("/health", health.trouble),
+        signs = ServerSigns(
+            refused=health.closed,
+            metrics_trouble=describe_trouble("/health", health.status, health.trouble),
             work=_find_work(started),
         )
-        life = judge(seen, _patience(started))
+        life = judge(signs, _patience(started))
         return replace(answers, health=health.outcome, life=life)
 
     # Before the question, whose own request would be counted.
@@ -217,10 +201,12 @@ def ask_server(
         metrics=metrics.outcome,
         figures=read_figures(metrics.text, _wanted_metrics()),
     )
-    seen = ServerSigns(strangers="; ".join(strangers) if started else "", token=answers.came)
-    if not answers.came:
-        seen = _look_further(server, read_counters(metrics.text), answers, started)
-    return replace(answers, life=judge(seen, _patience(started)))
+    others = "; ".join(strangers) if started else ""
+    signs = ServerSigns(other_listeners=others, token_came=True)
+    if not (answers.token and answers.token.came):
+        signs = _look_further(server, read_counters(metrics.text), answers, started, seconds)
+        signs = replace(signs, other_listeners=others)
+    return replace(answers, life=judge(signs, _patience(started)))
 
 
 def _start_at(group: Mapping[str, Any], url: str) -> Mapping[str, Any]:
@@ -281,26 +267,37 @@ def _find_work(started: Mapping[str, Any]) -> str:
 
 
 def _look_further(
-    server: HttpServer, former: Counters, answers: ServerAnswers, started: Mapping[str, Any]
+    server: HttpServer,
+    former: Counters,
+    answers: ServerAnswers,
+    started: Mapping[str, Any],
+    seconds: float,
 ) -> ServerSigns:
     """Return what shows of a server that gave no token while it was asked for one."""
     work = _find_work(started)  # first: what it was done for counts then
     metrics = server.ask("/metrics")
-    counters = read_counters(metrics.text)
-    waited = answers.token.ms / 1000 if answers.token else 0.0
-    return ServerSigns(
-        strangers="; ".join(answers.strangers) if started else "",
-        closed=metrics.closed,
-        waited=waited,
-        refusal=answers.refusal,
-        silence=describe_silence("/metrics", metrics.trouble),
-        steps=has_moved(counters.steps, former.steps),
-        gauges=has_moved(counters.gauges, former.gauges),
-        asleep=counters.asleep,
+    reply = answers.token or answers.listing
+    late = answers.token is not None and reply.ms >= seconds * 1000
+    refused = is_question_refused(reply.status)
+    refusal = "" if late else _describe_refusal(answers)
+    return replace(
+        read_metrics_signs(metrics, former or read_counters(metrics.text), server.url),
+        token_wait_s=reply.ms / 1000 if late else 0.0,
+        token_refusal="" if refused else refusal,
+        question_refusal=refusal if refused else "",
         paused=is_paused(server),
-        requests=counters.requests,
         work=work,
     )
+
+
+def _describe_refusal(answers: ServerAnswers) -> str:
+    """Return what the server says instead of a token."""
+    token, listing = answers.token, answers.listing
+    if token is None:
+        return listing.trouble or f"/v1/models says {listing.status}, and names no model"
+    if token.status not in (0, 200):
+        return f"HTTP {token.status} {token.said}".rstrip()
+    return token.trouble or token.said or "an answer without a token"
 
 
 def _wanted_metrics() -> tuple[WantedMetric, ...]:
@@ -329,13 +326,22 @@ def _ask_models(server: HttpServer, seconds: float) -> ServerAnswers:
 
 
 def _ask_token(server: HttpServer, model: str, seconds: float) -> TokenAnswer:
-    """Ask for some tokens by chat; where that is not served, as for a base model, by completion."""
+    """Ask for some tokens by chat, by completion, or an embedding: the first that is served."""
     common = {"model": model, "temperature": 0, "max_tokens": _FEW}
-    messages = [{"role": "user", "content": _HELLO}]
-    answer = server.ask("/v1/chat/completions", {"messages": messages, **common}, seconds)
-    if answer.status in _NOT_HERE:
-        completion = server.ask("/v1/completions", {"prompt": _HELLO, **common}, seconds)
-        answer = completion if completion.status == 200 else answer
+    questions = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": _HELLO}], **common},
+        "/v1/completions": {"prompt": _HELLO, **common},
+    }
+    for path, question in group_script.QUESTIONS.items():
+        questions.setdefault(path, {"model": model, **question})
+
+    replies = []
+    for path, question in questions.items():
+        replies.append(server.ask(path, question, seconds))
+        if replies[-1].status not in group_script.NOT_HERE:
+            break
+    # Where nothing is served, what is said of a chat says most.
+    answer = replies[0] if replies[-1].status in group_script.NOT_HERE else replies[-1]
 
     error = next(filter(None, (answer.value(*keys) for keys in _ERRORS)), "")
     trouble = answer.trouble
@@ -353,7 +359,9 @@ def _ask_token(server: HttpServer, model: str, seconds: float) -> TokenAnswer:
 
 
 def _text_fields(answer: HttpAnswer) -> tuple[str, ...]:
-    """Return the names under which an answer has text."""
+    """Return the names under which an answer has text, or what stands in its place."""
+    if isinstance(answer.value("data", 0), dict):
+        return EMBEDDING
     choice = answer.value("choices", 0)
     message = answer.value("choices", 0, "message")
     place = message if message is not None else choice  # a completion has no message

@@ -137,7 +137,7 @@ def soak(lab: Lab) -> str:
         insist("failed" not in loaded, f"an answer failed: {loaded}")
         head.user("pkill", "-STOP", "-f", "^VLLM::EngineCore")
         freezing.ask(cluster)
-        cured = freezing.is_cured(cluster, before, "spark1", "a token that was asked for")
+        cured = freezing.is_cured(cluster, before, "spark1", "since one was asked for")
         cluster.down()
     told = "; ".join((f"{SOAK_MINUTES:.0f} minutes, no restart", *found))
     return f"{told}; SIGSTOP of the engine: {cured}"

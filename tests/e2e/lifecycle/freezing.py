@@ -36,7 +36,7 @@ def engine_frozen(cluster: EmulatedCluster) -> str:
     ask(cluster)
     health = ("curl", "--silent", "--fail", "--max-time", "2", f"{URL}/health")
     insist(not cluster.head.user(*health).trouble, "/health says that something is wrong")
-    return is_cured(cluster, before, "spark1", "a token that was asked for")
+    return is_cured(cluster, before, "spark1", "since one was asked for")
 
 
 @scenario("serving")
@@ -48,7 +48,7 @@ def others_frozen(cluster: EmulatedCluster) -> str:
     before = cluster.ranks()
     cluster.worker.user("kill", "-STOP", *before["spark2"]["worker"])
     ask(cluster)
-    return f"{told}; {is_cured(cluster, before, 'spark2', 'a token that was asked for')}"
+    return f"{told}; {is_cured(cluster, before, 'spark2', 'since one was asked for')}"
 
 
 @scenario("stopped")
@@ -114,7 +114,7 @@ def engine_stalled(cluster: EmulatedCluster) -> str:
     cluster.change(STALL=1)
     asks = f"while sleep 8; do curl --silent -m 600 {URL}/v1/completions --json '{QUESTION}' & done"
     _start(cluster, "sh", "-c", asks)
-    hangs = ("hangs spark1", "requests, and no step; no token: no answer in 30 s")
+    hangs = ("hangs spark1", "requests, and no step; no token in the 30 s since one was asked for")
     cluster.expect("status", status=REFUSED, says=hangs)
     heals = ("the model hangs", "once nothing has shown for 120 s", "patchkit status")
     cluster.expect("up", MODEL, status=REFUSED, says=heals)

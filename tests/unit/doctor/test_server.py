@@ -2,6 +2,7 @@
 
 import pytest
 
+from patchkit.cluster.agent.judge import ANSWERS, DOUBT, LIVES, REFUSES
 from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server
 from patchkit.cluster.ssh.node import Remote
 from patchkit.doctor.server import server_findings
@@ -88,6 +89,37 @@ def test_what_is_wrong(name):
     found = judged(said)[about]
     assert found.level == level
     assert words in f"{found.what} {found.why} {found.hint}"
+
+
+LIVES_OF = {  # what the server does → state, and words
+    "embeds": ({"embeds": True}, ANSWERS, "a token came"),
+    "other key": ({"key": SECRET}, REFUSES, "/v1/models says 401"),
+    "listing fails": ({"listing": 500, "models": ()}, DOUBT, "/v1/models says 500"),
+    "no model": ({"models": ()}, DOUBT, "names no model"),
+    "busy": ({"refuse": (429, {"error": {"message": "later"}})}, REFUSES, "HTTP 429 later"),
+    "no such question": ({"refuse": (404, {"detail": "none"})}, REFUSES, "HTTP 404 none"),
+    "engine fails": ({"refuse": (500, {"error": {"message": "dead"}})}, DOUBT, "HTTP 500 dead"),
+    "choices of an error": ({"refuse": (500, {"choices": [{"text": "a"}]})}, DOUBT, "HTTP 500"),
+    "empty": ({"raw": b'{"choices": []}'}, DOUBT, "no answer of the OpenAI API"),
+    "late": ({"silent": True}, DOUBT, "no token in the 2 s since one was asked for"),
+    "late, no counters": ({"silent": True, "metrics": "up 1\n"}, LIVES, "has no counters"),
+    "late, no metrics": ({"silent": True, "metrics": ""}, LIVES, "has no counters"),
+}
+
+
+@pytest.mark.parametrize("name", LIVES_OF)
+def test_a_server_without_a_token_never_answers(name):
+    faults, state, words = LIVES_OF[name]
+    with ModelServer(**faults) as server:
+        life = looked(server).life
+    assert life.state == state
+    assert words in life.text
+
+
+def test_an_embedding_is_told_as_no_text():
+    with ModelServer(embeds=True) as server:
+        found = judged(looked(server))["server-token-other"]
+    assert "an embedding or a score came" in found.what
 
 
 def test_the_key_is_sent_and_never_comes_back(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.cluster.agent.alive_script import Liveness
+from patchkit.cluster.agent.alive_script import ServerWatch
 from patchkit.cluster.launch.units import SCRIPTS
 from support.clusters import cluster, node_facts, units_of
 from support.local_server import LocalServer
@@ -22,6 +22,8 @@ BUSY = IDLE.replace(" 0.0", " 1.0")
 STEPS = 'vllm:generation_tokens_total{engine="0"} '
 WAITING = 'vllm:num_requests_waiting{engine="0"} '
 SLOW = "slow"
+BROKEN = "broken"
+NO_COUNTERS = "up 1\n"
 CACHE = 'vllm:kv_cache_usage_perc{engine="0",model_name="a } b"} '
 SLEEPS = 'vllm:engine_sleep_state{engine="0",sleep_state="awake"} 0.0\n'
 
@@ -35,11 +37,12 @@ class Api(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         known = {"/v1/models": {"data": [{"id": "m"}]}, "/is_paused": {"is_paused": False}}
-        known["/v1/completions"] = {"choices": []}
+        known["/v1/completions"] = {"choices": [{"text": "a"}]}
         text = json.dumps(known.get(self.path)) if self.path in known else self.server.texts.pop(0)
         if text == SLOW:
             self.server.over.wait(60)
-        self.send_response(200)
+        refused = self.server.refuses if self.command == "POST" else 0
+        self.send_response(500 if text == BROKEN else refused or 200)
         self.end_headers()
         with contextlib.suppress(OSError):  # who asks went away
             self.wfile.write(text.encode())
@@ -57,7 +60,7 @@ class Api(http.server.BaseHTTPRequestHandler):
 def api():
     with LocalServer(Api) as server:
         server.token, server.over = threading.Event(), threading.Event()
-        server.texts, server.asked = [], 0
+        server.texts, server.asked, server.refuses = [], 0, 0
         server.settings = {
             "url": server.url,
             "frozen": 1,
@@ -73,10 +76,10 @@ def api():
 
 def watched(api, frozen=1.0, **ago):
     """Return what watches a server, which last moved, or was asked, so many seconds ago."""
-    liveness = Liveness({**api.settings, "frozen": frozen})
+    watch = ServerWatch({**api.settings, "frozen": frozen})
     for name, seconds in ago.items():
-        setattr(liveness, name, time.monotonic() - seconds)
-    return liveness
+        setattr(watch, name, time.monotonic() - seconds)
+    return watch
 
 
 @pytest.mark.parametrize(
@@ -92,51 +95,81 @@ def watched(api, frozen=1.0, **ago):
         ([BUSY + WAITING + "1", BUSY + WAITING + "2"], ""),
         ([BUSY.replace("1.0", "1e400"), IDLE], "it has nothing to do"),
         ([BUSY + SLEEPS, BUSY + SLEEPS], "it sleeps"),
-        (["http_requests_total 1", "http_requests_total 2"], "it has no counters, and answers"),
+        (
+            ["http_requests_total 1", "http_requests_total 2"],
+            "it answers /metrics, which has no counters",
+        ),
     ],
 )
 def test_what_figures_prove(api, texts, proof):
-    api.texts, liveness = texts, watched(api, 9)
-    liveness.find_proof()
-    assert liveness.find_proof() == proof
+    api.texts, watch = texts, watched(api, 9)
+    watch.find_proof()
+    assert watch.find_proof() == proof
 
 
 def test_a_token_proves_that_it_came_and_nothing_while_it_is_waited_for(api):
     # A sixth of it is what /metrics may take, on a busy machine as well.
-    api.texts, liveness = [BUSY] * 9, watched(api, 9)
-    liveness.find_proof()
-    liveness.moved = liveness.asked = time.monotonic() - 9
-    assert [liveness.find_proof() for _ in range(2)] == ["", ""]
-    assert "2 requests, and no step; a token" in liveness.doubt
+    api.texts, watch = [BUSY] * 9, watched(api, 9)
+    watch.find_proof()
+    watch.last_step_at = time.monotonic() - 9
+    watch.last_question_at = watch.last_step_at
+    assert [watch.find_proof() for _ in range(2)] == ["", ""]
+    assert "2 requests, and no step; no token in the" in watch.doubt
     api.token.set()
-    liveness.question.join()
-    assert liveness.find_proof() == "a token came"
+    watch.question.join()
+    assert watch.find_proof() == "a token came"
 
 
 def test_a_token_counts_though_metrics_are_silent(api):
-    api.texts, liveness = [SLOW] * 2, watched(api, 1, moved=9, asked=9)
-    assert liveness.find_proof() == ""
-    assert "/metrics does not answer: no answer in" in liveness.doubt
+    api.texts, watch = [SLOW] * 2, watched(api, 1, last_step_at=9, last_question_at=9)
+    assert watch.find_proof() == ""
+    assert "/metrics does not answer: no answer in" in watch.doubt
     api.token.set()
-    liveness.question.join()
-    assert liveness.find_proof() == "a token came"
+    watch.question.join()
+    assert watch.find_proof() == "a token came"
 
 
 def test_gauges_that_move_count_for_a_while_and_a_token_that_never_comes_counts_more(api):
     api.texts = [BUSY + CACHE + f"0.{number}" for number in range(1, 9)]
-    liveness = watched(api, 9, moved=9, asked=9)
-    liveness.find_proof()
-    assert (liveness.find_proof(), api.asked) == ("its gauges move", 1)
-    liveness.asked -= 4 * liveness.patience
-    assert (liveness.find_proof(), api.asked) == ("", 1)
+    watch = watched(api, 9, last_step_at=9, last_question_at=9)
+    watch.find_proof()
+    assert (watch.find_proof(), api.asked) == ("its gauges move", 1)
+    watch.last_question_at -= 4 * watch.patience
+    assert (watch.find_proof(), api.asked) == ("", 1)
+
+
+def test_a_server_without_counters_is_asked_and_its_token_is_not_waited_for_without_end(api):
+    """With --disable-log-stats, or where something before it has no /metrics."""
+    api.texts = [NO_COUNTERS] * 9
+    watch = watched(api, 9, last_step_at=700, last_question_at=700)
+    assert (watch.find_proof(), api.asked) == ("it answers /metrics, which has no counters", 1)
+    watch.last_question_at -= 4 * watch.patience
+    assert watch.find_proof() == ""
+    assert "no token in the " in watch.doubt
+
+
+def test_metrics_with_an_error_are_no_sign_of_life(api):
+    api.texts, watch = [BUSY + STEPS + "1", BROKEN, BUSY + STEPS + "2"], watched(api, 9)
+    assert [watch.find_proof() for _ in range(2)] == ["", ""]
+    assert "/metrics says 500" in watch.doubt
+    assert watch.find_proof() == "its counters move"
+
+
+@pytest.mark.parametrize("status", [401, 429])
+def test_a_question_that_is_refused_is_told_as_no_token(api, status):
+    api.texts, api.refuses = [BUSY] * 9, status
+    api.token.set()
+    watch = watched(api, 9, last_step_at=9, last_question_at=9)
+    assert watch.find_proof() == f"it refuses the question: /v1/completions says {status}"
+    assert watch.find_proof() == ""
 
 
 @pytest.mark.skipif(not shutil.which("ss"), reason="ss is not installed (iproute2)")
 def test_no_question_goes_to_a_stranger(api):
     api.texts, api.settings["unit"] = [BUSY], "patchkit-none.service"
-    liveness = watched(api, 9, moved=9, asked=9)
-    assert "python" in liveness.find_proof()
-    assert (api.asked, liveness.question) == (0, None)
+    watch = watched(api, 9, last_step_at=9, last_question_at=9)
+    assert "python" in watch.find_proof()
+    assert (api.asked, watch.question) == (0, None)
 
 
 def test_the_copied_scripts_run_by_themselves(tmp_path):

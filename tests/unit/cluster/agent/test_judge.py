@@ -8,6 +8,7 @@ from patchkit.cluster.agent.judge import (
     DOUBT,
     ENDED,
     LIVES,
+    REFUSES,
     WORKS,
     ServerLife,
     ServerSigns,
@@ -19,22 +20,47 @@ from patchkit.cluster.agent.judge import (
 FROZEN = 120.0
 SILENT = "/metrics does not answer: no answer in 20 s"
 LIVES_BY_SIGNS = {  # what is seen → state
-    "a token, though all else is silent": ({"token": True, "silence": SILENT}, ANSWERS),
-    "a token, though one was waited for long": ({"token": True, "waited": 900.0}, ANSWERS),
-    "steps": ({"steps": True, "waited": 900.0}, LIVES),
-    "a prefill fills the cache": ({"gauges": True, "waited": 300.0}, LIVES),
-    "gauges move, and the token never comes": ({"gauges": True, "waited": 481.0}, DOUBT),
-    "requests that wait, and no token": ({"waited": 31.0, "requests": 11}, DOUBT),
-    "no counters": ({"counters": False}, LIVES),
-    "no answer, and so no counters": ({"counters": False, "silence": SILENT}, DOUBT),
-    "asleep": ({"asleep": True, "waited": 99.0}, LIVES),
-    "paused": ({"paused": True, "waited": 99.0}, LIVES),
-    "nobody asks": ({"busy": False}, LIVES),
-    "nobody asks, and the token does not come": ({"busy": False, "waited": 31.0}, DOUBT),
-    "nobody asks, and the token was refused": ({"busy": False, "refusal": "500"}, DOUBT),
-    "a compiler, and nothing else": ({"waited": 200.0, "work": "ptxas compiles"}, WORKS),
-    "nobody listens, whatever else works": ({"closed": True, "work": "ptxas compiles"}, ENDED),
-    "another listens, and answers": ({"strangers": "port 8000: x", "token": True}, BLIND),
+    "a token, though all else is silent": (
+        {"token_came": True, "metrics_trouble": SILENT},
+        ANSWERS,
+    ),
+    "a token, though one was waited for long": (
+        {"token_came": True, "token_wait_s": 900.0},
+        ANSWERS,
+    ),
+    "steps": ({"steps_moved": True, "token_wait_s": 900.0}, LIVES),
+    "a prefill fills the cache": ({"gauges_moved": True, "token_wait_s": 300.0}, LIVES),
+    "gauges move, and the token never comes": (
+        {"gauges_moved": True, "token_wait_s": 481.0},
+        DOUBT,
+    ),
+    "requests that wait, and no token": ({"token_wait_s": 31.0, "requests": 11}, DOUBT),
+    "the question is refused": ({"question_refusal": "HTTP 401"}, REFUSES),
+    "no counters, and a token is late": ({"has_counters": False, "token_wait_s": 300.0}, LIVES),
+    "no counters, and no token": ({"has_counters": False, "token_wait_s": 481.0}, DOUBT),
+    "no counters, and the engine's error": (
+        {"has_counters": False, "token_refusal": "HTTP 500"},
+        DOUBT,
+    ),
+    "no counters": ({"has_counters": False}, LIVES),
+    "no answer, and so no counters": ({"has_counters": False, "metrics_trouble": SILENT}, DOUBT),
+    "asleep": ({"asleep": True, "token_wait_s": 99.0}, LIVES),
+    "paused": ({"paused": True, "token_wait_s": 99.0}, LIVES),
+    "nobody asks": ({"has_clients": False}, LIVES),
+    "nobody asks, and the token does not come": (
+        {"has_clients": False, "token_wait_s": 31.0},
+        DOUBT,
+    ),
+    "nobody asks, and the token was refused": (
+        {"has_clients": False, "token_refusal": "500"},
+        DOUBT,
+    ),
+    "a compiler, and nothing else": ({"token_wait_s": 200.0, "work": "ptxas compiles"}, WORKS),
+    "nobody listens, whatever else works": ({"refused": True, "work": "ptxas compiles"}, ENDED),
+    "another listens, and answers": (
+        {"other_listeners": "port 8000: x", "token_came": True},
+        BLIND,
+    ),
 }
 
 
@@ -65,10 +91,10 @@ def test_labels_without_an_end_are_read_once():
 @pytest.mark.parametrize(
     ("seen", "text"),
     [
-        ({"silence": SILENT, "refusal": "HTTP 500"}, f"{SILENT}; no token: HTTP 500"),
+        ({"metrics_trouble": SILENT, "token_refusal": "HTTP 500"}, f"{SILENT}; no token: HTTP 500"),
         (
-            {"requests": 11, "waited": 31.0},
-            "11 requests, and no step; a token that was asked for 31 s ago does not come",
+            {"requests": 11, "token_wait_s": 31.0},
+            "11 requests, and no step; no token in the 31 s since one was asked for",
         ),
     ],
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from patchkit.cluster.agent.judge import BLIND, DOUBT, ENDED, ServerLife
+from patchkit.cluster.agent.judge import BLIND, DOUBT, ENDED, REFUSES, ServerLife
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.condition import is_unwatched, silence_error
 from support.clusters import cluster, unit
@@ -16,6 +16,10 @@ CASES = {  # life, the unit that watches, choices → words of the error, and it
     "unwatched": (HANGS, "failed", {}, "nothing watches it", "patchkit down"),
     "never watched": (HANGS, "inactive", {"frozen": 0}, "nothing watches it", "patchkit down"),
     "ended": (ServerLife(ENDED, "closed"), "active", {}, "systemd starts all", "patchkit status"),
+    "refuses": (
+        ServerLife(REFUSES, "it refuses the question: HTTP 401"),
+        *("active", {}, "VLLM_API_KEY", "patchkit doctor --cluster"),
+    ),
     "another": (ServerLife(BLIND, "x listens"), "active", {}, "the key goes to nobody", "ss -ltnp"),
 }
 
