@@ -307,9 +307,16 @@ def write_stacks(settings: group.Settings) -> None:
     group.say(f"{socket.gethostname()}: {found if count else f'no stacks came; {why}'.strip('; ')}")
     # Those that vLLM's own watchdog wrote when it found a process hanging.
     for file in Path(settings["stacks"]).glob("VLLM_STACK_DUMP_for_*"):
-        if file.stat().st_mtime > began - _STEP:
-            for line in file.read_text(errors="replace").splitlines()[-_LINES:]:
+        with contextlib.suppress(OSError):  # it is gone, or is not ours
+            for line in _read_fresh_lines(file, began - _STEP):
                 group.say(f"{file.name}: {line}")
+
+
+def _read_fresh_lines(file: Path, since: float) -> list[str]:
+    """Return the last lines of a file that was written since then. Raises OSError."""
+    if file.stat().st_mtime <= since:
+        return []
+    return file.read_text(errors="replace").splitlines()[-_LINES:]
 
 
 def _abort_processes(settings: group.Settings, main: bool) -> str:

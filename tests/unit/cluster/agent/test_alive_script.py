@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.cluster.agent.alive_script import ServerWatch
+from patchkit.cluster.agent.alive_script import ServerWatch, write_stacks
 from patchkit.cluster.launch.units import SCRIPTS
 from support.clusters import cluster, node_facts, units_of
 from support.local_server import LocalServer
@@ -184,3 +184,12 @@ def test_the_copied_scripts_run_by_themselves(tmp_path):
             done = subprocess.run(words, capture_output=True, text=True)
             assert says in done.stdout, done.stderr
         process.kill()
+
+
+def test_a_file_of_stacks_that_is_gone_hides_no_other(tmp_path, capsys):
+    """Where one raises, the server that hangs is not killed."""
+    (tmp_path / "VLLM_STACK_DUMP_for_1").symlink_to(tmp_path / "gone")
+    (tmp_path / "VLLM_STACK_DUMP_for_2").write_text("in all_reduce\n")
+    # A rank in a container that nobody can enter: no process of this machine gets a signal.
+    write_stacks({"unit": "patchkit-none.service", "stacks": str(tmp_path), "inside": ["false"]})
+    assert "VLLM_STACK_DUMP_for_2: in all_reduce" in capsys.readouterr().out
