@@ -66,7 +66,12 @@ def _run_shown(command: list[str]) -> tuple[int, str]:
     """
     last_line = "it printed nothing"
     last_error_line = ""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as running:
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,  # a part in the background would stop at a terminal
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as running:
         try:
             for line in _shown_lines(running):
                 if line.startswith(("error: ", "FAILED ", "E   ")):
