@@ -144,20 +144,11 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
     # A worker's files name no server.
     url = settings.get("url")
     listening = strangers(url, units[0], name) if isinstance(url, str) else []
-    # The starts of an hour, those that a person asked for as well.
-    asked = ("--since=-1h", "--quiet", "--no-pager", "--output=cat", f"_UID={os.getuid()}")
-    mine = (f"MESSAGE_ID={_STARTING}", f"USER_UNIT={units[0]}")
-    starts = len(attempt("journalctl", *asked, *mine).output.splitlines())
-    found = tuple(unit_states(units))
-    lines: list[JournalLine] = []
-    with contextlib.suppress(HostError):  # how the units are is known without their words
-        lines += read_units(units[-1:], since="-24h") if len(units) > 1 else ()
-    frozen = [line for line in lines if line.text.startswith("frozen: ")]
-    clock = time.localtime(frozen[-1].time / 1e6) if frozen else None
+    states = tuple(unit_states(units))
     return NodeState(
-        units=found,
-        processes=tuple(its.pid for its in group_processes(name)),
-        starts=min(starts, found[0].restarts + 1),
+        units=states,
+        processes=tuple(process.pid for process in group_processes(name)),
+        starts=min(_count_starts(units[0]), states[0].restarts + 1),
         strangers=tuple(listening),
         others=other_clusters(name),
         start=str(settings.get("id", "")),
@@ -166,12 +157,28 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
         containers=tuple(find_containers(name)),
         successor=successor,
         image=image,
-        frozen=time.strftime("%F %T ", clock) + frozen[-1].text if clock else "",
+        frozen=_last_kill_of_watch(units[-1]) if len(units) > 1 else "",
         memory=memory(Reader(LIVE, None)),
         troubles=look_for_troubles(settings),
         celsius=gpu.celsius if gpu else None,
         watts=gpu.watts if gpu else None,
     )
+
+
+def _count_starts(unit: str) -> int:
+    """Return how often a unit was started in an hour, also because a person asked for it."""
+    asked = ("--since=-1h", "--quiet", "--no-pager", "--output=cat", f"_UID={os.getuid()}")
+    mine = (f"MESSAGE_ID={_STARTING}", f"USER_UNIT={unit}")
+    return len(attempt("journalctl", *asked, *mine).output.splitlines())
+
+
+def _last_kill_of_watch(unit: str) -> str:
+    """Return when and why a watch killed the server as frozen, the last time within a day."""
+    last = None
+    with contextlib.suppress(HostError):  # how the units are is known without their words
+        for line in _read_journal([unit], since="-24h", lines=0, follow=False):
+            last = line if line.text.startswith("frozen: ") else last
+    return time.strftime("%F %T ", time.localtime(last.time / 1e6)) + last.text if last else ""
 
 
 def read_settings(name: str) -> dict[str, Any]:
@@ -409,11 +416,19 @@ def end_group(name: str, units: list[str], disable: bool) -> NodeState:
     for unit in (*units, *helpers):
         run_for_user("systemctl", "reset-failed", unit)
     find_containers(name, end=True)  # such as an engine's that was restarted meanwhile
-    deadline, last = time.monotonic() + _SETTLES, -1
-    while True:
-        state = read_node_state(name, units)
-        free = state.memory.available if state.memory else 0
-        if time.monotonic() > deadline or (not state.processes and free <= last >= 0):
-            return state
+    _wait_until_settled(name)
+    return read_node_state(name, units)
+
+
+def _wait_until_settled(name: str) -> None:
+    """Wait until a group has no process and its memory is back, or for some seconds."""
+    deadline = time.monotonic() + _SETTLES
+    last = -1
+    while time.monotonic() < deadline:
+        room = memory(Reader(LIVE, None))
+        free = room.available if room else 0
+        is_settled = free <= last >= 0
+        if is_settled and not any(group_processes(name)):
+            return
         last = free
         time.sleep(0.5)

@@ -6,7 +6,7 @@ import time
 from datetime import UTC, datetime
 
 from patchkit.cluster.agent.node_troubles import look_for_troubles, memory_kills
-from patchkit.cluster.agent.unit_state import read_units
+from patchkit.cluster.agent.unit_state import end_group, read_units
 from patchkit.doctor.symptoms.findings import explain_failed_start
 from support import write_files
 
@@ -76,3 +76,25 @@ def test_the_kernel_s_line_stands_where_it_belongs_in_the_journal(tmp_path, monk
     killed = f"Out of memory: Killed process 2 (VLLM::W) UID:{user} x"
     assert [line.text for line in lines] == [texts[0], killed, texts[10]]
     assert explain_failed_start([("a", line) for line in lines], "").what == f"a: {killed}"
+
+
+def test_a_node_that_ends_its_units_is_looked_at_once(tmp_path, monkeypatch):
+    """The kernel's log takes seconds, and so does nvidia-smi."""
+    units = ["patchkit-x.service", "patchkit-x-alive.service"]
+    fields = "ActiveState=inactive\\nSubState=dead\\nNRestarts=0"
+    shown = "\\n\\n".join(f"Id={unit}\\n{fields}" for unit in units)
+    text = "frozen: it was killed"
+    entry = {"USER_UNIT": units[1], "__REALTIME_TIMESTAMP": "1000000", "MESSAGE": text}
+    programs = {
+        "dmesg": f"#!/bin/sh\necho dmesg >> {tmp_path}/calls\n",
+        "nvidia-smi": f"#!/bin/sh\necho nvidia-smi >> {tmp_path}/calls\n",
+        "systemctl": f"#!/bin/sh\nprintf '{shown}\\n'\n",
+        "journalctl": f"#!/bin/sh\ncat {tmp_path}/entry\n",
+    }
+    write_files(tmp_path, programs, mode=0o755)
+    write_files(tmp_path, {"entry": json.dumps(entry) + "\n"})
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    state = end_group("x", units, disable=False)
+    assert state.frozen.endswith(text)
+    assert sorted((tmp_path / "calls").read_text().split()) == ["dmesg", "nvidia-smi"]
