@@ -87,7 +87,9 @@ def measure_variants(plan: BenchPlan, tell: Callable[[str], None]) -> None:
             with replacing(place) as file:
                 said = json.dumps(plan.conditions, indent=1, sort_keys=True)
                 file.write(f"{said}\n".encode())
-    watcher = StartWatcher(lambda *_: None, explain_failed_start, lambda _text: None)
+    watcher = StartWatcher(
+        lambda *_: None, explain_failed_start, lambda _text: None, lambda _text: None
+    )
     for number, variant, loads in plan.left():
         title = f"round {number + 1} of {plan.rounds}, {variant.name}"
         tell(f"{title}: the server starts" if not variant.url else title)

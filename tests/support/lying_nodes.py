@@ -31,6 +31,10 @@ while then == "repeat":
     sys.stdout.buffer.write(said)
 while then == "hang" and os.read(0, 4096):
     pass
+if then == "hang":
+    with open({file!r} + ".asked", "a") as asked:
+        ended = [sys.argv[sys.argv.index("--") + 1], "end of " + function, arguments]
+        asked.write(json.dumps(ended) + "\\n")
 if then == "run":
     words = [{python!r}, "-I", "-c", "import sys;exec(sys.stdin.buffer.readline())"]
     child = subprocess.Popen(words, stdin=subprocess.PIPE)
@@ -71,8 +75,11 @@ class LyingNodes:
 
     def asked(self, function):
         """Return the arguments of each call of a function, with the node's name."""
+        return [(node, arguments) for node, name, arguments in self.calls() if name == function]
+
+    def calls(self):
+        """Return node, function and arguments of all calls, and of the ends of those that hung."""
         with contextlib.suppress(FileNotFoundError):
             lines = (self.file.parent / "lies.json.asked").read_text().splitlines()
-            calls = map(json.loads, lines)
-            return [(node, arguments) for node, name, arguments in calls if name == function]
+            return [json.loads(line) for line in lines]
         return []

@@ -12,7 +12,7 @@ import click
 from patchkit.cli import complete
 from patchkit.cli.cluster.cluster_options import cluster_option, node_fields
 from patchkit.cli.out import LaidOut, next_step, program, record_fields, spelled, style, table, tell
-from patchkit.cli.render import BAD, GOOD, Block, ExitCode, Record, rendered
+from patchkit.cli.render import BAD, GOOD, Block, ExitCode, Record, lead_word, rendered
 from patchkit.cli.runtime.node_options import note_lines
 from patchkit.cluster.agent.group_script import ANSWERED
 from patchkit.cluster.agent.judge import (
@@ -96,7 +96,7 @@ def up_command(model: str, *, cluster: Cluster) -> Iterator[Block]:
     """
     watcher = _watch_start(cluster)
     nodes = ", ".join(node.destination for node in cluster.nodes)
-    units, since = launch.bring_up(cluster, model, watcher.warn)
+    units, since = launch.bring_up(cluster, model, watcher)
     what = "is started" if since else "runs with these files already"
     yield GOOD + f"{units.model.name} {what} on {nodes}"
     command = units.ranks[0].command
@@ -140,7 +140,7 @@ def _watch_start(cluster: Cluster) -> StartWatcher:
             lines.append(line)
             tell(style(f"  {seconds:5.0f} s  {cluster.head.destination}: {line}", dim=True))
 
-    return StartWatcher(tell_unit, explain_failed_start, _warn)
+    return StartWatcher(tell_unit, explain_failed_start, _warn, _note)
 
 
 def _unit_word(sub: str) -> str:
@@ -150,6 +150,10 @@ def _unit_word(sub: str) -> str:
 
 def _warn(text: str) -> None:
     tell(style("left:", fg="yellow") + f" {text}")
+
+
+def _note(text: str) -> None:
+    tell(lead_word("note") + text)
 
 
 def _answered_blocks(cluster: Cluster, model: str, url: str = "") -> Iterator[Block]:
@@ -173,12 +177,13 @@ def down_command(*, cluster: Cluster) -> Iterator[Block]:
         with contextlib.suppress(HostError):  # a head that is off keeps nobody out
             stack.enter_context(cluster.alone())
         results = stop_group(cluster)
+        left = launch.end_left_nodes(cluster, results)
+
     nodes = []
     for node, result in zip(cluster.nodes, results, strict=True):
         nodes.append(node_fields(node.destination, result))
         yield from _stopped_blocks(node, result)
     yield Record({"nodes": nodes})
-    left = launch.end_left_nodes(cluster, results)
     for text in left:
         yield BAD + text
     if left:
@@ -202,10 +207,10 @@ def _stopped_blocks(node: Remote, result: NodeState | PatchkitError) -> Iterator
 def _other_clusters(node: Remote, state: NodeState) -> str:
     """Return which other clusters run on a node, and how each is stopped: on its head."""
     names = [
-        f"{name}: `{launch.stop_command(node, name)}` stops it" if is_head else f"{name}"
+        f"{name} (stop: `{launch.stop_command(node, name)}`)" if is_head else name
         for name, is_head in state.others.items()
     ]
-    return f"another cluster runs there, with the name {'; '.join(names)}"
+    return f"other clusters run here: {', '.join(names)}"
 
 
 @click.command("status")
@@ -277,7 +282,7 @@ class Trouble:
 def _troubles(
     cluster: Cluster, head: NodeState | None, condition: ServerCondition, rows: _Rows
 ) -> Iterator[Trouble]:
-    """Yield what is wrong: it makes the exit code another one."""
+    """Yield the faults; any of them makes the exit code 9."""
     if head:
         yield from _head_troubles(cluster, head)
     yield from _node_troubles(cluster, rows)
@@ -295,7 +300,8 @@ def _node_troubles(cluster: Cluster, rows: _Rows) -> Iterator[Trouble]:
     for members in starts - {tuple(names)}:
         # Other names may be those of another launcher.
         if sorted(members) == sorted(names):
-            line = f"{members[0]} leads what runs, and {names[0]} stands first in cluster.toml"
+            line = f"{members[0]} is the head of the running start"
+            line += f", but cluster.toml lists {names[0]} first"
             yield Trouble(style("head", fg="red") + f" {line}", again)
 
     for member, (node, state) in zip(cluster.file.node, rows, strict=True):
@@ -303,10 +309,10 @@ def _node_troubles(cluster: Cluster, rows: _Rows) -> Iterator[Trouble]:
             yield Trouble(style("silent", fg="red") + f" {state.what}", state.hint)
         elif lost := state.troubles.lost:
             addresses = " and ".join(state.troubles.addresses)
-            line = f"{node.destination} has lost {lost}, its address of this start: it has"
+            line = f"{node.destination} no longer has {lost}, the address it was started with"
             cure = f"correct `address` of {node.destination} in cluster.toml; then `{again}`"
             is_in_file = member.address == lost
-            text = style("address", fg="red") + f" {line} {addresses}"
+            text = style("address", fg="red") + f" {line}; it has {addresses}"
             yield Trouble(text, cure if is_in_file else again)
 
 

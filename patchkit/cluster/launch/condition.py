@@ -9,7 +9,9 @@ from patchkit.cluster.agent.judge import (
     BLIND,
     DOUBT,
     ENDED,
+    LIVES,
     REFUSES,
+    WORKS,
     ServerLife,
     read_life,
 )
@@ -22,6 +24,11 @@ from patchkit.quoting import quoted
 
 _OFF = ("inactive", "failed")
 _STATUS = quoted("patchkit", "status")
+# What a server shows that lives and gives no token until somebody lets it → why.
+_HALTS = {
+    "it sleeps": "somebody sent it POST /sleep; POST /wake_up ends that",
+    "it is paused": "somebody sent it POST /pause; POST /resume ends that",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +83,20 @@ def is_unwatched(cluster: Cluster, guard: UnitState) -> bool:
     return bool(cluster.file.serve.frozen) and guard.active in _OFF
 
 
+def standstill_error(
+    cluster: Cluster, life: ServerLife, guard: UnitState | None
+) -> HostError | None:
+    """Return why it is in vain to wait for a token; None for a server that works on."""
+    if life.state not in (LIVES, WORKS):
+        return silence_error(cluster, life, guard)
+
+    name = cluster.head.destination
+    if why := _HALTS.get(life.text):
+        again = f"`{quoted('patchkit', 'down')}`, then `patchkit up` again"
+        return HostError(f"{name}: {life.text}, and gives no token", why=why, hint=again)
+    return None
+
+
 def silence_error(cluster: Cluster, life: ServerLife, guard: UnitState | None) -> HostError:
     """Return what is wrong with a server that gives no token, and what becomes of it."""
     name = cluster.head.destination
@@ -106,7 +127,7 @@ def silence_error(cluster: Cluster, life: ServerLife, guard: UnitState | None) -
     doubt = f" ({watch.text})" if watch and watch.state == DOUBT else ""
     return HostError(
         what,
-        why=f"once nothing has shown for {frozen} s that it lives, its watch kills it and systemd "
-        f"starts it again{doubt}",
+        why=f"after {frozen} s without a sign of life the watch kills it, and systemd starts it "
+        f"again{doubt}",
         hint=_STATUS,
     )

@@ -178,7 +178,7 @@ def well_image(node: Remote, image: ImageFacts) -> ImageFacts:
     """Return what a node has. Raises HostError with its problem, if any."""
     if image.problem:
         wrong = image_finding(node.destination, image)
-        raise HostError(f"{wrong.where}: {wrong.what}", why=wrong.why, hint=wrong.hint)
+        raise wrong.kind(f"{wrong.where}: {wrong.what}", why=wrong.why, hint=wrong.hint)
     return image
 
 

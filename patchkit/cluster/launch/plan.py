@@ -19,7 +19,7 @@ from patchkit.cluster.models.names import SHORT, ModelFolder
 from patchkit.cluster.net.checks import pair_checks
 from patchkit.cluster.net.plan import find_cages
 from patchkit.cluster.ssh.ssh import there
-from patchkit.errors import HostError, PatchkitError, UsageError
+from patchkit.errors import HostError, PatchkitError, StorageError, UsageError
 from patchkit.finding import Finding, Level, finding_from_text
 from patchkit.runtime.envfile.env_file import EnvFile, env_file
 from patchkit.runtime.envfile.syntax import Format
@@ -41,6 +41,8 @@ _SPARK = ("GB10", "DGX_Spark")  # in the product's name, NVIDIA's or another mak
 _CORES = "Cortex-X925"  # of GB10's CPU
 _START = ("sudo", "systemctl", "start", "docker")
 _NO_DAEMON = "Cannot connect to the Docker"  # docker's own words
+_DISK_FULL = "no space left"  # the kernel's, as engines pass them on
+IMAGE_DISK_FULL = "image-disk-full"
 _LIMIT = "/etc/systemd/system/user@.service.d/patchkit.conf"
 
 
@@ -108,14 +110,15 @@ def other_model(prints: Mapping[str, ModelPrint], pin: str = "") -> tuple[str, s
 def _model_difference(model: ModelPrint, right: ModelPrint, where: str) -> str:
     """Return how a model differs from the one that another node has, "" if it does not."""
     if right.commit and not model.commit:
-        return f"has no record of what it has to hold, as {where} has: a part of a copy"
+        return f"has no record of its files, and {where} has one: probably an incomplete copy"
     if model.commit != right.commit:
         return f"is commit {model.commit[:SHORT]}, and {right.commit[:SHORT]} on {where}"
     if (model.files, model.size) != (right.files, right.size):
         here = f"{model.files} files, {model.size:,} bytes"
         return f"has other files than {where}: {here}, not {right.files}, {right.size:,} bytes"
     if model.digest != right.digest:
-        return f"has other names or other small files than {where}, of the same size"
+        other = "other file names or other contents of small files"
+        return f"has the same size as on {where}, but {other}"
     return ""
 
 
@@ -136,7 +139,8 @@ def planned_ranks(
                 place, is_there = image or cluster.venv, image or its.venv
                 raise HostError(
                     f"there is no vLLM in {place}" if is_there else f"{place} is not there",
-                    why="or another one has it: `venv`, or `image`, in cluster.toml",
+                    why="if vLLM is in another environment or image, set `venv` or `image` in "
+                    "cluster.toml",
                     hint="patchkit cluster install",
                 )
             planned = _plan_rank(cluster, number, its, model, head)
@@ -338,11 +342,19 @@ def image_finding(name: str, image: ImageFacts) -> Finding:
     """Return the problem that a node has with its engine or image."""
     join = ("sudo", "usermod", "-aG", "docker", image.login)  # what takes effect at a boot
     room = (image.program, "system", "df")
-    cures = {"permission denied": join, _NO_DAEMON: _START, "no space": room}
     look = (image.program, "version") if image.program else ("sudo", "apt", "install", "podman")
-    command = there(name, *next((cures[each] for each in cures if each in image.said), look))
-    about = "engine-stopped" if _NO_DAEMON in image.said else image.problem
-    return finding_from_text("survey.toml", about, name, said=image.said, command=command)
+    # What the engine says → the finding, and the words of its cure.
+    causes = {
+        "permission denied": (image.problem, join),
+        _NO_DAEMON: ("engine-stopped", _START),
+        _DISK_FULL: (IMAGE_DISK_FULL, room),
+    }
+    said = image.said.lower()
+    cause = next((cause for cause in causes if cause.lower() in said), "")
+    about, words = causes.get(cause, (image.problem, look))
+    command = there(name, *words)
+    found = finding_from_text("survey.toml", about, name, said=image.said, command=command)
+    return replace(found, kind=StorageError) if about == IMAGE_DISK_FULL else found
 
 
 def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:

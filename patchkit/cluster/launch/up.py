@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from types import NoneType
 
 from patchkit.cluster.agent import group_script, unit_state
-from patchkit.cluster.agent.judge import ANSWERS, LIVES, WORKS
+from patchkit.cluster.agent.judge import ANSWERS
 from patchkit.cluster.agent.node_facts import ModelPrint, NodeFacts
 from patchkit.cluster.agent.unit_state import JournalLine, NodeState, UnitState, end_group
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
-from patchkit.cluster.launch.condition import ask_life, is_unwatched, silence_error
+from patchkit.cluster.launch.condition import ask_life, is_unwatched, standstill_error
 from patchkit.cluster.launch.plan import (
+    IMAGE_DISK_FULL,
     ServedModel,
     other_model,
     planned_ranks,
@@ -27,15 +27,16 @@ from patchkit.cluster.launch.units import GroupUnits, head_ports
 from patchkit.cluster.ssh.node import Remote, all_of, everywhere
 from patchkit.cluster.ssh.ssh import there
 from patchkit.durable.signals import Interrupted, committed, deferred
-from patchkit.errors import HostError, PatchkitError, StorageError, UsageError
+from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.quoting import quoted
 
+_PAUSE = 2.0  # seconds between two questions to a server that is busy
 _LOADING = ("activating", "deactivating", "reloading")
 # What of a survey keeps a start from being tried.
 _STOPS = (
     *("systemd", "linger", "memlock", "installation"),
     *("engine-missing", "engine-refuses", "engine-stopped"),
-    *("image-missing", "image-silent", "image-other", "images"),
+    *("image-missing", "image-silent", IMAGE_DISK_FULL, "image-other", "images"),
 )
 
 
@@ -44,12 +45,14 @@ class StartWatcher:
     """Who waits for a start: ``tell`` gets the unit's state and the seconds since the start.
 
     ``explain`` makes the error of a start that failed from what all ranks wrote, by time, and how
-    systemd says that it ended; ``warn`` gets what is left of the former start, or was mended.
+    systemd says that it ended; ``warn`` gets what is left of the former start, ``note`` what was
+    mended.
     """
 
     tell: Callable[[UnitState, float], None]
     explain: Callable[[Sequence[tuple[str, JournalLine]], str], HostError]
     warn: Callable[[str], None]
+    note: Callable[[str], None]
 
 
 def wait_until_answered(cluster: Cluster, since: str, watcher: StartWatcher) -> None:
@@ -80,8 +83,8 @@ def wait_until_answered(cluster: Cluster, since: str, watcher: StartWatcher) -> 
                 lines = list(journal.lines)  # only then it is known who is silent
                 how = [f"systemd says {now.result}, status {now.status}"]
                 if again:
-                    text = "its first start; it is started again, four times an hour at most: "
-                    how = [text + "`patchkit down` ends that"]
+                    text = "it tries again, at most four times an hour: `patchkit down` ends that"
+                    how.append(text)
                 how += [f"without the lines of {error.what}" for error in journal.silent.values()]
                 raise watcher.explain(lines, "; ".join(how))
     raise HostError(f"{head.destination}: the answer was cut short")
@@ -92,14 +95,15 @@ def _wait_for_token(
 ) -> None:
     """Ask a server that runs until a token comes, as long as something shows that it works.
 
-    Raises HostError for one that shows nothing.
+    Raises HostError for one that shows nothing, or that gives none until somebody lets it.
     """
     guard = next((unit for unit in units if unit.unit == cluster.file.guard_unit), None)
     while (life := ask_life(cluster)).state != ANSWERS:
-        if life.state not in (LIVES, WORKS):
-            raise silence_error(cluster, life, guard)
+        if error := standstill_error(cluster, life, guard):
+            raise error
         busy = replace(units[0], sub="busy", text=f"gives no token yet: {life.text}")
         watcher.tell(busy, time.monotonic() - began)
+        time.sleep(_PAUSE)
 
 
 def kill_sentence(node: Remote, kill: str) -> str:
@@ -140,7 +144,7 @@ def end_left_nodes(cluster: Cluster, states: Sequence[NodeState | PatchkitError]
     left = []
     for node, answer in zip(nodes, everywhere(nodes, end), strict=True):
         if isinstance(answer, PatchkitError):
-            text = f"{answer.what}; it may start its part of the former start at its next boot"
+            text = f"{answer.what}; at its next boot it may start the old model again"
             left.append(f"{text}: `{stop_command(node, cluster.file.name)}`")
         elif answer:
             left.append(f"{node.destination}: {answer}")
@@ -192,30 +196,44 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
         )
     served = served_model(cluster.file, model)
     facts = cluster.facts([served.folder] if served.folder else [])
-    names = [node.ssh for node in cluster.file.node]
-    for found in survey_nodes(names, facts):
-        if found.about in _STOPS:
-            full = "no space left" in found.what
-            kind, why = (StorageError, "the disk is full") if full else (HostError, found.why)
-            raise kind(f"{found.where}: {found.what}", why=why, hint=found.hint)
+    _require_ready(cluster, facts)
     if served.folder:
         _require_same_model(cluster, served, facts)
+
     ranks = planned_ranks(cluster.file, facts, served)
+    addresses = [rank.address for rank in ranks]
     units = GroupUnits(
         cluster=cluster.file,
         model=served,
         ranks=tuple(ranks),
-        links=tuple(link.words for link in cluster.links([rank.address for rank in ranks[1:]])),
+        links=tuple(link.words for link in cluster.links(addresses[1:])),
     )
     if len(ranks) > 1:
-        cluster.check_ports([rank.address for rank in ranks])
-    rank, head = ranks[0], cluster.head
-    ports = head_ports(serve)[rank.env.node.executor.name] if len(ranks) > 1 else {}
-    for url in (units.url, *(f"http://{rank.address}:{port}" for port in ports)):
+        cluster.check_ports(addresses)
+    _require_free_ports(cluster, units)
+    former = [node.files for node in facts]
+    return GroupPlan(units=units, files=units.node_files(), former=former)
+
+
+def _require_ready(cluster: Cluster, facts: Sequence[NodeFacts]) -> None:
+    """Raise the first error of a node that keeps a start from being tried."""
+    names = [node.ssh for node in cluster.file.node]
+    for found in survey_nodes(names, facts):
+        if found.about in _STOPS:
+            raise found.kind(f"{found.where}: {found.what}", why=found.why, hint=found.hint)
+
+
+def _require_free_ports(cluster: Cluster, units: GroupUnits) -> None:
+    """Raise HostError if somebody else listens at a port of the start, on the head."""
+    rank = units.ranks[0]
+    urls = [units.url]
+    if len(units.ranks) > 1:
+        ports = head_ports(cluster.file.serve)[rank.env.node.executor.name]
+        urls += [f"http://{rank.address}:{port}" for port in ports]
+    for url in urls:
         asked = {"url": url, "unit": cluster.file.unit, "name": cluster.file.name}
-        for other in head.call(list[str], group_script.strangers, **asked):
-            raise _taken_port_error(head, other)
-    return GroupPlan(units=units, files=units.node_files(), former=[its.files for its in facts])
+        for other in cluster.head.call(list[str], group_script.strangers, **asked):
+            raise _taken_port_error(cluster.head, other)
 
 
 def _require_same_model(cluster: Cluster, served: ServedModel, facts: Sequence[NodeFacts]) -> None:
@@ -257,27 +275,26 @@ def _taken_port_error(head: Remote, listener: str) -> HostError:
     )
 
 
-def bring_up(cluster: Cluster, model: str, warn: Callable[[str], None]) -> tuple[GroupUnits, str]:
+def bring_up(cluster: Cluster, model: str, watcher: StartWatcher) -> tuple[GroupUnits, str]:
     """Write what differs and start; what runs with the same files is left alone.
 
-    Returns the units, and the start's time for the head's journal, "" if they were running;
-    ``warn`` gets what is left of the former start, or was mended. Raises BusyError while another
-    patchkit changes the cluster; an error of a node before anything was written; HostError if what
-    ran before does not stop.
+    Returns the units, and the start's time for the head's journal, "" if they were running. Raises
+    BusyError while another patchkit changes the cluster; an error of a node before anything was
+    written; HostError if what ran before does not stop.
     """
     with cluster.alone():
         plan = make_plan(cluster, model)
-        return plan.units, _start_group(cluster, plan, warn)
+        return plan.units, _start_group(cluster, plan, watcher)
 
 
-def _start_group(cluster: Cluster, plan: GroupPlan, warn: Callable[[str], None]) -> str:
+def _start_group(cluster: Cluster, plan: GroupPlan, watcher: StartWatcher) -> str:
     states = all_of(cluster.states())
     if plan.files == plan.former and states[0].serves:
-        _watch_again(cluster, states[0], warn)
+        _watch_again(cluster, states[0], watcher)
         return ""
 
     for text in end_left_nodes(cluster, states):
-        warn(text)
+        watcher.warn(text)
     if states[0].serves or any(state.processes or state.containers for state in states):
         committed("what ran before is stopped")
         check_stopped(cluster, stop_group(cluster, disable=False))
@@ -285,12 +302,13 @@ def _start_group(cluster: Cluster, plan: GroupPlan, warn: Callable[[str], None])
     return _begin_with(cluster, plan.files, f"{plan.units.model.name} is started")
 
 
-def _watch_again(cluster: Cluster, head: NodeState, warn: Callable[[str], None]) -> None:
+def _watch_again(cluster: Cluster, head: NodeState, watcher: StartWatcher) -> None:
     """Start what watches a server that runs, where somebody stopped it."""
     guard = head.unit(cluster.file.guard_unit)
     if head.units[0].active == "active" and guard and is_unwatched(cluster, guard):
         cluster.head.call(NoneType, unit_state.begin_unit, unit=guard.unit)
-        warn(f"{cluster.head.destination}: {guard.unit} was {guard.active}, and is started again")
+        text = f"{guard.unit} was {guard.active}, and is started again"
+        watcher.note(f"{cluster.head.destination}: {text}")
 
 
 def _begin_with(cluster: Cluster, files: Sequence[dict[str, str]], begun: str) -> str:
@@ -301,43 +319,84 @@ def _begin_with(cluster: Cluster, files: Sequence[dict[str, str]], begun: str) -
     return since
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormerStart:
+    """What a switch goes back to: the model that ran before, and the files of each node."""
+
+    model: str
+    files: list[dict[str, str]]
+
+
 def switch_model(cluster: Cluster, model: str, watcher: StartWatcher) -> None:
     """Serve another model; if it cannot be started or does not answer, the former one again.
 
     An interrupt before the start brings the former one back as well; after it, the new one goes on.
     Raises the error, with what is served now.
     """
-    former, since = "", None
+    former = None
+    since = None
     try:
         with cluster.alone():
             plan = make_plan(cluster, model)
-            if plan.files != plan.former and all_of(cluster.states())[0].serves:
-                # Nothing to go back to, if somebody else than `up` wrote it.
-                with suppress(KeyError, ValueError, AttributeError):
-                    found = [json.loads(files["group.json"]).get("model") for files in plan.former]
-                    former = str(found[0] or "")
-            since = _start_group(cluster, plan, watcher.warn)
+            former = _former_start(cluster, plan)
+            since = _start_group(cluster, plan, watcher)
         wait_until_answered(cluster, since, watcher)
     except (PatchkitError, Interrupted) as error:
-        if not former or (since is not None and isinstance(error, Interrupted)):
+        is_detached = since is not None and isinstance(error, Interrupted)
+        if former is None or is_detached:
             raise
-        try:
-            with deferred(), cluster.alone():  # whatever interrupts
-                check_stopped(cluster, stop_group(cluster, disable=False))
-                since = _begin_with(cluster, plan.former, f"{former} is started again")
-        except PatchkitError as lost:
-            what = f"{former} was stopped, and cannot be started again: {lost.what}"
-            raise type(lost)(what, why=lost.why, hint=lost.hint) from None
+        began = _begin_again(cluster, former)
         if isinstance(error, Interrupted):
             raise
         what = f"{model} was not started: {error.what}"
-        try:
-            wait_until_answered(cluster, since, watcher)
-        except HostError as again:
-            what += f"\nand {former}, served before, does not come back: {again.what}"
-            raise HostError(what, why=again.why, hint=again.hint) from None
-        why = "\n  back:  ".join(filter(None, (error.why, f"{former} is served again")))
+        _wait_for_former(cluster, former, began, watcher, what)
+        why = "\n  back:  ".join(filter(None, (error.why, f"{former.model} is served again")))
         raise type(error)(what, why=why, hint=error.hint) from None
+
+
+def _former_start(cluster: Cluster, plan: GroupPlan) -> FormerStart | None:
+    """Return what a switch goes back to; None where nothing runs that `up` started.
+
+    Raises UsageError if that runs on other nodes than the file has: it could not be started again.
+    """
+    states = all_of(cluster.states())
+    head = states[0]
+    starts = {state.start for state in states}
+    if plan.files == plan.former or starts == {""} or not any(state.serves for state in states):
+        return None
+
+    # Another launcher may reach the same nodes by other names.
+    is_same = len(starts) == 1 and len(head.members) == len(states)
+    if is_same and head.model:
+        return FormerStart(model=head.model, files=plan.former)
+    raise UsageError(
+        "cluster.toml has other nodes, or another head, than what runs",
+        why="if the new model does not answer, `switch` starts the former one again, which needs "
+        "its own nodes",
+        hint=quoted("patchkit", "up", plan.units.model.name),
+    )
+
+
+def _begin_again(cluster: Cluster, former: FormerStart) -> str:
+    """Stop what a switch started, start the former model; return the time for its journal."""
+    try:
+        with deferred(), cluster.alone():  # whatever interrupts
+            check_stopped(cluster, stop_group(cluster, disable=False))
+            return _begin_with(cluster, former.files, f"{former.model} is started again")
+    except PatchkitError as lost:
+        what = f"{former.model} was stopped, and cannot be started again: {lost.what}"
+        raise type(lost)(what, why=lost.why, hint=lost.hint) from None
+
+
+def _wait_for_former(
+    cluster: Cluster, former: FormerStart, since: str, watcher: StartWatcher, what: str
+) -> None:
+    """Wait until the former model answers again. Raises HostError with ``what`` if it does not."""
+    try:
+        wait_until_answered(cluster, since, watcher)
+    except HostError as error:
+        what += f"\nand {former.model}, served before, does not come back: {error.what}"
+        raise HostError(what, why=error.why, hint=error.hint) from None
 
 
 @contextmanager
@@ -346,7 +405,7 @@ def serve_model(cluster: Cluster, model: str, watcher: StartWatcher) -> Iterator
 
     Raises what ``bring_up``, ``wait_until_answered`` and ``check_stopped`` raise.
     """
-    units, since = bring_up(cluster, model, watcher.warn)
+    units, since = bring_up(cluster, model, watcher)
     try:
         wait_until_answered(cluster, since, watcher)
         yield units

@@ -116,7 +116,7 @@ def engine_stalled(cluster: EmulatedCluster) -> str:
     _start(cluster, "sh", "-c", asks)
     hangs = ("hangs spark1", "requests, and no step; no token in the 30 s since one was asked for")
     cluster.expect("status", status=REFUSED, says=hangs)
-    heals = ("the model hangs", "once nothing has shown for 120 s", "patchkit status")
+    heals = ("the model hangs", "after 120 s without a sign of life", "patchkit status")
     cluster.expect("up", MODEL, status=REFUSED, says=heals)
     wait(lambda: "frozen: " in said_by(cluster), 180, "it is not found frozen")
     cluster.change()

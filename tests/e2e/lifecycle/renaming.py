@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from e2e.lifecycle.cluster import MODEL, UNIT, URL, EmulatedCluster, insist, scenario, wait
+from e2e.lifecycle.cluster import (
+    MODEL,
+    OTHER_MODEL,
+    UNIT,
+    URL,
+    EmulatedCluster,
+    insist,
+    scenario,
+    wait,
+)
 from e2e.lifecycle.scenarios import REFUSED
+from patchkit.errors import UsageError
 
 SWAPPED = ("spark2", "spark1")
 IDLE_SECONDS = 20  # after a boot, in which a unit that is enabled would start
@@ -14,7 +24,10 @@ OTHER_PORT = 8100
 def nodes_swapped(cluster: EmulatedCluster) -> str:
     """Head and worker change places; the former head boots alone; then it leaves the file."""
     cluster.describe(SWAPPED)
-    cluster.expect("status", status=REFUSED, says=("spark1 leads what runs", "up", MODEL))
+    says = ("spark1 is the head of the running start", "up", MODEL)
+    cluster.expect("status", status=REFUSED, says=says)
+    says = ("another head, than what runs", f"patchkit up {OTHER_MODEL}")
+    cluster.expect("switch", OTHER_MODEL, status=UsageError.exit_code, says=says)
     cluster.expect("up", MODEL)
     cluster.worker.kill()  # the head now
     cluster.head.shut_down()
@@ -42,8 +55,8 @@ def cluster_renamed(cluster: EmulatedCluster) -> str:
     """Another `name` while it serves: the former one is named, stopped by what is printed."""
     cluster.describe(name="other")
     cure = "ssh -t spark1 'systemctl --user disable --now patchkit-vllm.service'"
-    cluster.expect("status", status=REFUSED, says=("with the name vllm", cure))
-    said = cluster.expect("down", says=("with the name vllm", cure))
+    cluster.expect("status", status=REFUSED, says=("other clusters run here: vllm", cure))
+    said = cluster.expect("down", says=("other clusters run here: vllm", cure))
     insist("no process left" not in said, f"down says that nothing is left: {said}")
     cluster.expect("up", MODEL, status=REFUSED, says=("of the cluster vllm", cure))
     insist(cluster.answers(), "the former one was disturbed")

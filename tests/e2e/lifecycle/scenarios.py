@@ -210,7 +210,7 @@ def status_knows(cluster: EmulatedCluster) -> str:
     wait(lambda: cluster.head_status()["units"][0]["sub"] == "waiting", 120, "it does not wait")
     cure = "next: correct `address` of spark2 in cluster.toml"
     said = cluster.patchkit("status").output
-    insist(all(word in said for word in ("has lost 192.168.177.2", NEW_ADDRESS, cure)), said)
+    insist(all(word in said for word in ("no longer has 192.168.177.2", NEW_ADDRESS, cure)), said)
     worker.root("ip", "address", "add", given, "dev", netdev)
     healed = cluster.heals(before)
     return f"`status` names both, and the new address; with the former one it {healed}"

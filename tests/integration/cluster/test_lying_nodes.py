@@ -8,18 +8,28 @@ from dataclasses import asdict, replace
 import pytest
 
 from patchkit.cli import group
-from patchkit.cluster.agent.judge import ANSWERS, DOUBT, ENDED, LIVES, WORKS, ServerLife
+from patchkit.cluster.agent.judge import (
+    ANSWERS,
+    DOUBT,
+    ENDED,
+    LIVES,
+    WORKS,
+    ServerLife,
+    ServerSigns,
+    judge,
+)
 from patchkit.cluster.agent.unit_state import NodeState
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
+from patchkit.cluster.launch.up import StartWatcher, wait_until_answered
 from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server
 from patchkit.cluster.ssh import node as remote
 from patchkit.cluster.ssh.node import Remote
-from patchkit.errors import HostError, PatchkitError
+from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.http_exchange import PathAnswer
 from patchkit.quoting import visible
 from patchkit.runtime.host.host import Memory
 from support import write_files
-from support.clusters import cluster, unit
+from support.clusters import cluster, node_facts, unit
 from support.lying_nodes import MARK, LyingNodes, parts, value
 from support.model_server import ModelServer
 
@@ -173,12 +183,81 @@ def test_down_names_a_node_of_the_former_start_that_is_silent(nodes, capsys):
     assert sorted(asked) == [(name, {"name": "vllm", "start": "abc"}) for name in NAMES_LEFT]
 
 
+HELD = (f'{MARK}{{"part": true}}\n', "hang")  # how a lock there is held until nobody listens
+
+
+def members_of(state, *members, **fields):
+    """Return what a node says of itself, and of the start whose files it has."""
+    said = json.loads(state[0].removeprefix(MARK))["value"]
+    return value({**said, "start": "abc", "members": members, **fields}), "end"
+
+
+def test_down_holds_the_cluster_until_nodes_of_the_former_start_have_ended(nodes, capsys):
+    head = members_of(state("inactive", "dead", guard="inactive"), *NAMES, "spark-3")
+    worker = members_of(state("inactive", "dead", ()), *NAMES, "spark-3")
+    nodes.lie(
+        {
+            "spark-1": {"hold_alone": HELD, "end_group": head},
+            "spark-2": {"end_group": worker},
+            "spark-3": {"end_start": (value(""), "end")},
+        }
+    )
+    code, said = ask(capsys, "down")
+    assert code == 0, said
+    names = [name for _node, name, _arguments in nodes.calls()]
+    assert names[-2:] == ["end_start", "end of hold_alone"]
+
+
+@pytest.mark.parametrize(
+    ("members", "fields"),
+    [
+        (NAMES, {"model": "org/m"}),  # spark-2 has left the file
+        (("spark-2", "spark-1"), {}),  # spark-1 was a worker
+        (("spark-2",), {}),
+    ],
+)
+def test_switch_is_for_the_nodes_that_serve(nodes, tmp_path, capsys, members, fields):
+    """It could not go back to the former model, so that nothing is stopped."""
+    (tmp_path / "cluster.toml").write_text('[[node]]\nssh = "spark-1"\n')
+    facts = asdict(node_facts(tmp_path))
+    answers = {
+        "hold_alone": HELD,
+        "look_at_node": (value(facts), "end"),
+        "strangers": (value([]), "end"),
+        "read_node_state": members_of(state(others=("-ray", "-alive")), *members, **fields),
+    }
+    nodes.lie({"spark-1": answers})
+    code, said = ask(capsys, "switch", "openai/gpt-oss-120b")
+    assert code == UsageError.exit_code, said
+    assert "cluster.toml has other nodes, or another head, than what runs" in said
+    assert not nodes.asked("end_group")
+    assert not nodes.asked("put_files")
+
+
+@pytest.mark.parametrize(
+    ("signs", "says"),
+    [
+        (ServerSigns(asleep=True, token_wait_s=30), "it sleeps, and gives no token"),
+        (ServerSigns(paused=True, token_wait_s=30), "it is paused, and gives no token"),
+    ],
+)
+def test_up_does_not_wait_for_a_server_that_gives_no_token_by_itself(nodes, signs, says):
+    head = Cluster(cluster("spark-1"))
+    answers = ServerAnswers(url="http://h", health=PathAnswer(), life=judge(signs, 120))
+    units = [asdict(unit(unit=name)) for name in head.units]
+    lies = {"follow_units": (parts(units), "end"), "ask_server": (value(asdict(answers)), "end")}
+    nodes.lie({"spark-1": lies})
+    watcher = StartWatcher(*[lambda *_: None] * 4)
+    with pytest.raises(HostError, match=says):
+        wait_until_answered(head, "", watcher)
+
+
 @pytest.mark.parametrize(
     ("troubles", "says", "cure"),
     [
         (
             {"lost": "192.168.177.2", "addresses": ["192.168.177.22"]},
-            "address spark-2 has lost 192.168.177.2, its address of this start: it has",
+            "address spark-2 no longer has 192.168.177.2, the address it was started with; it has",
             "next: patchkit up org/m",
         ),
         ({"killed": ["VLLM::W (process 9) at 17:24:01"]}, "the kernel killed VLLM::W", ""),

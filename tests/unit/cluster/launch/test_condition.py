@@ -11,7 +11,7 @@ GUARD = "patchkit-vllm-alive.service"
 NONE = "no sign of life for 70 s"
 HANGS = ServerLife(DOUBT, "no answer in 30 s")
 CASES = {  # life, the unit that watches, choices → words of the error, and its next step
-    "watched": (HANGS, "active", {}, "once nothing has shown for 120 s", "patchkit status"),
+    "watched": (HANGS, "active", {}, "after 120 s without a sign of life", "patchkit status"),
     "its doubt": (HANGS, "active", {}, f"({NONE})", "patchkit status"),
     "unwatched": (HANGS, "failed", {}, "nothing watches it", "patchkit down"),
     "never watched": (HANGS, "inactive", {"frozen": 0}, "nothing watches it", "patchkit down"),

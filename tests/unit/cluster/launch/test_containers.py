@@ -8,13 +8,14 @@ from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.containers import mount
 from patchkit.cluster.launch.plan import survey_nodes
 from patchkit.cluster.launch.up import make_plan
-from patchkit.errors import UsageError
+from patchkit.errors import HostError, StorageError, UsageError
 from support.checked import check_text
 from support.clusters import cluster, image_facts, node_facts, units_of
 from tools.golden_units import IMAGE
 
 SNAPSHOT = "/data/hub/models--a--b/snapshots/0123"
 DOWN = "Cannot connect to the Docker daemon at unix:///var/run/docker.sock."
+FULL = "crun: write: No space left on device"
 
 
 def files_of(tmp_path, model=SNAPSHOT, set=None, **image):
@@ -62,7 +63,11 @@ def test_a_folder_of_any_name_is_one_field():
         ({"problem": "engine-refuses", "said": "permission denied"}, "engine-refuses", "usermod"),
         ({"problem": "engine-refuses", "said": "no daemon"}, "engine-refuses", "docker version"),
         ({"problem": "engine-refuses", "said": DOWN}, "engine-stopped", "systemctl start dock"),
-        ({"problem": "image-silent", "said": "no space left"}, "image-silent", "docker system df"),
+        (
+            {"problem": "image-silent", "said": FULL},
+            "image-disk-full",
+            "docker system df",
+        ),
         ({"problem": "image-missing"}, "image-missing", "patchkit cluster install"),
         ({"content": "d" * 64}, "images", "patchkit cluster install"),
         ({"content": "d" * 64, "by_tag": True}, "image-other", "patchkit cluster install"),
@@ -81,6 +86,7 @@ def test_what_keeps_containers_from_being_started(changes, about, hint, tmp_path
     (found,) = survey_nodes(["a", "b"], [facts[0], wrong])
     assert found.about == about
     assert hint in found.hint
+    assert found.kind is (StorageError if about == "image-disk-full" else HostError)
 
 
 def test_other_contents_name_the_image_of_each_node(tmp_path):

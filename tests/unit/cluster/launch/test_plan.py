@@ -51,12 +51,12 @@ OTHER_COMMIT = "f" * 40
     [
         ((HELD, HELD), COMMIT, "", ""),
         ((BARE, BARE), COMMIT, "", ""),
-        ((HELD, BARE), COMMIT, "spark-2", "has no record of what it has to hold, as spark-1 has"),
-        ((BARE, HELD), "", "spark-1", "has no record of what it has to hold, as spark-2 has"),
+        ((HELD, BARE), COMMIT, "spark-2", "has no record of its files, and spark-1 has one"),
+        ((BARE, HELD), "", "spark-1", "has no record of its files, and spark-2 has one"),
         ((HELD, replace(HELD, commit=OTHER_COMMIT)), "", "spark-2", "is commit ffffffffffff"),
         ((HELD, HELD), OTHER_COMMIT, "spark-1", "and cluster.toml pins ffffffffffff"),
         ((BARE, replace(BARE, size=10)), "", "spark-2", "5 files, 10 bytes, not 5, 9,000 bytes"),
-        ((HELD, replace(HELD, digest="e" * 64)), "", "spark-2", "other small files than spark-1"),
+        ((HELD, replace(HELD, digest="e" * 64)), "", "spark-2", "other contents of small files"),
     ],
     ids=["alike", "by hand", "part", "part on head", "commit", "pin", "sizes", "contents"],
 )
