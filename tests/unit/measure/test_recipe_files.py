@@ -99,6 +99,9 @@ def test_what_is_exported_is_read_again(cli, tmp_path):
         "model: a/b\ndefaults: {gpu_memory_utilization: much}",
         "model: a/b\ndefaults: {speculative_config: '[]'}",
         "model: a/b\ndefaults: {x: 2026-01-01}",
+        "model: a/b\nx: !!bool maybe",
+        "model: a/b\nx: !!int ''",
+        "model: a/b\nx: !!timestamp 2026",
         f"command: vllm serve a/b --z {{x}}\ndefaults: {{x: '{'{y}' * 9000}', y: '{'y' * 99}'}}",
     ],
 )
