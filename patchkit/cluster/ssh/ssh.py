@@ -26,6 +26,8 @@ _BATCH = (
     *("-o", "ClearAllForwardings=yes"),
     *("-o", "ForwardAgent=no"),
     *("-o", "ForwardX11=no"),
+    *("-o", "Tunnel=no"),
+    *("-o", "RemoteCommand=none"),  # beside one, ssh takes no command of its caller
 )
 _DID_NOT_CONNECT = 255  # ssh's own exit status; others are the command's
 _NO_KEY = (

@@ -17,6 +17,8 @@ Host worker
   LocalForward 18000 localhost:8000
   RemoteForward 19000 localhost:9000
   DynamicForward 1080
+  Tunnel yes
+  RemoteCommand tmux new -A
 """
 
 
@@ -37,3 +39,5 @@ def test_nothing_of_a_login_is_forwarded(options, tmp_path):
     assert rows["controlmaster"] == ("false" if options else "auto")
     assert (rows["forwardagent"], rows["forwardx11"]) == ("no", "no")
     assert rows["clearallforwardings"] == "yes"
+    assert rows["tunnel"] == "false"
+    assert "remotecommand" not in rows
