@@ -10,6 +10,7 @@ from pathlib import Path
 from patchkit.errors import HostError
 from patchkit.extras import BASE, BUILD, require_libraries
 from support import run_program
+from support.needed import need
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -37,6 +38,7 @@ def test_a_verb_that_needs_the_extra_says_so_first(cli, tmp_path):
 
 def test_a_plan_takes_no_extra(cli, tmp_path):
     """What the build itself will want is told, and stops nothing."""
+    need("make")
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['auditwheel'] = None\n")
     blocked = {"PYTHONPATH": str(tmp_path), "CXX": "/bin/true"}
     words = ("build", "nccl", "--cpu", platform.machine(), "--dir", tmp_path / "none", "--dry-run")
