@@ -155,9 +155,9 @@ def give(
     os.fchmod(handle, mode & 0o600 if private else mode)
 
 
-def sync(folder: Path) -> None:
-    """Make the names in a folder last: renames and links are on the disk once it returns."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """Make the bytes of a file last, or the names in a folder, as after a rename."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -114,18 +114,18 @@ def sync_models(specs: Sequence[str], *, cluster: Cluster) -> Iterator[Block]:
         )
     if not specs and not (specs := tuple(cluster.file.models)):
         raise UsageError("no model is named, and none is pinned", hint="name one: org/name")
-    held = models_of(nodes)
+    models_by_node = models_of(nodes)
     results: list[tuple[ModelNode, ModelCheck | PatchkitError]] = []
     for spec in specs:
-        holders = sources_of(nodes, held, *_find_commit(cluster, spec))
+        holders = sources_of(nodes, models_by_node, *_find_commit(cluster, spec))
         with progress() as report:
-            source, model, rotten = find_source(holders, spec, report)
+            source, model, damaged_sources = find_source(holders, spec, report)
             others = [node for node in nodes if node is not source]
             copy = functools.partial(sync_model, source, model, report=report)
             results += zip(others, everywhere(others, copy), strict=True)
-        for node, check in rotten:
+        for node, check in damaged_sources:
             for finding in check.errors:
-                text = f"{node.ssh}: {finding.where} {finding.what}"
+                text = " ".join(filter(None, [f"{node.ssh}:", finding.where, finding.what]))
                 yield lead_word("note") + f"{text}; the copy of {source.ssh} is taken"
     yield from _checked_blocks(specs, results, source=True)
 
@@ -141,9 +141,9 @@ def check_models(spec: str, *, cluster: Cluster, quick: bool) -> Iterator[Block]
     Hashes are compared with those that the Hub named when it was fetched.
     """
     nodes = _model_nodes(cluster)
-    held = models_of(nodes)
-    all_of(held)  # a node that is silent is no node without the model
-    sources = sources_of(nodes, held, *_find_commit(cluster, spec), whole=False)
+    models_by_node = models_of(nodes)
+    all_of(models_by_node)  # a node that is silent is no node without the model
+    sources = sources_of(nodes, models_by_node, *_find_commit(cluster, spec), whole=False)
     found = {node.ssh: model.folder for node, model in sources}
     with progress() as report:
 
@@ -223,7 +223,10 @@ def _check_blocks(node: str, answer: ModelCheck | PatchkitError) -> Iterator[Blo
     elif answer.recorded:
         yield GOOD + f"{place}: complete: {amount}; checked: {how}"
     else:
-        yield UNSURE + f"{place}: {amount}; nothing contradicts, and no record says what it holds"
+        yield (
+            UNSURE
+            + f"{place}: {amount}; nothing is wrong, but there is no record to check it against"
+        )
     yield from finding_blocks(answer.findings)
 
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import threading
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -48,6 +49,7 @@ RECORD = f"{CACHE}/patchkit/model.json"
 
 _SIDE_BY_SIDE = 8  # files; more wait for the disk
 _SHA1 = 40  # hex digits
+_BLOCK = 1 << 20
 _LENGTH_BYTES = 8  # of the length of a header of safetensors, which come first
 _LONGEST_HEADER = 100_000_000  # bytes: the limit of safetensors itself
 _MOST_SHARDS = 1000  # that are named
@@ -209,8 +211,8 @@ def check_model(folder: str, full: bool = False) -> Checking:
         return check
 
     wrong = {finding.where for finding in check.findings}
-    made = None if RECORD in wrong else read_record(place)
-    recorded = made.files if made else {}
+    model_record = None if RECORD in wrong else read_record(place)
+    recorded = model_record.files if model_record else {}
     unseen = {name: file for name, file in recorded.items() if name not in wrong}
     found = yield from hash_findings(place, unseen)
     return replace(check, full=True, findings=(*check.findings, *found))
@@ -226,8 +228,8 @@ def compare_records(
 
     lost = Finding(
         where=RECORD,
-        what="is missing: nobody knows what has to be here",
-        why="it is written last: a copy was cut short, or made by hand",
+        what="is missing, so the files cannot be checked",
+        why="`model sync` writes it last: the copy was cut short, or somebody made it by hand",
     )
     return [
         replace(result, findings=(*result.findings, lost))
@@ -240,36 +242,61 @@ def compare_records(
 def hash_findings(
     place: Path, files: Mapping[str, ModelFile]
 ) -> Generator[tuple[int, int], None, list[Finding]]:
-    """Return a finding for each file that has other bytes; yield the progress in bytes."""
-    digests = yield from hash_files(place, files)
-    findings = []
-    for name, digest in digests.items():
+    """Return a finding for each file with other bytes, or unreadable ones; yield the progress."""
+    hashes = yield from hash_files(place, files)
+    findings = [unreadable_finding(name, said) for name, said in hashes.troubles.items()]
+    for name, digest in hashes.digests.items():
         right = files[name].digest
         if digest != right:
-            other = f"has the hash {digest[:16]}…, not {right[:16]}…"
-            what = digest if " " in digest else other
+            what = f"has the hash {digest[:16]}…, not {right[:16]}…"
             why = "its bytes are not those of the Hub"
             findings.append(Finding(about=HASH, where=name, what=what, why=why))
     return findings
 
 
+def unreadable_finding(name: str, said: str) -> Finding:
+    """Return the finding of a file that the system could not read, and ``said`` why."""
+    why = "whether its bytes are right is not known"
+    return Finding(where=name, what=f"cannot be read: {said}", why=why)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileHashes:
+    """The digests of files by their names, and of those that cannot be read the reason."""
+
+    digests: Mapping[str, str]
+    troubles: Mapping[str, str]
+
+
 def hash_files(
     place: Path, files: Mapping[str, ModelFile]
-) -> Generator[tuple[int, int], None, dict[str, str]]:
+) -> Generator[tuple[int, int], None, FileHashes]:
     """Hash files side by side, each as its digest is made; yield the progress in bytes.
 
-    A file that cannot be read has the reason in the place of its hash.
+    Who closes it in the middle waits for no file.
     """
     done = 0
     total = sum(file.size for file in files.values())
     digests: dict[str, str] = {}
-    with ThreadPoolExecutor(min(_SIDE_BY_SIDE, os.cpu_count() or 1)) as pool:
-        hashes = pool.map(lambda name: _hash_file(place / name, files[name].digest), files)
-        for (name, file), digest in zip(files.items(), hashes, strict=True):
+    troubles: dict[str, str] = {}
+    over = threading.Event()
+    pool = ThreadPoolExecutor(min(_SIDE_BY_SIDE, os.cpu_count() or 1))
+    try:
+        hashes = {
+            name: pool.submit(_hash_file, place / name, file.digest, over)
+            for name, file in files.items()
+        }
+        for name, file in files.items():
+            try:
+                digests[name] = hashes[name].result()
+            except OSError as error:
+                troubles[name] = error.strerror or str(error)
             done += file.size
             yield done, total
-            digests[name] = digest
-    return digests
+    finally:
+        over.set()
+        pool.shutdown(wait=False, cancel_futures=True)
+    return FileHashes(digests=digests, troubles=troubles)
 
 
 def held_models(models: str) -> list[ModelCheck]:
@@ -290,20 +317,20 @@ def quick_check(folder: Path) -> ModelCheck:
         )
         for name in broken
     ]
-    made, known = None, folder_of(folder.name)
+    model_record, known = None, folder_of(folder.name)
     try:
-        made = read_record(folder)
+        model_record = read_record(folder)
     except RecordError as error:
-        why = "nobody knows what has to be here"
+        why = "without it the files cannot be checked"
         findings.append(Finding(where=RECORD, what=str(error), why=why))
-    findings += _check_files(folder, made, sizes, {found.where for found in findings})
+    findings += _check_files(folder, model_record, sizes, {found.where for found in findings})
     return ModelCheck(
         folder=str(folder),
         repo=known.repo if known else "",
-        commit=made.commit if made else known.commit if known else "",
+        commit=model_record.commit if model_record else known.commit if known else "",
         files=len(sizes),
         size=sum(sizes.values()),
-        recorded=made is not None,
+        recorded=model_record is not None,
         findings=tuple(findings),
     )
 
@@ -324,7 +351,7 @@ def list_files(folder: Path) -> tuple[dict[str, int], list[str]]:
 
 
 def _check_files(
-    folder: Path, made: ModelRecord | None, sizes: Mapping[str, int], wrong: Collection[str]
+    folder: Path, model_record: ModelRecord | None, sizes: Mapping[str, int], wrong: Collection[str]
 ) -> Iterator[Finding]:
     """Yield what is not there, what was cut off, and what nobody can say of it."""
     if not any(name in sizes for name in CONFIGS):
@@ -334,20 +361,20 @@ def _check_files(
     weights = [name for name in sizes if "/" not in name and _matches(name, _WEIGHTS)]
     if not weights:
         yield Finding(what="there are no weights", why="vLLM would have nothing to load")
-    yield from _find_missing(folder, made, sizes, wrong)
-    yield from _check_sizes(folder, made, sizes, weights)
+    yield from _find_missing(folder, model_record, sizes, wrong)
+    yield from _check_sizes(folder, model_record, sizes, weights)
 
 
 def _check_sizes(
-    folder: Path, made: ModelRecord | None, sizes: Mapping[str, int], weights: Sequence[str]
+    folder: Path, model_record: ModelRecord | None, sizes: Mapping[str, int], weights: Sequence[str]
 ) -> Iterator[Finding]:
     """Yield what was cut off, by its record or its own header, and what has no record."""
-    recorded: Mapping[str, ModelFile] = made.files if made else {}
+    recorded: Mapping[str, ModelFile] = model_record.files if model_record else {}
     unsure = [name for name in weights if name not in recorded]
     for name in unsure:
         if is_safetensors(name) and (what := header_problem(folder / name, sizes[name])):
             yield Finding(where=name, what=what, why="its own header says how long it is")
-    for where in unsure if made else [""]:
+    for where in unsure if model_record else [""]:
         what = "was not fetched by patchkit: no hash is known"
         hint = quoted("hf", "cache", "verify", "REPO", "--local-dir", folder)
         yield Finding(level=Level.UNKNOWN, where=where, what=what, hint=hint)
@@ -358,10 +385,12 @@ def _check_sizes(
 
 
 def _find_missing(
-    folder: Path, made: ModelRecord | None, sizes: Mapping[str, int], wrong: Collection[str]
+    folder: Path, model_record: ModelRecord | None, sizes: Mapping[str, int], wrong: Collection[str]
 ) -> Iterator[Finding]:
     """Yield what a record, an index or the names of shards promise, and is not there."""
-    reasons = dict.fromkeys(made.files if made else (), "it was chosen when the model was fetched")
+    reasons = dict.fromkeys(
+        model_record.files if model_record else (), "it was chosen when the model was fetched"
+    )
     reasons |= dict.fromkeys(_shards_by_name(sizes), "the names of the other shards count it")
     try:
         shards = read_shards(folder, sizes)
@@ -391,7 +420,7 @@ def header_problem(path: Path, size: int) -> str:
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            if length > min(size, _LONGEST_HEADER):
+            if length > min(max(0, size - _LENGTH_BYTES), _LONGEST_HEADER):
                 return "is cut off, or no file of safetensors"
             header = read_json(dict[str, Any], file.read(length))
         header.pop("__metadata__", None)
@@ -404,14 +433,17 @@ def header_problem(path: Path, size: int) -> str:
     return "" if size == whole else f"has {size:,} bytes, not {whole:,}"
 
 
-def _hash_file(path: Path, like: str) -> str:
-    """Return a sha256, or git's sha1 of a blob if ``like`` is one; or why it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            if len(like) != _SHA1:
-                return hashlib.file_digest(file, "sha256").hexdigest()
+def _hash_file(path: Path, like: str, over: threading.Event) -> str:
+    """Return a sha256, or git's sha1 of a blob if ``like`` is one. Raises OSError.
+
+    It ends where it is, with what it has, once it is ``over``.
+    """
+    block = memoryview(bytearray(_BLOCK))
+    with path.open("rb", buffering=0) as file:
+        digest = hashlib.sha256()
+        if len(like) == _SHA1:
             head = f"blob {os.fstat(file.fileno()).st_size}\0".encode()
-            begun = hashlib.sha1(head, usedforsecurity=False)
-            return hashlib.file_digest(file, lambda: begun).hexdigest()
-    except OSError as error:
-        return f"cannot be read: {error.strerror or error}"
+            digest = hashlib.sha1(head, usedforsecurity=False)
+        while (length := file.readinto(block)) and not over.is_set():
+            digest.update(block[:length])
+    return digest.hexdigest()

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from patchkit.cluster.models.model_check import (
+    CACHE,
+    HASH,
     RECORD,
     Checking,
     ModelCheck,
@@ -27,6 +29,7 @@ from patchkit.cluster.models.model_check import (
     list_files,
     quick_check,
     read_record,
+    unreadable_finding,
 )
 from patchkit.cluster.models.names import SHORT, FileName, folder_of, models_folder, require_room
 from patchkit.cluster.ssh.node import Remote, check_peer, everywhere
@@ -40,6 +43,7 @@ from patchkit.errors import (
     UsageError,
     translated,
 )
+from patchkit.finding import Finding
 from patchkit.quoting import quoted
 from patchkit.records import RecordError, record
 
@@ -66,16 +70,16 @@ class ModelSource:
 
     check: ModelCheck
     files: Mapping[FileName, ModelFile]
-    made: ModelRecord | None = None
+    record: ModelRecord | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStage:
-    """Where files of a model lie ``aside`` on a node: those that it lacks, and those to be sent."""
+    """Where files lie until they are hashed: those that a node lacks, and those to be sent."""
 
-    aside: str
+    staging: str
     lacking: tuple[FileName, ...]
-    unsent: tuple[FileName, ...]
+    files_to_send: tuple[FileName, ...]
 
 
 def models_of(nodes: Sequence[ModelNode]) -> list[list[ModelCheck] | PatchkitError]:
@@ -89,7 +93,7 @@ def models_of(nodes: Sequence[ModelNode]) -> list[list[ModelCheck] | PatchkitErr
 
 def sources_of(
     nodes: Sequence[ModelNode],
-    held: Sequence[list[ModelCheck] | PatchkitError],
+    models_by_node: Sequence[list[ModelCheck] | PatchkitError],
     repo: str,
     commit: str,
     *,
@@ -99,15 +103,15 @@ def sources_of(
 
     Raises SourceError if there is none, and if commits of it differ and none was named.
     """
-    found = [
+    matches = [
         (node, model)
-        for node, models in zip(nodes, held, strict=True)
+        for node, models in zip(nodes, models_by_node, strict=True)
         if not isinstance(models, PatchkitError)
         for model in models
         if model.repo == repo and _same_commit(model.commit, commit)
         if not (whole and model.exit_code)
     ]
-    commits = sorted({model.commit[:SHORT] for _node, model in found})
+    commits = sorted({model.commit[:SHORT] for _node, model in matches})
     spec = f"{repo}{commit and '@'}{commit}"
     if not commits:
         what = "no node has the whole model" if whole else "lies on no node"
@@ -117,7 +121,7 @@ def sources_of(
             f"{spec}: several commits of it are there: {', '.join(commits)}",
             hint="`patchkit model list` shows them; name one: REPO@COMMIT",
         )
-    return found
+    return matches
 
 
 def _same_commit(held: str, wanted: str) -> bool:
@@ -132,26 +136,51 @@ def find_source(
 ) -> tuple[ModelNode, ModelSource, list[tuple[ModelNode, ModelCheck]]]:
     """Return the first node whose files have their hashes, and those before it with their checks.
 
-    Nodes with a record go first: without one nobody knows the hashes. Raises HashMismatchError,
-    which names each node and its file, if there is none.
+    Nodes with a record go first: without one nobody knows the hashes. A node that fails is passed
+    over like one with other bytes. Raises an error that names each node and its file if there is
+    none: HashMismatchError, or without any other bytes the first node's.
     """
-    rotten: list[tuple[ModelNode, ModelCheck]] = []
+    damaged_sources: list[tuple[ModelNode, ModelCheck]] = []
     for node, model in sorted(nodes, key=lambda entry: not entry[1].recorded):
         bar = report(f"{node.ssh}: hashing")
-        source = Remote(node.ssh).follow(ModelSource, bar, read_source, folder=model.folder)
+        try:
+            source = Remote(node.ssh).follow(ModelSource, bar, read_source, folder=model.folder)
+        except PatchkitError as error:
+            damaged_sources.append((node, _failed_check(node, model, error)))
+            continue
         if not source.check.exit_code:
-            return node, source, rotten
-        rotten.append((node, source.check))
-    wrong = [
-        f"{node.ssh}: {model.folder}/{finding.where}: {finding.what}"
-        for node, model in rotten
-        for finding in model.errors
+            return node, source, damaged_sources
+        damaged_sources.append((node, source.check))
+    raise _no_source_error(spec, damaged_sources)
+
+
+def _failed_check(node: ModelNode, model: ModelCheck, error: PatchkitError) -> ModelCheck:
+    what = error.what.removeprefix(f"{node.ssh}: ")
+    fault = Finding(kind=type(error), what=what, why=error.why, hint=error.hint)
+    return replace(model, findings=(fault,))
+
+
+def _no_source_error(
+    spec: str, damaged_sources: Sequence[tuple[ModelNode, ModelCheck]]
+) -> PatchkitError:
+    """Return the error that names each node and what is wrong there."""
+    faults = [
+        (f"{node.ssh}: {model.folder}", fault)
+        for node, model in damaged_sources
+        for fault in model.errors
     ]
-    raise HashMismatchError(
-        "\n".join([f"{spec}: no node has it as it was fetched:", *wrong]),
-        why="a disk lost bytes, or somebody changed them; nothing was copied",
-        hint=quoted("patchkit", "model", "get", spec),
-    )
+    lines = [
+        f"{place}/{fault.where}: {fault.what}" if fault.where else f"{place}: {fault.what}"
+        for place, fault in faults
+    ]
+    what = "\n".join([f"{spec}: no node has it as it was fetched:", *lines])
+    again = quoted("patchkit", "model", "get", spec)
+    if any(fault.about == HASH for _place, fault in faults):
+        why = "a disk lost bytes, or somebody changed them; nothing was copied"
+        return HashMismatchError(what, why=why, hint=again)
+    _place, first = faults[0]
+    why = "; ".join(filter(None, [first.why, "nothing was copied"]))
+    return first.kind(what, why=why, hint=first.hint or again)
 
 
 def read_source(folder: str) -> Generator[tuple[int, int], None, ModelSource]:
@@ -161,8 +190,8 @@ def read_source(folder: str) -> Generator[tuple[int, int], None, ModelSource]:
     if check.exit_code:
         return ModelSource(check=check, files={})
 
-    made = read_record(place)
-    recorded = made.files if made else {}
+    model_record = read_record(place)
+    recorded = model_record.files if model_record else {}
     sizes, _broken = list_files(place)
     try:
         unnamed = record(
@@ -175,12 +204,14 @@ def read_source(folder: str) -> Generator[tuple[int, int], None, ModelSource]:
         )
     except RecordError as error:
         raise SourceError(f"{folder}: {error}", hint="rename that file, or remove it") from None
-    digests = yield from hash_files(place, unnamed)
-    for name, digest in digests.items():
-        if " " in digest:
-            raise SourceError(f"{place / name}: {digest}", hint=quoted("ls", "-l", place / name))
-    others = {name: replace(unnamed[name], digest=digest) for name, digest in digests.items()}
-    return ModelSource(check=check, files={**recorded, **others}, made=made)
+    hashes = yield from hash_files(place, unnamed)
+    faults = [unreadable_finding(unread, said) for unread, said in hashes.troubles.items()]
+    if faults:
+        return ModelSource(check=replace(check, findings=(*check.findings, *faults)), files={})
+    others = {
+        name: replace(unnamed[name], digest=digest) for name, digest in hashes.digests.items()
+    }
+    return ModelSource(check=check, files={**recorded, **others}, record=model_record)
 
 
 def sync_model(
@@ -195,17 +226,18 @@ def sync_model(
     bar = report(f"{node.ssh}: checking what is there")
     stage = other.follow(ModelStage, bar, stage_model, **place, files=files)
     sent = Copied(0, 0.0)
-    if stage.unsent:
+    if stage.files_to_send:
         check_peer(Remote(source.ssh), node.peer)
         bar = report(f"{node.ssh}: copying")
-        way = {"destination": node.peer, "target": stage.aside}
-        unsent = {"folder": model.check.folder, "names": list(stage.unsent)}
-        sent = Remote(source.ssh).follow(Copied, bar, send_model, **way, **unsent)
+        way = {"destination": node.peer, "target": stage.staging}
+        parts = {"folder": model.check.folder, "names": list(stage.files_to_send)}
+        sent = Remote(source.ssh).follow(Copied, bar, send_model, **way, **parts)
 
     bar = report(f"{node.ssh}: checking")
-    made = asdict(model.made) if model.made else None
+    model_record = asdict(model.record) if model.record else None
     lacking = {each: files[each] for each in stage.lacking}
-    check = other.follow(ModelCheck, bar, place_model, **place, files=lacking, made=made)
+    asked = {**place, "files": lacking, "model_record": model_record}
+    check = other.follow(ModelCheck, bar, place_model, **asked)
     return replace(check, sent=sent)
 
 
@@ -217,15 +249,20 @@ def stage_model(
     Raises HostError without rsync, StorageError without room, UsageError for odd names.
     """
     require_rsync()
-    folder, aside = _places(models, name)
+    folder, staging = _places(models, name)
     wanted = record(dict[FileName, ModelFile], files)
     with translated(at=folder):
         lacking = yield from _lacking_files(folder, wanted)
-        unsent = yield from _lacking_files(aside, lacking)
-        left = sum(file.size - _size(aside / each) for each, file in unsent.items())
+        files_to_send = yield from _lacking_files(staging, lacking)
+        # What lies there may be longer than the file: rsync makes no room of that for another one.
+        left = sum(
+            max(0, file.size - _size(staging / each)) for each, file in files_to_send.items()
+        )
         require_room(folder, left)
-        aside.mkdir(parents=True, exist_ok=True)
-    return ModelStage(aside=str(aside), lacking=tuple(lacking), unsent=tuple(unsent))
+        staging.mkdir(parents=True, exist_ok=True)
+    return ModelStage(
+        staging=str(staging), lacking=tuple(lacking), files_to_send=tuple(files_to_send)
+    )
 
 
 def _places(models: str, name: str) -> tuple[Path, Path]:
@@ -241,8 +278,8 @@ def _lacking_files(
 ) -> Generator[tuple[int, int], None, dict[str, ModelFile]]:
     """Return the files that are not in a folder as they have to be; yield the progress."""
     present = {name: file for name, file in files.items() if _size(place / name) == file.size}
-    digests = yield from hash_files(place, present)
-    return {name: file for name, file in files.items() if digests.get(name) != file.digest}
+    hashes = yield from hash_files(place, present)
+    return {name: file for name, file in files.items() if hashes.digests.get(name) != file.digest}
 
 
 def _size(path: Path) -> int:
@@ -261,42 +298,53 @@ def send_model(folder: str, names: Sequence[str], destination: str, target: str)
     return (yield from copy_files(options, sources, total, ssh, destination, target))
 
 
-def place_model(models: str, name: str, files: Mapping[str, object], made: object) -> Checking:
+def place_model(
+    models: str, name: str, files: Mapping[str, object], model_record: object
+) -> Checking:
     """Hash the files that lie aside, and put them in their places, the record last.
 
     Those with another hash are removed, and then nothing else is changed.
     """
-    folder, aside = _places(models, name)
+    folder, staging = _places(models, name)
     arrived = record(dict[FileName, ModelFile], files)
-    wrong = yield from hash_findings(aside, arrived)
+    wrong = yield from hash_findings(staging, arrived)
     with translated(at=folder):
         if wrong:
             for finding in wrong:
-                Path(aside, finding.where).unlink(missing_ok=True)
+                Path(staging, finding.where).unlink(missing_ok=True)
             check = quick_check(folder)
             return replace(check, full=True, findings=(*check.findings, *wrong))
 
-        _move_files(aside, folder, arrived)
-        if made is not None:
-            _write_record(folder, record(ModelRecord, made))
+        _move_files(staging, folder, arrived)
+        if model_record is not None:
+            _write_record(folder, record(ModelRecord, model_record))
     return replace(quick_check(folder), full=True)
 
 
-def _move_files(aside: Path, folder: Path, names: Iterable[str]) -> None:
-    """Move files to their places, each in one step; what else is there stays."""
+def _move_files(staging: Path, folder: Path, names: Iterable[str]) -> None:
+    """Move files to their places, each in one step; what else is there stays.
+
+    Before and after, what was written is brought to the disk: the hashes were those of memory.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    folders = {folder.parent, folder}
     for name in names:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        (aside / name).replace(target)
-    sync(folder)
-    shutil.rmtree(aside)
+        folders.update(parent for parent in target.parents if parent.is_relative_to(folder))
+        sync(staging / name)
+        (staging / name).replace(target)
+    for place in folders:
+        sync(place)
+    shutil.rmtree(staging)
     with contextlib.suppress(OSError):  # another model's files are there
-        aside.parent.rmdir()
+        staging.parent.rmdir()
 
 
-def _write_record(folder: Path, made: ModelRecord) -> None:
+def _write_record(folder: Path, model_record: ModelRecord) -> None:
     place = folder / RECORD
     place.parent.mkdir(parents=True, exist_ok=True)
     with replacing(place) as file:
-        file.write(json.dumps(asdict(made), indent=1).encode())
+        file.write(json.dumps(asdict(model_record), indent=1).encode())
+    sync(folder / CACHE)
+    sync(folder)

@@ -3,11 +3,14 @@
 import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
 from patchkit.cluster.models.model_check import RECORD
 from patchkit.cluster.models.names import ModelFolder
+from patchkit.cluster.models.sync import place_model, stage_model
+from patchkit.errors import StorageError
 from support import write_files
 from support.hub import CHOSEN, COMMIT, MODEL, SHARDS, digest
 from support.needed import need
@@ -74,7 +77,7 @@ def test_sync_brings_all_and_then_nothing(model, folders):
 
 def test_a_folder_of_a_users_own_is_copied_without_a_record(model, folders):
     (folders[0] / RECORD).unlink()
-    assert "no record says" in model("sync")
+    assert "no record to check it against" in model("sync")
     assert held(folders[1]) == FILES
     assert not (folders[1] / RECORD).exists()
     assert model("list").count("no record") == 2
@@ -160,3 +163,43 @@ def test_half_a_copy_of_an_earlier_patchkit_is_complete_nowhere(model, folders):
     assert f"patchkit model sync {SPEC}" in said
     model("sync")
     assert model("list").count("complete") == 2
+
+
+def test_a_node_that_fails_ends_no_search_for_a_source(model, folders):
+    shutil.copytree(folders[0], folders[1])
+    (folders[0] / "a\nb.txt").touch()
+    said = model("sync")
+    assert "no plain name" in said
+    assert "the copy of spark-2 is taken" in said
+
+
+def test_a_part_that_is_too_long_makes_no_room(tmp_path):
+    """rsync shortens it only when its turn comes."""
+    free = shutil.disk_usage(tmp_path).free
+    name = ModelFolder(repo=SPEC, commit=COMMIT).name
+    part = tmp_path / ".sync" / name / "part.txt"
+    write_files(part.parent, {part.name: ""})
+    os.truncate(part, 2 * free)
+    files = {
+        each: {"size": size, "digest": "0" * 64}
+        for each, size in (("part.txt", 1), ("weights.txt", free + 1))
+    }
+    with pytest.raises(StorageError):
+        list(stage_model(str(tmp_path), name, files))
+
+
+def test_what_came_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    name = ModelFolder(repo=SPEC, commit=COMMIT).name
+    staging, synced, fsync = tmp_path / ".sync" / name, [], os.fsync
+
+    def note(handle):
+        synced.append(str(Path(f"/proc/self/fd/{handle}").readlink()))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", note)
+    write_files(staging, FILES)
+    list(place_model(str(tmp_path), name, SIZES, json.loads(MADE)))
+    assert held(tmp_path / name) == FILES
+    last = max(synced.index(str(staging / each)) for each in FILES)
+    assert last < synced.index(str(tmp_path / name))
+    assert {str(tmp_path), str(tmp_path / name / ".cache")} <= {*synced}

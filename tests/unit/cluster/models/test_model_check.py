@@ -2,14 +2,17 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
 from patchkit.cluster.models.model_check import (
     RECORD,
     ModelCheck,
+    ModelFile,
     check_model,
     compare_records,
+    hash_files,
     held_models,
 )
 from patchkit.cluster.models.names import ModelFolder
@@ -22,6 +25,7 @@ FILES = {name: MODEL[name] for name in CHOSEN}
 INDEX = "model.safetensors.index.json"
 ODD = '{"weight_map": {"w": "../../x.safetensors"}}'
 LENGTH = len(FILES[SHARDS[1]])
+HEADER = int.from_bytes(FILES[SHARDS[1]][:8], "little")
 
 
 @pytest.fixture
@@ -102,11 +106,12 @@ HALF = FILES[SHARDS[1]][:5000]
         (HALF, f"has 5,000 bytes, not {LENGTH:,}"),
         (FILES[SHARDS[1]] + b"more", f"has {LENGTH + 4:,} bytes, not {LENGTH:,}"),
         (FILES[SHARDS[1]][:20], "is cut off, or no file of safetensors"),
+        (FILES[SHARDS[1]][: 8 + HEADER - 1], "is cut off, or no file of safetensors"),
         (bytes(LENGTH), "is no file of safetensors: its header cannot be read"),
         (b"", "is no file of safetensors: its header cannot be read"),
         (b"\2" + bytes(7) + b"[]", "is no file of safetensors: its header cannot be read"),
     ],
-    ids=["half", "longer", "header", "zeros", "empty", "list"],
+    ids=["half", "longer", "header", "header's end", "zeros", "empty", "list"],
 )
 def test_without_a_record_the_header_tells_how_long_a_file_is(model, data, found):
     (model / RECORD).unlink()
@@ -151,6 +156,33 @@ def test_other_bytes_of_the_same_length_are_found_by_the_hash(model, name):
     assert check.exit_code == 8
     assert found.startswith(f"error: {name}: has the hash ")
     assert found.endswith(f"not {digest(FILES[name])[:16]}…")
+
+
+def test_a_file_that_cannot_be_read_is_not_told_as_other_bytes(model):
+    """Nothing lies at the first byte of a process: reading it fails for root, too."""
+    made = json.loads((model / RECORD).read_text())
+    made["files"]["notes.txt"] = {"size": 0, "digest": "0" * 64}
+    (model / RECORD).write_text(json.dumps(made))
+    (model / "notes.txt").symlink_to("/proc/self/mem")
+    check, findings = checked(model, full=True)
+    assert findings == {"error: notes.txt: cannot be read: Input/output error"}
+    assert check.exit_code == 3
+
+
+def test_who_stops_hashing_waits_for_no_file(tmp_path):
+    read, size = Path("/proc/self/io"), 8 << 30
+    (tmp_path / "small").touch()
+    (tmp_path / "large").touch()
+    os.truncate(tmp_path / "large", size)
+    files = {
+        "small": ModelFile(size=0, digest="0" * 64),
+        "large": ModelFile(size=size, digest="0" * 64),
+    }
+    before = int(read.read_text().split()[1])
+    hashing = hash_files(tmp_path, files)
+    assert next(hashing) == (0, size)
+    hashing.close()
+    assert int(read.read_text().split()[1]) - before < size
 
 
 @pytest.mark.parametrize("full", [True, False])
