@@ -33,22 +33,28 @@ _COUNT = re.compile(
     rf"^vllm:({'|'.join((*_STEPS, *_GAUGES, _WAITING))})(?:\{{.*\}})? (\S+)$", re.MULTILINE
 )
 # One open end in a pattern: with two, a hostile line takes hours.
-_NOT_IN_STATE = re.compile(r"^vllm:engine_sleep_state\{(.*)\} 0(?:\.0)?$", re.MULTILINE)
+_SLEEP_STATE = re.compile(r"^vllm:engine_sleep_state\{(.*)\} (\S+)$", re.MULTILINE)
 _AWAKE = 'sleep_state="awake"'
+_NO = ("0", "0.0")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counters:
-    """What a text of /metrics says of the engines: each name's sum over all of them."""
+    """What a text of /metrics says of the engines: each name's sum over all of them.
+
+    ``odd`` are names without a sum, since an engine's value is no finite number from 0 on. All
+    engines are ``asleep``.
+    """
 
     steps: Mapping[str, float] = field(default_factory=dict)
     gauges: Mapping[str, float] = field(default_factory=dict)
     requests: int | None = None
     asleep: bool = False
+    odd: frozenset[str] = frozenset()
 
     def __bool__(self) -> bool:
         """Return whether there are any."""
-        return bool(self.steps or self.gauges)
+        return bool(self.steps or self.gauges or self.odd)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,20 +162,25 @@ def is_question_refused(status: int) -> bool:
 
 
 def read_counters(text: str) -> Counters:
-    """Return what engines count; what is no finite number from 0 on is left out."""
+    """Return what engines count; a name with an odd value has no sum that could be compared."""
     sums: dict[str, float] = {}
+    odd: set[str] = set()
     for name, value in _COUNT.findall(text):
         try:
             sums[name] = sums.get(name, 0.0) + read_count(value)
         except ValueError:
-            continue
-    running = sums.get(_RUNNING)
-    requests = None if running is None else running + sums.get(_WAITING, 0.0)
+            odd.add(name)
+    sums = {name: value for name, value in sums.items() if name not in odd}
+
+    hidden = _RUNNING not in sums or _WAITING in odd
+    requests = None if hidden else sums[_RUNNING] + sums.get(_WAITING, 0.0)
+    awake = [value for labels, value in _SLEEP_STATE.findall(text) if _AWAKE in labels]
     return Counters(
         steps={name: sums[name] for name in _STEPS if name in sums},
         gauges={name: sums[name] for name in _GAUGES if name in sums},
         requests=None if requests is None else round(min(requests, _MOST)),
-        asleep=any(_AWAKE in labels for labels in _NOT_IN_STATE.findall(text)),
+        asleep=bool(awake) and all(value in _NO for value in awake),
+        odd=frozenset(odd),
     )
 
 

@@ -12,6 +12,7 @@ from patchkit.cluster.agent.judge import (
     WORKS,
     ServerLife,
     ServerSigns,
+    has_moved,
     judge,
     read_counters,
     read_life,
@@ -80,6 +81,46 @@ def test_what_evidence_amounts_to(name):
 def test_an_engine_that_sleeps(state, value, asleep):
     line = f'vllm:engine_sleep_state{{engine="0",sleep_state="{state}",model_name="a}}"}} {value}\n'
     assert read_counters(line).asleep is asleep
+
+
+RUNNING = "vllm:num_requests_running"
+TOKENS = "vllm:generation_tokens_total"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        # An engine's number that comes and goes is no step of another, which hangs.
+        (
+            [f'{TOKENS}{{e="0"}} 5', f'{TOKENS}{{e="1"}} NaN'],
+            [f'{TOKENS}{{e="0"}} 5', f"{TOKENS} 7"],
+        ),
+        ([f"{TOKENS} 5", f"{TOKENS} 7"], [f"{TOKENS} 5", f"{TOKENS} -1"]),
+        ([f"{TOKENS} 1e308", f"{TOKENS} 1e308"], [f"{TOKENS} 1e308", f"{TOKENS} 1e308"]),
+    ],
+)
+def test_an_odd_number_is_no_step(before, after):
+    former, counters = (read_counters("\n".join(rows)) for rows in (before, after))
+    assert former
+    assert counters
+    assert not has_moved(counters.steps, former.steps)
+
+
+@pytest.mark.parametrize("value", ["NaN", "-1", "inf", "1e999"])
+def test_an_odd_number_hides_how_many_ask(value):
+    for rows in ((f"{RUNNING} 0", f"vllm:num_requests_waiting {value}"), (f"{RUNNING} {value}",)):
+        counters = read_counters("\n".join(rows))
+        assert counters.requests is None
+        assert counters
+
+
+@pytest.mark.parametrize(("other", "asleep"), [("1.0", False), ("0.0", True)])
+def test_one_engine_that_sleeps_says_nothing_of_another(other, asleep):
+    rows = (
+        f'vllm:engine_sleep_state{{engine="{engine}",sleep_state="awake"}} {value}\n'
+        for engine, value in enumerate(("0.0", other))
+    )
+    assert read_counters("".join(rows)).asleep is asleep
 
 
 def test_labels_without_an_end_are_read_once():
