@@ -129,9 +129,9 @@ def judge(signs: ServerSigns, frozen: float) -> ServerLife:
         (signs.question_refusal, REFUSES, f"it refuses the question: {signs.question_refusal}"),
         (signs.steps_moved, LIVES, "its counters move"),
         (signs.gauges_moved and patient, LIVES, "its gauges move"),
-        (uncounted and patient, LIVES, "it answers /metrics, which has no counters"),
         (metrics_answer and signs.asleep, LIVES, "it sleeps"),
         (signs.paused, LIVES, "it is paused"),
+        (uncounted and patient, LIVES, "it answers /metrics, which has no counters"),
         (idle, LIVES, "it has nothing to do"),
         (signs.work, WORKS, signs.work),
     )

@@ -13,6 +13,7 @@ from patchkit.cluster.agent.judge import (
     DOUBT,
     ENDED,
     LIVES,
+    REFUSES,
     WORKS,
     ServerLife,
     ServerSigns,
@@ -357,6 +358,10 @@ NONE = "no sign of life for 21 s: 2 requests, and no step"
 CONDITIONS = {  # what a token, and the watch, show → words of `status`, and none of it
     "compiles": (ServerLife(WORKS, "spark-2: ptxas compiles"), {}, "works spark-1: spark-2: ptx"),
     "is busy": (ServerLife(LIVES, "its counters move"), {}, "busy spark-1: its counters move"),
+    "refuses": (
+        ServerLife(REFUSES, "it refuses the question: HTTP 401"),
+        *({}, "refuses spark-1: it refuses the question: HTTP 401"),
+    ),
     "has ended": (ServerLife(ENDED, "nobody listens"), {}, "ended spark-1: nobody listens"),
     "hangs": (
         ServerLife(DOUBT, "no token"),

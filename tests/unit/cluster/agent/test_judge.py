@@ -148,5 +148,11 @@ def test_what_is_no_verdict(line):
     assert read_life(line) is None
 
 
+def test_a_pause_is_named_though_there_are_no_counters():
+    """`up` ends for a server that is paused, and waits for one that is only not counted."""
+    signs = ServerSigns(paused=True, has_counters=False, token_wait_s=31.0)
+    assert judge(signs, FROZEN).text == "it is paused"
+
+
 def test_a_verdict_is_one_line_for_systemd():
     assert ServerLife(DOUBT, "a\nWATCHDOG=1").line == "doubt: a WATCHDOG=1"
