@@ -26,7 +26,7 @@ def nodes_swapped(cluster: EmulatedCluster) -> str:
     cluster.describe(SWAPPED)
     says = ("spark1 is the head of the running start", "up", MODEL)
     cluster.expect("status", status=REFUSED, says=says)
-    says = ("another head, than what runs", f"patchkit up {OTHER_MODEL}")
+    says = ("another head, than what runs", "patchkit up", OTHER_MODEL)
     cluster.expect("switch", OTHER_MODEL, status=UsageError.exit_code, says=says)
     cluster.expect("up", MODEL)
     cluster.worker.kill()  # the head now
