@@ -32,7 +32,9 @@ from patchkit.cluster.models.model_check import (
 from patchkit.cluster.ssh.ssh import error_fields
 from patchkit.digests import digest, sha256_if_readable
 from patchkit.errors import HostError, PatchkitError
+from patchkit.foreign import read_json
 from patchkit.process import attempt
+from patchkit.reading import read_text
 from patchkit.records import RecordError
 from patchkit.runtime.host.host import Host, Software
 from patchkit.runtime.host.machine_root import LIVE
@@ -47,6 +49,7 @@ _UNLIMITED = 2**64 - 1
 _DIGESTED = ("vllm", "torch", "triton", "pytorch_triton", "ray")
 _SMALL = BYTES_PER_MIB  # bytes of a file that is read: configuration and templates, not weights
 _MOST = 5_000  # files of a folder that is a model's
+_CLASSES = 8  # that a config names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +58,7 @@ class ModelPrint:
 
     ``weights`` and ``size`` are bytes, of safetensors and of all that vLLM loads. ``commit`` is
     what its record says, "" without one; ``digest`` is one over the names and sizes of what vLLM
-    loads, and over what small files hold.
+    loads, and over what small files hold. ``architectures`` are the classes that its config names.
     """
 
     folder: str
@@ -65,6 +68,7 @@ class ModelPrint:
     files: int = 0
     size: int = 0
     digest: str = ""
+    architectures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,4 +251,15 @@ def model_print(folder: str) -> ModelPrint:
         files=len(rows),
         size=sum(sizes[name] for name in loaded),
         digest=digest("\n".join(rows)),
+        architectures=_read_architectures(place),
     )
+
+
+def _read_architectures(folder: Path) -> tuple[str, ...]:
+    """Return the classes that a model's config names, () where nobody can read any there."""
+    names = None
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, PatchkitError):
+        names = read_json(read_text(folder / "config.json", limit=_SMALL))["architectures"]
+    if not isinstance(names, list):
+        return ()
+    return tuple(name for name in names[:_CLASSES] if isinstance(name, str))

@@ -221,27 +221,35 @@ def _plan_rank(
     env = cluster_env(node, host, rules, ptxas=facts.ptxas, caches=caches, model=model.name)
     if head:
         env = agree(env, head, dict(serve.set))
-    # systemd reads what it hands to a program, an engine what it hands to a container.
-    kind = Format.DOCKER if serve.image else Format.SYSTEMD
     command = None
     if node.role != "worker" or node.executor.name != "ray":
-        on_node = facts.models.get(model.folder)
-        request = ServeRequest(
-            model=absolute(model.source, facts),
-            node=node,
-            memory=memory_pool(host, node),
-            rank=number if node.role != "single" else None,
-            host=serve.host or listen_address(serve.listen, node, host),
-            port=serve.port,
-            folder_gib=on_node.weights / BYTES_PER_GIB if on_node and on_node.weights else None,
-            stacks=f"{facts.home}/{STACKS}",
-            frozen=serve.frozen,
-            choice=of_flags,
-            master_port=serve.ranks_port(MASTER_PORT),
-        )
-        command = serve_args(request, load_flag_rules())
+        request = _serve_request(cluster, number, facts, model, node)
+        command = serve_args(replace(request, choice=of_flags), load_flag_rules())
+    # systemd reads what it hands to a program, an engine what it hands to a container.
+    kind = Format.DOCKER if serve.image else Format.SYSTEMD
     text = file_text(env, kind, hostname=host.system.hostname, target=serve.target)
     return PlannedRank(facts=facts, env=env, text=text, command=command)
+
+
+def _serve_request(
+    cluster: ClusterFile, number: int, facts: NodeFacts, model: ServedModel, node: Node
+) -> ServeRequest:
+    """Return what the rank of a node serves, and with which memory."""
+    serve = cluster.serve
+    held = facts.models.get(model.folder)
+    return ServeRequest(
+        model=absolute(model.source, facts),
+        node=node,
+        memory=memory_pool(facts.host, node),
+        rank=number if node.role != "single" else None,
+        host=serve.host or listen_address(serve.listen, node, facts.host),
+        port=serve.port,
+        folder_gib=held.weights / BYTES_PER_GIB if held and held.weights else None,
+        architectures=held.architectures if held else (),
+        stacks=f"{facts.home}/{STACKS}",
+        frozen=serve.frozen,
+        master_port=serve.ranks_port(MASTER_PORT),
+    )
 
 
 def _decide_rank(

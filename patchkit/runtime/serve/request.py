@@ -28,8 +28,9 @@ class ServeRequest:
 
     ``rank`` is the node's number, None for the only one that it can be; ``memory`` is what the
     model must fit into, ``folder_gib`` the size of a local checkpoint or of a download, None where
-    there is none, as ``checkpoint``, what it says of itself; ``drafter_gib`` is the size of the
-    checkpoint that drafts; ``stacks`` is the folder for stacks of a frozen server, "" for none;
+    there is none, as ``checkpoint``, what it says of itself; ``architectures`` are the classes that
+    a checkpoint on another machine names; ``drafter_gib`` is the size of the checkpoint that
+    drafts; ``stacks`` is the folder for stacks of a frozen server, "" for none;
     ``frozen`` are the seconds after which it is restarted, 0 for never; ``choice`` is of rules
     about flags; ``master_port`` is where the ranks meet, at the head's address.
     """
@@ -42,6 +43,7 @@ class ServeRequest:
     port: int = 8000
     folder_gib: float | None = None
     checkpoint: Checkpoint | None = None
+    architectures: tuple[str, ...] = ()
     drafter_gib: float | None = None
     stacks: str = ""
     frozen: int = 0
@@ -96,7 +98,7 @@ def check_request(request: ServeRequest) -> None:
 def release_faults(request: ServeRequest) -> tuple[Broken, ...]:
     """Return how this release may be broken for this model. Raises HostError if it surely is."""
     preset, checkpoint, node = request.node.preset, request.checkpoint, request.node
-    architectures = checkpoint.config["architectures"] if checkpoint else ()
+    architectures = checkpoint.config["architectures"] if checkpoint else request.architectures
     # A folder may have any name; --preset says what lies in it.
     names = (request.model, preset.id if preset else request.model)
     rows = broken_for(names, architectures, node.situation)

@@ -117,6 +117,21 @@ def test_a_models_files(tmp_path):
     assert model_print(str(tmp_path)).digest != found.digest
 
 
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        ('{"architectures": ["A", 5, "B"]}', ("A", "B")),
+        ('{"architectures": "A"}', ()),
+        ("[]", ()),
+        ("{", ()),
+        (None, ()),
+    ],
+)
+def test_the_architectures_of_a_folder(tmp_path, config, names):
+    write_files(tmp_path, {"config.json": config} if config else {"other": ""})
+    assert model_print(str(tmp_path)).architectures == names
+
+
 def test_an_image_whose_python_does_not_answer_names_its_cuda(tmp_path):
     image = image_facts("podman", problem="image-silent")
     report = NodeReport(node="localhost", facts=node_facts(tmp_path, vllm="", image=image))

@@ -66,6 +66,16 @@ def test_a_node_with_another_model_is_named(prints, pin, node, says):
     assert says in what
 
 
+def test_a_release_that_is_broken_for_the_architecture_of_a_folder(tmp_path):
+    """The folder's name says nothing, and only its node can read its config."""
+    folder = "/models/mine"
+    held = replace(BARE, folder=folder, architectures=("Gemma4ForConditionalGeneration",))
+    facts = [node_facts(tmp_path, vllm="0.27.0", models={folder: held})]
+    file = cluster("a")
+    (rank,) = planned_ranks(file, facts, served_model(file, folder))
+    assert "gemma4-head-dim" in {row.id for row in rank.command.advice}
+
+
 def test_what_hangs_writes_where_into_the_folder_of_caches(tmp_path):
     facts = [node_facts(tmp_path, node=number, vllm="0.33.0") for number in (0, 1)]
     asked = '--watchdog-config {"dump_dir":"/home/spark/.local/state/patchkit/stacks","timeout":60}'
