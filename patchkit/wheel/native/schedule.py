@@ -18,6 +18,7 @@ Results = dict[Job, Assembled | PatchkitError]
 Group = list[Task]  # what one run of ptxas makes
 
 _SHARE = 0.8  # of the memory that is available
+_COPIES = 3  # of a text in memory: decompressed, without its end, with other names
 _BEAT = 1.0  # seconds from one report to the next
 _OVERDUE = 0.95  # how much of a ptxas is done that runs longer than was reckoned
 
@@ -31,9 +32,10 @@ def assemble_all(
     ``progress`` hears every second how many bytes of PTX are done, those at work reckoned.
     """
     pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+    memory = _Memory(int(available_memory() * _SHARE))
     try:
-        results, groups = _plan_all(pool, assembler, jobs)
-        results |= _make_all(pool, assembler, groups, progress)
+        results, groups = _plan_all(pool, assembler, jobs, memory)
+        results |= _make_all(pool, assembler, groups, memory, progress)
     except BaseException:
         assembler.stopped.set()  # else an interrupt waits for minutes
         raise
@@ -44,13 +46,15 @@ def assemble_all(
 
 
 def _plan_all(
-    pool: ThreadPoolExecutor, assembler: Assembler, jobs: Sequence[Job]
+    pool: ThreadPoolExecutor, assembler: Assembler, jobs: Sequence[Job], memory: _Memory
 ) -> tuple[Results, list[Group]]:
     """Read all PTX. Return what cannot be assembled or is in the cache, and what is to be made."""
 
     def plan(job: Job) -> Task | PatchkitError:
         try:
-            return assembler.plan(job)
+            # Some kilobytes in a file may be half a gigabyte of text.
+            with memory.held(_COPIES * job.size):
+                return assembler.plan(job)
         except (SourceError, BuildError) as error:
             return error
 
@@ -70,9 +74,9 @@ def _make_all(
     pool: ThreadPoolExecutor,
     assembler: Assembler,
     groups: Sequence[Group],
+    memory: _Memory,
     progress: Callable[[int, int], None],
 ) -> Results:
-    memory = _Memory(int(available_memory() * _SHARE))
     reckoning = _Reckoning()
 
     def make(group: Group) -> PatchkitError | None:

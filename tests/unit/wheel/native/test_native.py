@@ -5,6 +5,7 @@ import ctypes
 import platform
 import subprocess
 import tempfile
+import threading
 from io import BytesIO
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from patchkit.unreached import Dispatch, Unreached
 from patchkit.wheel.device.fatbin import read_entries
 from patchkit.wheel.device.first_use import first_use
 from patchkit.wheel.device.inspect import fat_binaries, inspect_file
+from patchkit.wheel.native import schedule
 from patchkit.wheel.native.assemble import Assembled, Job
 from patchkit.wheel.native.make import make_native
 from patchkit.wheel.native.ptx import read_ptx
@@ -239,10 +241,25 @@ def test_a_ptxas_that_is_killed_is_no_refusal(assembler, tmp_path, monkeypatch):
         assemble_all(assembler, [job_for(tmp_path, "-O0", text=KERNEL)], lambda _d, _t: None)
 
 
+def test_no_more_texts_are_read_at_once_than_there_is_memory_for(assembler, tmp_path, monkeypatch):
+    monkeypatch.setattr(schedule, "available_memory", lambda: 10)  # bytes: one goes on at a time
+    together, plan = threading.Barrier(2), assembler.plan
+
+    def meet(job):
+        with pytest.raises(threading.BrokenBarrierError):
+            together.wait(0.3)
+        together.reset()
+        return plan(job)
+
+    monkeypatch.setattr(assembler, "plan", meet)
+    jobs = [job_for(tmp_path, text=KERNEL, name=name) for name in ("one", "two")]
+    assert len(assemble_all(assembler, jobs, lambda _d, _t: None)) == 2
+
+
 def test_what_takes_too_much_leaves_the_others(assembler, tmp_path):
     jobs = [job_for(tmp_path, text=HUGE, name="huge"), job_for(tmp_path, text=KERNEL)]
-    refused, made = assemble_all(assembler, jobs, lambda _d, _t: None).values()
-    assert (type(refused), type(made)) == (BuildError, Assembled)
+    results = assemble_all(assembler, jobs, lambda _d, _t: None)
+    assert [type(results[job]) for job in jobs] == [BuildError, Assembled]
 
 
 UNIT = b"%d_INTERNAL_%s_%d_%s_cu_3b62bd63_29251"
