@@ -37,6 +37,11 @@ class NativeParts:
     dropped: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def changes(self) -> bool:
+        """Return whether anything of the wheel is another than upstream's."""
+        return bool(self.dropped) or any(library.path for library in self.libraries)
+
 
 def native_parts(
     wheel: WheelFile,

@@ -122,8 +122,8 @@ def repack_wheel(
                 keep=keep_libraries,
             )
             patched = replace(patched, native=parts)
-        elif not patched.outcome.written:
-            raise _unchanged_error(origin, target)
+        if not (patched.outcome.written or patched.native.changes):
+            raise _unchanged_error(origin, target, native=assembler is not None)
         new = make_additions(patched)
         # Again with the whole name, in which the CUDA of the kernels may be another one.
         check_room(house, new.filename)
@@ -197,11 +197,16 @@ def _patch_tree(
     )
 
 
-def _unchanged_error(origin: Origin, target: Target) -> UsageError:
+def _unchanged_error(origin: Origin, target: Target, *, native: bool) -> UsageError:
+    why = "the release needs none there, or they were left out"
+    hint = "install the wheel as it is, make it --native, or choose fixes with --with"
+    if native:
+        why += "; and no machine code could be assembled"
+        hint = "install the wheel as it is, or choose fixes with --with"
     return UsageError(
         f"no fix changes anything in the wheel of vllm {origin.version} for {target.title}",
-        why="the release needs none there, or they were left out",
-        hint="install the wheel as it is, make it --native, or choose fixes with --with",
+        why=why,
+        hint=hint,
     )
 
 

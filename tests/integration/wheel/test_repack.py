@@ -58,9 +58,11 @@ def found(spec, *, cpu="aarch64", digest=None):
     return find_wheel(str(spec), cpu, sha256=digest, offline=True, report=quiet, check=check)
 
 
-def repacked(spec, request, house, assembler=None, **which):
+def repacked(spec, request, house, assembler=None, *, keep=False, **which):
     with found(spec, **which) as origin:
-        return repack_wheel(origin, request, house, report=quiet, assembler=assembler)
+        return repack_wheel(
+            origin, request, house, report=quiet, assembler=assembler, keep_libraries=keep
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -206,6 +208,18 @@ def test_native_where_no_fix_changes_anything(cli, house, tmp_path):
     assert json.loads(cli("inspect", done.wheel, "--json").stdout)
     shutil.rmtree(house)
     assert repacked(wheel, none, house, assembler, digest=sha256(wheel)).wheel.read_bytes() == first
+
+
+def test_native_where_there_is_nothing_to_assemble_either(house, tmp_path):
+    """Such a wheel would be upstream's by another name."""
+    assembler = need_ptxas()
+    patched = {PATCHED.path: PATCHED.after.encode()}
+    wheel = vllm_wheel(tmp_path, libraries=KERNELS, change=lambda members: members.update(patched))
+    none = Request(target=targets()["gb10"], only=frozenset({UNCHANGING}))
+    with pytest.raises(UsageError, match="no fix changes anything") as refused:
+        repacked(wheel, none, house, assembler, digest=sha256(wheel), keep=True)
+    assert "--native" not in refused.value.hint
+    assert not house.exists()
 
 
 def test_a_wheel_s_own_ledger_proves_nothing(run, house, tmp_path):
