@@ -327,22 +327,7 @@ def _ask_models(server: HttpServer, seconds: float) -> ServerAnswers:
 
 def _ask_token(server: HttpServer, model: str, seconds: float) -> TokenAnswer:
     """Ask for some tokens by chat, by completion, or an embedding: the first that is served."""
-    common = {"model": model, "temperature": 0, "max_tokens": _FEW}
-    questions = {
-        "/v1/chat/completions": {"messages": [{"role": "user", "content": _HELLO}], **common},
-        "/v1/completions": {"prompt": _HELLO, **common},
-    }
-    for path, question in group_script.QUESTIONS.items():
-        questions.setdefault(path, {"model": model, **question})
-
-    replies = []
-    for path, question in questions.items():
-        replies.append(server.ask(path, question, seconds))
-        if replies[-1].status not in group_script.NOT_HERE:
-            break
-    # Where nothing is served, what is said of a chat says most.
-    answer = replies[0] if replies[-1].status in group_script.NOT_HERE else replies[-1]
-
+    answer = _ask_first_served(server, model, seconds)
     error = next(filter(None, (answer.value(*keys) for keys in _ERRORS)), "")
     trouble = answer.trouble
     if answer.status == 200 and not (trouble or error or any(map(answer.value, _ANSWERED))):
@@ -356,6 +341,25 @@ def _ask_token(server: HttpServer, model: str, seconds: float) -> TokenAnswer:
         finish=server.clean(str(answer.value("choices", 0, "finish_reason") or ""), 40),
         said=server.clean(error) if isinstance(error, str) else "",
     )
+
+
+def _ask_first_served(server: HttpServer, model: str, seconds: float) -> HttpAnswer:
+    """Return the first answer to a question that the server has; of a chat, if it has none."""
+    common = {"model": model, "temperature": 0, "max_tokens": _FEW}
+    questions = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": _HELLO}], **common},
+        "/v1/completions": {"prompt": _HELLO, **common},
+    }
+    for path, question in group_script.QUESTIONS.items():
+        questions.setdefault(path, {"model": model, **question})
+
+    refusals = []
+    for path, question in questions.items():
+        answer = server.ask(path, question, seconds)
+        if answer.status not in group_script.NOT_HERE:
+            return answer
+        refusals.append(answer)
+    return refusals[0]
 
 
 def _text_fields(answer: HttpAnswer) -> tuple[str, ...]:
