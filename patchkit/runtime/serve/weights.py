@@ -16,7 +16,7 @@ _UNITS = {"b": 10**9, "t": 10**12}
 # 122B of Qwen3.5-122B-A10B; not A10B, which a token reads, nor 8x7B, whose experts share layers.
 _PARAMETERS = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)([bt])(?![a-z0-9])")
 _BITS = re.compile(r"(\d+(?:\.\d+)?)(?:bit|bpw)")
-_WORDS = re.compile(r"[a-z0-9.]+")
+_WORDS = re.compile(r"[a-z0-9]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +50,14 @@ def weigh(
 
 
 def _weigh_name(model: str, quantization: str) -> Weights | None:
-    """Return parameters times bits as the name has them, in the fewest bits that it may mean."""
+    """Return parameters times bits as the name has them, the fewest of both that it may mean."""
     name = model.rstrip("/").rpartition("/")[2].lower()
     sizes = [float(number) * _UNITS[unit] for number, unit in _PARAMETERS.findall(name)]
     if not sizes:
         return None
 
-    parameters = max(sizes)
+    # A name may say as well how many tokens it was trained on, or of which model it was distilled.
+    parameters = min(sizes)
     bits = _fewest_bits(name, quantization)
     return Weights(
         gib=parameters * bits / _BITS_PER_BYTE / BYTES_PER_GIB,

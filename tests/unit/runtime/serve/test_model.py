@@ -172,6 +172,11 @@ def test_what_one_spark_cannot_hold_is_refused(model, says, hint):
         ("a/Model-80B-A3B-FP8", 80e9 / 2**30),
         ("a/model-4b-it-bf16", 2 * 4e9 / 2**30),
         ("/models/Model-1T-2.5bpw", 2.5e12 / 8 / 2**30),
+        # Tokens that it was trained on, or the teacher, are no weights: of several the least.
+        ("TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T", 4 * 1.1e9 / 8 / 2**30),
+        ("a/Model-7B-distill-from-405B", 4 * 7e9 / 8 / 2**30),
+        ("./Qwen3-235B-A22B-Q2_K.gguf", 235e9 / 8 / 2**30),
+        ("Intel/Qwen3-235B-A22B-int2-mixed-AutoRound", 2 * 235e9 / 8 / 2**30),
         ("a/Mixtral-8x7B", None),  # the experts share their attention
         ("a/gemma-3n-E4B-it", None),
         ("a/model-4bit", None),
