@@ -103,7 +103,8 @@ def _check_header(checked: CheckedText) -> Iterator[Finding]:
 def _check_line_syntax(checked: CheckedText) -> Iterator[Finding]:
     """Yield what sh, systemd and docker read differently, each kind of difference once."""
     text = checked.text
-    if "\r\n" in text:
+    # YAML, Dockerfiles and units end a line with either, and CR is part of nothing.
+    if "\r\n" in text and checked.content.kind in (ENV, SHELL):
         yield build_finding("crlf", 1)
     # A file of patchkit's own says what reads it.
     if "format" in head_facts(text) or checked.content.kind != ENV or not is_env_file(text):

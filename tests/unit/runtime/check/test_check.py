@@ -96,6 +96,20 @@ def test_every_finding_has_an_id_and_a_next_step():
         assert message["level"] in ("error", "warning", "note")
 
 
+@pytest.mark.parametrize(
+    ("where", "text", "ids"),
+    [
+        ("x.env", "A=1\r\n", {"crlf"}),
+        ("x.sh", "#!/bin/sh\r\nvllm --version\r\n", {"crlf"}),
+        ("compose.yaml", "services:\r\n  a:\r\n    image: b\r\n", set()),
+        ("Dockerfile", "FROM a\r\nENV A=1\r\n", set()),
+        ("x.service", "[Service]\r\nEnvironment=A=1\r\n", set()),
+    ],
+)
+def test_cr_is_part_of_a_value_for_a_shell_alone(where, text, ids):
+    assert {each.id for each in check_text(text, where)} == ids
+
+
 # This host
 
 
