@@ -471,6 +471,12 @@ def logs_command(
     width = max(map(len, known))
     newest = 0 if since else lines
     journal = read_group_journal(cluster, since=since, lines=newest, nodes=nodes, follow=follow)
+    if follow:
+        # The error at the end is never reached by somebody who follows until Ctrl-C.
+        for error in tuple(journal.silent.values()):
+            yield style("silent", fg="red") + f" {error.what}"
+            yield style("next:", bold=True) + f" {spelled(error.hint)}"
+
     for node, raw in journal.lines:
         line = replace(raw, text=mask_secrets(raw.text))
         yield Record({"node": node, **record_fields(line)}, line=True)

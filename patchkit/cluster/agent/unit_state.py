@@ -316,6 +316,9 @@ def read_units(
     kernel killed for memory stands between them. Raises HostError where nothing can be read, and
     for a systemd that does not answer.
     """
+    if follow:
+        list(unit_states(units))  # raises where no systemd would ever write a line
+
     journal = _read_journal(units, since, lines, follow)
     first = None if follow else next(journal, None)
     if first is None:

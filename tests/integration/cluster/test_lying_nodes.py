@@ -305,11 +305,14 @@ def test_a_node_without_systemd_is_silent_in_every_verb(nodes, tmp_path, monkeyp
     """Its cause is short and said once, and `logs` does not pass for one without lines."""
     monkeypatch.setattr(remote, "_LIMITS", replace(remote._LIMITS, silence=30.0))
     says = "System has not been booted with systemd as init system (PID 1). Can't operate."
-    programs = {"systemctl": f'#!/bin/sh\necho "{says}" >&2\nexit 1\n', "journalctl": "#!/bin/sh\n"}
+    programs = {
+        "systemctl": f'#!/bin/sh\necho "{says}" >&2\nexit 1\n',
+        "journalctl": "#!/bin/sh\ncase $* in *--follow*) exec sleep 600;; esac\n",
+    }
     write_files(tmp_path / "bin", programs, mode=0o755)
     (tmp_path / "cluster.toml").write_text('[[node]]\nssh = "localhost"\n')
-    for verb in ("status", "logs", "down"):
-        code, said = ask(capsys, verb)
+    for verb, *options in (["status"], ["logs"], ["logs", "-f"], ["down"]):
+        code, said = ask(capsys, verb, *options)
         plain = " ".join(said.split())
         assert (code, plain.count(says)) == (9, 1), plain
         assert "--property" not in plain
