@@ -129,6 +129,7 @@ class ServerWatch:
         self.last_step_at = self.last_proof_at
         self.last_question_at = self.last_proof_at
         self.question: threading.Thread | None = None
+        self.reply: group.TokenReply | None = None
         self.token_refusal = ""
         self.question_refusal = ""
 
@@ -189,9 +190,14 @@ class ServerWatch:
             return False
 
         self.question.join(_GLANCE)
-        if self.question.is_alive():
+        # Not whether the thread runs: Python up to 3.12 takes it for ended where a signal's handler
+        # raises while it is waited for.
+        if self.reply is None:
             return False
         self.question = None
+        refused = is_question_refused(self.reply.status)
+        self.token_refusal = "" if refused else self.reply.refusal
+        self.question_refusal = self.reply.refusal if refused else ""
         if not self.token_refusal:
             self.last_step_at = time.monotonic()
         return True
@@ -207,14 +213,12 @@ class ServerWatch:
         place = (self.settings["url"], self.settings["unit"], self.settings["name"])
         self.other_listeners = "; ".join(group.strangers(*place))
         if not self.other_listeners:
+            self.reply = None
             self.question = threading.Thread(target=self._ask_token, daemon=True)
             self.question.start()
 
     def _ask_token(self) -> None:
-        reply = group.ask_token(self.server)
-        refused = is_question_refused(reply.status)
-        self.token_refusal = "" if refused else reply.refusal
-        self.question_refusal = reply.refusal if refused else ""
+        self.reply = group.ask_token(self.server)
 
 
 def read_metrics_signs(answer: HttpAnswer, former: Counters, url: str) -> ServerSigns:

@@ -4,6 +4,7 @@ import contextlib
 import http.server
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.cluster.agent.alive_script import ServerWatch, write_stacks
+from patchkit.cluster.agent.alive_script import FiredError, ServerWatch, write_stacks
 from patchkit.cluster.launch.units import SCRIPTS
 from support.clusters import cluster, node_facts, units_of
 from support.local_server import LocalServer
@@ -161,6 +162,25 @@ def test_a_question_that_is_refused_is_told_as_no_token(api, status):
     api.token.set()
     watch = watched(api, 9, last_step_at=9, last_question_at=9)
     assert watch.find_proof() == f"it refuses the question: /v1/completions says {status}"
+    assert watch.find_proof() == ""
+
+
+def test_a_question_that_is_interrupted_is_no_token(api):
+    """As when systemd sends SIGABRT while the watch waits for the answer."""
+
+    def fire(*_signal):
+        raise FiredError
+
+    api.texts = [BUSY] * 9
+    watch = watched(api, 9, last_step_at=9, last_question_at=9)
+    assert watch.find_proof() == ""
+    former = signal.signal(signal.SIGALRM, fire)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(FiredError):
+            watch.question.join(60)
+    finally:
+        signal.signal(signal.SIGALRM, former)
     assert watch.find_proof() == ""
 
 
