@@ -34,6 +34,7 @@ from patchkit.cluster.models.names import pin_image
 from patchkit.errors import HostError, UsageError
 from patchkit.finding import Finding, Level, finding, worst
 from patchkit.measure.image_layer import patch_image
+from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
 from patchkit.reading import read_text
 from patchkit.runtime.envfile.write import write
@@ -246,6 +247,15 @@ def _read_house_lock(house: Path) -> WheelLock:
         it = max(errors, key=lambda error: error.kind.exit_code)
         hint = quoted("patchkit", "verify", house)
         raise it.kind(f"{house}: {it.where}: {it.what}", why=it.why, hint=hint)
+    if not done.entries:
+        raise UsageError(
+            f"{house}: holds no wheels",
+            why="a node without a network installs what the wheelhouse holds, all of it",
+            hint=quoted("patchkit", "repack", f"vllm=={load_recipe().newest}", "--dir", house)
+            + " && "
+            + quoted("patchkit", "wheelhouse", "fill", "--dir", house),
+        )
+
     lacks = [*done.unmet, *(each.name.pinned for each in done.entries if not each.held)]
     brought = [entry.facts for entry in done.entries if entry.kind is Kind.DEPENDENCY]
     releases = {str(facts["python"]) for facts in brought if facts.get("python")}

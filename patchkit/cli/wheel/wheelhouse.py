@@ -244,7 +244,7 @@ def verify_command(house: Path) -> Iterator[Block]:
             f"{house}: holds no wheels",
             why="another folder is meant, or nothing was put there",
             hint="name a wheelhouse; or put a wheel there: "
-            + quoted("patchkit", "repack", "vllm==X.Y.Z", "--dir", house),
+            + quoted("patchkit", "repack", f"vllm=={load_recipe().newest}", "--dir", house),
         )
     known = {"pins": done.pins, "overrides": done.overrides, "offers": done.offers}
     wrong = {"missing": done.unmet, "findings": done.findings}

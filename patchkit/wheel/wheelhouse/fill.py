@@ -18,6 +18,7 @@ from patchkit.durable.lock import locked
 from patchkit.durable.names import is_file
 from patchkit.elf import by_version
 from patchkit.errors import HashMismatchError, ProofError, StorageError, UsageError, translated
+from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
 from patchkit.source.fetch import CHUNK, Progress, index_session, opened, pip_settings, transfer
 from patchkit.target import targets
@@ -68,7 +69,7 @@ def node_of(house: Path, python: str | None) -> NodePlatform:
         raise UsageError(
             f"{house} holds no wheel that patchkit built",
             why="a fill looks for what those need",
-            hint="patchkit build nccl; patchkit repack vllm==X",
+            hint=quoted("patchkit", "repack", f"vllm=={load_recipe().newest}", "--dir", house),
         )
     known = targets()
     cpus = {cpu for entry in built for cpu in entry.name.cpus} - {ANY}

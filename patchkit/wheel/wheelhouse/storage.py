@@ -20,6 +20,7 @@ from patchkit.durable.lock import locked
 from patchkit.durable.names import is_file, place_of, present
 from patchkit.durable.staging import make_folders
 from patchkit.errors import HashMismatchError, SourceError, UsageError, translated
+from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
 from patchkit.reading import read_bytes
 from patchkit.records import RecordError, Sha256, matching, read_json
@@ -54,7 +55,7 @@ def wheelhouse_journal(folder: Path) -> Journal:
 def hold_wheelhouse(folder: Path) -> Iterator[None]:
     """Hold the folder alone; wait for whoever has it. Raises BusyError, UsageError."""
     if not folder.is_dir():
-        make = quoted("patchkit", "repack", "vllm==X.Y.Z", "--dir", folder)
+        make = quoted("patchkit", "repack", f"vllm=={load_recipe().newest}", "--dir", folder)
         raise UsageError(
             f"{folder}: no such folder", hint=f"name a wheelhouse that is there; or make it: {make}"
         )

@@ -81,7 +81,9 @@ def test_patchkit_is_named_as_it_was_started(cli, tmp_path, environment):
     write_files(tmp_path, {"venv/bin/patchkit": started}, mode=0o755)
     words = ["venv/bin/patchkit", "verify", "nowhere"]
     done = run_program(*words, rc=UsageError.exit_code, cwd=tmp_path, env=environment)
-    assert f"or make it: {words[0]} repack vllm==X.Y.Z --dir nowhere" in done.stderr
+    assert (
+        f"or make it: {words[0]} repack vllm=={load_recipe().newest} --dir nowhere" in done.stderr
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from patchkit import __version__
 from patchkit.cli.verbs import GROUPS, VERBS
-from patchkit.patching.recipe import load_recipes
+from patchkit.patching.recipe import load_recipe, load_recipes
 from support.needed import need
 from support.terminal import piped
 
@@ -124,6 +124,15 @@ def test_what_is_said_without_a_tree(line, rc, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     said = piped(shlex.split(line), rc)
     assert not [words for words in says if words not in said], said
+
+
+def test_an_install_from_an_empty_wheelhouse_names_what_fills_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wheelhouse").mkdir()
+    said = piped(["cluster", "install"], 2)
+    repack = f"patchkit repack vllm=={load_recipe().newest} --dir wheelhouse"
+    assert "wheelhouse: holds no wheels\n" in said
+    assert f"next: {repack} && patchkit wheelhouse fill --dir wheelhouse\n" in said
 
 
 def test_errors_are_json_if_json_is_asked_for(cli):

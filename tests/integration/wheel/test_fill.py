@@ -10,6 +10,7 @@ import time
 import pytest
 
 from patchkit.errors import HashMismatchError
+from patchkit.patching.recipe import load_recipe
 from patchkit.wheel.file.wheelfile import wheel_name
 from patchkit.wheel.wheelhouse.contents import load_manifest
 from patchkit.wheel.wheelhouse.fill import download_wheels
@@ -112,7 +113,9 @@ def test_refusals(world, fill, house, tmp_path):
     (tmp_path / "empty").mkdir()
     says = "--python-version takes a version such as 3.12, not '2.7'"
     assert says in fill("--python-version", "2.7", rc=2).stderr
-    assert "empty holds no wheel that patchkit built" in fill("--dir", "empty", rc=2).stderr
+    told = fill("--dir", "empty", rc=2).stderr
+    assert "empty holds no wheel that patchkit built" in told
+    assert f"patchkit repack vllm=={load_recipe().newest} --dir empty\n" in told
     wheel = next(house.glob("vllm*"))
     wheel.write_bytes(wheel.read_bytes() + b"0")
     assert f"{wheel.name} is not the wheel that was built" in fill(rc=8).stderr
