@@ -16,6 +16,8 @@ from patchkit.foreign import read_count
 
 ANSWERS, LIVES, WORKS, BLIND = "answers", "lives", "works", "blind"
 REFUSES, ENDED, DOUBT = "refuses", "ended", "doubt"
+SLEEPS = "it sleeps"
+PAUSED = "it is paused"
 _STATES = (ANSWERS, LIVES, WORKS, BLIND, REFUSES, ENDED, DOUBT)
 _MOST = 1e9  # requests
 _SERVER_ERRORS = 500  # the status of HTTP from which on the server itself is in trouble
@@ -129,8 +131,8 @@ def judge(signs: ServerSigns, frozen: float) -> ServerLife:
         (signs.question_refusal, REFUSES, f"it refuses the question: {signs.question_refusal}"),
         (signs.steps_moved, LIVES, "its counters move"),
         (signs.gauges_moved and patient, LIVES, "its gauges move"),
-        (metrics_answer and signs.asleep, LIVES, "it sleeps"),
-        (signs.paused, LIVES, "it is paused"),
+        (metrics_answer and signs.asleep, LIVES, SLEEPS),
+        (signs.paused, LIVES, PAUSED),
         (uncounted and patient, LIVES, "it answers /metrics, which has no counters"),
         (idle, LIVES, "it has nothing to do"),
         (signs.work, WORKS, signs.work),

@@ -10,7 +10,9 @@ from patchkit.cluster.agent.judge import (
     DOUBT,
     ENDED,
     LIVES,
+    PAUSED,
     REFUSES,
+    SLEEPS,
     WORKS,
     ServerLife,
     read_life,
@@ -26,8 +28,8 @@ _OFF = ("inactive", "failed")
 _STATUS = quoted("patchkit", "status")
 # What a server shows that lives and gives no token until somebody lets it → why.
 _HALTS = {
-    "it sleeps": "somebody sent it POST /sleep; POST /wake_up ends that",
-    "it is paused": "somebody sent it POST /pause; POST /resume ends that",
+    SLEEPS: "somebody sent it POST /sleep; POST /wake_up ends that",
+    PAUSED: "somebody sent it POST /pause; POST /resume ends that",
 }
 
 
