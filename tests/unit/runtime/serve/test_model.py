@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from patchkit.cli import group
 from patchkit.errors import HostError, UsageError
+from patchkit.runtime.rules.variables import variable_table
 from patchkit.runtime.serve.context import context_notes
 from patchkit.runtime.serve.model import preset_of, weights_gib
 from patchkit.runtime.serve.request import fit_of
@@ -240,3 +241,11 @@ def test_a_context_that_cannot_fit_is_told(tmp_path, config, most):
         assert list(context_notes(told.request, unreadable, fit)) == []
         number = int(re.search(r"Add --max-model-len (\d+) or less", notes[0])[1])
         assert number == pytest.approx(most, rel=0.01)
+
+
+def test_a_release_newer_than_all_known_ones_is_told():
+    newest = variable_table("vllm").newest
+    for release, is_told in ((newest, False), ("9.9", True)):
+        given = ["serve-args", "some/Model-7B", "--target=gb10", f"--vllm={release}"]
+        done = CliRunner().invoke(group, given)
+        assert (f"the flags are those of {newest}" in done.output) == is_told
