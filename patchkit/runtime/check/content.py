@@ -220,9 +220,13 @@ class CheckedText:
         return self.upstream_by_block.get(block, self.upstream_by_block.get(0))
 
 
+# What fills it in is not known: ${TAG:-latest}, $TAG.
+_TAG_OF_A_VARIABLE = re.compile(r":(?:\$\{[^}]*\}|\$\w+)$")
+
+
 def find_image(image: str) -> tuple[str, str, Mapping[str, str]]:
     """Return an image's name, its tag and its row; a colon before a slash is that of a port."""
-    name, _, _digest = image.partition("@")
+    name, _, _digest = _TAG_OF_A_VARIABLE.sub("", image).partition("@")
     before, colon, tag = name.rpartition(":")
     name, tag = (before, tag) if colon and "/" not in tag else (name, "")
     rows = read_env_data("said")["image"]

@@ -110,6 +110,13 @@ def test_cr_is_part_of_a_value_for_a_shell_alone(where, text, ids):
     assert {each.id for each in check_text(text, where)} == ids
 
 
+@pytest.mark.parametrize("tag", ["v0.33.0", "${TAG:-latest}", "$TAG"])
+def test_an_image_of_any_tag_starts_the_server(tag):
+    text = f"services:\n  a:\n    image: vllm/vllm-openai:{tag}\n    command: --swap-space 4\n"
+    findings = check_text(text, "compose.yaml", vllm="0.33.0")
+    assert "unknown-flag" in {each.id for each in findings}
+
+
 # This host
 
 
