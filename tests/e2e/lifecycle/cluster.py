@@ -36,7 +36,9 @@ Process = Literal["main", "worker"]
 Begin = Literal["bare", "stopped", "serving"]
 Engine = Literal["venv", "docker", "podman"]  # in what the ranks run
 ANY: tuple[Engine, ...] = get_args(Engine)
-Ranks = dict[str, dict[Process, list[str]]]  # ids of processes, by node
+# The tick at which each process began, by proc(5): its name, in parentheses, may hold blanks.
+_STARTS = "for pid; do sed -n \"s/.*) /$pid /p\" /proc/$pid/stat; done | cut -d' ' -f1,21"
+Ranks = dict[str, dict[Process, list[str]]]  # processes, each with its start, by node
 # Processes of ranks, by what their command line holds.
 COMMANDS: dict[Process, str] = {"main": "[b]in/vllm serve", "worker": f"[{WORKER[0]}]{WORKER[1:]}"}
 # What a node still has: processes with the group's mark, by their command; units that are not off.
@@ -183,7 +185,15 @@ class EmulatedCluster:
         }
 
     def ranks(self) -> Ranks:
-        return {name: self.processes(name) for name in self.names}
+        """Return the processes of all ranks, each with its start: a reboot gives numbers anew."""
+        return {
+            name: {kind: self._starts(name, pids) for kind, pids in self.processes(name).items()}
+            for name in self.names
+        }
+
+    def _starts(self, name: str, pids: Sequence[str]) -> list[str]:
+        done = self.nodes[name].user("sh", "-c", _STARTS, "sh", *pids) if pids else None
+        return done.output.splitlines() if done else []
 
     def kill(self, name: str, process: Process) -> None:
         """Kill a process of a node's rank with SIGKILL."""
