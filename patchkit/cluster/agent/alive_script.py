@@ -60,7 +60,7 @@ _ABORTED = "Fatal Python error: Aborted"  # of faulthandler
 
 def alive(settings: group.Settings) -> None:
     """Say WATCHDOG=1 as often as the server proves that it lives."""
-    watch = ServerWatch(settings)
+    watch = Liveness(settings)
     patience = watch.patience
     proofs = Counter[str]()
 
@@ -114,7 +114,7 @@ class FiredError(BaseException):
     """Nothing proved for too long that the server lives."""
 
 
-class ServerWatch:
+class Liveness:
     """What is known of a server; ``doubt`` is the last judgement without a proof."""
 
     def __init__(self, settings: group.Settings) -> None:

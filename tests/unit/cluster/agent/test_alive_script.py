@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.cluster.agent.alive_script import FiredError, ServerWatch, write_stacks
+from patchkit.cluster.agent.alive_script import FiredError, Liveness, write_stacks
 from patchkit.cluster.launch.units import SCRIPTS
 from support.clusters import cluster, node_facts, units_of
 from support.local_server import LocalServer
@@ -77,7 +77,7 @@ def api():
 
 def watched(api, frozen=1.0, **ago):
     """Return what watches a server, which last moved, or was asked, so many seconds ago."""
-    watch = ServerWatch({**api.settings, "frozen": frozen})
+    watch = Liveness({**api.settings, "frozen": frozen})
     for name, seconds in ago.items():
         setattr(watch, name, time.monotonic() - seconds)
     return watch
