@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from patchkit.doctor.redaction import PrivateNames, Redactor
+from patchkit.doctor.private_names import PrivateNames
+from patchkit.doctor.redaction import Redactor
 from patchkit.durable.atomic import replacing
 from patchkit.errors import UsageError, translated
 

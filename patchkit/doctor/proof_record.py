@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from patchkit.doctor.archive import MEMBERS, FieldMap, pack_archive
 from patchkit.doctor.first_use import count_loads
 from patchkit.doctor.gpu_steps import GpuStep
-from patchkit.doctor.redaction import PrivateNames
+from patchkit.doctor.private_names import PrivateNames
 from patchkit.errors import SourceError
 from patchkit.quoting import visible
 from patchkit.records import RecordError, matching, read_json, record

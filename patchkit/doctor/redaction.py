@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
-from patchkit.cluster.agent.node_facts import NodeFacts
+from patchkit.doctor.private_names import MAC, PrivateNames, mac_form, mac_key
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.secret_texts import holds_secret, secret_spans
 
@@ -47,8 +47,6 @@ _NUMBERS = (
     ("address", r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?!\.?\d)"),
     ("address6", rf"(?<![0-9a-z:.])(?:[0-9a-f]{{0,4}}:){{2,8}}{_END_OF_IPV6}"),
 )
-_MAC = re.compile(r"(?:[0-9a-f]{2}[:-]){5}[0-9a-f]{2}", re.IGNORECASE)
-_LOCAL_BIT = 0x02  # of a MAC's first octet: EUI-64 has it the other way round
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # Up to the environment's packages a path is its owner's, from there on everybody's.
 _PATH = re.compile(
@@ -58,20 +56,6 @@ _PATH = re.compile(
     re.VERBOSE,
 )
 _PACKAGES = re.compile(r"/(?:site|dist)-packages(?:/|$)")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrivateNames:
-    """What nodes say of themselves: ``hosts`` are the names of each node, one list a node.
-
-    ``models`` are names and folders of what is served.
-    """
-
-    hosts: Sequence[Sequence[str]] = ()
-    users: Sequence[str] = ()
-    addresses: Sequence[str] = ()
-    serials: Sequence[str] = ()
-    models: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,9 +158,9 @@ class Redactor:
     def _know_serial(self, serial: str) -> None:
         if not serial:
             return
-        if _MAC.fullmatch(serial):
-            self._macs.add(_mac_key(serial))
-            self._number("mac", _mac_key(serial))
+        if MAC.fullmatch(serial):
+            self._macs.add(mac_key(serial))
+            self._number("mac", mac_key(serial))
             self._pattern = None
         else:
             self._know(serial, self._number("serial", serial))
@@ -318,7 +302,7 @@ class Redactor:
         if self._pattern is None:
             words = sorted(self._known, key=lambda word: (-len(word), word))  # longest first
             known = "|".join(map(self._known_form, words)) or "(?!)"
-            macs = "|".join(map(_mac_form, sorted(self._macs))) or "(?!)"
+            macs = "|".join(map(mac_form, sorted(self._macs))) or "(?!)"
             names = "|".join(map(re.escape, sorted(self._data.serial_keys - {"uuid"})))
             serials = rf"\b(?:{names.replace('_', '[ _]')}){_SIGN}[\w.-]{{4,}}"
 
@@ -389,7 +373,7 @@ class Redactor:
             case "account" | "home":
                 yield from self._account_spans(word, start, stop)
             case "mac":
-                yield Span(start=start, stop=stop, place=self._number("mac", _mac_key(word)))
+                yield Span(start=start, stop=stop, place=self._number("mac", mac_key(word)))
             case "known":
                 yield Span(
                     start=start,
@@ -480,27 +464,6 @@ def _is_distinctive(word: str) -> bool:
     return len(word) >= _SHORT and re.search(r"[\d_./-]", word) is not None
 
 
-def _mac_key(text: str) -> str:
-    """Return the octets that a MAC and its EUI-64 share, whatever stands between them."""
-    digits = re.sub(r"^0x|[:.-]", "", text.casefold())
-    if len(digits) == 16 and digits[6:10] in ("fffe", "ffff", "0300"):
-        digits = digits[:6] + digits[10:]
-    if len(digits) != 12:
-        return digits
-    return f"{int(digits[:2], 16) & ~_LOCAL_BIT:02x}{digits[2:]}"
-
-
-def _mac_form(key: str) -> str:
-    """Return the pattern of a MAC in each spelling, and of the EUI-64 that devices make of it."""
-    octets = re.findall("..", key)
-    local = f"{int(octets[0], 16) | _LOCAL_BIT:02x}"
-    sign = "[:.-]?"
-    half = sign.join((f"(?:{octets[0]}|{local})", *octets[1:3]))
-    middle = rf"(?:{sign}[0-9a-f]{{2}}{sign}[0-9a-f]{{2}})?"
-    rest = sign.join(octets[3:])
-    return rf"(?<![0-9a-f])(?:0x)?{half}{middle}{sign}{rest}(?![0-9a-f])"
-
-
 def _parse_address(text: str) -> _Address | None:
     """Return an address, that of its own for one that is mapped into IPv6; None for no address."""
     try:
@@ -517,38 +480,3 @@ def _private_address(text: str) -> _Address | None:
     if address is None or address.is_loopback or address.is_unspecified or address.is_multicast:
         return None
     return None if any(address in network for network in _common_networks()) else address
-
-
-def _short_names(names: Iterable[str]) -> list[str]:
-    """Return the first parts of names, by which a host is called as well; an address has none."""
-    parts = [name.partition(".")[0] for name in names if "." in name]
-    return [part for part in parts if not part.isdigit() and len(part) > 2]
-
-
-def private_names(
-    nodes: Iterable[tuple[str, NodeFacts | None]], models: Sequence[str] = ()
-) -> PrivateNames:
-    """Return what nodes say of themselves: destinations as ssh takes them, with known facts.
-
-    ``models`` are names and folders of what is served.
-    """
-    hosts: list[list[str]] = []
-    users: list[str] = []
-    addresses: list[str] = []
-    serials: list[str] = []
-    for destination, facts in nodes:
-        user, _, host = destination.rpartition("@")
-        users.append(user)
-        names = [host]
-        if facts is not None:
-            names.append(facts.host.system.hostname)
-            users += [facts.user, Path(facts.home).name]
-            for device in facts.host.netdevs:
-                addresses += [str(address.address) for address in device.addresses]
-                serials.append(device.mac)
-            for rdma in facts.host.rdma:
-                addresses += [gid.address for gid in rdma.gids]
-        hosts.append([*names, *_short_names(names)])
-    return PrivateNames(
-        hosts=hosts, users=users, addresses=addresses, serials=serials, models=models
-    )

@@ -29,7 +29,7 @@ from patchkit.doctor.peers.node_report import (
     placed_files,
     unchecked,
 )
-from patchkit.doctor.redaction import PrivateNames, private_names
+from patchkit.doctor.private_names import PrivateNames, private_names
 from patchkit.doctor.server import describe_server, server_findings
 from patchkit.doctor.symptoms.findings import log_findings, read_journals
 from patchkit.errors import HostError, PatchkitError

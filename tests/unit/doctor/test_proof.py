@@ -17,8 +17,8 @@ from patchkit.doctor import proof
 from patchkit.doctor.archive import FieldMap
 from patchkit.doctor.gpu import GpuNode
 from patchkit.doctor.gpu_steps import GpuStep
+from patchkit.doctor.private_names import PrivateNames
 from patchkit.doctor.proof_record import SCHEMA, Proof, pack_proof, parse_proof, summary_lines
-from patchkit.doctor.redaction import PrivateNames
 from patchkit.durable.signals import Interrupted
 from patchkit.errors import BusyError, HostError, SourceError
 from patchkit.records import record

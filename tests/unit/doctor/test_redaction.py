@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patchkit.doctor.archive import pack_archive, save_archive
-from patchkit.doctor.redaction import PrivateNames, Redactor, private_names
+from patchkit.doctor.private_names import PrivateNames, private_names
+from patchkit.doctor.redaction import Redactor
 from patchkit.errors import UsageError
 from support.archives import archive_texts
 from support.clusters import node_facts

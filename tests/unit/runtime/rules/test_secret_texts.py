@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import patchkit
-from patchkit.doctor.redaction import PrivateNames, Redactor
+from patchkit.doctor.private_names import PrivateNames
+from patchkit.doctor.redaction import Redactor
 from patchkit.runtime.rules.secret_texts import mask_secrets, secret_flag
 
 # A secret stands between « and ».

@@ -1,0 +1,83 @@
+"""Collect what names the people and machines of a cluster, and spell a MAC in all its ways."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from patchkit.cluster.agent.node_facts import NodeFacts
+
+MAC = re.compile(r"(?:[0-9a-f]{2}[:-]){5}[0-9a-f]{2}", re.IGNORECASE)
+_LOCAL_BIT = 0x02  # of a MAC's first octet: EUI-64 has it the other way round
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivateNames:
+    """What nodes say of themselves: ``hosts`` are the names of each node, one list a node.
+
+    ``models`` are names and folders of what is served.
+    """
+
+    hosts: Sequence[Sequence[str]] = ()
+    users: Sequence[str] = ()
+    addresses: Sequence[str] = ()
+    serials: Sequence[str] = ()
+    models: Sequence[str] = ()
+
+
+def mac_key(text: str) -> str:
+    """Return the octets that a MAC and its EUI-64 share, whatever stands between them."""
+    digits = re.sub(r"^0x|[:.-]", "", text.casefold())
+    if len(digits) == 16 and digits[6:10] in ("fffe", "ffff", "0300"):
+        digits = digits[:6] + digits[10:]
+    if len(digits) != 12:
+        return digits
+    return f"{int(digits[:2], 16) & ~_LOCAL_BIT:02x}{digits[2:]}"
+
+
+def mac_form(key: str) -> str:
+    """Return the pattern of a MAC in each spelling, and of the EUI-64 that devices make of it."""
+    octets = re.findall("..", key)
+    local = f"{int(octets[0], 16) | _LOCAL_BIT:02x}"
+    sign = "[:.-]?"
+    half = sign.join((f"(?:{octets[0]}|{local})", *octets[1:3]))
+    middle = rf"(?:{sign}[0-9a-f]{{2}}{sign}[0-9a-f]{{2}})?"
+    rest = sign.join(octets[3:])
+    return rf"(?<![0-9a-f])(?:0x)?{half}{middle}{sign}{rest}(?![0-9a-f])"
+
+
+def _short_names(names: Iterable[str]) -> list[str]:
+    """Return the first parts of names, by which a host is called as well; an address has none."""
+    parts = [name.partition(".")[0] for name in names if "." in name]
+    return [part for part in parts if not part.isdigit() and len(part) > 2]
+
+
+def private_names(
+    nodes: Iterable[tuple[str, NodeFacts | None]], models: Sequence[str] = ()
+) -> PrivateNames:
+    """Return what nodes say of themselves: destinations as ssh takes them, with known facts.
+
+    ``models`` are names and folders of what is served.
+    """
+    hosts: list[list[str]] = []
+    users: list[str] = []
+    addresses: list[str] = []
+    serials: list[str] = []
+    for destination, facts in nodes:
+        user, _, host = destination.rpartition("@")
+        users.append(user)
+        names = [host]
+        if facts is not None:
+            names.append(facts.host.system.hostname)
+            users += [facts.user, Path(facts.home).name]
+            for device in facts.host.netdevs:
+                addresses += [str(address.address) for address in device.addresses]
+                serials.append(device.mac)
+            for rdma in facts.host.rdma:
+                addresses += [gid.address for gid in rdma.gids]
+        hosts.append([*names, *_short_names(names)])
+    return PrivateNames(
+        hosts=hosts, users=users, addresses=addresses, serials=serials, models=models
+    )
