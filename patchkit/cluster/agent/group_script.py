@@ -99,14 +99,19 @@ def leave(code: int, text: str) -> NoReturn:
 
 def begin(settings: Settings) -> None:
     """Check that all that the server needs was started, and that its port is free."""
+    _require_units(settings)
+    for other in strangers(settings["url"], settings["unit"]):
+        leave(1, f"error: {_TAKEN}: {other}")
+
+
+def _require_units(settings: Settings) -> None:
+    """End with 1 unless the units of all ranks, and of Ray, run."""
     needed = [f"worker@{rank}" for rank in settings["workers"]]
     needed += ["ray"] if "ray" in settings else []
     for name in needed:
         unit = settings["unit"].replace(".service", f"-{name}.service")
         if show_property(unit, "ActiveState") != "active":
             leave(1, f"error: {unit} does not run: {_describe_ending(unit)}")
-    for other in strangers(settings["url"], settings["unit"]):
-        leave(1, f"error: {_TAKEN}: {other}")
 
 
 def strangers(url: str, unit: str, name: str = "") -> list[str]:
@@ -205,6 +210,8 @@ def _plain_address(text: str) -> str:
 
 def ready(settings: Settings) -> None:
     """Wait until the server has answered a token; end with 1 if it is gone before."""
+    # A rank that ended before the server's process was there had nothing to take along.
+    _require_units(settings)
     server = own_server(settings)
     began = time.monotonic()
     while server.ask("/health").status != 200:

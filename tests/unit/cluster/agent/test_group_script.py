@@ -68,3 +68,17 @@ def test_a_lost_link_is_no_failed_start_whatever_its_last_words(tmp_path, monkey
     counted = "reset-failed" not in (tmp_path / "asked").read_text()
     assert (done.returncode, counted) == (1, ENDINGS[words]), done.stderr
     assert words.removeprefix("patchkit-rank: ") in done.stdout
+
+
+@pytest.mark.parametrize("verb", ["begin", "ready"])
+def test_a_server_whose_rank_has_ended_is_not_waited_for(tmp_path, monkeypatch, verb):
+    """A rank that ends before the server's process is there finds nothing to take along."""
+    failed = SYSTEMCTL.replace("active", "failed")
+    write_files(tmp_path, {"systemctl": failed}, mode=0o755)
+    settings = {"workers": {"1": {}}, "unit": "patchkit-vllm.service", "url": "http://127.0.0.1:1"}
+    write_files(tmp_path, {**node_scripts(), "group.json": json.dumps(settings)})
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    words = [sys.executable, ALONE, "group.py", verb]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert "error: patchkit-vllm-worker@1.service does not run" in done.stdout
