@@ -289,7 +289,9 @@ def bring_up(cluster: Cluster, model: str, watcher: StartWatcher) -> tuple[Group
 
 def _start_group(cluster: Cluster, plan: GroupPlan, watcher: StartWatcher) -> str:
     states = all_of(cluster.states())
-    if plan.files == plan.former and states[0].serves:
+    # One that failed and waits to be tried again is started now: what failed may be mended.
+    waits = states[0].units[0].sub == "auto-restart"
+    if plan.files == plan.former and states[0].serves and not waits:
         _watch_again(cluster, states[0], watcher)
         return ""
 
