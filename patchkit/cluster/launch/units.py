@@ -31,7 +31,7 @@ SCRIPTS = {
     "http_exchange.py": http_exchange,
     "foreign.py": foreign,
 }
-"""What nodes run, with the standard library alone, by the names there."""
+"""Scripts that nodes run with the standard library alone, by their names there."""
 
 RAY_PORT = 6379
 

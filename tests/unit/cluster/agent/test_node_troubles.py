@@ -1,4 +1,4 @@
-"""What a node tells of full disks, processes that the kernel killed, and a lost address."""
+"""Read what a node tells of full disks, processes that the kernel killed, and a lost address."""
 
 import json
 import os

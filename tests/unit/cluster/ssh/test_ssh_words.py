@@ -1,4 +1,4 @@
-"""What ssh itself makes of the words of a command, beside a user's own configuration."""
+"""Ask ssh itself what it makes of the words of a command, beside a user's own configuration."""
 
 import subprocess
 
