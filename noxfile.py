@@ -19,7 +19,9 @@ SIDE_BY_SIDE = ("--numprocesses=auto", "--dist=worksteal")
 def _install(session: nox.Session, lock: str) -> None:
     """Install what requirements/LOCK.txt names, by hash, and patchkit beside it."""
     _install_hashed(session, lock)
-    session.install("--no-deps", "--no-build-isolation", ".")  # the lock has its build backend
+    session.install(
+        "--no-deps", "--no-build-isolation", "."
+    )  # the lock has its build backend
 
 
 def _install_hashed(session: nox.Session, lock: str) -> None:
@@ -28,7 +30,9 @@ def _install_hashed(session: nox.Session, lock: str) -> None:
 
 def _module(session: nox.Session, name: str, *arguments: str, **how: Any) -> Any:
     """Run a module of tools/ or of tests/e2e/, which may take what the tests share."""
-    return session.run("python", "-m", name, *arguments, env={"PYTHONPATH": "tests"}, **how)
+    return session.run(
+        "python", "-m", name, *arguments, env={"PYTHONPATH": "tests"}, **how
+    )
 
 
 @nox.session
@@ -54,7 +58,9 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
     session.run("actionlint")
-    session.run("zizmor", "--offline", "--persona=auditor", "--quiet", ".github/workflows")
+    session.run(
+        "zizmor", "--offline", "--persona=auditor", "--quiet", ".github/workflows"
+    )
 
 
 @nox.session(python=["3.11", "3.12", "3.13", "3.14"])
@@ -101,7 +107,9 @@ def matrix(session: nox.Session) -> None:
     _install(session, "test")
     _module(session, "tools.regenerate", "--check")
     everything = {"PATCHKIT_ALL_RELEASES": "1"}
-    session.run("pytest", "-m", "releases", *SIDE_BY_SIDE, *session.posargs, env=everything)
+    session.run(
+        "pytest", "-m", "releases", *SIDE_BY_SIDE, *session.posargs, env=everything
+    )
 
 
 @nox.session
@@ -172,7 +180,10 @@ def arch_proof(session: nox.Session) -> None:
     _install(session, "test")
     everything = {"PATCHKIT_ALL_WHEELS": "1"}
     session.run(
-        "pytest", "tests/integration/wheel/test_inspect.py", *session.posargs, env=everything
+        "pytest",
+        "tests/integration/wheel/test_inspect.py",
+        *session.posargs,
+        env=everything,
     )
 
 
@@ -181,7 +192,9 @@ def properties(session: nox.Session) -> None:
     """The property tests with new random examples, ten times as many as usual; minutes."""
     _install(session, "test")
     search = {"HYPOTHESIS_PROFILE": "search"}
-    session.run("pytest", "-m", "hypothesis", *SIDE_BY_SIDE, *session.posargs, env=search)
+    session.run(
+        "pytest", "-m", "hypothesis", *SIDE_BY_SIDE, *session.posargs, env=search
+    )
 
 
 @nox.session
@@ -207,13 +220,19 @@ def build_vllm(session: nox.Session) -> None:
 
 
 def _build(session: nox.Session, project: str) -> None:
-    called = [name for name in ("vllm", "nccl") if name == project or f"build-{name}" in sys.argv]
+    called = [
+        name
+        for name in ("vllm", "nccl")
+        if name == project or f"build-{name}" in sys.argv
+    ]
     words = ("-m", "tools.build", project, *called, "--", *session.posargs)
     if "--dry-run" not in session.posargs:
         _install(session, "build")
         session.run("python", *words)
     elif _has_patchkit():
-        session.log("a plan takes no environment; without --dry-run, this session makes one")
+        session.log(
+            "a plan takes no environment; without --dry-run, this session makes one"
+        )
         session.run(sys.executable, *words, external=True)
     else:
         _install(session, "wheel")
@@ -291,7 +310,9 @@ def emulation(session: nox.Session) -> None:
     if obstacle := _module(session, "e2e.emulation.nodes", silent=True):
         session.skip(obstacle)
     pins = "tests/e2e/emulation/requirements.txt"
-    session.install("torch", "--constraint", pins)  # a CUDA build needs its libraries, too
+    session.install(
+        "torch", "--constraint", pins
+    )  # a CUDA build needs its libraries, too
     session.install("--no-deps", "--requirement", pins)
     session.install("--no-deps", "tests/e2e/emulation/platform")
     session.install(".")
@@ -311,9 +332,14 @@ def lifecycle(session: nox.Session) -> None:
         session.skip(obstacle)
     if not session.posargs:
         everything = {"PATCHKIT_ALL_FAILURES": "1"}
-        session.run("pytest", "tests/integration/cluster", *SIDE_BY_SIDE, env=everything)
+        session.run(
+            "pytest", "tests/integration/cluster", *SIDE_BY_SIDE, env=everything
+        )
     _module(
-        session, "e2e.lifecycle", str(session.cache_dir.resolve() / "lifecycle"), *session.posargs
+        session,
+        "e2e.lifecycle",
+        str(session.cache_dir.resolve() / "lifecycle"),
+        *session.posargs,
     )
 
 

@@ -48,7 +48,8 @@ LOADED = (
 )
 FAILED = "Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory"
 HASH = (
-    "import hashlib, sys; print(hashlib.file_digest(open(sys.argv[1], 'rb'), 'sha256').hexdigest())"
+    "import hashlib, sys; "
+    "print(hashlib.file_digest(open(sys.argv[1], 'rb'), 'sha256').hexdigest())"
 )
 WHEELS = Path(__file__).parents[1] / "tests" / "data" / "wheels.toml"
 NCCL = ("nvidia-nccl-cu13", "2.32.3")
@@ -91,7 +92,9 @@ def measure(release: str, tree: Path, runs: int) -> None:
         note("apply --trust-source", (*PATCHKIT, "apply", *source, "--trust-source"))
         run(*PATCHKIT, "revert", *source)
         note("apply", (*PATCHKIT, "apply", *source))
-        rows.setdefault("parsing what apply edits", []).append(timed(lambda: parse(changed(tree))))
+        rows.setdefault("parsing what apply edits", []).append(
+            timed(lambda: parse(changed(tree)))
+        )
         note("apply again", (*PATCHKIT, "apply", *source))
         note("status", (*PATCHKIT, "status", *source))
         note("revert", (*PATCHKIT, "revert", *source))
@@ -152,8 +155,12 @@ def measure_inspection(folder: Path, runs: int) -> None:
 
 def member(wheel: dict, name: str, folder: Path) -> Path:
     """A file of a wheel from the package index."""
-    entry = LockEntry(*(wheel[key] for key in ("version", "filename", "sha256", "size")))
-    with zipfile.ZipFile(fetch(wheel["project"], entry.version, {entry.version: entry})) as bundle:
+    entry = LockEntry(
+        *(wheel[key] for key in ("version", "filename", "sha256", "size"))
+    )
+    with zipfile.ZipFile(
+        fetch(wheel["project"], entry.version, {entry.version: entry})
+    ) as bundle:
         return Path(bundle.extract(name, folder))
 
 
@@ -175,7 +182,9 @@ def timed(action: Callable[[], object]) -> float:
 def run(*command: str, codes: tuple[int, ...] = (0,)) -> str:
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode not in codes:
-        raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
+        raise subprocess.CalledProcessError(
+            done.returncode, command, done.stdout, done.stderr
+        )
     return done.stdout
 
 
@@ -191,14 +200,18 @@ def parse(paths: list[Path]) -> None:
 
 
 def show(title: str, rows: dict[str, list[float]]) -> None:
-    floor = statistics.median(next(rows[name] for name in rows if name.startswith("floor")))
+    floor = statistics.median(
+        next(rows[name] for name in rows if name.startswith("floor"))
+    )
     table = Table(title=f"{title}, seconds", box=None, title_justify="left")
     for column in ("", "median", "min", "max", "ratio to the floor"):
         table.add_column(column, justify="left" if not column else "right")
     for name, values in rows.items():
         median = statistics.median(values)
         figures = (median, min(values), max(values))
-        table.add_row(name, *(f"{figure:.3f}" for figure in figures), f"{median / floor:.2f}")
+        table.add_row(
+            name, *(f"{figure:.3f}" for figure in figures), f"{median / floor:.2f}"
+        )
     Console().print(table)
 
 

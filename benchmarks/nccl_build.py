@@ -80,19 +80,30 @@ def measure(folder: Path, host: str, functions: str, stock: Path | None) -> None
         cache = {"CCACHE_DIR": str(folder / "ccache")}
         rows["fills ccache"] = patchkit(order, folder / "house", cache)
         rows["again"] = patchkit(order, folder / "house", cache)
-    CONSOLE.print(table(rows, f"NCCL {order.version}, {order.gencode}, {host}, {order.jobs} jobs"))
+    CONSOLE.print(
+        table(rows, f"NCCL {order.version}, {order.gencode}, {host}, {order.jobs} jobs")
+    )
     wheel = next((folder / "house").glob("*.whl"))
     reduced = ", of the reduced library" if functions else ""
     CONSOLE.print(f"wheel: {wheel.stat().st_size / 1e6:.1f} MB{reduced}")
     if stock and not reduced:
         ratio = wheel.stat().st_size / stock.stat().st_size
-        CONSOLE.print(f"stock: {stock.stat().st_size / 1e6:.1f} MB, ours is {ratio:.3f} of it")
+        CONSOLE.print(
+            f"stock: {stock.stat().st_size / 1e6:.1f} MB, ours is {ratio:.3f} of it"
+        )
 
 
 def make(order: NcclOrder, tree: Path, build: Path) -> Cost:
     """NCCL's own build, as its README says it."""
     tools = order.toolchain
-    command = ["make", "-C", str(tree / "src"), "lib", f"-j{order.jobs}", f"BUILDDIR={build}"]
+    command = [
+        "make",
+        "-C",
+        str(tree / "src"),
+        "lib",
+        f"-j{order.jobs}",
+        f"BUILDDIR={build}",
+    ]
     command += [f"CUDA_HOME={tools.nvcc.parents[1]}", f"CUDA_INC={tools.include}"]
     command += [f"CUDA_LIB={tools.lib}", f"NVCC={tools.nvcc}", f"CXX={tools.cxx}"]
     command += [f"NVCC_GENCODE={order.gencode}", f"ONLY_FUNCS={order.functions}"]
@@ -100,18 +111,38 @@ def make(order: NcclOrder, tree: Path, build: Path) -> Cost:
 
 
 def patchkit(order: NcclOrder, house: Path, env: dict[str, str]) -> Cost:
-    command = [sys.executable, "-m", "patchkit", "build", "nccl", "--version", order.version]
-    command += ["--cpu", order.toolchain.machine, "--functions", order.functions, "--fresh"]
+    command = [
+        sys.executable,
+        "-m",
+        "patchkit",
+        "build",
+        "nccl",
+        "--version",
+        order.version,
+    ]
+    command += [
+        "--cpu",
+        order.toolchain.machine,
+        "--functions",
+        order.functions,
+        "--fresh",
+    ]
     return timed([*command, "--jobs", str(order.jobs), "--dir", str(house)], env)
 
 
 def timed(command: list[str], env: dict[str, str]) -> Cost:
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **env})
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **env}
+    )
     if done.returncode != 0:
-        raise ProofError(f"{command[0]} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        raise ProofError(
+            f"{command[0]} ended with {done.returncode}:\n{done.stderr[-2000:]}"
+        )
     wall, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-    return Cost(wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return Cost(
+        wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    )
 
 
 def table(rows: dict[str, Cost], title: str) -> Table:

@@ -52,7 +52,9 @@ def main() -> int:
     parser.add_argument("--release", nargs="+", default=["0.25.1", "0.33.0"])
     parser.add_argument("--messages", type=int, default=100)
     asked = parser.parse_args()
-    table = Table("vLLM", "ring", "reader's CPU", "wake, median", "95 %", "lost: read after")
+    table = Table(
+        "vLLM", "ring", "reader's CPU", "wake, median", "95 %", "lost: read after"
+    )
     try:
         with tempfile.TemporaryDirectory() as folder, upstream_code.permitted():
             for release in asked.release:
@@ -70,7 +72,15 @@ def main() -> int:
 
 def trees(release: str, folder: Path) -> tuple[SourceTree, SourceTree]:
     """Return a release as it is, and as the fix leaves it."""
-    fetch = [sys.executable, "-m", "patchkit", "fetch", f"vllm=={release}", "--dest", str(folder)]
+    fetch = [
+        sys.executable,
+        "-m",
+        "patchkit",
+        "fetch",
+        f"vllm=={release}",
+        "--dest",
+        str(folder),
+    ]
     subprocess.run(fetch, check=True, stdout=subprocess.DEVNULL)
     request = Request(target=targets()["gb10"], only=frozenset({"shm_spin"}))
     plan = plan_for(open_workspace(folder), load_recipe(), request)
@@ -108,7 +118,9 @@ def load(tree: SourceTree) -> Any:
     return code.get(RING, "MessageQueue")
 
 
-def talk(kind: Any, read: Callable[..., None], write: Callable[..., None], messages: int) -> Any:
+def talk(
+    kind: Any, read: Callable[..., None], write: Callable[..., None], messages: int
+) -> Any:
     """Return what the reader, a process of its own, says of the messages; None if it is silent."""
     queue = kind(n_reader=1, n_local_reader=1, max_chunk_bytes=1 << 20, max_chunks=10)
     ours, theirs = FORK.Pipe()

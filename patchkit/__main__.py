@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from patchkit.durable.signals import Interrupted, leave_interrupts, raise_interrupts, unwrapped
+from patchkit.durable.signals import (
+    Interrupted,
+    leave_interrupts,
+    raise_interrupts,
+    unwrapped,
+)
 
 
 def main() -> None:

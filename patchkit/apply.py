@@ -17,7 +17,12 @@ from patchkit.patching.fix import Request
 from patchkit.patching.ledger import Ledger, LedgerRequest, today
 from patchkit.patching.plan import Plan, make_plan
 from patchkit.patching.recipe import Recipe
-from patchkit.patching.workspace import Workspace, known_verdicts, locked_workspace, read_workspace
+from patchkit.patching.workspace import (
+    Workspace,
+    known_verdicts,
+    locked_workspace,
+    read_workspace,
+)
 from patchkit.proof.prove import prove
 from patchkit.source.detect import detect, record_path
 from patchkit.source.tree import Sandboxed
@@ -33,10 +38,14 @@ def plan_for(workspace: Workspace, recipe: Recipe, request: Request) -> Plan:
     error = DriftError(
         f"{len(drifted)} of {len(plan.verdicts)} fixes do not fit; nothing was changed\n"
         + "\n".join(f"  {name}: {verdict.reason}" for name, verdict in drifted.items()),
-        why="; ".join(f"{name} is about: {it.fix.symptom}" for name, it in drifted.items()),
+        why="; ".join(
+            f"{name} is about: {it.fix.symptom}" for name, it in drifted.items()
+        ),
     )
     with suppress(UsageError):  # where another fix rests on it, or it was asked for
-        rest = make_plan(workspace.tree, recipe, replace(request, skip=request.skip | {*drifted}))
+        rest = make_plan(
+            workspace.tree, recipe, replace(request, skip=request.skip | {*drifted})
+        )
         error.without = () if rest.drifted else tuple(drifted)
     raise error
 
@@ -58,12 +67,18 @@ def apply(
     by path, after everything else was proved; in a dry run it only names them.
     """
     with ExitStack() as stack, ExitStack() as planning:
-        if gc.isenabled():  # what a plan makes lives to its end: a collection finds nothing
+        if (
+            gc.isenabled()
+        ):  # what a plan makes lives to its end: a collection finds nothing
             gc.disable()
             planning.callback(gc.enable)
         find = partial(detect, path, recipe.project, sandboxed=sandboxed)
         # A dry run writes nothing: it takes no lock and recovers nothing.
-        opened = locked_workspace(find) if not dry_run else nullcontext(read_workspace(find()))
+        opened = (
+            locked_workspace(find)
+            if not dry_run
+            else nullcontext(read_workspace(find()))
+        )
         workspace = stack.enter_context(opened)
         past = workspace.ledger
         # A ledger of this very request saves planning and proving; its proofs are then shown.
@@ -83,13 +98,17 @@ def apply(
                 recorded_by=f"patchkit {past.patchkit}{f' on {past.date}' if past.date else ''}",
             )
         plan = plan_for(workspace, recipe, request)
-        texts = plan.texts  # before the proofs, so that what is written meanwhile is noticed
+        texts = (
+            plan.texts
+        )  # before the proofs, so that what is written meanwhile is noticed
         proofs = prove(plan)
         planning.close()  # new libraries may take an hour
         libraries = native(workspace)
         if dry_run:
             pending = (*texts, *libraries)
-            return Applied(verdicts=plan.verdicts, proofs=proofs, written=(), pending=pending)
+            return Applied(
+                verdicts=plan.verdicts, proofs=proofs, written=(), pending=pending
+            )
         return commit_plan(workspace, recipe, plan, texts, proofs, libraries)
 
 
@@ -141,6 +160,8 @@ def revert_libraries(workspace: Workspace) -> tuple[str, ...]:
     """Put upstream's libraries back, byte by byte; return their paths. Texts stay patched."""
     if workspace.ledger is None or not workspace.ledger.libraries:
         return ()
-    back = {path: workspace.upstream_library(path) for path in workspace.ledger.libraries}
+    back = {
+        path: workspace.upstream_library(path) for path in workspace.ledger.libraries
+    }
     commit_libraries(workspace, back, targets()[workspace.ledger.request.target])
     return tuple(back)

@@ -48,12 +48,16 @@ def tree_digest(root: Path, aside: Collection[str] = ()) -> str:
     what they say, not as what they lead to. ``aside`` are more entries that do not count.
     """
     total, files = hashlib.sha256(), {}
-    for top in (entry for entry in root.iterdir() if entry.name not in _ASIDE.union(aside)):
+    for top in (
+        entry for entry in root.iterdir() if entry.name not in _ASIDE.union(aside)
+    ):
         below = top.rglob("*") if top.is_dir() and not top.is_symlink() else ()
         for path in (top, *below):
             if path.is_symlink() or path.is_file():
                 files[path.relative_to(root).as_posix()] = path
-    for name, path in sorted(files.items()):  # the order of rglob is that of the file system
+    for name, path in sorted(
+        files.items()
+    ):  # the order of rglob is that of the file system
         if path.is_symlink():
             kind, content = "link", str(path.readlink()).encode()
         else:

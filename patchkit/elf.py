@@ -105,7 +105,9 @@ def read_dynamic(path: Path) -> Dynamic:
     """Return what the loader asks of a program or library. Raises SourceError, OSError."""
     with path.open("rb") as stream:
         image = _Image(stream, str(path))
-        image.check(image.kind in _LOADABLE, "it is neither a program nor a shared library")
+        image.check(
+            image.kind in _LOADABLE, "it is neither a program nor a shared library"
+        )
         return Dynamic(**image.dynamic_fields())
 
 
@@ -125,14 +127,21 @@ def parse_library(stream: BufferedIOBase, name: str) -> Library:
         place = address + first
         while place:
             left -= 1
-            image.check(left >= 0, "it needs more symbol versions than any real library")
-            *_, text, distance = _NEEDED_VERSION.unpack(image.read_at(place, _NEEDED_VERSION.size))
+            image.check(
+                left >= 0, "it needs more symbol versions than any real library"
+            )
+            *_, text, distance = _NEEDED_VERSION.unpack(
+                image.read_at(place, _NEEDED_VERSION.size)
+            )
             names.add(image.string(text))
             place = distance and place + distance
         address = following and address + following
     return Library(
         **image.dynamic_fields(),
-        versions={file: tuple(sorted(names, key=by_version)) for file, names in versions.items()},
+        versions={
+            file: tuple(sorted(names, key=by_version))
+            for file, names in versions.items()
+        },
         sections=sections,
     )
 
@@ -149,7 +158,9 @@ def exports(path: Path, symbol: str) -> bool:
         if names is None or table is None:
             return False
         image.check(names.size <= _MOST_NAMES, "the names of its symbols are too long")
-        image.check(table.size <= _MOST_NAMES, "it has more symbols than any real library")
+        image.check(
+            table.size <= _MOST_NAMES, "it has more symbols than any real library"
+        )
         text = image.read(names.offset, names.size)
         # A name may be the end of a longer one.
         found = re.finditer(re.escape(symbol.encode() + b"\0"), text)
@@ -165,7 +176,8 @@ def by_version(name: str) -> list[tuple[int, str]]:
     # Longer runs of digits sort as text: int() refuses or takes long for those of a hostile file.
     parts = re.findall(r"\d{1,9}|\D+|\d+", name)
     return [
-        (int(part), "") if len(part) < 10 and part.isdecimal() else (-1, part) for part in parts
+        (int(part), "") if len(part) < 10 and part.isdecimal() else (-1, part)
+        for part in parts
     ]
 
 
@@ -190,11 +202,16 @@ class _Image:
         header = stream.read(HEADER.size)
         if header[:4] != MAGIC:
             raise SourceError(
-                f"{name} is not an ELF file", hint="give a shared library of Linux, or a wheel"
+                f"{name} is not an ELF file",
+                hint="give a shared library of Linux, or a wheel",
             )
         self.check(len(header) == HEADER.size, "its header is cut short")
-        self.check(header[4:6] == _LITTLE_64, "it is not for a 64-bit little-endian machine")
-        _, self.kind, machine, _, _, *self._tables = HEADER.unpack(header)  # from e_phoff on
+        self.check(
+            header[4:6] == _LITTLE_64, "it is not for a 64-bit little-endian machine"
+        )
+        _, self.kind, machine, _, _, *self._tables = HEADER.unpack(
+            header
+        )  # from e_phoff on
         self.machine = _MACHINES.get(machine, str(machine))
 
     def check(self, holds: bool, what: str) -> None:
@@ -203,7 +220,9 @@ class _Image:
             raise damaged(self._name, what)
 
     def read(self, offset: int, length: int) -> bytes:
-        self.check(offset + length <= self._size, "a table ends behind the end of the file")
+        self.check(
+            offset + length <= self._size, "a table ends behind the end of the file"
+        )
         self._stream.seek(offset)
         data = self._stream.read(length)
         self.check(len(data) == length, "it became shorter meanwhile")
@@ -212,15 +231,29 @@ class _Image:
     def sections(self) -> Iterator[Section]:
         """Yield the sections that have contents. There must be some."""
         _, place, _, _, _, _, size, count, names = self._tables
-        self.check(place > 0, "it has no section headers, so nobody can say what it holds")
+        self.check(
+            place > 0, "it has no section headers, so nobody can say what it holds"
+        )
         self.check(size == SECTION.size, "its section headers have another size")
-        if not count or names == _SHN_XINDEX:  # in the first one, for more than 16 bits hold
+        if (
+            not count or names == _SHN_XINDEX
+        ):  # in the first one, for more than 16 bits hold
             first = SECTION.unpack(self.read(place, size))
-            count, names = count or first[5], first[6] if names == _SHN_XINDEX else names
-        self.check(count <= _MOST_SECTIONS, "it has more sections than any real library")
+            count, names = (
+                count or first[5],
+                first[6] if names == _SHN_XINDEX else names,
+            )
+        self.check(
+            count <= _MOST_SECTIONS, "it has more sections than any real library"
+        )
         headers = list(SECTION.iter_unpack(self.read(place, count * size)))
-        self.check(names < count and headers[names][1] == _SHT_STRTAB, "its sections have no names")
-        self.check(headers[names][5] <= _MOST_NAMES, "the names of its sections are too long")
+        self.check(
+            names < count and headers[names][1] == _SHT_STRTAB,
+            "its sections have no names",
+        )
+        self.check(
+            headers[names][5] <= _MOST_NAMES, "the names of its sections are too long"
+        )
         text = self.read(*headers[names][4:6])
         # Many sections may share one long name: what is copied is limited, not the table alone.
         left = _MOST_NAMES
@@ -232,7 +265,9 @@ class _Image:
                 self.check(left >= 0, "the names of its sections are too long")
                 name = os.fsdecode(text[start:end])
                 over = offset + length > self._size
-                self.check(not over, f"the section {name!r} ends behind the end of the file")
+                self.check(
+                    not over, f"the section {name!r} ends behind the end of the file"
+                )
                 yield Section(name, offset, length)
 
     @cached_property
@@ -243,7 +278,9 @@ class _Image:
         if self.kind not in _LOADABLE or self.machine == "cuda" or not count:
             return []
         self.check(size == PROGRAM.size, "its program headers have another size")
-        self.check(count <= _MOST_PROGRAMS, "it has more program headers than any real library")
+        self.check(
+            count <= _MOST_PROGRAMS, "it has more program headers than any real library"
+        )
         return list(PROGRAM.iter_unpack(self.read(place, size * count)))
 
     @cached_property
@@ -253,7 +290,11 @@ class _Image:
         for kind, _, offset, _, _, length, _, _ in self._segments:
             if kind == _PT_DYNAMIC:
                 # No more than the limit is read; the end is then missing: the error below.
-                length = min(length, _MOST_ENTRIES * _ENTRY.size) // _ENTRY.size * _ENTRY.size
+                length = (
+                    min(length, _MOST_ENTRIES * _ENTRY.size)
+                    // _ENTRY.size
+                    * _ENTRY.size
+                )
                 for tag, value in _ENTRY.iter_unpack(self.read(offset, length)):
                     if tag == _NULL:
                         return found
@@ -281,16 +322,25 @@ class _Image:
 
     def read_at(self, address: int, length: int) -> bytes:
         for kind, _, offset, start, _, size, _, _ in self._segments:
-            if kind == PT_LOAD and start <= address and address + length <= start + size:
+            if (
+                kind == PT_LOAD
+                and start <= address
+                and address + length <= start + size
+            ):
                 return self.read(offset + address - start, length)
         raise damaged(self._name, f"nothing is loaded at {address:#x}")
 
     def string(self, place: int) -> str:
         size = max(self.tags.get(_STRSZ, [0]))
         self.check(place <= size, "a string lies behind the table of strings")
-        text = self.read_at(max(self.tags.get(_STRTAB, [0])) + place, min(_LONGEST, size - place))
+        text = self.read_at(
+            max(self.tags.get(_STRTAB, [0])) + place, min(_LONGEST, size - place)
+        )
         found, end, _ = text.partition(b"\0")
         self.check(bool(end), "a string does not end")
         self._text_left -= len(found)
-        self.check(self._text_left >= 0, "its strings are longer than those of any real library")
+        self.check(
+            self._text_left >= 0,
+            "its strings are longer than those of any real library",
+        )
         return os.fsdecode(found)

@@ -102,7 +102,9 @@ class RecipeError(PatchkitError):
 
 
 @contextlib.contextmanager
-def translated(outcome: str = NOTHING, at: Path | None = None, hint: str = _HINT) -> Iterator[None]:
+def translated(
+    outcome: str = NOTHING, at: Path | None = None, hint: str = _HINT
+) -> Iterator[None]:
     """Raise an OSError as a StorageError that says what has come of it, and what to do.
 
     ``at`` is named where the error itself names no file.
@@ -115,7 +117,9 @@ def translated(outcome: str = NOTHING, at: Path | None = None, hint: str = _HINT
 
 def reason(error: OSError, at: Path | None = None) -> str:
     """Return ``FILE: what the system says`` of an OSError."""
-    if error.args and isinstance(error.args[0], list):  # shutil's, of several files; one will do
+    if error.args and isinstance(
+        error.args[0], list
+    ):  # shutil's, of several files; one will do
         return str(error.args[0][0][2])
     # filename2 is the target of a rename or a link.
     where = error.filename2 or error.filename or at or "writing"

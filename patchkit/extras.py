@@ -13,7 +13,16 @@ from patchkit.quoting import quoted
 BUILD = ("auditwheel", "build", "ninja", "pyproject_hooks", "scikit_build_core")
 """Import names of what the extra ``build`` brings."""
 BASE = (
-    *("cmake", "libcst", "lz4", "packaging", "platformdirs", "pypi_simple", "uv", "yaml"),
+    *(
+        "cmake",
+        "libcst",
+        "lz4",
+        "packaging",
+        "platformdirs",
+        "pypi_simple",
+        "uv",
+        "yaml",
+    ),
     "zstandard",
 )
 """Import names of what a plain installation brings beside click, and `pip --no-deps` does not."""
@@ -39,7 +48,9 @@ def missing_libraries(names: list[str], extra: str = "") -> HostError:
     is_here = (checkout / "pyproject.toml").is_file()
     what = f"{checkout if is_here else '.'}{extra and f'[{extra}]'}"
     command = quoted(sys.executable, "-m", "pip", "install", what)
-    without = f"its extra {extra!r}" if extra else "all that it depends on, as by --no-deps"
+    without = (
+        f"its extra {extra!r}" if extra else "all that it depends on, as by --no-deps"
+    )
     return HostError(
         f"not installed: {', '.join(names)}",
         why=f"patchkit was installed without {without}",

@@ -76,7 +76,9 @@ class Finding:
         return {name: value for name, value in kept if name != "id" or value}
 
 
-def finding(kind: type[PatchkitError], where: str, what: str, hint: str, why: str = "") -> Finding:
+def finding(
+    kind: type[PatchkitError], where: str, what: str, hint: str, why: str = ""
+) -> Finding:
     """Return an error: a file, what is wrong with it, what to do, and why it matters."""
     return Finding(kind=kind, where=where, what=what, hint=hint, why=why)
 
@@ -84,7 +86,9 @@ def finding(kind: type[PatchkitError], where: str, what: str, hint: str, why: st
 def worst(findings: Iterable[Finding], *levels: Level) -> int:
     """Return the highest exit code of the findings of these levels (ERROR alone), 0 for none."""
     counted = levels or (Level.ERROR,)
-    return max((each.kind.exit_code for each in findings if each.level in counted), default=0)
+    return max(
+        (each.kind.exit_code for each in findings if each.level in counted), default=0
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 FOLLOWED: set[subprocess.Popen[bytes]] = set()
 _SHOWN = 8  # lines of a program's output that an error shows
-_TAIL, _WIDEST = 400, 1 << 14  # lines of a program's output that are kept, characters of each
+_TAIL, _WIDEST = (
+    400,
+    1 << 14,
+)  # lines of a program's output that are kept, characters of each
 _ERRORS = 1 << 18  # bytes of a program's errors that are kept
 _LONGEST = 1 << 20  # bytes of a line that are waited for, without a limit
 _SILENCE_S, _GRACE_S, _FAREWELL_S = 0.5, 10, 3
@@ -189,7 +192,10 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
                 bufsize=0,
             )
         except (OSError, ValueError) as error:
-            program, path = self._command[0], None if env is None else env.get("PATH", os.defpath)
+            program, path = (
+                self._command[0],
+                None if env is None else env.get("PATH", os.defpath),
+            )
             # ENOENT alone may also be about the folder, or about the interpreter of a script.
             absent = "/" not in program and shutil.which(program, path=path) is None
             what = getattr(error, "strerror", None) or str(error)
@@ -205,7 +211,9 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
         self._began = self._heard = time.monotonic()
         if given is not None:
             # A thread: a program that does not read must not keep this one from its limits.
-            self._feeder = threading.Thread(target=self._feed, args=(given,), daemon=True)
+            self._feeder = threading.Thread(
+                target=self._feed, args=(given,), daemon=True
+            )
             self._feeder.start()
 
     def __exit__(self, *_error: object) -> None:
@@ -242,7 +250,9 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
         output, errors = "".join(tail), self._errors.decode(errors="replace")
         status, trouble = process.wait(), self._given_up
         if status and not trouble:
-            words = (errors.strip() or output.strip() or "it printed nothing").split("\n")[-_SHOWN:]
+            words = (errors.strip() or output.strip() or "it printed nothing").split(
+                "\n"
+            )[-_SHOWN:]
             end = self._resources.breach(status) or ending(status)
             trouble = f"{end}: {chr(10).join(words)}"
         self.done = Completed(
@@ -294,7 +304,9 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
                 rest = bytearray(last)
                 yield from (line.decode(errors="replace") + "\n" for line in whole)
             elif len(rest) > limits.line:
-                self._give_up(f"it sent a line of more than {limits.line / BYTES_PER_MIB:g} MiB")
+                self._give_up(
+                    f"it sent a line of more than {limits.line / BYTES_PER_MIB:g} MiB"
+                )
                 return
             elif len(rest) > _LONGEST and limits.line == math.inf:
                 yield rest.decode(errors="replace")
@@ -317,7 +329,9 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
             if not ready and not left:
                 silent = self._heard + limits.silence == end
                 late = f"no sign of life for {limits.silence:g} s"
-                self._give_up(late if silent else f"no answer within {limits.seconds:g} s")
+                self._give_up(
+                    late if silent else f"no answer within {limits.seconds:g} s"
+                )
                 return
             if stderr in ready and stderr:
                 said = os.read(stderr.fileno(), 1 << 16)

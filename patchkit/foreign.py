@@ -20,7 +20,10 @@ def read_json(text: str | bytes) -> Any:
     """Return what a text in JSON holds. Raises ValueError, also for what is nested too deeply."""
     try:
         return json.loads(
-            text, parse_int=_parse_whole, parse_float=read_number, parse_constant=read_number
+            text,
+            parse_int=_parse_whole,
+            parse_float=read_number,
+            parse_constant=read_number,
         )
     except RecursionError:
         raise ValueError("is nested too deeply") from None

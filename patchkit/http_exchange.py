@@ -26,7 +26,9 @@ _ENDS = 1.0  # seconds for a connection that was cut to be noticed
 _MASK = "(masked)"
 _SHORT = 8  # characters: a shorter key may be any word of an answer
 _SAID = 500  # characters of what an answer says
-_LARGEST = 8 << 20  # bytes of an answer; /metrics of eight engines has some hundred thousand
+_LARGEST = (
+    8 << 20
+)  # bytes of an answer; /metrics of eight engines has some hundred thousand
 _PIECE = 1 << 16
 _KEYED = ("/v1/", "/pooling")  # paths that want the server's key
 
@@ -53,7 +55,9 @@ class HttpAnswer(PathAnswer):
     @property
     def outcome(self) -> PathAnswer:
         """Return how it went, without what came."""
-        return PathAnswer(status=self.status, ms=self.ms, trouble=self.trouble, closed=self.closed)
+        return PathAnswer(
+            status=self.status, ms=self.ms, trouble=self.trouble, closed=self.closed
+        )
 
     @property
     def text(self) -> str:
@@ -86,7 +90,11 @@ class HttpServer:
         parts = urlsplit(self.url)
         _ = parts.port  # raises, too
         # Behind @: what stands before it may be a password.
-        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+        if (
+            parts.scheme not in ("http", "https")
+            or not parts.hostname
+            or "@" in parts.netloc
+        ):
             shown = clean(self.url).rpartition("@")[2]
             raise ValueError(f"{shown!r} is not the address of a server")
 
@@ -198,7 +206,9 @@ class _Exchange:
             if len(self.body) > _LARGEST:
                 self.trouble = f"more than {_LARGEST >> 20} MiB"
                 return
-        if answer.length:  # of what its head promised: http.client takes this for the end
+        if (
+            answer.length
+        ):  # of what its head promised: http.client takes this for the end
             self.trouble = f"it ended {answer.length} bytes early"
 
 

@@ -79,7 +79,9 @@ def attempt(*words: str | Path, **options: Unpack[RunOptions]) -> Completed:
         env=options.get("env"),
         cwd=options.get("cwd"),
         umask=options.get("umask", -1),  # -1: that of this process
-        given=[options.get("input", b"")],  # behind it comes end of file: it waits for no person
+        given=[
+            options.get("input", b"")
+        ],  # behind it comes end of file: it waits for no person
         limits=FollowLimits(seconds=seconds, line=_MOST, size=_MOST),
         resources=options.get("resources", Resources()),
     )
@@ -104,12 +106,16 @@ def ask(
     Raises HostError, with its last words, if it does not run or does not answer.
     """
     alone = ["-I"] if isolated else []
-    done = attempt(python, *alone, "-c", _ASK, code, *arguments, env=env, timeout=timeout)
+    done = attempt(
+        python, *alone, "-c", _ASK, code, *arguments, env=env, timeout=timeout
+    )
     if not done.started:
         raise done.error(hint=hint)
     answers = [each for each in done.output.splitlines() if each.startswith(_MARK)]
     if done.trouble or not answers:
-        ended, _, words = (done.trouble or "exit code 0: it printed no answer").partition(": ")
+        ended, _, words = (
+            done.trouble or "exit code 0: it printed no answer"
+        ).partition(": ")
         # Its own words may be a whole traceback, of which the last line says what went wrong.
         last = words.rpartition("\n")[2]
         raise HostError(

@@ -23,7 +23,9 @@ def visible(text: str) -> str:
         return text
     # Python keeps a byte that is not UTF-8 as one of \udc80 to \udcff (PEP 383).
     return "".join(
-        each if each.isprintable() or each in _KEPT else ascii(each)[1:-1].replace(r"\udc", r"\x")
+        each
+        if each.isprintable() or each in _KEPT
+        else ascii(each)[1:-1].replace(r"\udc", r"\x")
         for each in text
     )
 
@@ -35,13 +37,19 @@ def quoted(*words: str | Path) -> str:
     """
     shown = []
     for word in words:
-        text = f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word)
+        text = (
+            f"./{word}"
+            if isinstance(word, Path) and str(word).startswith("-")
+            else str(word)
+        )
         if text.isprintable():
             shown.append(shlex.quote(text))
             continue
         # $'…' is the one form in which a shell takes a character that is not shown as itself.
         escaped = "".join(
-            each if each.isprintable() else "".join(f"\\x{byte:02x}" for byte in os.fsencode(each))
+            each
+            if each.isprintable()
+            else "".join(f"\\x{byte:02x}" for byte in os.fsencode(each))
             for each in text.replace("\\", r"\\").replace("'", r"\'")
         )
         shown.append(f"$'{escaped}'")

@@ -144,11 +144,18 @@ def _opened(path: Path | None, hint: str, *, follow: bool = True) -> Iterator[Bi
                 yield file
         finally:
             os.close(handle)
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the path
+    except (
+        FileNotFoundError,
+        NotADirectoryError,
+        ValueError,
+    ):  # ValueError: a NUL in the path
         raise UsageError(f"{path}: no such file", hint=hint) from None
     except OSError as error:
         if error.errno == errno.ELOOP:  # O_NOFOLLOW met a link
-            raise UsageError(f"{path}: is a symbolic link, not a file", hint=hint) from None
+            raise UsageError(
+                f"{path}: is a symbolic link, not a file", hint=hint
+            ) from None
         raise StorageError(
-            f"{path}: cannot be read: {error.strerror or error}", hint="check its permissions"
+            f"{path}: cannot be read: {error.strerror or error}",
+            hint="check its permissions",
         ) from None

@@ -39,7 +39,12 @@ RECIPES = Path(__file__).resolve().parent / "recipes"
 T = TypeVar("T")
 _Read = Callable[[Any], Any]
 _SHOWN = 60  # characters of a value that is refused
-_WORDS: dict[type, str] = {str: "a text", int: "a whole number", float: "a number", bool: "a bool"}
+_WORDS: dict[type, str] = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "a bool",
+}
 
 
 class RecordError(ValueError):
@@ -52,7 +57,9 @@ class RecordError(ValueError):
 
     def __str__(self) -> str:
         """Return ``rule[3].when: is 5, not a text``; entries of lists count from 1."""
-        shown = "".join(f"[{k + 1}]" if isinstance(k, int) else f".{k[:_SHOWN]}" for k in self.keys)
+        shown = "".join(
+            f"[{k + 1}]" if isinstance(k, int) else f".{k[:_SHOWN]}" for k in self.keys
+        )
         return f"{shown.removeprefix('.')}: {self.what}" if shown else self.what
 
 
@@ -190,7 +197,9 @@ def _tables_with(kind: type, wrong: RecordError) -> list[str]:
 
 def _known_keys(kind: type) -> dict[str, Any]:
     """Return the fields of a dataclass by their keys in a file."""
-    return {each.metadata.get("key", each.name): each for each in fields(kind) if each.init}
+    return {
+        each.metadata.get("key", each.name): each for each in fields(kind) if each.init
+    }
 
 
 # A file of several tables is read once for each `key`.
@@ -213,7 +222,9 @@ def matching(pattern: str, what: str) -> Callable[[str], None]:
 
 
 Sha256 = Annotated[str, matching("[0-9a-f]{64}", "a sha256")]
-Utf8 = Annotated[str, matching("[^\ud800-\udfff]*", "a text without half a surrogate pair")]
+Utf8 = Annotated[
+    str, matching("[^\ud800-\udfff]*", "a text without half a surrogate pair")
+]
 """A text that can be written: JSON can name half a surrogate pair."""
 
 
@@ -235,13 +246,17 @@ def _reader_of(kind: Any) -> _Read:
         return partial(_read_any_of, [*map(_reader_of, kinds)])
     if origin in (tuple, frozenset, list):
         entries = [*map(_reader_of, arguments)]
-        return partial(_read_list, origin, origin is not tuple or ... in arguments, entries)
+        return partial(
+            _read_list, origin, origin is not tuple or ... in arguments, entries
+        )
     if origin in (dict, Mapping):
         return partial(_read_table, *map(_reader_of, arguments))
     if is_dataclass(kind):
         return _dataclass_reader(kind)
     if origin in (Literal, type):  # data names no class
-        return partial(_read_member, {each: each for each in arguments if origin is Literal})
+        return partial(
+            _read_member, {each: each for each in arguments if origin is Literal}
+        )
     if issubclass(kind, Enum):
         return partial(_read_member, {each.value: each for each in kind})
     return partial(_read_scalar, kind)
@@ -263,9 +278,15 @@ def _read_scalar(kind: Any, value: Any) -> Any:
 
 def _read_member(members: Mapping[Any, Any], value: Any) -> Any:
     # Lists and tables cannot be looked up in a dict, and True would be found as 1.
-    if isinstance(value, str | int) and not isinstance(value, bool) and value in members:
+    if (
+        isinstance(value, str | int)
+        and not isinstance(value, bool)
+        and value in members
+    ):
         return members[value]
-    raise RecordError(f"is {_show_value(value)}, not one of {', '.join(map(str, members))}")
+    raise RecordError(
+        f"is {_show_value(value)}, not one of {', '.join(map(str, members))}"
+    )
 
 
 def _read_checked(read: _Read, checks: tuple[Any, ...], value: Any) -> Any:
@@ -321,7 +342,9 @@ def _dataclass_reader(kind: Any) -> _Read:
     # With extras, since Annotated holds the checks.
     hints = get_type_hints(kind, include_extras=True)
     known = _known_keys(kind)
-    readers = {key: (each.name, _reader_of(hints[each.name])) for key, each in known.items()}
+    readers = {
+        key: (each.name, _reader_of(hints[each.name])) for key, each in known.items()
+    }
     needed = {
         key
         for key, each in known.items()
@@ -338,7 +361,9 @@ def _dataclass_reader(kind: Any) -> _Read:
         for key in sorted(needed - value.keys()):
             raise RecordError(f"lacks the key {key!r}")
         rows = ((*readers[key], key, each) for key, each in value.items())
-        values = {name: _read_below(key, reader, each) for name, reader, key, each in rows}
+        values = {
+            name: _read_below(key, reader, each) for name, reader, key, each in rows
+        }
         try:
             return kind(**values)
         except RecordError:
@@ -352,5 +377,7 @@ def _dataclass_reader(kind: Any) -> _Read:
 def _show_value(value: object) -> str:
     if isinstance(value, dict | list):
         return "a table" if isinstance(value, dict) else "a list"
-    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+    text = (
+        json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+    )
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

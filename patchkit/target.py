@@ -14,7 +14,10 @@ from patchkit.records import RECIPES, read_toml
 
 DEFAULT_TARGET = "gb10"
 """What is meant where neither a GPU nor the user names a device."""
-MODES = ("native", "family")  # what a build is for: one device, or all devices of its family
+MODES = (
+    "native",
+    "family",
+)  # what a build is for: one device, or all devices of its family
 # One digit of minor: nvcc writes 12.1 as 121, without a separator.
 _ARCH = re.compile(
     r"(?P<major>\d{1,3})\.(?P<minor>\d)(?P<suffix>[af]?)(?P<ptx>\+PTX)?(?P<virtual>-virtual)?"
@@ -55,7 +58,8 @@ def parse_arch(text: str) -> Arch:
     match = _ARCH.fullmatch(text.strip())
     if match is None or (match["ptx"] and match["virtual"]):
         raise UsageError(
-            f"{text!r} is not an arch", hint="write it as TORCH_CUDA_ARCH_LIST does: 12.1a or 12.0f"
+            f"{text!r} is not an arch",
+            hint="write it as TORCH_CUDA_ARCH_LIST does: 12.1a or 12.0f",
         )
     return Arch(
         int(match["major"]),
@@ -107,7 +111,11 @@ def load(arch: Arch, capability: tuple[int, int]) -> Load:
         return load_ptx(arch, capability)
     if arch.capability == capability:
         return Load.EXACT
-    if arch.suffix != "a" and arch.major == capability[0] and arch.minor < capability[1]:
+    if (
+        arch.suffix != "a"
+        and arch.major == capability[0]
+        and arch.minor < capability[1]
+    ):
         return Load.FAMILY if arch.suffix == "f" else Load.COMPATIBLE
     if arch.ptx and not arch.suffix and arch.capability < capability:
         return Load.JIT
@@ -131,7 +139,9 @@ def load_ptx(arch: Arch, capability: tuple[int, int]) -> Load:
 
 def best_load(archs: tuple[str, ...], capability: tuple[int, int]) -> Load:
     """Return the best way any entry of an arch list reaches the device; NONE for an empty list."""
-    return max((load(parse_arch(arch), capability) for arch in archs), default=Load.NONE)
+    return max(
+        (load(parse_arch(arch), capability) for arch in archs), default=Load.NONE
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +201,8 @@ def targets() -> dict[str, Target]:
     table = read_toml(dict[str, dict[str, Any]], RECIPES / "targets.toml")
     return {
         name: Target(
-            name=name, **entry | {"capability": parse_arch(entry["capability"]).capability}
+            name=name,
+            **entry | {"capability": parse_arch(entry["capability"]).capability},
         )
         for name, entry in table.items()
     }
@@ -236,7 +247,9 @@ def ptxas_figures() -> PtxasFigures:
 
 def toolkit_of(torch: str) -> Toolkit:
     """Return the CUDA that a torch is for; for one that is older than all rows, the oldest."""
-    from packaging.version import Version  # nodes, which read targets alone, may lack it
+    from packaging.version import (
+        Version,
+    )  # nodes, which read targets alone, may lack it
 
     oldest, *later = toolkits()
     known = [row for row in later if Version(row.torch) <= Version(torch)]

@@ -90,7 +90,9 @@ def _weigh(text: str) -> None:
                     anchored[event.anchor] = node
                 case yaml.AliasEvent():
                     if event.anchor not in anchored:
-                        raise YamlError(line, f"*{event.anchor} is nothing before it, or itself")
+                        raise YamlError(
+                            line, f"*{event.anchor} is nothing before it, or itself"
+                        )
                     node = anchored[event.anchor]
 
             if node:
@@ -111,7 +113,9 @@ def _translate_errors(text: str) -> Iterator[None]:
         yield
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line if error.problem_mark else 0
-        raise YamlError(min(line, text.count("\n")) + 1, error.problem or "odd") from None
+        raise YamlError(
+            min(line, text.count("\n")) + 1, error.problem or "odd"
+        ) from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
         if yaml.__with_libyaml__:  # counts in bytes of UTF-8

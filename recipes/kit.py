@@ -5,7 +5,15 @@ from __future__ import annotations
 from patchkit.edit.cmake import add_list_item, commands
 from patchkit.edit.python import swap, wrap
 from patchkit.edit.splice import Edit, together
-from patchkit.edit.text import absent, altered, drift, new_file, occurrences, region, swap_text
+from patchkit.edit.text import (
+    absent,
+    altered,
+    drift,
+    new_file,
+    occurrences,
+    region,
+    swap_text,
+)
 from patchkit.errors import DriftError, ProofError
 from patchkit.finding import Established
 from patchkit.patching.fix import (

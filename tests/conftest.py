@@ -40,7 +40,9 @@ for _number in (signal.SIGINT, signal.SIGHUP):
 
 # The default run asks the same examples everywhere, so that a change fails by what it changed;
 # `nox -s properties` searches for new ones.
-settings.register_profile("same", derandomize=True, deadline=None)  # a loaded machine is no defect
+settings.register_profile(
+    "same", derandomize=True, deadline=None
+)  # a loaded machine is no defect
 settings.register_profile("search", max_examples=1000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
@@ -54,9 +56,15 @@ sys.path.append(str(Path(__file__).parents[1]))
 def pytest_collection_modifyitems(items):
     """Leave releases that the default run does not ask to `nox -s e2e`."""
     for item in items:
-        version = item.callspec.params.get("version") if hasattr(item, "callspec") else None
+        version = (
+            item.callspec.params.get("version") if hasattr(item, "callspec") else None
+        )
         others = set(SUPPORTED) - set(DAILY)
-        if item.get_closest_marker("releases") and isinstance(version, str) and version in others:
+        if (
+            item.get_closest_marker("releases")
+            and isinstance(version, str)
+            and version in others
+        ):
             item.add_marker(pytest.mark.e2e)
 
 
@@ -96,7 +104,9 @@ def fetched():
 
     def get(project, entry):
         try:
-            return fetch(project, entry.version, {entry.version: entry}, offline=bool(trouble))
+            return fetch(
+                project, entry.version, {entry.version: entry}, offline=bool(trouble)
+            )
         except StorageError as error:
             trouble.append(error.what)
         except SourceError:
@@ -174,7 +184,9 @@ def tree(release, tmp_path):
         for part in _PARTS:
             place = release(version) / part
             if place.is_dir():
-                shutil.copytree(place, root / part, copy_function=os.link, symlinks=True)
+                shutil.copytree(
+                    place, root / part, copy_function=os.link, symlinks=True
+                )
             else:
                 (root / part).hardlink_to(place)
         return root
@@ -194,7 +206,11 @@ def nccl_release(once):
     keep_nccl()
     try:
         origin = nccl_tree("nccl==2.29.7")
-    except (SourceError, StorageError, HostError) as error:  # no archive, no network, no git
+    except (
+        SourceError,
+        StorageError,
+        HostError,
+    ) as error:  # no archive, no network, no git
         pytest.skip(f"NCCL 2.29.7: {error.what}")
     return once("nccl-2.29.7", partial(unpack, origin.path))
 
@@ -203,7 +219,9 @@ def nccl_release(once):
 def nccl(nccl_release, tmp_path):
     """Make a private tree of it, of hard links: ``nccl()``."""
     place = tmp_path / "nccl"
-    return partial(shutil.copytree, nccl_release, place, copy_function=os.link, symlinks=True)
+    return partial(
+        shutil.copytree, nccl_release, place, copy_function=os.link, symlinks=True
+    )
 
 
 @pytest.fixture(scope="session")
@@ -252,7 +270,9 @@ def environment():
 
 
 def _environment():
-    inherited = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "NO_COLOR")}
+    inherited = {
+        k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "NO_COLOR")
+    }
     return {**inherited, "PYTHONPATH": str(Path(package.__file__).parents[1])}
 
 
@@ -293,7 +313,11 @@ def git():
         done = subprocess.run(
             [*command, *map(str, arguments)],
             cwd=folder,
-            env={**inherited, **settings, "GIT_CEILING_DIRECTORIES": str(folder.parent)},
+            env={
+                **inherited,
+                **settings,
+                "GIT_CEILING_DIRECTORIES": str(folder.parent),
+            },
             input=stdin.encode(),
             capture_output=True,
         )
@@ -325,7 +349,9 @@ def small_disk(tmp_path):
         command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode:
-            pytest.skip(f"mounting is not permitted here: {result.stderr.splitlines()[0]}")
+            pytest.skip(
+                f"mounting is not permitted here: {result.stderr.splitlines()[0]}"
+            )
         mounted.append(place)
         return place
 

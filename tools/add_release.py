@@ -19,13 +19,19 @@ from tools.stage import bring_back, recover, run_in, staged
 
 def main(arguments: list[str]) -> int:
     """Run the steps on a copy, and bring it back if all of them went well."""
-    project, *rest = arguments if arguments[:1] in (["vllm"], ["nccl"]) else ["vllm", *arguments]
+    project, *rest = (
+        arguments if arguments[:1] in (["vllm"], ["nccl"]) else ["vllm", *arguments]
+    )
     if not rest or rest[0].startswith("-"):
         print(__doc__)
         return 2
     module, version = f"tools.{project}_release", rest[0]
     tables = ["--release", version] if project == "vllm" else ["--pages"]
-    steps = [[module, "enter", *rest], ["tools.regenerate", *tables], [module, "review", version]]
+    steps = [
+        [module, "enter", *rest],
+        ["tools.regenerate", *tables],
+        [module, "review", version],
+    ]
     recover()
     with staged() as stage:
         codes = []
@@ -39,7 +45,9 @@ def main(arguments: list[str]) -> int:
         changed = bring_back(stage)
     for path in changed:
         print(f"written: {path}")
-    print(f"{project} {version} is in the tables: read the difference, then `nox -s tests matrix`")
+    print(
+        f"{project} {version} is in the tables: read the difference, then `nox -s tests matrix`"
+    )
     return 0
 
 

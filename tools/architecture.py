@@ -25,7 +25,9 @@ PAGE = HOME / "docs" / "architecture.md"
 PACKAGE = Path(patchkit.__file__).parent
 GROUND = "ground"
 _IN_GROUND = ("durable",)
-_PROVED = "apply"  # the module that plans, proves and commits: it is shown with the proofs
+_PROVED = (
+    "apply"  # the module that plans, proves and commits: it is shown with the proofs
+)
 _Graph = Mapping[str, set[str]]  # room → the rooms that it imports from
 
 
@@ -51,10 +53,17 @@ def imports(path: Path, known: Mapping[str, Path]) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names = []
         if isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            names = [
+                node.module,
+                *(f"{node.module}.{alias.name}" for alias in node.names),
+            ]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        inside = [name.removeprefix("patchkit.") for name in names if name.startswith("patchkit.")]
+        inside = [
+            name.removeprefix("patchkit.")
+            for name in names
+            if name.startswith("patchkit.")
+        ]
         yield from (name for name in inside if name in known)
 
 
@@ -114,7 +123,9 @@ def arrows(graph: _Graph) -> Iterator[tuple[str, str]]:
 
 
 def _sentence(path: Path) -> str:
-    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n")[0]
+    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split(
+        "\n"
+    )[0]
 
 
 def picture(graph: _Graph) -> str:

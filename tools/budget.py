@@ -50,17 +50,25 @@ def limits() -> dict[str, Any]:
 def python_files(*folders: str) -> Iterator[Path]:
     """Yield the Python files of folders; links are not followed."""
     for folder in folders:
-        yield from (path for path in sorted((HOME / folder).rglob("*.py")) if _is_ours(path))
+        yield from (
+            path for path in sorted((HOME / folder).rglob("*.py")) if _is_ours(path)
+        )
 
 
 def _is_ours(path: Path) -> bool:
     inside = path.relative_to(HOME)
-    return inside.parts[:2] != ("patchkit", "recipes") and "__pycache__" not in inside.parts
+    return (
+        inside.parts[:2] != ("patchkit", "recipes")
+        and "__pycache__" not in inside.parts
+    )
 
 
 def count_lines(folder: str) -> int:
     """Return the lines of Python in a folder."""
-    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in python_files(folder))
+    return sum(
+        len(path.read_text(encoding="utf-8").splitlines())
+        for path in python_files(folder)
+    )
 
 
 def page_figures() -> dict[str, int]:
@@ -120,13 +128,17 @@ def shared_names() -> dict[str, list[Path]]:
     for module in modules():
         for name in module.top_functions:
             found[name].add(module.path)
-    return {name: sorted(paths) for name, paths in sorted(found.items()) if len(paths) > 1}
+    return {
+        name: sorted(paths) for name, paths in sorted(found.items()) if len(paths) > 1
+    }
 
 
 def name_figures() -> dict[str, float]:
     """Return the figures of [names]."""
     names = [name for module in modules() for name in module.functions]
-    one_word = sum(len([word for word in name.split("_") if word]) == 1 for name in names)
+    one_word = sum(
+        len([word for word in name.split("_") if word]) == 1 for name in names
+    )
     return {
         "shared": len(shared_names()),
         "one_word": round(100 * one_word / len(names), 1),
@@ -144,7 +156,9 @@ def _print_names(room: str) -> None:
             print(f"{name}: {', '.join(map(str, places))}")
     for module in mine:
         if module.small_helpers:
-            print(f"small, one caller: {module.path}: {', '.join(module.small_helpers)}")
+            print(
+                f"small, one caller: {module.path}: {', '.join(module.small_helpers)}"
+            )
     per = [f"{1000 * count / lines:.1f}" for count in (functions, small)]
     print(f"{lines} lines, per 1,000: {per[0]} functions, {per[1]} small helpers")
 

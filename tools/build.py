@@ -39,7 +39,9 @@ def shared_out(words: Sequence[str], projects: Sequence[str]) -> dict[str, list[
         if not takers:
             names = [f"`patchkit build {project}`" for project in projects]
             neither = f"neither {' nor '.join(names)} takes it"
-            raise UsageError(f"{name}: {neither if names[1:] else f'{names[0]} does not take it'}")
+            raise UsageError(
+                f"{name}: {neither if names[1:] else f'{names[0]} does not take it'}"
+            )
         if len(takers) > 1 and name in OF_ONE:
             raise UsageError(f"{name}: both builds take it", hint=OF_ONE[name])
         taken = [spelled + equals + value]
@@ -51,7 +53,11 @@ def shared_out(words: Sequence[str], projects: Sequence[str]) -> dict[str, list[
 
 
 def _options(project: str) -> Mapping[str, click.Option]:
-    options = [each for each in build.commands[project].params if isinstance(each, click.Option)]
+    options = [
+        each
+        for each in build.commands[project].params
+        if isinstance(each, click.Option)
+    ]
     known = {name: option for option in options for name in option.opts}
     return {**known, "--help": click.Option(["--help"], is_flag=True)}
 

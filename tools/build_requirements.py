@@ -47,22 +47,35 @@ def lock(pyproject: Path, folder: Path = FOLDER) -> Path:
     python = Requirement(f"python{release['project']['requires-python']}").specifier
     # A universal lock that holds for the oldest Python also holds for the later ones.
     oldest = min(each.version for each in python if each.operator == ">=")
-    (torch,) = (str(each.specifier).strip("= ") for each in wanted if each.name == "torch")
+    (torch,) = (
+        str(each.specifier).strip("= ") for each in wanted if each.name == "torch"
+    )
     path = folder / f"torch-{torch}.txt"
     # What is not torch's stays as it was with the torch before: CMake 4.4.5 finds no Python across.
-    earlier = sorted(FOLDER.glob("torch-*.txt"), key=lambda each: Version(each.stem[6:]))
+    earlier = sorted(
+        FOLDER.glob("torch-*.txt"), key=lambda each: Version(each.stem[6:])
+    )
     if not path.exists() and earlier:
         shutil.copy2(earlier[-1], path)
     # That one alone: of a version that is in several, uv sees the files of one.
     settings = pip_settings()
-    index = {"UV_DEFAULT_INDEX": settings["index-url"]} if "index-url" in settings else {}
+    index = (
+        {"UV_DEFAULT_INDEX": settings["index-url"]} if "index-url" in settings else {}
+    )
     with tempfile.TemporaryDirectory() as scratch:
-        where = [f"sys_platform == 'linux' and platform_machine == '{cpu}'" for cpu in _CPUS]
+        where = [
+            f"sys_platform == 'linux' and platform_machine == '{cpu}'" for cpu in _CPUS
+        ]
         Path(scratch, "pyproject.toml").write_text(_PROJECT.format(environments=where))
         run(
             *(find_uv_bin(), "pip", "compile", "-", f"--output-file={path.absolute()}"),
             *("--universal", f"--python-version={oldest}", "--no-python-downloads"),
-            *("--generate-hashes", "--only-binary=:all:", "--no-header", "--no-annotate"),
+            *(
+                "--generate-hashes",
+                "--only-binary=:all:",
+                "--no-header",
+                "--no-annotate",
+            ),
             input="\n".join(map(str, wanted)).encode(),
             cwd=Path(scratch),
             env=os.environ | index,

@@ -34,7 +34,9 @@ _INTRODUCTION = """\
 What `patchkit apply` decides for untouched sources of each release, by looking at the code. For an
 installed package some fixes differ; their pages say so.
 """
-_MADE = "<!-- Made by tools/regenerate.py from plans of every release. Do not edit. -->\n"
+_MADE = (
+    "<!-- Made by tools/regenerate.py from plans of every release. Do not edit. -->\n"
+)
 
 
 def catalogue(recipe: Recipe, support: Support) -> dict[str, str]:
@@ -44,11 +46,16 @@ def catalogue(recipe: Recipe, support: Support) -> dict[str, str]:
     that says how each release is verified.
     """
     home = folder(recipe.project)
-    pages = {f"{home}/{fix.id}.md": page(fix, support.get(fix.id, {})) for fix in recipe.fixes}
+    pages = {
+        f"{home}/{fix.id}.md": page(fix, support.get(fix.id, {}))
+        for fix in recipe.fixes
+    }
     if support:
         return {"support-matrix.md": matrix(recipe, support), **pages}
     return {
-        f"{recipe.project}-releases.md": release_page(recipe, load_facts(recipe.project)),
+        f"{recipe.project}-releases.md": release_page(
+            recipe, load_facts(recipe.project)
+        ),
         **pages,
     }
 
@@ -64,7 +71,8 @@ def matrix(recipe: Recipe, support: Support) -> str:
         "# Which release needs which fix\n",
         _MADE,
         _INTRODUCTION,
-        "\n".join(f"- {_SIGNS[level]} {meaning}" for level, meaning in _MEANING.items()) + "\n",
+        "\n".join(f"- {_SIGNS[level]} {meaning}" for level, meaning in _MEANING.items())
+        + "\n",
     ]
     for mode, title in _TITLES.items():
         columns = _columns([support[fix.id][mode] for fix in recipe.fixes])

@@ -15,7 +15,9 @@ from patchkit.recipes.vllm.external import External
 _RELEASES = re.compile(r"^releases = \[\n.*?^\]\n", re.MULTILINE | re.DOTALL)
 # In build.toml the [[needs]] end where this comment begins.
 _BEHIND_NEEDS = "\n# How the locked environment is divided"
-_NCCL_RELEASE = re.compile(r'^\[\[release\]\]\nversion = "(?P<version>[^"]+)"\n', re.MULTILINE)
+_NCCL_RELEASE = re.compile(
+    r'^\[\[release\]\]\nversion = "(?P<version>[^"]+)"\n', re.MULTILINE
+)
 _NCCL_TORCH = re.compile(r"^\[torch\]\n(?:.+\n)*", re.MULTILINE)
 
 Value = str | int | bool
@@ -39,7 +41,9 @@ def with_needs(build: str, version: str, changed: Mapping[str, Value]) -> str:
     fields = "".join(f"{name} = {_toml(value)}\n" for name, value in changed.items())
     head, found, tail = build.partition(_BEHIND_NEEDS)
     if not found:
-        raise DriftError(f"recipes/vllm/build.toml: no line begins with {_BEHIND_NEEDS.strip()!r}")
+        raise DriftError(
+            f"recipes/vllm/build.toml: no line begins with {_BEHIND_NEEDS.strip()!r}"
+        )
     return f'{head}\n[[needs]]\nfrom = "{version}"\n{fields}{found}{tail}'
 
 
@@ -54,13 +58,20 @@ def with_pin(build: str, version: str, external: External) -> str:
             line = f'  {{ from = "{version}", pin = "{external.pin}"{url} }},\n'
             # A list in one line is broken up first, so that each pin has a line of its own.
             pins = re.sub(
-                r"^pins = \[(\{.*\})\]$", r"pins = [\n  \1,\n]", block[0], flags=re.MULTILINE
+                r"^pins = \[(\{.*\})\]$",
+                r"pins = [\n  \1,\n]",
+                block[0],
+                flags=re.MULTILINE,
             )
             new = _once(
-                re.compile(r"^(pins = \[\n(?:.+\n)*?)\]$", re.MULTILINE), rf"\1{line}]", pins
+                re.compile(r"^(pins = \[\n(?:.+\n)*?)\]$", re.MULTILINE),
+                rf"\1{line}]",
+                pins,
             )
             return build[: block.start()] + new + build[block.end() :]
-    raise DriftError(f"recipes/vllm/build.toml: no [[external]] is called {external.name!r}")
+    raise DriftError(
+        f"recipes/vllm/build.toml: no [[external]] is called {external.name!r}"
+    )
 
 
 def with_nccl_torch(recipe: str, series: str, pin: str) -> str:
@@ -100,5 +111,7 @@ def without(text: str, version: str) -> str:
     """Take out what the functions above put in for a release, or for a torch of that version."""
     listed = re.escape(f'"{version}"')
     text = re.sub(rf"^  \{{ from = {listed}, .*\n", "", text, flags=re.MULTILINE)
-    block = rf"\n\[\[(?:needs|torch|release)\]\]\n(?:from|version) = {listed}\n(?:.+\n)*"
+    block = (
+        rf"\n\[\[(?:needs|torch|release)\]\]\n(?:from|version) = {listed}\n(?:.+\n)*"
+    )
     return re.sub(block, "", text)

@@ -8,7 +8,9 @@ from patchkit.runtime.rules.rule import Routes, in_words, routes_in_words
 from patchkit.runtime.rules.variable_rules import Avoid, VariableRule, VariableRules
 from tools.markdown import table
 
-MADE = "<!-- Made by tools/regenerate.py from recipes/env/rules.toml. Do not edit. -->\n"
+MADE = (
+    "<!-- Made by tools/regenerate.py from recipes/env/rules.toml. Do not edit. -->\n"
+)
 INTRODUCTION = """\
 What `patchkit env` sets and `patchkit check` looks for; `patchkit env explain VARIABLE` prints
 the same of one variable. *Evidence*: read in the source code, measured by somebody who published
@@ -34,7 +36,10 @@ def _parts(rules: VariableRules) -> Iterator[str]:
     )
     yield "## What no rule mends\n\n" + table(
         ("when", "what", "instead", "evidence"),
-        ((in_words(each.when), each.says, each.instead, _evidence(each)) for each in rules.advice),
+        (
+            (in_words(each.when), each.says, each.instead, _evidence(each))
+            for each in rules.advice
+        ),
     )
     yield "## What executors copy from the head to the workers\n\n" + table(
         ("executor", "vLLM", "", "how", "read in"),
@@ -69,7 +74,9 @@ def _avoid(avoid: Avoid) -> tuple[str, ...]:
         _code(avoid.variables) + values,
         in_words(avoid.when) or "always",
         avoid.severity,
-        f"{avoid.reason} {_leads(avoid.routes)} Instead: {avoid.instead}.".replace("  ", " "),
+        f"{avoid.reason} {_leads(avoid.routes)} Instead: {avoid.instead}.".replace(
+            "  ", " "
+        ),
         _evidence(avoid),
     )
 

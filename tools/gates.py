@@ -65,7 +65,9 @@ def find_gates(root: Path) -> Iterator[Gate]:
     """Yield the gates of a release's tree. Raises SourceError for Python that does not parse."""
     for path in sorted((root / "vllm").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        if "third_party" not in path.parts and ("capability" in text or _SM10.search(text)):
+        if "third_party" not in path.parts and (
+            "capability" in text or _SM10.search(text)
+        ):
             file = path.relative_to(root).as_posix()
             for scope, node in _closed(_parsed(text, file), path.stem):
                 yield Gate(f"{scope} {_shown(node)}", file, node.lineno)
@@ -78,7 +80,9 @@ def _parsed(text: str, file: str) -> ast.Module:
         raise SourceError(f"{file}:{error.lineno}: {error.msg}") from None
 
 
-def _closed(tree: ast.AST, scope: str, outer: bool = True) -> Iterator[tuple[str, ast.expr]]:
+def _closed(
+    tree: ast.AST, scope: str, outer: bool = True
+) -> Iterator[tuple[str, ast.expr]]:
     """Yield function and expression; a text counts where its function has no expression."""
     found, texts, inner = [], [], []
     nodes = list(ast.iter_child_nodes(tree))
@@ -90,18 +94,26 @@ def _closed(tree: ast.AST, scope: str, outer: bool = True) -> Iterator[tuple[str
         elif (
             isinstance(node, ast.BoolOp)
             and isinstance(node.op, ast.Or)
-            and any(_is_12x(each) for inside in ast.walk(node) for each in _asked(inside))
+            and any(
+                _is_12x(each) for inside in ast.walk(node) for each in _asked(inside)
+            )
         ):
             continue  # one of several ways is for 12.x
         elif _closes(node):
             found.append(node)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            texts += [node] if _SM10.search(node.value) and not _SM12.search(node.value) else []
+            texts += (
+                [node]
+                if _SM10.search(node.value) and not _SM12.search(node.value)
+                else []
+            )
         elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
             nodes[:0] = ast.iter_child_nodes(node)
     yield from ((scope, node) for node in found or texts)
     for node in inner:
-        yield from _closed(node, node.name if outer else f"{scope}.{node.name}", outer=False)
+        yield from _closed(
+            node, node.name if outer else f"{scope}.{node.name}", outer=False
+        )
 
 
 def _closes(node: ast.AST) -> bool:
@@ -111,7 +123,11 @@ def _closes(node: ast.AST) -> bool:
         last = 120 if isinstance(node.ops[0], ast.Lt | ast.LtE) else 119
         return any(100 < each <= last for each in asked)
     only_asks = not isinstance(node, ast.Call) or _called(node) in _ASKS
-    return only_asks and any(100 <= each < 110 for each in asked) and not any(map(_is_12x, asked))
+    return (
+        only_asks
+        and any(100 <= each < 110 for each in asked)
+        and not any(map(_is_12x, asked))
+    )
 
 
 def _is_12x(capability: int) -> bool:
@@ -140,7 +156,9 @@ def _capabilities(node: ast.expr) -> Iterator[int]:
         if isinstance(node, ast.Constant) and type(node.value) is int:
             yield node.value * 10 if node.value < 20 else node.value
         return
-    major, minor = [getattr(each, "value", None) for each in items] if len(items) == 2 else (0, 0)
+    major, minor = (
+        [getattr(each, "value", None) for each in items] if len(items) == 2 else (0, 0)
+    )
     if type(major) is type(minor) is int and minor < 10 <= major:
         yield major * 10 + minor
     else:
@@ -170,7 +188,9 @@ def read_library(wheel: Path) -> dict[str, bool]:
                 }
                 for node in ast.walk(tree):
                     for name, takes in _stated(node, fixed):
-                        found[f"{package}.{name}"] = found.get(f"{package}.{name}", False) or takes
+                        found[f"{package}.{name}"] = (
+                            found.get(f"{package}.{name}", False) or takes
+                        )
     return found
 
 
@@ -184,17 +204,25 @@ def _stated(node: ast.AST, fixed: Mapping[str, ast.expr]) -> Iterator[tuple[str,
         inside = list(ast.walk(node))
         calls = [each for each in inside if isinstance(each, ast.Call)]
         lists = [w.value for call in calls for w in call.keywords if w.arg == _MAJORS]
-        lists += [it for call in calls if _called(call) == _DECORATOR for it in call.args[:1]]
+        lists += [
+            it for call in calls if _called(call) == _DECORATOR for it in call.args[:1]
+        ]
         lists = [fixed.get(getattr(each, "id", ""), each) for each in lists]
         if lists or any(map(_closes, inside)):
-            yield node.name, any(_is_12x(each) for row in lists for each in _capabilities(row))
+            yield (
+                node.name,
+                any(_is_12x(each) for row in lists for each in _capabilities(row)),
+            )
         elif any(_called(call).startswith("is_sm12") for call in calls):
             yield node.name, True
 
 
 def read_libraries(root: Path) -> tuple[dict[str, str], dict[str, bool]]:
     """Return what a release pins, and what that says of 12.x. Raises StorageError."""
-    texts = [(root / name).read_text("utf-8") for name in ("requirements/cuda.txt", "setup.py")]
+    texts = [
+        (root / name).read_text("utf-8")
+        for name in ("requirements/cuda.txt", "setup.py")
+    ]
     pins = dict(_PINS.findall("\n".join(texts)))
     states: dict[str, bool] = {}
     for project, version in pins.items():
@@ -217,7 +245,9 @@ def judge(
 ) -> Report:
     """Hold gates against what a person said of them, and against what the libraries say."""
     left, by_place = Counter[str](), dict[str, Judgement]()
-    for judgement in known or read_toml(tuple[Judgement, ...], PLACE, SourceError, key="judgement"):
+    for judgement in known or read_toml(
+        tuple[Judgement, ...], PLACE, SourceError, key="judgement"
+    ):
         for text in judgement.places:
             place, times = _TIMES.sub("", text), _TIMES.search(text)
             left[place] += int(times[1]) if times else 1
@@ -235,7 +265,10 @@ def judge(
         if found.verdict in ("lags", "unmeasured") and (names or not found.library):
             opened.setdefault(found, []).append(gate)
     file = "recipes/vllm/gates.toml"
-    decisions = [Decision(file=file, says=f"{g.file}:{g.line}: {w}", line=g.place) for g, w in asks]
+    decisions = [
+        Decision(file=file, says=f"{g.file}:{g.line}: {w}", line=g.place)
+        for g, w in asks
+    ]
     return Report(judged=judged, opened=opened, decisions=decisions)
 
 
@@ -251,9 +284,13 @@ def main(versions: list[str]) -> int:
             found = judge(find_gates(root), states)
         counts = Counter(each.verdict for each in found.judged.values())
         counts["not judged"] = sum("nobody" in each.says for each in found.decisions)
-        print(f"vLLM {version}: {counts.total()} gates leave out 12.x, by verdict: {dict(counts)}")
+        print(
+            f"vLLM {version}: {counts.total()} gates leave out 12.x, by verdict: {dict(counts)}"
+        )
         print(f"it pins {pins}; what these take, and the gates leave out:")
-        for judgement, gates in sorted(found.opened.items(), key=lambda each: each[0].verdict):
+        for judgement, gates in sorted(
+            found.opened.items(), key=lambda each: each[0].verdict
+        ):
             print(f"{judgement.verdict}: {judgement.reason}")
             for gate in gates:
                 print(f"    {gate.file}:{gate.line} {gate.place.partition(' ')[0]}")

@@ -23,7 +23,13 @@ from support import hosts
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "env"
 TABLE = DATA / "variables.json"
-WHOLE = ("single", "head", "worker on the other port", "worker in a ring", "worker that is a Thor")
+WHOLE = (
+    "single",
+    "head",
+    "worker on the other port",
+    "worker in a ring",
+    "worker that is a Thor",
+)
 NOW = ("--vllm=0.33.0", "--triton=3.8.0", "--nccl=2.30.7")
 
 
@@ -46,21 +52,27 @@ def _worker(
     machine: str, head: str, *more: str, node: int = 1, versions: tuple[str, ...] = NOW
 ) -> Case:
     options = ("--role=worker", *more)
-    return Case(machine=machine, node=node, options=options, head=head, versions=versions[1:])
+    return Case(
+        machine=machine, node=node, options=options, head=head, versions=versions[1:]
+    )
 
 
 V1 = ("--vllm=0.19.1", "--triton=3.6.0", "--nccl=2.28.9")
 OLD = ("--vllm=0.11.2", "--triton=3.5.1", "--nccl=2.27.5")
 CASES = {
     "single": Case(machine="single", options=("--role=single",)),
-    "single, FP8": Case(machine="single", options=("--role=single", "--quantization=fp8")),
+    "single, FP8": Case(
+        machine="single", options=("--role=single", "--quantization=fp8")
+    ),
     "single, NVFP4, old": Case(
         machine="single", options=("--role=single", "--quantization=nvfp4"), versions=V1
     ),
     "single, FP8, old": Case(
         machine="single", options=("--role=single", "--quantization=fp8"), versions=V1
     ),
-    "single, no ptxas": Case(machine="single", options=("--role=single",), versions=OLD),
+    "single, no ptxas": Case(
+        machine="single", options=("--role=single",), versions=OLD
+    ),
     "head": _head("cable_port0"),
     "worker": _worker("cable_port0", "head"),
     "worker on the other port": _worker("cable_port1", "head"),
@@ -74,7 +86,9 @@ CASES = {
     "head, Ray": _head("cable_port0", "--executor=ray"),
     "worker, Ray, other port": _worker("cable_port1", "head, Ray"),
     "head, Ray that overwrites": _head("cable_port0", "--executor=ray", versions=V1),
-    "worker, Ray that overwrites": _worker("cable_port0", "head, Ray that overwrites", versions=V1),
+    "worker, Ray that overwrites": _worker(
+        "cable_port0", "head, Ray that overwrites", versions=V1
+    ),
     "worker, Ray that overwrites, other port": _worker(
         "cable_port1", "head, Ray that overwrites", versions=V1
     ),
@@ -120,8 +134,12 @@ CASES = {
     "worker of sixteen": _worker("pair_and_switch", "head of sixteen"),
     "head of a pair beside a switch": _head("pair_and_switch"),
     "head of eight, two networks": _head("two_switches", "--nodes=8"),
-    "head of eight, network named": _head("two_switches", "--nodes=8", "--head-ip=10.2.0.10"),
-    "head of eight, RoCE asked for": _head("two_switches", "--nodes=8", "--topology=roce"),
+    "head of eight, network named": _head(
+        "two_switches", "--nodes=8", "--head-ip=10.2.0.10"
+    ),
+    "head of eight, RoCE asked for": _head(
+        "two_switches", "--nodes=8", "--topology=roce"
+    ),
     "head, kernel 7": _head("kernel7"),
     "head, kernel 7 mended": _head("kernel7_mended"),
     "head, managed over Wi-Fi": _head("wifi_managed"),
@@ -129,12 +147,18 @@ CASES = {
     "worker on the Wi-Fi": _worker("wifi_managed", "head on the Wi-Fi"),
     "head on an overlay": _head("tailscale", "--head-ip=100.101.102.10"),
     "worker on an overlay": _worker("tailscale", "head on an overlay"),
-    "worker on the LAN, though cabled": _worker("cable_port0", "head on the LAN, though cabled"),
+    "worker on the LAN, though cabled": _worker(
+        "cable_port0", "head on the LAN, though cabled"
+    ),
     "head on the LAN, RoCE asked for": _head(
         "cable_port0", "--head-ip=10.0.0.10", "--topology=roce"
     ),
-    "head, sockets asked for": _head("cable_port0", "--head-ip=10.0.0.10", "--topology=socket"),
-    "head of Spark and Thor": _head("cable_port0", "--topology=hetero", "--head-ip=192.168.100.10"),
+    "head, sockets asked for": _head(
+        "cable_port0", "--head-ip=10.0.0.10", "--topology=socket"
+    ),
+    "head of Spark and Thor": _head(
+        "cable_port0", "--topology=hetero", "--head-ip=192.168.100.10"
+    ),
     "worker that is a Thor": _worker("thor", "head of Spark and Thor"),
     "head of Spark and Thor, overwriting": _head(
         "cable_port0",
@@ -144,10 +168,17 @@ CASES = {
         versions=V1,
     ),
     "a Thor, overwritten": _worker(
-        "thor", "head of Spark and Thor, overwriting", "--without=ptxas-thor", versions=V1
+        "thor",
+        "head of Spark and Thor, overwriting",
+        "--without=ptxas-thor",
+        versions=V1,
     ),
-    "worker, vLLM that is not the head's": _worker("cable_port0", "head", "--vllm=0.32.0"),
-    "a name that NCCL does not know": _head("cable_port0", "--set=NCCL_SOCKET_IFACE=eth0"),
+    "worker, vLLM that is not the head's": _worker(
+        "cable_port0", "head", "--vllm=0.32.0"
+    ),
+    "a name that NCCL does not know": _head(
+        "cable_port0", "--set=NCCL_SOCKET_IFACE=eth0"
+    ),
     "a rule that is not known": _head("cable_port0", "--with=ray-v3"),
 }
 
@@ -164,13 +195,20 @@ def run(name: str, folder: Path) -> tuple[str, dict[str, Any]]:
         (folder / f"{case.head}.env").write_text(run(case.head, folder)[0])
     # A toolkit of this machine's must not come into the golden files.
     done = CliRunner(env={"CUDA_HOME": ""}).invoke(
-        group, ["env", f"--root={root}", *filter(None, case.versions), *case.options, *taken]
+        group,
+        ["env", f"--root={root}", *filter(None, case.versions), *case.options, *taken],
     )
     if isinstance(error := done.exception, PatchkitError):
-        return "", {"exit_code": error.exit_code, "error": str(error).replace(str(folder), "DIR")}
+        return "", {
+            "exit_code": error.exit_code,
+            "error": str(error).replace(str(folder), "DIR"),
+        }
     assert done.exit_code == 0, (name, done.output, done.exception)
     notes = done.stderr.splitlines()
-    return done.stdout, {"variables": parse(Format.ENV, done.stdout, name), "notes": notes}
+    return done.stdout, {
+        "variables": parse(Format.ENV, done.stdout, name),
+        "notes": notes,
+    }
 
 
 def refuse_new_errors(table: Mapping[str, Any], before: Mapping[str, Any]) -> None:

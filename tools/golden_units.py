@@ -46,7 +46,9 @@ def text(made: GroupUnits) -> str:
     for number, files in enumerate(made.node_files()):
         for name, content in files.items():
             if name not in ("node.env", *SCRIPTS):
-                lines = [line for line in content.splitlines() if not _DIGEST.search(line)]
+                lines = [
+                    line for line in content.splitlines() if not _DIGEST.search(line)
+                ]
                 parts.append("\n".join([f"=== rank {number}: {name}", *lines, ""]))
     return "\n".join(parts)
 

@@ -29,8 +29,12 @@ def lock_entries(project: str, versions: Iterable[str]) -> list[LockEntry]:
     """
     with index_client() as client:
         packages = client.get_project_page(project, timeout=TIMEOUT).packages
-        sdists = {each.version: each for each in packages if each.package_type == "sdist"}
-        return [_described(client, version, sdists.get(version)) for version in versions]
+        sdists = {
+            each.version: each for each in packages if each.package_type == "sdist"
+        }
+        return [
+            _described(client, version, sdists.get(version)) for version in versions
+        ]
 
 
 def described(project: str) -> list[tuple[str, str]]:
@@ -60,7 +64,11 @@ def wheel_entries(
                 client,
                 version,
                 max(
-                    (each for each in wheels if each.version == version and _is_for(each, cpu)),
+                    (
+                        each
+                        for each in wheels
+                        if each.version == version and _is_for(each, cpu)
+                    ),
                     key=lambda each: parse_wheel_filename(each.filename)[2],
                     default=None,
                 ),
@@ -79,14 +87,19 @@ def _is_for(wheel: DistributionPackage, cpu: str) -> bool:
 
 
 def _described(
-    client: PyPISimple, version: str, file: DistributionPackage | None, kind: str = "an sdist"
+    client: PyPISimple,
+    version: str,
+    file: DistributionPackage | None,
+    kind: str = "an sdist",
 ) -> LockEntry:
     if file is None or "sha256" not in file.digests:
         raise not_offered(client.endpoint, f"{kind} of {version} with a sha256")
     size = file.size
     if size is None:
         headers = {"Accept-Encoding": "identity"}
-        response = client.s.head(file.url, allow_redirects=True, timeout=TIMEOUT, headers=headers)
+        response = client.s.head(
+            file.url, allow_redirects=True, timeout=TIMEOUT, headers=headers
+        )
         response.raise_for_status()
         # Without a length int() raises ValueError, which index_client turns into its error.
         size = int(response.headers.get("Content-Length", ""))
@@ -100,5 +113,9 @@ def render_lock(entries: Iterable[LockEntry], kind: str = "sdist") -> str:
     for entry in ordered:
         fields = asdict(entry).items()
         # Of text and whole numbers JSON's form is TOML's.
-        lines += [f"[[{kind}]]", *(f"{key} = {json.dumps(value)}" for key, value in fields), ""]
+        lines += [
+            f"[[{kind}]]",
+            *(f"{key} = {json.dumps(value)}" for key, value in fields),
+            "",
+        ]
     return "\n".join(lines)

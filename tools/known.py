@@ -13,7 +13,13 @@ import hashlib
 import re
 from pathlib import Path
 
-from patchkit.doctor.proof_record import PACKED, Proof, first_use, parse_proof, short_kernels
+from patchkit.doctor.proof_record import (
+    PACKED,
+    Proof,
+    first_use,
+    parse_proof,
+    short_kernels,
+)
 from patchkit.reading import read_bytes
 from tools import run_program
 
@@ -42,16 +48,28 @@ def main() -> int:
 
 def proof_cells(proof: Proof) -> list[str]:
     """Return what the page's table has of a proof, in plain characters."""
-    counts = [sum(part.state == it for part in proof.parts) for it in ("ok", "failed", "not-run")]
-    routing = [proof.part(f"routing-{it}") for it in ("fp8", "fp8-blocks", "nvfp4", "mxfp4")]
+    counts = [
+        sum(part.state == it for part in proof.parts)
+        for it in ("ok", "failed", "not-run")
+    ]
+    routing = [
+        proof.part(f"routing-{it}") for it in ("fp8", "fp8-blocks", "nvfp4", "mxfp4")
+    ]
     starts = [proof.part(f"serve-{it}").figures for it in ("cold", "warm")]
     paths = [proof.part(f"nccl-{it}").figures for it in ("roce", "socket")]
     speeds = [its.get("most_gigabytes_per_second") for its in paths]
     attention = proof.part("kernel-fa2").figures
     cells = [
-        *(proof.device, proof.driver, proof.vllm, proof.date, ", ".join(map(str, counts))),
+        *(
+            proof.device,
+            proof.driver,
+            proof.vllm,
+            proof.date,
+            ", ".join(map(str, counts)),
+        ),
         first_use(proof),
-        ", ".join(str(attention.get(f"first_{it}", "?")) for it in ("s", "kept_s")) + " s",
+        ", ".join(str(attention.get(f"first_{it}", "?")) for it in ("s", "kept_s"))
+        + " s",
         "; ".join(short_kernels(part) or part.state for part in routing),
         ", ".join(str(its.get("ready_s", "?")) for its in starts) + " s",
         ", ".join(str(its.get("tokens_per_s", "?")) for its in starts),

@@ -42,15 +42,28 @@ def lock(root: Path, *options: str) -> None:
     backend = "\n".join(_pyproject(root)["build-system"]["requires"])
     for name, wanted in LOCKS.items():
         file = _file(root, name)
-        command = [sys.executable, "-m", "uv", "pip", "compile", *_COMPILE, *options, *wanted]
-        subprocess.run([*command, "-o", file], cwd=root, input=backend, text=True, check=True)
+        command = [
+            sys.executable,
+            "-m",
+            "uv",
+            "pip",
+            "compile",
+            *_COMPILE,
+            *options,
+            *wanted,
+        ]
+        subprocess.run(
+            [*command, "-o", file], cwd=root, input=backend, text=True, check=True
+        )
         file.write_text(f"{_head(root, name)}\n{file.read_text()}")
 
 
 def stale(root: Path) -> list[str]:
     """Return the locks that were made from something else than what pyproject.toml says now."""
     return [
-        name for name in LOCKS if not _file(root, name).read_text().startswith(_head(root, name))
+        name
+        for name in LOCKS
+        if not _file(root, name).read_text().startswith(_head(root, name))
     ]
 
 

@@ -13,7 +13,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [list(header), ["---"] * len(header), *map(list, rows)]
     # chr(92) is a backslash: before Python 3.12 an f-string's expression may hold none.
     return "".join(
-        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n"
+        for line in lines
     )
 
 

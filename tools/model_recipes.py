@@ -38,7 +38,9 @@ _PLACE, _FLAGS = "recipes/env/presets.toml", "recipes/env/flags.toml"
 _ALWAYS = ("--gpu-memory-utilization", "--max-model-len")
 _HEADING = re.compile(r"^#+ .*$", re.MULTILINE)
 _BLOCK = re.compile(r"^ *```\w*\n(?P<text>.*?)^ *```", re.MULTILINE | re.DOTALL)
-_SERVE = re.compile(r"^(?P<before>(?:\s*[A-Z]\w*=\S+)*)\s*vllm serve (?P<words>.+)$", re.MULTILINE)
+_SERVE = re.compile(
+    r"^(?P<before>(?:\s*[A-Z]\w*=\S+)*)\s*vllm serve (?P<words>.+)$", re.MULTILINE
+)
 
 
 def read_recipes(root: Path) -> dict[str, str]:
@@ -47,15 +49,22 @@ def read_recipes(root: Path) -> dict[str, str]:
     for place in sorted((root / "recipes" / "models").glob("*/*.yaml")):
         recipe = yaml.safe_load(place.read_text(encoding="utf-8"))
         guide, variants = recipe.get("guide", ""), recipe["variants"]
-        told = {name: _in_the_guide(guide, _model(recipe, each)) for name, each in variants.items()}
-        tuned = dict(recipe_settings(recipe, {n: each for n, each in told.items() if each}))
+        told = {
+            name: _in_the_guide(guide, _model(recipe, each))
+            for name, each in variants.items()
+        }
+        tuned = dict(
+            recipe_settings(recipe, {n: each for n, each in told.items() if each})
+        )
         # A checkpoint may be in several variants: the one for a GB10 says most.
         for name in sorted(variants, key=lambda each: each not in tuned):
             model = _model(recipe, variants[name])
             if model not in rows:
                 its = {**recipe["model"], **variants[name]}
                 its["file"] = f"{place.parent.name}/{place.name}"
-                its["drafter"] = DRAFTING not in tuned.get(name, {}) and _drafter(recipe, name)
+                its["drafter"] = DRAFTING not in tuned.get(name, {}) and _drafter(
+                    recipe, name
+                )
                 rows[model] = str(its.get("min_vllm_version") or "")
                 wanted = {VRAM, "drafter", *(ABOUT if name in tuned else ())}
                 about = {key: its[key] for key in sorted(wanted) if its.get(key)}
@@ -70,9 +79,14 @@ def _model(recipe: Mapping[str, Any], variant: Mapping[str, Any]) -> str:
 
 def _drafter(recipe: Mapping[str, Any], name: str) -> str:
     """Return what upstream drafts with on any GPU of NVIDIA, "" for nothing."""
-    variant, feature = recipe["variants"][name], recipe.get("features", {}).get("spec_decoding", {})
+    variant, feature = (
+        recipe["variants"][name],
+        recipe.get("features", {}).get("spec_decoding", {}),
+    )
     mode = mode_of("spec_decoding", feature, variant)
-    if "supported_hardware" in variant or name not in mode.get("variants", recipe["variants"]):
+    if "supported_hardware" in variant or name not in mode.get(
+        "variants", recipe["variants"]
+    ):
         return ""
     found = joined(split_flags(mode.get("args", []))).get(DRAFTING, "")
     return "" if "$" in found else found
@@ -87,9 +101,14 @@ def _in_the_guide(guide: str, model: str) -> dict[str, str]:
             for line in _SERVE.finditer(block["text"].replace("\\\n", " ")):
                 served, *words = shlex.split(line["words"])
                 if served == model:
-                    before = (each.partition("=") for each in shlex.split(line["before"]))
+                    before = (
+                        each.partition("=") for each in shlex.split(line["before"])
+                    )
                     return joined(
-                        [*((name, value) for name, _, value in before), *split_flags(words)]
+                        [
+                            *((name, value) for name, _, value in before),
+                            *split_flags(words),
+                        ]
                     )
     return {}
 
@@ -124,7 +143,11 @@ def without_preset(release: str, before: str) -> Iterator[Decision]:
     """Yield the models for a GB10 that are new in a release, and are served as it says."""
     known, own = model_recipes(before), {each.id.lower() for each in own_presets()}
     for name, recipe in model_recipes(release).items():
-        if recipe.settings and not (name in known and known[name].settings) and name not in own:
+        if (
+            recipe.settings
+            and not (name in known and known[name].settings)
+            and name not in own
+        ):
             says = f"{recipe.id} has a recipe for a GB10 in {release}, which serve-args goes by"
             yield Decision(file=_PLACE, says=says)
 
@@ -150,7 +173,11 @@ def _of_preset(preset: Preset, release: str) -> Iterator[Decision]:
             )
     reasons = {*load_flag_rules().preset, DRAFTING}
     for name in preset.settings.keys() - preset.variables.keys() - reasons:
-        yield Decision(file=_FLAGS, says=f"{preset.id}: [preset] has no reason for {name}")
+        yield Decision(
+            file=_FLAGS, says=f"{preset.id}: [preset] has no reason for {name}"
+        )
     for name in preset.differs:
         if not any(fnmatchcase(each, name) for each in found):
-            yield Decision(file=_PLACE, says=f"{preset.id}: `differs` names {name}, which does not")
+            yield Decision(
+                file=_PLACE, says=f"{preset.id}: `differs` names {name}, which does not"
+            )

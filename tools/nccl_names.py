@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 
 # NCCL_PARAM(Name, "NAME", default) reads NCCL_NAME; getenv, and names in tables, are quoted whole.
-_PARAM = re.compile(r'NCCL_PARAM\(\s*\w+,\s*"(?P<name>\w+)",\s*(?P<default>[^)]*?)\s*\)')
+_PARAM = re.compile(
+    r'NCCL_PARAM\(\s*\w+,\s*"(?P<name>\w+)",\s*(?P<default>[^)]*?)\s*\)'
+)
 _QUOTED = re.compile(r'"(?P<name>NCCL_[A-Z0-9_]+)"')
 _SOURCES = (".c", ".cc", ".cu", ".h")
 
@@ -17,7 +19,10 @@ def read_names(folder: Path) -> dict[str, str]:
     for place in sorted(folder.rglob("*")):
         if place.suffix in _SOURCES and place.is_file():
             text = place.read_text(encoding="utf-8", errors="replace")
-            found |= {f"NCCL_{match['name']}": match["default"] for match in _PARAM.finditer(text)}
+            found |= {
+                f"NCCL_{match['name']}": match["default"]
+                for match in _PARAM.finditer(text)
+            }
             for match in _QUOTED.finditer(text):
                 found.setdefault(match["name"], "")
     return found

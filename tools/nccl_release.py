@@ -65,9 +65,13 @@ def enter(arguments: list[str]) -> int:
     else:
         decisions += _unread(version)
     # Until somebody has looked at its makefiles, the code alone decides about the fixes.
-    text = with_nccl_release(RECIPE.read_text(encoding="utf-8"), {**fields, "read": False})
+    text = with_nccl_release(
+        RECIPE.read_text(encoding="utf-8"), {**fields, "read": False}
+    )
     RECIPE.write_text(text, encoding="utf-8")
-    decisions.append(Decision(file=_FILE, says="read = false until its build files were looked at"))
+    decisions.append(
+        Decision(file=_FILE, says="read = false until its build files were looked at")
+    )
     return show(decisions)
 
 
@@ -81,20 +85,28 @@ def _torches(facts: ReleaseFacts) -> Iterator[Decision]:
         except InvalidWheelFilename:
             continue
         series = f"{version.major}.{version.minor}"
-        if Version(series) > oldest and series not in facts.torch and not version.is_prerelease:
+        if (
+            Version(series) > oldest
+            and series not in facts.torch
+            and not version.is_prerelease
+        ):
             newest[series] = max(newest.get(series, version), version)
     for series, version in sorted(newest.items(), key=lambda each: each[1]):
         needed = "\n".join(requirements("torch", version.public, "x86_64"))
         if pin := re.search(r"nvidia-nccl-cu\d+==[\d.]+", needed):
             text = with_nccl_torch(RECIPE.read_text(encoding="utf-8"), series, pin[0])
             RECIPE.write_text(text, encoding="utf-8")
-            yield Decision(file=_FILE, says=f"torch {series} pins {pin[0]}: does `default` move?")
+            yield Decision(
+                file=_FILE, says=f"torch {series} pins {pin[0]}: does `default` move?"
+            )
 
 
 def _witness(version: str, facts: ReleaseFacts) -> Decision:
     """Ask for two parties; the tag's own commit is one that may be wrong."""
     # ^{}: the commit behind an annotated tag, not the tag's own object.
-    done = attempt("git", "ls-remote", facts.git, f"refs/tags/v{version}-1^{{}}", timeout=60)
+    done = attempt(
+        "git", "ls-remote", facts.git, f"refs/tags/v{version}-1^{{}}", timeout=60
+    )
     commit = done.output.split()[0] if done.output.split() else "…"
     return Decision(
         file=_FILE,
@@ -110,7 +122,11 @@ def _read(source: str, sha256: str, version: str) -> list[str]:
     if str(origin.version) != version:
         raise SourceError(f"{source} holds NCCL {origin.version}, not {version}")
     with tempfile.TemporaryDirectory() as folder:
-        root = origin.path if origin.path.is_dir() else unpack(origin.path, Path(folder) / "nccl")
+        root = (
+            origin.path
+            if origin.path.is_dir()
+            else unpack(origin.path, Path(folder) / "nccl")
+        )
         text = with_names(NAMES.read_text(encoding="utf-8"), version, root)
         NAMES.write_text(text, encoding="utf-8")
         flags = gencodes(make_flags(detect(root, "nccl"), targets()["gb10"].cuda))
@@ -123,22 +139,33 @@ def _archs(flags: tuple[str, ...]) -> list[str]:
     for flag in flags:
         if match := _CODE.search(flag):
             arch = f"{match['number'][:-1]}.{match['number'][-1]}"
-            found[arch] = f"{arch}+PTX" if match["kind"] == "compute" else found.get(arch, arch)
+            found[arch] = (
+                f"{arch}+PTX" if match["kind"] == "compute" else found.get(arch, arch)
+            )
     return list(found.values())
 
 
 def _unread(version: str) -> list[Decision]:
     says = f"the sources of {version} were not at hand (--source): "
     return [
-        Decision(file=_FILE, says=f"{says}`archs` is what `make` builds by default with CUDA 13"),
-        Decision(file="recipes/env/nccl_variables.tsv", says=f"{says}its variables are not there"),
+        Decision(
+            file=_FILE,
+            says=f"{says}`archs` is what `make` builds by default with CUDA 13",
+        ),
+        Decision(
+            file="recipes/env/nccl_variables.tsv",
+            says=f"{says}its variables are not there",
+        ),
     ]
 
 
 def review(version: str) -> int:
     """Say which bugs are taken to hold for the release as well."""
     bugs = load_recipe("nccl").bugs_of(Version(version))
-    says = (f"is it so in {version}, which {each.versions} covers: {each.says}" for each in bugs)
+    says = (
+        f"is it so in {version}, which {each.versions} covers: {each.says}"
+        for each in bugs
+    )
     return show([Decision(file=_FILE, says=each) for each in says])
 
 

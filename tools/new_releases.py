@@ -23,7 +23,9 @@ from tools.wheel_jobs import hand_over
 _NCCL = "nvidia-nccl-cu13"
 
 
-def new_releases(filenames: Iterable[str], branches: Iterable[str] = ()) -> list[dict[str, str]]:
+def new_releases(
+    filenames: Iterable[str], branches: Iterable[str] = ()
+) -> list[dict[str, str]]:
     """Return the matrix: names, and what add-release is told; ``filenames`` are the index's."""
     facts = load_facts()
     newest = {
@@ -38,13 +40,19 @@ def new_releases(filenames: Iterable[str], branches: Iterable[str] = ()) -> list
         except InvalidWheelFilename:
             continue
         if project == "torch":
-            version = Version(f"{version.major}.{version.minor}{'a0' * version.is_prerelease}")
+            version = Version(
+                f"{version.major}.{version.minor}{'a0' * version.is_prerelease}"
+            )
         if version > newest[project] and not version.is_prerelease:
             name = "nccl" if project == _NCCL else str(project)
-            asks = f"nccl {facts.default}" if project == "torch" else f"{name} {version}"
+            asks = (
+                f"nccl {facts.default}" if project == "torch" else f"{name} {version}"
+            )
             found[f"{name}-{version}"] = asks
     taken = {each.rpartition("release/")[2] for each in branches}
-    return [{"name": name, "release": found[name]} for name in sorted(found.keys() - taken)]
+    return [
+        {"name": name, "release": found[name]} for name in sorted(found.keys() - taken)
+    ]
 
 
 def main() -> int:

@@ -26,7 +26,9 @@ PASSED, FAILED, NOT_RUN = "passed", "FAILED", "NOT RUN"
 RESULTS = {"success": PASSED, "skipped": NOT_RUN}
 HEADER = ("part", "result", "seconds", "reason")
 _LONGEST_REASON = 200
-LIMIT = "5h"  # of a part, as `timeout` takes it; less than a job of nightly.yml may take
+LIMIT = (
+    "5h"  # of a part, as `timeout` takes it; less than a job of nightly.yml may take
+)
 _LATE = (124, -signal.SIGKILL)  # how `timeout` ends if a part does not end in time
 
 
@@ -45,7 +47,15 @@ def run_part(part: str, noxfile: Path, limit: str = LIMIT) -> Outcome:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        nox = [sys.executable, "-m", "nox", "--noxfile", str(noxfile), "--report", str(report)]
+        nox = [
+            sys.executable,
+            "-m",
+            "nox",
+            "--noxfile",
+            str(noxfile),
+            "--report",
+            str(report),
+        ]
         # `timeout` ends all processes of the part, and not nox alone.
         within = ["timeout", "--kill-after=5m", limit]
         status, last_error_line = _run_shown([*within, *nox, "--session", part])
@@ -108,7 +118,10 @@ def _read_report(report: Path) -> tuple[str, str]:
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """Return the outcomes as a table of Markdown."""
-    cells = [[str(cell).replace("|", r"\|") for cell in astuple(outcome)] for outcome in outcomes]
+    cells = [
+        [str(cell).replace("|", r"\|") for cell in astuple(outcome)]
+        for outcome in outcomes
+    ]
     rows = [HEADER, ["---"] * len(HEADER), *cells]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -129,7 +142,9 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parts = parser.parse_args().parts or PARTS
     if unknown := sorted({*parts} - {*PARTS}):
-        parser.error(f"{', '.join(unknown)}: no such part; there are {', '.join(PARTS)}")
+        parser.error(
+            f"{', '.join(unknown)}: no such part; there are {', '.join(PARTS)}"
+        )
     return run_parts(parts)
 
 

@@ -42,7 +42,10 @@ def draw_node() -> None:
 
 
 def draw(
-    name: str, commands: Sequence[str], folder: Path, hidden: Mapping[str, str] | None = None
+    name: str,
+    commands: Sequence[str],
+    folder: Path,
+    hidden: Mapping[str, str] | None = None,
 ) -> None:
     """Draw commands and their output; ``hidden`` is what a real node would not need."""
     console = Console(record=True, width=WIDTH, file=Path(os.devnull).open("w"))  # noqa: SIM115

@@ -78,17 +78,27 @@ def main() -> int:
     if asked.pages:
         return code
     # Readers keep what they have read, so what shows the new tables is made by another process.
-    again = (sys.executable, "-m", "tools.regenerate", "--pages", *["--check"] * asked.check)
+    again = (
+        sys.executable,
+        "-m",
+        "tools.regenerate",
+        "--pages",
+        *["--check"] * asked.check,
+    )
     return subprocess.run(again, cwd=ROOT).returncode or code
 
 
-def tables(asked: Sequence[str], fix: Fix | None, releases: Sequence[str]) -> dict[Path, str]:
+def tables(
+    asked: Sequence[str], fix: Fix | None, releases: Sequence[str]
+) -> dict[Path, str]:
     """Return path → text of the tables that releases' sources give."""
     support: Support = json.loads(SUPPORT.read_text(encoding="utf-8"))
     seen = look_for(fix, support, releases, look) if fix else look(asked)
     if fix:
         support[fix.id] = levels(fix.id, seen, releases)
-    return updated(seen.values(), releases, [each.id for each in load_recipe().fixes], support)
+    return updated(
+        seen.values(), releases, [each.id for each in load_recipe().fixes], support
+    )
 
 
 def look(releases: Iterable[str]) -> dict[str, Seen]:
@@ -121,13 +131,18 @@ def look_for(
     return dict(sorted(seen.items(), key=lambda each: Version(each[0])))
 
 
-def _edges(fix: Fix, row: Mapping[str, Mapping[str, str]], releases: Sequence[str]) -> set[str]:
+def _edges(
+    fix: Fix, row: Mapping[str, Mapping[str, str]], releases: Sequence[str]
+) -> set[str]:
     def facts(version: str) -> list[object]:
         needs = [fix.need(Version(version), mode) for mode in MODES]
         return [*needs, *(row.get(mode, {}).get(version) for mode in MODES)]
 
     changes = {
-        end for pair in pairwise(releases) if facts(pair[0]) != facts(pair[1]) for end in pair
+        end
+        for pair in pairwise(releases)
+        if facts(pair[0]) != facts(pair[1])
+        for end in pair
     }
     return changes | {releases[0], releases[-1]}
 
@@ -138,7 +153,8 @@ def _halves(fix: str, seen: Mapping[str, Seen], releases: Sequence[str]) -> list
     return [
         releases[(low + high) // 2]
         for low, high in pairwise(places)
-        if high - low > 1 and seen[releases[low]].support[fix] != seen[releases[high]].support[fix]
+        if high - low > 1
+        and seen[releases[low]].support[fix] != seen[releases[high]].support[fix]
     ]
 
 
@@ -169,13 +185,19 @@ def pages() -> dict[Path, str]:
     doctor = DOCS / "doctor.md"
     return {
         doctor: symptom_pages.accuracy(doctor.read_text(encoding="utf-8")),
-        architecture.PAGE: architecture.page(architecture.PAGE.read_text(encoding="utf-8")),
+        architecture.PAGE: architecture.page(
+            architecture.PAGE.read_text(encoding="utf-8")
+        ),
     }
 
 
 def write(texts: Mapping[Path, str]) -> list[Path]:
     """Write the files that have another text, and return them."""
-    stale = [path for path, text in texts.items() if not path.exists() or path.read_text() != text]
+    stale = [
+        path
+        for path, text in texts.items()
+        if not path.exists() or path.read_text() != text
+    ]
     for path in stale:
         path.parent.mkdir(exist_ok=True)
         path.write_text(texts[path])

@@ -80,8 +80,12 @@ def check_sdist(path: Path) -> None:
     with tarfile.open(path) as archive:
         members = archive.getmembers()
     names = {member.name.partition("/")[2] for member in members}
-    strange = [member.name for member in members if not (member.isfile() or member.isdir())]
-    strange += [name for name in names if "__pycache__" in name or name.endswith(".whl")]
+    strange = [
+        member.name for member in members if not (member.isfile() or member.isdir())
+    ]
+    strange += [
+        name for name in names if "__pycache__" in name or name.endswith(".whl")
+    ]
     folders = {name.partition("/")[0] for name in names}
     wanted = {"patchkit", "tests", "tools", "docs", "noxfile.py", "LICENSE", "PKG-INFO"}
     _require(path, strange, sorted(wanted - folders))
@@ -112,7 +116,9 @@ def main(arguments: list[str]) -> int:
     """Make the release, and say what is left to do."""
     parser = argparse.ArgumentParser(prog="release", description=__doc__)
     parser.add_argument("version")
-    parser.add_argument("--dry-run", action="store_true", help="leave the checkout as it is")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="leave the checkout as it is"
+    )
     asked = parser.parse_args(arguments)
     tag = f"v{asked.version}"
     if _git(ROOT, "status", "--porcelain"):
@@ -144,10 +150,15 @@ def main(arguments: list[str]) -> int:
 def _commit(clone: Path, version: str, tag: str) -> None:
     places = clone / "patchkit" / "__init__.py", clone / "CHANGELOG.md"
     day = datetime.datetime.now(datetime.UTC).date().isoformat()
-    texts = stamped(*(each.read_text(encoding="utf-8") for each in places), version, day)
+    texts = stamped(
+        *(each.read_text(encoding="utf-8") for each in places), version, day
+    )
     for place, text in zip(places, texts, strict=True):
         place.write_text(text, encoding="utf-8")
-    for key in ("user.name", "user.email"):  # those of the checkout, wherever they are set
+    for key in (
+        "user.name",
+        "user.email",
+    ):  # those of the checkout, wherever they are set
         if value := _git(ROOT, "config", "--default", "", "--get", key):
             _git(clone, "config", key, value)
     _git(clone, "commit", "--quiet", "--all", "--message", f"Release {version}")
@@ -158,10 +169,22 @@ def _built(clone: Path) -> list[Path]:
     """Build both files from the commit, and check them."""
     python = sys.executable
     for out in ("dist", "again"):
-        run(python, "-m", "build", "--no-isolation", f"--outdir={out}", cwd=clone, kind=BuildError)
+        run(
+            python,
+            "-m",
+            "build",
+            "--no-isolation",
+            f"--outdir={out}",
+            cwd=clone,
+            kind=BuildError,
+        )
     files = sorted((clone / "dist").iterdir())
-    if other := [e.name for e in files if sha256_of(e) != sha256_of(clone / "again" / e.name)]:
-        raise ProofError(f"built twice, these are not the same bytes: {', '.join(other)}")
+    if other := [
+        e.name for e in files if sha256_of(e) != sha256_of(clone / "again" / e.name)
+    ]:
+        raise ProofError(
+            f"built twice, these are not the same bytes: {', '.join(other)}"
+        )
     run(python, "-m", "twine", "check", "--strict", *files, cwd=clone, kind=ProofError)
     for each in files:
         (check_wheel if each.suffix == ".whl" else check_sdist)(each)

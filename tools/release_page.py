@@ -48,7 +48,11 @@ def release_page(recipe: Recipe, facts: ReleaseFacts) -> str:
 
 def _span(recipe: Recipe, facts: ReleaseFacts) -> str:
     """Return the releases whose real sources were planned and proved."""
-    read = [each for each in facts.releases if each.read and not recipe.refusal(each.version)]
+    read = [
+        each
+        for each in facts.releases
+        if each.read and not recipe.refusal(each.version)
+    ]
     return f"{len(read)} releases, {read[0].version} to {read[-1].version},"
 
 
@@ -62,7 +66,11 @@ def _row(release: Release, recipe: Recipe, facts: ReleaseFacts) -> list[str]:
     return [
         str(release.version),
         ", ".join(way for way, known in ways.items() if known),
-        ", ".join(series for series, pin in facts.torch.items() if pin.version == release.version),
+        ", ".join(
+            series
+            for series, pin in facts.torch.items()
+            if pin.version == release.version
+        ),
         " ".join(release.archs),
         "refused" if recipe.refusal(release.version) else ", ".join(bugs),
     ]

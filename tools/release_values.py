@@ -40,7 +40,9 @@ def read_names(place: Path) -> dict[str, str]:
     found = {}
     for name, reader in variable_readers(place).items():
         node = next(_default_nodes(name, reader), None)
-        found[name] = "" if node is None or ast.unparse(node) == "[]" else ast.unparse(node)
+        found[name] = (
+            "" if node is None or ast.unparse(node) == "[]" else ast.unparse(node)
+        )
         if isinstance(node, ast.Constant):
             # vLLM's switches are written as 0 and 1 in the environment.
             value = int(node.value) if isinstance(node.value, bool) else node.value
@@ -64,7 +66,11 @@ def _default_nodes(name: str, reader: ast.expr) -> Iterator[ast.expr]:
 def reads(call: ast.Call, name: str) -> bool:
     """Return whether a call reads a name: ``getenv(NAME, …)``, ``env_with_choices(NAME, …)``."""
     function = call.func
-    if not (call.args and isinstance(call.args[0], ast.Constant) and call.args[0].value == name):
+    if not (
+        call.args
+        and isinstance(call.args[0], ast.Constant)
+        and call.args[0].value == name
+    ):
         return False
     if isinstance(function, ast.Attribute):
         return function.attr in ("getenv", "get")  # os.getenv, os.environ.get
@@ -74,7 +80,9 @@ def reads(call: ast.Call, name: str) -> bool:
 def read_choices(choices: Choices, home: Path) -> tuple[str, ...]:
     """Return the values of a flag that the package in ``home`` lists; none if no file does."""
     places = (home / name for name in choices.files)
-    found = (listed(parse_file(place), choices.symbol) for place in places if place.is_file())
+    found = (
+        listed(parse_file(place), choices.symbol) for place in places if place.is_file()
+    )
     return next(filter(None, found), ())
 
 
@@ -87,7 +95,11 @@ def listed(tree: ast.Module, symbol: str) -> tuple[str, ...]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == symbol:
             found += _strings(node.value)
-            inner = node.value.slice if isinstance(node.value, ast.Subscript) else node.value
+            inner = (
+                node.value.slice
+                if isinstance(node.value, ast.Subscript)
+                else node.value
+            )
             for name in getattr(inner, "elts", ()):
                 found += listed(tree, name.id) if isinstance(name, ast.Name) else ()
         elif isinstance(node, ast.ClassDef) and node.name == symbol:
@@ -100,7 +112,11 @@ def _strings(value: ast.expr) -> Iterator[str]:
     """Yield the strings of a ``Literal[...]``, a list, a set or a dict's keys."""
     inside = value.slice if isinstance(value, ast.Subscript) else value
     # A Literal of one value has no tuple around it.
-    items = inside.keys if isinstance(inside, ast.Dict) else getattr(inside, "elts", [inside])
+    items = (
+        inside.keys
+        if isinstance(inside, ast.Dict)
+        else getattr(inside, "elts", [inside])
+    )
     for item in items:
         if isinstance(item, ast.Constant) and isinstance(item.value, str):
             yield item.value
@@ -127,7 +143,9 @@ def _is_read(node: ast.expr, name: str) -> bool:
     """Return whether an expression is ``os.getenv(NAME)``, ``os.environ[NAME]`` or the like."""
     if isinstance(node, ast.Call):
         return reads(node, name)
-    return isinstance(node, ast.Subscript) and ast.unparse(node) == f"os.environ[{name!r}]"
+    return (
+        isinstance(node, ast.Subscript) and ast.unparse(node) == f"os.environ[{name!r}]"
+    )
 
 
 def _choice_words(home: Path, choices: ast.expr) -> tuple[str, ...]:
@@ -137,7 +155,9 @@ def _choice_words(home: Path, choices: ast.expr) -> tuple[str, ...]:
     for node in ast.walk(choices):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Call):
             call = node.value
-            if ast.unparse(call.func) == "__import__" and isinstance(call.args[0], ast.Constant):
+            if ast.unparse(call.func) == "__import__" and isinstance(
+                call.args[0], ast.Constant
+            ):
                 module = str(call.args[0].value).split(".")
                 place = home.joinpath(*module[1:]).with_suffix(".py")
                 if words := listed(parse_file(place), node.attr):

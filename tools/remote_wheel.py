@@ -18,7 +18,9 @@ from patchkit.source.releases import wheel_cpus
 if TYPE_CHECKING:
     from requests import Session
 
-_BLOCK = 1 << 18  # bytes that are asked for at once; the directory of a wheel is at its end
+_BLOCK = (
+    1 << 18
+)  # bytes that are asked for at once; the directory of a wheel is at its end
 _TIMEOUT = (20.0, 60.0)  # seconds to connect, seconds without a byte
 
 
@@ -40,7 +42,10 @@ class _Remote(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = (
+            offset
+            + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        )
         return self._at
 
     def readinto(self, buffer: Any) -> int:
@@ -56,7 +61,9 @@ class _Remote(io.RawIOBase):
         if first > last:
             return b""
         wanted = {"Range": f"bytes={first}-{last}", "Accept-Encoding": "identity"}
-        with self._session.get(self._url, headers=wanted, timeout=_TIMEOUT, stream=True) as answer:
+        with self._session.get(
+            self._url, headers=wanted, timeout=_TIMEOUT, stream=True
+        ) as answer:
             if answer.status_code != 206:  # 206 Partial Content
                 raise StorageError(
                     f"{self._url.rpartition('/')[2]}: the package index delivers no part of a file "
@@ -81,8 +88,12 @@ def _opened(project: str, version: str, cpu: str) -> Iterator[zipfile.ZipFile]:
             and (each.filename.endswith("-any.whl") or cpu in wheel_cpus(each.filename))
         ]
         if not wheels:
-            raise StorageError(f"the package index has no wheel of {project} {version} for {cpu}")
-        size = wheels[-1].size or int(client.s.head(wheels[-1].url).headers["Content-Length"])
+            raise StorageError(
+                f"the package index has no wheel of {project} {version} for {cpu}"
+            )
+        size = wheels[-1].size or int(
+            client.s.head(wheels[-1].url).headers["Content-Length"]
+        )
         remote = _Remote(client.s, wheels[-1].url, size)
         # Buffered, since zipfile reads a few bytes at a time.
         with zipfile.ZipFile(io.BufferedReader(remote)) as bundle:
@@ -98,6 +109,8 @@ def members(project: str, version: str, cpu: str) -> list[str]:
 def requirements(project: str, version: str, cpu: str) -> list[str]:
     """Return the Requires-Dist of a wheel. Raises as ``members`` does."""
     with _opened(project, version, cpu) as bundle:
-        (path,) = (each for each in bundle.namelist() if each.endswith(".dist-info/METADATA"))
+        (path,) = (
+            each for each in bundle.namelist() if each.endswith(".dist-info/METADATA")
+        )
         headers = HeaderParser().parsestr(bundle.read(path).decode())
     return list(headers.get_all("Requires-Dist", []))

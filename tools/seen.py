@@ -63,9 +63,14 @@ def unproved(root: Path, arch: str) -> Plan:
     request = Request(target=targets()["gb10"], arch=arch)
     plan = make_plan(open_workspace(root).tree, load_recipe(), request)
     if plan.drifted:
-        wrong = (f"recipes/vllm/fixes/{each.fix.id}.py: {each.reason}" for each in plan.drifted)
+        wrong = (
+            f"recipes/vllm/fixes/{each.fix.id}.py: {each.reason}"
+            for each in plan.drifted
+        )
         raise DriftError(
-            "\n  ".join([f"vLLM {plan.stock.version}, {arch}: fixes do not fit", *wrong]),
+            "\n  ".join(
+                [f"vLLM {plan.stock.version}, {arch}: fixes do not fit", *wrong]
+            ),
             why="upstream moved what they are about",
             hint=f"compare {plan.stock.version} with the release before, and edit these files",
         )
@@ -88,9 +93,15 @@ def look_at(version: str, root: Path) -> Seen:
         variables=read_names(root / "vllm/envs.py"),
         taken=dict(_value_rows(root / "vllm")),
         flags=dict.fromkeys(read_flags(root / "vllm"), ""),
-        values={row.flag: read_choices(row, root / "vllm") for row in load_choices().values()},
+        values={
+            row.flag: read_choices(row, root / "vllm")
+            for row in load_choices().values()
+        },
         models=read_recipes(root),
-        stock=[(each.name, " ".join(each.switches), each.variable, each.archs) for each in groups],
+        stock=[
+            (each.name, " ".join(each.switches), each.variable, each.archs)
+            for each in groups
+        ],
         archs=[row for plan in plans.values() for row in arch_rows(plan)],
     )
 

@@ -18,7 +18,12 @@ from patchkit.errors import DriftError, HostError, PatchkitError, UsageError
 from patchkit.runtime.host.host import Host, System
 from patchkit.runtime.node.decision import NodeOptions, decide
 from patchkit.runtime.rules.flags import load_flag_rules
-from patchkit.runtime.rules.presets import find, load_presets, model_recipes, named_preset
+from patchkit.runtime.rules.presets import (
+    find,
+    load_presets,
+    model_recipes,
+    named_preset,
+)
 from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.serve.args import ServeCommand, serve_args
 from patchkit.runtime.serve.model import MemoryPool
@@ -42,16 +47,38 @@ OF_REQUEST = {each.name for each in fields(ServeRequest)}
 # What somebody asks for; the preset comes by the model's name.
 SITUATIONS: dict[str, dict[str, Any]] = {
     "one Spark": {"model": "openai/gpt-oss-120b"},
-    "one Spark, open to the LAN": {"model": "openai/gpt-oss-20b", "host": "0.0.0.0", "port": 9000},
+    "one Spark, open to the LAN": {
+        "model": "openai/gpt-oss-20b",
+        "host": "0.0.0.0",
+        "port": 9000,
+    },
     "head by RoCE": {"model": "openai/gpt-oss-120b", **TWO},
     "worker by RoCE": {"model": "openai/gpt-oss-120b", **WORKER},
     "head with Ray": {"model": "openai/gpt-oss-120b", **TWO, "executor": "ray"},
     "worker with Ray": {"model": "openai/gpt-oss-120b", **WORKER, "executor": "ray"},
-    "ring of three": {"model": "openai/gpt-oss-120b", **TWO, "topology": "ring", "nodes": 3},
-    "ring of four": {"model": "openai/gpt-oss-120b", **TWO, "topology": "ring", "nodes": 4},
-    "head by sockets": {"model": "Qwen/Qwen2.5-72B-Instruct", **TWO, "topology": "socket"},
+    "ring of three": {
+        "model": "openai/gpt-oss-120b",
+        **TWO,
+        "topology": "ring",
+        "nodes": 3,
+    },
+    "ring of four": {
+        "model": "openai/gpt-oss-120b",
+        **TWO,
+        "topology": "ring",
+        "nodes": 4,
+    },
+    "head by sockets": {
+        "model": "Qwen/Qwen2.5-72B-Instruct",
+        **TWO,
+        "topology": "socket",
+    },
     "Spark and Thor": {"model": "openai/gpt-oss-120b", **TWO, "topology": "hetero"},
-    "Thor as a worker": {"model": "openai/gpt-oss-120b", **WORKER, "topology": "hetero"},
+    "Thor as a worker": {
+        "model": "openai/gpt-oss-120b",
+        **WORKER,
+        "topology": "hetero",
+    },
     "too big for one": {"model": "Qwen/Qwen2.5-72B-Instruct"},
     "drafting": {"model": "nvidia/Qwen3.6-35B-A3B-NVFP4"},
     "drafting in a pipeline": {
@@ -59,8 +86,12 @@ SITUATIONS: dict[str, dict[str, Any]] = {
         **TWO,
         "topology": "socket",
     },
-    "files read fast, where that comes with vLLM": {"model": "Qwen/Qwen3-Coder-Next-FP8"},
-    "experts by another kernel": {"model": "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4"},
+    "files read fast, where that comes with vLLM": {
+        "model": "Qwen/Qwen3-Coder-Next-FP8"
+    },
+    "experts by another kernel": {
+        "model": "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4"
+    },
     "a recipe without the flags of its build": {
         "model": "deepseek-ai/DeepSeek-V4-Flash-0731",
         **TWO,
@@ -93,7 +124,9 @@ def request(version: str, asked: dict[str, Any]) -> ServeRequest:
     )
     return ServeRequest(
         node=decide(options, NOWHERE, addressed=False),
-        memory=MemoryPool(gib=asked.get("gib", SPARK_GIB), shared=True, whose="a Spark"),
+        memory=MemoryPool(
+            gib=asked.get("gib", SPARK_GIB), shared=True, whose="a Spark"
+        ),
         **{name: value for name, value in asked.items() if name in OF_REQUEST},
     )
 
@@ -105,13 +138,19 @@ def served(version: str, asked: dict[str, Any]) -> ServeCommand:
 def served_by_recipe(model: str) -> ServeCommand:
     """Return the command of a model that upstream has a recipe for, on the nodes that it takes."""
     nodes = named_preset(model).nodes
-    return served(VERSIONS[-1], {"model": model, **({**TWO, "nodes": nodes} if nodes > 1 else {})})
+    return served(
+        VERSIONS[-1], {"model": model, **({**TWO, "nodes": nodes} if nodes > 1 else {})}
+    )
 
 
 def everything(version: str) -> Iterator[ServeCommand]:
     """Yield every preset that a release serves, and a model without one, in every role."""
     places = [{}, *({**TWO, "topology": each} for each in ("roce", "socket", "hetero"))]
-    places += [WORKER, {**TWO, "executor": "ray"}, {**TWO, "topology": "ring", "nodes": 3}]
+    places += [
+        WORKER,
+        {**TWO, "executor": "ray"},
+        {**TWO, "topology": "ring", "nodes": 3},
+    ]
     models = [*(preset.id for preset in load_presets()), "some/model"]
     for model, place in itertools.product(models, places):
         asked = {"model": model if "/" in model else f"some/{model}", **place}

@@ -42,10 +42,15 @@ def _parts(rules: FlagRules, presets: Sequence[Preset]) -> Iterator[str]:
     )
     yield "## What no flag mends\n\n" + table(
         ("when", "what", "instead", "evidence"),
-        ((in_words(each.when), each.says, each.instead, _evidence(each)) for each in rules.advice),
+        (
+            (in_words(each.when), each.says, each.instead, _evidence(each))
+            for each in rules.advice
+        ),
     )
     flags = ((f"`{flag}`", why) for flag, why in rules.recipe.items())
-    yield "## What upstream's recipes have, and presets do not\n\n" + table(("flag", "why"), flags)
+    yield "## What upstream's recipes have, and presets do not\n\n" + table(
+        ("flag", "why"), flags
+    )
     yield f"## Presets\n\n{PRESETS}\n" + table(
         ("model", "GiB", "Sparks", "memory", "tokens", "vLLM", "flags", "evidence"),
         map(_preset, presets),
@@ -66,14 +71,22 @@ def _left_out(rule: LeaveOut) -> tuple[str, ...]:
 def _limit(limit: Limit) -> tuple[str, ...]:
     numbers = (f"{limit.most:g}", f"{limit.harmful:g}")
     flag = f"`{limit.flag}`"
-    return limit.id, flag, in_words(limit.when), *numbers, limit.reason, _evidence(limit)
+    return (
+        limit.id,
+        flag,
+        in_words(limit.when),
+        *numbers,
+        limit.reason,
+        _evidence(limit),
+    )
 
 
 def _preset(preset: Preset) -> tuple[str, ...]:
     flags = [
         f"`{name}`" if value is True else f"`{name} {value}`"
         for name, value in preset.flags.items()
-        if value is not False and name not in ("--gpu-memory-utilization", "--max-model-len")
+        if value is not False
+        and name not in ("--gpu-memory-utilization", "--max-model-len")
     ]
     flags += [f"`{name}={value}`" for name, value in preset.variables.items()]
     about = f"{preset.note} " if preset.note else ""

@@ -34,7 +34,9 @@ html_copy_source = False
 myst_heading_anchors = 4
 suppress_warnings = ["misc.highlighting_failure"] # output of programs is no shell
 """
-_LINK = re.compile(r"(!?)\[(?P<text>[^\]]*)\]\((?P<path>(?!https?:)[^)#]+)(?P<anchor>#[^)]*)?\)")
+_LINK = re.compile(
+    r"(!?)\[(?P<text>[^\]]*)\]\((?P<path>(?!https?:)[^)#]+)(?P<anchor>#[^)]*)?\)"
+)
 _HEADING = re.compile(r"^## (.*)$", re.MULTILINE)
 
 
@@ -56,12 +58,16 @@ def write_pages(folder: Path) -> None:
     texts = {path.name: path.read_text(encoding="utf-8") for path in DOCS.glob("*.md")}
     index = texts.pop("README.md")
     texts |= {f"reference/{name}": text for name, text in made.items()}
-    texts["index.md"] = index + contents_of(index) + _contents("Reference", reference_order(made))
+    texts["index.md"] = (
+        index + contents_of(index) + _contents("Reference", reference_order(made))
+    )
     texts["conf.py"] = _SETTINGS
     for name, text in texts.items():
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(inner_links(text, folder / name, folder, texts), encoding="utf-8")
+        file.write_text(
+            inner_links(text, folder / name, folder, texts), encoding="utf-8"
+        )
     for picture in DOCS.rglob("*.svg"):
         copy = folder / picture.relative_to(DOCS)
         copy.parent.mkdir(exist_ok=True)
@@ -89,7 +95,9 @@ def contents_of(index: str) -> str:
     parts = []
     titles = _HEADING.findall(index)
     for title, section in zip(titles, _HEADING.split(index)[2::2], strict=True):
-        pages = [link["path"] for link in _LINK.finditer(section) if "/" not in link["path"]]
+        pages = [
+            link["path"] for link in _LINK.finditer(section) if "/" not in link["path"]
+        ]
         new = [page for page in dict.fromkeys(pages) if page not in known]
         known.update(new)
         parts.append(_contents(title, new))
@@ -98,7 +106,10 @@ def contents_of(index: str) -> str:
 
 def reference_order(names: Iterable[str]) -> list[str]:
     """Return the pages of the reference for the contents: overviews first."""
-    return [f"reference/{name}" for name in sorted(names, key=lambda name: ("/" in name, name))]
+    return [
+        f"reference/{name}"
+        for name in sorted(names, key=lambda name: ("/" in name, name))
+    ]
 
 
 def _contents(title: str, pages: Iterable[str]) -> str:

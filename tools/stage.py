@@ -16,7 +16,15 @@ from patchkit.durable.journal import Change, Journal
 from patchkit.durable.lock import locked
 
 ROOT = Path(__file__).parents[1]
-_PARTS = ("patchkit", "recipes", "tools", "tests", "docs", "README.md", "pyproject.toml")
+_PARTS = (
+    "patchkit",
+    "recipes",
+    "tools",
+    "tests",
+    "docs",
+    "README.md",
+    "pyproject.toml",
+)
 _WRITTEN = ("recipes", "tests/data", "docs", "README.md")
 _IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc")
 
@@ -30,7 +38,9 @@ def staged(root: Path = ROOT) -> Iterator[Path]:
         for part in _PARTS:
             if (root / part).is_dir():
                 # patchkit/recipes is a link to recipes/, and has to stay one.
-                shutil.copytree(root / part, stage / part, symlinks=True, ignore=_IGNORED)
+                shutil.copytree(
+                    root / part, stage / part, symlinks=True, ignore=_IGNORED
+                )
             else:
                 shutil.copy2(root / part, stage / part)
         yield stage
@@ -41,7 +51,9 @@ def run_in(stage: Path, *arguments: str) -> int:
     # The copy before this checkout; tests/ for `support`, which some tools import.
     path = os.pathsep.join((str(stage), str(stage / "tests")))
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run([sys.executable, "-m", *arguments], cwd=stage, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=stage, env=environment
+    )
     return done.returncode
 
 

@@ -22,14 +22,21 @@ _GCC = "CMAKE_CXX_COMPILER_VERSION VERSION_LESS"
 def stated_needs(tree: SourceTree) -> dict[str, Any]:
     """Return what the files of a tree say, by the names of Needs."""
     # Branches for ROCm or CPUs may set the same variables.
-    calls = [call for call in commands(tree.read(ROOT_FILE), ROOT_FILE) if for_cuda(call.block)]
+    calls = [
+        call
+        for call in commands(tree.read(ROOT_FILE), ROOT_FILE)
+        if for_cuda(call.block)
+    ]
     try:
         project = tomllib.loads(tree.read(_PROJECT))
     except tomllib.TOMLDecodeError as error:
-        raise DriftError(f"{_PROJECT}: {error}", hint="restore it from the release") from None
+        raise DriftError(
+            f"{_PROJECT}: {error}", hint="restore it from the release"
+        ) from None
     torch = _set(calls, "TORCH_SUPPORTED_VERSION_CUDA")
     pinned = {
-        r.name: str(r.specifier) for r in map(Requirement, project["build-system"]["requires"])
+        r.name: str(r.specifier)
+        for r in map(Requirement, project["build-system"]["requires"])
     }
     if pinned.get("torch") != f"=={torch}":
         raise DriftError(
@@ -51,7 +58,9 @@ def _set(calls: Iterable[Command], variable: str) -> str:
     found = {
         call.arguments[1].value
         for call in calls
-        if call.name == "set" and len(call.arguments) > 1 and call.arguments[0].value == variable
+        if call.name == "set"
+        and len(call.arguments) > 1
+        and call.arguments[0].value == variable
     }
     if len(found) != 1:
         raise DriftError(
@@ -82,5 +91,7 @@ def _runs_patch(call: Command, torch: str) -> bool:
     if call.name != "execute_process" or "patch" not in values:
         return False
     conditions = (" ".join(branch.condition) for branch in call.block)
-    limits = (re.search(r"Torch_VERSION VERSION_LESS ([\d.]+)", text) for text in conditions)
+    limits = (
+        re.search(r"Torch_VERSION VERSION_LESS ([\d.]+)", text) for text in conditions
+    )
     return all(Version(torch) < Version(limit[1]) for limit in limits if limit)

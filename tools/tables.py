@@ -65,7 +65,10 @@ VALUES_HEAD = """\
 
 
 def updated(
-    seen: Iterable[Seen], releases: Sequence[str], fixes: Sequence[str], support: Support
+    seen: Iterable[Seen],
+    releases: Sequence[str],
+    fixes: Sequence[str],
+    support: Support,
 ) -> dict[Path, str]:
     """Return path → text of every table of ``releases``, oldest first.
 
@@ -73,7 +76,9 @@ def updated(
     a fix of which nothing is known.
     """
     news = {each.version: each for each in seen}
-    variables = _names(VARIABLES, releases, {v: each.variables for v, each in news.items()})
+    variables = _names(
+        VARIABLES, releases, {v: each.variables for v, each in news.items()}
+    )
     taken = _names(TAKEN, releases, {v: each.taken for v, each in news.items()})
     flags = _names(FLAGS, releases, {v: each.flags for v, each in news.items()})
     models = _names(MODELS, releases, {v: each.models for v, each in news.items()})
@@ -83,13 +88,16 @@ def updated(
         FLAGS: render(flags, FLAGS_HEAD),
         MODELS: render(models, MODELS_HEAD),
         FILES: render(
-            _names(FILES, releases, {v: each.files for v, each in news.items()}), FILES_HEAD
+            _names(FILES, releases, {v: each.files for v, each in news.items()}),
+            FILES_HEAD,
         ),
         VALUES: VALUES_HEAD
         + "".join(_flag(each, news, releases) for each in load_choices().values()),
         STOCK: _stock(news, releases),
         SUPPORT: json.dumps(_support(news, releases, fixes, support), indent=1) + "\n",
-        ARCHS: _rows(ARCHS, ARCH_COLUMNS, {v: each.archs for v, each in news.items()}, releases),
+        ARCHS: _rows(
+            ARCHS, ARCH_COLUMNS, {v: each.archs for v, each in news.items()}, releases
+        ),
     }
 
 
@@ -105,7 +113,9 @@ def render(releases: Mapping[str, Mapping[str, str]], heading: Sequence[str]) ->
                 known[-1][1] = version
             else:
                 known.append([version, version, default])
-    lines = [f"{name}\t{chr(9).join(row)}" for name in sorted(rows) for row in rows[name]]
+    lines = [
+        f"{name}\t{chr(9).join(row)}" for name in sorted(rows) for row in rows[name]
+    ]
     return "".join(f"{line}\n" for line in [*(f"# {line}" for line in heading), *lines])
 
 
@@ -128,7 +138,11 @@ def _names(
     return {
         version: news[version]
         if version in news
-        else {row.name: row.default for row in rows if _between(row.first, version, row.last)}
+        else {
+            row.name: row.default
+            for row in rows
+            if _between(row.first, version, row.last)
+        }
         for version in releases
     }
 
@@ -146,14 +160,25 @@ def _stock(news: Mapping[str, Seen], releases: Sequence[str]) -> str:
         entries = (
             news[version].stock
             if version in news
-            else [_entry(row) for row in known if _between(row["since"], version, row["until"])]
+            else [
+                _entry(row)
+                for row in known
+                if _between(row["since"], version, row["until"])
+            ]
         )
         now = _numbered(entries)
         running = {entry: row for entry, row in running.items() if entry in now}
         for entry in now:
             if entry not in running:
                 (group, switches, variable, archs), _number = entry
-                running[entry] = [version, version, group, switches, variable, ";".join(archs)]
+                running[entry] = [
+                    version,
+                    version,
+                    group,
+                    switches,
+                    variable,
+                    ";".join(archs),
+                ]
                 rows.append(running[entry])
             running[entry][1] = version
     return _rendered(STOCK_COLUMNS, rows)
@@ -173,7 +198,10 @@ def _numbered(entries: Sequence[Entry]) -> list[tuple[Entry, int]]:
 
 
 def _support(
-    news: Mapping[str, Seen], releases: Sequence[str], fixes: Sequence[str], known: Support
+    news: Mapping[str, Seen],
+    releases: Sequence[str],
+    fixes: Sequence[str],
+    known: Support,
 ) -> Support:
     def level(fix: str, mode: str, version: str) -> str:
         if version in news:
@@ -186,13 +214,18 @@ def _support(
         return known[fix][mode][version]
 
     return {
-        fix: {mode: {each: level(fix, mode, each) for each in releases} for mode in MODES}
+        fix: {
+            mode: {each: level(fix, mode, each) for each in releases} for mode in MODES
+        }
         for fix in fixes
     }
 
 
 def _rows(
-    path: Path, columns: Sequence[str], news: Mapping[str, list[Row]], releases: Sequence[str]
+    path: Path,
+    columns: Sequence[str],
+    news: Mapping[str, list[Row]],
+    releases: Sequence[str],
 ) -> str:
     """Return a table of releases one after another; those without news keep their rows."""
     known: dict[str, list[Row]] = {}
@@ -213,7 +246,9 @@ def _flag(choices: Choices, news: Mapping[str, Seen], releases: Sequence[str]) -
     # A release that was read and lists nothing does not have the flag.
     there = [version for version in releases if listed[version] or version not in news]
     names = dict.fromkeys(name for version in there for name in listed[version])
-    lines = sorted(_ranged(name, [name in listed[v] for v in there], there) for name in names)
+    lines = sorted(
+        _ranged(name, [name in listed[v] for v in there], there) for name in names
+    )
     files = ", ".join(f'"{name}"' for name in choices.files)
     capitals = "" if choices.capitals else "capitals = false\n"
     return (
@@ -225,7 +260,11 @@ def _flag(choices: Choices, news: Mapping[str, Seen], releases: Sequence[str]) -
 def _wrapped(values: Iterable[str]) -> str:
     """Return quoted values in lines of 118 columns, broken between values alone."""
     # textwrap breaks lines at spaces: those within a value are NULs meanwhile.
-    glued = ", ".join(f'"{value}"' for value in values).replace(" ", "\0").replace(",\0", ", ")
+    glued = (
+        ", ".join(f'"{value}"' for value in values)
+        .replace(" ", "\0")
+        .replace(",\0", ", ")
+    )
     return textwrap.fill(
         glued,
         width=118,

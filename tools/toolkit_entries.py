@@ -16,7 +16,9 @@ from tools.index_entries import wheel_entries
 from tools.remote_wheel import requirements
 
 _WHOLE = re.compile(r"^cuda-toolkit(?:\[.*?\])?==([\d.]+)", re.MULTILINE)
-_PIN = re.compile(r"^(?P<project>[\w-]+)==(?P<version>[\d.]+?)(?:\.\*)?(?:;|$)", re.MULTILINE)
+_PIN = re.compile(
+    r"^(?P<project>[\w-]+)==(?P<version>[\d.]+?)(?:\.\*)?(?:;|$)", re.MULTILINE
+)
 
 
 def enter_toolkit(
@@ -41,13 +43,17 @@ def enter_toolkit(
             needed=True,
         )
     elif not any(wheel.cuda == own[0].cuda for wheel in wheels):
-        oldest = dict.fromkeys((it.project, it.role) for it in wheels if it.cuda == rows[0].cuda)
+        oldest = dict.fromkeys(
+            (it.project, it.role) for it in wheels if it.cuda == rows[0].cuda
+        )
         text = place.read_text(encoding="utf-8")
         blocks = _render_wheels(own[0].cuda, [*oldest], "\n".join(requires))
         place.write_text("\n".join([text, *blocks]), encoding="utf-8")
 
 
-def _render_wheels(cuda: str, projects: Sequence[tuple[str, str]], requires: str) -> Iterator[str]:
+def _render_wheels(
+    cuda: str, projects: Sequence[tuple[str, str]], requires: str
+) -> Iterator[str]:
     """Yield the entries of the wheels that NVIDIA's ``cuda-toolkit`` of that update names."""
     (update,) = _WHOLE.findall(requires)
     named = "\n".join(requirements("cuda-toolkit", update, MACHINES[0]))

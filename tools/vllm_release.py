@@ -35,7 +35,13 @@ from patchkit.wheel.file.torch import torch_of
 from tools import run_program
 from tools.build_requirements import lock
 from tools.decisions import Decision, show
-from tools.entries import with_nccl_torch, with_needs, with_pin, with_releases, with_span
+from tools.entries import (
+    with_nccl_torch,
+    with_needs,
+    with_pin,
+    with_releases,
+    with_span,
+)
 from tools.gates import find_gates, judge, read_libraries
 from tools.index_entries import lock_entries, render_lock, wheel_entries
 from tools.model_recipes import undecided, without_preset
@@ -82,11 +88,18 @@ def _lock(version: str) -> None:
     """Enter the sdist and the wheels, by what the index says of them."""
     sdists, wheels = VLLM / "lock.toml", VLLM / "wheels.toml"
     _edit(
-        sdists, render_lock(_others(read_lock(sdists), version) + lock_entries("vllm", [version]))
+        sdists,
+        render_lock(
+            _others(read_lock(sdists), version) + lock_entries("vllm", [version])
+        ),
     )
     by_cpu = read_wheel_lock(wheels)
     # One wheel may be for several CPUs, and is one entry.
-    kept = {each.filename: each for lock in by_cpu.values() for each in _others(lock, version)}
+    kept = {
+        each.filename: each
+        for lock in by_cpu.values()
+        for each in _others(lock, version)
+    }
     entries = [*kept.values(), *wheel_entries("vllm", [version], _CPUS)]
     _edit(wheels, render_lock(entries, "wheel"))
 
@@ -106,7 +119,10 @@ def _pins(tree: SourceTree, version: str) -> Iterator[Decision]:
         pin = known[name].pin_of(Version(version))
         if pin is None or (pin.url, pin.pin) != (external.url, external.pin):
             if external.is_commit:
-                _edit(BUILD, with_pin(BUILD.read_text(encoding="utf-8"), version, external))
+                _edit(
+                    BUILD,
+                    with_pin(BUILD.read_text(encoding="utf-8"), version, external),
+                )
                 continue
             yield _tag(external, version)
         elif not external.is_commit and not pin.commit:
@@ -160,7 +176,9 @@ def _torch(tree: SourceTree, torch: str) -> Iterator[Decision]:
     if pin and f'\n"{series}" = ' not in recipe:
         _edit(NCCL, with_nccl_torch(recipe, series, pin[1]))
     if all(has.startswith("13.") for has in cuda.values()):
-        yield from enter_toolkit(RECIPES / "toolchain.toml", torch, cuda, found["x86_64"])
+        yield from enter_toolkit(
+            RECIPES / "toolchain.toml", torch, cuda, found["x86_64"]
+        )
         place = VLLM / "requirements" / f"torch-{torch}.txt"
         if not place.exists():
             lock(tree.root / "pyproject.toml", place.parent)
@@ -177,13 +195,16 @@ def _cuda(torch: str, requires: list[str], cpu: str) -> str:
         each
         for each in map(Requirement, requires)
         if each.marker is None
-        or each.marker.evaluate({"platform_machine": cpu, "platform_system": "Linux", "extra": ""})
+        or each.marker.evaluate(
+            {"platform_machine": cpu, "platform_system": "Linux", "extra": ""}
+        )
     ]
     if torch_of(Version(torch), map(str, there)).cuda is None:
         return ""
     named = "\n".join(map(str, there))
     match = re.search(
-        r"(?:cuda-toolkit|nvidia-cuda-runtime)(?:-cu\d+)?(?:\[.*?\])?==(\d+\.\d+)", named
+        r"(?:cuda-toolkit|nvidia-cuda-runtime)(?:-cu\d+)?(?:\[.*?\])?==(\d+\.\d+)",
+        named,
     )
     return match[1] if match else ""
 
@@ -203,7 +224,11 @@ def review(version: str) -> int:
             if _text(roots[version] / path) != _text(roots[before] / path)
         ]
         read += _gates(roots[version])
-    decisions = [*_levels(before, version), *_groups(before, version), *_names(before, version)]
+    decisions = [
+        *_levels(before, version),
+        *_groups(before, version),
+        *_names(before, version),
+    ]
     recipes = [*undecided(version), *without_preset(version, before)]
     return show([*decisions, *recipes, *read, *_libraries(version)])
 
@@ -213,7 +238,11 @@ def _gates(root: Path) -> Sequence[Decision]:
     try:
         return judge(find_gates(root), read_libraries(root)[1]).decisions
     except PatchkitError as error:  # the release is entered all the same
-        return [Decision(file="recipes/vllm/gates.toml", says=f"gates are not read: {error}")]
+        return [
+            Decision(
+                file="recipes/vllm/gates.toml", says=f"gates are not read: {error}"
+            )
+        ]
 
 
 def _text(path: Path) -> str:
@@ -233,7 +262,10 @@ def _levels(before: str, version: str) -> Iterator[Decision]:
 
 def _groups(before: str, version: str) -> Iterator[Decision]:
     """Yield kernel groups that begin or end with the release."""
-    for word, end, at in (("new", "since", version), ("gone or otherwise", "until", before)):
+    for word, end, at in (
+        ("new", "since", version),
+        ("gone or otherwise", "until", before),
+    ):
         for row in read_rows(STOCK):
             if row[end] == at:
                 yield Decision(
@@ -265,17 +297,26 @@ def _mentions(name: str, before: str) -> Iterator[Decision]:
 
 def _libraries(version: str) -> Iterator[Decision]:
     """Yield libraries of the wheels that are not as libraries.toml has them."""
-    expected = {each.file for each in library_table().library if each.covers(Version(version))}
+    expected = {
+        each.file for each in library_table().library if each.covers(Version(version))
+    }
     for cpu in _CPUS:
         there = members("vllm", version, cpu)
         strange = [
             f"{path} is not known"
             for path in there
-            if path.endswith(".so") and not any(fnmatchcase(path, each) for each in expected)
+            if path.endswith(".so")
+            and not any(fnmatchcase(path, each) for each in expected)
         ]
-        missing = [f"{each} is not there" for each in expected if not fnmatch.filter(there, each)]
+        missing = [
+            f"{each} is not there"
+            for each in expected
+            if not fnmatch.filter(there, each)
+        ]
         for what in sorted(strange + missing):
-            yield Decision(file="recipes/vllm/libraries.toml", says=f"wheel for {cpu}: {what}")
+            yield Decision(
+                file="recipes/vllm/libraries.toml", says=f"wheel for {cpu}: {what}"
+            )
 
 
 if __name__ == "__main__":

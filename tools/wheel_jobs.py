@@ -41,7 +41,10 @@ def jobs(vllm: str, nccl: str) -> list[dict[str, str]]:
         load_facts().known(each)
     return [
         *({"name": f"vllm-{each}", "vllm": str(each), "nccl": ""} for each in releases),
-        *({"name": f"nccl-{each}", "vllm": "", "nccl": str(each)} for each in libraries),
+        *(
+            {"name": f"nccl-{each}", "vllm": "", "nccl": str(each)}
+            for each in libraries
+        ),
     ]
 
 
@@ -51,7 +54,9 @@ def _versions(text: str) -> list[Version]:
         try:
             found += [Version(word)] if word else []
         except InvalidVersion:
-            raise UsageError(f"{word!r} is not a version", hint="for example 0.25.1") from None
+            raise UsageError(
+                f"{word!r} is not a version", hint="for example 0.25.1"
+            ) from None
     return [*dict.fromkeys(found)]
 
 

@@ -19,7 +19,11 @@ def main() -> None:
     device = torch.device("cuda", 0)
     patience = datetime.timedelta(seconds=60)
     dist.init_process_group(
-        "nccl", init_method=f"tcp://{address}:29400", rank=rank, world_size=RANKS, timeout=patience
+        "nccl",
+        init_method=f"tcp://{address}:29400",
+        rank=rank,
+        world_size=RANKS,
+        timeout=patience,
     )
     data = torch.empty(ELEMENTS, device=device)
     times = []
@@ -34,7 +38,8 @@ def main() -> None:
         assert bool((data == expected).all()), (turn, data[:4])
     best = data.nbytes / min(times[1:]) / 1e9
     version = ".".join(map(str, torch.cuda.nccl.version()))
-    print(json.dumps({"nccl": version, "right": True, "gigabytes_per_second": round(best, 2)}))  # noqa: T201
+    result = {"nccl": version, "right": True, "gigabytes_per_second": round(best, 2)}
+    print(json.dumps(result))  # noqa: T201
     dist.destroy_process_group()
 
 

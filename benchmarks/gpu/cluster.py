@@ -53,7 +53,9 @@ class Row:
 def cluster(work: Path, name: str) -> Iterator[tuple[Node, Node]]:
     names = ("spark1", "spark2")
     hosts = {each: wires.hosts(names) for each in names}
-    nodes = Nodes(folder=work / name, bin=BIN, shared=(REPOSITORY, work, Path(sys.prefix)))
+    nodes = Nodes(
+        folder=work / name, bin=BIN, shared=(REPOSITORY, work, Path(sys.prefix))
+    )
     with nodes.up({**hosts, "switch": ""}) as (one, other, switch):
         wires.connect((one, other), switch)
         yield one, other
@@ -67,7 +69,14 @@ def environment(node: Node) -> dict[str, str]:
 
 def write_files(head: Node, worker: Node) -> None:
     """As a user does: on the head, then with the head's file on the worker."""
-    patchkit = ("python3", "-m", "patchkit", "env", "--vllm=0.25.1", "--set=NCCL_DEBUG=INFO")
+    patchkit = (
+        "python3",
+        "-m",
+        "patchkit",
+        "env",
+        "--vllm=0.25.1",
+        "--set=NCCL_DEBUG=INFO",
+    )
     asked = (
         "--role=head",
         "--nodes=2",
@@ -92,7 +101,9 @@ def all_reduce(work: Path, name: str, files: tuple[str, str], address: str) -> R
         write_files(*nodes)
         ranks = [
             node.start(
-                *with_file(file, "python3", str(HERE / "allreduce.py"), str(rank), address),
+                *with_file(
+                    file, "python3", str(HERE / "allreduce.py"), str(rank), address
+                ),
                 log="rank",
                 seconds=SECONDS,
                 env={"NCCL_DEBUG": "INFO", **environment(node)},

@@ -33,28 +33,52 @@ SAME = ("--dtype=float32", "--attention-backend=TRITON_ATTN", "--max-model-len=1
 
 def flags(node: Node, file: str, model: Path, *more: str) -> list[str]:
     """Those that `patchkit serve-args` prints."""
-    command = ("python3", "-m", "patchkit", "serve-args", str(model), f"--from={file}", *more)
-    output = node.run(*command, "--json", log="args", seconds=30, env=cluster.environment(node))
+    command = (
+        "python3",
+        "-m",
+        "patchkit",
+        "serve-args",
+        str(model),
+        f"--from={file}",
+        *more,
+    )
+    output = node.run(
+        *command, "--json", log="args", seconds=30, env=cluster.environment(node)
+    )
     return list(json.loads(output[output.index("{") :])["command"][2:])
 
 
 def bare(node: Node, head: Node, model: Path, sizes: str) -> list[str]:
     """What a user who knows of no env file would type: the addresses of the LAN."""
     rank = node.number - 1
-    place = ("--nnodes=2", f"--node-rank={rank}", f"--master-addr={wires.lan_ip(head.number)}")
+    place = (
+        "--nnodes=2",
+        f"--node-rank={rank}",
+        f"--master-addr={wires.lan_ip(head.number)}",
+    )
     return [str(model), *sizes.split(), *place, *(["--headless"] if rank else [])]
 
 
 def start(node: Node, arguments: list[str], file: str) -> object:
     command = ("python3", "-m", "vllm.entrypoints.cli.main", "serve", *arguments, *SAME)
     env = {**cluster.environment(node), **QUIET, "NCCL_DEBUG": "INFO"}
-    return node.start(*cluster.with_file(file, *command), log="rank", seconds=START, env=env)
+    return node.start(
+        *cluster.with_file(file, *command), log="rank", seconds=START, env=env
+    )
 
 
 def answers(node: Node, model: Path, address: str) -> list[list[int]]:
     """The tokens that it answers. Raises NodeError."""
-    script = ("python3", str(Path(ask.__file__)), str(model), f"http://{address}:8000", "200")
-    output = node.run(*script, log="answers", seconds=START, env=cluster.environment(node))
+    script = (
+        "python3",
+        str(Path(ask.__file__)),
+        str(model),
+        f"http://{address}:8000",
+        "200",
+    )
+    output = node.run(
+        *script, log="answers", seconds=START, env=cluster.environment(node)
+    )
     found = next(line for line in output.splitlines() if line.startswith("[["))
     return [tokens for _, tokens in json.loads(found)]
 
@@ -63,13 +87,19 @@ def alone(work: Path, model: Path) -> list[list[int]]:
     with cluster.cluster(work, "alone") as (node, _):
         start(
             node,
-            [str(model), f"--host={wires.lan_ip(node.number)}", "--gpu-memory-utilization=0.3"],
+            [
+                str(model),
+                f"--host={wires.lan_ip(node.number)}",
+                "--gpu-memory-utilization=0.3",
+            ],
             "",
         )
         return answers(node, model, wires.lan_ip(node.number))
 
 
-def together(work: Path, name: str, model: Path, expected: object, *, files: bool) -> None:
+def together(
+    work: Path, name: str, model: Path, expected: object, *, files: bool
+) -> None:
     with cluster.cluster(work, name.replace(" ", "-")) as nodes:
         head, worker = nodes
         cluster.write_files(head, worker)
@@ -77,7 +107,10 @@ def together(work: Path, name: str, model: Path, expected: object, *, files: boo
         his = flags(worker, cluster.WORKER, model, "--node-rank=1")
         if not files:
             sizes = "--pipeline-parallel-size=2"
-            mine = [*bare(head, head, model, sizes), f"--host={wires.lan_ip(head.number)}"]
+            mine = [
+                *bare(head, head, model, sizes),
+                f"--host={wires.lan_ip(head.number)}",
+            ]
             his = bare(worker, head, model, sizes)
         began = time.monotonic()
         start(worker, his, cluster.WORKER if files else "")
@@ -85,7 +118,9 @@ def together(work: Path, name: str, model: Path, expected: object, *, files: boo
         address = wires.qsfp_ip(head.number) if files else wires.lan_ip(head.number)
         found = answers(head, model, address)
         took = time.monotonic() - began
-        verdict = "the tokens of one node" if found == expected else f"OTHER TOKENS: {found}"
+        verdict = (
+            "the tokens of one node" if found == expected else f"OTHER TOKENS: {found}"
+        )
         row = cluster.row(name, nodes, [0, 0])
         moved = f"LAN {row.lan:.2f} MB  QSFP {row.qsfp:.2f} MB"
         print(f"{row.name}  {moved}  {verdict}  {took:.0f} s")  # noqa: T201

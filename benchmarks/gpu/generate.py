@@ -70,9 +70,11 @@ def run(model: Path, capability: str, out: Path) -> dict[str, Any]:
     (out / "selected.json").write_text(json.dumps(found, indent=1))
     tokens, logprobs = generate(llm)
     numpy.save(out / "logprobs.npy", logprobs)
-    return {**found, "tokens": tokens, "finite": bool(numpy.isfinite(logprobs).all())} | {
-        "launched": launched(llm)
-    }
+    return {
+        **found,
+        "tokens": tokens,
+        "finite": bool(numpy.isfinite(logprobs).all()),
+    } | {"launched": launched(llm)}
 
 
 def report_capability(major: int, minor: int) -> None:
@@ -112,7 +114,11 @@ def generate(llm: Any) -> tuple[list[list[int]], numpy.ndarray]:
     from vllm import SamplingParams
 
     asked = SamplingParams(
-        temperature=0, max_tokens=NEW_TOKENS, prompt_logprobs=-1, ignore_eos=True, detokenize=False
+        temperature=0,
+        max_tokens=NEW_TOKENS,
+        prompt_logprobs=-1,
+        ignore_eos=True,
+        detokenize=False,
     )
     outputs = llm.generate(prompts(), asked, use_tqdm=False)
     rows = [row for output in outputs for row in output.prompt_logprobs if row]
@@ -129,8 +135,12 @@ def launched(llm: Any) -> dict[str, int]:
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         llm.generate(prompts(), few, use_tqdm=False)
         torch.cuda.synchronize()
-    names = Counter(event.name for event in seen.events() if event.device_type.name == "CUDA")
-    return {name: count for name, count in names.most_common() if not name.startswith("Mem")}
+    names = Counter(
+        event.name for event in seen.events() if event.device_type.name == "CUDA"
+    )
+    return {
+        name: count for name, count in names.most_common() if not name.startswith("Mem")
+    }
 
 
 def prompts() -> list[dict[str, list[int]]]:

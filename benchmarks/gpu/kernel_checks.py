@@ -9,7 +9,9 @@ import torch
 
 TOKENS, HIDDEN, WIDE, GROUP = 64, 512, 1024, 128
 FP8, FP8_MAX = torch.float8_e4m3fn, 448.0
-BFLOAT16 = 2.0**-8  # relative error of one rounding: bfloat16 has eight bits of significand
+BFLOAT16 = (
+    2.0**-8
+)  # relative error of one rounding: bfloat16 has eight bits of significand
 # Matrix products, largest error in units of the result's root mean square. The largest of a million
 # values is near 5 of these, and rounding a number between 4 and 8 costs up to 4 * 2^-8 = 0.016.
 # Hopper's FP8 tensor cores keep about 13 bits of a running sum: 16 steps of 32 products, 0.01.
@@ -52,7 +54,9 @@ def to_fp8(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return (values.double() / scale.double()).clamp(-FP8_MAX, FP8_MAX).to(FP8)
 
 
-def half_steps(stored: torch.Tensor, scale: torch.Tensor, values: torch.Tensor) -> float:
+def half_steps(
+    stored: torch.Tensor, scale: torch.Tensor, values: torch.Tensor
+) -> float:
     """Largest distance of FP8 values from what they stand for, in half steps of the format.
 
     e4m3 has three bits of mantissa: half a step is 2^-4 of the value, or 2^-10 below 2^-6.
@@ -105,7 +109,11 @@ def rotary_embedding() -> Measured:
     exact = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
     ops.rotary_embedding(positions, query, key, size, cache, True)
     # Both products and their difference may be rounded, each a number below 8.
-    yield "neox, bfloat16", worst((query.view_as(exact).double() - exact).abs()), 16 * BFLOAT16
+    yield (
+        "neox, bfloat16",
+        worst((query.view_as(exact).double() - exact).abs()),
+        16 * BFLOAT16,
+    )
 
 
 def topk_softmax() -> Measured:
@@ -138,10 +146,18 @@ def _aligned(tokens: int, experts: int, block: int, k: int) -> Measured:
     blocks = (counts + block - 1) // block
     yield f"{tokens} tokens, length", abs(float(length - blocks.sum() * block)), EXACT
     used = int(length) // block
-    yield "owners", different(owners[:used], torch.arange(experts).repeat_interleave(blocks)), EXACT
+    yield (
+        "owners",
+        different(owners[:used], torch.arange(experts).repeat_interleave(blocks)),
+        EXACT,
+    )
     rows = order[: int(length)].long()
     real = rows < flat.numel()
-    yield "each once", different(rows[real].sort().values, torch.arange(flat.numel())), EXACT
+    yield (
+        "each once",
+        different(rows[real].sort().values, torch.arange(flat.numel())),
+        EXACT,
+    )
     owner = owners[:used].long().repeat_interleave(block)
     yield "in the expert's block", different(flat[rows[real]], owner[real]), EXACT
 
@@ -151,8 +167,14 @@ def moe_sum() -> Measured:
 
     parts, out = normal(TOKENS, 2, HIDDEN), normal(TOKENS, HIDDEN)
     ops.moe_sum(parts, out)
-    scale = parts.double().abs().sum(1).clamp_min(1e-30)  # the generator draws some zeros
-    yield "bfloat16", worst((out.double() - parts.double().sum(1)).abs() / scale), ELEMENT
+    scale = (
+        parts.double().abs().sum(1).clamp_min(1e-30)
+    )  # the generator draws some zeros
+    yield (
+        "bfloat16",
+        worst((out.double() - parts.double().sum(1)).abs() / scale),
+        ELEMENT,
+    )
 
 
 def scaled_fp8_quant() -> Measured:
@@ -167,15 +189,25 @@ def scaled_fp8_quant() -> Measured:
     yield "its scale", element(scale, x.double().abs().max() / FP8_MAX), 1e-6
     stored, scale = ops.scaled_fp8_quant(x, use_per_token_if_dynamic=True)
     yield "per token", half_steps(stored, scale, x), HALF_STEP
-    yield "its scales", element(scale, x.double().abs().amax(1, keepdim=True) / FP8_MAX), 1e-6
+    yield (
+        "its scales",
+        element(scale, x.double().abs().amax(1, keepdim=True) / FP8_MAX),
+        1e-6,
+    )
 
 
 def per_token_group_fp8_quant() -> Measured:
-    from vllm.model_executor.layers.quantization.utils.fp8_utils import per_token_group_quant_fp8
+    from vllm.model_executor.layers.quantization.utils.fp8_utils import (
+        per_token_group_quant_fp8,
+    )
 
     x = normal(TOKENS, HIDDEN)
     stored, scales = per_token_group_quant_fp8(x, GROUP, use_ue8m0=False)
-    yield "groups of 128", half_steps(stored, scales.repeat_interleave(GROUP, 1), x), HALF_STEP
+    yield (
+        "groups of 128",
+        half_steps(stored, scales.repeat_interleave(GROUP, 1), x),
+        HALF_STEP,
+    )
 
 
 def scaled_int8_quant() -> Measured:
@@ -189,7 +221,11 @@ def scaled_int8_quant() -> Measured:
 
 def cutlass_scaled_mm() -> Measured:
     a, b = normal(TOKENS, HIDDEN), normal(WIDE, HIDDEN)
-    yield "FP8 per tensor", _scaled_mm(a, b, a.abs().max().view(1), b.abs().max().view(1)), PRODUCT
+    yield (
+        "FP8 per tensor",
+        _scaled_mm(a, b, a.abs().max().view(1), b.abs().max().view(1)),
+        PRODUCT,
+    )
     rows = a.abs().amax(1, keepdim=True), b.abs().amax(1, keepdim=True)
     yield "FP8 per token and channel", _scaled_mm(a, b, *rows), PRODUCT
     yield "FP8, 1 token", _scaled_mm(a[:1], b, rows[0][:1], rows[1]), PRODUCT
@@ -220,13 +256,19 @@ def cutlass_scaled_mm_block() -> Measured:
 
     a, b = normal(TOKENS, HIDDEN), normal(WIDE, HIDDEN)
     groups = a.view(TOKENS, -1, GROUP).abs().amax(2).float() / FP8_MAX
-    blocks = b.view(WIDE // GROUP, GROUP, -1, GROUP).abs().amax((1, 3)).float() / FP8_MAX
+    blocks = (
+        b.view(WIDE // GROUP, GROUP, -1, GROUP).abs().amax((1, 3)).float() / FP8_MAX
+    )
     by_column = groups.repeat_interleave(GROUP, 1)
     by_block = blocks.repeat_interleave(GROUP, 0).repeat_interleave(GROUP, 1)
     left, right = to_fp8(a, by_column), to_fp8(b, by_block)
     column_major = groups.t().contiguous().t()
-    out = ops.cutlass_scaled_mm(left, right.t(), column_major, blocks.t(), torch.bfloat16)
-    exact = (left.double() * by_column.double()) @ (right.double() * by_block.double()).t()
+    out = ops.cutlass_scaled_mm(
+        left, right.t(), column_major, blocks.t(), torch.bfloat16
+    )
+    exact = (left.double() * by_column.double()) @ (
+        right.double() * by_block.double()
+    ).t()
     yield "FP8, 1x128 by 128x128", product(out, exact), PRODUCT
 
 
@@ -275,7 +317,9 @@ def marlin_gemm() -> Measured:
     from vllm.model_executor.layers.quantization.utils.marlin_utils_fp8 import (
         marlin_quant_fp8_torch,
     )
-    from vllm.model_executor.layers.quantization.utils.marlin_utils_test import marlin_quantize
+    from vllm.model_executor.layers.quantization.utils.marlin_utils_test import (
+        marlin_quantize,
+    )
     from vllm.scalar_type import scalar_types
 
     a, weight = normal(TOKENS, HIDDEN), normal(WIDE, HIDDEN)
@@ -283,9 +327,15 @@ def marlin_gemm() -> Measured:
         exact, packed, scales = marlin_quant_fp8_torch(weight, group)
         out = _marlin(a, packed, scales, scalar_types.float8_e4m3fn)
         label = "per channel" if group < 0 else f"groups of {group}"
-        yield f"FP8 weights, {label}", product(out, a.double() @ exact.double()), PRODUCT
+        yield (
+            f"FP8 weights, {label}",
+            product(out, a.double() @ exact.double()),
+            PRODUCT,
+        )
     kind = scalar_types.uint4b8
-    exact, packed, scales, index, order, _ = marlin_quantize(weight.t(), kind, GROUP, False)
+    exact, packed, scales, index, order, _ = marlin_quantize(
+        weight.t(), kind, GROUP, False
+    )
     out = _marlin(a, packed, scales, kind, index, order)
     yield "GPTQ int4 weights", product(out, a.double() @ exact.double()), PRODUCT
 
@@ -299,7 +349,9 @@ def _marlin(
     order: torch.Tensor | None = None,
 ) -> torch.Tensor:
     from vllm import _custom_ops as ops
-    from vllm.model_executor.layers.quantization.utils.marlin_utils import marlin_make_workspace_new
+    from vllm.model_executor.layers.quantization.utils.marlin_utils import (
+        marlin_make_workspace_new,
+    )
 
     return ops.marlin_gemm(
         a=a,
@@ -334,7 +386,11 @@ def machete_mm() -> Measured:
     packed = pack_rows(stored, kind.size_bits, *stored.shape).t().contiguous().t()
     ready = ops.machete_prepack_B(packed, a.dtype, kind, scales.dtype)
     out = ops.machete_mm(a, ready, kind, b_group_scales=scales, b_group_size=GROUP)
-    yield "int4 weights, groups of 128", product(out, a.double() @ exact.double()), PRODUCT
+    yield (
+        "int4 weights, groups of 128",
+        product(out, a.double() @ exact.double()),
+        PRODUCT,
+    )
 
 
 def reshape_and_cache_flash() -> Measured:

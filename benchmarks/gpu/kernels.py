@@ -42,7 +42,9 @@ def main() -> int:
     """Run every check, print the table; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="folder for kernels.json")
-    parser.add_argument("--without", nargs="*", default=[], help="operators that were not built")
+    parser.add_argument(
+        "--without", nargs="*", default=[], help="operators that were not built"
+    )
     parser.add_argument("--only", nargs="*", default=list(CHECKS), choices=list(CHECKS))
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -55,7 +57,9 @@ def main() -> int:
     results = [*libraries(Path(vllm.__file__).parent)]
     results += [result for name in wanted for result in run(name)]
     device = torch.cuda.get_device_name()
-    say(f"{device}, torch {torch.__version__}, vLLM {vllm.__version__} in {vllm.__file__}\n")
+    say(
+        f"{device}, torch {torch.__version__}, vLLM {vllm.__version__} in {vllm.__file__}\n"
+    )
     report(results)
     if options.without:
         say(f"left out: {', '.join(options.without)}")
@@ -63,7 +67,9 @@ def main() -> int:
         facts = {"device": device, "vllm": vllm.__version__, "file": vllm.__file__}
         table = [{**asdict(result), "held": result.held} for result in results]
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "kernels.json").write_text(json.dumps({**facts, "checks": table}, indent=1))
+        (options.out / "kernels.json").write_text(
+            json.dumps({**facts, "checks": table}, indent=1)
+        )
     return 0 if all(result.held for result in results) else 1
 
 
@@ -80,7 +86,9 @@ def run(name: str) -> list[Result]:
 def libraries(package: Path) -> Iterator[Result]:
     """Each extension module of the package must load."""
     for path in sorted(package.rglob("*.so")):
-        parts = path.relative_to(package.parent).with_name(path.name.split(".")[0]).parts
+        parts = (
+            path.relative_to(package.parent).with_name(path.name.split(".")[0]).parts
+        )
         try:
             importlib.import_module(".".join(parts))
             yield Result(path.name, "loads", 0, 0)

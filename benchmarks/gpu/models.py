@@ -22,7 +22,9 @@ FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0  # the largest float8_e4m3fn
 FP4_MAX = 6.0
 GROUP = 16  # values that share an NVFP4 scale
-FP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])  # e2m1, by its three low bits
+FP4 = torch.tensor(
+    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+)  # e2m1, by its three low bits
 SHAPES = ("dense", "moe")
 SCALINGS = ("tensor", "block", "nvfp4")
 
@@ -43,7 +45,9 @@ def write_checkpoints(folder: Path, seed: int = 0) -> None:
             _save(folder / f"{shape}-{scaling}-bf16", twin, _config(shape, None))
 
 
-Quantised = tuple[dict[str, torch.Tensor], torch.Tensor]  # what is stored, what it stands for
+Quantised = tuple[
+    dict[str, torch.Tensor], torch.Tensor
+]  # what is stored, what it stands for
 
 
 def per_tensor(weight: torch.Tensor) -> Quantised:
@@ -89,11 +93,18 @@ def nvfp4(weight: torch.Tensor) -> Quantised:
 QUANTISERS = {"tensor": per_tensor, "block": per_block, "nvfp4": nvfp4}
 
 
-def _weights(shape: str, generator: torch.Generator) -> Iterator[tuple[str, torch.Tensor]]:
+def _weights(
+    shape: str, generator: torch.Generator
+) -> Iterator[tuple[str, torch.Tensor]]:
     def draw(rows: int, columns: int, gain: float = 1.0) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=generator) * gain / math.sqrt(columns)
+        return (
+            torch.randn(rows, columns, generator=generator) * gain / math.sqrt(columns)
+        )
 
-    yield "model.embed_tokens.weight", torch.randn(VOCABULARY, HIDDEN, generator=generator)
+    yield (
+        "model.embed_tokens.weight",
+        torch.randn(VOCABULARY, HIDDEN, generator=generator),
+    )
     # Logits with a spread of 3: neither flat nor one-hot.
     yield "lm_head.weight", draw(VOCABULARY, HIDDEN, 3.0)
     yield "model.norm.weight", torch.ones(HIDDEN)
@@ -119,7 +130,9 @@ def _weights(shape: str, generator: torch.Generator) -> Iterator[tuple[str, torc
 
 def _config(shape: str, scaling: str | None) -> dict[str, Any]:
     config: dict[str, Any] = {
-        "architectures": ["Qwen3MoeForCausalLM" if shape == "moe" else "Qwen3ForCausalLM"],
+        "architectures": [
+            "Qwen3MoeForCausalLM" if shape == "moe" else "Qwen3ForCausalLM"
+        ],
         "model_type": "qwen3_moe" if shape == "moe" else "qwen3",
         "hidden_size": HIDDEN,
         "intermediate_size": DENSE,
@@ -166,7 +179,9 @@ def _config(shape: str, scaling: str | None) -> dict[str, Any]:
     return config
 
 
-def _save(folder: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
+def _save(
+    folder: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any]
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     scales = ("scale", "scale_inv", "scale_2")
     whole = {

@@ -25,8 +25,13 @@ FP8_RMS = 100.0  # of the stored values: the finest quarter of FP8's range is le
 def linear(rows: int, columns: int) -> dict[str, torch.Tensor]:
     """Return a weight in FP8 and its scales; the products have the size of a trained model's."""
     values = torch.randn(rows, columns, device="cuda") * FP8_RMS
-    scale = torch.full((rows // BLOCK, columns // BLOCK), SPREAD / FP8_RMS, device="cuda")
-    return {"weight": values.clamp(-448, 448).to(torch.float8_e4m3fn), "weight_scale_inv": scale}
+    scale = torch.full(
+        (rows // BLOCK, columns // BLOCK), SPREAD / FP8_RMS, device="cuda"
+    )
+    return {
+        "weight": values.clamp(-448, 448).to(torch.float8_e4m3fn),
+        "weight_scale_inv": scale,
+    }
 
 
 def layer(number: int) -> dict[str, torch.Tensor]:
@@ -38,7 +43,9 @@ def layer(number: int) -> dict[str, torch.Tensor]:
         "post_attention_layernorm.weight": ones.clone(),
         "self_attn.q_norm.weight": head,
         "self_attn.k_norm.weight": head.clone(),
-        "mlp.gate.weight": (torch.randn(EXPERTS, HIDDEN, device="cuda") * SPREAD).bfloat16(),
+        "mlp.gate.weight": (
+            torch.randn(EXPERTS, HIDDEN, device="cuda") * SPREAD
+        ).bfloat16(),
     }
     wide, narrow = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
     shapes = {
@@ -104,7 +111,9 @@ def main(folder: Path, layers: int) -> None:
         tensors = layer(number) if number < layers else words
         save_file(tensors, folder / name, metadata={"format": "pt"})
         index |= dict.fromkeys(tensors, name)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": index})
+    )
     (folder / "config.json").write_text(json.dumps(config(layers), indent=1))
     (folder / "generation_config.json").write_text("{}")
     write_tokenizer(folder, VOCABULARY)

@@ -58,7 +58,9 @@ def main() -> int:
             runs[name].append(measure(check=number == 0))
             CONSOLE.print(f"round {number + 1}: {name} measured")
     faults = [*mapped_faults(wheels, runs), *result_faults(runs), *speed_faults(runs)]
-    text = "\n".join([*correctness(runs), "", *table(runs), "", *(faults or ["every check held"])])
+    text = "\n".join(
+        [*correctness(runs), "", *table(runs), "", *(faults or ["every check held"])]
+    )
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "nccl.json").write_text(json.dumps(runs, indent=1) + "\n")
     (args.out / "nccl.md").write_text(text + "\n")
@@ -67,7 +69,15 @@ def main() -> int:
 
 
 def install(wheel: Path) -> None:
-    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--no-index",
+        "--quiet",
+    ]
     subprocess.run([*command, "--force-reinstall", str(wheel)], check=True)
 
 
@@ -77,13 +87,17 @@ def measure(*, check: bool) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         job = {"folder": folder, "world": world, "check": check}
         ranks = [
-            subprocess.Popen([sys.executable, __file__, "--worker", json.dumps({**job, "rank": r})])
+            subprocess.Popen(
+                [sys.executable, __file__, "--worker", json.dumps({**job, "rank": r})]
+            )
             for r in range(world)
         ]
         codes = [process.wait() for process in ranks]
         if any(codes):
             raise SystemExit(f"a rank failed: {codes}")
-        found = [json.loads((Path(folder) / f"{r}.json").read_text()) for r in range(world)]
+        found = [
+            json.loads((Path(folder) / f"{r}.json").read_text()) for r in range(world)
+        ]
     return {**found[0], "mapped": [each["mapped"] for each in found]}
 
 
@@ -91,14 +105,19 @@ def worker(job: dict) -> int:
     rank, world = job["rank"], job["world"]
     torch.cuda.set_device(rank)
     dist.init_process_group(
-        "nccl", init_method=f"file://{job['folder']}/rendezvous", rank=rank, world_size=world
+        "nccl",
+        init_method=f"file://{job['folder']}/rendezvous",
+        rank=rank,
+        world_size=world,
     )
     found = {
         "version": loaded_version(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(world)],
         "torch": torch.__version__,
         "checks": checks(rank, world) if job["check"] else {},
-        "busbw": {op: {str(n): bandwidth(op, n, world) for n in SIZES} for op in OPERATIONS},
+        "busbw": {
+            op: {str(n): bandwidth(op, n, world) for n in SIZES} for op in OPERATIONS
+        },
         "mapped": mapped(),
     }
     (Path(job["folder"]) / f"{rank}.json").write_text(json.dumps(found))
@@ -128,7 +147,10 @@ def checks(rank: int, world: int) -> dict:
         exact = torch.stack([each.double() for each in drawn])
         full, part = drawn[rank].cuda(), drawn[rank][rank].cuda().contiguous()
         run(operation, full, part)
-        got, wanted = (part if operation == "reduce_scatter" else full).cpu(), exact.sum(0)
+        got, wanted = (
+            (part if operation == "reduce_scatter" else full).cpu(),
+            exact.sum(0),
+        )
         if operation == "all_gather":
             wanted = torch.stack([exact[i, i] for i in range(world)])
         elif operation == "reduce_scatter":
@@ -171,7 +193,10 @@ def mapped() -> dict[str, str]:
     """Every libnccl in this process, and its sha256."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     paths = {line.split(maxsplit=5)[5] for line in lines if "libnccl" in line}
-    return {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in sorted(paths)}
+    return {
+        path: hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        for path in sorted(paths)
+    }
 
 
 def mapped_faults(wheels: dict, runs: dict) -> list[str]:
@@ -225,7 +250,9 @@ def correctness(runs: dict) -> list[str]:
 
 
 def table(runs: dict) -> list[str]:
-    lines = ["| bytes | " + " | ".join(f"{op} | stock | ratio" for op in OPERATIONS) + " |"]
+    lines = [
+        "| bytes | " + " | ".join(f"{op} | stock | ratio" for op in OPERATIONS) + " |"
+    ]
     lines.append("|---" * (1 + 3 * len(OPERATIONS)) + "|")
     for size in SIZES:
         cells = []

@@ -15,7 +15,9 @@ def main() -> None:
     """Write the tokens of every prompt in --asked, a list of [prompt, tokens], into --out."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True)
-    parser.add_argument("--arguments", type=json.loads, required=True, help="of LLM, in JSON")
+    parser.add_argument(
+        "--arguments", type=json.loads, required=True, help="of LLM, in JSON"
+    )
     parser.add_argument("--asked", type=json.loads, required=True)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()

@@ -29,7 +29,9 @@ import torch
 from models import SCALINGS, SHAPES, write_checkpoints
 
 GENERATE = Path(__file__).with_name("generate.py")
-TIMEOUT = 400  # seconds a run may take; Triton compiles for the first time in most of them
+TIMEOUT = (
+    400  # seconds a run may take; Triton compiles for the first time in most of them
+)
 DEVICE = "12.1"
 # run -> (which vLLM, capability reported, suffix of the checkpoint)
 RUNS = {
@@ -65,7 +67,9 @@ class Outcome:
         """What computes the quantised layers, or all layers of an unquantised model."""
         found = dict.fromkeys(self.result.get("classes", {}).values())
         plain = [name for name in found if name.startswith("Unquantized")]
-        quantised = [name for name in found if name not in plain and "KVCache" not in name]
+        quantised = [
+            name for name in found if name not in plain and "KVCache" not in name
+        ]
         return "; ".join(quantised or plain)
 
 
@@ -82,7 +86,12 @@ def main() -> int:
     options = parser.parse_args()
     write_checkpoints(options.work / "models")
     sites = {"stock": options.stock, "patched": options.patched}
-    wanted = [(model, name) for model in options.models for name in RUNS if sites[RUNS[name][0]]]
+    wanted = [
+        (model, name)
+        for model in options.models
+        for name in RUNS
+        if sites[RUNS[name][0]]
+    ]
     with ThreadPoolExecutor(options.jobs) as pool:
         done = pool.map(lambda pair: run(*pair, sites, options.work), wanted)
         outcomes = dict(zip(wanted, done, strict=True))
@@ -90,13 +99,19 @@ def main() -> int:
     failed = [
         problem
         for model in options.models
-        for problem in report(model, {n: o for (m, n), o in outcomes.items() if m == model})
+        for problem in report(
+            model, {n: o for (m, n), o in outcomes.items() if m == model}
+        )
     ]
     if options.patched:
-        say("\n| model | stock | stock, 12.1 | patched, 12.1 | s-b | p-s | p-b | same top |")
+        say(
+            "\n| model | stock | stock, 12.1 | patched, 12.1 | s-b | p-s | p-b | same top |"
+        )
         say("|---|---|---|---|---:|---:|---:|---:|")
         for model in options.models:
-            say(table_row(model, {n: o for (m, n), o in outcomes.items() if m == model}))
+            say(
+                table_row(model, {n: o for (m, n), o in outcomes.items() if m == model})
+            )
     say("\n".join(["", *(failed or ["every check held"])]))
     return 1 if failed else 0
 
@@ -123,7 +138,12 @@ def run(model: str, name: str, sites: dict[str, Path], work: Path) -> Outcome:
     with (out / "log").open("w") as log:
         try:
             subprocess.run(
-                command, env=environment, stdout=log, stderr=log, timeout=TIMEOUT, check=False
+                command,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                timeout=TIMEOUT,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             log.write(f"\nstopped after {TIMEOUT} s\n")
@@ -139,7 +159,9 @@ def gathered(out: Path) -> Outcome:
         result = json.loads((out / "result.json").read_text())
     if (out / "selected.json").exists():
         result = {**json.loads((out / "selected.json").read_text()), **result}
-    table = numpy.load(out / "logprobs.npy") if (out / "logprobs.npy").exists() else None
+    table = (
+        numpy.load(out / "logprobs.npy") if (out / "logprobs.npy").exists() else None
+    )
     return Outcome(result, list(dict.fromkeys(said)), table)
 
 
@@ -151,10 +173,14 @@ def say(line: str) -> None:
 def header() -> None:
     """Device, driver and versions."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    say(subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip())
+    say(
+        subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+    )
     versions = [f"python {sys.version.split()[0]}", f"CUDA {torch.version.cuda}"]
     packages = ("torch", "triton", "transformers")
-    versions += [f"{package} {importlib.metadata.version(package)}" for package in packages]
+    versions += [
+        f"{package} {importlib.metadata.version(package)}" for package in packages
+    ]
     say(", ".join(versions))
 
 
@@ -181,7 +207,10 @@ def report(model: str, outcomes: dict[str, Outcome]) -> list[str]:
     ]
     if problems:
         return problems
-    return [f"{model}: {what}" for what in [*selection(model, outcomes), *agreement(outcomes)]]
+    return [
+        f"{model}: {what}"
+        for what in [*selection(model, outcomes), *agreement(outcomes)]
+    ]
 
 
 def matrix_kernels(outcome: Outcome) -> dict[str, int]:
@@ -207,7 +236,9 @@ def selection(model: str, outcomes: dict[str, Outcome]) -> list[str]:
     if mine.result["capability"] == outcomes["stock"].result["capability"]:
         return problems  # the device is a GB10: the patched run is meant to differ from stock
     same = [outcomes[name].result["classes"] for name in ("patched", "stock")]
-    if same[0] != same[1] or any("patchkit" in line for line in outcomes["patched"].said):
+    if same[0] != same[1] or any(
+        "patchkit" in line for line in outcomes["patched"].said
+    ):
         problems.append(f"a real device gets {outcomes['patched'].classes}")
     return problems
 
@@ -221,7 +252,9 @@ def agreement(outcomes: dict[str, Outcome]) -> list[str]:
     tables = {name: outcome.logprobs for name, outcome in outcomes.items()}
     stock, exact = tables["stock"], tables["bf16"]
     fp8 = distance(stock, exact)
-    say(f"  rms Δlogprob: stock↔bf16 {fp8:.4f}, unrelated positions {shuffled(stock):.4f}")
+    say(
+        f"  rms Δlogprob: stock↔bf16 {fp8:.4f}, unrelated positions {shuffled(stock):.4f}"
+    )
     problems = []
     for name in ("patched@12.1", "patched"):
         if (table := tables.get(name)) is None:
@@ -234,13 +267,17 @@ def agreement(outcomes: dict[str, Outcome]) -> list[str]:
             f"greedy tokens equal {same_tokens(outcomes, name):.1%}"
         )
         if not (apart <= 2 * fp8 and off <= 2 * fp8):
-            problems.append(f"{name} is {apart:.4f} from stock and {off:.4f} from bfloat16")
+            problems.append(
+                f"{name} is {apart:.4f} from stock and {off:.4f} from bfloat16"
+            )
     return problems
 
 
 def table_row(model: str, outcomes: dict[str, Outcome]) -> str:
     """One row of the summary: kernels by capability, and distances of log-probabilities."""
-    cells = [_kernels(outcomes[name]) for name in ("stock", "stock@12.1", "patched@12.1")]
+    cells = [
+        _kernels(outcomes[name]) for name in ("stock", "stock@12.1", "patched@12.1")
+    ]
     names = ("stock", "patched@12.1", "bf16")
     tables = [outcomes[name].logprobs for name in names]
     if all(table is not None for table in tables):
@@ -256,7 +293,9 @@ def _kernels(outcome: Outcome) -> str:
     for line in [] if names else outcome.said:
         names += re.findall(r"(?:Selected|Using) '?(\w+)'?", line)
     shown = [re.sub(r"(ScaledMM)?(Linear)?Kernel$", "", name) for name in names]
-    return ", ".join(dict.fromkeys(shown)) + (" (stops)" if "error" in outcome.result else "")
+    return ", ".join(dict.fromkeys(shown)) + (
+        " (stops)" if "error" in outcome.result else ""
+    )
 
 
 def distance(a: numpy.ndarray, b: numpy.ndarray) -> float:
@@ -273,7 +312,9 @@ def agreeing(a: numpy.ndarray, b: numpy.ndarray) -> float:
 
 
 def same_tokens(outcomes: dict[str, Outcome], name: str) -> float:
-    pairs = zip(outcomes[name].result["tokens"], outcomes["stock"].result["tokens"], strict=True)
+    pairs = zip(
+        outcomes[name].result["tokens"], outcomes["stock"].result["tokens"], strict=True
+    )
     same = [a == b for mine, theirs in pairs for a, b in zip(mine, theirs, strict=True)]
     return sum(same) / len(same)
 

@@ -35,7 +35,11 @@ MODELS = ("moe-tensor", "moe-block")
 NAME = "tiny"
 PATIENCE = 400  # seconds until a server answers, and for the offline run
 LENGTH = 256
-PROMPTS = [("The quick brown fox", 16), ("a", 24), ("Zwölf Boxkämpfer jagen Viktor " * 3, 8)]
+PROMPTS = [
+    ("The quick brown fox", 16),
+    ("a", 24),
+    ("Zwölf Boxkämpfer jagen Viktor " * 3, 8),
+]
 AT_ONCE = [("x" * (3 + 17 * number), 4 + 3 * number) for number in range(8)]
 CHAT = [{"role": "user", "content": "Say something."}]
 CHAT_TOKENS = 12
@@ -76,9 +80,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--models", nargs="*", default=MODELS)
-    parser.add_argument("--attention", help="attention backend; left to vLLM if not given")
-    parser.add_argument("--graphs", action="store_true", help="compile, and capture CUDA graphs")
-    parser.add_argument("--load-format", default="auto", help="dummy: weights of vLLM's own making")
+    parser.add_argument(
+        "--attention", help="attention backend; left to vLLM if not given"
+    )
+    parser.add_argument(
+        "--graphs", action="store_true", help="compile, and capture CUDA graphs"
+    )
+    parser.add_argument(
+        "--load-format", default="auto", help="dummy: weights of vLLM's own making"
+    )
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -89,12 +99,21 @@ def main() -> int:
     write_checkpoints(options.work / "models")
     with ThreadPoolExecutor(options.jobs) as pool:
         outcomes = dict(
-            zip(options.models, pool.map(lambda m: served(m, options), options.models), strict=True)
+            zip(
+                options.models,
+                pool.map(lambda m: served(m, options), options.models),
+                strict=True,
+            )
         )
     report(facts, outcomes)
-    result = {"installed": facts, "models": {name: asdict(o) for name, o in outcomes.items()}}
+    result = {
+        "installed": facts,
+        "models": {name: asdict(o) for name, o in outcomes.items()},
+    }
     (options.work / "serve.json").write_text(json.dumps(result, indent=1))
-    return 1 if any(wrong for o in outcomes.values() for wrong in o.checks.values()) else 0
+    return (
+        1 if any(wrong for o in outcomes.values() for wrong in o.checks.values()) else 0
+    )
 
 
 def abandon(*_: object) -> None:
@@ -120,13 +139,17 @@ def served(model: str, options: argparse.Namespace) -> Outcome:
         "enforce_eager": not options.graphs,
     } | ({"attention_backend": options.attention} if options.attention else {})
     try:
-        with Server([str(folder), "--served-model-name", NAME, *flags(same)], log, PATIENCE) as up:
+        with Server(
+            [str(folder), "--served-model-name", NAME, *flags(same)], log, PATIENCE
+        ) as up:
             outcome.facts["seconds until it answers"] = up.started
             start = time.monotonic()
             tokens = ask(up, tokenizer, outcome)
             outcome.facts["seconds of requests"] = round(time.monotonic() - start, 1)
         outcome.check("no process is left", up.survivors(), [])
-        outcome.check("tokens of LLM", offline(folder, same, log.with_suffix(".offline")), tokens)
+        outcome.check(
+            "tokens of LLM", offline(folder, same, log.with_suffix(".offline")), tokens
+        )
     except Exception as error:  # noqa: BLE001 - the failure is the result
         outcome.checks["runs"] = f"{type(error).__name__}: {error}"
     outcome.facts["chosen"] = chosen(log)
@@ -150,11 +173,14 @@ def ask(up: Server, tokenizer: Any, outcome: Outcome) -> list[list[int]]:
     outcome.check("models", [m["id"] for m in up.ask("/v1/models")["data"]], [NAME])
     outcome.facts["version"] = up.ask("/version")["version"]
     known = importlib.metadata.version("vllm")
-    outcome.check("version", outcome.facts["version"].split("+")[0], known.split("+")[0])
+    outcome.check(
+        "version", outcome.facts["version"].split("+")[0], known.split("+")[0]
+    )
     alone = []
     for prompt, count in PROMPTS:
         first, again = (
-            judged(complete(up, prompt, count), prompt, count, tokenizer, outcome) for _ in range(2)
+            judged(complete(up, prompt, count), prompt, count, tokenizer, outcome)
+            for _ in range(2)
         )
         outcome.check("same text twice", again["text"], first["text"])
         alone.append(first["token_ids"])
@@ -197,7 +223,12 @@ def judged(
 
 def chat(up: Server, outcome: Outcome) -> None:
     """A chat, whole and as a stream, which must add up to the same."""
-    body = {"model": NAME, "messages": CHAT, "max_tokens": CHAT_TOKENS, "temperature": 0}
+    body = {
+        "model": NAME,
+        "messages": CHAT,
+        "max_tokens": CHAT_TOKENS,
+        "temperature": 0,
+    }
     body["ignore_eos"] = True
     whole = up.ask("/v1/chat/completions", body)
     outcome.count(whole["usage"])
@@ -205,8 +236,12 @@ def chat(up: Server, outcome: Outcome) -> None:
     events = list(up.events("/v1/chat/completions", asked))
     usage = [event["usage"] for event in events if event.get("usage")][-1]
     outcome.count(usage)
-    parts = [choice["delta"].get("content") or "" for e in events for choice in e["choices"]]
-    outcome.check("stream as whole", "".join(parts), whole["choices"][0]["message"]["content"])
+    parts = [
+        choice["delta"].get("content") or "" for e in events for choice in e["choices"]
+    ]
+    outcome.check(
+        "stream as whole", "".join(parts), whole["choices"][0]["message"]["content"]
+    )
     outcome.check("stream in parts", sum(map(bool, parts)) > 1, True)
     outcome.check("tokens as asked", usage["completion_tokens"], CHAT_TOKENS)
 
@@ -236,8 +271,12 @@ def libraries(up: Server, outcome: Outcome) -> None:
     own = {*NEEDED, *(path.name for path in home.rglob("*.so"))}
     paths = [p for mapped in engines.values() for p in mapped if Path(p).name in own]
     outcome.facts["mapped"] = paths
-    outcome.check("libraries", sorted({Path(p).name for p in paths} & {*NEEDED}), sorted(NEEDED))
-    outcome.check("libraries", [path for path in paths if home not in Path(path).parents], [])
+    outcome.check(
+        "libraries", sorted({Path(p).name for p in paths} & {*NEEDED}), sorted(NEEDED)
+    )
+    outcome.check(
+        "libraries", [path for path in paths if home not in Path(path).parents], []
+    )
 
 
 def offline(model: Path, arguments: dict[str, Any], log: Path) -> list[list[int]]:
@@ -249,7 +288,12 @@ def offline(model: Path, arguments: dict[str, Any], log: Path) -> list[list[int]
     environment = {**os.environ, **QUIET, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     with log.open("w") as said:
         subprocess.run(
-            command, env=environment, stdout=said, stderr=said, timeout=PATIENCE, check=False
+            command,
+            env=environment,
+            stdout=said,
+            stderr=said,
+            timeout=PATIENCE,
+            check=False,
         )
     if not out.exists():
         raise RuntimeError(f"LLM: {log.read_text(errors='replace').strip()[-300:]}")
@@ -260,7 +304,9 @@ def offline(model: Path, arguments: dict[str, Any], log: Path) -> list[list[int]
 def chosen(log: Path) -> dict[str, list[str]]:
     """What the server's log says of kernels, in the order in which it says it."""
     said = log.read_text(errors="replace") if log.exists() else ""
-    return {kind: list(dict.fromkeys(re.findall(what, said))) for kind, what in SAID.items()}
+    return {
+        kind: list(dict.fromkeys(re.findall(what, said))) for kind, what in SAID.items()
+    }
 
 
 def package() -> Path:
@@ -283,12 +329,16 @@ def installed() -> dict[str, Any]:
 
 def report(facts: dict[str, Any], outcomes: dict[str, Outcome]) -> None:
     """The machine, a table of checks, and what was seen."""
-    say(", ".join(f"{name} {value}" for name, value in facts.items() if name != "wheel"))
+    say(
+        ", ".join(f"{name} {value}" for name, value in facts.items() if name != "wheel")
+    )
     if wheel := facts["wheel"]:
         say(
             f"the wheel: {wheel.get('made', '')} {wheel.get('wheel', '')} {wheel.get('target', '')}"
         )
-    names = dict.fromkeys(name for outcome in outcomes.values() for name in outcome.checks)
+    names = dict.fromkeys(
+        name for outcome in outcomes.values() for name in outcome.checks
+    )
     say(f"\n| check | {' | '.join(outcomes)} |\n|---|{'---|' * len(outcomes)}")
     for name in names:
         cells = [state(outcome, name) for outcome in outcomes.values()]
@@ -300,7 +350,11 @@ def report(facts: dict[str, Any], outcomes: dict[str, Outcome]) -> None:
         for name, wrong in outcome.checks.items():
             if wrong:
                 say(f"  FAILED {name}: {wrong}")
-    failed = sum(bool(wrong) for outcome in outcomes.values() for wrong in outcome.checks.values())
+    failed = sum(
+        bool(wrong)
+        for outcome in outcomes.values()
+        for wrong in outcome.checks.values()
+    )
     say(f"\n{failed} checks failed" if failed else "\nevery check held")
 
 

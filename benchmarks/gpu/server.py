@@ -31,7 +31,9 @@ QUIET = {
 }
 
 # The end of a traceback, behind a process's name and perhaps the logger's prefix.
-RAISED = re.compile(r"(?:\([^)]*\) )?(?:ERROR [^\]]*\] )?((?:\w+\.)*\w*(?:Error|Exception): .*)")
+RAISED = re.compile(
+    r"(?:\([^)]*\) )?(?:ERROR [^\]]*\] )?((?:\w+\.)*\w*(?:Error|Exception): .*)"
+)
 
 
 class Server:
@@ -45,7 +47,13 @@ class Server:
 
     def __enter__(self) -> Self:
         port = self.address.rpartition(":")[2]
-        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *self.arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "vllm.entrypoints.cli.main",
+            "serve",
+            *self.arguments,
+        ]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [*command, "--host", "127.0.0.1", "--port", port],
@@ -71,7 +79,10 @@ class Server:
         while (spent := time.monotonic() - start) < self.patience:
             if (code := self.process.poll()) is not None:
                 raise RuntimeError(f"the server ended with {code}: {self.last_words()}")
-            with contextlib.suppress(OSError), OPEN(f"{self.address}/health", timeout=5):
+            with (
+                contextlib.suppress(OSError),
+                OPEN(f"{self.address}/health", timeout=5),
+            ):
                 self.started = round(spent, 1)
                 return
             time.sleep(0.5)
@@ -130,7 +141,9 @@ class Server:
         try:
             return OPEN(request, timeout=REQUEST)
         except urllib.error.HTTPError as error:
-            raise RuntimeError(f"{path}: {error.code} {error.read().decode()[:300]}") from error
+            raise RuntimeError(
+                f"{path}: {error.code} {error.read().decode()[:300]}"
+            ) from error
 
     def metrics(self) -> dict[str, float]:
         """Prometheus samples by name, summed over their labels."""
@@ -142,7 +155,11 @@ class Server:
 
     def last_words(self) -> str:
         """The first exception in the log, else its last line."""
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        lines = [
+            line
+            for line in self.log.read_text(errors="replace").splitlines()
+            if line.strip()
+        ]
         # Later ones ("engine core initialization failed") are consequences.
         raised = [match[1] for line in lines if (match := RAISED.match(line))]
         return (raised[:1] or lines[-1:] or ["nothing"])[0][-300:]

@@ -19,7 +19,9 @@ def write_tokenizer(folder: Path, vocabulary: int) -> Tokenizer:
     pairs = [f"{a}{b}" for a, b in product(string.ascii_lowercase, repeat=2)]
     pairs = pairs[: vocabulary - len(SPECIAL) - len(letters)]
     names = {name: number for number, name in enumerate([*SPECIAL, *letters, *pairs])}
-    made = Tokenizer(models.BPE(vocab=names, merges=[(pair[0], pair[1]) for pair in pairs]))
+    made = Tokenizer(
+        models.BPE(vocab=names, merges=[(pair[0], pair[1]) for pair in pairs])
+    )
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens(list(SPECIAL))

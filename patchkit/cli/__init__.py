@@ -18,7 +18,13 @@ from patchkit.cli import out
 from patchkit.cli.out import error_text
 from patchkit.cli.verbs import CLICK_ALONE, GROUPS, MEANT, MORE, REPLACED, VERBS
 from patchkit.durable.signals import Interrupted, raise_interrupts, unwrapped
-from patchkit.errors import DriftError, PatchkitError, SourceError, StorageError, UsageError
+from patchkit.errors import (
+    DriftError,
+    PatchkitError,
+    SourceError,
+    StorageError,
+    UsageError,
+)
 from patchkit.extras import BASE, missing_libraries, require_libraries
 from patchkit.quoting import quoted
 from patchkit.runtime.rules.secret_texts import mask_secrets
@@ -86,7 +92,11 @@ class _Verbs(click.Group):
             return super().resolve_command(ctx, [verb, *rest])
 
         close = difflib.get_close_matches(verb, VERBS, n=1)
-        hint = quoted("patchkit", *close, *rest) if close else "`patchkit --help` lists them"
+        hint = (
+            quoted("patchkit", *close, *rest)
+            if close
+            else "`patchkit --help` lists them"
+        )
         raise UsageError(f"no verb is called {verb!r}", hint=hint)
 
     def main(self, *args: Any, **options: Any) -> Any:
@@ -101,10 +111,16 @@ class _Verbs(click.Group):
         with out.click_translated():
             return super().invoke(ctx)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+    def format_commands(  # click's signature
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        formatter: click.HelpFormatter,
+    ) -> None:
         for title, verbs in GROUPS.items():
             with formatter.section(title):
-                formatter.write_dl([(verb, line) for verb, (_folder, line) in verbs.items()])
+                formatter.write_dl(
+                    [(verb, line) for verb, (_folder, line) in verbs.items()]
+                )
         with formatter.section("More, each with --help"):
             formatter.write_text(", ".join(MORE))
 
@@ -114,7 +130,9 @@ class _Verbs(click.Group):
     epilog=_EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
 )
-@click.version_option(__version__, "-V", "--version", message="patchkit, version %(version)s")
+@click.version_option(
+    __version__, "-V", "--version", message="patchkit, version %(version)s"
+)
 def group() -> None:
     """Make vLLM build and run on a DGX Spark GB10 (sm_121), with one exact NCCL on every node.
 
@@ -168,11 +186,15 @@ def _own(error: Exception) -> PatchkitError | None:
             return missing_libraries([str(error.name)])
         case OSError():
             where = error.filename or "standard output"
-            return StorageError(f"{where}: {error.strerror}", hint="check space and permissions")
+            return StorageError(
+                f"{where}: {error.strerror}", hint="check space and permissions"
+            )
         case MemoryError():
             return StorageError("no memory is left", why=_LIMITED, hint=_FREE)
         case RecursionError():
-            return SourceError("a text is nested too deeply to be read", why=_NESTED, hint=_RESTORE)
+            return SourceError(
+                "a text is nested too deeply to be read", why=_NESTED, hint=_RESTORE
+            )
     return None
 
 
@@ -189,7 +211,9 @@ def _usage_error(error: click.ClickException) -> UsageError:
     context = error.ctx if isinstance(error, click.UsageError) else None
     said = error.format_message().rstrip(".")
     words = (*(context.command_path if context else "patchkit").split(), "--help")
-    return UsageError(said[:1].lower() + said[1:], hint=f"`{quoted(*words)}` lists it all")
+    return UsageError(
+        said[:1].lower() + said[1:], hint=f"`{quoted(*words)}` lists it all"
+    )
 
 
 def _show(error: PatchkitError) -> None:
@@ -200,6 +224,8 @@ def _show(error: PatchkitError) -> None:
         # If standard output is what failed, the message goes where it can still be read.
         with contextlib.suppress(OSError):
             # A line, since what came before it may be lines.
-            out.print_json({"error": {**fields, "exit_code": error.exit_code}}, indent=None)
+            out.print_json(
+                {"error": {**fields, "exit_code": error.exit_code}}, indent=None
+            )
             return
     out.say_at_end(error_text(error))

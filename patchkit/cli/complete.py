@@ -33,11 +33,15 @@ def _words_of(kind: str) -> Iterator[tuple[str, str]]:
     if kind in ("fix", "explained"):
         from patchkit.patching.recipe import load_recipes
 
-        yield from ((fix.id, fix.title) for recipe in load_recipes() for fix in recipe.fixes)
+        yield from (
+            (fix.id, fix.title) for recipe in load_recipes() for fix in recipe.fixes
+        )
     if kind in ("vllm", "nccl"):
         from patchkit.patching.recipe import load_recipe
 
-        yield from ((str(version), "") for version in reversed(load_recipe(kind).supported))
+        yield from (
+            (str(version), "") for version in reversed(load_recipe(kind).supported)
+        )
     if kind == "explained":
         from patchkit.doctor.symptoms.symptom import symptoms
         from patchkit.patching.recipe import load_claims
@@ -59,7 +63,9 @@ def complete_kind(kind: str, prefix: str = "") -> Completer:
 
         words = ((prefix + word, text) for word, text in _words_of(kind))
         begins = (begun, begun.replace("-", "_"))
-        return [CompletionItem(it, help=text) for it, text in words if it.startswith(begins)]
+        return [
+            CompletionItem(it, help=text) for it, text in words if it.startswith(begins)
+        ]
 
     return complete
 
@@ -75,7 +81,10 @@ def sources(*projects: str) -> Completer:
         paths = [] if "=" in begun else [CompletionItem(begun, type="file")]
         if not begun:  # forty releases would bury the folders
             return paths
-        found = [complete_kind(name, f"{name}==")(context, parameter, begun) for name in projects]
+        found = [
+            complete_kind(name, f"{name}==")(context, parameter, begun)
+            for name in projects
+        ]
         return [*(item for items in found for item in items), *paths]
 
     return complete

@@ -34,15 +34,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 _FIRST = LedgerRequest(target=DEFAULT_TARGET, arch="native", only=(), skip=(), also=())
 
 
-def _name_version(_context: click.Context, _option: click.Parameter, version: str | None) -> None:
+def _name_version(
+    _context: click.Context, _option: click.Parameter, version: str | None
+) -> None:
     """Put the version that a user names where a build of the tree looks for it too."""
     if version is not None:
         os.environ[VERSION_VARIABLE] = str(named_version(version, "for example 0.33.0"))
 
 
-offline_option = click.option("--offline", is_flag=True, help="Use only what is in the cache.")
+offline_option = click.option(
+    "--offline", is_flag=True, help="Use only what is in the cache."
+)
 trust_source = click.option(
-    "--trust-source", "trusted", is_flag=True, help="Run the source's code without a sandbox."
+    "--trust-source",
+    "trusted",
+    is_flag=True,
+    help="Run the source's code without a sandbox.",
 )
 _NAMED = (
     click.argument(
@@ -72,7 +79,9 @@ _NCCL = click.option(
     help="A folder, an archive, git+URL@COMMIT, or a release: nccl==2.29.7.",
 )
 _FETCHED = (
-    click.option("--sha256", metavar="HEX", help="What an unknown archive of NCCL must have."),
+    click.option(
+        "--sha256", metavar="HEX", help="What an unknown archive of NCCL must have."
+    ),
     offline_option,
     trust_source,
 )
@@ -88,18 +97,24 @@ def _source_adder(*options: Option, required: bool = True) -> Callable[[F], F]:
             keys = [name for name in ("vllm_src", "nccl_src") if name in given]
             named = {key.removesuffix("_src"): given.pop(key) for key in keys}
             ways = {name: given.pop(name) for name in _WAYS if name in given}
-            specs = [(project, spec) for project, spec in named.items() if spec is not None]
+            specs = [
+                (project, spec) for project, spec in named.items() if spec is not None
+            ]
             if positional is not None:
                 specs.append((project_of(positional), positional))
             if not specs and not required:
                 return command(source=None, **given)
             if len(specs) != 1 or specs[0][0] not in named:
                 said = ", ".join(spec for _project, spec in specs) or "no source"
-                hint = f"name one, with {' or '.join(f'--{name}-src' for name in named)}"
+                hint = (
+                    f"name one, with {' or '.join(f'--{name}-src' for name in named)}"
+                )
                 raise UsageError(f"{said}: this verb takes one source", hint=hint)
             source = SourceOptions(*specs[0], **ways)
             if source.sha256 is not None and source.project != "nccl":
-                raise UsageError("--sha256 is for an archive of NCCL; vLLM's sdists are locked")
+                raise UsageError(
+                    "--sha256 is for an archive of NCCL; vLLM's sdists are locked"
+                )
             return command(source=source, **given)
 
         return cast("F", with_options(*options)(wrapped))
@@ -110,16 +125,28 @@ def _source_adder(*options: Option, required: bool = True) -> Callable[[F], F]:
 source_options = _source_adder(*_NAMED, _NCCL, *_FETCHED)
 optional_source_options = _source_adder(*_NAMED, _NCCL, *_FETCHED, required=False)
 vllm_options = _source_adder(*_NAMED, *_FETCHED[1:])  # for what only vLLM has
-folder_options = _source_adder(*_NAMED, _NCCL)  # where only a tree that is there will do
+folder_options = _source_adder(
+    *_NAMED, _NCCL
+)  # where only a tree that is there will do
 
 
-target_option = click.option("--target", type=click.Choice(list(targets())), help="Default: gb10.")
-_FIX: dict[str, Any] = {"multiple": True, "metavar": "ID", "shell_complete": complete.fixes}
+target_option = click.option(
+    "--target", type=click.Choice(list(targets())), help="Default: gb10."
+)
+_FIX: dict[str, Any] = {
+    "multiple": True,
+    "metavar": "ID",
+    "shell_complete": complete.fixes,
+}
 _REQUEST = (
     target_option,
-    click.option("--arch", metavar="native|family", help="native is 12.1a, family 12.0f."),
+    click.option(
+        "--arch", metavar="native|family", help="native is 12.1a, family 12.0f."
+    ),
     click.option("--only", help="Only these fixes.", **_FIX),
-    click.option("--without", "skip", help="Leave a fix out, or an extension of a build.", **_FIX),
+    click.option(
+        "--without", "skip", help="Leave a fix out, or an extension of a build.", **_FIX
+    ),
     click.option("--with", "also", help="An optional fix too.", **_FIX),
     click.option(
         "--patch",
@@ -177,8 +204,12 @@ def request_options(command: F) -> F:
     def wrapped(
         target: str | None, arch: str | None, patches: tuple[Path, ...], **given: Any
     ) -> Any:
-        only, skip, also = (frozenset(given.pop(name)) for name in ("only", "skip", "also"))
-        return command(selection=Selection(target, arch, only, skip, also, patches), **given)
+        only, skip, also = (
+            frozenset(given.pop(name)) for name in ("only", "skip", "also")
+        )
+        return command(
+            selection=Selection(target, arch, only, skip, also, patches), **given
+        )
 
     return cast("F", with_options(*_REQUEST)(wrapped))
 

@@ -34,7 +34,9 @@ PATH = click.Path(path_type=Path)
 PRESENT_PATH = click.Path(path_type=Path, exists=True)
 FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 FILE_OR_DASH = click.Path(path_type=Path, allow_dash=True)
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+as_json = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON for machines."
+)
 
 
 class Shown(str):
@@ -149,14 +151,18 @@ def print_json(value: object, *, indent: int | None = 1) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=False, default=_json_value)
     if not text.replace("\n", "").isprintable():
         # Such characters are in strings alone, where JSON has an escape for each.
-        safe = (c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+        safe = (
+            c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text
+        )
         text = "".join(safe)
     data(text + "\n")
 
 
 def record_fields(record: Any, *left_out: str) -> dict[str, Any]:
     """Return the fields of a dataclass as JSON has them, an empty text as null, and no class."""
-    names = [field.name for field in dataclasses.fields(record) if field.name not in left_out]
+    names = [
+        field.name for field in dataclasses.fields(record) if field.name not in left_out
+    ]
     values = {name: getattr(record, name) for name in names}
     return {
         name: None if value == "" else value
@@ -198,7 +204,10 @@ def prepare_streams() -> None:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             # Else a file that is opened later would be what child processes write to.
-            os.dup2(os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY), number)
+            os.dup2(
+                os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY),
+                number,
+            )
             os.set_inheritable(number, True)
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -249,7 +258,9 @@ def length(text: str) -> int:
     bare = click.unstyle(text)
     if bare.isascii():
         return len(bare)
-    return len(bare) + sum(unicodedata.east_asian_width(character) in "WF" for character in bare)
+    return len(bare) + sum(
+        unicodedata.east_asian_width(character) in "WF" for character in bare
+    )
 
 
 def wrap(text: str, width: int | None, hang: int = 2) -> list[str]:
@@ -274,7 +285,11 @@ def wrap(text: str, width: int | None, hang: int = 2) -> list[str]:
 
 
 def grid(
-    rows: Sequence[Sequence[str]], width: int | None, *, heads: Sequence[str] = (), indent: str = ""
+    rows: Sequence[Sequence[str]],
+    width: int | None,
+    *,
+    heads: Sequence[str] = (),
+    indent: str = "",
 ) -> list[str]:
     """Return a text for each row, of one line or more; the heads come first.
 
@@ -293,7 +308,9 @@ def grid(
     lines = []
     for row in whole:
         padded = [
-            " " * (filled - length(cell)) + cell if number else cell + " " * (filled - length(cell))
+            " " * (filled - length(cell)) + cell
+            if number
+            else cell + " " * (filled - length(cell))
             for cell, filled, number in zip(row, widths, numbers, strict=True)
         ]
         last = wrap(padded.pop().rstrip(" "), room, hang=0)
@@ -307,7 +324,9 @@ _COMMAND = re.compile(rf"(?<![^\s(`])patchkit (?=(?:{'|'.join(VERBS)})\b)")
 
 def next_step(*words: str | Path, where: str = "") -> LaidOut:
     """Return the line that names a command to paste; ``where``: on another machine, or in what."""
-    return LaidOut(style(f"next{', ' if where else ''}{where}:", bold=True) + f" {quoted(*words)}")
+    return LaidOut(
+        style(f"next{', ' if where else ''}{where}:", bold=True) + f" {quoted(*words)}"
+    )
 
 
 def program() -> list[str]:
@@ -344,4 +363,8 @@ def pip() -> list[str]:
 def _shortened(path: str) -> str:
     """Return the name of a program that PATH leads to, else its path."""
     found = shutil.which(Path(path).name)
-    return Path(path).name if found and Path(found).absolute() == Path(path).absolute() else path
+    return (
+        Path(path).name
+        if found and Path(found).absolute() == Path(path).absolute()
+        else path
+    )

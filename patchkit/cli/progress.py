@@ -43,10 +43,18 @@ def progress(
             if done >= total:
                 redraw_line("")
             elif now >= due:
-                due = now + (_REDRAWN if in_terminal else max(PERIOD, (now - began) / 100))
+                due = now + (
+                    _REDRAWN if in_terminal else max(PERIOD, (now - began) / 100)
+                )
                 amount = f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
-                line = f"{task}: {f'{done} of {total} {counted}' if counted else amount}"
-                left = (now - began) * (total - done) / done if done >= total * _TOLD else 0.0
+                line = (
+                    f"{task}: {f'{done} of {total} {counted}' if counted else amount}"
+                )
+                left = (
+                    (now - began) * (total - done) / done
+                    if done >= total * _TOLD
+                    else 0.0
+                )
                 if left > _LONG:
                     line += f", about {left / 60:.0f} min left"
                 with printing:

@@ -15,7 +15,17 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from patchkit.cli.out import LaidOut, Shown, as_json, data, print_json, say, spelled, style, table
+from patchkit.cli.out import (
+    LaidOut,
+    Shown,
+    as_json,
+    data,
+    print_json,
+    say,
+    spelled,
+    style,
+    table,
+)
 from patchkit.cli.verbs import MEANT
 from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level
@@ -92,7 +102,9 @@ class VerbGroup(click.Group):
             hint=quoted("patchkit", *(words or [verb, "--help"])),
         )
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
         rows = []
         for name in self.list_commands(ctx):
             command = self.get_command(ctx, name)
@@ -103,17 +115,23 @@ class VerbGroup(click.Group):
             formatter.write_dl(rows)
 
 
-def read_numbers(_: click.Context, option: click.Parameter, text: str | None) -> tuple[int, ...]:
+def read_numbers(
+    _: click.Context, option: click.Parameter, text: str | None
+) -> tuple[int, ...]:
     """Return the whole numbers of an option's text; the callback of options that take several."""
     numbers = text.split(",") if text else []
     if not all(number.isdecimal() and int(number) for number in numbers):
-        raise UsageError(f"{option.opts[-1]} takes whole numbers with commas, not {text!r}")
+        raise UsageError(
+            f"{option.opts[-1]} takes whole numbers with commas, not {text!r}"
+        )
     return tuple(map(int, numbers))
 
 
 def with_options(*options: Option) -> Callable[[F], F]:
     """Return a decorator that adds options to a verb; help shows them in this order."""
-    return lambda verb: functools.reduce(lambda made, add: add(made), reversed(options), verb)
+    return lambda verb: functools.reduce(
+        lambda made, add: add(made), reversed(options), verb
+    )
 
 
 def rendered(verb: F) -> F:
@@ -148,11 +166,17 @@ def lead_word(text: str) -> Shown:
     return style(text, fg="yellow") + " "
 
 
-def fact_lines(pairs: Mapping[str, object] | Iterable[tuple[str, object]]) -> Sequence[LaidOut]:
+def fact_lines(
+    pairs: Mapping[str, object] | Iterable[tuple[str, object]],
+) -> Sequence[LaidOut]:
     """Return a block of names and values, without what is empty."""
     rows = pairs.items() if isinstance(pairs, Mapping) else pairs
     return table(
-        ((style(name, dim=True), cell_text(value)) for name, value in rows if cell_text(value)),
+        (
+            (style(name, dim=True), cell_text(value))
+            for name, value in rows
+            if cell_text(value)
+        ),
         indent="  ",
     )
 
@@ -184,7 +208,9 @@ def gigabytes(size: float) -> str:
 def finding_lines(findings: Sequence[Finding], *, verbose: bool) -> Iterator[Shown]:
     """Yield errors and warnings whole, then how many other findings there are; or all of them."""
     levels = (Level.ERROR, Level.WARNING, *((Level.NOTE,) if verbose else ()))
-    yield from finding_blocks((it for it in findings if it.level in levels), verbose=verbose)
+    yield from finding_blocks(
+        (it for it in findings if it.level in levels), verbose=verbose
+    )
     for finding in sorted(findings, key=lambda it: it.level is Level.OK):
         is_check = finding.level in (Level.OK, Level.UNKNOWN)
         if is_check and (verbose or _is_gpu_unchecked(finding)):
@@ -194,7 +220,9 @@ def finding_lines(findings: Sequence[Finding], *, verbose: bool) -> Iterator[Sho
     yield finding_summary(findings)
 
 
-def finding_blocks(findings: Iterable[Finding], *, verbose: bool = False) -> Iterator[Shown]:
+def finding_blocks(
+    findings: Iterable[Finding], *, verbose: bool = False
+) -> Iterator[Shown]:
     """Yield each finding whole; those of one place, reason and cure are one."""
     alike: dict[tuple[str, ...], list[Finding]] = {}
     for finding in findings:
@@ -205,7 +233,9 @@ def finding_blocks(findings: Iterable[Finding], *, verbose: bool = False) -> Ite
         mark, how = MARKS[first.level]
         where = f"{first.where}:{first.line}" if first.line else first.where
         head = style(mark, **how) + " " + style(where, bold=True)
-        whats = [f"{it.about}: {it.what}" if it.about else it.what for it in (first, *others)]
+        whats = [
+            f"{it.about}: {it.what}" if it.about else it.what for it in (first, *others)
+        ]
         if others:
             yield head
             yield from (Shown("  ") + what for what in whats)
@@ -243,4 +273,8 @@ def finding_summary(findings: Sequence[Finding]) -> Shown:
     elif not counts[Level.OK] or any(map(_is_gpu_unchecked, findings)):
         mark = style("?", fg="cyan") + " "
     hidden = counts[Level.NOTE] or counts[Level.UNKNOWN]
-    return mark + (", ".join(parts) or "nothing found") + ("; -v shows all" if hidden else "")
+    return (
+        mark
+        + (", ".join(parts) or "nothing found")
+        + ("; -v shows all" if hidden else "")
+    )

@@ -96,7 +96,10 @@ def require_new(place: Path) -> None:
 def save_archive(packed: bytes, place: Path) -> None:
     """Write an archive for its owner alone. Raises StorageError, UsageError if it is there."""
     require_new(place)
-    with translated("no archive was written", at=place), replacing(place, private=True) as file:
+    with (
+        translated("no archive was written", at=place),
+        replacing(place, private=True) as file,
+    ):
         file.write(packed)
 
 

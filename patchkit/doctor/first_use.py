@@ -14,7 +14,13 @@ from typing import Any
 from patchkit.cluster.ssh.node import Remote, everywhere
 from patchkit.cluster.ssh.ssh import HERE, there
 from patchkit.doctor.judgement import LATER
-from patchkit.doctor.peers.node_report import NodeReport, NotCheckedError, Outcome, check, require
+from patchkit.doctor.peers.node_report import (
+    NodeReport,
+    NotCheckedError,
+    Outcome,
+    check,
+    require,
+)
 from patchkit.doctor.visit import Visit
 from patchkit.errors import PatchkitError, reason
 from patchkit.quoting import quoted
@@ -69,7 +75,9 @@ def add_first_use(visited: Visit, look: Callable[..., dict[str, Any]]) -> Visit:
     found = list(visited.findings)
     for report, its in zip(visited.reports, said, strict=True):
         found += check_first_use(report, its)
-    return replace(visited, findings=tuple(sorted(found, key=lambda each: each.level in LATER)))
+    return replace(
+        visited, findings=tuple(sorted(found, key=lambda each: each.level in LATER))
+    )
 
 
 def count_loads(
@@ -80,14 +88,18 @@ def count_loads(
     What that version of vLLM never calls on the device is not counted.
     """
     major, minor = map(int, capability.split("."))
-    device = next((row for row in targets().values() if row.capability == (major, minor)), None)
+    device = next(
+        (row for row in targets().values() if row.capability == (major, minor)), None
+    )
     dispatch = known_dispatch("vllm", version, device) if device else NOTHING_READ
     found = {name: Counter[Load]() for name in codes}
     for name, held in codes.items():
         for names, count in held.items():
             if dispatch.leaves(name, names.split()):
                 continue
-            found[name][best_load(listed(_NAMES.findall(names)), (major, minor))] += count
+            found[name][best_load(listed(_NAMES.findall(names)), (major, minor))] += (
+                count
+            )
     return found
 
 
@@ -108,10 +120,14 @@ def check_first_use(node: NodeReport, said: DeviceCodeFound | PatchkitError) -> 
         return {"what": "vLLM's libraries hold machine code for this GPU"}
     if said.kept:
         kept = f"{said.cache} has {said.kept / BYTES_PER_MIB:.0f} MiB"
-        return {"what": f"{shown} hold PTX alone for this GPU; {kept} of what was compiled"}
+        return {
+            "what": f"{shown} hold PTX alone for this GPU; {kept} of what was compiled"
+        }
     software = require(node.host.software, _UNNAMED)
     command = there(node.node, "patchkit", "apply", "--native", software.vllm_home)
     if node.node != HERE:  # where patchkit need not be
-        again = quoted("patchkit", "repack", f"vllm=={plain(software.vllm)}", "--native")
+        again = quoted(
+            "patchkit", "repack", f"vllm=={plain(software.vllm)}", "--native"
+        )
         command = f"`{again}`, then `patchkit cluster install`"
     return node.find("first-use", libraries=shown, cache=said.cache, command=command)

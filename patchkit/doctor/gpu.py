@@ -10,7 +10,12 @@ from typing import Any
 from patchkit.cluster.ssh.node import Remote, everywhere
 from patchkit.doctor.gpu_steps import RANK, GpuStep, free_port, gpu_steps
 from patchkit.doctor.nccl_lines import nccl_findings, read_nccl
-from patchkit.doctor.peers.node_report import NodeReport, make_finding, make_fine, unchecked
+from patchkit.doctor.peers.node_report import (
+    NodeReport,
+    make_finding,
+    make_fine,
+    unchecked,
+)
 from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.findings import diagnosis_finding
 from patchkit.errors import PatchkitError
@@ -23,7 +28,11 @@ _FIGURES = (
     *("triton", "compile_seconds", "vllm", "error", "bound", "scales"),
 )
 # So that NCCL says on standard output what it takes.
-_SAYS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV", "NCCL_DEBUG_FILE": ""}
+_SAYS = {
+    "NCCL_DEBUG": "INFO",
+    "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV",
+    "NCCL_DEBUG_FILE": "",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +73,18 @@ def run_steps(
     node: GpuNode, steps: Sequence[Mapping[str, Any]], more: Mapping[str, str] = {}
 ) -> list[GpuStep]:
     """Return how each step went on a node. Raises HostError if it does not answer."""
-    given = {"python": node.python, "steps": steps, "variables": {**node.variables, **more}}
+    given = {
+        "python": node.python,
+        "steps": steps,
+        "variables": {**node.variables, **more},
+    }
     return list(Remote(node.node).stream(GpuStep, gpu_steps, **given))
 
 
 def run_all_reduce(
-    nodes: Sequence[GpuNode], sizes: Sequence[int] = (), variables: Mapping[str, str] = _SAYS
+    nodes: Sequence[GpuNode],
+    sizes: Sequence[int] = (),
+    variables: Mapping[str, str] = _SAYS,
 ) -> list[GpuStep]:
     """Return how each rank of an all-reduce over all nodes went, the head's first.
 
@@ -90,7 +105,9 @@ def run_all_reduce(
         GpuStep(step=RANK, state="not-run", reason=said.what)
         if isinstance(said, PatchkitError)
         else said[0]
-        for said in everywhere(ranks, lambda each: run_steps(*each, {**_SAYS, **variables}))
+        for said in everywhere(
+            ranks, lambda each: run_steps(*each, {**_SAYS, **variables})
+        )
     ]
 
 
@@ -102,7 +119,9 @@ def gpu_findings(node: str, steps: Iterable[GpuStep]) -> Iterator[Finding]:
         elif step.state == "failed":
             # What is known of its words comes first: that is the cause, the step is what followed.
             yield from _known_causes(node, step)
-            yield make_finding(step.step, node, seconds=step.seconds, reason=step.reason)
+            yield make_finding(
+                step.step, node, seconds=step.seconds, reason=step.reason
+            )
         else:
             figures = {name: step.figures.get(name, "?") for name in _FIGURES}
             yield make_fine(step.step, node, kernel=step.kernel or "?", **figures)
@@ -114,7 +133,9 @@ def _known_causes(node: str, step: GpuStep) -> Iterator[Finding]:
         yield replace(diagnosis_finding(diagnosis), where=node, line=0)
 
 
-def all_reduce_findings(nodes: Sequence[GpuNode], ranks: Sequence[GpuStep]) -> Iterator[Finding]:
+def all_reduce_findings(
+    nodes: Sequence[GpuNode], ranks: Sequence[GpuStep]
+) -> Iterator[Finding]:
     """Yield what an all-reduce over all nodes shows."""
     names = ", ".join(node.node for node in nodes)
     for node, rank in zip(nodes, ranks, strict=True):
@@ -128,10 +149,16 @@ def all_reduce_findings(nodes: Sequence[GpuNode], ranks: Sequence[GpuStep]) -> I
         return  # what NCCL took on the way to an error decides nothing
     small, large = smoke_test().sizes
     # The slowest rank counts, since all wait for it.
-    speed = min(float(rank.figures.get(f"gigabytes_per_second_{large}", 0)) for rank in ranks)
+    speed = min(
+        float(rank.figures.get(f"gigabytes_per_second_{large}", 0)) for rank in ranks
+    )
     latency = max(float(rank.figures.get(f"microseconds_{small}", 0)) for rank in ranks)
     fields = {"nodes": names, "small": small, "size": large // BYTES_PER_MIB}
-    fields |= {"speed": speed, "latency": latency, "nccl": ranks[0].figures.get("nccl", "?")}
+    fields |= {
+        "speed": speed,
+        "latency": latency,
+        "nccl": ranks[0].figures.get("nccl", "?"),
+    }
     yield make_finding("all-reduce-sums", names, **fields)
     for node, rank in zip(nodes, ranks, strict=True):
         if said := read_nccl(rank.lines):
@@ -153,7 +180,9 @@ def find_gpu_nodes(reports: Sequence[NodeReport]) -> list[GpuNode]:
             variables = {"NCCL_SOCKET_IFNAME": f"={netdev.name}"} if netdev else {}
             variables |= report.env.variables if report.env else {}
             python, its = f"{report.facts.venv}/bin/python", {"address": report.address}
-            nodes.append(GpuNode(node=report.node, python=python, variables=variables, **its))
+            nodes.append(
+                GpuNode(node=report.node, python=python, variables=variables, **its)
+            )
     return nodes
 
 
@@ -165,7 +194,11 @@ def try_gpus(reports: Sequence[NodeReport]) -> Iterator[Finding]:
     able = find_gpu_nodes(reports)
     for report in reports:
         if report.node not in (node.node for node in able):
-            why = report.why_not("facts") if report.facts is None else "there is no vLLM there"
+            why = (
+                report.why_not("facts")
+                if report.facts is None
+                else "there is no vLLM there"
+            )
             yield unchecked("gpu-smoke", report.node, why)
     steps = [asdict(its) for its in smoke_test().step]
     tried = everywhere(able, lambda node: run_steps(node, steps))

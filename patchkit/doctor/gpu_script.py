@@ -26,7 +26,9 @@ from typing import Any, NamedTuple
 
 MARK = "patchkit-gpu: "
 _BYTES_PER_GIB = 2**30
-_LEAST_FREE = 2 * _BYTES_PER_GIB  # of device memory: more than any step takes, with CUDA's own
+_LEAST_FREE = (
+    2 * _BYTES_PER_GIB
+)  # of device memory: more than any step takes, with CUDA's own
 _NOT_THERE = "torch sees no CUDA device"
 # Operands are exact in their formats, and so are the scales that a kernel may take for activations:
 # each group holds the largest value. What is left is the rounding of the sum, whichever kernel.
@@ -35,12 +37,23 @@ _NOT_THERE = "torch sees no CUDA device"
 # running sum, 0.01. Half as much again; a wrong scale or a swapped row costs 0.1 and more.
 _PRODUCT = 0.04
 _FP8_MAX = 448.0
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # what four bits stand for, and their negatives
+_E2M1 = (
+    0.0,
+    0.5,
+    1.0,
+    1.5,
+    2.0,
+    3.0,
+    4.0,
+    6.0,
+)  # what four bits stand for, and their negatives
 _TOKENS = (1, 64)  # decoding and prefill: other tiles, often other kernels
 _WIDE, _DEEP = 1024, 2048
 
 Answer = dict[str, Any]
-tl: Any = None  # triton.language, once it is imported: a kernel has to find it by this name
+tl: Any = (
+    None  # triton.language, once it is imported: a kernel has to find it by this name
+)
 
 
 class NotRunError(Exception):
@@ -54,7 +67,9 @@ class WrongError(Exception):
 def main() -> None:
     """Run the step that the arguments name, and write its answer."""
     answers = os.dup(1)
-    os.dup2(2, 1)  # vLLM and NCCL print to standard output, where the answer alone may go
+    os.dup2(
+        2, 1
+    )  # vLLM and NCCL print to standard output, where the answer alone may go
     # A neighbour of this script is no module of that name.
     sys.path[:] = [path for path in sys.path if path != str(Path(__file__).parent)]
     step, settings = sys.argv[1], json.loads(sys.argv[2])
@@ -71,7 +86,9 @@ def main() -> None:
         if "_OpNamespace" in str(error):  # an operator that the compiled library lacks
             raise
         traceback.print_exc()
-        reason = f"vLLM, torch or Triton is called otherwise here: {error}".splitlines()[0]
+        reason = (
+            f"vLLM, torch or Triton is called otherwise here: {error}".splitlines()[0]
+        )
         answer = {"state": "not-run", "reason": reason}
     # One write with a line end before it: NCCL's threads print at the same time.
     os.write(answers, f"\n{MARK}{json.dumps(answer)}\n".encode())
@@ -93,7 +110,9 @@ def _require_gpu() -> Any:
         raise NotRunError(_NOT_THERE)
     free, _ = torch.cuda.mem_get_info()
     if free < _LEAST_FREE:
-        raise NotRunError(f"only {free / _BYTES_PER_GIB:.1f} GiB of the GPU's memory are free")
+        raise NotRunError(
+            f"only {free / _BYTES_PER_GIB:.1f} GiB of the GPU's memory are free"
+        )
     return torch
 
 
@@ -143,14 +162,18 @@ def try_triton(_: Answer) -> Answer:
         size = 64
         kernel = compiler.jit(_triton_product)
         torch.manual_seed(0)
-        a, b = (torch.randn(size, size, device="cuda", dtype=torch.float16) for _ in "ab")
+        a, b = (
+            torch.randn(size, size, device="cuda", dtype=torch.float16) for _ in "ab"
+        )
         out = torch.full((size, size), float("nan"), device="cuda", dtype=torch.float32)
         start = time.perf_counter()
         kernel[(1,)](a, b, out, SIZE=size)
         torch.cuda.synchronize()
         seconds = round(time.perf_counter() - start, 2)
         figures = {"triton": compiler.__version__, "compile_seconds": seconds}
-        return _judge_products("tl.dot", [(out, a.double() @ b.double() + 1)], **figures)
+        return _judge_products(
+            "tl.dot", [(out, a.double() @ b.double() + 1)], **figures
+        )
 
 
 def _triton_product(a, b, out, SIZE: "tl.constexpr"):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202, N803, UP037
@@ -188,7 +211,9 @@ def try_fp8(settings: Answer) -> Answer:
                 module.Fp8Config(True, "dynamic", weight_block_size=shape)
             )
             sizes = (_DEEP, [_WIDE], _DEEP, _WIDE)
-            method.create_weights(layer, *sizes, torch.bfloat16, weight_loader=lambda *_: None)
+            method.create_weights(
+                layer, *sizes, torch.bfloat16, weight_loader=lambda *_: None
+            )
         layer.weight.data.copy_(weight)
         (layer.weight_scale_inv if block else layer.weight_scale).data.copy_(scale)
         method.process_weights_after_loading(layer)
@@ -196,14 +221,22 @@ def try_fp8(settings: Answer) -> Answer:
         name = type(kernel).__name__ if kernel is not None else "unknown"
 
         scales_are = "as given"
-        rounded = _round_scales(torch, weight.float() * scales, block) if block else None
-        if rounded and _are_equal(torch, getattr(layer, "weight", None), rounded.stored):
+        rounded = (
+            _round_scales(torch, weight.float() * scales, block) if block else None
+        )
+        if rounded and _are_equal(
+            torch, getattr(layer, "weight", None), rounded.stored
+        ):
             x = inputs[-1].double()
             cost = _largest_error(x @ rounded.exact.t(), x @ exact.t())
-            scales_are = f"rounded to powers of two (E8M0), which alone costs {cost:.2g}"
+            scales_are = (
+                f"rounded to powers of two (E8M0), which alone costs {cost:.2g}"
+            )
             exact = rounded.exact
 
-        products = ((method.apply(layer, x.bfloat16()), x.double() @ exact.t()) for x in inputs)
+        products = (
+            (method.apply(layer, x.bfloat16()), x.double() @ exact.t()) for x in inputs
+        )
         return _judge_products(name, products, scales=scales_are)
 
 
@@ -242,11 +275,16 @@ def try_nvfp4(_: Answer) -> Answer:
     torch = _require_gpu()
     torch.manual_seed(0)
     values = torch.tensor(_E2M1 + tuple(-value for value in _E2M1), device="cuda")
-    inputs = [values[torch.randint(0, 16, (tokens, _DEEP), device="cuda")] for tokens in _TOKENS]
+    inputs = [
+        values[torch.randint(0, 16, (tokens, _DEEP), device="cuda")]
+        for tokens in _TOKENS
+    ]
     for x in inputs:
         x[:, ::16] = max(_E2M1)
     codes = torch.randint(0, 16, (_WIDE, _DEEP), device="cuda")
-    scales = (torch.rand(_WIDE, _DEEP // 16, device="cuda") * 3 + 1).to(torch.float8_e4m3fn)
+    scales = (torch.rand(_WIDE, _DEEP // 16, device="cuda") * 3 + 1).to(
+        torch.float8_e4m3fn
+    )
     overall = 0.02
     exact = values[codes].double() * scales.double().repeat_interleave(16, 1) * overall
     with _vllm_groups(torch):
@@ -256,7 +294,9 @@ def try_nvfp4(_: Answer) -> Answer:
         kernel = linear.init_nvfp4_linear_kernel()
         # What vLLM's own loading leaves for its NVFP4 kernels.
         layer = torch.nn.Module()
-        one = torch.tensor(1.0, device="cuda")  # so that a group's scale for activations is exact
+        one = torch.tensor(
+            1.0, device="cuda"
+        )  # so that a group's scale for activations is exact
         for name, value in {
             "weight": (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8),
             "weight_scale": scales,
@@ -306,7 +346,10 @@ def try_all_reduce(settings: Answer) -> Answer:
     rank, world = settings["rank"], settings["world"]
     torch = _require_gpu()
     torch.cuda.set_device(0)
-    figures: Answer = {"ranks": world, "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+    figures: Answer = {
+        "ranks": world,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+    }
     dist = importlib.import_module("torch.distributed")
     patience = timedelta(seconds=0.8 * settings["seconds"])
     ranks = {"rank": rank, "world_size": world, "timeout": patience}
@@ -334,7 +377,9 @@ def try_all_reduce(settings: Answer) -> Answer:
     return {"figures": figures}
 
 
-def _judge_products(kernel: str, products: Iterable[tuple[Any, Any]], **figures: Any) -> Answer:
+def _judge_products(
+    kernel: str, products: Iterable[tuple[Any, Any]], **figures: Any
+) -> Answer:
     """Return the largest error of products beside exact ones; raise WrongError beyond the bound."""
     error = max(_largest_error(out, exact) for out, exact in products)
     # JSON has no infinity.

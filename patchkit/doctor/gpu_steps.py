@@ -22,7 +22,9 @@ _MOST, _LONGEST = 2000, 1000  # lines of a process that are kept, characters of 
 _FIELDS = {"state", "kernel", "reason", "figures"}  # of an answer
 _GRACE = 10.0  # seconds past its own limit, after which a step that hangs in the kernel is killed
 # The line of a traceback that says what it was; torch puts the rank before it.
-_ERROR = re.compile(r"(?:\[rank\d+\]: )?((?:\w+\.)*\w+(?:Error|Exception|Interrupt)(?:: .*)?)$")
+_ERROR = re.compile(
+    r"(?:\[rank\d+\]: )?((?:\w+\.)*\w+(?:Error|Exception|Interrupt)(?:: .*)?)$"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +68,9 @@ def free_port(address: str) -> int:
         return int(server.getsockname()[1])
 
 
-def run_step(python: str, settings: Mapping[str, Any], variables: Mapping[str, str]) -> GpuStep:
+def run_step(
+    python: str, settings: Mapping[str, Any], variables: Mapping[str, str]
+) -> GpuStep:
     """Run a step; whatever happens to its process is a result."""
     file = str(settings.get("file", script.__file__))
     words = (python, file, str(settings["script"]), json.dumps(dict(settings)))
@@ -96,8 +100,12 @@ def run_step(python: str, settings: Mapping[str, Any], variables: Mapping[str, s
             reason = f"{done.command[0]} {done.trouble}"
         elif done:
             errors = [found[1] for line in said if (found := _ERROR.match(line))]
-            last = [line.strip() for line in said if line.strip()] or ["it printed nothing"]
+            last = [line.strip() for line in said if line.strip()] or [
+                "it printed nothing"
+            ]
             ended = done.trouble.partition(":")[0] or "it ended without an answer"
             reason = f"{ended}: {(errors or last)[-1]}"
         fields = {"state": "failed", "reason": reason}
-    return GpuStep(step=str(settings["step"]), seconds=seconds, lines=tuple(said), **fields)
+    return GpuStep(
+        step=str(settings["step"]), seconds=seconds, lines=tuple(said), **fields
+    )

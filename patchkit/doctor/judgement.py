@@ -16,7 +16,13 @@ from patchkit.cluster.net.plan import find_cages
 from patchkit.cluster.ssh.ssh import there
 from patchkit.doctor.machine import disk_trouble, machine_findings
 from patchkit.doctor.peers.cable import cable_findings
-from patchkit.doctor.peers.node_report import NodeReport, Outcome, check, make_fine, require
+from patchkit.doctor.peers.node_report import (
+    NodeReport,
+    Outcome,
+    check,
+    make_fine,
+    require,
+)
 from patchkit.doctor.peers.software import model_findings, software_findings
 from patchkit.doctor.peers.unit_findings import unit_findings
 from patchkit.errors import HostError
@@ -34,7 +40,9 @@ def cluster_findings(file: ClusterFile, reports: Sequence[NodeReport]) -> list[F
     found = []
     for node in reports:
         if error := node.silence:
-            found.append(node.find("ssh", what=error.what, why=error.why, hint=error.hint))
+            found.append(
+                node.find("ssh", what=error.what, why=error.why, hint=error.hint)
+            )
         else:
             found.append(make_fine("ssh", node.node))
         found += check_disks(node)
@@ -43,7 +51,10 @@ def cluster_findings(file: ClusterFile, reports: Sequence[NodeReport]) -> list[F
     found += model_findings(file, reports)
     found += unit_findings(file, reports)
     wrong = {
-        (its.about, node) for its in found if its.level in _WRONG for node in its.where.split(", ")
+        (its.about, node)
+        for its in found
+        if its.level in _WRONG
+        for node in its.where.split(", ")
     }
     # What is wrong with each machine, with its network, and with both ends of a cable.
     alone = [its for node in reports for its in machine_findings(node)]
@@ -62,7 +73,9 @@ def cluster_findings(file: ClusterFile, reports: Sequence[NodeReport]) -> list[F
     said = {each: text.id for text in peers.values() for each in text.covers}
     said["pcie-lanes"] = "lanes"  # a remark
     for own in alone:
-        finding = replace(own, about=own.about.lower().replace(" ", "-").replace("'", ""))
+        finding = replace(
+            own, about=own.about.lower().replace(" ", "-").replace("'", "")
+        )
         said_by, nodes = said.get(finding.about), finding.where.split(", ")
         if said_by is None or not any((said_by, node) in wrong for node in nodes):
             found.append(finding)
@@ -82,7 +95,9 @@ def check_disks(node: NodeReport) -> Outcome:
     full = []
     for disk in disks:
         if what := disk_trouble(disk):
-            largest = " | ".join((quoted("du", "-xah", "-d", "1", disk.folder), "sort -h", "tail"))
+            largest = " | ".join(
+                (quoted("du", "-xah", "-d", "1", disk.folder), "sort -h", "tail")
+            )
             fields = {"what": what, "command": there(node.node, "sh", "-c", largest)}
             full.append(node.find("disk", folder=disk.folder, **fields))
     least = min(disks, key=lambda disk: disk.free)

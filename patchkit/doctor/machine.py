@@ -40,7 +40,11 @@ def disk_trouble(disk: DiskRoom) -> str:
     """Return why nothing can be written to a disk any more, or soon; "" for one with room."""
     if disk.files == 0:
         return "no file can be made"
-    return f"{disk.free / 1e6:.0f} MB are free" if disk.free < _LIMITS["full_bytes"] else ""
+    return (
+        f"{disk.free / 1e6:.0f} MB are free"
+        if disk.free < _LIMITS["full_bytes"]
+        else ""
+    )
 
 
 def machine_findings(node: NodeReport) -> Iterator[Finding]:
@@ -49,7 +53,12 @@ def machine_findings(node: NodeReport) -> Iterator[Finding]:
         part = "facts" if node.facts is None else "health"
         yield unchecked("machine", node.node, node.why_not(part))
         return
-    python = (check_torch, check_lost_nccl, check_nccl, check_compilers)  # of the machine itself
+    python = (
+        check_torch,
+        check_lost_nccl,
+        check_nccl,
+        check_compilers,
+    )  # of the machine itself
     engine = (check_engine, check_gpu_way, check_image_cpu)
     for run_check in (
         *(check_driver, check_gpu, check_gpu_users, check_kernel_log),
@@ -61,8 +70,13 @@ def machine_findings(node: NodeReport) -> Iterator[Finding]:
 
 @check("memory-left")
 def check_memory(node: NodeReport) -> Outcome:
-    memory = require(node.host.memory, "the kernel does not tell how much memory there is")
-    sizes = {"available": memory.available // KIB_PER_GIB, "total": memory.total // KIB_PER_GIB}
+    memory = require(
+        node.host.memory, "the kernel does not tell how much memory there is"
+    )
+    sizes = {
+        "available": memory.available // KIB_PER_GIB,
+        "total": memory.total // KIB_PER_GIB,
+    }
     shared = node.host.target in _UNIFIED and bool(node.processes)
     if shared and sizes["available"] < _LIMITS["left_gib"]:
         return node.find("memory-left", **sizes)
@@ -72,10 +86,16 @@ def check_memory(node: NodeReport) -> Outcome:
 @check("memory-guard")
 def check_memory_guard(node: NodeReport) -> Outcome:
     guards = node.health_fact("guards")
-    memory = require(node.host.memory, "the kernel does not tell how much memory there is")
+    memory = require(
+        node.host.memory, "the kernel does not tell how much memory there is"
+    )
     if not memory.swap_total and not guards and node.host.target in _UNIFIED:
         return node.find("memory-guard")
-    return {"guards": ", ".join((*guards, f"{memory.swap_total // KIB_PER_GIB} GiB of swap"))}
+    return {
+        "guards": ", ".join(
+            (*guards, f"{memory.swap_total // KIB_PER_GIB} GiB of swap")
+        )
+    }
 
 
 @check("kernel-log")
@@ -106,15 +126,25 @@ def check_gpu(node: NodeReport) -> Outcome:
             return node.find("gpu-mismatch", reason=error.what)
         none = "" if node.host.gpus else "no GPU is found here: "
         raise NotCheckedError(f"{none}{error.what}") from None
-    throttled = require(gpu.throttled, "nvidia-smi does not tell why clocks are held down")
+    throttled = require(
+        gpu.throttled, "nvidia-smi does not tell why clocks are held down"
+    )
     shown = {
-        name: f"? {unit}" if (value := getattr(gpu, name)) is None else f"{value:.0f} {unit}"
+        name: f"? {unit}"
+        if (value := getattr(gpu, name)) is None
+        else f"{value:.0f} {unit}"
         for name, unit in _UNITS.items()
     }
     slow = (gpu.mhz or _LIMITS["stuck_mhz"] + 1) <= _LIMITS["stuck_mhz"]
     if reasons := {word for bit, word in _THROTTLED.items() if throttled & bit}:
-        return node.find("gpu-throttled", reasons=" and ".join(sorted(reasons)), **shown)
-    if slow and (gpu.busy or 0) >= _LIMITS["busy_percent"] and node.host.target == "gb10":
+        return node.find(
+            "gpu-throttled", reasons=" and ".join(sorted(reasons)), **shown
+        )
+    if (
+        slow
+        and (gpu.busy or 0) >= _LIMITS["busy_percent"]
+        and node.host.target == "gb10"
+    ):
         return node.find("gpu-stuck", **shown)
     return shown
 
@@ -127,7 +157,9 @@ def check_gpu_users(node: NodeReport) -> Outcome:
     if not others:
         return {"count": len(users)}
     if container.kind:
-        raise NotCheckedError("in a container processes have other numbers than the driver says")
+        raise NotCheckedError(
+            "in a container processes have other numbers than the driver says"
+        )
     shown = []
     for user in others:
         words = [user.name, f"of {user.user}" if user.user else ""]
@@ -145,7 +177,9 @@ def check_driver(node: NodeReport) -> Outcome:
     oldest = _LIMITS["drivers"].get(cuda.partition(".")[0], "")
     driver = node.driver
     if not oldest:
-        raise NotCheckedError(f"{driver} is there, and no torch says for which CUDA it is")
+        raise NotCheckedError(
+            f"{driver} is there, and no torch says for which CUDA it is"
+        )
     fields = {"driver": driver, "cuda": cuda}
     old = within(driver, f"<{oldest}")
     return node.find("driver", oldest=oldest, **fields) if old else fields
@@ -157,8 +191,12 @@ def check_rdma_files(node: NodeReport) -> Outcome:
     active = sum(each.active for each in node.host.rdma)
     counts = {"open": container.verbs_open, "count": container.verbs, "active": active}
     if container.verbs_open < active:
-        return node.find("container-rdma" if container.kind else "rdma-closed", **counts)
-    return {"what": f"{container.verbs_open} files of RDMA devices open, {active} active"}
+        return node.find(
+            "container-rdma" if container.kind else "rdma-closed", **counts
+        )
+    return {
+        "what": f"{container.verbs_open} files of RDMA devices open, {active} active"
+    }
 
 
 # The Python
@@ -189,9 +227,14 @@ def check_lost_nccl(node: NodeReport) -> Outcome:
     found = []
     for file in node.contents.lost if node.contents else ():
         # A wheel that was built is in the house.
-        built = ("--no-index", "--find-links", "wheelhouse") if "+" in file.version else ()
+        built = (
+            ("--no-index", "--find-links", "wheelhouse") if "+" in file.version else ()
+        )
         words = ("-m", "pip", "install", "--force-reinstall", "--no-deps", *built)
-        lost, python = f"{file.project}=={file.version}", f"{node.part('facts').venv}/bin/python"
+        lost, python = (
+            f"{file.project}=={file.version}",
+            f"{node.part('facts').venv}/bin/python",
+        )
         again = there(node.node, python, *words, lost)
         command = _INSTALL if node.placed else again
         found.append(node.find("nccl-lost", lost=file, command=command))
@@ -254,6 +297,10 @@ def check_gpu_way(node: NodeReport) -> Outcome:
 @check("image-cpu")
 def check_image_cpu(node: NodeReport) -> Outcome:
     cpu, machine = node.engine.cpu, node.host.system.machine
-    require((cpu and machine) or None, "the image is not there, or no CPU is named here")
+    require(
+        (cpu and machine) or None, "the image is not there, or no CPU is named here"
+    )
     fields = {"cpu": cpu, "machine": machine, "program": node.engine.program}
-    return fields if _CPUS.get(cpu, cpu) == machine else node.find("image-cpu", **fields)
+    return (
+        fields if _CPUS.get(cpu, cpu) == machine else node.find("image-cpu", **fields)
+    )

@@ -55,7 +55,9 @@ class NcclRank:
         for form, pattern in _FORMS.items():
             if found := pattern.match(text):
                 self.said.setdefault(form, found[1])
-                if form == "channel" or (form == "network" and "channel" not in self.said):
+                if form == "channel" or (
+                    form == "network" and "channel" not in self.said
+                ):
                     self.network, self.evidence = found[1], text
                 elif form == "devices":
                     self.devices = dict.fromkeys(_ENTRY.findall(found[1]))
@@ -97,19 +99,38 @@ def nccl_findings(
         # NCCL's own IB, or the plugin of HPC-X, which is IBext_v10.
         sockets = _ENTRY.findall(rank.said.get("sockets", ""))
         used = ", ".join((rank.network.startswith("IB") and rank.devices) or sockets)
-        common = {"rank": rank.name, "evidence": rank.evidence, "used": used or "what it hides"}
+        common = {
+            "rank": rank.name,
+            "evidence": rank.evidence,
+            "used": used or "what it hides",
+        }
         differs = False
         for name in _COMPARED:
-            if name in meant and (taken := rank.settings.get(name, meant[name])) != meant[name]:
-                values = {"name": name, "taken": taken, "meant": meant[name] or "nothing"}
+            if (
+                name in meant
+                and (taken := rank.settings.get(name, meant[name])) != meant[name]
+            ):
+                values = {
+                    "name": name,
+                    "taken": taken,
+                    "meant": meant[name] or "nothing",
+                }
                 yield make_finding("nccl-value", where, **common, **values)
                 differs = True
-        off = meant.get(_OFF, "") not in ("", "0") or meant.get(_NET, "").casefold() == "socket"
+        off = (
+            meant.get(_OFF, "") not in ("", "0")
+            or meant.get(_NET, "").casefold() == "socket"
+        )
         no_ib = rank.said.get("no_ib", "")
         if rank.network == "Socket" and not off and (no_ib or meant.get(_HCA)):
-            yield make_finding("nccl-socket", where, seen=no_ib and f": {no_ib}", **common)
+            yield make_finding(
+                "nccl-socket", where, seen=no_ib and f": {no_ib}", **common
+            )
         elif not differs:
-            version, bootstrap = rank.said.get("version", ""), rank.said.get("bootstrap", "")
+            version, bootstrap = (
+                rank.said.get("version", ""),
+                rank.said.get("bootstrap", ""),
+            )
             yield make_finding(
                 "nccl-took",
                 where,

@@ -122,7 +122,9 @@ def collect_proof(
     quiet = {**proof_settings()["variables"], "HF_HUB_OFFLINE": "0" if model else "1"}
     with ScratchFolder() as place:
         request = ProofRequest(
-            nodes=[replace(node, variables={**node.variables, **quiet}) for node in nodes],
+            nodes=[
+                replace(node, variables={**node.variables, **quiet}) for node in nodes
+            ],
             vllm=software.vllm,
             free_gib=host.memory.available / KIB_PER_GIB if host.memory else 0.0,
             apart=why_apart(visited.reports, nodes),
@@ -185,7 +187,9 @@ def check_free(reports: Sequence[NodeReport]) -> None:
     for report in reports:
         if report.state and report.state.left:
             why = "what is served takes the GPU and its memory: figures would be wrong"
-            raise BusyError(f"{report.node}: {report.state.left}", why=why, hint="patchkit down")
+            raise BusyError(
+                f"{report.node}: {report.state.left}", why=why, hint="patchkit down"
+            )
 
 
 def plan_parts() -> dict[Callable[[ProofRequest], Iterable[GpuStep]], list[str]]:
@@ -200,7 +204,9 @@ def plan_parts() -> dict[Callable[[ProofRequest], Iterable[GpuStep]], list[str]]
     }
 
 
-def run_parts(request: ProofRequest, tell: Tell) -> tuple[list[GpuStep], Interrupted | None]:
+def run_parts(
+    request: ProofRequest, tell: Tell
+) -> tuple[list[GpuStep], Interrupted | None]:
     """Return all parts, and the interrupt that came before the last one was done."""
     parts: list[GpuStep] = []
     obstacle = ""
@@ -221,7 +227,9 @@ def run_parts(request: ProofRequest, tell: Tell) -> tuple[list[GpuStep], Interru
 
         done = {part.step for part in parts}
         parts += [
-            GpuStep(step=name, state="not-run", reason=reason) for name in names if name not in done
+            GpuStep(step=name, state="not-run", reason=reason)
+            for name in names
+            if name not in done
         ]
         obstacle = obstacle or find_obstacle(parts[0], request.free_gib)
     return parts, interrupt
@@ -239,7 +247,9 @@ def find_obstacle(device: GpuStep, free_gib: float) -> str:
 def try_gpu(request: ProofRequest) -> Iterator[GpuStep]:
     """Yield how the steps of `doctor --gpu` went."""
     node, steps = request.nodes[0], [asdict(its) for its in smoke_test().step]
-    yield from (GpuStep(**said) for said in gpu_steps(node.python, steps, node.variables))
+    yield from (
+        GpuStep(**said) for said in gpu_steps(node.python, steps, node.variables)
+    )
 
 
 def call_kernels(request: ProofRequest) -> Iterator[GpuStep]:
@@ -254,18 +264,26 @@ def call_kernels(request: ProofRequest) -> Iterator[GpuStep]:
     for empty, kept in zip(*turns, strict=True):
         figures = {**empty.figures, "first_kept_s": kept.figures.get("first_s", "?")}
         worse = kept if empty.state == "ok" else empty
-        yield replace(worse, figures=figures, seconds=round(empty.seconds + kept.seconds, 2))
+        yield replace(
+            worse, figures=figures, seconds=round(empty.seconds + kept.seconds, 2)
+        )
 
 
 def build_models(request: ProofRequest) -> Iterator[GpuStep]:
     """Yield which kernels vLLM chose for each format of weights; its log says so."""
     settings = proof_settings()
     steps = [
-        {**settings["routing"], "step": f"routing-{name}", "config": {**settings["base"], **own}}
+        {
+            **settings["routing"],
+            "step": f"routing-{name}",
+            "config": {**settings["base"], **own},
+        }
         for name, own in settings["models"].items()
     ]
     for part in run_beside(request, steps):
-        chosen = [said[1] or said[2] for line in part.lines for said in _CHOSE.finditer(line)]
+        chosen = [
+            said[1] or said[2] for line in part.lines for said in _CHOSE.finditer(line)
+        ]
         yield replace(part, kernel=", ".join(dict.fromkeys(chosen)))
 
 
@@ -274,7 +292,9 @@ def run_beside(request: ProofRequest, steps: Sequence[dict[str, Any]]) -> list[G
     node, file = request.nodes[0], proof_script.__file__
 
     def work(step: dict[str, Any]) -> GpuStep:
-        return run_step(node.python, step | {"file": file}, {**node.variables, **step["variables"]})
+        return run_step(
+            node.python, step | {"file": file}, {**node.variables, **step["variables"]}
+        )
 
     return all_of(everywhere(steps, work))
 
@@ -293,7 +313,11 @@ def judge_ranks(step: str, ranks: Sequence[GpuStep], network: str) -> GpuStep:
     """Return how an all-reduce went over a network; of another one no figure counts."""
     lines = tuple(line for rank in ranks for line in rank.lines)
     networks = sorted({answer.network for answer in read_nccl(lines)})
-    failures = [f"rank {number}: {rank.reason}" for number, rank in enumerate(ranks) if rank.reason]
+    failures = [
+        f"rank {number}: {rank.reason}"
+        for number, rank in enumerate(ranks)
+        if rank.reason
+    ]
     result = GpuStep(
         step=step,
         state="ok",
@@ -305,7 +329,9 @@ def judge_ranks(step: str, ranks: Sequence[GpuStep], network: str) -> GpuStep:
     wanted = all(name.startswith(network) for name in networks)
     figures = slowest_figures(ranks) if wanted else {}
     if failures:
-        return replace(result, state="failed", reason="; ".join(failures), figures=figures)
+        return replace(
+            result, state="failed", reason="; ".join(failures), figures=figures
+        )
     if not wanted:
         return replace(result, state="not-run", reason=f"NCCL took no {network}")
     return replace(result, figures=figures)
@@ -328,10 +354,14 @@ def measure_starts(request: ProofRequest) -> Iterator[GpuStep]:
     """Serve a model with empty caches, then with those that were kept; measure both."""
     settings = proof_settings()
     if shutil.disk_usage(request.folder).free < settings["disk_gib"] * BYTES_PER_GIB:
-        raise HostError(f"less than {settings['disk_gib']} GiB are free for {request.folder}")
+        raise HostError(
+            f"less than {settings['disk_gib']} GiB are free for {request.folder}"
+        )
     folder, files = request.folder / "model", deepcopy(settings["serve"]["files"])
     size = files["config"]["vocab_size"]
-    files["tokenizer"]["model"]["vocab"] = {f"w{number}": number for number in range(size)}
+    files["tokenizer"]["model"]["vocab"] = {
+        f"w{number}": number for number in range(size)
+    }
     folder.mkdir()
     for name, own in files.items():
         (folder / f"{name}.json").write_text(json.dumps(own), encoding="utf-8")
@@ -375,7 +405,9 @@ def measure_start(request: ProofRequest, name: str) -> GpuStep:
         seconds=round(time.monotonic() - begin, 1),
         reason=reason,
         figures=figures,
-        lines=tuple(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG:]),
+        lines=tuple(
+            log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG:]
+        ),
     )
 
 
@@ -406,7 +438,9 @@ def measure_stream(stream: Stream, tools: ProofTools, session: int) -> dict[str,
         beside = idle[name] / settings["idle"] * max(wall - busy, 0.0)
         cores[f"cores {name}"] = (ticks - beside) / tick / busy
 
-    figures = {name: answer[key] for name, key in settings["figures"].items() if key in answer}
+    figures = {
+        name: answer[key] for name, key in settings["figures"].items() if key in answer
+    }
     figures |= cores | {"cores_busy": sum(cores.values())}
     figures["cores_idle"] = sum(idle.values()) / tick / settings["idle"]
     return {name: round(value, 2) for name, value in figures.items()}
@@ -419,7 +453,11 @@ def hold_server(
     """Run a server in a session of its own for a block; none of its processes outlives that."""
     # An interrupt waits until it is known which process has to end, and until it has ended.
     with deferred(), log.open("wb") as out:
-        ends: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
+        ends: dict[str, Any] = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": out,
+            "stderr": out,
+        }
         server = subprocess.Popen(command, env=env, start_new_session=True, **ends)
         try:
             with undeferred():
@@ -451,7 +489,9 @@ def session_ticks(session: int) -> Counter[str]:
     found = Counter[str]()
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            name, _, rest = path.read_text(errors="replace").partition("(")[2].rpartition(")")
+            name, _, rest = (
+                path.read_text(errors="replace").partition("(")[2].rpartition(")")
+            )
             numbers = rest.split()
             if int(numbers[3]) == session and numbers[0] != "Z":
                 found[name] += int(numbers[11]) + int(numbers[12])

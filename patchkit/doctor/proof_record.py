@@ -28,7 +28,15 @@ _UNPACKED, _MOST = 32 * BYTES_PER_MIB, 64
 _MEMBER = re.compile(MEMBERS)
 _LONG = re.compile(r"(ScaledMM)?(Linear)?Kernel\b")
 _FIGURES = (  # in a line of the summary
-    *("ready_s", "tokens_per_s", "cores_busy", "cores_idle", "first_s", "first_kept_s", "error"),
+    *(
+        "ready_s",
+        "tokens_per_s",
+        "cores_busy",
+        "cores_idle",
+        "first_s",
+        "first_kept_s",
+        "error",
+    ),
     *("microseconds_8", "most_gigabytes_per_second"),
 )
 _LINES = 20  # of a summary, unless reasons take more
@@ -65,7 +73,9 @@ class Proof:
         return next((part for part in self.parts if part.step == name), none)
 
 
-def pack_proof(proof: Proof, logs: Mapping[str, str], names: PrivateNames) -> tuple[Proof, bytes]:
+def pack_proof(
+    proof: Proof, logs: Mapping[str, str], names: PrivateNames
+) -> tuple[Proof, bytes]:
     """Return a proof as it may be shown, and its archive: the same bytes for the same proof."""
 
     def summary(content: Mapping[str, Any]) -> list[str]:
@@ -82,7 +92,9 @@ def parse_proof(packed: bytes, name: str) -> Proof:
         unpacker = zlib.decompressobj(wbits=31)
         unpacked = unpacker.decompress(packed, _UNPACKED)
         if not unpacker.eof:
-            raise SourceError(f"{name}: is cut short, or more than {_UNPACKED >> 20} MiB unpacked")
+            raise SourceError(
+                f"{name}: is cut short, or more than {_UNPACKED >> 20} MiB unpacked"
+            )
         texts = {}
         with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as archive:
             for number, member in enumerate(archive):
@@ -91,7 +103,9 @@ def parse_proof(packed: bytes, name: str) -> Proof:
                 fits = plain and _MEMBER.fullmatch(member.name)
                 stream = archive.extractfile(member) if fits else None
                 if stream is None or member.name in texts:
-                    raise SourceError(f"{name}: {member.name[:60]!r} is nothing of a proof")
+                    raise SourceError(
+                        f"{name}: {member.name[:60]!r} is nothing of a proof"
+                    )
                 texts[member.name] = stream.read()
         return read_json(Proof, texts.get("proof.json", b""))
     except (zlib.error, tarfile.TarError, RecordError, UnicodeError) as error:
@@ -117,7 +131,9 @@ def summary_lines(proof: Proof) -> list[str]:
 def _head_lines(proof: Proof) -> Iterator[str]:
     """Yield what was tried, how many parts went well, and what the device has to compile."""
     counts = Counter(part.state for part in proof.parts)
-    states = ", ".join(f"{counts[state]} {state}" for state in ("ok", "failed", "not-run"))
+    states = ", ".join(
+        f"{counts[state]} {state}" for state in ("ok", "failed", "not-run")
+    )
     yield f"patchkit {proof.patchkit}, {proof.date}: {proof.device} ({proof.capability or '?'})"
     yield f"driver {proof.driver or '?'}, vLLM {proof.vllm or '?'}, torch {proof.torch or '?'}"
     yield f"parts: {states}; {proof.seconds:.0f} s"
@@ -141,7 +157,9 @@ def _reason_lines(proof: Proof) -> list[str]:
 
 
 def _figures_line(part: GpuStep) -> str:
-    figures = (f"{name} {part.figures[name]}" for name in _FIGURES if name in part.figures)
+    figures = (
+        f"{name} {part.figures[name]}" for name in _FIGURES if name in part.figures
+    )
     words = [word for word in (short_kernels(part), *figures) if word not in part.step]
     return f"{part.step}: {', '.join(words)}"
 
@@ -160,7 +178,9 @@ def first_use(proof: Proof) -> str:
     for name, loads in count_loads(proof.code, proof.capability, proof.vllm).items():
         short = name.partition(".")[0].removesuffix("_stable_libtorch").strip("_")
         if loads[Load.JIT]:
-            found.append(f"{short} {loads[Load.JIT]} of {loads.total() - loads[Load.NONE]}")
+            found.append(
+                f"{short} {loads[Load.JIT]} of {loads.total() - loads[Load.NONE]}"
+            )
     return ", ".join(found)
 
 

@@ -47,7 +47,9 @@ def try_kernel(settings: dict[str, Any]) -> dict[str, Any]:
         out = call()
         torch.cuda.synchronize()
         first = round(time.perf_counter() - begin, 3)
-    answer: dict[str, Any] = gpu._judge_products(settings["group"], [(out.cpu(), exact)])
+    answer: dict[str, Any] = gpu._judge_products(
+        settings["group"], [(out.cpu(), exact)]
+    )
     return {**answer, "figures": {**answer["figures"], "first_s": first}}
 
 
@@ -61,7 +63,11 @@ def prepare_norm(torch: Any) -> Prepared:
     x = _normal(torch, _TOKENS, _DEEP)
     weight = (torch.rand(_DEEP, device="cuda") / 2 + 0.5).bfloat16()
     out, wide = torch.empty_like(x), x.cpu().double()
-    exact = wide / (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight.cpu().double()
+    exact = (
+        wide
+        / (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+        * weight.cpu().double()
+    )
     return lambda: (ops.rms_norm(out, x, weight, 1e-6), out)[1], exact
 
 
@@ -81,10 +87,17 @@ def prepare_attention(torch: Any) -> Prepared:
         wide.insert(0, q[sum(queries[:number]) :][:asked])
         seen = torch.ones(asked, held).tril(held - asked).bool()
         attend = torch.nn.functional.scaled_dot_product_attention
-        out = attend(*(each.cpu().double().transpose(0, 1) for each in wide), attn_mask=seen)
+        out = attend(
+            *(each.cpu().double().transpose(0, 1) for each in wide), attn_mask=seen
+        )
         rows.append(out.transpose(0, 1))
     starts, used = (torch.tensor(it, device="cuda").int() for it in ((0, 64, 69), keys))
-    how = {"max_seqlen_q": 64, "cu_seqlens_q": starts, "max_seqlen_k": max(keys), "causal": True}
+    how = {
+        "max_seqlen_q": 64,
+        "cu_seqlens_q": starts,
+        "max_seqlen_k": max(keys),
+        "causal": True,
+    }
     how |= {"seqused_k": used, "block_table": table, "fa_version": 2}
     return lambda: flash.flash_attn_varlen_func(q, k, v, **how), torch.cat(rows)
 
@@ -93,10 +106,14 @@ def prepare_scaled_mm(torch: Any) -> Prepared:
     """CUTLASS of ``_C``: FP8 by FP8, a scale for each tensor."""
     ops = importlib.import_module("vllm._custom_ops")
     shapes = ((_TOKENS, _DEEP), (_WIDE, _DEEP))
-    wide = ((_normal(torch, *shape) * 64).clamp(-_FP8_MAX, _FP8_MAX) for shape in shapes)
+    wide = (
+        (_normal(torch, *shape) * 64).clamp(-_FP8_MAX, _FP8_MAX) for shape in shapes
+    )
     a, b = (each.to(torch.float8_e4m3fn) for each in wide)
     scales = [torch.tensor([each], device="cuda") for each in (0.01, 0.02)]
-    exact = a.cpu().double() @ b.cpu().double().t() * (scales[0] * scales[1]).cpu().double()
+    exact = (
+        a.cpu().double() @ b.cpu().double().t() * (scales[0] * scales[1]).cpu().double()
+    )
     return lambda: ops.cutlass_scaled_mm(a, b.t(), *scales, torch.bfloat16), exact
 
 
@@ -106,14 +123,23 @@ def prepare_marlin(torch: Any, width: int) -> Prepared:
     utils = "vllm.model_executor.layers.quantization.utils.marlin_utils"
     kinds = importlib.import_module("vllm.scalar_type").scalar_types
     made = importlib.import_module(f"{utils}_fp{width}")
-    a, weight, overall = _normal(torch, _TOKENS, _DEEP), _normal(torch, _WIDE, _DEEP), None
+    a, weight, overall = (
+        _normal(torch, _TOKENS, _DEEP),
+        _normal(torch, _WIDE, _DEEP),
+        None,
+    )
     if width == 8:
         exact, packed, scales = made.marlin_quant_fp8_torch(weight, 128)
     else:
         exact, packed, scales, overall = made.rand_marlin_weight_nvfp4_like(weight, 16)
     workspace = importlib.import_module(utils).marlin_make_workspace_new(a.device)
     given = {"a": a, "b_q_weight": packed, "b_scales": scales, "global_scale": overall}
-    given |= {"size_m": _TOKENS, "size_n": _WIDE, "size_k": _DEEP, "use_fp32_reduce": True}
+    given |= {
+        "size_m": _TOKENS,
+        "size_n": _WIDE,
+        "size_k": _DEEP,
+        "use_fp32_reduce": True,
+    }
     kind = kinds.float8_e4m3fn if width == 8 else kinds.float4_e2m1f
     given |= {"workspace": workspace, "b_q_type": kind}
     # Releases until 0.29 also ask for an order of GPTQ's.
@@ -127,11 +153,16 @@ def prepare_experts(torch: Any) -> Prepared:
     ops = importlib.import_module("vllm._custom_ops")
     layer = importlib.import_module("vllm.model_executor.layers.fused_moe")
     experts, deep, wide = 8, 512, 256
-    x, gates = _normal(torch, _TOKENS, deep), torch.randn(_TOKENS, experts, device="cuda")
+    x, gates = (
+        _normal(torch, _TOKENS, deep),
+        torch.randn(_TOKENS, experts, device="cuda"),
+    )
     up = _normal(torch, experts, 2 * wide, deep) / deep**0.5
     down = _normal(torch, experts, deep, wide) / wide**0.5
     weights = torch.empty(_TOKENS, 2, device="cuda")
-    ids, order = (torch.empty(_TOKENS, 2, device="cuda", dtype=torch.int32) for _ in "io")
+    ids, order = (
+        torch.empty(_TOKENS, 2, device="cuda", dtype=torch.int32) for _ in "io"
+    )
 
     def call() -> Any:
         ops.topk_softmax(weights, ids, order, gates, True)
@@ -141,7 +172,9 @@ def prepare_experts(torch: Any) -> Prepared:
     shares /= shares.sum(-1, keepdim=True)
     wide_x, wide_up, wide_down = (each.cpu().double() for each in (x, up, down))
     gate, value = torch.einsum("td,tewd->tew", wide_x, wide_up[chosen]).chunk(2, -1)
-    each = torch.einsum("tew,tedw->ted", gate * gate.sigmoid() * value, wide_down[chosen])
+    each = torch.einsum(
+        "tew,tedw->ted", gate * gate.sigmoid() * value, wide_down[chosen]
+    )
     return call, (each * shares[..., None]).sum(1)
 
 
@@ -150,9 +183,13 @@ def try_routing(settings: dict[str, Any]) -> dict[str, Any]:
     gpu._require_gpu()
     vllm = importlib.import_module("vllm")
     with tempfile.TemporaryDirectory() as place:
-        Path(place, "config.json").write_text(json.dumps(settings["config"]), encoding="utf-8")
+        Path(place, "config.json").write_text(
+            json.dumps(settings["config"]), encoding="utf-8"
+        )
         engine = vllm.LLM(place, **settings["engine"])
-    asked = vllm.SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, detokenize=False)
+    asked = vllm.SamplingParams(
+        temperature=0, max_tokens=4, ignore_eos=True, detokenize=False
+    )
     engine.generate([{"prompt_token_ids": [5, 6, 7]}], asked, use_tqdm=False)
     return {}
 

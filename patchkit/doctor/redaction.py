@@ -12,7 +12,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import (
+    IPv4Address,
+    IPv4Network,
+    IPv6Address,
+    IPv6Network,
+    ip_address,
+    ip_network,
+)
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +31,39 @@ _Address = IPv4Address | IPv6Address
 _SHORT = 6  # characters: a shorter name or key may be a part of any word
 _LABELS = 5  # at the end of a host's name, by which a public domain is known
 _BEFORE = 80  # characters before a number that say whether it is a version
-_ANSI = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")  # a colour's last letter would be part of a name
+_ANSI = re.compile(
+    r"\x1b\[[0-9;:?]*[A-Za-z]"
+)  # a colour's last letter would be part of a name
 _NCCL = re.compile(r"2\.\d{2}\.\d{1,2}\.\d")
 _SIGN = r"[\"']?\s{0,3}[:=]\s{0,3}[\"']?"
 # worker@1.service is an instance of a unit, image@sha256: a digest.
-_NO_ACCOUNT = r"(?!@(?:sha256:|[\w.-]*\.(?:service|socket|target|timer|slice|mount|scope)|\d+)\b)"
+_NO_ACCOUNT = (
+    r"(?!@(?:sha256:|[\w.-]*\.(?:service|socket|target|timer|slice|mount|scope)|\d+)\b)"
+)
 _END_OF_IPV6 = r"(?:(?:\d{1,3}\.){3}\d{1,3}|[0-9a-f]{1,4})?(?![0-9a-z]|:[0-9a-z:])"
 # Where two kinds begin at one place, the first one counts: names before numbers.
 _NAMES = (
     ("email", rf"(?<![\w.+-])[\w.+-]{{1,64}}{_NO_ACCOUNT}@(?:[\w-]+\.)+[\w-]+"),
     ("home", r"(?:(?<=/home/)|(?<=/Users/))[^\s/:\"'`,;)\]}<>*]+"),
-    ("account", rf"(?<![\w.-])[\w.-]{{1,64}}{_NO_ACCOUNT}@(?:[a-z][\w-]*(?![\w.(-])|(?=[\w-]))"),
+    (
+        "account",
+        rf"(?<![\w.-])[\w.-]{{1,64}}{_NO_ACCOUNT}@(?:[a-z][\w-]*(?![\w.(-])|(?=[\w-]))",
+    ),
 )
 # Devices make EUI-64 of a MAC: ff:fe or ff:ff between its halves, mlx5 03:00.
 _NUMBERS = (
-    ("mac", r"(?<![0-9a-f:])(?:[0-9a-f]{2}:){5,19}[0-9a-f]{2}(?![0-9a-f:])|(?<=enx)[0-9a-f]{12}\b"),
+    (
+        "mac",
+        r"(?<![0-9a-f:])(?:[0-9a-f]{2}:){5,19}[0-9a-f]{2}(?![0-9a-f:])|(?<=enx)[0-9a-f]{12}\b",
+    ),
     ("mac", r"(?<![\w-])(?=[\d-]*[a-f])(?:[0-9a-f]{2}-){5}[0-9a-f]{2}(?![\w-])"),
     ("mac", r"(?<![\w.])(?=[\d.]*[a-f])(?:[0-9a-f]{4}\.){2}[0-9a-f]{4}(?![\w.])"),
     ("mac", r"(?<![0-9a-z])(?:0x)?[0-9a-f]{6}(?:fff[ef]|0300)[0-9a-f]{6}(?![0-9a-z])"),
     ("mac", r"(?<![0-9a-f:])(?:[0-9a-f]{4}:){3}[0-9a-f]{4}(?![0-9a-f:])"),
-    ("uuid", r"(?<![0-9a-z])(?:[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|[0-9a-f]{32})(?!\w)"),
+    (
+        "uuid",
+        r"(?<![0-9a-z])(?:[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|[0-9a-f]{32})(?!\w)",
+    ),
     ("address", r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?!\.?\d)"),
     ("address6", rf"(?<![0-9a-z:.])(?:[0-9a-f]{{0,4}}:){{2,8}}{_END_OF_IPV6}"),
 )
@@ -133,8 +153,12 @@ class Redactor:
         for model in names.models:
             self._know_model(model)
 
-        addresses = [address for text in names.addresses if (address := _private_address(text))]
-        self._addresses = {address: self._number("address", address) for address in addresses}
+        addresses = [
+            address for text in names.addresses if (address := _private_address(text))
+        ]
+        self._addresses = {
+            address: self._number("address", address) for address in addresses
+        }
         for address, place in self._addresses.items():
             self._know(str(address).replace(".", "-"), place)
 
@@ -183,7 +207,9 @@ class Redactor:
     def learn(self, value: object, key: str = "") -> None:
         """Take note of the secrets and names in a text, or in what JSON has under a key."""
         text = _ANSI.sub("", str(value))
-        for start, stop in [(0, len(text))] if holds_secret(key) else secret_spans(text):
+        for start, stop in (
+            [(0, len(text))] if holds_secret(key) else secret_spans(text)
+        ):
             secret = text[start:stop]
             # Of USER:WORD the word may stand alone elsewhere.
             for word in (secret, secret.partition(":")[2]):
@@ -212,7 +238,9 @@ class Redactor:
         if not plain or _parse_address(plain):
             return True
         parts = plain.split(".")[-_LABELS:]
-        return any(".".join(parts[number:]) in self._data.hosts for number in range(len(parts)))
+        return any(
+            ".".join(parts[number:]) in self._data.hosts for number in range(len(parts))
+        )
 
     def _is_public_model(self, model: str) -> bool:
         is_hub_name = _HUB_NAME.fullmatch(model) is not None
@@ -249,7 +277,9 @@ class Redactor:
         for start, stop in secret_spans(text):
             word = text[start:stop]
             if not self._is_name(word):
-                yield Span(start=start, stop=stop, place=self._placeholder_for("secret", word))
+                yield Span(
+                    start=start, stop=stop, place=self._placeholder_for("secret", word)
+                )
         for kind, start, stop, word in self._form_values(text):
             yield Span(
                 start=start,
@@ -294,21 +324,33 @@ class Redactor:
     def _is_systems(self, path: str) -> bool:
         """Return whether a path is the system's, or a source file's of a library that is built."""
         top = re.split("[/?]", path, maxsplit=2)[1].casefold()
-        is_source = re.fullmatch(self._data.source_file_pattern, path, re.IGNORECASE) is not None
+        is_source = (
+            re.fullmatch(self._data.source_file_pattern, path, re.IGNORECASE)
+            is not None
+        )
         return top in self._data.paths or is_source
 
     def _whole_pattern(self) -> re.Pattern[str]:
         """Return one pattern of all that is known and of all that a form of its own tells."""
         if self._pattern is None:
-            words = sorted(self._known, key=lambda word: (-len(word), word))  # longest first
+            words = sorted(
+                self._known, key=lambda word: (-len(word), word)
+            )  # longest first
             known = "|".join(map(self._known_form, words)) or "(?!)"
             macs = "|".join(map(mac_form, sorted(self._macs))) or "(?!)"
             names = "|".join(map(re.escape, sorted(self._data.serial_keys - {"uuid"})))
             serials = rf"\b(?:{names.replace('_', '[ _]')}){_SIGN}[\w.-]{{4,}}"
 
-            kinds = (*_NAMES, ("mac", macs), ("known", known), ("serial", serials), *_NUMBERS)
+            kinds = (
+                *_NAMES,
+                ("mac", macs),
+                ("known", known),
+                ("serial", serials),
+                *_NUMBERS,
+            )
             whole = "|".join(
-                f"(?P<{kind}_{number}>{form})" for number, (kind, form) in enumerate(kinds)
+                f"(?P<{kind}_{number}>{form})"
+                for number, (kind, form) in enumerate(kinds)
             )
             self._pattern = re.compile(whole, re.IGNORECASE)
         return self._pattern
@@ -343,7 +385,9 @@ class Redactor:
         if not isinstance(value, str):
             return value
         if key == "model" and not value.startswith(("/", "~", ".")):
-            return value if self._is_public_model(value) else self._counted("model", value)
+            return (
+                value if self._is_public_model(value) else self._counted("model", value)
+            )
         return self.text(value)
 
     def _placeholder_for(self, kind: str, value: str) -> str:
@@ -373,7 +417,9 @@ class Redactor:
             case "account" | "home":
                 yield from self._account_spans(word, start, stop)
             case "mac":
-                yield Span(start=start, stop=stop, place=self._number("mac", mac_key(word)))
+                yield Span(
+                    start=start, stop=stop, place=self._number("mac", mac_key(word))
+                )
             case "known":
                 yield Span(
                     start=start,
@@ -381,7 +427,9 @@ class Redactor:
                     place=self._placeholder_for("host", self._known_spelling(word)),
                 )
             case _:
-                yield Span(start=start, stop=stop, place=self._placeholder_for(kind, word))
+                yield Span(
+                    start=start, stop=stop, place=self._placeholder_for(kind, word)
+                )
 
     def _known_spelling(self, word: str) -> str:
         """Return a known word as it is known: a host may be written without its dashes."""
@@ -402,7 +450,9 @@ class Redactor:
         user, _, host = word.partition("@")
         middle = start + len(user)
         if user != "root":
-            yield Span(start=start, stop=middle, place=self._placeholder_for("user", user))
+            yield Span(
+                start=start, stop=middle, place=self._placeholder_for("user", user)
+            )
         if not self._is_public(host):
             yield Span(
                 start=middle + 1,
@@ -413,14 +463,20 @@ class Redactor:
     def _email_spans(self, word: str, start: int, stop: int) -> Iterator[Span]:
         user, _, domain = word.rpartition("@")
         if domain.casefold() not in self._known and not _parse_address(domain):
-            yield Span(start=start, stop=stop, place=self._placeholder_for("email", word))
+            yield Span(
+                start=start, stop=stop, place=self._placeholder_for("email", word)
+            )
             return
         middle = start + len(user)
         if user != "root":
-            yield Span(start=start, stop=middle, place=self._placeholder_for("user", user))
+            yield Span(
+                start=start, stop=middle, place=self._placeholder_for("user", user)
+            )
         address = _parse_address(domain)
         place = (
-            self._number("address", address) if address else self._placeholder_for("host", domain)
+            self._number("address", address)
+            if address
+            else self._placeholder_for("host", domain)
         )
         yield Span(start=middle + 1, stop=stop, place=place)
 
@@ -477,6 +533,13 @@ def _parse_address(text: str) -> _Address | None:
 def _private_address(text: str) -> _Address | None:
     """Return an address that somebody has, None for one that names nobody."""
     address = _parse_address(text)
-    if address is None or address.is_loopback or address.is_unspecified or address.is_multicast:
+    if (
+        address is None
+        or address.is_loopback
+        or address.is_unspecified
+        or address.is_multicast
+    ):
         return None
-    return None if any(address in network for network in _common_networks()) else address
+    return (
+        None if any(address in network for network in _common_networks()) else address
+    )

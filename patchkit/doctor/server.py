@@ -17,7 +17,9 @@ _COUNTED = {
     "failed": "server-errors",
     "corrupted": "server-corrupted",
 }
-_Judged = Iterator[tuple[str, Mapping[str, object]]]  # ids of recipes/doctor/server.toml, fields
+_Judged = Iterator[
+    tuple[str, Mapping[str, object]]
+]  # ids of recipes/doctor/server.toml, fields
 
 
 def server_findings(
@@ -28,10 +30,14 @@ def server_findings(
     common: dict[str, object] = {
         "node": node,
         "url": said.url,
-        "logs": "patchkit logs" if units else "look into its log: patchkit doctor --log FILE",
+        "logs": "patchkit logs"
+        if units
+        else "look into its log: patchkit doctor --log FILE",
         "status": "patchkit status" if units else there(node, "ss", "-ltn"),
         "look": there(node, "curl", "-sS", "-m", "10", f"{url}/v1/models"),
-        "units": "".join(f"; {unit.unit} is {unit.active}" for unit in units if unit.unit),
+        "units": "".join(
+            f"; {unit.unit} is {unit.active}" for unit in units if unit.unit
+        ),
         "found": _describe_key(said),
         "model": said.asked,
         "version": said.version or "of an unknown release",
@@ -45,7 +51,9 @@ def server_findings(
 def _describe_key(said: ServerAnswers) -> str:
     """Return what became of the key that is known here."""
     if said.strangers:
-        return f", and none was sent: another listens there, {'; '.join(said.strangers)}"
+        return (
+            f", and none was sent: another listens there, {'; '.join(said.strangers)}"
+        )
     return f", and the one in {said.key} is not it" if said.key else ""
 
 
@@ -63,7 +71,10 @@ def _judge(said: ServerAnswers) -> _Judged:
     if not said.health.status:
         trouble = said.health.trouble or "no answer"
         hangs = trouble.startswith("no answer in")
-        yield "server-health-silent" if hangs else "server-answers", {"trouble": trouble}
+        yield (
+            "server-health-silent" if hangs else "server-answers",
+            {"trouble": trouble},
+        )
         return
     if said.health.status == 503:
         yield "server-health-dead", {}
@@ -78,14 +89,20 @@ def _judge(said: ServerAnswers) -> _Judged:
         yield from _judge_token(said, said.token)
     metrics, figures = said.metrics, said.figures
     if "kv-usage" not in figures:
-        none = "has none of the figures" if metrics.status == 200 else f"says {metrics.status}"
+        none = (
+            "has none of the figures"
+            if metrics.status == 200
+            else f"says {metrics.status}"
+        )
         yield "server-metrics", {"reason": metrics.trouble or f"/metrics {none}"}
         return
     full = figures["kv-usage"] > _FULL and figures.get("waiting")
     queries, hits = figures.get("prefix-queries", 0), figures.get("prefix-hits", 0)
     fields = {
         "usage": f"{figures['kv-usage'] * 100:.0f}",
-        "hits": f"; prefix cache: {100 * hits / queries:.0f} % hits" if hits and queries else "",
+        "hits": f"; prefix cache: {100 * hits / queries:.0f} % hits"
+        if hits and queries
+        else "",
     }
     yield "server-kv" if full else "server-load", fields
     for figure, about in _COUNTED.items():
@@ -109,9 +126,15 @@ def _judge_token(said: ServerAnswers, answer: TokenAnswer) -> _Judged:
     elif not answer.fields and not answer.tokens:
         waits = said.figures.get("waiting")
         trouble = answer.trouble or "the answer has none"
-        yield "server-token-queue" if waits else "server-token-none", {"trouble": trouble}
+        yield (
+            "server-token-queue" if waits else "server-token-none",
+            {"trouble": trouble},
+        )
     elif not answer.fields:
-        yield "server-content", {"tokens": answer.tokens, "finish": answer.finish or "none"}
+        yield (
+            "server-content",
+            {"tokens": answer.tokens, "finish": answer.finish or "none"},
+        )
     else:
         yield "server-token", {"ms": f"{answer.ms:.0f}"}
         if thoughts := [name for name in answer.fields if name.startswith("reasoning")]:

@@ -67,7 +67,9 @@ class Visit:
     def private_names(self, model: str = "") -> PrivateNames:
         """Return what the nodes say of themselves, and what they serve, beside a ``model``."""
         nodes = ((report.node, report.facts) for report in self.reports)
-        folders = {print_.folder for report in self.reports for print_ in report.models or ()}
+        folders = {
+            print_.folder for report in self.reports for print_ in report.models or ()
+        }
         placed = [report.placed for report in self.reports if report.placed]
         served = {name for files in placed for name in (files.model, files.folder)}
         return private_names(nodes, sorted({model, *folders, *served}))
@@ -90,9 +92,14 @@ def visit(cluster: Cluster, *, gpu: bool = False, port: int = 0, here: bool) -> 
     if said is None:  # asked on the head, since it may listen there alone
         asked: dict[str, Any] = {"url": url, "cluster": cluster.file.name}
         ask = server_answers.ask_server
-        (said,) = everywhere([cluster.head], lambda head: head.call(ServerAnswers, ask, **asked))
+        (said,) = everywhere(
+            [cluster.head], lambda head: head.call(ServerAnswers, ask, **asked)
+        )
     if isinstance(said, ServerAnswers):
-        judged = [_add_server(node, said, urlsplit(url).port, len(reports)), *reports[1:]]
+        judged = [
+            _add_server(node, said, urlsplit(url).port, len(reports)),
+            *reports[1:],
+        ]
     found = cluster_findings(cluster.file, judged)
     if here and not node.placed:
         found = [
@@ -108,7 +115,9 @@ def visit(cluster: Cluster, *, gpu: bool = False, port: int = 0, here: bool) -> 
         for its in server_findings(node.node, replace(said, url=url), units):
             # That nothing answers at the very port that a user named is an error.
             silent = bool(port) and its.about == "server-answers"
-            found.append(replace(its, level=Level.ERROR, kind=HostError) if silent else its)
+            found.append(
+                replace(its, level=Level.ERROR, kind=HostError) if silent else its
+            )
     found += try_gpus(reports) if gpu else ()
     lines: list[tuple[str, JournalLine]] = []
     found += _judge_logs(cluster, reports, lines)
@@ -119,7 +128,9 @@ def visit(cluster: Cluster, *, gpu: bool = False, port: int = 0, here: bool) -> 
     )
 
 
-def _add_server(head: NodeReport, said: ServerAnswers, port: int | None, nodes: int) -> NodeReport:
+def _add_server(
+    head: NodeReport, said: ServerAnswers, port: int | None, nodes: int
+) -> NodeReport:
     """Return the head's report with what answers at the server's port."""
     if nodes > 1 or not said.version or not head.listeners:
         return replace(head, serving=describe_server(said))
@@ -139,7 +150,9 @@ def local_facts(cluster: Cluster) -> Situation:
 
 
 def _judge_logs(
-    cluster: Cluster, reports: Sequence[NodeReport], lines: list[tuple[str, JournalLine]]
+    cluster: Cluster,
+    reports: Sequence[NodeReport],
+    lines: list[tuple[str, JournalLine]],
 ) -> Iterator[Finding]:
     """Yield what is known of what the ranks wrote, and of NCCL; add it to ``lines``."""
     head = reports[0]
@@ -154,7 +167,9 @@ def _judge_logs(
     unit = head.state.unit(cluster.file.unit) if head.state else None
     since = unit.since if unit and unit.active == "active" else ""
     names = [its.node for its in started]
-    journal = read_group_journal(cluster, since=since, lines=0 if since else _LINES, nodes=names)
+    journal = read_group_journal(
+        cluster, since=since, lines=0 if since else _LINES, nodes=names
+    )
     for name, error in journal.silent.items():
         yield unchecked("log", name, error.what)
     lines += journal.lines
@@ -170,7 +185,9 @@ def _judge_logs(
     if len(reports) > 1:
         for its in started:
             ranks = read_nccl(line.text for node, line in lines if node == its.node)
-            yield from nccl_findings(its.node, ranks, its.env.variables if its.env else {})
+            yield from nccl_findings(
+                its.node, ranks, its.env.variables if its.env else {}
+            )
 
 
 # What the nodes say of themselves, side by side, and then of the others
@@ -208,13 +225,19 @@ def examine_nodes(cluster: Cluster) -> list[NodeReport]:
             node=name,
             **{part.name: getattr(sent, part.name) for part in fields(SaidParts)},
             placed=placed_files(sent.facts.files, file.unit) if sent.facts else None,
-            missing={part: sent_error(error, name) for part, error in sent.errors.items()},
+            missing={
+                part: sent_error(error, name) for part, error in sent.errors.items()
+            },
         )
         return _add_image(made)
 
     reports = [
-        NodeReport(node=node.destination, silence=said) if isinstance(said, PatchkitError) else said
-        for node, said in zip(cluster.nodes, everywhere(cluster.nodes, ask), strict=True)
+        NodeReport(node=node.destination, silence=said)
+        if isinstance(said, PatchkitError)
+        else said
+        for node, said in zip(
+            cluster.nodes, everywhere(cluster.nodes, ask), strict=True
+        )
     ]
     if len(reports) > 1:
         reports = _add_addresses(file, reports)
@@ -235,7 +258,9 @@ def _add_image(report: NodeReport) -> NodeReport:
     return replace(report, facts=facts, disks=disks)
 
 
-def _add_addresses(file: ClusterFile, reports: Sequence[NodeReport]) -> list[NodeReport]:
+def _add_addresses(
+    file: ClusterFile, reports: Sequence[NodeReport]
+) -> list[NodeReport]:
     """Return the reports with each node's address: its own now, or what is written down."""
     found: list[NodeReport] = []
     for node, report in zip(file.node, reports, strict=True):
@@ -274,7 +299,10 @@ def _add_addresses(file: ClusterFile, reports: Sequence[NodeReport]) -> list[Nod
 
 def _meet_others(cluster: Cluster, reports: Sequence[NodeReport]) -> list[NodeReport]:
     head = reports[0]
-    pins = (ModelFolder(repo=repo, commit=each).name for repo, each in cluster.file.models.items())
+    pins = (
+        ModelFolder(repo=repo, commit=each).name
+        for repo, each in cluster.file.models.items()
+    )
     pinned = [f"{cluster.file.model_folder}/{name}" for name in pins]
     models = [head.placed.folder] if head.placed and head.placed.folder else pinned
     peers = [
@@ -288,7 +316,9 @@ def _meet_others(cluster: Cluster, reports: Sequence[NodeReport]) -> list[NodeRe
             return report
         others = reports[1:] if report is head else reports[:1]
         targets = [
-            (other.node, address) for other in others for address in _cable_addresses(report, other)
+            (other.node, address)
+            for other in others
+            for address in _cable_addresses(report, other)
         ]
         own_model = report.placed.folder if report.placed else ""
         sent = node.call(
@@ -306,10 +336,14 @@ def _meet_others(cluster: Cluster, reports: Sequence[NodeReport]) -> list[NodeRe
                 (name, replace(way, address=address))
                 for (name, address), way in zip(targets, sent.ways, strict=True)
             )
-        missing = {part: sent_error(error, report.node) for part, error in sent.errors.items()}
+        missing = {
+            part: sent_error(error, report.node) for part, error in sent.errors.items()
+        }
         links = sent.links if report is head else None
         missing = {**report.missing, **missing}
-        return replace(report, models=sent.models, links=links, ways=ways, missing=missing)
+        return replace(
+            report, models=sent.models, links=links, ways=ways, missing=missing
+        )
 
     answers = everywhere(list(zip(cluster.nodes, reports, strict=True)), ask)
     met = []
@@ -327,9 +361,13 @@ def _cable_addresses(own: NodeReport, other: NodeReport) -> list[str]:
     if own.facts is None or other.facts is None:
         return found
     host = own.facts.host
-    halves = [netdev for netdev in host.netdevs if netdev.cage is not None and netdev.carrier]
+    halves = [
+        netdev for netdev in host.netdevs if netdev.cage is not None and netdev.carrier
+    ]
     networks = {address.network for netdev in halves for address in netdev.lasting}
     for netdev in other.facts.host.netdevs:
-        found += [str(address.ip) for address in netdev.lasting if address.network in networks]
+        found += [
+            str(address.ip) for address in netdev.lasting if address.network in networks
+        ]
     mine = {str(address.ip) for netdev in host.netdevs for address in netdev.ipv4}
     return [address for address in dict.fromkeys(found) if address not in mine]

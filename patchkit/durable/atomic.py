@@ -37,7 +37,9 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         with contextlib.suppress(OSError):
             # O_NONBLOCK: a FIFO of such a name would wait for a writer.
-            handle = os.open(part, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            handle = os.open(
+                part, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+            )
             with os.fdopen(handle, "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 part.unlink()
@@ -102,7 +104,9 @@ def kept(path: Path) -> int:
     return 0
 
 
-def _put_in_place(file: IO[bytes], part: Path, path: Path, *, private: bool = False) -> None:
+def _put_in_place(
+    file: IO[bytes], part: Path, path: Path, *, private: bool = False
+) -> None:
     file.flush()
     give(file.fileno(), status_of_file(path), path.parent, private=private)
     os.fsync(file.fileno())

@@ -155,13 +155,19 @@ class Journal:
                 return
             try:
                 # follow=False: patchkit writes no link there, so one is somebody else's.
-                steps = read_json(Steps, read_bytes(journal, limit=_LARGEST, follow=False))
+                steps = read_json(
+                    Steps, read_bytes(journal, limit=_LARGEST, follow=False)
+                )
                 for step in steps.steps:
                     if not self.allowed(step.path):
-                        raise RecordError(f"{step.path!r} is not a file that patchkit changes here")
+                        raise RecordError(
+                            f"{step.path!r} is not a file that patchkit changes here"
+                        )
             except (UsageError, SourceError, RecordError) as error:
                 what = str(error).partition("\n")[0].removeprefix(f"{journal}: ")
-                raise self._damaged(f"{journal}: cannot be understood: {what}") from None
+                raise self._damaged(
+                    f"{journal}: cannot be understood: {what}"
+                ) from None
             self._check_possible(steps)
             self._put_back(steps)
             self._clear()
@@ -200,7 +206,8 @@ class Journal:
             # Root may write anywhere; a file without a write bit is still not meant to be written.
             if change.before and not place.stat().st_mode & 0o222:
                 raise StorageError(
-                    f"{change.path}: is read-only; {NOTHING}", hint=quoted("chmod", "u+w", place)
+                    f"{change.path}: is read-only; {NOTHING}",
+                    hint=quoted("chmod", "u+w", place),
                 )
             self._check_disk(place)
             result = self.folder / "after" / str(number)
@@ -217,7 +224,9 @@ class Journal:
                     folder = next(each for each in place.parents if each.is_dir())
                     write_staged(result, change.after, old, folder)
             steps.append(Step(change.path, change.before, after))
-        kept = [self.root / change.path for change in changes if change.after is not None]
+        kept = [
+            self.root / change.path for change in changes if change.after is not None
+        ]
         made = {
             folder.relative_to(self.root).as_posix()
             for place in kept
@@ -323,7 +332,9 @@ class Journal:
             sync(folder)
         # They are sorted, so a folder comes before those in it: the deepest goes first.
         for path in reversed(steps.folders):
-            with contextlib.suppress(OSError):  # never made, or somebody put something there
+            with contextlib.suppress(
+                OSError
+            ):  # never made, or somebody put something there
                 (self.root / path).rmdir()
 
     # What lies there after a run was cut short.

@@ -22,7 +22,9 @@ def plain(path: str) -> bool:
     parts = path.encode(errors="surrogatepass").split(b"/")
     if len(path) > _LONGEST_PATH or max(map(len, parts)) > _LONGEST_NAME:
         return False
-    return bool(path) and "\0" not in path and not {b"", b".", b".."}.intersection(parts)
+    return (
+        bool(path) and "\0" not in path and not {b"", b".", b".."}.intersection(parts)
+    )
 
 
 def _require_plain(path: str) -> None:

@@ -23,7 +23,9 @@ _pending: list[int] = []
 _committed: list[tuple[str, Path | None]] = []  # what was changed for good, and where
 _raised: WeakSet[Interrupted] = WeakSet()  # while they are on their way
 _raised_at = 0.0
-_SAME = 1.0  # seconds; a signal that comes so soon does not disturb what the first one ends
+_SAME = (
+    1.0  # seconds; a signal that comes so soon does not disturb what the first one ends
+)
 
 
 # As KeyboardInterrupt, so that no `except Exception` swallows it.
@@ -148,7 +150,9 @@ class deferred:  # noqa: N801
         global _held
         _held += 1
 
-    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+    def __exit__(
+        self, _kind: object, error: BaseException | None, _traceback: object
+    ) -> None:
         global _held
         _held -= 1
         if error is None and not _held:

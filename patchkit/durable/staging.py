@@ -12,7 +12,10 @@ from pathlib import Path
 from patchkit.durable.atomic import give
 from patchkit.durable.signals import deferred
 
-_LITTLE, _FEW = 16 << 20, 64  # bytes and files: a tool that fails clears away what it had written
+_LITTLE, _FEW = (
+    16 << 20,
+    64,
+)  # bytes and files: a tool that fails clears away what it had written
 
 
 def second_name(source: Path, name: Path) -> None:
@@ -33,7 +36,9 @@ def second_name(source: Path, name: Path) -> None:
             os.fsync(copy.fileno())
 
 
-def write_staged(name: Path, data: bytes, old: os.stat_result | None, folder: Path) -> None:
+def write_staged(
+    name: Path, data: bytes, old: os.stat_result | None, folder: Path
+) -> None:
     """Write a new file with owner and mode of the ``old`` one, or of a new one in ``folder``."""
     handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(handle, "wb") as file:
@@ -79,7 +84,9 @@ def move(source: Path, place: Path) -> None:
 def is_full(place: Path) -> bool:
     """Return whether a disk has next to no room, or no room for files: not every tool says so."""
     disk = os.statvfs(place)
-    return disk.f_bavail * disk.f_frsize < _LITTLE or (disk.f_files > 0 and disk.f_favail < _FEW)
+    return disk.f_bavail * disk.f_frsize < _LITTLE or (
+        disk.f_files > 0 and disk.f_favail < _FEW
+    )
 
 
 class ScratchFolder(tempfile.TemporaryDirectory[str]):

@@ -134,7 +134,9 @@ def add_list_item(argument: Argument, item: str, *, path: str, note: str) -> Edi
     """Append an item to a ;-list, inside its quotes or brackets."""
     opening, closing = _delimiters(argument.text)
     if not list_items(argument):
-        return Edit(path, argument.start, argument.stop, f"{opening}{item}{closing}", note)
+        return Edit(
+            path, argument.start, argument.stop, f"{opening}{item}{closing}", note
+        )
     # Replacing a trailing ; instead of inserting after it lets splice see two such edits collide.
     tail = _TRAILING_SEPARATORS.search(argument.value)
     stop = argument.stop - len(closing)
@@ -198,7 +200,9 @@ def _calls(text: str, path: str) -> Iterator[Command]:
 def _block_stops(calls: Sequence[Command], path: str) -> dict[int, int]:
     """Return where each block stops, by where it starts. Raises if blocks do not nest."""
     stops: dict[int, int] = {}
-    opened: list[tuple[Command, str]] = []  # what opened the block, and its latest branch's name
+    opened: list[
+        tuple[Command, str]
+    ] = []  # what opened the block, and its latest branch's name
     for call in calls:
         opener, latest = opened[-1] if opened else (call, "")
         if call.name in _BLOCKS:
@@ -209,7 +213,9 @@ def _block_stops(calls: Sequence[Command], path: str) -> dict[int, int]:
             opened[-1] = (opener, call.name)
         elif call.name.removeprefix("end") in _BLOCKS:
             if call.name != f"end{opener.name}":
-                raise _error(path, call.line, f"{call.name} without its opening command")
+                raise _error(
+                    path, call.line, f"{call.name} without its opening command"
+                )
             stops[opener.start] = call.stop
             opened.pop()
     if opened:

@@ -28,7 +28,9 @@ _SHELL = "class _:\n"  # makes an indented function a module of its own
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-def swap(path: str, text: str, scope: str, before: str, after: str, *, note: str) -> list[Edit]:
+def swap(
+    path: str, text: str, scope: str, before: str, after: str, *, note: str
+) -> list[Edit]:
     """Return the edit that turns ``before`` into ``after`` in ``scope``; ``[]`` if it is done.
 
     Raises DriftError unless exactly one of the two is found, exactly once.
@@ -68,7 +70,9 @@ def wrap(
     assert isinstance(ours, Definition)
     swapped = swap(path, text, scope, before, after, note=note)
     body = parsed(path, text).body
-    taken = [node for node in body if isinstance(node, Definition) and node.name == ours.name]
+    taken = [
+        node for node in body if isinstance(node, Definition) and node.name == ours.name
+    ]
     if taken and ast.dump(taken[0]) != ast.dump(ours):
         spot = _definition_start(text, taken[0])
         raise drift(path, text, f"def {ours.name}", [spot], scope="another form")
@@ -107,7 +111,9 @@ def _count_matches(node: ast.AST, code: str) -> int:
         wanted = [pattern[0].value]
         runs = ([part] for part in ast.walk(node))
     kinds, dumps = [*map(type, wanted)], [*map(ast.dump, wanted)]
-    return sum([*map(type, run)] == kinds and [*map(ast.dump, run)] == dumps for run in runs)
+    return sum(
+        [*map(type, run)] == kinds and [*map(ast.dump, run)] == dumps for run in runs
+    )
 
 
 @lru_cache(maxsize=16)
@@ -174,7 +180,8 @@ def _find_matches(start: int, segment: str, code: str) -> list[tuple[int, int]]:
     spans = [
         (positions[run[0]].start, positions[run[-1]].start + positions[run[-1]].length)
         for run in runs
-        if [*map(_node_kind, run)] == kinds and _syntax_shape("".join(map(code_for, run))) == wanted
+        if [*map(_node_kind, run)] == kinds
+        and _syntax_shape("".join(map(code_for, run))) == wanted
     ]
     # libcst counts bytes of UTF-8, and an Edit code points.
     return [

@@ -83,7 +83,8 @@ def unified_diff(path: str, before: str | None, after: str) -> str:
         _lines(before or ""), _lines(after), fromfile=source, tofile=f"b/{path}"
     )
     return "".join(
-        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+        for line in lines
     )
 
 

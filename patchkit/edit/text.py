@@ -80,7 +80,9 @@ def occurrences(text: str, needle: str) -> list[int]:
 
 def absent(what: str) -> AbsentError:
     """Return the error for code that is not there in any form: ``what`` names it and the file."""
-    return AbsentError(what, why="upstream moved it, or the file was edited by hand", hint=HINT)
+    return AbsentError(
+        what, why="upstream moved it, or the file was edited by hand", hint=HINT
+    )
 
 
 def altered(what: str) -> DriftError:

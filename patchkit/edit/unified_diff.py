@@ -15,9 +15,15 @@ from patchkit.errors import UsageError
 
 _UNREADABLE = re.compile(r"\0|\r|^@@@|^diff --c", re.MULTILINE)
 _SAID = {"\0": "has a NUL", "\r": "has CR line endings, and every release has LF"}
-_HUNK = re.compile(r"^@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@.*\n", re.MULTILINE)
-_NAMES = re.compile(r"^--- ([^\t\n]*).*\n\+\+\+ ([^\t\n]*).*\n", re.MULTILINE)  # a tab, and a date
-_MOVED = re.compile(r"^(?:rename|copy) from (.*)\n(?:rename|copy) to (.*)", re.MULTILINE)
+_HUNK = re.compile(
+    r"^@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@.*\n", re.MULTILINE
+)
+_NAMES = re.compile(
+    r"^--- ([^\t\n]*).*\n\+\+\+ ([^\t\n]*).*\n", re.MULTILINE
+)  # a tab, and a date
+_MOVED = re.compile(
+    r"^(?:rename|copy) from (.*)\n(?:rename|copy) to (.*)", re.MULTILINE
+)
 # What is done to a file beyond its text.
 _BEYOND = re.compile(
     r"^(?:deleted |rename |copy |old mode |new file mode (?!100644)|Binary |GIT binary ).*",
@@ -83,14 +89,18 @@ def parse_diff(text: str, name: str) -> list[FileDiff]:
     """Return what a diff does to each file. Raises UsageError for one that is not sound."""
     if found := _UNREADABLE.search(text):
         raise refused(f"{name} {_SAID.get(found[0], 'is the diff of a merge')}")
-    text = re.sub(r"\n\\ .*", "\0", text)  # "\ No newline at end of file", of the line above
+    text = re.sub(
+        r"\n\\ .*", "\0", text
+    )  # "\ No newline at end of file", of the line above
     by_git = re.search("^diff --git ", text, re.MULTILINE)
     start = "^(?=diff --git )" if by_git else r"^(?=--- .*\n\+\+\+ )"
     head, *parts = re.split(start, text, flags=re.MULTILINE)
     _check_counts(text, parts, name)
     files = [file for part in parts for file in _read_part(part, name)]
     if not files or re.search("^@@ ", head, re.MULTILINE):
-        raise refused(f"{name} holds no unified diff, or one without the name of a file")
+        raise refused(
+            f"{name} holds no unified diff, or one without the name of a file"
+        )
     _check_paths([file.path for file in files], name)
     return files
 
@@ -98,7 +108,9 @@ def parse_diff(text: str, name: str) -> list[FileDiff]:
 def _check_counts(text: str, parts: Sequence[str], name: str) -> None:
     """Raise UsageError for more files or hunks than any patch of a release has."""
     if len(parts) > _MOST_FILES:
-        raise refused(f"{name} changes {len(parts)} files, and {_MOST_FILES} are the most")
+        raise refused(
+            f"{name} changes {len(parts)} files, and {_MOST_FILES} are the most"
+        )
     hunks = sum(1 for _hunk in _HUNK.finditer(text))
     if hunks > _MOST_HUNKS:
         raise refused(f"{name} has {hunks} hunks, and {_MOST_HUNKS} are the most")
@@ -117,7 +129,9 @@ def _check_paths(paths: Sequence[str], name: str) -> None:
 
 def refused(what: str, hint: str = "make it with git diff") -> UsageError:
     """Return the error for a patch that cannot be taken."""
-    return UsageError(what, why="it is not a patch of plain texts, as git writes it", hint=hint)
+    return UsageError(
+        what, why="it is not a patch of plain texts, as git writes it", hint=hint
+    )
 
 
 def _read_part(part: str, name: str) -> Iterator[FileDiff]:
@@ -127,21 +141,36 @@ def _read_part(part: str, name: str) -> Iterator[FileDiff]:
     # Without lines of their own, of an empty or a binary file, both names are the same.
     same = line[: len(line) // 2], line[len(line) // 2 + 1 :]
     named = _NAMES.search(head) or _MOVED.search(head)
-    old, new = (_bare_name(it.strip(), name) for it in (named.groups() if named else same))
+    old, new = (
+        _bare_name(it.strip(), name) for it in (named.groups() if named else same)
+    )
     creates = old == "/dev/null" or "\nnew file mode " in head
     beyond = _BEYOND.search(head if part.startswith("diff ") else part)
     says = beyond[0] if beyond else "" if creates or old == new else f"{old} → {new}"
     hunks = tuple(
-        _read_hunk(f"hunk {at // 5 + 1}", rest[at : at + 4], rest[at + 4], f"{name}, {new}")
+        _read_hunk(
+            f"hunk {at // 5 + 1}", rest[at : at + 4], rest[at + 4], f"{name}, {new}"
+        )
         for at in range(0, len(rest), 5)
     )
     odd = creates and any(hunk.texts[0] for hunk in hunks)
-    if odd or not (hunks or creates or says) or len(_NAMES.findall(part)) > 1 or "\n@@" in head:
+    if (
+        odd
+        or not (hunks or creates or says)
+        or len(_NAMES.findall(part)) > 1
+        or "\n@@" in head
+    ):
         raise refused(f"{name}, {new}: has no hunks, or those of another file")
     blob = re.search(r"^index ([0-9a-f]{4,64})\.\.", head, re.MULTILINE)
     for path in {old, new} - {"/dev/null"}:
-        if not plain(path) or not path.isprintable() or _APART & {*path.casefold().split("/")}:
-            raise refused(f"{name} names {path[:_SHOWN]!r}, which is no source in a tree")
+        if (
+            not plain(path)
+            or not path.isprintable()
+            or _APART & {*path.casefold().split("/")}
+        ):
+            raise refused(
+                f"{name} names {path[:_SHOWN]!r}, which is no source in a tree"
+            )
         yield FileDiff(path, creates, says, blob[1] if blob else "", hunks)
 
 
@@ -149,7 +178,9 @@ def _bare_name(name: str, where: str) -> str:
     r"""Return a name without a/ or b/, which git quotes ("\303\244") where it is not plain."""
     if len(name) > 1 and name[0] == name[-1] == '"':
         try:
-            name = name[1:-1].encode().decode("unicode_escape").encode("latin-1").decode()
+            name = (
+                name[1:-1].encode().decode("unicode_escape").encode("latin-1").decode()
+            )
         except UnicodeError:
             raise refused(f"{where} names {name}, which is no UTF-8") from None
     return re.sub(r"^[a-z]/", "", name)
@@ -166,9 +197,15 @@ def _read_hunk(name: str, numbers: list[str | None], body: str, where: str) -> H
         left = [left[0] - (row[0] != "+"), left[1] - (row[0] != "-")]
     signs = "".join(row[0] for row in rows)
     # What follows may be the end of a mail, "-- ", but no line of a hunk.
-    if left != [0, 0] or set(signs) - set(" +-") or re.match(r"[+ @]|-(?!-)|Binary ", more):
+    if (
+        left != [0, 0]
+        or set(signs) - set(" +-")
+        or re.match(r"[+ @]|-(?!-)|Binary ", more)
+    ):
         raise refused(f"{where}: {name} has other lines than its head says")
-    before, after = ("".join(row[1:] for row in rows if row[0] != other) for other in "+-")
+    before, after = (
+        "".join(row[1:] for row in rows if row[0] != other) for other in "+-"
+    )
     opens, closes = start <= 1, signs[-1:] != " " or after[-1:] != "\n"
     if before == after or (" " not in signs and not opens):
         raise refused(f"{where}: {name} has no change, or no lines around it (-U0)")

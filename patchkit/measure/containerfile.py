@@ -15,7 +15,10 @@ from patchkit.records import RECIPES
 from patchkit.runtime.rules.variable_rules import cache_variables
 from patchkit.wheel.wheelhouse.storage import Kind, Manifest
 
-PLATFORMS = {"aarch64": "linux/arm64", "x86_64": "linux/amd64"}  # by the CPU of a wheelhouse
+PLATFORMS = {
+    "aarch64": "linux/arm64",
+    "x86_64": "linux/amd64",
+}  # by the CPU of a wheelhouse
 _IMAGE = "vllm-wheelhouse"
 _HOME = "/home/vllm"  # of the image's user
 _NCCL = "nvidia-nccl-cu13"
@@ -66,7 +69,9 @@ def containerfile(manifest: Manifest, base: str, folder: str) -> Containerfile:
         raise UsageError(
             f"{folder!r}: a folder below the one that is built from, of letters, digits, . _ - /"
         )
-    if missing := [entry.filename for entry in manifest.wheels if entry.kind is Kind.LOCKED]:
+    if missing := [
+        entry.filename for entry in manifest.wheels if entry.kind is Kind.LOCKED
+    ]:
         raise SourceError(
             f"the wheelhouse only locks {len(missing)} wheels, such as {missing[0]}",
             why="an image is built without an index",
@@ -76,17 +81,24 @@ def containerfile(manifest: Manifest, base: str, folder: str) -> Containerfile:
     nodes = {(str(it.get("python", "")), str(it.get("machine", ""))) for it in filled}
     if len(nodes) != 1:
         raise SourceError(
-            "the wheelhouse is not filled for one machine", hint="patchkit wheelhouse fill"
+            "the wheelhouse is not filled for one machine",
+            hint="patchkit wheelhouse fill",
         )
     python, machine = nodes.pop()
     if not _PYTHON.fullmatch(python) or machine not in PLATFORMS:
         raise SourceError(f"the wheelhouse is for CPython {python!r} on {machine!r}")
-    held = {entry.name.project: entry.name.version for entry in manifest.wheels if entry.held}
+    held = {
+        entry.name.project: entry.name.version
+        for entry in manifest.wheels
+        if entry.held
+    }
     smoke = [f"import {name}" for name in ("torch", "vllm") if name in held]
     smoke += [_NCCL_SMOKE] if _NCCL in held else []
     vllm = held.get("vllm")
     caches = cache_variables(f"{_HOME}/.cache/patchkit", str(vllm)) if vllm else {}
-    template = Template((RECIPES / "export" / "Containerfile").read_text(encoding="utf-8"))
+    template = Template(
+        (RECIPES / "export" / "Containerfile").read_text(encoding="utf-8")
+    )
     text = template.substitute(
         version=__version__,
         count=len(held),

@@ -27,12 +27,19 @@ def look_at_device_code(home: str, process: int, cache: str) -> dict[str, Any]:
     """
     environment: Mapping[str, str] = os.environ
     if process:
-        pairs = Path(f"/proc/{process}/environ").read_bytes().decode(errors="replace").split("\0")
+        pairs = (
+            Path(f"/proc/{process}/environ")
+            .read_bytes()
+            .decode(errors="replace")
+            .split("\0")
+        )
         environment = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
     place = Path(environment.get("CUDA_CACHE_PATH") or cache).expanduser()
     codes = {}
     # Upstream's own of what patchkit replaced lie in .patchkit; nothing loads them.
-    libraries = (path for path in Path(home).rglob("*.so") if ".patchkit" not in path.parts)
+    libraries = (
+        path for path in Path(home).rglob("*.so") if ".patchkit" not in path.parts
+    )
     for path in sorted(libraries):
         with path.open("rb") as stream:
             sections = parse_library(stream, str(path)).sections

@@ -79,7 +79,10 @@ class FigureDifference:
 
     def fields(self) -> dict[str, object]:
         """Return it as JSON has it."""
-        return {name: getattr(self, name) for name in ("first", "second", "ratio", "verdict")}
+        return {
+            name: getattr(self, name)
+            for name in ("first", "second", "ratio", "verdict")
+        }
 
     @property
     def ratio(self) -> float:
@@ -121,8 +124,12 @@ def read_series(folder: Path) -> list[Series]:
         try:
             result = read_json(dict[str, Any], read_text(place))
         except RecordError as error:
-            raise UsageError(f"{place}: is no result of vLLM's benchmark: {error}") from None
-        results.setdefault((place.parent.parent.name, place.parent.name), []).append(result)
+            raise UsageError(
+                f"{place}: is no result of vLLM's benchmark: {error}"
+            ) from None
+        results.setdefault((place.parent.parent.name, place.parent.name), []).append(
+            result
+        )
     if not results:
         hint = "a folder that `patchkit bench MODEL` wrote"
         raise UsageError(f"{folder}: holds no results", hint=hint)
@@ -132,7 +139,9 @@ def read_series(folder: Path) -> list[Series]:
             figures = (positive_number(result.get(measure.key)) for result in rounds)
             values = tuple(figure for figure in figures if figure)
             if values:
-                found.append(Series(variant=variant, load=load, measure=measure, values=values))
+                found.append(
+                    Series(variant=variant, load=load, measure=measure, values=values)
+                )
     return found
 
 
@@ -142,18 +151,28 @@ def read_conditions(folder: Path) -> dict[str, Any]:
     try:
         return read_json(dict[str, Any], read_text(place))
     except RecordError as error:
-        raise UsageError(f"{place}: {error}", hint="measure anew, into a new folder") from None
+        raise UsageError(
+            f"{place}: {error}", hint="measure anew, into a new folder"
+        ) from None
 
 
-def compare_series(first: Sequence[Series], second: Sequence[Series]) -> list[FigureDifference]:
+def compare_series(
+    first: Sequence[Series], second: Sequence[Series]
+) -> list[FigureDifference]:
     """Return the pairs of one load and figure: of variants of one name, or of the only ones."""
-    alone = all(len({series.variant for series in many}) == 1 for many in (first, second))
+    alone = all(
+        len({series.variant for series in many}) == 1 for many in (first, second)
+    )
     ours, theirs = (
         [(("" if alone else its.variant, its.load, its.measure), its) for its in many]
         for many in (first, second)
     )
     others = dict(theirs)
-    return [FigureDifference(first=its, second=others[key]) for key, its in ours if key in others]
+    return [
+        FigureDifference(first=its, second=others[key])
+        for key, its in ours
+        if key in others
+    ]
 
 
 def find_changes(first: Any, second: Any, at: str = "") -> list[tuple[str, str, str]]:
@@ -162,8 +181,12 @@ def find_changes(first: Any, second: Any, at: str = "") -> list[tuple[str, str, 
         return [
             change
             for key in sorted({*first, *second})
-            for change in find_changes(first.get(key), second.get(key), f"{at}.{key}".lstrip("."))
+            for change in find_changes(
+                first.get(key), second.get(key), f"{at}.{key}".lstrip(".")
+            )
         ]
     if first == second:
         return []
-    return [(at, "" if first is None else str(first), "" if second is None else str(second))]
+    return [
+        (at, "" if first is None else str(first), "" if second is None else str(second))
+    ]

@@ -22,7 +22,9 @@ from patchkit.target import targets
 from patchkit.wheel.wheelhouse.kit import CACHE, copy_package, pack_kit
 from patchkit.wheel.wheelhouse.resolve import NodePlatform
 
-_PLACE = "/patchkit"  # in the container of the step; docker 20.10 leaves an empty folder
+_PLACE = (
+    "/patchkit"  # in the container of the step; docker 20.10 leaves an empty folder
+)
 _VARIABLES = {
     "PYTHONPATH": _PLACE,
     "PYTHONDONTWRITEBYTECODE": "1",
@@ -41,7 +43,10 @@ def patch_image(cluster: Cluster, report: Report, *, native: bool) -> BuiltImage
     serve, head = cluster.file.serve, cluster.head
     (facts,) = cluster.facts()
     held, target = facts.image or ImageFacts(), serve.target or facts.host.target
-    options = [*(("--target", target) if target in targets() else ()), *native * ("--native",)]
+    options = [
+        *(("--target", target) if target in targets() else ()),
+        *native * ("--native",),
+    ]
     with tempfile.TemporaryDirectory() as place, cluster.alone():
         folder = Path(place, "kit")
         copy_package(folder)
@@ -69,9 +74,19 @@ def patch_image(cluster: Cluster, report: Report, *, native: bool) -> BuiltImage
 def layer_text(base: str, found: Software, user: str, options: Sequence[str]) -> str:
     """Return the Containerfile. Raises UsageError for a user that does not fit into a line."""
     if not _USER.fullmatch(user):
-        raise UsageError(f"the image's user is {user!r}, which a Containerfile cannot name")
+        raise UsageError(
+            f"the image's user is {user!r}, which a Containerfile cannot name"
+        )
     # What runs there is the image's own Python: a sandbox around its modules would guard nothing.
-    words = (found.python, "-m", "patchkit", "apply", "--trust-source", *options, found.vllm_home)
+    words = (
+        found.python,
+        "-m",
+        "patchkit",
+        "apply",
+        "--trust-source",
+        *options,
+        found.vllm_home,
+    )
     line = quoted(*(f"{name}={value}" for name, value in _VARIABLES.items()), *words)
     lines = [f"FROM {base}", f"RUN --mount=type=bind,target={_PLACE},rw {line}"]
     if user not in _ROOT:

@@ -41,14 +41,33 @@ _OF_THE_PLACE = re.compile(
     r"|headless|distributed-executor-backend|served-model-name)|NCCL_\w+"
 )
 Settings = dict[str, str]
-_NO_RECIPE = (AttributeError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
+_NO_RECIPE = (
+    AttributeError,
+    ArithmeticError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 _LARGEST = 1 << 18  # bytes of a file, characters of its command
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
-_SHORT = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "cc": "compilation-config"}
+_SHORT = {
+    "tp": "tensor-parallel-size",
+    "pp": "pipeline-parallel-size",
+    "cc": "compilation-config",
+}
 _SHELL = re.compile(r"[;&|<>]+|.*(\$\(|`).*")
 # Keys of eugr's and sparkrun's recipes that are read, or that say nothing of flags.
 _READ = {"model", "defaults", "env", "command", "runtime", "min_nodes", "cluster_only"}
-_READ |= {"name", "description", "metadata", "recipe_version", "max_nodes", "solo_only", "mode"}
+_READ |= {
+    "name",
+    "description",
+    "metadata",
+    "recipe_version",
+    "max_nodes",
+    "solo_only",
+    "mode",
+}
 _READ |= {"maintainer", "benchmark"}
 
 
@@ -68,20 +87,32 @@ def read_recipe(path: Path, model: str = "") -> tuple[Preset, list[str]]:
         place = f"{path}:{error.line}" if isinstance(error, YamlError) else str(path)
         why = " ".join(str(error).split())[:200]
         raise SourceError(f"{place}: is no recipe", why=why, hint=hint) from None
-    taken = {name: value for name, value in preset.variables.items() if not runs_code(name)}
-    untold += [f"{name}: {runs_code(name)}" for name in preset.variables if name not in taken]
+    taken = {
+        name: value for name, value in preset.variables.items() if not runs_code(name)
+    }
+    untold += [
+        f"{name}: {runs_code(name)}" for name in preset.variables if name not in taken
+    ]
     return replace(preset, variables=taken), untold
 
 
-def _from_vllm(recipe: Mapping[str, Any], model: str, source: str) -> tuple[Preset, list[str]]:
+def _from_vllm(
+    recipe: Mapping[str, Any], model: str, source: str
+) -> tuple[Preset, list[str]]:
     variants = {
         name: str(each.get("model_id") or recipe["model"]["model_id"])
         for name, each in recipe["variants"].items()
     }
     tuned = dict(recipe_settings(recipe))
-    fits = [name for name in (*tuned, *variants) if model.lower() in ("", variants[name].lower())]
+    fits = [
+        name
+        for name in (*tuned, *variants)
+        if model.lower() in ("", variants[name].lower())
+    ]
     if not fits:
-        raise UsageError(f"{source}: has no {model}", hint=f"it has {', '.join(variants.values())}")
+        raise UsageError(
+            f"{source}: has no {model}", hint=f"it has {', '.join(variants.values())}"
+        )
     variant = recipe["variants"][fits[0]]
     settings = tuned.get(fits[0]) or joined(_settings(recipe, variant))
     its = {**recipe["model"], **variant}
@@ -94,10 +125,14 @@ def _from_vllm(recipe: Mapping[str, Any], model: str, source: str) -> tuple[Pres
         moe=its.get("architecture") == "moe",
         min_vllm=oldest * oldest[:1].isdigit(),
     )
-    return preset, [] if tuned else ["it names no GB10: these are its flags for any GPU"]
+    return preset, [] if tuned else [
+        "it names no GB10: these are its flags for any GPU"
+    ]
 
 
-def _from_command(recipe: Mapping[str, Any], model: str, source: str) -> tuple[Preset, list[str]]:
+def _from_command(
+    recipe: Mapping[str, Any], model: str, source: str
+) -> tuple[Preset, list[str]]:
     """Return what eugr's or sparkrun's recipe says; without a command its defaults are flags."""
     if not str(recipe.get("runtime", "vllm")).startswith(("vllm", "eugr-vllm")):
         raise ValueError(f"it is for {recipe['runtime']}, not for vLLM")
@@ -112,9 +147,14 @@ def _from_command(recipe: Mapping[str, Any], model: str, source: str) -> tuple[P
     )
     served = {"model": str(recipe.get("model", model))}
     words = []
-    for name, value in defaults.items():  # as sparkrun makes flags where there is no command
+    for (
+        name,
+        value,
+    ) in defaults.items():  # as sparkrun makes flags where there is no command
         flag = f"--{name.replace('_', '-')}"
-        words += [] if value == "false" else [flag] if value == "true" else [flag, value]
+        words += (
+            [] if value == "false" else [flag] if value == "true" else [flag, value]
+        )
     command = str(recipe.get("command") or f"vllm serve {{model}} {shlex.join(words)}")
     facts, doubled = {**defaults, **served}, "{{" in command
     for _ in range(3):  # a default may name another one
@@ -131,27 +171,38 @@ def _from_command(recipe: Mapping[str, Any], model: str, source: str) -> tuple[P
     begin = words.index("serve") + 1
     given = [*takewhile(lambda word: not _SHELL.fullmatch(word), words[begin:])]
     if words[:begin] != ["vllm", "serve"] or len(given) != len(words) - begin:
-        untold.append("of its command, what is not `vllm serve` and its flags is not translated")
+        untold.append(
+            "of its command, what is not `vllm serve` and its flags is not translated"
+        )
     named = given.pop(0) if given and given[0][:1] != "-" else served["model"]
-    long = (re.sub(r"^-([A-Za-z]+)", lambda it: f"--{_SHORT.get(it[1], it[1])}", w) for w in given)
+    long = (
+        re.sub(r"^-([A-Za-z]+)", lambda it: f"--{_SHORT.get(it[1], it[1])}", w)
+        for w in given
+    )
     settings = dict(split_flags([*long]))
     if place := [name for name in settings if _OF_THE_PLACE.fullmatch(name)]:
         untold.append(f"{', '.join(place)}: of the place, which serve-args knows")
     settings = joined(settings.items()) | env
     nodes = int(recipe.get("min_nodes") or 1 + bool(recipe.get("cluster_only")))
-    return _preset(model or named, settings, source, nodes=nodes, single=nodes == 1), untold
+    return _preset(
+        model or named, settings, source, nodes=nodes, single=nodes == 1
+    ), untold
 
 
 def _preset(model: str, settings: Settings, source: str, **given: Any) -> Preset:
     # Both are taken apart by what chooses flags.
     float(settings.get("--gpu-memory-utilization", 0))
     read_json(dict[str, Any], settings.get(DRAFTING, "{}"))
-    flags: dict[str, str | bool] = {n: v or True for n, v in settings.items() if n[0] == "-"}
+    flags: dict[str, str | bool] = {
+        n: v or True for n, v in settings.items() if n[0] == "-"
+    }
     return Preset(
         id=model,
         # A recipe without it leaves the kernel of the experts to vLLM.
         flags={"--moe-backend": False, **flags},
-        variables={name: value for name, value in settings.items() if name not in flags},
+        variables={
+            name: value for name, value in settings.items() if name not in flags
+        },
         source=source,
         evidence="reported",
         confidence="medium",
@@ -170,11 +221,13 @@ def recipe_settings(
     named = {
         name
         for name, each in variants.items()
-        if GB10 in each.get("hardware_overrides", {}) or GB10 in each.get("supported_hardware", ())
+        if GB10 in each.get("hardware_overrides", {})
+        or GB10 in each.get("supported_hardware", ())
     }
     # A recipe that names the device and no variant means all of them.
     whole = not (named or told) and (
-        GB10 in recipe["meta"].get("hardware", {}) or _SPARK.search(recipe.get("guide", ""))
+        GB10 in recipe["meta"].get("hardware", {})
+        or _SPARK.search(recipe.get("guide", ""))
     )
     for name, variant in variants.items():
         if name in named or (whole and "supported_hardware" not in variant):
@@ -183,7 +236,9 @@ def recipe_settings(
             yield name, found[name]
 
 
-def _settings(recipe: Mapping[str, Any], variant: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _settings(
+    recipe: Mapping[str, Any], variant: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
     """Yield flags and variables in the order in which upstream's command builder joins them."""
     model, optional = recipe["model"], recipe.get("opt_in_features", [])
     modes = {
@@ -195,10 +250,14 @@ def _settings(recipe: Mapping[str, Any], variant: Mapping[str, Any]) -> Iterator
         yield from split_flags(
             part.get("base_args") or part.get("args") or part.get("extra_args", [])
         )
-        yield from (part.get("base_env") or part.get("env") or part.get("extra_env", {})).items()
+        yield from (
+            part.get("base_env") or part.get("env") or part.get("extra_env", {})
+        ).items()
 
 
-def mode_of(name: str, feature: Mapping[str, Any], variant: Mapping[str, Any]) -> Mapping[str, Any]:
+def mode_of(
+    name: str, feature: Mapping[str, Any], variant: Mapping[str, Any]
+) -> Mapping[str, Any]:
     """Return the part of a feature that counts for a variant on a GB10."""
     wanted = variant.get("default_modes", {}).get(name) or feature.get("default_mode")
     mode = feature.get("modes", {}).get(wanted, feature)
@@ -213,12 +272,17 @@ def _on_gb10(part: Mapping[str, Any]) -> Mapping[str, Any]:
 def split_flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield flag → value, "" for a bare flag; ``--a_b=c`` is ``--a-b c``."""
     parts = [
-        part for word in words for part in (word.split("=", 1) if word[:2] == "--" else [word])
+        part
+        for word in words
+        for part in (word.split("=", 1) if word[:2] == "--" else [word])
     ]
     for word, after in pairwise([*parts, "--"]):
         if word.startswith("--"):
             head, dot, tail = word.partition(".")
-            yield head.replace("_", "-") + dot + tail, "" if after.startswith("--") else after
+            yield (
+                head.replace("_", "-") + dot + tail,
+                "" if after.startswith("--") else after,
+            )
 
 
 def joined(settings: Iterable[tuple[str, str]]) -> Settings:
@@ -256,7 +320,11 @@ def recipe_yaml(served: ServeCommand) -> tuple[str, list[str]]:
     }
     about: dict[str, Any] = {"description": f"{name} on a DGX Spark"}
     meta = {"title": name, "slug": name.lower(), "provider": owner, **about}
-    meta |= {"date_added": date.today(), "date_updated": date.today(), "tasks": ["text"]}
+    meta |= {
+        "date_added": date.today(),
+        "date_updated": date.today(),
+        "tasks": ["text"],
+    }
     meta["hardware"] = {}  # only what somebody has run counts as verified
     model: dict[str, Any] = {
         "model_id": request.model,
@@ -269,16 +337,24 @@ def recipe_yaml(served: ServeCommand) -> tuple[str, list[str]]:
         variant["precision"] = preset.quantization
         model["architecture"] = "moe" if preset.moe else "dense"
     if request.weights and not request.weights.from_name:
-        variant["vram_minimum_gb"] = math.ceil(request.weights.gib / GIB_PER_GB * _OF_WEIGHTS)
+        variant["vram_minimum_gb"] = math.ceil(
+            request.weights.gib / GIB_PER_GB * _OF_WEIGHTS
+        )
     recipe = {
         "meta": meta,
         "model": model,
         "features": {"spec_decoding": {"args": drafting}} if drafting else {},
         "variants": {"default": variant},
-        "compatible_strategies": ["multi_node_tp" if request.node.nodes > 1 else "single_node_tp"],
+        "compatible_strategies": [
+            "multi_node_tp" if request.node.nodes > 1 else "single_node_tp"
+        ],
         "guide": f"Written by patchkit for vLLM {request.node.vllm}, and not run by it.",
     }
-    missing = [f"model.{key}" for key in ("architecture", *_BY_HAND) if key not in model]
+    missing = [
+        f"model.{key}" for key in ("architecture", *_BY_HAND) if key not in model
+    ]
     asked = ("precision", "vram_minimum_gb")
     missing += [f"variants.default.{key}" for key in asked if key not in variant]
-    return yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=100), missing
+    return yaml.safe_dump(
+        recipe, sort_keys=False, allow_unicode=True, width=100
+    ), missing

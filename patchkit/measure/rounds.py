@@ -14,7 +14,12 @@ from patchkit.doctor.proof import Stream
 from patchkit.doctor.symptoms.findings import explain_failed_start
 from patchkit.durable.atomic import replacing
 from patchkit.errors import HostError, StorageError, UsageError, translated
-from patchkit.measure.figures import CONDITIONS, find_changes, read_conditions, result_file
+from patchkit.measure.figures import (
+    CONDITIONS,
+    find_changes,
+    read_conditions,
+    result_file,
+)
 from patchkit.measure.variants import BenchLoad, PlannedVariant
 from patchkit.process import attempt, run
 from patchkit.quoting import quoted
@@ -44,11 +49,15 @@ class BenchPlan:
         The order is A B, B A, A B: whatever drifts with time, such as heat, falls on all alike.
         """
         for number in range(self.rounds):
-            for variant in self.variants if number % 2 == 0 else reversed(self.variants):
+            for variant in (
+                self.variants if number % 2 == 0 else reversed(self.variants)
+            ):
                 loads = [
                     load
                     for load in self.loads
-                    if not result_file(self.folder, variant.name, load.name, number).exists()
+                    if not result_file(
+                        self.folder, variant.name, load.name, number
+                    ).exists()
                 ]
                 if loads:
                     yield number, variant, loads
@@ -60,7 +69,9 @@ def measure_variants(plan: BenchPlan, tell: Callable[[str], None]) -> None:
     Raises HostError without `vllm bench serve`, UsageError if the folder holds figures of another
     setup.
     """
-    for python in {variant.python for variant in plan.variants}:  # before a server is started
+    for python in {
+        variant.python for variant in plan.variants
+    }:  # before a server is started
         look = "import importlib.util as u; u.find_spec('vllm').name"
         if attempt(python, "-c", look).trouble:
             raise HostError(
@@ -80,7 +91,9 @@ def measure_variants(plan: BenchPlan, tell: Callable[[str], None]) -> None:
                 + quoted("patchkit", "bench", "diff", plan.folder, "DIR"),
             )
     elif plan.folder.exists() and any(plan.folder.iterdir()):
-        raise UsageError(f"{plan.folder}: is there, and holds no results", hint="-o DIR")
+        raise UsageError(
+            f"{plan.folder}: is there, and holds no results", hint="-o DIR"
+        )
     else:
         with translated(at=place):
             plan.folder.mkdir(parents=True, exist_ok=True)
@@ -96,7 +109,9 @@ def measure_variants(plan: BenchPlan, tell: Callable[[str], None]) -> None:
         with ExitStack() as stack:
             url, model = variant.url, plan.model
             if variant.cluster:
-                units = stack.enter_context(serve_model(variant.cluster, model, watcher))
+                units = stack.enter_context(
+                    serve_model(variant.cluster, model, watcher)
+                )
                 url, model = units.url, units.model.name
             for load in loads:
                 tell(f"{title}: {load.name}")
@@ -106,7 +121,10 @@ def measure_variants(plan: BenchPlan, tell: Callable[[str], None]) -> None:
 def measure_stream(stream: Stream) -> dict[str, Any]:
     """Return what `vllm bench serve` says of one stream of a server that runs."""
     server = PlannedVariant(
-        name=stream.name, python=stream.python, url=stream.url, tokenizer=stream.tokenizer
+        name=stream.name,
+        python=stream.python,
+        url=stream.url,
+        tokenizer=stream.tokenizer,
     )
     load = BenchLoad(**stream.load)
     plan = BenchPlan(
@@ -125,7 +143,12 @@ def measure_stream(stream: Stream) -> dict[str, Any]:
 
 
 def _measure_load(
-    plan: BenchPlan, variant: PlannedVariant, load: BenchLoad, number: int, url: str, model: str
+    plan: BenchPlan,
+    variant: PlannedVariant,
+    load: BenchLoad,
+    number: int,
+    url: str,
+    model: str,
 ) -> None:
     """Write the result of one load, whole or not at all.
 
@@ -143,10 +166,26 @@ def _measure_load(
         *("--backend", "openai", "--base-url", url, "--model", model),
         *(("--tokenizer", tokenizer) if tokenizer else ()),
         *("--dataset-name", "random", "--random-input-len", str(load.depth)),
-        *("--random-output-len", str(load.output), "--ignore-eos", "--seed", str(number)),
-        *("--num-prompts", str(load.prompts), "--max-concurrency", str(load.concurrency)),
+        *(
+            "--random-output-len",
+            str(load.output),
+            "--ignore-eos",
+            "--seed",
+            str(number),
+        ),
+        *(
+            "--num-prompts",
+            str(load.prompts),
+            "--max-concurrency",
+            str(load.concurrency),
+        ),
         *("--num-warmups", str(load.concurrency)),
-        *("--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,99"),
+        *(
+            "--percentile-metrics",
+            "ttft,tpot,itl,e2el",
+            "--metric-percentiles",
+            "50,90,99",
+        ),
         *("--disable-tqdm", "--save-result", "--result-dir", str(place.parent)),
         *("--result-filename", part.name),
         timeout=plan.seconds,

@@ -100,7 +100,9 @@ def describe_conditions(
     """Return what makes the figures, as JSON takes it; without addresses, names and secrets."""
     names = [variant.name for variant in variants]
     if len(set(names)) < len(names):
-        raise UsageError(f"two variants are called {names[0]!r}", hint="rename one of the files")
+        raise UsageError(
+            f"two variants are called {names[0]!r}", hint="rename one of the files"
+        )
     machines = []
     for host in (facts.host for facts in variants[0].facts):
         system = host.system
@@ -110,7 +112,9 @@ def describe_conditions(
             "cpu": f"{system.cpu}, {system.cores} cores",
             "machine": f"{system.vendor} {system.product}".strip(),
             **{name: getattr(system, name) for name in ("bios", "kernel", "os")},
-            "memory": f"{host.memory.total / KIB_PER_GIB:.0f} GiB" if host.memory else "",
+            "memory": f"{host.memory.total / KIB_PER_GIB:.0f} GiB"
+            if host.memory
+            else "",
         }
         machines.append(machine)
     return {
@@ -121,12 +125,18 @@ def describe_conditions(
         "loads": {load.name: asdict(load) for load in loads},
         "variants": {
             variant.name: {
-                "command": _ADDRESS.sub("ADDRESS", mask_secrets(" ".join(variant.words))),
+                "command": _ADDRESS.sub(
+                    "ADDRESS", mask_secrets(" ".join(variant.words))
+                ),
                 "variables": {
-                    name: _ADDRESS.sub("ADDRESS", mask_secrets(f"{name}={value}")).partition("=")[2]
+                    name: _ADDRESS.sub(
+                        "ADDRESS", mask_secrets(f"{name}={value}")
+                    ).partition("=")[2]
                     for name, value in variant.shared.items()
                 },
-                "versions": dict(variant.facts[0].host.versions) if variant.facts else {},
+                "versions": dict(variant.facts[0].host.versions)
+                if variant.facts
+                else {},
             }
             for variant in variants
         },

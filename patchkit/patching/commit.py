@@ -59,7 +59,9 @@ def commit_plan(
 ) -> Applied:
     """Write the texts of a plan, with the ledger and the originals: all files or none."""
     tree, verdicts = workspace.tree, tuple(map(settled, plan.verdicts))
-    files = {path: (digest(before), digest(after)) for path, (before, after) in texts.items()}
+    files = {
+        path: (digest(before), digest(after)) for path, (before, after) in texts.items()
+    }
     ledger = Ledger(
         patchkit=__version__,
         recipe=recipe.digest,
@@ -67,7 +69,11 @@ def commit_plan(
         version=str(tree.version),
         request=LedgerRequest.of(plan.request),
         files=files,
-        seen={path: known for path, known in sorted(tree.seen.items()) if path not in files},
+        seen={
+            path: known
+            for path, known in sorted(tree.seen.items())
+            if path not in files
+        },
         verdicts=tuple(
             LedgerVerdict(it.fix.id, it.state, it.severity or "", it.reason, it.note)
             for it in verdicts
@@ -76,8 +82,14 @@ def commit_plan(
         date=today(),
     )
     written = commit_texts(workspace, texts, ledger, libraries)
-    ours = {*texts, *libraries, *tree.pristine}  # the last: what goes back to upstream's text
-    named = tuple(path for path in written if path in ours and not path.endswith("/RECORD"))
+    ours = {
+        *texts,
+        *libraries,
+        *tree.pristine,
+    }  # the last: what goes back to upstream's text
+    named = tuple(
+        path for path in written if path in ours and not path.endswith("/RECORD")
+    )
     return Applied(verdicts=verdicts, proofs=proofs, written=named)
 
 
@@ -88,7 +100,10 @@ def settled(verdict: Verdict) -> Verdict:
 
 
 def commit_texts(
-    workspace: Workspace, texts: Texts, ledger: Ledger | None, libraries: Mapping[str, Path] = _NONE
+    workspace: Workspace,
+    texts: Texts,
+    ledger: Ledger | None,
+    libraries: Mapping[str, Path] = _NONE,
 ) -> list[str]:
     """Write texts, ledger and originals, and remove what is not needed any more; return the paths.
 
@@ -99,7 +114,9 @@ def commit_texts(
     named; upstream's own file puts one back.
     """
     tree, state, past = workspace.tree, workspace.state, workspace.ledger
-    before = _encode_texts({**tree.pristine, **{path: pair[0] for path, pair in texts.items()}})
+    before = _encode_texts(
+        {**tree.pristine, **{path: pair[0] for path, pair in texts.items()}}
+    )
     after = {path: pair[1].encode() for path, pair in texts.items()}
     # Files of an earlier plan that this one leaves alone go back to upstream's text.
     wanted: dict[str, bytes | None] = {**before, **after}
@@ -108,7 +125,9 @@ def commit_texts(
     if past and ledger is None:
         libraries = {path: workspace.upstream_library(path) for path in past.libraries}
     replaced, changes = _swap_libraries(workspace, libraries)
-    ledger = replace(ledger, libraries=replaced) if ledger and (texts or replaced) else None
+    ledger = (
+        replace(ledger, libraries=replaced) if ledger and (texts or replaced) else None
+    )
     if tree.kind == "installed":
         record = record_path(tree)
         listed = before.get(record) or _unpatched_record(workspace, record)
@@ -134,7 +153,9 @@ def commit_texts(
     for path in {*(past.files if past else ()), *kept}:
         wanted[str(original_path(home, path))] = kept.get(path)
     places = {path: tree.root / path for path in wanted}
-    found = {path: at.read_bytes() if at.is_file() else None for path, at in places.items()}
+    found = {
+        path: at.read_bytes() if at.is_file() else None for path, at in places.items()
+    }
     # The commit refuses what is no longer as the plan read it, and what has appeared since.
     found |= {path: before[path] for path in texts if path not in tree.pristine}
     differing = (path for path in wanted if found[path] != wanted[path])
@@ -155,7 +176,11 @@ def _swap_libraries(
     known = workspace.ledger.libraries if workspace.ledger else {}
     replaced, changes = {}, []
     for path in sorted({*known, *libraries}):
-        place, kept, source = root / path, original_path(home, path), libraries.get(path)
+        place, kept, source = (
+            root / path,
+            original_path(home, path),
+            libraries.get(path),
+        )
         now = workspace.libraries.get(path) or sha256_of(place_of(root, path))
         before = known[path][0] if path in known else now
         after = sha256_of(source) if source else now
@@ -196,4 +221,6 @@ def _unpatched_record(workspace: Workspace, record: str) -> bytes:
 
 
 def _encode_texts(texts: Mapping[str, str | None]) -> dict[str, bytes | None]:
-    return {path: None if text is None else text.encode() for path, text in texts.items()}
+    return {
+        path: None if text is None else text.encode() for path, text in texts.items()
+    }

@@ -62,7 +62,9 @@ class Need:
     @property
     def limits(self) -> str:
         """Its limits in words: "--arch native", "installed"; "" if to nothing."""
-        return ", ".join(filter(None, (f"--arch {self.arch}" if self.arch else "", self.kind)))
+        return ", ".join(
+            filter(None, (f"--arch {self.arch}" if self.arch else "", self.kind))
+        )
 
     def covers(self, version: Version) -> bool:
         """Return whether a release needs it; pre-releases of a boundary belong to the boundary."""
@@ -115,7 +117,9 @@ class Request:
     @property
     def patch_facts(self) -> dict[str, object]:
         """Return what a wheel says of its patches; nothing without any."""
-        known = [{"id": it.id, "title": it.title, "sha256": it.sha256} for it in self.patches]
+        known = [
+            {"id": it.id, "title": it.title, "sha256": it.sha256} for it in self.patches
+        ]
         return {"patches": known} if known else {}
 
 
@@ -163,7 +167,9 @@ class Example:
     before: str | None
     after: str
     arch: str = "native"
-    beside: Mapping[str, str] = field(default_factory=dict)  # other files the fix looks at
+    beside: Mapping[str, str] = field(
+        default_factory=dict
+    )  # other files the fix looks at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,14 +18,20 @@ def load_fixes(home: Path, names: Sequence[str]) -> tuple[Fix, ...]:
     Raises RecipeError, with the file, unless there is a file for each name and a name for each
     file, and every file runs and holds the fix of its name.
     """
-    files = {file.stem: file.resolve() for file in sorted((home / "fixes").glob("[!_]*.py"))}
+    files = {
+        file.stem: file.resolve() for file in sorted((home / "fixes").glob("[!_]*.py"))
+    }
     for name in sorted(files.keys() ^ set(names)):
         table = (home / "recipe.toml").resolve()
-        raise _mistake_at(table, f"its list and fixes/ differ: {name} is in one of them alone")
+        raise _mistake_at(
+            table, f"its list and fixes/ differ: {name} is in one of them alone"
+        )
     fixes = []
     for name in names:
         try:
-            module = importlib.import_module(f"patchkit.recipes.{home.name}.fixes.{name}")
+            module = importlib.import_module(
+                f"patchkit.recipes.{home.name}.fixes.{name}"
+            )
         except (OSError, MemoryError):
             raise
         except Exception as error:
@@ -71,9 +77,13 @@ def _stumbled(file: Path, error: Exception) -> RecipeError:
     """Return the error for a file that does not run, with the line in it that is at fault."""
     if isinstance(error, SyntaxError):
         # A SyntaxError may be of a helper that the fix imports: it names that file itself.
-        return _mistake_at(Path(error.filename or file), f"{error.msg}", error.lineno or 1)
+        return _mistake_at(
+            Path(error.filename or file), f"{error.msg}", error.lineno or 1
+        )
     steps = traceback.extract_tb(error.__traceback__)
-    lines = [step.lineno or 1 for step in steps if Path(step.filename).resolve() == file]
+    lines = [
+        step.lineno or 1 for step in steps if Path(step.filename).resolve() == file
+    ]
     return _mistake_at(file, f"{type(error).__name__}: {error}", (lines or [1])[-1])
 
 

@@ -62,7 +62,9 @@ def revert_by_force(tree: SourceTree) -> Rescued:
             if kept != wanted:
                 lost.append(path)
                 if kept:
-                    changes.append(Change(f"{aside.name}/originals/{path}", "", original))
+                    changes.append(
+                        Change(f"{aside.name}/originals/{path}", "", original)
+                    )
                 continue
             found = present(place_of(tree.root, path))
             # Neither upstream's text nor patchkit's: edits of the user's, which must not be lost.
@@ -71,7 +73,9 @@ def revert_by_force(tree: SourceTree) -> Rescued:
                 # By its name, so that it keeps its mode.
                 changes.append(Change(f"{aside.name}/{path}", "", tree.root / path))
             if found != wanted:
-                changes.append(Change(path, found, _content(original) if kept else None))
+                changes.append(
+                    Change(path, found, _content(original) if kept else None)
+                )
             restored.append(path)
         for file in filter(is_file, sorted(state.rglob("*"))):
             path = file.relative_to(tree.root).as_posix()
@@ -91,7 +95,9 @@ def _known_files(state: Path, project: str) -> tuple[dict[str, tuple[str, str]],
     home = original_path(state, "")
     files = filter(is_file, sorted(home.rglob("*")))
     # Without a ledger it is not known what patchkit wrote: the present files go aside.
-    return {file.relative_to(home).as_posix(): (present(file), "") for file in files}, False
+    return {
+        file.relative_to(home).as_posix(): (present(file), "") for file in files
+    }, False
 
 
 def _content(place: Path) -> bytes | Path:

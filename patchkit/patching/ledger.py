@@ -16,7 +16,13 @@ from packaging.version import Version
 from patchkit.digests import Digest, digest, sha256_of
 from patchkit.durable.journal import Journal
 from patchkit.durable.names import PlainPath, place_of
-from patchkit.errors import DriftError, HashMismatchError, PatchkitError, SourceError, UsageError
+from patchkit.errors import (
+    DriftError,
+    HashMismatchError,
+    PatchkitError,
+    SourceError,
+    UsageError,
+)
 from patchkit.patching.fix import Id, Patch, Request, Severity, State
 from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_bytes, read_text
@@ -58,7 +64,11 @@ class LedgerRequest:
 
     def fields(self) -> dict[str, object]:
         """Return it as JSON has it."""
-        lists = {"only": list(self.only), "skip": list(self.skip), "also": list(self.also)}
+        lists = {
+            "only": list(self.only),
+            "skip": list(self.skip),
+            "also": list(self.also),
+        }
         return {"target": self.target, "arch": self.arch, **lists}
 
 
@@ -106,7 +116,11 @@ class Ledger:
     def to_json(self) -> bytes:
         """Return JSON: the same patch on the same release and day gives the same bytes."""
         new = ("date", "libraries")  # which a ledger without them leaves out, as before
-        fields = {name: value for name, value in asdict(self).items() if value or name not in new}
+        fields = {
+            name: value
+            for name, value in asdict(self).items()
+            if value or name not in new
+        }
         if not self.request.patches:
             del fields["request"]["patches"]
         # Sorted, since dicts keep the order in which files were looked at.
@@ -170,7 +184,9 @@ def read_ledger(state: Path, project: str = "vllm") -> Ledger | None:
     except (UsageError, SourceError) as error:
         raise unusable(state, project, error.what.removeprefix(f"{place}: ")) from None
     except RecordError as error:
-        raise unusable(state, project, f"not a ledger of this patchkit: {error}") from None
+        raise unusable(
+            state, project, f"not a ledger of this patchkit: {error}"
+        ) from None
 
 
 def unusable(state: Path, project: str, what: str) -> DriftError:
@@ -211,6 +227,8 @@ def digest_now(tree: SourceTree, path: str) -> str:
     if not os.path.lexists(tree.root / path):
         return ""
     try:
-        return sha256_of(place_of(tree.root, path))  # a library may be larger than the memory
+        return sha256_of(
+            place_of(tree.root, path)
+        )  # a library may be larger than the memory
     except PatchkitError:
         return "unreadable"

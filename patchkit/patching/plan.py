@@ -36,8 +36,13 @@ class Plan:
     @property
     def texts(self) -> Texts:
         """Every file that changes."""
-        pairs = {path: (self.stock.find(path), text) for path, text in self.patched.overlay.items()}
-        return {path: pair for path, pair in sorted(pairs.items()) if pair[0] != pair[1]}
+        pairs = {
+            path: (self.stock.find(path), text)
+            for path, text in self.patched.overlay.items()
+        }
+        return {
+            path: pair for path, pair in sorted(pairs.items()) if pair[0] != pair[1]
+        }
 
     @property
     def drifted(self) -> list[Verdict]:
@@ -69,7 +74,9 @@ def make_plan(tree: SourceTree, recipe: Recipe, request: Request) -> Plan:
             verdict = judge(fix, patched, recipe, request)
         verdicts.append(verdict)
         patched = with_edits(patched, verdict.edits)
-    active = {v.fix.id: v.fix for v in verdicts if v.state in (State.APPLY, State.APPLIED)}
+    active = {
+        v.fix.id: v.fix for v in verdicts if v.state in (State.APPLY, State.APPLIED)
+    }
     off = {v.fix.id: v.fix for v in verdicts if v.state is State.OFF}
     for fix in active.values():
         for required in sorted(off.keys() & set(fix.requires)):
@@ -83,7 +90,9 @@ def make_plan(tree: SourceTree, recipe: Recipe, request: Request) -> Plan:
     return Plan(request=request, stock=tree, patched=patched, verdicts=tuple(verdicts))
 
 
-def patch_steps(tree: SourceTree, verdicts: Sequence[Verdict]) -> Iterator[tuple[Verdict, Texts]]:
+def patch_steps(
+    tree: SourceTree, verdicts: Sequence[Verdict]
+) -> Iterator[tuple[Verdict, Texts]]:
     """Yield each verdict with edits, and the texts of a stock tree before and after it alone."""
     for verdict in verdicts:
         if verdict.edits:
@@ -104,7 +113,10 @@ def judge(fix: Fix, tree: SourceTree, recipe: Recipe, request: Request) -> Verdi
         return _judge_patch(fix, tree, request)
     version, known = tree.version, recipe.knows(tree.version)
     kind = "installed" if tree.kind == "installed" else "source"
-    need, needs = fix.need(version, request.arch, kind), fix.needs_of(request.arch, kind)
+    need, needs = (
+        fix.need(version, request.arch, kind),
+        fix.needs_of(request.arch, kind),
+    )
     if reason := _outside_reason(fix, tree, request):
         return Verdict(fix, State.NOT_APPLICABLE, reason)
     # Only before the first: of a later release the code has to say that upstream has it. A
@@ -124,22 +136,44 @@ def judge(fix: Fix, tree: SourceTree, recipe: Recipe, request: Request) -> Verdi
         finding = fix.look(tree, request)
     except DriftError as error:
         foreign = _foreign_file(fix, tree, request)
-        if isinstance(error, AbsentError) and (foreign or (version.is_prerelease and not known)):
-            what = f"{foreign} is not that of {version}" if foreign else f"{version} is no release"
+        if isinstance(error, AbsentError) and (
+            foreign or (version.is_prerelease and not known)
+        ):
+            what = (
+                f"{foreign} is not that of {version}"
+                if foreign
+                else f"{version} is no release"
+            )
             note = f"{fix.id} is left out: {what}, and has no code for it"
             return Verdict(fix, State.NOT_APPLICABLE, error.what, note=note)
         return Verdict(fix, State.DRIFTED, str(error), severity=severity)
     conflict = State.UPSTREAM if need else State.APPLY
     note = "" if known else f"{version} is not in the table; decided by the code alone"
-    if known and finding.state is conflict and (foreign := _foreign_file(fix, tree, request)):
-        note = f"{fix.id}: {foreign} is not that of {version}; decided by the code alone"
+    if (
+        known
+        and finding.state is conflict
+        and (foreign := _foreign_file(fix, tree, request))
+    ):
+        note = (
+            f"{fix.id}: {foreign} is not that of {version}; decided by the code alone"
+        )
     elif known and finding.state is conflict:
-        fact = "is known to need this" if need else f"is known to be right ({fix.upstream})"
+        fact = (
+            "is known to need this"
+            if need
+            else f"is known to be right ({fix.upstream})"
+        )
         reason = f"{version} {fact}, but the code says: {finding.reason}"
         return Verdict(fix, State.DRIFTED, reason, severity=severity)
     # In a release that needs no fix, code that looks fixed is upstream's own.
-    done = State.UPSTREAM if need is None and finding.state is State.APPLIED else finding.state
-    return Verdict(fix, done, finding.reason, finding.edits, severity, note, finding.done)
+    done = (
+        State.UPSTREAM
+        if need is None and finding.state is State.APPLIED
+        else finding.state
+    )
+    return Verdict(
+        fix, done, finding.reason, finding.edits, severity, note, finding.done
+    )
 
 
 def _foreign_file(fix: Fix, tree: SourceTree, request: Request) -> str:
@@ -158,12 +192,16 @@ def _judge_patch(fix: Fix, tree: SourceTree, request: Request) -> Verdict:
     except DriftError as error:
         return Verdict(fix, State.DRIFTED, str(error))
     state = State.UPSTREAM if finding.state is State.APPLIED else finding.state
-    return Verdict(fix, state, finding.reason, finding.edits, None, finding.note, finding.done)
+    return Verdict(
+        fix, state, finding.reason, finding.edits, None, finding.note, finding.done
+    )
 
 
 def _outside_reason(fix: Fix, tree: SourceTree, request: Request) -> str:
     if request.target.major not in fix.majors:
-        return f"{request.target.name} is not {' or '.join(f'SM{m}x' for m in fix.majors)}"
+        return (
+            f"{request.target.name} is not {' or '.join(f'SM{m}x' for m in fix.majors)}"
+        )
     if request.arch not in fix.arches:
         return f"only an --arch {fix.arches[0]} build needs it"
     if fix.layer == "build" and tree.kind == "installed":
@@ -195,7 +233,9 @@ def with_edits(tree: SourceTree, edits: tuple[Edit, ...]) -> SourceTree:
     """Return the tree with edits spliced into its overlay."""
     texts = {}
     # groupby wants equal paths side by side; sorted keeps the order within a file.
-    for path, group in groupby(sorted(edits, key=lambda edit: edit.path), lambda edit: edit.path):
+    for path, group in groupby(
+        sorted(edits, key=lambda edit: edit.path), lambda edit: edit.path
+    ):
         of_file = list(group)
         creates = any(edit.creates for edit in of_file)
         if creates and (tree.exists(path) or len(of_file) > 1):

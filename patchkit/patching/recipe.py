@@ -109,9 +109,19 @@ def load_recipe(project: str = "vllm") -> Recipe:
         release["version"] for release in table["release"] if release.get("read", True)
     ]
     # Everything that decides a plan: facts, fixes, what they use, targets.
-    patterns = ("recipe.toml", "*.csv", "*.tsv", "*.py", "*.cmake", "fixes/*.py", "moe_configs/*")
+    patterns = (
+        "recipe.toml",
+        "*.csv",
+        "*.tsv",
+        "*.py",
+        "*.cmake",
+        "fixes/*.py",
+        "moe_configs/*",
+    )
     files = [path for pattern in patterns for path in sorted(home.glob(pattern))]
-    files += [home.parent / name for name in ("kit.py", "targets.toml", "toolchain.toml")]
+    files += [
+        home.parent / name for name in ("kit.py", "targets.toml", "toolchain.toml")
+    ]
     return Recipe(
         project=project,
         home=home,
@@ -121,7 +131,9 @@ def load_recipe(project: str = "vllm") -> Recipe:
         build=read_toml(BuildVariable, place, key="build"),
         bugs=read_toml(tuple[Bug, ...], place, key="bug") if "bug" in table else (),
         # A separator, so that text moved from one file to the next is another digest.
-        digest=hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest(),
+        digest=hashlib.sha256(
+            b"\0".join(path.read_bytes() for path in files)
+        ).hexdigest(),
     )
 
 

@@ -62,10 +62,15 @@ class Workspace:
         """
         if self.ledger is None or path not in self.ledger.libraries:
             place = place_of(self.tree.root, path)
-            self.libraries.setdefault(path, sha256_of(place))  # before somebody reads it
+            self.libraries.setdefault(
+                path, sha256_of(place)
+            )  # before somebody reads it
             return place
         original = original_path(self.state, path)
-        if not is_file(original) or sha256_of(original) != self.ledger.libraries[path][0]:
+        if (
+            not is_file(original)
+            or sha256_of(original) != self.ledger.libraries[path][0]
+        ):
             raise damaged_original(original, path)
         return original
 
@@ -139,9 +144,16 @@ def known_verdicts(
         return None
     # Another engine or another fact may decide otherwise about the same files.
     wrote = (ledger.patchkit, ledger.recipe, ledger.version, ledger.request)
-    if wrote != (__version__, recipe.digest, str(tree.version), LedgerRequest.of(request)):
+    if wrote != (
+        __version__,
+        recipe.digest,
+        str(tree.version),
+        LedgerRequest.of(request),
+    ):
         return None
-    expected = {path: after for path, (_before, after) in ledger.files.items()} | {**ledger.seen}
+    expected = {path: after for path, (_before, after) in ledger.files.items()} | {
+        **ledger.seen
+    }
     if any(digest_now(tree, path) != known for path, known in expected.items()):
         return None
     fixes = {fix.id: fix for fix in fixes_for(recipe.fixes, request)}
@@ -149,6 +161,12 @@ def known_verdicts(
         what = "its verdicts are not about the fixes of the recipe that it names"
         raise unusable(workspace.state, recipe.project, what)
     return tuple(
-        Verdict(fixes[it.id], it.state, it.reason, severity=it.severity or None, note=it.note)
+        Verdict(
+            fixes[it.id],
+            it.state,
+            it.reason,
+            severity=it.severity or None,
+            note=it.note,
+        )
         for it in ledger.verdicts
     )

@@ -29,7 +29,9 @@ from patchkit.proof.sandbox import Box, enter
 _READY = b"."  # what the child says once its sandbox is closed
 _TOO_MUCH = "it wrote {} bytes or more"
 _PERIOD = 0.05  # seconds between two looks at what a child has started
-_ALIVE = 3  # the descriptor that closes when a child, and all that it has started, is gone
+_ALIVE = (
+    3  # the descriptor that closes when a child, and all that it has started, is gone
+)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -109,7 +111,9 @@ def forked(
             try:
                 with undeferred():
                     os.close(alive)
-                    excess = _wait_for_end(ended, limits, child if box and box.children else 0)
+                    excess = _wait_for_end(
+                        ended, limits, child if box and box.children else 0
+                    )
             finally:
                 # os.kill comes first: the child may not have reached setpgid yet.
                 for kill in (os.kill, os.killpg):
@@ -119,9 +123,13 @@ def forked(
                 status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         os.set_blocking(ended, False)
         ready = False
-        with contextlib.suppress(BlockingIOError):  # a process out of reach still holds the end
+        with contextlib.suppress(
+            BlockingIOError
+        ):  # a process out of reach still holds the end
             ready = os.read(ended, 1) == _READY
-        output, errors = (os.pread(descriptor, limits.output, 0) for descriptor in outputs)
+        output, errors = (
+            os.pread(descriptor, limits.output, 0) for descriptor in outputs
+        )
     finally:
         for descriptor in (*outputs, ended):
             os.close(descriptor)
@@ -145,7 +153,9 @@ def _fork() -> int:
 
     Raises StorageError if there can be no more processes.
     """
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # none strikes in a hook of fork's
+    former = signal.pthread_sigmask(
+        signal.SIG_BLOCK, SIGNALS
+    )  # none strikes in a hook of fork's
     child = -1
     try:
         child = os.fork()

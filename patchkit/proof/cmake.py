@@ -49,7 +49,9 @@ def run_script(
     trace = ("--trace-expand", "--trace-format=json-v1", f"--trace-redirect={log}")
     # parents[1] holds share/, where CMake's own modules are.
     needed = replace(
-        program_box(program), read=(beside, program.parents[1], script.parent), write=(log,)
+        program_box(program),
+        read=(beside, program.parents[1], script.parent),
+        write=(log,),
     )
     return run(
         [str(program), *trace, *arguments, "-P", str(script)],
@@ -99,7 +101,9 @@ def mirror(tree: SourceTree, texts: Mapping[str, str], root: Path) -> None:
     """
     for folder in {parent for path in texts for parent in PurePosixPath(path).parents}:
         (root / folder).mkdir(parents=True, exist_ok=True)
-        inside = [path for path in map(PurePosixPath, texts) if path.is_relative_to(folder)]
+        inside = [
+            path for path in map(PurePosixPath, texts) if path.is_relative_to(folder)
+        ]
         own = {path.relative_to(folder).parts[0] for path in inside}
         # Not with Path, which takes longer than the links themselves.
         for name in {*os.listdir(tree.root / folder)} - own:  # noqa: PTH208
@@ -114,9 +118,14 @@ def cmake_program() -> str:
     # The script that pip puts on PATH starts a Python first; the binary beside it does not. The
     # package is found, not imported: that takes 0.1 s, in each process that a proof forks.
     package = importlib.util.find_spec("cmake")
-    binary = Path(package.origin or "").parent / "data" / "bin" / "cmake" if package else None
+    binary = (
+        Path(package.origin or "").parent / "data" / "bin" / "cmake"
+        if package
+        else None
+    )
     if binary is None or not binary.is_file():
         raise StorageError(
-            "cmake is not installed: patchkit proves arch lists with it", hint="pip install cmake"
+            "cmake is not installed: patchkit proves arch lists with it",
+            hint="pip install cmake",
         )
     return str(binary)

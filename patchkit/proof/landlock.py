@@ -14,7 +14,9 @@ from patchkit.proof.seccomp import syscall
 # LANDLOCK_ACCESS_FS_* of linux/landlock.h, by the bit.
 _EXECUTE, _WRITE, _READ, _LIST = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _REFER, _TRUNCATE, _IOCTL = 1 << 13, 1 << 14, 1 << 15
-_FIRST = (1 << 13) - 1  # what the first version handles: also removing and making of each kind
+_FIRST = (
+    1 << 13
+) - 1  # what the first version handles: also removing and making of each kind
 _OF_FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE
 _VERSION = 1  # asks landlock_create_ruleset for the version alone
 _BENEATH = 1  # LANDLOCK_RULE_PATH_BENEATH
@@ -29,7 +31,10 @@ def version() -> int:
 
 
 def restrict(
-    *, read: Iterable[Path] = (), write: Iterable[Path] = (), execute: Iterable[Path] = ()
+    *,
+    read: Iterable[Path] = (),
+    write: Iterable[Path] = (),
+    execute: Iterable[Path] = (),
 ) -> None:
     """Leave this process these files and folders, and no other. Raises OSError.
 
@@ -57,7 +62,11 @@ def restrict(
             except OSError:
                 continue
             # For a file the kernel refuses the rights of folders (EINVAL).
-            allowed = given & rights & (-1 if stat.S_ISDIR(os.fstat(place).st_mode) else _OF_FILES)
+            allowed = (
+                given
+                & rights
+                & (-1 if stat.S_ISDIR(os.fstat(place).st_mode) else _OF_FILES)
+            )
             # struct landlock_path_beneath_attr is packed: no bytes between or behind its fields.
             rule = ctypes.create_string_buffer(struct.pack("=Qi", allowed, place))
             syscall("landlock_add_rule", ruleset, _BENEATH, rule, 0)

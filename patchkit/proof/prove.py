@@ -33,7 +33,9 @@ def prove(plan: Plan) -> tuple[str, ...]:
         fix, upstream = verdict.fix, verdict.state is State.UPSTREAM
         if (upstream and fix.prove_upstream) or verdict.state in _PROVABLE:
             stock = plan.stock if fix.prove_from_stock else found
-            case = Case(stock=stock, patched=plan.patched, request=plan.request, active=active)
+            case = Case(
+                stock=stock, patched=plan.patched, request=plan.request, active=active
+            )
             cases.append((fix, case))
         found = with_edits(found, verdict.edits)
     proofs = []

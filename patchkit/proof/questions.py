@@ -43,7 +43,10 @@ _KINDS: dict[str, type[PatchkitError]] = {
 }
 
 _PATCHKIT = Path(__file__).parents[1]
-_PACKAGES = ("site-packages", "dist-packages")  # not all of sys.path: it may begin with the home
+_PACKAGES = (
+    "site-packages",
+    "dist-packages",
+)  # not all of sys.path: it may begin with the home
 
 T = TypeVar("T")
 Questions = Sequence[Callable[[], object]]
@@ -92,7 +95,9 @@ def ask(
         if not said.raised and len(answers) != len(questions):
             raise RecordError(f"{len(answers)} answers to {len(questions)} questions")
     except (RecordError, OSError) as wrong:  # OSError: a path that is too long
-        raise _silent_error(f"it answered with what does not fit: {str(wrong)[:_SHOWN]}") from None
+        raise _silent_error(
+            f"it answered with what does not fit: {str(wrong)[:_SHOWN]}"
+        ) from None
     if raised := said.raised:
         kind_of_error = _KINDS.get(raised.kind, ProofError)
         words = (raised.what, raised.why, raised.hint)
@@ -124,7 +129,9 @@ def _answer(tree: SourceTree, questions: Questions) -> None:
     try:
         with upstream_code.permitted():
             # Into JSON while errors are still caught: what JSON cannot hold is one of them.
-            said["answers"] = json.loads(json.dumps([question() for question in questions]))
+            said["answers"] = json.loads(
+                json.dumps([question() for question in questions])
+            )
     except BaseException as error:  # noqa: BLE001
         said["raised"] = {
             "kind": "ProofError",

@@ -49,7 +49,9 @@ def missing() -> str:
     if landlock.version() < 1:
         return "the kernel has no Landlock, or has it switched off"
     for programs in (False, True):
-        seccomp.compiled(programs=programs, children=False)  # here, and not in each child
+        seccomp.compiled(
+            programs=programs, children=False
+        )  # here, and not in each child
     return ""
 
 
@@ -79,7 +81,9 @@ def program_box(program: Path, *, children: bool = False) -> Box:
 
     With ``children`` it may start programs of the system, which get the same box and limits.
     """
-    loaders = (path for place, pattern in _LOADERS for path in Path(place).glob(pattern))
+    loaders = (
+        path for place, pattern in _LOADERS for path in Path(place).glob(pattern)
+    )
     return Box(
         write=(Path(os.devnull),) if children else (),
         programs=(program, *loaders, *(_SYSTEM[:3] if children else ())),

@@ -30,7 +30,10 @@ _OWN |= {"landlock_restrict_self", "seccomp"}
 # The first call that was not looked at, and the last kernel that was: Linux 6.18.
 _UNKNOWN = 470
 
-_MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column, AUDIT_ARCH
+_MACHINES = {
+    "x86_64": (0, 0xC000003E),
+    "aarch64": (1, 0xC00000B7),
+}  # column, AUDIT_ARCH
 # Without these a C library takes an older call, which the filter can look into.
 _ABSENT = {"clone3", "openat2"}
 _CLONE_THREAD, _CLONE_VFORK = 0x10000, 0x4000
@@ -38,7 +41,13 @@ _CLONE_THREAD, _CLONE_VFORK = 0x10000, 0x4000
 # compiler, and a child of somebody else's is waited for by nobody here.
 _CLONE_APART = 0x7E020000 | 0x8000
 _O_ACCMODE, _O_TRUNC = 0o3, 0o1000
-_SIGNALLING = (8, 10, 15, 1024, 1026)  # F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY
+_SIGNALLING = (
+    8,
+    10,
+    15,
+    1024,
+    1026,
+)  # F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY
 # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: of the descriptor alone
 _HARMLESS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 
@@ -66,7 +75,8 @@ def number(name: str, machine: str = "") -> int:
 def syscall(name: str, *arguments: object) -> int:
     """Make a system call. Raises OSError."""
     words = [
-        ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments
+        ctypes.c_long(argument) if isinstance(argument, int) else argument
+        for argument in arguments
     ]
     result = int(libc.syscall(ctypes.c_long(number(name)), *words))
     if result < 0:
@@ -86,9 +96,14 @@ def missing() -> str:
 
 def drop_capabilities() -> None:
     """Give up what root may do beyond others, but for reading files. Raises OSError."""
-    header, found = struct.pack("=Ii", _CAPABILITIES, 0), ctypes.create_string_buffer(24)
+    header, found = (
+        struct.pack("=Ii", _CAPABILITIES, 0),
+        ctypes.create_string_buffer(24),
+    )
     syscall("capget", header, found)
-    kept = struct.unpack("=6I", found.raw)[1] & _READ_ALL  # effective, permitted, inheritable
+    kept = (
+        struct.unpack("=6I", found.raw)[1] & _READ_ALL
+    )  # effective, permitted, inheritable
     syscall("capset", header, struct.pack("=6I", kept, kept, 0, 0, 0, 0))
 
 
@@ -99,7 +114,9 @@ def compiled(*, programs: bool, children: bool, machine: str = "") -> bytes:
     ``programs`` leaves execve, which replaces the process; ``children`` also what GNU make and a
     shell need for one program after another: a child for which its parent waits (vfork).
     """
-    left = _OWN | ({"execve"} if programs else set()) | ({"vfork"} if children else set())
+    left = (
+        _OWN | ({"execve"} if programs else set()) | ({"vfork"} if children else set())
+    )
     denied = {
         name: errno.ENOSYS if name in _ABSENT else errno.EPERM
         for name in _NUMBERS
@@ -108,7 +125,9 @@ def compiled(*, programs: bool, children: bool, machine: str = "") -> bytes:
     return packed(denied, children=children, machine=machine)
 
 
-def packed(calls: Mapping[str, int], *, children: bool = False, machine: str = "") -> bytes:
+def packed(
+    calls: Mapping[str, int], *, children: bool = False, machine: str = ""
+) -> bytes:
     """Return a filter that has these calls answer with an error number.
 
     Some of them it refuses with arguments that do harm, and with no others. Of ``seccomp_data`` the
@@ -127,7 +146,10 @@ def packed(calls: Mapping[str, int], *, children: bool = False, machine: str = "
     ]
     for name, code in calls.items():
         if number(name, machine) >= 0:
-            body = [*_unless_harmless(name, children=children), (_RET, 0, 0, _ERRNO | code)]
+            body = [
+                *_unless_harmless(name, children=children),
+                (_RET, 0, 0, _ERRNO | code),
+            ]
             instructions += [(_JEQ, 0, len(body), number(name, machine)), *body]
     instructions.append((_RET, 0, 0, _ALLOW))
     return b"".join(struct.pack("HBBI", *instruction) for instruction in instructions)
@@ -152,7 +174,8 @@ def _unless_harmless(name: str, *, children: bool) -> list[Instruction]:
         return [_argument(1), *_let(_JEQ, _HARMLESS)]
     if name == "fcntl":
         signalling = [
-            (_JEQ, len(_SIGNALLING) - i, 0, number) for i, number in enumerate(_SIGNALLING)
+            (_JEQ, len(_SIGNALLING) - i, 0, number)
+            for i, number in enumerate(_SIGNALLING)
         ]
         return [_argument(1), *signalling, (_RET, 0, 0, _ALLOW)]
     if name in ("open", "openat"):

@@ -30,7 +30,9 @@ _MISSING = object()
 _permitted = False
 
 Import = tuple[str, str | None]  # the module's dotted name, and what is taken from it
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
+Definition = (
+    ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
+)
 
 
 @contextlib.contextmanager
@@ -44,7 +46,9 @@ def permitted() -> Iterator[None]:
         _permitted = before
 
 
-def execute(code: CodeType, names: dict[str, Any], space: dict[str, Any] | None = None) -> None:
+def execute(
+    code: CodeType, names: dict[str, Any], space: dict[str, Any] | None = None
+) -> None:
     """Run a piece of upstream's code; no other function does."""
     if not _permitted:
         raise RuntimeError(
@@ -163,7 +167,10 @@ class Code:
         if module.partition(".")[0] != self._tree.project:
             return ""
         path = module.replace(".", "/")
-        return next((p for p in (f"{path}.py", f"{path}/__init__.py") if self._tree.exists(p)), "")
+        return next(
+            (p for p in (f"{path}.py", f"{path}/__init__.py") if self._tree.exists(p)),
+            "",
+        )
 
 
 class _Attributes(SimpleNamespace):
@@ -186,7 +193,8 @@ class _Module(dict[str, Any]):
     def __init__(self, code: Code, path: str, text: str) -> None:
         # A module that exists, for dataclasses.
         super().__init__(
-            __name__=__name__, __builtins__={**vars(builtins), "__import__": self._import_module}
+            __name__=__name__,
+            __builtins__={**vars(builtins), "__import__": self._import_module},
         )
         self._code = code
         self._path = path
@@ -194,7 +202,11 @@ class _Module(dict[str, Any]):
 
     def has(self, name: str) -> bool:
         source = self.source
-        return name in source.definitions or name in source.imports or name in self._code.names
+        return (
+            name in source.definitions
+            or name in source.imports
+            or name in self._code.names
+        )
 
     def __missing__(self, name: str) -> object:
         if name in self._code.names:
@@ -224,7 +236,9 @@ class _Module(dict[str, Any]):
         dotted = _absolute_module(self._path, module, level)
         if dotted == "__future__" or not wanted:
             return self._code.imported((dotted, None), module)
-        return SimpleNamespace(**{n: self._code.imported((dotted, n), n) for n in wanted})
+        return SimpleNamespace(
+            **{n: self._code.imported((dotted, n), n) for n in wanted}
+        )
 
 
 class _Piece(NamedTuple):
@@ -246,18 +260,26 @@ class _Source:
         for node in _module_statements(self.body):
             if isinstance(node, ast.ImportFrom):
                 module = _absolute_module(self._path, node.module or "", node.level)
-                self.imports |= {a.asname or a.name: (module, a.name) for a in node.names}
+                self.imports |= {
+                    a.asname or a.name: (module, a.name) for a in node.names
+                }
             elif isinstance(node, ast.Import):
                 names = {a.asname or a.name.split(".")[0]: a.name for a in node.names}
                 self.imports |= {name: (module, None) for name, module in names.items()}
-            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            elif isinstance(
+                node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+            ):
                 self.definitions[node.name] = [node]
             elif isinstance(node, ast.Assign | ast.AnnAssign):
-                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                for target in (
+                    node.targets if isinstance(node, ast.Assign) else [node.target]
+                ):
                     if isinstance(target, ast.Name):
                         self.definitions[target.id] = [node]
                     # `Shape.ONE = …` below the class belongs to it.
-                    elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+                    elif isinstance(target, ast.Attribute) and isinstance(
+                        target.value, ast.Name
+                    ):
                         self.definitions.setdefault(target.value.id, []).append(node)
 
     def pieces(self, name: str) -> list[_Piece]:
@@ -269,10 +291,17 @@ class _Source:
             for node in self.definitions[name]:
                 plain = isinstance(node, ast.Assign | ast.AnnAssign)  # and may be large
                 for part in () if plain else ast.walk(node):
-                    if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                        named = {d: ast.unparse(d).partition("(")[0] for d in part.decorator_list}
+                    if isinstance(
+                        part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+                    ):
+                        named = {
+                            d: ast.unparse(d).partition("(")[0]
+                            for d in part.decorator_list
+                        }
                         part.decorator_list = [
-                            d for d, name in named.items() if name.rpartition(".")[2] in _DECORATORS
+                            d
+                            for d, name in named.items()
+                            if name.rpartition(".")[2] in _DECORATORS
                         ]
                 code = compile(ast.Module([*future, node], []), self._path, "exec")
                 made.append(_Piece(code, tuple(_at_once(node))))
@@ -291,7 +320,9 @@ def _module_statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _module_statements(node.orelse)
             yield from _module_statements(node.body)
         elif isinstance(node, ast.Try):
-            yield from _module_statements([s for handler in node.handlers for s in handler.body])
+            yield from _module_statements(
+                [s for handler in node.handlers for s in handler.body]
+            )
             yield from _module_statements(node.body)
         else:
             yield node
@@ -303,7 +334,8 @@ def _at_once(node: ast.AST) -> Iterator[str]:
         yield node.id
     for name, value in ast.iter_fields(node):
         later = (
-            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and name == "body"
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            and name == "body"
         )
         # With `from __future__ import annotations` these are never looked up.
         if later or name in ("annotation", "returns"):

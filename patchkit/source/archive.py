@@ -41,7 +41,9 @@ def unpack(archive: Path, dest: Path, *, progress: Progress | None = None) -> Pa
         _require_vacant(target)
         # In the nearest folder that exists: same file system, so the rename is atomic.
         beside = next(parent for parent in target.parents if parent.exists())
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=beside) as scratch:
+        with tempfile.TemporaryDirectory(
+            prefix=f".{target.name}.", dir=beside
+        ) as scratch:
             with tarfile.open(archive) as tar:
                 members = tar.getmembers()
                 # tarfile stops at the end marker, but gzip's checksum of it all comes after that.
@@ -50,7 +52,9 @@ def unpack(archive: Path, dest: Path, *, progress: Progress | None = None) -> Pa
                 # Every name is judged before anything is written: nothing has to be taken back.
                 top = _check_members(archive, members)
                 # PEP 706's filter besides: it drops owners, set-uid bits, others' right to write.
-                tar.extractall(scratch, _report_members(members, progress), filter="data")
+                tar.extractall(
+                    scratch, _report_members(members, progress), filter="data"
+                )
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 Path(scratch, top).rename(target)
@@ -89,7 +93,9 @@ def _require_vacant(target: Path) -> None:
         )
 
 
-def _report_members(members: list[TarInfo], progress: Progress | None) -> Iterator[TarInfo]:
+def _report_members(
+    members: list[TarInfo], progress: Progress | None
+) -> Iterator[TarInfo]:
     """Yield the members, and report each to ``progress`` once the consumer is through with it."""
     done, total = 0, sum(member.size for member in members)
     for member in members:
@@ -109,8 +115,12 @@ def _check_members(archive: Path, members: list[TarInfo]) -> str:
     seen: set[tuple[str, ...]] = set()
     for member, parts in named:
         complaint = _complaint(member, parts, top)
-        if any(parts[:length] in leaves for length in range(1, len(parts) + member.isdir())):
-            complaint = complaint or "lies inside another member that is a file or a link"
+        if any(
+            parts[:length] in leaves for length in range(1, len(parts) + member.isdir())
+        ):
+            complaint = (
+                complaint or "lies inside another member that is a file or a link"
+            )
         elif parts in seen and not member.isdir():
             complaint = complaint or "is there twice"
         if complaint:
@@ -135,6 +145,10 @@ def _complaint(member: TarInfo, parts: tuple[str, ...], top: str) -> str:
         # '..' only leads: behind a name, which may be a link itself, it is not what the text says.
         target = PurePosixPath(member.linkname).parts
         up = target.count("..")
-        if member.linkname.startswith("/") or ".." in target[up:] or up > len(parts) - 2:
+        if (
+            member.linkname.startswith("/")
+            or ".." in target[up:]
+            or up > len(parts) - 2
+        ):
             return f"is a link that leads out of the tree: {member.linkname!r}"
     return ""

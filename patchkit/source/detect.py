@@ -29,7 +29,9 @@ VERSION_VARIABLE = "SETUPTOOLS_SCM_PRETEND_VERSION_FOR_VLLM"
 FORK = "a fork, which patchkit copied"
 # git describe --long: v0.19.1-12-gabc1234, -0- on the tag itself.
 _DESCRIBED = re.compile(r"(?P<tag>.+)-(?P<distance>\d+)-g(?P<commit>[0-9a-f]+)")
-_ASSIGNED = re.compile(r"^(?P<name>NCCL_\w+)[ \t]*:=[ \t]*(?P<value>[^\s#]*)", re.MULTILINE)
+_ASSIGNED = re.compile(
+    r"^(?P<name>NCCL_\w+)[ \t]*:=[ \t]*(?P<value>[^\s#]*)", re.MULTILINE
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,22 +77,34 @@ def detect(
             why="the path is one level too high or too low, or the tree is incomplete",
             hint=f"name the folder that holds {known.where}",
         )
-    if project == "nccl":  # its makefiles say the version, with and without a git history
+    if (
+        project == "nccl"
+    ):  # its makefiles say the version, with and without a git history
         version, kind = _make_version(root), "git" if of_git else "archive"
     elif (place := root / "PKG-INFO").is_file():
         if (name := _metadata_field(place, "Name")).lower() != "vllm":
             raise SourceError(f"{place}: describes {name or 'nothing'}, not vllm")
         version = _version(_metadata_field(place, "Version"), place)
-        if _version(named := os.environ.get(VERSION_VARIABLE, str(version)), place) != version:
+        if (
+            _version(named := os.environ.get(VERSION_VARIABLE, str(version)), place)
+            != version
+        ):
             what = f"{place}: is of {version}, not of {named}"
             hint = f"leave out --source-version, and unset {VERSION_VARIABLE}"
-            raise UsageError(what, why="a version is named for a checkout without one", hint=hint)
+            raise UsageError(
+                what, why="a version is named for a checkout without one", hint=hint
+            )
         kind = "archive" if _metadata_field(place, "Summary") == FORK else "sdist"
     else:
         kind = "git" if of_git else "archive"
         version, note = _copy_version(root, of_git=of_git)
     return SourceTree(
-        root=root, project=project, version=version, kind=kind, sandboxed=sandboxed, note=note
+        root=root,
+        project=project,
+        version=version,
+        kind=kind,
+        sandboxed=sandboxed,
+        note=note,
     )
 
 
@@ -139,7 +153,9 @@ def _make_version(root: Path) -> Version:
     PKG_REVISION is no part of it: it counts packagings of one version, and is 1 in every tag.
     """
     place = root / "makefiles/version.mk"
-    text = read_bytes(place, limit=LARGEST_IN_TREE, hint=RESTORE).decode(errors="replace")
+    text = read_bytes(place, limit=LARGEST_IN_TREE, hint=RESTORE).decode(
+        errors="replace"
+    )
     values = {match["name"]: match["value"] for match in _ASSIGNED.finditer(text)}
     names = ("NCCL_MAJOR", "NCCL_MINOR", "NCCL_PATCH")
     if missing := [name for name in names if not values.get(name, "").isdecimal()]:
@@ -164,13 +180,21 @@ def state_folder(tree: SourceTree) -> Path:
 def dist_info(tree: SourceTree) -> Path:
     """Return the .dist-info folder of an installed package. Raises SourceError."""
     folders = sorted(tree.root.glob("*.dist-info"))
-    found = [f for f in folders if canonicalize_name(f.name.partition("-")[0]) == tree.project]
+    found = [
+        f
+        for f in folders
+        if canonicalize_name(f.name.partition("-")[0]) == tree.project
+    ]
     if len(found) != 1:
         raise SourceError(
             f"{tree.root}: {len(found)} folders {tree.project}-*.dist-info, expected 1",
             why="the package was not installed by pip, or its installation is damaged",
             hint=quoted(
-                "pip", "install", "--force-reinstall", "--no-deps", f"{tree.project}==X.Y.Z"
+                "pip",
+                "install",
+                "--force-reinstall",
+                "--no-deps",
+                f"{tree.project}==X.Y.Z",
             ),
         )
     return found[0]
@@ -191,19 +215,27 @@ def detect_installed(site: Path, name: str) -> SourceTree:
         kind="installed",
     )
     folder = dist_info(tree)
-    version = _version(_metadata_field(folder / "METADATA", "Version"), folder / "METADATA")
+    version = _version(
+        _metadata_field(folder / "METADATA", "Version"), folder / "METADATA"
+    )
     if not (folder / "RECORD").is_file():
         raise SourceError(
             f"{folder}: has no RECORD, so pip could not uninstall a patched {name}",
             why="the package was not installed by pip",
-            hint=quoted("pip", "install", "--force-reinstall", "--no-deps", f"{name}=={version}"),
+            hint=quoted(
+                "pip", "install", "--force-reinstall", "--no-deps", f"{name}=={version}"
+            ),
         )
     return replace(tree, version=version)
 
 
 def _metadata_field(place: Path, name: str) -> str:
     """Return a field of core metadata (mail headers); "" if it is not there."""
-    data = read_bytes(place, limit=LARGEST_IN_TREE, hint=RESTORE) if place.is_file() else b""
+    data = (
+        read_bytes(place, limit=LARGEST_IN_TREE, hint=RESTORE)
+        if place.is_file()
+        else b""
+    )
     head = data.decode(errors="replace").partition("\n\n")[0]
     match = re.search(rf"^{name}:[ \t]*(.*)$", head, re.MULTILINE)
     return match[1].strip() if match else ""
@@ -216,7 +248,9 @@ def _copy_version(root: Path, *, of_git: bool) -> tuple[Version, str]:
     the files are like. Raises SourceError.
     """
     if named := os.environ.get(VERSION_VARIABLE):
-        return _version(named, Path(VERSION_VARIABLE)), f"the version, {named}, is as it was named"
+        return _version(
+            named, Path(VERSION_VARIABLE)
+        ), f"the version, {named}, is as it was named"
     try:
         if of_git:
             return _git_version(root), ""
@@ -227,17 +261,25 @@ def _copy_version(root: Path, *, of_git: bool) -> tuple[Version, str]:
         )
     except SourceError as error:
         untold = error
-    with contextlib.suppress(PatchkitError, RecordError, KeyError):  # whoever reads it all says why
-        ledger = read_text(root / ".patchkit/ledger.json", limit=LARGEST_IN_TREE, follow=False)
+    with contextlib.suppress(
+        PatchkitError, RecordError, KeyError
+    ):  # whoever reads it all says why
+        ledger = read_text(
+            root / ".patchkit/ledger.json", limit=LARGEST_IN_TREE, follow=False
+        )
         return _version(str(read_json(dict[str, Any], ledger)["version"]), root), ""
     note = f"no tag says the version ({(untold.why or untold.what).splitlines()[0]})"
     if named := os.environ.get("SETUPTOOLS_SCM_PRETEND_VERSION"):
-        return _version(named, root), f"{note}: it is {named}, by SETUPTOOLS_SCM_PRETEND_VERSION"
+        return _version(
+            named, root
+        ), f"{note}: it is {named}, by SETUPTOOLS_SCM_PRETEND_VERSION"
     tree = SourceTree(root=root, project="vllm", version=Version("0"), kind="archive")
     same, count, release = 0, 1, ""
     for name, files in release_files("vllm").items():
         there = {path: begins for path, begins in files.items() if begins}
-        alike = sum(tree.digest_of(path).startswith(begins) for path, begins in there.items())
+        alike = sum(
+            tree.digest_of(path).startswith(begins) for path, begins in there.items()
+        )
         if alike * count >= same * len(there):  # the newest of those that are alike
             same, count, release = alike, len(there), name
     if not same:

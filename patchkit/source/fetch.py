@@ -24,7 +24,13 @@ from packaging.version import Version
 from patchkit.digests import sha256_of
 from patchkit.durable.atomic import continuing
 from patchkit.durable.staging import make_folders
-from patchkit.errors import HashMismatchError, PatchkitError, SourceError, StorageError, translated
+from patchkit.errors import (
+    HashMismatchError,
+    PatchkitError,
+    SourceError,
+    StorageError,
+    translated,
+)
 from patchkit.process import attempt
 from patchkit.source.archive import Progress as Progress
 from patchkit.source.releases import LockEntry, refused_ranges
@@ -105,14 +111,18 @@ def fetch(
             digest, size = transfer(stream, ask, entry.sha256, entry.size, progress)
             if (digest, size) != (entry.sha256, entry.size):
                 stream.truncate(0)
-                raise _mismatch_error(f"the download of {entry.filename}", entry, digest, size)
+                raise _mismatch_error(
+                    f"the download of {entry.filename}", entry, digest, size
+                )
     return path
 
 
 def _mismatch_error(
     where: str, entry: LockEntry, actual: str, size: int | None = None
 ) -> PatchkitError:
-    sizes = "" if size in {None, entry.size} else f" ({size} bytes instead of {entry.size})"
+    sizes = (
+        "" if size in {None, entry.size} else f" ({size} bytes instead of {entry.size})"
+    )
     return HashMismatchError(
         f"{where} has the sha256 {actual}, but the lock says {entry.sha256}{sizes}",
         why="the file is damaged, or it is not the one that was released",
@@ -143,7 +153,11 @@ def transfer(
             digest = hashlib.sha256()
             for chunk in iter(partial(stream.read, CHUNK), b""):
                 digest.update(chunk)
-            limit = size or done + int(response.headers.get("Content-Length", 0)) or _LARGEST
+            limit = (
+                size
+                or done + int(response.headers.get("Content-Length", 0))
+                or _LARGEST
+            )
             for chunk in response.iter_content(CHUNK):
                 stream.write(chunk)
                 digest.update(chunk)
@@ -160,7 +174,9 @@ def transfer(
 
 
 @contextmanager
-def opened(url: str, session: requests.Session, start: int = 0) -> Iterator[requests.Response]:
+def opened(
+    url: str, session: requests.Session, start: int = 0
+) -> Iterator[requests.Response]:
     """Open a file on the network, from a byte on if the server can.
 
     Raises StorageError if that fails, or reading it in the block.
@@ -169,10 +185,14 @@ def opened(url: str, session: requests.Session, start: int = 0) -> Iterator[requ
     headers = {"Accept-Encoding": "identity"}
     get = partial(session.get, url, stream=True, timeout=TIMEOUT)
     with _explain_failures(url), ExitStack() as stack:
-        response = get(headers=headers | ({"Range": f"bytes={start}-"} if start else {}))
+        response = get(
+            headers=headers | ({"Range": f"bytes={start}-"} if start else {})
+        )
         stack.enter_context(response)
         span = response.headers.get("Content-Range", "")
-        other = response.status_code == _PARTIAL and not span.startswith(f"bytes {start}-")
+        other = response.status_code == _PARTIAL and not span.startswith(
+            f"bytes {start}-"
+        )
         if start and (other or response.status_code == _UNSATISFIABLE):
             response = stack.enter_context(get(headers=headers))
         response.raise_for_status()
@@ -265,7 +285,9 @@ def pip_settings() -> dict[str, str]:
             values[name.removeprefix("global.")].add(str(ast.literal_eval(value)))
     # "list" of newer pips has the values of all files, in an order that is not their precedence.
     found = {
-        name: given.pop() if len(given) == 1 else _pip_config("get", f"global.{name}").strip()
+        name: given.pop()
+        if len(given) == 1
+        else _pip_config("get", f"global.{name}").strip()
         for name, given in values.items()
     }
     for name, value in os.environ.items():

@@ -21,7 +21,14 @@ _TIMEOUT_S = 900
 _ATTRIBUTES = "* -text -ident -filter -export-subst -export-ignore\n"
 # A checkout's own settings may name a program that fetches objects which it lacks.
 NO_FETCH = {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
-_PLAIN = ("-c", "core.autocrlf=false", "-c", "core.symlinks=true", "-c", "tar.umask=0022")
+_PLAIN = (
+    "-c",
+    "core.autocrlf=false",
+    "-c",
+    "core.symlinks=true",
+    "-c",
+    "tar.umask=0022",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +47,15 @@ class GitSource:
 def parse_git(spec: str) -> GitSource | None:
     """Read ``git+URL@NAME``; None for anything else, the name ``""`` if there is none."""
     # An @ in front of the host is a user's name.
-    match = re.fullmatch(r"git\+([a-z][a-z0-9+.-]*://[^/]*(?:/[^@]*)?)(?:@([^@]*))?", spec)
+    match = re.fullmatch(
+        r"git\+([a-z][a-z0-9+.-]*://[^/]*(?:/[^@]*)?)(?:@([^@]*))?", spec
+    )
     return GitSource(match[1], match[2] or "") if match else None
 
 
-def commit_archive(url: str, commit: str, *, cache: Path, prefix: str, offline: bool) -> Path:
+def commit_archive(
+    url: str, commit: str, *, cache: Path, prefix: str, offline: bool
+) -> Path:
     """Return a tar of the files of a commit, below ``prefix``; ``cache`` keeps the commit.
 
     Only that commit is fetched, without its history. On every call git checks that each object
@@ -61,7 +72,9 @@ def commit_archive(url: str, commit: str, *, cache: Path, prefix: str, offline: 
                 hint="run once without --offline",
             )
         _fetch_commit(url, commit, repository)
-    done = _call_git(repository, "fsck", "--full", "--no-dangling", "--no-progress", commit)
+    done = _call_git(
+        repository, "fsck", "--full", "--no-dangling", "--no-progress", commit
+    )
     if done.status:
         raise HashMismatchError(
             f"{repository}: is damaged: {_last_words(done.errors)}",
@@ -70,7 +83,13 @@ def commit_archive(url: str, commit: str, *, cache: Path, prefix: str, offline: 
         )
     archive = cache / f"{prefix}-{commit}.tar"
     with translated(at=archive), replacing(archive) as file:
-        made = ("archive", "--format=tar", f"--prefix={prefix}/", f"--output={file.name}", commit)
+        made = (
+            "archive",
+            "--format=tar",
+            f"--prefix={prefix}/",
+            f"--output={file.name}",
+            commit,
+        )
         _call_git(repository, *_PLAIN, *made, check=True)
     return archive
 
@@ -93,11 +112,17 @@ def submodules(url: str, commit: str, *, cache: Path) -> tuple[Submodule, ...]:
     repository, found = cache / "git" / commit, []
     listed = _call_git(repository, "ls-tree", "-r", "-z", "--full-tree", commit).output
     # 160000 is the mode of a submodule in a git tree; its id is a commit of the other repository.
-    rows = [line.partition("\t") for line in listed.split("\0") if line.startswith("160000 ")]
+    rows = [
+        line.partition("\t")
+        for line in listed.split("\0")
+        if line.startswith("160000 ")
+    ]
     settings: dict[str, dict[str, str]] = {}
     if rows:
         query = ("-z", "--get-regexp", r"^submodule\..*\.(path|url)$")
-        said = _call_git(repository, "config", f"--blob={commit}:.gitmodules", *query).output
+        said = _call_git(
+            repository, "config", f"--blob={commit}:.gitmodules", *query
+        ).output
         for entry in filter(None, said.split("\0")):
             key, _, value = entry.partition("\n")
             name, _, what = key.rpartition(".")
@@ -133,13 +158,19 @@ def _fetch_commit(url: str, commit: str, repository: Path) -> None:
     """Fetch one commit into a bare repository beside, then put that in place."""
     try:
         repository.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".fetch.", dir=repository.parent) as scratch:
+        with tempfile.TemporaryDirectory(
+            prefix=".fetch.", dir=repository.parent
+        ) as scratch:
             fresh = Path(scratch) / "repository"
             # An empty template: the user's may bring hooks.
-            _call_git(None, "init", "--quiet", "--bare", "--template=", str(fresh), check=True)
+            _call_git(
+                None, "init", "--quiet", "--bare", "--template=", str(fresh), check=True
+            )
             (fresh / "info").mkdir(exist_ok=True)
             (fresh / "info/attributes").write_text(_ATTRIBUTES, encoding="utf-8")
-            done = _call_git(fresh, "fetch", "--quiet", "--depth=1", "--no-tags", url, commit)
+            done = _call_git(
+                fresh, "fetch", "--quiet", "--depth=1", "--no-tags", url, commit
+            )
             if done.status:
                 raise StorageError(
                     f"git cannot fetch the commit {commit} from {url}: {_last_words(done.errors)}",
@@ -152,7 +183,9 @@ def _fetch_commit(url: str, commit: str, repository: Path) -> None:
             try:
                 fresh.rename(repository)
             except OSError:
-                if not (repository / "HEAD").is_file():  # another process may have been quicker
+                if not (
+                    repository / "HEAD"
+                ).is_file():  # another process may have been quicker
                     raise
     except OSError as error:
         raise StorageError(
@@ -166,21 +199,31 @@ def _last_words(stderr: str) -> str:
     return lines[-1] if lines else "git said nothing"
 
 
-def _call_git(repository: Path | None, *arguments: str, check: bool = False) -> Completed:
+def _call_git(
+    repository: Path | None, *arguments: str, check: bool = False
+) -> Completed:
     """Run git on a bare repository. The user's settings stay: proxies and credentials are there."""
     where = [] if repository is None else [f"--git-dir={repository}"]
     # Others of git's variables would send it to another repository than the one named.
     kept = ("GIT_SSH", "GIT_SSL", "GIT_CONFIG")
-    inherited = {k: v for k, v in os.environ.items() if k[:4] != "GIT_" or k.startswith(kept)}
+    inherited = {
+        k: v for k, v in os.environ.items() if k[:4] != "GIT_" or k.startswith(kept)
+    }
     done = attempt(
         *("git", *where, *arguments),
-        env={**inherited, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},  # no question for a password
+        env={
+            **inherited,
+            "GIT_TERMINAL_PROMPT": "0",
+            "LC_ALL": "C",
+        },  # no question for a password
         timeout=_TIMEOUT_S,
     )
     if not done.started:
         raise done.error(hint="install git, or use an archive")
     if done.status is None:  # the command is not shown: a URL may hold a password
-        raise StorageError(f"git {arguments[0]}: {done.trouble}", hint="check the network")
+        raise StorageError(
+            f"git {arguments[0]}: {done.trouble}", hint="check the network"
+        )
     if check and done.status:
         raise StorageError(f"git {arguments[0]} failed: {_last_words(done.errors)}")
     return done

@@ -32,7 +32,9 @@ def rewrite_record(
             why="it was edited, or its package was not installed by pip",
             hint="install the package again: pip install --force-reinstall --no-deps ...",
         ) from None
-    rows += [[path, "", ""] for path in sorted({*changed, *added} - {row[0] for row in rows})]
+    rows += [
+        [path, "", ""] for path in sorted({*changed, *added} - {row[0] for row in rows})
+    ]
     out = io.StringIO()
     # pip writes CRLF, uv writes LF; lines that do not change must stay as they are.
     writer = csv.writer(out, lineterminator="\r\n" if "\r\n" in record else "\n")

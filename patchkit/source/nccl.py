@@ -15,12 +15,24 @@ from packaging.version import Version
 
 from patchkit.digests import sha256_of, tree_digest
 from patchkit.durable.staging import ScratchFolder
-from patchkit.errors import HashMismatchError, HostError, SourceError, StorageError, UsageError
+from patchkit.errors import (
+    HashMismatchError,
+    HostError,
+    SourceError,
+    StorageError,
+    UsageError,
+)
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect, projects
 from patchkit.source.fetch import cache_dir
 from patchkit.source.git import commit_archive, parse_git
-from patchkit.source.releases import Release, ReleaseFacts, load_facts, meant, named_version
+from patchkit.source.releases import (
+    Release,
+    ReleaseFacts,
+    load_facts,
+    meant,
+    named_version,
+)
 
 PROJECT = "nccl"
 _RELEASE = re.compile(r"nccl==(?P<version>[^/\s]+)", re.IGNORECASE)
@@ -61,14 +73,17 @@ def nccl_tree(
     """
     if sha256 is not None and not _SHA256.fullmatch(sha256):
         raise UsageError(
-            f"{sha256!r} is not a sha256", hint="64 lower-case hex digits, as sha256sum prints them"
+            f"{sha256!r} is not a sha256",
+            hint="64 lower-case hex digits, as sha256sum prints them",
         )
     facts, path = facts or load_facts(PROJECT), Path(spec)
     if path.is_dir():
         if sha256 is not None:
             raise UsageError(f"{spec} is a folder; --sha256 is for an archive")
         identity = f"tree:sha256:{tree_digest(path.resolve())}"
-        origin = SourceOrigin(path=path, version=detect(path, PROJECT).version, identity=identity)
+        origin = SourceOrigin(
+            path=path, version=detect(path, PROJECT).version, identity=identity
+        )
     elif path.is_file():
         origin = _take_archive(path, sha256, facts)
     elif source := parse_git(spec):
@@ -122,7 +137,9 @@ def _take_commit(
     return SourceOrigin(path=archive, version=version, identity=f"git:{commit}")
 
 
-def _take_release(release: Release, facts: ReleaseFacts, *, offline: bool) -> SourceOrigin:
+def _take_release(
+    release: Release, facts: ReleaseFacts, *, offline: bool
+) -> SourceOrigin:
     """Take a release from the cache, or by its commit from upstream's repository."""
     archive = cache_dir() / "sources" / f"{PROJECT}-{release.version}.tar.gz"
     if release.sha256 and archive.is_file() and sha256_of(archive) == release.sha256:
@@ -153,7 +170,11 @@ def _version_inside(archive: Path, release: Release | None, name: str) -> Versio
             version = detect(tree, PROJECT).version
         except SourceError as error:
             what = error.what.replace(f"{tree}", str(archive))
-            raise SourceError(what, why=error.why, hint="name an archive of NCCL") from None
+            raise SourceError(
+                what, why=error.why, hint="name an archive of NCCL"
+            ) from None
     if release is not None and release.version != version:
-        raise SourceError(f"{name}: its files say {version}, the recipe says {release.version}")
+        raise SourceError(
+            f"{name}: its files say {version}, the recipe says {release.version}"
+        )
     return version

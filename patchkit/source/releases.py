@@ -26,7 +26,9 @@ from patchkit.source.git import read_blob
 from patchkit.source.tree import SourceTree
 
 # The name becomes part of a path in the cache, so it must not be able to leave it.
-_Filename = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", "the name of a file")]
+_Filename = Annotated[
+    str, matching(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", "the name of a file")
+]
 # manylinux_2_28_aarch64 (PEP 600), manylinux2014_x86_64, musllinux_1_2_x86_64, linux_x86_64.
 _LINUX = re.compile(r"\w*linux(?:\d+|_\d+_\d+)?_([a-z]\w*)")
 _MISTYPED = re.compile(r"(?P<name>[A-Za-z]*)\s*[-=@: ]*\s*v?(?P<version>\d+\.[\w.+]+)")
@@ -126,7 +128,9 @@ def wheel_cpus(filename: str) -> list[str]:
     Raises ValueError if that is not the name of a wheel.
     """
     tags = parse_wheel_filename(filename)[3]
-    return sorted({match[1] for tag in tags if (match := _LINUX.fullmatch(tag.platform))})
+    return sorted(
+        {match[1] for tag in tags if (match := _LINUX.fullmatch(tag.platform))}
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +202,11 @@ def release_files(project: str) -> dict[str, dict[str, str]]:
     place = RECIPES / project / "release_files.tsv"
     text = place.read_text(encoding="utf-8") if place.is_file() else ""
     rows = [line.split("\t") for line in text.splitlines() if not line.startswith("#")]
-    names = read_toml(list[str], place.with_name("recipe.toml"), key="releases") if rows else []
+    names = (
+        read_toml(list[str], place.with_name("recipe.toml"), key="releases")
+        if rows
+        else []
+    )
     found: dict[str, dict[str, str]] = {}
     for path, first, last, begins in rows:
         for name in names[names.index(first) : names.index(last) + 1]:
@@ -212,11 +220,15 @@ def foreign_file(tree: SourceTree, seen: Mapping[str, str]) -> str:
     ``seen`` is path → sha256. What git does not know as the fork's was edited by hand.
     """
     known = release_files(tree.project)
-    theirs = known.get(tree.version.public, {}) if tree.kind in ("git", "archive") else {}
+    theirs = (
+        known.get(tree.version.public, {}) if tree.kind in ("git", "archive") else {}
+    )
     for path, now in seen.items() if theirs else ():
         elsewhere = any(path in files for files in known.values())
         if now[:16] != theirs.get(path, None if elsewhere else now[:16]):
-            committed = read_blob(tree.root, f"HEAD:{path}") if tree.kind == "git" else None
+            committed = (
+                read_blob(tree.root, f"HEAD:{path}") if tree.kind == "git" else None
+            )
             if committed is None or digest(committed) == (now or digest("")):
                 return path
     return ""

@@ -80,7 +80,9 @@ def resolved(
             yield Resolved(root, found.locked)
     else:
         with ScratchFolder() as scratch:
-            tree = unpack(found.path, Path(scratch) / "tree", progress=report("Unpacking"))
+            tree = unpack(
+                found.path, Path(scratch) / "tree", progress=report("Unpacking")
+            )
             yield Resolved(tree, found.locked)
 
 
@@ -121,7 +123,10 @@ def fetch_release(source: SourceOptions, check: Check, report: Report) -> Path:
     project = source.project
     version = _release(source.spec, project)
     if version is None:
-        hint = meant(source.spec, projects()) or f"for example {projects()[project].example}"
+        hint = (
+            meant(source.spec, projects())
+            or f"for example {projects()[project].example}"
+        )
         raise UsageError(f"{source.spec!r} names no release", hint=hint)
     if project == "nccl":
         return nccl_tree(source.spec, offline=source.offline, check=check).path
@@ -140,14 +145,18 @@ class _Archive:
     locked: bool = False
 
 
-def _find_archive(source: SourceOptions, check: Check, report: Report) -> _Archive | None:
+def _find_archive(
+    source: SourceOptions, check: Check, report: Report
+) -> _Archive | None:
     """Return the archive that is named; None for a folder."""
     project, spec, path = source.project, source.spec, Path(source.spec)
     if path.is_dir():
         return None
     version = _release(spec, project)
     if project == "nccl":
-        origin = nccl_tree(spec, sha256=source.sha256, offline=source.offline, check=check)
+        origin = nccl_tree(
+            spec, sha256=source.sha256, offline=source.offline, check=check
+        )
         label = str(origin.version)
         if version is None:
             # Commits and archives of one version differ; a release is one thing.
@@ -155,7 +164,9 @@ def _find_archive(source: SourceOptions, check: Check, report: Report) -> _Archi
         return _Archive(origin.path, str(origin.version), label, version is not None)
     if path.is_file():
         # vllm-0.19.1.tar.gz, as sdists are named (PEP 625).
-        name = re.match(r"(?P<project>.+?)-(?P<version>\d[^-]*?)(\.tar\.gz|\.tar)$", path.name)
+        name = re.match(
+            r"(?P<project>.+?)-(?P<version>\d[^-]*?)(\.tar\.gz|\.tar)$", path.name
+        )
         named = name["version"] if name else path.stem
         return _Archive(path, named, named)
     if version is None:
@@ -171,7 +182,9 @@ def _release(spec: str, project: str) -> str | None:
     match = _RELEASE.fullmatch(spec)
     if match is None or match["project"].lower() != project:
         return None
-    return str(named_version(match["version"], f"for example {projects()[project].example}"))
+    return str(
+        named_version(match["version"], f"for example {projects()[project].example}")
+    )
 
 
 def _check_version(folder: Path, project: str, version: str) -> None:

@@ -59,7 +59,9 @@ class SourceTree:
         if path in self.overlay:
             return True
         ours = path in self.pristine
-        found = self.pristine[path] is not None if ours else (self.root / path).is_file()
+        found = (
+            self.pristine[path] is not None if ours else (self.root / path).is_file()
+        )
         if not found:
             self.seen.setdefault(path, "")
         return found
@@ -117,7 +119,9 @@ class SourceTree:
             raise self._missing(path)
         try:
             return read_bytes(place, limit=LARGEST_IN_TREE, follow=False)
-        except UsageError as error:  # it is the tree that makes no sense, not the request
+        except (
+            UsageError
+        ) as error:  # it is the tree that makes no sense, not the request
             what = error.what.removeprefix(f"{place}: ")
             raise SourceError(f"{path}: {what}", hint=RESTORE) from None
 
@@ -130,7 +134,11 @@ class SourceTree:
 
     def glob(self, pattern: str) -> list[str]:
         """Return the paths of upstream's files that match, sorted; ``**`` spans folders."""
-        found = (path.relative_to(self.root) for path in self.root.glob(pattern) if path.is_file())
+        found = (
+            path.relative_to(self.root)
+            for path in self.root.glob(pattern)
+            if path.is_file()
+        )
         paths = sorted(str(PurePosixPath(path)) for path in found)
         # None: patchkit created it, so it is not upstream's.
         return [path for path in paths if self.pristine.get(path, "") is not None]

@@ -62,7 +62,9 @@ def make_flags(
             environment={"PATH": "/usr/bin:/bin", **(environment or {})},
         )
     lines = [line for line in done.text.splitlines() if line.startswith("patchkit ")]
-    trouble = done.trouble or f"it says {len(lines)} times what nvcc is given, expected 1"
+    trouble = (
+        done.trouble or f"it says {len(lines)} times what nvcc is given, expected 1"
+    )
     try:
         if not done.trouble and len(lines) == 1:
             return tuple(shlex.split(lines[0])[1:])
@@ -80,7 +82,9 @@ def gencodes(flags: Sequence[str]) -> tuple[str, ...]:
     return tuple(flag for flag in flags if flag.startswith("-gencode"))
 
 
-def configured_archs(tree: SourceTree, cuda: str, definitions: Sequence[str] = ()) -> str:
+def configured_archs(
+    tree: SourceTree, cuda: str, definitions: Sequence[str] = ()
+) -> str:
     """Return what CMake would build for. ``definitions`` are the user's, as ``-DNAME=VALUE``.
 
     Raises ProofError if CMake stops, or does not say what archs it uses.
@@ -96,7 +100,9 @@ def configured_archs(tree: SourceTree, cuda: str, definitions: Sequence[str] = (
             *definitions,
         ]
         log = build / "trace"
-        ended = run_script(tree, _SCRIPT, given, folder=build, beside=Path(folder), log=log)
+        ended = run_script(
+            tree, _SCRIPT, given, folder=build, beside=Path(folder), log=log
+        )
     if ended.trouble:
         words = ended.error_text.replace(f"{root}/", "")
         raise ProofError(
@@ -104,7 +110,9 @@ def configured_archs(tree: SourceTree, cuda: str, definitions: Sequence[str] = (
             why="the files were edited by hand, or upstream rewrote them",
             hint="restore them from the release",
         )
-    said = [line.partition(_USING)[2] for line in ended.text.splitlines() if _USING in line]
+    said = [
+        line.partition(_USING)[2] for line in ended.text.splitlines() if _USING in line
+    ]
     if len(said) != 1:
         raise ProofError(
             f"{ROOT_FILE} says {len(said)} times which archs it uses, expected 1",

@@ -32,7 +32,9 @@ _LIST, _CODE = "patchkit_archs", "patchkit_code"
 _COMMANDS = (_FLAG, _LIST, _CODE, GENCODE, INTERSECTION)
 _CODE_NAME = re.compile(r"(sm|compute)_[0-9]{2,4}[af]?")
 
-Place = tuple[str, int]  # file, ordinal of the call in that file: lines may move, ordinals do not
+Place = tuple[
+    str, int
+]  # file, ordinal of the call in that file: lines may move, ordinals do not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +55,14 @@ class Group:
     @property
     def switches(self) -> tuple[str, ...]:
         """What the group switches on, for example ``NVFP4_SM120``."""
-        return tuple(d.removeprefix("-DENABLE_").removesuffix("=1") for d in self.defines)
+        return tuple(
+            d.removeprefix("-DENABLE_").removesuffix("=1") for d in self.defines
+        )
 
 
-def evaluate(tree: SourceTree, target: Target, arch_list: str, cuda: str) -> list[Group]:
+def evaluate(
+    tree: SourceTree, target: Target, arch_list: str, cuda: str
+) -> list[Group]:
     """Return every kernel group of the tree and the archs it gets.
 
     ``arch_list`` is TORCH_CUDA_ARCH_LIST, or ``Auto`` for what torch detects on the device;
@@ -85,7 +91,8 @@ def evaluate(tree: SourceTree, target: Target, arch_list: str, cuda: str) -> lis
     known = {(group.place[0], group.line) for group in groups}
     archs = _archs_by_place(_trace_calls(tree, texts, gencode, cuda), known)
     tree.answers[key] = [
-        replace(group, archs=archs.get((group.place[0], group.line), ())) for group in groups
+        replace(group, archs=archs.get((group.place[0], group.line), ()))
+        for group in groups
     ]
     return [*tree.answers[key]]
 
@@ -109,13 +116,19 @@ def _is_build_file(path: str) -> bool:
 def _find_groups(path: str, text: str) -> Iterator[Group]:
     """Yield calls that give sources an arch list, and lists that no such call in the file uses."""
     calls = parsed(path, text) if _is_build_file(path) else ()
-    used = {_keyword_variable(call, "CUDA_ARCHS") for call in calls if call.name == GENCODE}
+    used = {
+        _keyword_variable(call, "CUDA_ARCHS") for call in calls if call.name == GENCODE
+    }
     ordinal = 0
     for index, call in enumerate(calls):
         place = (path, ordinal)
         if call.name == GENCODE:
             # The -D flags that the same branch switches on.
-            beside = [c for c in calls if c.name == "list" and call.block and c.block == call.block]
+            beside = [
+                c
+                for c in calls
+                if c.name == "list" and call.block and c.block == call.block
+            ]
             yield Group(
                 place=place,
                 line=call.line,
@@ -129,7 +142,12 @@ def _find_groups(path: str, text: str) -> Iterator[Group]:
                 ),
             )
         # An external project that builds itself only asks whether its list is empty.
-        elif call.name == INTERSECTION and call.arguments and path != ROOT_FILE and not used:
+        elif (
+            call.name == INTERSECTION
+            and call.arguments
+            and path != ROOT_FILE
+            and not used
+        ):
             variable, name = call.arguments[0].value, PurePosixPath(path).stem
             yield Group(place=place, line=call.line, name=name, variable=variable)
         else:
@@ -152,9 +170,13 @@ def _first_source(before: tuple[Command, ...], variable: str) -> str:
         values = [argument.value for argument in call.arguments]
         sources = [value for value in values if value.endswith((".cu", ".cpp"))]
         if sources and call.name in ("set", "file") and variable in values[:2]:
-            name = next((source for source in sources if source.endswith(".cu")), sources[0])
+            name = next(
+                (source for source in sources if source.endswith(".cu")), sources[0]
+            )
             break
-    parts = [part for part in PurePosixPath(name).with_suffix("").parts if part != "csrc"]
+    parts = [
+        part for part in PurePosixPath(name).with_suffix("").parts if part != "csrc"
+    ]
     return "/".join(part for part in parts[-2:] if not part.startswith("${"))
 
 
@@ -167,10 +189,14 @@ def _trace_calls(
     it, those of external sources to them. Raises ProofError if CMake stops.
     """
     with ScratchFolder() as folder:
-        root, scratch, log = (Path(folder) / name for name in ("tree", "scratch", "trace"))
+        root, scratch, log = (
+            Path(folder) / name for name in ("tree", "scratch", "trace")
+        )
         mirror(tree, texts, root)
         (scratch / "include/cutlass").mkdir(parents=True)
-        (scratch / "include/cutlass/cutlass.h").touch()  # some projects look whether it is there
+        (
+            scratch / "include/cutlass/cutlass.h"
+        ).touch()  # some projects look whether it is there
         sources = [*filter(_is_build_file, texts), _SCRIPT.name]
         arguments = [
             *(f"--trace-source={path}" for path in sources),
@@ -178,9 +204,13 @@ def _trace_calls(
             f"-DPATCHKIT_CUDA={cuda}",
             f"-DPATCHKIT_SCRATCH={scratch}",
         ]
-        ended = run_script(tree, _SCRIPT, arguments, folder=root, beside=Path(folder), log=log)
+        ended = run_script(
+            tree, _SCRIPT, arguments, folder=root, beside=Path(folder), log=log
+        )
         if ended.trouble:
-            lines = ended.error_text.replace(f"{root}/", "").splitlines() or [ended.trouble]
+            lines = ended.error_text.replace(f"{root}/", "").splitlines() or [
+                ended.trouble
+            ]
             shown = "\n".join(f"    {line}" for line in lines if line.strip())
             raise ProofError(
                 f"CMake stopped while it decided the arch lists ({ended.trouble}):\n{shown}",
@@ -203,7 +233,9 @@ def _archs_by_place(
     codes: list[str] = []
     sources = project = None  # what the next records are about
     for call in calls:
-        if call.command == _FLAG or (call.command == GENCODE and call.where not in known):
+        if call.command == _FLAG or (
+            call.command == GENCODE and call.where not in known
+        ):
             raise _unreadable_call(call)
         if call.command == GENCODE:
             sources, codes = call.where, []
@@ -216,7 +248,9 @@ def _archs_by_place(
         elif call.command == INTERSECTION:
             project = call.where if call.where in known else None
         elif call.command == _LIST and project:
-            archs = tuple(arch for text in call.arguments[1:] for arch in text.split(";") if arch)
+            archs = tuple(
+                arch for text in call.arguments[1:] for arch in text.split(";") if arch
+            )
             try:
                 for arch in archs:
                     parse_arch(arch)

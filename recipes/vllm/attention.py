@@ -17,7 +17,10 @@ from patchkit.source.tree import SourceTree, first_existing
 FA2, FA3 = "_vllm_fa2_C", "_vllm_fa3_C"
 INTERFACE = "vllm/vllm_flash_attn/flash_attn_interface.py"
 # Where releases decide, newest first.
-_DECIDING = ("vllm/v1/attention/backends/fa_utils.py", "vllm/attention/utils/fa_utils.py")
+_DECIDING = (
+    "vllm/v1/attention/backends/fa_utils.py",
+    "vllm/attention/utils/fa_utils.py",
+)
 _SUPPORTS = ("fp8", "mla", "sinks")  # flash_attn_supports_…
 
 
@@ -34,13 +37,19 @@ def attention_code(
     """
     environ = {} if version is None else {"VLLM_FLASH_ATTN_VERSION": str(version)}
     attention = Off(flash_attn_version=version, use_trtllm_attention=None)
-    configuration = Off(attention_config=attention, cache_config=Off(), model_config=None)
+    configuration = Off(
+        attention_config=attention, cache_config=Off(), model_config=None
+    )
     # Up to 0.16 the interface comes with flash-attention; read in upstream's wheels of these.
     loads = {2: FA2 in built, 3: FA3 in built and capability[0] == 9}
     given: dict[str, object] = {
         "get_current_vllm_config": lambda: configuration,
         "get_current_vllm_config_or_none": lambda: configuration,
-        **({} if tree.exists(INTERFACE) else {"is_fa_version_supported": loads.__getitem__}),
+        **(
+            {}
+            if tree.exists(INTERFACE)
+            else {"is_fa_version_supported": loads.__getitem__}
+        ),
     }
     code = on_device(tree, capability, environ, names=given)
     if tree.exists(INTERFACE):
@@ -73,10 +82,17 @@ def _guarded(code: Code, built: Collection[str]) -> dict[str, object]:
             raise ImportError(f"No module named {missing[0]!r}")
         return Anything(name)
 
-    space: dict[str, object] = {"__builtins__": {**vars(builtins), "__import__": imported}}
+    space: dict[str, object] = {
+        "__builtins__": {**vars(builtins), "__import__": imported}
+    }
     for node in code.module(INTERFACE).source.body:
         body = node.body if isinstance(node, ast.Try) else []
-        names = [a.name for part in body if isinstance(part, ast.ImportFrom) for a in part.names]
+        names = [
+            a.name
+            for part in body
+            if isinstance(part, ast.ImportFrom)
+            for a in part.names
+        ]
         if {FA2, FA3}.intersection(names):
             execute(compile(ast.Module([node], []), INTERFACE, "exec"), space)
     return {name: value for name, value in space.items() if name != "__builtins__"}

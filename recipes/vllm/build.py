@@ -115,12 +115,16 @@ class KnownSource:
 
     def is_ready(self, version: Version) -> bool:
         """Return whether a release's own wheel gives it, so that nothing of it is compiled."""
-        return bool(self.ready) and SpecifierSet(self.ready).contains(version.base_version)
+        return bool(self.ready) and SpecifierSet(self.ready).contains(
+            version.base_version
+        )
 
     def serves(self, major: int, version: Version) -> bool:
         """Return whether a release uses it on devices of this major capability."""
         base = Version(version.base_version)
-        majors = next((e.majors for e in reversed(self.later) if e.since <= base), self.majors)
+        majors = next(
+            (e.majors for e in reversed(self.later) if e.since <= base), self.majors
+        )
         return not majors or major in majors
 
 
@@ -210,7 +214,10 @@ def known_externals() -> tuple[KnownSource, ...]:
     """Return every external source that some release fetches."""
     return tuple(
         replace(
-            external, pins=tuple(replace(pin, url=pin.url or external.url) for pin in external.pins)
+            external,
+            pins=tuple(
+                replace(pin, url=pin.url or external.url) for pin in external.pins
+            ),
         )
         for external in read_toml(tuple[KnownSource, ...], _FILE, key="external")
     )
@@ -229,7 +236,9 @@ def by_option(names: Iterable[str]) -> tuple[KnownSource, ...]:
     return tuple(known[name] for name in names)
 
 
-def wanted(found: Iterable[External], version: Version, *, release: bool) -> tuple[Wanted, ...]:
+def wanted(
+    found: Iterable[External], version: Version, *, release: bool
+) -> tuple[Wanted, ...]:
     """Return what a tree fetches, each source compared with what is known.
 
     ``release`` says whether the version is in the table, so that its pins are known; those of
@@ -239,14 +248,26 @@ def wanted(found: Iterable[External], version: Version, *, release: bool) -> tup
     for external in found:
         known = by_name.get(external.name)
         if known is None:
-            raise _drift(external, f"fetches {external.name}, which patchkit does not know")
+            raise _drift(
+                external, f"fetches {external.name}, which patchkit does not know"
+            )
         pin = known.pin_of(version)
-        if release and (pin is None or (pin.url, pin.pin) != (external.url, external.pin)):
+        if release and (
+            pin is None or (pin.url, pin.pin) != (external.url, external.pin)
+        ):
             expected = f"{pin.url} at {pin.pin}" if pin else "nothing"
             problem = f"fetches {external.url} at {external.pin} instead of {expected}"
             raise _drift(external, problem)
-        pins = (pin for pin in known.pins if (pin.url, pin.pin) == (external.url, external.pin))
-        commit = external.pin if external.is_commit else next((pin.commit for pin in pins), "")
+        pins = (
+            pin
+            for pin in known.pins
+            if (pin.url, pin.pin) == (external.url, external.pin)
+        )
+        commit = (
+            external.pin
+            if external.is_commit
+            else next((pin.commit for pin in pins), "")
+        )
         taken.append(Wanted(external, known, commit))
     return tuple(taken)
 

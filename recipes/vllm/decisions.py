@@ -25,7 +25,12 @@ _NVFP4 = f"{_QUANTIZATION}/utils/nvfp4_utils.py"
 _NVFP4_SUPPORT = f"{_QUANTIZATION}/utils/nvfp4_moe_support.py"
 _MODELOPT = f"{_QUANTIZATION}/modelopt.py"
 _COMPRESSED = f"{_QUANTIZATION}/compressed_tensors/compressed_tensors.py"
-_OTHER_SCHEMES = ("_is_fp4a16_nvfp4", "_is_mxfp4", "_is_fp8_w4a8_sm90", "_is_wNa16_group_channel")
+_OTHER_SCHEMES = (
+    "_is_fp4a16_nvfp4",
+    "_is_mxfp4",
+    "_is_fp8_w4a8_sm90",
+    "_is_wNa16_group_channel",
+)
 _FP8_INIT = "init_fp8_linear_kernel"
 _NVFP4_INIT = "init_nvfp4_linear_kernel"
 _CHOOSE = "choose_scaled_mm_linear_kernel"
@@ -47,12 +52,23 @@ SCALES = {
 
 # FlashInfer and DeepGEMM come with vLLM's wheels; the others are extras.
 _INSTALLED = (
-    *("has_deep_gemm", "has_flashinfer", "has_flashinfer_moe", "has_flashinfer_cutedsl"),
+    *(
+        "has_deep_gemm",
+        "has_flashinfer",
+        "has_flashinfer_moe",
+        "has_flashinfer_cutedsl",
+    ),
     *("has_flashinfer_cutlass_fused_moe", "has_flashinfer_trtllm_fused_moe"),
     "has_flashinfer_cutedsl_grouped_gemm_nt_masked",
 )
 _MISSING = (
-    *("has_b12x", "has_flashinfer_b12x_gemm", "has_flashinfer_b12x_moe", "has_hpc", "has_humming"),
+    *(
+        "has_b12x",
+        "has_flashinfer_b12x_gemm",
+        "has_flashinfer_b12x_moe",
+        "has_hpc",
+        "has_humming",
+    ),
     "has_flashinfer_cutedsl_moe_nvfp4",
 )
 
@@ -111,7 +127,9 @@ def on_device(
     """
     variables = dict(environ or {})
     kernels = Off(
-        linear_backend=linear_backend, moe_backend=moe_backend, linear_backend_per_quant=None
+        linear_backend=linear_backend,
+        moe_backend=moe_backend,
+        linear_backend_per_quant=None,
     )
     model = Off(hf_text_config=Off(model_type="qwen3_moe"))
     configuration = Off(kernel_config=kernels, model_config=model)
@@ -132,7 +150,9 @@ def on_device(
     base = code.get("vllm/platforms/cuda.py", "CudaPlatformBase")
     value = code.get("vllm/platforms/interface.py", "DeviceCapability")(*capability)
     answer = classmethod(lambda _cls, *_device, **_named: value)
-    given["current_platform"] = type("Device", (base,), {"get_device_capability": answer})()
+    given["current_platform"] = type(
+        "Device", (base,), {"get_device_capability": answer}
+    )()
     return code
 
 
@@ -155,7 +175,9 @@ def fp8_linear(code: Code, scales: str) -> str:
         return str(operator.w8a8_blockscale_op.__name__)
     if code.has(_W8A8, "Fp8LinearOp"):
         code.put(_W8A8, "QuantFP8", Anything("QuantFP8"))
-        return str(code.get(_W8A8, "Fp8LinearOp")(False, pad_output=False).preferred_backend)
+        return str(
+            code.get(_W8A8, "Fp8LinearOp")(False, pad_output=False).preferred_backend
+        )
     path = next(path for path in REGISTRIES if code.has(path, _FP8_INIT))
     weight, activation = (code.get(KEYS, key) for key in SCALES[scales])
     given = {
@@ -194,9 +216,13 @@ def nvfp4_scheme(code: Code) -> str:
     for name in ("CompressedTensorsW4A4Fp4", "CompressedTensorsW4A16Fp4"):
         code.put(_COMPRESSED, name, lambda name=name, **_named: name)
     code.put(_COMPRESSED, "is_activation_quantization_format", lambda _format: True)
-    four_bits = dict.fromkeys(("_is_fp4a4_nvfp4", "_is_nvfp4_format"), lambda *_quants: True)
+    four_bits = dict.fromkeys(
+        ("_is_fp4a4_nvfp4", "_is_nvfp4_format"), lambda *_quants: True
+    )
     other = dict.fromkeys(_OTHER_SCHEMES, lambda *_quants: False)
-    return str(choose(Off(**four_bits, **other), Off(), Off(), format="nvfp4-pack-quantized"))
+    return str(
+        choose(Off(**four_bits, **other), Off(), Off(), format="nvfp4-pack-quantized")
+    )
 
 
 def fp8_moe(code: Code, scales: str, *, compressed_tensors: bool = False) -> str:
@@ -208,7 +234,11 @@ def fp8_moe(code: Code, scales: str, *, compressed_tensors: bool = False) -> str
     else:
         select = code.get(FP8_MOE, "select_fp8_moe_backend")
         given = {"allow_vllm_cutlass": compressed_tensors}
-        others = {"block_quant": scales == "block", "tp_size": 1, "with_lora_support": False}
+        others = {
+            "block_quant": scales == "block",
+            "tp_size": 1,
+            "with_lora_support": False,
+        }
     return _backend(code, select, given | others, SCALES[scales])
 
 
@@ -217,7 +247,10 @@ def nvfp4_moe(code: Code, *, is_weight_only: bool = False) -> str:
     if code.has(NVFP4_MOE, "select_nvfp4_moe_backend"):
         select = code.get(NVFP4_MOE, "select_nvfp4_moe_backend")
         return _backend(
-            code, select, {}, ("kNvfp4Static", "" if is_weight_only else "kNvfp4Dynamic")
+            code,
+            select,
+            {},
+            ("kNvfp4Static", "" if is_weight_only else "kNvfp4Dynamic"),
         )
     support = code.get(_NVFP4_SUPPORT, "detect_nvfp4_moe_support")()
     flashinfer = "FLASHINFER_CUTLASS" if support.allow_flashinfer else "VLLM_CUTLASS"
@@ -225,7 +258,10 @@ def nvfp4_moe(code: Code, *, is_weight_only: bool = False) -> str:
 
 
 def _backend(
-    code: Code, select: Callable[..., Any], given: Mapping[str, object], keys: tuple[str, str]
+    code: Code,
+    select: Callable[..., Any],
+    given: Mapping[str, object],
+    keys: tuple[str, str],
 ) -> str:
     taken = inspect.signature(select).parameters
     if "weight_key" in taken:
@@ -236,7 +272,9 @@ def _backend(
             else "silu"
         )
         config = Off(
-            moe_backend=code.names["get_current_vllm_config"]().kernel_config.moe_backend,
+            moe_backend=code.names[
+                "get_current_vllm_config"
+            ]().kernel_config.moe_backend,
             activation=silu,
             in_dtype=Anything("torch.bfloat16"),
             is_act_and_mul=True,

@@ -33,8 +33,21 @@ _GETTERS = re.compile(
     r"|pip\S* (?:install|download))\b"
 )
 _KEYWORDS = frozenset(
-    {"GIT_REPOSITORY", "GIT_TAG", "GIT_PROGRESS", "GIT_SHALLOW", "GIT_SUBMODULES", "BINARY_DIR"}
-    | {"SOURCE_DIR", "SOURCE_SUBDIR", "SUBBUILD_DIR", "CONFIGURE_COMMAND", "BUILD_COMMAND"}
+    {
+        "GIT_REPOSITORY",
+        "GIT_TAG",
+        "GIT_PROGRESS",
+        "GIT_SHALLOW",
+        "GIT_SUBMODULES",
+        "BINARY_DIR",
+    }
+    | {
+        "SOURCE_DIR",
+        "SOURCE_SUBDIR",
+        "SUBBUILD_DIR",
+        "CONFIGURE_COMMAND",
+        "BUILD_COMMAND",
+    }
 )
 _REFERENCE = re.compile(r"\$\{([A-Za-z0-9_-]+)\}")
 _HERE = ("${CMAKE_CURRENT_LIST_DIR}/", "${CMAKE_CURRENT_SOURCE_DIR}/")
@@ -82,12 +95,16 @@ def externals(tree: SourceTree) -> tuple[External, ...]:
         if path not in files:
             read = commands(tree.read(path), path)
             files[path] = tuple(call for call in read if for_cuda(call.block))
-            waiting += filter(None, (_entered_file(tree, path, call) for call in files[path]))
+            waiting += filter(
+                None, (_entered_file(tree, path, call) for call in files[path])
+            )
     for path, calls in files.items():
         for call in calls:
             if external := _find_external(path, call, calls):
                 if external.name in found:
-                    raise _unseen_form(path, call.line, f"{external.name} is fetched twice")
+                    raise _unseen_form(
+                        path, call.line, f"{external.name} is fetched twice"
+                    )
                 found[external.name] = external
     return tuple(found.values())
 
@@ -107,14 +124,17 @@ def _entered_file(tree: SourceTree, path: str, call: Command) -> str:
     if call.name == "include" and re.fullmatch(r"\w+", value):
         return ""
     if "$" in value or not tree.exists(value):
-        raise _unseen_form(path, call.line, f"{call.name}({value}) leads to no file of the tree")
+        raise _unseen_form(
+            path, call.line, f"{call.name}({value}) leads to no file of the tree"
+        )
     return value
 
 
 def for_cuda(block: tuple[Branch, ...]) -> bool:
     """Return whether a CUDA build can be inside of all these branches."""
     return not any(
-        _condition_holds(branch.condition) is False or any(map(_condition_holds, branch.excluded))
+        _condition_holds(branch.condition) is False
+        or any(map(_condition_holds, branch.excluded))
         for branch in block
     )
 
@@ -129,7 +149,10 @@ def _condition_holds(condition: tuple[str, ...]) -> bool | None:
     for joint, decides in (("OR", True), ("AND", False)):
         if joint in condition:
             cut = condition.index(joint)
-            parts = (_condition_holds(condition[:cut]), _condition_holds(condition[cut + 1 :]))
+            parts = (
+                _condition_holds(condition[:cut]),
+                _condition_holds(condition[cut + 1 :]),
+            )
             if decides in parts:
                 return decides
             return None if None in parts else not decides
@@ -141,13 +164,17 @@ def _condition_holds(condition: tuple[str, ...]) -> bool | None:
     return None
 
 
-def _find_external(path: str, call: Command, calls: tuple[Command, ...]) -> External | None:
+def _find_external(
+    path: str, call: Command, calls: tuple[Command, ...]
+) -> External | None:
     """Return the source that a command fetches, None if it fetches nothing."""
     values = [argument.value for argument in call.arguments]
     runs_getter = call.name in _RUNNING and _GETTERS.search(" ".join(values))
     downloads = call.name == "file" and values[:1] == ["DOWNLOAD"]
     if call.name in _FOREIGN or runs_getter or downloads:
-        raise _unseen_form(path, call.line, f"{call.name} fetches something in an unknown way")
+        raise _unseen_form(
+            path, call.line, f"{call.name} fetches something in an unknown way"
+        )
     if call.name not in _DECLARING:
         return None
     places = _PLACES.intersection(values)
@@ -166,7 +193,11 @@ def _declared_external(
     # variable → the texts that the file sets it to before the command
     texts: defaultdict[str, set[str]] = defaultdict(set)
     for other in calls:
-        if other.name == "set" and other.start < call.start and len(other.arguments) > 1:
+        if (
+            other.name == "set"
+            and other.start < call.start
+            and len(other.arguments) > 1
+        ):
             texts[other.arguments[0].value].add(other.arguments[1].value)
 
     def text(match: re.Match[str]) -> str:
@@ -178,11 +209,15 @@ def _declared_external(
         given = itertools.takewhile(lambda value: value not in _KEYWORDS, rest)
         resolved = tuple(_REFERENCE.sub(text, value) for value in given)
         if any("$" in value for value in resolved):
-            raise _unseen_form(path, call.line, f"{keyword} is not set to one text in this file")
+            raise _unseen_form(
+                path, call.line, f"{keyword} is not set to one text in this file"
+            )
         return resolved
 
     if not field("GIT_TAG"):
-        raise _unseen_form(path, call.line, f"{values[0]} has no GIT_TAG: any commit could come")
+        raise _unseen_form(
+            path, call.line, f"{values[0]} has no GIT_TAG: any commit could come"
+        )
     return External(
         name=values[0],
         variable=_find_override(path, call, calls, values[0]),
@@ -195,20 +230,28 @@ def _declared_external(
     )
 
 
-def _find_override(path: str, call: Command, calls: tuple[Command, ...], name: str) -> str:
+def _find_override(
+    path: str, call: Command, calls: tuple[Command, ...], name: str
+) -> str:
     """Return the environment variable that replaces a fetch: its branch is the one without it."""
     # Variables that the file sets to those of the environment, where there are any.
     taken = set()
     for other in calls:
         words = [argument.value for argument in other.arguments]
         name = words[0] if words else ""
-        defined = any(branch.condition == ("DEFINED", f"ENV{{{name}}}") for branch in other.block)
+        defined = any(
+            branch.condition == ("DEFINED", f"ENV{{{name}}}") for branch in other.block
+        )
         if other.name == "set" and words == [name, f"$ENV{{{name}}}"] and defined:
             taken.add(name)
     for condition in (passed for branch in call.block for passed in branch.excluded):
         if len(condition) == 1 and condition[0] in taken:
             return condition[0]
-        if len(condition) == 2 and condition[0] == "DEFINED" and condition[1].startswith("ENV{"):
+        if (
+            len(condition) == 2
+            and condition[0] == "DEFINED"
+            and condition[1].startswith("ENV{")
+        ):
             return condition[1].removeprefix("ENV{").removesuffix("}")
     raise _unseen_form(path, call.line, f"no variable names a folder to use for {name}")
 

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from patchkit.recipes.kit import *
-from patchkit.recipes.vllm.archs import INTERSECTION, Group, cmake_texts, evaluate, parsed
+from patchkit.recipes.vllm.archs import (
+    INTERSECTION,
+    Group,
+    cmake_texts,
+    evaluate,
+    parsed,
+)
 from patchkit.recipes.vllm.attention import FA2, FA3, attention_code, flash_attention
 from patchkit.recipes.vllm.decisions import (
     NVFP4_MOE,
@@ -15,5 +21,11 @@ from patchkit.recipes.vllm.decisions import (
     on_device,
 )
 from patchkit.recipes.vllm.lists import MLA, SUPPORTED, cuda13_lists, without_sm12x
-from patchkit.recipes.vllm.routing import GB10, SM12X, Decision, prove_decision, prove_decisions
+from patchkit.recipes.vllm.routing import (
+    GB10,
+    SM12X,
+    Decision,
+    prove_decision,
+    prove_decisions,
+)
 from patchkit.recipes.vllm.stock_archs import check_stock

@@ -32,7 +32,10 @@ _TARGETS = frozenset({"define_extension_target", "add_custom_target"})
 _EXTENSION = re.compile(r"vllm\.(?:vllm_flash_attn\.)?(\w+)")
 _FLASH_ATTENTION = "vllm.vllm_flash_attn"
 # Where releases keep it, newest first.
-_FLASH_IMPORTS = ("vllm/v1/attention/backends/fa_utils.py", "vllm/attention/utils/fa_utils.py")
+_FLASH_IMPORTS = (
+    "vllm/v1/attention/backends/fa_utils.py",
+    "vllm/attention/utils/fa_utils.py",
+)
 
 _INSTALLED = """\
 # {option}, as it is installed in upstream's own wheel of this release
@@ -104,7 +107,9 @@ def leave_out(tree: SourceTree, left: Iterable[KnownSource]) -> SourceTree:
         if any(value.endswith(source.file) for value in reached):
             raise _still_named(ROOT_FILE, f"includes {source.file}")
         calls = commands(tree.read(source.file), source.file)
-        built = {c.arguments[0].value for c in calls if c.name in _TARGETS and c.arguments}
+        built = {
+            c.arguments[0].value for c in calls if c.name in _TARGETS and c.arguments
+        }
         if extra := sorted(built - set(source.targets)):
             what = f"builds {extra[0]}, which is not known to belong to {source.option}"
             raise _still_named(source.file, what)
@@ -124,14 +129,20 @@ def take_installed(tree: SourceTree, taken: Iterable[Wanted]) -> SourceTree:
     for part in taken:
         known, text = part.known, tree.read(ROOT_FILE)
         ours = _INSTALLED.format(
-            option=known.option, targets=" ".join(known.targets), variable=part.external.variable
+            option=known.option,
+            targets=" ".join(known.targets),
+            variable=part.external.variable,
         )
-        edits = swap_text(ROOT_FILE, text, f"include({known.file})", ours, note=known.option)
+        edits = swap_text(
+            ROOT_FILE, text, f"include({known.file})", ours, note=known.option
+        )
         tree = with_edits(tree, tuple(edits))
     return tree
 
 
-def idle_sources(tree: SourceTree, request: Request, named: Collection[str] = ()) -> dict[str, str]:
+def idle_sources(
+    tree: SourceTree, request: Request, named: Collection[str] = ()
+) -> dict[str, str]:
     """Return option → reason, of the optional sources that the build can do without at no cost.
 
     vLLM has no code for the device in them, or does not choose it there, or builds nothing of them.
@@ -146,9 +157,15 @@ def idle_sources(tree: SourceTree, request: Request, named: Collection[str] = ()
             unused.fix
             for unused in known.unused
             if major in unused.majors
-            and (unused.fix in request.only if request.only else unused.fix not in request.skip)
+            and (
+                unused.fix in request.only
+                if request.only
+                else unused.fix not in request.skip
+            )
         ]
-        reason = f"vLLM does not choose it there, by the fix {fixes[0]}" if fixes else ""
+        reason = (
+            f"vLLM does not choose it there, by the fix {fixes[0]}" if fixes else ""
+        )
         if not asked & set(known.targets):
             reason = "setup.py builds nothing of it"
         if not known.serves(major, tree.version):
@@ -192,7 +209,9 @@ def asked_targets(tree: SourceTree) -> set[str]:
     CMake knows more of them, and builds those that it is asked for.
     """
     text = tree.read(_SETUP)
-    calls = [node for node in ast.walk(parsed(_SETUP, text)) if isinstance(node, ast.Call)]
+    calls = [
+        node for node in ast.walk(parsed(_SETUP, text)) if isinstance(node, ast.Call)
+    ]
     named = (
         str(part.value)
         for call in calls
@@ -227,7 +246,9 @@ def _asked_extensions(text: str) -> Iterator[tuple[ast.stmt, str]]:
             case ast.Expr(
                 value=ast.Call(
                     func=ast.Attribute(value=ast.Name(id="ext_modules"), attr="append"),
-                    args=[ast.Call(func=ast.Name(id="CMakeExtension"), keywords=keywords)],
+                    args=[
+                        ast.Call(func=ast.Name(id="CMakeExtension"), keywords=keywords)
+                    ],
                 )
             ):
                 names = (k.value for k in keywords if k.arg == "name")
@@ -251,7 +272,8 @@ def _guard_imports(tree: SourceTree, left: KnownSource) -> Iterator[Edit]:
     found = [
         (part, isinstance(statement, ast.Try))
         for node in parsed(path, text).body
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "current_platform.is_cuda()"
+        if isinstance(node, ast.If)
+        and ast.unparse(node.test) == "current_platform.is_cuda()"
         for statement in node.body
         for part in (statement.body if isinstance(statement, ast.Try) else [statement])
         if isinstance(part, ast.ImportFrom) and part.module == _FLASH_ATTENTION
@@ -288,4 +310,6 @@ def _span(text: str, node: ast.stmt) -> tuple[int, int]:
         before = sum(len(line) + 1 for line in lines[: line - 1])
         return before + len(lines[line - 1].encode()[:column].decode())
 
-    return offset(node.lineno, node.col_offset), offset(node.end_lineno, node.end_col_offset)
+    return offset(node.lineno, node.col_offset), offset(
+        node.end_lineno, node.end_col_offset
+    )

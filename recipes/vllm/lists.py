@@ -16,8 +16,16 @@ from patchkit.recipes.vllm.archs import INTERSECTION, parsed
 SUPPORTED = "CUDA_SUPPORTED_ARCHS"
 MLA = "MLA_ARCHS"
 _CUDA = Version("13.0")
-_LISTING = {INTERSECTION: 3, "set": 2}  # how many arguments a call has that gives a list
-_COMPILER = ("CMAKE_CUDA_COMPILER_VERSION", "${CMAKE_CUDA_COMPILER_VERSION}", "DEFINED", "AND")
+_LISTING = {
+    INTERSECTION: 3,
+    "set": 2,
+}  # how many arguments a call has that gives a list
+_COMPILER = (
+    "CMAKE_CUDA_COMPILER_VERSION",
+    "${CMAKE_CUDA_COMPILER_VERSION}",
+    "DEFINED",
+    "AND",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +61,9 @@ def cuda13_lists(path: str, text: str) -> tuple[ArchList, ...]:
             continue
         excluded = (condition for branch in call.block for condition in branch.excluded)
         # The else of ``>= 13.0`` is only taken by older compilers.
-        rests = [[word for word in words if word not in _COMPILER] for words in excluded]
+        rests = [
+            [word for word in words if word not in _COMPILER] for words in excluded
+        ]
         if not any(
             rest[0] == "VERSION_GREATER_EQUAL" and Version(rest[1]) <= _CUDA
             for rest in rests
@@ -73,7 +83,9 @@ def _switches_sm100_on(call: Command, later: Sequence[Command]) -> bool:
             and following.arguments[0].value != call.arguments[0].value
         ):
             return False
-        defines = [a.value for a in following.arguments if a.value.startswith("-DENABLE_")]
+        defines = [
+            a.value for a in following.arguments if a.value.startswith("-DENABLE_")
+        ]
         if defines:
             return call.name == INTERSECTION and defines[0].endswith("_SM100=1")
     return False
@@ -84,10 +96,14 @@ def without_sm12x(lists: Sequence[ArchList], what: str) -> Observation:
     is_sm12x = methodcaller("startswith", "12.")
     named = [entry for entry in lists if any(map(is_sm12x, entry.items))]
     edits = [
-        remove_list_items(entry.argument, is_sm12x, path=entry.path, note="SM100 kernels only")
+        remove_list_items(
+            entry.argument, is_sm12x, path=entry.path, note="SM100 kernels only"
+        )
         for entry in named
     ]
     where = places([entry.where for entry in named or lists])
     return found(
-        edits, now=f"{where}: {what} names SM12x", done=f"{where}: {what} does not name SM12x"
+        edits,
+        now=f"{where}: {what} names SM12x",
+        done=f"{where}: {what} does not name SM12x",
     )

@@ -105,7 +105,9 @@ def prove_decisions(case: Case, decisions: Sequence[Decision]) -> list[str]:
                     f"{decision.what}: {got} on {capability}, expected {expected}",
                     why="the code was edited by hand, or decides by something else as well",
                 )
-        changed, same = (map(str, devices) for devices in (decision.changed, decision.others))
+        changed, same = (
+            map(str, devices) for devices in (decision.changed, decision.others)
+        )
         where = f"on {' and '.join(changed)}, unchanged on {', '.join(same)}"
         said.append(f"{decision.what}: {decision.wanted} {where}")
     return said

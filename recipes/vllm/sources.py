@@ -27,7 +27,9 @@ class CudaSource:
     def names(self) -> frozenset[str]:
         """Return its codes as nvcc names them: ``sm_121a``, ``compute_89``."""
         prefixes = {"sass": "sm", "ptx": "compute"}
-        return frozenset(f"{prefixes[kind]}_{arch.gencode}" for kind, arch in self.codes)
+        return frozenset(
+            f"{prefixes[kind]}_{arch.gencode}" for kind, arch in self.codes
+        )
 
     def load(self, target: Target) -> Load:
         """Return the best way that its code reaches a device."""
@@ -39,7 +41,10 @@ class CudaSource:
 def codes_of(names: Iterable[str]) -> Codes:
     """Return the codes that texts name as nvcc does: ``sm_121a``, ``[sm_120f,compute_120f]``."""
     return frozenset(
-        ("sass" if match[1] == "sm" else "ptx", parse_arch(f"{match[2]}.{match[3]}{match[4]}"))
+        (
+            "sass" if match[1] == "sm" else "ptx",
+            parse_arch(f"{match[2]}.{match[3]}{match[4]}"),
+        )
         for name in names
         for match in _NAME.finditer(name)
     )

@@ -12,7 +12,9 @@ from packaging.version import Version
 from patchkit.errors import DriftError
 from patchkit.recipes.vllm.archs import Group
 
-Key = tuple[str, str, str, int]  # group, switches, variable, which one of those that agree
+Key = tuple[
+    str, str, str, int
+]  # group, switches, variable, which one of those that agree
 
 
 def check_stock(
@@ -44,9 +46,9 @@ def check_stock(
     for key, group in found.items():
         if key not in expected:
             wrong.append(f"{group.where}: {group.name} ({group.variable}) is new")
-        elif group.archs != (archs := expected[key]) and frozenset(group.archs) not in patched(
-            replace(group, archs=archs)
-        ):
+        elif group.archs != (archs := expected[key]) and frozenset(
+            group.archs
+        ) not in patched(replace(group, archs=archs)):
             wrong.append(
                 f"{group.where}: {group.name} ({group.variable}) is built for "
                 f"{';'.join(group.archs) or 'nothing'}, not for {';'.join(archs) or 'nothing'}"

@@ -63,7 +63,11 @@ def run(project, environment, tmp_path):
         return subprocess.Popen(
             [*PATCHKIT, str(work), "build", project, *map(str, arguments)],
             cwd=tmp_path,
-            env={k: v for k, v in {**environment, **QUIET, **(env or {})}.items() if v is not None},
+            env={
+                k: v
+                for k, v in {**environment, **QUIET, **(env or {})}.items()
+                if v is not None
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -82,7 +86,9 @@ def build(run, tmp_path):
         process = run(work, *arguments, **how)
         stdout, stderr = process.communicate(timeout=300)
         assert "Traceback" not in stderr, stderr
-        assert process.returncode in (rc if isinstance(rc, tuple) else (rc,)), stdout + stderr
+        assert process.returncode in (rc if isinstance(rc, tuple) else (rc,)), (
+            stdout + stderr
+        )
         return SimpleNamespace(stdout=stdout, stderr=stderr)
 
     return done

@@ -6,7 +6,10 @@ PACKAGES = {  # of programs that are not called as their package
     **dict.fromkeys(("unshare", "nsenter", "setpriv"), "util-linux"),
     **dict.fromkeys(("ip", "ss"), "iproute2"),
     **dict.fromkeys(("ssh", "ssh-keygen"), "openssh-client"),
-    **{f"aarch64-linux-gnu-{name}": f"{name}-aarch64-linux-gnu" for name in ("g++", "gcc")},
+    **{
+        f"aarch64-linux-gnu-{name}": f"{name}-aarch64-linux-gnu"
+        for name in ("g++", "gcc")
+    },
     "ld": "binutils",
     "qemu-aarch64": "qemu-user",
     "qemu-aarch64-static": "qemu-user-static",

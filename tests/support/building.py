@@ -29,5 +29,9 @@ def wheels(house):
     """What is in a wheelhouse, half-written wheels under any name included."""
     if not house.exists():
         return []
-    assert not [path for path in house.rglob("*") if path.name.endswith((".part", ".tmp", ".new"))]
+    assert not [
+        path
+        for path in house.rglob("*")
+        if path.name.endswith((".part", ".tmp", ".new"))
+    ]
     return sorted(house.glob("*.whl"))

@@ -7,14 +7,17 @@ from patchkit.runtime.check.formats import read_content
 
 def check_text(text, where="x.env", *, host=None, mode=None, **asked):
     """Return the findings of a text; ``asked`` is what is known, target and versions first."""
-    checked = CheckedText(where=where, content=read_content(text, where), text=text, mode=mode)
+    checked = CheckedText(
+        where=where, content=read_content(text, where), text=text, mode=mode
+    )
     return find_problems(add_situation(checked, host, {"target": "gb10", **asked}))
 
 
 def variables(text, where):
     """Return ``LINE NAME=value`` of the environment; ``NAME?`` if the value is not literal."""
     return [
-        f"{found.line} {found.name}" + (f"={found.value}" if is_literal(found.value) else "?")
+        f"{found.line} {found.name}"
+        + (f"={found.value}" if is_literal(found.value) else "?")
         for found in read_content(text, where).assignments
     ]
 
@@ -22,6 +25,8 @@ def variables(text, where):
 def servers(text, where):
     """Return ``LINE command`` of each server."""
     return [
-        " ".join([f"{found.line} {found.program}", *(word.text for word in found.words)])
+        " ".join(
+            [f"{found.line} {found.program}", *(word.text for word in found.words)]
+        )
         for found in read_content(text, where).commands
     ]

@@ -33,7 +33,9 @@ def image_facts(engine="docker", **changes):
         user="1000:1000",
         login="spark",
         version="29.7.2",
-        storage=DiskRoom(folder="/var/lib/docker", free=10**11, total=10**12, files=10**6),
+        storage=DiskRoom(
+            folder="/var/lib/docker", free=10**11, total=10**12, files=10**6
+        ),
         spec="/var/run/cdi/nvidia.yaml",
         driver="580.95.05",
         cpu="arm64",
@@ -48,7 +50,9 @@ def image_facts(engine="docker", **changes):
 def node_facts(folder, name="cable_port0", node=0, vllm="0.25.1", **changes):
     """Return the facts of a node with this vLLM installed; "" for none."""
     root = folder / f"{name}-{node}"
-    host = probe(root if root.exists() else hosts.build(folder, name, node=node), environment={})
+    host = probe(
+        root if root.exists() else hosts.build(folder, name, node=node), environment={}
+    )
     software = Software(
         python=f"{VENV}/bin/python",
         vllm=vllm,
@@ -81,7 +85,9 @@ def units_of(file, facts, model):
     served = served_model(file, model)
     ranks = planned_ranks(file, facts, served)
     links = [("ssh", "-T", "--", each.from_head) for each in file.node[1:]]
-    return GroupUnits(cluster=file, model=served, ranks=tuple(ranks), links=tuple(links))
+    return GroupUnits(
+        cluster=file, model=served, ranks=tuple(ranks), links=tuple(links)
+    )
 
 
 def unit(active="active", sub="running", **changes):
@@ -111,7 +117,12 @@ def state(found=None, **changes):
 
 def contents(**changes):
     made = PythonContents(
-        versions={"vllm": "0.25.1", "torch": "2.11.0", "triton": "3.6.0", "numpy": "2.3.1"},
+        versions={
+            "vllm": "0.25.1",
+            "torch": "2.11.0",
+            "triton": "3.6.0",
+            "numpy": "2.3.1",
+        },
         digests={"vllm": "a" * 64, "torch": "b" * 64},
         nccl=dict.fromkeys(("vllm", "torch"), ("2.30.7", "c" * 64)),
     )
@@ -119,7 +130,9 @@ def contents(**changes):
 
 
 def model(**changes):
-    made = ModelPrint(folder="/home/spark/models/m", problem="", commit="c" * 40, digest="d" * 64)
+    made = ModelPrint(
+        folder="/home/spark/models/m", problem="", commit="c" * 40, digest="d" * 64
+    )
     return replace(made, **changes)
 
 
@@ -133,7 +146,11 @@ def reports(folder):
         its = replace(facts[number], files=placed[number])
         netdev = its.host.netdev_of(ADDRESSES[number]).name
         way = Way(
-            address=ADDRESSES[1 - number], netdev=netdev, mtu=9000, plain="answers", full="answers"
+            address=ADDRESSES[1 - number],
+            netdev=netdev,
+            mtu=9000,
+            plain="answers",
+            full="answers",
         )
         made.append(
             NodeReport(
@@ -142,9 +159,12 @@ def reports(folder):
                 facts=its,
                 state=state(),
                 contents=contents(),
-                disks=(DiskRoom(folder="/", free=10**12, total=2 * 10**12, files=10**6),),
+                disks=(
+                    DiskRoom(folder="/", free=10**12, total=2 * 10**12, files=10**6),
+                ),
                 processes=(GroupProcess(pid=10, name="vllm", state="S"),),
-                listeners=(Listener(address="127.0.0.1", port=8000, pid=10),) * (number == 0),
+                listeners=(Listener(address="127.0.0.1", port=8000, pid=10),)
+                * (number == 0),
                 models=(model(),),
                 placed=placed_files(its.files, "patchkit-vllm.service"),
                 links=(PeerLink(words=("ssh",), error={}),) if number == 0 else None,

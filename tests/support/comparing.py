@@ -15,7 +15,12 @@ from elftools.elf.elffile import ELFFile
 def first_object(first: Mapping[str, str], second: Mapping[str, str]) -> str:
     """Return the first object that differs or that only one build has; "" if there is none."""
     return next(
-        (name for name in sorted({*first, *second}) if first.get(name) != second.get(name)), ""
+        (
+            name
+            for name in sorted({*first, *second})
+            if first.get(name) != second.get(name)
+        ),
+        "",
     )
 
 
@@ -27,7 +32,11 @@ def first_member(first: Path, second: Path) -> str:
         names = one.namelist()
         if names != two.namelist():
             odd = sorted(set(names) ^ set(two.namelist()))
-            return f"{odd[0]} is in one of them only" if odd else "the order of the members"
+            return (
+                f"{odd[0]} is in one of them only"
+                if odd
+                else "the order of the members"
+            )
         for name in names:
             if one.read(name) != two.read(name):
                 return name
@@ -47,7 +56,9 @@ def object_digests(build: Path) -> dict[str, str]:
             with path.open("rb") as stream:
                 for section in ELFFile(stream).iter_sections():
                     if section["sh_flags"] & SH_FLAGS.SHF_ALLOC:
-                        digest.update(f"{section.name}\0{section['sh_size']}\0".encode())
+                        digest.update(
+                            f"{section.name}\0{section['sh_size']}\0".encode()
+                        )
                         digest.update(section.data())
         except ELFError:  # every byte counts
             digest = hashlib.sha256(path.read_bytes())

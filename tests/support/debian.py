@@ -29,8 +29,12 @@ def keep_nccl() -> None:
         return
     with tempfile.TemporaryDirectory() as scratch, contextlib.suppress(PatchkitError):
         folder = Path(scratch)
-        suite = _SUITES[system["ID"]].format(codename=system.get("VERSION_CODENAME", ""))
-        targets = run("apt-get", "indextargets", "--format", "$(REPO_URI)").output.split()
+        suite = _SUITES[system["ID"]].format(
+            codename=system.get("VERSION_CODENAME", "")
+        )
+        targets = run(
+            "apt-get", "indextargets", "--format", "$(REPO_URI)"
+        ).output.split()
         lines = [f"deb-src {uri} {suite}\n" for uri in dict.fromkeys(targets)]
         (folder / "sources.list").write_text("".join(lines), encoding="utf-8")
         for name in ("state/lists/partial", "cache/archives/partial"):
@@ -44,10 +48,22 @@ def keep_nccl() -> None:
             "Dir::Cache": folder / "cache",
             "APT::Sandbox::User": "root",  # no other user: the folder is the caller's
         }
-        apt = ["apt-get", "-qq", *(f"-o{key}={value}" for key, value in options.items())]
+        apt = [
+            "apt-get",
+            "-qq",
+            *(f"-o{key}={value}" for key, value in options.items()),
+        ]
         # A mirror that lacks other lists, or the packaging, is no reason to stop.
         run(*apt, "update", check=False, timeout=600)
-        run(*apt, "source", "--download-only", "nvidia-nccl", cwd=folder, check=False, timeout=600)
+        run(
+            *apt,
+            "source",
+            "--download-only",
+            "nvidia-nccl",
+            cwd=folder,
+            check=False,
+            timeout=600,
+        )
         for found in folder.glob(f"nvidia-nccl_{_VERSION}*.orig.tar.gz"):
             place.parent.mkdir(parents=True, exist_ok=True)
             part = place.with_suffix(".part")

@@ -39,7 +39,15 @@ def _by_itself(shell):
 
 def _environment(shell, script, path):
     done = subprocess.run(
-        [*shell, "-eu", "-c", f'{script} exec "$2" -0', "sh", str(path), shutil.which("env")],
+        [
+            *shell,
+            "-eu",
+            "-c",
+            f'{script} exec "$2" -0',
+            "sh",
+            str(path),
+            shutil.which("env"),
+        ],
         env={},
         capture_output=True,
     )
@@ -57,8 +65,15 @@ def systemd_library():
 
 def read_by_systemd(path):
     """What a unit gets: its EnvironmentFile= parsed, and values dropped that are not valid."""
-    library, texts = ctypes.CDLL(str(systemd_library())), ctypes.POINTER(ctypes.c_char_p)
-    library.load_env_file.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(texts)]
+    library, texts = (
+        ctypes.CDLL(str(systemd_library())),
+        ctypes.POINTER(ctypes.c_char_p),
+    )
+    library.load_env_file.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_char_p,
+        ctypes.POINTER(texts),
+    ]
     library.env_value_is_valid.argtypes = [ctypes.c_char_p]
     library.env_value_is_valid.restype = ctypes.c_bool
     found = texts()
@@ -99,9 +114,19 @@ def docker(folder):
 
         def read(path, **environment):
             server.seen.clear()
-            create = ["docker", "-H", f"unix://{place}", "create", "--env-file", str(path), "image"]
+            create = [
+                "docker",
+                "-H",
+                f"unix://{place}",
+                "create",
+                "--env-file",
+                str(path),
+                "image",
+            ]
             home = {"DOCKER_CONFIG": str(folder), "PATH": os.environ["PATH"]}
-            done = subprocess.run(create, env={**home, **environment}, capture_output=True)
+            done = subprocess.run(
+                create, env={**home, **environment}, capture_output=True
+            )
             assert (done.returncode, done.stderr) == (0, b"")
             (sent,) = server.seen
             return dict(item.split("=", 1) for item in sent["Env"] or () if "=" in item)

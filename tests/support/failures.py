@@ -54,5 +54,7 @@ def matrix() -> tuple[Counter[str], list[str]]:
         said, found = verdict(each)
         counts[said] += 1
         if said in ("wrong", "other", "nothing"):
-            wrong.append(f"{each['id']}: {said}: {each['symptom']}/{each['cause']} is {found}")
+            wrong.append(
+                f"{each['id']}: {said}: {each['symptom']}/{each['cause']} is {found}"
+            )
     return counts, wrong

@@ -13,7 +13,15 @@ import traceback
 from patchkit.errors import PatchkitError
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-EVENTS = {"os.chmod", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate"}
+EVENTS = {
+    "os.chmod",
+    "os.link",
+    "os.mkdir",
+    "os.remove",
+    "os.rename",
+    "os.rmdir",
+    "os.truncate",
+}
 
 
 def in_child(action, hook=None):

@@ -19,12 +19,22 @@ ALL += [
     "typing-thing==2.0",
     "vllm==0.25.1",
 ]
-LOCK = ["--find-links", "wheelhouse", "--require-hashes", "-r", "wheelhouse/requirements.txt"]
+LOCK = [
+    "--find-links",
+    "wheelhouse",
+    "--require-hashes",
+    "-r",
+    "wheelhouse/requirements.txt",
+]
 
 
 def fill(cli, offered, *arguments, **how):
     """Run `patchkit wheelhouse fill`, from a folder alone, whatever pip is configured for."""
-    alone = {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
+    alone = {
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_FIND_LINKS": "",
+        "PIP_EXTRA_INDEX_URL": "",
+    }
     words = ("--offline", "--find-links", offered, *arguments)
     return cli("wheelhouse", "fill", *words, env=alone, **how)
 
@@ -48,5 +58,6 @@ def locked(house):
 
 def installed(node):
     return sorted(
-        f"{e['name']}=={e['version']}".lower() for e in json.loads(node("list", "--format=json"))
+        f"{e['name']}=={e['version']}".lower()
+        for e in json.loads(node("list", "--format=json"))
     )

@@ -73,9 +73,13 @@ class ReadyPatchkit:
     def run(self, words, *, cwd, env):
         """Run it to its end: what `subprocess.run` returns of it, as text."""
         command = [sys.executable, "-m", "patchkit", *words]
-        changed = {name for name in {*env, *self.env} if env.get(name) != self.env.get(name)}
+        changed = {
+            name for name in {*env, *self.env} if env.get(name) != self.env.get(name)
+        }
         if self.busy or any(name.startswith(_STARTING) for name in changed):
-            return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
+            return subprocess.run(
+                command, cwd=cwd, env=env, capture_output=True, text=True
+            )
         self.busy = True
         try:
             with tempfile.TemporaryDirectory() as folder:
@@ -85,7 +89,9 @@ class ReadyPatchkit:
                 umask = os.umask(0)
                 os.umask(umask)
                 asked = {"cwd": cwd, "env": env, "words": words, "umask": umask, **said}
-                self.process.stdin.write(json.dumps(asked, default=str).encode() + b"\n")
+                self.process.stdin.write(
+                    json.dumps(asked, default=str).encode() + b"\n"
+                )
                 self.process.stdin.flush()
                 status = int(self.process.stdout.readline())
                 texts = [path.read_text() for path in said.values()]

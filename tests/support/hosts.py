@@ -28,7 +28,10 @@ A1, B1 = "enp1s0f1np1", "enP2p1s0f1np1"
 
 def _functions() -> tuple[Card, ...]:
     """The four PCI functions of the one ConnectX-7, none of them cabled."""
-    first, second = "pci0000:00/0000:00:00.0/0000:01:00", "pci0002:00/0002:00:00.0/0002:01:00"
+    first, second = (
+        "pci0000:00/0000:00:00.0/0000:01:00",
+        "pci0002:00/0002:00:00.0/0002:01:00",
+    )
     named = (
         ("enp1s0f0np0", f"{first}.0", "p0", "rocep1s0f0"),
         ("enp1s0f1np1", f"{first}.1", "p1", "rocep1s0f1"),
@@ -52,7 +55,10 @@ def _spark(node: int, **cabled: str | tuple[str, ...]) -> Machine:
         addresses=(f"10.0.0.{10 + node}/24",),
     )
     radio = Card(
-        name="wlP9s9", at="pci0009:00/0009:00:00.0/0009:01:00.0", driver="mt7925e", wifi=True
+        name="wlP9s9",
+        at="pci0009:00/0009:00:00.0/0009:01:00.0",
+        driver="mt7925e",
+        wifi=True,
     )
     cards = (LOOPBACK, management, *_functions(), radio, DOCKER)
     machine = Machine(hostname=f"spark-{node + 1}", cards=cards)
@@ -64,7 +70,10 @@ def _spark(node: int, **cabled: str | tuple[str, ...]) -> Machine:
 
 def _with(machine: Machine, *names: str, **changes: object) -> Machine:
     """The machine with other facts of these netdevs."""
-    cards = (replace(card, **changes) if card.name in names else card for card in machine.cards)
+    cards = (
+        replace(card, **changes) if card.name in names else card
+        for card in machine.cards
+    )
     return replace(machine, cards=tuple(cards))
 
 
@@ -86,7 +95,9 @@ def cable_port0(node: int) -> Machine:
 def single(node: int) -> Machine:
     """No cable was plugged in at boot: DGX OS took the ConnectX-7 off the PCI bus."""
     machine = _spark(node)
-    return replace(machine, cards=tuple(card for card in machine.cards if not card.rdma))
+    return replace(
+        machine, cards=tuple(card for card in machine.cards if not card.rdma)
+    )
 
 
 def renamed(node: int) -> Machine:
@@ -154,7 +165,9 @@ def pair_and_switch(node: int) -> Machine:
 
 def wifi_managed(node: int) -> Machine:
     """A machine that is managed over Wi-Fi; nothing is plugged into its LAN port."""
-    machine = _with(_spark(node, **_cabled(node, 1)), "enP7s7", up=False, speed=-1, addresses=())
+    machine = _with(
+        _spark(node, **_cabled(node, 1)), "enP7s7", up=False, speed=-1, addresses=()
+    )
     return _with(machine, "wlP9s9", up=True, addresses=(f"192.168.1.{40 + node}/24",))
 
 
@@ -162,7 +175,12 @@ def tailscale(node: int) -> Machine:
     """Others reach it by an overlay network."""
     own = (f"100.101.102.{10 + node}/32",)
     overlay = Card(
-        name="tailscale0", mtu=1280, up=True, operstate="unknown", addresses=own, kind="tun"
+        name="tailscale0",
+        mtu=1280,
+        up=True,
+        operstate="unknown",
+        addresses=own,
+        kind="tun",
     )
     machine = cable_port0(node)
     return replace(machine, cards=(*machine.cards, overlay))
@@ -196,11 +214,17 @@ MACHINES: dict[str, Callable[[int], Machine]] = {
     "bond": lambda node: joined(node, "bond"),
     "bridge": lambda node: joined(node, "bridge"),
     # A VRF is a table of routes: its parts keep their addresses.
-    "vrf": lambda node: _with(joined(node, "vrf"), A0, addresses=(f"192.168.90.{10 + node}/24",)),
-    "both_cables": lambda node: _spark(node, **_cabled(node, 0), **_cabled(node, 1, third=102)),
+    "vrf": lambda node: _with(
+        joined(node, "vrf"), A0, addresses=(f"192.168.90.{10 + node}/24",)
+    ),
+    "both_cables": lambda node: _spark(
+        node, **_cabled(node, 0), **_cabled(node, 1, third=102)
+    ),
     # Cage 0 leads to the next node, cage 1 to the one before; each cable has two subnets.
     "ring": lambda node: _spark(
-        node, **_cabled(node, 0, 100 + 2 * node), **_cabled(node, 1, 100 + 2 * ((node - 1) % 3))
+        node,
+        **_cabled(node, 0, 100 + 2 * node),
+        **_cabled(node, 1, 100 + 2 * ((node - 1) % 3)),
     ),
     # The RDMA modules are not loaded: there is no /sys/class/infiniband.
     "no_rdma": lambda node: _with(cable_port0(node), A0, B0, A1, B1, rdma=""),
@@ -208,7 +232,9 @@ MACHINES: dict[str, Callable[[int], Machine]] = {
     "link_down": lambda node: _with(cable_port0(node), A0, B0, up=False, speed=-1),
     "wrong_mtu": lambda node: _with(cable_port0(node), B0, mtu=1500),
     "two_addresses": lambda node: _with(
-        cable_port0(node), A0, addresses=tuple(f"192.168.{n}.{10 + node}/24" for n in (100, 110))
+        cable_port0(node),
+        A0,
+        addresses=tuple(f"192.168.{n}.{10 + node}/24" for n in (100, 110)),
     ),
     "ipv6_only": lambda node: _spark(
         node, **{A0: f"fd00:100::{10 + node}/64", B0: f"fd00:101::{10 + node}/64"}
@@ -225,13 +251,19 @@ MACHINES: dict[str, Callable[[int], Machine]] = {
         cable_port0(node), B0, addresses=(f"169.254.{83 + 40 * node}.14/16",)
     ),
     # The LAN port and the only cable lead to one switch, in one /24.
-    "switch_in_the_lan": lambda node: _spark(node, **{A0: f"10.0.0.{110 + node}/24", B0: ()}),
+    "switch_in_the_lan": lambda node: _spark(
+        node, **{A0: f"10.0.0.{110 + node}/24", B0: ()}
+    ),
     # One of eight, with both cages at switches: nothing says which one joins the nodes.
     "two_switches": lambda node: _spark(
-        node, **{A0: f"10.1.0.{10 + node}/24", B0: ()}, **{A1: f"10.2.0.{10 + node}/24", B1: ()}
+        node,
+        **{A0: f"10.1.0.{10 + node}/24", B0: ()},
+        **{A1: f"10.2.0.{10 + node}/24", B1: ()},
     ),
     # A kernel that keeps a reserve for the next one: CmaFree of a CmaTotal of nothing.
-    "kernel7": lambda node: replace(cable_port0(node), kernel=_KERNEL7, cma=(0, 940_604)),
+    "kernel7": lambda node: replace(
+        cable_port0(node), kernel=_KERNEL7, cma=(0, 940_604)
+    ),
     "kernel7_mended": lambda node: replace(
         cable_port0(node), kernel=_KERNEL7, cma=(0, 0), cmdline=f"{CMDLINE} kho=off"
     ),

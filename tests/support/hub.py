@@ -23,7 +23,9 @@ LARGE = 200  # bytes from which a file has a sha256, as LFS files do
 
 def safetensors(seed: int, size: int = 4096) -> bytes:
     """Return a whole safetensors file, its tensor filled with a byte."""
-    header = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    header = json.dumps(
+        {"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}
+    ).encode()
     return struct.pack("<Q", len(header)) + header + bytes([seed]) * size
 
 
@@ -59,7 +61,9 @@ MODEL = {
     "README.md": b"a model",
     "pytorch_model.bin": b"p" * 3000,
 }
-CHOSEN = sorted(["config.json", "tokenizer.json", "model.safetensors.index.json", *SHARDS])
+CHOSEN = sorted(
+    ["config.json", "tokenizer.json", "model.safetensors.index.json", *SHARDS]
+)
 
 
 class HubServer(LocalServer):
@@ -89,11 +93,16 @@ class HubAnswers(QuietHandler):
         self.do_GET()
 
     def do_GET(self):
-        words = [unquote(each) for each in urlsplit(self.path).path.strip("/").split("/")]
+        words = [
+            unquote(each) for each in urlsplit(self.path).path.strip("/").split("/")
+        ]
         api = words[:2] == ["api", "models"]
         repo = "/".join(words[2:4] if api else words[:2])
         rest = words[4:] if api else words[2:]
-        if self.server.token and self.headers.get("Authorization") != f"Bearer {self.server.token}":
+        if (
+            self.server.token
+            and self.headers.get("Authorization") != f"Bearer {self.server.token}"
+        ):
             self.refuse(401, "GatedRepo", "Access to this model is restricted")
         elif repo not in self.server.repos:
             self.refuse(404, "RepoNotFound", "Repository not found")
@@ -106,7 +115,9 @@ class HubAnswers(QuietHandler):
 
     def info(self, repo, tree=False):
         """Send what is known of a model, or of the files of a commit: in other words."""
-        oid, digests, path = ("oid", "oid", "path") if tree else ("blobId", "sha256", "rfilename")
+        oid, digests, path = (
+            ("oid", "oid", "path") if tree else ("blobId", "sha256", "rfilename")
+        )
         files = []
         for name, data in self.server.repos[repo].items():
             own = {path: name, "size": len(data), oid: digest(data), "type": "file"}
@@ -123,7 +134,9 @@ class HubAnswers(QuietHandler):
             self.refuse(404, "EntryNotFound", "Entry not found")
             return
         data = files[name]
-        begin, _, end = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
+        begin, _, end = (
+            self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
+        )
         part = data[int(begin) : int(end) + 1 if end else None]
         self.send_response(206 if "Range" in self.headers else 200)
         large = len(data) >= LARGE

@@ -75,11 +75,25 @@ print(json.dumps(answer))
 """
 
 
-def link(place, source="", *, soname=None, needs=(), path=RPATH, tags="--disable-new-dtags"):
+def link(
+    place, source="", *, soname=None, needs=(), path=RPATH, tags="--disable-new-dtags"
+):
     """Compile a shared library that needs others; by default with DT_RPATH, as torch's."""
     need("gcc")
     place.parent.mkdir(parents=True, exist_ok=True)
-    command = ["gcc", "-shared", "-fPIC", "-O0", "-x", "c", "-", "-x", "none", "-o", place]
+    command = [
+        "gcc",
+        "-shared",
+        "-fPIC",
+        "-O0",
+        "-x",
+        "c",
+        "-",
+        "-x",
+        "none",
+        "-o",
+        place,
+    ]
     command += [f"-Wl,-soname,{soname}"] if soname else []
     if needs:
         command += [
@@ -101,7 +115,10 @@ def compiled(home):
         nccl[name] = link(place, NCCL % (version, dotted), soname="libnccl.so.2")
     cudart = link(home / "libcudart.so.13", soname="libcudart.so.13")
     torch = {}
-    for kind, tags in (("rpath", "--disable-new-dtags"), ("runpath", "--enable-new-dtags")):
+    for kind, tags in (
+        ("rpath", "--disable-new-dtags"),
+        ("runpath", "--enable-new-dtags"),
+    ):
         lib = home / kind
         cuda = link(
             lib / "libtorch_cuda.so",
@@ -110,7 +127,12 @@ def compiled(home):
             soname="libtorch_cuda.so",
             tags=tags,
         )
-        link(lib / "libtorch_python.so", needs=[cuda], soname="libtorch_python.so", tags=tags)
+        link(
+            lib / "libtorch_python.so",
+            needs=[cuda],
+            soname="libtorch_python.so",
+            tags=tags,
+        )
         link(lib / "libtorch_global_deps.so", needs=[cudart], tags=tags)
         torch[kind] = lib
     return SimpleNamespace(nccl=nccl, cudart=cudart, torch=torch, home=home)
@@ -128,7 +150,9 @@ class Environment:
         self.put("stock", self.pip_copy)
         self.place(parts.cudart, self.site / "nvidia/cu13/lib/libcudart.so.13")
         about = "from typing import Optional\n\n__all__ = []\ncuda: Optional[str] = '13.0'\n"
-        write_files(self.site / "torch", {"__init__.py": TORCH_INIT, "version.py": about})
+        write_files(
+            self.site / "torch", {"__init__.py": TORCH_INIT, "version.py": about}
+        )
         self.torch("rpath")
 
     @property
@@ -143,7 +167,11 @@ class Environment:
 
     def put(self, name, target=None):
         """A libnccl somewhere; its path as text."""
-        return str(self.place(self.parts.nccl[name], target or self.home / name / "libnccl.so.2"))
+        return str(
+            self.place(
+                self.parts.nccl[name], target or self.home / name / "libnccl.so.2"
+            )
+        )
 
     def torch(self, kind):
         for library in self.parts.torch[kind].iterdir():
@@ -152,10 +180,14 @@ class Environment:
     def without_preload(self):
         """As where CUDA's runtime did not come from pip: the list of torch ends before NCCL."""
         init = self.site / "torch/__init__.py"
-        init.write_text(TORCH_INIT.replace("libcudart.so.*", "libcudart_of_nobody.so.*"))
+        init.write_text(
+            TORCH_INIT.replace("libcudart.so.*", "libcudart_of_nobody.so.*")
+        )
 
     def inherited(self):
-        wanted = {key: value for key, value in os.environ.items() if key in ("PATH", "HOME")}
+        wanted = {
+            key: value for key, value in os.environ.items() if key in ("PATH", "HOME")
+        }
         return {**wanted, **self.variables}
 
     def run(self, *words, **variables):
@@ -182,5 +214,7 @@ class Environment:
             # 22907 of 2.29.7+cuda13.0
             parts = copy["version"].partition("+")[0].split(".") if copy else ()
             taken[who] = int("{}{:0>2}{:0>2}".format(*parts)) if copy else None
-        mapped = sorted(os.path.realpath(path) for path, copy in by_path.items() if copy["mapped"])
+        mapped = sorted(
+            os.path.realpath(path) for path, copy in by_path.items() if copy["mapped"]
+        )
         return {**taken, "mapped": mapped}, answer

@@ -75,7 +75,11 @@ class LyingNodes:
 
     def asked(self, function):
         """Return the arguments of each call of a function, with the node's name."""
-        return [(node, arguments) for node, name, arguments in self.calls() if name == function]
+        return [
+            (node, arguments)
+            for node, name, arguments in self.calls()
+            if name == function
+        ]
 
     def calls(self):
         """Return node, function and arguments of all calls, and of the ends of those that hung."""

@@ -96,15 +96,24 @@ def _texts(machine: Machine) -> Iterator[tuple[str, str]]:
     yield "proc/sys/kernel/osrelease", machine.kernel
     yield "proc/sys/kernel/arch", "aarch64"
     yield "proc/cmdline", machine.cmdline
-    sizes = {"MemTotal": machine.memory, "MemFree": 2_904_556, "MemAvailable": 121_000_000}
+    sizes = {
+        "MemTotal": machine.memory,
+        "MemFree": 2_904_556,
+        "MemAvailable": 121_000_000,
+    }
     sizes |= {"SwapTotal": 16_777_212, "SwapFree": 16_777_212}
     if machine.cma:
         sizes["CmaTotal"], sizes["CmaFree"] = machine.cma
     rows = (f"{key + ':':<16}{size:>12} kB" for key, size in sizes.items())
     yield "proc/meminfo", "\n".join(rows)
     # arm64 names no model: an implementer and a part.
-    cpu = "processor\t: {}\nCPU implementer\t: 0x41\nCPU part\t: {}\nCPU revision\t: 1\n"
-    yield "proc/cpuinfo", "\n".join(cpu.format(*each) for each in enumerate(machine.parts))
+    cpu = (
+        "processor\t: {}\nCPU implementer\t: 0x41\nCPU part\t: {}\nCPU revision\t: 1\n"
+    )
+    yield (
+        "proc/cpuinfo",
+        "\n".join(cpu.format(*each) for each in enumerate(machine.parts)),
+    )
     yield "etc/os-release", f'NAME="Ubuntu"\nPRETTY_NAME="{machine.os}"\nID=ubuntu'
     yield "commands/ip-address.json", json.dumps(list(map(_addressed, machine.cards)))
     yield "commands/nvidia-smi.csv", machine.gpu
@@ -124,7 +133,11 @@ def _addressed(card: Card) -> dict[str, object]:
             "family": "inet" if found.version == 4 else "inet6",
             "local": str(found.ip),
             "prefixlen": found.network.prefixlen,
-            "scope": "host" if found.is_loopback else "link" if found.is_link_local else "global",
+            "scope": "host"
+            if found.is_loopback
+            else "link"
+            if found.is_link_local
+            else "global",
         }
         for found in map(ip_interface, own)
     ]
@@ -172,7 +185,10 @@ def _rdma(root: Path, card: Card) -> None:
     _file(home / "ports/1/link_layer", "Ethernet")
     # The default GIDs, then each address; every one as RoCE v1 and as RoCE v2.
     own = (ip_interface(each).ip for each in card.addresses if card.up)
-    gids = [card.link_local, *(f"::ffff:{it}" if it.version == 4 else str(it) for it in own)]
+    gids = [
+        card.link_local,
+        *(f"::ffff:{it}" if it.version == 4 else str(it) for it in own),
+    ]
     kinds = ("IB/RoCE v1", "RoCE v2")
     for index, (gid, kind) in enumerate(itertools.product(gids, kinds)):
         _file(home / f"ports/1/gids/{index}", IPv6Address(gid).exploded)

@@ -27,7 +27,14 @@ LABELS = 'engine="0",model_name="small"'
 def metrics(release, **changes):
     """Return the text of /metrics: ``changes`` by the figure's name without its prefix."""
     prefix = "gpu_" if release == "0.10" else ""
-    said = {"usage": 0.25, "running": 1, "waiting": 0, "preemptions": 0, "queries": 0, "hits": 0}
+    said = {
+        "usage": 0.25,
+        "running": 1,
+        "waiting": 0,
+        "preemptions": 0,
+        "queries": 0,
+        "hits": 0,
+    }
     said |= {"caching": True, "failed": None} | changes
     usage = f"vllm:{prefix or 'kv_'}cache_usage_perc"
     figures = {
@@ -39,7 +46,10 @@ def metrics(release, **changes):
         f"vllm:{prefix}prefix_cache_queries_total": said["queries"],
         f"vllm:{prefix}prefix_cache_hits_total": said["hits"],
     }
-    lines = [f"# HELP {usage} KV-cache usage. 1 means 100 percent usage.", f"# TYPE {usage} gauge"]
+    lines = [
+        f"# HELP {usage} KV-cache usage. 1 means 100 percent usage.",
+        f"# TYPE {usage} gauge",
+    ]
     lines += [f"{name}{{{LABELS}}} {float(value)}" for name, value in figures.items()]
     lines += [
         f'vllm:cache_config_info{{block_size="16",enable_prefix_caching="{said["caching"]}"}} 1.0',
@@ -61,7 +71,9 @@ class Faults:
     reasoning: str = ""
     refuse: tuple[int, object] | None = None  # status and JSON of a chat
     silent: bool = False  # no token ever comes
-    raw: bytes | None = None  # sent in the place of an answer, whose end is the connection's
+    raw: bytes | None = (
+        None  # sent in the place of an answer, whose end is the connection's
+    )
     metrics: str | None = None
     endless: bool = False
     other_engine: bool = False  # which has no /version
@@ -103,7 +115,8 @@ class _ModelRequest(QuietHandler):
             self.send(200 if text else 404, text.encode())
         elif self._allowed():
             cards = [
-                {"id": each, "object": "model", "max_model_len": 4096} for each in faults.models
+                {"id": each, "object": "model", "max_model_len": 4096}
+                for each in faults.models
             ]
             self._json(faults.listing, {"object": "list", "data": cards})
 
@@ -117,7 +130,10 @@ class _ModelRequest(QuietHandler):
             self._json(*faults.refuse)
         elif faults.embeds and self.path == "/v1/embeddings":
             self._json(200, {"data": [{"index": 0, "embedding": [0.5]}]})
-        elif faults.embeds or self.path not in ("/v1/chat/completions", "/v1/completions"):
+        elif faults.embeds or self.path not in (
+            "/v1/chat/completions",
+            "/v1/completions",
+        ):
             self._json(404, {"detail": "Not Found"})
         elif faults.raw is not None:
             self.close_connection = True

@@ -15,11 +15,14 @@ from support.hosts import A0, A1, B0, B1
 from support.machine_files import Machine, write
 
 
-def _cabled(changes: dict[str, dict[str, object]] | None = None, **addresses: str) -> Machine:
+def _cabled(
+    changes: dict[str, dict[str, object]] | None = None, **addresses: str
+) -> Machine:
     """A Spark whose named halves have a link and one address, or none for ``""``."""
     linked = {"up": True, "speed": hosts.RATE, "mtu": 9000}
     halves = {
-        name: {**linked, "addresses": (each,) if each else ()} for name, each in addresses.items()
+        name: {**linked, "addresses": (each,) if each else ()}
+        for name, each in addresses.items()
     }
     for name, its in (changes or {}).items():
         halves[name] = {**halves.get(name, {}), **its}
@@ -39,7 +42,8 @@ MACHINES = {
     "thirteen": _cabled(**{A0: "192.168.11.13/24", B0: "192.168.12.13/24"}),
     # The second half has no address, cage 1 one without a cable. 22.96 GB/s with both HCAs.
     "bare_half": _cabled(
-        {A1: {"addresses": ("192.168.20.11/24",), "mtu": 9000}}, **{A0: "192.168.10.11/24", B0: ""}
+        {A1: {"addresses": ("192.168.20.11/24",), "mtu": 9000}},
+        **{A0: "192.168.10.11/24", B0: ""},
     ),
     # A link-local address that was set by hand, none on the other half. 23.85 GB/s.
     "set_link_local": _cabled(**{A1: "169.254.207.1/16", B1: ""}),
@@ -50,7 +54,9 @@ MACHINES = {
     # Both cages are cabled, one has addresses. Works.
     "second_cable": _cabled(**{A0: "10.0.1.2/24", B0: "10.0.2.2/24", A1: "", B1: ""}),
     # One address, and the MTU of a LAN. Works.
-    "small_mtu": _cabled({A0: {"mtu": 1500}, B0: {"mtu": 1500}}, **{A0: "10.0.1.1/24", B0: ""}),
+    "small_mtu": _cabled(
+        {A0: {"mtu": 1500}, B0: {"mtu": 1500}}, **{A0: "10.0.1.1/24", B0: ""}
+    ),
     # A node of a ring of three, with numbers of its owner's.
     "own_ring": _cabled(
         **{A0: "192.168.10.1/24", B0: "192.168.11.1/24"},

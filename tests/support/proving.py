@@ -30,7 +30,9 @@ print(json.dumps({"codes": codes, "version": version.value, "mapped": mapped}))
 
 def files(folder: Path) -> set[str]:
     """Every file below a folder; of caches not, which Python writes as it likes."""
-    names = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    names = (
+        str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()
+    )
     return {name for name in names if "__pycache__" not in name}
 
 
@@ -44,7 +46,9 @@ def run(*command: str, env: Mapping[str, str] | None = None) -> str:
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip()[-_SHOWN:]
-        raise ProofError(f"{' '.join(command[:5])} … ended with {done.returncode}:\n{said}")
+        raise ProofError(
+            f"{' '.join(command[:5])} … ended with {done.returncode}:\n{said}"
+        )
     return done.stdout
 
 
@@ -55,7 +59,16 @@ def accept_nccl(wheel: Path) -> None:
         venv.create(home, with_pip=True)
         python = str(home / "bin" / "python")
         before = files(home)
-        run(python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", str(wheel))
+        run(
+            python,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-index",
+            "--no-deps",
+            str(wheel),
+        )
         run(python, "-m", "pip", "check")
         library = next(home.glob("lib/python*/site-packages")) / LIBRARY
         found = json.loads(run(python, "-c", ASK, str(library)))
@@ -64,7 +77,9 @@ def accept_nccl(wheel: Path) -> None:
         expected = major * 10000 + minor * 100 + patch
         require(found["codes"] == [0, 0], f"NCCL answers with {found['codes']}")
         require(found["version"] == expected, f"ncclGetVersion says {found['version']}")
-        require(library.read_bytes() == libnccl_of(wheel), "the library is not the wheel's")
+        require(
+            library.read_bytes() == libnccl_of(wheel), "the library is not the wheel's"
+        )
         run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "nvidia-nccl-cu13")
         left = sorted(files(home) - before)
         require(not left, f"uninstalling left {left[:3]}")

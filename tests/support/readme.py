@@ -22,7 +22,11 @@ _TESTS = re.compile(r"^.venv/bin/pip install nox && .*$", re.MULTILINE)
 
 # Machines of tests/support/hosts.py: one Spark, and two that are cabled at different cages, before
 # and after `net plan`. By what README calls them, with their number.
-MACHINES = {"": ("single", 0), "spark-1": ("cable_port0", 0), "spark-2": ("cable_port1", 1)}
+MACHINES = {
+    "": ("single", 0),
+    "spark-1": ("cable_port0", 0),
+    "spark-2": ("cable_port1", 1),
+}
 
 _STAND_INS = {
     # One folder stands for both machines, so each replaces the file of the other.

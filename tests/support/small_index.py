@@ -49,7 +49,9 @@ class _Handler(QuietHandler):
         self.send_header("Content-Type", "application/vnd.pypi.simple.v1+json")
         self.send_header("Content-Length", str(len(body) - begin))
         if begin:
-            self.send_header("Content-Range", f"bytes {begin}-{len(body) - 1}/{len(body)}")
+            self.send_header(
+                "Content-Range", f"bytes {begin}-{len(body) - 1}/{len(body)}"
+            )
         self.end_headers()
         if self.server.stopped and self.path.endswith(self.server.stopped):
             self.wfile.write(body[: len(body) // 2])
@@ -62,7 +64,9 @@ class _Handler(QuietHandler):
         path = self.path.strip("/").removesuffix(".metadata")
         if self.path.endswith(".metadata"):
             with ZipFile(files / path) as wheel:
-                return wheel.read(next(n for n in wheel.namelist() if n.endswith("/METADATA")))
+                return wheel.read(
+                    next(n for n in wheel.namelist() if n.endswith("/METADATA"))
+                )
         if not self.path.endswith("/"):
             return (files / path).read_bytes()
         project = path.rpartition("/")[2]

@@ -74,7 +74,10 @@ def ssh_server(folder: Path, *names: str, homes: dict[str, Path] | None = None):
     try:
         for _ in range(100):
             assert server.poll() is None, log.read_text()
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", port), 1),
+            ):
                 break
             time.sleep(0.05)
         yield f"{binaries}:{os.environ['PATH']}"

@@ -19,7 +19,11 @@ from patchkit.errors import PatchkitError
 def run(arguments, stream):
     """Run patchkit in this process, with a stream for all that it prints; return its exit code."""
     kept = sys.argv, sys.stdout, sys.stderr
-    sys.argv, sys.stdout, sys.stderr = ["patchkit", *map(str, arguments)], stream, stream
+    sys.argv, sys.stdout, sys.stderr = (
+        ["patchkit", *map(str, arguments)],
+        stream,
+        stream,
+    )
     try:
         cli.group.main(sys.argv[1:], prog_name="patchkit", standalone_mode=False)
     except SystemExit as end:
@@ -56,7 +60,9 @@ def on_terminal(arguments, width):
     parts = []
 
     def read():
-        with contextlib.suppress(OSError):  # Linux ends a terminal that nobody has open so
+        with contextlib.suppress(
+            OSError
+        ):  # Linux ends a terminal that nobody has open so
             while part := os.read(ours, 1 << 16):
                 parts.append(part)
 

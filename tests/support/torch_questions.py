@@ -45,12 +45,18 @@ def questions(root: Path) -> set[str]:
     scripts, programs = {"setup.py"}, []
     for path in [root / "CMakeLists.txt", *sorted(root.glob("cmake/**/*.cmake"))]:
         for call in commands(path.read_text(encoding="utf-8"), str(path)):
-            values = [re.sub(r"\\(.)", r"\1", argument.value) for argument in call.arguments]
+            values = [
+                re.sub(r"\\(.)", r"\1", argument.value) for argument in call.arguments
+            ]
             if call.name == "append_cmake_prefix_path" and len(values) == 2:
-                programs.append(f"import {values[0]}; print({values[1]})")  # as the macro has it
+                programs.append(
+                    f"import {values[0]}; print({values[1]})"
+                )  # as the macro has it
             elif call.name != "message":
                 programs += filter(_PROGRAM.search, values)
-            scripts.update(match[1] for value in values for match in _SCRIPT.finditer(value))
+            scripts.update(
+                match[1] for value in values for match in _SCRIPT.finditer(value)
+            )
     for name in scripts:
         if (root / name).is_file():  # others belong to what CMake fetches
             programs.append((root / name).read_text(encoding="utf-8"))
@@ -63,17 +69,24 @@ def _asked(tree: ast.AST) -> Iterator[str]:
     bound = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            bound |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
+            bound |= {
+                each.asname or each.name: f"{node.module}.{each.name}"
+                for each in node.names
+            }
         elif isinstance(node, ast.Import):
             bound |= {each.asname: each.name for each in node.names if each.asname}
-            tops = (each.name.partition(".")[0] for each in node.names if not each.asname)
+            tops = (
+                each.name.partition(".")[0] for each in node.names if not each.asname
+            )
             bound |= {top: top for top in tops}
     yield from (each for each in bound.values() if each.partition(".")[0] == "torch")
     for node in ast.walk(tree):
         if isinstance(node, ast.Name | ast.Attribute):
             first, *rest = ast.unparse(node).split(".")
             asked = ".".join([bound.get(first, ""), *rest])
-            if asked.partition(".")[0] == "torch" and all(part.isidentifier() for part in rest):
+            if asked.partition(".")[0] == "torch" and all(
+                part.isidentifier() for part in rest
+            ):
                 yield asked
 
 

@@ -12,7 +12,9 @@ VERSION = "0.19.1"
 FIX = "marlin_w4a8_fp8"
 NAME = f"vllm-{VERSION}-cp38-abi3-manylinux_2_28_aarch64.whl"
 PATCHED = load_recipe().fix(FIX).examples[0]
-LOST, HOPPER, STOCK = ((LIBRARIES / f"{n}.so").read_bytes() for n in ("lost", "hopper", "stock"))
+LOST, HOPPER, STOCK = (
+    (LIBRARIES / f"{n}.so").read_bytes() for n in ("lost", "hopper", "stock")
+)
 KERNELS = {
     "vllm/_C.abi3.so": LOST,
     "vllm/_C_stable_libtorch.abi3.so": STOCK,
@@ -25,7 +27,10 @@ _PACKAGED = (
     *("engine/arg_utils.py", "model_executor/model_loader/weight_utils.py"),
     "distributed/device_communicators/shm_broadcast.py",
     *("model_executor/kernels/**/*.py", "model_executor/layers/quantization/**/*.py"),
-    *("model_executor/layers/fused_moe/**/*.py", "model_executor/layers/fused_moe/configs/*.json"),
+    *(
+        "model_executor/layers/fused_moe/**/*.py",
+        "model_executor/layers/fused_moe/configs/*.json",
+    ),
 )
 _VERSION_FILE = f"""\
 # made by a tool
@@ -62,7 +67,9 @@ def python_of(root):
     }
 
 
-def vllm_wheel(folder, *, name=NAME, change=None, libraries=None, method=zipfile.ZIP_DEFLATED):
+def vllm_wheel(
+    folder, *, name=NAME, change=None, libraries=None, method=zipfile.ZIP_DEFLATED
+):
     """Write the wheel; ``change`` may spoil its members before RECORD is made."""
     home = f"vllm-{VERSION}.dist-info"
     members = {

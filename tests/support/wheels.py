@@ -32,7 +32,10 @@ def write_wheel(
     named += [f"Requires-Python: {python}"] if python else []
     named += [f"Requires-Dist: {each}" for each in requires]
     members = {
-        **(files or {_FILES.get(project, f"{project}.txt"): f"{version} {tag}".encode()}),
+        **(
+            files
+            or {_FILES.get(project, f"{project}.txt"): f"{version} {tag}".encode()}
+        ),
         f"{home}/METADATA": "\n".join(["Metadata-Version: 2.1", *named, ""]).encode(),
         f"{home}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n".encode(),
     }
@@ -56,7 +59,11 @@ def write_zip(place, members, method=zipfile.ZIP_STORED, level=None):
 def record(home, members):
     rows = []
     for path, data in members.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        digest = (
+            base64.urlsafe_b64encode(hashlib.sha256(data).digest())
+            .rstrip(b"=")
+            .decode()
+        )
         quoted = f'"{path}"' if "," in path else path
         rows.append(f"{quoted},sha256={digest},{len(data)}")
     return "\n".join([*rows, f"{home}/RECORD,,", ""]).encode()

@@ -16,7 +16,9 @@ def make_tree(tmp_path):
 
     def make(version, files, *, kind="sdist", name="tree", project="vllm"):
         root = write_files(tmp_path / name, files)
-        return SourceTree(root=root, project=project, version=Version(version), kind=kind)
+        return SourceTree(
+            root=root, project=project, version=Version(version), kind=kind
+        )
 
     return make
 
@@ -28,7 +30,11 @@ def machine(tmp_path_factory):
 
     @cache
     def probed(name, node):
-        made = hosts.build(folder, name, node=node) if node else networks.build(folder, name)
+        made = (
+            hosts.build(folder, name, node=node)
+            if node
+            else networks.build(folder, name)
+        )
         return probe(made, environment={})
 
     return lambda name, node=0: probed(name, node)

@@ -11,7 +11,14 @@ import click
 
 from patchkit.cli.cluster.cluster_options import cluster_here
 from patchkit.cli.out import PATH, LaidOut, table, tell
-from patchkit.cli.render import Block, Record, VerbGroup, read_numbers, rendered, verbose_option
+from patchkit.cli.render import (
+    Block,
+    Record,
+    VerbGroup,
+    read_numbers,
+    rendered,
+    verbose_option,
+)
 from patchkit.cluster.launch.cluster_file import read_cluster_file
 from patchkit.cluster.openai.server_answers import server_at
 from patchkit.errors import UsageError
@@ -63,19 +70,39 @@ def bench_command() -> None:
 @bench_command.command("run")
 @click.argument("model")
 @click.argument("args", nargs=-1)
-@click.option("--url", metavar="URL", default="", help="Measure the server that runs there.")
-@click.option("--compare", nargs=2, metavar="A B", type=PATH, help="Two cluster files, in turns.")
-@click.option("--cluster", metavar="FILE", type=PATH, help="Serve it there, under units.")
-@click.option("--venv", metavar="DIR", default="", help="The environment that has vLLM.")
-@click.option("--input", "depth", type=click.IntRange(1), default=1024, show_default=True)
+@click.option(
+    "--url", metavar="URL", default="", help="Measure the server that runs there."
+)
+@click.option(
+    "--compare", nargs=2, metavar="A B", type=PATH, help="Two cluster files, in turns."
+)
+@click.option(
+    "--cluster", metavar="FILE", type=PATH, help="Serve it there, under units."
+)
+@click.option(
+    "--venv", metavar="DIR", default="", help="The environment that has vLLM."
+)
+@click.option(
+    "--input", "depth", type=click.IntRange(1), default=1024, show_default=True
+)
 @click.option("--output", type=click.IntRange(1), default=128, show_default=True)
-@click.option("--concurrency", default="1,8,32", show_default=True, callback=read_numbers)
+@click.option(
+    "--concurrency", default="1,8,32", show_default=True, callback=read_numbers
+)
 @click.option("--rounds", default=ENOUGH, show_default=True, help="Repetitions.")
 @click.option("--tokenizer", metavar="DIR", default="", help="Default: the model's.")
-@click.option("-o", "folder", metavar="DIR", type=PATH, help="Default: bench-MODEL-DAY.")
+@click.option(
+    "-o", "folder", metavar="DIR", type=PATH, help="Default: bench-MODEL-DAY."
+)
 @rendered
 def run_bench(
-    model: str, *, args: tuple[str, ...], url: str, venv: str, folder: Path | None, **given: Any
+    model: str,
+    *,
+    args: tuple[str, ...],
+    url: str,
+    venv: str,
+    folder: Path | None,
+    **given: Any,
 ) -> Iterator[Block]:
     """Serve a model in one way or two, in turns, and measure each; called again it goes on.
 
@@ -86,13 +113,18 @@ def run_bench(
         raise UsageError("--url, --compare, --cluster: one of them")
     if url:
         server = server_at(url.rstrip("/").removesuffix("/v1"))
-        variants = [PlannedVariant(name="served", python=venv_python(venv), url=server.url)]
+        variants = [
+            PlannedVariant(name="served", python=venv_python(venv), url=server.url)
+        ]
     elif files := compare or (cluster and [cluster]):
         variants = [
-            plan_cluster(read_cluster_file(path), path.stem, model, venv, args) for path in files
+            plan_cluster(read_cluster_file(path), path.stem, model, venv, args)
+            for path in files
         ]
     else:
-        variants = [plan_cluster(cluster_here(venv or None).file, "served", model, venv, args)]
+        variants = [
+            plan_cluster(cluster_here(venv or None).file, "served", model, venv, args)
+        ]
     size = {"depth": given["depth"], "output": given["output"]}
     loads = [
         BenchLoad(**size, concurrency=count, prompts=_PROMPTS * count)
@@ -112,9 +144,12 @@ def run_bench(
     yield Record({"folder": plan.folder, "figures": all_series})
     main = [series for series in all_series if series.measure in MAIN]
     yield from table(
-        (it.load, it.measure.name, it.variant, f"{it.text} {it.measure.unit}") for it in main
+        (it.load, it.measure.name, it.variant, f"{it.text} {it.measure.unit}")
+        for it in main
     )
-    first, *others = ([it for it in main if it.variant == variant.name] for variant in variants)
+    first, *others = (
+        [it for it in main if it.variant == variant.name] for variant in variants
+    )
     for second in others:
         yield f"{second[0].variant} against {first[0].variant}, by round:"
         yield from _difference_lines(compare_series(first, second))
@@ -138,12 +173,20 @@ def compare_results(first: Path, second: Path, *, verbose: bool) -> Iterator[Blo
     if not pairs:
         raise UsageError(f"{first} and {second} have no variant and load in common")
     yield f"figures, {second} by {first}:"
-    yield from _difference_lines([it for it in pairs if verbose or it.first.measure in MAIN])
+    yield from _difference_lines(
+        [it for it in pairs if verbose or it.first.measure in MAIN]
+    )
 
 
 def _difference_lines(pairs: Sequence[FigureDifference]) -> Iterator[Block]:
     yield from table(
-        (pair.first.variant, pair.first.load, pair.first.measure.name, pair.text, pair.verdict)
+        (
+            pair.first.variant,
+            pair.first.load,
+            pair.first.measure.name,
+            pair.text,
+            pair.verdict,
+        )
         for pair in pairs
     )
     yield LaidOut(

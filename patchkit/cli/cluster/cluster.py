@@ -8,7 +8,11 @@ from pathlib import Path
 
 import click
 
-from patchkit.cli.cluster.cluster_options import FILE_OPTION, cluster_option, sent_amount
+from patchkit.cli.cluster.cluster_options import (
+    FILE_OPTION,
+    cluster_option,
+    sent_amount,
+)
 from patchkit.cli.out import PATH, next_step, program, record_fields, spelled, style
 from patchkit.cli.progress import progress
 from patchkit.cli.render import (
@@ -27,8 +31,16 @@ from patchkit.cli.wheel.wheelhouse import tell_hashing
 from patchkit.cluster.agent.installation import NodeWheel, WheelLock
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode, new_cluster_text
-from patchkit.cluster.launch.install import install_everywhere, install_image, resolve_image
+from patchkit.cluster.launch.cluster_file import (
+    ClusterFile,
+    ClusterNode,
+    new_cluster_text,
+)
+from patchkit.cluster.launch.install import (
+    install_everywhere,
+    install_image,
+    resolve_image,
+)
 from patchkit.cluster.launch.plan import node_addresses, survey_nodes
 from patchkit.cluster.models.names import pin_image
 from patchkit.errors import HostError, UsageError
@@ -66,7 +78,9 @@ def cluster_command() -> None:
 @click.argument("nodes", nargs=-1, required=True, metavar="HOST...")
 @FILE_OPTION
 @click.option("--topology", type=click.Choice(TOPOLOGIES))
-@click.option("--head-ip", "address", default="", metavar="A", help="The head's IPv4 address.")
+@click.option(
+    "--head-ip", "address", default="", metavar="A", help="The head's IPv4 address."
+)
 @click.option("--target", default="", metavar="NAME", help="Instead of the probed GPU.")
 @click.option("--force", is_flag=True, help="Replace a file that says something else.")
 @rendered
@@ -83,7 +97,10 @@ def init_cluster(
     but Python 3.11 and systemd. Cables, versions and limits are checked.
     """
     head, *workers = nodes
-    members = [ClusterNode(ssh=head, address=address), *(ClusterNode(ssh=it) for it in workers)]
+    members = [
+        ClusterNode(ssh=head, address=address),
+        *(ClusterNode(ssh=it) for it in workers),
+    ]
     cluster = Cluster(ClusterFile(node=tuple(members)))
     facts = cluster.facts()
     # A Spark beside a Thor: tensor parallelism, the default, is not for two kinds.
@@ -94,13 +111,19 @@ def init_cluster(
     members, linked = _link_nodes(cluster.file, facts, choices)
     found = [*survey_nodes(nodes, facts), *linked]
     text = new_cluster_text(members, choices)
-    outcome = str(write(file, text, force=force, private=False, by="patchkit cluster init"))
+    outcome = str(
+        write(file, text, force=force, private=False, by="patchkit cluster init")
+    )
     yield Record({"file": file, "outcome": outcome, "text": text, "findings": found})
     for name, its in zip(nodes, facts, strict=True):
         host = its.host
         gpu = host.gpus[0].name if host.gpus else "no GPU"
-        memory = f"{host.memory.total / KIB_PER_GIB:.0f} GiB" if host.memory else "? GiB"
-        vllm = f"vLLM {host.versions['vllm']}" if host.versions["vllm"] else "no vLLM yet"
+        memory = (
+            f"{host.memory.total / KIB_PER_GIB:.0f} GiB" if host.memory else "? GiB"
+        )
+        vllm = (
+            f"vLLM {host.versions['vllm']}" if host.versions["vllm"] else "no vLLM yet"
+        )
         cages = counted_noun(len(host.cabled), "QSFP cage")
         yield style(name, bold=True) + f"  {gpu}, {memory}, {cages} cabled, {vllm}"
     yield from finding_blocks(check for check in found if check.level is not Level.OK)
@@ -145,17 +168,25 @@ def _link_nodes(
             assert trouble is not None
             kept.append(worker)
             what = f"link: {trouble.what}"
-            found.append(finding(HostError, worker.ssh, what, trouble.hint, trouble.why))
+            found.append(
+                finding(HostError, worker.ssh, what, trouble.hint, trouble.why)
+            )
     return kept, found
 
 
 @cluster_command.command("install")
 @cluster_option
-@click.option("--wheelhouse", "house", type=PATH, default="wheelhouse", show_default=True)
-@click.option("--apply", "patched", is_flag=True, help="Patch the image's vLLM in a layer.")
+@click.option(
+    "--wheelhouse", "house", type=PATH, default="wheelhouse", show_default=True
+)
+@click.option(
+    "--apply", "patched", is_flag=True, help="Patch the image's vLLM in a layer."
+)
 @click.option("--native", is_flag=True, help="With --apply: assemble its PTX as well.")
 @rendered
-def install_vllm(*, cluster: Cluster, house: Path, patched: bool, native: bool) -> Iterator[Block]:
+def install_vllm(
+    *, cluster: Cluster, house: Path, patched: bool, native: bool
+) -> Iterator[Block]:
     """Install the same wheels, or the same image, on every node.
 
     \b
@@ -196,18 +227,35 @@ def _install_wheels(cluster: Cluster, house: Path) -> Iterator[Block]:
     for its in brought:
         state, venv = its.before, its.venv
         changed = state.current != venv.name
-        own = {"node": its.node, "changed": changed, "former": state.current, "note": its.note}
+        own = {
+            "node": its.node,
+            "changed": changed,
+            "former": state.current,
+            "note": its.note,
+        }
         nodes.append({**own, **record_fields(venv)})
-        how = "installed anew" if not state.installed else "is there" if changed else "as it is"
+        how = (
+            "installed anew"
+            if not state.installed
+            else "is there"
+            if changed
+            else "as it is"
+        )
         uses = f", and {cluster.file.venv} uses it" if changed else ""
         yield GOOD + f"{its.node}: {venv.name} {how}{uses}"
         warnings = [*venv.warnings, its.note]
-        yield from ("  " + lead_word("note") + warning for warning in warnings if warning)
+        yield from (
+            "  " + lead_word("note") + warning for warning in warnings if warning
+        )
     yield Record({"venv": cluster.file.venv, "copies": copies, "nodes": nodes})
     first = brought[0].venv
     leading = (name for name in ("vllm", "torch") if name in first.versions)
     parts = [f"{name} {first.versions[name]}" for name in leading]
-    parts += [f"NCCL {first.nccl_version or '?'} ({first.nccl_sha256[:12]})"] if first.nccl else []
+    parts += (
+        [f"NCCL {first.nccl_version or '?'} ({first.nccl_sha256[:12]})"]
+        if first.nccl
+        else []
+    )
     same = "the same on every node: " if len(nodes) > 1 else ""
     yield f"{same}{', '.join([f'{len(first.versions)} projects', *parts])}"
 
@@ -251,7 +299,9 @@ def _read_house_lock(house: Path) -> WheelLock:
         raise UsageError(
             f"{house}: holds no wheels",
             why="a node without a network installs what the wheelhouse holds, all of it",
-            hint=quoted("patchkit", "repack", f"vllm=={load_recipe().newest}", "--dir", house)
+            hint=quoted(
+                "patchkit", "repack", f"vllm=={load_recipe().newest}", "--dir", house
+            )
             + " && "
             + quoted("patchkit", "wheelhouse", "fill", "--dir", house),
         )
@@ -273,7 +323,12 @@ def _read_house_lock(house: Path) -> WheelLock:
         with WheelFile(house / entry.filename) as wheel:
             unpacked = sum(each.file_size for each in wheel.members.values())
         wheels.append(
-            NodeWheel(name=entry.filename, sha256=entry.sha256, size=entry.size, unpacked=unpacked)
+            NodeWheel(
+                name=entry.filename,
+                sha256=entry.sha256,
+                size=entry.size,
+                unpacked=unpacked,
+            )
         )
     return WheelLock(
         requirements=read_text(house / REQUIREMENTS, limit=_LARGEST, follow=False),

@@ -27,14 +27,18 @@ from patchkit.errors import PatchkitError
 F = TypeVar("F", bound=Callable[..., Any])
 
 _FEW = 1e8  # bytes; a speed of less says nothing
-FILE_OPTION = click.option("--file", type=PATH, default=FILE, show_default=True, help="Its file.")
+FILE_OPTION = click.option(
+    "--file", type=PATH, default=FILE, show_default=True, help="Its file."
+)
 
 
 def cluster_option(function: F) -> F:
     """Add ``--file`` and ``--here``, and hand over the cluster that they name."""
 
     @FILE_OPTION
-    @click.option("--here", is_flag=True, help="This machine; the default without cluster.toml.")
+    @click.option(
+        "--here", is_flag=True, help="This machine; the default without cluster.toml."
+    )
     @functools.wraps(function)
     def wrapped(*arguments: Any, file: Path, here: bool, **options: Any) -> Any:
         alone = here or (file == FILE and not file.exists())
@@ -56,11 +60,20 @@ def cluster_here(venv: str | None = None, **choices: Any) -> Cluster:
 def node_fields(node: str, answer: object, **more: object) -> dict[str, object]:
     """Return what --json says of a node: its answer, or why it gave none."""
     if isinstance(answer, PatchkitError):
-        return {"node": node, "error": answer.what, "why": answer.why, "next": answer.hint}
+        return {
+            "node": node,
+            "error": answer.what,
+            "why": answer.why,
+            "next": answer.hint,
+        }
     return {"node": node, **more, **record_fields(answer)}
 
 
 def sent_amount(sent: Copied) -> str:
     """Return how much was copied, and how fast."""
-    fast = f", {sent.sent / 1e9 / max(sent.seconds, 1e-3):.2f} GB/s" if sent.sent >= _FEW else ""
+    fast = (
+        f", {sent.sent / 1e9 / max(sent.seconds, 1e-3):.2f} GB/s"
+        if sent.sent >= _FEW
+        else ""
+    )
     return f"{gigabytes(sent.sent)} in {sent.seconds:,.1f} s{fast}"

@@ -11,7 +11,14 @@ import click
 
 from patchkit.cli.cluster.cluster_options import cluster_here
 from patchkit.cli.out import FILE_OR_DASH, PATH, table, tell
-from patchkit.cli.render import Block, ExitCode, Record, finding_lines, rendered, verbose_option
+from patchkit.cli.render import (
+    Block,
+    ExitCode,
+    Record,
+    finding_lines,
+    rendered,
+    verbose_option,
+)
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import FILE, ServeChoices, read_cluster_file
 from patchkit.doctor.archive import pack_archive, require_new, save_archive
@@ -32,19 +39,36 @@ _READER = "patchkit doctor --log -"
 
 
 @click.command()
-@click.option("--cluster", "with_cluster", is_flag=True, help="Every node, and between them.")
-@click.option("--file", type=PATH, help="The cluster's file, instead of cluster.toml.")
-@click.option("--log", type=FILE_OR_DASH, help="What a program wrote; - is standard input.")
-@click.option("--port", type=click.IntRange(1, 65535), metavar="N", help="The server's, not 8000.")
-@click.option("--gpu", is_flag=True, help="Also try the GPUs, one by one and together: minutes.")
 @click.option(
-    "--save", type=PATH, help="Keep all of it for a report, without names, addresses and secrets."
+    "--cluster", "with_cluster", is_flag=True, help="Every node, and between them."
 )
-@click.option("--venv", metavar="DIR", help="The environment that has vLLM; default: this one.")
+@click.option("--file", type=PATH, help="The cluster's file, instead of cluster.toml.")
+@click.option(
+    "--log", type=FILE_OR_DASH, help="What a program wrote; - is standard input."
+)
+@click.option(
+    "--port", type=click.IntRange(1, 65535), metavar="N", help="The server's, not 8000."
+)
+@click.option(
+    "--gpu", is_flag=True, help="Also try the GPUs, one by one and together: minutes."
+)
+@click.option(
+    "--save",
+    type=PATH,
+    help="Keep all of it for a report, without names, addresses and secrets.",
+)
+@click.option(
+    "--venv", metavar="DIR", help="The environment that has vLLM; default: this one."
+)
 @verbose_option
 @rendered
 def doctor_command(
-    *, file: Path | None, log: Path | None, port: int | None, save: Path | None, **given: Any
+    *,
+    file: Path | None,
+    log: Path | None,
+    port: int | None,
+    save: Path | None,
+    **given: Any,
 ) -> Iterator[Block]:
     """Find what is wrong, why, and what cures it. Exits with 0 only if nothing is.
 
@@ -59,7 +83,9 @@ def doctor_command(
     gpu = given["gpu"]
     verbose = given["verbose"]
     if sum((log is not None, several, port is not None)) > 1:
-        raise UsageError("--log, --cluster, --port: one of them", hint="patchkit doctor --cluster")
+        raise UsageError(
+            "--log, --cluster, --port: one of them", hint="patchkit doctor --cluster"
+        )
     if log is None:
         require_libraries(BASE)
     if save is not None:

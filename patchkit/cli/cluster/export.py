@@ -10,7 +10,15 @@ import click
 
 from patchkit.cli import complete
 from patchkit.cli.out import PATH, LaidOut, tell
-from patchkit.cli.render import GOOD, Block, Data, Record, VerbGroup, lead_word, rendered
+from patchkit.cli.render import (
+    GOOD,
+    Block,
+    Data,
+    Record,
+    VerbGroup,
+    lead_word,
+    rendered,
+)
 from patchkit.cli.runtime.node_options import node_options
 from patchkit.cli.runtime.serve_args import serve_command
 from patchkit.cli.wheel.build_options import house_option
@@ -21,7 +29,9 @@ from patchkit.runtime.envfile.write import write
 from patchkit.wheel.wheelhouse.contents import load_manifest
 
 _OUTPUT = click.option("-o", "--output", type=PATH, help="Default: standard output.")
-_FORCE = click.option("--force", is_flag=True, help="Replace a FILE with another content.")
+_FORCE = click.option(
+    "--force", is_flag=True, help="Replace a FILE with another content."
+)
 
 
 @click.group(cls=VerbGroup)
@@ -52,7 +62,9 @@ def write_containerfile(
     check_image(base, pinned=not unpinned)
     made = containerfile(load_manifest(house), base, house.as_posix())
     builds = list(build_lines(made.platform, output or Path("Containerfile")))
-    yield Record({"containerfile": made.text, "platform": made.platform, "build": builds})
+    yield Record(
+        {"containerfile": made.text, "platform": made.platform, "build": builds}
+    )
     if output is None:
         yield Data(made.text)
         return

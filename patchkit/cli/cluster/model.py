@@ -7,8 +7,20 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from patchkit.cli.cluster.cluster_options import cluster_option, node_fields, sent_amount
-from patchkit.cli.out import Shown, next_step, program, record_fields, style, table, tell
+from patchkit.cli.cluster.cluster_options import (
+    cluster_option,
+    node_fields,
+    sent_amount,
+)
+from patchkit.cli.out import (
+    Shown,
+    next_step,
+    program,
+    record_fields,
+    style,
+    table,
+    tell,
+)
 from patchkit.cli.progress import progress
 from patchkit.cli.render import (
     BAD,
@@ -54,10 +66,14 @@ def model_command() -> None:
 @model_command.command("get")
 @click.argument("spec", metavar="REPO[@REVISION]")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
-@click.option("--venv", metavar="DIR", help="The environment that has vLLM; default: the file's.")
+@click.option(
+    "--venv", metavar="DIR", help="The environment that has vLLM; default: the file's."
+)
 @cluster_option
 @rendered
-def get_model(spec: str, *, cluster: Cluster, dry_run: bool, venv: str | None) -> Iterator[Block]:
+def get_model(
+    spec: str, *, cluster: Cluster, dry_run: bool, venv: str | None
+) -> Iterator[Block]:
     """Fetch what vLLM loads of a model, to the first node.
 
     Says the size first, goes on where it was, and hashes every file at the end. Who is logged in
@@ -73,14 +89,18 @@ def get_model(spec: str, *, cluster: Cluster, dry_run: bool, venv: str | None) -
     asked = {"models": cluster.file.model_folder, "python": python, "repo": repo}
     plan = head.call(FetchPlan, plan_fetch, **asked, revision=revision)
     tell(style(f"{repo}@{plan.commit}", bold=True))
-    tell(f"  {plan.files} files, {gigabytes(plan.size)}, into {head.destination}:{plan.folder}")
+    tell(
+        f"  {plan.files} files, {gigabytes(plan.size)}, into {head.destination}:{plan.folder}"
+    )
     tell(f"  {gigabytes(plan.left)} to download; {gigabytes(plan.free)} free")
     if dry_run:
         yield Record({"plan": plan, "dry_run": True})
         yield "nothing was changed"
         return
     with progress() as report:
-        check = head.follow(ModelCheck, report(repo), fetch_model, **asked, commit=plan.commit)
+        check = head.follow(
+            ModelCheck, report(repo), fetch_model, **asked, commit=plan.commit
+        )
     whole = not check.exit_code
     if whole and file:
         pin(file, repo, plan.commit)
@@ -113,7 +133,9 @@ def sync_models(specs: Sequence[str], *, cluster: Cluster) -> Iterator[Block]:
             hint="name the nodes in cluster.toml: patchkit cluster init spark-1 spark-2",
         )
     if not specs and not (specs := tuple(cluster.file.models)):
-        raise UsageError("no model is named, and none is pinned", hint="name one: org/name")
+        raise UsageError(
+            "no model is named, and none is pinned", hint="name one: org/name"
+        )
     models_by_node = models_of(nodes)
     results: list[tuple[ModelNode, ModelCheck | PatchkitError]] = []
     for spec in specs:
@@ -125,7 +147,9 @@ def sync_models(specs: Sequence[str], *, cluster: Cluster) -> Iterator[Block]:
             results += zip(others, everywhere(others, copy), strict=True)
         for node, check in damaged_sources:
             for finding in check.errors:
-                text = " ".join(filter(None, [f"{node.ssh}:", finding.where, finding.what]))
+                text = " ".join(
+                    filter(None, [f"{node.ssh}:", finding.where, finding.what])
+                )
                 yield lead_word("note") + f"{text}; the copy of {source.ssh} is taken"
     yield from _checked_blocks(specs, results, source=True)
 
@@ -143,7 +167,9 @@ def check_models(spec: str, *, cluster: Cluster, quick: bool) -> Iterator[Block]
     nodes = _model_nodes(cluster)
     models_by_node = models_of(nodes)
     all_of(models_by_node)  # a node that is silent is no node without the model
-    sources = sources_of(nodes, models_by_node, *_find_commit(cluster, spec), whole=False)
+    sources = sources_of(
+        nodes, models_by_node, *_find_commit(cluster, spec), whole=False
+    )
     found = {node.ssh: model.folder for node, model in sources}
     with progress() as report:
 
@@ -157,8 +183,12 @@ def check_models(spec: str, *, cluster: Cluster, quick: bool) -> Iterator[Block]
 
         results = everywhere(nodes, check_on)
     results = compare_records(results)
-    whole = any(isinstance(result, ModelCheck) and result.complete for result in results)
-    yield from _checked_blocks([spec], list(zip(nodes, results, strict=True)), source=whole)
+    whole = any(
+        isinstance(result, ModelCheck) and result.complete for result in results
+    )
+    yield from _checked_blocks(
+        [spec], list(zip(nodes, results, strict=True)), source=whole
+    )
 
 
 @model_command.command("list")
@@ -174,13 +204,21 @@ def list_models(*, cluster: Cluster) -> Iterator[Block]:
             fields.append(node_fields(node.ssh, answer))
             yield from _check_blocks(node.ssh, answer)
             continue
-        models = [{**record_fields(check), "complete": check.complete} for check in answer]
+        models = [
+            {**record_fields(check), "complete": check.complete} for check in answer
+        ]
         fields.append({"node": node.ssh, "models": models})
         if not answer:
             yield f"{node.ssh}: no models in {node.models}"
         for model in answer:
             name = style(model.repo, bold=True)
-            row = (node.ssh, name, model.commit[:SHORT], gigabytes(model.size), _state(model))
+            row = (
+                node.ssh,
+                name,
+                model.commit[:SHORT],
+                gigabytes(model.size),
+                _state(model),
+            )
             rows.append(row)
     yield Record({"nodes": fields})
     yield from table(rows, heads=("node", "model", "commit", "size", "state"))
@@ -196,7 +234,10 @@ def _state(model: ModelCheck) -> Shown:
 
 def _model_nodes(cluster: Cluster) -> list[ModelNode]:
     folder = cluster.file.model_folder
-    return [ModelNode(ssh=it.ssh, peer=it.from_head, models=folder) for it in cluster.file.node]
+    return [
+        ModelNode(ssh=it.ssh, peer=it.from_head, models=folder)
+        for it in cluster.file.node
+    ]
 
 
 def _find_commit(cluster: Cluster, spec: str) -> tuple[str, str]:
@@ -209,7 +250,9 @@ def _check_blocks(node: str, answer: ModelCheck | PatchkitError) -> Iterator[Blo
     """Yield how much was copied and how fast, the verdict, and each finding; or what is wrong."""
     yield ExitCode(answer.exit_code)
     if isinstance(answer, PatchkitError):
-        yield BAD + (answer.what if answer.what.startswith(node) else f"{node}: {answer.what}")
+        yield BAD + (
+            answer.what if answer.what.startswith(node) else f"{node}: {answer.what}"
+        )
         if answer.hint:
             yield style(f"  next: {answer.hint}", dim=True)
         return
@@ -230,7 +273,9 @@ def _check_blocks(node: str, answer: ModelCheck | PatchkitError) -> Iterator[Blo
     yield from finding_blocks(answer.findings)
 
 
-def _checked_blocks(specs: Sequence[str], results: _Results, *, source: bool) -> Iterator[Block]:
+def _checked_blocks(
+    specs: Sequence[str], results: _Results, *, source: bool
+) -> Iterator[Block]:
     """Yield what came of it on each node, the code of the worst, and what cures it.
 
     With a ``source`` some node has the whole model.
@@ -242,6 +287,8 @@ def _checked_blocks(specs: Sequence[str], results: _Results, *, source: bool) ->
         yield from _check_blocks(node.ssh, result)
     yield Record({"nodes": nodes})
 
-    broken = any(isinstance(result, ModelCheck) and result.exit_code for _node, result in results)
+    broken = any(
+        isinstance(result, ModelCheck) and result.exit_code for _node, result in results
+    )
     if broken:
         yield next_step(*program(), "model", "sync" if source else "get", *specs)

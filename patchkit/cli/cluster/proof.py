@@ -23,11 +23,22 @@ from patchkit.measure.rounds import measure_stream
 
 @click.command()
 @click.argument("args", nargs=-1)
-@click.option("-o", "place", type=PATH, required=True, metavar="FILE", help="The archive: .tar.gz.")
+@click.option(
+    "-o",
+    "place",
+    type=PATH,
+    required=True,
+    metavar="FILE",
+    help="The archive: .tar.gz.",
+)
 @click.option("--cluster", "several", is_flag=True, help="Also NCCL between the nodes.")
 @click.option("--file", type=PATH, help="The cluster's file, instead of cluster.toml.")
-@click.option("--venv", metavar="DIR", help="The environment that has vLLM; default: this one.")
-@click.option("--model", metavar="NAME", default="", help="Serve it instead of random weights.")
+@click.option(
+    "--venv", metavar="DIR", help="The environment that has vLLM; default: this one."
+)
+@click.option(
+    "--model", metavar="NAME", default="", help="Serve it instead of random weights."
+)
 @rendered
 def proof_command(
     *,
@@ -54,7 +65,9 @@ def proof_command(
     cluster = Cluster(read_cluster_file(file or FILE)) if named else cluster_here(venv)
     own = "random weights, 4.6 GiB of memory; nothing is downloaded"
     tell(f"serves {model or own}")
-    tools = ProofTools(look_at_device_code=look_at_device_code, measure_stream=measure_stream)
+    tools = ProofTools(
+        look_at_device_code=look_at_device_code, measure_stream=measure_stream
+    )
     proof, archive, interrupt = collect_proof(cluster, model, args, tell, tools)
     save_archive(archive, place)
     summary = summary_lines(proof)

@@ -11,7 +11,16 @@ import click
 
 from patchkit.cli import complete
 from patchkit.cli.cluster.cluster_options import cluster_option, node_fields
-from patchkit.cli.out import LaidOut, next_step, program, record_fields, spelled, style, table, tell
+from patchkit.cli.out import (
+    LaidOut,
+    next_step,
+    program,
+    record_fields,
+    spelled,
+    style,
+    table,
+    tell,
+)
 from patchkit.cli.render import BAD, GOOD, Block, ExitCode, Record, lead_word, rendered
 from patchkit.cli.runtime.node_options import note_lines
 from patchkit.cluster.agent.group_script import ANSWERED
@@ -57,7 +66,11 @@ _WORDS = {
     "failed": "failed",
 }
 _TOLD = ("waiting", "busy")  # states in which a unit's own words are told
-_STOPPING = ("stop", "final", "cleaning")  # how the names of sub-states begin that end a unit
+_STOPPING = (
+    "stop",
+    "final",
+    "cleaning",
+)  # how the names of sub-states begin that end a unit
 _HEADS = ("node", "rank", "state", "since", "starts", "memory", "GPU")
 # By the unit's sub-state, else by its state.
 _STATES = {
@@ -138,7 +151,11 @@ def _watch_start(cluster: Cluster) -> StartWatcher:
         line = (unit.sub in _TOLD and unit.text) or _unit_word(unit.sub)
         if line not in lines[-1:]:
             lines.append(line)
-            tell(style(f"  {seconds:5.0f} s  {cluster.head.destination}: {line}", dim=True))
+            tell(
+                style(
+                    f"  {seconds:5.0f} s  {cluster.head.destination}: {line}", dim=True
+                )
+            )
 
     return StartWatcher(tell_unit, explain_failed_start, _warn, _note)
 
@@ -267,8 +284,12 @@ def _next_of(cluster: Cluster, wrong: Sequence[Trouble]) -> str:
 def _node_table(rows: _Rows, head_word: str) -> Iterator[str]:
     """Yield a row for each node, the head's with its server's state."""
     names = [style(node.destination, bold=True) for node, _state in rows]
-    cells = [_row(number, state, head_word) for number, (_node, state) in enumerate(rows)]
-    yield from table([(name, *row) for name, row in zip(names, cells, strict=True)], heads=_HEADS)
+    cells = [
+        _row(number, state, head_word) for number, (_node, state) in enumerate(rows)
+    ]
+    yield from table(
+        [(name, *row) for name, row in zip(names, cells, strict=True)], heads=_HEADS
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +340,11 @@ def _node_troubles(cluster: Cluster, rows: _Rows) -> Iterator[Trouble]:
 def _source_troubles(rows: _Rows) -> Iterator[Trouble]:
     """Yield what is wrong with the engine or the image that a node serves from, and its cure."""
     for node, state in rows:
-        if isinstance(state, NodeState) and state.image and state.units[0].active != "inactive":
+        if (
+            isinstance(state, NodeState)
+            and state.image
+            and state.units[0].active != "inactive"
+        ):
             trouble = image_finding(node.destination, state.image)
             word = style("next start", fg="red")
             yield Trouble(f"{word} {node.destination}: {trouble.what}", trouble.hint)
@@ -329,13 +354,19 @@ def _successors(rows: _Rows) -> Iterator[str]:
     """Yield what was installed on a node since its start."""
     for node, state in rows:
         if isinstance(state, NodeState) and state.successor and state.serves:
-            yield style("installed", fg="yellow") + f" {node.destination}: {state.successor}"
+            yield (
+                style("installed", fg="yellow")
+                + f" {node.destination}: {state.successor}"
+            )
 
 
 def _notes(cluster: Cluster, condition: ServerCondition, rows: _Rows) -> Iterator[str]:
     """Yield what is worth knowing, and no fault: the watch, its last restart, other clusters."""
     if condition.watch:
-        yield style("watch", dim=True) + f" {cluster.head.destination}: {condition.watch.text}"
+        yield (
+            style("watch", dim=True)
+            + f" {cluster.head.destination}: {condition.watch.text}"
+        )
     states = [(node, state) for node, state in rows if isinstance(state, NodeState)]
     for node, state in states:
         if state.frozen:
@@ -401,7 +432,9 @@ def _server_troubles(cluster: Cluster, condition: ServerCondition) -> Iterator[T
         yield Trouble(style("not asked", fg="red") + f" {name}: {condition.unasked}")
     word, colour = _LIVES.get(life.state if life else ANSWERS, ("", ""))
     if life and word and life.state != BLIND:  # else the head names who listens
-        ends = "; systemd starts it anew when its unit ends" if life.state == ENDED else ""
+        ends = (
+            "; systemd starts it anew when its unit ends" if life.state == ENDED else ""
+        )
         yield Trouble(style(word, fg=colour) + f" {name}: {life.text}{ends}")
     if condition.unwatched:
         line = f" {name}: {cluster.file.guard_unit} is {condition.unwatched}"
@@ -417,11 +450,15 @@ def _condition_word(condition: ServerCondition) -> str:
     return _LIVES.get(condition.life.state, ("", ""))[0] if condition.life else ""
 
 
-def _row(number: int, state: NodeState | PatchkitError, head_word: str) -> tuple[str, ...]:
+def _row(
+    number: int, state: NodeState | PatchkitError, head_word: str
+) -> tuple[str, ...]:
     if isinstance(state, PatchkitError):
         return str(number), style("silent", fg="red"), "", "", "", ""
     unit = state.units[0]
-    word, colour = _STATES.get(unit.sub) or _STATES.get(unit.active, (unit.active, None))
+    word, colour = _STATES.get(unit.sub) or _STATES.get(
+        unit.active, (unit.active, None)
+    )
     if number == 0 and head_word:
         word = head_word
         colour = dict(_LIVES.values()).get(head_word, "red")
@@ -453,8 +490,12 @@ def _heat(state: NodeState) -> str:
 @click.command("logs")
 @cluster_option
 @click.option("-f", "--follow", is_flag=True, help="Go on as lines come, until Ctrl-C.")
-@click.option("--node", "nodes", multiple=True, metavar="N", help="This node's alone; repeat.")
-@click.option("--since", default="", metavar="WHEN", help="As journalctl takes it: '10 min ago'.")
+@click.option(
+    "--node", "nodes", multiple=True, metavar="N", help="This node's alone; repeat."
+)
+@click.option(
+    "--since", default="", metavar="WHEN", help="As journalctl takes it: '10 min ago'."
+)
 @click.option("-n", "--lines", type=click.IntRange(1), default=100, show_default=True)
 @rendered
 def logs_command(
@@ -467,10 +508,14 @@ def logs_command(
     """
     known = [node.destination for node in cluster.nodes]
     if strange := [node for node in nodes if node not in known]:
-        raise UsageError(f"--node {strange[0]}: no such node", hint=f"one of {', '.join(known)}")
+        raise UsageError(
+            f"--node {strange[0]}: no such node", hint=f"one of {', '.join(known)}"
+        )
     width = max(map(len, known))
     newest = 0 if since else lines
-    journal = read_group_journal(cluster, since=since, lines=newest, nodes=nodes, follow=follow)
+    journal = read_group_journal(
+        cluster, since=since, lines=newest, nodes=nodes, follow=follow
+    )
     if follow:
         # The error at the end is never reached by somebody who follows until Ctrl-C.
         for error in tuple(journal.silent.values()):

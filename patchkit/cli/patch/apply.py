@@ -20,7 +20,15 @@ from patchkit.cli.options import (
     request_options,
     source_options,
 )
-from patchkit.cli.out import LaidOut, next_step, program, record_fields, style, table, tell
+from patchkit.cli.out import (
+    LaidOut,
+    next_step,
+    program,
+    record_fields,
+    style,
+    table,
+    tell,
+)
 from patchkit.cli.patch.verdict_view import (
     proof_lines,
     tree_blocks,
@@ -56,11 +64,18 @@ from patchkit.source.resolve import SourceOptions
 @source_options
 @request_options
 @click.option("--dry-run", is_flag=True, help="Plan and prove, write nothing.")
-@click.option("--native", is_flag=True, help="Of an installed vLLM: assemble its PTX as well.")
+@click.option(
+    "--native", is_flag=True, help="Of an installed vLLM: assemble its PTX as well."
+)
 @verbose_option
 @rendered
 def apply_command(
-    source: SourceOptions, *, selection: Selection, dry_run: bool, native: bool, verbose: bool
+    source: SourceOptions,
+    *,
+    selection: Selection,
+    dry_run: bool,
+    native: bool,
+    verbose: bool,
 ) -> Iterator[Block]:
     """Patch a tree for a device, prove the effect, and keep a way back.
 
@@ -76,7 +91,10 @@ def apply_command(
     """
     recipe = load_recipe(source.project)
     selection.request()  # a mistyped option is reported before anything is fetched
-    with located(source, keep=not dry_run, patches=selection.patches) as (path, sandboxed):
+    with located(source, keep=not dry_run, patches=selection.patches) as (
+        path,
+        sandboxed,
+    ):
         tree = detect(path, recipe.project)
         # The maker of an installed package's wheel may have chosen fixes.
         kept = tree.kind == "installed"
@@ -88,27 +106,37 @@ def apply_command(
             request,
             dry_run=dry_run,
             sandboxed=sandboxed,
-            native=partial(_make_libraries, source, request, native=native, dry_run=dry_run),
+            native=partial(
+                _make_libraries, source, request, native=native, dry_run=dry_run
+            ),
         )
         workspace = open_workspace(path, recipe.project)  # as it lies on the disk now
         done = record_fields(outcome, "verdicts", "pending")
         fixes = list(map(verdict_fields, outcome.verdicts))
         yield from tree_blocks(workspace, request, dry_run=dry_run, fixes=fixes, **done)
         yield from verdict_lines(outcome.verdicts, verbose=verbose)
-        yield from verdict_notes(outcome.verdicts, tree)  # as it was found, without a ledger
+        yield from verdict_notes(
+            outcome.verdicts, tree
+        )  # as it was found, without a ledger
         yield from proof_lines(outcome.proofs, verbose=verbose)
         if proofs := outcome.recorded_proofs:
             said = f"recorded as proved by {outcome.recorded_by}, not proved again:"
-            yield style(said, fg="cyan") + ("" if verbose else f" {len(proofs)} effects")
+            yield style(said, fg="cyan") + (
+                "" if verbose else f" {len(proofs)} effects"
+            )
             yield from (f"  {proof}" for proof in proofs if verbose)
         if ledger and ledger.verdicts and not selection.chooses:
             yield "as the package was patched before; name fixes, or revert first, for others"
         if dry_run:
             yield f"dry run: {counted_noun(len(outcome.pending), 'file')} would change"
             if outcome.pending:
-                yield next_step(*program(), *(word for word in sys.argv[1:] if word != "--dry-run"))
+                yield next_step(
+                    *program(), *(word for word in sys.argv[1:] if word != "--dry-run")
+                )
         elif outcome.written:
-            yield GOOD + f"{counted_noun(len(outcome.written), 'file')} changed in {path}"
+            yield (
+                GOOD + f"{counted_noun(len(outcome.written), 'file')} changed in {path}"
+            )
             undo = quoted(*program(), "revert", f"--{recipe.project}-src", path)
             yield LaidOut(style("undo:", bold=True) + f" {undo}")
         else:
@@ -117,12 +145,19 @@ def apply_command(
             yield f"a build of your own takes {recipe.build.setting(request)}"
             build = ("build", recipe.project, "--src", path)
             yield next_step(
-                *program(), *build, *_build_words(recipe.project, request, selection.patches)
+                *program(),
+                *build,
+                *_build_words(recipe.project, request, selection.patches),
             )
 
 
 def _make_libraries(
-    source: SourceOptions, request: Request, workspace: Workspace, *, native: bool, dry_run: bool
+    source: SourceOptions,
+    request: Request,
+    workspace: Workspace,
+    *,
+    native: bool,
+    dry_run: bool,
 ) -> Mapping[str, Path]:
     """Return the new libraries by path, or in a dry run which there would be; tell what stays."""
     if not native:
@@ -144,12 +179,20 @@ def _make_libraries(
     return new_files(made)
 
 
-def _build_words(project: str, request: Request, patches: Sequence[Path]) -> Iterator[str]:
+def _build_words(
+    project: str, request: Request, patches: Sequence[Path]
+) -> Iterator[str]:
     """Yield the options that build a tree for what it was patched for."""
-    options = {"--target": [request.target.name] if request.target.name != "gb10" else []}
+    options = {
+        "--target": [request.target.name] if request.target.name != "gb10" else []
+    }
     if project != "nccl":  # which is cross-compiled, with all of its fixes
         options["--arch"] = [request.arch] if request.arch != "native" else []
-        fixes = {"--only": request.only, "--without": request.skip, "--with": request.also}
+        fixes = {
+            "--only": request.only,
+            "--without": request.skip,
+            "--with": request.also,
+        }
         options |= {option: sorted(ids) for option, ids in fixes.items()}
         options["--patch"] = list(map(str, patches))
     for option, values in options.items():
@@ -160,11 +203,17 @@ def _build_words(project: str, request: Request, patches: Sequence[Path]) -> Ite
 @click.command("fixes")
 @optional_source_options
 @request_options
-@click.option("--version", "release", metavar="X.Y.Z", help="List what this release needs.")
+@click.option(
+    "--version", "release", metavar="X.Y.Z", help="List what this release needs."
+)
 @verbose_option
 @rendered
 def fixes_command(
-    source: SourceOptions | None, *, selection: Selection, release: str | None, verbose: bool
+    source: SourceOptions | None,
+    *,
+    selection: Selection,
+    release: str | None,
+    verbose: bool,
 ) -> Iterator[Block]:
     """Show every fix and its state in SOURCE; write nothing. Without SOURCE, list the fixes.
 
@@ -174,7 +223,9 @@ def fixes_command(
     The list says how much a release needs each fix, by the table; the code of SOURCE decides.
     """
     if source is None:
-        yield from _fix_list(named_version(release) if release else None, verbose=verbose)
+        yield from _fix_list(
+            named_version(release) if release else None, verbose=verbose
+        )
         return
     if release:
         raise UsageError("--version is for the list, which takes no SOURCE")
@@ -188,13 +239,18 @@ def fixes_command(
             done = {
                 path
                 for path, (_before, after) in plan.texts.items()
-                if (stock.root / path).is_file() and stock.read_bytes(path).decode() == after
+                if (stock.root / path).is_file()
+                and stock.read_bytes(path).decode() == after
             }
             verdicts = tuple(
-                settled(it) if it.edits and {edit.path for edit in it.edits} <= done else it
+                settled(it)
+                if it.edits and {edit.path for edit in it.edits} <= done
+                else it
                 for it in plan.verdicts
             )
-        yield from tree_blocks(workspace, request, fixes=list(map(verdict_fields, verdicts)))
+        yield from tree_blocks(
+            workspace, request, fixes=list(map(verdict_fields, verdicts))
+        )
         yield from verdict_lines(verdicts, verbose=verbose)
         yield from verdict_notes(verdicts, workspace.tree)
     states = {verdict.state for verdict in verdicts}
@@ -211,7 +267,9 @@ def _fix_list(version: Version | None, *, verbose: bool) -> Iterator[Block]:
     recipes = list(load_recipes())
     if version is not None:
         # A release that no recipe knows yet is taken for one of vLLM.
-        recipe = next((recipe for recipe in recipes if recipe.knows(version)), load_recipe())
+        recipe = next(
+            (recipe for recipe in recipes if recipe.knows(version)), load_recipe()
+        )
         recipe.check(version)
         recipes = [recipe]
         if not recipe.knows(version):
@@ -222,22 +280,36 @@ def _fix_list(version: Version | None, *, verbose: bool) -> Iterator[Block]:
                 + "ranges say, and its code may say otherwise"
             )
     fields, counts = [], Counter[str]()
-    tables: dict[str, list[tuple[str, ...]]] = {recipe.project: [] for recipe in recipes}
+    tables: dict[str, list[tuple[str, ...]]] = {
+        recipe.project: [] for recipe in recipes
+    }
     for recipe, fix in [(each, fix) for each in recipes for fix in each.fixes]:
         needs = [need for need in fix.needs if version is None or need.covers(version)]
         releases = {
-            mode: {name: level for name, level in row.items() if version in (None, Version(name))}
+            mode: {
+                name: level
+                for name, level in row.items()
+                if version in (None, Version(name))
+            }
             for mode, row in load_support(recipe.project).get(fix.id, {}).items()
         }
         names = ("id", "title", "layer", "arches", "upstream")
         known = {name: getattr(fix, name) for name in names}
-        fields.append({"project": recipe.project, **known, "needs": needs, "releases": releases})
+        fields.append(
+            {"project": recipe.project, **known, "needs": needs, "releases": releases}
+        )
         needed = [
-            f"{need.severity.value} {need.versions}" + (f" ({need.limits})" if need.limits else "")
+            f"{need.severity.value} {need.versions}"
+            + (f" ({need.limits})" if need.limits else "")
             for need in needs
         ]
         name = style(fix.id, bold=bool(needs) or None, dim=None if needs else True)
-        row = (name, fix.title, ", ".join(needed) or "not needed", style(fix.upstream, dim=True))
+        row = (
+            name,
+            fix.title,
+            ", ".join(needed) or "not needed",
+            style(fix.upstream, dim=True),
+        )
         if needs or verbose:
             tables[recipe.project].append(row if verbose else row[:3])
         counts.update(need.severity.value for need in needs[:1])

@@ -26,7 +26,9 @@ _FEWEST = 5  # characters of a text that is looked for anywhere in what is said
 _SHORTEST = 3  # characters of one that is looked for as a word
 _CLAIMS = "What guides say"
 _REASONS = "`patchkit explain ID` has the reasons and the evidence."
-_MISTYPED = 0.8  # how alike two ids are, from 0 to 1, of which one is the other mistyped
+_MISTYPED = (
+    0.8  # how alike two ids are, from 0 to 1, of which one is the other mistyped
+)
 
 
 @click.command("explain")
@@ -57,7 +59,9 @@ def explain_command(text: str | None) -> Iterator[Block]:
     yield from _search_blocks(text, name, by_id)
 
 
-def _search_blocks(text: str, name: str, by_id: Mapping[str, Fix | Claim]) -> Iterator[Block]:
+def _search_blocks(
+    text: str, name: str, by_id: Mapping[str, Fix | Claim]
+) -> Iterator[Block]:
     """Yield what has a text, whole or as a line each. Raises UsageError if nothing has it."""
     ids = {known.replace("-", "_"): known for known in (*by_id, *symptoms())}
     fitting: list[Fix | Claim] = []
@@ -69,7 +73,11 @@ def _search_blocks(text: str, name: str, by_id: Mapping[str, Fix | Claim]) -> It
     match len(fitting), len(near):
         case 0, 0:
             close = [ids[it] for it in difflib.get_close_matches(name, ids, n=1)]
-            hint = f"did you mean {close[0]}?" if close else "`patchkit explain` lists them"
+            hint = (
+                f"did you mean {close[0]}?"
+                if close
+                else "`patchkit explain` lists them"
+            )
             raise UsageError(f"no fix, claim or symptom is {text!r}", hint=hint)
         case 0, few if few <= _SHOWN:
             yield from _symptom_blocks(near)
@@ -82,7 +90,9 @@ def _search_blocks(text: str, name: str, by_id: Mapping[str, Fix | Claim]) -> It
 def _overview(fixes: Sequence[Fix], claims: Sequence[Claim]) -> Iterator[Block]:
     """Yield what can be explained, by its ids."""
     titled = (("fixes", fixes), ("symptoms", symptoms().values()))
-    listed = {title: [{"id": it.id, "title": it.title} for it in its] for title, its in titled}
+    listed = {
+        title: [{"id": it.id, "title": it.title} for it in its] for title, its in titled
+    }
     yield Record({**listed, "claims": claims})
     for recipe in load_recipes():
         titles = [(fix.id, fix.title) for fix in recipe.fixes]
@@ -92,11 +102,16 @@ def _overview(fixes: Sequence[Fix], claims: Sequence[Claim]) -> Iterator[Block]:
     yield f"Also an error's text, one of {len(symptoms())} that are known, by any part of it."
 
 
-def _fitting_blocks(entries: Sequence[Fix | Claim], near: Sequence[Diagnosis]) -> Iterator[Block]:
+def _fitting_blocks(
+    entries: Sequence[Fix | Claim], near: Sequence[Diagnosis]
+) -> Iterator[Block]:
     """Yield a line for each fix, claim and symptom that has the words that are looked for."""
     fixes = [(entry.id, entry.title) for entry in entries if isinstance(entry, Fix)]
     claims = [entry for entry in entries if isinstance(entry, Claim)]
-    met = [(diagnosis.symptom.id, diagnosis.filled(diagnosis.symptom.title)) for diagnosis in near]
+    met = [
+        (diagnosis.symptom.id, diagnosis.filled(diagnosis.symptom.title))
+        for diagnosis in near
+    ]
     titled = {"fixes": fixes, "symptoms": met}
     listed = {
         title: [{"id": name, "title": said} for name, said in rows]
@@ -143,15 +158,28 @@ def _explanation(entry: Fix | Claim) -> Iterator[Block]:
             {"version": it.version, "diff": unified_diff(it.path, it.before, it.after)}
             for it in entry.examples
         ]
-        names = ("id", "title", "symptom", "why", "upstream", "needs", "evidence", "requires")
-        yield Record({name: getattr(entry, name) for name in names} | {"examples": examples})
+        names = (
+            "id",
+            "title",
+            "symptom",
+            "why",
+            "upstream",
+            "needs",
+            "evidence",
+            "requires",
+        )
+        yield Record(
+            {name: getattr(entry, name) for name in names} | {"examples": examples}
+        )
         head = f"  {entry.title}\n"
         texts = {"Symptom": entry.symptom, "Why": entry.why, "Upstream": entry.upstream}
     yield style(entry.id, bold=True) + head
     for title, text in texts.items():
         yield from _section(title, [(paragraph,) for paragraph in text.split("\n")])
     if isinstance(entry, Fix):
-        needs = [(it.versions, it.severity.value, it.limits, it.reason) for it in entry.needs]
+        needs = [
+            (it.versions, it.severity.value, it.limits, it.reason) for it in entry.needs
+        ]
         yield from _section("Needed", needs)
     evidence = [(it.established, it.claim, it.source) for it in entry.evidence]
     yield from _section("Evidence", evidence)
@@ -173,7 +201,10 @@ def _explained_symptoms(text: str, *, parts: bool = False) -> list[Diagnosis]:
     """
     low = " ".join(text.split()).casefold()
     if parts:
-        said = [("\n".join((*it.says, *it.example, it.title)), it) for it in symptoms().values()]
+        said = [
+            ("\n".join((*it.says, *it.example, it.title)), it)
+            for it in symptoms().values()
+        ]
         known = [it for texts, it in said if _fits(low, texts)]
     elif text in symptoms():
         known = [symptoms()[text]]
@@ -200,8 +231,15 @@ def _symptom_blocks(found: Sequence[Diagnosis]) -> Iterator[Block]:
         symptom = diagnosis.symptom
         if number:
             yield ""
-        follows = ", which follows from another error: look before it" if symptom.follows else ""
-        yield style(symptom.id, bold=True) + f"  {diagnosis.filled(symptom.title)}{follows}"
+        follows = (
+            ", which follows from another error: look before it"
+            if symptom.follows
+            else ""
+        )
+        yield (
+            style(symptom.id, bold=True)
+            + f"  {diagnosis.filled(symptom.title)}{follows}"
+        )
         for text in symptom.says[:3]:
             yield style(f"  {text}", dim=True)
         if len(diagnosis.causes) > 1:

@@ -53,7 +53,9 @@ def diff_command(source: SourceOptions, *, selection: Selection) -> Iterator[Blo
 
 
 @click.command("fetch")
-@click.argument("release", metavar="RELEASE", shell_complete=complete.sources("vllm", "nccl"))
+@click.argument(
+    "release", metavar="RELEASE", shell_complete=complete.sources("vllm", "nccl")
+)
 @offline_option
 @rendered
 def fetch_command(release: str, *, offline: bool) -> Iterator[Block]:
@@ -109,7 +111,9 @@ def revert_command(source: SourceOptions, *, force: bool) -> Iterator[Block]:
 @request_options
 @verbose_option
 @rendered
-def archs_command(source: SourceOptions, *, selection: Selection, verbose: bool) -> Iterator[Block]:
+def archs_command(
+    source: SourceOptions, *, selection: Selection, verbose: bool
+) -> Iterator[Block]:
     """Compare which kernel group is built for which archs, stock beside patched.
 
     The release's own CMake decides; no compiler, torch or GPU is needed. The first column says how
@@ -119,11 +123,16 @@ def archs_command(source: SourceOptions, *, selection: Selection, verbose: bool)
     with opened(source, selection.patches) as (recipe, workspace):
         request = selection.request(workspace.ledger)
         if workspace.tree.kind == "installed":
-            raise UsageError(f"{source.spec} is installed: its kernels are compiled already")
+            raise UsageError(
+                f"{source.spec} is installed: its kernels are compiled already"
+            )
         target = request.target
         archs = request.arch_list
         plan = plan_for(workspace, recipe, request)
-        trees = (evaluate(tree, target, archs, target.cuda) for tree in (plan.stock, plan.patched))
+        trees = (
+            evaluate(tree, target, archs, target.cuda)
+            for tree in (plan.stock, plan.patched)
+        )
         pairs = list(zip(*trees, strict=True))
         loads = [best_load(new.archs, target.capability) for _old, new in pairs]
         fields = [
@@ -155,6 +164,8 @@ def archs_command(source: SourceOptions, *, selection: Selection, verbose: bool)
         ]
         yield from table(rows, heads=heads if verbose else heads[:4])
         counts = Counter(loads)
-        counted = ", ".join(f"{counts[load]} {load}" for load in sorted(counts, reverse=True))
+        counted = ", ".join(
+            f"{counts[load]} {load}" for load in sorted(counts, reverse=True)
+        )
         changed = sum(old.archs != new.archs for old, new in pairs)
         yield f"{len(pairs)} groups on {target.title}: {counted}; {changed} differ from stock"

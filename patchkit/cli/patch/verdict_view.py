@@ -16,7 +16,9 @@ from patchkit.patching.workspace import Workspace
 from patchkit.source.tree import SourceTree
 
 _Style = Mapping[str, Any]
-_STYLES: Mapping[State, tuple[str, str, _Style]] = {  # sign, what a line of many begins with
+_STYLES: Mapping[
+    State, tuple[str, str, _Style]
+] = {  # sign, what a line of many begins with
     State.APPLY: ("→", "to apply", {"fg": "yellow"}),
     State.APPLIED: ("✓", "applied", {"fg": "green"}),
     State.UPSTREAM: ("=", "in upstream already", {"fg": "cyan"}),
@@ -24,7 +26,11 @@ _STYLES: Mapping[State, tuple[str, str, _Style]] = {  # sign, what a line of man
     State.OFF: ("○", "off", {"dim": True}),
     State.DRIFTED: ("✗", "drifted", {"fg": "red", "bold": True}),
 }
-_DIFF_STYLES: Mapping[str, _Style] = {"+": {"fg": "green"}, "-": {"fg": "red"}, "@": {"fg": "cyan"}}
+_DIFF_STYLES: Mapping[str, _Style] = {
+    "+": {"fg": "green"},
+    "-": {"fg": "red"},
+    "@": {"fg": "cyan"},
+}
 
 
 def tree_blocks(workspace: Workspace, request: Request, **more: Any) -> Iterator[Block]:
@@ -32,12 +38,22 @@ def tree_blocks(workspace: Workspace, request: Request, **more: Any) -> Iterator
     tree, target = workspace.tree, request.target
     recipe = load_recipe(tree.project)
     built = recipe.build.value_for(request)
-    known = {name: getattr(tree, name) for name in ("project", "version", "kind", "root")}
-    known |= {"target": target.name, "arch": request.arch, recipe.build.variable.lower(): built}
+    known = {
+        name: getattr(tree, name) for name in ("project", "version", "kind", "root")
+    }
+    known |= {
+        "target": target.name,
+        "arch": request.arch,
+        recipe.build.variable.lower(): built,
+    }
     known |= request.patch_facts
     yield Record({**known, "known_bugs": recipe.bugs_of(tree.version), **more})
     name = style(f"{tree.project} {tree.version}", bold=True)
-    yield name + f"  {tree.kind}  →  {target.title}, {request.arch} " + style(built, bold=True)
+    yield (
+        name
+        + f"  {tree.kind}  →  {target.title}, {request.arch} "
+        + style(built, bold=True)
+    )
 
 
 def verdict_fields(verdict: Verdict) -> dict[str, Any]:
@@ -75,7 +91,9 @@ def verdict_lines(verdicts: Sequence[Verdict], *, verbose: bool) -> Iterator[Sho
         if verdict.state is State.DRIFTED:
             yield BAD + style(verdict.fix.id, bold=True) + f" drifted: {verdict.reason}"
         else:
-            groups.setdefault((verdict.state, verdict.severity), []).append(verdict.fix.id)
+            groups.setdefault((verdict.state, verdict.severity), []).append(
+                verdict.fix.id
+            )
     # What is optional is off unless it is asked for; anything else was left out.
     # A patch that the user named is of no severity.
     states = [*product((State.APPLY, State.APPLIED), (*Severity, None))]
@@ -87,7 +105,9 @@ def verdict_lines(verdicts: Sequence[Verdict], *, verbose: bool) -> Iterator[Sho
             yield style(f"{sign} {said}{level}:", **how) + f" {', '.join(fixes)}"
     counts = Counter(state for (state, _), fixes in groups.items() for _ in fixes)
     if counts:
-        said = ", ".join(f"{count} {_STYLES[state][1]}" for state, count in counts.items())
+        said = ", ".join(
+            f"{count} {_STYLES[state][1]}" for state, count in counts.items()
+        )
         yield style(f"= {said}; -v lists them", dim=True)
 
 
@@ -105,7 +125,10 @@ def proof_lines(proofs: Sequence[str], *, verbose: bool) -> list[Shown]:
     proved = style("proved", fg="green")
     if verbose or len(proofs) < 2:
         return [proved + f" {proof}" for proof in proofs]
-    return [proved + f" {len(proofs)} effects with the release's own code, such as: {proofs[0]}"]
+    return [
+        proved
+        + f" {len(proofs)} effects with the release's own code, such as: {proofs[0]}"
+    ]
 
 
 def diff_blocks(diff: str) -> Iterator[Block]:

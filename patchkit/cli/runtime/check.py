@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from patchkit.cli.out import FILE_OR_DASH, style
-from patchkit.cli.render import BAD, GOOD, MARKS, Block, ExitCode, Record, counted_noun, rendered
+from patchkit.cli.render import (
+    BAD,
+    GOOD,
+    MARKS,
+    Block,
+    ExitCode,
+    Record,
+    counted_noun,
+    rendered,
+)
 from patchkit.cli.runtime.node_options import NCCL, PYTHON, ROOT, TARGET, TRITON, VLLM
 from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level, worst
@@ -37,14 +46,23 @@ _COUNTED = (Level.ERROR, Level.WARNING, Level.NOTE)
 @VLLM
 @NCCL
 @TRITON
-@click.option("--topology", metavar="NAME", default="", help="single, roce, socket, ring, hetero.")
+@click.option(
+    "--topology", metavar="NAME", default="", help="single, roce, socket, ring, hetero."
+)
 @TARGET
 @PYTHON
-@click.option("--elsewhere", is_flag=True, help="Do not compare the files with this machine.")
+@click.option(
+    "--elsewhere", is_flag=True, help="Do not compare the files with this machine."
+)
 @ROOT
 @rendered
 def check_command(
-    files: tuple[Path, ...], *, running: str | None, root: Path, python: str | None, **options: Any
+    files: tuple[Path, ...],
+    *,
+    running: str | None,
+    root: Path,
+    python: str | None,
+    **options: Any,
 ) -> Iterator[Block]:
     """Find settings that are unknown, obsolete, contradictory or dangerous.
 
@@ -60,10 +78,16 @@ def check_command(
     from patchkit.runtime.check.running import find_running
 
     if not files and running is None:
-        raise UsageError("no file", hint="name files, or what runs: patchkit check --running")
+        raise UsageError(
+            "no file", hint="name files, or what runs: patchkit check --running"
+        )
     found = [*map(read_file, files)]
     found += [] if running is None else find_running(running, root)
-    host = None if options.pop("elsewhere") else probe(root, python=python, environment=os.environ)
+    host = (
+        None
+        if options.pop("elsewhere")
+        else probe(root, python=python, environment=os.environ)
+    )
     checked = [add_situation(subject, host, options) for subject in found]
     findings = [find_problems(subject) for subject in checked]
     rows = []
@@ -81,7 +105,9 @@ def _problem_lines(
     for finding in findings:
         place = f"{checked.where}:{finding.line}" if checked.text else checked.where
         level = style(finding.level, **MARKS[finding.level][1])
-        yield style(place, bold=True) + "  " + level + f"  {finding.what}  [{finding.id}]"
+        yield (
+            style(place, bold=True) + "  " + level + f"  {finding.what}  [{finding.id}]"
+        )
         if finding.why:
             source = f" ({finding.source})" if finding.source else ""
             yield f"  why:  {finding.why}{source}"
@@ -95,7 +121,9 @@ def _problem_lines(
     for name, title in _PROJECTS.items():
         version = checked.situation.get(name, "")
         stated = [it for it in checked.versions if it.project == name]
-        named = [f" ({it.text}, line {it.line})" for it in stated if it.version == version]
+        named = [
+            f" ({it.text}, line {it.line})" for it in stated if it.version == version
+        ]
         several = f", since it names several: --{name} decides" if stated[1:] else ""
         known = f"{title} {version}{''.join(named[:1])}"
         against.append(known if version else f"any {title}{several}")

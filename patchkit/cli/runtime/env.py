@@ -21,7 +21,15 @@ from patchkit.cli.out import (
     table,
     tell,
 )
-from patchkit.cli.render import GOOD, Block, Data, Record, VerbGroup, fact_lines, rendered
+from patchkit.cli.render import (
+    GOOD,
+    Block,
+    Data,
+    Record,
+    VerbGroup,
+    fact_lines,
+    rendered,
+)
 from patchkit.cli.runtime.node_options import node_options, note_lines
 from patchkit.errors import UsageError
 from patchkit.quoting import quoted
@@ -49,14 +57,26 @@ from patchkit.runtime.rules.variable_values import TAKEN
 from patchkit.runtime.rules.variables import lifetime, other_variables
 
 
-@click.group(cls=VerbGroup, invoke_without_command=True, subcommand_metavar="[explain] …")
+@click.group(
+    cls=VerbGroup, invoke_without_command=True, subcommand_metavar="[explain] …"
+)
 @node_options
 @click.option("--model", metavar="PRESET", help="A model of `serve-args --list`.")
-@click.option("--from", "head_file", type=PATH, help="The head's file, which a worker follows.")
-@click.option("--set", "extra", metavar="NAME=VALUE", multiple=True, help="Add one of your own.")
-@click.option("-o", "--output", type=FILE_OR_DASH, help="Default: -, which is standard output.")
-@click.option("--format", "kind", type=click.Choice(list(map(str, Format))), default="env")
-@click.option("--force", is_flag=True, help="Replace a file that patchkit did not write.")
+@click.option(
+    "--from", "head_file", type=PATH, help="The head's file, which a worker follows."
+)
+@click.option(
+    "--set", "extra", metavar="NAME=VALUE", multiple=True, help="Add one of your own."
+)
+@click.option(
+    "-o", "--output", type=FILE_OR_DASH, help="Default: -, which is standard output."
+)
+@click.option(
+    "--format", "kind", type=click.Choice(list(map(str, Format))), default="env"
+)
+@click.option(
+    "--force", is_flag=True, help="Replace a file that patchkit did not write."
+)
 @click.pass_context
 @rendered
 def env_command(context: click.Context, /, **options: Any) -> Iterator[Block]:
@@ -86,7 +106,9 @@ def _env_blocks(
         extra[name] = value
     head = None
     if path := options["head_file"]:
-        head = read_head(path, asked.role or "single", accept_edited=options["accept_edited"])
+        head = read_head(
+            path, asked.role or "single", accept_edited=options["accept_edited"]
+        )
     asked = replace(asked, model=options["model"], extra=extra, choice=choice)
     node = decide(asked, host, head)
     rules = load_variable_rules()
@@ -99,7 +121,9 @@ def _env_blocks(
     text = file_text(env, kind, hostname=hostname, target=asked.target)
     yield Record(
         {
-            "variables": {it.name: it.value for it in env.settings if not is_secret(it.name)},
+            "variables": {
+                it.name: it.value for it in env.settings if not is_secret(it.name)
+            },
             "reasons": {it.name: it.comment for it in env.settings},
             "notes": env.notes,
         }
@@ -123,9 +147,19 @@ def _env_blocks(
     yield from notes
     if node.role == "head":
         there = f"on each worker, with a copy of {output.name} there"
-        worker = ("env", "--role", "worker", "--from", Path(output.name), "-o", "worker.env")
+        worker = (
+            "env",
+            "--role",
+            "worker",
+            "--from",
+            Path(output.name),
+            "-o",
+            "worker.env",
+        )
         yield next_step(*program(), *worker, where=there)
-    model = options["model"] or load_presets()[0].id  # which serves on one Spark, and on more
+    model = (
+        options["model"] or load_presets()[0].id
+    )  # which serves on one Spark, and on more
     yield next_step(*program(), "serve-args", model, "--from", output)
 
 
@@ -145,7 +179,9 @@ def explain_variable(name: str | None) -> Iterator[Block]:
     known, other = lifetime(name), other_variables().get(name)
     claims = _claims_about(name)
     if not (found or known or other or claims):
-        names = [text for entry in rules.entries for text in (*entry.variables, entry.id)]
+        names = [
+            text for entry in rules.entries for text in (*entry.variables, entry.id)
+        ]
         hint = nearest_hint(name, names, "`patchkit env explain` lists the rules")
         raise UsageError(f"nothing is known of {name}", hint=hint)
     set_here = [entry for entry in found if isinstance(entry, VariableRule)]
@@ -154,7 +190,9 @@ def explain_variable(name: str | None) -> Iterator[Block]:
             "name": name,
             "lifetime": known,
             "meaning": other.meaning if other else None,
-            "rules": [{**record_fields(rule), "default": rule.default} for rule in set_here],
+            "rules": [
+                {**record_fields(rule), "default": rule.default} for rule in set_here
+            ],
             "avoids": [entry for entry in found if isinstance(entry, Avoid)],
             "claims": claims,
         }
@@ -177,7 +215,9 @@ def explain_variable(name: str | None) -> Iterator[Block]:
 
 def _reader_lines(name: str, known: Lifetime | None) -> Iterator[str]:
     """Yield since when a variable is read, and which values its releases take."""
-    reader = "NCCL" if name.startswith("NCCL_") else "vLLM"  # of others no lifetime is known
+    reader = (
+        "NCCL" if name.startswith("NCCL_") else "vLLM"
+    )  # of others no lifetime is known
     if known:
         until = "on" if known.is_current else f"to {known.last}"
         default = known.default or "unset"
@@ -197,7 +237,11 @@ def _claims_about(name: str) -> list[dict[str, str]]:
     claims = read_toml(tuple[dict[str, Any], ...], place, key="claim")
     named = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")
     keys = ("id", "verdict", "says", "instead")
-    return [{key: claim[key] for key in keys} for claim in claims if named.search(claim["says"])]
+    return [
+        {key: claim[key] for key in keys}
+        for claim in claims
+        if named.search(claim["says"])
+    ]
 
 
 def _overview_blocks(rules: VariableRules) -> Iterator[Block]:
@@ -220,11 +264,15 @@ def _overview_blocks(rules: VariableRules) -> Iterator[Block]:
 def _entry_lines(entry: VariableRule | Avoid) -> Iterator[str]:
     rows = {"when": in_words(entry.when) or "always", "why": entry.reason}
     if isinstance(entry, VariableRule):
-        whose = "the same on all nodes" if entry.scope == "shared" else "each node its own"
+        whose = (
+            "the same on all nodes" if entry.scope == "shared" else "each node its own"
+        )
         pairs = " ".join(map("=".join, entry.set.items()))
         yield style(entry.id, fg="green") + f"  sets {pairs}  ({whose})"
         if not entry.default:
-            why = "a choice of yours" if entry.optional else "it rests on a single report"
+            why = (
+                "a choice of yours" if entry.optional else "it rests on a single report"
+            )
             rows["off"] = f"{why}: --with {entry.id} turns it on"
     else:
         yield style(entry.id, fg="yellow") + f"  {entry.severity}: better left out"

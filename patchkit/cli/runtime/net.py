@@ -36,7 +36,11 @@ from patchkit.cli.render import (
 )
 from patchkit.cluster.agent.node_facts import NodeFacts, look_at_node
 from patchkit.cluster.launch.cluster_file import VENV
-from patchkit.cluster.net.checks import choose_checked_cages, plan_remarks, verify_network
+from patchkit.cluster.net.checks import (
+    choose_checked_cages,
+    plan_remarks,
+    verify_network,
+)
 from patchkit.cluster.net.netplan_file import (
     OURS,
     check_conflicts,
@@ -64,8 +68,14 @@ from patchkit.runtime.rules.releases import read_env_data
 class _IPv4Type(click.ParamType[Any]):
     """An address or a network, with an example for who mistypes it."""
 
-    def __init__(self, kind: type[IPv4Address] | type[IPv4Network], example: str) -> None:
-        self.kind, self.example, self.name = kind, example, kind.__name__.removeprefix("IPv4")
+    def __init__(
+        self, kind: type[IPv4Address] | type[IPv4Network], example: str
+    ) -> None:
+        self.kind, self.example, self.name = (
+            kind,
+            example,
+            kind.__name__.removeprefix("IPv4"),
+        )
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         try:
@@ -76,12 +86,20 @@ class _IPv4Type(click.ParamType[Any]):
 
 
 _NETWORK = read_env_data("network")
-_ROOT = click.option("--root", type=FOLDER, default=Path("/"), help="Another root than /.")
+_ROOT = click.option(
+    "--root", type=FOLDER, default=Path("/"), help="Another root than /."
+)
 _NETDEV = click.option("--netdev", "netdevs", multiple=True, help="Not what is cabled.")
 _plan_options = with_options(
-    click.option("--node", type=int, metavar="N", help="This node's number, from 1: the head."),
-    click.option("--role", type=click.Choice(["head", "worker"]), help="Of two: node 1 or 2."),
-    click.option("--nodes", type=int, default=2, show_default=True, metavar="N", help="All."),
+    click.option(
+        "--node", type=int, metavar="N", help="This node's number, from 1: the head."
+    ),
+    click.option(
+        "--role", type=click.Choice(["head", "worker"]), help="Of two: node 1 or 2."
+    ),
+    click.option(
+        "--nodes", type=int, default=2, show_default=True, metavar="N", help="All."
+    ),
     click.option(
         "--network",
         type=_IPv4Type(IPv4Network, "192.168.100.0/24"),
@@ -111,7 +129,9 @@ def net_command() -> None:
 
 @net_command.command("plan")
 @_plan_options
-@click.option("-o", "--output", type=PATH, metavar="FILE", help="Write the netplan file there.")
+@click.option(
+    "-o", "--output", type=PATH, metavar="FILE", help="Write the netplan file there."
+)
 @click.option("--force", is_flag=True, help="Replace a FILE with another content.")
 @verbose_option
 @rendered
@@ -136,7 +156,9 @@ def plan_network(
     text, outcome = render_netplan(plan) if plan.written else "", ""
     if output and text:
         if plan.changes and given is None:
-            raise refusal("netplan-unread", file=file, open=quoted("sudo", "chmod", "a+r", file))
+            raise refusal(
+                "netplan-unread", file=file, open=quoted("sudo", "chmod", "a+r", file)
+            )
         outcome = write(output, text, force=force, private=True, by="patchkit net plan")
     written = {"yaml": text, "file": output if outcome else None, "outcome": outcome}
     yield from _plan_blocks(plan, tuple(plan_remarks(host, plan)), written)
@@ -157,7 +179,9 @@ def plan_network(
         yield next_step(*program(), *asked.command_words(), *at, "-o", OURS.name)
     if there := other_node_options(plan, asked):
         unless = "" if plan.changes else ", if it has no address yet"
-        yield next_step("patchkit", *there.command_words(), where=f"on the other node{unless}")
+        yield next_step(
+            "patchkit", *there.command_words(), where=f"on the other node{unless}"
+        )
 
 
 def _read_options(role: str | None, node: int | None, **options: Any) -> NetPlanOptions:
@@ -166,7 +190,9 @@ def _read_options(role: str | None, node: int | None, **options: Any) -> NetPlan
         hint = f"its number: --node 2 to --node {nodes}"
         raise UsageError("--role worker is one of several", hint=hint)
     if node is not None and role and (node == 1) != (role == "head"):
-        raise UsageError(f"--role {role} --node {node}: the head is node 1, and only the head")
+        raise UsageError(
+            f"--role {role} --node {node}: the head is node 1, and only the head"
+        )
     if node is None and role:
         node = {"head": 1, "worker": 2}[role]
     return NetPlanOptions(node=node, **options)
@@ -207,7 +233,9 @@ def _plan_blocks(
     multiple=True,
     help="Its address; repeat per twin.",
 )
-@click.option("--ssh", metavar="HOST", help="Ask the peer, which needs no patchkit, by ssh.")
+@click.option(
+    "--ssh", metavar="HOST", help="Ask the peer, which needs no patchkit, by ssh."
+)
 @_NETDEV
 @_ROOT
 @verbose_option
@@ -223,7 +251,11 @@ def verify_ends(*, verbose: bool, root: Path, **options: Any) -> Iterator[Block]
     chosen = choose_checked_cages(host, options["netdevs"])
     peer = None
     if options["ssh"]:
-        peer = Remote(options["ssh"]).call(NodeFacts, look_at_node, name="patchkit", venv=VENV).host
+        peer = (
+            Remote(options["ssh"])
+            .call(NodeFacts, look_at_node, name="patchkit", venv=VENV)
+            .host
+        )
     live = root.resolve() == Path("/")  # else these are facts of another machine
     checks = list(verify_network(host, chosen, peer, options["peers"], live=live))
     link, slower = _NETWORK["link"], _NETWORK["owners"]["hot_plug"]
@@ -231,7 +263,9 @@ def verify_ends(*, verbose: bool, root: Path, **options: Any) -> Iterator[Block]
     expected = f"{one} to {most} Gb/s for one twin, {least} to {both} for both at once"
     bandwidth = {"expected": expected, "slower": slower}
     yield Record({"checks": checks, "bandwidth": bandwidth})
-    yield from finding_blocks(check for check in checks if verbose or check.level is not Level.OK)
+    yield from finding_blocks(
+        check for check in checks if verbose or check.level is not Level.OK
+    )
     yield "RDMA bandwidth is not measured; expect of `ib_write_bw -R --report_gbits`"
     yield from (f"  {line}" for line in bandwidth.values())
     yield finding_summary(checks)

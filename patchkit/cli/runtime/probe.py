@@ -26,10 +26,18 @@ _HEADS = ("netdev", "state", "speed", "MTU", "addresses", "RDMA", "GID", "twin",
 
 @click.command("probe")
 @click.option("--root", type=FOLDER, default=LIVE, help="A copy that --save made.")
-@click.option("--save", type=PATH, help="Copy all that is read, for --root and bug reports.")
-@click.option("--python", metavar="EXE", help="The Python that has vLLM. Default: the present one.")
+@click.option(
+    "--save", type=PATH, help="Copy all that is read, for --root and bug reports."
+)
+@click.option(
+    "--python",
+    metavar="EXE",
+    help="The Python that has vLLM. Default: the present one.",
+)
 @rendered
-def probe_command(*, root: Path, save: Path | None, python: str | None) -> Iterator[Block]:
+def probe_command(
+    *, root: Path, save: Path | None, python: str | None
+) -> Iterator[Block]:
     """List the facts of this machine: GPU, memory, network, RDMA, cables, software.
 
     Reads sysfs and /proc, and asks ip and nvidia-smi if they are there: no rights and no GPU is
@@ -40,16 +48,26 @@ def probe_command(*, root: Path, save: Path | None, python: str | None) -> Itera
     yield Record(asdict(host))
     yield from host_lines(host)
     capabilities = read_env_data("hardware")["capabilities"].values()
-    if any(gpu.capability in capabilities for gpu in host.gpus):  # a device that patchkit knows
+    if any(
+        gpu.capability in capabilities for gpu in host.gpus
+    ):  # a device that patchkit knows
         there = () if root == LIVE else ("--root", root)
-        if host.cabled and not host.masters(half for half in host.netdevs if half.cage is not None):
+        if host.cabled and not host.masters(
+            half for half in host.netdevs if half.cage is not None
+        ):
             yield next_step(*program(), "net", "plan", "--role", "head", *there)
         if host.software and host.software.vllm:
-            yield next_step(*program(), "env", "--role", "single", "-o", "single.env", *there)
+            yield next_step(
+                *program(), "env", "--role", "single", "-o", "single.env", *there
+            )
         else:
-            yield next_step(*program(), "repack", f"vllm=={variable_table('vllm').newest}")
+            yield next_step(
+                *program(), "repack", f"vllm=={variable_table('vllm').newest}"
+            )
     if copy:
-        archive = quoted("tar", "-czf", Path(f"{copy.home.name}.tar.gz"), Path(copy.home.name))
+        archive = quoted(
+            "tar", "-czf", Path(f"{copy.home.name}.tar.gz"), Path(copy.home.name)
+        )
         tell(f"saved: {copy.files} files in {copy.home}; attach them: {archive}")
 
 
@@ -57,7 +75,9 @@ def host_lines(host: Host) -> Iterator[Block]:
     """Yield what is known of a machine: system, network, software, and remarks."""
     system = host.system
     firmware = f"BIOS {system.bios} ({system.bios_date})" if system.bios else ""
-    product = ", ".join(filter(None, (f"{system.vendor} {system.product}".strip(), firmware)))
+    product = ", ".join(
+        filter(None, (f"{system.vendor} {system.product}".strip(), firmware))
+    )
     name = style(system.hostname or "host", bold=True)
     yield name + (f": {product}" if product else "")
     yield from table(_summary_rows(host), "  ")
@@ -73,7 +93,10 @@ def host_lines(host: Host) -> Iterator[Block]:
             "triton": software.triton,
             "ray": software.ray,
         }
-        for who, taken in (("torch", software.torch_nccl), ("vLLM", software.vllm_nccl)):
+        for who, taken in (
+            ("torch", software.torch_nccl),
+            ("vLLM", software.vllm_nccl),
+        ):
             if taken:
                 version = f"{taken.version or 'unknown version'}, {taken.path}"
                 why = f" ({taken.why})" if taken.why else ""
@@ -93,7 +116,9 @@ def _summary_rows(host: Host) -> Iterator[tuple[str, str]]:
     yield "system", ", ".join(filter(None, (system.os, kernel)))
     yield "CPU", f"{system.cores} cores" + (f": {system.cpu}" if system.cpu else "")
     if memory:
-        swap = f"swap {_gib_text(memory.swap_total)}" if memory.swap_total else "no swap"
+        swap = (
+            f"swap {_gib_text(memory.swap_total)}" if memory.swap_total else "no swap"
+        )
         free = f"{_gib_text(memory.available)} available"
         yield "memory", f"{_gib_text(memory.total)}, {free}, {swap}"
     else:
@@ -122,15 +147,27 @@ def _network_rows(host: Host) -> Iterator[tuple[str, ...]]:
     owned = {device.netdev: device for device in host.rdma if device.netdev}
     order = sorted(
         host.netdevs,
-        key=lambda it: (it.cage is None, it.cage or 0, _KINDS.index(it.kind), it.pci, it.name),
+        key=lambda it: (
+            it.cage is None,
+            it.cage or 0,
+            _KINDS.index(it.kind),
+            it.pci,
+            it.name,
+        ),
     )
-    pairs: list[tuple[Netdev | None, Rdma | None]] = [(it, owned.get(it.name)) for it in order]
+    pairs: list[tuple[Netdev | None, Rdma | None]] = [
+        (it, owned.get(it.name)) for it in order
+    ]
     pairs += [(None, device) for device in host.rdma if not device.netdev]
     for netdev, device in pairs:
         own, rdma, part = ("-", "", "", "", ""), ("-", "-"), netdev or device
         if netdev:
             # Every interface that is up has an fe80.
-            known = (it for it in netdev.addresses if it.family == "inet" or not it.link_local)
+            known = (
+                it
+                for it in netdev.addresses
+                if it.family == "inet" or not it.link_local
+            )
             own = (
                 style(netdev.name, bold=netdev.up),
                 style(netdev.state, fg="green" if netdev.up else None),
@@ -140,8 +177,19 @@ def _network_rows(host: Host) -> Iterator[tuple[str, ...]]:
             )
         if device:
             # The GIDs that RoCE v2 over IPv4 takes.
-            state = style(device.state or "unknown", fg="green" if device.active else None)
-            taken = (str(it.index) for it in device.gids if it.address and it.kind == "RoCE v2")
+            state = style(
+                device.state or "unknown", fg="green" if device.active else None
+            )
+            taken = (
+                str(it.index)
+                for it in device.gids
+                if it.address and it.kind == "RoCE v2"
+            )
             rdma = shown(f"{device.name} ") + state, " ".join(taken) or "-"
         if part:
-            yield *own, *rdma, part.twin or "-", "-" if part.cage is None else str(part.cage)
+            yield (
+                *own,
+                *rdma,
+                part.twin or "-",
+                "-" if part.cage is None else str(part.cage),
+            )

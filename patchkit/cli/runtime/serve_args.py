@@ -32,26 +32,66 @@ from patchkit.runtime.serve.listen import listen_address, models_url
 from patchkit.runtime.serve.model import memory_pool, preset_of, weights_gib
 from patchkit.runtime.serve.request import ServeRequest
 
-_HEADS = ("model", "quantization", "GiB", "Sparks", "memory", "tokens", "vLLM", "evidence")
+_HEADS = (
+    "model",
+    "quantization",
+    "GiB",
+    "Sparks",
+    "memory",
+    "tokens",
+    "vLLM",
+    "evidence",
+)
 # Facts of an env file that the command line is made from.
-_TAKEN = ("role", "topology", "executor", "vllm", "nodes", "head", "target", "quantization")
+_TAKEN = (
+    "role",
+    "topology",
+    "executor",
+    "vllm",
+    "nodes",
+    "head",
+    "target",
+    "quantization",
+)
 
 
 @click.command("serve-args")
 @click.argument("model", required=False, shell_complete=complete.models)
 @node_options
-@click.option("--node-rank", type=click.IntRange(0), metavar="R", help="The worker's number.")
-@click.option("--preset", shell_complete=complete.models, help="Of another model; none: no preset.")
+@click.option(
+    "--node-rank", type=click.IntRange(0), metavar="R", help="The worker's number."
+)
+@click.option(
+    "--preset",
+    shell_complete=complete.models,
+    help="Of another model; none: no preset.",
+)
 @click.option("--recipe", type=PATH, help="A recipe: YAML of vLLM, eugr or sparkrun.")
 @click.option("--from", "env_file", type=PATH, help="The env file that goes with it.")
-@click.option("--listen", type=click.Choice(LISTEN), help="Who may ask; default: this machine.")
-@click.option("--host", "address", metavar="A", help="Listen on this address, instead of --listen.")
+@click.option(
+    "--listen", type=click.Choice(LISTEN), help="Who may ask; default: this machine."
+)
+@click.option(
+    "--host",
+    "address",
+    metavar="A",
+    help="Listen on this address, instead of --listen.",
+)
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
-@click.option("--explain", is_flag=True, help="Show each flag's reason, and what is left out.")
-@click.option("--list", "presets", is_flag=True, help="List the models that have presets.")
+@click.option(
+    "--explain", is_flag=True, help="Show each flag's reason, and what is left out."
+)
+@click.option(
+    "--list", "presets", is_flag=True, help="List the models that have presets."
+)
 @rendered
 def serve_args_command(
-    model: str | None, *, presets: bool, explain: bool, asked: NodeOptions, **options: Any
+    model: str | None,
+    *,
+    presets: bool,
+    explain: bool,
+    asked: NodeOptions,
+    **options: Any,
 ) -> Iterator[Block]:
     """Print the `vllm serve` flags that go with the env, valid for the installed version.
 
@@ -66,7 +106,12 @@ def serve_args_command(
     """
     if presets:
         # The presets as presets.toml has them.
-        yield Record([{**record_fields(preset), "name": preset.name} for preset in load_presets()])
+        yield Record(
+            [
+                {**record_fields(preset), "name": preset.name}
+                for preset in load_presets()
+            ]
+        )
         rows = [
             (
                 it.id,
@@ -112,17 +157,29 @@ def serve_command(
 ) -> ServeCommand:
     """Return the command that the options ask for. Raises what ``serve_args`` raises."""
     options = defaultdict(lambda: None, given)
-    for one, other, what in (("listen", "address", "where to listen"), ("recipe", "preset", "how")):
+    for one, other, what in (
+        ("listen", "address", "where to listen"),
+        ("recipe", "preset", "how"),
+    ):
         if options[one] and options[other]:
             names = (f"--{one}", "--host" if other == "address" else f"--{other}")
-            raise UsageError(f"{' and '.join(names)} both say {what}", hint="leave one out")
+            raise UsageError(
+                f"{' and '.join(names)} both say {what}", hint="leave one out"
+            )
     path: Path | None = options["env_file"]
     file = read_env_file(path, accept_edited=options["accept_edited"]) if path else None
     if file and file.edited:
-        taken = " ".join(f"{name}={file.facts[name]}" for name in _TAKEN if name in file.facts)
-        tell(lead_word("note") + f"{path} was edited after patchkit wrote it; taken: {taken}")
+        taken = " ".join(
+            f"{name}={file.facts[name]}" for name in _TAKEN if name in file.facts
+        )
+        tell(
+            lead_word("note")
+            + f"{path} was edited after patchkit wrote it; taken: {taken}"
+        )
     if options["recipe"]:
-        from patchkit.measure.recipe_files import read_recipe  # not for a node without PyYAML
+        from patchkit.measure.recipe_files import (
+            read_recipe,
+        )  # not for a node without PyYAML
 
         preset: Preset | None
         preset, untold = read_recipe(options["recipe"], model)
@@ -143,14 +200,17 @@ def serve_command(
         node=node,
         memory=memory_pool(host, node),
         rank=options["node_rank"],
-        host=options["address"] or listen_address(options["listen"] or LISTEN[0], node, host),
+        host=options["address"]
+        or listen_address(options["listen"] or LISTEN[0], node, host),
         port=options["port"] or 8000,
         folder_gib=weights_gib(served, os.environ),
         checkpoint=find_checkpoint(served, os.environ),
         choice=choice,
     )
     drafter = str(json.loads(drafter_of(request)[0] or "{}").get("model", ""))
-    request = replace(request, drafter_gib=weights_gib(drafter, os.environ) if drafter else None)
+    request = replace(
+        request, drafter_gib=weights_gib(drafter, os.environ) if drafter else None
+    )
     return serve_args(request, load_flag_rules(), host.vllm_home(node.vllm))
 
 
@@ -162,4 +222,8 @@ def _flag_rows(served: ServeCommand) -> Iterator[tuple[str, ...]]:
             reason = f"{flag.reason} ({flag.origin}; {flag.source})"
             yield mark, " ".join(flag.words), " ".join(reason.split())
     for rule in served.off:
-        yield style("off", dim=True), f"{rule.flag} {rule.value}", f"{rule.reason} ({rule.id})"
+        yield (
+            style("off", dim=True),
+            f"{rule.flag} {rule.value}",
+            f"{rule.reason} ({rule.id})",
+        )

@@ -58,10 +58,14 @@ def build_command() -> None:
     metavar="X.Y.Z",
     help="Release to build.  [default: the one that torch pins]",
 )
-@click.option("--src", "source", metavar="SOURCE", help="A folder, an archive, or a git commit.")
+@click.option(
+    "--src", "source", metavar="SOURCE", help="A folder, an archive, or a git commit."
+)
 @click.option("--sha256", metavar="HEX", help="What an unknown archive must have.")
 @target_option
-@click.option("--functions", default="", metavar="TEXT", help="Only these kernels, for tests.")
+@click.option(
+    "--functions", default="", metavar="TEXT", help="Only these kernels, for tests."
+)
 @click.option(
     "--cuda",
     type=click.Choice([row.cuda for row in toolkits()]),
@@ -112,25 +116,36 @@ def build_nccl_wheel(
     )
     # Space and rights are checked before the build, not when it is done.
     check_room(house, order.expected)
-    tell(f"compiling in {order.work} with {order.jobs} jobs; what make says: {order.work}/log.txt")
+    tell(
+        f"compiling in {order.work} with {order.jobs} jobs; what make says: {order.work}/log.txt"
+    )
     with progress("objects") as report:
         built = build_nccl(order, report("compiling"))
-    what = f"nccl {order.version}", f"{device.title}, {order.gencode.rpartition('=')[2]}"
+    what = (
+        f"nccl {order.version}",
+        f"{device.title}, {order.gencode.rpartition('=')[2]}",
+    )
     lines = []
     for binary in built.binaries:
         live = (code for code in binary.codes if code.section == LIVE)
-        lines.append(f"{binary.name}: {', '.join(f'{code.count} {code.name}' for code in live)}")
+        lines.append(
+            f"{binary.name}: {', '.join(f'{code.count} {code.name}' for code in live)}"
+        )
     lines.append(f"every kernel of NCCL is exact for {device.title}")
     bugs = load_recipe("nccl").bugs_of(origin.version)
     notes = [lead_word("known") + f"{bug.says}; instead: {bug.instead}" for bug in bugs]
     reduced = bool(given["functions"])
-    yield from built_blocks(built, house, began, what, tools, lines, reduced=reduced, notes=notes)
+    yield from built_blocks(
+        built, house, began, what, tools, lines, reduced=reduced, notes=notes
+    )
 
 
 def _nccl_source(version: str | None, source: str | None, house: Path) -> str:
     """Return which sources to take. Raises UsageError for a release that the wheelhouse refuses."""
     if version is not None and source is not None:
-        raise UsageError("--version and --src exclude each other: the sources say their version")
+        raise UsageError(
+            "--version and --src exclude each other: the sources say their version"
+        )
     if source is not None:
         return source
     if version is None:
@@ -150,7 +165,9 @@ def _nccl_source(version: str | None, source: str | None, house: Path) -> str:
     metavar="X.Y.Z",
     help="Release to build.  [default: the newest known one]",
 )
-@click.option("--src", "folder", metavar="SOURCE", help="Sources instead: a folder or an sdist.")
+@click.option(
+    "--src", "folder", metavar="SOURCE", help="Sources instead: a folder or an sdist."
+)
 @request_options
 @click.option(
     "--source",
@@ -159,12 +176,19 @@ def _nccl_source(version: str | None, source: str | None, house: Path) -> str:
     metavar="NAME=WHAT",
     help="A project's source: a folder, an archive, a git commit, or upstream's wheel.",
 )
-@click.option("--requirements", type=PRESENT_PATH, help="Another lock of the environment.")
+@click.option(
+    "--requirements", type=PRESENT_PATH, help="Another lock of the environment."
+)
 @click.option("--extensions", default="", metavar="A,B", help="Only these, for tests.")
 @build_options
 @rendered
 def build_vllm_wheel(
-    selection: Selection, house: Path, requirements: Path | None, *, offline: bool, **options: Any
+    selection: Selection,
+    house: Path,
+    requirements: Path | None,
+    *,
+    offline: bool,
+    **options: Any,
 ) -> Iterator[Block]:
     """Build vLLM for one device from its sources; `patchkit repack` takes seconds instead."""
     if not options["dry_run"]:
@@ -184,7 +208,9 @@ def build_vllm_wheel(
         source = vllm_source(
             options["version"],
             options["folder"],
-            check=lambda tree: idle.update(choose_idle(tree, request, left_out, parts, given)),
+            check=lambda tree: idle.update(
+                choose_idle(tree, request, left_out, parts, given)
+            ),
             report=report,
             offline=offline,
         )
@@ -219,11 +245,24 @@ def build_vllm_wheel(
     with progress("steps") as report:
         built = build_vllm(order, report)
     inputs = (built.facts["environment"] | built.facts["externals"]).items()
-    lines = [*(f"{name}: {it}" for name, it in inputs), *built.circumstances, *built.proofs]
-    what = f"vllm {order.version}", f"{order.request.target.title}, {built.facts['archs']}"
+    lines = [
+        *(f"{name}: {it}" for name, it in inputs),
+        *built.circumstances,
+        *built.proofs,
+    ]
+    what = (
+        f"vllm {order.version}",
+        f"{order.request.target.title}, {built.facts['archs']}",
+    )
     notes = [lead_word("note") + note for note in built.notes]
-    fields = {"proofs": built.proofs, "circumstances": built.circumstances, "notes": notes}
-    yield from built_blocks(built, house, began, what, tools, lines, reduced=bool(parts), **fields)
+    fields = {
+        "proofs": built.proofs,
+        "circumstances": built.circumstances,
+        "notes": notes,
+    }
+    yield from built_blocks(
+        built, house, began, what, tools, lines, reduced=bool(parts), **fields
+    )
 
 
 def _built_for(device: Target, cpu: str | None) -> str:
@@ -251,7 +290,9 @@ def _tell_start(order: VllmOrder, jobs: Jobs, idle: Mapping[str, str]) -> None:
     for reason in sorted(set(idle.values())):
         options = ", ".join(option for option in sorted(idle) if idle[option] == reason)
         tell(f"without {options}: {reason}; --source NAME=… brings one in")
-    if names := ", ".join(sorted({it.option for it in order.taken} - order.given.keys())):
+    if names := ", ".join(
+        sorted({it.option for it in order.taken} - order.given.keys())
+    ):
         tell(f"{names}: upstream's wheel has them; --source NAME=… compiles one")
     for extension in by_option(sorted(order.without - idle.keys())):
         if extension.serves(order.request.target.major, order.version):

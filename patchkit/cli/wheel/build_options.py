@@ -29,15 +29,23 @@ from patchkit.wheel.build.toolchain import MACHINES, Toolchain
 from patchkit.wheel.file.wheelfile import ANY, wheel_name
 from patchkit.wheel.wheelhouse.contents import add_wheel, load_manifest
 
-cpu_option = click.option("--cpu", type=click.Choice(MACHINES), help="Default: the target's.")
-house_option = click.option("--dir", "house", type=PATH, default="wheelhouse", show_default=True)
+cpu_option = click.option(
+    "--cpu", type=click.Choice(MACHINES), help="Default: the target's."
+)
+house_option = click.option(
+    "--dir", "house", type=PATH, default="wheelhouse", show_default=True
+)
 build_options = with_options(
     cpu_option,
-    click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Compilers at once."),
+    click.option(
+        "--jobs", type=click.IntRange(min=1), metavar="N", help="Compilers at once."
+    ),
     click.option("--fresh", is_flag=True, help="Do not resume an interrupted build."),
     offline_option,
     house_option,
-    click.option("--dry-run", is_flag=True, help="Say what would be done, and what is missing."),
+    click.option(
+        "--dry-run", is_flag=True, help="Say what would be done, and what is missing."
+    ),
 )
 
 
@@ -69,7 +77,12 @@ def built_blocks(
     """
     wheel = add_wheel(house, built.wheel, built.facts, say=tell)
     seconds = time.monotonic() - began
-    known = {"wheel": wheel, "facts": built.facts, "log": built.log, "seconds": round(seconds, 1)}
+    known = {
+        "wheel": wheel,
+        "facts": built.facts,
+        "log": built.log,
+        "seconds": round(seconds, 1),
+    }
     yield Record(known | more)
     across = f" on {platform.machine()}" if platform.machine() != tools.machine else ""
     yield style(what[0], bold=True) + f"  →  {what[1]}, {tools.machine}{across}"
@@ -96,6 +109,8 @@ def install_steps(
     device = f"{target.title if target else 'node'}, {' or '.join(sorted(cpus))}"
     words = ["pip", "install", *options, wheel.name]
     return [
-        next_step("rsync", "-P", wheel, "USER@HOST:", where=f"to take it to the {device}"),
+        next_step(
+            "rsync", "-P", wheel, "USER@HOST:", where=f"to take it to the {device}"
+        ),
         next_step(*words, where="there, in vLLM's environment"),
     ]

@@ -18,14 +18,18 @@ from patchkit.target import DEFAULT_TARGET, targets
 
 
 @click.command("inspect")
-@click.argument("file", metavar="[FILE]", required=False, type=click.Path(path_type=Path))
+@click.argument(
+    "file", metavar="[FILE]", required=False, type=click.Path(path_type=Path)
+)
 @click.option(
     "--target",
     type=click.Choice(list(targets())),
     default=DEFAULT_TARGET,
     help=f"Device to judge for; default: {DEFAULT_TARGET}.",
 )
-@click.option("--loaded", "of_python", is_flag=True, help="Which libnccl torch and vLLM load.")
+@click.option(
+    "--loaded", "of_python", is_flag=True, help="Which libnccl torch and vLLM load."
+)
 @click.option("--python", default=sys.executable, metavar="EXE", help="That has torch.")
 @rendered
 def inspect_command(
@@ -57,7 +61,11 @@ def inspect_command(
     for who, choice in (("torch", answer.torch), ("vLLM ", answer.vllm)):
         copy = copies.get(choice.path or "")
         taken = f"{copy.version} {copy.path}" if copy else "none"
-        yield f"{who} takes " + style(taken, fg="green" if copy else "red") + f": {choice.why}"
+        yield (
+            f"{who} takes "
+            + style(taken, fg="green" if copy else "red")
+            + f": {choice.why}"
+        )
     for copy in answer.copies:
         yield style(copy.path, dim=None if copy.mapped else True)
         package = " and ".join(map(str, copy.owners)) or "no package"

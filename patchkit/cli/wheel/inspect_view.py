@@ -23,8 +23,20 @@ from patchkit.digests import sha256_of
 from patchkit.target import Load, Target
 from patchkit.unreached import known_dispatch
 from patchkit.wheel.device.first_use import first_use_phrase
-from patchkit.wheel.device.inspect import LIVE, RELOCATABLE, Binary, inspect_file, inspect_wheel
-from patchkit.wheel.device.libraries import Judged, check_wheel, floor, judge_libraries, missed
+from patchkit.wheel.device.inspect import (
+    LIVE,
+    RELOCATABLE,
+    Binary,
+    inspect_file,
+    inspect_wheel,
+)
+from patchkit.wheel.device.libraries import (
+    Judged,
+    check_wheel,
+    floor,
+    judge_libraries,
+    missed,
+)
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.metadata import read_metadata
 from patchkit.wheel.file.wheelfile import WheelFile
@@ -50,9 +62,14 @@ def inspected_blocks(file: Path, target: Target) -> Iterator[Block]:
         # Only of vLLM's libraries is it known which ones a device needs.
         if wheel.name.project == "vllm":
             judged = judge_libraries(binaries, target, wheel.name.version)
-    found = *check_wheel(metadata, binaries), *missed(metadata.name.version, judged, target)
+    found = (
+        *check_wheel(metadata, binaries),
+        *missed(metadata.name.version, judged, target),
+    )
     uses = {library.name: library.use.value for library in judged}
-    shown = [_binary_fields(each, target) | {"use": uses.get(each.name)} for each in binaries]
+    shown = [
+        _binary_fields(each, target) | {"use": uses.get(each.name)} for each in binaries
+    ]
     promised = library_rules().promised_glibc(metadata.name.tag)
     told = {
         **record_fields(metadata.name, "filename", "cpus"),
@@ -71,8 +88,11 @@ def inspected_blocks(file: Path, target: Target) -> Iterator[Block]:
         {
             "tag": metadata.name.tag,
             "Python": metadata.requires_python,
-            "pins": [f"{name}=={version}" for name, version in metadata.decisive_pins.items()],
-            "at least": lowest + (f"; its name promises glibc {promised}" if promised else ""),
+            "pins": [
+                f"{name}=={version}" for name, version in metadata.decisive_pins.items()
+            ],
+            "at least": lowest
+            + (f"; its name promises glibc {promised}" if promised else ""),
             "SBOM": metadata.sboms,
             "patchkit": made or "did not make it",
             "fixes": facts.get("fixes"),
@@ -123,8 +143,13 @@ def _library_rows(
         kinds: dict[str, list[str]] = {"sass": []}  # which comes first
         for code in (code for code in binary.codes if code.section == LIVE):
             kinds.setdefault(code.kind, []).append(code.arch.gencode)
-        archs = {kind: " ".join(dict.fromkeys(its)) for kind, its in kinds.items() if its}
-        live = [its if kind == "sass" else f"{kind.upper()} {its}" for kind, its in archs.items()]
+        archs = {
+            kind: " ".join(dict.fromkeys(its)) for kind, its in kinds.items() if its
+        }
+        live = [
+            its if kind == "sass" else f"{kind.upper()} {its}"
+            for kind, its in archs.items()
+        ]
         rows.append(
             (
                 uses.get(binary.name, "-"),
@@ -137,7 +162,15 @@ def _library_rows(
             )
         )
     library = f"in {folder}" if folder else "library"
-    heads = ("on the device", target.name, "CUDA", "MB", library, "archs", "fat binaries")
+    heads = (
+        "on the device",
+        target.name,
+        "CUDA",
+        "MB",
+        library,
+        "archs",
+        "fat binaries",
+    )
     # Of what a library is for, only those of vLLM are known.
     first = 0 if uses else 1
     return table((row[first:] for row in rows), heads=heads[first:])
@@ -164,7 +197,9 @@ def _library_lines(binary: Binary, target: Target, sha256: str = "") -> Iterator
     texts = (f"{load}" if it.section == LIVE else f"({load})" for it, load in reached)
     rows = [(it.section, it.name, it.compression, f"{it.count:,}") for it in codes]
     heads = ("section", "arch", "compressed", "count", "loads")
-    yield from table([(*row, it) for row, it in zip(rows, texts, strict=True)], heads=heads)
+    yield from table(
+        [(*row, it) for row, it in zip(rows, texts, strict=True)], heads=heads
+    )
     load = binary.load(target)
     live = (it.name for it, its in reached if it.section == LIVE and its is load)
     names = ", ".join(dict.fromkeys(live))
@@ -172,9 +207,8 @@ def _library_lines(binary: Binary, target: Target, sha256: str = "") -> Iterator
         unlinked = "only code that was not linked: no device can load it"
         sentence = f"holds {unlinked if binary.relocatable else 'no device code'}"
     elif binary.linked_anew(target):
-        sentence = (
-            f"loads on {target.title}: jit, linked anew on the device at first use ({RELOCATABLE})"
-        )
+        at_first_use = f"linked anew on the device at first use ({RELOCATABLE})"
+        sentence = f"loads on {target.title}: jit, {at_first_use}"
     elif load is Load.NONE:
         sentence = f"does not load on {target.title}: it holds only {names}"
     else:
@@ -191,7 +225,9 @@ def _binary_fields(binary: Binary, target: Target) -> dict[str, Any]:
         **record_fields(binary.library, "sections"),
         "at_least": floor([binary]),
         "loads": str(binary.load(target)),
-        "fat_binaries": {str(load): loads[load] for load in sorted(loads, reverse=True)},
+        "fat_binaries": {
+            str(load): loads[load] for load in sorted(loads, reverse=True)
+        },
         "codes": [record_fields(code) | {"arch": code.name} for code in binary.codes],
     }
 

@@ -20,16 +20,31 @@ from patchkit.wheel.native.new_wheel import write_native_library, write_native_w
 
 
 @click.command("native")
-@click.argument("path", metavar="WHEEL|LIBRARY|ENVIRONMENT", type=click.Path(path_type=Path))
-@click.option("--target", "name", type=click.Choice(list(targets())), default=DEFAULT_TARGET)
+@click.argument(
+    "path", metavar="WHEEL|LIBRARY|ENVIRONMENT", type=click.Path(path_type=Path)
+)
+@click.option(
+    "--target", "name", type=click.Choice(list(targets())), default=DEFAULT_TARGET
+)
 @click.option("--write", is_flag=True, help="Assemble it: in place, or as a new file.")
 @click.option("--revert", is_flag=True, help="Put an environment's own libraries back.")
-@click.option("--force", is_flag=True, help="Revert though files were edited or are damaged.")
-@click.option("-o", "--output", type=PATH, default=Path(), help="Folder of the new file.")
+@click.option(
+    "--force", is_flag=True, help="Revert though files were edited or are damaged."
+)
+@click.option(
+    "-o", "--output", type=PATH, default=Path(), help="Folder of the new file."
+)
 @offline_option
 @rendered
 def native_command(
-    path: Path, *, name: str, write: bool, revert: bool, force: bool, output: Path, offline: bool
+    path: Path,
+    *,
+    name: str,
+    write: bool,
+    revert: bool,
+    force: bool,
+    output: Path,
+    offline: bool,
 ) -> Iterator[Block]:
     """Show what a device compiles at first use, and how long that takes; or compile it now.
 
@@ -49,7 +64,11 @@ def native_command(
         yield Record({"restored": restored})
         count = sum(map(len, restored.values()))
         done = f"put back as upstream shipped it: {counted_noun(count, 'file')}"
-        yield GOOD + done if count else "nothing to do: patchkit has changed no library here"
+        yield (
+            GOOD + done
+            if count
+            else "nothing to do: patchkit has changed no library here"
+        )
         return
     found = list_libraries(path, target)
     if not write:
@@ -61,25 +80,38 @@ def native_command(
         yield Record({"target": name, "libraries": fields})
         yield from _listed(found, target.title)
         if any(library.writable for library in found):
-            yield next_step(*program(), "native", path, "--write", where="to compile it now")
+            yield next_step(
+                *program(), "native", path, "--write", where="to compile it now"
+            )
         return
     with progress() as report:
         assembler = Assembler(offline=offline, progress=report("Fetching the compiler"))
         if path.is_dir():
             bar = report("Assembling PTX")
-            made, new = make_installed_native(find_site(path), target, assembler, bar), None
+            made, new = (
+                make_installed_native(find_site(path), target, assembler, bar),
+                None,
+            )
         else:
-            write_file = write_native_wheel if path.suffix == ".whl" else write_native_library
+            write_file = (
+                write_native_wheel if path.suffix == ".whl" else write_native_library
+            )
             written = write_file(path, output, target, assembler, report)
             made, new = written.libraries, written.path
-    yield Record({"target": name, "wheel": new, "libraries": [record_fields(it) for it in made]})
+    yield Record(
+        {"target": name, "wheel": new, "libraries": [record_fields(it) for it in made]}
+    )
     for library in made:
         if library.path:
             made_of = counted_noun(len(library.ptx), "fat binary", "fat binaries")
             yield GOOD + f"{library.name}: {made_of} assembled"
-        yield from (lead_word("note") + f"{why}; it stays as it is" for why in library.refused)
+        yield from (
+            lead_word("note") + f"{why}; it stays as it is" for why in library.refused
+        )
         for row in library.unreached:
-            told = f"{row.name} of {library.name} stays PTX: {row.source} never calls it"
+            told = (
+                f"{row.name} of {library.name} stays PTX: {row.source} never calls it"
+            )
             yield lead_word("note") + told
     if new:
         yield GOOD + f"{new}  {new.stat().st_size / 1e6:.1f} MB"
@@ -98,9 +130,13 @@ def _listed(found: Sequence[DeviceLibrary], title: str) -> Iterator[Block]:
             f"{compile_seconds(library.entries):.0f} s" if library.entries else "-",
             "NVIDIA's" if library.closed else "",
         )
-        for library in sorted(found, key=lambda library: -compile_seconds(library.entries))
+        for library in sorted(
+            found, key=lambda library: -compile_seconds(library.entries)
+        )
     ]
-    yield from table(rows, heads=("library", "fat binaries", "compiled", "at first use", ""))
+    yield from table(
+        rows, heads=("library", "fat binaries", "compiled", "at first use", "")
+    )
     entries = [entry for library in found for entry in library.entries]
     if entries:
         yield lead_word("note") + f"on {title}, {first_use_phrase(entries)}"

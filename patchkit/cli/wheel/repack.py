@@ -34,26 +34,42 @@ from patchkit.wheel.vllm.repack_origin import find_wheel
 from patchkit.wheel.wheelhouse.contents import check_folder
 
 _USES: Mapping[Use, Mapping[str, Any]] = {
-    **{use: {"fg": "yellow"} for use in (Use.LOST, Use.ABSENT, Use.UNKNOWN, Use.PARTLY)},
+    **{
+        use: {"fg": "yellow"} for use in (Use.LOST, Use.ABSENT, Use.UNKNOWN, Use.PARTLY)
+    },
     **{use: {"fg": "green"} for use in (Use.LOADS, Use.JIT)},
     **{use: {"dim": True} for use in (Use.OTHER, Use.HOST)},
 }
 
 
 @click.command("repack")
-@click.argument("wheel", metavar="vllm==X.Y.Z|WHEEL", shell_complete=complete.sources("vllm"))
+@click.argument(
+    "wheel", metavar="vllm==X.Y.Z|WHEEL", shell_complete=complete.sources("vllm")
+)
 @cpu_option
 @request_options
-@click.option("--native", is_flag=True, help="Assemble what the device compiles at first use.")
-@click.option("--keep-libraries", is_flag=True, help="With --native: those for other devices.")
-@click.option("--sha256", metavar="HEX", help="SHA-256 of a wheel that the lock does not know.")
+@click.option(
+    "--native", is_flag=True, help="Assemble what the device compiles at first use."
+)
+@click.option(
+    "--keep-libraries", is_flag=True, help="With --native: those for other devices."
+)
+@click.option(
+    "--sha256", metavar="HEX", help="SHA-256 of a wheel that the lock does not know."
+)
 @offline_option
 @trust_source
 @house_option
 @verbose_option
 @rendered
 def repack_command(
-    wheel: str, selection: Selection, house: Path, *, trusted: bool, verbose: bool, **given: Any
+    wheel: str,
+    selection: Selection,
+    house: Path,
+    *,
+    trusted: bool,
+    verbose: bool,
+    **given: Any,
 ) -> Iterator[Block]:
     """Repack upstream's wheel with the fixes that are Python or data, under a version of its own.
 
@@ -65,9 +81,15 @@ def repack_command(
     nothing is written, and only a build from source helps.
     """
     began = time.monotonic()
-    request, offline, keep = selection.request(), given["offline"], given["keep_libraries"]
+    request, offline, keep = (
+        selection.request(),
+        given["offline"],
+        given["keep_libraries"],
+    )
     if keep and not given["native"]:
-        raise UsageError("--keep-libraries is for --native: without it, all libraries stay")
+        raise UsageError(
+            "--keep-libraries is for --native: without it, all libraries stay"
+        )
     check_folder(house)  # before a wheel is fetched and read
     with (
         progress() as report,
@@ -87,9 +109,13 @@ def repack_command(
             house,
             report=report,
             say=tell,
-            assembler=Assembler(offline=offline, progress=bar) if given["native"] else None,
+            assembler=Assembler(offline=offline, progress=bar)
+            if given["native"]
+            else None,
             keep_libraries=keep,
-            sandboxed=choose_sandbox(locked=origin.locked and not request.patches, trusted=trusted),
+            sandboxed=choose_sandbox(
+                locked=origin.locked and not request.patches, trusted=trusted
+            ),
         )
     seconds = time.monotonic() - began
     verdicts, proofs = done.outcome.verdicts, done.outcome.proofs
@@ -116,7 +142,9 @@ def _library_fields(library: Judged) -> dict[str, Any]:
         **record_fields(library, "known", "loads"),
         "told": library.phrase,
         "required": bool(library.known and library.known.required),
-        "fat_binaries": {str(load): library.loads[load] for load in sorted(Load, reverse=True)},
+        "fat_binaries": {
+            str(load): library.loads[load] for load in sorted(Load, reverse=True)
+        },
     }
 
 

@@ -10,7 +10,17 @@ from typing import Any
 
 import click
 
-from patchkit.cli.out import FOLDER, PATH, Shown, next_step, pip, program, style, table, tell
+from patchkit.cli.out import (
+    FOLDER,
+    PATH,
+    Shown,
+    next_step,
+    pip,
+    program,
+    style,
+    table,
+    tell,
+)
 from patchkit.cli.progress import progress
 from patchkit.cli.render import (
     GOOD,
@@ -75,7 +85,9 @@ def list_wheels(house: Path, *, verbose: bool) -> Iterator[Block]:
         )
         for entry in (*made, *(others if verbose else ()))
     ]
-    yield from table(rows, heads=("project", "version", "kind", "target", "MB", "tag", "sha256"))
+    yield from table(
+        rows, heads=("project", "version", "kind", "target", "MB", "tag", "sha256")
+    )
     if others:
         size = f"{sum(entry.size for entry in others) / 1e6:,.0f} MB"
         hint = "" if verbose else "; -v lists them"
@@ -83,14 +95,18 @@ def list_wheels(house: Path, *, verbose: bool) -> Iterator[Block]:
     yield from _override_lines(listed.overrides)
     if not wheels:
         yield f"{house} holds no wheels"
-        yield next_step(*program(), "repack", f"vllm=={load_recipe().newest}", "--dir", house)
+        yield next_step(
+            *program(), "repack", f"vllm=={load_recipe().newest}", "--dir", house
+        )
     elif not others:
         yield next_step(*program(), "wheelhouse", "fill", "--dir", house)
 
 
 @wheelhouse_command.command("prune")
 @house_option
-@click.option("--drop", multiple=True, help="Also a listed wheel: file name, project, or pin.")
+@click.option(
+    "--drop", multiple=True, help="Also a listed wheel: file name, project, or pin."
+)
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @click.option("--force", is_flag=True, help="Set a damaged journal aside.")
 @rendered
@@ -110,10 +126,18 @@ def prune_wheels(
 
 @wheelhouse_command.command("fill")
 @house_option
-@click.option("--python-version", "python", metavar="X.Y", help="Default: the target's.")
-@click.option("--with", "also", multiple=True, metavar="REQUIREMENT", help='Such as "ray==2.5".')
-@click.option("--find-links", "folders", multiple=True, type=FOLDER, help="A folder of wheels.")
-@click.option("--offline", is_flag=True, help="Use only --find-links and the wheelhouse itself.")
+@click.option(
+    "--python-version", "python", metavar="X.Y", help="Default: the target's."
+)
+@click.option(
+    "--with", "also", multiple=True, metavar="REQUIREMENT", help='Such as "ray==2.5".'
+)
+@click.option(
+    "--find-links", "folders", multiple=True, type=FOLDER, help="A folder of wheels."
+)
+@click.option(
+    "--offline", is_flag=True, help="Use only --find-links and the wheelhouse itself."
+)
 @click.option("--lock-only", is_flag=True, help="Lock only; the nodes download.")
 @verbose_option
 @rendered
@@ -129,7 +153,11 @@ def fill_wheels(
     node = node_of(house, python)
     sources = WheelSources(offline=given["offline"], folders=given["folders"])
     with progress() as report:
-        how = {"also": given["also"], "lock_only": lock_only, "progress": report("downloading")}
+        how = {
+            "also": given["also"],
+            "lock_only": lock_only,
+            "progress": report("downloading"),
+        }
         done = fill_wheelhouse(house, node, sources, tell=tell, **how)
     overrides = done.manifest.overrides
     brought = {"dependencies": done.dependencies, "overrides": overrides}
@@ -147,18 +175,39 @@ def fill_wheels(
         yield f"torch {done.torch.version}: {cuda}, as {done.torch.seen}"
     yield from _override_lines(overrides)
     here = node.machine == platform.machine()
-    words = ["--find-links", str(house), "--require-hashes", "-r", str(house / REQUIREMENTS)]
-    install = (*(pip() if here else ["pip"]), "install", *done.manifest.install_options, *words)
+    words = [
+        "--find-links",
+        str(house),
+        "--require-hashes",
+        "-r",
+        str(house / REQUIREMENTS),
+    ]
+    install = (
+        *(pip() if here else ["pip"]),
+        "install",
+        *done.manifest.install_options,
+        *words,
+    )
     yield next_step(*install, where="" if here else f"on a node, {node.machine}")
     if not lock_only:  # nodes take it by --find-links
-        words = ["-m", "http.server", "--bind", "127.0.0.1", "--directory", str(house), "8000"]
+        words = [
+            "-m",
+            "http.server",
+            "--bind",
+            "127.0.0.1",
+            "--directory",
+            str(house),
+            "8000",
+        ]
         yield next_step("python3", *words, where="to offer them to every node")
 
 
 @wheelhouse_command.command("override")
 @click.argument("pin", metavar="[PROJECT==VERSION]", required=False)
 @click.option("--reason", default="", metavar="TEXT", help="Why, in one line.")
-@click.option("--remove", metavar="PROJECT", help="Take the override of a project back.")
+@click.option(
+    "--remove", metavar="PROJECT", help="Take the override of a project back."
+)
 @house_option
 @rendered
 def override_pin(
@@ -178,10 +227,14 @@ def override_pin(
     knows it, so the wheels are installed with --no-deps, and `pip check` names it.
     """
     if pin and remove:
-        raise UsageError("a pin and --remove exclude each other", hint="say one of them")
+        raise UsageError(
+            "a pin and --remove exclude each other", hint="say one of them"
+        )
     if reason and not pin:
         raise UsageError("--reason is for a pin", hint="name it: PROJECT==VERSION")
-    overrides = load_manifest(house).overrides  # there is one, and no change of it is unfinished
+    overrides = load_manifest(
+        house
+    ).overrides  # there is one, and no change of it is unfinished
     if not pin and not remove:
         offers = known_overrides(pins_in(house), overrides)
         yield Record({"dir": house, "overrides": overrides, "offers": offers})
@@ -197,14 +250,18 @@ def override_pin(
             exact = ExactPin(pin or "")
         except ValueError:
             what = f"{pin!r} is not a pin, PROJECT==VERSION"
-            raise UsageError(what, hint="for example nvidia-nccl-cu13==2.30.7") from None
+            raise UsageError(
+                what, hint="for example nvidia-nccl-cu13==2.30.7"
+            ) from None
         override = choose_override(house, exact, reason)
         state = "recorded" if record_override(house, override) else "recorded already"
     yield Record({"dir": house, "state": state, "override": override})
     yield GOOD + f"{house}: {state}: {override}"
     # verify names what has to follow, wheel by wheel.
     builds = is_nccl(override.takes.project) and state == "recorded"
-    yield next_step(*program(), *(["build", "nccl", "--dir"] if builds else ["verify"]), house)
+    yield next_step(
+        *program(), *(["build", "nccl", "--dir"] if builds else ["verify"]), house
+    )
 
 
 def _offer_lines(house: Path, offered: Iterable[Override]) -> Iterator[Shown]:
@@ -244,7 +301,9 @@ def verify_command(house: Path) -> Iterator[Block]:
             f"{house}: holds no wheels",
             why="another folder is meant, or nothing was put there",
             hint="name a wheelhouse; or put a wheel there: "
-            + quoted("patchkit", "repack", f"vllm=={load_recipe().newest}", "--dir", house),
+            + quoted(
+                "patchkit", "repack", f"vllm=={load_recipe().newest}", "--dir", house
+            ),
         )
     known = {"pins": done.pins, "overrides": done.overrides, "offers": done.offers}
     wrong = {"missing": done.unmet, "findings": done.findings}
@@ -256,7 +315,11 @@ def verify_command(house: Path) -> Iterator[Block]:
     if not done.findings:
         built = sum(entry.kind is Kind.BUILT for entry in wheels)
         others = len(wheels) - built
-        rest = f" and {counted_noun(others, 'dependency', 'dependencies')}" if others else ""
+        rest = (
+            f" and {counted_noun(others, 'dependency', 'dependencies')}"
+            if others
+            else ""
+        )
         yield GOOD + f"{house}: {counted_noun(built, 'wheel')}{rest}, all as listed"
     if done.unmet:
         yield (
@@ -272,6 +335,8 @@ def verify_command(house: Path) -> Iterator[Block]:
 def tell_hashing(house: Path) -> None:
     """Say what will be read of a wheelhouse, if that takes more than seconds."""
     if (
-        size := sum(file.stat().st_size for file in house.glob("*.whl") if file.is_file())
+        size := sum(
+            file.stat().st_size for file in house.glob("*.whl") if file.is_file()
+        )
     ) > _LARGE:
         tell(f"hashing and reading {size / 1e9:.1f} GB")

@@ -45,14 +45,29 @@ from patchkit.cluster.agent.judge import (
 from patchkit.http_exchange import HttpAnswer, HttpServer
 
 FROZEN = 3  # exit status after which the unit kills the server
-_OFTEN, _SELDOM = 30.0, 600.0  # seconds between two tokens: with clients, and without any
+_OFTEN, _SELDOM = (
+    30.0,
+    600.0,
+)  # seconds between two tokens: with clients, and without any
 _STEP = 600.0  # seconds that one step may take while the GPU draws power
 _COMPILE = 3600.0
 _TOOL = 5.0  # seconds for a program, or a login
 _GLANCE = 1.0  # seconds that a look waits for a token
-_STACKS = 8.0  # seconds for the stacks; the head is started anew after 20, of head.service
+_STACKS = (
+    8.0  # seconds for the stacks; the head is started anew after 20, of head.service
+)
 _LINES = 200  # of a file of stacks
-_COMPILERS = {"ptxas", "cicc", "nvcc", "nvlink", "fatbinary", "cc1plus", "cc1", "ninja", "ld"}
+_COMPILERS = {
+    "ptxas",
+    "cicc",
+    "nvcc",
+    "nvlink",
+    "fatbinary",
+    "cc1plus",
+    "cc1",
+    "ninja",
+    "ld",
+}
 _SCRIPT = f"{group.ALONE} alive.py"  # which finds group.py beside it
 _WORKS = "works: "  # a login may print lines of its own
 _ABORTED = "Fatal Python error: Aborted"  # of faulthandler
@@ -85,7 +100,9 @@ def alive(settings: group.Settings) -> None:
         life = judge(watch.look_at_server(_TOOL), patience)
         if life.proof:
             group.leave(0, f"late, and not frozen: {life.proof}")
-        group.say(f"frozen: nothing shows for {patience:.0f} s that the server lives: {life.text}")
+        group.say(
+            f"frozen: nothing shows for {patience:.0f} s that the server lives: {life.text}"
+        )
         find_stacks(settings)
         group.leave(FROZEN, "the server is killed, and started again")
     except KeyboardInterrupt:
@@ -149,7 +166,11 @@ class Liveness:
         if life.proof:
             self.last_proof_at = time.monotonic()
         elif self.silent > self.patience / 8:
-            workers = self.settings["workers"].values() if self.silent > self.patience / 2 else ()
+            workers = (
+                self.settings["workers"].values()
+                if self.silent > self.patience / 2
+                else ()
+            )
             work = find_group_work(self.settings, workers, self.silent)
             life = judge(replace(signs, work=work), self.patience)
         self.doubt = "" if life.proof else life.text
@@ -159,7 +180,9 @@ class Liveness:
         """Return what the server itself shows; ``seconds`` are for /metrics alone."""
         answer = self.server.ask("/metrics", seconds=seconds)
         counters = read_counters(answer.text)
-        signs = read_metrics_signs(answer, self.counters or counters, self.settings["url"])
+        signs = read_metrics_signs(
+            answer, self.counters or counters, self.settings["url"]
+        )
         if not signs.metrics_trouble:  # else what moved meanwhile shows the next time
             self.counters = counters
         if signs.steps_moved:
@@ -250,7 +273,9 @@ def is_paused(server: HttpServer) -> bool:
 def has_clients(url: str) -> bool:
     """Return whether anybody is connected to the server."""
     port = urllib.parse.urlsplit(url).port or 80
-    return bool(_try_tool("ss", "-Htn", "state", "established", f"( sport = :{port} )").strip())
+    return bool(
+        _try_tool("ss", "-Htn", "state", "established", f"( sport = :{port} )").strip()
+    )
 
 
 def find_group_work(
@@ -274,7 +299,11 @@ def find_work(settings: group.Settings, silent: float) -> str:
             if name in _COMPILERS and group.has_mark(folder, settings["name"]):
                 return f"{name} compiles"
     if settings["watts"] and silent < _STEP:
-        words = ("nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,nounits")
+        words = (
+            "nvidia-smi",
+            "--query-gpu=power.draw",
+            "--format=csv,noheader,nounits",
+        )
         drawn = re.findall(r"^\d+\.?\d*", _try_tool(*words), re.MULTILINE)
         if (watts := max(map(float, drawn), default=0.0)) > settings["watts"]:
             return f"the GPU draws {watts:.0f} W"
@@ -308,7 +337,9 @@ def write_stacks(settings: group.Settings) -> None:
         why = _abort_processes(settings, main) or why
         count = _count_stacks(unit, began, count)
     found = f"stacks of {count} processes are in the journal of {unit}"
-    group.say(f"{socket.gethostname()}: {found if count else f'no stacks came; {why}'.strip('; ')}")
+    group.say(
+        f"{socket.gethostname()}: {found if count else f'no stacks came; {why}'.strip('; ')}"
+    )
     # Those that vLLM's own watchdog wrote when it found a process hanging.
     for file in Path(settings["stacks"]).glob("VLLM_STACK_DUMP_for_*"):
         with contextlib.suppress(OSError):  # it is gone, or is not ours
@@ -337,7 +368,10 @@ def _abort_processes(settings: group.Settings, main: bool) -> str:
     unit = re.compile(f"/{re.escape(settings['unit'])}(/|$)", re.MULTILINE)
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if unit.search((folder / "cgroup").read_text()) and (folder.name == first) == main:
+            if (
+                unit.search((folder / "cgroup").read_text())
+                and (folder.name == first) == main
+            ):
                 os.kill(int(folder.name), signal.SIGABRT)
                 os.kill(int(folder.name), signal.SIGCONT)
     return ""

@@ -53,13 +53,18 @@ _FIRST_TOKEN = 600.0  # seconds for one answer; the first one may compile kernel
 NOT_HERE = (400, 404, 405, 501)  # answers of a server that has no such question
 QUESTIONS: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "1", "max_tokens": 1, "temperature": 0},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "1"}], "max_tokens": 1},
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": "1"}],
+        "max_tokens": 1,
+    },
     "/v1/embeddings": {"input": "1"},
     "/pooling": {"input": "1"},
 }
 _ANSWERED = ("choices", "data")  # of which an answer has the first one
 _TAKEN = "the server's port is taken"
-_SPREAD_SECONDS = 60.0  # for all workers: a unit's start has 90, and what waits for it is a watch
+_SPREAD_SECONDS = (
+    60.0  # for all workers: a unit's start has 90, and what waits for it is a watch
+)
 _SPREAD_BYTES = 4 << 30
 _SETTLED = 30.0  # seconds since a file's last change, after which it is whole
 # What a worker can find by its keys; not what is one rank's, nor what ranks have to agree on.
@@ -76,7 +81,9 @@ def main(*works: Callable[..., None]) -> None:
     """Do what the first argument names."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)
-    settings = json.loads(Path(__file__).with_name("group.json").read_text(encoding="utf-8"))
+    settings = json.loads(
+        Path(__file__).with_name("group.json").read_text(encoding="utf-8")
+    )
     verb, *rest = sys.argv[1:]
     verbs = {work.__name__: work for work in works}
     try:
@@ -126,11 +133,15 @@ def strangers(url: str, unit: str, name: str = "") -> list[str]:
         ours = bool(name) and has_mark(process, name)
         with contextlib.suppress(OSError):  # it ended
             groups = re.split("[/\n]", (process / "cgroup").read_text(errors="replace"))
-            ours = ours or any(part == unit or part.startswith(f"{stem}-") for part in groups)
+            ours = ours or any(
+                part == unit or part.startswith(f"{stem}-") for part in groups
+            )
         if not ours:
             cluster = read_mark(process)
             part = f" of the cluster {cluster}" if cluster else ""
-            others.append(f"{listener.address} port {listener.port}: {listener.holder}{part}")
+            others.append(
+                f"{listener.address} port {listener.port}: {listener.holder}{part}"
+            )
     return others
 
 
@@ -176,7 +187,11 @@ class Listener:
     @property
     def holder(self) -> str:
         """Return who it is, for a reader."""
-        return f"{self.name} (process {self.pid})" if self.pid else "another user's process"
+        return (
+            f"{self.name} (process {self.pid})"
+            if self.pid
+            else "another user's process"
+        )
 
 
 def find_listeners(ports: Collection[int]) -> Iterator[Listener]:
@@ -241,7 +256,10 @@ def ray(settings: Settings) -> None:
     """Wait until Ray's head listens; end with 1 if it is gone before."""
     host, _, port = settings["ray"].rpartition(":")
     while True:
-        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 5):
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection((host, int(port)), 5),
+        ):
             return
         _check_alive()
         time.sleep(0.5)
@@ -264,15 +282,38 @@ def spread(settings: Settings) -> None:
         leave(0, f"{own} has {size >> 20} MiB: too much to give to workers")
     for worker in settings["workers"].values() if names else ():
         *ssh, _dashes, host = worker["ssh"]
-        words = ["rsync", "-a", "--ignore-existing", "--stats", "--files-from=-", "--from0"]
-        words += ["-e", " ".join(ssh), str(own), f"{host}:{settings['caches']}/"]  # of its home
-        left, given = max(1.0, _SPREAD_SECONDS - (time.monotonic() - began)), "no time was left"
+        words = [
+            "rsync",
+            "-a",
+            "--ignore-existing",
+            "--stats",
+            "--files-from=-",
+            "--from0",
+        ]
+        words += [
+            "-e",
+            " ".join(ssh),
+            str(own),
+            f"{host}:{settings['caches']}/",
+        ]  # of its home
+        left, given = (
+            max(1.0, _SPREAD_SECONDS - (time.monotonic() - began)),
+            "no time was left",
+        )
         with contextlib.suppress(subprocess.TimeoutExpired):
             done = subprocess.run(
-                words, input="\0".join(names), capture_output=True, text=True, timeout=left
+                words,
+                input="\0".join(names),
+                capture_output=True,
+                text=True,
+                timeout=left,
             )
             said = re.search(r"files transferred: ([\d,]+)", done.stdout)
-            given = f"{said[1]} files of compiled code" if said else done.stderr.strip()[-300:]
+            given = (
+                f"{said[1]} files of compiled code"
+                if said
+                else done.stderr.strip()[-300:]
+            )
         say(f"{worker['node']}: {given}")
 
 
@@ -307,7 +348,9 @@ def ask_token(server: HttpServer) -> TokenReply:
     listing = server.ask("/v1/models")
     model = listing.value("data", 0, "id")
     if not isinstance(model, str):
-        refusal = listing.trouble or f"/v1/models says {listing.status}, and names no model"
+        refusal = (
+            listing.trouble or f"/v1/models says {listing.status}, and names no model"
+        )
         return TokenReply(status=listing.status, refusal=refusal)
 
     for path, question in QUESTIONS.items():
@@ -366,7 +409,9 @@ def _follow_link(link: subprocess.Popen[str]) -> LinkEnding:
             heard = time.monotonic()
             line = link.stdout.readline()
             if not line:
-                return LinkEnding(f"the link is lost: {last_words}".removesuffix(": "), lost=True)
+                return LinkEnding(
+                    f"the link is lost: {last_words}".removesuffix(": "), lost=True
+                )
             if word := read_rank_word(line):
                 return LinkEnding(word, lost=False)
             last_words = line.strip() or last_words
@@ -389,7 +434,9 @@ def _stop_link(link: subprocess.Popen[str], node: str) -> None:
     if link.returncode == 0:
         say(f"{node}: stopped")
     else:
-        say(f"{node}: did not say that it stopped; it stops within {SILENCE:.0f} s of silence")
+        say(
+            f"{node}: did not say that it stopped; it stops within {SILENCE:.0f} s of silence"
+        )
 
 
 def _connect(worker: Settings, settings: Settings) -> subprocess.Popen[str]:
@@ -446,7 +493,9 @@ def leave_link(code: int, text: str) -> NoReturn:
     sys.exit(code)
 
 
-def worker_words(worker: Settings, settings: Settings, script: str, *more: object) -> list[str]:
+def worker_words(
+    worker: Settings, settings: Settings, script: str, *more: object
+) -> list[str]:
     """Return the words that run a script, ``OPTION FILE VERB``, on a worker: for this start."""
     # The folder is below the home, where ssh begins.
     option, file, verb = script.split()
@@ -475,7 +524,14 @@ def hold(settings: Settings, group: str) -> NoReturn:
     rank = settings["unit"]
     unit = rank.replace(".service", "-hold.service")
     run_tool(*_SYSTEMCTL, "stop", unit, rank)  # of a link that is lost
-    words = ("systemd-run", "--user", "--quiet", "--pipe", "--collect", f"--unit={unit}")
+    words = (
+        "systemd-run",
+        "--user",
+        "--quiet",
+        "--pipe",
+        "--collect",
+        f"--unit={unit}",
+    )
     python = (sys.executable, ALONE, __file__, "held")
     os.execvp(words[0], [*words, f"--property=Wants={rank}", *python])  # noqa: S606
 
@@ -538,12 +594,21 @@ def _describe_ending(unit: str) -> str:
 
 
 def show_property(unit: str, what: str) -> str:
-    return run_tool(*_SYSTEMCTL, "show", f"--property={what}", "--value", unit).stdout.strip()
+    return run_tool(
+        *_SYSTEMCTL, "show", f"--property={what}", "--value", unit
+    ).stdout.strip()
 
 
-def run_tool(*words: str, seconds: float | None = None) -> subprocess.CompletedProcess[str]:
+def run_tool(
+    *words: str, seconds: float | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        words, capture_output=True, text=True, errors="replace", check=False, timeout=seconds
+        words,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        timeout=seconds,
     )
 
 

@@ -90,7 +90,11 @@ def container_limits(root: Path = LIVE) -> ContainerLimits:
     first = _read_text(root / "proc/1/cgroup")
     kind = next((kind for name, kind in _GROUPS.items() if name in first), "")
     # One of LXC or nspawn is a machine of its own, with a systemd that starts the ranks.
-    if (word := _read_text(root / "run/systemd/container").strip()) in ("docker", "podman", "oci"):
+    if (word := _read_text(root / "run/systemd/container").strip()) in (
+        "docker",
+        "podman",
+        "oci",
+    ):
         kind = word
     if (root / ".dockerenv").exists():
         kind = "docker"
@@ -178,7 +182,12 @@ def collect_health(venv: str, unit: str) -> NodeHealth:
     main = int(shown.output) if shown.output.strip().isdigit() else 0
     environment: Mapping[str, str] = os.environ
     with contextlib.suppress(OSError):
-        own = Path(f"/proc/{main}/environ").read_bytes().decode(errors="replace").split("\0")
+        own = (
+            Path(f"/proc/{main}/environ")
+            .read_bytes()
+            .decode(errors="replace")
+            .split("\0")
+        )
         environment = dict(pair.split("=", 1) for pair in own if "=" in pair)
     parts: dict[str, Callable[[], object]] = {
         "page_cache": _page_cache,
@@ -201,14 +210,22 @@ def collect_health(venv: str, unit: str) -> NodeHealth:
         for name, part in begun.items():
             try:
                 found[name] = part.result()
-            except (UnreadError, ToolUnavailable, OSError, LookupError, ValueError) as error:
+            except (
+                UnreadError,
+                ToolUnavailable,
+                OSError,
+                LookupError,
+                ValueError,
+            ) as error:
                 unread[name] = str(error)
     return NodeHealth(**found, manager=not shown.trouble, unread=unread)
 
 
 def _page_cache() -> int:
     text = Path("/proc/meminfo").read_text(encoding="utf-8")
-    memory = {name: int(number) for name, number in re.findall(r"(?m)^(\w+): +(\d+)", text)}
+    memory = {
+        name: int(number) for name, number in re.findall(r"(?m)^(\w+): +(\d+)", text)
+    }
     return memory["Cached"] + memory["Buffers"] - memory["Shmem"]
 
 
@@ -217,7 +234,9 @@ def _running_guards() -> tuple[str, ...]:
     said = attempt("systemctl", "is-active", *names, timeout=_SECONDS).output.split()
     if len(said) != len(names):
         raise UnreadError("systemctl does not say which services run")
-    return tuple(name for name, state in zip(names, said, strict=True) if state == "active")
+    return tuple(
+        name for name, state in zip(names, said, strict=True) if state == "active"
+    )
 
 
 def find_compilers(venv: Path, environment: Mapping[str, str]) -> Compilers:
@@ -227,7 +246,10 @@ def find_compilers(venv: Path, environment: Mapping[str, str]) -> Compilers:
     header = ""
     if (python := venv / "bin" / "python").exists():
         minor = next((each.name for each in venv.glob("lib/python3.*")), "")
-        homes = (python.resolve().parents[1], venv)  # what it was made with, and its own
+        homes = (
+            python.resolve().parents[1],
+            venv,
+        )  # what it was made with, and its own
         headers = (home / "include" / minor / "Python.h" for home in homes)
         header = next((str(each) for each in headers if each.is_file()), "")
     return Compilers(compiler=next(filter(None, found), ""), python_h=header)
@@ -244,12 +266,20 @@ def read_kernel_log() -> tuple[str, ...]:
         homes = map(Path, ("/var/log/journal", "/run/log/journal"))
         journals = (file for home in homes for file in home.glob("*/system.journal"))
         if not any(os.access(file, os.R_OK) for file in journals):
-            raise UnreadError(f"{why}; the journal of the system is for root and the group adm")
+            raise UnreadError(
+                f"{why}; the journal of the system is for root and the group adm"
+            )
         options = ("--dmesg", "--quiet", "--no-pager", "--output=short-iso")
         done = attempt("journalctl", *options, timeout=_SECONDS)
         if done.trouble or not done.output.strip():
-            raise UnreadError(f"{why}; journalctl: {done.trouble or 'has no line of the kernel'}")
-    found = (line[:_LONGEST] for line in done.output.splitlines() if re.search(_TROUBLE, line))
+            raise UnreadError(
+                f"{why}; journalctl: {done.trouble or 'has no line of the kernel'}"
+            )
+    found = (
+        line[:_LONGEST]
+        for line in done.output.splitlines()
+        if re.search(_TROUBLE, line)
+    )
     return tuple(found)[-_LINES:]
 
 
@@ -262,7 +292,9 @@ def gpu_state() -> GpuState:
         watts=float(watts) if re.fullmatch(r"\d{1,9}(\.\d+)?", watts) else None,
         mhz=whole(mhz),
         busy=whole(busy),
-        throttled=int(throttled, 16) if re.fullmatch("0x[0-9a-fA-F]+", throttled) else None,
+        throttled=int(throttled, 16)
+        if re.fullmatch("0x[0-9a-fA-F]+", throttled)
+        else None,
     )
 
 
@@ -272,9 +304,13 @@ def gpu_users() -> tuple[GpuUser, ...]:
     for pid, mib in parse_rows(text, 2) if text.strip() else ():
         if pid.isdecimal():
             # One of another namespace has no name here.
-            said = attempt("ps", "-o", "user:32=,comm=", "-p", pid, timeout=_SECONDS).output
+            said = attempt(
+                "ps", "-o", "user:32=,comm=", "-p", pid, timeout=_SECONDS
+            ).output
             user, _, name = said.strip().partition(" ")
-            found.append(GpuUser(pid=int(pid), name=name.strip(), user=user, mib=whole(mib)))
+            found.append(
+                GpuUser(pid=int(pid), name=name.strip(), user=user, mib=whole(mib))
+            )
     return tuple(found)
 
 

@@ -35,7 +35,12 @@ RUN_WORDS = {
     # Its daemon is root's, and not in the unit's control group. The files are those that vLLM
     # raises its own limit to (utils/system_utils.py: set_ulimit), and systemd's hard limit.
     "docker": (
-        *("run", "--user={user}", "--ulimit=memlock=-1", "--ulimit=nofile=65535:524288"),
+        *(
+            "run",
+            "--user={user}",
+            "--ulimit=memlock=-1",
+            "--ulimit=nofile=65535:524288",
+        ),
         *("--ulimit=core=0", "--oom-score-adj=100"),
     ),
     # Its root is the user outside, and it has what the unit has: limits and control group. As
@@ -47,7 +52,10 @@ RUN_WORDS = {
 }
 """By engine: how what runs in a container is the user's, and may do what a rank has to."""
 
-REMOVE_WORDS = {"docker": ("rm", "--force"), "podman": ("rm", "--force", "--time=0", "--ignore")}
+REMOVE_WORDS = {
+    "docker": ("rm", "--force"),
+    "podman": ("rm", "--force", "--time=0", "--ignore"),
+}
 """By engine: how containers end at once."""
 
 LAYER = "io.patchkit.layer"
@@ -56,14 +64,23 @@ LAYER = "io.patchkit.layer"
 _BY_DIGEST = re.compile("(?:^|sha256:)[0-9a-f]{64}$")  # of names of an image
 _ID = re.compile("(?:sha256:)?[0-9a-f]{64}")
 # An entry point that is a program by itself; any other is one around what it is given.
-_PROGRAM = re.compile(r"(?:^|[/ ])(?:vllm|python[\d.]*|(?:ba|da|z)?sh)(?: |$)|vllm\.entrypoints")
+_PROGRAM = re.compile(
+    r"(?:^|[/ ])(?:vllm|python[\d.]*|(?:ba|da|z)?sh)(?: |$)|vllm\.entrypoints"
+)
 _PATIENCE = 30.0  # seconds for an engine to answer
 _ODD = (OSError, ValueError, LookupError, TypeError, AttributeError)
-_FOLDERS = ("/etc/cdi", "/var/run/cdi")  # what the last one has counts: CDI, pkg/cdi/doc.go
+_FOLDERS = (
+    "/etc/cdi",
+    "/var/run/cdi",
+)  # what the last one has counts: CDI, pkg/cdi/doc.go
 _GPU = re.compile(r'\bkind"?: *"?nvidia\.com/gpu\b')
 _ALL = re.compile(r'\bname"?: *"?all\b')
 _DRIVER = re.compile(r"/libcuda\.so\.(\d+\.[\d.]*\d)")
-_CUDA = ("CUDA_VERSION", "NV_CUDA_LIB_VERSION", "NVIDIA_REQUIRE_CUDA")  # of nvidia/cuda, NGC
+_CUDA = (
+    "CUDA_VERSION",
+    "NV_CUDA_LIB_VERSION",
+    "NVIDIA_REQUIRE_CUDA",
+)  # of nvidia/cuda, NGC
 _NOWHERE = DiskRoom(folder="/", free=0, total=0, files=None)
 _ASKED = """
 import platform, sys
@@ -80,7 +97,9 @@ class ImageContents:
     ptxas: str = ""
     release: Annotated[str, matching(r"(3\.\d{2})?", "a release of Python")] = ""
     machine: Annotated[str, matching("(aarch64|x86_64)?", "a CPU")] = ""
-    glibc: Annotated[str, matching(r"(2\.(1[7-9]|[2-9]\d))?", "a glibc, 2.17 or later")] = ""
+    glibc: Annotated[
+        str, matching(r"(2\.(1[7-9]|[2-9]\d))?", "a glibc, 2.17 or later")
+    ] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +152,9 @@ class ImageFacts:
     @property
     def run(self) -> tuple[str, ...]:
         """Return the words of a container of this image that stand before its own options."""
-        words = (word.format(user=self.user) for word in RUN_WORDS[Path(self.program).name])
+        words = (
+            word.format(user=self.user) for word in RUN_WORDS[Path(self.program).name]
+        )
         return (self.program, *words, "--rm", "--pull=never", "--log-driver=none")
 
     @property
@@ -166,10 +187,19 @@ def find_image(engine: str, names: Sequence[str], root: str = "/") -> ImageFacts
     program, user = shutil.which(engine, path=path), pwd.getpwuid(os.getuid())
     if not program:
         return ImageFacts(problem="engine-missing")
-    made = ImageFacts(program=program, user=f"{user.pw_uid}:{user.pw_gid}", login=user.pw_name)
+    made = ImageFacts(
+        program=program, user=f"{user.pw_uid}:{user.pw_gid}", login=user.pw_name
+    )
     try:
         # As a unit would: a login may have a group that the user's systemd has not.
-        asked = ("--pipe", "--wait", "--collect", program, "info", "--format={{json .}}")
+        asked = (
+            "--pipe",
+            "--wait",
+            "--collect",
+            program,
+            "info",
+            "--format={{json .}}",
+        )
         done = run_for_user("systemd-run", "--quiet", *asked, timeout=_PATIENCE)
         if done.trouble:
             return replace(made, problem="engine-refuses", said=last_line(done))
@@ -194,13 +224,21 @@ def _read_info(said: Any, root: str) -> dict[str, Any]:
         version, storage = said["ServerVersion"], said["DockerRootDir"]
         folders = said.get("CDISpecDirs") or ()
     spec, driver = "", ""
-    for file in (each for folder in folders for each in sorted(Path(root + folder).glob("*"))):
+    for file in (
+        each for folder in folders for each in sorted(Path(root + folder).glob("*"))
+    ):
         with contextlib.suppress(OSError):
             text = file.read_text(encoding="utf-8", errors="replace")
-            if file.suffix in (".yaml", ".json") and _GPU.search(text) and _ALL.search(text):
+            if (
+                file.suffix in (".yaml", ".json")
+                and _GPU.search(text)
+                and _ALL.search(text)
+            ):
                 found = _DRIVER.search(text)
                 spec, driver = f"/{file.relative_to(root)}", found[1] if found else ""
-    hook = "nvidia" in said.get("Runtimes", ()) or shutil.which("nvidia-container-runtime-hook")
+    hook = "nvidia" in said.get("Runtimes", ()) or shutil.which(
+        "nvidia-container-runtime-hook"
+    )
     own = {"version": str(version), "storage": next(disk_rooms([storage]))}
     return {**own, "spec": spec, "driver": driver, "hook": bool(hook)}
 
@@ -209,7 +247,9 @@ def _read_devices(root: str) -> dict[str, Any]:
     folder = Path(root, "dev/infiniband")
     verbs = ((file, file.stat()) for file in sorted(folder.glob("uverbs*")))
     closed = (
-        str(file) for file, its in verbs if its.st_mode & 6 != 6 and its.st_uid != os.getuid()
+        str(file)
+        for file, its in verbs
+        if its.st_mode & 6 != 6 and its.st_uid != os.getuid()
     )
     return {"infiniband": folder.is_dir(), "closed": tuple(closed)}
 
@@ -255,4 +295,8 @@ def contents_inside() -> ImageContents:
 
 def last_line(done: Completed) -> str:
     """Return what a program that failed said last."""
-    return (done.errors.strip() or done.output.strip() or done.trouble).splitlines()[-1].strip()
+    return (
+        (done.errors.strip() or done.output.strip() or done.trouble)
+        .splitlines()[-1]
+        .strip()
+    )

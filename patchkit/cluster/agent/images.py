@@ -22,9 +22,14 @@ from patchkit.records import matching
 
 # Docker's load unpacks an archive below its root before it reads it: 759 MB of 795 were seen.
 _COPIES = {"docker": 2, "podman": 1}
-_MAKE_ROOM = "make room there: `docker system df`, `podman system df` say what images take"
+_MAKE_ROOM = (
+    "make room there: `docker system df`, `podman system df` say what images take"
+)
 # The same layer for the same input, as far as an engine knows how.
-_TIMES = {"docker": ("--build-arg", "SOURCE_DATE_EPOCH=0"), "podman": ("--timestamp", "0")}
+_TIMES = {
+    "docker": ("--build-arg", "SOURCE_DATE_EPOCH=0"),
+    "podman": ("--timestamp", "0"),
+}
 # Docker's older builder has no `RUN --mount`; and no attestation, which has the time of day.
 _BUILDKIT = {
     "DOCKER_BUILDKIT": "1",
@@ -52,7 +57,9 @@ def pull_image(engine: str, reference: str, names: Sequence[str]) -> ImageFacts:
         full = "no space left" in done.output + done.errors
         raise (StorageError if full else HostError)(
             f"cannot pull {reference}: {last_line(done)}",
-            why="the disk is full" if full else "no such image, no network, or no login there",
+            why="the disk is full"
+            if full
+            else "no such image, no network, or no login there",
             hint=_MAKE_ROOM if full else quoted(engine, "pull", reference),
         )
     return find_image(engine, names)
@@ -100,7 +107,9 @@ def tag_image(engine: str, image: str, tag: str) -> None:
     shutil.rmtree(share_folder("images"), ignore_errors=True)
 
 
-def build_layer(engine: str, kit: str, label: str) -> Generator[tuple[int, int], None, BuiltImage]:
+def build_layer(
+    engine: str, kit: str, label: str
+) -> Generator[tuple[int, int], None, BuiltImage]:
     """Build an image from a kit that was sent; yield how far its native part is, in bytes.
 
     Raises BuildError with what the step said.
@@ -108,16 +117,22 @@ def build_layer(engine: str, kit: str, label: str) -> Generator[tuple[int, int],
     folder, lines = share_folder("images") / "kit", list[str]()
     with translated(at=folder):
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.unpack_archive(kit, folder)  # Python before 3.11.4 has no tarfile's filter
+        shutil.unpack_archive(
+            kit, folder
+        )  # Python before 3.11.4 has no tarfile's filter
     number = folder.with_name("kit.id")
     words = ("build", "--network=none", *_TIMES[engine], f"--label={LAYER}={label}")
     files = ("--file", folder / "Containerfile", "--iidfile", number)
-    with Follow(engine, *words, *files, folder, env={**os.environ, **_BUILDKIT}) as building:
+    with Follow(
+        engine, *words, *files, folder, env={**os.environ, **_BUILDKIT}
+    ) as building:
         for line in building:
             said = _STEP.sub("", line).strip()
             lines += [said] if said.lower().startswith(_TOLD) else []
             if far := _FAR.search(said):
-                done, total = (int(each.replace(",", "")) * 10**6 for each in far.groups())
+                done, total = (
+                    int(each.replace(",", "")) * 10**6 for each in far.groups()
+                )
                 yield done, total
     if building.done.trouble:
         wrong = [line for line in lines if line[0] != "✓"] or [last_line(building.done)]

@@ -130,9 +130,15 @@ def look_at_installation(venv: str, lock: Any) -> InstallState:
     lacking: list[str] = []
     if not installed:
         _find_python(house)
-        for wheel in house.wheels:  # those that are not here, or whose bytes are others: a part
+        for (
+            wheel
+        ) in house.wheels:  # those that are not here, or whose bytes are others: a part
             path = store / wheel.name
-            there = path.is_file() and not path.is_symlink() and path.stat().st_size == wheel.size
+            there = (
+                path.is_file()
+                and not path.is_symlink()
+                and path.stat().st_size == wheel.size
+            )
             if not there or sha256_of(path) != wheel.sha256:
                 lacking.append(wheel.name)
         if lacking:
@@ -149,7 +155,9 @@ def look_at_installation(venv: str, lock: Any) -> InstallState:
 def _find_python(house: WheelLock) -> str:
     """Return the Python that an environment is made with. Raises HostError if there is none."""
     if house.cpu not in ("", platform.machine()):
-        raise HostError(f"is a machine of {platform.machine()}; the wheels are for {house.cpu}")
+        raise HostError(
+            f"is a machine of {platform.machine()}; the wheels are for {house.cpu}"
+        )
     release = ".".join(map(str, sys.version_info[:2]))
     python = sys.executable if house.python == release else f"python{house.python}"
     # A shim may be there without what it stands for.
@@ -191,7 +199,13 @@ def install_wheels(lock: Any) -> Generator[tuple[int, int], None, InstalledVenv]
             if made.trouble:
                 raise made.error(hint=_AGAIN)
             (place / _LIST).write_text(house.requirements, encoding="utf-8")
-            words = (*_PIP, "--find-links", share_folder("wheelhouse"), "-r", place / _LIST)
+            words = (
+                *_PIP,
+                "--find-links",
+                share_folder("wheelhouse"),
+                "-r",
+                place / _LIST,
+            )
             begun, count = 0, len(house.wheels) + 1
             environment = {**os.environ, "LC_ALL": "C.UTF-8"}
             with Follow(place / "bin" / "python", *words, env=environment) as pip:
@@ -199,10 +213,18 @@ def install_wheels(lock: Any) -> Generator[tuple[int, int], None, InstalledVenv]
                     begun += line.startswith("Processing ")
                     yield size * min(begun, count - 1) // count, size
             if pip.done.trouble:
-                lines = [line for line in pip.done.output.split("\n") if line.startswith(_ERROR)]
-                what = "pip: " + (lines[0] if lines else pip.done.trouble).removeprefix(_ERROR)
+                lines = [
+                    line
+                    for line in pip.done.output.split("\n")
+                    if line.startswith(_ERROR)
+                ]
+                what = "pip: " + (lines[0] if lines else pip.done.trouble).removeprefix(
+                    _ERROR
+                )
                 wrong = "THESE PACKAGES DO NOT MATCH THE HASHES" in pip.done.output
-                raise (HashMismatchError if wrong else HostError)(what, hint="patchkit verify")
+                raise (HashMismatchError if wrong else HostError)(
+                    what, hint="patchkit verify"
+                )
             os.sync()
             found = _describe_venv(place, [wheel.name for wheel in house.wheels])
             with translated(at=place), replacing(place / MARKER) as file:
@@ -227,7 +249,9 @@ def _require_unused(place: Path) -> None:
         for file in files
         if f"{place}/bin/" in read_text(file, limit=_LARGEST, follow=False)
     ]
-    active = run_for_user("systemctl", "is-active", *users).output.split() if users else []
+    active = (
+        run_for_user("systemctl", "is-active", *users).output.split() if users else []
+    )
     if "active" in active or "activating" in active:
         raise HostError(
             f"{place}: another pip changed it, and {users[0]} runs from it",
@@ -264,17 +288,24 @@ def _describe_venv(place: Path, wheels: Iterable[str]) -> InstalledVenv:
 def _read_whole(place: Path) -> InstalledVenv | None:
     """Return what is in an environment that was made whole; None if another pip changed it."""
     try:
-        found = read_json(InstalledVenv, read_text(place / MARKER, limit=_LARGEST, follow=False))
+        found = read_json(
+            InstalledVenv, read_text(place / MARKER, limit=_LARGEST, follow=False)
+        )
         (site,) = place.glob("lib/python3.*/site-packages")
     except (OSError, ValueError, RecordError, PatchkitError):
         return None
-    same = found.name == place.name and _digest_records(site, found.versions) == found.record
+    same = (
+        found.name == place.name
+        and _digest_records(site, found.versions) == found.record
+    )
     return found if same else None
 
 
 def _digest_records(site: Path, projects: Iterable[str]) -> str:
     homes = distributions([str(site)])
-    rows = (f"{name} {digest_record(homes[name][0])}" for name in projects if name in homes)
+    rows = (
+        f"{name} {digest_record(homes[name][0])}" for name in projects if name in homes
+    )
     return digest("\n".join(sorted(rows)))
 
 
@@ -288,7 +319,9 @@ def digest_record(home: Path) -> str:
     except (PatchkitError, csv.Error):
         return ""
     own = ("../", f"{home.name}/")
-    hashed = [row for row in rows if len(row) > 1 and row[1] and not row[0].startswith(own)]
+    hashed = [
+        row for row in rows if len(row) > 1 and row[1] and not row[0].startswith(own)
+    ]
     kept = sorted(",".join(row[:2]) for row in hashed)
     return digest("\n".join(kept)) if kept else ""
 

@@ -27,12 +27,17 @@ _PREFILL = 4.0  # times `frozen`: how long a prefill by chunks may keep a token 
 # `record` in vLLM's v1/metrics/loggers.py, 0.11.0 to 0.33.0. A step counts what it gave. A chunk of
 # a prefill gives nothing and counts no iteration, but the cache fills. What waits is no sign of
 # life: clients make it move, and so does a scheduler that asks the prefix cache in vain.
-_STEPS = ("iteration_tokens_total_count", "generation_tokens_total", "prompt_tokens_total")
+_STEPS = (
+    "iteration_tokens_total_count",
+    "generation_tokens_total",
+    "prompt_tokens_total",
+)
 _RUNNING = "num_requests_running"
 _GAUGES = ("kv_cache_usage_perc", _RUNNING)
 _WAITING = "num_requests_waiting"
 _COUNT = re.compile(
-    rf"^vllm:({'|'.join((*_STEPS, *_GAUGES, _WAITING))})(?:\{{.*\}})? (\S+)$", re.MULTILINE
+    rf"^vllm:({'|'.join((*_STEPS, *_GAUGES, _WAITING))})(?:\{{.*\}})? (\S+)$",
+    re.MULTILINE,
 )
 # One open end in a pattern: with two, a hostile line takes hours.
 _SLEEP_STATE = re.compile(r"^vllm:engine_sleep_state\{(.*)\} (\S+)$", re.MULTILINE)
@@ -125,10 +130,18 @@ def judge(signs: ServerSigns, frozen: float) -> ServerLife:
     idle = metrics_answer and not signs.has_clients and not signs.asked_in_vain
 
     rows = (
-        (signs.other_listeners, BLIND, f"not only the model listens: {signs.other_listeners}"),
+        (
+            signs.other_listeners,
+            BLIND,
+            f"not only the model listens: {signs.other_listeners}",
+        ),
         (signs.token_came, ANSWERS, "a token came"),
         (signs.refused, ENDED, "nobody listens: the connection is refused"),
-        (signs.question_refusal, REFUSES, f"it refuses the question: {signs.question_refusal}"),
+        (
+            signs.question_refusal,
+            REFUSES,
+            f"it refuses the question: {signs.question_refusal}",
+        ),
         (signs.steps_moved, LIVES, "its counters move"),
         (signs.gauges_moved and patient, LIVES, "its gauges move"),
         (metrics_answer and signs.asleep, LIVES, SLEEPS),
@@ -147,7 +160,9 @@ def _describe_doubt(signs: ServerSigns) -> str:
     if signs.token_refusal:
         parts.append(f"no token: {signs.token_refusal}")
     elif signs.token_wait_s:
-        parts.append(f"no token in the {signs.token_wait_s:.0f} s since one was asked for")
+        parts.append(
+            f"no token in the {signs.token_wait_s:.0f} s since one was asked for"
+        )
     return "; ".join(parts)
 
 
@@ -160,7 +175,9 @@ def describe_trouble(path: str, status: int, trouble: str) -> str:
 
 def is_question_refused(status: int) -> bool:
     """Return whether a status refuses the question itself, which says nothing of the engine."""
-    return status == _NO_SUCH_QUESTION or (status not in (0, 200) and status < _SERVER_ERRORS)
+    return status == _NO_SUCH_QUESTION or (
+        status not in (0, 200) and status < _SERVER_ERRORS
+    )
 
 
 def read_counters(text: str) -> Counters:

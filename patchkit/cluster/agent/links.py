@@ -12,7 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from patchkit.cluster.ssh.ssh import check_destination, error_fields, ssh_error, ssh_words
+from patchkit.cluster.ssh.ssh import (
+    check_destination,
+    error_fields,
+    ssh_error,
+    ssh_words,
+)
 from patchkit.foreign import read_json
 from patchkit.process import attempt
 
@@ -45,7 +50,9 @@ def try_links(peers: Sequence[tuple[str, str]]) -> list[PeerLink]:
     A unit has no agent of a login: the key must work without one. Without an address ssh's own way
     is taken. The host key is looked for where ssh has it for the destination, whatever the address.
     """
-    environment = {key: value for key, value in os.environ.items() if key != "SSH_AUTH_SOCK"}
+    environment = {
+        key: value for key, value in os.environ.items() if key != "SSH_AUTH_SOCK"
+    }
     found = []
     for destination, address in peers:
         check_destination(destination)
@@ -127,7 +134,9 @@ def _try_way(address: str) -> Way:
         (route,) = read_json(done.output)
         netdev, gateway = str(route["dev"]), str(route.get("gateway", ""))
     except (ValueError, TypeError, KeyError, AttributeError):
-        return Way(address=address, said=done.trouble or "ip says nothing about the route")
+        return Way(
+            address=address, said=done.trouble or "ip says nothing about the route"
+        )
     mtu = 0
     with contextlib.suppress(OSError, ValueError):
         mtu = int(Path("/sys/class/net", netdev, "mtu").read_text(encoding="ascii"))

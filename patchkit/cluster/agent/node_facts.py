@@ -40,7 +40,12 @@ from patchkit.runtime.host.host import Host, Software
 from patchkit.runtime.host.machine_root import LIVE
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.host.software import find_ptxas
-from patchkit.runtime.python.distributions import LostFile, distributions, header, lost_files
+from patchkit.runtime.python.distributions import (
+    LostFile,
+    distributions,
+    header,
+    lost_files,
+)
 from patchkit.runtime.python.startup import STEM, ask_interpreter
 from patchkit.units import BYTES_PER_MIB
 
@@ -99,7 +104,10 @@ class NodeFacts:
 
 
 def look_at_node(
-    name: str, venv: str, models: Sequence[str] = (), image: Mapping[str, Any] | None = None
+    name: str,
+    venv: str,
+    models: Sequence[str] = (),
+    image: Mapping[str, Any] | None = None,
 ) -> NodeFacts:
     """Return the facts of this node; ``image`` are the arguments of ``look_at_image``, if any.
 
@@ -130,7 +138,9 @@ def look_at_node(
         persistent_journal=Path("/var/log/journal").is_dir(),
         ptxas=inside.contents.ptxas if inside else find_ptxas(LIVE, os.environ),
         image=inside,
-        has=tuple(name for name in ("rsync", "systemctl") if shutil.which(name, path=path)),
+        has=tuple(
+            name for name in ("rsync", "systemctl") if shutil.which(name, path=path)
+        ),
         files=read_placed(config_folder(name)),
         models={each: model_print(each) for each in models},
     )
@@ -166,7 +176,11 @@ def examine(
 
     def whole() -> dict[str, Any]:
         facts = look_at_node(name, venv, image=image)
-        path = ask_interpreter(f"{facts.venv}/bin/python", os.environ).path if facts.venv else ()
+        path = (
+            ask_interpreter(f"{facts.venv}/bin/python", os.environ).path
+            if facts.venv
+            else ()
+        )
         contents = python_contents(path, None if image else facts.host.software)
         return {"facts": facts, "contents": contents}
 
@@ -182,7 +196,9 @@ def examine(
 
 
 def meet(
-    addresses: Sequence[str], peers: Sequence[tuple[str, str]], models: Sequence[str] = ()
+    addresses: Sequence[str],
+    peers: Sequence[tuple[str, str]],
+    models: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the ways to other nodes, for a head its links by ssh, and what models' folders hold.
 
@@ -215,10 +231,16 @@ def _ask_together(parts: dict[str, Callable[[], dict[str, Any]]]) -> dict[str, A
 def python_contents(path: Sequence[str], software: Software | None) -> PythonContents:
     """Return what lies on a ``sys.path``; ``software`` says which libnccl is loaded there."""
     homes = {name: found[0] for name, found in distributions(path).items()}
-    loaded = {"vllm": software.vllm_nccl, "torch": software.torch_nccl} if software else {}
+    loaded = (
+        {"vllm": software.vllm_nccl, "torch": software.torch_nccl} if software else {}
+    )
     return PythonContents(
-        versions={name: header(home, "Version") for name, home in sorted(homes.items())},
-        digests={name: digest_record(homes[name]) for name in _DIGESTED if name in homes},
+        versions={
+            name: header(home, "Version") for name, home in sorted(homes.items())
+        },
+        digests={
+            name: digest_record(homes[name]) for name in _DIGESTED if name in homes
+        },
         nccl={
             name: (its.version, sha256_if_readable(Path(its.path)))
             for name, its in loaded.items()
@@ -238,14 +260,20 @@ def model_print(folder: str) -> ModelPrint:
     with contextlib.suppress(RecordError):
         made = read_record(place)
     sizes, _broken = list_files(place)
-    loaded = [name for name in sizes if (name in made.files if made else is_loaded(name))]
+    loaded = [
+        name for name in sizes if (name in made.files if made else is_loaded(name))
+    ]
     rows: list[str] = []
     for name in loaded[:_MOST]:
         small = sizes[name] <= _SMALL
-        rows.append(f"{name} {sizes[name]} {sha256_if_readable(place / name) if small else ''}")
+        rows.append(
+            f"{name} {sizes[name]} {sha256_if_readable(place / name) if small else ''}"
+        )
     return ModelPrint(
         folder=str(place),
-        problem=f"{check.errors[0].where} {check.errors[0].what}" if check.errors else "",
+        problem=f"{check.errors[0].where} {check.errors[0].what}"
+        if check.errors
+        else "",
         weights=sum(size for name, size in sizes.items() if is_safetensors(name)),
         commit=made.commit if made else "",
         files=len(rows),
@@ -258,8 +286,12 @@ def model_print(folder: str) -> ModelPrint:
 def _read_architectures(folder: Path) -> tuple[str, ...]:
     """Return the classes that a model's config names, () where nobody can read any there."""
     names = None
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, PatchkitError):
-        names = read_json(read_text(folder / "config.json", limit=_SMALL))["architectures"]
+    with contextlib.suppress(
+        OSError, ValueError, LookupError, TypeError, PatchkitError
+    ):
+        names = read_json(read_text(folder / "config.json", limit=_SMALL))[
+            "architectures"
+        ]
     if not isinstance(names, list):
         return ()
     return tuple(name for name in names[:_CLASSES] if isinstance(name, str))

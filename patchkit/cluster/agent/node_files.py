@@ -22,7 +22,9 @@ _UNIT = re.compile(r"patchkit-[a-z0-9-]+@?\.service")
 _FILE = re.compile(r"[a-z][a-z0-9_.-]*")
 _LARGEST = BYTES_PER_MIB  # bytes of a file that `up` wrote
 _LONG = 3600.0  # seconds
-_BETWEEN = "some files are of this start, some of the one before it, and nothing is started"
+_BETWEEN = (
+    "some files are of this start, some of the one before it, and nothing is started"
+)
 
 
 def config_folder(name: str) -> Path:
@@ -35,13 +37,17 @@ def unit_folder() -> Path:
     return Path.home() / ".config" / "systemd" / "user"
 
 
-def run_for_user(program: str, *words: str, check: bool = False, timeout: float = 60) -> Completed:
+def run_for_user(
+    program: str, *words: str, check: bool = False, timeout: float = 60
+) -> Completed:
     """Run a program of systemd with --user, which a login without PAM does not find by itself.
 
     With ``check`` raises HostError if it fails, by its last words: a command may be long.
     """
     runtime = {"XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}"}
-    done = attempt(program, "--user", *words, env=runtime | dict(os.environ), timeout=timeout)
+    done = attempt(
+        program, "--user", *words, env=runtime | dict(os.environ), timeout=timeout
+    )
     if check and done.trouble:
         raise HostError(
             f"{program} --user {words[0]}: {done.trouble.splitlines()[-1]}",
@@ -71,7 +77,9 @@ def read_placed(folder: Path) -> dict[str, str]:
 
 def _present_files(folder: Path) -> Iterator[Path]:
     if folder.is_dir():
-        yield from (path for path in sorted(folder.iterdir()) if _FILE.fullmatch(path.name))
+        yield from (
+            path for path in sorted(folder.iterdir()) if _FILE.fullmatch(path.name)
+        )
     for part in ("", "-worker@", "-ray", "-alive"):
         if (path := unit_folder() / f"patchkit-{folder.name}{part}.service").is_file():
             yield path
@@ -119,7 +127,9 @@ def hold_alone(name: str) -> Iterator[bool]:
     try:
         with locked(folder, patience=2):
             yield True
-            while True:  # the end of the asker's words ends this process, and the lock with it
+            while (
+                True
+            ):  # the end of the asker's words ends this process, and the lock with it
                 time.sleep(_LONG)
     except BusyError:
         process = holder(folder)
@@ -127,7 +137,11 @@ def hold_alone(name: str) -> Iterator[bool]:
         with contextlib.suppress(OSError):
             environ = Path(f"/proc/{process}/environ").read_bytes()
             peer = re.search(rb"(?:^|\0)SSH_CONNECTION=([^ \0]+)", environ)
-            place = f"from {peer[1].decode(errors='replace')}" if peer else "on this machine"
+            place = (
+                f"from {peer[1].decode(errors='replace')}"
+                if peer
+                else "on this machine"
+            )
             since = attempt("ps", "-o", "lstart=", "-p", str(process)).output.strip()
             who = f"process {process}, {place}, since {since or 'some time ago'}"
         raise BusyError(

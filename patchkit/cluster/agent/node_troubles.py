@@ -15,7 +15,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from patchkit.cluster.agent.health import DiskRoom, UnreadError, disk_rooms, read_kernel_log
+from patchkit.cluster.agent.health import (
+    DiskRoom,
+    UnreadError,
+    disk_rooms,
+    read_kernel_log,
+)
 from patchkit.process import attempt
 
 _RECENT = 3600.0  # seconds
@@ -47,7 +52,9 @@ def look_for_troubles(settings: Mapping[str, Any]) -> NodeTroubles:
     is_lost = bool(given and addresses) and given not in addresses
     try:
         killed = tuple(memory_kills(read_kernel_log(), time.time()))
-    except UnreadError:  # it is for root and the group adm; systemd tells this user of its units
+    except (
+        UnreadError
+    ):  # it is for root and the group adm; systemd tells this user of its units
         killed = tuple(_unit_kills(str(settings.get("unit", ""))))
     return NodeTroubles(
         disks=tuple(disk_rooms(["~", _STATE])),

@@ -24,7 +24,11 @@ from patchkit.cluster.agent.health import UnreadError, gpu_state, read_kernel_lo
 from patchkit.cluster.agent.image_facts import REMOVE_WORDS, ImageFacts, find_image
 from patchkit.cluster.agent.installation import describe_successor
 from patchkit.cluster.agent.node_files import config_folder, run_for_user
-from patchkit.cluster.agent.node_troubles import NodeTroubles, look_for_troubles, own_kills
+from patchkit.cluster.agent.node_troubles import (
+    NodeTroubles,
+    look_for_troubles,
+    own_kills,
+)
 from patchkit.errors import HostError
 from patchkit.follow import Follow
 from patchkit.foreign import read_json
@@ -42,7 +46,9 @@ LABEL = "patchkit.cluster"
 _LATEST = 1 << 53  # microseconds since 1970: what no clock says
 _PATIENCE = 200.0  # seconds for systemd to stop a unit, which kills what does not end
 _SETTLES = 10.0  # seconds for the driver to give memory back after the last process
-_STARTING = "7d4958e842da4a758f6c1cdc7b36dcc5"  # SD_MESSAGE_UNIT_STARTING of sd-messages.h
+_STARTING = (
+    "7d4958e842da4a758f6c1cdc7b36dcc5"  # SD_MESSAGE_UNIT_STARTING of sd-messages.h
+)
 _SHOWN = {
     "unit": "Id",
     "active": "ActiveState",
@@ -122,7 +128,11 @@ class NodeState:
     @property
     def left(self) -> str:
         """Return what runs of the group, "" for nothing."""
-        if on := [unit.unit for unit in self.units if unit.active not in ("inactive", "failed")]:
+        if on := [
+            unit.unit
+            for unit in self.units
+            if unit.active not in ("inactive", "failed")
+        ]:
             return f"{', '.join(on)} still runs"
         pids = ", ".join(map(str, self.processes))
         if self.containers:
@@ -137,7 +147,9 @@ class NodeState:
 def read_node_state(name: str, units: Sequence[str]) -> NodeState:
     """Return the state of this node."""
     gpu = None
-    with contextlib.suppress(ToolUnavailable):  # a node without nvidia-smi has no figures
+    with contextlib.suppress(
+        ToolUnavailable
+    ):  # a node without nvidia-smi has no figures
         gpu = gpu_state()
     settings = read_settings(name)
     successor, image = look_at_served(settings)
@@ -167,7 +179,13 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
 
 def _count_starts(unit: str) -> int:
     """Return how often a unit was started in an hour, also because a person asked for it."""
-    asked = ("--since=-1h", "--quiet", "--no-pager", "--output=cat", f"_UID={os.getuid()}")
+    asked = (
+        "--since=-1h",
+        "--quiet",
+        "--no-pager",
+        "--output=cat",
+        f"_UID={os.getuid()}",
+    )
     mine = (f"MESSAGE_ID={_STARTING}", f"USER_UNIT={unit}")
     return len(attempt("journalctl", *asked, *mine).output.splitlines())
 
@@ -175,16 +193,24 @@ def _count_starts(unit: str) -> int:
 def _last_kill_of_watch(unit: str) -> str:
     """Return when and why a watch killed the server as frozen, the last time within a day."""
     last = None
-    with contextlib.suppress(HostError):  # how the units are is known without their words
+    with contextlib.suppress(
+        HostError
+    ):  # how the units are is known without their words
         for line in _read_journal([unit], since="-24h", lines=0, follow=False):
             last = line if line.text.startswith("frozen: ") else last
-    return time.strftime("%F %T ", time.localtime(last.time / 1e6)) + last.text if last else ""
+    return (
+        time.strftime("%F %T ", time.localtime(last.time / 1e6)) + last.text
+        if last
+        else ""
+    )
 
 
 def read_settings(name: str) -> dict[str, Any]:
     """Return what the files of a cluster's last start say on this node, {} without any."""
     with contextlib.suppress(OSError, ValueError):
-        settings = read_json((config_folder(name) / "group.json").read_text(encoding="utf-8"))
+        settings = read_json(
+            (config_folder(name) / "group.json").read_text(encoding="utf-8")
+        )
         if isinstance(settings, dict):
             return settings
     return {}
@@ -196,11 +222,15 @@ def other_clusters(name: str) -> dict[str, bool]:
     running = {read_mark(folder) for folder in folders if _is_own(folder)}
 
     # One that waits for its next start has no process.
-    placed = [file.parent.name for file in config_folder(name).parent.glob("*/group.json")]
+    placed = [
+        file.parent.name for file in config_folder(name).parent.glob("*/group.json")
+    ]
     units = [f"patchkit-{other}.service" for other in placed]
     states = unit_states(units) if units else ()
     running |= {
-        other for other, state in zip(placed, states, strict=True) if state.active in RUNNING
+        other
+        for other, state in zip(placed, states, strict=True)
+        if state.active in RUNNING
     }
     names = sorted(other for other in running - {name} if NAME.fullmatch(other))
     return {other: "url" in read_settings(other) for other in names}
@@ -227,12 +257,18 @@ def look_at_served(settings: Mapping[str, Any]) -> tuple[str, ImageFacts | None]
 def unit_states(units: Sequence[str]) -> Iterator[UnitState]:
     """Yield the states of units, those that are not there as well. Raises HostError."""
     shown_keys = ",".join(_SHOWN.values())
-    done = run_for_user("systemctl", "show", f"--property={shown_keys}", "--", *units, check=True)
+    done = run_for_user(
+        "systemctl", "show", f"--property={shown_keys}", "--", *units, check=True
+    )
     for block in done.output.strip().split("\n\n"):
         shown = dict(line.partition("=")[::2] for line in block.splitlines())
-        fields: dict[str, Any] = {name: shown.get(key, "") for name, key in _SHOWN.items()}
+        fields: dict[str, Any] = {
+            name: shown.get(key, "") for name, key in _SHOWN.items()
+        }
         if fields["sub"].startswith("auto-restart"):
-            fields["sub"] = "auto-restart"  # systemd 254 has auto-restart-queued beside it
+            fields["sub"] = (
+                "auto-restart"  # systemd 254 has auto-restart-queued beside it
+            )
         if fields.pop("job") and fields["sub"] in ("dead", "failed", "auto-restart"):
             fields |= {"active": "activating", "sub": "waiting", "invocation": ""}
         fields["restarts"] = int(fields["restarts"] or 0)
@@ -291,7 +327,9 @@ def listeners(ports: Collection[int]) -> list[Listener]:
     try:
         return list(find_listeners(ports))
     except FileNotFoundError:
-        raise HostError("ss is not installed", hint="sudo apt install iproute2") from None
+        raise HostError(
+            "ss is not installed", hint="sudo apt install iproute2"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,10 +400,14 @@ def _read_journal(
                 octets = bytes(each & 255 for each in text if isinstance(each, int))
                 text = octets.decode(errors="replace")
             count += 1
-            yield JournalLine(time=at, unit=unit, text=text if isinstance(text, str) else "")
+            yield JournalLine(
+                time=at, unit=unit, text=text if isinstance(text, str) else ""
+            )
 
     if talk.done.trouble:
-        raise HostError(f"journalctl: {talk.done.trouble}", hint="journalctl --user --lines=5")
+        raise HostError(
+            f"journalctl: {talk.done.trouble}", hint="journalctl --user --lines=5"
+        )
     if not count:
         list(unit_states(units))  # raises where no systemd wrote any
 
@@ -405,11 +447,16 @@ def end_group(name: str, units: list[str], disable: bool) -> NodeState:
     A node that was the head of the former start has more of them than a worker's ``units``.
     """
     watches = f"patchkit-{name}-worker@*.service"
-    helpers = [watches, *(f"patchkit-{name}-{part}.service" for part in ("ray", "alive"))]
+    helpers = [
+        watches,
+        *(f"patchkit-{name}-{part}.service" for part in ("ray", "alive")),
+    ]
     running = [its.unit for its in unit_states(units) if its.active != "inactive"]
     if disable:
         run_for_user("systemctl", "disable", "--quiet", units[0])
-    run_for_user("systemctl", "stop", f"patchkit-{name}-hold.service", timeout=_PATIENCE)
+    run_for_user(
+        "systemctl", "stop", f"patchkit-{name}-hold.service", timeout=_PATIENCE
+    )
     done = run_for_user("systemctl", "stop", *(running or units[:1]), timeout=_PATIENCE)
     # A unit that was never there is stopped.
     if done.trouble and "not loaded" not in done.errors:

@@ -56,7 +56,10 @@ class Cluster:
         asked = {"name": self.file.name, "venv": self.file.venv, "models": list(models)}
         image, look = self.file.serve.image_asked, node_facts.look_at_node
         return all_of(
-            everywhere(self.nodes, lambda node: node.call(NodeFacts, look, **asked, image=image))
+            everywhere(
+                self.nodes,
+                lambda node: node.call(NodeFacts, look, **asked, image=image),
+            )
         )
 
     def states(self) -> list[NodeState | PatchkitError]:
@@ -77,8 +80,15 @@ class Cluster:
         Raises HostError for a worker that it does not reach, with the command that tries it.
         """
         workers, name = self.file.node[1:], self.head.destination
-        peers = [[it.from_head, address] for it, address in zip(workers, addresses, strict=True)]
-        found = self.head.call(list[PeerLink], on_head.try_links, peers=peers) if peers else []
+        peers = [
+            [it.from_head, address]
+            for it, address in zip(workers, addresses, strict=True)
+        ]
+        found = (
+            self.head.call(list[PeerLink], on_head.try_links, peers=peers)
+            if peers
+            else []
+        )
         if len(found) != len(peers):
             raise HostError(f"{name}: does not say how it reaches each worker")
         for worker, link in zip(workers, found, strict=True):
@@ -104,7 +114,9 @@ class Cluster:
             return pair[0].call(list[str], on_head.try_ports, **asked)
 
         names = dict(zip(addresses, self.nodes, strict=True))
-        for (node, tried), troubles in zip(pairs, all_of(everywhere(pairs, ask)), strict=True):
+        for (node, tried), troubles in zip(
+            pairs, all_of(everywhere(pairs, ask)), strict=True
+        ):
             for address, trouble in zip(tried, troubles, strict=True):
                 if trouble:
                     raise _firewall_error(node, names[address], address, trouble)
@@ -114,14 +126,20 @@ class Cluster:
         pairs, put = list(zip(self.nodes, files, strict=True)), node_files.put_files
         name = self.file.name
         for some in (pairs[1:], pairs[:1]):
-            all_of(everywhere(some, lambda at: at[0].call(NoneType, put, name=name, files=at[1])))
+            all_of(
+                everywhere(
+                    some, lambda at: at[0].call(NoneType, put, name=name, files=at[1])
+                )
+            )
 
     def alone(self) -> AbstractContextManager[bool]:
         """Hold the cluster: no other patchkit changes it meanwhile. Raises BusyError."""
         return self.head.opened(bool, node_files.hold_alone, name=self.file.name)
 
 
-def _firewall_error(node: Remote, peer: Remote, address: str, trouble: str) -> HostError:
+def _firewall_error(
+    node: Remote, peer: Remote, address: str, trouble: str
+) -> HostError:
     return HostError(
         f"{node.destination}: {peer.destination} lets no TCP through at {address}: port "
         f"{on_head.CHOSEN_PORT}: {trouble}",
@@ -165,29 +183,43 @@ def read_group_journal(
     ahead: dict[Remote, float] = {}
     # As it was sent: what the login and Python take before that is not in it.
     clocks = everywhere(
-        chosen, lambda node: 0.0 if node.here else node.call(float, time.time) - time.time()
+        chosen,
+        lambda node: 0.0 if node.here else node.call(float, time.time) - time.time(),
     )
     for node, offset in zip(chosen, clocks, strict=True):
         if isinstance(offset, PatchkitError):
             silent[node.destination] = offset
         elif abs(offset) > _LONGEST:
-            silent[node.destination] = HostError(f"{node.destination}: its clock says nothing")
+            silent[node.destination] = HostError(
+                f"{node.destination}: its clock says nothing"
+            )
         else:
             ahead[node] = offset
     base = ahead.get(cluster.head, 0.0)
 
     def read(node: Remote, offset: float) -> Iterator[tuple[str, JournalLine]]:
-        start = f"@{float(since[1:]) + offset - base:.6f}" if _EPOCH.fullmatch(since) else since
+        start = (
+            f"@{float(since[1:]) + offset - base:.6f}"
+            if _EPOCH.fullmatch(since)
+            else since
+        )
         asked = {"since": start, "lines": lines, "follow": follow}
         try:
-            for line in node.stream(JournalLine, read_units, units=cluster.units_of(node), **asked):
-                yield node.destination, replace(line, time=line.time - round(offset * 1e6))
+            for line in node.stream(
+                JournalLine, read_units, units=cluster.units_of(node), **asked
+            ):
+                yield (
+                    node.destination,
+                    replace(line, time=line.time - round(offset * 1e6)),
+                )
         except PatchkitError as error:
             silent[node.destination] = error
 
     journals = [read(node, offset) for node, offset in ahead.items()]
     by_time = heapq.merge(*journals, key=lambda entry: (entry[1].time, entry[0]))
-    return GroupJournal(lines=_merge_arriving(journals) if follow else by_time, silent=silent)
+    return GroupJournal(
+        lines=_merge_arriving(journals) if follow else by_time, silent=silent
+    )
 
 
 def _merge_arriving(

@@ -49,7 +49,11 @@ class ClusterNode:
     address: str = ""
 
     def __post_init__(self) -> None:
-        checks = {"ssh": check_destination, "peer": check_destination, "address": named_address}
+        checks = {
+            "ssh": check_destination,
+            "peer": check_destination,
+            "address": named_address,
+        }
         for key, check in checks.items():
             try:
                 if key == "ssh" or getattr(self, key):
@@ -75,7 +79,9 @@ class ServeChoices:
     engine: Literal["docker", "podman"] = "docker"
     frozen: int = 120
     executor: Literal["auto", "mp", "ray"] = "auto"
-    topology: Annotated[str, one_of("auto", "roce", "socket", "ring", "hetero")] = "auto"
+    topology: Annotated[str, one_of("auto", "roce", "socket", "ring", "hetero")] = (
+        "auto"
+    )
     listen: Literal["local", "cable", "lan"] = "local"
     host: str = ""
     port: int = _PORT
@@ -90,7 +96,9 @@ class ServeChoices:
         if not 0 < self.port < _PORTS:
             raise RecordError(f"is {self.port}, not a port", "port")
         if self.frozen != 0 and not _SOONEST <= self.frozen <= _DAY:
-            raise RecordError(f"is {self.frozen}: 0, or {_SOONEST} seconds to a day", "frozen")
+            raise RecordError(
+                f"is {self.frozen}: 0, or {_SOONEST} seconds to a day", "frozen"
+            )
         for each in self.args:
             if flag := secret_flag(each):
                 raise RecordError(
@@ -169,7 +177,9 @@ class ClusterFile:
     @property
     def watch_units(self) -> list[str]:
         """Return the names of the units that watch the other ranks, on the head."""
-        return [self.unit_name(f"-worker@{number}") for number in range(1, len(self.node))]
+        return [
+            self.unit_name(f"-worker@{number}") for number in range(1, len(self.node))
+        ]
 
     @property
     def guard_unit(self) -> str:

@@ -95,11 +95,15 @@ def standstill_error(
     name = cluster.head.destination
     if why := _HALTS.get(life.text):
         again = f"`{quoted('patchkit', 'down')}`, then `patchkit up` again"
-        return HostError(f"{name}: {life.text}, and gives no token", why=why, hint=again)
+        return HostError(
+            f"{name}: {life.text}, and gives no token", why=why, hint=again
+        )
     return None
 
 
-def silence_error(cluster: Cluster, life: ServerLife, guard: UnitState | None) -> HostError:
+def silence_error(
+    cluster: Cluster, life: ServerLife, guard: UnitState | None
+) -> HostError:
     """Return what is wrong with a server that gives no token, and what becomes of it."""
     name = cluster.head.destination
     if life.state == ENDED:

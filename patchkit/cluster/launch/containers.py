@@ -42,7 +42,11 @@ class Container:
         """Return the words of the engine, with ``more`` options, that run a command."""
         home, written = self.rank.facts.home, {it.name for it in self.rank.env.settings}
         by_name = [name for name in (*_BY_NAME, *self.caches) if name not in written]
-        values = {"HOME": self._home, "USER": self.rank.facts.user, "HF_HOME": self._hub}
+        values = {
+            "HOME": self._home,
+            "USER": self.rank.facts.user,
+            "HF_HOME": self._hub,
+        }
         gpus = ("--device=nvidia.com/gpu=all",)
         if not (self.image.spec or self.image.program.endswith("podman")):
             gpus = ("--gpus=all",)
@@ -54,7 +58,11 @@ class Container:
             *(("--device=/dev/infiniband",) if self.image.infiniband else ()),
             f"--env-file={home}/.config/patchkit/{self.group}/node.env",
             *(f"--env={name}" for name in by_name),
-            *(f"--env={name}={value}" for name, value in values.items() if name not in written),
+            *(
+                f"--env={name}={value}"
+                for name, value in values.items()
+                if name not in written
+            ),
             # A snapshot in the Hub's cache links to what lies beside it.
             *(mount(_SNAPSHOT.sub(r"\1", it), "", "readonly") for it in self.folders),
             *(mount(folder) for folder in (f"{home}/{CACHES}", self._hub)),
@@ -93,4 +101,6 @@ def mount(folder: str, at: str = "", *more: str) -> str:
     parts = ["type=bind", f"src={folder}", f"dst={at or folder}", *more]
     # A line of CSV, as Go reads it.
     quotes = [it.replace('"', '""') for it in parts]
-    return "--mount=" + ",".join(f'"{it}"' if set(it) & set(',"') else it for it in quotes)
+    return "--mount=" + ",".join(
+        f'"{it}"' if set(it) & set(',"') else it for it in quotes
+    )

@@ -63,13 +63,26 @@ def install_everywhere(
         return BroughtVenv(node=name, before=before, venv=venv, sent=sent, note=note)
 
     with cluster.alone():
-        look, asked = installation.look_at_installation, {"venv": cluster.file.venv, **wheels}
-        states = all_of(everywhere(nodes, lambda node: node.call(InstallState, look, **asked)))
-        devices = {node.destination: state.gpu for node, state in zip(nodes, states, strict=True)}
+        look, asked = (
+            installation.look_at_installation,
+            {"venv": cluster.file.venv, **wheels},
+        )
+        states = all_of(
+            everywhere(nodes, lambda node: node.call(InstallState, look, **asked))
+        )
+        devices = {
+            node.destination: state.gpu
+            for node, state in zip(nodes, states, strict=True)
+        }
         require_devices(lock, devices)
         brought = all_of(everywhere(list(zip(nodes, states, strict=True)), bring))
-        _check_equal(cluster, [_describe(its.venv) for its in brought], "patchkit verify")
-        switch, place = installation.switch_link, {"venv": cluster.file.venv, "name": lock.id}
+        _check_equal(
+            cluster, [_describe(its.venv) for its in brought], "patchkit verify"
+        )
+        switch, place = (
+            installation.switch_link,
+            {"venv": cluster.file.venv, "name": lock.id},
+        )
         all_of(everywhere(nodes, lambda node: node.call(NoneType, switch, **place)))
     return brought
 
@@ -112,11 +125,17 @@ def _repack_hint(lock: WheelLock, kinds: Collection[str]) -> str:
 
 
 def send_files(
-    source: Remote, files: Sequence[Path], destination: str, target: str, progress: Progress
+    source: Remote,
+    files: Sequence[Path],
+    destination: str,
+    target: str,
+    progress: Progress,
 ) -> Copied:
     """Send files from one node to a folder of another one, which is reached from there so."""
     check_peer(source, destination)
-    words = () if destination == HERE else ssh_words(destination, "-o", "ControlMaster=no")
+    words = (
+        () if destination == HERE else ssh_words(destination, "-o", "ControlMaster=no")
+    )
     return source.follow(
         Copied,
         progress,
@@ -138,7 +157,9 @@ def _describe(venv: InstalledVenv) -> dict[str, str]:
     }
 
 
-def _check_equal(cluster: Cluster, found: Sequence[Mapping[str, str]], hint: str) -> None:
+def _check_equal(
+    cluster: Cluster, found: Sequence[Mapping[str, str]], hint: str
+) -> None:
     """Raise HostError with a line for each thing that is not the same everywhere."""
     lines = []
     for name in sorted({name for its in found for name in its}):
@@ -146,11 +167,15 @@ def _check_equal(cluster: Cluster, found: Sequence[Mapping[str, str]], hint: str
         if len(set(values)) > 1:
             nodes = (node.destination for node in cluster.nodes)
             pairs = zip(nodes, values, strict=True)
-            lines.append(f"  {name}: " + ", ".join(f"{value} on {node}" for node, value in pairs))
+            lines.append(
+                f"  {name}: " + ", ".join(f"{value} on {node}" for node, value in pairs)
+            )
     if lines:
         what = "what is installed differs from node to node, and nothing was switched:"
         raise HostError(
-            "\n".join([what, *lines]), why="one rank would not do what the other does", hint=hint
+            "\n".join([what, *lines]),
+            why="one rank would not do what the other does",
+            hint=hint,
         )
 
 
@@ -168,7 +193,9 @@ def find_images(cluster: Cluster, nodes: Sequence[Remote]) -> list[ImageFacts]:
     """Return what nodes have of the cluster's image. Raises HostError for an engine that fails."""
 
     def look(node: Remote) -> ImageFacts:
-        found = node.call(ImageFacts, image_facts.find_image, **cluster.file.serve.image_asked)
+        found = node.call(
+            ImageFacts, image_facts.find_image, **cluster.file.serve.image_asked
+        )
         return found if found.problem == "image-missing" else well_image(node, found)
 
     return all_of(everywhere(nodes, look))
@@ -200,10 +227,14 @@ def resolve_image(cluster: Cluster, report: Report) -> str:
         return f"{serve.image}@sha256:{held.digits}"
     named = (_DIGEST.fullmatch(digest) for digest in held.digests)
     known = {_short_name(its[1]): its[2] for its in named if its}
-    return f"{serve.image}@sha256:{known.get(_short_name(serve.reference), held.digits)}"
+    return (
+        f"{serve.image}@sha256:{known.get(_short_name(serve.reference), held.digits)}"
+    )
 
 
-def _pull_image(cluster: Cluster, node: Remote, reference: str, report: Report) -> ImageFacts:
+def _pull_image(
+    cluster: Cluster, node: Remote, reference: str, report: Report
+) -> ImageFacts:
     asked = {**cluster.file.serve.image_asked, "reference": reference}
     bar = report(f"{node.destination}: pulling")
     return well_image(node, node.follow(ImageFacts, bar, images.pull_image, **asked))
@@ -243,15 +274,23 @@ def install_image(cluster: Cluster, report: Report) -> list[BroughtImage]:
 
     with cluster.alone():
         held = find_images(cluster, nodes)
-        right = next((image.content for image in held if image.id and not image.by_tag), "")
-        local = reference.startswith("localhost/") or pin in {its.digits for its in held}
+        right = next(
+            (image.content for image in held if image.id and not image.by_tag), ""
+        )
+        local = reference.startswith("localhost/") or pin in {
+            its.digits for its in held
+        }
         found = everywhere(list(zip(nodes, held, strict=True)), bring)
         if not any(isinstance(its, BroughtImage) for its in found):
             all_of(found)
         brought = _copy_image(cluster, found, held, report)
         rows = [{"image": its.image.content[:_SHOWN]} for its in brought]
         untag = quoted(serve.engine, "image", "rm", serve.local_image)
-        _check_equal(cluster, rows, f"on the node with the wrong one `{untag}`, then install again")
+        _check_equal(
+            cluster,
+            rows,
+            f"on the node with the wrong one `{untag}`, then install again",
+        )
         all_of(everywhere(brought, tag))
     return brought
 
@@ -263,22 +302,32 @@ def _copy_image(
     report: Report,
 ) -> list[BroughtImage]:
     """Send the image of the first node that has it to those without, and load it there."""
-    missing = [number for number, its in enumerate(found) if isinstance(its, PatchkitError)]
+    missing = [
+        number for number, its in enumerate(found) if isinstance(its, PatchkitError)
+    ]
     first = next(its for its in found if isinstance(its, BroughtImage))
     if not missing:
         return all_of(found)
     source, image, size = Remote(first.node), first.image.digits, first.image.size
     own, bar = {"engine": cluster.file.serve.engine}, report(f"{first.node}: saving")
-    archive = Path(source.follow(str, bar, images.save_image, image=image, size=size, **own))
+    archive = Path(
+        source.follow(str, bar, images.save_image, image=image, size=size, **own)
+    )
 
     def copy(number: int) -> BroughtImage:
         node, peer = cluster.nodes[number], cluster.file.node[number].from_head
         room = {"root": held[number].storage.folder, "size": size, **own}
         target = node.call(str, images.make_image_room, **room)
-        sent = send_files(source, [archive], peer, target, report(f"{node.destination}: copying"))
+        sent = send_files(
+            source, [archive], peer, target, report(f"{node.destination}: copying")
+        )
         bar, place = report(f"{node.destination}: loading"), f"{target}/{archive.name}"
-        its = node.follow(ImageFacts, bar, images.load_image, archive=place, image=image, **own)
-        return BroughtImage(node=node.destination, image=well_image(node, its), sent=sent)
+        its = node.follow(
+            ImageFacts, bar, images.load_image, archive=place, image=image, **own
+        )
+        return BroughtImage(
+            node=node.destination, image=well_image(node, its), sent=sent
+        )
 
     copies = dict(zip(missing, everywhere(missing, copy), strict=True))
     return all_of([copies.get(number, its) for number, its in enumerate(found)])

@@ -82,7 +82,9 @@ def served_model(cluster: ClusterFile, model: str) -> ServedModel:
         preset = find_preset(model)
     name = preset.id if preset and model.lower() == preset.name.lower() else model
     if commit := cluster.models.get(name):
-        folder = PurePosixPath(cluster.model_folder, ModelFolder(repo=name, commit=commit).name)
+        folder = PurePosixPath(
+            cluster.model_folder, ModelFolder(repo=name, commit=commit).name
+        )
         return ServedModel(name=name, source=str(folder), preset=preset)
     if not preset and "/" not in model and (meant := presets_meant(model)):
         raise UsageError(
@@ -91,7 +93,9 @@ def served_model(cluster: ClusterFile, model: str) -> ServedModel:
     return ServedModel(name=name, source=name, preset=preset)
 
 
-def other_model(prints: Mapping[str, ModelPrint], pin: str = "") -> tuple[str, str] | None:
+def other_model(
+    prints: Mapping[str, ModelPrint], pin: str = ""
+) -> tuple[str, str] | None:
     """Return the first node that holds another model than it should, and what is other there.
 
     What it should hold is what the first node with a record holds, without records the first node;
@@ -101,7 +105,10 @@ def other_model(prints: Mapping[str, ModelPrint], pin: str = "") -> tuple[str, s
     first = next(iter(recorded or prints))
     for node, model in prints.items():
         if model.commit and pin and model.commit != pin:
-            return node, f"is commit {model.commit[:SHORT]}, and cluster.toml pins {pin[:SHORT]}"
+            return (
+                node,
+                f"is commit {model.commit[:SHORT]}, and cluster.toml pins {pin[:SHORT]}",
+            )
         if what := _model_difference(model, prints[first], first):
             return node, what
     return None
@@ -112,7 +119,9 @@ def _model_difference(model: ModelPrint, right: ModelPrint, where: str) -> str:
     if right.commit and not model.commit:
         return f"has no record of its files, and {where} has one: probably an incomplete copy"
     if model.commit != right.commit:
-        return f"is commit {model.commit[:SHORT]}, and {right.commit[:SHORT]} on {where}"
+        return (
+            f"is commit {model.commit[:SHORT]}, and {right.commit[:SHORT]} on {where}"
+        )
     if (model.files, model.size) != (right.files, right.size):
         here = f"{model.files} files, {model.size:,} bytes"
         return f"has other files than {where}: {here}, not {right.files}, {right.size:,} bytes"
@@ -138,7 +147,9 @@ def planned_ranks(
             if software is None or not (software.vllm and (its.venv or image)):
                 place, is_there = image or cluster.venv, image or its.venv
                 raise HostError(
-                    f"there is no vLLM in {place}" if is_there else f"{place} is not there",
+                    f"there is no vLLM in {place}"
+                    if is_there
+                    else f"{place} is not there",
                     why="if vLLM is in another environment or image, set `venv` or `image` in "
                     "cluster.toml",
                     hint="patchkit cluster install",
@@ -178,8 +189,12 @@ def name_node(node: str) -> Iterator[None]:
         yield
     except PatchkitError as error:
         hint = re.sub(r": --role \w+ --nodes \d+", "", error.hint)
-        hint = re.sub(r"--head-ip (\S+)", r"""address = "\1" in the head's [[node]]""", hint)
-        hint = re.sub(r"--(topology|executor|target|preset) (\w+)", r'\1 = "\2" in [serve]', hint)
+        hint = re.sub(
+            r"--head-ip (\S+)", r"""address = "\1" in the head's [[node]]""", hint
+        )
+        hint = re.sub(
+            r"--(topology|executor|target|preset) (\w+)", r'\1 = "\2" in [serve]', hint
+        )
         hint = f"on {node}: {hint}" if "`patchkit " in hint else hint
         raise type(error)(f"{node}: {error.what}", why=error.why, hint=hint) from None
 
@@ -199,14 +214,23 @@ def node_addresses(
         role = "worker" if number else "head"
         with name_node(cluster.node[number].ssh):
             attached = attach(
-                its.host, role=role, topology=topology, nodes=nodes, head=head, target=target
+                its.host,
+                role=role,
+                topology=topology,
+                nodes=nodes,
+                head=head,
+                target=target,
             )
         found.append(attached.address)
     return found or [""]
 
 
 def _plan_rank(
-    cluster: ClusterFile, number: int, facts: NodeFacts, model: ServedModel, head: EnvFile | None
+    cluster: ClusterFile,
+    number: int,
+    facts: NodeFacts,
+    model: ServedModel,
+    head: EnvFile | None,
 ) -> PlannedRank:
     # Without the folder of the installed vLLM, which is another machine's.
     software = facts.host.software and replace(facts.host.software, vllm_home="")
@@ -218,7 +242,9 @@ def _plan_rank(
     of_flags = RuleChoice(wanted=wanted - variables, unwanted=unwanted - variables)
     node = _decide_rank(cluster, number, facts, model, of_variables, head)
     caches = f"{facts.home}/{CACHES}"
-    env = cluster_env(node, host, rules, ptxas=facts.ptxas, caches=caches, model=model.name)
+    env = cluster_env(
+        node, host, rules, ptxas=facts.ptxas, caches=caches, model=model.name
+    )
     if head:
         env = agree(env, head, dict(serve.set))
     command = None
@@ -274,7 +300,11 @@ def _decide_rank(
     if number == 0 and several:
         options = replace(options, head=cluster.head.address, topology=serve.topology)
     node = decide(options, facts.host, head)
-    if node.executor.name == "ray" and facts.image and facts.image.program.endswith("podman"):
+    if (
+        node.executor.name == "ray"
+        and facts.image
+        and facts.image.program.endswith("podman")
+    ):
         raise UsageError(
             "no server by Ray runs in podman's containers",
             why="vLLM looks for Ray among its own processes, and podman lets no container that "
@@ -301,7 +331,9 @@ def survey_nodes(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[F
     yield from between
 
 
-def pair_findings(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[Finding]:
+def pair_findings(
+    names: Sequence[str], facts: Sequence[NodeFacts]
+) -> Iterator[Finding]:
     """Yield what is wrong between the head, the first of these nodes, and each worker."""
     first, *others = names
     head, *workers = facts
@@ -319,10 +351,14 @@ def _software_findings(
 ) -> Iterator[Finding]:
     """Yield which installations, images and devices of a head and a worker differ."""
     where = f"{first}, {second}"
-    wrong = partial(finding_from_text, "survey.toml", where=where, first=first, second=second)
+    wrong = partial(
+        finding_from_text, "survey.toml", where=where, first=first, second=second
+    )
     if head.host.system.machine == worker.host.system.machine:
         if head.venv and worker.venv and head.installation != worker.installation:
-            one, other = (node.installation or "one of its own" for node in (head, worker))
+            one, other = (
+                node.installation or "one of its own" for node in (head, worker)
+            )
             yield wrong("installation", venv=head.venv, one=one, other=other)
         contents = {node.image.content for node in (head, worker) if node.image}
         if len(contents - {""}) > 1:
@@ -336,21 +372,43 @@ def _image_difference(
 ) -> Finding:
     """Return that two nodes have different images; the pin says which is wrong, if it is known."""
     ids = [image.id if image else "none" for image in (one, other)]
-    tagged = [name for name, image in ((first, one), (second, other)) if image and image.by_tag]
+    tagged = [
+        name
+        for name, image in ((first, one), (second, other))
+        if image and image.by_tag
+    ]
     if len(tagged) == 1:
         number = (first, second).index(tagged[0])
-        return finding_from_text("survey.toml", "image-other", tagged[0], image=ids[number])
+        return finding_from_text(
+            "survey.toml", "image-other", tagged[0], image=ids[number]
+        )
     where = f"{first}, {second}"
     return finding_from_text(
-        "survey.toml", "images", where, first=first, second=second, one=ids[0], other=ids[1]
+        "survey.toml",
+        "images",
+        where,
+        first=first,
+        second=second,
+        one=ids[0],
+        other=ids[1],
     )
 
 
 def image_finding(name: str, image: ImageFacts) -> Finding:
     """Return the problem that a node has with its engine or image."""
-    join = ("sudo", "usermod", "-aG", "docker", image.login)  # what takes effect at a boot
+    join = (
+        "sudo",
+        "usermod",
+        "-aG",
+        "docker",
+        image.login,
+    )  # what takes effect at a boot
     room = (image.program, "system", "df")
-    look = (image.program, "version") if image.program else ("sudo", "apt", "install", "podman")
+    look = (
+        (image.program, "version")
+        if image.program
+        else ("sudo", "apt", "install", "podman")
+    )
     # What the engine says → the finding, and the words of its cure.
     causes = {
         "permission denied": (image.problem, join),
@@ -361,7 +419,9 @@ def image_finding(name: str, image: ImageFacts) -> Finding:
     cause = next((cause for cause in causes if cause.lower() in said), "")
     about, words = causes.get(cause, (image.problem, look))
     command = there(name, *words)
-    found = finding_from_text("survey.toml", about, name, said=image.said, command=command)
+    found = finding_from_text(
+        "survey.toml", about, name, said=image.said, command=command
+    )
     return replace(found, kind=StorageError) if about == IMAGE_DISK_FULL else found
 
 
@@ -372,22 +432,34 @@ def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
     # The firmware or the CPU names a GB10, whatever is found of its GPU.
     is_spark = _CORES in system.cpu or any(part in system.product for part in _SPARK)
     if not facts.host.gpus and is_spark:
-        note = next((note for note in facts.host.notes if "GPU" in note), "no GPU is found")
+        note = next(
+            (note for note in facts.host.notes if "GPU" in note), "no GPU is found"
+        )
         yield wrong("gpu", note=note, command=there(name, "nvidia-smi"))
     if facts.systemd == 0 or "systemctl" not in facts.has:
         yield wrong("systemd")
     if not facts.linger:
-        yield wrong("linger", user=facts.user, command=there(name, "loginctl", "enable-linger"))
+        yield wrong(
+            "linger", user=facts.user, command=there(name, "loginctl", "enable-linger")
+        )
     image = facts.image
     if image and image.problem:
         yield image_finding(name, image)
-    of_root = image is not None and image.program.endswith("docker")  # whose daemon has no limit
-    if facts.memlock is not None and not of_root and any(port.active for port in facts.host.rdma):
+    of_root = image is not None and image.program.endswith(
+        "docker"
+    )  # whose daemon has no limit
+    if (
+        facts.memlock is not None
+        and not of_root
+        and any(port.active for port in facts.host.rdma)
+    ):
         folder = _LIMIT.rpartition("/")[0]
         words = f"mkdir -p {folder} && printf '[Service]\\nLimitMEMLOCK=infinity\\n' > {_LIMIT}"
         command = there(name, "sudo", "sh", "-c", words)  # which takes effect at a boot
         yield wrong("memlock", mib=facts.memlock >> 20, command=command)
     if not facts.persistent_journal:
-        yield wrong("journal", command=there(name, "sudo", "mkdir", "-p", "/var/log/journal"))
+        yield wrong(
+            "journal", command=there(name, "sudo", "mkdir", "-p", "/var/log/journal")
+        )
     if "rsync" not in facts.has:
         yield wrong("rsync", command=there(name, "sudo", "apt", "install", "rsync"))

@@ -19,7 +19,12 @@ from patchkit.cluster.launch.containers import Container, mount
 from patchkit.cluster.launch.plan import PlannedRank, ServedModel, absolute
 from patchkit.digests import digest
 from patchkit.records import RECIPES
-from patchkit.runtime.rules.variable_rules import CACHES, STACKS, cache_folders, cache_variables
+from patchkit.runtime.rules.variable_rules import (
+    CACHES,
+    STACKS,
+    cache_folders,
+    cache_variables,
+)
 from patchkit.runtime.serve.listen import models_url
 from patchkit.runtime.serve.request import MASTER_PORT
 from patchkit.target import targets
@@ -45,7 +50,9 @@ _SECONDS_PER_GIB = 12
 _MOST_GIB = 120  # what a node's memory holds at most
 _PROGRAMS = "/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin"
 _STATE, _CACHES = CACHES.rsplit("/", 1)
-_STATE_SINCE = 254  # of systemd: a user's StateDirectory= is below _STATE, before it was ~/.config
+_STATE_SINCE = (
+    254  # of systemd: a user's StateDirectory= is below _STATE, before it was ~/.config
+)
 _HEADER = "# Written by patchkit up; replaced by the next one.\n"
 
 
@@ -78,7 +85,11 @@ class GroupUnits:
     def ray(self) -> str:
         """Return where Ray's head listens, "" where Ray does not start the ranks."""
         head = self.ranks[0]
-        return f"{head.address}:{self._ray_port}" if head.env.node.executor.name == "ray" else ""
+        return (
+            f"{head.address}:{self._ray_port}"
+            if head.env.node.executor.name == "ray"
+            else ""
+        )
 
     @property
     def _ray_port(self) -> int:
@@ -91,10 +102,18 @@ class GroupUnits:
         programs = "" if rank.facts.image else f"{rank.facts.venv}/bin/"
         if rank.command is not None and not ray:
             program, verb, source, *flags = rank.command.words
-            named = () if source == self.model.name else ("--served-model-name", self.model.name)
+            named = (
+                ()
+                if source == self.model.name
+                else ("--served-model-name", self.model.name)
+            )
             first = f"{programs}{program}"
             return (first, verb, source, *flags, *named, *self.cluster.serve.args)
-        place = (f"--address={self.ray}",) if number else ("--head", f"--port={self._ray_port}")
+        place = (
+            (f"--address={self.ray}",)
+            if number
+            else ("--head", f"--port={self._ray_port}")
+        )
         address = f"--node-ip-address={rank.address}"
         return (f"{programs}ray", "start", "--block", address, *place)
 
@@ -118,7 +137,13 @@ class GroupUnits:
         }
         ray = {"ray": self.ray} if self.ray else {}
         frozen = {"frozen": self.cluster.serve.frozen}
-        of_head = {"model": self.model.name, "url": self.url, **ray, "workers": workers, **frozen}
+        of_head = {
+            "model": self.model.name,
+            "url": self.url,
+            **ray,
+            "workers": workers,
+            **frozen,
+        }
         of_head["caches"] = cache_folders(CACHES, self.ranks[0].env.node.vllm)["cache"]
         texts = [settings | of_head] + [settings] * len(workers)
         for files, text, rank in zip(bare, texts, self.ranks, strict=True):
@@ -154,11 +179,17 @@ class GroupUnits:
         values = self._unit_values(number)
         common = (RECIPES / "units" / "common.service").read_text(encoding="utf-8")
         for unit, template in templates.items():
-            text = (RECIPES / "units" / f"{template}.service").read_text(encoding="utf-8")
+            text = (RECIPES / "units" / f"{template}.service").read_text(
+                encoding="utf-8"
+            )
             values |= self._run_values(number, ray=template == "ray")
             lines = text.replace("$common\n", common).splitlines(keepends=True)
-            filled = [Template(each).substitute(values) for each in lines if each[0] != "#"]
-            files[unit] = _HEADER + "".join(it for it in filled if it.partition("=")[2] != "\n")
+            filled = [
+                Template(each).substitute(values) for each in lines if each[0] != "#"
+            ]
+            files[unit] = _HEADER + "".join(
+                it for it in filled if it.partition("=")[2] != "\n"
+            )
         return files
 
     def _unit_values(self, number: int) -> dict[str, str]:
@@ -204,7 +235,11 @@ class GroupUnits:
 
     def _run_values(self, number: int, *, ray: bool) -> dict[str, str]:
         """Return what templates say of how a rank, or Ray's head, is run: in a container or not."""
-        rank, name, words = self.ranks[number], self.cluster.name, self.words(number, ray=ray)
+        rank, name, words = (
+            self.ranks[number],
+            self.cluster.name,
+            self.words(number, ray=ray),
+        )
         facts, image, first = rank.facts, rank.facts.image, f"patchkit-{name}"
         if image is None:
             of_container = dict.fromkeys(("prepare", "remove", "runtime"), "")
@@ -222,7 +257,11 @@ class GroupUnits:
             group=name,
             rank=rank,
             image=image,
-            folders=(models,) if folder.startswith(f"{models}/") else (folder,) if folder else (),
+            folders=(models,)
+            if folder.startswith(f"{models}/")
+            else (folder,)
+            if folder
+            else (),
             caches=tuple(cache_variables("", rank.env.node.vllm)),
         )
         more = []
@@ -256,7 +295,9 @@ def node_scripts() -> dict[str, str]:
             f"from {module.__name__} import": f"from {stem} import",
         }
         for here, there in imports.items():
-            texts = {script: text.replace(here, there) for script, text in texts.items()}
+            texts = {
+                script: text.replace(here, there) for script, text in texts.items()
+            }
     return texts
 
 
@@ -264,12 +305,19 @@ def unit_word(word: str) -> str:
     """Return a word of a unit's command line or assignment, quoted as systemd.syntax(7) says."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     kept = "".join(
-        c if c.isprintable() else "".join(f"\\x{b:02x}" for b in c.encode()) for c in escaped
+        c if c.isprintable() else "".join(f"\\x{b:02x}" for b in c.encode())
+        for c in escaped
     )
-    return f'"{kept}"' if not word or set(word) & set(" \t\"'\\;") or kept != escaped else kept
+    return (
+        f'"{kept}"'
+        if not word or set(word) & set(" \t\"'\\;") or kept != escaped
+        else kept
+    )
 
 
 def unit_line(words: Sequence[str]) -> str:
     """Return a command line for ExecStart: in it a dollar sign begins a variable."""
     first, *rest = words
-    return " ".join([unit_word(first), *(unit_word(each).replace("$", "$$") for each in rest)])
+    return " ".join(
+        [unit_word(first), *(unit_word(each).replace("$", "$$") for each in rest)]
+    )

@@ -12,7 +12,12 @@ from types import NoneType
 from patchkit.cluster.agent import group_script, unit_state
 from patchkit.cluster.agent.judge import ANSWERS
 from patchkit.cluster.agent.node_facts import ModelPrint, NodeFacts
-from patchkit.cluster.agent.unit_state import JournalLine, NodeState, UnitState, end_group
+from patchkit.cluster.agent.unit_state import (
+    JournalLine,
+    NodeState,
+    UnitState,
+    end_group,
+)
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
 from patchkit.cluster.launch.condition import ask_life, is_unwatched, standstill_error
 from patchkit.cluster.launch.plan import (
@@ -70,7 +75,9 @@ def wait_until_answered(cluster: Cluster, since: str, watcher: StartWatcher) -> 
                 raise HostError(f"{head.destination}: does not say how its units are")
             now, *watches = found
             guard = cluster.file.guard_unit
-            text = next((unit.text for unit in watches if unit.text and unit.unit != guard), "")
+            text = next(
+                (unit.text for unit in watches if unit.text and unit.unit != guard), ""
+            )
             watcher.tell(replace(now, text=text), time.monotonic() - began)
             if now.active == "active":
                 if not since:
@@ -85,7 +92,10 @@ def wait_until_answered(cluster: Cluster, since: str, watcher: StartWatcher) -> 
                 if again:
                     text = "it tries again, at most four times an hour: `patchkit down` ends that"
                     how.append(text)
-                how += [f"without the lines of {error.what}" for error in journal.silent.values()]
+                how += [
+                    f"without the lines of {error.what}"
+                    for error in journal.silent.values()
+                ]
                 raise watcher.explain(lines, "; ".join(how))
     raise HostError(f"{head.destination}: the answer was cut short")
 
@@ -110,19 +120,25 @@ def kill_sentence(node: Remote, kill: str) -> str:
     return f"on {node.destination} the kernel killed {kill}, for memory"
 
 
-def stop_group(cluster: Cluster, *, disable: bool = True) -> list[NodeState | PatchkitError]:
+def stop_group(
+    cluster: Cluster, *, disable: bool = True
+) -> list[NodeState | PatchkitError]:
     """Stop a whole group, the head first, which stops its workers; then look at every node."""
     found: list[NodeState | PatchkitError] = []
     asked = {"name": cluster.file.name, "disable": disable}
     for nodes in (cluster.nodes[:1], cluster.nodes[1:]):
         found += everywhere(
             nodes,
-            lambda node: node.call(NodeState, end_group, **asked, units=cluster.units_of(node)),
+            lambda node: node.call(
+                NodeState, end_group, **asked, units=cluster.units_of(node)
+            ),
         )
     return found
 
 
-def end_left_nodes(cluster: Cluster, states: Sequence[NodeState | PatchkitError]) -> list[str]:
+def end_left_nodes(
+    cluster: Cluster, states: Sequence[NodeState | PatchkitError]
+) -> list[str]:
     """Stop and disable the former start on nodes that the file does not name any more.
 
     Returns what is left there: of a node that does not answer, what it does at its next boot.
@@ -157,7 +173,9 @@ def stop_command(node: Remote, name: str) -> str:
     return there(node.destination, "systemctl", "--user", "disable", "--now", unit)
 
 
-def check_stopped(cluster: Cluster, results: Sequence[NodeState | PatchkitError]) -> None:
+def check_stopped(
+    cluster: Cluster, results: Sequence[NodeState | PatchkitError]
+) -> None:
     """Raise HostError that names each node where something is left, or that did not answer."""
     trouble = []
     cures = []
@@ -220,7 +238,9 @@ def _require_ready(cluster: Cluster, facts: Sequence[NodeFacts]) -> None:
     names = [node.ssh for node in cluster.file.node]
     for found in survey_nodes(names, facts):
         if found.about in _STOPS:
-            raise found.kind(f"{found.where}: {found.what}", why=found.why, hint=found.hint)
+            raise found.kind(
+                f"{found.where}: {found.what}", why=found.why, hint=found.hint
+            )
 
 
 def _require_free_ports(cluster: Cluster, units: GroupUnits) -> None:
@@ -236,7 +256,9 @@ def _require_free_ports(cluster: Cluster, units: GroupUnits) -> None:
             raise _taken_port_error(cluster.head, other)
 
 
-def _require_same_model(cluster: Cluster, served: ServedModel, facts: Sequence[NodeFacts]) -> None:
+def _require_same_model(
+    cluster: Cluster, served: ServedModel, facts: Sequence[NodeFacts]
+) -> None:
     """Raise HostError for a node whose folder is not whole, or holds another model."""
     silent = ModelPrint(folder=served.folder, problem="says nothing of it")
     names = [node.ssh for node in cluster.file.node]
@@ -244,7 +266,9 @@ def _require_same_model(cluster: Cluster, served: ServedModel, facts: Sequence[N
         name: node.models.get(served.folder, silent)
         for name, node in zip(names, facts, strict=True)
     }
-    broken = [f"{name}: {model.problem}" for name, model in prints.items() if model.problem]
+    broken = [
+        f"{name}: {model.problem}" for name, model in prints.items() if model.problem
+    ]
     pin = cluster.file.models.get(served.name, "")
     if broken:
         what = f"{served.name} is not whole: {'; '.join(broken)}"
@@ -271,11 +295,15 @@ def _taken_port_error(head: Remote, listener: str) -> HostError:
         why = f"cluster.toml had another `name` when {other[1]} was started, or both serve at once"
         hint = f"`{stop_command(head, other[1])}` stops it; or set another `port`"
     return HostError(
-        f"{head.destination}: a port of the start is taken: {listener}", why=why, hint=hint
+        f"{head.destination}: a port of the start is taken: {listener}",
+        why=why,
+        hint=hint,
     )
 
 
-def bring_up(cluster: Cluster, model: str, watcher: StartWatcher) -> tuple[GroupUnits, str]:
+def bring_up(
+    cluster: Cluster, model: str, watcher: StartWatcher
+) -> tuple[GroupUnits, str]:
     """Write what differs and start; what runs with the same files is left alone.
 
     Returns the units, and the start's time for the head's journal, "" if they were running. Raises
@@ -352,7 +380,9 @@ def switch_model(cluster: Cluster, model: str, watcher: StartWatcher) -> None:
             raise
         what = f"{model} was not started: {error.what}"
         _wait_for_former(cluster, former, began, watcher, what)
-        why = "\n  back:  ".join(filter(None, (error.why, f"{former.model} is served again")))
+        why = "\n  back:  ".join(
+            filter(None, (error.why, f"{former.model} is served again"))
+        )
         raise type(error)(what, why=why, hint=error.hint) from None
 
 
@@ -364,7 +394,11 @@ def _former_start(cluster: Cluster, plan: GroupPlan) -> FormerStart | None:
     states = all_of(cluster.states())
     head = states[0]
     starts = {state.start for state in states}
-    if plan.files == plan.former or starts == {""} or not any(state.serves for state in states):
+    if (
+        plan.files == plan.former
+        or starts == {""}
+        or not any(state.serves for state in states)
+    ):
         return None
 
     # Another launcher may reach the same nodes by other names.
@@ -384,7 +418,9 @@ def _begin_again(cluster: Cluster, former: FormerStart) -> str:
     try:
         with deferred(), cluster.alone():  # whatever interrupts
             check_stopped(cluster, stop_group(cluster, disable=False))
-            return _begin_with(cluster, former.files, f"{former.model} is started again")
+            return _begin_with(
+                cluster, former.files, f"{former.model} is started again"
+            )
     except PatchkitError as lost:
         what = f"{former.model} was stopped, and cannot be started again: {lost.what}"
         raise type(lost)(what, why=lost.why, hint=lost.hint) from None
@@ -402,7 +438,9 @@ def _wait_for_former(
 
 
 @contextmanager
-def serve_model(cluster: Cluster, model: str, watcher: StartWatcher) -> Iterator[GroupUnits]:
+def serve_model(
+    cluster: Cluster, model: str, watcher: StartWatcher
+) -> Iterator[GroupUnits]:
     """Serve a model for the time of a block, then stop it on every node, and check.
 
     Raises what ``bring_up``, ``wait_until_answered`` and ``check_stopped`` raise.

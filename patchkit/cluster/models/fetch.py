@@ -23,10 +23,21 @@ from patchkit.cluster.models.model_check import (
     check_model,
     choose_files,
 )
-from patchkit.cluster.models.names import Commit, ModelFolder, models_folder, require_room
+from patchkit.cluster.models.names import (
+    Commit,
+    ModelFolder,
+    models_folder,
+    require_room,
+)
 from patchkit.durable.atomic import replacing
 from patchkit.durable.lock import locked
-from patchkit.errors import HostError, PatchkitError, SourceError, StorageError, translated
+from patchkit.errors import (
+    HostError,
+    PatchkitError,
+    SourceError,
+    StorageError,
+    translated,
+)
 from patchkit.follow import Follow
 from patchkit.records import RecordError, record
 
@@ -115,7 +126,9 @@ def fetch_model(models: str, python: str, repo: str, commit: str) -> Checking:
             for name, its in made.files.items():
                 place = folder / name
                 # hf would take a file of another size for what it has fetched.
-                if place.is_symlink() or (place.is_file() and place.stat().st_size != its.size):
+                if place.is_symlink() or (
+                    place.is_file() and place.stat().st_size != its.size
+                ):
                     place.unlink()
             for part in _find_parts(folder):
                 if _LOST.search(part.name):
@@ -139,7 +152,9 @@ def check_anew(folder: str) -> Checking:
     return check
 
 
-def _ask_hub(models: str, python: str, repo: str, revision: str) -> tuple[ModelRecord, Path]:
+def _ask_hub(
+    models: str, python: str, repo: str, revision: str
+) -> tuple[ModelRecord, Path]:
     """Return the files of a commit that vLLM loads, and their folder.
 
     What the Hub refuses is said in hf's words. Raises SourceError for names that lead elsewhere,
@@ -151,23 +166,35 @@ def _ask_hub(models: str, python: str, repo: str, revision: str) -> tuple[ModelR
     if isinstance(answer, dict) and answer.get("kind") in _ERRORS:
         kind, hint = _ERRORS[answer["kind"]]
         said = " ".join(str(answer.get("says")).split())[:_SAID]
-        raise kind(f"{what}: {said}", hint=hint.format(repo=repo, hf=program.with_name("hf")))
+        raise kind(
+            f"{what}: {said}", hint=hint.format(repo=repo, hf=program.with_name("hf"))
+        )
     try:
         listing = record(HubListing, answer)
     except RecordError as error:
-        raise HostError(f"{what}: an odd answer of the Hub: {error}", hint=_PYTHON) from None
+        raise HostError(
+            f"{what}: an odd answer of the Hub: {error}", hint=_PYTHON
+        ) from None
     try:
         files = {name: listing.files[name] for name in choose_files(listing.files)}
-        made = record(ModelRecord, {"repo": repo, "commit": listing.commit, "files": files})
+        made = record(
+            ModelRecord, {"repo": repo, "commit": listing.commit, "files": files}
+        )
     except RecordError as error:
         hint = f"tell its owner: https://huggingface.co/{repo}/discussions"
         raise SourceError(f"{repo}: {error}", hint=hint) from None
     return made, models_folder(models) / ModelFolder(repo=repo, commit=made.commit).name
 
 
-def _run_hf_download(python: str, made: ModelRecord, folder: Path) -> Iterator[tuple[int, int]]:
+def _run_hf_download(
+    python: str, made: ModelRecord, folder: Path
+) -> Iterator[tuple[int, int]]:
     """Fetch what is not there; yield the progress."""
-    names = [name for name, file in made.files.items() if _file_size(folder / name) != file.size]
+    names = [
+        name
+        for name, file in made.files.items()
+        if _file_size(folder / name) != file.size
+    ]
     if not names:
         return
     total = sum(file.size for file in made.files.values())
@@ -182,14 +209,18 @@ def _run_hf_download(python: str, made: ModelRecord, folder: Path) -> Iterator[t
     )
     with running:
         for _line in running:
-            size = _count_bytes(folder, made) + sum(map(_file_size, _find_parts(folder)))
+            size = _count_bytes(folder, made) + sum(
+                map(_file_size, _find_parts(folder))
+            )
             yield min(size, total), total
     done = running.done
     if not done.started:
         raise done.error(hint=_PYTHON)
     if done.trouble:
         lines = [line.strip() for line in done.output.split("\n")]
-        said = [line for line in lines if line and "%|" not in line and "it/s" not in line]
+        said = [
+            line for line in lines if line and "%|" not in line and "it/s" not in line
+        ]
         raise StorageError(
             f"{made.repo}: hf download failed: {said[-1] if said else done.trouble}",
             hint="run the same command again: the files that are whole are kept",
@@ -204,7 +235,9 @@ def _find_parts(folder: Path) -> list[Path]:
 def _count_bytes(folder: Path, made: ModelRecord) -> int:
     """Return the bytes of the files that are whole."""
     return sum(
-        file.size for name, file in made.files.items() if _file_size(folder / name) == file.size
+        file.size
+        for name, file in made.files.items()
+        if _file_size(folder / name) == file.size
     )
 
 

@@ -19,7 +19,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from patchkit.cluster.models.names import Commit, Digest, FileName, folder_of, models_folder
+from patchkit.cluster.models.names import (
+    Commit,
+    Digest,
+    FileName,
+    folder_of,
+    models_folder,
+)
 from patchkit.cluster.ssh.rsync import Copied
 from patchkit.durable.names import is_file
 from patchkit.errors import HashMismatchError, PatchkitError, SourceError, UsageError
@@ -56,24 +62,52 @@ _MOST_SHARDS = 1000  # that are named
 _ONE_OF_SOME = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
 # The same weights in forms that vLLM does not load, or for another program.
 _ELSEWHERE = {"original", "metal", "onnx", "openvino", "coreml", "gguf", "flax", "runs"}
-_TEXTS = ("*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken", "*.spm", "*.yaml")
-_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.onnx", "*.h5", "*.msgpack")
+_TEXTS = (
+    "*.json",
+    "*.txt",
+    "*.model",
+    "*.jinja",
+    "*.py",
+    "*.tiktoken",
+    "*.spm",
+    "*.yaml",
+)
+_WEIGHTS = (
+    "*.safetensors",
+    "*.bin",
+    "*.pt",
+    "*.pth",
+    "*.gguf",
+    "*.onnx",
+    "*.h5",
+    "*.msgpack",
+)
 # In this order: the first kind that is there is loaded, in the main folder alone.
 _KINDS = ("*.safetensors", "consolidated*.safetensors", "*.bin", "*.pt")
 _OF_TRAINING = {
-    *("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt"),
+    *(
+        "training_args.bin",
+        "optimizer.bin",
+        "optimizer.pt",
+        "scheduler.pt",
+        "scaler.pt",
+    ),
 }
 
 
 def choose_files(names: Collection[str]) -> tuple[str, ...]:
     """Return the files to fetch, sorted. Raises SourceError without weights, RecordError."""
-    record(tuple[FileName, ...], list(names))  # one that leads elsewhere tells of the others
+    record(
+        tuple[FileName, ...], list(names)
+    )  # one that leads elsewhere tells of the others
     for kind in _KINDS:
         weights = [name for name in names if _is_kind(name, kind)]
         if weights:
             break
     else:
-        suffixes = {PurePosixPath(name).suffix for name in names if _matches(name, _WEIGHTS)}
+        suffixes = {
+            PurePosixPath(name).suffix for name in names if _matches(name, _WEIGHTS)
+        }
         raise SourceError(
             "the repository has no weights that vLLM loads from a folder",
             why=f"it holds {', '.join(sorted(suffixes)) or 'no weights at all'}",
@@ -86,7 +120,9 @@ def choose_files(names: Collection[str]) -> tuple[str, ...]:
         and not _ELSEWHERE.intersection(name.split("/")[:-1])
         and not any(part.startswith(".") for part in name.split("/"))
     }
-    others = {name for name in INDEXES if not _is_kind(name.removesuffix(".index.json"), kind)}
+    others = {
+        name for name in INDEXES if not _is_kind(name.removesuffix(".index.json"), kind)
+    }
     return tuple(sorted({*weights, *texts} - others))
 
 
@@ -154,7 +190,9 @@ def read_record(folder: Path) -> ModelRecord | None:
     if not is_file(place):
         return None
     try:
-        return read_json(ModelRecord, read_text(place, limit=LARGEST_IN_TREE, follow=False))
+        return read_json(
+            ModelRecord, read_text(place, limit=LARGEST_IN_TREE, follow=False)
+        )
     except PatchkitError as error:
         raise RecordError(error.what) from None
 
@@ -186,7 +224,9 @@ class ModelCheck:
 
     @property
     def errors(self) -> tuple[Finding, ...]:
-        return tuple(finding for finding in self.findings if finding.level is Level.ERROR)
+        return tuple(
+            finding for finding in self.findings if finding.level is Level.ERROR
+        )
 
     @property
     def complete(self) -> bool:
@@ -205,7 +245,9 @@ def check_model(folder: str, full: bool = False) -> Checking:
     """
     place = Path(folder).expanduser()
     if not place.is_dir():
-        raise UsageError(f"{place}: no such folder", hint="`patchkit model list` names the models")
+        raise UsageError(
+            f"{place}: no such folder", hint="`patchkit model list` names the models"
+        )
     check = quick_check(place)
     if not full:
         return check
@@ -244,7 +286,9 @@ def hash_findings(
 ) -> Generator[tuple[int, int], None, list[Finding]]:
     """Return a finding for each file with other bytes, or unreadable ones; yield the progress."""
     hashes = yield from hash_files(place, files)
-    findings = [unreadable_finding(name, said) for name, said in hashes.troubles.items()]
+    findings = [
+        unreadable_finding(name, said) for name, said in hashes.troubles.items()
+    ]
     for name, digest in hashes.digests.items():
         right = files[name].digest
         if digest != right:
@@ -303,7 +347,11 @@ def held_models(models: str) -> list[ModelCheck]:
     """Return the quick check of each model in a folder."""
     root = models_folder(models)
     places = sorted(root.iterdir()) if root.is_dir() else []
-    return [quick_check(place) for place in places if folder_of(place.name) and place.is_dir()]
+    return [
+        quick_check(place)
+        for place in places
+        if folder_of(place.name) and place.is_dir()
+    ]
 
 
 def quick_check(folder: Path) -> ModelCheck:
@@ -323,7 +371,9 @@ def quick_check(folder: Path) -> ModelCheck:
     except RecordError as error:
         why = "without it the files cannot be checked"
         findings.append(Finding(where=RECORD, what=str(error), why=why))
-    findings += _check_files(folder, model_record, sizes, {found.where for found in findings})
+    findings += _check_files(
+        folder, model_record, sizes, {found.where for found in findings}
+    )
     return ModelCheck(
         folder=str(folder),
         repo=known.repo if known else "",
@@ -351,7 +401,10 @@ def list_files(folder: Path) -> tuple[dict[str, int], list[str]]:
 
 
 def _check_files(
-    folder: Path, model_record: ModelRecord | None, sizes: Mapping[str, int], wrong: Collection[str]
+    folder: Path,
+    model_record: ModelRecord | None,
+    sizes: Mapping[str, int],
+    wrong: Collection[str],
 ) -> Iterator[Finding]:
     """Yield what is not there, what was cut off, and what nobody can say of it."""
     if not any(name in sizes for name in CONFIGS):
@@ -360,20 +413,29 @@ def _check_files(
     # vLLM loads those of the main folder.
     weights = [name for name in sizes if "/" not in name and _matches(name, _WEIGHTS)]
     if not weights:
-        yield Finding(what="there are no weights", why="vLLM would have nothing to load")
+        yield Finding(
+            what="there are no weights", why="vLLM would have nothing to load"
+        )
     yield from _find_missing(folder, model_record, sizes, wrong)
     yield from _check_sizes(folder, model_record, sizes, weights)
 
 
 def _check_sizes(
-    folder: Path, model_record: ModelRecord | None, sizes: Mapping[str, int], weights: Sequence[str]
+    folder: Path,
+    model_record: ModelRecord | None,
+    sizes: Mapping[str, int],
+    weights: Sequence[str],
 ) -> Iterator[Finding]:
     """Yield what was cut off, by its record or its own header, and what has no record."""
     recorded: Mapping[str, ModelFile] = model_record.files if model_record else {}
     unsure = [name for name in weights if name not in recorded]
     for name in unsure:
-        if is_safetensors(name) and (what := header_problem(folder / name, sizes[name])):
-            yield Finding(where=name, what=what, why="its own header says how long it is")
+        if is_safetensors(name) and (
+            what := header_problem(folder / name, sizes[name])
+        ):
+            yield Finding(
+                where=name, what=what, why="its own header says how long it is"
+            )
     for where in unsure if model_record else [""]:
         what = "was not fetched by patchkit: no hash is known"
         hint = quoted("hf", "cache", "verify", "REPO", "--local-dir", folder)
@@ -385,13 +447,19 @@ def _check_sizes(
 
 
 def _find_missing(
-    folder: Path, model_record: ModelRecord | None, sizes: Mapping[str, int], wrong: Collection[str]
+    folder: Path,
+    model_record: ModelRecord | None,
+    sizes: Mapping[str, int],
+    wrong: Collection[str],
 ) -> Iterator[Finding]:
     """Yield what a record, an index or the names of shards promise, and is not there."""
     reasons = dict.fromkeys(
-        model_record.files if model_record else (), "it was chosen when the model was fetched"
+        model_record.files if model_record else (),
+        "it was chosen when the model was fetched",
     )
-    reasons |= dict.fromkeys(_shards_by_name(sizes), "the names of the other shards count it")
+    reasons |= dict.fromkeys(
+        _shards_by_name(sizes), "the names of the other shards count it"
+    )
     try:
         shards = read_shards(folder, sizes)
         reasons |= dict.fromkeys(shards, "the index of the weights names it")
@@ -408,7 +476,9 @@ def _shards_by_name(names: Collection[str]) -> Iterator[str]:
     sets = {
         (match["stem"], match["count"], match["suffix"])
         for name in names
-        if "/" not in name and _matches(name, _WEIGHTS) and (match := _ONE_OF_SOME.fullmatch(name))
+        if "/" not in name
+        and _matches(name, _WEIGHTS)
+        and (match := _ONE_OF_SOME.fullmatch(name))
     }
     for stem, count, suffix in sets:
         for number in range(1, min(int(count), _MOST_SHARDS) + 1):
@@ -424,7 +494,10 @@ def header_problem(path: Path, size: int) -> str:
                 return "is cut off, or no file of safetensors"
             header = read_json(dict[str, Any], file.read(length))
         header.pop("__metadata__", None)
-        ends = [record(tuple[int, int], tensor["data_offsets"])[1] for tensor in header.values()]
+        ends = [
+            record(tuple[int, int], tensor["data_offsets"])[1]
+            for tensor in header.values()
+        ]
     except OSError as error:
         return f"cannot be read: {error.strerror or error}"
     except (RecordError, LookupError, TypeError):

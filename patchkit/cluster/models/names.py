@@ -22,9 +22,13 @@ from patchkit.records import RecordError, Utf8, matching
 
 # As the Hub has them: no -- and no .. in a name, which makes folder names unambiguous.
 _PART = r"(?!\.)(?!-)[A-Za-z0-9._-]{1,96}(?<![.-])"
-_REPO = re.compile(rf"(?!.*(?:--|\.\.))(?:{_PART}/)?{_PART}")  # or an old one's, without org
+_REPO = re.compile(
+    rf"(?!.*(?:--|\.\.))(?:{_PART}/)?{_PART}"
+)  # or an old one's, without org
 _REVISION = re.compile(r"(?![-/.])[A-Za-z0-9._/-]{1,200}")
-_FOLDER = re.compile(rf"(?:(?P<org>{_PART})--)?(?P<name>{_PART})@(?P<commit>[0-9a-f]{{12}})")
+_FOLDER = re.compile(
+    rf"(?:(?P<org>{_PART})--)?(?P<name>{_PART})@(?P<commit>[0-9a-f]{{12}})"
+)
 SHORT = 12
 """The digits of a commit in the name of a folder."""
 
@@ -35,7 +39,11 @@ _SPARE = 1.05  # of what is to be written: a full disk stops more than a downloa
 
 def _require_file_name(path: str) -> None:
     # `hf download` takes names for patterns, and each name is shown, copied and joined to a folder.
-    odd = not path.isprintable() or _PATTERNS & set(path) or path.startswith(("-", ".cache/"))
+    odd = (
+        not path.isprintable()
+        or _PATTERNS & set(path)
+        or path.startswith(("-", ".cache/"))
+    )
     if odd or not plain(path):
         raise RecordError(f"is {path!r}, which is no plain name of a file")
 
@@ -44,7 +52,9 @@ FileName = Annotated[Utf8, _require_file_name]
 """A file of a model, as the Hub, an index or a record names it: it leads nowhere else."""
 
 Commit = Annotated[str, matching("[0-9a-f]{40}", "a commit, 40 hex digits")]
-Digest = Annotated[str, matching("[0-9a-f]{40}|[0-9a-f]{64}", "a sha256, or git's sha1")]
+Digest = Annotated[
+    str, matching("[0-9a-f]{40}|[0-9a-f]{64}", "a sha256, or git's sha1")
+]
 
 
 def split_revision(spec: str) -> tuple[str, str]:
@@ -76,7 +86,11 @@ def folder_of(name: str) -> ModelFolder | None:
     if not match:
         return None
     repo = f"{match['org']}/{match['name']}" if match["org"] else match["name"]
-    return ModelFolder(repo=repo, commit=match["commit"]) if _REPO.fullmatch(repo) else None
+    return (
+        ModelFolder(repo=repo, commit=match["commit"])
+        if _REPO.fullmatch(repo)
+        else None
+    )
 
 
 def models_folder(text: str) -> Path:
@@ -87,7 +101,8 @@ def models_folder(text: str) -> Path:
         folder = Path(text)
     if not folder.is_absolute() or not text.isprintable():
         raise UsageError(
-            f"{text!r} is no folder for models", hint="name one from / or ~, as in ~/models"
+            f"{text!r} is no folder for models",
+            hint="name one from / or ~, as in ~/models",
         )
     return folder
 
@@ -98,15 +113,21 @@ _OTHER_DISK = (
 )
 
 
-def require_room(folder: Path, left: int, more: int = 0, hint: str = _OTHER_DISK) -> int:
+def require_room(
+    folder: Path, left: int, more: int = 0, hint: str = _OTHER_DISK
+) -> int:
     """Return the bytes that are free where a folder is or goes, and ``more`` that it may replace.
 
     Raises StorageError where what is left to write does not fit.
     """
-    nearest = next(place for place in (folder, *folder.parents) if os.access(place, os.F_OK))
+    nearest = next(
+        place for place in (folder, *folder.parents) if os.access(place, os.F_OK)
+    )
     free = shutil.disk_usage(nearest).free + more
     if (needed := int(left * _SPARE)) > free:
-        raise StorageError(f"{folder}: needs {needed:,} bytes, and {free:,} are free", hint=hint)
+        raise StorageError(
+            f"{folder}: needs {needed:,} bytes, and {free:,} are free", hint=hint
+        )
     return free
 
 
@@ -153,7 +174,11 @@ def pin_image(path: Path, image: str, *, former: bool = False) -> None:
 
 
 def _replace_value(
-    path: Path, key: tuple[str, str], value: str, change: Callable[[str], str], line: str
+    path: Path,
+    key: tuple[str, str],
+    value: str,
+    change: Callable[[str], str],
+    line: str,
 ) -> None:
     # Whoever pins something else meanwhile would lose one of the two lines.
     with translated(at=path), locked(path.parent, patience=_PATIENCE):

@@ -31,7 +31,13 @@ from patchkit.cluster.models.model_check import (
     read_record,
     unreadable_finding,
 )
-from patchkit.cluster.models.names import SHORT, FileName, folder_of, models_folder, require_room
+from patchkit.cluster.models.names import (
+    SHORT,
+    FileName,
+    folder_of,
+    models_folder,
+    require_room,
+)
 from patchkit.cluster.ssh.node import Remote, check_peer, everywhere
 from patchkit.cluster.ssh.rsync import Copied, Copying, copy_files, require_rsync
 from patchkit.cluster.ssh.ssh import ssh_words
@@ -87,7 +93,9 @@ def models_of(nodes: Sequence[ModelNode]) -> list[list[ModelCheck] | PatchkitErr
 
     return everywhere(
         nodes,
-        lambda node: Remote(node.ssh).call(list[ModelCheck], held_models, models=node.models),
+        lambda node: Remote(node.ssh).call(
+            list[ModelCheck], held_models, models=node.models
+        ),
     )
 
 
@@ -115,7 +123,9 @@ def sources_of(
     spec = f"{repo}{commit and '@'}{commit}"
     if not commits:
         what = "no node has the whole model" if whole else "lies on no node"
-        raise SourceError(f"{spec}: {what}", hint=quoted("patchkit", "model", "get", spec))
+        raise SourceError(
+            f"{spec}: {what}", hint=quoted("patchkit", "model", "get", spec)
+        )
     if len(commits) > 1:
         raise SourceError(
             f"{spec}: several commits of it are there: {', '.join(commits)}",
@@ -144,7 +154,9 @@ def find_source(
     for node, model in sorted(nodes, key=lambda entry: not entry[1].recorded):
         bar = report(f"{node.ssh}: hashing")
         try:
-            source = Remote(node.ssh).follow(ModelSource, bar, read_source, folder=model.folder)
+            source = Remote(node.ssh).follow(
+                ModelSource, bar, read_source, folder=model.folder
+            )
         except PatchkitError as error:
             damaged_sources.append((node, _failed_check(node, model, error)))
             continue
@@ -154,7 +166,9 @@ def find_source(
     raise _no_source_error(spec, damaged_sources)
 
 
-def _failed_check(node: ModelNode, model: ModelCheck, error: PatchkitError) -> ModelCheck:
+def _failed_check(
+    node: ModelNode, model: ModelCheck, error: PatchkitError
+) -> ModelCheck:
     what = error.what.removeprefix(f"{node.ssh}: ")
     fault = Finding(kind=type(error), what=what, why=error.why, hint=error.hint)
     return replace(model, findings=(fault,))
@@ -170,7 +184,9 @@ def _no_source_error(
         for fault in model.errors
     ]
     lines = [
-        f"{place}/{fault.where}: {fault.what}" if fault.where else f"{place}: {fault.what}"
+        f"{place}/{fault.where}: {fault.what}"
+        if fault.where
+        else f"{place}: {fault.what}"
         for place, fault in faults
     ]
     what = "\n".join([f"{spec}: no node has it as it was fetched:", *lines])
@@ -203,19 +219,29 @@ def read_source(folder: str) -> Generator[tuple[int, int], None, ModelSource]:
             },
         )
     except RecordError as error:
-        raise SourceError(f"{folder}: {error}", hint="rename that file, or remove it") from None
+        raise SourceError(
+            f"{folder}: {error}", hint="rename that file, or remove it"
+        ) from None
     hashes = yield from hash_files(place, unnamed)
-    faults = [unreadable_finding(unread, said) for unread, said in hashes.troubles.items()]
+    faults = [
+        unreadable_finding(unread, said) for unread, said in hashes.troubles.items()
+    ]
     if faults:
-        return ModelSource(check=replace(check, findings=(*check.findings, *faults)), files={})
+        return ModelSource(
+            check=replace(check, findings=(*check.findings, *faults)), files={}
+        )
     others = {
-        name: replace(unnamed[name], digest=digest) for name, digest in hashes.digests.items()
+        name: replace(unnamed[name], digest=digest)
+        for name, digest in hashes.digests.items()
     }
     return ModelSource(check=check, files={**recorded, **others}, record=model_record)
 
 
 def sync_model(
-    source: ModelNode, model: ModelSource, node: ModelNode, report: Callable[[str], Progress]
+    source: ModelNode,
+    model: ModelSource,
+    node: ModelNode,
+    report: Callable[[str], Progress],
 ) -> ModelCheck:
     """Copy what a node lacks of a model, and put it in its place once it has the right hashes."""
     other = Remote(node.ssh)
@@ -256,7 +282,8 @@ def stage_model(
         files_to_send = yield from _lacking_files(staging, lacking)
         # What lies there may be longer than the file: rsync makes no room of that for another one.
         left = sum(
-            max(0, file.size - _size(staging / each)) for each, file in files_to_send.items()
+            max(0, file.size - _size(staging / each))
+            for each, file in files_to_send.items()
         )
         require_room(folder, left)
         staging.mkdir(parents=True, exist_ok=True)
@@ -268,7 +295,9 @@ def stage_model(
 def _places(models: str, name: str) -> tuple[Path, Path]:
     """Return the folder of a model, and where its files lie until they are hashed."""
     if folder_of(name) is None:
-        raise UsageError(f"{name!r} is no folder of a model", hint="`patchkit model list`")
+        raise UsageError(
+            f"{name!r} is no folder of a model", hint="`patchkit model list`"
+        )
     folder = (models_folder(models) / name).resolve()
     return folder, folder.parent / _ASIDE / name
 
@@ -277,9 +306,15 @@ def _lacking_files(
     place: Path, files: Mapping[str, ModelFile]
 ) -> Generator[tuple[int, int], None, dict[str, ModelFile]]:
     """Return the files that are not in a folder as they have to be; yield the progress."""
-    present = {name: file for name, file in files.items() if _size(place / name) == file.size}
+    present = {
+        name: file for name, file in files.items() if _size(place / name) == file.size
+    }
     hashes = yield from hash_files(place, present)
-    return {name: file for name, file in files.items() if hashes.digests.get(name) != file.digest}
+    return {
+        name: file
+        for name, file in files.items()
+        if hashes.digests.get(name) != file.digest
+    }
 
 
 def _size(path: Path) -> int:
@@ -287,7 +322,9 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
-def send_model(folder: str, names: Sequence[str], destination: str, target: str) -> Copying:
+def send_model(
+    folder: str, names: Sequence[str], destination: str, target: str
+) -> Copying:
     """Copy files of a model to a node, as ``copy_files`` does."""
     *ssh, _dashes, _destination = ssh_words(destination, "-o", "ControlMaster=no")
     # Links are resolved: what they lead to lies on this node alone. What an interrupt left aside is
@@ -331,7 +368,9 @@ def _move_files(staging: Path, folder: Path, names: Iterable[str]) -> None:
     for name in names:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        folders.update(parent for parent in target.parents if parent.is_relative_to(folder))
+        folders.update(
+            parent for parent in target.parents if parent.is_relative_to(folder)
+        )
         sync(staging / name)
         (staging / name).replace(target)
     for place in folders:

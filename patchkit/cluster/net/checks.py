@@ -9,7 +9,13 @@ from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
 from patchkit.cluster.agent.links import Way, try_ways
-from patchkit.cluster.net.plan import Cages, NetPlan, NetPlanOptions, find_asked_cages, find_cages
+from patchkit.cluster.net.plan import (
+    Cages,
+    NetPlan,
+    NetPlanOptions,
+    find_asked_cages,
+    find_cages,
+)
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
@@ -25,9 +31,13 @@ _JUMBO = f"{_MTU} brings 2 to 8 % with RoCE, and more with TCP"
 _PLAN = NetPlanOptions(mtu=_MTU).command_line()
 
 
-def net_finding(level: Level, where: str, about: str, what: str, hint: str = "") -> Finding:
+def net_finding(
+    level: Level, where: str, about: str, what: str, hint: str = ""
+) -> Finding:
     """Return a finding at an interface, an address or a pair; ``about`` names what was checked."""
-    return Finding(level=level, where=where, about=about, what=what, hint=hint, kind=HostError)
+    return Finding(
+        level=level, where=where, about=about, what=what, hint=hint, kind=HostError
+    )
 
 
 check_fine = partial(net_finding, Level.OK)
@@ -36,13 +46,17 @@ check_warned = partial(net_finding, Level.WARNING)
 check_unknown = partial(net_finding, Level.UNKNOWN)
 
 
-def judge(fine: bool, where: str, check: str, what: str, about: str = "", **fields: Any) -> Finding:
+def judge(
+    fine: bool, where: str, check: str, what: str, about: str = "", **fields: Any
+) -> Finding:
     """Return that a check of network.toml, called ``about``, passed, or what to do."""
     if fine:
         return check_fine(where, about or check, what)
     row = _NETWORK["checks"][check]
     hint = row["hint"].format_map(fields)
-    return net_finding(Level(row.get("bad", "error")), where, about or check, what, hint)
+    return net_finding(
+        Level(row.get("bad", "error")), where, about or check, what, hint
+    )
 
 
 def choose_checked_cages(host: Host, names: Sequence[str] = ()) -> Cages:
@@ -51,7 +65,9 @@ def choose_checked_cages(host: Host, names: Sequence[str] = ()) -> Cages:
     Raises UsageError, HostError.
     """
     known = find_asked_cages(host, names)
-    addressed = {number: twins for number, twins in known.items() if any(t.ipv4 for t in twins)}
+    addressed = {
+        number: twins for number, twins in known.items() if any(t.ipv4 for t in twins)
+    }
     return known if names else find_cages(host, cabled=True) or addressed or known
 
 
@@ -66,7 +82,14 @@ def plan_remarks(host: Host, plan: NetPlan) -> Iterator[Finding]:
         yield check_noted("this ring", "cabling", _TRIANGLE)
     for line in plan.lines:
         if line.action == "keep" and line.addresses and line.mtu < _MTU:
-            yield judge(False, line.netdev, "small MTU", f"{line.mtu}; {_JUMBO}", "MTU", plan=_PLAN)
+            yield judge(
+                False,
+                line.netdev,
+                "small MTU",
+                f"{line.mtu}; {_JUMBO}",
+                "MTU",
+                plan=_PLAN,
+            )
 
 
 def host_checks(host: Host, chosen: Cages) -> Iterator[Finding]:
@@ -81,15 +104,21 @@ def host_checks(host: Host, chosen: Cages) -> Iterator[Finding]:
             yield judge(False, where, "unused cage", what, about=f"cage {cage}")
             continue
         for netdev in twins:
-            yield from _check_half(host, netdev, [twin for twin in twins if twin is not netdev])
+            yield from _check_half(
+                host, netdev, [twin for twin in twins if twin is not netdev]
+            )
         networks = [address.network for twin in twins for address in twin.lasting]
         seen = ", ".join(map(str, networks))
         if len(twins) < 2 and cage is not None:
             yield judge(False, where, "both twins", f"cage {cage} has one half only")
         elif any(a.overlaps(b) for n, a in enumerate(networks) for b in networks[:n]):
-            what = f"{seen} overlap: Linux answers for both addresses on both interfaces"
+            what = (
+                f"{seen} overlap: Linux answers for both addresses on both interfaces"
+            )
             last = twins[-1]
-            remove = quoted("sudo", "ip", "address", "del", str(last.lasting[0]), "dev", last.name)
+            remove = quoted(
+                "sudo", "ip", "address", "del", str(last.lasting[0]), "dev", last.name
+            )
             yield judge(False, where, "different networks", what, remove=remove)
         elif all(twin.lasting for twin in twins):
             yield check_fine(where, "different networks", seen)
@@ -105,20 +134,28 @@ def host_checks(host: Host, chosen: Cages) -> Iterator[Finding]:
         remove = quoted("sudo", "ip", "address", "del", address, "dev", name)
         yield judge(False, name, "networks of its own", what, remove=remove)
     if any(netdev.ipv4 for netdev in halves) and not clashes:
-        yield check_fine("this host", "networks of its own", "no other interface is in them")
+        yield check_fine(
+            "this host", "networks of its own", "no other interface is in them"
+        )
 
 
-def _machine_remarks(host: Host, verb: str, chosen: Iterable[Netdev]) -> Iterator[Finding]:
+def _machine_remarks(
+    host: Host, verb: str, chosen: Iterable[Netdev]
+) -> Iterator[Finding]:
     """Yield what hardware.toml says of the machine, and of the cages of some netdevs."""
     places = {"", *(f"cage {netdev.cage}" for netdev in chosen)}
     for remark in advice.remarks(host, verb):
         if remark.where in places:
             # What is a note to who looks at one node is a warning to who joins two.
-            level = Level.WARNING if remark.about == "link-local-twins" else remark.level
+            level = (
+                Level.WARNING if remark.about == "link-local-twins" else remark.level
+            )
             yield replace(remark, where=remark.where or "this node", level=level)
 
 
-def _check_half(host: Host, netdev: Netdev, others: Sequence[Netdev]) -> Iterator[Finding]:
+def _check_half(
+    host: Host, netdev: Netdev, others: Sequence[Netdev]
+) -> Iterator[Finding]:
     lit = [other for other in others if other.carrier]
     if lit and not netdev.carrier and not netdev.ipv4:
         return  # nobody uses it, or it would have an address; if that costs, a remark says so
@@ -154,9 +191,13 @@ def _check_mtu(netdev: Netdev, lit: Sequence[Netdev]) -> Finding:
     larger = next((other for other in lit if other.mtu > netdev.mtu), None)
     if larger:
         seen = f"{netdev.mtu}, its other half {larger.name} has {larger.mtu}"
-        return check_warned(name, "MTU", seen, NetPlanOptions(mtu=larger.mtu).command_line())
+        return check_warned(
+            name, "MTU", seen, NetPlanOptions(mtu=larger.mtu).command_line()
+        )
     if netdev.mtu < _MTU:
-        return judge(False, name, "small MTU", f"{netdev.mtu}; {_JUMBO}", "MTU", plan=_PLAN)
+        return judge(
+            False, name, "small MTU", f"{netdev.mtu}; {_JUMBO}", "MTU", plan=_PLAN
+        )
     return check_fine(name, "MTU", str(netdev.mtu))
 
 
@@ -172,7 +213,9 @@ def _check_address(netdev: Netdev, others: Sequence[Netdev]) -> Finding:
 
 def _check_lanes(netdev: Netdev) -> Finding:
     if netdev.lanes is None:
-        return check_unknown(netdev.name, "PCIe lanes", "sysfs does not say", "sudo lspci -vv")
+        return check_unknown(
+            netdev.name, "PCIe lanes", "sysfs does not say", "sudo lspci -vv"
+        )
     needed = _NETWORK["link"]["lanes"]
     seen = f"x{netdev.lanes} of x{needed}"
     return judge(netdev.lanes >= needed, netdev.name, "PCIe lanes", seen)
@@ -183,7 +226,9 @@ def _check_gid(host: Host, netdev: Netdev) -> Finding:
     name, about = netdev.name, "RoCE v2 GID"
     device = next((device for device in host.rdma if device.netdev == name), None)
     if device is None:
-        return check_unknown(name, about, "no RDMA device here", "ls /sys/class/infiniband")
+        return check_unknown(
+            name, about, "no RDMA device here", "ls /sys/class/infiniband"
+        )
     if not device.active:
         what = f"{device.name} is {device.state}"
         return net_finding(Level.ERROR, name, about, what, "the link, as above")
@@ -217,7 +262,9 @@ def pair_checks(host: Host, chosen: Cages, peer: Host) -> Iterator[Finding]:
             yield from _compare_ends(netdev, others[0], where, twins, peer_twins)
 
     # A ring's cable leads from port 0 to port 1; a single one may lead anywhere.
-    links = {(netdev.cage, other.cage) for netdev, _, others in pairs for other in others[:1]}
+    links = {
+        (netdev.cage, other.cage) for netdev, _, others in pairs for other in others[:1]
+    }
     if len(links) == 1 and _uses_several(ends) and _uses_several(peer_ends):
         ((port, other_port),) = links
         seen = f"port {port} here leads to port {other_port} there"
@@ -234,7 +281,9 @@ def _with_masters(host: Host, chosen: Cages) -> Cages:
     masters = host.masters(twin for twins in chosen.values() for twin in twins)
     if not masters:
         return chosen
-    free = {number: twins for number, twins in chosen.items() if not host.masters(twins)}
+    free = {
+        number: twins for number, twins in chosen.items() if not host.masters(twins)
+    }
     return {None: masters, **free}
 
 
@@ -245,7 +294,11 @@ def _name_twins(cages: Cages) -> dict[str, str]:
 
 
 def _compare_ends(
-    netdev: Netdev, other: Netdev, where: str, twins: dict[str, str], peer_twins: dict[str, str]
+    netdev: Netdev,
+    other: Netdev,
+    where: str,
+    twins: dict[str, str],
+    peer_twins: dict[str, str],
 ) -> Iterator[Finding]:
     """Yield how two interfaces of one network compare."""
     seen = f"{netdev.mtu} here, {other.mtu} at the peer's {other.name}"
@@ -257,7 +310,9 @@ def _compare_ends(
     if there:
         yield judge(here == there, both, "same twin", f"{here} here, {there} there")
     else:
-        yield check_unknown(both, "same twin", "the peer's interface has no RDMA device")
+        yield check_unknown(
+            both, "same twin", "the peer's interface has no RDMA device"
+        )
 
 
 def _uses_several(cages: Cages) -> bool:
@@ -273,14 +328,23 @@ def _find_pairs(chosen: Cages, peer: Host) -> Iterator[_Pair]:
     """Yield each own network with the peer's interfaces in it; a ring's other link is left out."""
     own = {netdev: {each.network for each in netdev.ipv4} for netdev in peer.netdevs}
     for twins in chosen.values():
-        networks = [(netdev, each.network) for netdev in twins for each in netdev.lasting]
-        rows = [(its, net, tuple(n for n in own if net in own[n])) for its, net in networks]
+        networks = [
+            (netdev, each.network) for netdev in twins for each in netdev.lasting
+        ]
+        rows = [
+            (its, net, tuple(n for n in own if net in own[n])) for its, net in networks
+        ]
         if len(chosen) == 1 or any(others for _, _, others in rows):
             yield from rows
 
 
 def verify_network(
-    host: Host, chosen: Cages, peer: Host | None, addresses: Sequence[IPv4Address], *, live: bool
+    host: Host,
+    chosen: Cages,
+    peer: Host | None,
+    addresses: Sequence[IPv4Address],
+    *,
+    live: bool,
 ) -> Iterator[Finding]:
     """Yield all checks. ``live``: the facts are this machine's, so its network can be tried.
 
@@ -297,15 +361,26 @@ def verify_network(
         for netdev in (peer.netdevs if peer else ())
         for address in netdev.lasting
         # The peer may have others, on its LAN for example.
-        if any(address.ip in own for own in ours) and not host.has_address(str(address.ip))
+        if any(address.ip in own for own in ours)
+        and not host.has_address(str(address.ip))
     ]
     targets = [str(each) for each in dict.fromkeys((*addresses, *known))]
     for way in try_ways(targets) if live else ():
         yield from _check_way(host, halves, way)
     if not (live and targets):
-        why = "no peer's address is known" if live else "these facts are of another machine"
-        hint = "--peer with the peer's address there, or all at once: --ssh" if live else ""
-        yield check_unknown(", ".join(half.name for half in halves), "way to a peer", why, hint)
+        why = (
+            "no peer's address is known"
+            if live
+            else "these facts are of another machine"
+        )
+        hint = (
+            "--peer with the peer's address there, or all at once: --ssh"
+            if live
+            else ""
+        )
+        yield check_unknown(
+            ", ".join(half.name for half in halves), "way to a peer", why, hint
+        )
 
 
 def _check_way(host: Host, halves: list[Netdev], way: Way) -> Iterator[Finding]:
@@ -316,24 +391,43 @@ def _check_way(host: Host, halves: list[Netdev], way: Way) -> Iterator[Finding]:
         yield net_finding(Level.ERROR, where, "same network", what, "name the peer's")
         return
     peer = IPv4Address(where)
-    netdev = next((h for h in halves if any(peer in own.network for own in h.ipv4)), None)
+    netdev = next(
+        (h for h in halves if any(peer in own.network for own in h.ipv4)), None
+    )
     ours = ", ".join(str(own.network) for half in halves for own in half.ipv4)
     seen = f"that of {netdev.name}" if netdev else f"is in none of {ours or 'ours'}"
     yield judge(netdev is not None, where, "same network", seen, ours=ours or "none")
     untried = "the route is not known"
     if way.netdev:
-        seen = f"through {way.netdev}" + (f", by way of {way.gateway}" if way.gateway else "")
+        seen = f"through {way.netdev}" + (
+            f", by way of {way.gateway}" if way.gateway else ""
+        )
         right = netdev is not None and way.netdev == netdev.name and not way.gateway
-        untried = "" if right else "not tried: packets would not go through the QSFP port"
-        shown = seen if right else f"{seen}, not {netdev.name if netdev else 'a QSFP interface'}"
+        untried = (
+            "" if right else "not tried: packets would not go through the QSFP port"
+        )
+        shown = (
+            seen
+            if right
+            else f"{seen}, not {netdev.name if netdev else 'a QSFP interface'}"
+        )
         yield judge(right, where, "route", shown)
     else:
-        yield check_unknown(where, "route", f"ip: {way.said}", "sudo apt install iproute2")
+        yield check_unknown(
+            where, "route", f"ip: {way.said}", "sudo apt install iproute2"
+        )
     frames = f"{way.mtu}-byte frames" if way.mtu else "jumbo frames"
-    for check, about, outcome in (("echo", "echo", way.plain), ("frames", frames, way.full)):
+    for check, about, outcome in (
+        ("echo", "echo", way.plain),
+        ("frames", frames, way.full),
+    ):
         if untried or outcome == "unknown":
-            ping = quoted("sudo", "ping", "-M", "do", "-I", way.netdev or "DEVICE", where)
-            hint = "" if untried else f"{ping}; without it: sudo apt install iputils-ping"
+            ping = quoted(
+                "sudo", "ping", "-M", "do", "-I", way.netdev or "DEVICE", where
+            )
+            hint = (
+                "" if untried else f"{ping}; without it: sudo apt install iputils-ping"
+            )
             yield check_unknown(where, about, untried or way.said, hint)
         else:
             seen = "came back" if outcome == "answers" else way.said or "no answer"

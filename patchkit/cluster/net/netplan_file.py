@@ -96,9 +96,13 @@ NetplanFiles = Mapping[str, str | None]
 def read_other_files(root: Path) -> NetplanFiles:
     """Return the netplan files below a root, without patchkit's own."""
     found: dict[str, str | None] = {}
-    paths = [path for folder in _FOLDERS for path in sorted((root / folder).glob("*.yaml"))]
+    paths = [
+        path for folder in _FOLDERS for path in sorted((root / folder).glob("*.yaml"))
+    ]
     # /lib is a link to /usr/lib on most systems: each file once.
-    for path in {each.resolve(): each for each in paths if each != root / OURS}.values():
+    for path in {
+        each.resolve(): each for each in paths if each != root / OURS
+    }.values():
         try:
             found[str(path)] = read_bytes(path).decode(errors="replace")
         except PatchkitError:  # netplan reads no directory and no device either
@@ -106,11 +110,17 @@ def read_other_files(root: Path) -> NetplanFiles:
     return found
 
 
-_Conflict = tuple[str, tuple[str, ...]]  # what fights the plan, and the commands that end it
+_Conflict = tuple[
+    str, tuple[str, ...]
+]  # what fights the plan, and the commands that end it
 
 
 def check_conflicts(
-    host: Host, plan: NetPlan, options: NetPlanOptions, given: Given, files: NetplanFiles
+    host: Host,
+    plan: NetPlan,
+    options: NetPlanOptions,
+    given: Given,
+    files: NetplanFiles,
 ) -> None:
     """Raise HostError with everything that fights the plan, and the commands that end it."""
     found = [
@@ -125,7 +135,9 @@ def check_conflicts(
         for number, row in enumerate((text or "").splitlines(), 1):
             key, patterns = _KEY.match(row), _MATCH.findall(row)
             own = key is not None and key[1] == line.netdev
-            matched = any(fnmatchcase(line.netdev, p) or p.lower() == mac for p in patterns)
+            matched = any(
+                fnmatchcase(line.netdev, p) or p.lower() == mac for p in patterns
+            )
             if (own or matched) and not row.lstrip().startswith("#"):
                 what = f"{path}:{number}: also configures {line.netdev}"
                 aside = quoted("sudo", "mv", path, f"{path}.off")
@@ -136,12 +148,18 @@ def check_conflicts(
         raise HostError(
             "\n".join(what for what, _hints in found),
             why="two settings for one interface or one network end in one of them at random",
-            hint="; or ".join(dict.fromkeys(hint for _what, hints in found for hint in hints)),
+            hint="; or ".join(
+                dict.fromkeys(hint for _what, hints in found for hint in hints)
+            ),
         )
 
 
 def _find_foreign_addresses(
-    host: Host, plan: NetPlan, options: NetPlanOptions, given: Given, files: NetplanFiles
+    host: Host,
+    plan: NetPlan,
+    options: NetPlanOptions,
+    given: Given,
+    files: NetplanFiles,
 ) -> Iterator[_Conflict]:
     """Yield addresses that the plan would change and that somebody else gave.
 
@@ -152,7 +170,11 @@ def _find_foreign_addresses(
     for line in plan.changes:
         netdev = host.netdev(line.netdev)
         ours = (*map(str, line.addresses), *given.addresses.get(line.netdev, ()))
-        foreign = (str(one) for one in (netdev.lasting if netdev else ()) if str(one) not in ours)
+        foreign = (
+            str(one)
+            for one in (netdev.lasting if netdev else ())
+            if str(one) not in ours
+        )
         for address in foreign:
             who = "which is in no netplan file that could be read"
             cure = _NETWORK["plan"]["give_up"].format(netdev=quoted(line.netdev))
@@ -162,7 +184,9 @@ def _find_foreign_addresses(
                     who = f"from {path}:{text[: found.start()].count(chr(10)) + 1}"
                     cure = f"{quoted('sudo', 'mv', path, f'{path}.off')} && sudo netplan apply"
             planned = ", ".join(map(str, line.addresses))
-            what = f"{line.netdev} has the address {address}, {who}; planned is {planned}"
+            what = (
+                f"{line.netdev} has the address {address}, {who}; planned is {planned}"
+            )
             yield what, (f"keep it: {keep}", f"give it up: {cure}")
 
 
@@ -176,12 +200,16 @@ def _find_same_networks(
         for netdev in host.netdevs
         if netdev.name not in changed and netdev.kind != "loopback"
         for present in netdev.ipv4
-        if str(present) not in given.addresses.get(netdev.name, ())  # it goes with its file
+        if str(present)
+        not in given.addresses.get(netdev.name, ())  # it goes with its file
     ]
     taken = [address.network for netdev in host.netdevs for address in netdev.ipv4]
     bases = [IPv4Network(base) for base in _NETWORK["plan"]["networks"]]
     # The networks that follow a base are twin B's and those of further links.
-    free = next((b for b in bases if not any(b.supernet(4).overlaps(n) for n in taken)), bases[1])
+    free = next(
+        (b for b in bases if not any(b.supernet(4).overlaps(n) for n in taken)),
+        bases[1],
+    )
     elsewhere = replace(options, network=free).command_line()
     for line, (name, present) in itertools.product(plan.changes, others):
         # What the line had already is no news, and none of the plan's.

@@ -50,7 +50,12 @@ class NetPlanOptions:
             "--network": self.network,
             "--mtu": self.mtu,
         }
-        words = [word for name, value in asked.items() if value for word in (name, str(value))]
+        words = [
+            word
+            for name, value in asked.items()
+            if value
+            for word in (name, str(value))
+        ]
         words += [word for name in self.netdevs for word in ("--netdev", name)]
         return ["net", "plan", *words]
 
@@ -96,7 +101,11 @@ class Line:
     @property
     def place(self) -> str:
         """Return ``cage 0, twin A``."""
-        return "by name" if self.cage is None else f"cage {self.cage}, twin {'AB'[self.twin]}"
+        return (
+            "by name"
+            if self.cage is None
+            else f"cage {self.cage}, twin {'AB'[self.twin]}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +151,11 @@ def find_asked_cages(host: Host, names: Sequence[str]) -> Cages:
             there = ", ".join(netdev.name for netdev in host.netdevs) or "none"
             raise refusal("no-netdev", name=name, there=there)
     if names:
-        return {None: tuple(found for name in dict.fromkeys(names) if (found := host.netdev(name)))}
+        return {
+            None: tuple(
+                found for name in dict.fromkeys(names) if (found := host.netdev(name))
+            )
+        }
     if known := find_cages(host):
         return known
     if off_bus := remark(host, "no-connectx"):
@@ -150,7 +163,9 @@ def find_asked_cages(host: Host, names: Sequence[str]) -> Cages:
     raise refusal("no-cage")
 
 
-def make_net_plan(host: Host, options: NetPlanOptions, given: Given | None = None) -> NetPlan:
+def make_net_plan(
+    host: Host, options: NetPlanOptions, given: Given | None = None
+) -> NetPlan:
     """Return what every interface has, and what it is to have.
 
     Raises UsageError for options that contradict each other or lack an answer, HostError if no
@@ -175,7 +190,9 @@ def make_net_plan(host: Host, options: NetPlanOptions, given: Given | None = Non
     least, most = facts["mtu_min"], facts["mtu_max"]
     for line in lines:
         if line.action != "keep" and not least <= line.mtu <= most:
-            raise refusal("net-mtu", mtu=line.mtu, netdev=line.netdev, least=least, most=most)
+            raise refusal(
+                "net-mtu", mtu=line.mtu, netdev=line.netdev, least=least, most=most
+            )
     known = node or given.node or None
     return NetPlan(node=known, nodes=nodes, topology=topology, lines=lines)
 
@@ -208,7 +225,9 @@ class _Planner:
             return known
 
         linked = find_cages(self.host, cabled=True)
-        free = {number: its for number, its in linked.items() if not self.host.masters(its)}
+        free = {
+            number: its for number, its in linked.items() if not self.host.masters(its)
+        }
         if not linked:
             first = next(iter(known.values()))[0].name
             up = quoted("sudo", "ip", "link", "set", first, "up")
@@ -218,7 +237,9 @@ class _Planner:
         if len(free) == 1 or self.options.nodes == RING:
             return free
 
-        used = {n: its for n, its in free.items() if any(map(self.present_addresses, its))}
+        used = {
+            n: its for n, its in free.items() if any(map(self.present_addresses, its))
+        }
         if used:
             return used
         raise self.refuse_two_cables(free)
@@ -235,7 +256,9 @@ class _Planner:
     def check_masters(self, chosen: Cages) -> None:
         """Raise HostError for interfaces that are parts of a bond, bridge or team."""
         joined = remark(self.host, "part-of-master")
-        if joined and self.host.masters(twin for twins in chosen.values() for twin in twins):
+        if joined and self.host.masters(
+            twin for twins in chosen.values() for twin in twins
+        ):
             raise joined.error()
 
     def make_lines(self, chosen: Cages, topology: str) -> Iterator[Line]:
@@ -243,7 +266,9 @@ class _Planner:
         node, first, peer, base = self.options.node, 0, 0, self.base
         for cage, twins in chosen.items():
             after = {twin.name: self.present_addresses(twin) for twin in twins}
-            lasting = [one for own in after.values() for one in own if not one.is_link_local]
+            lasting = [
+                one for own in after.values() for one in own if not one.is_link_local
+            ]
             if node and topology == "cable":
                 peer = 3 - node
             elif node and topology == "ring":
@@ -255,19 +280,27 @@ class _Planner:
                 if lasting and own and all(one.is_link_local for one in own):
                     # One that was drawn: in the network after the set one, with its host number.
                     address = int(lasting[0].ip) + lasting[0].network.num_addresses
-                    after[twin.name] = (IPv4Interface((address, lasting[0].network.prefixlen)),)
+                    after[twin.name] = (
+                        IPv4Interface((address, lasting[0].network.prefixlen)),
+                    )
                 elif not any(self.present_addresses(each) for each in twins):
                     if node is None:
                         raise refusal("net-no-node", nodes=self.options.nodes)
                     start = int(base.network_address) + number * base.num_addresses
                     if start >> 32:  # above 255.255.255.255
-                        raise refusal("net-no-room", network=base.network_address, number=number)
+                        raise refusal(
+                            "net-no-room", network=base.network_address, number=number
+                        )
                     address = start + _NETWORK["plan"]["first_host"] + node
                     after[twin.name] = (IPv4Interface((address, base.prefixlen)),)
             yield from self._make_lines_of(cage, twins, after, peer)
 
     def _make_lines_of(
-        self, cage: int | None, twins: Sequence[Netdev], after: Mapping[str, Addresses], peer: int
+        self,
+        cage: int | None,
+        twins: Sequence[Netdev],
+        after: Mapping[str, Addresses],
+        peer: int,
     ) -> Iterator[Line]:
         kept = [twin.mtu for twin in twins if after[twin.name] == twin.ipv4 != ()]
         usual = kept[0] if kept else _NETWORK["plan"]["mtu"]
@@ -275,7 +308,9 @@ class _Planner:
             addresses = after[twin.name]
             before = twin.ipv4 or self.present_addresses(twin)
             noted = self.given.addresses.get(twin.name, ())
-            ours = bool(addresses) and all(str(address) in noted for address in addresses)
+            ours = bool(addresses) and all(
+                str(address) in noted for address in addresses
+            )
             mtu_noted = self.given.mtu if ours else 0
             # An interface that is down tells nothing of what patchkit's file says.
             mtu_before = twin.mtu if twin.ipv4 else mtu_noted or twin.mtu

@@ -12,7 +12,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from patchkit.cluster.agent import group_script
-from patchkit.cluster.agent.alive_script import find_group_work, is_paused, read_metrics_signs
+from patchkit.cluster.agent.alive_script import (
+    find_group_work,
+    is_paused,
+    read_metrics_signs,
+)
 from patchkit.cluster.agent.judge import (
     DOUBT,
     Counters,
@@ -30,7 +34,9 @@ from patchkit.http_exchange import HttpAnswer, HttpServer, PathAnswer, clean, us
 from patchkit.reading import read_text
 from patchkit.records import RECIPES, read_toml
 
-_LINE = re.compile(r"(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)(?: \d+)?")
+_LINE = re.compile(
+    r"(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)(?: \d+)?"
+)
 _LABEL = re.compile(r'\b(\w+)="((?:[^"\\]|\\.)*)"')
 _KEY = "VLLM_API_KEY"
 _LONGEST = 1 << 16  # characters of a line
@@ -59,11 +65,15 @@ def read_figures(text: str, wanted: Sequence[WantedMetric]) -> dict[str, float]:
     figures: dict[str, float] = {}
     for metric in wanted:
         rows = next((series[name] for name in metric.names if name in series), [])
-        values = [value for labels, value in rows if metric.where.items() <= labels.items()]
+        values = [
+            value for labels, value in rows if metric.where.items() <= labels.items()
+        ]
         if values:
             figures[metric.id] = max(values) if metric.fold == "max" else sum(values)
         elif rows and metric.where:
-            figures[metric.id] = 0.0  # a counter has no series before the first event of its kind
+            figures[metric.id] = (
+                0.0  # a counter has no series before the first event of its kind
+            )
     return figures
 
 
@@ -76,7 +86,9 @@ def _read_series(text: str, names: Collection[str]) -> dict[str, list[_Series]]:
             continue
         with contextlib.suppress(ValueError):
             labels = dict(_LABEL.findall(match["labels"] or ""))
-            series.setdefault(match["name"], []).append((labels, read_count(match["value"])))
+            series.setdefault(match["name"], []).append(
+                (labels, read_count(match["value"]))
+            )
     return series
 
 
@@ -91,7 +103,13 @@ _ANSWERED = ("choices", "data", "usage")
 _MODELS = 64  # names that are kept
 _MOST_TOKENS = 1 << 40
 # The text of an error is at the top from vLLM up to 0.10, and from FastAPI.
-_ERRORS = (("error", "message"), ("error", "detail"), ("message",), ("detail",), ("error",))
+_ERRORS = (
+    ("error", "message"),
+    ("error", "detail"),
+    ("message",),
+    ("detail",),
+    ("error",),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +162,9 @@ def find_key(key_file: str) -> tuple[str, str]:
     key, where = os.environ.get(_KEY, ""), "the environment"
     with contextlib.suppress(PatchkitError, OSError, ValueError):
         path = Path(key_file).expanduser()
-        for line in read_text(path, limit=1 << 16).splitlines() if path.is_file() else ():
+        for line in (
+            read_text(path, limit=1 << 16).splitlines() if path.is_file() else ()
+        ):
             name, sign, value = line.strip().partition("=")
             if sign and name.strip() == _KEY:
                 key, where = " ".join(shlex.split(value)), key_file
@@ -158,7 +178,9 @@ def server_at(url: str, key: str = "") -> HttpServer:
         return HttpServer(url, key)
     except ValueError as error:
         login = "every user of a host could see a login in it" if "@" in url else ""
-        raise UsageError(str(error), why=login, hint="write it as http://ADDRESS:PORT") from None
+        raise UsageError(
+            str(error), why=login, hint="write it as http://ADDRESS:PORT"
+        ) from None
 
 
 def ask_server(
@@ -179,7 +201,9 @@ def ask_server(
     strangers = _find_strangers(url, started)
     key, where = ("", "") if strangers else find_key(key_file)
     server = server_at(url, key)
-    answers = ServerAnswers(url=clean(url), key=where, strangers=strangers, health=PathAnswer())
+    answers = ServerAnswers(
+        url=clean(url), key=where, strangers=strangers, health=PathAnswer()
+    )
     health = server.ask("/health")
     if not health.status:
         signs = ServerSigns(
@@ -204,7 +228,9 @@ def ask_server(
     others = "; ".join(strangers) if started else ""
     signs = ServerSigns(other_listeners=others, token_came=True)
     if not (answers.token and answers.token.came):
-        signs = _look_further(server, read_counters(metrics.text), answers, started, seconds)
+        signs = _look_further(
+            server, read_counters(metrics.text), answers, started, seconds
+        )
         signs = replace(signs, other_listeners=others)
     return replace(answers, life=judge(signs, _patience(started)))
 
@@ -294,21 +320,27 @@ def _describe_refusal(answers: ServerAnswers) -> str:
     """Return what the server says instead of a token."""
     token, listing = answers.token, answers.listing
     if token is None:
-        return listing.trouble or f"/v1/models says {listing.status}, and names no model"
+        return (
+            listing.trouble or f"/v1/models says {listing.status}, and names no model"
+        )
     if token.status not in (0, 200):
         return f"HTTP {token.status} {token.said}".rstrip()
     return token.trouble or token.said or "an answer without a token"
 
 
 def _wanted_metrics() -> tuple[WantedMetric, ...]:
-    return read_toml(tuple[WantedMetric, ...], RECIPES / "doctor" / "server.toml", key="metric")
+    return read_toml(
+        tuple[WantedMetric, ...], RECIPES / "doctor" / "server.toml", key="metric"
+    )
 
 
 def _ask_models(server: HttpServer, seconds: float) -> ServerAnswers:
     """Return which models a server names, and what the first one of them answers."""
     listing = server.ask("/v1/models")
     rows = listing.value("data")
-    rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    rows = (
+        [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    )
     names = [row.get("id") for row in rows[:_MODELS]]
     models = tuple(server.clean(name) for name in names if isinstance(name, str))
     asked = models[0] if models else ""
@@ -330,7 +362,9 @@ def _ask_token(server: HttpServer, model: str, seconds: float) -> TokenAnswer:
     answer = _ask_first_served(server, model, seconds)
     error = next(filter(None, (answer.value(*keys) for keys in _ERRORS)), "")
     trouble = answer.trouble
-    if answer.status == 200 and not (trouble or error or any(map(answer.value, _ANSWERED))):
+    if answer.status == 200 and not (
+        trouble or error or any(map(answer.value, _ANSWERED))
+    ):
         trouble = "what came is no answer of the OpenAI API"
     return TokenAnswer(
         status=answer.status,
@@ -347,7 +381,10 @@ def _ask_first_served(server: HttpServer, model: str, seconds: float) -> HttpAns
     """Return the first answer to a question that the server has; of a chat, if it has none."""
     common = {"model": model, "temperature": 0, "max_tokens": _FEW}
     questions = {
-        "/v1/chat/completions": {"messages": [{"role": "user", "content": _HELLO}], **common},
+        "/v1/chat/completions": {
+            "messages": [{"role": "user", "content": _HELLO}],
+            **common,
+        },
         "/v1/completions": {"prompt": _HELLO, **common},
     }
     for path, question in group_script.QUESTIONS.items():
@@ -371,7 +408,9 @@ def _text_fields(answer: HttpAnswer) -> tuple[str, ...]:
     place = message if message is not None else choice  # a completion has no message
     if not isinstance(place, dict):
         return ()
-    return tuple(name for name in _TEXTS if isinstance(place.get(name), str) and place[name])
+    return tuple(
+        name for name in _TEXTS if isinstance(place.get(name), str) and place[name]
+    )
 
 
 def _token_count(answer: HttpAnswer) -> int | None:

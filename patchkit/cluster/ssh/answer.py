@@ -67,7 +67,10 @@ def answer(request: list[Any], mark: str) -> None:
         send("error", error_fields(file_error(error)))
     except Exception as error:  # noqa: BLE001 - a traceback there would reach nobody
         what = f"{function}: {type(error).__name__}: {error}"
-        send("error", error_fields(HostError(what, hint="report it, with what was asked")))
+        send(
+            "error",
+            error_fields(HostError(what, hint="report it, with what was asked")),
+        )
     finally:
         # The asker hangs up now, which must not keep the folder of this package from its removal.
         for number in SIGNALS:
@@ -161,7 +164,12 @@ _HOME = Path(__file__).resolve().parents[2]  # the package itself
 # Python's standard library is all that these import when they run on a node.
 _PARTS = (
     *("*.py", "durable/*.py", "runtime/host/*.py", "runtime/python/*.py"),
-    *("cluster/agent/*.py", "cluster/models/*.py", "cluster/openai/*.py", "cluster/ssh/*.py"),
+    *(
+        "cluster/agent/*.py",
+        "cluster/models/*.py",
+        "cluster/openai/*.py",
+        "cluster/ssh/*.py",
+    ),
     *("cluster/__init__.py", "runtime/__init__.py", "doctor/__init__.py"),
     *("runtime/rules/__init__.py", "runtime/rules/releases.py"),
     *("doctor/gpu_steps.py", "doctor/gpu_script.py"),

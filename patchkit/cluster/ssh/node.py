@@ -25,7 +25,10 @@ from patchkit.foreign import read_json
 from patchkit.records import RecordError, record
 
 T = TypeVar("T")
-_CALL_SECONDS, _CALL_SIZE = 600.0, 64 << 20  # what takes longer, or is more, is a stream
+_CALL_SECONDS, _CALL_SIZE = (
+    600.0,
+    64 << 20,
+)  # what takes longer, or is more, is a stream
 _READY = 300.0  # seconds
 _NO_JSON = "an answer that is no JSON"
 _LIMITS = FollowLimits(mark=MARK, silence=30, line=16 << 20, size=256 << 20)
@@ -53,7 +56,9 @@ class Remote:
     def call(self, kind: type[T], function: Callable[..., Any], **arguments: Any) -> T:
         """Return what a function returns there, as what it has to be."""
         limits = replace(_LIMITS, seconds=_CALL_SECONDS, size=_CALL_SIZE)
-        return self._finish(kind, self._ask(function, arguments, limits), lambda _part: None)
+        return self._finish(
+            kind, self._ask(function, arguments, limits), lambda _part: None
+        )
 
     def stream(
         self, kind: type[T], function: Callable[..., Iterator[Any]], **arguments: Any
@@ -92,13 +97,19 @@ class Remote:
         raise self._silence("the answer was cut short")
 
     def _finish(
-        self, kind: type[T], parts: Generator[Any, None, Any], take: Callable[[Any], None]
+        self,
+        kind: type[T],
+        parts: Generator[Any, None, Any],
+        take: Callable[[Any], None],
     ) -> T:
         with contextlib.closing(parts):
             return self.checked(kind, hand_over(parts, take))
 
     def _ask(
-        self, function: Callable[..., Any], arguments: dict[str, Any], limits: FollowLimits
+        self,
+        function: Callable[..., Any],
+        arguments: dict[str, Any],
+        limits: FollowLimits,
     ) -> Generator[Any, None, Any]:
         """Yield what a generator yields there; return what the function returns."""
         if self.here:
@@ -107,7 +118,9 @@ class Remote:
             except OSError as error:
                 raise file_error(error) from error
         given = first_bytes(function.__module__, function.__qualname__, arguments)
-        if self.way:  # a container begins when its image lies ready, which may take a while
+        if (
+            self.way
+        ):  # a container begins when its image lies ready, which may take a while
             limits = replace(limits, silence=_READY)
         words = (*(self.way or ssh_words(self.destination)), COMMAND)
         # Closed in any case: an error that is kept would keep the connection, too.

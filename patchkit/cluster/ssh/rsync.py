@@ -36,7 +36,9 @@ def require_rsync() -> None:
     """Raise HostError if this node has none."""
     if not shutil.which("rsync"):
         raise HostError(
-            "rsync is not installed", why="files are copied with it", hint=quoted(*INSTALL)
+            "rsync is not installed",
+            why="files are copied with it",
+            hint=quoted(*INSTALL),
         )
 
 
@@ -54,7 +56,9 @@ def copy_files(
     StorageError as rsync fails.
     """
     if ":" in destination or "/" in destination or any(" " in word for word in ssh):
-        raise UsageError(f"{destination!r} is not a host", hint="write it as for ssh: user@host")
+        raise UsageError(
+            f"{destination!r} is not a host", hint="write it as for ssh: user@host"
+        )
     require_rsync()
     words = (
         *("rsync", *options, "--partial", "--protect-args", f"--timeout={_SILENCE}"),
@@ -72,12 +76,18 @@ def copy_files(
     if done.trouble:
         odd = ("rsync error", "%", "rsync: connection unexpectedly closed")
         lines = (line.strip() for line in done.output.split("\n"))
-        said = [line for line in lines if line and not any(word in line for word in odd)]
-        last = said[-1] if said else ending(done.status) if done.status else done.trouble
+        said = [
+            line for line in lines if line and not any(word in line for word in odd)
+        ]
+        last = (
+            said[-1] if said else ending(done.status) if done.status else done.trouble
+        )
         what = f"rsync to {destination or 'this machine'} failed: {last}"
         again = "the same command again goes on there"
         if "No space left" in done.output:
-            raise StorageError(what, why="the disk there is full", hint=f"make room; {again}")
+            raise StorageError(
+                what, why="the disk there is full", hint=f"make room; {again}"
+            )
         raise HostError(
             what,
             why="the node that has the files logs in to the others, which need rsync",

@@ -31,17 +31,38 @@ _BATCH = (
 )
 _DID_NOT_CONNECT = 255  # ssh's own exit status; others are the command's
 _NO_KEY = (
-    "a host key is never accepted unseen, and this one is not known, or another one than before"
+    "a host key is never accepted unseen, and this one is not known, "
+    "or another one than before"
 )
 _OFF = "no sshd answers there: switched off, another network, frozen, or a firewall"
 _HANGS = "sshd answers, and then nothing: a login script, a home on a network, or a frozen disk"
 # What ssh says, why that is, and what to do; {node} is the destination, quoted.
 _CAUSES = (
-    ("IDENTIFICATION HAS CHANGED", _NO_KEY, "ask its owner; then `ssh-keygen -R {node}`"),
-    ("Host key verification failed", _NO_KEY, "compare its key once by hand: `ssh {node}`"),
-    ("Permission denied", "ssh has to log in without a password", "`ssh-copy-id {node}`"),
-    ("Could not resolve hostname", "no such name here", "correct it, or add it to ~/.ssh/config"),
-    ("Connection refused", "no sshd listens there", "at its console: `sudo systemctl start ssh`"),
+    (
+        "IDENTIFICATION HAS CHANGED",
+        _NO_KEY,
+        "ask its owner; then `ssh-keygen -R {node}`",
+    ),
+    (
+        "Host key verification failed",
+        _NO_KEY,
+        "compare its key once by hand: `ssh {node}`",
+    ),
+    (
+        "Permission denied",
+        "ssh has to log in without a password",
+        "`ssh-copy-id {node}`",
+    ),
+    (
+        "Could not resolve hostname",
+        "no such name here",
+        "correct it, or add it to ~/.ssh/config",
+    ),
+    (
+        "Connection refused",
+        "no sshd listens there",
+        "at its console: `sudo systemctl start ssh`",
+    ),
     ("no sign of life", _HANGS, "see where the login stops: `ssh -v {node} true`"),
     ("", _OFF, "`ssh {node} true`, `ping {node}`"),
 )
@@ -59,9 +80,13 @@ def ssh_words(destination: str, *options: str) -> tuple[str, ...]:
 def check_destination(destination: str) -> None:
     """Raise UsageError for what ssh would not take for a host."""
     # A dash begins an option, and -oProxyCommand=… runs a program.
-    bad = not destination or destination.startswith("-") or not destination.isprintable()
+    bad = (
+        not destination or destination.startswith("-") or not destination.isprintable()
+    )
     if bad or " " in destination:
-        raise UsageError(f"{destination!r} is not a host", hint="write it as for ssh: user@host")
+        raise UsageError(
+            f"{destination!r} is not a host", hint="write it as for ssh: user@host"
+        )
 
 
 def there(node: str, *words: str) -> str:
@@ -137,6 +162,10 @@ def sent_error(fields: object, where: str) -> PatchkitError:
     )
     if kind is StorageError:
         full = "the disk there is full" if "No space left" in what else ""
-        return kind(f"{where}: {what}", why=full or why or hint, hint=there(where, "df", "-h", "."))
+        return kind(
+            f"{where}: {what}",
+            why=full or why or hint,
+            hint=there(where, "df", "-h", "."),
+        )
     why = "; ".join(filter(None, (why, hint and f"{where} advises: {hint}")))
     return kind(f"{where}: {what}", why=why, hint=there(where))

@@ -63,7 +63,9 @@ def cable_findings(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
             odd, right = (larger, smaller) if planned else (smaller, larger)
             netdev = odd.holder.name if odd.holder else ""
             words = ("sudo", "ip", "link", "set", netdev, "mtu", str(right.mtu))
-            what = f"{netdev} has an MTU of {odd.mtu}, and {right.node} one of {right.mtu}"
+            what = (
+                f"{netdev} has an MTU of {odd.mtu}, and {right.node} one of {right.mtu}"
+            )
             yield odd.report.find("mtu", what=what, command=there(odd.node, *words))
     yield from check_ways(head, workers)
     for end in workers:
@@ -76,10 +78,16 @@ def _cable_end(node: NodeReport, nodes: Sequence[NodeReport]) -> CableEnd:
         return CableEnd(report=node, node=node.node, out=node.why_not("facts"))
     host, variables = node.facts.host, node.env.variables if node.env else {}
     own = [(netdev, address) for netdev in host.netdevs for address in netdev.ipv4]
-    holder = next((netdev for netdev, address in own if str(address.ip) == node.address), None)
-    names = [name for key in _NAMES for name in variables.get(key, "").lstrip("=").split(",")]
+    holder = next(
+        (netdev for netdev, address in own if str(address.ip) == node.address), None
+    )
+    names = [
+        name for key in _NAMES for name in variables.get(key, "").lstrip("=").split(",")
+    ]
     names = [*filter(None, names), *([holder.name] if holder else [])]
-    netdevs = tuple(found for name in dict.fromkeys(names) if (found := host.netdev(name)))
+    netdevs = tuple(
+        found for name in dict.fromkeys(names) if (found := host.netdev(name))
+    )
     taken = tuple(
         (other, netdev.name, str(address))
         for netdev, address in own
@@ -95,7 +103,9 @@ def _cable_end(node: NodeReport, nodes: Sequence[NodeReport]) -> CableEnd:
         out = f"{node.node} has no address in the cluster's network"
     elif next(overlaps(host, [holder.name]), None):
         out = f"{node.node} has two interfaces in one network"
-    place = partial(CableEnd, report=node, node=node.node, netdevs=netdevs, holder=holder)
+    place = partial(
+        CableEnd, report=node, node=node.node, netdevs=netdevs, holder=holder
+    )
     return place(mtu=holder.mtu if holder else 0, out=out, taken=taken)
 
 
@@ -116,7 +126,11 @@ def check_address(end: CableEnd, first: CableEnd) -> Outcome:
     report, error = end.report, end.report.no_address
     if report.facts and end.holder and not error:
         return {"address": report.address, "netdev": end.holder.name}
-    if report.facts is None or end.holder or any(not each.carrier for each in end.netdevs):
+    if (
+        report.facts is None
+        or end.holder
+        or any(not each.carrier for each in end.netdevs)
+    ):
         raise NotCheckedError(end.out)
     command = error.hint if error else ""
     # The command that gives a node its former address back, in the first node's network.
@@ -136,7 +150,12 @@ def check_address_twice(end: CableEnd) -> Outcome:
     end.report.part("facts")
     found = []
     for its, netdev, own in end.taken:
-        fields = {"address": its.address, "netdev": netdev, "other": its.node, "own": own}
+        fields = {
+            "address": its.address,
+            "netdev": netdev,
+            "other": its.node,
+            "own": own,
+        }
         found.append(end.report.find("address-twice", **fields))
     return found or {}
 
@@ -146,7 +165,11 @@ def check_networks(end: CableEnd) -> Outcome:
     holder = require(end.holder, end.out or "it has no address")
     found = []
     for clash in overlaps(end.report.host, [holder.name]):
-        fields = {"netdev": holder.name, "address": clash.address, "present": clash.present}
+        fields = {
+            "netdev": holder.name,
+            "address": clash.address,
+            "present": clash.present,
+        }
         found.append(end.report.find("networks", other=clash.other.name, **fields))
     return found or {"netdev": holder.name}
 
@@ -157,7 +180,9 @@ def check_ways(end: CableEnd, peers: Sequence[CableEnd]) -> Outcome:
     if end.out:
         raise NotCheckedError(end.out)
     known = {peer.node: peer for peer in peers}
-    tried = [(known[name], way) for name, way in end.report.part("ways") if name in known]
+    tried = [
+        (known[name], way) for name, way in end.report.part("ways") if name in known
+    ]
     if not tried:
         raise NotCheckedError("no address of another node is known")
     judged = [_judge_way(end, peer, way) for peer, way in tried]
@@ -183,12 +208,19 @@ def _judge_way(end: CableEnd, peer: CableEnd, way: Way) -> Mapping[str, Finding]
     fields = {"other": peer.node, "address": way.address}
     ip = IPv4Address(way.address)
     # The one interface that is in the address's network, else that of the node's own.
-    near = [each for each in end.report.host.netdevs if any(ip in own.network for own in each.ipv4)]
+    near = [
+        each
+        for each in end.report.host.netdevs
+        if any(ip in own.network for own in each.ipv4)
+    ]
     netdev = near[0] if len(near) == 1 else end.holder
     if netdev and (way.netdev != netdev.name or way.gateway):
         seen = way.netdev + (f", by way of {way.gateway}" if way.gateway else "")
         found = end.report.find("route", seen=seen, netdev=netdev.name, **fields)
-        return {"route": found, **unsure(f"packets for {peer.node} go elsewhere", "way", "mtu")}
+        return {
+            "route": found,
+            **unsure(f"packets for {peer.node} go elsewhere", "way", "mtu"),
+        }
     ping = ("ping", "-c", "3", "-I", way.netdev)
     if way.plain == "silent":
         command = there(end.node, *ping, way.address)
@@ -202,7 +234,11 @@ def _judge_way(end: CableEnd, peer: CableEnd, way: Way) -> Mapping[str, Finding]
         what = f"frames of {way.mtu} bytes do not arrive at {peer.node} ({way.address})"
         large = ("-M", "do", "-s", str(way.mtu - HEADERS))
         command = there(end.node, *ping, *large, way.address)
-        return {"mtu": make_finding("mtu", f"{end.node}, {peer.node}", what=what, command=command)}
+        return {
+            "mtu": make_finding(
+                "mtu", f"{end.node}, {peer.node}", what=what, command=command
+            )
+        }
     return unsure(way.said, "mtu") if way.full == "unknown" else {}
 
 
@@ -218,7 +254,11 @@ def check_links(head: CableEnd, workers: Sequence[CableEnd]) -> Outcome:
         else:
             error = sent_error(link.error, f"from {head.node}")
             why, hint = advice(error.what, end.node)
-            fields = {"what": error.what, "why": f"; {why}", "hint": f"on {head.node}: {hint}"}
+            fields = {
+                "what": error.what,
+                "why": f"; {why}",
+                "hint": f"on {head.node}: {hint}",
+            }
             findings.append(head.report.find("link", **fields))
     if reached:
         findings.append(make_fine("link", head.node, others=", ".join(reached)))

@@ -28,7 +28,14 @@ from patchkit.runtime.host.advice import remark
 from patchkit.runtime.host.host import Host
 
 ENV, GROUP = "node.env", "group.json"
-_FILES = ("peers.toml", "machine.toml", "images.toml", "nccl.toml", "server.toml", "gpu.toml")
+_FILES = (
+    "peers.toml",
+    "machine.toml",
+    "images.toml",
+    "nccl.toml",
+    "server.toml",
+    "gpu.toml",
+)
 
 _Value = TypeVar("_Value")
 Outcome = Finding | Sequence[Finding] | Mapping[str, object]
@@ -50,13 +57,18 @@ def make_finding(about: str, where: str, **fields: object) -> Finding:
     """Return the finding of this id; its command is made there, if it names the words of one."""
     file = next(name for name in _FILES if about in finding_texts(name))
     if run := finding_texts(file)[about].run:
-        fields = {"command": there(where, *(word.format_map(fields) for word in run)), **fields}
+        fields = {
+            "command": there(where, *(word.format_map(fields) for word in run)),
+            **fields,
+        }
     return finding_from_text(file, about, where, **fields)
 
 
 def make_fine(about: str, where: str, **fields: object) -> Finding:
     """Return that a check found nothing wrong, with what was seen."""
-    text = next(finding_texts(name)[about] for name in _FILES if about in finding_texts(name))
+    text = next(
+        finding_texts(name)[about] for name in _FILES if about in finding_texts(name)
+    )
     return Finding(
         level=Level.OK,
         where=where,
@@ -72,7 +84,9 @@ def unchecked(about: str, where: str, reason: str, hint: str = "") -> Finding:
     return Finding(level=Level.UNKNOWN, where=where, about=about, what=what, hint=hint)
 
 
-def check(*names: str) -> Callable[[Callable[..., Outcome]], Callable[..., list[Finding]]]:
+def check(
+    *names: str,
+) -> Callable[[Callable[..., Outcome]], Callable[..., list[Finding]]]:
     """Make a function a check of these names, which returns findings whatever happens.
 
     Its first argument has the ``node`` that is checked. Where it raises NotCheckedError each of the
@@ -126,7 +140,9 @@ def placed_files(files: Mapping[str, str], unit: str) -> PlacedFiles | None:
     return PlacedFiles(
         **{name: str(group.get(name, "")) for name in ("id", "model", "url", "folder")},
         env=env,
-        edited=tuple(name for name in written if digest(files.get(name)) != written[name]),
+        edited=tuple(
+            name for name in written if digest(files.get(name)) != written[name]
+        ),
     )
 
 
@@ -186,7 +202,9 @@ class NodeReport(SaidParts):
     def engine(self) -> ImageFacts:
         """Return what containers get. Raises NotCheckedError if no engine said it."""
         image: ImageFacts = self.part("facts").image
-        return require(image if image.version else None, image.said or "no engine is installed")
+        return require(
+            image if image.version else None, image.said or "no engine is installed"
+        )
 
     @property
     def driver(self) -> str:
@@ -223,7 +241,9 @@ def facts_for_causes(report: NodeReport) -> dict[str, str]:
         found["kernel_reserve"] = "yes" if remark(host, "kernel-reserve") else "no"
         found["memory"] = "short" if memory.available * 10 < memory.total else "enough"
         if health.page_cache is not None:
-            found["page_cache"] = "large" if health.page_cache * 4 > memory.total else "small"
+            found["page_cache"] = (
+                "large" if health.page_cache * 4 > memory.total else "small"
+            )
     # What runs is limited, else what would; in a container what starts it, which has no manager.
     process = health.unit
     if health.container:

@@ -25,7 +25,9 @@ _RANKS = ("vllm", "torch", "triton")
 _SHOWN = 12  # digits of a digest in a finding
 
 
-def software_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[Finding]:
+def software_findings(
+    file: ClusterFile, nodes: Sequence[NodeReport]
+) -> Iterator[Finding]:
     """Yield who lacks vLLM, and what differs: of the loaded libnccl the bytes, too."""
     for node in nodes:
         yield from check_python(node, file)
@@ -43,9 +45,14 @@ def software_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterato
         yield from (unchecked(about, where, reason) for about in ("nccl", *_RANKS))
         return
     # Where vLLM's libnccl and torch's differ, the host's checks tell.
-    loaded = [its.nccl.get("vllm") or its.nccl.get("torch", ("", "")) for its in have.values()]
+    loaded = [
+        its.nccl.get("vllm") or its.nccl.get("torch", ("", "")) for its in have.values()
+    ]
     rows = {"nccl": loaded} | {
-        name: [(its.versions.get(name, ""), its.digests.get(name, "")) for its in have.values()]
+        name: [
+            (its.versions.get(name, ""), its.digests.get(name, ""))
+            for its in have.values()
+        ]
         for name in _RANKS
     }
     where = ", ".join(have)
@@ -84,7 +91,9 @@ def model_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[F
     """Yield of each model whether it is whole on every node, and the same."""
     count = max((len(node.models or ()) for node in nodes), default=0)
     if not count:
-        reason = "no model is pinned in cluster.toml, and none was started from a folder"
+        reason = (
+            "no model is pinned in cluster.toml, and none was started from a folder"
+        )
         for node in nodes:
             reason = node.why_not("models") if node.models is None else reason
             yield unchecked("model", node.node, reason)
@@ -126,14 +135,20 @@ def _copy_command(
     return there(head, "rsync", "--archive", "--checksum", one, other)
 
 
-def _check_same_model(file: ClusterFile, where: str, whole: Mapping[str, ModelPrint]) -> Finding:
+def _check_same_model(
+    file: ClusterFile, where: str, whole: Mapping[str, ModelPrint]
+) -> Finding:
     if len(whole) < 2:
         return unchecked("model-same", where, "fewer than two nodes have it whole")
     if other := other_model(whole):
         node, what = other
         others = {name: model for name, model in whole.items() if name != node}
         command = _copy_command(file, node, whole[node], others)
-        fields = {"folder": whole[node].folder, "what": f"{node} {what}", "command": command}
+        fields = {
+            "folder": whole[node].folder,
+            "what": f"{node} {what}",
+            "command": command,
+        }
         return make_finding("model-same", where, **fields)
     right = next(iter(whole.values()))
     if not right.commit:

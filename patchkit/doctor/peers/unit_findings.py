@@ -10,7 +10,13 @@ from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.units import head_ports
 from patchkit.cluster.ssh.ssh import there
-from patchkit.doctor.peers.node_report import NodeReport, NotCheckedError, Outcome, check, require
+from patchkit.doctor.peers.node_report import (
+    NodeReport,
+    NotCheckedError,
+    Outcome,
+    check,
+    require,
+)
 from patchkit.finding import Finding
 from patchkit.quoting import quoted
 
@@ -50,7 +56,9 @@ def check_env_address(node: NodeReport, again: str) -> Outcome:
     if own and host.has_address(own):
         return {"address": own}
     if env.edited or not own:
-        raise NotCheckedError("node.env was edited" if own else "node.env names no address")
+        raise NotCheckedError(
+            "node.env was edited" if own else "node.env names no address"
+        )
     if not host.has_address(node.address):  # which is said
         raise NotCheckedError(f"it has lost {own}")
     return node.find("env-address", address=own, command=again)
@@ -65,7 +73,9 @@ def unit_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[Fi
         yield from check_edited(node, again)
         yield from check_env_address(node, again)
     head = nodes[0]
-    units = {node.node: node.state.unit(file.unit) if node.state else None for node in nodes}
+    units = {
+        node.node: node.state.unit(file.unit) if node.state else None for node in nodes
+    }
     on = [node for node, unit in units.items() if _is_on(unit)]
     # While the head's rank is started the others are started one by one, by its units.
     loading = any(unit and unit.active in _ON[1:] for unit in units.values())
@@ -83,17 +93,25 @@ def _is_on(unit: UnitState | None) -> bool:
 
 
 @check("port")
-def check_ports_taken(node: NodeReport, file: ClusterFile, unit: UnitState | None) -> Outcome:
+def check_ports_taken(
+    node: NodeReport, file: ClusterFile, unit: UnitState | None
+) -> Outcome:
     """Return who has a port that the head's rank needs; of a worker no certain port is needed."""
     listeners = node.part("listeners")
     executor = node.env.facts.get("executor", "mp") if node.env else "mp"
     needs = {file.serve.port: "the server", **head_ports(file.serve).get(executor, {})}
     own = {process.pid for process in node.processes or ()}
-    taken = {its.port: its for its in listeners if its.port in needs and its.pid not in own}
+    taken = {
+        its.port: its for its in listeners if its.port in needs and its.pid not in own
+    }
     # A rank that runs has its ports: what else listens does so elsewhere, or shares the server's.
     if _is_on(unit) and node.state:
         shared = " ".join(node.state.strangers)
-        taken = {p: its for p, its in taken.items() if its.pid and f"(process {its.pid})" in shared}
+        taken = {
+            p: its
+            for p, its in taken.items()
+            if its.pid and f"(process {its.pid})" in shared
+        }
     findings = [
         _describe_taken(node, listener, needs, serves=port == file.serve.port)
         for port, listener in taken.items()
@@ -122,8 +140,12 @@ def _describe_taken(
 @check("rank-stopped")
 def check_halted(node: NodeReport) -> Outcome:
     processes = node.part("processes")
-    stopped = [its for its in processes if its.state in ("T", "t")]  # by SIGSTOP, by a debugger
-    found = [node.find("rank-stopped", pid=str(its.pid), name=its.name) for its in stopped]
+    stopped = [
+        its for its in processes if its.state in ("T", "t")
+    ]  # by SIGSTOP, by a debugger
+    found = [
+        node.find("rank-stopped", pid=str(its.pid), name=its.name) for its in stopped
+    ]
     return found or {"count": len(processes)}
 
 

@@ -35,8 +35,14 @@ _EXCEPTION = TextPattern(
 )
 _ERRORS = (
     _EXCEPTION,
-    *map(text_pattern, ("{name}Error: ", "{name}Exception: ", "NCCL WARN ", "CUDA error: ")),
-    *map(text_pattern, (": error: ", "fatal error: ", "Fatal Python error: ", "panicked at ")),
+    *map(
+        text_pattern,
+        ("{name}Error: ", "{name}Exception: ", "NCCL WARN ", "CUDA error: "),
+    ),
+    *map(
+        text_pattern,
+        (": error: ", "fatal error: ", "Fatal Python error: ", "panicked at "),
+    ),
     *map(text_pattern, ("terminate called", "core dumped")),
 )
 _MILD = ("DEBUG", "INFO", "WARNING", "WARN")  # what is logged so was caught
@@ -111,7 +117,9 @@ class Diagnosis:
     @property
     def is_root(self) -> bool:
         """Return whether it is an error that need not follow from another one."""
-        return self.level == "error" and not (self.symptom.follows or self.symptom.yields)
+        return self.level == "error" and not (
+            self.symptom.follows or self.symptom.yields
+        )
 
     @property
     def decided(self) -> bool:
@@ -179,11 +187,15 @@ def read_log(
     entries = symptoms().values()
     needed = chain(
         chain.from_iterable(entry.says for entry in entries),
-        chain.from_iterable((*c.seen, *c.unseen) for entry in entries for c in entry.cause),
+        chain.from_iterable(
+            (*c.seen, *c.unseen) for entry in entries for c in entry.cause
+        ),
         chain.from_iterable(fact.says for fact in log_words().fact),
         chain.from_iterable(log_words().marks.values()),
     )
-    texts = {text: text_pattern(text) for text in needed} | {text.text: text for text in _ERRORS}
+    texts = {text: text_pattern(text) for text in needed} | {
+        text.text: text for text in _ERRORS
+    }
     notes = {text for entry in entries if entry.level == "note" for text in entry.says}
     starts = {*log_words().marks["start"], *log_words().marks["worker"]}
     log = scan(chunks, [*texts.values()], notes, starts)
@@ -198,7 +210,11 @@ def read_log(
 
 
 def _judge_start(
-    streams: Mapping[str, Scan], answered: Mapping[str, int], known: Situation, *, whole: bool
+    streams: Mapping[str, Scan],
+    answered: Mapping[str, int],
+    known: Situation,
+    *,
+    whole: bool,
 ) -> ReadLog:
     """Return what is known of one start."""
     entries = symptoms().values()
@@ -212,7 +228,10 @@ def _judge_start(
                 stated.setdefault(fact.name, set()).add(value)
     # What a log states of itself counts more than what is known of where it is read, but for
     # facts of which it states two.
-    facts = {**known, **{k: values.pop() for k, values in stated.items() if len(values) == 1}}
+    facts = {
+        **known,
+        **{k: values.pop() for k, values in stated.items() if len(values) == 1},
+    }
     endings = {text for entry in entries if entry.ends for text in entry.says}
     lives = _stream_lives(streams, answered, endings)
     diagnoses = []
@@ -221,11 +240,15 @@ def _judge_start(
         hit = min(left, key=_number, default=diagnosis.hit)
         diagnoses.append(replace(diagnosis, outlived=not left, hit=hit))
     diagnoses.sort(key=lambda its: its.hit.number)
-    diagnoses.sort(key=lambda its: (its.symptom.follows, its.symptom.yields, its.symptom.ends))
+    diagnoses.sort(
+        key=lambda its: (its.symptom.follows, its.symptom.yields, its.symptom.ends)
+    )
     diagnoses.sort(key=lambda its: _LEVELS.index(its.level))
     strange = None
     if not any(diagnosis.is_root for diagnosis in diagnoses):
-        strange = min(_strange_hits(entries, found, streams, lives), key=_number, default=None)
+        strange = min(
+            _strange_hits(entries, found, streams, lives), key=_number, default=None
+        )
     hits = [diagnosis.hit for diagnosis in diagnoses] + ([strange] if strange else [])
     serving = [life for life in lives.values() if life.serving]
     return ReadLog(
@@ -252,16 +275,22 @@ def _stream_lives(
     for name, part in streams.items():
         serving = min((hit.number for hit in part.hits_of(marks["serving"])), default=0)
         if any(hit.number < serving for hit in part.hits_of(endings)):
-            serving = 0  # it ended before and did not begin anew: that is another program
+            serving = (
+                0  # it ended before and did not begin anew: that is another program
+            )
         stopped = max(part.last.get(text, 0) for text in marks["stopped"])
         stopped = stopped if stopped > serving else 0
-        lives[name] = Life(serving=serving, answered=answered.get(name, 0), stopped=stopped)
+        lives[name] = Life(
+            serving=serving, answered=answered.get(name, 0), stopped=stopped
+        )
     served = [life for life in lives.values() if life.serving]
     for name, part in streams.items():
         if served and not (lives[name].serving or any(part.hits_of(marks["start"]))):
             lives[name] = min(served, key=attrgetter("serving"))
     for name, life in lives.items():
-        life.ended |= any(streams[name].last.get(text, 0) > life.serving for text in endings)
+        life.ended |= any(
+            streams[name].last.get(text, 0) > life.serving for text in endings
+        )
     return lives
 
 
@@ -278,7 +307,9 @@ def _unsurvived_hits(
         last = max(part.last.get(text, 0) for text in symptom.says)
         if symptom.lasts:
             yield hits[0]
-        elif not (life.serving and symptom.request) and not life.outlived(later[0].number, last):
+        elif not (life.serving and symptom.request) and not life.outlived(
+            later[0].number, last
+        ):
             yield later[0]
 
 
@@ -317,23 +348,31 @@ def _diagnose(
     for entry in entries:
         mine = places[entry.id]
         # What tells of another error, or is benign, never hides an error.
-        rivals = [places[name] for name, rank in ranks.items() if rank <= ranks[entry.id]]
+        rivals = [
+            places[name] for name, rank in ranks.items() if rank <= ranks[entry.id]
+        ]
         if not mine or any(
-            all(other.get(line, 0) > weight for line, weight in mine.items()) for other in rivals
+            all(other.get(line, 0) > weight for line, weight in mine.items())
+            for other in rivals
         ):
             continue
         hit = min(found.hits_of(entry.says), key=_number)
         # The cause that holds, or those that may: the default one if no other does.
         causes: list[Cause] = []
         for cause in entry.cause:
-            known = {key: values for key, values in cause.when.items() if facts.get(key)}
+            known = {
+                key: values for key, values in cause.when.items() if facts.get(key)
+            }
             # None if that hangs on a fact that is not known; one that is not met decides.
             met = [holds(known, facts) and (len(known) == len(cause.when) or None)]
             met += [re.search(cause.matches, hit.text) is not None]
             # What is not there says nothing of a log that is not whole.
             absent = False if whole else None
             met += [True if text in found.hits else absent for text in cause.seen]
-            met += [False if text in found.hits else (whole or None) for text in cause.unseen]
+            met += [
+                False if text in found.hits else (whole or None)
+                for text in cause.unseen
+            ]
             if not (cause.when or cause.matches or cause.seen or cause.unseen):
                 met = [None]  # it holds where no other cause does
             decides = all(met) and not causes

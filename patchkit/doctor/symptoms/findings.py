@@ -18,7 +18,9 @@ _BEHIND = 2  # lines behind an error that nobody knows
 _REPORT = "look at the lines before it; the same command with `--save report.tar.gz` keeps them"
 
 
-def log_findings(log: ReadLog, where: str = "", nodes: Sequence[str] = ()) -> Iterator[Finding]:
+def log_findings(
+    log: ReadLog, where: str = "", nodes: Sequence[str] = ()
+) -> Iterator[Finding]:
     """Yield what a log says is wrong.
 
     ``where`` is the file, whose lines have numbers; or ``nodes`` are the writers of each line.
@@ -49,7 +51,9 @@ def log_findings(log: ReadLog, where: str = "", nodes: Sequence[str] = ()) -> It
         found.append(unknown)
     for diagnosis in log.diagnoses:
         finding = diagnosis_finding(diagnosis)
-        found.append(replace(finding, level=Level.NOTE) if diagnosis in caused else finding)
+        found.append(
+            replace(finding, level=Level.NOTE) if diagnosis in caused else finding
+        )
     if caused:
         ids = ", ".join(diagnosis.symptom.id for diagnosis in caused)
         plural = "s" * (len(caused) > 1)
@@ -60,7 +64,9 @@ def log_findings(log: ReadLog, where: str = "", nodes: Sequence[str] = ()) -> It
         shown = _shorten_hit(log.earlier)
         what = f"an earlier start failed, the last of {log.begun} is judged: {shown}"
         line = log.earlier.number
-        found.append(Finding(level=Level.NOTE, about="earlier-start", what=what, line=line))
+        found.append(
+            Finding(level=Level.NOTE, about="earlier-start", what=what, line=line)
+        )
     if log.unread:
         what = f"not looked at: {log.unread}"
         found.append(Finding(level=Level.UNKNOWN, about="log", what=what))
@@ -79,7 +85,10 @@ def _shorten_hit(hit: Hit) -> str:
 
 def diagnosis_finding(diagnosis: Diagnosis) -> Finding:
     """Return a symptom as a finding: its cause, or the candidates and what tells them apart."""
-    symptom, cause = diagnosis.symptom, diagnosis.causes[0] if diagnosis.decided else None
+    symptom, cause = (
+        diagnosis.symptom,
+        diagnosis.causes[0] if diagnosis.decided else None,
+    )
     times = f" ({diagnosis.count} times)" if diagnosis.count > 1 else ""
     outlived = ", which the server outlived" if diagnosis.outlived else ""
     found = Finding(
@@ -98,7 +107,9 @@ def diagnosis_finding(diagnosis: Diagnosis) -> Finding:
             hint="\n".join(filter(None, lines)),
             source=cause.source,
             # What points elsewhere is sure of nothing.
-            sure=found.sure if symptom.follows else f"{cause.confidence}, {cause.evidence}",
+            sure=found.sure
+            if symptom.follows
+            else f"{cause.confidence}, {cause.evidence}",
             holds=in_words(cause.when),
             costs=cause.costs,
         )
@@ -130,7 +141,9 @@ def read_journals(
     return read_log(written, known), nodes
 
 
-def explain_failed_start(lines: Iterable[tuple[str, JournalLine]], how: str) -> HostError:
+def explain_failed_start(
+    lines: Iterable[tuple[str, JournalLine]], how: str
+) -> HostError:
     """Return the error of a start that failed: the first line of all ranks that says why.
 
     With what caused it and what cures it, if the text decides that. ``how`` is how it ended.

@@ -23,11 +23,15 @@ _UNPRINTED = re.compile(r"[\x00-\x07\x0b\x0e-\x1a\ufffd]")
 LONGEST = 8192
 """Bytes of a line; what is longer is taken for several."""
 
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
+_ESCAPES = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])"
+)
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]+")
 FORMS = read_toml(dict[str, Any], RECIPES / "doctor" / "log_lines.toml")
 _PART = re.compile("|".join(FORMS["parts"]))
-_PREFIXES = [re.compile(_PART.sub(lambda m: FORMS["parts"][m[0]], f)) for f in FORMS["prefix"]]
+_PREFIXES = [
+    re.compile(_PART.sub(lambda m: FORMS["parts"][m[0]], f)) for f in FORMS["prefix"]
+]
 _QUOTES = [re.compile(form.encode()) for form in FORMS["quote"]]
 
 
@@ -68,7 +72,10 @@ def log_line(number: int, raw: str) -> LogLine:
                 groups = found.groupdict()
                 if "who" in groups and groups["who"] not in who:
                     who.append(groups["who"])
-                named = {name: value or groups.get(name) or "" for name, value in named.items()}
+                named = {
+                    name: value or groups.get(name) or ""
+                    for name, value in named.items()
+                }
     return LogLine(number, " ".join(who), text.rstrip(), **named)
 
 

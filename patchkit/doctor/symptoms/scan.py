@@ -27,7 +27,9 @@ _DIGITS = re.compile(rb"\d+")
 _LONG = re.compile(rb"[^\n]{%d}(?!\n)" % LONGEST)
 _SHOWN = 1000  # bytes of a line around a hit
 # 4xx is an answer, too: that request was wrong. /metrics and the list of models need no engine.
-_ANSWERED = re.compile(rb'"(?:POST /[^ "\n]{1,200}|GET /health) HTTP/1.1" (?:200|4\d\d)')
+_ANSWERED = re.compile(
+    rb'"(?:POST /[^ "\n]{1,200}|GET /health) HTTP/1.1" (?:200|4\d\d)'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,11 @@ class Scan:
     def count(self, *texts: str) -> int:
         """Return in how many places one of these texts was found."""
         places = {hit.number for hit in self.hits_of(texts)}
-        repeats = (count for found, count in self.repeats.items() if not {*texts}.isdisjoint(found))
+        repeats = (
+            count
+            for found, count in self.repeats.items()
+            if not {*texts}.isdisjoint(found)
+        )
         return len(places) + sum(repeats)
 
     def add(self, text: str, hit: Hit, window: Sequence[tuple[int, bytes]]) -> bool:
@@ -74,7 +80,9 @@ class Scan:
             return False
         self.last[text] = hit.number
         if not hits:
-            self.lines |= {n: raw[:_SHOWN].decode(errors="replace") for n, raw in window}
+            self.lines |= {
+                n: raw[:_SHOWN].decode(errors="replace") for n, raw in window
+            }
         if len(hits) < _MOST_HITS:
             hits.append(hit)
         else:
@@ -160,9 +168,13 @@ def scan(
                 part.repeats[tuple(kind.texts)] += 1
             continue
         if kind is None and len(kinds) >= _MOST_LINES:
-            log.unread = f"after line {number}: {_MOST_LINES} different lines were looked at"
+            log.unread = (
+                f"after line {number}: {_MOST_LINES} different lines were looked at"
+            )
             break
-        lines = [log_line(number, raw.decode(errors="replace")) for number, raw in window]
+        lines = [
+            log_line(number, raw.decode(errors="replace")) for number, raw in window
+        ]
         kind = kind or kinds.setdefault(key, _Kind(lines[here].stream))
         found = list(_find_texts(lines, here, by_anchor, quoting))
         if any(text.text in starts for text, _hit in found):
@@ -186,8 +198,15 @@ def _find_texts(
     low = line.text.lower()
     near = [other for other in window if other.who == line.who or not other.who]
     whole = "\n".join(other.text for other in near)
-    texts = {text: None for anchor in by_anchor if anchor in low for text in by_anchor[anchor]}
-    matches = [(text, match) for text in texts for match in text.pattern.finditer(whole)]
+    texts = {
+        text: None
+        for anchor in by_anchor
+        if anchor in low
+        for text in by_anchor[anchor]
+    }
+    matches = [
+        (text, match) for text in texts for match in text.pattern.finditer(whole)
+    ]
     start = sum(len(other.text) + 1 for other in near if other.number < line.number)
     for text, match in matches:
         if match.start() > start + len(line.text) or match.end() < start:
@@ -226,7 +245,11 @@ def _line_windows(
             for raw in chain(filter(None, running), ["--"]):
                 parts = _NUMBERED.fullmatch(raw.encode().rstrip(b"\n"))
                 # Between two groups stands --: nothing is behind the lines of the first one.
-                new = [(int(parts[1]), parts[3], parts[2] == b":")] if parts else [nothing] * BEHIND
+                new = (
+                    [(int(parts[1]), parts[3], parts[2] == b":")]
+                    if parts
+                    else [nothing] * BEHIND
+                )
                 for line in new:
                     lines.append(line)
                     middle = lines[BEFORE]
@@ -253,14 +276,20 @@ def _whole_lines(chunks: Iterable[bytes], answered: dict[str, int]) -> Iterator[
             continue
         data = data[end:] if quoting else data
         end = data.rfind(b"\n") + 1
-        whole, rest, quoting = without_quotes(data[:end]), data[end:] + b"\r" * held, False
+        whole, rest, quoting = (
+            without_quotes(data[:end]),
+            data[end:] + b"\r" * held,
+            False,
+        )
         if max(map(len, whole.split(b"\n"))) > LONGEST:
             whole = _LONG.sub(rb"\g<0>\n", whole)
         # The last line that says that an engine lives: a request was answered.
         near = max(0, whole.rfind(b' HTTP/1.1" ') - LONGEST)
         if found := next(reversed([*_ANSWERED.finditer(whole, near)]), None):
             begin = whole.rfind(b"\n", 0, found.start()) + 1
-            stream = log_line(0, whole[begin : found.start()].decode(errors="replace")).stream
+            stream = log_line(
+                0, whole[begin : found.start()].decode(errors="replace")
+            ).stream
             answered[stream] = number + whole.count(b"\n", 0, found.start()) + 1
         number += whole.count(b"\n")
         yield whole

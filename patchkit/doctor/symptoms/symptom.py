@@ -21,13 +21,19 @@ from patchkit.records import RECIPES, matching, read_toml
 from patchkit.runtime.rules.broken import Broken, load_broken
 from patchkit.runtime.rules.rule import Grounded
 
-SYMPTOM_FILES = tuple(sorted((RECIPES / "symptoms").glob("*.toml")))  # one an area, by name
-_FEWEST = 5  # characters that a text needs in a row, without a gap: they are searched first
+SYMPTOM_FILES = tuple(
+    sorted((RECIPES / "symptoms").glob("*.toml"))
+)  # one an area, by name
+_FEWEST = (
+    5  # characters that a text needs in a row, without a gap: they are searched first
+)
 _RARE = 12  # characters from which on half of a run is rare enough
 _OTHERS = re.compile(r"[^\x20-\x7e]+")
 _WORD = r"[^\s]{1,200}?"
 _GAP = r"[\s\S]{0,500}?"
-_PART = re.compile(r"\{\{|\}\}|\{(?P<name>[a-z_]*)\}|\s*(?P<gap>\.\.\.)\s*|(?P<blank>\s+)")
+_PART = re.compile(
+    r"\{\{|\}\}|\{(?P<name>[a-z_]*)\}|\s*(?P<gap>\.\.\.)\s*|(?P<blank>\s+)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,9 @@ def text_pattern(text: str) -> TextPattern:
                 raise ValueError(f"has {{{name}}} twice: {text!r}")
             # At the end nothing stops a word but a blank.
             word = _WORD if end < len(text) else _WORD.rstrip("?")
-            parts.append(_GAP if found["gap"] else f"(?P<{name}>{word})" if name else word)
+            parts.append(
+                _GAP if found["gap"] else f"(?P<{name}>{word})" if name else word
+            )
             names |= {name} if name else set()
             runs.append("")
     parts.append(re.escape(text[end:]))
@@ -102,7 +110,9 @@ def text_pattern(text: str) -> TextPattern:
     return TextPattern(text, anchors, pattern, weight)
 
 
-Id = Annotated[str, matching(r"[a-z0-9]+(?:-[a-z0-9]+)*", "words of small letters with dashes")]
+Id = Annotated[
+    str, matching(r"[a-z0-9]+(?:-[a-z0-9]+)*", "words of small letters with dashes")
+]
 PatternText = Annotated[str, text_pattern]
 
 
@@ -161,7 +171,9 @@ def symptoms() -> Mapping[str, Symptom]:
 
     Raises UsageError for a file that is not right, naming its line.
     """
-    tables = (read_toml(tuple[Symptom, ...], file, key="symptom") for file in SYMPTOM_FILES)
+    tables = (
+        read_toml(tuple[Symptom, ...], file, key="symptom") for file in SYMPTOM_FILES
+    )
     return {symptom.id: _with_broken(symptom) for table in tables for symptom in table}
 
 
@@ -171,7 +183,9 @@ def _with_broken(symptom: Symptom) -> Symptom:
     for name in symptom.broken:
         row = load_broken()[name]
         words = {
-            part.name: getattr(row, part.name) for part in fields(Cause) if part.name in _SHARED
+            part.name: getattr(row, part.name)
+            for part in fields(Cause)
+            if part.name in _SHARED
         }
         causes.append(Cause(**words))
     return replace(symptom, cause=(*causes, *symptom.cause))

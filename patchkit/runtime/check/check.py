@@ -20,7 +20,12 @@ from patchkit.runtime.check.content import (
     shorten,
 )
 from patchkit.runtime.check.formats import is_env_file
-from patchkit.runtime.envfile.header import MARK, fact_problems, head_facts, is_untouched
+from patchkit.runtime.envfile.header import (
+    MARK,
+    fact_problems,
+    head_facts,
+    is_untouched,
+)
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.networks import twin_state
 from patchkit.runtime.rules import variables
@@ -56,7 +61,12 @@ def find_problems(checked: CheckedText) -> tuple[Finding, ...]:
     checks = (
         *(_check_header, check_names, check_values, check_host, check_placeholders),
         *(servers.check_secrets, servers.check_defaults, check_contradictions),
-        *(servers.check_servers, _check_line_syntax, servers.check_server_flags, _check_advice),
+        *(
+            servers.check_servers,
+            _check_line_syntax,
+            servers.check_server_flags,
+            _check_advice,
+        ),
     )
     findings = [*checked.content.problems]
     for check in checks:
@@ -66,9 +76,15 @@ def find_problems(checked: CheckedText) -> tuple[Finding, ...]:
     for finding in findings:
         # A continued line has no room for a comment: that above the command counts.
         above = max(finding.line - 1, 0)
-        while lines and above > finding.line - _LONGEST and lines[above].rstrip().endswith("\\"):
+        while (
+            lines
+            and above > finding.line - _LONGEST
+            and lines[above].rstrip().endswith("\\")
+        ):
             above -= 1
-        marks = map(_IGNORE.search, (lines[above], lines[finding.line]) if lines else ())
+        marks = map(
+            _IGNORE.search, (lines[above], lines[finding.line]) if lines else ()
+        )
         silenced = [mark["ids"].replace(",", " ").split() for mark in marks if mark]
         if not any(not ids or finding.id in ids for ids in silenced):
             kept[finding] = finding.line  # two checks may come to the same finding
@@ -89,11 +105,15 @@ def _check_header(checked: CheckedText) -> Iterator[Finding]:
     for assignment in checked.content.assignments:
         if reason := runs_code(assignment.name):
             rules = [
-                rule.set for rule in load_variable_rules().rules if assignment.name in rule.set
+                rule.set
+                for rule in load_variable_rules().rules
+                if assignment.name in rule.set
             ]
             # A rule's own value may stand there, with a path of ptxas in the place of its fact.
             forms = (
-                re.escape(by_name[assignment.name]).replace(r"\{ptxas\}", "/[^\n]*/ptxas")
+                re.escape(by_name[assignment.name]).replace(
+                    r"\{ptxas\}", "/[^\n]*/ptxas"
+                )
                 for by_name in rules
             )
             if not any(re.fullmatch(form, assignment.value) for form in forms):
@@ -107,7 +127,11 @@ def _check_line_syntax(checked: CheckedText) -> Iterator[Finding]:
     if "\r\n" in text and checked.content.kind in (ENV, SHELL):
         yield build_finding("crlf", 1)
     # A file of patchkit's own says what reads it.
-    if "format" in head_facts(text) or checked.content.kind != ENV or not is_env_file(text):
+    if (
+        "format" in head_facts(text)
+        or checked.content.kind != ENV
+        or not is_env_file(text)
+    ):
         return
     lines = text.replace("\r\n", "\n").split("\n")
     rows = read_env_data("findings").items()
@@ -125,13 +149,19 @@ def _check_advice(checked: CheckedText) -> Iterator[Finding]:
     """Yield what the rules know of these versions in a cluster, which no rule mends."""
     values = {found.name: found.value for found in checked.content.assignments}
     situation = checked.situation
-    if not situation.get("role") and not values.keys().isdisjoint(_NAMES["between_nodes"]):
+    if not situation.get("role") and not values.keys().isdisjoint(
+        _NAMES["between_nodes"]
+    ):
         situation = {**situation, "role": "head"}
     for advice in holding(load_variable_rules().advice, situation):
         if not advice.solved(values):
-            stated = (found.line for found in checked.versions if found.project in advice.when)
+            stated = (
+                found.line for found in checked.versions if found.project in advice.when
+            )
             facts = " and ".join(f"{name} {situation[name]}" for name in advice.when)
-            yield rule_finding(advice, next(stated, 1), advice.says, f"Known of {facts}.")
+            yield rule_finding(
+                advice, next(stated, 1), advice.says, f"Known of {facts}."
+            )
 
 
 def check_names(checked: CheckedText) -> Iterator[Finding]:
@@ -180,13 +210,19 @@ def _find_unread(
             key = "variable-of-other-release" if version else "variable-gone"
             rows = read_env_data("values")["gone"]
             gone = (row["instead"] for row in rows if name in row["names"])
-            words |= {"hint": next(gone, "leave it out"), "first": life.first, "last": life.last}
+            words |= {
+                "hint": next(gone, "leave it out"),
+                "first": life.first,
+                "last": life.last,
+            }
             yield build_finding(key, assignment, None, **words)
         return
     upstream = checked.runs_upstream(assignment.block)
     flag, close = f"--{name[5:].lower().replace('_', '-')}", slips(name)
     other = variables.lifetime(close)
-    is_word = other is not None and other.default.isdecimal() and read_number(value) is None
+    is_word = (
+        other is not None and other.default.isdecimal() and read_number(value) is None
+    )
     problems = find_value_problems(close, value, situation.get("role", ""))
     owned = (form for row in read_env_data("owners")["owner"] for form in row["names"])
     # The value has to fit the name that was meant, as far as it is known.
@@ -194,7 +230,9 @@ def _find_unread(
         hint = f"did you mean {close}?"
     elif is_used or any(fnmatchcase(name, form) for form in owned):
         return  # known to be read or set by others
-    elif flag in flags(situation.get("vllm", "")) and (upstream or checked.content.commands):
+    elif flag in flags(situation.get("vllm", "")) and (
+        upstream or checked.content.commands
+    ):
         hint = f"use the flag {flag}"
     elif upstream:
         hint = "leave it out"
@@ -216,14 +254,20 @@ def check_values(checked: CheckedText) -> Iterator[Finding]:
         for problem in find_value_problems(name, value, situation.get("role", "")):
             grave = Level.ERROR if problem.stops else None
             words = {"why": problem.why, "hint": problem.hint, "source": problem.source}
-            yield build_finding("value", assignment, grave, problem=problem.what, **words)
+            yield build_finding(
+                "value", assignment, grave, problem=problem.what, **words
+            )
         takes = takes_by_name.get(name) if name.startswith("VLLM_") else None
         if takes and not takes.has(value) and (assignment.is_given or not value):
             hint = f"write {'one of these' if takes.words else 'a number'}, or leave {name} out"
             if not takes.words and value.lower() in _NAMES["switch"]:
                 hint = f"write {name}={_NAMES['switch'][value.lower()]}"
             hint = nearest_hint(value, takes.words, hint)
-            words = {"reader": f"vLLM {vllm}".rstrip(), "takes": takes.in_words, "hint": hint}
+            words = {
+                "reader": f"vLLM {vllm}".rstrip(),
+                "takes": takes.in_words,
+                "hint": hint,
+            }
             yield build_finding("value-refused", assignment, level, **words)
 
 
@@ -233,11 +277,15 @@ def check_placeholders(checked: CheckedText) -> Iterator[Finding]:
         name = assignment.name
         read = _READ.fullmatch(name) or ADDRESS_NAMES.fullmatch(name)
         # A secret that is not there yet is told of by itself.
-        is_open = is_literal(assignment.value) and is_placeholder(name, assignment.value)
+        is_open = is_literal(assignment.value) and is_placeholder(
+            name, assignment.value
+        )
         if read and is_open and not is_secret(name):
             level = Level.ERROR if _NEEDED.fullmatch(name) else None
             yield build_finding("placeholder", assignment, level)
-    for flag in (flag for command in checked.content.commands for flag in command.flags):
+    for flag in (
+        flag for command in checked.content.commands for flag in command.flags
+    ):
         address = flag.value.rpartition(":")[0] or flag.value
         if flag.name in _NAMES["address_flags"] and is_placeholder("_IP", address):
             yield build_finding("placeholder", flag, Level.ERROR)
@@ -257,7 +305,9 @@ def check_contradictions(checked: CheckedText) -> Iterator[Finding]:
         for assignment in () if may_change else together:
             before = first.setdefault(assignment.name, assignment)
             if before.value != assignment.value and _MATTERS.match(assignment.name):
-                yield build_finding("set-twice", assignment, first=before.line, before=before.shown)
+                yield build_finding(
+                    "set-twice", assignment, first=before.line, before=before.shown
+                )
         switch, hca = last.get("NCCL_IB_DISABLE"), last.get("NCCL_IB_HCA")
         if switch and switch.value != "0":
             for name in filter(_RDMA_ONLY.fullmatch, last):
@@ -279,26 +329,47 @@ def check_host(checked: CheckedText) -> Iterator[Finding]:
         name, value = assignment.name, assignment.value
         found: list[Finding] = []
         by_name.setdefault(name, []).append(found)
-        if name in _NAMES["own_address"] and value not in own and not value.startswith("127."):
-            has = ", ".join(address for address in own if not address.startswith(("127.", "::1")))
+        if (
+            name in _NAMES["own_address"]
+            and value not in own
+            and not value.startswith("127.")
+        ):
+            has = ", ".join(
+                address for address in own if not address.startswith(("127.", "::1"))
+            )
             words = {"what": f"no address {value}", "has": has or "none at all"}
             found.append(build_finding("host-lacks", assignment, None, **words))
         by_prefix = name in _NAMES["prefixes"] and not value.startswith("=")
         names = value.lstrip("=").split(",") if name in (*_NETDEVS, *_DEVICES) else []
-        for plain, colon, _port in (part.partition(":") for part in names if part != "all"):
+        for plain, colon, _port in (
+            part.partition(":") for part in names if part != "all"
+        ):
             # UCX names an RDMA device with its port (mlx5_0:1), and an interface as it is.
             is_device = name not in _NETDEVS or bool(colon)
             netdevs = {netdev.name: netdev.up for netdev in host.netdevs}
             known = {it.name: it.active for it in host.rdma} if is_device else netdevs
-            fits = [it for it in known if it == plain or (by_prefix and it.startswith(plain))]
+            fits = [
+                it
+                for it in known
+                if it == plain or (by_prefix and it.startswith(plain))
+            ]
             if not fits:
-                has = ", ".join(device for device in known if device != "lo") or "none at all"
-                words = {"what": f"no {'RDMA device' if is_device else 'interface'} {plain}"}
+                has = (
+                    ", ".join(device for device in known if device != "lo")
+                    or "none at all"
+                )
+                words = {
+                    "what": f"no {'RDMA device' if is_device else 'interface'} {plain}"
+                }
                 # NCCL passes over a device that is not there; without an interface nothing starts.
                 level = Level.WARNING if name in _DEVICES else None
-                found.append(build_finding("host-lacks", assignment, level, **words, has=has))
+                found.append(
+                    build_finding("host-lacks", assignment, level, **words, has=has)
+                )
             elif not any(known[device] for device in fits):
-                found.append(build_finding("host-down", assignment, what=f"{plain} is down"))
+                found.append(
+                    build_finding("host-down", assignment, what=f"{plain} is down")
+                )
     for found_by_value in by_name.values():
         if all(found_by_value):
             yield from (finding for found in found_by_value for finding in found)
@@ -312,15 +383,29 @@ def find_half_cages(assignment: Assignment, host: Host | None) -> Iterator[Findi
     missing = []
     for name in names:
         twin = ""
-        device = next((found for found in host.rdma if found.name == name), None) if host else None
+        device = (
+            next((found for found in host.rdma if found.name == name), None)
+            if host
+            else None
+        )
         if device and host:
             netdev = host.netdev(device.netdev)
-            half = next((found for found in host.rdma if found.name == device.twin), None)
+            half = next(
+                (found for found in host.rdma if found.name == device.twin), None
+            )
             # `patchkit env` leaves these out as well.
-            left_out = netdev and twin_state(host, netdev) in ("down", "random", "bare-first")
+            left_out = netdev and twin_state(host, netdev) in (
+                "down",
+                "random",
+                "bare-first",
+            )
             twin = half.name if half and half.active and not left_out else ""
         elif re.fullmatch(row["pattern"], name):
-            twin = other + name[len(one) :] if name.startswith(one) else one + name[len(other) :]
+            twin = (
+                other + name[len(one) :]
+                if name.startswith(one)
+                else one + name[len(other) :]
+            )
         if twin and twin not in names:
             missing.append(twin)
     if missing:

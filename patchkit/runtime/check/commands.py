@@ -41,14 +41,19 @@ _SHELL = read_env_data("said")["shell"]
 MOST_WORDS = 5000
 """Words of the servers of a file; more are not judged."""
 
-_MOST_UNENDED = 50  # here-documents without an end: each is looked for to the end of the text
+_MOST_UNENDED = (
+    50  # here-documents without an end: each is looked for to the end of the text
+)
 _DEEPEST = 6  # scripts in words of scripts
 _PAIR = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
 _VLLM = re.compile(r"(.*/)?vllm|\$.*vllm\W*", re.IGNORECASE)
 _DOCKER = re.compile(r"(.*/)?(docker|podman|nerdctl)")
-_OPTION = re.compile(r"(?P<name>--[^=]*|-[dihPqt]*[^dihPqt])(?:=?(?P<value>.+))?", re.DOTALL)
+_OPTION = re.compile(
+    r"(?P<name>--[^=]*|-[dihPqt]*[^dihPqt])(?:=?(?P<value>.+))?", re.DOTALL
+)
 _SPEECH, _SWITCHES, _PROGRAM, _SCRIPT = (
-    re.compile("|".join(_SHELL[name])) for name in ("speech", "switches", "programs", "scripts")
+    re.compile("|".join(_SHELL[name]))
+    for name in ("speech", "switches", "programs", "scripts")
 )
 _IMAGE_VARIABLE = re.compile(r"ima?ge?", re.IGNORECASE)
 _SERVE, _RAY, _CONTAINER = "vllm serve", "ray start", "container"
@@ -154,7 +159,9 @@ class CommandReader:
         else:
             self._read_program(words, place)
 
-    def set_variables(self, words: Sequence[Word], block: int, *, own: bool = False) -> None:
+    def set_variables(
+        self, words: Sequence[Word], block: int, *, own: bool = False
+    ) -> None:
         """Add each NAME=value, or NAME that passes the caller's value on."""
         for word in words:
             if match := _PAIR.fullmatch(word.text):
@@ -175,7 +182,11 @@ class CommandReader:
             self._read_container(rest, replace(place, block=words[start].line))
         elif program:
             self._add_server(program, rest, block)
-        elif not place.block and words[0].text.startswith("-") and _has_server_flag(words):
+        elif (
+            not place.block
+            and words[0].text.startswith("-")
+            and _has_server_flag(words)
+        ):
             self._add_server(_SERVE, words, 0)  # flags that an array keeps for it
         else:
             before = ""
@@ -214,23 +225,32 @@ class CommandReader:
             elif option and not _SWITCHES.fullmatch(word.text):
                 text = option["value"]
                 value = next(rest, None) if text is None else Word(text, word.line)
-                if value and (option["name"] == "--env" or re.match("-[^-]*e$", option["name"])):
+                if value and (
+                    option["name"] == "--env" or re.match("-[^-]*e$", option["name"])
+                ):
                     self.set_variables([value], place.block)
 
-    def read_entry(self, words: Sequence[Word], place: Place, *, has_entry: bool) -> None:
+    def read_entry(
+        self, words: Sequence[Word], place: Place, *, has_entry: bool
+    ) -> None:
         """Read what a container is given: a command, or arguments of its image's entrypoint."""
         if not words or place.depth > _DEEPEST:
             return
         # A model, or flags: arguments of `vllm serve`, in an image that starts it.
         serves = find_image(place.image)[2].get("program") or _has_server_flag(words)
-        starts_itself = has_entry or _PROGRAM.fullmatch(words[0].text) or _find_program(words)
+        starts_itself = (
+            has_entry or _PROGRAM.fullmatch(words[0].text) or _find_program(words)
+        )
         if serves and not starts_itself:
             self._add_server(_SERVE, words[words[0].text == "serve" :], place.block)
             return
         before = len(self.content.commands)
         self.read_command(words, replace(place, depth=place.depth + 1))
         # Whatever starts it in there, it has the container's variables.
-        inside = [replace(command, block=place.block) for command in self.content.commands[before:]]
+        inside = [
+            replace(command, block=place.block)
+            for command in self.content.commands[before:]
+        ]
         self.content.commands[before:] = inside
 
 
@@ -239,13 +259,17 @@ def _find_program(words: Sequence[Word]) -> tuple[int, str, Sequence[Word]] | No
     texts = [word.text for word in words]
     for number, (text, following) in enumerate(pairwise(texts)):
         serves = following == "serve" and _VLLM.fullmatch(text)
-        if serves or (text == "-m" and following in read_env_data("said")["server"]["modules"]):
+        if serves or (
+            text == "-m" and following in read_env_data("said")["server"]["modules"]
+        ):
             return number, _SERVE, words[number + 2 :]
         if following == "start" and text.rpartition("/")[2] == "ray":
             return number, _RAY, words[number + 2 :]
         if _DOCKER.fullmatch(text):
             near = enumerate(texts[number + 1 : number + 8], number + 2)
-            verb = next((behind for behind, word in near if word in ("run", "create")), None)
+            verb = next(
+                (behind for behind, word in near if word in ("run", "create")), None
+            )
             if verb is not None:  # what is behind exec is found by itself
                 return number, _CONTAINER, words[verb:]
     return None

@@ -137,7 +137,9 @@ class CommandLine:
     def flags(self) -> tuple[GivenFlag, ...]:
         """Return ``--flag value``, ``--flag=value`` and ``--flag`` in their order, up to ``--``."""
         found = []
-        for word, following in zip(self.words, (*self.words[1:], Word("--", 0)), strict=False):
+        for word, following in zip(
+            self.words, (*self.words[1:], Word("--", 0)), strict=False
+        ):
             if word.text == "--":
                 break
             name, sign, value = word.text.partition("=")
@@ -230,7 +232,11 @@ def find_image(image: str) -> tuple[str, str, Mapping[str, str]]:
     before, colon, tag = name.rpartition(":")
     name, tag = (before, tag) if colon and "/" not in tag else (name, "")
     rows = read_env_data("said")["image"]
-    return name, tag, next((row for row in rows if re.fullmatch(row["repository"], name)), {})
+    return (
+        name,
+        tag,
+        next((row for row in rows if re.fullmatch(row["repository"], name)), {}),
+    )
 
 
 def _find_versions(text: str, content: FileContent) -> Iterator[StatedVersion]:
@@ -258,11 +264,15 @@ def add_situation(
     """
     content = checked.content
     stated: dict[tuple[str, str], StatedVersion] = {}
-    for version in sorted(_find_versions(checked.text, content), key=lambda row: row.line):
+    for version in sorted(
+        _find_versions(checked.text, content), key=lambda row: row.line
+    ):
         stated.setdefault((version.project, version.version), version)
     versions = [*stated.values(), *checked.versions]
     for name in _SOFTWARE:
-        release(asked.get(name) or "0")  # raises for what is no version, before any is compared
+        release(
+            asked.get(name) or "0"
+        )  # raises for what is no version, before any is compared
     found: dict[str, str] = {}
     if host:
         # An unknown device, as a laptop is one, says nothing of the machine that the file is for.
@@ -288,30 +298,48 @@ def add_situation(
     flags = [flag for command in content.commands for flag in command.flags]
     ranks = [flag.value[:9] for flag in flags if flag.name in counts]
     joins = any(
-        row.program == "ray start" and row.find_flag("--address") for row in content.commands
+        row.program == "ray start" and row.find_flag("--address")
+        for row in content.commands
     )
     if joins or any(value.isdecimal() and int(value) > 1 for value in ranks):
         situation.setdefault("role", "head")
     home = host.vllm_home(situation.get("vllm", "")) if host else None
-    return replace(checked, versions=versions, situation=situation, host=host, home=home)
+    return replace(
+        checked, versions=versions, situation=situation, host=host, home=home
+    )
 
 
 def build_finding(
-    key: str, place: int | Assignment | GivenFlag, level: Level | None = None, **fields: object
+    key: str,
+    place: int | Assignment | GivenFlag,
+    level: Level | None = None,
+    **fields: object,
 ) -> Finding:
     """Return a finding about a line, a variable or a flag; ``level`` instead of the table's."""
     message = read_env_data("findings")[key]
     line, about = (place, "") if isinstance(place, int) else (place.line, place.name)
     if not isinstance(place, int):
         fields = {"shown": place.shown, "name": about, **fields}
-    words = {part: text.format(**fields) for part, text in message.items() if part in _WORDS}
+    words = {
+        part: text.format(**fields) for part, text in message.items() if part in _WORDS
+    }
     level = level or Level(message["level"])
-    return Finding(id=key, line=line, about=about, level=level, kind=SourceError, **words)
+    return Finding(
+        id=key, line=line, about=about, level=level, kind=SourceError, **words
+    )
 
 
 def rule_finding(
     rule: Avoid | VariableAdvice, line: int, what: str, why: str, about: str = ""
 ) -> Finding:
     """Return a finding of a rule, with its id and its words."""
-    words = {"what": what, "why": why, "hint": rule.instead, "source": rule.source, "about": about}
-    return Finding(id=rule.id, line=line, level=Level(rule.severity), kind=SourceError, **words)
+    words = {
+        "what": what,
+        "why": why,
+        "hint": rule.instead,
+        "source": rule.source,
+        "about": about,
+    }
+    return Finding(
+        id=rule.id, line=line, level=Level(rule.severity), kind=SourceError, **words
+    )

@@ -13,7 +13,12 @@ from typing import Any
 
 from patchkit.reading import read_text
 from patchkit.records import RecordError, read_json
-from patchkit.runtime.check.commands import CommandReader, Place, split_statements, unquote
+from patchkit.runtime.check.commands import (
+    CommandReader,
+    Place,
+    split_statements,
+    unquote,
+)
 from patchkit.runtime.check.content import (
     DOCKERFILE,
     ENV,
@@ -66,11 +71,15 @@ def read_content(text: str, where: str) -> FileContent:
     readers = {DOCKERFILE: _read_dockerfile, UNIT: _read_unit, YAML: _read_yaml}
     try:
         if content.kind == PYTHON:
-            content.problems.append(build_finding("not-read", 1, what="a Python program"))
+            content.problems.append(
+                build_finding("not-read", 1, what="a Python program")
+            )
         elif content.kind in readers:
             readers[content.kind](text, content)
         elif content.kind == ENV and is_env_file(text):
-            for number, match in enumerate(map(_ENV_LINE.fullmatch, text.split("\n")), 1):
+            for number, match in enumerate(
+                map(_ENV_LINE.fullmatch, text.split("\n")), 1
+            ):
                 if match and match["value"] is None:
                     content.passed.add(match["name"])  # a name alone is the caller's
                 elif match:
@@ -81,14 +90,18 @@ def read_content(text: str, where: str) -> FileContent:
             # What is named as an env file and holds more than lines is sourced, with set -a.
             CommandReader(content, exports_all=content.kind == ENV).read_script(text)
     except RecursionError:
-        content.problems.append(build_finding("not-yaml", 1, problem="it is nested too deeply"))
+        content.problems.append(
+            build_finding("not-yaml", 1, problem="it is nested too deeply")
+        )
     return content
 
 
 def kind_of(text: str, where: str) -> str:
     """Return the kind of a file by its name, else by its text; ``where`` is - or "" for none."""
     name = re.sub(_KINDS["variants"], "", PurePath(where).name.lower())
-    kind: str = next((kind for form, kind in _KINDS["names"] if re.search(form, name)), "")
+    kind: str = next(
+        (kind for form, kind in _KINDS["names"] if re.search(form, name)), ""
+    )
     if kind == ENV and text.startswith("{"):
         return YAML  # JSON, under whatever name
     if kind or is_env_file(text):
@@ -98,8 +111,16 @@ def kind_of(text: str, where: str) -> str:
 
 def is_env_file(text: str) -> bool:
     """Return whether a text is a list of NAME=value alone, as systemd and docker read it."""
-    lines = [line for line in text.split("\n") if line.strip() and line.lstrip()[0] not in "#;"]
-    return bool(lines) and not text.startswith("#!") and all(map(_ENV_LINE.fullmatch, lines))
+    lines = [
+        line
+        for line in text.split("\n")
+        if line.strip() and line.lstrip()[0] not in "#;"
+    ]
+    return (
+        bool(lines)
+        and not text.startswith("#!")
+        and all(map(_ENV_LINE.fullmatch, lines))
+    )
 
 
 def _read_unit(text: str, content: FileContent) -> None:
@@ -176,7 +197,9 @@ def _spell_piece(piece: re.Match[str]) -> str:
     if piece["text"] is None:
         return " "
     text = str(json.loads(piece[0].replace(_GOES_ON, "")))
-    return shlex.quote(text.replace("\n", ";")) + f" {_GOES_ON}" * piece[0].count(_GOES_ON)
+    return shlex.quote(text.replace("\n", ";")) + f" {_GOES_ON}" * piece[0].count(
+        _GOES_ON
+    )
 
 
 def _read_yaml(text: str, content: FileContent) -> None:
@@ -214,7 +237,11 @@ class _YamlReader:
             block = node.start_mark.line + 1
         place = Place(block=block)
         image = next((fields[name] for name in _IMAGES if name in fields), None)
-        if image is not None and image.id == "scalar" and re.fullmatch(r"\S+", image.value):
+        if (
+            image is not None
+            and image.id == "scalar"
+            and re.fullmatch(r"\S+", image.value)
+        ):
             place = replace(place, image=image.value)
             line = image.start_mark.line + 1
             self.reader.content.images.append(Image(image.value, line, block))
@@ -236,10 +263,14 @@ class _YamlReader:
                 name, value = fields["name"], fields.get("value")
             if value is not None and value.id != "scalar":
                 self._read_environment(value, block)
-            elif name and (value is None or (value.value in _NULLS and not value.style)):
+            elif name and (
+                value is None or (value.value in _NULLS and not value.style)
+            ):
                 content.passed.add(str(name.value))
             elif name is None:
-                self.reader.set_variables([Word(value.value, value.start_mark.line + 1)], block)
+                self.reader.set_variables(
+                    [Word(value.value, value.start_mark.line + 1)], block
+                )
             elif isinstance(name.value, str):
                 line = value.start_mark.line + 1
                 content.add_variable(Assignment(line, name.value, value.value, block))
@@ -251,9 +282,13 @@ class _YamlReader:
             return
         words: list[Word] = []
         lists = [node for node in nodes if node.id == "sequence"]
-        items = [item for node in nodes for item in (node.value if node in lists else [node])]
+        items = [
+            item for node in nodes for item in (node.value if node in lists else [node])
+        ]
         for item in (item for item in items if item.id == "scalar" and item.value):
-            line = item.start_mark.line + 1 + (item.style in ("|", ">"))  # a block begins below
+            line = (
+                item.start_mark.line + 1 + (item.style in ("|", ">"))
+            )  # a block begins below
             if lists and item not in nodes:
                 words.append(Word(item.value, line))
             elif len(nodes) == 1 and "\n" in item.value and not self.is_compose:

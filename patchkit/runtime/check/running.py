@@ -26,7 +26,9 @@ def find_running(name: str, root: Path) -> list[CheckedText]:
     if name and not name.isdecimal():
         return [_inspect_container(name)]
     found = []
-    for folder in [root / "proc" / name] if name else sorted((root / "proc").glob("[0-9]*")):
+    for folder in (
+        [root / "proc" / name] if name else sorted((root / "proc").glob("[0-9]*"))
+    ):
         texts = []
         try:
             for part in ("cmdline", "environ"):
@@ -44,7 +46,9 @@ def find_running(name: str, root: Path) -> list[CheckedText]:
         content = _read_started(pairs, words, Place())
         if content.commands or name:
             program = content.commands[0].program if content.commands else "no server"
-            found.append(CheckedText(where=f"process {folder.name} ({program})", content=content))
+            found.append(
+                CheckedText(where=f"process {folder.name} ({program})", content=content)
+            )
     if not found:
         raise HostError(
             "no vLLM server runs here that this user may read",
@@ -67,7 +71,9 @@ def _inspect_container(name: str) -> CheckedText:
         (found,) = read_json(done.output)
         image = str(found["Config"]["Image"])
         words = [found["Path"], *(found["Args"] or ())]
-        content = _read_started(found["Config"]["Env"] or (), words, Place(block=1, image=image))
+        content = _read_started(
+            found["Config"]["Env"] or (), words, Place(block=1, image=image)
+        )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"{program} inspect {name}: an answer that cannot be read: {error}"
         raise HostError(what) from None
@@ -75,9 +81,13 @@ def _inspect_container(name: str) -> CheckedText:
     return CheckedText(where=f"container {name}", content=content)
 
 
-def _read_started(pairs: Iterable[str], words: Sequence[str], place: Place) -> FileContent:
+def _read_started(
+    pairs: Iterable[str], words: Sequence[str], place: Place
+) -> FileContent:
     content = FileContent(RUNNING)
     for name, _sign, value in (pair.partition("=") for pair in pairs):
         content.add_variable(Assignment(1, name, value, place.block))
-    CommandReader(content).read_entry([Word(word, 1) for word in words], place, has_entry=False)
+    CommandReader(content).read_entry(
+        [Word(word, 1) for word in words], place, has_entry=False
+    )
     return content

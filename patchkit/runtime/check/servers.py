@@ -30,7 +30,12 @@ from patchkit.runtime.rules.flags import (
 )
 from patchkit.runtime.rules.releases import read_env_data, read_table
 from patchkit.runtime.rules.rule import holding
-from patchkit.runtime.rules.secret_texts import is_readable, is_secret, matches_one, secret_flag
+from patchkit.runtime.rules.secret_texts import (
+    is_readable,
+    is_secret,
+    matches_one,
+    secret_flag,
+)
 from patchkit.runtime.rules.spelling import Slips, nearest_hint
 from patchkit.runtime.rules.variable_values import is_placeholder
 
@@ -40,7 +45,9 @@ _KEEPS_FLAGS = re.compile("|".join(_KEPT["flags"]))
 _NUMBER = re.compile(r"\d{0,9}\.?\d{1,9}")
 _SHOWN = 12  # values in a hint
 _OTHERS = 0o077  # rights of the group and of others
-_DEFAULT = re.compile(r"\$\{(?P<name>[A-Z][A-Z0-9_]{2,60}):?[-=](?P<value>[^${}\n]{1,200})\}")
+_DEFAULT = re.compile(
+    r"\$\{(?P<name>[A-Z][A-Z0-9_]{2,60}):?[-=](?P<value>[^${}\n]{1,200})\}"
+)
 _EVERYWHERE = ("0.0.0.0", "::", "[::]")  # noqa: S104 - what is looked for
 # ports: of compose and -p of docker, published at one address of the host
 _AT_ADDRESS = re.compile(
@@ -73,7 +80,9 @@ def check_server_flags(checked: CheckedText) -> Iterator[Finding]:
 
 
 def _started_servers(content: FileContent) -> Iterator[CommandLine]:
-    yield from (command for command in content.commands if command.program == "vllm serve")
+    yield from (
+        command for command in content.commands if command.program == "vllm serve"
+    )
 
 
 def _kept_words(content: FileContent) -> Iterator[CommandLine]:
@@ -121,7 +130,9 @@ def _find_unknown(
         return  # it may be the script's own
     words = {"why": _reason_against(flag)}
     certain = bool(version and (life or checked.runs_upstream(server.block)))
-    words["hint"] = "leave it out" if certain else "of a fork? Then keep it, else leave it out"
+    words["hint"] = (
+        "leave it out" if certain else "of a fork? Then keep it, else leave it out"
+    )
     if life:
         keeper = f" of {shorten(flag.kept_in)}" if flag.kept_in else ""
         span = f"{life.first} to {life.last} had it"
@@ -136,7 +147,11 @@ def _find_unknown(
 
 def _reason_against(flag: GivenFlag) -> str:
     """Return what a rule without a condition says became of a flag, else what vLLM says of it."""
-    rows = (row for row in load_flag_rules().leave_out if row.flag == flag.name and not row.when)
+    rows = (
+        row
+        for row in load_flag_rules().leave_out
+        if row.flag == flag.name and not row.when
+    )
     return next((row.reason for row in rows), _UNRECOGNIZED)
 
 
@@ -146,15 +161,23 @@ def _check_limits(
     """Yield a value above what the rules say is the most."""
     value = float(flag.value) if _NUMBER.fullmatch(flag.value) else 0.0
     for limit in limits:
-        if flag.name != limit.flag or value <= limit.most or server.find_flag(limit.unless):
+        if (
+            flag.name != limit.flag
+            or value <= limit.most
+            or server.find_flag(limit.unless)
+        ):
             continue
         level = Level.WARNING if value >= limit.harmful else Level.NOTE
         words = {"why": limit.reason, "hint": limit.instead, "source": limit.source}
-        finding = build_finding("over-limit", flag, level, **words, most=f"{limit.most:g}")
+        finding = build_finding(
+            "over-limit", flag, level, **words, most=f"{limit.most:g}"
+        )
         yield replace(finding, id=f"{limit.flag.lstrip('-')}-high")
 
 
-def _check_choice(flag: GivenFlag, server: CommandLine, checked: CheckedText) -> Iterator[Finding]:
+def _check_choice(
+    flag: GivenFlag, server: CommandLine, checked: CheckedText
+) -> Iterator[Finding]:
     """Yield a value that the release does not take; a plugin brings parsers of its own."""
     choices = load_choices().get(flag.name)
     plugin = any(other.name.endswith("-parser-plugin") for other in server.flags)
@@ -167,11 +190,15 @@ def _check_choice(flag: GivenFlag, server: CommandLine, checked: CheckedText) ->
         words = {
             "reader": f"vLLM {version}" if version else "any known vLLM",
             "value": shorten(flag.value),
-            "hint": nearest_hint(flag.value, names, f"it takes {', '.join(names[:_SHOWN])}"),
+            "hint": nearest_hint(
+                flag.value, names, f"it takes {', '.join(names[:_SHOWN])}"
+            ),
             "file": choices.files[0],
         }
         certain = version and checked.runs_upstream(server.block)
-        yield build_finding("unknown-flag-value", flag, Level.ERROR if certain else None, **words)
+        yield build_finding(
+            "unknown-flag-value", flag, Level.ERROR if certain else None, **words
+        )
 
 
 def check_secrets(checked: CheckedText) -> Iterator[Finding]:
@@ -194,8 +221,12 @@ def check_secrets(checked: CheckedText) -> Iterator[Finding]:
                 "secret-in-file",
                 assignment,
                 Level.ERROR if mode & _OTHERS and issued else None,
-                readable=f", which others may read ({mode:04o})" if mode & _OTHERS else "",
-                hint=f"keep it in a file of mode 0600 that {file} names" if file else apart,
+                readable=f", which others may read ({mode:04o})"
+                if mode & _OTHERS
+                else "",
+                hint=f"keep it in a file of mode 0600 that {file} names"
+                if file
+                else apart,
             )
     for flag in (flag for command in content.commands for flag in command.flags):
         if secret_flag(flag.name) and _is_open_key(flag.value):
@@ -213,7 +244,9 @@ def check_defaults(checked: CheckedText) -> Iterator[Finding]:
             name, value = match["name"], match["value"].strip("\"'")
             # With a known key a server is open to everybody, whatever the key looks like.
             own = name == _KEY and not matches_one(_TEXTS["dummies"], value)
-            if is_secret(name) and (own or (_may_be_secret(value) and not _is_open_key(value))):
+            if is_secret(name) and (
+                own or (_may_be_secret(value) and not _is_open_key(value))
+            ):
                 yield build_finding("secret-default", Assignment(number, name, ""))
 
 
@@ -223,7 +256,9 @@ def _is_open_key(value: str) -> bool:
 
 def _may_be_secret(value: str) -> bool:
     """Return whether a value is no path, no dummy and no name of another variable."""
-    return not (matches_one(_TEXTS["dummies"], value) or is_readable(value, quoted=True))
+    return not (
+        matches_one(_TEXTS["dummies"], value) or is_readable(value, quoted=True)
+    )
 
 
 def check_servers(checked: CheckedText) -> Iterator[Finding]:

@@ -53,7 +53,9 @@ class EnvFile:
     extra: Mapping[str, str]
 
 
-def read_env_file(path: Path, *, accept_edited: bool = False, hint: str = "") -> EnvFile:
+def read_env_file(
+    path: Path, *, accept_edited: bool = False, hint: str = ""
+) -> EnvFile:
     """Return an env file of patchkit. Raises UsageError, SourceError, HashMismatchError.
 
     ``hint`` says how one gets the file that is not there, by default by writing it.
@@ -70,9 +72,13 @@ def env_file(text: str, where: str, *, accept_edited: bool = False) -> EnvFile:
         raise refusal("no-env-file", file=where, missing=", ".join(missing))
     edited = not is_untouched(text)
     if edited and not accept_edited:
-        raise refusal("edited", file=where, command=quoted("patchkit", "check", Path(where)))
+        raise refusal(
+            "edited", file=where, command=quoted("patchkit", "check", Path(where))
+        )
     if problems := fact_problems(facts).items():
-        shown = "; ".join(f"{name}={facts[name][:60]}: {name} {what}" for name, what in problems)
+        shown = "; ".join(
+            f"{name}={facts[name][:60]}: {name} {what}" for name, what in problems
+        )
         raise refusal("wrong-facts", file=where, facts=shown)
     lines = enumerate(text.split("\n"), 1)
     variables = parse(Format(facts.get("format", Format.ENV)), text, where)
@@ -98,7 +104,9 @@ def read_head(path: Path, role: str, *, accept_edited: bool = False) -> EnvFile:
     return file
 
 
-def check_transfer(head: EnvFile, known: Collection[str], here: Collection[str] = ()) -> None:
+def check_transfer(
+    head: EnvFile, known: Collection[str], here: Collection[str] = ()
+) -> None:
     """Raise SourceError for variables that must not travel; ``here`` are those of this node."""
     rules = load_variable_rules()
     # What rules and the model's preset set is the same on every node.
@@ -149,11 +157,15 @@ def _transfer_trouble(
 def locked_versions(place: Path) -> Mapping[str, str]:
     """Return public versions of vllm, triton, nccl that a lock names. Raises UsageError."""
     path = place / _LOCK if place.is_dir() else place
-    lines = read_text(path, hint="name a wheelhouse, or its requirements.txt").splitlines()
+    lines = read_text(
+        path, hint="name a wheelhouse, or its requirements.txt"
+    ).splitlines()
     matches = [match for line in lines if (match := _LINE.match(line))]
     found = {}
     for name, pattern in _ASKED.items():
-        versions = {each["public"] for each in matches if re.fullmatch(pattern, each["project"])}
+        versions = {
+            each["public"] for each in matches if re.fullmatch(pattern, each["project"])
+        }
         if len(versions) > 1:
             several = " and ".join(sorted(versions))
             raise refusal("locks-several", file=path, project=name, versions=several)

@@ -23,7 +23,9 @@ from patchkit.runtime.rules.rule import CHOICES
 MARK = "patchkit env:"
 BLANK = "0" * 16  # stands for the digest while it is computed
 _FACT = re.compile(r"[A-Za-z_]+=[!#-\[\]-~]*")
-_LINE = re.compile(rf"\A# {MARK}(?P<facts>[^\n]*) digest=(?P<digest>[0-9a-f]{{16}})(?=\n)")
+_LINE = re.compile(
+    rf"\A# {MARK}(?P<facts>[^\n]*) digest=(?P<digest>[0-9a-f]{{16}})(?=\n)"
+)
 
 NODES_MAX = int(read_env_data("network")["plan"]["nodes_max"])
 """The most nodes of a cluster."""
@@ -31,12 +33,17 @@ NODES_MAX = int(read_env_data("network")["plan"]["nodes_max"])
 _LISTED = ("role", "topology", "twin", "executor", "target", "quantization")
 _WORDS = {**{name: CHOICES[name] for name in _LISTED}, "format": tuple(Format)}
 _FORMS: Mapping[str, Mapping[str, str]] = {
-    **{name: {"form": "|".join(them), "takes": ", ".join(them)} for name, them in _WORDS.items()},
+    **{
+        name: {"form": "|".join(them), "takes": ", ".join(them)}
+        for name, them in _WORDS.items()
+    },
     **read_env_data("facts")["header"],
 }
 
 
-def render_env_file(kind: Format, header: Sequence[str], entries: Sequence[EnvEntry]) -> str:
+def render_env_file(
+    kind: Format, header: Sequence[str], entries: Sequence[EnvEntry]
+) -> str:
     """Return a whole file: facts (``role=head …``), lines to read, entries. Raises UsageError."""
     first, *notes = header or [""]
     if wrong := [fact for fact in first.split() if not _FACT.fullmatch(fact)]:
@@ -46,7 +53,10 @@ def render_env_file(kind: Format, header: Sequence[str], entries: Sequence[EnvEn
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(f"{', '.join(twice)}: set twice in one file")
     first = " ".join(f"{name}={value}" for name, value in known.items())
-    head = [f"# {MARK} {first} digest={BLANK}", *(row for line in notes for row in comment(line))]
+    head = [
+        f"# {MARK} {first} digest={BLANK}",
+        *(row for line in notes for row in comment(line)),
+    ]
     blocks = [[*comment(entry.comment), assignment(kind, entry)] for entry in entries]
     return sealed("\n\n".join("\n".join(block) for block in [head, *blocks]) + "\n")
 
@@ -56,7 +66,11 @@ def head_facts(text: str) -> dict[str, str]:
     match = _LINE.match(text)
     found = match["facts"].split() if match else []
     # A damaged or hostile header is not one of patchkit's.
-    return dict(fact.split("=", 1) for fact in found) if all(map(_FACT.fullmatch, found)) else {}
+    return (
+        dict(fact.split("=", 1) for fact in found)
+        if all(map(_FACT.fullmatch, found))
+        else {}
+    )
 
 
 def sealed(text: str) -> str:
@@ -86,6 +100,10 @@ def fact_problems(facts: Mapping[str, str]) -> dict[str, str]:
         fits = re.fullmatch(row["form"], value, re.ASCII) is not None
         too_many = fits and name == "nodes" and int(value) > NODES_MAX
         preset = find(value) if name == "model" else None
-        if not fits or too_many or (name == "model" and (preset is None or preset.id != value)):
+        if (
+            not fits
+            or too_many
+            or (name == "model" and (preset is None or preset.id != value))
+        ):
             found[name] = f"takes {row['takes'].format(most=NODES_MAX)}"
     return found

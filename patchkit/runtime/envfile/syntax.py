@@ -20,7 +20,9 @@ from patchkit.runtime.rules.secret_texts import is_secret
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # POSIX.1-2024, base definitions 8.1
 _FORMS = read_env_data("formats")
 _LONGEST = 131_071  # bytes of NAME=value: MAX_ARG_STRLEN of Linux less its NUL
-_DOCKER_LONGEST = 65_535  # bytes of a line: bufio.MaxScanTokenSize of Go less the newline
+_DOCKER_LONGEST = (
+    65_535  # bytes of a line: bufio.MaxScanTokenSize of Go less the newline
+)
 _WIDTH = 100  # columns of a comment
 
 
@@ -55,7 +57,9 @@ def assignment(kind: Format, entry: EnvEntry) -> str:
     if is_secret(name) and entry.value:
         raise refusal("secret-value", name=name)
     if trouble := _format_trouble(kind, name, entry.value):
-        able = [other for other in Format if not _format_trouble(other, name, entry.value)]
+        able = [
+            other for other in Format if not _format_trouble(other, name, entry.value)
+        ]
         if not able:
             raise refusal("no-format", name=name, trouble=trouble)
         words = {"format": kind, "able": ", ".join(able)}
@@ -81,7 +85,9 @@ def comment(text: str) -> list[str]:
     systemd before 254 takes a backslash at the end of a comment for a continuation, which would
     swallow the variable below it.
     """
-    line = "".join(sign if sign.isprintable() else "?" for sign in " ".join(text.split()))
+    line = "".join(
+        sign if sign.isprintable() else "?" for sign in " ".join(text.split())
+    )
     lines = textwrap.wrap(line, _WIDTH - len("# "), break_on_hyphens=False)
     return [f"# {line}." if line.endswith("\\") else f"# {line}" for line in lines]
 
@@ -115,7 +121,9 @@ def parse(kind: Format, text: str, where: str) -> dict[str, str]:
         match = _SKIPPED.match(text, position) or statement.match(text, position)
         if match is None:
             line = text.count("\n", 0, position) + 1
-            raise refusal("no-assignment", file=where, line=line, takes=_FORMS[kind]["takes"])
+            raise refusal(
+                "no-assignment", file=where, line=line, takes=_FORMS[kind]["takes"]
+            )
         position = match.end()
         parts = match.groupdict()
         if (quoted := parts.get("quoted")) is not None:

@@ -14,7 +14,9 @@ from patchkit.runtime.rules.secret_texts import mask_secrets
 _PRIVATE = 0o600
 
 
-def write(path: Path, text: str, *, force: bool, private: bool, by: str = "patchkit env") -> str:
+def write(
+    path: Path, text: str, *, force: bool, private: bool, by: str = "patchkit env"
+) -> str:
     """Write a file, all or nothing, and return what was done: created, unchanged or replaced.
 
     ``private`` takes the rights of others away, ``by`` is the verb that writes. A file that is
@@ -34,8 +36,12 @@ def write(path: Path, text: str, *, force: bool, private: bool, by: str = "patch
         if status and not force and before != text and not is_untouched(before):
             import difflib  # 5 ms, and seldom needed
 
-            old_lines, new_lines = (mask_secrets(side).splitlines() for side in (before, text))
-            lines = difflib.unified_diff(old_lines, new_lines, str(path), by, lineterm="")
+            old_lines, new_lines = (
+                mask_secrets(side).splitlines() for side in (before, text)
+            )
+            lines = difflib.unified_diff(
+                old_lines, new_lines, str(path), by, lineterm=""
+            )
             raise UsageError(
                 "\n".join([f"{path}: is there already, with another content", *lines]),
                 why="patchkit did not write it, or it was edited since",

@@ -21,15 +21,21 @@ def remarks(host: Host, verb: str = "probe") -> tuple[Finding, ...]:
     found = defaultdict(list)
     # By PCI address: names depend on udev.
     halves = sorted(
-        (netdev for netdev in host.netdevs if netdev.cage is not None), key=lambda half: half.pci
+        (netdev for netdev in host.netdevs if netdev.cage is not None),
+        key=lambda half: half.pci,
     )
-    for name, fields in (*_find_on_machine(host, halves), *_find_in_cages(host, halves)):
+    for name, fields in (
+        *_find_on_machine(host, halves),
+        *_find_in_cages(host, halves),
+    ):
         found[name].append(fields)
     return tuple(
         Finding(
             about=entry["id"],
             level=Level(entry["severity"]),
-            where=f"cage {number}" if isinstance(number := fields.get("cage"), int) else "",
+            where=f"cage {number}"
+            if isinstance(number := fields.get("cage"), int)
+            else "",
             what=entry["says"].format_map(fields),
             why=entry["why"].format_map(fields),
             hint=entry.get("hint", "").format_map(fields),
@@ -65,15 +71,22 @@ def _find_on_machine(host: Host, halves: Sequence[Netdev]) -> Facts:
     for found in overlaps(host, {half.name for half in halves if half.up}):
         if found.other.cage is None or found.other.cage != found.netdev.cage:
             names = {"netdev": found.netdev.name, "other": found.other.name}
-            yield "shared-network", {**names, "address": found.address, "present": found.present}
+            yield (
+                "shared-network",
+                {**names, "address": found.address, "present": found.present},
+            )
     pairs = [(half, own) for half in halves if half.carrier for own in half.ipv4]
     if drawn := [f"{half.name} {own}" for half, own in pairs if own.is_link_local]:
         yield "link-local", {"addresses": ", ".join(drawn)}
     # Such a driver loads the machine code of torch's CUDA, and does not compile its PTX.
     cuda, oldest = host.software.cuda if host.software else "", toolkits()[0]
-    needed = {row.cuda: row.driver for row in toolkits()} | read_env_data("hardware")["ptx_drivers"]
+    needed = {row.cuda: row.driver for row in toolkits()} | read_env_data("hardware")[
+        "ptx_drivers"
+    ]
     driver = next((gpu.driver for gpu in host.gpus if gpu.driver[:1].isdigit()), "")
-    if driver and within(driver, f">={oldest.driver},<{needed.get(cuda, oldest.driver)}"):
+    if driver and within(
+        driver, f">={oldest.driver},<{needed.get(cuda, oldest.driver)}"
+    ):
         yield "ptx-driver", {"driver": driver, "cuda": cuda, "needed": needed[cuda]}
 
 
@@ -92,7 +105,10 @@ def _find_in_cages(host: Host, halves: Sequence[Netdev]) -> Facts:
     for cage in host.cabled:
         one, *others = (half for half in halves if half.cage == cage)
         if not any(half.ipv4 or half.master for half in (one, *others)):
-            yield "no-address", {"netdevs": ", ".join(half.name for half in (one, *others))}
+            yield (
+                "no-address",
+                {"netdevs": ", ".join(half.name for half in (one, *others))},
+            )
         for other in (half for half in others if half.name == one.twin):
             for name, fields in _compare_halves(host, one, other):
                 yield name, {"cage": cage, **fields}
@@ -105,11 +121,17 @@ def _compare_halves(host: Host, one: Netdev, other: Netdev) -> Facts:
             fields = {"netdev": has.name, "without": lacks.name}
             yield "one-twin-address", {"address": has.ipv4[0], **fields}
         if has.up and not lacks.up and not one_half_fills(has.speed):
-            yield "half-down", {"netdev": has.name, "twin": lacks.name, "state": lacks.state}
+            yield (
+                "half-down",
+                {"netdev": has.name, "twin": lacks.name, "state": lacks.state},
+            )
     if state == "random":
         lasting, drawn = (one, other) if one.lasting else (other, one)
         fields = {"netdev": lasting.name, "twin": drawn.name}
-        yield "random-twin", {"address": lasting.lasting[0], "random": drawn.ipv4[0], **fields}
+        yield (
+            "random-twin",
+            {"address": lasting.lasting[0], "random": drawn.ipv4[0], **fields},
+        )
     for own in other.ipv4:
         # The remark link-local is about link-local ones.
         if own.network in {its.network for its in one.ipv4} and not own.is_link_local:

@@ -16,7 +16,9 @@ _NAMES = "name,compute_cap,driver_version,memory.total,pci.bus_id"
 def gpus(reader: Reader) -> tuple[Gpu, ...]:
     """Return the GPUs; none, and a note, if nvidia-smi names none."""
     try:
-        text = reader.answer("nvidia-smi.csv", lambda: query_gpus(f"--query-gpu={_NAMES}"))
+        text = reader.answer(
+            "nvidia-smi.csv", lambda: query_gpus(f"--query-gpu={_NAMES}")
+        )
         return tuple(
             Gpu(
                 name=name,

@@ -110,7 +110,10 @@ class Gpu:
     @property
     def target(self) -> str:
         """Return the target with this capability; ``other`` for an unknown one."""
-        known = {"{}.{}".format(*target.capability): target.name for target in targets().values()}
+        known = {
+            "{}.{}".format(*target.capability): target.name
+            for target in targets().values()
+        }
         return known.get(_RENAMED.get(self.capability, self.capability), OTHER)
 
 
@@ -199,7 +202,9 @@ class Host:
 
     def netdev_of(self, address: str) -> Netdev | None:
         """Return the first netdev that has an IPv4 address."""
-        own = ((netdev, str(each.ip)) for netdev in self.netdevs for each in netdev.ipv4)
+        own = (
+            (netdev, str(each.ip)) for netdev in self.netdevs for each in netdev.ipv4
+        )
         return next((netdev for netdev, ip in own if ip == address), None)
 
     def netdev(self, name: str) -> Netdev | None:
@@ -226,7 +231,11 @@ class Host:
     def vllm_home(self, version: str) -> Path | None:
         """Return the folder of the installed vLLM, if it is of this version."""
         software = self.software
-        if software is None or not software.vllm_home or plain(software.vllm) != plain(version):
+        if (
+            software is None
+            or not software.vllm_home
+            or plain(software.vllm) != plain(version)
+        ):
             return None
         return Path(software.vllm_home)
 

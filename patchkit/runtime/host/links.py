@@ -37,12 +37,19 @@ def read_links(reader: Reader) -> tuple[tuple[Netdev, ...], tuple[Rdma, ...]]:
     netdevs = [replace(it, master="") if it.master in apart else it for it in netdevs]
 
     # p0 may be the port of a cage, pf0vf1 may not.
-    uplinks = {netdev.name for netdev in netdevs if re.fullmatch(r"(p\d)?", netdev.port)}
+    uplinks = {
+        netdev.name for netdev in netdevs if re.fullmatch(r"(p\d)?", netdev.port)
+    }
     devices = [_read_rdma(reader, name, uplinks) for name in reader.folders(_RDMA)]
     driver = read_env_data("hardware")["connectx"]["driver"]
-    cards = [each for each in netdevs if each.name in uplinks and each.driver in ("", driver)]
+    cards = [
+        each for each in netdevs if each.name in uplinks and each.driver in ("", driver)
+    ]
     return (
-        tuple(_with_cage(netdev, cards) if netdev in cards else netdev for netdev in netdevs),
+        tuple(
+            _with_cage(netdev, cards) if netdev in cards else netdev
+            for netdev in netdevs
+        ),
         tuple(_with_cage(device, devices) for device in devices),
     )
 
@@ -53,7 +60,9 @@ def _read_rdma(reader: Reader, name: str, uplinks: Collection[str]) -> Rdma:
     port = f"{_RDMA}/{name}/ports/1"
     return Rdma(
         name=name,
-        state=reader.line(f"{port}/state", needed=True).rpartition(": ")[2],  # of "4: ACTIVE"
+        state=reader.line(f"{port}/state", needed=True).rpartition(": ")[
+            2
+        ],  # of "4: ACTIVE"
         netdev=next((netdev for netdev in netdevs if netdev in uplinks), ""),
         pci=reader.device(f"{_RDMA}/{name}/device")[0],
         gids=tuple(_read_gids(reader, port)),
@@ -63,7 +72,9 @@ def _read_rdma(reader: Reader, name: str, uplinks: Collection[str]) -> Rdma:
 def _read_gids(reader: Reader, port: str) -> Iterator[Gid]:
     """Yield the entries of a port's GID table; sysfs has EINVAL for the type of an empty one."""
     types = f"{port}/gid_attrs/types"
-    for index in sorted(int(entry) for entry in reader.names(types) if entry.isdecimal()):
+    for index in sorted(
+        int(entry) for entry in reader.names(types) if entry.isdecimal()
+    ):
         kind = reader.line(f"{types}/{index}")
         if not kind:
             continue
@@ -98,7 +109,9 @@ def _read_netdev(
     elif "wireless" in inside or "phy80211" in inside:
         kind = "wifi"
     else:
-        kind = "virtual" if "/devices/virtual/" in f"/{reader.real(home)}" else "ethernet"
+        kind = (
+            "virtual" if "/devices/virtual/" in f"/{reader.real(home)}" else "ethernet"
+        )
     return Netdev(
         name=name,
         state=reader.line(f"{home}/operstate", needed=True) or "unknown",
@@ -146,7 +159,9 @@ def _read_addresses(reader: Reader) -> dict[str, tuple[str, tuple[Address, ...]]
             kind = printable(link.get("linkinfo", {}).get("info_kind", ""))
             found[printable(link["ifname"])] = kind, tuple(addresses)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        reader.notes.append(f"no addresses: /commands/ip-address.json is not understood: {error}")
+        reader.notes.append(
+            f"no addresses: /commands/ip-address.json is not understood: {error}"
+        )
         return {}
     return found
 
@@ -155,5 +170,7 @@ def ask_addresses() -> str:
     """Return what `ip -json -details address` prints. Raises ToolUnavailable."""
     done = attempt("ip", "-json", "-details", "address", timeout=_SECONDS)
     if done.trouble:
-        raise ToolUnavailable(f"ip: {printable(done.trouble)[:200]} (sudo apt install iproute2)")
+        raise ToolUnavailable(
+            f"ip: {printable(done.trouble)[:200]} (sudo apt install iproute2)"
+        )
     return done.output

@@ -26,7 +26,9 @@ from patchkit.records import RecordError, read_json
 
 LIVE = Path("/")
 _INDEX = "recording.json"
-_MOST = 1 << 22  # bytes of a file: /proc/cpuinfo of the largest machines has two million
+_MOST = (
+    1 << 22
+)  # bytes of a file: /proc/cpuinfo of the largest machines has two million
 _CHUNK = 1 << 14  # /proc/sys allocates what a read asks for, and refuses megabytes
 _UNKNOWN = (0xFFFF, 0xFFFFFFFF)  # -1 as 16 and as 32 bits
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
@@ -51,7 +53,9 @@ class RecordingWriter:
 
     def __init__(self, root: Path, folder: Path) -> None:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UsageError(f"{folder}: is there, and not empty", hint="name a new folder")
+            raise UsageError(
+                f"{folder}: is there, and not empty", hint="name a new folder"
+            )
         self.root = Path(os.path.realpath(root))
         self.home = folder
         self.files = 0
@@ -99,7 +103,9 @@ class Reader:
     """Paths are relative to the root: ``sys/class/net``. ``notes`` says what could not be read."""
 
     def __init__(self, root: Path, copy: RecordingWriter | None = None) -> None:
-        self.root = Path(os.path.realpath(root))  # links are compared with it: see _place
+        self.root = Path(
+            os.path.realpath(root)
+        )  # links are compared with it: see _place
         self.live = self.root == LIVE
         self.copy = copy
         self.notes: list[str] = []
@@ -146,7 +152,9 @@ class Reader:
     def settings(self, path: str) -> dict[str, str]:
         """Return the lines ``NAME=value`` of a file, without quotes around values."""
         pairs = (line.partition("=") for line in self.text(path).splitlines())
-        return {name: printable(value).strip("\"'") for name, sign, value in pairs if sign}
+        return {
+            name: printable(value).strip("\"'") for name, sign, value in pairs if sign
+        }
 
     def names(self, path: str, *, needed: bool = False) -> tuple[str, ...]:
         """Return the names in a folder, sorted; none if it cannot be read."""
@@ -173,7 +181,9 @@ class Reader:
         fields = self.settings(f"{path}/uevent")
         pci = re.compile(r"[0-9a-fA-F]+:[0-9a-fA-F]+:[0-9a-fA-F]+\.[0-9a-fA-F]+")
         controllers = filter(pci.fullmatch, reversed(self.real(path).split("/")))
-        return fields.get("PCI_SLOT_NAME", next(controllers, "")), fields.get("DRIVER", "")
+        return fields.get("PCI_SLOT_NAME", next(controllers, "")), fields.get(
+            "DRIVER", ""
+        )
 
     def answer(self, name: str, ask: Callable[[], str]) -> str:
         """Return what a tool says, or said when it was recorded. Raises ToolUnavailable."""
@@ -208,7 +218,9 @@ class Reader:
             # Any errno that does not mean "none": the words are the recorded ones.
             raise OSError(errno.EIO, words)
         place = self.root / path
-        if not self.live and not Path(os.path.realpath(place)).is_relative_to(self.root):
+        if not self.live and not Path(os.path.realpath(place)).is_relative_to(
+            self.root
+        ):
             raise OSError(errno.EXDEV, "leads out of the recording")
         return place
 
@@ -231,5 +243,7 @@ def whole(text: str) -> int | None:
 
 def printable(text: str) -> str:
     """Return one line, without what would move a terminal's cursor."""
-    kept = (letter if letter.isprintable() else " " for letter in text.strip().strip("\0"))
+    kept = (
+        letter if letter.isprintable() else " " for letter in text.strip().strip("\0")
+    )
     return "".join(kept).strip()

@@ -10,7 +10,9 @@ from typing import Literal
 from patchkit.runtime.host.host import Host, Netdev
 from patchkit.runtime.rules.releases import read_env_data
 
-TwinState = Literal["none", "down", "bare", "bare-first", "random", "link-local", "both"]
+TwinState = Literal[
+    "none", "down", "bare", "bare-first", "random", "link-local", "both"
+]
 """How the other half of a netdev's cage is addressed: see ``twin_state``."""
 
 
@@ -30,8 +32,12 @@ def overlaps(host: Host, names: Collection[str]) -> Iterator[Overlap]:
         for address in netdev.lasting if netdev.name in names else ():
             for other in host.netdevs:
                 for present in other.lasting if other.name not in names else ():
-                    if other.kind != "loopback" and present.network.overlaps(address.network):
-                        yield Overlap(netdev=netdev, address=address, other=other, present=present)
+                    if other.kind != "loopback" and present.network.overlaps(
+                        address.network
+                    ):
+                        yield Overlap(
+                            netdev=netdev, address=address, other=other, present=present
+                        )
 
 
 def twin_state(host: Host, netdev: Netdev) -> TwinState:
@@ -55,23 +61,37 @@ def twin_state(host: Host, netdev: Netdev) -> TwinState:
 
 def one_half_fills(speed: int | None) -> bool:
     """Return whether one half of a cage carries all of a link; ``speed`` in Mbit/s, or unknown."""
-    return speed is not None and speed <= read_env_data("hardware")["connectx"]["half_gbits"] * 1000
+    return (
+        speed is not None
+        and speed <= read_env_data("hardware")["connectx"]["half_gbits"] * 1000
+    )
 
 
 def in_reach(netdev: Netdev, address: str) -> list[IPv4Interface]:
     """Return a netdev's addresses that reach another without a router, or in an overlay."""
-    asked, overlays = ip_address(address), read_env_data("hardware")["overlays"]["networks"]
+    asked, overlays = (
+        ip_address(address),
+        read_env_data("hardware")["overlays"]["networks"],
+    )
     return [
         own
         for own in netdev.ipv4
         if (own.network.prefixlen < own.max_prefixlen and asked in own.network)
         or (
             own.network.prefixlen == own.max_prefixlen
-            and any(own.ip in ip_network(each) and asked in ip_network(each) for each in overlays)
+            and any(
+                own.ip in ip_network(each) and asked in ip_network(each)
+                for each in overlays
+            )
         )
     ]
 
 
 def describe_addresses(host: Host) -> str:
-    found = [f"{own.ip} on {netdev.name}" for netdev in host.netdevs for own in netdev.ipv4]
-    return ", ".join(text for text in found if not text.startswith("127.")) or "no IPv4 address"
+    found = [
+        f"{own.ip} on {netdev.name}" for netdev in host.netdevs for own in netdev.ipv4
+    ]
+    return (
+        ", ".join(text for text in found if not text.startswith("127."))
+        or "no IPv4 address"
+    )

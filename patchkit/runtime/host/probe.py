@@ -11,7 +11,13 @@ from patchkit.errors import HostError
 from patchkit.runtime.host.gpu import gpus
 from patchkit.runtime.host.host import Host, Memory, System
 from patchkit.runtime.host.links import read_links
-from patchkit.runtime.host.machine_root import LIVE, Reader, RecordingWriter, printable, whole
+from patchkit.runtime.host.machine_root import (
+    LIVE,
+    Reader,
+    RecordingWriter,
+    printable,
+    whole,
+)
 from patchkit.runtime.host.software import software
 from patchkit.runtime.rules.releases import read_env_data
 
@@ -35,7 +41,12 @@ def probe(
     """
     reader = Reader(root, copy)
     netdevs, rdma = read_links(reader)
-    firmware, pool, devices, installed = system(reader), memory(reader), gpus(reader), None
+    firmware, pool, devices, installed = (
+        system(reader),
+        memory(reader),
+        gpus(reader),
+        None,
+    )
     if reader.live or python:
         try:
             installed = software(python, environment)
@@ -69,13 +80,17 @@ def system(reader: Reader) -> System:
         unknown = part and f"CPU part {part}"
         models.append(core.get("model name") or str(known.get(part, unknown)))
     ranked = sorted(Counter(models).items(), key=lambda item: (-item[1], item[0]))
-    product = reader.line(f"{_DMI}/product_name") or reader.line("proc/device-tree/model")
+    product = reader.line(f"{_DMI}/product_name") or reader.line(
+        "proc/device-tree/model"
+    )
     if not product:
         reader.notes.append(f"neither /{_DMI} nor /proc/device-tree names the product")
     # In this order by os-release(5).
     release = reader.settings("etc/os-release") or reader.settings("usr/lib/os-release")
     # Of several options of one name the last one counts.
-    options = dict(word.partition("=")[::2] for word in reader.line("proc/cmdline").split())
+    options = dict(
+        word.partition("=")[::2] for word in reader.line("proc/cmdline").split()
+    )
     return System(
         hostname=reader.line(f"{_KERNEL}/hostname"),
         vendor=reader.line(f"{_DMI}/sys_vendor"),
@@ -86,7 +101,8 @@ def system(reader: Reader) -> System:
         kho=options.get("kho", ""),
         os=release.get("PRETTY_NAME", ""),
         # Linux has the file since 6.1.
-        machine=reader.line(f"{_KERNEL}/arch") or (os.uname().machine if reader.live else ""),
+        machine=reader.line(f"{_KERNEL}/arch")
+        or (os.uname().machine if reader.live else ""),
         cpu=", ".join(f"{count} x {name}" for name, count in ranked if name),
         cores=len(models),
     )

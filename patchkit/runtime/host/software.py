@@ -18,7 +18,9 @@ from patchkit.runtime.python.libnccl import nccl_version
 
 # The file of a package that says its version, and the first line of it that does.
 _VERSIONS = {"vllm": "_version.py", "torch": "version.py"}
-_VERSION = re.compile(r"""^__version__\b[^"'\n]*["'](?P<version>\d[^"']*)["']""", re.MULTILINE)
+_VERSION = re.compile(
+    r"""^__version__\b[^"'\n]*["'](?P<version>\d[^"']*)["']""", re.MULTILINE
+)
 _OLDEST_CUDA = 13  # of which ptxas knows sm_121a and sm_110a
 
 
@@ -31,7 +33,9 @@ def software(python: str | None, environment: Mapping[str, str]) -> Software:
         process = startup.start_process(facts, environment)
         # In this order: torch_choice maps what torch loads.
         torch = _nccl_of_choice(startup.torch_choice(process), facts)
-        vllm = _nccl_of_choice(startup.vllm_choice(process), facts) if facts.vllm else None
+        vllm = (
+            _nccl_of_choice(startup.vllm_choice(process), facts) if facts.vllm else None
+        )
     return Software(
         python=python,
         vllm=_package_version("vllm", facts.vllm, facts),
@@ -53,10 +57,17 @@ def find_python(environment: Mapping[str, str]) -> str:
         place = f"{venv}/bin/python"
         if os.access(place, os.X_OK):
             return place
-    if any(Path(folder, "vllm", "__init__.py").is_file() for folder in site.getsitepackages()):
+    if any(
+        Path(folder, "vllm", "__init__.py").is_file()
+        for folder in site.getsitepackages()
+    ):
         return sys.executable  # patchkit is installed beside it
     path = environment.get("PATH")
-    return shutil.which("python3", path=path) or shutil.which("python", path=path) or sys.executable
+    return (
+        shutil.which("python3", path=path)
+        or shutil.which("python", path=path)
+        or sys.executable
+    )
 
 
 def find_ptxas(root: Path, environment: Mapping[str, str]) -> str:
@@ -77,13 +88,17 @@ def find_ptxas(root: Path, environment: Mapping[str, str]) -> str:
     return ""
 
 
-def _package_version(package: str, origin: str | None, facts: startup.InterpreterFacts) -> str:
+def _package_version(
+    package: str, origin: str | None, facts: startup.InterpreterFacts
+) -> str:
     """Return a package's version: by the distribution beside it, itself, or any distribution."""
     if origin is None:
         return ""
     home = Path(origin).parent
     place = home / _VERSIONS[package]
-    text = place.read_text(encoding="utf-8", errors="replace") if place.is_file() else ""
+    text = (
+        place.read_text(encoding="utf-8", errors="replace") if place.is_file() else ""
+    )
     match = _VERSION.search(text)
     beside = find_version([str(home.parent)], package)
     return beside or (match["version"] if match else find_version(facts.path, package))

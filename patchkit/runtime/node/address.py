@@ -21,12 +21,17 @@ def own_address(
             raise refusal("head-here", head=head)
         groups = (fabric.ports, fabric.usable)
         first, fast = ({port.netdev.name for port in ports} for ports in groups)
-        near = [netdev for netdev in host.netdevs if netdev.up and in_reach(netdev, head)]
+        near = [
+            netdev for netdev in host.netdevs if netdev.up and in_reach(netdev, head)
+        ]
         if not near:
             raise cable_refusal(host, "no-way-to-head", head=head)
         # Of several interfaces in that network the one for the data first, and last an RDMA device
         # that was left out, since it shares that network; names alone depend on udev.
-        best = min(near, key=lambda it: (it.name not in first, it.name in fast, it.pci, it.name))
+        best = min(
+            near,
+            key=lambda it: (it.name not in first, it.name in fast, it.pci, it.name),
+        )
         # An interface may have several addresses; the head reaches this one directly.
         return best, str(in_reach(best, head)[0].ip)
     if not head:
@@ -64,12 +69,16 @@ def _head_address(host: Host, topology: str, fabric: Fabric) -> tuple[Netdev, st
     found: list[Netdev] = []
     # A ring's cables join neighbours alone, and a Thor has no RDMA: the LAN reaches every node.
     for kind in ("ethernet", "wifi") if topology in ("ring", "hetero") else ():
-        found += (each for each in addressed if each.kind == kind and each.name not in fast)
+        found += (
+            each for each in addressed if each.kind == kind and each.name not in fast
+        )
     if topology != "ring":
         wired = [netdev for netdev in addressed if netdev.kind == "ethernet"]
         cabled = [netdev for netdev in wired if netdev.name in fast or netdev.port]
         found += (port.netdev for port in fabric.ports)
-        found += sorted(cabled, key=lambda each: (not each.lasting, each.pci, each.name))
+        found += sorted(
+            cabled, key=lambda each: (not each.lasting, each.pci, each.name)
+        )
     elif not found:
         raise refusal("ring-without-lan", has=describe_addresses(host))
     if not found:

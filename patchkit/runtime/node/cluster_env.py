@@ -25,7 +25,11 @@ from patchkit.runtime.rules.variable_rules import (
     load_variable_rules,
 )
 from patchkit.runtime.rules.variable_values import Takes, vllm_values
-from patchkit.runtime.rules.variables import nccl_variables, variable_table, vllm_variables
+from patchkit.runtime.rules.variables import (
+    nccl_variables,
+    variable_table,
+    vllm_variables,
+)
 from patchkit.target import DEFAULT_TARGET
 
 _HCAS = "NCCL_IB_HCA"
@@ -76,7 +80,11 @@ class ClusterEnv:
     def where(self) -> str:
         """Return ``: 192.168.100.10 on enp1s0f0np0``, empty for a node alone."""
         attachment = self.node.attachment
-        return f": {attachment.address} on {attachment.netdev}" if attachment.address else ""
+        return (
+            f": {attachment.address} on {attachment.netdev}"
+            if attachment.address
+            else ""
+        )
 
 
 def cluster_env(
@@ -101,14 +109,24 @@ def cluster_env(
     on, off = node.choice.divide(holding(rules.rules, node.situation))
     replaced = {rule.replaces for rule in on}
     model = model or (node.preset.id if node.preset else "")
-    more = {"ptxas": ptxas, **(cache_folders(caches, node.vllm, model) if caches else {})}
-    settings = [*_choose_settings([rule for rule in on if rule.id not in replaced], node, more)]
-    known, values = vllm_variables(node.vllm, host.vllm_home(node.vllm)), vllm_values(node.vllm)
+    more = {
+        "ptxas": ptxas,
+        **(cache_folders(caches, node.vllm, model) if caches else {}),
+    }
+    settings = [
+        *_choose_settings([rule for rule in on if rule.id not in replaced], node, more)
+    ]
+    known, values = (
+        vllm_variables(node.vllm, host.vllm_home(node.vllm)),
+        vllm_values(node.vllm),
+    )
     setters: dict[str, str] = {}
     for setting in settings:
         before = setters.setdefault(setting.name, setting.rule)
         if before != setting.rule:
-            raise refusal("set-twice", name=setting.name, first=before, rule=setting.rule)
+            raise refusal(
+                "set-twice", name=setting.name, first=before, rule=setting.rule
+            )
         _check_setting(setting, node.vllm, nccl, known, values.get(setting.name))
     # A stable sort: the rules keep their order, which is that of the data.
     settings.sort(key=lambda setting: setting.scope != "shared")
@@ -126,8 +144,12 @@ def cluster_env(
     advice += (Beware(row.says, row.instead) for row in rows)
     attachment = node.attachment
     if own.get(_HCAS) == attachment.half != attachment.hcas:
-        other = set(attachment.hcas.strip("=").split(",")) - {attachment.half.strip("=")}
-        notes.append(f"{', '.join(other)}, the other half of the cable, is left out of {_HCAS}")
+        other = set(attachment.hcas.strip("=").split(",")) - {
+            attachment.half.strip("=")
+        }
+        notes.append(
+            f"{', '.join(other)}, the other half of the cable, is left out of {_HCAS}"
+        )
     if node.target == "other":
         notes.append(_NO_DEVICE)
     elif node.target == DEFAULT_TARGET and not host.gpus:
@@ -139,7 +161,11 @@ def cluster_env(
         versions = f"the version of {' and '.join(missing)} is unknown ({options})"
         notes.append(f"{versions}: no rule about it")
     return ClusterEnv(
-        node=node, settings=tuple(settings), advice=tuple(advice), off=off, notes=tuple(notes)
+        node=node,
+        settings=tuple(settings),
+        advice=tuple(advice),
+        off=off,
+        notes=tuple(notes),
     )
 
 
@@ -149,7 +175,8 @@ def _choose_settings(
     """Return what sets a variable: the user before the preset, and both before the rules."""
     attachment, preset = node.attachment, node.preset
     own = {
-        name: getattr(attachment, name) for name in ("address", "netdev", "data", "hcas", "half")
+        name: getattr(attachment, name)
+        for name in ("address", "netdev", "data", "hcas", "half")
     }
     facts = {**facts, **own, "netdevs": ",".join(attachment.netdevs)}
     # Empty facts are left out, so that a rule that needs one of them raises KeyError.
@@ -162,7 +189,11 @@ def _choose_settings(
             reason = f"{preset.name} is {'served so' if value else 'gated'}"
             if name not in taken:
                 yield Setting(
-                    name=name, value=value, reason=reason, rule="preset", source=preset.source
+                    name=name,
+                    value=value,
+                    reason=reason,
+                    rule="preset",
+                    source=preset.source,
                 )
         taken |= of_model.keys()
     pairs = ((rule, name, value) for rule in rules for name, value in rule.set.items())
@@ -179,7 +210,11 @@ def _choose_settings(
 
 
 def _check_setting(
-    setting: Setting, vllm: str, nccl: str, known: Mapping[str, str], takes: Takes | None
+    setting: Setting,
+    vllm: str,
+    nccl: str,
+    known: Mapping[str, str],
+    takes: Takes | None,
 ) -> None:
     """Raise for a name that vLLM or NCCL does not read, and a value at which vLLM stops."""
     # Other programs have no full list of names, nor has the table those of a newer NCCL.
@@ -193,7 +228,9 @@ def _check_setting(
     if name not in names:
         raise kind(
             f"{reader} does not read {name} (set by {setting.rule})",
-            hint=nearest_hint(name, names, "`patchkit env explain` lists what it reads"),
+            hint=nearest_hint(
+                name, names, "`patchkit env explain` lists what it reads"
+            ),
         )
     if reader != "NCCL" and takes and not takes.has(setting.value):
         raise kind(
@@ -225,7 +262,10 @@ def agree(env: ClusterEnv, head: EnvFile, here: Collection[str] = ()) -> Cluster
         if scopes.get(name, "host" if name in of_host else "shared") == "shared"
     }
     # Of names that this node does not set, one that runs code is a rule's that it does not have.
-    compared = [*mine, *(name for name in theirs if name not in mine and runs_code(name))]
+    compared = [
+        *mine,
+        *(name for name in theirs if name not in mine and runs_code(name)),
+    ]
     problems = [
         f"{name} is {mine.get(name, 'not set')} here and {theirs.get(name, 'not set')} there"
         for name in compared
@@ -240,7 +280,10 @@ def agree(env: ClusterEnv, head: EnvFile, here: Collection[str] = ()) -> Cluster
     ]
     notes = [*env.notes]
     if head.edited:
-        added = [*taken, *(setting for setting in env.settings if setting.rule == "--set")]
+        added = [
+            *taken,
+            *(setting for setting in env.settings if setting.rule == "--set"),
+        ]
         names = ", ".join(
             f"{setting.name}={setting.value} (line {head.lines.get(setting.name, 1)})"
             for setting in added
@@ -255,7 +298,11 @@ def agree(env: ClusterEnv, head: EnvFile, here: Collection[str] = ()) -> Cluster
     lists = [row.value for row in env.settings if row.name == _HCAS]
     both = all("," in names for names in (*lists, head.variables.get(_HCAS, "")))
     if all(twins) and both and (twins[0] in _BARE) is not (twins[1] in _BARE):
-        has, lacks = ("the head", "this node") if twins[0] in _BARE else ("this node", "the head")
+        has, lacks = (
+            ("the head", "this node")
+            if twins[0] in _BARE
+            else ("this node", "the head")
+        )
         notes.append(
             f"the other half of the cable has an IPv4 address on {has} and none on {lacks}: "
             "`ibv_modify_qp` fails so; give it one on both nodes, or on none"
@@ -273,7 +320,8 @@ def _check_overwritten(env: ClusterEnv, head: EnvFile) -> None:
         for row in env.settings
         if row.scope == "host" and row.name.startswith(executor.prefixes)
         # The one variable with such a prefix that Ray's executor does not copy.
-        if row.name != "VLLM_HOST_IP" and head.variables.get(row.name, row.value) != row.value
+        if row.name != "VLLM_HOST_IP"
+        and head.variables.get(row.name, row.value) != row.value
     ]
     if lost:
         raise refusal("overwritten", values="; ".join(lost), reason=executor.reason)

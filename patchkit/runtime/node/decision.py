@@ -18,7 +18,11 @@ from patchkit.runtime.rules.refusals import refusal
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import BY_DEFAULT, RuleChoice, Situation
 from patchkit.runtime.rules.variable_rules import Executor, choose_executor
-from patchkit.runtime.rules.variables import nccl_variables, other_variables, vllm_variables
+from patchkit.runtime.rules.variables import (
+    nccl_variables,
+    other_variables,
+    vllm_variables,
+)
 from patchkit.target import DEFAULT_TARGET
 
 
@@ -80,7 +84,8 @@ class Node:
             "executor": self.executor.name,
             "copies": self.executor.copies,
             "target": self.target,
-            "quantization": self.quantization or (preset.quantization if preset else ""),
+            "quantization": self.quantization
+            or (preset.quantization if preset else ""),
             "moe": "unknown" if preset is None else "yes" if preset.moe else "no",
             "family": preset.family if preset else "",
             "vllm": self.vllm,
@@ -90,7 +95,11 @@ class Node:
 
 
 def decide(
-    options: NodeOptions, host: Host, file: EnvFile | None = None, *, addressed: bool = True
+    options: NodeOptions,
+    host: Host,
+    file: EnvFile | None = None,
+    *,
+    addressed: bool = True,
 ) -> Node:
     """Return what a node is.
 
@@ -123,7 +132,12 @@ def decide(
     # A command line for another node asks this host only for what is not given.
     if role != "single" and (addressed or asked.topology == "auto" or not asked.head):
         attachment = attach(
-            host, role=role, topology=asked.topology, nodes=nodes, head=asked.head, target=target
+            host,
+            role=role,
+            topology=asked.topology,
+            nodes=nodes,
+            head=asked.head,
+            target=target,
         )
     executor = choose_executor(vllm, role, asked.executor, asked.choice.wanted)
     return Node(
@@ -160,10 +174,16 @@ def _with_file(options: NodeOptions, file: EnvFile, installed: str) -> NodeOptio
         # Local parts (+cu130, +gb10) may differ: they name a build, not a release.
         if value and plain(value) != plain(facts.get(fact, value)):
             option = f"--{'head-ip' if fact == 'head' else fact} {value}"
-            raise refusal("against-file", option=option, file=file.where, says=facts[fact])
+            raise refusal(
+                "against-file", option=option, file=file.where, says=facts[fact]
+            )
     if installed and not options.vllm and plain(installed) != plain(facts["vllm"]):
-        raise refusal("other-vllm", here=installed, file=file.where, there=facts["vllm"])
-    listed = {it: {*filter(None, facts.get(it, "").split(","))} for it in ("with", "without")}
+        raise refusal(
+            "other-vllm", here=installed, file=file.where, there=facts["vllm"]
+        )
+    listed = {
+        it: {*filter(None, facts.get(it, "").split(","))} for it in ("with", "without")
+    }
     return replace(
         options,
         role=options.role or file.role,
@@ -172,7 +192,8 @@ def _with_file(options: NodeOptions, file: EnvFile, installed: str) -> NodeOptio
         topology=topology or facts["topology"],
         executor=executor or facts["executor"],
         vllm=options.vllm or facts["vllm"],
-        target=options.target or ("" if of_head else facts.get("target", "")),  # each node its own
+        target=options.target
+        or ("" if of_head else facts.get("target", "")),  # each node its own
         quantization=options.quantization or facts.get("quantization", ""),
         model=facts.get("model", "") if options.model is None else options.model,
         choice=RuleChoice(
@@ -184,7 +205,13 @@ def _with_file(options: NodeOptions, file: EnvFile, installed: str) -> NodeOptio
 
 
 def _check_file(
-    options: NodeOptions, file: EnvFile, host: Host, vllm: str, nccl: str, *, addressed: bool
+    options: NodeOptions,
+    file: EnvFile,
+    host: Host,
+    vllm: str,
+    nccl: str,
+    *,
+    addressed: bool,
 ) -> None:
     """Raise HostError for a file of another node or NCCL, SourceError for what must not travel."""
     there = plain(file.facts.get("nccl", ""))
@@ -192,12 +219,20 @@ def _check_file(
     if (file.role, options.role) == ("head", "worker"):
         if nccl and there and plain(nccl) != there:
             raise refusal("other-nccl", here=plain(nccl), there=there)
-        read = {*vllm_variables(vllm, host.vllm_home(vllm)), *nccl_variables(options.nccl)}
+        read = {
+            *vllm_variables(vllm, host.vllm_home(vllm)),
+            *nccl_variables(options.nccl),
+        }
         check_transfer(file, {*read, *other_variables()}, options.extra)
         # One of its workers reads it, which may be another host than this one.
         if host.has_address(file.facts["head"]):
             raise refusal("head-here", head=file.facts["head"])
-    elif not (addressed or options.role or file.role == "single" or host.has_address(own)) and own:
+    elif (
+        not (
+            addressed or options.role or file.role == "single" or host.has_address(own)
+        )
+        and own
+    ):
         words = {"file": file.where, "role": file.role, "address": own}
         raise refusal("file-of-another", **words, has=describe_addresses(host))
 
@@ -212,7 +247,11 @@ def _check_request(
         raise refusal("one-node", role=role)
     if role == "worker" and not asked.head:
         raise refusal("no-head")
-    if preset and preset.quantization and asked.quantization not in ("", preset.quantization):
+    if (
+        preset
+        and preset.quantization
+        and asked.quantization not in ("", preset.quantization)
+    ):
         quantizations = {"has": preset.quantization, "asked": asked.quantization}
         raise refusal("other-quantization", model=preset.id, **quantizations)
     if preset and preset.min_vllm and not within(vllm, f">={preset.min_vllm}"):

@@ -38,7 +38,9 @@ class Fabric:
     def exact_names(self, devices: Sequence[Rdma]) -> str:
         """Return names for NCCL, which takes prefixes; ``=`` makes them exact where it matters."""
         names = tuple(rdma.name for rdma in devices)
-        exact = any(other.startswith(names) for other in self.names if other not in names)
+        exact = any(
+            other.startswith(names) for other in self.names if other not in names
+        )
         return ("=" if exact else "") + ",".join(names)
 
 
@@ -47,7 +49,9 @@ def find_fabric(host: Host, nodes: int, head: str) -> Fabric:
 
     ``head`` is the head's address, or empty; one on the LAN says nothing about the cage.
     """
-    addressed = {netdev.name: netdev for netdev in host.netdevs if netdev.up and netdev.ipv4}
+    addressed = {
+        netdev.name: netdev for netdev in host.netdevs if netdev.up and netdev.ipv4
+    }
     devices = {rdma.name: rdma for rdma in host.rdma}
     usable = tuple(
         Port(rdma, netdev, devices.get(rdma.twin), twin_state(host, netdev))
@@ -61,10 +65,19 @@ def find_fabric(host: Host, nodes: int, head: str) -> Fabric:
         if any((size if size <= 2 else size - 2) >= nodes for size in sizes):
             roomy.append(port)
     found = roomy or usable
-    shared = {each.netdev.name for each in overlaps(host, {port.netdev.name for port in found})}
+    shared = {
+        each.netdev.name
+        for each in overlaps(host, {port.netdev.name for port in found})
+    }
     apart = [port for port in found if port.netdev.name not in shared] or found
-    spanning = tuple(sorted(apart, key=lambda port: (not port.netdev.lasting, port.device.pci)))
-    own = [port for port in usable if any(str(each.ip) == head for each in port.netdev.ipv4)]
+    spanning = tuple(
+        sorted(apart, key=lambda port: (not port.netdev.lasting, port.device.pci))
+    )
+    own = [
+        port
+        for port in usable
+        if any(str(each.ip) == head for each in port.netdev.ipv4)
+    ]
     near = [port for port in spanning if head and in_reach(port.netdev, head)]
     # The cages, best first, without those in a network that a better one is in.
     known: dict[int | None, set[IPv4Network]] = {}
@@ -86,7 +99,9 @@ def find_fabric(host: Host, nodes: int, head: str) -> Fabric:
         if len(cages) != 1:
             cages, own = [], []
     # What was left out of `spanning` is taken where it has the very address that was named.
-    ports = tuple(port for port in spanning if port.device.cage in cages[:1]) or tuple(own)
+    ports = tuple(port for port in spanning if port.device.cage in cages[:1]) or tuple(
+        own
+    )
     states = [
         f"{rdma.name} {rdma.state or 'of unknown state'} on {rdma.netdev or 'nothing'}"
         for rdma in host.rdma

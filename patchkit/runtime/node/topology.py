@@ -45,7 +45,9 @@ def attach(
     leave empty. Raises HostError if the hardware is not what the request needs, or if it can be
     meant in two ways, UsageError without a head.
     """
-    fabric = find_fabric(host, nodes, named_address(head) if head or role == "worker" else "")
+    fabric = find_fabric(
+        host, nodes, named_address(head) if head or role == "worker" else ""
+    )
     chosen = _choose_topology(host, topology, nodes, fabric, target)
     own, address = own_address(host, chosen, role, head, fabric)
     if chosen == "roce":
@@ -57,10 +59,16 @@ def attach(
     notes = [*attached.notes]
     if chosen == "socket":  # a Thor, which is hetero, has no RDMA
         if not fabric.usable:
-            notes.append(f"sockets, since no RDMA device is usable here: {fabric.described}")
+            notes.append(
+                f"sockets, since no RDMA device is usable here: {fabric.described}"
+            )
         elif own not in (port.netdev for port in fabric.usable):
-            fast = ", ".join(f"{port.device.name} on {port.netdev.name}" for port in fabric.usable)
-            notes.append(f"sockets, as asked for; RoCE could use {fast}: --topology roce")
+            fast = ", ".join(
+                f"{port.device.name} on {port.netdev.name}" for port in fabric.usable
+            )
+            notes.append(
+                f"sockets, as asked for; RoCE could use {fast}: --topology roce"
+            )
         # TCP can use both halves of a cage, as RDMA does.
         both = own.twin and twin_state(host, own) in ("both", "link-local")
         attached = replace(
@@ -69,13 +77,17 @@ def attach(
             cages=() if own.cage is None else (own.cage,),
         )
     if IPv4Address(address).is_link_local:
-        notes.append(f"{address} is link-local and changes at a boot: write this file anew then")
+        notes.append(
+            f"{address} is link-local and changes at a boot: write this file anew then"
+        )
     if others := [str(each.ip) for each in own.ipv4 if str(each.ip) != address]:
         notes.append(f"{own.name} has {', '.join(others)} as well; {address} is taken")
     return replace(attached, address=address, netdev=own.name, notes=tuple(notes))
 
 
-def _choose_topology(host: Host, asked: str, nodes: int, fabric: Fabric, target: str) -> str:
+def _choose_topology(
+    host: Host, asked: str, nodes: int, fabric: Fabric, target: str
+) -> str:
     if asked in ("roce", "ring") and not fabric.usable:
         raise cable_refusal(host, "no-rdma", topology=asked, devices=fabric.described)
     if asked not in ("auto", "roce"):
@@ -83,13 +95,18 @@ def _choose_topology(host: Host, asked: str, nodes: int, fabric: Fabric, target:
     if asked == "auto" and (target == "thor" or not fabric.usable):
         return "hetero" if target == "thor" else "socket"
     # Two cages in use, and neither is a switch's: each leads to another neighbour.
-    ring = not fabric.ports and nodes <= read_env_data("hardware")["connectx"]["ring_nodes"]
+    ring = (
+        not fabric.ports
+        and nodes <= read_env_data("hardware")["connectx"]["ring_nodes"]
+    )
     if asked == "auto" and ring:
         return "ring"
     if not fabric.ports:
         first: dict[int | None, str] = {}
         for port in fabric.spanning:
-            first.setdefault(port.device.cage, f"{port.netdev.ipv4[0].ip} on {port.netdev.name}")
+            first.setdefault(
+                port.device.cage, f"{port.netdev.ipv4[0].ip} on {port.netdev.name}"
+            )
         raise refusal("two-cages", nodes=nodes, cages=" or ".join(first.values()))
     return "roce"
 
@@ -109,20 +126,28 @@ def _attach_roce(fabric: Fabric, own: Netdev, nodes: int) -> Attachment:
     both = [device]
     if twin is None:
         name = device.name
-        notes.append(f"{name} has no second half here: about half of the cable's bandwidth")
+        notes.append(
+            f"{name} has no second half here: about half of the cable's bandwidth"
+        )
     elif state == "down":
         full = one_half_fills(port.netdev.speed)
         cost = "" if full else "; that costs half of the bandwidth"
         its = twin.state or "of unknown state"
-        notes.append(f"{twin.name}, a half of the cable, is left out: it is {its}{cost}")
+        notes.append(
+            f"{twin.name}, a half of the cable, is left out: it is {its}{cost}"
+        )
     else:
         both = sorted((device, twin), key=lambda rdma: (rdma.pci, rdma.name))
-    others = [other.device.name for other in fabric.usable if other.device.cage != device.cage]
+    others = [
+        other.device.name for other in fabric.usable if other.device.cage != device.cage
+    ]
     if others:
         why = f"all {nodes} nodes are reached over {data}"
         if nodes == 2:
             why = "between two nodes one cable carries all that the ConnectX-7 can"
-        notes.append(f"{', '.join(others)} {'is' if len(others) == 1 else 'are'} not used: {why}")
+        notes.append(
+            f"{', '.join(others)} {'is' if len(others) == 1 else 'are'} not used: {why}"
+        )
     addressed = both if state in ("both", "link-local") else [device]
     return Attachment(
         topology="roce",
@@ -138,7 +163,9 @@ def _attach_roce(fabric: Fabric, own: Netdev, nodes: int) -> Attachment:
 
 def _attach_ring(fabric: Fabric, own: Netdev, nodes: int) -> Attachment:
     # Not those with a random address beside a twin with a lasting one.
-    ports = (port for port in fabric.usable if port.netdev.lasting or port.state != "random")
+    ports = (
+        port for port in fabric.usable if port.netdev.lasting or port.state != "random"
+    )
     devices = [port.device for port in ports]
     cages = tuple(sorted({rdma.cage for rdma in devices if rdma.cage is not None}))
     notes = [f"{own.name} carries the bootstrap, the cables carry the data"]

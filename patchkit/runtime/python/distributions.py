@@ -83,7 +83,9 @@ def owners(path: Iterable[str], stem: str) -> dict[str, tuple[Owner, ...]]:
         for row in csv.reader(lines):
             if Path(row[0]).name.startswith(stem):
                 place = os.path.realpath(home.parent / row[0])
-                owner = Owner(header(home, "Name") or project, header(home, "Version") or version)
+                owner = Owner(
+                    header(home, "Name") or project, header(home, "Version") or version
+                )
                 if owner not in found.setdefault(place, ()):
                     found[place] += (owner,)
     return found
@@ -91,7 +93,11 @@ def owners(path: Iterable[str], stem: str) -> dict[str, tuple[Owner, ...]]:
 
 def lost_files(path: Iterable[str], stem: str) -> tuple[LostFile, ...]:
     """Return the files below ``sys.path``, by the begin of their names, that pip believes in."""
-    gone = {place: its for place, its in owners(path, stem).items() if not os.path.lexists(place)}
+    gone = {
+        place: its
+        for place, its in owners(path, stem).items()
+        if not os.path.lexists(place)
+    }
     pairs = ((place, owner) for place, its in gone.items() for owner in its)
     return tuple(LostFile(path=place, **asdict(owner)) for place, owner in pairs)
 

@@ -31,7 +31,9 @@ def provider(symbol: str, name: str | None = None) -> str | None:
     except (AttributeError, OSError):
         return None
     address = ctypes.cast(function, ctypes.c_void_p).value or 0
-    return next((path for start, end, path in mappings() if start <= address < end), None)
+    return next(
+        (path for start, end, path in mappings() if start <= address < end), None
+    )
 
 
 if __name__ == "__main__":

@@ -78,7 +78,11 @@ def loaded(python: str, environment: Mapping[str, str]) -> Answer:
     copies = tuple(_nccl_copies(process, facts))
     torch_homes = distributions(facts.path).get("torch", ())[:1]
     requires = (text for home in torch_homes for text in headers(home, "Requires-Dist"))
-    pins = (f"{pin['project']}=={pin['version']}" for pin in map(_PIN.match, requires) if pin)
+    pins = (
+        f"{pin['project']}=={pin['version']}"
+        for pin in map(_PIN.match, requires)
+        if pin
+    )
     answer = Answer(
         python=python,
         torch_version=find_version(facts.path, "torch"),
@@ -96,7 +100,10 @@ def loaded(python: str, environment: Mapping[str, str]) -> Answer:
 def nccl_version(place: Path) -> str:
     """Return ``2.30.7+cuda13.3``; "" if the file does not say, or cannot be read."""
     try:
-        with place.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with (
+            place.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        ):
             start = data.find(_WORDS)
             while start >= 0:
                 if match := _VERSION.match(data, start):
@@ -107,15 +114,27 @@ def nccl_version(place: Path) -> str:
     return ""
 
 
-def _nccl_copies(process: startup.Process, facts: startup.InterpreterFacts) -> Iterator[NcclCopy]:
+def _nccl_copies(
+    process: startup.Process, facts: startup.InterpreterFacts
+) -> Iterator[NcclCopy]:
     """Yield every file once, whether it is taken or not, and whatever names it has."""
     folders = process.library_path()
-    candidates = [(f"{folder}/{startup.SONAME}", "LD_LIBRARY_PATH") for folder in folders]
-    places = (sorted(Path(entry).glob(f"nvidia/nccl/lib/{startup.STEM}*")) for entry in facts.path)
+    candidates = [
+        (f"{folder}/{startup.SONAME}", "LD_LIBRARY_PATH") for folder in folders
+    ]
+    places = (
+        sorted(Path(entry).glob(f"nvidia/nccl/lib/{startup.STEM}*"))
+        for entry in facts.path
+    )
     candidates += [(str(place), "on sys.path") for found in places for place in found]
-    candidates += [(str(facts.torch_home / "lib" / startup.SONAME), "beside torch's libraries")]
+    candidates += [
+        (str(facts.torch_home / "lib" / startup.SONAME), "beside torch's libraries")
+    ]
     # A copy that is mapped is named by the path by which it came in.
-    copies = {os.path.realpath(each.path): (each.path, each.why, True) for each in process.mapped}
+    copies = {
+        os.path.realpath(each.path): (each.path, each.why, True)
+        for each in process.mapped
+    }
     for path, found in candidates:
         if Path(path).is_file():
             copies.setdefault(os.path.realpath(path), (path, found, False))
@@ -133,9 +152,15 @@ def _nccl_copies(process: startup.Process, facts: startup.InterpreterFacts) -> I
 
 def _find_warnings(answer: Answer) -> Iterator[str]:
     copies = {copy.path: copy for copy in answer.copies}
-    torch, vllm = (copies.get(choice.path or "") for choice in (answer.torch, answer.vllm))
+    torch, vllm = (
+        copies.get(choice.path or "") for choice in (answer.torch, answer.vllm)
+    )
     if torch and vllm and torch is not vllm:
-        same = "the same bytes twice" if torch.sha256 == vllm.sha256 else "not the same bytes"
+        same = (
+            "the same bytes twice"
+            if torch.sha256 == vllm.sha256
+            else "not the same bytes"
+        )
         yield f"two NCCLs in one process, {same}: torch takes {torch}, vLLM {vllm}"
     for choice, who in ((answer.torch, "torch"), (answer.vllm, "vLLM")):
         if choice.path is None:
@@ -149,7 +174,10 @@ def _find_warnings(answer: Answer) -> Iterator[str]:
         if len(copy.owners) > 1:
             names = " and ".join(map(str, copy.owners))
             yield f"{copy.path} belongs to {names}: uninstalling one deletes it for the other"
-    taken, pinned = torch.version.partition("+")[0] if torch else "", answer.pin.partition("==")[2]
+    taken, pinned = (
+        torch.version.partition("+")[0] if torch else "",
+        answer.pin.partition("==")[2],
+    )
     if taken and pinned and release(taken) < release(pinned):
         pinned = f"torch {answer.torch_version} pins {answer.pin}"
         yield f"{pinned}, and {taken} is taken: torch may call what an older NCCL lacks"

@@ -16,7 +16,9 @@ from patchkit.records import RecordError, record
 STEM, SONAME = "libnccl.so", "libnccl.so.2"
 _VARIABLE = "VLLM_NCCL_SO_PATH"
 _PRELOADED = "LD_PRELOAD, before everything else"
-_STARTUP = "loaded when Python started, by a .pth file, sitecustomize or /etc/ld.so.preload"
+_STARTUP = (
+    "loaded when Python started, by a .pth file, sitecustomize or /etc/ld.so.preload"
+)
 _OF_TORCH = "preloaded by torch itself, from the first nvidia/nccl/lib on sys.path"
 _SYMBOL = "ncclGetVersion"
 # The library that torch loads before all others of its own.
@@ -24,7 +26,9 @@ _GLOBAL_DEPS = "libtorch_global_deps.so"
 # A library in the current folder has no path.
 _RESOLVED = re.compile(r"\s*(?P<name>\S+)(?: => (?P<path>\S.*))? \(0x[0-9a-f]+\)")
 # A row of torch's list of what to preload: a folder below nvidia/, and a pattern.
-_ROW = re.compile(r"""["'](?P<folder>\w+)["'][,:]\s*["'](?P<pattern>lib[\w-]+\.so[^"']*)["']""")
+_ROW = re.compile(
+    r"""["'](?P<folder>\w+)["'][,:]\s*["'](?P<pattern>lib[\w-]+\.so[^"']*)["']"""
+)
 # The call: a torch that does not preload may still define the function.
 _CALL = re.compile(r"^\s+_preload_cuda_deps\(\)", re.MULTILINE)
 _SCRIPT = Path(__file__).with_name("interpreter_facts.py")
@@ -55,7 +59,11 @@ class InterpreterFacts:
     def cuda(self) -> str:
         """Return the CUDA that torch is built for, "" for a build without it."""
         place = self.torch_home / "version.py"
-        text = place.read_text(encoding="utf-8", errors="replace") if place.is_file() else ""
+        text = (
+            place.read_text(encoding="utf-8", errors="replace")
+            if place.is_file()
+            else ""
+        )
         match = _CUDA.search(text)
         return match["version"] if match else ""
 
@@ -64,7 +72,9 @@ def ask_interpreter(python: str, environment: Mapping[str, str]) -> InterpreterF
     """Start a Python with these variables. Raises HostError."""
     code = _SCRIPT.read_text(encoding="utf-8")
     # Not isolated: variables, .pth files and sitecustomize decide what vLLM would load.
-    answer = process.ask(python, code, env=environment, isolated=False, timeout=60, hint=_HINT)
+    answer = process.ask(
+        python, code, env=environment, isolated=False, timeout=60, hint=_HINT
+    )
     try:
         return record(InterpreterFacts, answer)
     except RecordError as error:
@@ -118,14 +128,19 @@ class Process:
         for match in filter(None, map(_RESOLVED.fullmatch, output.splitlines())):
             if match["name"] == name:
                 found = match["path"] or name
-                folder, (origin, who) = os.path.realpath(Path(found).parent), os.path.split(path)
+                folder, (origin, who) = (
+                    os.path.realpath(Path(found).parent),
+                    os.path.split(path),
+                )
                 reasons = {
                     f"DT_RPATH of {who}, before LD_LIBRARY_PATH": library.rpath,
                     "LD_LIBRARY_PATH": self.library_path(),
                     f"DT_RUNPATH of {who}, after LD_LIBRARY_PATH": library.runpath,
                 }
                 for why, folders in reasons.items():
-                    places = (re.sub(r"\$ORIGIN|\$\{ORIGIN\}", origin, it) for it in folders)
+                    places = (
+                        re.sub(r"\$ORIGIN|\$\{ORIGIN\}", origin, it) for it in folders
+                    )
                     if folder in map(os.path.realpath, places):
                         return self.open(found, why, name)
                 return self.open(found, "the system's ld.so.cache or folders", name)
@@ -149,10 +164,15 @@ def start_process(facts: InterpreterFacts, environment: Mapping[str, str]) -> Pr
     """Return the process before torch is imported."""
     started = Process(facts=facts, environment=environment)
     # Paths, or names without a slash, which are searched for.
-    preloads = {Path(entry).name for entry in re.split("[: ]+", environment.get("LD_PRELOAD", ""))}
+    preloads = {
+        Path(entry).name
+        for entry in re.split("[: ]+", environment.get("LD_PRELOAD", ""))
+    }
     for path in facts.mapped:
         try:
-            brings_nccl = Path(path).name.startswith(STEM) or elf.exports(Path(path), _SYMBOL)
+            brings_nccl = Path(path).name.startswith(STEM) or elf.exports(
+                Path(path), _SYMBOL
+            )
         except (SourceError, OSError):  # a damaged one does not
             brings_nccl = False
         if brings_nccl:
@@ -182,12 +202,20 @@ def torch_choice(started: Process) -> Choice:
             started.need(name, first, deps)
         # Torch preloads by path if this library brought CUDA's runtime.
         if any(name.startswith("libcudart") for name in deps.needed):
-            text = (facts.torch_home / "__init__.py").read_text(encoding="utf-8", errors="replace")
+            text = (facts.torch_home / "__init__.py").read_text(
+                encoding="utf-8", errors="replace"
+            )
             if found := find_preloaded(text, facts.cuda, facts.path):
                 started.open(found, _OF_TORCH)
-    loads = [started.need(name, path, libraries[path]) for path in users for name in needs[path]]
+    loads = [
+        started.need(name, path, libraries[path])
+        for path in users
+        for name in needs[path]
+    ]
     # A function that is global before torch comes is torch's too, whatever torch loads.
-    everybodys = (library for library in started.mapped if library.path == facts.provider)
+    everybodys = (
+        library for library in started.mapped if library.path == facts.provider
+    )
     # The first library that needs it decides for all: the loader maps one soname once.
     taken = next(everybodys, loads[0])
     if taken is None:
@@ -221,16 +249,28 @@ def vllm_choice(started: Process) -> Choice:
     """Return what vLLM's own communicator loads, after torch."""
     path = started.environment.get(_VARIABLE)
     if not path and not started.facts.cuda:
-        return Choice(path=None, why="torch is built without CUDA, so vLLM looks for no libnccl")
+        return Choice(
+            path=None, why="torch is built without CUDA, so vLLM looks for no libnccl"
+        )
     if path and "/" in path:
         found = started.open(path, f"{_VARIABLE} names it")
-        why = f"{_VARIABLE} names it" if found else f"{_VARIABLE} is {path}, which cannot be loaded"
+        why = (
+            f"{_VARIABLE} names it"
+            if found
+            else f"{_VARIABLE} is {path}, which cannot be loaded"
+        )
         return Choice(path=found.path if found else None, why=why)
     name = path or SONAME
     known = next((library for library in started.mapped if name in library.names), None)
     if known:
-        return Choice(path=known.path, why=f"vLLM asks for {name}, which is loaded already")
+        return Choice(
+            path=known.path, why=f"vLLM asks for {name}, which is loaded already"
+        )
     # The Python itself has tried that.
-    if started.facts.asked and (found := started.open(started.facts.asked, "vLLM loads it", name)):
-        return Choice(path=found.path, why=f"vLLM asks for {name}, and the loader finds it")
+    if started.facts.asked and (
+        found := started.open(started.facts.asked, "vLLM loads it", name)
+    ):
+        return Choice(
+            path=found.path, why=f"vLLM asks for {name}, and the loader finds it"
+        )
     return Choice(path=None, why=f"vLLM asks for {name}, and the loader finds none")

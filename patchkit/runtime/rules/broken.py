@@ -35,17 +35,23 @@ class Broken(Grounded):
         """Return whether it is about a model of one of these names, or a checkpoint's classes."""
         full_names = [model.rstrip("/").lower() for model in models]
         names = [*full_names, *(name.rpartition("/")[2] for name in full_names)]
-        return _any_matches(names, self.models) or _any_matches(architectures, self.architectures)
+        return _any_matches(names, self.models) or _any_matches(
+            architectures, self.architectures
+        )
 
     def is_certain(self, situation: Situation) -> bool:
         """Return whether all packages that it takes are known to be here."""
-        return bool(self.installed) and all(situation.get(name) for name in self.installed)
+        return bool(self.installed) and all(
+            situation.get(name) for name in self.installed
+        )
 
     def is_possible(self, situation: Situation) -> bool:
         """Return whether no package that is known here speaks against it."""
         versions = {name: situation.get(name, "") for name in self.installed}
         return all(
-            within(version, self.installed[name]) for name, version in versions.items() if version
+            within(version, self.installed[name])
+            for name, version in versions.items()
+            if version
         )
 
 

@@ -54,7 +54,9 @@ class Choices:
     def known(self, version: str) -> Takes:
         """Return what a release takes by the table, "" for any."""
         pairs = (value.partition(" ") for value in self.values)
-        names = (name for name, _, bounds in pairs if not version or within(version, bounds))
+        names = (
+            name for name, _, bounds in pairs if not version or within(version, bounds)
+        )
         return Takes(how=ONE, words=tuple(names), any_case=not self.capitals)
 
 

@@ -74,13 +74,24 @@ class Preset:
     @property
     def settings(self) -> dict[str, str]:
         """Return flag or variable → value, "" for a bare flag: all that it sets."""
-        given = {name: value for name, value in self.flags.items() if value is not False}
-        return {n: "" if v is True else str(v) for n, v in given.items()} | {**self.variables}
+        given = {
+            name: value for name, value in self.flags.items() if value is not False
+        }
+        return {n: "" if v is True else str(v) for n, v in given.items()} | {
+            **self.variables
+        }
 
     def reason(self, name: str, value: str | None) -> str:
         """Return why a setting is not as in upstream's recipe, "" for none."""
-        words, reasons = (name, f"{name} {value}"), {**self.differs, **load_flag_rules().recipe}
-        found = (why for what, why in reasons.items() if any(fnmatchcase(it, what) for it in words))
+        words, reasons = (
+            (name, f"{name} {value}"),
+            {**self.differs, **load_flag_rules().recipe},
+        )
+        found = (
+            why
+            for what, why in reasons.items()
+            if any(fnmatchcase(it, what) for it in words)
+        )
         return next(found, "")
 
 
@@ -111,7 +122,9 @@ def model_recipes(release: str = "") -> Mapping[str, ModelRecipe]:
         model.lower(): ModelRecipe(
             id=model,
             min_vllm=found.pop(""),
-            weights_gib=float(found.pop(VRAM)) / _ALLOWANCE * GIB_PER_GB if VRAM in found else None,
+            weights_gib=float(found.pop(VRAM)) / _ALLOWANCE * GIB_PER_GB
+            if VRAM in found
+            else None,
             drafter=found.pop("drafter", ""),
             about={name: found.pop(name) for name in ABOUT if name in found},
             settings=found,
@@ -125,7 +138,9 @@ def recipe_of(model: str, release: str = "") -> ModelRecipe | None:
     asked, recipes = model.lower(), model_recipes(release)
     if "/" in asked:
         return recipes.get(asked)
-    return next((recipe for name, recipe in recipes.items() if name.endswith(f"/{asked}")), None)
+    return next(
+        (recipe for name, recipe in recipes.items() if name.endswith(f"/{asked}")), None
+    )
 
 
 def own_presets(place: Path = PLACE) -> tuple[Preset, ...]:
@@ -140,7 +155,11 @@ def load_presets() -> tuple[Preset, ...]:
     for name, recipe in model_recipes().items():
         if recipe.settings and name not in found:
             source = f"vLLM {read_table(MODELS).newest} recipes/models/{recipe.about['file']}"
-            grounds = {"source": source, "evidence": "documented", "confidence": "medium"}
+            grounds = {
+                "source": source,
+                "evidence": "documented",
+                "confidence": "medium",
+            }
             found[name] = record(Preset, {"id": recipe.id, **grounds})
     for name, preset in found.items():
         if (upstream := recipe_of(preset.id)) is None:
@@ -151,12 +170,16 @@ def load_presets() -> tuple[Preset, ...]:
         precision = upstream.about.get("precision", "")
         found[name] = replace(
             preset,
-            quantization=preset.quantization or precision * (precision in CHOICES["quantization"]),
+            quantization=preset.quantization
+            or precision * (precision in CHOICES["quantization"]),
             moe=preset.moe or upstream.about.get("architecture") == "moe",
             min_vllm=preset.min_vllm or upstream.min_vllm,
             flags={**flags, **preset.flags},
-            variables={n: v for n, v in taken.items() if n not in flags} | {**preset.variables},
-            drafter=preset.drafter or upstream.drafter or upstream.settings.get(DRAFTING, ""),
+            variables={n: v for n, v in taken.items() if n not in flags}
+            | {**preset.variables},
+            drafter=preset.drafter
+            or upstream.drafter
+            or upstream.settings.get(DRAFTING, ""),
         )
     return tuple(found.values())
 
@@ -204,7 +227,9 @@ def named_preset(name: str) -> Preset:
 
 def presets_meant(name: str) -> list[str]:
     """Return what a name may stand for: presets a slip away, or those that begin like it."""
-    if several := [each.id for each in load_presets() if each.name.lower() == name.lower()]:
+    if several := [
+        each.id for each in load_presets() if each.name.lower() == name.lower()
+    ]:
         return several
     names = [preset.id if "/" in name else preset.name for preset in load_presets()]
     if slips := [known for known in names if is_slip(name, known)]:

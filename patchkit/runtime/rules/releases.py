@@ -59,7 +59,9 @@ def within(version: str, bounds: str) -> bool:
 
 def check_range(text: str) -> None:
     """Raise ValueError for what is not a range, for ``patchkit.records``."""
-    for bound in text.split(","):  # one by one, since the first that fails ends a comparison
+    for bound in text.split(
+        ","
+    ):  # one by one, since the first that fails ends a comparison
         try:
             within("0", bound)
         except UsageError as error:
@@ -90,7 +92,9 @@ class Table:
         for row in rows:
             self._by_name.setdefault(row.name, []).append(row)
         self._edges = {release(edge) for row in rows for edge in (row.first, row.last)}
-        self.oldest = min(self._edges, default=release("0"))  # no rows: a table that begins
+        self.oldest = min(
+            self._edges, default=release("0")
+        )  # no rows: a table that begins
         self.newest = max((row.last for row in rows), key=release, default="0")
 
     def at(self, version: str) -> dict[str, str]:
@@ -99,7 +103,9 @@ class Table:
             return {row.name: row.default for row in self.rows}
         asked = release(version)
         # Older than the table counts as its first release.
-        found = max((edge for edge in self._edges if edge <= asked), default=self.oldest)
+        found = max(
+            (edge for edge in self._edges if edge <= asked), default=self.oldest
+        )
         return {
             row.name: row.default
             for row in self.rows
@@ -111,7 +117,9 @@ class Table:
         rows = self._by_name.get(name)
         if not rows:
             return None
-        return replace(rows[-1], first=rows[0].first, is_current=rows[-1].last == self.newest)
+        return replace(
+            rows[-1], first=rows[0].first, is_current=rows[-1].last == self.newest
+        )
 
 
 @cache
@@ -129,7 +137,9 @@ def read_table(*places: Path) -> Table:
             for line in place.read_text(encoding="utf-8").splitlines():
                 if line and not line.startswith("#"):
                     name, first, last, default = line.split("\t")
-                    rows.append(Lifetime(name=name, first=first, last=last, default=default))
+                    rows.append(
+                        Lifetime(name=name, first=first, last=last, default=default)
+                    )
         except (OSError, ValueError) as error:
             raise SourceError(
                 f"{place}: {getattr(error, 'strerror', None) or error}",

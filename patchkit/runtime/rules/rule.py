@@ -30,7 +30,9 @@ Situation = Mapping[str, str]
 Routes = Mapping[str, tuple[str, ...]]
 """layers, by how their names begin → the kernels that they take, as NAME or NAME RANGE"""
 VariableName = Annotated[str, matching("[A-Z][A-Za-z0-9_]*", "the name of a variable")]
-FlagName = Annotated[str, matching(r"--[a-z0-9-]+(\.\w+)?", "a flag, written as --a-flag")]
+FlagName = Annotated[
+    str, matching(r"--[a-z0-9-]+(\.\w+)?", "a flag, written as --a-flag")
+]
 
 
 def holds(when: Condition, situation: Situation) -> bool:
@@ -40,7 +42,9 @@ def holds(when: Condition, situation: Situation) -> bool:
         if key in _RANGES:
             is_met = bool(known) and within(known, str(values))
         else:
-            is_met = (known or _UNTOLD) in ((values,) if isinstance(values, str) else values)
+            is_met = (known or _UNTOLD) in (
+                (values,) if isinstance(values, str) else values
+            )
         if not is_met:
             return False
     return True
@@ -59,7 +63,9 @@ def check_condition(when: Condition) -> None:
 
 def in_words(when: Condition) -> str:
     """Return a condition in one line: ``topology roce or ring, nccl >=2.30.7``."""
-    alternatives = {key: (it,) if isinstance(it, str) else it for key, it in when.items()}
+    alternatives = {
+        key: (it,) if isinstance(it, str) else it for key, it in when.items()
+    }
     return ", ".join(
         f"{key} {' or '.join('unknown' if value == _UNTOLD else value for value in values)}"
         for key, values in alternatives.items()
@@ -127,13 +133,17 @@ R = TypeVar("R", bound=Rule)
 
 def routes_in_words(routes: Routes) -> str:
     """Return routes in one line: ``NVFP4 MoE: Marlin; FP8 linear per block: CUTLASS``."""
-    return "; ".join(f"{layers}: {', '.join(kernels)}" for layers, kernels in routes.items())
+    return "; ".join(
+        f"{layers}: {', '.join(kernels)}" for layers, kernels in routes.items()
+    )
 
 
 def holding(entries: Iterable[G], situation: Situation) -> tuple[G, ...]:
     """Return the entries whose condition holds, with what they say of this release."""
     vllm = situation.get("vllm", "")
-    return tuple(in_release(entry, vllm) for entry in entries if holds(entry.when, situation))
+    return tuple(
+        in_release(entry, vllm) for entry in entries if holds(entry.when, situation)
+    )
 
 
 def in_release(entry: G, vllm: str) -> G:
@@ -156,14 +166,18 @@ class RuleChoice:
         """Raise UsageError for an id that no rule has; ``hint`` says what lists the rules."""
         ids = {rule.id for rule in rules}
         for name in sorted((self.wanted | self.unwanted) - ids):
-            raise UsageError(f"no rule is called {name!r}", hint=nearest_hint(name, ids, hint))
+            raise UsageError(
+                f"no rule is called {name!r}", hint=nearest_hint(name, ids, hint)
+            )
 
     def divide(self, rules: Iterable[R]) -> tuple[tuple[R, ...], tuple[R, ...]]:
         """Return the rules that are on, and those that could be turned on."""
         # False and True as indices: on, off.
         both: tuple[list[R], list[R]] = [], []
         for rule in rules:
-            on = rule.id not in self.unwanted and (rule.default or rule.id in self.wanted)
+            on = rule.id not in self.unwanted and (
+                rule.default or rule.id in self.wanted
+            )
             both[not on].append(rule)
         return tuple(both[0]), tuple(both[1])
 

@@ -34,7 +34,9 @@ _QUOTED = re.compile(
 )
 _UNTIL_END = re.compile(r"""\\*["'](?P<value>[^\n]+)""")
 _BARE = re.compile(r"""(?P<value>[^\s,;"'`\\}\])&|]+)""")
-_ITEM = re.compile(rf"""{_QUOTED.pattern}|(?P<bare>[^\s,"'\\\[\]()]+)|(?P<close>[\])])""")
+_ITEM = re.compile(
+    rf"""{_QUOTED.pattern}|(?P<bare>[^\s,"'\\\[\]()]+)|(?P<close>[\])])"""
+)
 _NEXT = re.compile(r"""["']?[ \t]*(?:,\s{0,99}|[ \t])(?=[bru]?["']?[^-\s&|<>;"'])""")
 # A class or the scheme of a header, before the value itself.
 _BEFORE = re.compile(r"Secret\w*\(|(?:Bearer|Basic|Token|Digest)[ \t]+", re.IGNORECASE)
@@ -94,7 +96,9 @@ def secret_spans(text: str) -> list[tuple[int, int]]:
     ]
     end = 0
     for name in _NAME.finditer(text):
-        if name.end() < end:  # its value is in one that is masked: a line of names takes long
+        if (
+            name.end() < end
+        ):  # its value is in one that is masked: a line of names takes long
             continue
         values = list(_values_after(text, name))
         spans += values
@@ -127,7 +131,10 @@ def matches_one(forms: Sequence[str], text: str) -> bool:
 def _secret_forms() -> tuple[re.Pattern[str], ...]:
     """Return the forms of what is a secret by itself, or by the program that takes it."""
     texts = read_env_data("secrets")["texts"]
-    forms = (*texts["forms"], rf"(?<![A-Za-z0-9])(?P<value>{'|'.join(texts['tokens'])})")
+    forms = (
+        *texts["forms"],
+        rf"(?<![A-Za-z0-9])(?P<value>{'|'.join(texts['tokens'])})",
+    )
     return tuple(re.compile(form, re.IGNORECASE) for form in forms)
 
 
@@ -144,7 +151,9 @@ def _values_after(text: str, name: re.Match[str]) -> Iterator[tuple[int, int]]:
         yield from _value_at(text, name.end())
 
 
-def _flag_values(text: str, name: re.Match[str], *, several: bool) -> Iterator[tuple[int, int]]:
+def _flag_values(
+    text: str, name: re.Match[str], *, several: bool
+) -> Iterator[tuple[int, int]]:
     """Yield the values of a flag, if it takes a secret; `--api-key` takes several."""
     flag = secret_flag(name["dashes"] + name["name"])
     if flag and several:
@@ -186,7 +195,9 @@ def _named_values(text: str, name: re.Match[str]) -> Iterator[tuple[int, int]]:
         # To the end of the line: such a value may hold blanks, quotes and further = signs.
         value = text[at:end]
         stop = at + len(value.rstrip(" \t\r\"'"))
-        yield from _secret_at(text, end - len(value.lstrip(" \t\"'")), stop, quoted=True)
+        yield from _secret_at(
+            text, end - len(value.lstrip(" \t\"'")), stop, quoted=True
+        )
     elif text[at : at + 1] in ("[", "(") and not text.startswith(_MASK, at):
         yield from _listed_values(text, at + 1)
     else:
@@ -212,7 +223,9 @@ def _value_at(text: str, at: int) -> Iterator[tuple[int, int]]:
         yield from _secret_at(text, *found.span("value"), quoted=quoted is not None)
 
 
-def _secret_at(text: str, start: int, stop: int, *, quoted: bool) -> Iterator[tuple[int, int]]:
+def _secret_at(
+    text: str, start: int, stop: int, *, quoted: bool
+) -> Iterator[tuple[int, int]]:
     """Yield a value without its scheme and the sign that ends a sentence, if it is a secret."""
     if scheme := _BEFORE.match(text, start, stop):
         start = scheme.end()

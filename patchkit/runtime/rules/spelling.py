@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from os.path import commonprefix
 
 _WORD = 4  # letters from which on a word is more than an abbreviation
-_LONGEST = 100  # characters; no name of vLLM or NCCL is half as long, and difflib is quadratic
+_LONGEST = (
+    100  # characters; no name of vLLM or NCCL is half as long, and difflib is quadratic
+)
 _MOST = 100  # names of a file
 _ALIKE = 0.8  # how alike two names have to be, from 0 to 1, for one to be a hint for the other
 

@@ -22,7 +22,9 @@ STACKS = f"{CACHES}/stacks"
 """The folder of what hanging processes write, there."""
 
 # As the Hub has them; -- stands for the slash in a folder's name, as in the Hub's own cache.
-_REPO = re.compile(r"(?!.*--)[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
+_REPO = re.compile(
+    r"(?!.*--)[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +92,9 @@ class VariableRules:
     @property
     def of_host(self) -> frozenset[str]:
         """Return the variables that some rule sets for each node by itself."""
-        return frozenset(name for rule in self.rules if rule.scope == "host" for name in rule.set)
+        return frozenset(
+            name for rule in self.rules if rule.scope == "host" for name in rule.set
+        )
 
 
 @cache
@@ -106,8 +110,12 @@ def cache_folders(caches: str, vllm: str, model: str = "") -> dict[str, str]:
     a repository or a path, "" for a model that is not known.
     """
     folder, name = f"{caches}/vllm-{vllm}", model.replace("/", "--")
-    if model and not _REPO.fullmatch(model):  # of a path the end, and what tells two of them apart
-        end = re.sub(r"[^A-Za-z0-9_.-]+", "_", model.rstrip("/").rpartition("/")[2]).lstrip(".-")
+    if model and not _REPO.fullmatch(
+        model
+    ):  # of a path the end, and what tells two of them apart
+        end = re.sub(
+            r"[^A-Za-z0-9_.-]+", "_", model.rstrip("/").rpartition("/")[2]
+        ).lstrip(".-")
         name = f"{end[:60]}--{digest(model)[:12]}"
     return {"cache": folder, "graphs": f"{folder}/models/{name}" if model else folder}
 
@@ -119,7 +127,9 @@ def cache_variables(caches: str, vllm: str, model: str = "") -> dict[str, str]:
     return {name: value.format(**folders) for name, value in rule.set.items()}
 
 
-def choose_executor(vllm: str, role: str, asked: str, wanted: AbstractSet[str]) -> Executor:
+def choose_executor(
+    vllm: str, role: str, asked: str, wanted: AbstractSet[str]
+) -> Executor:
     """Return the executor asked for, or the release's first for ``auto``. Raises UsageError."""
     alone = role == "single"
     # Of one name the last entry that fits counts: what a switch chooses stands behind the default.

@@ -15,12 +15,21 @@ from patchkit.runtime.rules.variables import lifetime
 ONE, SEVERAL, INTEGER, NUMBER = "one of", "some of", "integer", "number"
 TAKEN = RECIPES / "env" / "vllm_values.tsv"
 _SHOWN = 8  # words in a message
-ADDRESSES = ("VLLM_HOST_IP", "MASTER_ADDR", "RAY_NODE_IP_ADDRESS", "RAY_OVERRIDE_NODE_IP_ADDRESS")
+ADDRESSES = (
+    "VLLM_HOST_IP",
+    "MASTER_ADDR",
+    "RAY_NODE_IP_ADDRESS",
+    "RAY_OVERRIDE_NODE_IP_ADDRESS",
+)
 _HOST_NAMES = {"MASTER_ADDR"}  # may be a host's name as well
 _NO_ADDRESS = "no IP address"
-_NUMBER = re.compile(r"[+-]?(0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20})")  # as strtoll takes it, base 0
+_NUMBER = re.compile(
+    r"[+-]?(0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20})"
+)  # as strtoll takes it, base 0
 _LONGEST = 200  # characters; a placeholder is short, and the patterns go over a text many times
-_FORMS = {name: re.compile(form) for name, form in read_env_data("values")["forms"].items()}
+_FORMS = {
+    name: re.compile(form) for name, form in read_env_data("values")["forms"].items()
+}
 ADDRESS_NAMES = _FORMS["address_names"]
 
 
@@ -35,7 +44,9 @@ class ValueProblem:
     stops: bool = False
 
 
-def find_value_problems(name: str, value: str, role: str = "") -> Iterator[ValueProblem]:
+def find_value_problems(
+    name: str, value: str, role: str = ""
+) -> Iterator[ValueProblem]:
     """Yield what is wrong with a value; a variable's default is always right."""
     if not value or is_placeholder(name, value):
         return
@@ -46,7 +57,9 @@ def find_value_problems(name: str, value: str, role: str = "") -> Iterator[Value
         address, trouble = None, "" if name in _HOST_NAMES else _NO_ADDRESS
     if address and address.is_unspecified:
         trouble = "every address, so none that others can connect to"
-    elif address and address.is_loopback and not alone:  # a node alone may well use its own
+    elif (
+        address and address.is_loopback and not alone
+    ):  # a node alone may well use its own
         trouble = "each node itself"
     if trouble:
         yield ValueProblem(
@@ -56,8 +69,13 @@ def find_value_problems(name: str, value: str, role: str = "") -> Iterator[Value
             source="vLLM network_utils.get_ip" if name == "VLLM_HOST_IP" else "",
             stops=not alone and trouble != _NO_ADDRESS,
         )
-    rows = (row for kind in ("number", "choice") for row in read_env_data("values")[kind])
-    row, life = next((row for row in rows if name in row["names"]), None), lifetime(name)
+    rows = (
+        row for kind in ("number", "choice") for row in read_env_data("values")[kind]
+    )
+    row, life = (
+        next((row for row in rows if name in row["names"]), None),
+        lifetime(name),
+    )
     if row is None or (life is not None and life.default == value):
         return
     if "words" in row:
@@ -109,7 +127,9 @@ class Takes:
         """Read a row of vllm_values.tsv: ``one of: a, b`` or ``one of, any case: a, b``."""
         kind, _, words = text.partition(": ")
         how, _, case = kind.partition(", ")
-        return cls(how=how, words=tuple(filter(None, words.split(", "))), any_case=bool(case))
+        return cls(
+            how=how, words=tuple(filter(None, words.split(", "))), any_case=bool(case)
+        )
 
     @property
     def in_words(self) -> str:
@@ -117,7 +137,9 @@ class Takes:
         if not self.words:
             return {INTEGER: "a whole number", NUMBER: "a number"}[self.how]
         more = len(self.words) - _SHOWN
-        return ", ".join(self.words[:_SHOWN]) + (f" and {more} others" if more > 0 else "")
+        return ", ".join(self.words[:_SHOWN]) + (
+            f" and {more} others" if more > 0 else ""
+        )
 
     def has(self, value: str) -> bool:
         """Return whether a value is taken, as ``envs.py`` decides it."""
@@ -131,7 +153,9 @@ class Takes:
         if self.how == SEVERAL:
             given = list(filter(None, map(str.strip, value.split(","))))
         if self.any_case:
-            words, given = ([text.lower() for text in texts] for texts in (words, given))
+            words, given = (
+                [text.lower() for text in texts] for texts in (words, given)
+            )
         return {*given} <= {*words}
 
 
@@ -141,7 +165,11 @@ def vllm_values(version: str) -> Mapping[str, Takes]:
     table = read_table(TAKEN)
     if version:
         is_known = table.oldest <= release(version) <= release(table.newest)
-        return {name: Takes.parse(text) for name, text in table.at(version).items() if is_known}
+        return {
+            name: Takes.parse(text)
+            for name, text in table.at(version).items()
+            if is_known
+        }
     found: dict[str, Takes] = {}
     for row in table.rows:
         takes = Takes.parse(row.default)

@@ -54,4 +54,6 @@ def other_variables() -> Mapping[str, OtherVariable]:
 
 def lifetime(name: str) -> Lifetime | None:
     """Return the releases, of vLLM or of NCCL, that have or had a variable."""
-    return variable_table("vllm").lifetime(name) or variable_table("nccl").lifetime(name)
+    return variable_table("vllm").lifetime(name) or variable_table("nccl").lifetime(
+        name
+    )

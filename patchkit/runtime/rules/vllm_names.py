@@ -54,7 +54,11 @@ def variable_readers(place: Path) -> dict[str, ast.expr]:
         # With or without an annotation, by release.
         target = getattr(node, "target", None) or getattr(node, "targets", [None])[0]
         table = getattr(node, "value", None)
-        if isinstance(target, ast.Name) and target.id == _DICT and isinstance(table, ast.Dict):
+        if (
+            isinstance(target, ast.Name)
+            and target.id == _DICT
+            and isinstance(table, ast.Dict)
+        ):
             for key, reader in zip(table.keys, table.values, strict=True):
                 if isinstance(key, ast.Constant) and isinstance(key.value, str):
                     found[key.value] = reader
@@ -74,13 +78,17 @@ def read_flags(home: Path) -> frozenset[str]:
     for place in (home / _ENGINE, *servers):
         found = {*_declared_flags(parse_file(place))}
         if not found:
-            raise _unread(place, "declares no flags in a way that any known release does")
+            raise _unread(
+                place, "declares no flags in a way that any known release does"
+            )
         declared |= found
     parser = home / _PARSER
     body = parse_file(parser).body if parser.is_file() else []
     if any(isinstance(node, ast.ClassDef) and node.name == _PAIRS for node in body):
         for match in filter(None, [_PAIRED.fullmatch(flag) for flag in declared]):
-            declared.add(f"--{'disable' if match[1] == 'enable' else 'enable'}-{match[2]}")
+            declared.add(
+                f"--{'disable' if match[1] == 'enable' else 'enable'}-{match[2]}"
+            )
     return frozenset(declared)
 
 

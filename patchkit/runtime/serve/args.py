@@ -22,7 +22,13 @@ from patchkit.runtime.rules.flags import (
     load_choices,
     load_flag_rules,
 )
-from patchkit.runtime.rules.presets import DRAFTING, Preset, load_presets, recipe_of, same_value
+from patchkit.runtime.rules.presets import (
+    DRAFTING,
+    Preset,
+    load_presets,
+    recipe_of,
+    same_value,
+)
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import Advice, holding
 from patchkit.runtime.rules.secret_texts import runs_code
@@ -79,10 +85,15 @@ class ServeCommand:
     def limits(self) -> tuple[str, ...]:
         """Return the notes on memory and speed alone."""
         flags = {flag.flag: flag.value for flag in self.flags}
-        return (*filter(None, [self.request.memory.note]), *fastest_stream(self.request, flags))
+        return (
+            *filter(None, [self.request.memory.note]),
+            *fastest_stream(self.request, flags),
+        )
 
 
-def serve_args(request: ServeRequest, rules: FlagRules, home: Path | None = None) -> ServeCommand:
+def serve_args(
+    request: ServeRequest, rules: FlagRules, home: Path | None = None
+) -> ServeCommand:
     """Return the command that serves a model. Raises UsageError, HostError, DriftError."""
     check_request(request)
     faults = release_faults(request)
@@ -104,7 +115,9 @@ def serve_args(request: ServeRequest, rules: FlagRules, home: Path | None = None
     if fit:
         check_size(request, share, fit)
 
-    unwanted = {it.flag: f"--without {it.id}" for it in off if it.id in request.choice.unwanted}
+    unwanted = {
+        it.flag: f"--without {it.id}" for it in off if it.id in request.choice.unwanted
+    }
     unlike = tuple(_unlike_recipe(request.node.preset, values, {**unwanted, **refused}))
     one_holds = "yes" if fit and fit.fitting_nodes == 1 else "no"
     general_advice = holding(rules.advice, {**situation, "one_holds": one_holds})
@@ -141,12 +154,17 @@ def _active_rules(request: ServeRequest, rules: FlagRules) -> tuple[FlagRule, ..
 
 
 def _refused_flags(
-    chosen: Mapping[str, ServeFlag], left_out: Sequence[LeaveOut], node: Node, home: Path | None
+    chosen: Mapping[str, ServeFlag],
+    left_out: Sequence[LeaveOut],
+    node: Node,
+    home: Path | None,
 ) -> dict[str, str]:
     """Return flag → why it is not passed on: a rule against it, or the release lacks it."""
     refused = {}
     for name, flag in chosen.items():
-        rules = (rule for rule in left_out if rule.flag == name and rule.matches(flag.value))
+        rules = (
+            rule for rule in left_out if rule.flag == name and rule.matches(flag.value)
+        )
         against = next(rules, None)
         why = against.reason if against else _check_known(flag, node, home)
         if why:
@@ -156,7 +174,9 @@ def _refused_flags(
 
 def _in_order(chosen: Mapping[str, ServeFlag], rules: FlagRules) -> Iterator[ServeFlag]:
     """Yield the flags in the order of the data, so that two releases' lines can be compared."""
-    order = dict.fromkeys([*(rule.flag for rule in rules.rules), *rules.preset, *chosen])
+    order = dict.fromkeys(
+        [*(rule.flag for rule in rules.rules), *rules.preset, *chosen]
+    )
     yield from (chosen[name] for name in order if name in chosen)
 
 
@@ -174,7 +194,10 @@ def _fault_advice(fault: Broken, request: ServeRequest) -> Advice:
 
 
 def _choose_flags(
-    on: Sequence[FlagRule], request: ServeRequest, rules: FlagRules, refused: dict[str, str]
+    on: Sequence[FlagRule],
+    request: ServeRequest,
+    rules: FlagRules,
+    refused: dict[str, str],
 ) -> dict[str, ServeFlag]:
     """Return first the rules, then the preset, then what the user asks for: the last one counts.
 
@@ -191,7 +214,9 @@ def _choose_flags(
             if value is False:
                 # It takes a flag away from rules; --with, the user's own word, still sets it.
                 chosen.pop(name, None)
-            elif limit and limit.unless not in preset.flags and float(value) > limit.most:
+            elif (
+                limit and limit.unless not in preset.flags and float(value) > limit.most
+            ):
                 refused[f"{name} {value}"] = f"{limit.reason} Take {limit.instead}"
             elif name != DRAFTING:
                 reason = f"{rules.preset.get(name, '')} As {preset.name} is served."
@@ -200,7 +225,9 @@ def _choose_flags(
         # That of a Spark leaves the CPU its part; a GPU's own memory is vLLM's to divide.
         chosen.pop(SHARE, None)
     wanted = request.choice.wanted
-    chosen |= {rule.flag: _flag_of_rule(rule, rule.value) for rule in on if rule.id in wanted}
+    chosen |= {
+        rule.flag: _flag_of_rule(rule, rule.value) for rule in on if rule.id in wanted
+    }
     # FLAG.KEY joins the JSON of FLAG, in whose place vLLM would take it.
     for name in [name for name in chosen if "." in name]:
         part, (whole, _, key) = chosen.pop(name), name.partition(".")
@@ -217,7 +244,11 @@ def _flag_of_rule(rule: FlagRule | LeaveOut, value: str) -> ServeFlag:
 
 
 def _flag(
-    by: Preset | FlagRule | LeaveOut, flag: str, value: str | bool, reason: str, origin: str
+    by: Preset | FlagRule | LeaveOut,
+    flag: str,
+    value: str | bool,
+    reason: str,
+    origin: str,
 ) -> ServeFlag:
     word = "" if value is True else str(value)
     grounds = {"source": by.source, "evidence": by.evidence}
@@ -244,7 +275,9 @@ def _check_known(flag: ServeFlag, node: Node, home: Path | None) -> str:
         return trouble
     raise DriftError(
         f"{trouble} ({flag.origin})",
-        why=f"the preset is for {build}" if build else "the rules know another vLLM than this one",
+        why=f"the preset is for {build}"
+        if build
+        else "the rules know another vLLM than this one",
         hint="name the Python that has that build with --python; "
         "or flags that fit any model: --preset none"
         if build
@@ -260,7 +293,9 @@ def _unlike_recipe(
     for name, value in recipe.settings.items() if preset and recipe else ():
         if preset and not same_value({**values, **preset.variables}.get(name), value):
             why = refused.get(name) or refused.get(f"{name} {value}", "")
-            yield _flag(preset, name, value, preset.reason(name, value) or why, "recipe")
+            yield _flag(
+                preset, name, value, preset.reason(name, value) or why, "recipe"
+            )
 
 
 def _notes_on_flags(
@@ -282,7 +317,10 @@ def _notes_on_flags(
     depth = drafting.get("num_speculative_tokens")
     depth = depth if isinstance(depth, int) else 0
     # As vLLM's config/vllm.py has it.
-    if drafting.get("method") in ("dflash", "dspark") and 0 < tokens < depth * sequences:
+    if (
+        drafting.get("method") in ("dflash", "dspark")
+        and 0 < tokens < depth * sequences
+    ):
         each = f"each drafts {depth} tokens, and --max-num-batched-tokens is {tokens}"
         yield f"{tokens // depth} of {sequences} sequences are computed at once: {each}"
 

@@ -68,7 +68,9 @@ def _read_count(config: Mapping[str, Any], key: str) -> int:
 
 def _token_bytes(config: Mapping[str, Any], flags: Mapping[str, str]) -> float:
     """Return the bytes that one token takes in the cache of a node, 0 where that is not known."""
-    value_bytes = load_flag_rules().memory.cache_bytes.get(flags.get(CACHE_TYPE, "auto"), 0)
+    value_bytes = load_flag_rules().memory.cache_bytes.get(
+        flags.get(CACHE_TYPE, "auto"), 0
+    )
     tensor_parts = int(flags.get("--tensor-parallel-size", "1"))
     layer_parts = int(flags.get("--pipeline-parallel-size", "1"))
     values = _layer_values(config, tensor_parts)
@@ -83,7 +85,9 @@ def _full_layers(config: Mapping[str, Any]) -> int:
     if isinstance(kinds, list):
         return kinds.count(_FULL)
 
-    is_windowed = config.get("sliding_window") and config.get("use_sliding_window", True)
+    is_windowed = config.get("sliding_window") and config.get(
+        "use_sliding_window", True
+    )
     is_mixed = any(name.startswith(_RECURRENT) for name in config)
     return 0 if is_windowed or is_mixed else _read_count(config, "num_hidden_layers")
 

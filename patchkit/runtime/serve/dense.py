@@ -29,7 +29,9 @@ def dense_layers(checkpoint: Checkpoint, nodes: int) -> DenseLayers | None:
     """Return the layers in 16 bits of a checkpoint that has others quantised; None for none."""
     names = checkpoint.config["architectures"]
     rules = load_flag_rules()
-    row = next((it for it in rules.dense if not {*names}.isdisjoint(it.architectures)), None)
+    row = next(
+        (it for it in rules.dense if not {*names}.isdisjoint(it.architectures)), None
+    )
     experts = {it.dtype for it in checkpoint.tensors if ".experts." in it.name}
     if row is None or not experts - {*PLAIN, "F32"}:
         return None
@@ -38,7 +40,9 @@ def dense_layers(checkpoint: Checkpoint, nodes: int) -> DenseLayers | None:
         parent, _, name = layer.rpartition(".")
         # gpt-oss has as self_attn what is attn in vLLM; GPTQ calls weights qweight.
         kinds = "|".join(rules.dense_parts.get(name, (name,)))
-        ends = re.compile(rf"\.(?:self_)?{re.escape(parent)}\.(?:{kinds})\.q?weight\w*$")
+        ends = re.compile(
+            rf"\.(?:self_)?{re.escape(parent)}\.(?:{kinds})\.q?weight\w*$"
+        )
         found: dict[int, list[Tensor]] = {}
         for tensor in checkpoint.tensors:
             if tensor.layer is not None and ends.search(tensor.name):
@@ -50,12 +54,18 @@ def dense_layers(checkpoint: Checkpoint, nodes: int) -> DenseLayers | None:
                 for it in parts
             ):
                 sides = (sum(part.shape[0] for part in parts), parts[0].shape[1])
-                if all(it % (_BLOCK * nodes) == 0 and it // nodes >= _LEAST for it in sides):
+                if all(
+                    it % (_BLOCK * nodes) == 0 and it // nodes >= _LEAST for it in sides
+                ):
                     plain.append(number)
         # A pattern for all, or a name for each where others have it quantised already.
         places = "*" if len(plain) == len(found) else plain
-        targets += [f"*model.layers.{place}.{layer}" for place in (places if plain else ())]
+        targets += [
+            f"*model.layers.{place}.{layer}" for place in (places if plain else ())
+        ]
         elements = sum(part.size / 2 for number in plain for part in found[number])
         saved += elements * (2 - 1 - 1 / _BLOCK)
-    setting = json.dumps({"targets": dict.fromkeys(targets, "mxfp8")}, separators=(",", ":"))
+    setting = json.dumps(
+        {"targets": dict.fromkeys(targets, "mxfp8")}, separators=(",", ":")
+    )
     return DenseLayers(setting=setting, saved=saved) if targets else None

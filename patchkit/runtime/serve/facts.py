@@ -13,7 +13,11 @@ from patchkit.runtime.serve.dense import dense_layers
 from patchkit.runtime.serve.request import ServeRequest
 
 _FACT = re.compile(r"\{(\w+)\}")
-_RECURRENT = ("mamba", "ssm_", "linear_")  # flags, and what configs say, of Mamba and GDN layers
+_RECURRENT = (
+    "mamba",
+    "ssm_",
+    "linear_",
+)  # flags, and what configs say, of Mamba and GDN layers
 
 
 def fill_rules(rules: Iterable[FlagRule], request: ServeRequest) -> Iterator[FlagRule]:
@@ -30,11 +34,16 @@ def fill_rules(rules: Iterable[FlagRule], request: ServeRequest) -> Iterator[Fla
     facts["hung"] = str(request.frozen // 2 or 300)
     facts["watched"] = "/metrics" if request.frozen else ""
     flags = preset.flags if preset else ()
-    names = {name.lstrip("-") for name in (*flags, *(checkpoint.config if checkpoint else ()))}
+    names = {
+        name.lstrip("-")
+        for name in (*flags, *(checkpoint.config if checkpoint else ()))
+    }
     if any(name.startswith(_RECURRENT) for name in names):
         facts["match_unit"] = "16"  # what attention's blocks are multiples of
     drafting = json.loads(drafter or "{}")
-    drafts = "drafter" in choice.wanted or (by_itself and "drafter" not in choice.unwanted)
+    drafts = "drafter" in choice.wanted or (
+        by_itself and "drafter" not in choice.unwanted
+    )
     # With a second checkpoint the drafter may have a head of its own.
     shares = drafts and drafting.get("method") == "mtp" and "model" not in drafting
     if checkpoint and checkpoint.has_plain_head and shares:
@@ -46,7 +55,8 @@ def fill_rules(rules: Iterable[FlagRule], request: ServeRequest) -> Iterator[Fla
     for rule in rules:
         if all(facts[name] for name in _FACT.findall(rule.value + rule.reason)):
             value, reason = (
-                _FACT.sub(lambda fact: facts[fact[1]], text) for text in (rule.value, rule.reason)
+                _FACT.sub(lambda fact: facts[fact[1]], text)
+                for text in (rule.value, rule.reason)
             )
             optional = rule.optional or (rule.flag == DRAFTING and not by_itself)
             yield replace(rule, value=value, reason=reason, optional=optional)

@@ -50,7 +50,9 @@ def listen_address(choice: str, node: Node, host: Host) -> str:
     what = ", ".join(f"{address} on {name}" for address, name in found.items())
     raise (UsageError if found else HostError)(
         f"--listen lan: {what or 'no interface beside the QSFP cages has an IPv4 address'}",
-        hint="name the address: --host ADDRESS" if found else "take --listen local or cable",
+        hint="name the address: --host ADDRESS"
+        if found
+        else "take --listen local or cable",
     )
 
 
@@ -80,6 +82,12 @@ def listening(request: ServeRequest) -> Iterator[str]:
 
 def models_url(request: ServeRequest) -> str:
     """Return where to ask for the models that are served; "" for a worker."""
-    host = dict(zip(_ANY, ("127.0.0.1", "::1"), strict=True)).get(request.host, request.host)
+    host = dict(zip(_ANY, ("127.0.0.1", "::1"), strict=True)).get(
+        request.host, request.host
+    )
     shown = f"[{host}]" if ":" in host else host
-    return "" if request.node.role == "worker" else f"http://{shown}:{request.port}/v1/models"
+    return (
+        ""
+        if request.node.role == "worker"
+        else f"http://{shown}:{request.port}/v1/models"
+    )

@@ -15,14 +15,22 @@ from patchkit.errors import UsageError
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.flags import load_flag_rules
-from patchkit.runtime.rules.presets import Preset, find, model_recipes, named_preset, presets_meant
+from patchkit.runtime.rules.presets import (
+    Preset,
+    find,
+    model_recipes,
+    named_preset,
+    presets_meant,
+)
 from patchkit.target import DEFAULT_TARGET, targets
 from patchkit.units import BYTES_PER_GIB, KIB_PER_GIB, MIB_PER_GIB
 
 SPARK = "a Spark"  # whose memory is meant where no other machine's is known
 
 
-def preset_of(model: str, named: str | None, environment: Mapping[str, str]) -> Preset | None:
+def preset_of(
+    model: str, named: str | None, environment: Mapping[str, str]
+) -> Preset | None:
     """Return the preset of that name, or the model's; None for none. Raises UsageError."""
     if named is not None:
         return None if named == "none" else named_preset(named)
@@ -41,7 +49,10 @@ def preset_of(model: str, named: str | None, environment: Mapping[str, str]) -> 
 
 def download(model: str, environment: Mapping[str, str]) -> Path:
     """Return the folder into which huggingface_hub downloads a model, there or not."""
-    home = environment.get("HF_HOME") or f"{environment.get('HOME', '')}/.cache/huggingface"
+    home = (
+        environment.get("HF_HOME")
+        or f"{environment.get('HOME', '')}/.cache/huggingface"
+    )
     cache = environment.get("HF_HUB_CACHE") or f"{home}/hub"
     return Path(cache, "models--" + model.replace("/", "--"))
 
@@ -52,7 +63,11 @@ def weights_gib(model: str, environment: Mapping[str, str]) -> float | None:
     for folder in (Path(model), *download(model, environment).glob("snapshots/*")):
         if os.access(folder, os.R_OK | os.X_OK):
             # Links of a snapshot to blobs that are not there yet, or are somebody else's.
-            files = (file for file in folder.glob("*.safetensors") if os.access(file, os.R_OK))
+            files = (
+                file
+                for file in folder.glob("*.safetensors")
+                if os.access(file, os.R_OK)
+            )
             sizes.append(sum(file.stat().st_size for file in files))
     return max(sizes) / BYTES_PER_GIB or None
 
@@ -89,7 +104,9 @@ def memory_pool(host: Host, node: Node) -> MemoryPool:
         note = f"{unknown} {why}, and {device}'s memory is not known here"
         return MemoryPool(gib=None, shared=True, whose=device, note=note)
     if unified and host.memory:
-        return MemoryPool(gib=host.memory.total / KIB_PER_GIB, shared=True, whose="this host")
+        return MemoryPool(
+            gib=host.memory.total / KIB_PER_GIB, shared=True, whose="this host"
+        )
     gpu = host.gpus[0]
     if gpu.memory is None:
         note = f"{unknown} nvidia-smi does not say how much memory {gpu.name} has"

@@ -53,7 +53,9 @@ class ServeRequest:
     @property
     def weights(self) -> Weights | None:
         """Return the size of the weights, None where nobody names one."""
-        return weigh(self.model, self.node.preset, self.folder_gib, self.node.quantization)
+        return weigh(
+            self.model, self.node.preset, self.folder_gib, self.node.quantization
+        )
 
     @property
     def number(self) -> int:
@@ -67,7 +69,8 @@ def check_request(request: ServeRequest) -> None:
     # `vllm serve` would take a dash for an option.
     if not model or model.startswith("-") or not model.isprintable():
         raise UsageError(
-            f"{model!r} is not a model", hint="write OWNER/NAME as at Hugging Face, or a folder"
+            f"{model!r} is not a model",
+            hint="write OWNER/NAME as at Hugging Face, or a folder",
         )
     if node.role == "worker" and node.executor.name == "ray":
         raise UsageError(
@@ -81,7 +84,9 @@ def check_request(request: ServeRequest) -> None:
             f"missing --node-rank: there are {node.nodes - 1} workers",
             hint="number them from 1: --node-rank 1",
         )
-    if (request.number == 0) == (node.role == "worker") or not 0 <= request.number < node.nodes:
+    if (request.number == 0) == (
+        node.role == "worker"
+    ) or not 0 <= request.number < node.nodes:
         raise UsageError(
             f"rank {request.number} of {node.nodes} nodes cannot be a {node.role}'s",
             hint="the head is 0, each worker has a number of its own: --node-rank 1 …",
@@ -98,13 +103,17 @@ def check_request(request: ServeRequest) -> None:
 def release_faults(request: ServeRequest) -> tuple[Broken, ...]:
     """Return how this release may be broken for this model. Raises HostError if it surely is."""
     preset, checkpoint, node = request.node.preset, request.checkpoint, request.node
-    architectures = checkpoint.config["architectures"] if checkpoint else request.architectures
+    architectures = (
+        checkpoint.config["architectures"] if checkpoint else request.architectures
+    )
     # A folder may have any name; --preset says what lies in it.
     names = (request.model, preset.id if preset else request.model)
     rows = broken_for(names, architectures, node.situation)
     for row in rows:
         if row.is_certain(node.situation):
-            here = " and ".join(f"{name} {node.situation[name]}" for name in row.installed)
+            here = " and ".join(
+                f"{name} {node.situation[name]}" for name in row.installed
+            )
             raise HostError(
                 f"{request.model} on vLLM {node.vllm} {row.effect}, and {here} is installed here",
                 why=row.cause,
@@ -163,7 +172,10 @@ def check_size(request: ServeRequest, share: float, fit: Fit) -> None:
     ways_out = [(preset.instead if preset else "") or "a checkpoint in fewer bits"]
     if not pool.shared:
         enough = math.ceil((fit.weights_gib / fit.nodes + margin) / share)
-        ways_out += [f"a GPU with {enough} GiB", "for a line that a Spark runs: --target gb10"]
+        ways_out += [
+            f"a GPU with {enough} GiB",
+            "for a line that a Spark runs: --target gb10",
+        ]
     elif 0 < fit.fitting_nodes <= _MOST_NODES:
         count = fit.fitting_nodes
         ways_out.insert(0, f"{count} nodes: --role head --nodes {count}")

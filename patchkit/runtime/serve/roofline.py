@@ -17,12 +17,22 @@ def fastest_stream(request: ServeRequest, flags: Mapping[str, str]) -> Iterator[
     if checkpoint and checkpoint.reads:
         dense = dense_layers(checkpoint, request.node.nodes)
         taken = dense and flags.get("--quantization-config") == dense.setting
-        reads, least = (checkpoint.reads - (dense.saved if dense and taken else 0)) / 1e9, ""
-    device = targets().get(DEFAULT_TARGET if memory.whose == SPARK else request.node.target)
+        reads, least = (
+            (checkpoint.reads - (dense.saved if dense and taken else 0)) / 1e9,
+            "",
+        )
+    device = targets().get(
+        DEFAULT_TARGET if memory.whose == SPARK else request.node.target
+    )
     if reads and memory.shared and device and device.bandwidth:
-        parts = int(flags.get("--tensor-parallel-size", 1))  # a pipeline's nodes read in turns
+        parts = int(
+            flags.get("--tensor-parallel-size", 1)
+        )  # a pipeline's nodes read in turns
         alone = " without drafting" if "--speculative-config" in flags else ""
-        nodes, speed = f"{parts} nodes" if parts > 1 else "one node", device.bandwidth * parts
+        nodes, speed = (
+            f"{parts} nodes" if parts > 1 else "one node",
+            device.bandwidth * parts,
+        )
         yield (
             f"at most {speed / reads:.3g} tok/s for one stream{alone} on {nodes}: {least}"
             f"{reads:.3g} GB of weights are read for each token, at {speed} GB/s; its context's "

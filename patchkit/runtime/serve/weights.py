@@ -44,7 +44,9 @@ def weigh(
     for name in (model, preset.id if preset else ""):
         recipe = recipe_of(name) if name else None
         if recipe and recipe.weights_gib:
-            return Weights(gib=recipe.weights_gib, source="upstream's recipe", is_least=True)
+            return Weights(
+                gib=recipe.weights_gib, source="upstream's recipe", is_least=True
+            )
 
     return _weigh_name(model, quantization)
 

@@ -76,7 +76,9 @@ def plan_vllm(
     return BuildPlan(title=f"vLLM {version}", missing=missing)
 
 
-def lacked(needs: Needs, python: Path, cxx: Path | None, across: str = "") -> Iterator[Finding]:
+def lacked(
+    needs: Needs, python: Path, cxx: Path | None, across: str = ""
+) -> Iterator[Finding]:
     """Yield what this machine lacks; ``cxx`` is its C++ compiler, ``across`` the other CPU."""
     lack = partial(finding, HostError, "")
     try:
@@ -88,7 +90,8 @@ def lacked(needs: Needs, python: Path, cxx: Path | None, across: str = "") -> It
         short = ".".join(version.split(".")[:2])
         if not SpecifierSet(needs.python).contains(version, prereleases=True):
             yield lack(
-                f"Python {version} is outside {needs.python}", "install patchkit into another one"
+                f"Python {version} is outside {needs.python}",
+                "install patchkit into another one",
             )
         for fact, package in (("header", "dev"), ("venv", "venv")):
             if not facts[fact]:
@@ -107,7 +110,9 @@ def lacked(needs: Needs, python: Path, cxx: Path | None, across: str = "") -> It
         said = attempt(cxx, "-dM", "-E", "-x", "c++", "/dev/null")
         # By its macros: any program may be called g++, and clang defines __GNUC__ as well.
         macros = dict(re.findall(r"^#define (\w+) (.*)$", said.output, re.MULTILINE))
-        parts = (macros.get(f"__GNUC{part}__", "0") for part in ("", "_MINOR", "_PATCHLEVEL"))
+        parts = (
+            macros.get(f"__GNUC{part}__", "0") for part in ("", "_MINOR", "_PATCHLEVEL")
+        )
         found = Version(".".join(parts))
         # The release only asks GCC for its version.
         is_gcc = "__GNUC__" in macros and "__clang__" not in macros
@@ -139,13 +144,17 @@ def jobs_for(memory: int, asked: int | None = None) -> Jobs:
     free = available_memory()
     number = max(1, min(cores, free // memory))
     limit = "memory decides" if number < cores else "one a core"
-    needs = f"{memory / BYTES_PER_GIB:.0f} GiB a job, {free / BYTES_PER_GIB:.0f} available"
+    needs = (
+        f"{memory / BYTES_PER_GIB:.0f} GiB a job, {free / BYTES_PER_GIB:.0f} available"
+    )
     return Jobs(number, f"{limit}: {cores} cores, {needs}")
 
 
 def available_memory() -> int:
     """Return how many bytes of memory programs may still take."""
-    found = re.search(r"^MemAvailable: +(\d+) kB", _MEMINFO.read_text("ascii"), re.MULTILINE)
+    found = re.search(
+        r"^MemAvailable: +(\d+) kB", _MEMINFO.read_text("ascii"), re.MULTILINE
+    )
     pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return int(found[1]) << 10 if found else pages  # in kB, which are KiB here
 
@@ -193,7 +202,9 @@ def staging() -> Iterator[Path]:
     """
     _require_private(WORK)
     for stale in WORK.glob(f"{_STAGED}*"):
-        with contextlib.suppress(FileNotFoundError):  # another build has just removed it
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # another build has just removed it
             # By age, since a folder that is staged now has no lock.
             if time.time() - stale.lstat().st_mtime > _STALE:
                 shutil.rmtree(stale, ignore_errors=True)
@@ -202,7 +213,9 @@ def staging() -> Iterator[Path]:
         try:
             yield folder
         except BaseException:
-            _remove_later(folder)  # thousands of files, and somebody waits behind Ctrl-C
+            _remove_later(
+                folder
+            )  # thousands of files, and somebody waits behind Ctrl-C
             raise
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -210,7 +223,9 @@ def staging() -> Iterator[Path]:
 def _remove_later(folder: Path) -> None:
     """Have a folder removed by a process that outlives this one, and no signal of a terminal."""
     words = ("rm", "-rf", "--", str(folder))
-    nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
+    nothing = [
+        (os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)
+    ]
     try:
         os.posix_spawnp(words[0], words, os.environ, file_actions=nothing, setsid=True)
     except OSError:
@@ -238,7 +253,9 @@ def work_folder(
                 source.rename(root / source.name)
             known.write_text(facts, encoding="utf-8")
         if shutil.disk_usage(root).free < free:
-            raise StorageError(f"{root}: less than {free >> 30} GiB free", hint="free some space")
+            raise StorageError(
+                f"{root}: less than {free >> 30} GiB free", hint="free some space"
+            )
         yield root
 
 

@@ -35,7 +35,9 @@ _NINJA = re.compile(r"^\[(\d+)/(\d+)\] ")
 _FAILURE = re.compile(
     r"error|fatal|\*\*\* \[|undefined reference|No space left|Killed", re.IGNORECASE
 )
-_CCACHE_COMPILERS = "/usr/lib/ccache"  # Debian's and Ubuntu's folder of compilers by other names
+_CCACHE_COMPILERS = (
+    "/usr/lib/ccache"  # Debian's and Ubuntu's folder of compilers by other names
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +107,9 @@ def objects_to_make(root: Path, env: dict[str, str], functions: str) -> int:
     done = attempt(*command, env=env, umask=0o022, timeout=None)
     # make does without the list that each folder of generated sources has once it is whole.
     sources = (root / "build").rglob("*.cu")
-    if not done.trouble and all((path.parent / "rules.mk").is_file() for path in sources):
+    if not done.trouble and all(
+        (path.parent / "rules.mk").is_file() for path in sources
+    ):
         planned.touch()
     return done.output.count("Compiling")
 
@@ -131,7 +135,9 @@ def run_build(
         log.open("w", buffering=1, encoding="utf-8", errors="replace") as sink,
         # The lock of the work folder goes on to the build: if patchkit alone is killed, nobody
         # builds there until what it started has ended, too.
-        Follow(*command, env=env, cwd=folder or root, umask=0o022, inherit=True) as running,
+        Follow(
+            *command, env=env, cwd=folder or root, umask=0o022, inherit=True
+        ) as running,
     ):
         for line in running:
             sink.write(line)
@@ -147,13 +153,16 @@ def run_build(
     if ended.status:
         lines = ended.output.splitlines()
         telling = [line for line in lines if _FAILURE.search(line)][:8] or lines[-8:]
-        out_of_memory = any("Killed" in line or "terminated by signal 9" in line for line in lines)
+        out_of_memory = any(
+            "Killed" in line or "terminated by signal 9" in line for line in lines
+        )
         # Not every tool says that the disk is full.
         why = f"the disk of {root} is full" if is_full(log) else ""
         if out_of_memory:
             why = "the system ran out of memory, and ended a compiler"
         raise BuildError(
-            f"the build ended with {ended.status}\n" + "\n".join(f"    {line}" for line in telling),
+            f"the build ended with {ended.status}\n"
+            + "\n".join(f"    {line}" for line in telling),
             why=why,
             hint=f"{'use fewer --jobs; ' if out_of_memory else ''}the whole log is {log}; "
             "run again to go on from here, with --fresh to begin anew",

@@ -104,8 +104,12 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
         # The build that follows runs the source's own code by design, sandbox or not.
         past, possible = open_workspace(source, "nccl").ledger, Sandboxed.IF_POSSIBLE
         # What a user patched a folder with stays in it.
-        request = Request(target=order.target, patches=past.request.patches if past else ())
-        outcome = apply(source, load_recipe("nccl"), request, anew=True, sandboxed=possible)
+        request = Request(
+            target=order.target, patches=past.request.patches if past else ()
+        )
+        outcome = apply(
+            source, load_recipe("nccl"), request, anew=True, sandboxed=possible
+        )
         facts = _nccl_facts(order, source, outcome) | request.patch_facts
         with work_folder(
             order.work, [source], as_text(facts), fresh=order.fresh, free=_FREE
@@ -115,7 +119,14 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
             objects = objects_to_make(root, env, order.functions)
             out = emptied(root / "raw")
             # Without isolation: scikit-build-core comes with the extra for builds.
-            command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir"]
+            command = [
+                sys.executable,
+                "-m",
+                "build",
+                "--wheel",
+                "--no-isolation",
+                "--outdir",
+            ]
             command += [str(out), str(root / "project")]
             run_build(command, root, env, progress, objects=objects)
             (raw,) = out.glob("*.whl")
@@ -184,7 +195,11 @@ def _write_project(root: Path, order: NcclOrder, facts: Mapping[str, Any]) -> No
     }
     # Bracket arguments: CMake neither expands variables nor reads escapes in them.
     lines = [f"set({name} [=[{value}]=])" for name, value in settings.items()]
-    lines += ["set(NCCL_MAKE", *(f"  [=[{name}={value}]=]" for name, value in make.items()), ")"]
+    lines += [
+        "set(NCCL_MAKE",
+        *(f"  [=[{name}={value}]=]" for name, value in make.items()),
+        ")",
+    ]
     texts = {name: (home / name).read_text("utf-8") for name in _PROJECT}
     texts["settings.cmake"] = "\n".join([*lines, ""])
     texts[FACTS] = as_text(facts)

@@ -28,10 +28,18 @@ from patchkit.source.releases import ExactPin
 from patchkit.wheel.build.machine import emptied
 
 _STAMP = "patchkit-environment"
-_ELSEWHERE = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_REQUIRE_VIRTUALENV")
+_ELSEWHERE = (
+    "PIP_TARGET",
+    "PIP_PREFIX",
+    "PIP_ROOT",
+    "PIP_USER",
+    "PIP_REQUIRE_VIRTUALENV",
+)
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 _TELLING = re.compile(r"error|hash|THESE PACKAGES|No space", re.IGNORECASE)
-_NOT_THERE = "the index that pip is configured for does not have it for this Python and machine"
+_NOT_THERE = (
+    "the index that pip is configured for does not have it for this Python and machine"
+)
 _CAUSES = {  # by what pip says of them
     "DO NOT MATCH THE HASHES": "the index delivers other bytes than those that are locked",
     "No matching distribution": _NOT_THERE,
@@ -73,7 +81,10 @@ def read_requirements(path: Path) -> tuple[Pinned, ...]:
             continue
         text, _, condition = _HASH.sub("", line).partition(";")
         try:
-            pin, marker = ExactPin(text), Marker(condition) if condition.strip() else None
+            pin, marker = (
+                ExactPin(text),
+                Marker(condition) if condition.strip() else None,
+            )
         except ValueError:
             raise SourceError(
                 f"{path}: {line[:60]!r} is not NAME==VERSION with --hash=sha256:…",
@@ -81,7 +92,9 @@ def read_requirements(path: Path) -> tuple[Pinned, ...]:
                 hint="`uv pip compile --generate-hashes` or pip-tools writes such a file",
             ) from None
         version, hashes = str(pin.version), tuple(_HASH.findall(line))
-        found.append(Pinned(name=pin.project, version=version, marker=marker, hashes=hashes))
+        found.append(
+            Pinned(name=pin.project, version=version, marker=marker, hashes=hashes)
+        )
     return tuple(found)
 
 
@@ -100,8 +113,15 @@ def make_environment(
     SourceError, StorageError; what a failure leaves is not taken for one.
     """
     locked = for_machine(requirements)
-    wanted = [pin for pin in locked if not any(fnmatchcase(pin.name, each) for each in leaving)]
-    file, packages = sha256_of(requirements), {each.name: each.version for each in wanted}
+    wanted = [
+        pin
+        for pin in locked
+        if not any(fnmatchcase(pin.name, each) for each in leaving)
+    ]
+    file, packages = (
+        sha256_of(requirements),
+        {each.name: each.version for each in wanted},
+    )
     # An environment shares the modules of the interpreter that it is made with.
     name = digest(" ".join([file, sys.version, sys.base_prefix, *packages]))
     home = folder / f"environment-{name[:12]}"
@@ -114,7 +134,9 @@ def make_environment(
         hint = "free some: an environment with torch takes 6 GB; or: apt install python3-venv"
         command = (sys.executable, "-m", "venv", home)
         run(*command, kind=StorageError, why=why, hint=hint, timeout=None)
-        install_locked(made.python, requirements, wanted, offline=offline, progress=progress)
+        install_locked(
+            made.python, requirements, wanted, offline=offline, progress=progress
+        )
     return made
 
 
@@ -147,7 +169,9 @@ def for_machine(requirements: Path, machine: str = "") -> list[Pinned]:
     for each in found:
         if not each.hashes:
             raise SourceError(f"{requirements}: {each.name} has no --hash=sha256:…")
-    return [each for each in found if each.marker is None or each.marker.evaluate(facts)]
+    return [
+        each for each in found if each.marker is None or each.marker.evaluate(facts)
+    ]
 
 
 def install_locked(
@@ -175,7 +199,9 @@ def install_locked(
             "--progress-bar=off", *(["--no-index"] if offline else []), *options, "-r", file.name,
         ]  # fmt: skip
         # The caller's variables, pip's among them, but for those that install elsewhere.
-        kept = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
+        kept = {
+            name: value for name, value in os.environ.items() if name not in _ELSEWHERE
+        }
         with Follow(*command, env={**kept, "LC_ALL": "C"}) as running:
             for line in running:
                 if line.startswith("Collecting "):
@@ -196,7 +222,9 @@ def install_locked(
         hint = "pip's own settings (PIP_FIND_LINKS, PIP_INDEX_URL) say where it looks"
         raise BuildError(
             "\n    ".join([f"pip could not install {requirements.name}", *telling[:8]]),
-            why=next((cause for text, cause in _CAUSES.items() if text in done.output), ""),
+            why=next(
+                (cause for text, cause in _CAUSES.items() if text in done.output), ""
+            ),
             hint=f"{hint}; --offline leaves only PIP_FIND_LINKS" if offline else hint,
         )
     progress(total, total)

@@ -54,7 +54,11 @@ class Toolchain:
 
 
 def find_toolchain(
-    machine: str, row: Toolkit, *, offline: bool = False, progress: Progress | None = None
+    machine: str,
+    row: Toolkit,
+    *,
+    offline: bool = False,
+    progress: Progress | None = None,
 ) -> Toolchain:
     """Find the C++ compiler for ``machine``, and the locked toolkit of a CUDA beside it.
 
@@ -85,7 +89,10 @@ def find_toolchain(
 
 
 def check_toolchain(
-    toolchain: Toolchain, gencode: str, folder: Path, environment: Mapping[str, str] | None = None
+    toolchain: Toolchain,
+    gencode: str,
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
 ) -> None:
     """Compile and link a few lines for the device, so that a long build does not end in surprise.
 
@@ -119,7 +126,9 @@ def missing_tools(machine: str = "") -> Iterator[Finding]:
         error = missing_libraries(libraries, "build")
         yield Finding(level=Level.NOTE, what=error.what, why=error.why, hint=error.hint)
     # NCCL's makefiles call them; python3 generates the sources of its kernels.
-    absent = {tool: tool for tool in ("make", "bash", "python3") if shutil.which(tool) is None}
+    absent = {
+        tool: tool for tool in ("make", "bash", "python3") if shutil.which(tool) is None
+    }
     if machine and find_cxx(machine) is None:
         native = machine == platform.machine()
         name = os.environ.get("CXX", "g++") if native else f"{machine}-linux-gnu-g++"
@@ -166,15 +175,25 @@ def locked_toolkit_wheels() -> tuple[ToolkitWheel, ...]:
 
 
 def locked_toolkit(
-    here: str, machine: str, cuda: str, *, offline: bool, progress: Progress | None, only: str = ""
+    here: str,
+    machine: str,
+    cuda: str,
+    *,
+    offline: bool,
+    progress: Progress | None,
+    only: str = "",
 ) -> Path:
     """Return the locked toolkit of a CUDA, or one wheel of it, unpacked once in the cache.
 
     Raises UsageError for a CPU that it has no wheels for, and what a fetch raises.
     """
     if here not in MACHINES:
-        raise UsageError(f"NVIDIA's compiler is for {' and '.join(MACHINES)}, not for {here}")
-    known = [w for w in locked_toolkit_wheels() if w.cuda == cuda and only in ("", w.project)]
+        raise UsageError(
+            f"NVIDIA's compiler is for {' and '.join(MACHINES)}, not for {here}"
+        )
+    known = [
+        w for w in locked_toolkit_wheels() if w.cuda == cuda and only in ("", w.project)
+    ]
     wheels = [wheel for wheel in known if wheel.machine == here]
     cross = [w for w in known if w.machine == machine != here]
     # The other CPU's compiler wheel is for a header alone (fatbinary_section.h).
@@ -185,19 +204,31 @@ def locked_toolkit(
     if home.is_dir():
         return home
     archives = [
-        (fetch(w.project, w.version, {w.version: w}, offline=offline, progress=progress), w)
+        (
+            fetch(
+                w.project, w.version, {w.version: w}, offline=offline, progress=progress
+            ),
+            w,
+        )
         for w in wheels
     ]
     trouble = "the CUDA toolkit (0.5 GB) is not unpacked"
-    with translated(trouble, home, "free some space, or set PATCHKIT_CACHE_DIR to another folder"):
+    with translated(
+        trouble, home, "free some space, or set PATCHKIT_CACHE_DIR to another folder"
+    ):
         home.parent.mkdir(parents=True, exist_ok=True)
-        with locked(home.parent, _PATIENCE), tempfile.TemporaryDirectory(dir=home.parent) as folder:
+        with (
+            locked(home.parent, _PATIENCE),
+            tempfile.TemporaryDirectory(dir=home.parent) as folder,
+        ):
             tree = Path(folder) / "cuda"
             for archive, wheel in archives:
                 dest = tree if wheel.machine == here else tree / CROSS
                 # Only the headers of the other CPU's compiler are for here.
                 only_headers = wheel.role == "compiler" and dest != tree
-                parts = {"include"} if only_headers else {"bin", "include", "lib", "nvvm"}
+                parts = (
+                    {"include"} if only_headers else {"bin", "include", "lib", "nvvm"}
+                )
                 with WheelFile(archive) as opened:
                     for path in opened.members:
                         name = path.removeprefix(_PREFIX)

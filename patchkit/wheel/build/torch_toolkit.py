@@ -71,7 +71,9 @@ def full_toolkit(toolchain: Toolchain, site: Path, dest: Path) -> None:
         driver = dest / "lib" / "stubs" / "libcuda.so"
         if not driver.exists():
             driver_stand_in(dest / "include" / "cuda.h", toolchain.cxx, driver)
-    needed = [f"include/{name}" for name in HEADERS] + [f"lib/lib{name}.so" for name in LIBRARIES]
+    needed = [f"include/{name}" for name in HEADERS] + [
+        f"lib/lib{name}.so" for name in LIBRARIES
+    ]
     if absent := [name for name in needed if not (dest / name).exists()]:
         raise HostError(
             f"{dest}: not a whole CUDA toolkit: {', '.join(absent)} missing",
@@ -107,7 +109,12 @@ def driver_stand_in(header: Path, cxx: Path, library: Path) -> None:
         str(cxx), "-x", "c", "-w", "-fno-builtin", "-shared", "-fPIC", "-nostdlib",
         "-Wl,-soname,libcuda.so.1", str(source), "-o", str(library),
     ]  # fmt: skip
-    run(*command, why="it cannot link a shared library", hint="apt install g++", timeout=None)
+    run(
+        *command,
+        why="it cannot link a shared library",
+        hint="apt install g++",
+        timeout=None,
+    )
     source.unlink()
 
 
@@ -147,7 +154,12 @@ def cross_toolkit(
         (dest / name).symlink_to(leads_to)
     python_headers(python, toolchain.machine, dest / _HEADERS)
     # Libraries are looked for there alone: a driver of this machine brings a libcuda.so, too.
-    roots = (root, site / "torch", site / "nvidia", f"/usr/{toolchain.machine}-linux-gnu")
+    roots = (
+        root,
+        site / "torch",
+        site / "nvidia",
+        f"/usr/{toolchain.machine}-linux-gnu",
+    )
     settings = {
         "CMAKE_SYSTEM_NAME": "Linux",
         "CMAKE_SYSTEM_PROCESSOR": toolchain.machine,
@@ -179,7 +191,8 @@ def python_headers(python: Path, machine: str, dest: Path) -> None:
         text = (header.parents[1] / own[1]).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise HostError(
-            f"{python} has no headers: {error}", hint=quoted("apt", "install", said["package"])
+            f"{python} has no headers: {error}",
+            hint=quoted("apt", "install", said["package"]),
         ) from error
     # What it does not speak of stays away.
     rules = RECIPES / "python_headers.toml"
@@ -264,7 +277,10 @@ def install_torch_stand_in(site: Path, target: Path) -> None:
         with hold_lock(site, _PATIENCE):
             # Another build may be asking this one: only what is of another torch, or of another
             # patchkit, is written anew.
-            described = {str(p.relative_to(site)) for p in site.glob("torch-*.dist-info/METADATA")}
+            described = {
+                str(p.relative_to(site))
+                for p in site.glob("torch-*.dist-info/METADATA")
+            }
             same = all(
                 (site / name).is_file() and (site / name).read_bytes() == content
                 for name, content in wanted.items()
@@ -300,10 +316,14 @@ def target_site(
     """
     locked = for_machine(requirements, machine)
     patterns = across().target
-    wanted = [pin for pin in locked if any(fnmatchcase(pin.name, each) for each in patterns)]
+    wanted = [
+        pin for pin in locked if any(fnmatchcase(pin.name, each) for each in patterns)
+    ]
     # pip chooses wheels by the version of Python.
     version = "{}.{}".format(*sys.version_info)
-    name = digest(" ".join([sha256_of(requirements), version, *(pin.name for pin in wanted)]))
+    name = digest(
+        " ".join([sha256_of(requirements), version, *(pin.name for pin in wanted)])
+    )
     home = folder / f"site-{machine}-{name[:12]}"
     site = home / "packages"
 

@@ -61,7 +61,9 @@ class DeviceCode:
         """Return how it reaches a device. What only a linker reads does not, by itself."""
         if self.kind == "sass":
             return load(self.arch, target.capability)
-        return load_ptx(self.arch, target.capability) if self.kind == "ptx" else Load.NONE
+        return (
+            load_ptx(self.arch, target.capability) if self.kind == "ptx" else Load.NONE
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +96,15 @@ def read_entries(
         for entry in _walk_section(stream, section, name):
             found.append(entry)
             if len(found) > _MOST_ENTRIES:
-                raise damaged(name, f"it has more than {_MOST_ENTRIES:,} pieces of device code")
+                raise damaged(
+                    name, f"it has more than {_MOST_ENTRIES:,} pieces of device code"
+                )
     return tuple(found)
 
 
-def _walk_section(stream: BufferedIOBase, section: Section, name: str) -> Iterator[CodeEntry]:
+def _walk_section(
+    stream: BufferedIOBase, section: Section, name: str
+) -> Iterator[CodeEntry]:
     position, end = section.offset, section.offset + section.size
 
     def check_that(holds: bool, place: int, complaint: str) -> None:
@@ -130,16 +136,26 @@ def _walk_section(stream: BufferedIOBase, section: Section, name: str) -> Iterat
             minor, major, arch, flags, plain = rest
             fits = header >= _LEAST_HEADER and header + size <= last - position
             check_that(fits, position, "an entry does not fit into its fat binary")
-            marks = ("a" if flags & _SPECIFIC else "") + ("f" if flags & _FAMILY else "")
-            real = 10 <= arch <= 999 and len(marks) < 2  # one arch is never both a and f
+            marks = ("a" if flags & _SPECIFIC else "") + (
+                "f" if flags & _FAMILY else ""
+            )
+            real = (
+                10 <= arch <= 999 and len(marks) < 2
+            )  # one arch is never both a and f
             check_that(real, position, f"an entry is for the arch {arch}{marks}")
             kind = _KINDS.get(number, f"kind {number}")
             possible = kind != "ptx" or plain <= _MOST_PTX
-            check_that(possible, position, f"an entry says that it is {plain:,} bytes of PTX")
+            check_that(
+                possible, position, f"an entry says that it is {plain:,} bytes of PTX"
+            )
             yield CodeEntry(
                 kind=kind,
                 arch=Arch(*divmod(arch, 10), marks, kind == "ptx"),
-                compression="zstd" if flags & _ZSTD else "lz4" if flags & _LZ4 else "none",
+                compression="zstd"
+                if flags & _ZSTD
+                else "lz4"
+                if flags & _LZ4
+                else "none",
                 size=header + size,
                 container=container,
                 offset=position,

@@ -38,7 +38,10 @@ def compile_seconds(entries: Iterable[CodeEntry]) -> float:
 
 def first_use_phrase(entries: Collection[CodeEntry]) -> str:
     """Say what is compiled, and how long that takes: of all, and of the largest."""
-    whole, most = compile_seconds(entries), compile_seconds([max(entries, key=lambda e: e.plain)])
+    whole, most = (
+        compile_seconds(entries),
+        compile_seconds([max(entries, key=lambda e: e.plain)]),
+    )
     noun = "fat binary is" if len(entries) == 1 else "fat binaries are"
     return (
         f"{len(entries)} {noun} compiled at first use, each on one core: up to "

@@ -61,8 +61,13 @@ class Binary:
             for entry in entries:
                 sort = (entry.kind, entry.arch, entry.compression)
                 sizes.setdefault(sort, []).append(entry.size)
-            codes = [CodeSummary(*sort, section, len(of), sum(of)) for sort, of in sizes.items()]
-            found += sorted(codes, key=lambda code: (code.kind != "sass", *astuple(code)[:3]))
+            codes = [
+                CodeSummary(*sort, section, len(of), sum(of))
+                for sort, of in sizes.items()
+            ]
+            found += sorted(
+                codes, key=lambda code: (code.kind != "sass", *astuple(code)[:3])
+            )
         return tuple(found)
 
     def loads(self, target: Target) -> Counter[Load]:
@@ -95,7 +100,9 @@ def inspect_file(path: Path) -> tuple[Binary, ...]:
         return (_read_binary(path.name, stream, str(path)),)
 
 
-def inspect_wheel(wheel: WheelFile, only: Collection[str] | None = None) -> tuple[Binary, ...]:
+def inspect_wheel(
+    wheel: WheelFile, only: Collection[str] | None = None
+) -> tuple[Binary, ...]:
     """Read each library and program in a wheel, or those among the paths of ``only``.
 
     Raises SourceError if one is damaged or for another CPU than the wheel's name says; if there is
@@ -126,7 +133,9 @@ def inspect_wheel(wheel: WheelFile, only: Collection[str] | None = None) -> tupl
 def _read_binary(name: str, stream: BufferedIOBase, where: str) -> Binary:
     library = parse_library(stream, where)
     if library.machine == "cuda":
-        raise SourceError(f"{where} is bare device code", hint="give the library that it goes into")
+        raise SourceError(
+            f"{where} is bare device code", hint="give the library that it goes into"
+        )
     live, relocatable = (
         read_entries(stream, [it for it in library.sections if it.name == kind], where)
         for kind in (LIVE, RELOCATABLE)
@@ -153,13 +162,20 @@ def prove_exact(binary: Binary, target: Target, *, cpu: str | None = None) -> No
     are those that NCCL always adds (``recipes/nccl/kernels.toml``), and PTX beside machine code:
     the driver never compiles it here. ``cpu`` is that of the build, else the target's.
     """
-    table = read_toml(tuple[dict[str, Any], ...], RECIPES / "nccl" / "kernels.toml", key="always")
-    wanted, always = cpu or target.cpu, {("sass", parse_arch(row["arch"])) for row in table}
+    table = read_toml(
+        tuple[dict[str, Any], ...], RECIPES / "nccl" / "kernels.toml", key="always"
+    )
+    wanted, always = (
+        cpu or target.cpu,
+        {("sass", parse_arch(row["arch"])) for row in table},
+    )
     if binary.library.machine != wanted:
         raise ProofError(
             f"{binary.name} is for {binary.library.machine}, not for {wanted}",
             why="the compiler of the host code was one for another CPU",
-            hint=f"build it for {wanted}, the CPU of {target.title}" if cpu is None else "",
+            hint=f"build it for {wanted}, the CPU of {target.title}"
+            if cpu is None
+            else "",
         )
     own, others = 0, []
     for group in fat_binaries(binary.live):
@@ -167,12 +183,16 @@ def prove_exact(binary: Binary, target: Target, *, cpu: str | None = None) -> No
         if not {(entry.kind, entry.arch) for entry in group} <= always:
             exact = [e for e in group if e.reach(target) is Load.EXACT]
             own += len(exact)
-            others += [e for e in group if e not in exact and not (exact and e.kind == "ptx")]
+            others += [
+                e for e in group if e not in exact and not (exact and e.kind == "ptx")
+            ]
     if others or not own:
         number = "{}{}".format(*target.capability)
         counts = Counter(entry.name for entry in others)
         listed = ", ".join(f"{count} {name}" for name, count in counts.items())
-        first = f" (the first at byte {others[0].container} of the file)" if others else ""
+        first = (
+            f" (the first at byte {others[0].container} of the file)" if others else ""
+        )
         raise ProofError(
             f"{binary.name} is not exact for {target.title}: {own} live entries are sm_{number}"
             + (f", {len(others)} are not: {listed}{first}" if others else ""),

@@ -87,10 +87,14 @@ def judge_libraries(
     expected = [known for known in library_table().library if known.covers(version)]
     found = []
     for binary in binaries:
-        known = next((known for known in expected if fnmatchcase(binary.name, known.file)), None)
+        known = next(
+            (known for known in expected if fnmatchcase(binary.name, known.file)), None
+        )
         lost: Counter[str] = Counter()
         for group in fat_binaries(binary.live):
-            names = sorted({entry.name for entry in group if entry.arch.major == target.major})
+            names = sorted(
+                {entry.name for entry in group if entry.arch.major == target.major}
+            )
             if names and best(group, target) is Load.NONE:
                 lost[", ".join(names)] += 1
         if known is None:
@@ -104,9 +108,13 @@ def judge_libraries(
         else:
             use = Use.PARTLY if lost else Use.LOADS
         loads = binary.loads(target)
-        found.append(Judged(name=binary.name, use=use, known=known, loads=loads, lost=lost))
+        found.append(
+            Judged(name=binary.name, use=use, known=known, loads=loads, lost=lost)
+        )
     present = [library.known for library in found]
-    absent = [known for known in expected if known not in present and known.used_on(target)]
+    absent = [
+        known for known in expected if known not in present and known.used_on(target)
+    ]
     return (*found, *(Judged(name=it.file, use=Use.ABSENT, known=it) for it in absent))
 
 
@@ -134,7 +142,9 @@ def cuda_major(binaries: Iterable[Binary]) -> str:
         return found[0]
     raise ProofError(
         f"the wheel's libraries need {' and '.join(found) or 'no'} libcudart",
-        why="it holds libraries of several builds" if found else "it is a build for the CPU alone",
+        why="it holds libraries of several builds"
+        if found
+        else "it is a build for the CPU alone",
         hint="name upstream's wheel: patchkit repack vllm==X.Y.Z",
     )
 
@@ -153,7 +163,9 @@ def floor(binaries: Sequence[Binary]) -> dict[str, str]:
 _ORIGIN = ("$ORIGIN", "${ORIGIN}")
 
 
-def check_wheel(metadata: WheelMetadata, binaries: Sequence[Binary]) -> Iterator[Finding]:
+def check_wheel(
+    metadata: WheelMetadata, binaries: Sequence[Binary]
+) -> Iterator[Finding]:
     """Find everything that is wrong with one wheel, from what was read of it."""
     filename, rules = metadata.name.filename, library_rules()
     for fault in metadata.faults:
@@ -165,15 +177,21 @@ def check_wheel(metadata: WheelMetadata, binaries: Sequence[Binary]) -> Iterator
             majors.setdefault(major, []).append(binary.name)
     for member in metadata.members:
         if shared := rules.foreign(metadata.name.project, member):
-            owners = [owner.replace("nvidia-*", "NVIDIA's wheels") for owner in shared.owners]
+            owners = [
+                owner.replace("nvidia-*", "NVIDIA's wheels") for owner in shared.owners
+            ]
             what = f"is a private copy of a library of {' or '.join(owners) or 'the driver'}"
             hint = "leave it out (auditwheel repair --exclude), and let the loader find the one"
             why = "a process with two of them has two CUDA contexts, or crashes"
             yield finding(SourceError, member, what, hint, why)
     if len(majors) > 1:
         what = f"its libraries need {len(majors)} versions of CUDA"
-        why = "; ".join(f"CUDA {major}: {', '.join(names)}" for major, names in majors.items())
-        yield finding(SourceError, filename, what, "build all of it with one toolkit", why)
+        why = "; ".join(
+            f"CUDA {major}: {', '.join(names)}" for major, names in majors.items()
+        )
+        yield finding(
+            SourceError, filename, what, "build all of it with one toolkit", why
+        )
 
 
 def _check_library(binary: Binary, glibc: str) -> Iterator[Finding]:
@@ -195,7 +213,9 @@ def _check_library(binary: Binary, glibc: str) -> Iterator[Finding]:
     for family, limit in {"GLIBC": glibc, **newest}.items():
         needed = library.highest(family)
         if by_version(needed) > by_version(f"{family}_{limit}"):
-            what = f"needs {needed}, the name of the wheel promises {glibc} to be enough"
+            what = (
+                f"needs {needed}, the name of the wheel promises {glibc} to be enough"
+            )
             hint = "give the wheel the tag that auditwheel shows for it"
             why = "pip installs it where it cannot be loaded"
             yield finding(SourceError, binary.name, what, hint, why)
@@ -208,7 +228,9 @@ def missed(
     for library in judged:
         if library.missed:
             what = f"{library.name} {library.phrase}" if filename else library.phrase
-            why = "vLLM cannot do without it" if library.fatal else "vLLM does without it"
+            why = (
+                "vLLM cannot do without it" if library.fatal else "vLLM does without it"
+            )
             hint = from_source(version, target)
             yield finding(ProofError, filename or library.name, what, hint, why)
 
@@ -249,7 +271,11 @@ def prove_groups(groups: Iterable[Group], sources: Sequence[CudaSource]) -> str:
     """
     held = 0
     for group in (group for group in groups if group.archs):
-        found = [source for source in sources if f"/{source.source}".endswith(f"/{group.name}.cu")]
+        found = [
+            source
+            for source in sources
+            if f"/{source.source}".endswith(f"/{group.name}.cu")
+        ]
         if len(found) != 1:
             continue
         said = {code for arch in group.archs for code in parse_arch(arch).codes}
@@ -263,7 +289,9 @@ def prove_groups(groups: Iterable[Group], sources: Sequence[CudaSource]) -> str:
         held += 1
     # A comparison of nothing must not pass for a proof.
     if not held:
-        raise ProofError("no kernel group of the arch proof is among what CMake compiles")
+        raise ProofError(
+            "no kernel group of the arch proof is among what CMake compiles"
+        )
     return f"{held} kernel groups are compiled for the archs that were proved"
 
 
@@ -274,7 +302,9 @@ def prove_compiled(
 
     Raises ProofError.
     """
-    libraries = {PurePosixPath(binary.name).name.partition(".")[0]: binary for binary in binaries}
+    libraries = {
+        PurePosixPath(binary.name).name.partition(".")[0]: binary for binary in binaries
+    }
     by_library: dict[str, list[CudaSource]] = {}
     for source in sources:
         by_library.setdefault(source.library, []).append(source)
@@ -289,7 +319,8 @@ def prove_compiled(
         binary, expected = libraries[name], Counter(source.names for source in own)
         # By name: an arch that a fat binary tells also knows whether PTX is beside it.
         linked = Counter(
-            frozenset(entry.name for entry in group) for group in fat_binaries(binary.live)
+            frozenset(entry.name for entry in group)
+            for group in fat_binaries(binary.live)
         )
         if missing := expected - linked:
             names, count = next(iter(missing.items()))

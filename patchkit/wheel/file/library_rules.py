@@ -15,7 +15,9 @@ from patchkit.elf import by_version
 from patchkit.records import RECIPES, read_toml
 
 # auditwheel puts a hash into the names of libraries that it copies: libfoo-1a2b3c4d.so.1.
-_FILE = re.compile(r"(?P<name>lib[\w+-]+?)(?:[-.][0-9a-f]{8,})?\.so(?:\.(?P<number>\d+)[\d.]*)?")
+_FILE = re.compile(
+    r"(?P<name>lib[\w+-]+?)(?:[-.][0-9a-f]{8,})?\.so(?:\.(?P<number>\d+)[\d.]*)?"
+)
 _PEP600 = re.compile(r"manylinux_(\d+)_(\d+)_\w+")
 
 
@@ -69,7 +71,9 @@ class LibraryRules:
     def cuda_majors(self, needed: Iterable[str]) -> tuple[int, ...]:
         """Return the major versions of CUDA that a library needs: 13 for libcudart.so.13."""
         matches = filter(None, map(_FILE.fullmatch, needed))
-        numbers = (match["number"] for match in matches if match["name"] in self.cuda.names)
+        numbers = (
+            match["number"] for match in matches if match["name"] in self.cuda.names
+        )
         return tuple(sorted({int(number) for number in numbers if number}))
 
     def promised_glibc(self, tag: str) -> str:

@@ -18,7 +18,11 @@ from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.wheelfile import WheelFile, WheelName, record_digest
 
 T = TypeVar("T")
-_UNSIGNED = ("RECORD", "RECORD.jws", "RECORD.p7s")  # of .dist-info; PEP 427 gives them no digest
+_UNSIGNED = (
+    "RECORD",
+    "RECORD.jws",
+    "RECORD.p7s",
+)  # of .dist-info; PEP 427 gives them no digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +47,13 @@ class WheelMetadata:
         """Project → version, of what it requires as ``==`` and without an extra."""
         found: dict[str, str] = {}
         for requirement in self.requires:
-            exact = [s.version for s in requirement.specifier if s.operator in ("==", "===")]
+            exact = [
+                s.version for s in requirement.specifier if s.operator in ("==", "===")
+            ]
             # ==2.* pins nothing, and beside a second specifier == is no pin either.
-            one = len(requirement.specifier) == len(exact) == 1 and not exact[0].endswith(".*")
+            one = len(requirement.specifier) == len(exact) == 1 and not exact[
+                0
+            ].endswith(".*")
             if one and "extra" not in str(requirement.marker or ""):
                 found[canonicalize_name(requirement.name)] = exact[0]
         return found
@@ -53,7 +61,11 @@ class WheelMetadata:
     @property
     def decisive_pins(self) -> dict[str, str]:
         """The pins that decide which wheels fit together."""
-        return {name: pin for name, pin in self.pins.items() if library_rules().pins.cover(name)}
+        return {
+            name: pin
+            for name, pin in self.pins.items()
+            if library_rules().pins.cover(name)
+        }
 
 
 def read_metadata(wheel: WheelFile) -> WheelMetadata:
@@ -64,7 +76,11 @@ def read_metadata(wheel: WheelFile) -> WheelMetadata:
         try:
             return read()
         except (SourceError, InvalidSpecifier) as error:
-            what = error.what if isinstance(error, SourceError) else str(error).splitlines()[0]
+            what = (
+                error.what
+                if isinstance(error, SourceError)
+                else str(error).splitlines()[0]
+            )
             faults.append(what.removeprefix(str(wheel.path)).removeprefix(":").lstrip())
         return otherwise
 
@@ -110,7 +126,11 @@ def find_faults(path: Path) -> Iterator[str]:
             rows = wheel.record(f"{home}/RECORD")
             unsigned = {f"{home}/{file}" for file in _UNSIGNED}
             listed = {*rows, *unsigned}
-            yield from (f"{path}: is not in RECORD" for path in wheel.members if path not in listed)
+            yield from (
+                f"{path}: is not in RECORD"
+                for path in wheel.members
+                if path not in listed
+            )
             for member, (digest, size) in rows.items():
                 info = wheel.members.get(member)
                 if info is None:

@@ -35,7 +35,9 @@ def digest_label(*texts: str) -> str:
     return short if not short.isdigit() else f"a{short[1:]}"
 
 
-def wheel_sbom(facts: Mapping[str, Any], steps: Iterable[tuple[Verdict, Texts]]) -> dict[str, Any]:
+def wheel_sbom(
+    facts: Mapping[str, Any], steps: Iterable[tuple[Verdict, Texts]]
+) -> dict[str, Any]:
     """Make CycloneDX 1.6 for a wheel of upstream's from the facts that ``patchkit.json`` holds.
 
     ``steps`` are those of the plan (``Plan.steps``). Its pedigree names what upstream released (an
@@ -49,14 +51,25 @@ def wheel_sbom(facts: Mapping[str, Any], steps: Iterable[tuple[Verdict, Texts]])
         "name": project,
         "version": facts["version"],
         "purl": f"pkg:pypi/{project}@{quote(facts['version'])}{file}",
-        **({"hashes": [{"alg": "SHA-256", "content": sha256}]} if algorithm == "sha256" else {}),
+        **(
+            {"hashes": [{"alg": "SHA-256", "content": sha256}]}
+            if algorithm == "sha256"
+            else {}
+        ),
     }
     patches = []
     for verdict, texts in steps:
         diff = "".join(git_diff(path, *pair) for path, pair in texts.items())
         fix, text = verdict.fix, {"contentType": "text/x-diff", "content": diff}
-        issue = {"type": "defect", "id": fix.id, "name": fix.title, "description": fix.symptom}
-        patches.append({"type": "unofficial", "diff": {"text": text}, "resolves": [issue]})
+        issue = {
+            "type": "defect",
+            "id": fix.id,
+            "name": fix.title,
+            "description": fix.symptom,
+        }
+        patches.append(
+            {"type": "unofficial", "diff": {"text": text}, "resolves": [issue]}
+        )
     ref = f"pkg:pypi/{project}@{quote(facts['wheel'])}"
     subject = {
         **_make_component(ref, project, facts["wheel"], facts["license"][project]),
@@ -69,9 +82,14 @@ def wheel_sbom(facts: Mapping[str, Any], steps: Iterable[tuple[Verdict, Texts]])
     }
     parts, native, tools = [], facts.get("native", {}), {"patchkit": facts["patchkit"]}
     for name, digests in native.get("assembled", {}).items():
-        role = ("role", "machine code assembled from the PTX that upstream's library holds")
+        role = (
+            "role",
+            "machine code assembled from the PTX that upstream's library holds",
+        )
         library = {"bom-ref": f"patchkit:native/{name}", "type": "file", "name": name}
-        parts.append(library | _properties(role, *(("ptx", f"sha256:{ptx}") for ptx in digests)))
+        parts.append(
+            library | _properties(role, *(("ptx", f"sha256:{ptx}") for ptx in digests))
+        )
     tools |= {"ptxas": native["ptxas"]} if "ptxas" in native else {}
     if facts["made"] != "build":
         return _make_document(subject, tools, parts)
@@ -81,9 +99,13 @@ def wheel_sbom(facts: Mapping[str, Any], steps: Iterable[tuple[Verdict, Texts]])
     toolkit = f"pkg:generic/cuda-toolkit@{facts['cuda']}"
     linked = (
         _make_component(f"pkg:pypi/torch@{quote(torch)}", "torch", torch),
-        _make_component(toolkit, "CUDA toolkit", facts["cuda"], facts["license"]["cuda"]),
+        _make_component(
+            toolkit, "CUDA toolkit", facts["cuda"], facts["license"]["cuda"]
+        ),
     )
-    parts += (component | _properties(("role", "compiled against")) for component in linked)
+    parts += (
+        component | _properties(("role", "compiled against")) for component in linked
+    )
     return _make_document(subject, tools, [*_source_components(facts), *parts])
 
 
@@ -92,12 +114,20 @@ def _source_components(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for name, identity in facts["externals"].items():
         commit = _GITHUB.match(identity)
         # The package-url specification has GitHub's names in lower case.
-        ref = f"pkg:github/{commit[1].lower()}@{commit[2]}" if commit else f"patchkit:{name}"
+        ref = (
+            f"pkg:github/{commit[1].lower()}@{commit[2]}"
+            if commit
+            else f"patchkit:{name}"
+        )
         source = {"bom-ref": ref, "type": "library", "name": name}
         source |= {"version": commit[2], "purl": ref} if commit else {}
         license_ = facts["license"].get(name)
         licenses = {"licenses": [{"expression": license_}]} if license_ else {}
-        role = "taken from upstream's wheel" if identity.startswith("vllm==") else "compiled in"
+        role = (
+            "taken from upstream's wheel"
+            if identity.startswith("vllm==")
+            else "compiled in"
+        )
         yield source | licenses | _properties(("role", role), ("source", identity))
 
 
@@ -110,7 +140,9 @@ def nccl_sbom(facts: Mapping[str, Any]) -> dict[str, Any]:
     ref = f"pkg:pypi/nvidia-nccl-cu13@{quote(facts['wheel'])}"
     source = f"pkg:github/nvidia/nccl@{facts['version']}"
     runtime = f"pkg:generic/nvidia-cuda-runtime@{facts['cuda']}"
-    library = _make_component(source, "NCCL", facts["version"], facts["license"]["nccl"])
+    library = _make_component(
+        source, "NCCL", facts["version"], facts["license"]["nccl"]
+    )
     library |= _properties(
         *((name, facts[name]) for name in ("source", "tree")),
         *_fix_pairs(facts),
@@ -118,17 +150,29 @@ def nccl_sbom(facts: Mapping[str, Any]) -> dict[str, Any]:
     name = "CUDA runtime (libcudart_static.a)"
     return _make_document(
         _make_component(ref, "nvidia-nccl-cu13", facts["wheel"]),
-        {"patchkit": facts["patchkit"], "nvcc": facts["cuda"], "g++": facts["compiler"]},
-        [library, _make_component(runtime, name, facts["cuda"], facts["license"]["cuda"])],
+        {
+            "patchkit": facts["patchkit"],
+            "nvcc": facts["cuda"],
+            "g++": facts["compiler"],
+        },
+        [
+            library,
+            _make_component(runtime, name, facts["cuda"], facts["license"]["cuda"]),
+        ],
     )
 
 
 def _make_document(
-    subject: dict[str, Any], tools: Mapping[str, str], components: Sequence[dict[str, Any]] = ()
+    subject: dict[str, Any],
+    tools: Mapping[str, str],
+    components: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     """Make the whole, with the components that the subject depends on."""
     refs = [component["bom-ref"] for component in components]
-    depends = [{"ref": subject["bom-ref"], "dependsOn": refs}, *({"ref": ref} for ref in refs)]
+    depends = [
+        {"ref": subject["bom-ref"], "dependsOn": refs},
+        *({"ref": ref} for ref in refs),
+    ]
     return {
         "$schema": _SCHEMA,
         "bomFormat": "CycloneDX",
@@ -143,14 +187,22 @@ def _make_document(
                 ]
             },
         },
-        **({"components": list(components), "dependencies": depends} if components else {}),
+        **(
+            {"components": list(components), "dependencies": depends}
+            if components
+            else {}
+        ),
     }
 
 
-def _make_component(ref: str, name: str, version: str, license_: str = "") -> dict[str, Any]:
+def _make_component(
+    ref: str, name: str, version: str, license_: str = ""
+) -> dict[str, Any]:
     """Make a library that has a package URL; ``license_`` is an SPDX expression, or a name."""
     named = license_ == CUDA_LICENSE
-    license_field = {"license": {"name": license_}} if named else {"expression": license_}
+    license_field = (
+        {"license": {"name": license_}} if named else {"expression": license_}
+    )
     return {
         "bom-ref": ref,
         "type": "library",
@@ -168,4 +220,8 @@ def _fix_pairs(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _properties(*pairs: tuple[str, str]) -> dict[str, Any]:
-    return {"properties": [{"name": f"patchkit:{name}", "value": value} for name, value in pairs]}
+    return {
+        "properties": [
+            {"name": f"patchkit:{name}", "value": value} for name, value in pairs
+        ]
+    }

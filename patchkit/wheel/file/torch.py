@@ -48,7 +48,9 @@ def torch_of(
     ``members`` are the paths in its wheel, where that is at hand. Wheels for CUDA require NVIDIA's
     libraries, or have them inside and say so in their local version.
     """
-    names = [canonicalize_name(Requirement(requirement).name) for requirement in requires]
+    names = [
+        canonicalize_name(Requirement(requirement).name) for requirement in requires
+    ]
     nvidia = [name for name in names if name.startswith(_CUDA)]
     label = _LABEL.match(version.local or "")
     majors = [int(match["major"]) for match in map(_NAMED.fullmatch, names) if match]
@@ -58,9 +60,15 @@ def torch_of(
         seen = f"it has {'' if has else 'no '}{_LIBRARY}"
         return Torch(version=version, cuda=major if has else None, seen=seen)
     if label or nvidia:
-        seen = f"it requires {', '.join(nvidia[:2])} …" if nvidia else f"its version is {version}"
+        seen = (
+            f"it requires {', '.join(nvidia[:2])} …"
+            if nvidia
+            else f"its version is {version}"
+        )
         return Torch(version=version, cuda=major, seen=seen)
-    return Torch(version=version, cuda=None, seen="it requires none of NVIDIA's libraries there")
+    return Torch(
+        version=version, cuda=None, seen="it requires none of NVIDIA's libraries there"
+    )
 
 
 _REINSTALL = "remove {} and run again, if patchkit made it; else install torch anew"
@@ -93,7 +101,10 @@ def require_torch(found: InstalledTorch, version: str, cuda: str, when: str) -> 
     ``when`` says at which moment, for example "before the build".
     """
     # The label says which index it is from, and torch itself says its CUDA.
-    major, same = f"{cuda.partition('.')[0]}.", found.version.partition("+")[0] == version
+    major, same = (
+        f"{cuda.partition('.')[0]}.",
+        found.version.partition("+")[0] == version,
+    )
     if same and found.cuda.startswith(major) and Version(found.cuda) >= Version(cuda):
         return
     what = f"CUDA {found.cuda}" if found.cuda else "no CUDA: it is for CPUs alone"

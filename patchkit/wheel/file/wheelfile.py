@@ -47,7 +47,9 @@ FACTS = "patchkit.json"
 
 _HEAD = struct.Struct("<16xHH")  # of an ELF file: e_type and e_machine
 _PROGRAM, _SHARED, _CUDA = 2, 3, 190  # ET_EXEC, ET_DYN, EM_CUDA
-_LOCAL = struct.Struct("<4s22xHH")  # of a member: the mark, and the sizes of name and extra field
+_LOCAL = struct.Struct(
+    "<4s22xHH"
+)  # of a member: the mark, and the sizes of name and extra field
 _LOCAL_MARK = b"PK\3\4"
 _ENCRYPTED = 0x1
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -55,7 +57,9 @@ _MOST_MEMBERS = 100_000  # torch has 14,000
 # Libraries shrink to a third or a tenth; deflate's limit is a thousandth.
 _MOST_GROWTH = 100
 _FREE_GROWTH = 1 << 26  # bytes that any wheel may have besides
-_MOST_TEXT = 1 << 26  # bytes; the largest of vLLM, a script of its web pages, has 1.5 million
+_MOST_TEXT = (
+    1 << 26
+)  # bytes; the largest of vLLM, a script of its web pages, has 1.5 million
 _CHUNK = 1 << 18  # what zlib leaves over of a larger one is copied again and again
 _DAMAGE = (
     *(zipfile.BadZipFile, zlib.error, EOFError, OSError, struct.error, csv.Error),
@@ -92,14 +96,18 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
                 if place.is_absolute() or ".." in place.parts or "\\" in info.filename:
                     raise self._hostile(info, "leads out of the wheel")
                 if place in seen:
-                    raise self._hostile(info, "is there twice, and either could be installed")
+                    raise self._hostile(
+                        info, "is there twice, and either could be installed"
+                    )
                 # Zip bombs do that: many members, each of them the same few bytes.
                 if info.header_offset in starts:
                     raise self._hostile(info, "has the same bytes as another one")
                 if info.compress_type not in _METHODS:
                     raise self._hostile(info, "is compressed as no wheel is")
                 if room < 0:
-                    raise self._hostile(info, f"makes it more than {_MOST_GROWTH} times as large")
+                    raise self._hostile(
+                        info, f"makes it more than {_MOST_GROWTH} times as large"
+                    )
                 seen.add(place)
                 starts.add(info.header_offset)
             self.members = {info.filename: info for info in infos if not info.is_dir()}
@@ -118,7 +126,9 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
     @cached_property
     def dist_info(self) -> str:
         """The one .dist-info folder. Raises SourceError unless it is of the name and version."""
-        homes = {path.partition("/")[0] for path in self.members if ".dist-info/" in path}
+        homes = {
+            path.partition("/")[0] for path in self.members if ".dist-info/" in path
+        }
         home = homes.pop() if len(homes) == 1 else ""
         project, _, version = home.removesuffix(".dist-info").rpartition("-")
         if not self.is_of(project, version):
@@ -132,13 +142,19 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
     @cached_property
     def facts(self) -> dict[str, Any]:
         """Contents of patchkit.json; empty if patchkit did not make the wheel."""
-        found = [p for p in self.members if p.endswith(f".dist-info/{FACTS}") and p.count("/") == 1]
+        found = [
+            p
+            for p in self.members
+            if p.endswith(f".dist-info/{FACTS}") and p.count("/") == 1
+        ]
         if len(found) != 1:
             return {}
         try:
             facts = read_json(self.text(found[0]))
         except ValueError as error:
-            raise SourceError(f"{self.path}: {found[0]}: is no JSON: {str(error)[:80]}") from None
+            raise SourceError(
+                f"{self.path}: {found[0]}: is no JSON: {str(error)[:80]}"
+            ) from None
         if not isinstance(facts, dict):
             raise SourceError(f"{self.path}: {found[0]}: is no JSON object")
         return facts
@@ -159,7 +175,11 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
         """Read a RECORD: path → digest (``sha256=…``) and size, as they are written."""
         text = self.text(path)
         with self._reading():
-            rows = ([*row, "", ""] for row in csv.reader(io.StringIO(text, newline="")) if row)
+            rows = (
+                [*row, "", ""]
+                for row in csv.reader(io.StringIO(text, newline=""))
+                if row
+            )
             return {path: (digest, size) for path, digest, size, *_rest in rows}
 
     def text(self, path: str) -> str:
@@ -172,7 +192,8 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
         info = self.members.get(path)
         if info is None:
             raise SourceError(
-                f"{self.path}: {path}: is missing", hint="download or build the wheel again"
+                f"{self.path}: {path}: is missing",
+                hint="download or build the wheel again",
             )
         if info.file_size > _MOST_TEXT:
             raise self._hostile(info, f"has {info.file_size:,} bytes")
@@ -186,7 +207,9 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
                 yield path, self.read(path)
 
     def read_libraries(
-        self, read: Callable[[str, BufferedIOBase], T], only: Collection[str] | None = None
+        self,
+        read: Callable[[str, BufferedIOBase], T],
+        only: Collection[str] | None = None,
     ) -> list[T]:
         """Return what ``read`` makes of the path and contents of each ELF library and program.
 
@@ -211,7 +234,9 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
 
     def extract(self, paths: Iterable[str], folder: Path) -> dict[str, Path]:
         """Write some members below a folder, each in one of its own; return their files by path."""
-        files = {path: folder / str(n) / Path(path).name for n, path in enumerate(paths)}
+        files = {
+            path: folder / str(n) / Path(path).name for n, path in enumerate(paths)
+        }
         for path, file in files.items():
             file.parent.mkdir(parents=True)
             with file.open("wb") as sink:
@@ -227,7 +252,9 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
             self._stream.seek(info.header_offset)
             mark, name, extra = _LOCAL.unpack(self._stream.read(_LOCAL.size))
             if mark != _LOCAL_MARK:
-                raise damaged(str(self.path), f"{path} is not where the list of members says")
+                raise damaged(
+                    str(self.path), f"{path} is not where the list of members says"
+                )
             # The member's own header may be longer or shorter than the one in the directory.
             position = info.header_offset + _LOCAL.size + name + extra
             end = position + info.compress_size
@@ -307,7 +334,9 @@ def wheel_name(filename: str) -> WheelName:
     """Parse a file name. Raises SourceError unless it names a wheel for Linux or any platform."""
     try:
         if not _CHARACTERS.fullmatch(filename):
-            raise InvalidWheelFilename("a character that file names of wheels do not have")
+            raise InvalidWheelFilename(
+                "a character that file names of wheels do not have"
+            )
         project, version, _build, tags = parse_wheel_filename(filename)
     except ValueError as error:
         raise SourceError(
@@ -323,5 +352,9 @@ def wheel_name(filename: str) -> WheelName:
     # From the right: a build tag may stand between version and tag (PEP 427).
     written = "-".join(filename.removesuffix(".whl").rsplit("-", 3)[1:])
     return WheelName(
-        filename=filename, project=project, version=version, tag=written, cpus=frozenset(cpus)
+        filename=filename,
+        project=project,
+        version=version,
+        tag=written,
+        cpus=frozenset(cpus),
     )

@@ -48,14 +48,28 @@ def seal_wheel(
     home, tag = f"{name}-{version}.dist-info", f"{interpreter}-{abi}-{platform}"
     sealed = folder / f"{name}-{version}-{tag}.whl"
     with WheelFile(raw) as wheel:
-        changed = {f"{home}/{path}": text.encode() for path, text in (added or {}).items()}
+        changed = {
+            f"{home}/{path}": text.encode() for path, text in (added or {}).items()
+        }
         changed |= replaced or {}
         changed[f"{home}/WHEEL"] = set_tag(wheel.read(f"{home}/WHEEL"), tag)
-        licenses = [p.removeprefix("licenses/") for p in added or () if p.startswith("licenses/")]
+        licenses = [
+            p.removeprefix("licenses/")
+            for p in added or ()
+            if p.startswith("licenses/")
+        ]
         if licenses:
             # PEP 639: License-File, behind the other fields and in front of the description.
-            head, gap, body = wheel.read(f"{home}/METADATA").rstrip(b"\n").partition(b"\n\n")
-            lines = [head, *(f"License-File: {license_}".encode() for license_ in sorted(licenses))]
+            head, gap, body = (
+                wheel.read(f"{home}/METADATA").rstrip(b"\n").partition(b"\n\n")
+            )
+            lines = [
+                head,
+                *(
+                    f"License-File: {license_}".encode()
+                    for license_ in sorted(licenses)
+                ),
+            ]
             changed[f"{home}/METADATA"] = b"\n".join(lines) + gap + body + b"\n"
         rewrite_wheel(wheel, sealed, (home, home), changed, unpack=True)
     return sealed
@@ -91,20 +105,32 @@ def rewrite_wheel(
             row = record_digest(source.unpacked(path)), str(old.file_size)
         else:
             row = rows.get(path, ("", ""))
-            info.compress_size, info.compress_type = old.compress_size, old.compress_type
+            info.compress_size, info.compress_type = (
+                old.compress_size,
+                old.compress_type,
+            )
         # Its digest is taken over from upstream's RECORD, so one has to be there.
         if not row[0]:
             raise damaged(str(source.path), f"its RECORD has no digest of {path}")
-        members[after] = info, partial(source.unpacked if unpack else source.stored, path), row
+        members[after] = (
+            info,
+            partial(source.unpacked if unpack else source.stored, path),
+            row,
+        )
     for path, data in changed.items():
         attributes = members[path][0].external_attr if path in members else 0
         members[path] = _new_member(path, data, attributes)
     # .dist-info last, as the specification recommends, and RECORD after all of it.
-    ordered = [members[p] for p in sorted(members, key=lambda p: (p.startswith(f"{home[1]}/"), p))]
+    ordered = [
+        members[p]
+        for p in sorted(members, key=lambda p: (p.startswith(f"{home[1]}/"), p))
+    ]
     table = io.StringIO()
     # csv writes CRLF by default; RECORD has neither digest nor size of itself.
     writer = csv.writer(table, lineterminator="\n")
-    writer.writerows([*((info.filename, *row) for info, _, row in ordered), (record, "", "")])
+    writer.writerows(
+        [*((info.filename, *row) for info, _, row in ordered), (record, "", "")]
+    )
     ordered.append(_new_member(record, table.getvalue().encode()))
     done, total = 0, sum(info.compress_size for info, *_ in ordered)
     with dest.open("wb") as sink, zipfile.ZipFile(sink, "w") as archive:
@@ -132,7 +158,9 @@ def _new_member(path: str, data: bytes, attributes: int = 0) -> _Member:
     return info, lambda: [data], (record_digest([data]), str(len(data)))
 
 
-def _describe_member(path: str, size: int, crc: int, attributes: int) -> zipfile.ZipInfo:
+def _describe_member(
+    path: str, size: int, crc: int, attributes: int
+) -> zipfile.ZipInfo:
     """Return the header of a member that is not compressed; only its executable bit counts."""
     info = zipfile.ZipInfo(path)  # of 1980
     info.file_size = info.compress_size = size

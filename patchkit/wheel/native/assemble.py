@@ -39,8 +39,12 @@ _TUNABLES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 _FORMAT = 3  # of a result; goes up if the same PTX becomes other bytes
 # Options that change the code and nothing else. The words come from a file that somebody else made:
 # others could read or write files.
-_SWITCHES = re.compile(r"-O[0-3]|-v|-w|--?(verbose|warn[a-z-]*|generate-line-info|lineinfo)")
-_VALUES = re.compile(r"--?(maxrregcount|dlcm|dscm|def-(load|store)-cache|fmad|opt-level)")
+_SWITCHES = re.compile(
+    r"-O[0-3]|-v|-w|--?(verbose|warn[a-z-]*|generate-line-info|lineinfo)"
+)
+_VALUES = re.compile(
+    r"--?(maxrregcount|dlcm|dscm|def-(load|store)-cache|fmad|opt-level)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,10 +125,14 @@ class Assembler:
     PTX goes to the oldest that reads it: that of the CUDA which compiled it.
     """
 
-    def __init__(self, *, offline: bool = False, progress: Progress | None = None) -> None:
+    def __init__(
+        self, *, offline: bool = False, progress: Progress | None = None
+    ) -> None:
         """Unpack the oldest toolkit's compiler, once. Raises what a fetch raises."""
         here = platform.machine()
-        self._unpack = partial(locked_toolkit, here, here, offline=offline, only=COMPILER)
+        self._unpack = partial(
+            locked_toolkit, here, here, offline=offline, only=COMPILER
+        )
         self._unpack(toolkits()[0].cuda, progress=progress)
         self._used, self.stopped = set[str](), threading.Event()
         self.cache = cache_dir() / "native"
@@ -204,8 +212,12 @@ class Assembler:
         """Make a fat binary of the machine code in a folder, and keep it."""
         job = task.job
         with (folder / "x.cubin").open("rb") as stream:
-            sections = {section.name for section in parse_library(stream, job.where).sections}
-        if lost := sorted(kernel for kernel in task.kernels if f".text.{kernel}" not in sections):
+            sections = {
+                section.name for section in parse_library(stream, job.where).sections
+            }
+        if lost := sorted(
+            kernel for kernel in task.kernels if f".text.{kernel}" not in sections
+        ):
             raise BuildError(f"{job.where}: ptxas made no code of the kernel {lost[0]}")
 
         # As nvcc calls it. Compressed, as upstream's PTX was: a seventh of the size.
@@ -223,14 +235,18 @@ class Assembler:
         """Run a tool. Raises BuildError if it refuses its input, HostError or StorageError else."""
         self._check_stopped(job)
         environment = {**_TUNABLES, **os.environ}
-        with Follow(tool, *words, cwd=folder, env=environment, resources=job.resources) as running:
+        with Follow(
+            tool, *words, cwd=folder, env=environment, resources=job.resources
+        ) as running:
             for _line in running:
                 self._check_stopped(job)
         done = running.done
         if not done.ended_itself:
             hint = "free some memory, and run again: what is assembled already is kept"
             raise done.error(
-                HostError, why=f"{job.where}: it was killed, or cannot run here", hint=hint
+                HostError,
+                why=f"{job.where}: it was killed, or cannot run here",
+                hint=hint,
             )
         if done.trouble and shutil.disk_usage(folder).free < BYTES_PER_MIB:
             raise StorageError(
@@ -250,7 +266,9 @@ def _reader_of(job: Job) -> Toolkit:
         if job.entry.version <= row.ptx:
             return row
     version = ".".join(map(str, job.entry.version))
-    raise BuildError(f"{job.where} is PTX {version}; ptxas {toolkits()[-1].nvcc} is older")
+    raise BuildError(
+        f"{job.where} is PTX {version}; ptxas {toolkits()[-1].nvcc} is older"
+    )
 
 
 def _read(job: Job) -> Ptx:
@@ -267,7 +285,9 @@ def _checked_options(options: Iterable[str]) -> Iterator[str]:
         elif _VALUES.fullmatch(word) and re.fullmatch(r"\w+", value := next(words, "")):
             yield f"{word}={value}"
         else:
-            raise BuildError(f"it was compiled with {word}, which patchkit does not pass on")
+            raise BuildError(
+                f"it was compiled with {word}, which patchkit does not pass on"
+            )
 
 
 def _holds(fatbin: Path, arch: str) -> bool:

@@ -15,7 +15,12 @@ from patchkit.target import Target
 from patchkit.unreached import NOTHING_READ, Dispatch, known_dispatch
 from patchkit.wheel.device.fatbin import CodeEntry
 from patchkit.wheel.device.first_use import first_use
-from patchkit.wheel.device.inspect import Binary, fat_binaries, inspect_file, inspect_wheel
+from patchkit.wheel.device.inspect import (
+    Binary,
+    fat_binaries,
+    inspect_file,
+    inspect_wheel,
+)
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.wheelfile import WheelFile
 
@@ -52,7 +57,9 @@ def list_libraries(path: Path, target: Target) -> tuple[DeviceLibrary, ...]:
         with WheelFile(path) as wheel:
             name = wheel.name
             dispatch = known_dispatch(name.project, name.version, target)
-            return tuple(_list_binaries(inspect_wheel(wheel), target, name.project, dispatch))
+            return tuple(
+                _list_binaries(inspect_wheel(wheel), target, name.project, dispatch)
+            )
     return tuple(_list_binaries(inspect_file(path), target, "", NOTHING_READ))
 
 
@@ -62,7 +69,9 @@ def called_entries(
     """Return the PTX that the device compiles, but for what the release never calls there."""
     library = name or binary.name
     entries = first_use(binary, target)
-    return tuple(entry for entry in entries if not dispatch.leaves(library, [entry.name]))
+    return tuple(
+        entry for entry in entries if not dispatch.leaves(library, [entry.name])
+    )
 
 
 def find_site(path: Path) -> Path:
@@ -83,7 +92,9 @@ def find_site(path: Path) -> Path:
     return found[0]
 
 
-def list_installed(site: Path, target: Target, only: str = "") -> Iterator[DeviceLibrary]:
+def list_installed(
+    site: Path, target: Target, only: str = ""
+) -> Iterator[DeviceLibrary]:
     """List the libraries with device code of what is installed in a folder, or of one project."""
     for package in metadata.distributions(path=[str(site)]):
         project = canonicalize_name("".join(package.metadata.get_all("Name", [])))
@@ -98,7 +109,9 @@ def list_installed(site: Path, target: Target, only: str = "") -> Iterator[Devic
                     binaries = inspect_file(place)
                 except SourceError:
                     continue  # a linker's script, or damaged: the loader does not take it either
-                yield from _list_binaries(binaries, target, project, dispatch, file.as_posix())
+                yield from _list_binaries(
+                    binaries, target, project, dispatch, file.as_posix()
+                )
 
 
 def package_libraries(tree: SourceTree, target: Target) -> list[str]:
@@ -113,7 +126,11 @@ def package_libraries(tree: SourceTree, target: Target) -> list[str]:
 
 
 def _list_binaries(
-    binaries: Iterable[Binary], target: Target, project: str, dispatch: Dispatch, name: str = ""
+    binaries: Iterable[Binary],
+    target: Target,
+    project: str,
+    dispatch: Dispatch,
+    name: str = "",
 ) -> Iterator[DeviceLibrary]:
     for binary in binaries:
         if binary.live:

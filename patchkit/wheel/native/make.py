@@ -70,7 +70,9 @@ def make_native(
         else:
             wanted[job.name].append(job)
 
-    results = assemble_all(assembler, [job for of in wanted.values() for job in of], progress)
+    results = assemble_all(
+        assembler, [job for of in wanted.values() for job in of], progress
+    )
     made: list[NativeLibrary] = []
     for name in dict.fromkeys(job.name for job in jobs):
         place = folder / f"{len(made)}-{files[name].name}"
@@ -102,7 +104,9 @@ def _make_library(
     """Write one library with what could be assembled of it, by the place of its fat binaries."""
     codes = {at: code for at, code in results.items() if isinstance(code, Assembled)}
     refused = tuple(
-        str(error.what) for error in results.values() if isinstance(error, PatchkitError)
+        str(error.what)
+        for error in results.values()
+        if isinstance(error, PatchkitError)
     )
     try:
         if codes:
@@ -118,7 +122,9 @@ def _make_library(
 
 
 def native_facts(
-    libraries: Sequence[NativeLibrary], assembler: Assembler, dropped: Sequence[str] = ()
+    libraries: Sequence[NativeLibrary],
+    assembler: Assembler,
+    dropped: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return what a wheel says of its native parts: of each library the SHA-256 of all its PTX."""
     unreached = {each.name: [row.name for row in each.unreached] for each in libraries}
@@ -134,9 +140,15 @@ def native_facts(
 
 
 def _write_library(
-    source: Path, dest: Path, binary: Binary, codes: Mapping[int, Assembled], target: Target
+    source: Path,
+    dest: Path,
+    binary: Binary,
+    codes: Mapping[int, Assembled],
+    target: Target,
 ) -> None:
-    replace_device_code(source, dest, dict(_new_fat_binaries(source, binary, codes, target)))
+    replace_device_code(
+        source, dest, dict(_new_fat_binaries(source, binary, codes, target))
+    )
     (after,) = inspect_file(dest)
     pairs = zip(fat_binaries(binary.live), fat_binaries(after.live), strict=True)
     for old, new in pairs:
@@ -171,9 +183,20 @@ def _new_fat_binaries(
             if at in codes:
                 yield at, [codes[at].path.read_bytes()]
                 continue
-            loaded = [entry for entry in group if entry.kind == "sass" and entry.reach(target)]
+            loaded = [
+                entry for entry in group if entry.kind == "sass" and entry.reach(target)
+            ]
             kept = loaded or group
             magic, version, header, _ = CONTAINER.unpack(read_bytes(at, CONTAINER.size))
-            fields = CONTAINER.pack(magic, version, header, sum(entry.size for entry in kept))
+            fields = CONTAINER.pack(
+                magic, version, header, sum(entry.size for entry in kept)
+            )
             rest = read_bytes(at + CONTAINER.size, header - CONTAINER.size)
-            yield at, [fields, rest, *(read_bytes(entry.offset, entry.size) for entry in kept)]
+            yield (
+                at,
+                [
+                    fields,
+                    rest,
+                    *(read_bytes(entry.offset, entry.size) for entry in kept),
+                ],
+            )

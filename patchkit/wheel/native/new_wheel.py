@@ -45,7 +45,9 @@ def write_native_library(
     if any(library.closed for library in list_libraries(path, target)):
         raise UsageError(f"{path}: is NVIDIA's own, which patchkit never rewrites")
     with staging() as folder:
-        made = make_native({path.name: path}, target, folder, assembler, report("Assembling PTX"))
+        made = make_native(
+            {path.name: path}, target, folder, assembler, report("Assembling PTX")
+        )
         if not made or made[0].path is None:
             raise _nothing_error(path, target, made)
         _place_file(made[0].path, dest / path.name)
@@ -64,7 +66,9 @@ def write_native_wheel(
     Its version ends with the device and a digest of what is new. Raises UsageError if there is
     nothing to assemble, and what ``make_native`` raises.
     """
-    names = [library.name for library in list_libraries(path, target) if library.writable]
+    names = [
+        library.name for library in list_libraries(path, target) if library.writable
+    ]
     with staging() as folder, WheelFile(path) as wheel:
         files = wheel.extract(names, folder / "old")
         dispatch = known_dispatch(wheel.name.project, wheel.name.version, target)
@@ -77,7 +81,9 @@ def write_native_wheel(
         native = native_facts(made, assembler)
         lines = (f"{digest(data)}  {name}" for name, data in sorted(members.items()))
         label = digest_label(wheel.sha256, target.name, *lines)
-        local = ".".join([*([version.local] if version.local else []), target.name, label])
+        local = ".".join(
+            [*([version.local] if version.local else []), target.name, label]
+        )
         renamed = f"{version.public}+{local}"
         project = wheel.dist_info.removesuffix(".dist-info").rpartition("-")[0]
         home = f"{project}-{renamed}.dist-info"
@@ -96,7 +102,9 @@ def write_native_wheel(
             "target": target.name,
             "native": native,
             "fixes": [],
-            "license": {wheel.name.project: fields.get("License-Expression", "NOASSERTION")},
+            "license": {
+                wheel.name.project: fields.get("License-Expression", "NOASSERTION")
+            },
             "wheel": renamed,
         }
         members |= {
@@ -106,7 +114,9 @@ def write_native_wheel(
         }
         new = dest / f"{project}-{renamed}-{wheel.name.tag}.whl"
         written = folder / new.name
-        rewrite_wheel(wheel, written, (wheel.dist_info, home), members, report("Writing"))
+        rewrite_wheel(
+            wheel, written, (wheel.dist_info, home), members, report("Writing")
+        )
         _place_file(written, new)
     return NewFile(path=new, libraries=made)
 
@@ -115,12 +125,16 @@ def _place_file(made: Path, new: Path) -> None:
     with made.open("rb") as stream, translated(at=new):
         new.parent.mkdir(parents=True, exist_ok=True)
         if new.exists():
-            raise UsageError(f"{new}: is there already", hint="name another folder with --output")
+            raise UsageError(
+                f"{new}: is there already", hint="name another folder with --output"
+            )
         with replacing(new) as sink:
             shutil.copyfileobj(stream, sink)
 
 
-def _nothing_error(path: Path, target: Target, made: Sequence[NativeLibrary]) -> UsageError:
+def _nothing_error(
+    path: Path, target: Target, made: Sequence[NativeLibrary]
+) -> UsageError:
     why = [reason for library in made for reason in library.refused]
     return UsageError(
         f"{path}: nothing in it can be assembled for {target.title}",

@@ -78,7 +78,9 @@ class _Tables:
         )
         self.relative = _RELATIVE.get(machine, 0)
         ends = (phoff + phnum * PROGRAM.size, self.shoff + shnum * SECTION.size)
-        self.check(max(ends) <= len(old) and shstrndx < shnum, "its tables end behind the file")
+        self.check(
+            max(ends) <= len(old) and shstrndx < shnum, "its tables end behind the file"
+        )
         programs, headers = old[phoff : ends[0]], old[self.shoff : ends[1]]
         self.segments = [_Segment(*fields) for fields in PROGRAM.iter_unpack(programs)]
         self.sections = [_Section(*fields) for fields in SECTION.iter_unpack(headers)]
@@ -151,8 +153,14 @@ def replace_device_code(source: Path, dest: Path, codes: FatBinaries) -> None:
                         new.seek(moved(position))
                         new.write(value.to_bytes(8, "little"))
                 _write_tables(new, tables, layout, size, moved)
-    except (struct.error, ValueError, OverflowError) as error:  # numbers that no file can hold
-        raise BuildError(f"{source.name}: its tables contradict each other: {error}") from None
+    except (
+        struct.error,
+        ValueError,
+        OverflowError,
+    ) as error:  # numbers that no file can hold
+        raise BuildError(
+            f"{source.name}: its tables contradict each other: {error}"
+        ) from None
     dest.chmod(source.stat().st_mode & 0o777)
 
 
@@ -170,7 +178,9 @@ def _find_pointers(
     for section in tables.sections:
         if section.kind == _SHT_RELA:
             entries = old[section.offset : section.offset + section.size // 24 * 24]
-            for number, (place, info, value) in enumerate(_RELOCATION.iter_unpack(entries)):
+            for number, (place, info, value) in enumerate(
+                _RELOCATION.iter_unpack(entries)
+            ):
                 inside = code.address <= value < code.address + code.size
                 if inside and info & 0xFFFFFFFF == tables.relative:
                     relocated[place] = section.offset + number * 24 + 16
@@ -179,14 +189,19 @@ def _find_pointers(
         tables.check(at + _RECORD.size <= len(old), ".nvFatBinSegment is cut off")
         magic, _, address, _ = _RECORD.unpack_from(old, at)
         position = relocated.pop(records.address + at - records.offset + 8, None)
-        places = [*([at + 8] if address else []), *([] if position is None else [position])]
+        places = [
+            *([at + 8] if address else []),
+            *([] if position is None else [position]),
+        ]
         values = {int.from_bytes(old[place : place + 8], "little") for place in places}
         value = min(values, default=0)
         offset = value - code.address + code.offset
         if value not in known and old[offset : offset + len(_EMPTY)] == _EMPTY:
             codes[offset], known[value], found[offset] = [_EMPTY], offset, []
         fits = magic == _RECORD_MAGIC and values == {value} and value in known
-        tables.check(fits, f"the record of a fat binary at byte {at} is none that nvcc makes")
+        tables.check(
+            fits, f"the record of a fat binary at byte {at} is none that nvcc makes"
+        )
         found[offset] += places
     tables.check(not relocated, "more than its records points into its device code")
     return found
@@ -197,9 +212,13 @@ def _lay_out(tables: _Tables, size: int, end: int) -> _Layout:
     code, segments = tables.code, tables.segments
     loads = [segment for segment in segments if segment.kind == PT_LOAD]
     page = max([_LEAST_PAGE, *(segment.align for segment in loads)])
-    tables.check(page & (page - 1) == 0 and page <= _MOST_PAGE, f"its pages have {page} bytes")
+    tables.check(
+        page & (page - 1) == 0 and page <= _MOST_PAGE, f"its pages have {page} bytes"
+    )
     stop = code.offset + code.size
-    homes = [s for s in loads if s.offset <= code.offset and stop <= s.offset + s.stored]
+    homes = [
+        s for s in loads if s.offset <= code.offset and stop <= s.offset + s.stored
+    ]
     tables.check(len(homes) == 1, "its device code is not in one segment")
     (home,) = homes
     at_home = code.address - home.address == code.offset - home.offset
@@ -219,10 +238,14 @@ def _lay_out(tables: _Tables, size: int, end: int) -> _Layout:
             size=home.size - rest,
         )
         cut = last - first
-        others = {s: replace(s, offset=s.offset - cut) for s in segments if s.offset >= last}
+        others = {
+            s: replace(s, offset=s.offset - cut) for s in segments if s.offset >= last
+        }
         changed: list[_Segment] = []
         for segment in segments:
-            changed += [start, tail] if segment == home else [others.get(segment, segment)]
+            changed += (
+                [start, tail] if segment == home else [others.get(segment, segment)]
+            )
         return _Layout(
             offset=code.offset,
             address=code.address,
@@ -233,17 +256,30 @@ def _lay_out(tables: _Tables, size: int, end: int) -> _Layout:
         )
     if size <= code.size:
         place = HEADER.size  # they stay where they are
-        return _Layout(offset=code.offset, address=code.address, segments=segments, table=place)
+        return _Layout(
+            offset=code.offset, address=code.address, segments=segments, table=place
+        )
     offset = _aligned(end, page)
     address = _aligned(max(segment.address + segment.size for segment in loads), page)
     added = _Segment(PT_LOAD, _PF_R, offset, address, address, whole, whole, page)
-    behind = max(number for number, segment in enumerate(segments) if segment.kind == PT_LOAD) + 1
+    behind = (
+        max(
+            number for number, segment in enumerate(segments) if segment.kind == PT_LOAD
+        )
+        + 1
+    )
     segments = [*segments[:behind], added, *segments[behind:]]
-    return _Layout(offset=offset, address=address, segments=segments, table=offset + table)
+    return _Layout(
+        offset=offset, address=address, segments=segments, table=offset + table
+    )
 
 
 def _write_tables(
-    new: IO[bytes], tables: _Tables, layout: _Layout, size: int, moved: Callable[[int], int]
+    new: IO[bytes],
+    tables: _Tables,
+    layout: _Layout,
+    size: int,
+    moved: Callable[[int], int],
 ) -> None:
     """Write program headers, section headers, and what the ELF header says of both."""
     grown = len(layout.segments) > len(tables.segments)
@@ -253,7 +289,11 @@ def _write_tables(
         new.seek(layout.table)
         for segment in layout.segments:
             if segment.kind == _PT_PHDR:
-                place = {"offset": layout.table, "address": address, "physical": address}
+                place = {
+                    "offset": layout.table,
+                    "address": address,
+                    "physical": address,
+                }
                 segment = replace(segment, **place, stored=length, size=length)
             new.write(PROGRAM.pack(*astuple(segment)))
         for place_of, value, width in (
@@ -268,7 +308,9 @@ def _write_tables(
     for section in tables.sections:
         changed = replace(section, offset=moved(section.offset))
         if section is tables.code:
-            changed = replace(section, offset=layout.offset, address=layout.address, size=size)
+            changed = replace(
+                section, offset=layout.offset, address=layout.address, size=size
+            )
         new.write(SECTION.pack(*astuple(changed)))
 
 

@@ -93,7 +93,9 @@ def named(code: bytes, names: Mapping[bytes, bytes]) -> bytes:
         if section.name in _TABLES:
             end = section.offset + section.size
             table = code[section.offset : end].split(b"\0")
-            renamed[section.offset : end] = b"\0".join(_renamed(name, names) for name in table)
+            renamed[section.offset : end] = b"\0".join(
+                _renamed(name, names) for name in table
+            )
     return bytes(renamed)
 
 

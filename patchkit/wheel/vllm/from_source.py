@@ -26,10 +26,25 @@ from patchkit.source.archive import Progress
 from patchkit.source.detect import detect
 from patchkit.source.tree import Sandboxed
 from patchkit.units import BYTES_PER_GIB
-from patchkit.wheel.build.machine import emptied, namespace_words, network, staging, work_folder
-from patchkit.wheel.build.make import BuiltWheel, clean_environment, platform_tag, run_build
+from patchkit.wheel.build.machine import (
+    emptied,
+    namespace_words,
+    network,
+    staging,
+    work_folder,
+)
+from patchkit.wheel.build.make import (
+    BuiltWheel,
+    clean_environment,
+    platform_tag,
+    run_build,
+)
 from patchkit.wheel.build.toolchain import check_toolchain
-from patchkit.wheel.build.torch_toolkit import cross_toolkit, cross_variables, full_toolkit
+from patchkit.wheel.build.torch_toolkit import (
+    cross_toolkit,
+    cross_variables,
+    full_toolkit,
+)
 from patchkit.wheel.device.inspect import inspect_wheel
 from patchkit.wheel.device.libraries import (
     check_wheel,
@@ -49,16 +64,28 @@ from patchkit.wheel.native.make import make_native
 from patchkit.wheel.vllm.native_parts import native_parts
 from patchkit.wheel.vllm.prepare import Prepared, Report, prepare
 from patchkit.wheel.vllm.source import VllmOrder
-from patchkit.wheel.vllm.upstream_parts import fetch_upstream, prove_parts, upstream_parts
+from patchkit.wheel.vllm.upstream_parts import (
+    fetch_upstream,
+    prove_parts,
+    upstream_parts,
+)
 
 # The issue trackers' 3 to 5 GB, and CUTLASS's largest files take 9.
 JOB_MEMORY = 4 * BYTES_PER_GIB
-_FREE = 8 * BYTES_PER_GIB  # 0.25.1 for one arch leaves 2 GB, and compilers write as they go
+_FREE = (
+    8 * BYTES_PER_GIB
+)  # 0.25.1 for one arch leaves 2 GB, and compilers write as they go
 
 # Libraries that come with torch, with the CUDA packages that it requires, and with the driver.
 _PROVIDED = (
     *("libtorch*.so", "libc10*.so", "libcuda.so.1"),
-    *("libcudart.so.*", "libcublas*.so.*", "libnvrtc*.so.*", "libcu*.so.*", "libnv*.so.*"),
+    *(
+        "libcudart.so.*",
+        "libcublas*.so.*",
+        "libnvrtc*.so.*",
+        "libcu*.so.*",
+        "libnv*.so.*",
+    ),
 )
 
 
@@ -70,22 +97,32 @@ def build_vllm(order: VllmOrder, report: Report) -> BuiltWheel:
     with staging() as staged:
         target = order.request.target
         arch = target.gencode_flags(target.arch_list(order.request.arch))
-        check_toolchain(order.toolchain, arch, staged, clean_environment(staged, NAMESPACE))
+        check_toolchain(
+            order.toolchain, arch, staged, clean_environment(staged, NAMESPACE)
+        )
         assembler = Assembler(offline=order.offline)
         with _assembling_ahead(order, staged / "ahead", assembler, report) as ahead:
             prepared = prepare(order, staged, report)
             cuda = staged / "cuda"
             if order.across:
                 used = order.work / cuda.name
-                cross_toolkit(order.toolchain, prepared.site, prepared.python, cuda, root=used)
+                cross_toolkit(
+                    order.toolchain, prepared.site, prepared.python, cuda, root=used
+                )
             else:
                 full_toolkit(order.toolchain, prepared.site, cuda)
             brought = [staged / name for name in ("source", "external", "cuda")]
             with work_folder(
-                order.work, brought, as_text(prepared.facts), fresh=order.fresh, free=_FREE
+                order.work,
+                brought,
+                as_text(prepared.facts),
+                fresh=order.fresh,
+                free=_FREE,
             ) as root:
                 variables = build_variables(root, order, prepared)
-                raw = compile_wheel(root, prepared.python, variables, report("compiling"))
+                raw = compile_wheel(
+                    root, prepared.python, variables, report("compiling")
+                )
                 ahead()
                 return _make_vllm_wheel(root, raw, order, prepared, assembler, report)
 
@@ -102,18 +139,28 @@ def _make_vllm_wheel(
     circumstances = (network(),)
     note(root, *circumstances)
     # The torch that was compiled against is a fact of the wheel: it must still be that one.
-    require_torch(installed_torch(prepared.python), order.torch, target.cuda, "after the build")
+    require_torch(
+        installed_torch(prepared.python), order.torch, target.cuda, "after the build"
+    )
     with WheelFile(raw) as wheel:
         binaries = inspect_wheel(wheel)
         judged = judge_libraries(binaries, target, order.version)
         if not order.extensions:
             require_loading(judged, target, order.version)
         sources = compiled_sources(root / "source" / "build", root / "source")
-        tree = detect(root / "source", sandboxed=Sandboxed.IF_POSSIBLE)  # it has been built
+        tree = detect(
+            root / "source", sandboxed=Sandboxed.IF_POSSIBLE
+        )  # it has been built
         archs = target.arch_list(order.request.arch)
-        groups, asked = evaluate(tree, target, archs, order.toolchain.cuda), asked_targets(tree)
+        groups, asked = (
+            evaluate(tree, target, archs, order.toolchain.cuda),
+            asked_targets(tree),
+        )
         built = [source for source in sources if source.library in asked]
-        proofs = (prove_groups(groups, sources), *prove_compiled(built, binaries, target))
+        proofs = (
+            prove_groups(groups, sources),
+            *prove_compiled(built, binaries, target),
+        )
         proofs += tuple(
             prove_parts(wheel, root / "external" / each.known.option, each.known.option)
             for each in prepared.gathered.installed
@@ -121,14 +168,20 @@ def _make_vllm_wheel(
         )
         # Also of what was compiled: upstream's CMake asks for PTX alone here and there.
         parts = wheel, binaries, judged, target, emptied(root / "native"), assembler
-        native = native_parts(*parts, _in_mb(report("assembling PTX, in MB")), keep=True)
+        native = native_parts(
+            *parts, _in_mb(report("assembling PTX, in MB")), keep=True
+        )
     if count := sum(len(library.ptx) for library in native.libraries):
-        proofs += (f"{count} fat binaries are assembled from PTX, by ptxas {assembler.version}",)
+        proofs += (
+            f"{count} fat binaries are assembled from PTX, by ptxas {assembler.version}",
+        )
     left = (why for library in native.libraries for why in library.refused)
     facts = {**prepared.facts, "native": native.facts}
     sbom = as_text(wheel_sbom(facts, prepared.steps))
     texts = {**prepared.texts, FACTS: as_text(facts), "sboms/patchkit.cdx.json": sbom}
-    libraries = {each.name: each.path.read_bytes() for each in native.libraries if each.path}
+    libraries = {
+        each.name: each.path.read_bytes() for each in native.libraries if each.path
+    }
     tag = platform_tag(raw, _PROVIDED)
     sealed = seal_wheel(raw, emptied(root / "sealed"), tag, texts, libraries)
     with WheelFile(sealed) as wheel:
@@ -166,12 +219,19 @@ def _assembling_ahead(
         return
     release = order.version, order.toolchain.machine
     fetch_upstream(*release, order.offline, _in_mb(report("upstream's wheel, in MB")))
-    target, bar = order.request.target, _in_mb(report("assembling upstream's PTX, in MB"))
+    target, bar = (
+        order.request.target,
+        _in_mb(report("assembling upstream's PTX, in MB")),
+    )
 
     def assemble() -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # for its children, too
+        os.setpriority(
+            os.PRIO_PROCESS, threading.get_native_id(), 10
+        )  # for its children, too
         for known in order.taken:
-            upstream_parts(known, *release, target, True, None).fill(folder / known.option)
+            upstream_parts(known, *release, target, True, None).fill(
+                folder / known.option
+            )
         files = {str(path): path for path in sorted(folder.rglob("*.so"))}
         make_native(files, target, folder, assembler, bar)
 
@@ -199,7 +259,9 @@ class BuildSystem:
     """The table [build-system] of a pyproject.toml, as PEP 517 and 518 have it."""
 
     name: str = field(metadata={"key": "build-backend"})
-    folders: tuple[str, ...] | None = field(default=None, metadata={"key": "backend-path"})
+    folders: tuple[str, ...] | None = field(
+        default=None, metadata={"key": "backend-path"}
+    )
     requires: tuple[str, ...] = ()
 
 
@@ -232,13 +294,17 @@ def compile_wheel(
     source, out = root / "source", emptied(root / "raw")
 
     def runner(
-        cmd: Sequence[str], cwd: str | None = None, extra_environ: Mapping[str, str] | None = None
+        cmd: Sequence[str],
+        cwd: str | None = None,
+        extra_environ: Mapping[str, str] | None = None,
     ) -> None:
         full = {**variables, **(extra_environ or {})}
         words = [*namespace_words(), *cmd]
         run_build(words, root, full, progress, folder=Path(cwd or source))
 
-    from pyproject_hooks import BuildBackendHookCaller  # comes with the extra for builds
+    from pyproject_hooks import (
+        BuildBackendHookCaller,
+    )  # comes with the extra for builds
 
     # The hook of PEP 517 itself: build's own front end would hide our errors behind its.
     backend = read_build_system(source / "pyproject.toml")
@@ -278,7 +344,9 @@ def build_variables(root: Path, order: VllmOrder, prepared: Prepared) -> dict[st
         "PATH": f"{tools}:{cuda / 'bin'}:{clean['PATH']}",
         "CUDA_HOME": str(cuda),
         "CXX": str(order.toolchain.cxx),
-        "CUDAHOSTCXX": str(order.toolchain.cxx),  # nvcc's host compiler, as CMake takes it
+        "CUDAHOSTCXX": str(
+            order.toolchain.cxx
+        ),  # nvcc's host compiler, as CMake takes it
         variable.variable: variable.value_for(order.request),
         "VLLM_TARGET_DEVICE": "cuda",
         "VLLM_VERSION_OVERRIDE": prepared.facts["wheel"],

@@ -35,7 +35,9 @@ from patchkit.target import Target
 from patchkit.wheel.vllm.upstream_parts import FoundSource, is_upstream, upstream_parts
 
 _NAMES = re.compile(r"(LICEN[CS]E|COPYING|NOTICE)([.-].*)?", re.IGNORECASE)
-_SPDX = re.compile(r"SPDX-License-Identifier:[ \t]*([\w.+-]+(?: (?:AND|OR|WITH) [\w.+-]+)*)")
+_SPDX = re.compile(
+    r"SPDX-License-Identifier:[ \t]*([\w.+-]+(?: (?:AND|OR|WITH) [\w.+-]+)*)"
+)
 _COMMENT = re.compile(r"/\*(?P<text>.*?)\*/", re.DOTALL)
 _EDGE = re.compile(r"^[ \t]*\*+[ \t]?|\*+[ \t]*$", re.MULTILINE)
 _ARCHIVES = (".tar.gz", ".tgz", ".tar.xz", ".tar")
@@ -88,14 +90,17 @@ def parse_given(texts: Sequence[str]) -> dict[str, str]:
         option, equals, what = text.partition("=")
         if not equals or not what:
             raise UsageError(
-                f"--source {text}: not OPTION=WHAT", hint="for example --source cutlass=FOLDER"
+                f"--source {text}: not OPTION=WHAT",
+                hint="for example --source cutlass=FOLDER",
             )
         by_option([option])
         given[option] = what
     return given
 
 
-def check_given(wanted: Sequence[Wanted], version: Version, given: Mapping[str, str]) -> None:
+def check_given(
+    wanted: Sequence[Wanted], version: Version, given: Mapping[str, str]
+) -> None:
     """Raise UsageError for an option that names what a release does not fetch.
 
     Also for the wheel of another release of vLLM, before anything is downloaded.
@@ -172,15 +177,22 @@ def gather_sources(
         else:
             environment[each.external.variable] = taken
     return Gathered(
-        environment=environment, defines=defines, sources=tuple(sources), installed=tuple(installed)
+        environment=environment,
+        defines=defines,
+        sources=tuple(sources),
+        installed=tuple(installed),
     )
 
 
-def _find_source(wanted: Wanted, given: str, version: Version, *, offline: bool) -> FoundSource:
+def _find_source(
+    wanted: Wanted, given: str, version: Version, *, offline: bool
+) -> FoundSource:
     """Find what was named, by default the commit that upstream pins."""
     if not given:
         known = wanted.known
-        needed = not known.optional or any(refused.covers(version) for refused in known.refused)
+        needed = not known.optional or any(
+            refused.covers(version) for refused in known.refused
+        )
         without = "" if needed else f"--without {known.option}"
         return _commit_input(wanted, wanted.external.url, "", without, offline=offline)
     place, option = Path(given).expanduser(), wanted.known.option
@@ -219,9 +231,12 @@ def notices(source: Path, files: Iterable[str]) -> dict[str, str]:
 
     own = [path for path in sorted(source.iterdir()) if _NAMES.fullmatch(path.name)]
     own = [path for path in own if path.is_file()]
-    paths = own or [path for path in (source / name for name in files) if path.is_file()]
+    paths = own or [
+        path for path in (source / name for name in files) if path.is_file()
+    ]
     texts = {
-        path: read_bytes(path, limit=LARGEST_IN_TREE).decode(errors="replace") for path in paths
+        path: read_bytes(path, limit=LARGEST_IN_TREE).decode(errors="replace")
+        for path in paths
     }
     if own:
         return {path.name: text for path, text in texts.items()}
@@ -244,20 +259,26 @@ def _commit_input(
             hint=quoted("--source", f"{wanted.known.option}=git+{url}@COMMIT"),
         )
 
-    def checkout(url: str, commit: str, dest: Path, modules: tuple[str, ...] | None = None) -> None:
+    def checkout(
+        url: str, commit: str, dest: Path, modules: tuple[str, ...] | None = None
+    ) -> None:
         """Write a commit and its submodules (all, unless some are named), and theirs."""
         try:
             archive = commit_archive(
                 url, commit, cache=cache_dir(), prefix=dest.name, offline=offline
             )
         except (SourceError, StorageError) as error:
-            error.hint += f"; or leave it out: {without}; {wanted.known.cost}" if without else ""
+            error.hint += (
+                f"; or leave it out: {without}; {wanted.known.cost}" if without else ""
+            )
             raise
         try:
             unpack(archive, dest)
         finally:
             archive.unlink(missing_ok=True)  # the objects stay in the cache
-        inside = {each.path: each for each in submodules(url, commit, cache=cache_dir())}
+        inside = {
+            each.path: each for each in submodules(url, commit, cache=cache_dir())
+        }
         for path in inside if modules is None else modules:
             if path not in inside:
                 raise SourceError(
@@ -277,7 +298,11 @@ def _keep_source(dest: Path, wanted: Wanted, found: FoundSource) -> Path:
     Files that are written again are newer, and what includes them would be compiled again.
     """
     folder, stamp = dest / wanted.known.option, dest / f"{wanted.known.option}.identity"
-    if folder.is_dir() and stamp.is_file() and stamp.read_text("utf-8") == found.identity:
+    if (
+        folder.is_dir()
+        and stamp.is_file()
+        and stamp.read_text("utf-8") == found.identity
+    ):
         return folder
     with translated("the source is not complete", folder):
         # First to go and last to come: a folder without its stamp is not taken for whole.

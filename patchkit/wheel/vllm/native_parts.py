@@ -66,7 +66,9 @@ def native_parts(
     names = [b.name for b in binaries if b.name not in idle and first_use(b, target)]
     files = wheel.extract(names, folder / "old")
     made = make_native(files, target, folder, assembler, progress, dispatch)
-    return NativeParts(libraries=made, dropped=idle, facts=native_facts(made, assembler, idle))
+    return NativeParts(
+        libraries=made, dropped=idle, facts=native_facts(made, assembler, idle)
+    )
 
 
 def prove_unneeded(wheel: WheelFile, libraries: Collection[str]) -> None:
@@ -76,11 +78,15 @@ def prove_unneeded(wheel: WheelFile, libraries: Collection[str]) -> None:
     """
     modules = {PurePosixPath(path).name.partition(".")[0]: path for path in libraries}
     own = [set(members_of(known, wheel.members)) for known in known_externals()]
-    for path in [path for path in wheel.members if path.endswith(".py")] if modules else ():
+    for path in (
+        [path for path in wheel.members if path.endswith(".py")] if modules else ()
+    ):
         text = wheel.text(path)
         if not any(module in text for module in modules):
             continue
-        for name, line in _needed_imports(parsed(path, text), modules.keys(), guarded=False):
+        for name, line in _needed_imports(
+            parsed(path, text), modules.keys(), guarded=False
+        ):
             if not any({path, modules[name]} <= parts for parts in own):
                 raise ProofError(
                     f"{path}:{line}: imports {name} and does not do without it",
@@ -99,7 +105,9 @@ def _needed_imports(
                 pass  # runs when it is called
             case ast.Import() | ast.ImportFrom():
                 origin = child.module or "" if isinstance(child, ast.ImportFrom) else ""
-                named = ".".join([origin, *(alias.name for alias in child.names)]).split(".")
+                named = ".".join(
+                    [origin, *(alias.name for alias in child.names)]
+                ).split(".")
                 for name in set(named) & set(modules) if not guarded else ():
                     yield name, child.lineno
             case ast.Try():
@@ -112,7 +120,9 @@ def _needed_imports(
                 yield from _needed_imports(
                     body, modules, guarded=guarded or bool(caught & _CATCHING)
                 )
-                rest = ast.Module([*child.handlers, *child.orelse, *child.finalbody], [])  # type: ignore[list-item]
+                rest = ast.Module(
+                    [*child.handlers, *child.orelse, *child.finalbody], []
+                )  # type: ignore[list-item]
                 yield from _needed_imports(rest, modules, guarded=guarded)
             case _:
                 yield from _needed_imports(child, modules, guarded=guarded)

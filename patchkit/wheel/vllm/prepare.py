@@ -30,7 +30,12 @@ from patchkit.recipes.vllm.build import (
     wanted,
 )
 from patchkit.recipes.vllm.external import externals
-from patchkit.recipes.vllm.leave_out import idle_sources, leave_out, only_extensions, take_installed
+from patchkit.recipes.vllm.leave_out import (
+    idle_sources,
+    leave_out,
+    only_extensions,
+    take_installed,
+)
 from patchkit.source.archive import Progress, unpack
 from patchkit.source.detect import FORK, detect
 from patchkit.source.releases import foreign_file, release_files
@@ -76,7 +81,9 @@ def prepare(order: VllmOrder, staged: Path, report: Report) -> Prepared:
         unpack(order.source, source)
     else:
         # Leftovers of other builds, and the ledger: the fixes are applied to the copy anew.
-        aside = shutil.ignore_patterns(".git", "build", ".deps", "*.egg-info", ".patchkit")
+        aside = shutil.ignore_patterns(
+            ".git", "build", ".deps", "*.egg-info", ".patchkit"
+        )
         shutil.copytree(order.source, source, symlinks=True, ignore=aside)
         # A checkout: its version came from git, which is left out.
         if not (source / "PKG-INFO").exists():
@@ -92,13 +99,19 @@ def prepare(order: VllmOrder, staged: Path, report: Report) -> Prepared:
     workspace = open_workspace(source)
     texts = {}
     if workspace.ledger:  # without its date: the wheel is the same on every day
-        texts["patchkit.ledger.json"] = replace(workspace.ledger, date="").to_json().decode()
+        texts["patchkit.ledger.json"] = (
+            replace(workspace.ledger, date="").to_json().decode()
+        )
     # Now: it reads the tree, which is written to below.
     steps = list(patch_steps(workspace.tree, outcome.verdicts))
     # Not the workspace's tree, which reads upstream's texts.
-    reduced = _write_overlay(choose_parts(detect(source), order.without, order.extensions))
+    reduced = _write_overlay(
+        choose_parts(detect(source), order.without, order.extensions)
+    )
     patched = detect(source, sandboxed=possible)
-    for fix in (verdict.fix for verdict in outcome.verdicts if verdict.state is State.APPLIED):
+    for fix in (
+        verdict.fix for verdict in outcome.verdicts if verdict.state is State.APPLIED
+    ):
         now = fix.look(patched, request)
         if now.state is not State.APPLIED:
             raise ProofError(
@@ -136,7 +149,11 @@ def choose_idle(
 
     Raises UsageError, or DriftError, unless the tree can be built as it is asked for.
     """
-    alone = {it.option for it in known_externals() if not set(it.targets).isdisjoint(extensions)}
+    alone = {
+        it.option
+        for it in known_externals()
+        if not set(it.targets).isdisjoint(extensions)
+    }
     idle = idle_sources(tree, request, {*given, *without, *alone})
     reduced = choose_parts(tree, {*without, *idle}, extensions)
     release = load_recipe("vllm").knows(tree.version)
@@ -155,7 +172,10 @@ def choose_parts(
 
 def _make_environment(order: VllmOrder, report: Report) -> tuple[Environment, Path]:
     """Return the environment that runs the build, and the site-packages folder to link with."""
-    file, machine = locked_requirements(order.torch, order.requirements), order.toolchain.machine
+    file, machine = (
+        locked_requirements(order.torch, order.requirements),
+        order.toolchain.machine,
+    )
     parts = across()
     made = make_environment(
         file,
@@ -186,7 +206,9 @@ def _write_overlay(tree: SourceTree) -> SourceTree:
     return tree
 
 
-def _gather_sources(order: VllmOrder, tree: SourceTree, staged: Path, report: Report) -> Gathered:
+def _gather_sources(
+    order: VllmOrder, tree: SourceTree, staged: Path, report: Report
+) -> Gathered:
     """Gather the sources of other projects; their paths are those in the work folder."""
     bar = report("sources of other projects, in MB")
 
@@ -200,7 +222,10 @@ def _gather_sources(order: VllmOrder, tree: SourceTree, staged: Path, report: Re
     found = gather_sources(
         fetched,
         order.version,
-        given={**order.given, **{option: what for option, what in named.items() if what}},
+        given={
+            **order.given,
+            **{option: what for option, what in named.items() if what},
+        },
         dest=staged / "external",
         cpu=order.toolchain.machine,
         target=order.request.target,
@@ -208,14 +233,21 @@ def _gather_sources(order: VllmOrder, tree: SourceTree, staged: Path, report: Re
         progress=told,
     )
     environment, defines = (
-        {name: path.replace(str(staged), str(order.work), 1) for name, path in paths.items()}
+        {
+            name: path.replace(str(staged), str(order.work), 1)
+            for name, path in paths.items()
+        }
         for paths in (found.environment, found.defines)
     )
     return replace(found, environment=environment, defines=defines)
 
 
 def _vllm_facts(
-    order: VllmOrder, source: Path, outcome: Applied, gathered: Gathered, environment: Environment
+    order: VllmOrder,
+    source: Path,
+    outcome: Applied,
+    gathered: Gathered,
+    environment: Environment,
 ) -> dict[str, Any]:
     recipe, target = load_recipe("vllm"), order.request.target
     torch = installed_torch(environment.python)
@@ -245,7 +277,8 @@ def _vllm_facts(
             "requirements": f"sha256:{environment.digest}",
         },
         "externals": {
-            each.option: each.identity + ("" if each.verified else " (not compared with the pin)")
+            each.option: each.identity
+            + ("" if each.verified else " (not compared with the pin)")
             for each in gathered.sources
         },
         "without": sorted(order.without),
@@ -254,4 +287,7 @@ def _vllm_facts(
     }
     label = f"{order.label}.{digest_label(as_text(facts))}"
     # Neither name nor digest depends on where it was built: the bytes of the code do not.
-    return facts | {"wheel": f"{order.version.public}+{label}", "built_on": platform.machine()}
+    return facts | {
+        "wheel": f"{order.version.public}+{label}",
+        "built_on": platform.machine(),
+    }

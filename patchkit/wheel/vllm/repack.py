@@ -95,7 +95,9 @@ def repack_wheel(
     ``apply`` and ``add_wheel`` raise.
     """
     # The CUDA of the torch that the wheel names, of which its label is.
-    target = request.target.with_torch(read_metadata(origin.wheel).pins.get("torch", "0"))
+    target = request.target.with_torch(
+        read_metadata(origin.wheel).pins.get("torch", "0")
+    )
     request = replace(request, target=target)
     # What the wheel will be called, but for what only the work can tell.
     version = f"{origin.version.public}+{target.cuda_tag}.{target.name}"
@@ -107,7 +109,9 @@ def repack_wheel(
     require_loading(judged, target, origin.version)
     with staging() as folder:
         say("patching and proving")
-        patched = _patch_tree(origin, request, folder / "tree", binaries, judged, sandboxed)
+        patched = _patch_tree(
+            origin, request, folder / "tree", binaries, judged, sandboxed
+        )
         if assembler:
             say("assembling machine code")
             parts = native_parts(
@@ -129,7 +133,9 @@ def repack_wheel(
         check_room(house, new.filename)
         wheel = folder / new.filename
         dropped = patched.native.dropped
-        rewrite_wheel(origin.wheel, wheel, new.dist_info, new.members, report("Writing"), dropped)
+        rewrite_wheel(
+            origin.wheel, wheel, new.dist_info, new.members, report("Writing"), dropped
+        )
         digest, size = sha256_of(wheel), wheel.stat().st_size
         if fresh := not _is_in_wheelhouse(house, new, digest):
             add_wheel(house, wheel, new.facts, say=say)
@@ -162,7 +168,9 @@ def _patch_tree(
         path.write_bytes(data)
     for pattern in _NEEDED:
         if len(found := list(tree.glob(pattern))) != 1:
-            raise damaged(str(origin.wheel.path), f"it has {pattern} {len(found)} times")
+            raise damaged(
+                str(origin.wheel.path), f"it has {pattern} {len(found)} times"
+            )
     recipe = load_recipe("vllm")
     wanted = set()
     # Fixes that keep vLLM from kernels that do not load; what --only or --without name stays so.
@@ -175,7 +183,9 @@ def _patch_tree(
     request = replace(asked, also=asked.also | wanted)
     outcome = apply(tree / "vllm", recipe, request, anew=True, sandboxed=sandboxed)
     (dist_info,) = tree.glob(_DIST_INFO)
-    metadata = HeaderParser().parsestr((dist_info / "METADATA").read_text(encoding="utf-8"))
+    metadata = HeaderParser().parsestr(
+        (dist_info / "METADATA").read_text(encoding="utf-8")
+    )
     tag, needed = origin.wheel.name.tag, floor(binaries).get("GLIBC", "")
     promised = library_rules().promised_glibc(tag)
     # The libraries may need a newer glibc than the file name says.
@@ -217,7 +227,11 @@ def _is_in_wheelhouse(house: Path, new: Additions, digest: str) -> bool:
     except (UsageError, SourceError, StorageError):
         return False  # no folder yet, or a change that add_wheel finishes
     path = house / new.filename
-    return listed.get(new.filename) == digest and is_file(path) and sha256_of(path) == digest
+    return (
+        listed.get(new.filename) == digest
+        and is_file(path)
+        and sha256_of(path) == digest
+    )
 
 
 def _install_notes(patched: PatchedTree, judged: tuple[Judged, ...]) -> Iterator[str]:
@@ -259,7 +273,9 @@ def _native_notes(patched: PatchedTree, binaries: Iterable[Binary]) -> Iterator[
         none = "" if left else ": none is compiled at first use"
         yield f"{count} fat binaries assembled from upstream's PTX{none}"
     if native.dropped:
-        names = ", ".join(PurePosixPath(path).name.partition(".")[0] for path in native.dropped)
+        names = ", ".join(
+            PurePosixPath(path).name.partition(".")[0] for path in native.dropped
+        )
         yield f"left out, as they are for other devices: {names}"
     for library in native.libraries:
         yield from (f"{why}; it is compiled at first use" for why in library.refused)

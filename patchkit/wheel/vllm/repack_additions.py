@@ -96,10 +96,18 @@ def make_additions(patched: PatchedTree) -> Additions:
 
     The version is in some of them: the digest is taken with zeros in its place.
     """
-    origin, target, tree = patched.origin, patched.request.target, patched.workspace.tree.root
+    origin, target, tree = (
+        patched.origin,
+        patched.request.target,
+        patched.workspace.tree.root,
+    )
     own = patched.dist_info
     # A wheel of another CUDA than the target's says so: 0.25.1+cu129.gb10.0a1b2c3d4e.
-    cuda = target.cuda_tag if target.cuda.startswith(f"{patched.cuda}.") else f"cu{patched.cuda}"
+    cuda = (
+        target.cuda_tag
+        if target.cuda.startswith(f"{patched.cuda}.")
+        else f"cu{patched.cuda}"
+    )
     label = f"{cuda}.{target.name}.{_UNLABELLED}"
     version = f"{origin.version.public}+{label}"
     home, facts = f"vllm-{version}.dist-info", _repack_facts(patched, version)
@@ -115,7 +123,11 @@ def make_additions(patched: PatchedTree) -> Additions:
         f"{home}/{FACTS}": as_text(facts).encode(),
         f"{home}/{_SBOM}": as_text(wheel_sbom(facts, steps)).encode(),
     }
-    members |= {each.name: each.path.read_bytes() for each in patched.native.libraries if each.path}
+    members |= {
+        each.name: each.path.read_bytes()
+        for each in patched.native.libraries
+        if each.path
+    }
     lines = [f"{_FORMAT}\n{origin.wheel.sha256}\n{patched.tag}\n"]
     lines += [f"{digest(data)}  {path}\n" for path, data in sorted(members.items())]
     final = label.replace(_UNLABELLED, digest_label("".join(lines)))
@@ -151,7 +163,9 @@ def _patched_files(patched: PatchedTree, version: str) -> dict[str, bytes]:
 
 def _repack_facts(patched: PatchedTree, version: str) -> dict[str, Any]:
     origin = patched.origin
-    digests = (f"{after}  {path}\n" for path, (_, after) in sorted(patched.files.items()))
+    digests = (
+        f"{after}  {path}\n" for path, (_, after) in sorted(patched.files.items())
+    )
     return {
         "project": "vllm",
         "version": origin.version.public,

@@ -35,7 +35,11 @@ class Origin:
     @property
     def fields(self) -> dict[str, object]:
         """What says which wheel it is, for JSON."""
-        name, sha256, size = self.wheel.name.filename, self.wheel.sha256, self.wheel.size
+        name, sha256, size = (
+            self.wheel.name.filename,
+            self.wheel.sha256,
+            self.wheel.size,
+        )
         return {"file": name, "sha256": sha256, "size": size, "upstream": self.locked}
 
 
@@ -64,7 +68,9 @@ def find_wheel(
         name = wheel_name(path.name)
         version = name.version
         if name.project != "vllm":
-            raise SourceError(f"{path}: is a wheel of {name.project}, not of vllm", hint=_EXAMPLE)
+            raise SourceError(
+                f"{path}: is a wheel of {name.project}, not of vllm", hint=_EXAMPLE
+            )
         check(version)
         if name.cpus != {cpu}:
             raise UsageError(
@@ -74,7 +80,8 @@ def find_wheel(
     else:
         if sha256 is not None:
             raise UsageError(
-                "--sha256 is for a file; a release is known by the lock", hint="leave --sha256 out"
+                "--sha256 is for a file; a release is known by the lock",
+                hint="leave --sha256 out",
             )
         version = named_version(match["version"], _EXAMPLE)
         check(version)
@@ -88,7 +95,9 @@ def find_wheel(
                 f"{path}: patchkit {wheel.facts.get('patchkit')} made it already, for "
                 f"{wheel.facts.get('target')}",
                 why="a repack begins with what upstream released",
-                hint=quoted("patchkit", "repack", f"vllm=={version.public}", "--cpu", cpu),
+                hint=quoted(
+                    "patchkit", "repack", f"vllm=={version.public}", "--cpu", cpu
+                ),
             )
         if not locked:
             _require_vouched(wheel, sha256, entry)
@@ -100,7 +109,9 @@ def upstream_wheels() -> dict[str, dict[str, LockEntry]]:
     return read_wheel_lock(RECIPES / "vllm" / "wheels.toml")
 
 
-def _require_vouched(wheel: WheelFile, sha256: str | None, entry: LockEntry | None) -> None:
+def _require_vouched(
+    wheel: WheelFile, sha256: str | None, entry: LockEntry | None
+) -> None:
     """Raise unless the user vouches for a file that the lock does not know."""
     if sha256 is not None and not _HEX.fullmatch(sha256.lower()):
         raise UsageError(f"--sha256 takes 64 hex digits, not {sha256!r}")

@@ -71,15 +71,26 @@ class VllmOrder:
     @property
     def work(self) -> Path:
         """Return the folder in which it is compiled."""
-        parts = ("vllm", self.version.public, self.request.target.name, self.toolchain.machine)
+        parts = (
+            "vllm",
+            self.version.public,
+            self.request.target.name,
+            self.toolchain.machine,
+        )
         return WORK / "-".join((*parts, *(["reduced"] if self.extensions else [])))
 
     @property
     def released(self) -> bool:
         """Return whether it is a release, sdist and wheel for this CPU known by their sha256."""
-        release, wheels = self.version.public, upstream_wheels().get(self.toolchain.machine, {})
+        release, wheels = (
+            self.version.public,
+            upstream_wheels().get(self.toolchain.machine, {}),
+        )
         sdist = read_lock(RECIPES / "vllm" / "lock.toml").get(release)
-        return bool(sdist and self.identity == f"sha256:{sdist.sha256}") and release in wheels
+        return (
+            bool(sdist and self.identity == f"sha256:{sdist.sha256}")
+            and release in wheels
+        )
 
     def source_of(self, known: KnownSource) -> str:
         """Return where a source comes from, as ``--source`` names it; "" for git.
@@ -87,7 +98,10 @@ class VllmOrder:
         What is not named comes from upstream's wheel of the release, where that is ready, and no
         fix of what is compiled was asked for.
         """
-        named, asked = self.given.get(known.option, ""), self.request.also | self.request.only
+        named, asked = (
+            self.given.get(known.option, ""),
+            self.request.also | self.request.only,
+        )
         if named or known.compiled in asked or not known.is_ready(self.version):
             return named
         return f"vllm=={self.version.public}" if self.released else ""
@@ -104,7 +118,11 @@ class VllmOrder:
         """Return the request with the fixes on that belong to sources which are compiled."""
         request, aside = self.request, self.without | {it.option for it in self.taken}
         on = {it.compiled for it in known_externals() if it.option not in aside} - {""}
-        return request if request.only else replace(request, also=request.also | on - request.skip)
+        return (
+            request
+            if request.only
+            else replace(request, also=request.also | on - request.skip)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +151,9 @@ def vllm_source(
     """
     recipe = load_recipe("vllm")
     if version is not None and named is not None:
-        raise UsageError("--version and --src exclude each other: the sources tell their version")
+        raise UsageError(
+            "--version and --src exclude each other: the sources tell their version"
+        )
     if named is not None:
         path = Path(named)
     else:
@@ -153,4 +173,6 @@ def vllm_source(
         # CMake puts what it fetches into .deps, which is not of the sources.
         else f"folder:sha256:{tree_digest(path, aside=('.deps',))}"
     )
-    return VllmSource(path=path.absolute(), identity=identity, version=tree.version, needs=taken)
+    return VllmSource(
+        path=path.absolute(), identity=identity, version=tree.version, needs=taken
+    )

@@ -59,7 +59,9 @@ def upstream_parts(
         return parts_of(wheel, known, target)
 
 
-def fetch_upstream(version: Version, cpu: str, offline: bool, progress: Progress | None) -> Path:
+def fetch_upstream(
+    version: Version, cpu: str, offline: bool, progress: Progress | None
+) -> Path:
     """Fetch upstream's wheel of a release. Raises SourceError for none that is locked."""
     entry = upstream_wheels().get(cpu, {}).get(version.public)
     if entry is None:
@@ -68,7 +70,13 @@ def fetch_upstream(version: Version, cpu: str, offline: bool, progress: Progress
             why="that is no release, or one that this patchkit does not know",
             hint="name a folder, an archive or git+URL@COMMIT with --source",
         )
-    return fetch("vllm", entry.version, {entry.version: entry}, offline=offline, progress=progress)
+    return fetch(
+        "vllm",
+        entry.version,
+        {entry.version: entry},
+        offline=offline,
+        progress=progress,
+    )
 
 
 def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> FoundSource:
@@ -81,7 +89,9 @@ def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> FoundSourc
     named = f"--source {option}=vllm=={version}"
     members = members_of(known, wheel.members)
     if not members:
-        held = sorted(k.option for k in known_externals() if members_of(k, wheel.members))
+        held = sorted(
+            k.option for k in known_externals() if members_of(k, wheel.members)
+        )
         raise UsageError(
             f"{named}: {wheel.path.name} holds nothing of {option}",
             why="upstream builds it into no library or file of its own",
@@ -125,7 +135,11 @@ def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> FoundSourc
 
 def members_of(known: KnownSource, paths: Iterable[str]) -> tuple[str, ...]:
     """Return the paths of a wheel that belong to a source, in their order."""
-    return tuple(path for path in paths if any(fnmatchcase(path, part) for part in known.installed))
+    return tuple(
+        path
+        for path in paths
+        if any(fnmatchcase(path, part) for part in known.installed)
+    )
 
 
 def prove_parts(wheel: WheelFile, folder: Path, option: str) -> str:

@@ -95,16 +95,22 @@ def add_wheel(
     with open_for_writing(house):
         outdated = _find_outdated(house, name)
         leaving, listed = {*outdated, name.filename}, listed_manifest(house)
-        stock = {entry.filename for entry in listed.wheels if entry.kind is not Kind.BUILT}
+        stock = {
+            entry.filename for entry in listed.wheels if entry.kind is not Kind.BUILT
+        }
         kept = [entry for entry in listed.wheels if entry.filename not in leaving]
         # The copy is checked and committed: the named file may change in between.
         with stage_copy(house, wheel) as copy:
             if found := list(find_faults(copy)):
                 more = len(found) - 1
                 why = f"and {more} faults more" if more else "the wheel is damaged"
-                raise SourceError(f"{wheel}: {found[0]}", why=why, hint="build it again")
+                raise SourceError(
+                    f"{wheel}: {found[0]}", why=why, hint="build it again"
+                )
             size = copy.stat().st_size
-            fresh = ManifestEntry(name=name, sha256=sha256_of(copy), size=size, facts=facts)
+            fresh = ManifestEntry(
+                name=name, sha256=sha256_of(copy), size=size, facts=facts
+            )
             now = replace(listed, wheels=(*kept, fresh))
             commit_files(house, write_documents(now), outdated, {name.filename: copy})
     for filename in outdated:
@@ -114,7 +120,10 @@ def add_wheel(
 
 
 def replace_dependencies(
-    house: Path, before: Manifest, fresh: Collection[ManifestEntry], sources: Collection[Path]
+    house: Path,
+    before: Manifest,
+    fresh: Collection[ManifestEntry],
+    sources: Collection[Path],
 ) -> None:
     """Replace the dependencies that are there by these, all or nothing.
 
@@ -126,7 +135,11 @@ def replace_dependencies(
         listed = listed_manifest(house)
         now, then = (
             {*each.overrides}
-            | {(entry.filename, entry.sha256) for entry in each.wheels if entry.kind is Kind.BUILT}
+            | {
+                (entry.filename, entry.sha256)
+                for entry in each.wheels
+                if entry.kind is Kind.BUILT
+            }
             for each in (listed, before)
         )
         # Resolving takes long and does not hold the wheelhouse, so that others can build.
@@ -146,7 +159,9 @@ def replace_dependencies(
 
 def known_wheels(house: Path) -> list[WheelName]:
     """Return every wheel that is listed or in the folder."""
-    names = [entry.name for entry in listed_manifest(house).wheels] + list(wheels_there(house))
+    names = [entry.name for entry in listed_manifest(house).wheels] + list(
+        wheels_there(house)
+    )
     return list({name.filename: name for name in names}.values())
 
 

@@ -17,10 +17,23 @@ from patchkit.durable.atomic import continuing, kept
 from patchkit.durable.lock import locked
 from patchkit.durable.names import is_file
 from patchkit.elf import by_version
-from patchkit.errors import HashMismatchError, ProofError, StorageError, UsageError, translated
+from patchkit.errors import (
+    HashMismatchError,
+    ProofError,
+    StorageError,
+    UsageError,
+    translated,
+)
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
-from patchkit.source.fetch import CHUNK, Progress, index_session, opened, pip_settings, transfer
+from patchkit.source.fetch import (
+    CHUNK,
+    Progress,
+    index_session,
+    opened,
+    pip_settings,
+    transfer,
+)
 from patchkit.target import targets
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.torch import Torch, torch_of
@@ -69,11 +82,17 @@ def node_of(house: Path, python: str | None) -> NodePlatform:
         raise UsageError(
             f"{house} holds no wheel that patchkit built",
             why="a fill looks for what those need",
-            hint=quoted("patchkit", "repack", f"vllm=={load_recipe().newest}", "--dir", house),
+            hint=quoted(
+                "patchkit", "repack", f"vllm=={load_recipe().newest}", "--dir", house
+            ),
         )
     known = targets()
     cpus = {cpu for entry in built for cpu in entry.name.cpus} - {ANY}
-    found = [known[name] for entry in built if (name := str(entry.facts.get("target"))) in known]
+    found = [
+        known[name]
+        for entry in built
+        if (name := str(entry.facts.get("target"))) in known
+    ]
     if len(cpus) != 1 or not found:
         raise UsageError(
             f"{house} holds wheels for {' and '.join(sorted(cpus)) or 'no CPU in particular'}",
@@ -83,8 +102,12 @@ def node_of(house: Path, python: str | None) -> NodePlatform:
     # What loads with the oldest glibc also loads with newer ones.
     oldest = min(found, key=lambda target: by_version(target.glibc))
     if python and not _PYTHON.fullmatch(python):
-        raise UsageError(f"--python-version takes a version such as 3.12, not {python!r}")
-    return NodePlatform(machine=cpus.pop(), python=python or oldest.python, glibc=oldest.glibc)
+        raise UsageError(
+            f"--python-version takes a version such as 3.12, not {python!r}"
+        )
+    return NodePlatform(
+        machine=cpus.pop(), python=python or oldest.python, glibc=oldest.glibc
+    )
 
 
 def fill_wheelhouse(
@@ -112,7 +135,12 @@ def fill_wheelhouse(
     for wrong in find_contradicted(before.overrides, built):
         raise UsageError(f"{wrong.where}: {wrong.what}", why=wrong.why, hint=wrong.hint)
     # Major version → file name, of the CUDA that libraries built here ask for.
-    needed = {m: it.name.filename for it in built for binary in it.binaries for m in binary.cuda}
+    needed = {
+        m: it.name.filename
+        for it in built
+        for binary in it.binaries
+        for m in binary.cuda
+    }
     ours = [wheel.path for wheel in built if wheel.name.cpus & {node.machine, ANY}]
     with _hold_downloads(house) as place, only_metadata(ours) as small:
         # Offline, what an earlier fill brought is there to be taken.
@@ -122,7 +150,9 @@ def fill_wheelhouse(
         names = sorted(library_rules().numbered.names) if len(needed) == 1 else []
         numbered = [f"{name}=={major}.*" for name in names for major in needed]
         tell(f"resolving dependencies for {node}")
-        chosen = resolve_wheels(small.iterdir(), also, node, sources, numbered, overrides)
+        chosen = resolve_wheels(
+            small.iterdir(), also, node, sources, numbered, overrides
+        )
         # A torch for CPUs alone is refused before gigabytes of it are downloaded.
         torch, files = _proved_torch(chosen, node, needed, {}), dict[str, Path]()
         if not lock_only:
@@ -130,7 +160,9 @@ def fill_wheelhouse(
             torch = _proved_torch(chosen, node, needed, files)
         kind = Kind.LOCKED if lock_only else Kind.DEPENDENCY
         sizes = {name: file.stat().st_size for name, file in files.items()}
-        fresh = tuple(replace(it, size=sizes.get(it.filename, 0), kind=kind) for it in chosen)
+        fresh = tuple(
+            replace(it, size=sizes.get(it.filename, 0), kind=kind) for it in chosen
+        )
         arriving = [path for path in files.values() if path.parent == place]
         replace_dependencies(house, before, fresh, arriving)
     old = {entry.filename for entry in before.wheels if entry.kind is not Kind.BUILT}
@@ -144,7 +176,10 @@ def _read_built(house: Path, listed: Manifest) -> list[ListedWheel]:
     """Read the wheels that were built here. Raises HashMismatchError if one is another now."""
     built = [entry for entry in listed.wheels if entry.kind is Kind.BUILT]
     for entry in built:
-        if not is_file(house / entry.filename) or sha256_of(house / entry.filename) != entry.sha256:
+        if (
+            not is_file(house / entry.filename)
+            or sha256_of(house / entry.filename) != entry.sha256
+        ):
             raise HashMismatchError(
                 f"{entry.filename} is not the wheel that was built",
                 hint=f"{quoted('patchkit', 'verify', house)}; build it again",
@@ -203,7 +238,9 @@ def _collect_wheels(
     return {wheel.filename: place / wheel.filename for wheel in chosen} | there
 
 
-def download_wheels(wheels: Sequence[LockedWheel], folder: Path, progress: Progress) -> None:
+def download_wheels(
+    wheels: Sequence[LockedWheel], folder: Path, progress: Progress
+) -> None:
     """Download wheels into a folder; one is there once it is whole and the one that was locked.
 
     What is cut short stays, for the next run to go on with. Raises HashMismatchError, StorageError.
@@ -216,7 +253,9 @@ def download_wheels(wheels: Sequence[LockedWheel], folder: Path, progress: Progr
     with index_session(pip_settings()) as session, translated(at=folder):
         for wheel in wheels:
             place, url = folder / wheel.filename, urlsplit(wheel.url)
-            if place.is_symlink():  # nobody but fill puts something there, and fill makes no links
+            if (
+                place.is_symlink()
+            ):  # nobody but fill puts something there, and fill makes no links
                 place.unlink()
             # Only what is whole gets its name, so the next run can take it as it is.
             with continuing(place) as stream:
@@ -231,7 +270,9 @@ def download_wheels(wheels: Sequence[LockedWheel], folder: Path, progress: Progr
                 else:
                     ask = partial(opened, wheel.url, session)
                     done = partial(report, before)
-                    sha256, _size = transfer(stream, ask, wheel.sha256, wheel.size, done)
+                    sha256, _size = transfer(
+                        stream, ask, wheel.sha256, wheel.size, done
+                    )
                 if sha256 != wheel.sha256:
                     stream.truncate(0)
                     raise HashMismatchError(
@@ -253,7 +294,9 @@ def _proved_torch(
     if wheel is None:
         return None
     # vLLM itself requires others of NVIDIA's; a torch for CUDA always has these beside it.
-    requires = [each.name.pinned for each in chosen if _OF_TORCH.fullmatch(each.name.project)]
+    requires = [
+        each.name.pinned for each in chosen if _OF_TORCH.fullmatch(each.name.project)
+    ]
     members = None
     if files:
         with WheelFile(files[wheel.filename]) as file:

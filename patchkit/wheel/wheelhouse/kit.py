@@ -27,19 +27,27 @@ def copy_package(folder: Path) -> None:
         shutil.copytree(Path(__file__).parents[2], folder / "patchkit", ignore=unread)
 
 
-def pack_kit(folder: Path, node: NodePlatform, progress: Progress, *, native: bool) -> Path:
+def pack_kit(
+    folder: Path, node: NodePlatform, progress: Progress, *, native: bool
+) -> Path:
     """Add what patchkit needs on such a machine, by hash; return the archive of the folder.
 
     With ``native`` the compilers of PTX go along. Raises what a resolution and a fetch raise.
     """
-    needed = [each for each in metadata.requires("patchkit-gb10") or () if "extra" not in each]
-    chosen, place = resolve_wheels([], needed, node, WheelSources()), cache_dir() / "kit"
+    needed = [
+        each for each in metadata.requires("patchkit-gb10") or () if "extra" not in each
+    ]
+    chosen, place = (
+        resolve_wheels([], needed, node, WheelSources()),
+        cache_dir() / "kit",
+    )
     with translated(at=place):
         place.mkdir(parents=True, exist_ok=True)
         absent = [
             wheel
             for wheel in chosen
-            if not is_file(file := place / wheel.filename) or sha256_of(file) != wheel.sha256
+            if not is_file(file := place / wheel.filename)
+            or sha256_of(file) != wheel.sha256
         ]
         download_wheels(absent, place, progress)
     kit, sdists = folder.with_suffix(".tar"), folder / CACHE / "sdists"
@@ -50,7 +58,9 @@ def pack_kit(folder: Path, node: NodePlatform, progress: Progress, *, native: bo
         sdists.mkdir(parents=True)
         for it in locked_toolkit_wheels() if native else ():
             if it.project == COMPILER and it.machine == node.machine:
-                file = fetch(it.project, it.version, {it.version: it}, progress=progress)
+                file = fetch(
+                    it.project, it.version, {it.version: it}, progress=progress
+                )
                 shutil.copy(file, sdists)
         with tarfile.open(kit, "w") as packed:
             packed.add(folder, ".")

@@ -39,11 +39,15 @@ def choose_override(house: Path, takes: ExactPin, reason: str = "") -> Override:
         raise UsageError(
             f"{house}: nothing here pins {takes.project}",
             why="an override replaces a pin; what nobody pins needs none",
-            hint=f"pinned are {names}" if names else "repack or build a vLLM into it first",
+            hint=f"pinned are {names}"
+            if names
+            else "repack or build a vLLM into it first",
         )
     if len(found) > 1:
         different = " and ".join(f"{each.pin} ({each.by})" for each in found.values())
-        raise UsageError(f"{house}: its wheels pin {different}", hint="drop one of them first")
+        raise UsageError(
+            f"{house}: its wheels pin {different}", hint="drop one of them first"
+        )
     ((pin, known),) = found.items()
     if library_rules().compiled_against.cover(takes.project):
         raise UsageError(
@@ -63,7 +67,9 @@ def choose_override(house: Path, takes: ExactPin, reason: str = "") -> Override:
     try:
         check_one_line(reason or "-")
     except ValueError as error:
-        raise UsageError(f"--reason {reason!r}: {error}", hint="say it in one line") from None
+        raise UsageError(
+            f"--reason {reason!r}: {error}", hint="say it in one line"
+        ) from None
     suggested = (each.reason for each in known_overrides(pins, ()) if each.pin == pin)
     return Override(
         takes=takes,
@@ -83,8 +89,12 @@ def record_override(house: Path, override: Override) -> bool:
         listed = listed_manifest(house)
         if override in listed.overrides:
             return False
-        others = (o for o in listed.overrides if o.takes.project != override.takes.project)
-        commit_files(house, write_documents(replace(listed, overrides=(*others, override))), ())
+        others = (
+            o for o in listed.overrides if o.takes.project != override.takes.project
+        )
+        commit_files(
+            house, write_documents(replace(listed, overrides=(*others, override))), ()
+        )
     return True
 
 
@@ -95,13 +105,19 @@ def lift_override(house: Path, project: str) -> Override:
         for override in listed.overrides:
             if override.takes.project == project:
                 left = tuple(each for each in listed.overrides if each != override)
-                commit_files(house, write_documents(replace(listed, overrides=left)), ())
+                commit_files(
+                    house, write_documents(replace(listed, overrides=left)), ()
+                )
                 return override
     there = ", ".join(each.takes.project for each in listed.overrides) or "none"
-    raise UsageError(f"{house}: there is no override of {project}", hint=f"there is {there}")
+    raise UsageError(
+        f"{house}: there is no override of {project}", hint=f"there is {there}"
+    )
 
 
-def known_overrides(pins: Iterable[WheelPin], recorded: Iterable[Override]) -> tuple[Override, ...]:
+def known_overrides(
+    pins: Iterable[WheelPin], recorded: Iterable[Override]
+) -> tuple[Override, ...]:
     """Return the overrides that known bugs of pinned releases suggest, where none is recorded."""
     found, there = {}, {each.takes.project for each in recorded}
     for each in pins:
@@ -132,11 +148,16 @@ def default_version(house: Path) -> tuple[Version, str]:
     """
     found = _required_nccl(house)
     if not found:
-        return load_facts().default, "the recipe's default: no torch or vLLM wheel says otherwise"
+        return (
+            load_facts().default,
+            "the recipe's default: no torch or vLLM wheel says otherwise",
+        )
     if len(found) > 1:
         raise UsageError(
             f"{house}: its wheels want {len(found)} versions of NCCL\n"
-            + "\n".join(f"  {version}: {reason}" for version, reason in sorted(found.items())),
+            + "\n".join(
+                f"  {version}: {reason}" for version, reason in sorted(found.items())
+            ),
             hint="name one with --version, or remove a wheel",
         )
     return next(iter(found.items()))

@@ -35,7 +35,10 @@ from patchkit.wheel.wheelhouse.storage import (
 )
 
 TORCH = "torch"
-_LEADING = (TORCH, "vllm")  # the projects whose pins decide what else is built or filled in
+_LEADING = (
+    TORCH,
+    "vllm",
+)  # the projects whose pins decide what else is built or filled in
 # From torch 2.11 on the wheels pin cu13; a wheel for CUDA 12 has the other name.
 _NCCL = re.compile(r"nvidia-nccl-cu\d+")
 
@@ -80,13 +83,21 @@ def read_listed_wheels(
             try:
                 with WheelFile(path) as wheel:
                     metadata = read_metadata(wheel)
-                    if entry.kind is Kind.BUILT and ANY not in entry.name.cpus and metadata.facts:
+                    if (
+                        entry.kind is Kind.BUILT
+                        and ANY not in entry.name.cpus
+                        and metadata.facts
+                    ):
                         binaries = inspect_wheel(wheel)
             except SourceError as error:
                 what = error.what.removeprefix(f"{path}: ")
-                found.append(finding(SourceError, entry.filename, what, error.hint, error.why))
+                found.append(
+                    finding(SourceError, entry.filename, what, error.hint, error.why)
+                )
                 metadata = None
-        wheels.append(ListedWheel(entry=entry, path=path, metadata=metadata, binaries=binaries))
+        wheels.append(
+            ListedWheel(entry=entry, path=path, metadata=metadata, binaries=binaries)
+        )
     return wheels, found
 
 
@@ -120,14 +131,22 @@ def wheel_pins(
         for project, version in wheel.pins.items():
             with contextlib.suppress(ValueError):  # === takes what is no version
                 pin = ExactPin(f"{project}=={version}")
-                found.append(WheelPin(pin=pin, by=by, wheel=wheel.name.filename, requires=pin))
+                found.append(
+                    WheelPin(pin=pin, by=by, wheel=wheel.name.filename, requires=pin)
+                )
     if any(wheel.name.project == TORCH for wheel in leading):
         return tuple(found)
     torches = {each.wheel: each.pin for each in found if each.pin.project == TORCH}
     if not torches:
-        torches = {each.filename: ExactPin(each.pinned) for each in locked if each.project == TORCH}
+        torches = {
+            each.filename: ExactPin(each.pinned)
+            for each in locked
+            if each.project == TORCH
+        }
     for filename, torch in torches.items():
-        if pinned := load_facts().torch.get(f"{torch.version.major}.{torch.version.minor}"):
+        if pinned := load_facts().torch.get(
+            f"{torch.version.major}.{torch.version.minor}"
+        ):
             by = f"{TORCH} {torch.version.public}"
             found.append(WheelPin(pin=pinned, by=by, wheel=filename, requires=torch))
     return tuple(found)
@@ -165,17 +184,23 @@ def without_effect(
         now = [each for each in pins if each.pin.project == override.pin.project]
         if override.pin not in (each.pin for each in now):
             said = ", ".join(f"{each.by} pins {each.pin.version}" for each in now)
-            found.append((override, said or f"nothing here pins {override.pin.project}"))
+            found.append(
+                (override, said or f"nothing here pins {override.pin.project}")
+            )
     return tuple(found)
 
 
-def require_effect(house: Path, overrides: Iterable[Override], pins: Sequence[WheelPin]) -> None:
+def require_effect(
+    house: Path, overrides: Iterable[Override], pins: Sequence[WheelPin]
+) -> None:
     """Raise UsageError for an override that was recorded for other wheels."""
     for override, now in without_effect(overrides, pins):
         raise UsageError(
             f"{house}: its override of {override.pin} has no effect: {now}",
             why="it was recorded for other wheels",
-            hint=wheelhouse_command("override", house, "--remove", override.takes.project),
+            hint=wheelhouse_command(
+                "override", house, "--remove", override.takes.project
+            ),
         )
 
 
@@ -201,18 +226,28 @@ def disagreements(
         for each in all_pins(group) if nccl else ():
             pin, pinned = each.pin, SpecifierSet(f"=={each.pin.version}")
             if nccl and is_nccl(pin.project) and not _is_met(pinned, nccl, overrides):
+                here = nccl.name.pinned
                 what = (
-                    f"is for {each.by}, which pins NCCL {pin.version}; here is {nccl.name.pinned}"
+                    f"is for {each.by}, which pins NCCL {pin.version}; here is {here}"
                 )
-                why = "beside that torch pip replaces it by stock's, or installs nothing"
+                why = (
+                    "beside that torch pip replaces it by stock's, or installs nothing"
+                )
                 hint = _mend_command(nccl, pin.version)
                 found.append(finding(UsageError, each.wheel, what, hint, why))
         found += _find_cuda_clash(cpu, group)
-        devices = {wheel.target.name: wheel.name.filename for wheel in group if wheel.target}
+        devices = {
+            wheel.target.name: wheel.name.filename for wheel in group if wheel.target
+        }
         if len(devices) > 1:
-            parts = "; ".join(f"{name}: {filename}" for name, filename in sorted(devices.items()))
+            parts = "; ".join(
+                f"{name}: {filename}" for name, filename in sorted(devices.items())
+            )
             what = f"wheels for {cpu} are made for several devices: {parts}"
-            hint, why = "a wheelhouse for each device: --dir", "on either some of it does not load"
+            hint, why = (
+                "a wheelhouse for each device: --dir",
+                "on either some of it does not load",
+            )
             found.append(finding(UsageError, [*devices.values()][-1], what, hint, why))
     # A wheel for any CPU is in every group, and would be reported once for each.
     return tuple(dict.fromkeys(found))
@@ -225,7 +260,10 @@ def find_contradicted(
     for override, wheel in product(overrides, wheels):
         version, taken = wheel.name.version, override.takes
         # A build of what is taken has a label.
-        if wheel.name.project == taken.project and Version(version.public) != taken.version:
+        if (
+            wheel.name.project == taken.project
+            and Version(version.public) != taken.version
+        ):
             what = f"is {version}, and the override takes {taken}"
             hint = _mend_command(wheel, taken.version)
             why = "the override was recorded after it was put here"
@@ -238,7 +276,9 @@ def all_pins(wheels: Sequence[ListedWheel]) -> tuple[WheelPin, ...]:
     return wheel_pins(read, [wheel.name for wheel in wheels if not wheel.metadata])
 
 
-def _is_met(specifier: SpecifierSet, wheel: ListedWheel, overrides: Sequence[Override]) -> bool:
+def _is_met(
+    specifier: SpecifierSet, wheel: ListedWheel, overrides: Sequence[Override]
+) -> bool:
     """Check whether a wheel is what a pin asks for, or an override of this very pin decides."""
     return specifier.contains(wheel.name.version, prereleases=True) or any(
         wheel.name.project == override.takes.project
@@ -256,7 +296,10 @@ def _find_unmet_needs(
     complete = any(not wheel.built for wheel in wheels)
     for wheel in wheels:
         for requirement in _applicable_requirements(wheel.metadata, cpu, wheels):
-            other, specifier = here.get(canonicalize_name(requirement.name)), requirement.specifier
+            other, specifier = (
+                here.get(canonicalize_name(requirement.name)),
+                requirement.specifier,
+            )
             what = f"needs {str(requirement).partition(';')[0].strip()}"  # its marker is met
             if other is None and complete:
                 what += ", which is not in the lock"
@@ -285,7 +328,9 @@ def _mend_command(wheel: ListedWheel, version: object) -> str:
     drop = wheelhouse_command("prune", house, "--drop", wheel.name.project)
     build = quoted("patchkit", "build", name, "--version", str(version), "--dir", house)
     keep = wheelhouse_command("override", house, f"{wheel.name.project}=={there}")
-    later = is_nccl(wheel.name.project) and SpecifierSet(f"<{there}").contains(str(version))
+    later = is_nccl(wheel.name.project) and SpecifierSet(f"<{there}").contains(
+        str(version)
+    )
     return f"{drop} && {build}" + (f"; or, to keep it: {keep}" if later else "")
 
 
@@ -307,7 +352,12 @@ def _applicable_requirements(
 
 def _find_cuda_clash(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
     """Find a second CUDA, or a torch that has none."""
-    majors = {m: wheel.name.filename for wheel in wheels for it in wheel.binaries for m in it.cuda}
+    majors = {
+        m: wheel.name.filename
+        for wheel in wheels
+        for it in wheel.binaries
+        for m in it.cuda
+    }
     for wheel in wheels:
         if wheel.name.project == TORCH and wheel.metadata:
             requires = map(str, _applicable_requirements(wheel.metadata, cpu, wheels))
@@ -319,7 +369,9 @@ def _find_cuda_clash(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Findin
             elif torch.cuda:
                 majors[torch.cuda] = wheel.name.filename
     if len(majors) > 1:
-        parts = "; ".join(f"CUDA {major}: {name}" for major, name in sorted(majors.items()))
+        parts = "; ".join(
+            f"CUDA {major}: {name}" for major, name in sorted(majors.items())
+        )
         last = majors[max(majors)]
         what = f"is for another CUDA than what lies beside it: {parts}"
         why = "a process loads both runtimes, and kernels of one do not see tensors of the other"

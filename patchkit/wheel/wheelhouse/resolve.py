@@ -30,8 +30,16 @@ from patchkit.wheel.file.wheelfile import wheel_name
 from patchkit.wheel.wheelhouse.storage import Kind, ManifestEntry
 
 _OPTIONS = (
-    *("--only-binary=:all:", "--no-header", "--format=pylock.toml", "--generate-hashes"),
-    *(f"--python={sys.executable}", "--no-python-downloads"),  # it would fetch one to build with
+    *(
+        "--only-binary=:all:",
+        "--no-header",
+        "--format=pylock.toml",
+        "--generate-hashes",
+    ),
+    *(
+        f"--python={sys.executable}",
+        "--no-python-downloads",
+    ),  # it would fetch one to build with
     # --no-config: a uv.toml of the user's must not make another lock.
     *("--no-config", "--color=never", "--no-progress"),
 )
@@ -75,7 +83,10 @@ class NodePlatform:
         names = []
         newest = int(self.glibc.partition(".")[2])
         for minor in range(newest, min(_OLD_NAMES) - 1, -1):
-            names += [f"manylinux_2_{minor}", *([_OLD_NAMES[minor]] if minor in _OLD_NAMES else [])]
+            names += [
+                f"manylinux_2_{minor}",
+                *([_OLD_NAMES[minor]] if minor in _OLD_NAMES else []),
+            ]
         platforms = [f"{name}_{self.machine}" for name in (*names, "linux")]
         major, minor = map(int, self.python.split(".")[:2])
         native = cpython_tags((major, minor), platforms=platforms)
@@ -109,12 +120,18 @@ def only_metadata(wheels: Iterable[Path]) -> Iterator[Path]:
 
 def _uv_environment(sources: WheelSources) -> dict[str, str]:
     """Return the variables that uv gets, none of the user's own for uv: all get the same lock."""
-    found = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
+    found = {
+        name: value for name, value in os.environ.items() if not name.startswith("UV_")
+    }
     links = [folder.absolute().as_uri() for folder in sources.folders]
     if not sources.offline:
         settings = pip_settings()
-        found |= {_VARIABLES[name]: settings[name] for name in _VARIABLES if name in settings}
-        if "extra-index-url" in settings:  # as pip: the best of all indexes, not of the first one
+        found |= {
+            _VARIABLES[name]: settings[name] for name in _VARIABLES if name in settings
+        }
+        if (
+            "extra-index-url" in settings
+        ):  # as pip: the best of all indexes, not of the first one
             found["UV_INDEX_STRATEGY"] = "unsafe-best-match"
         # pip only warns of a folder that is not there, and uv gives up.
         for link in settings.get("find-links", "").split():
@@ -180,11 +197,15 @@ def resolve_wheels(
     """
     for each in also:
         if each.startswith("-") or not each.isprintable():
-            raise UsageError(f"--with takes a requirement such as 'ray>=2.40', not {each!r}")
+            raise UsageError(
+                f"--with takes a requirement such as 'ray>=2.40', not {each!r}"
+            )
     ours = {wheel_name(wheel.name).project: wheel.as_uri() for wheel in given}
     named = {project: f"{project} @ {url}" for project, url in ours.items()}
     wanted = [*named.values(), *also]
-    minor = max(known for known in _UV_KNOWS if known <= int(node.glibc.partition(".")[2]))
+    minor = max(
+        known for known in _UV_KNOWS if known <= int(node.glibc.partition(".")[2])
+    )
     with tempfile.TemporaryDirectory() as folder:
         # An override replaces what we ask for as well: it has to name the wheel that is given.
         taken = [named.get(pin.project, str(pin)) for pin in overrides]
@@ -226,7 +247,9 @@ def _choose_file(
             rank = min(ranks[tag] for tag in tags & ranks.keys())
             known = {"sha256": sha256, "url": url, "size": int(file.get("size", 0))}
             facts, kind = asdict(node), Kind.LOCKED
-            wheel = LockedWheel(name=wheel_name(filename), facts=facts, kind=kind, **known)
+            wheel = LockedWheel(
+                name=wheel_name(filename), facts=facts, kind=kind, **known
+            )
             # As pip chooses: the best tag, and of equals the highest build number.
             fitting.append(((-rank, build), wheel))
     if not fitting:

@@ -32,7 +32,9 @@ JOURNAL = ".journal"
 DAMAGED = ".journal.damaged"
 """Where a journal goes that nobody can read."""
 DOCUMENTS = frozenset({"manifest.json", "requirements.txt", "SHA256SUMS"})
-_PATIENCE = 60.0  # seconds; a change takes a few, and a build is too dear to lose to a lock
+_PATIENCE = (
+    60.0  # seconds; a change takes a few, and a build is too dear to lose to a lock
+)
 
 
 def wheelhouse_command(verb: str, folder: Path, *options: str) -> str:
@@ -47,7 +49,9 @@ def wheelhouse_journal(folder: Path) -> Journal:
         folder=folder / JOURNAL,
         again=wheelhouse_command("prune", folder),
         rescue=wheelhouse_command("prune", folder, "--force"),
-        allowed=lambda path: "/" not in path and (path in DOCUMENTS or path.endswith(".whl")),
+        allowed=lambda path: (
+            "/" not in path and (path in DOCUMENTS or path.endswith(".whl"))
+        ),
     )
 
 
@@ -55,9 +59,12 @@ def wheelhouse_journal(folder: Path) -> Journal:
 def hold_wheelhouse(folder: Path) -> Iterator[None]:
     """Hold the folder alone; wait for whoever has it. Raises BusyError, UsageError."""
     if not folder.is_dir():
-        make = quoted("patchkit", "repack", f"vllm=={load_recipe().newest}", "--dir", folder)
+        make = quoted(
+            "patchkit", "repack", f"vllm=={load_recipe().newest}", "--dir", folder
+        )
         raise UsageError(
-            f"{folder}: no such folder", hint=f"name a wheelhouse that is there; or make it: {make}"
+            f"{folder}: no such folder",
+            hint=f"name a wheelhouse that is there; or make it: {make}",
         )
     with locked(folder, _PATIENCE):
         yield
@@ -113,11 +120,15 @@ def commit_files(
     new = {name: text.encode() for name, text in texts.items()} | dict(arriving or {})
     changes = []
     for name, after in {**dict.fromkeys(gone), **new}.items():
-        if (folder / name).is_symlink():  # it holds nothing, and where it leads is not ours
+        if (
+            folder / name
+        ).is_symlink():  # it holds nothing, and where it leads is not ours
             with translated(at=folder):
                 (folder / name).unlink()
         before = present(place_of(folder, name))
-        same = before and before == (sha256_of(after) if isinstance(after, Path) else digest(after))
+        same = before and before == (
+            sha256_of(after) if isinstance(after, Path) else digest(after)
+        )
         if not same and (before or after is not None):
             changes.append(Change(name, before, after))
     wheelhouse_journal(folder).commit(changes)
@@ -163,11 +174,15 @@ _LONGEST = 300  # characters of a reason
 def check_one_line(text: str) -> None:
     """Raise ValueError for a text that is too long, or is not shown as it is written."""
     if not text.isprintable() or not 0 < len(text) <= _LONGEST:
-        raise RecordError(f"is not one line of up to {_LONGEST} characters that can be shown")
+        raise RecordError(
+            f"is not one line of up to {_LONGEST} characters that can be shown"
+        )
 
 
 _Line = Annotated[str, check_one_line]
-_Release = Annotated[str, matching(r"[A-Za-z0-9._-]+ [A-Za-z0-9.+!]+", "a project and its version")]
+_Release = Annotated[
+    str, matching(r"[A-Za-z0-9._-]+ [A-Za-z0-9.+!]+", "a project and its version")
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +200,10 @@ class Override:
     word: _Line
 
     def __post_init__(self) -> None:
-        if self.takes.project != self.pin.project or self.takes.version <= self.pin.version:
+        if (
+            self.takes.project != self.pin.project
+            or self.takes.version <= self.pin.version
+        ):
             raise RecordError(f"{self.takes} is no later version of {self.pin}")
 
     def __str__(self) -> str:
@@ -303,7 +321,9 @@ def listed_manifest(house: Path) -> Manifest:
         read = read_json(_Rows, data)
         wheels = []
         for row in read.wheels:
-            kept = {name: getattr(row, name) for name in ("sha256", "size", "facts", "kind")}
+            kept = {
+                name: getattr(row, name) for name in ("sha256", "size", "facts", "kind")
+            }
             wheels.append(ManifestEntry(name=wheel_name(row.filename), **kept))
     except ValueError as error:
         raise SourceError(
@@ -318,26 +338,47 @@ def write_documents(manifest: Manifest) -> dict[str, str]:
     """Return the three files by name; the same wheels and overrides give the same texts."""
     ordered = sorted(manifest.wheels, key=lambda entry: entry.filename)
     overrides = sorted(manifest.overrides, key=lambda override: override.takes.project)
-    table: dict[str, Any] = {"format": 2, "wheels": [entry.fields() for entry in ordered]}
+    table: dict[str, Any] = {
+        "format": 2,
+        "wheels": [entry.fields() for entry in ordered],
+    }
     if overrides:
-        table |= {"format": 3, "overrides": [override.fields() for override in overrides]}
-    rows = json.dumps(table, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
+        table |= {
+            "format": 3,
+            "overrides": [override.fields() for override in overrides],
+        }
+    rows = json.dumps(
+        table, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False
+    )
     others = [entry for entry in ordered if entry.kind is not Kind.BUILT]
     header = _HEADER.format(file=REQUIREMENTS)
     if others:
         options = "".join(f"{option} " for option in manifest.install_options)
-        facts = (str(others[0].facts.get(name, "?")) for name in ("python", "machine", "glibc"))
-        python, machine, glibc = (" ".join(text.split()) for text in facts)  # it stays a comment
-        header = _FILLED.format(
-            file=REQUIREMENTS, options=options, python=python, machine=machine, glibc=glibc
+        facts = (
+            str(others[0].facts.get(name, "?"))
+            for name in ("python", "machine", "glibc")
         )
-    header += "".join(_OVERRIDDEN.format(summary=override.summary) for override in overrides)
+        python, machine, glibc = (
+            " ".join(text.split()) for text in facts
+        )  # it stays a comment
+        header = _FILLED.format(
+            file=REQUIREMENTS,
+            options=options,
+            python=python,
+            machine=machine,
+            glibc=glibc,
+        )
+    header += "".join(
+        _OVERRIDDEN.format(summary=override.summary) for override in overrides
+    )
     builds = Counter(entry.name.project for entry in ordered)
     lines = []
     for entry in ordered:
         # A marker only where there is a choice: alone, it would make pip on the other CPU install
         # nothing and be content.
-        cpus = " or ".join(f'platform_machine == "{cpu}"' for cpu in sorted(entry.name.cpus))
+        cpus = " or ".join(
+            f'platform_machine == "{cpu}"' for cpu in sorted(entry.name.cpus)
+        )
         marker = f" ; {cpus}" if builds[entry.name.project] > 1 else ""
         lines.append(f"{entry.name.pinned}{marker} --hash=sha256:{entry.sha256}\n")
     texts = {MANIFEST: rows + "\n", REQUIREMENTS: header + "".join(lines)}
@@ -349,7 +390,11 @@ def write_documents(manifest: Manifest) -> dict[str, str]:
 def rivals(one: WheelName, other: WheelName) -> bool:
     """Check whether pip, given both files, would have to choose: it gives up instead."""
     same_cpu = one.cpus & other.cpus or ANY in one.cpus | other.cpus
-    return one.project == other.project and one.filename != other.filename and bool(same_cpu)
+    return (
+        one.project == other.project
+        and one.filename != other.filename
+        and bool(same_cpu)
+    )
 
 
 def device_of(name: WheelName) -> str:

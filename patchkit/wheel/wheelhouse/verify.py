@@ -27,7 +27,12 @@ from patchkit.wheel.device.first_use import first_use
 from patchkit.wheel.device.inspect import prove_exact
 from patchkit.wheel.device.libraries import check_wheel, judge_libraries, missed
 from patchkit.wheel.file.metadata import find_faults
-from patchkit.wheel.wheelhouse.contents import FILLING, known_wheels, load_manifest, wheels_there
+from patchkit.wheel.wheelhouse.contents import (
+    FILLING,
+    known_wheels,
+    load_manifest,
+    wheels_there,
+)
 from patchkit.wheel.wheelhouse.overrides import known_overrides
 from patchkit.wheel.wheelhouse.pins import (
     TORCH,
@@ -79,7 +84,9 @@ def check_files(house: Path) -> tuple[Finding, ...]:
         for one, other in combinations(wheels_there(house), 2):
             if rivals(one, other):
                 # The one that nobody made here has to go.
-                gone, kept = sorted((one, other), key=lambda name: name.filename in known)
+                gone, kept = sorted(
+                    (one, other), key=lambda name: name.filename in known
+                )
                 what = f"pip cannot resolve it beside {kept.filename} (ResolutionImpossible)"
                 hint = wheelhouse_command("prune", house, "--drop", gone.filename)
                 found.append(finding(UsageError, gone.filename, what, hint))
@@ -96,7 +103,9 @@ def _entry_findings(house: Path, entry: ManifestEntry) -> Iterator[Finding]:
     if not os.path.lexists(path):
         if entry.held:
             hint = f"{again}; or: {wheelhouse_command('prune', house)}"
-            yield finding(StorageError, entry.filename, "is listed, and not there", hint)
+            yield finding(
+                StorageError, entry.filename, "is listed, and not there", hint
+            )
         return
     if not is_file(path):
         hint = f"{quoted('rm', '--', path)}; then {again}"
@@ -105,7 +114,9 @@ def _entry_findings(house: Path, entry: ManifestEntry) -> Iterator[Finding]:
     size = path.stat().st_size
     # The size comes first: a file that was cut short need not be hashed.
     if size != entry.size and entry.held:
-        what = f"has {size} bytes, {entry.size} in {MANIFEST}: it was changed or cut short"
+        what = (
+            f"has {size} bytes, {entry.size} in {MANIFEST}: it was changed or cut short"
+        )
         yield finding(HashMismatchError, entry.filename, what, again)
     elif (found := sha256_of(path)) != entry.sha256:
         what = (
@@ -126,7 +137,12 @@ def find_leftovers(house: Path) -> Iterator[Finding]:
             yield finding(StorageError, name, "left by an interrupted run", hint)
     if os.path.lexists(house / FILLING):
         hint = f"{wheelhouse_command('fill', house)}; or: {wheelhouse_command('prune', house)}"
-        yield finding(StorageError, FILLING, "left by an interrupted fill, or one is at work", hint)
+        yield finding(
+            StorageError,
+            FILLING,
+            "left by an interrupted fill, or one is at work",
+            hint,
+        )
 
 
 def stale_documents(house: Path, listed: Manifest) -> Iterator[Finding]:
@@ -165,7 +181,9 @@ def verify_wheelhouse(house: Path) -> Verified:
     """
     files, listed = check_files(house), load_manifest(house)
     # A damaged wheel has its finding already, and is not opened.
-    wheels, unread = read_listed_wheels(house, listed.wheels, {finding.where for finding in files})
+    wheels, unread = read_listed_wheels(
+        house, listed.wheels, {finding.where for finding in files}
+    )
     found = [*files, *unread]
     for wheel in wheels:
         if wheel.built and wheel.metadata and wheel.metadata.facts:
@@ -186,11 +204,15 @@ def verify_wheelhouse(house: Path) -> Verified:
         pins={
             wheel.name.project: str(wheel.name.version)
             for wheel in wheels
-            if wheel.built or wheel.name.project in (TORCH, "triton") or is_nccl(wheel.name.project)
+            if wheel.built
+            or wheel.name.project in (TORCH, "triton")
+            or is_nccl(wheel.name.project)
         },
         findings=tuple(dict.fromkeys(found)),
         # Of a wheelhouse that was filled, `disagreements` reports what is missing.
-        unmet=tuple(dict.fromkeys(pinned)) if all(wheel.built for wheel in wheels) else (),
+        unmet=tuple(dict.fromkeys(pinned))
+        if all(wheel.built for wheel in wheels)
+        else (),
         overrides=listed.overrides,
         offers=known_overrides(all_pins(wheels), listed.overrides),
     )
@@ -204,7 +226,9 @@ def find_unfit(wheel: ListedWheel) -> Iterator[Finding]:
     target, filename = wheel.target, wheel.name.filename
     if dict(wheel.entry.facts) != dict(facts):
         what = f"patchkit.json in it does not say what {MANIFEST} says"
-        yield finding(SourceError, filename, what, "build it again", "one of the two was edited")
+        yield finding(
+            SourceError, filename, what, "build it again", "one of the two was edited"
+        )
     if target is None:
         what = f"patchkit.json in it names no known target: {facts.get('target')!r}"
         yield finding(SourceError, filename, what, "build it again, or update patchkit")
@@ -213,11 +237,15 @@ def find_unfit(wheel: ListedWheel) -> Iterator[Finding]:
             try:
                 prove_exact(binary, target, cpu=facts.get("machine"))
             except ProofError as error:
-                yield finding(ProofError, wheel.name.filename, error.what, error.hint, error.why)
+                yield finding(
+                    ProofError, wheel.name.filename, error.what, error.hint, error.why
+                )
     elif facts.get("project") == "vllm":
         version = wheel.name.version
         judged = judge_libraries(wheel.binaries, target, version)
-        yield from missed(version, [it for it in judged if it.fatal], target, wheel.name.filename)
+        yield from missed(
+            version, [it for it in judged if it.fatal], target, wheel.name.filename
+        )
         made, *left = (
             _native_claim(facts, key)
             for key in ("assembled", "compiled_at_first_use", "never_called")
@@ -245,7 +273,11 @@ class Pruned:
 
 
 def prune_wheelhouse(
-    house: Path, *, drop: Collection[str] = (), dry_run: bool = False, force: bool = False
+    house: Path,
+    *,
+    drop: Collection[str] = (),
+    dry_run: bool = False,
+    force: bool = False,
 ) -> tuple[Pruned, ...]:
     """Remove what the manifest does not list, what an interrupted run left, and what is dropped.
 
@@ -254,7 +286,9 @@ def prune_wheelhouse(
     be read. Raises as ``add_wheel`` does, and SourceError if no manifest says what belongs here.
     """
     with open_for_reading(house) if dry_run else hold_wheelhouse(house):
-        left = [Pruned(finding.where, finding.what) for finding in find_leftovers(house)]
+        left = [
+            Pruned(finding.where, finding.what) for finding in find_leftovers(house)
+        ]
         if not dry_run:
             left += _clear_leftovers(house, force=force)
         names = {
@@ -287,7 +321,10 @@ def prune_wheelhouse(
         gone = {file.filename for file in removed}
         left_there = tuple(entry for entry in listed if entry.filename not in gone)
         kept = replace(manifest, wheels=left_there)
-        stale = [Pruned(finding.where, "written anew") for finding in stale_documents(house, kept)]
+        stale = [
+            Pruned(finding.where, "written anew")
+            for finding in stale_documents(house, kept)
+        ]
         if (stale or removed) and not dry_run:
             commit_files(house, write_documents(kept), sorted(gone))
     return (*left, *removed, *stale)

@@ -39,7 +39,9 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
         and call.name == "set"
         and [argument.value for argument in call.arguments[:1]] == [_VARIABLE]
     ]:
-        return kit.upstream(f"{kit.ROOT_FILE}:{early[0].line}: sets {_VARIABLE} before project()")
+        return kit.upstream(
+            f"{kit.ROOT_FILE}:{early[0].line}: sets {_VARIABLE} before project()"
+        )
     edit = kit.Edit(kit.ROOT_FILE, project.start, project.start, block, _arch(request))
     now = f"{kit.ROOT_FILE}:{project.line}: project() takes nvcc's default, before upstream's list"
     return kit.found([edit], now=now, done=done)
@@ -48,12 +50,18 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 def prove(case: kit.Case) -> str:
     """Run the build files in CMake, with project() as it is: alone, and with the user's archs."""
     cuda = case.request.target.cuda
-    before, after = (kit.configured_archs(tree, cuda) for tree in (case.stock, case.patched))
+    before, after = (
+        kit.configured_archs(tree, cuda) for tree in (case.stock, case.patched)
+    )
     if after != _arch(case.request):
-        raise kit.ProofError(f"CMake would build {after or 'nothing'}, not {_arch(case.request)}")
+        raise kit.ProofError(
+            f"CMake would build {after or 'nothing'}, not {_arch(case.request)}"
+        )
     users = kit.configured_archs(case.patched, cuda, [f"-D{_VARIABLE}={_USERS}"])
     if users != _USERS:
-        raise kit.ProofError(f"CMake would build {users}, where the user asks for {_USERS}")
+        raise kit.ProofError(
+            f"CMake would build {users}, where the user asks for {_USERS}"
+        )
     return f"CMake builds {after}, where it built {before}"
 
 
@@ -67,10 +75,14 @@ FIX = kit.Fix(
     why="The list of archs stands behind project(), which has defined CMAKE_CUDA_ARCHITECTURES by "
     "then, as nvcc's own default, its oldest arch. -DCMAKE_CUDA_ARCHITECTURES and the variable "
     "CUDAARCHS still decide.",
-    needs=(kit.Need(">=2.28.7", kit.Severity.REQUIRED, "nothing is built for Blackwell"),),
+    needs=(
+        kit.Need(">=2.28.7", kit.Severity.REQUIRED, "nothing is built for Blackwell"),
+    ),
     upstream="never up to 2.32.3; before 2.28.7 there is no CMake build",
     evidence=(
-        kit.Evidence("what CMake would build, before and after", "patchkit's proof", "measured"),
+        kit.Evidence(
+            "what CMake would build, before and after", "patchkit's proof", "measured"
+        ),
         kit.Evidence(
             "2.29.7 with this fix, configured with nvcc 13.0: sm_121 in all 156 commands, and "
             "nothing else",

@@ -8,7 +8,9 @@ _ANCHOR = """\
 # You should define NVCC_GENCODE in your environment to the minimal set
 # of archs to reduce compile time.
 """
-_MARK = "# Set by default for one device alone; NVCC_GENCODE of the user's still decides.\n"
+_MARK = (
+    "# Set by default for one device alone; NVCC_GENCODE of the user's still decides.\n"
+)
 _BLOCK = """\
 ifeq ($(shell test "0$(CUDA_MAJOR)" -ge 13; echo $$?),0)
   NVCC_GENCODE ?= {gencode}
@@ -56,8 +58,12 @@ def prove(case: kit.Case) -> str:
             f"make would give nvcc {' '.join(after) or 'no -gencode'}, not {wanted} alone",
             hint="restore the file from the release",
         )
-    by_environment = kit.make_flags(case.patched, cuda, environment={"NVCC_GENCODE": _USERS})
-    by_argument = kit.make_flags(case.patched, cuda, arguments=[f"NVCC_GENCODE={_USERS}"])
+    by_environment = kit.make_flags(
+        case.patched, cuda, environment={"NVCC_GENCODE": _USERS}
+    )
+    by_argument = kit.make_flags(
+        case.patched, cuda, arguments=[f"NVCC_GENCODE={_USERS}"]
+    )
     if {kit.gencodes(by_environment), kit.gencodes(by_argument)} != {(_USERS,)}:
         raise kit.ProofError("the user's NVCC_GENCODE would not decide any more")
     return f"make gives nvcc {wanted}, where it gave {len(before)} others"
@@ -72,22 +78,32 @@ FIX = kit.Fix(
     "them; that of 2.26 has archs that CUDA 13 dropped. Where the variable is set it decides.",
     needs=(
         kit.Need(
-            ">=2.26,<2.27", kit.Severity.REQUIRED, "nvcc 13 knows no compute_50 to compute_70"
+            ">=2.26,<2.27",
+            kit.Severity.REQUIRED,
+            "nvcc 13 knows no compute_50 to compute_70",
         ),
         kit.Need(
-            ">=2.27", kit.Severity.RECOMMENDED, "no code for the very device, but for six others"
+            ">=2.27",
+            kit.Severity.RECOMMENDED,
+            "no code for the very device, but for six others",
         ),
     ),
     upstream="2.27 has a list for CUDA 13; none names sm_121, whose code is that of sm_120",
     evidence=(
-        kit.Evidence("what make would give nvcc, before and after", "patchkit's proof", "measured"),
+        kit.Evidence(
+            "what make would give nvcc, before and after",
+            "patchkit's proof",
+            "measured",
+        ),
         kit.Evidence(
             "2.28.9 for sm_121 alone, stripped: 32.6 MB, where the stock wheel has 189.8 MB; the "
             "same machine code as stock's sm_120",
             "built with nvcc 13.0.88 and compared section by section",
             "measured",
         ),
-        kit.Evidence("sm_120 code runs on 12.1", "NVIDIA's Blackwell Compatibility Guide", "read"),
+        kit.Evidence(
+            "sm_120 code runs on 12.1", "NVIDIA's Blackwell Compatibility Guide", "read"
+        ),
     ),
     look=look,
     prove=prove,

@@ -32,12 +32,16 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     if all(after in text for _before, after in _SWAPS):
         # Upstream took over this very text, so nothing tells the two apart.
         return kit.found(
-            (), now="", done=f"{kit.COMMON_MK}: C++17 and the headers of cccl, from CUDA 13 on"
+            (),
+            now="",
+            done=f"{kit.COMMON_MK}: C++17 and the headers of cccl, from CUDA 13 on",
         )
     edits = [
         edit
         for before, after in _SWAPS
-        for edit in kit.swap_text(kit.COMMON_MK, text, before, after, note="C++17 for CUDA 13")
+        for edit in kit.swap_text(
+            kit.COMMON_MK, text, before, after, note="C++17 for CUDA 13"
+        )
     ]
     return kit.found(
         edits,
@@ -49,7 +53,11 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 def prove(case: kit.Case) -> str:
     """Ask GNU make which standard it would give nvcc 13, and which an older one."""
     standards = [
-        [flag for flag in kit.make_flags(case.patched, cuda) if flag.startswith("-std=")]
+        [
+            flag
+            for flag in kit.make_flags(case.patched, cuda)
+            if flag.startswith("-std=")
+        ]
         for cuda in (case.request.target.cuda, "12.8")
     ]
     if standards != [["-std=c++17"], ["-std=c++11"]]:
@@ -81,7 +89,11 @@ FIX = kit.Fix(
     needs=(kit.Need(">=2.26,<2.27", kit.Severity.REQUIRED, "CUDA 13 needs C++17"),),
     upstream="2.27 chooses C++17 for CUDA 13, and looks in cccl",
     evidence=(
-        kit.Evidence("what make would give nvcc, before and after", "patchkit's proof", "measured"),
+        kit.Evidence(
+            "what make would give nvcc, before and after",
+            "patchkit's proof",
+            "measured",
+        ),
         kit.Evidence(
             "the makefiles of 2.26.2 and 2.27.5; a comment of the latter: CUDA 13.0 requires c++17",
             "upstream's repository",
@@ -94,5 +106,7 @@ FIX = kit.Fix(
     prove_from_stock=True,
     layer="build",
     majors=(9, 11, 12),
-    examples=(kit.Example(version="2.26.2", path=kit.COMMON_MK, before=_BEFORE, after=_AFTER),),
+    examples=(
+        kit.Example(version="2.26.2", path=kit.COMMON_MK, before=_BEFORE, after=_AFTER),
+    ),
 )

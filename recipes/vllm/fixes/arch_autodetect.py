@@ -36,7 +36,9 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
         within=(start, stop),
     )
     return kit.found(
-        edits, now=f"{_PATH}: reads arch=compute_ only", done=f"{_PATH}: reads code=sm_ first"
+        edits,
+        now=f"{_PATH}: reads arch=compute_ only",
+        done=f"{_PATH}: reads code=sm_ first",
     )
 
 
@@ -60,7 +62,11 @@ FIX = kit.Fix(
     symptom="Built on a Spark without TORCH_CUDA_ARCH_LIST: no error, and no CUDA kernels either.",
     why='torch\'s CMake rewrites "2.1" inside "12.1" and answers arch=compute_20,code=sm_121. vLLM '
     "reads compute_20, which no list supports, and ends with an empty arch list.",
-    needs=(kit.Need(">=0.11.1,<0.27", kit.Severity.REQUIRED, "the detected arch list is empty"),),
+    needs=(
+        kit.Need(
+            ">=0.11.1,<0.27", kit.Severity.REQUIRED, "the detected arch list is empty"
+        ),
+    ),
     upstream="0.27.0 reads code=sm_ first, and stops on an empty list",
     evidence=(
         kit.Evidence(
@@ -69,7 +75,9 @@ FIX = kit.Fix(
             "measured",
         ),
         kit.Evidence(
-            'string(REPLACE "2.1" "2.1(2.0)")', "torch's select_compute_arch.cmake", "read"
+            'string(REPLACE "2.1" "2.1(2.0)")',
+            "torch's select_compute_arch.cmake",
+            "read",
         ),
     ),
     look=look,

@@ -34,7 +34,9 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     units = [*_list_units(texts, request), *_condition_units(texts, request)]
     done = [place for place, edits in units if not edits]
     todo = [place for place, edits in units if edits]
-    if request.arch == "native" and not any(place.startswith(_ROOT) for place, _ in units):
+    if request.arch == "native" and not any(
+        place.startswith(_ROOT) for place, _ in units
+    ):
         raise kit.DriftError(
             f"{_ROOT}: no {kit.SUPPORTED} of a CUDA 13 build names {request.target.stock}",
             why="upstream dropped the device's family, or the file was edited by hand",
@@ -78,7 +80,9 @@ def _list_units(
             (wanted.rstrip("af") in entry.items and entry.variable != kit.SUPPORTED)
             or any(item.endswith("f") for item in members)
         ):
-            edit = kit.add_list_item(entry.argument, wanted, path=entry.path, note=f"name {wanted}")
+            edit = kit.add_list_item(
+                entry.argument, wanted, path=entry.path, note=f"name {wanted}"
+            )
             yield entry.where, [edit]
 
 
@@ -89,7 +93,9 @@ def _condition_units(
     if _hands_on(utils):
         return
     if request.arch == "native":
-        span = kit.region(_UTILS, utils, f"function({kit.INTERSECTION} ", "endfunction()")
+        span = kit.region(
+            _UTILS, utils, f"function({kit.INTERSECTION} ", "endfunction()"
+        )
         edits = kit.swap_text(
             _UTILS,
             utils,
@@ -101,7 +107,11 @@ def _condition_units(
         yield _UTILS, edits
     if request.target.major == 12 and _QUTLASS in texts:
         edits = kit.swap_text(
-            _QUTLASS, texts[_QUTLASS], _QUTLASS_CHOICE, _QUTLASS_WIDER, note="recognise the arch"
+            _QUTLASS,
+            texts[_QUTLASS],
+            _QUTLASS_CHOICE,
+            _QUTLASS_WIDER,
+            note="recognise the arch",
         )
         yield _QUTLASS, edits
 
@@ -109,7 +119,10 @@ def _condition_units(
 def _hands_on(utils: str) -> bool:
     """Return whether a list that names the family hands on the arch as it was requested (0.19)."""
     tests = (call for call in kit.parsed(_UTILS, utils) if call.name == "elseif")
-    return any([a.value for a in test.arguments] == ["_arch", "MATCHES", "f$"] for test in tests)
+    return any(
+        [a.value for a in test.arguments] == ["_arch", "MATCHES", "f$"]
+        for test in tests
+    )
 
 
 def prove(case: kit.Case) -> str:
@@ -119,12 +132,18 @@ def prove(case: kit.Case) -> str:
     before, after = (
         # As its list asks for it: what PTX stands beside is for ptx_only.
         [
-            replace(group, archs=tuple(a.replace("-virtual", "+PTX") for a in group.archs))
+            replace(
+                group, archs=tuple(a.replace("-virtual", "+PTX") for a in group.archs)
+            )
             for group in kit.evaluate(tree, target, archs, target.cuda)
         ]
         for tree, archs in lists
     )
-    cmake = {p: d for p, d in case.stock.seen.items() if p.endswith((".cmake", "CMakeLists.txt"))}
+    cmake = {
+        p: d
+        for p, d in case.stock.seen.items()
+        if p.endswith((".cmake", "CMakeLists.txt"))
+    }
     version = Version(case.stock.version.public)
     known = kit.load_recipe().knows(version) and not kit.foreign_file(case.stock, cmake)
     if known and target.major == 12:
@@ -132,7 +151,9 @@ def prove(case: kit.Case) -> str:
         def may_get(group: kit.Group) -> set[frozenset[str]]:
             """Return the arch sets of a group that is asked for stock's arch in a patched tree."""
             expected = _expected(group, case.request, case.active)
-            stock = {frozenset({target.stock})} if _handed_on(group, case.active) else set()
+            stock = (
+                {frozenset({target.stock})} if _handed_on(group, case.active) else set()
+            )
             return expected | stock
 
         kit.check_stock(before, _STOCK_ARCHS, version, may_get)
@@ -140,7 +161,8 @@ def prove(case: kit.Case) -> str:
         f"{new.where}: {new.name} is built for {';'.join(new.archs) or 'nothing'}, "
         f"expected {' or '.join(';'.join(sorted(e)) or 'nothing' for e in expected)}"
         for old, new in zip(before, after, strict=True)
-        if frozenset(new.archs) not in (expected := _expected(old, case.request, case.active))
+        if frozenset(new.archs)
+        not in (expected := _expected(old, case.request, case.active))
     ]
     if wrong:
         raise kit.ProofError(
@@ -149,7 +171,9 @@ def prove(case: kit.Case) -> str:
             hint="`patchkit archs` shows every group, stock beside patched",
         )
     built = sum(1 for group in after if case.request.arch_list in group.archs)
-    return f"{built} of {len(after)} kernel groups are built for {case.request.arch_list}"
+    return (
+        f"{built} of {len(after)} kernel groups are built for {case.request.arch_list}"
+    )
 
 
 def _handed_on(group: kit.Group, active: frozenset[str]) -> bool:
@@ -161,7 +185,9 @@ def _expected(
     group: kit.Group, request: kit.Request, active: frozenset[str]
 ) -> set[frozenset[str]]:
     """Return the arch sets a group may get, by what stock builds for the family's first member."""
-    members = {a for a in group.archs if kit.parse_arch(a).major == request.target.major}
+    members = {
+        a for a in group.archs if kit.parse_arch(a).major == request.target.major
+    }
     others = frozenset(group.archs) - members
     wanted = frozenset({request.arch_list})
     if group.variable == kit.MLA or any(d.endswith("_SM100=1") for d in group.defines):
@@ -174,9 +200,18 @@ def _expected(
         return {others | wanted, frozenset(group.archs)} if plain else {others | wanted}
     if _handed_on(group, active):
         # The only kernels of an older device that are built for the family.
-        return {wanted} if request.arch == "native" else {wanted, frozenset({request.target.stock})}
+        return (
+            {wanted}
+            if request.arch == "native"
+            else {wanted, frozenset({request.target.stock})}
+        )
     other_files = request.arch == "family" and "OTHER" in group.variable
-    if "marlin_sass" in active and "MARLIN" in group.variable and group.archs and not other_files:
+    if (
+        "marlin_sass" in active
+        and "MARLIN" in group.variable
+        and group.archs
+        and not other_files
+    ):
         return {wanted}
     return {frozenset(group.archs)}
 
@@ -190,7 +225,9 @@ FIX = kit.Fix(
     "matches no list at all. The lists only work together: all that name 12.0 must lead to 12.1a, "
     "but for those of kernels that only SM100 selects.",
     needs=(
-        kit.Need(">=0.11.1", kit.Severity.REQUIRED, "no list leads to 12.1a", arch="native"),
+        kit.Need(
+            ">=0.11.1", kit.Severity.REQUIRED, "no list leads to 12.1a", arch="native"
+        ),
         kit.Need(
             ">=0.11.1,<0.19",
             kit.Severity.RECOMMENDED,
@@ -217,7 +254,9 @@ FIX = kit.Fix(
             "compiled",
         ),
         kit.Evidence(
-            "12.1a code runs on a GB10", "NVIDIA's binary compatibility rules", "inferred"
+            "12.1a code runs on a GB10",
+            "NVIDIA's binary compatibility rules",
+            "inferred",
         ),
     ),
     look=look,

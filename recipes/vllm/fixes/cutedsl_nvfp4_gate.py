@@ -28,7 +28,9 @@ def _asked_for_on_sm12x() -> bool:
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Read on which devices the kernel may be taken."""
     text, scope = tree.read(_PATH), f"{_CLASS}.is_supported"
-    edits = kit.wrap(_PATH, text, scope, _BEFORE, _AFTER, _ASKED, note="SM12x, if asked for")
+    edits = kit.wrap(
+        _PATH, text, scope, _BEFORE, _AFTER, _ASKED, note="SM12x, if asked for"
+    )
     return kit.found(
         edits,
         now=f"{_PATH}: {_CLASS} is for 10.x alone",
@@ -48,9 +50,13 @@ def prove(case: kit.Case) -> str:
 
 
 def _choose(devices: tuple[int, ...], code: kit.Code) -> str:
-    library = SimpleNamespace(is_backend_supported=lambda _backend, device: device in devices)
+    library = SimpleNamespace(
+        is_backend_supported=lambda _backend, device: device in devices
+    )
     code.names = {**code.names, "mm_fp4": library}
-    code.names["get_current_vllm_config"]().kernel_config.linear_backend = "flashinfer_cutedsl"
+    code.names[
+        "get_current_vllm_config"
+    ]().kernel_config.linear_backend = "flashinfer_cutedsl"
     return kit.nvfp4_linear(code)
 
 
@@ -61,16 +67,24 @@ FIX = kit.Fix(
     symptom="--linear-backend flashinfer_cutedsl gives a kernel with 16-bit activations on a GB10.",
     why="The gate is for 10.x alone. The FlashInfer that 0.33.0 pins has the kernel for SM12x: the "
     "gate asks it now. The automatic choice stays CUTLASS.",
-    needs=(kit.Need(">=0.33", kit.Severity.OPTIONAL, "about as fast as CUTLASS with autotune"),),
+    needs=(
+        kit.Need(
+            ">=0.33", kit.Severity.OPTIONAL, "about as fast as CUTLASS with autotune"
+        ),
+    ),
     upstream="never: the gate is the same from 0.25.0 to 0.33.0",
     evidence=(
-        kit.Evidence("12.x is in 0.7.2.post1's list, not in 0.7.0.post1's", "FlashInfer", "read"),
+        kit.Evidence(
+            "12.x is in 0.7.2.post1's list, not in 0.7.0.post1's", "FlashInfer", "read"
+        ),
         kit.Evidence(
             "1.01 to 1.02 times as fast as CUTLASS with autotune, 1.06 to 1.13 without",
             "flashinfer#5100, mostly on an RTX PRO 6000",
             "reported",
         ),
-        kit.Evidence("what is taken, before and after", "patchkit's proof of it", "measured"),
+        kit.Evidence(
+            "what is taken, before and after", "patchkit's proof of it", "measured"
+        ),
     ),
     look=look,
     prove=prove,

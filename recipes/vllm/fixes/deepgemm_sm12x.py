@@ -13,7 +13,9 @@ _PIN_WITHOUT_SM12X = "891d57b4db1071624b5c8fa0d1e51cb317fa709f"
 _PINNED_IN = Version("0.24.0")  # for installed packages, which carry no CMake files
 
 # Up to 0.23 DeepGEMM is not offered to SM12x.
-_WITHOUT_SM12X = "return cls.is_device_capability(90) or cls.is_device_capability_family(100)\n"
+_WITHOUT_SM12X = (
+    "return cls.is_device_capability(90) or cls.is_device_capability_family(100)\n"
+)
 _BEFORE = """\
 return (
     cls.is_device_capability(90)
@@ -77,9 +79,8 @@ def prove(case: kit.Case) -> str:
 
 
 def _method(body: str) -> str:
-    return (
-        f"class CudaPlatformBase:\n    def support_deep_gemm(cls) -> bool:\n{indent(body, ' ' * 8)}"
-    )
+    head = "class CudaPlatformBase:\n    def support_deep_gemm(cls) -> bool:\n"
+    return head + indent(body, " " * 8)
 
 
 FIX = kit.Fix(
@@ -91,9 +92,13 @@ FIX = kit.Fix(
     "only branches on SM90 and SM100. Later pins have SM120 kernels; upstream's own recipes for "
     "the GB10 turn DeepGEMM off all the same. VLLM_USE_DEEP_GEMM=1 turns it on again from 0.25.",
     needs=(
-        kit.Need("==0.24.0", kit.Severity.REQUIRED, "block-FP8 models stop in DeepGEMM"),
         kit.Need(
-            ">=0.25", kit.Severity.RECOMMENDED, "upstream's GB10 recipes set VLLM_USE_DEEP_GEMM=0"
+            "==0.24.0", kit.Severity.REQUIRED, "block-FP8 models stop in DeepGEMM"
+        ),
+        kit.Need(
+            ">=0.25",
+            kit.Severity.RECOMMENDED,
+            "upstream's GB10 recipes set VLLM_USE_DEEP_GEMM=0",
         ),
     ),
     upstream="0.25.0 pins a DeepGEMM with SM120 kernels; the default stays on",
@@ -103,7 +108,9 @@ FIX = kit.Fix(
             "an H200 that reports 12.1, vLLM 0.25.1: docs/gpu.md",
             "measured",
         ),
-        kit.Evidence("arch_major branches of both pins", "DeepGEMM 891d57b4, a6b593d2", "read"),
+        kit.Evidence(
+            "arch_major branches of both pins", "DeepGEMM 891d57b4, a6b593d2", "read"
+        ),
         kit.Evidence(
             "a device that reports 12.1 is routed to DeepGEMM",
             "0.25.1 with the capability reported as 12.1",

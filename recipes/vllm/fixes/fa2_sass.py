@@ -3,7 +3,9 @@
 from patchkit.recipes.vllm import kit
 
 _PATH = "cmake/external_projects/vllm_flash_attn.cmake"
-_READ = 'message(STATUS "vllm-flash-attn is available at ${vllm-flash-attn_SOURCE_DIR}")\n'
+_READ = (
+    'message(STATUS "vllm-flash-attn is available at ${vllm-flash-attn_SOURCE_DIR}")\n'
+)
 _READ_AND_BUILT = f"""\
 {_READ}
 # FlashAttention 2 asks for 8.0+PTX; each device that is built for gets machine code of its own.
@@ -75,11 +77,15 @@ FIX = kit.Fix(
             "measured",
         ),
         kit.Evidence(
-            "the machine code on a GB10", "code for 8.0 that PTX holds as well", "inferred"
+            "the machine code on a GB10",
+            "code for 8.0 that PTX holds as well",
+            "inferred",
         ),
     ),
     look=look,
     layer="build",
     majors=(11, 12),
-    examples=(kit.Example(version="0.33.0", path=_PATH, before=_READ, after=_READ_AND_BUILT),),
+    examples=(
+        kit.Example(version="0.33.0", path=_PATH, before=_READ, after=_READ_AND_BUILT),
+    ),
 )

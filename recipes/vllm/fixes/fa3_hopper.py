@@ -23,7 +23,9 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
         raise kit.absent(f"{_PATH}: knows no {kit.FA3}")
     edits = kit.swap_text(_PATH, text, _BEFORE, _AFTER, note="for 9.x alone")
     return kit.found(
-        edits, now=f"{_PATH}: builds {kit.FA3}", done=f"{_PATH}: does not build {kit.FA3}"
+        edits,
+        now=f"{_PATH}: builds {kit.FA3}",
+        done=f"{_PATH}: does not build {kit.FA3}",
     )
 
 
@@ -55,8 +57,14 @@ def prove(case: kit.Case) -> str:
     ]
     stock, patched, *decided = kit.ask(case.patched, asked, dict[str, object])
     if [*patched] != [name for name in stock if name != _EXTENSION]:
-        raise kit.ProofError(f"{_PATH}: builds {', '.join(patched)}, before {', '.join(stock)}")
-    if decided[0] != decided[1] or decided[2] != decided[3] or decided[1].get("version") != 2:
+        raise kit.ProofError(
+            f"{_PATH}: builds {', '.join(patched)}, before {', '.join(stock)}"
+        )
+    if (
+        decided[0] != decided[1]
+        or decided[2] != decided[3]
+        or decided[1].get("version") != 2
+    ):
         raise kit.ProofError(
             f"attention on {target.title}: {decided[1::2]} without {kit.FA3}, {decided[::2]} with",
             why="upstream uses FlashAttention 3 on this device",

@@ -40,7 +40,9 @@ def prove(case: kit.Case) -> str:
     """Run two nodes with one device each, whose folders list the files in different orders."""
     # rank, its device, what the folder lists: two nodes, and the second rank of one host
     ranks = [(0, 0, _FILES), (1, 0, sorted(_FILES)), (1, 1, _FILES)]
-    runs = kit.ask(case.patched, [partial(_loaded, case.patched, *rank) for rank in ranks], object)
+    runs = kit.ask(
+        case.patched, [partial(_loaded, case.patched, *rank) for rank in ranks], object
+    )
     expected = [["/a/1", "/a/2"], ["/a/3"]]
     for (_rank, device, _files), got in zip(ranks, runs, strict=True):
         if got != [[f"cuda:{device}", files] for files in expected]:
@@ -51,7 +53,9 @@ def prove(case: kit.Case) -> str:
     return f"{_SCOPE}: two nodes load the same files, each to its own cuda:0"
 
 
-def _loaded(tree: kit.SourceTree, rank: int, device: int, files: list[str]) -> list[object]:
+def _loaded(
+    tree: kit.SourceTree, rank: int, device: int, files: list[str]
+) -> list[object]:
     """Return what a rank of two hands to its loader: (device, files) for each round."""
     rounds: list[object] = []
     group = SimpleNamespace(rank=lambda: rank, size=lambda: 2)
@@ -59,7 +63,9 @@ def _loaded(tree: kit.SourceTree, rank: int, device: int, files: list[str]) -> l
     def loader(_group: object, device: str, files: list[str], *, nogds: bool) -> object:
         rounds.append((device, tuple(files)))
         buffer = SimpleNamespace(key_to_rank_lidx={}, close=kit.Anything())
-        return SimpleNamespace(copy_files_to_device=lambda: buffer, close=kit.Anything())
+        return SimpleNamespace(
+            copy_files_to_device=lambda: buffer, close=kit.Anything()
+        )
 
     names = {
         "torch": SimpleNamespace(
@@ -100,7 +106,9 @@ FIX = kit.Fix(
     upstream="0.17.0 takes the current device and sorts the files",
     evidence=(
         kit.Evidence(
-            "the function is one and the same from 0.11.1 to 0.16.0", "weight_utils.py", "read"
+            "the function is one and the same from 0.11.1 to 0.16.0",
+            "weight_utils.py",
+            "read",
         ),
         kit.Evidence(
             "rank 1 of two nodes asks for cuda:1 before, for cuda:0 after",

@@ -88,7 +88,9 @@ FIX = kit.Fix(
     "build they are meant to work on 12.1, so this is a way around, not a cure.",
     needs=(
         kit.Need(
-            ">=0.11.1", kit.Severity.OPTIONAL, "a way around CUTLASS's and DeepGEMM's kernels"
+            ">=0.11.1",
+            kit.Severity.OPTIONAL,
+            "a way around CUTLASS's and DeepGEMM's kernels",
         ),
     ),
     upstream="never the default; from 0.22.0 --linear-backend triton does the same",
@@ -104,7 +106,9 @@ FIX = kit.Fix(
             "vLLM csrc",
             "read",
         ),
-        kit.Evidence("no torch._scaled_mm takes block scales on 12.x", "vLLM pytorch.py", "read"),
+        kit.Evidence(
+            "no torch._scaled_mm takes block scales on 12.x", "vLLM pytorch.py", "read"
+        ),
     ),
     look=look,
     prove=prove,

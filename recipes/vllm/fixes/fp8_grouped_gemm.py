@@ -54,7 +54,9 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
         start = text.index(_COMPILED_GATE)
         if "cuda_device_capability < 120" in text[start : text.index("\n}", start)]:
             return kit.upstream(f"{path} says no to SM12x")
-    edits = kit.swap(_PATH, tree.read(_PATH), _SCOPE, _BEFORE, _AFTER, note="no SM12x grouped GEMM")
+    edits = kit.swap(
+        _PATH, tree.read(_PATH), _SCOPE, _BEFORE, _AFTER, note="no SM12x grouped GEMM"
+    )
     return kit.found(
         edits,
         now=f"{_PATH}: {_SCOPE} says yes to SM12x",
@@ -65,7 +67,9 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 def prove(case: kit.Case) -> str:
     """Check that 12.x gets no, and all others what they got before."""
     what = "CUTLASS FP8 grouped GEMM"
-    return kit.prove_decision(case, what, _decide_backend, wanted=False, changed=kit.SM12X)
+    return kit.prove_decision(
+        case, what, _decide_backend, wanted=False, changed=kit.SM12X
+    )
 
 
 def _decide_backend(code: kit.Code) -> object:
@@ -92,9 +96,13 @@ FIX = kit.Fix(
     upstream="0.24.0: the compiled gate answers per compiled arch",
     evidence=(
         kit.Evidence(
-            "grouped_mm_c3x is built for no 12.x in any release", "patchkit archs", "measured"
+            "grouped_mm_c3x is built for no 12.x in any release",
+            "patchkit archs",
+            "measured",
         ),
-        kit.Evidence("the gate and its callers", "vLLM w8a8_utils.py, scaled_mm_entry.cu", "read"),
+        kit.Evidence(
+            "the gate and its callers", "vLLM w8a8_utils.py, scaled_mm_entry.cu", "read"
+        ),
     ),
     look=look,
     prove=prove,

@@ -6,7 +6,9 @@ from patchkit.recipes.vllm import kit
 
 _OLD = "vllm/model_executor/layers/quantization/utils/w8a8_utils.py"
 _OLD_BEFORE = "current_platform.is_cuda() and cutlass_fp8_supported()"
-_OLD_AFTER = "current_platform.is_cuda() and cutlass_fp8_supported() and not _torch_on_gb10()"
+_OLD_AFTER = (
+    "current_platform.is_cuda() and cutlass_fp8_supported() and not _torch_on_gb10()"
+)
 _OLD_HELPER = '''\
 def _torch_on_gb10() -> bool:
     """Whether FP8 linear layers take torch._scaled_mm: on capability 12.1."""
@@ -48,9 +50,18 @@ def _torch_first_on_gb10(kernels):
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Read a list of kernels in order of preference; before 0.16, one choice in Fp8LinearOp."""
-    path = next((p for p in kit.REGISTRIES if tree.exists(p) and _SCOPE in tree.read(p)), _OLD)
+    path = next(
+        (p for p in kit.REGISTRIES if tree.exists(p) and _SCOPE in tree.read(p)), _OLD
+    )
     form = (
-        (_OLD, tree.read(_OLD), "Fp8LinearOp.__init__", _OLD_BEFORE, _OLD_AFTER, _OLD_HELPER)
+        (
+            _OLD,
+            tree.read(_OLD),
+            "Fp8LinearOp.__init__",
+            _OLD_BEFORE,
+            _OLD_AFTER,
+            _OLD_HELPER,
+        )
         if path == _OLD
         else (path, tree.read(path), _SCOPE, _BEFORE, _AFTER, _HELPER)
     )
@@ -63,7 +74,9 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 
 def prove(case: kit.Case) -> str:
     """Check that 12.1 takes torch for every kind of scale, and all others what they took before."""
-    old = not any(case.stock.exists(p) and _SCOPE in case.stock.read(p) for p in kit.REGISTRIES)
+    old = not any(
+        case.stock.exists(p) and _SCOPE in case.stock.read(p) for p in kit.REGISTRIES
+    )
     kernels = {
         "tensor": "PerTensorTorchFP8ScaledMMLinearKernel",
         "token": "ChannelWiseTorchFP8ScaledMMLinearKernel",
@@ -94,7 +107,9 @@ FIX = kit.Fix(
             "a wheel built for 12.1 has traps for FP8 kernels",
             kind="installed",
         ),
-        kit.Need(">=0.11.1", kit.Severity.OPTIONAL, "a way around CUTLASS's FP8 kernels"),
+        kit.Need(
+            ">=0.11.1", kit.Severity.OPTIONAL, "a way around CUTLASS's FP8 kernels"
+        ),
     ),
     upstream="never the default; from 0.22.0 --linear-backend torch does the same",
     evidence=(
@@ -104,7 +119,9 @@ FIX = kit.Fix(
             "measured",
         ),
         kit.Evidence(
-            "enable_sm120_only compiles to a trap for 12.1 (0.16-0.21)", "vLLM csrc", "compiled"
+            "enable_sm120_only compiles to a trap for 12.1 (0.16-0.21)",
+            "vLLM csrc",
+            "compiled",
         ),
         kit.Evidence(
             "12.0f kernels, which other releases build, are meant for 12.1; upstream times them "

@@ -37,7 +37,10 @@ def prove(case: kit.Case) -> str:
     """Check what each request resolves to, also with heads of 64 or CUDA 12."""
     wanted = ["flashinfer", "flashinfer", "triton", "triton"]
     ours = kit.Decision("GDN prefill", partial(_resolve, 128, 13), wanted, kit.SM12X)
-    others = [kit.Decision("GDN", partial(_resolve, *e), None, ()) for e in ((64, 13), (128, 12))]
+    others = [
+        kit.Decision("GDN", partial(_resolve, *e), None, ())
+        for e in ((64, 13), (128, 12))
+    ]
     kit.prove_decisions(case, [ours, *others])
     return "GDN prefill: FlashInfer on 12.0 and 12.1 with heads of 128 and CUDA 13, else as before"
 
@@ -45,8 +48,12 @@ def prove(case: kit.Case) -> str:
 def _resolve(head: int, cuda: int, code: kit.Code) -> list[str]:
     code.names["current_platform"].get_cuda_runtime_major = lambda: cuda
     model = SimpleNamespace(hf_text_config=SimpleNamespace(linear_key_head_dim=head))
-    requests = [{"gdn_prefill_backend": b} for b in ("auto", "flashinfer", "cutedsl", "triton")]
-    configs = [SimpleNamespace(additional_config=r, model_config=model) for r in requests]
+    requests = [
+        {"gdn_prefill_backend": b} for b in ("auto", "flashinfer", "cutedsl", "triton")
+    ]
+    configs = [
+        SimpleNamespace(additional_config=r, model_config=model) for r in requests
+    ]
     return [code.get(_PATH, _SCOPE)(config)[1] for config in configs]
 
 
@@ -55,12 +62,22 @@ FIX = kit.Fix(
     title="Prefill of gated delta nets by FlashInfer on SM12x",
     symptom="--gdn-prefill-backend flashinfer is given, and the log says Triton/FLA.",
     why="The FlashInfer that these releases pin has a kernel for SM12x; they know of 9.0 and 10.x.",
-    needs=(kit.Need(">=0.28,<0.30", kit.Severity.OPTIONAL, "an upgrade to 0.30 does as much"),),
+    needs=(
+        kit.Need(
+            ">=0.28,<0.30", kit.Severity.OPTIONAL, "an upgrade to 0.30 does as much"
+        ),
+    ),
     upstream="0.30.0 (vllm#55715) takes FlashInfer on SM12x",
     evidence=(
-        kit.Evidence("delta_rule_sm120.py is there", "FlashInfer 0.6.16.post3, 0.6.18", "read"),
-        kit.Evidence("what is resolved, before and after", "patchkit's proof of it", "measured"),
-        kit.Evidence("contested: wrong with prefix caching on a GB10", "vllm#55715", "reported"),
+        kit.Evidence(
+            "delta_rule_sm120.py is there", "FlashInfer 0.6.16.post3, 0.6.18", "read"
+        ),
+        kit.Evidence(
+            "what is resolved, before and after", "patchkit's proof of it", "measured"
+        ),
+        kit.Evidence(
+            "contested: wrong with prefix caching on a GB10", "vllm#55715", "reported"
+        ),
     ),
     look=look,
     prove=prove,

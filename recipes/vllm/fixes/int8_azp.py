@@ -6,7 +6,10 @@ import re
 from patchkit.recipes.vllm import kit
 
 _CMAKE = "CMakeLists.txt"
-_CUTLASS = ("csrc/quantization/w8a8/cutlass", "csrc/libtorch_stable/quantization/w8a8/cutlass")
+_CUTLASS = (
+    "csrc/quantization/w8a8/cutlass",
+    "csrc/libtorch_stable/quantization/w8a8/cutlass",
+)
 _GUARDS = (
     "csrc/cutlass_extensions/common.hpp",
     "csrc/libtorch_stable/cutlass_extensions/common.hpp",
@@ -73,15 +76,23 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
         return kit.upstream(f"{entry}: SM12x has kernels of its own")
     path = kit.first_existing(tree, [f"{home}/scaled_mm_c2x.cu" for home in _CUTLASS])
     text = tree.read(path)
-    guards = [path for path in _GUARDS if tree.exists(path) and _STRUCT in tree.read(path)]
+    guards = [
+        path for path in _GUARDS if tree.exists(path) and _STRUCT in tree.read(path)
+    ]
     if len(guards) != 1:
         raise kit.altered(f"{path}: {_STRUCT} is in {len(guards)} files, expected 1")
     guard, guarded = guards[0], tree.read(guards[0])
     span = kit.region(guard, guarded, _STRUCT, "\n};")
     edits = [
-        *kit.swap_text(_CMAKE, tree.read(_CMAKE), _LIST, _LIST_WITH_SM12X, note="name SM12x"),
-        *kit.swap_text(guard, guarded, _GUARD, _WIDER, note="let SM12x through", within=span),
-        *kit.swap_text(path, text, _USING, _USING_AND_ARCHS, note="which archs are built"),
+        *kit.swap_text(
+            _CMAKE, tree.read(_CMAKE), _LIST, _LIST_WITH_SM12X, note="name SM12x"
+        ),
+        *kit.swap_text(
+            guard, guarded, _GUARD, _WIDER, note="let SM12x through", within=span
+        ),
+        *kit.swap_text(
+            path, text, _USING, _USING_AND_ARCHS, note="which archs are built"
+        ),
         *(edit for name in _NOT_REACHED for edit in _left_out(path, text, name)),
     ]
     return kit.found(
@@ -124,8 +135,14 @@ def prove(case: kit.Case) -> str:
     }
     (archs,) = (group.archs for group in groups if "SCALED_MM_C2X" in group.switches)
     # Machine code of one arch: with another one beside it the whole file would be compiled.
-    loads = len(archs) == 1 and kit.best_load(archs, target.capability) >= kit.Load.COMPATIBLE
-    if reached != {"cutlass_scaled_mm_sm120", "cutlass_scaled_mm_azp_sm80"} or not loads:
+    loads = (
+        len(archs) == 1
+        and kit.best_load(archs, target.capability) >= kit.Load.COMPATIBLE
+    )
+    if (
+        reached != {"cutlass_scaled_mm_sm120", "cutlass_scaled_mm_azp_sm80"}
+        or not loads
+    ):
         raise kit.ProofError(
             f"{entry}: SM12x reaches {' and '.join(sorted(reached))}, and scaled_mm_c2x.cu is "
             f"built for {';'.join(archs) or 'nothing'}",
@@ -135,20 +152,27 @@ def prove(case: kit.Case) -> str:
     return f"INT8 with zero points has {archs[0]} code; nothing else of scaled_mm_c2x.cu is reached"
 
 
-def dispatched(path: str, text: str, name: str, switches: set[str], version: int) -> str:
+def dispatched(
+    path: str, text: str, name: str, switches: set[str], version: int
+) -> str:
     """Return which function ``name`` calls on a device, with these -DENABLE_… switches on."""
     start, stop = kit.region(path, text, f"\nvoid {name}(", _CLOSE)
     kept, conditions = [], [True]
     for line in text[start:stop].splitlines():
         if line.startswith("#if"):
-            asked = {define.removeprefix("ENABLE_") for define in re.findall(r"ENABLE_\w+", line)}
+            asked = {
+                define.removeprefix("ENABLE_")
+                for define in re.findall(r"ENABLE_\w+", line)
+            }
             conditions.append(asked <= switches)
         elif line.startswith("#endif"):
             conditions.pop()
         elif all(conditions):
             kept.append(line)
     for condition, called in _BRANCH.findall("\n".join(kept)):
-        if all(_COMPARE[sign](version, int(n)) for sign, n in _COMPARED.findall(condition)):
+        if all(
+            _COMPARE[sign](version, int(n)) for sign, n in _COMPARED.findall(condition)
+        ):
             return str(called)
     return ""
 

@@ -21,7 +21,9 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     edits = [
         edit
         for path in paths
-        for edit in kit.swap_text(path, tree.read(path), _BEFORE, _AFTER, note="any SM12x")
+        for edit in kit.swap_text(
+            path, tree.read(path), _BEFORE, _AFTER, note="any SM12x"
+        )
     ]
     return kit.found(
         edits,
@@ -36,7 +38,9 @@ def prove(case: kit.Case) -> str:
     paths = case.patched.containing(_GENERATORS, _FLAG)
     asked = list(product(paths, wanted))
     run = partial(_supports_fp8, case.patched)
-    answers = kit.ask(case.patched, [partial(run, *question) for question in asked], object)
+    answers = kit.ask(
+        case.patched, [partial(run, *question) for question in asked], object
+    )
     for (path, archs), got in zip(asked, answers, strict=True):
         if got is not wanted[archs]:
             raise kit.ProofError(f"{path}: {_FLAG} is {got} for {archs}")
@@ -66,7 +70,9 @@ FIX = kit.Fix(
     "FP8-input kernels out.",
     needs=(
         kit.Need(
-            ">=0.12,<0.22", kit.Severity.REQUIRED, "a 12.1a build lacks kernels that 12.0 has"
+            ">=0.12,<0.22",
+            kit.Severity.REQUIRED,
+            "a 12.1a build lacks kernels that 12.0 has",
         ),
     ),
     upstream="0.22.0 asks for arch // 10 == 12",

@@ -12,15 +12,23 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
         for entry in kit.cuda13_lists(_PATH, tree.read(_PATH))
         # Repacking and the like run once, at load time: a family build leaves them to PTX.
         if request.arch == "native" or "OTHER" not in entry.variable
-        if "MARLIN" in entry.variable and any(item.endswith("+PTX") for item in entry.items)
+        if "MARLIN" in entry.variable
+        and any(item.endswith("+PTX") for item in entry.items)
     ]
     if not lists:
         raise kit.altered(f"{_PATH}: no Marlin arch list with PTX")
     major = f"{request.target.major}."
-    todo = [entry for entry in lists if not any(item.startswith(major) for item in entry.items)]
+    todo = [
+        entry
+        for entry in lists
+        if not any(item.startswith(major) for item in entry.items)
+    ]
     edits = [
         kit.add_list_item(
-            entry.argument, request.arch_list, path=_PATH, note=f"build for {request.arch_list}"
+            entry.argument,
+            request.arch_list,
+            path=_PATH,
+            note=f"build for {request.arch_list}",
         )
         for entry in todo
     ]
@@ -39,7 +47,11 @@ FIX = kit.Fix(
     why="The lists end in 8.0+PTX, so a GB10 compiles compute_80 PTX by itself. Before 0.23 that "
     "was reported to give wrong results in Marlin MoE; real machine code does not.",
     needs=(
-        kit.Need(">=0.11.1,<0.23", kit.Severity.REQUIRED, "Marlin MoE from PTX was reported wrong"),
+        kit.Need(
+            ">=0.11.1,<0.23",
+            kit.Severity.REQUIRED,
+            "Marlin MoE from PTX was reported wrong",
+        ),
         kit.Need(
             ">=0.23",
             kit.Severity.RECOMMENDED,
@@ -51,7 +63,9 @@ FIX = kit.Fix(
     evidence=(
         kit.Evidence("PTX from 8.0 gave gibberish on 12.x", "vllm#40923", "reported"),
         kit.Evidence("evaluated lists, every release", "patchkit archs", "measured"),
-        kit.Evidence("0.33.0's repacking files compile for 121a", "nvcc 13.0.88", "compiled"),
+        kit.Evidence(
+            "0.33.0's repacking files compile for 121a", "nvcc 13.0.88", "compiled"
+        ),
     ),
     look=look,
     layer="build",

@@ -9,7 +9,8 @@ _SCOPE = "get_marlin_input_dtype"
 _FAMILY = "current_platform.is_device_capability_family(120)"
 _CAPABILITY = "not current_platform.is_device_capability(120)"
 _CAPABILITIES = (
-    "not (current_platform.is_device_capability(120) or current_platform.is_device_capability(121))"
+    "not (current_platform.is_device_capability(120) "
+    "or current_platform.is_device_capability(121))"
 )
 _SOURCES = "csrc/**/*marlin*/*.cu"
 _MESSAGE = "Marlin W4A8-FP8 only support"
@@ -27,7 +28,9 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
         return [] if _FAMILY in text else kit.swap(*form, note="12.1 as well")
 
     places = [
-        partial(kit.swap_text, path, tree.read(path), _DEVICE, _DEVICES, note="any SM12x")
+        partial(
+            kit.swap_text, path, tree.read(path), _DEVICE, _DEVICES, note="any SM12x"
+        )
         for path in sources
     ]
     edits = kit.together(check_in_python, *places)
@@ -42,7 +45,9 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 def prove(case: kit.Case) -> str:
     """Check that Python takes the request on 12.1, and refuses it where it did before."""
     fp8 = {"VLLM_MARLIN_INPUT_DTYPE": "fp8"}
-    decision = kit.Decision("Marlin W4A8-FP8", _decide_backend, wanted="allowed", environ=fp8)
+    decision = kit.Decision(
+        "Marlin W4A8-FP8", _decide_backend, wanted="allowed", environ=fp8
+    )
     return kit.prove_decisions(case, [decision])[0]
 
 
@@ -59,12 +64,16 @@ FIX = kit.Fix(
     why="The checks compare the capability with exactly 120; the kernels are the same on 12.1.",
     needs=(
         kit.Need(
-            ">=0.12,<0.23", kit.Severity.RECOMMENDED, "VLLM_MARLIN_INPUT_DTYPE=fp8 is refused"
+            ">=0.12,<0.23",
+            kit.Severity.RECOMMENDED,
+            "VLLM_MARLIN_INPUT_DTYPE=fp8 is refused",
         ),
     ),
     upstream="0.22.0 (Python and MoE) and 0.23.0 (dense) accept SM12x",
     evidence=(
-        kit.Evidence("the checks of every release", "vLLM csrc and marlin_utils.py", "read"),
+        kit.Evidence(
+            "the checks of every release", "vLLM csrc and marlin_utils.py", "read"
+        ),
         kit.Evidence("upstream widened the same checks", "vLLM 0.22.0, 0.23.0", "read"),
     ),
     look=look,

@@ -78,11 +78,15 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     edits: list[kit.Edit] = []
     theirs = 0
     for config, path in zip(_CONFIGS, _config_paths(tree), strict=True):
-        may_be_upstreams = tree.version in SpecifierSet(config.upstream, prereleases=True)
+        may_be_upstreams = tree.version in SpecifierSet(
+            config.upstream, prereleases=True
+        )
         if may_be_upstreams and tree.exists(path) and path not in tree.overlay:
             theirs += 1
         else:
-            edits += kit.new_file(path, tree.find(path), config.text(tree), note=config.claim)
+            edits += kit.new_file(
+                path, tree.find(path), config.text(tree), note=config.claim
+            )
     if theirs == len(_CONFIGS):
         return kit.upstream(f"{_FOLDER}: upstream has all {theirs} GB10 configs")
     more = f" ({theirs} of them upstream's)" if theirs else ""
@@ -100,7 +104,9 @@ def prove(case: kit.Case) -> str:
         (case.patched, _DEVICE),
         *((tree, device) for device in others for tree in (case.stock, case.patched)),
     ]
-    ours, *theirs = kit.ask(case.stock, [partial(_rows_found, *e) for e in asked], list[object])
+    ours, *theirs = kit.ask(
+        case.stock, [partial(_rows_found, *e) for e in asked], list[object]
+    )
     for config, path, got in zip(
         _CONFIGS, _config_paths(case.patched), _require_each(ours), strict=True
     ):
@@ -112,16 +118,25 @@ def prove(case: kit.Case) -> str:
         if text == config.text(case.patched):
             rows, width = _read_rows(text), _BYTES[config.key[2]]
             for size, row in rows.items():
-                tiles = (row["BLOCK_SIZE_M"] + row["BLOCK_SIZE_N"]) * row["BLOCK_SIZE_K"]
+                tiles = (row["BLOCK_SIZE_M"] + row["BLOCK_SIZE_N"]) * row[
+                    "BLOCK_SIZE_K"
+                ]
                 needed = (row["num_stages"] - 1) * tiles * width
                 if needed > _INDEX["shared_memory"]:
                     what = f"{path}: {size} tokens need {needed} bytes of shared memory"
                     raise kit.ProofError(what)
             if max(rows) < _PREFILL:
-                raise kit.ProofError(f"{path}: has no row for {_PREFILL} tokens or more")
-        packaged = case.patched.kind == "installed" or f'"{_PACKAGED}"' in case.patched.read(_SETUP)
+                raise kit.ProofError(
+                    f"{path}: has no row for {_PREFILL} tokens or more"
+                )
+        packaged = (
+            case.patched.kind == "installed"
+            or f'"{_PACKAGED}"' in case.patched.read(_SETUP)
+        )
         if not (packaged and fnmatchcase(path, f"vllm/{_PACKAGED}")):
-            raise kit.ProofError(f"{path}: setup.py does not package it, so a wheel would lack it")
+            raise kit.ProofError(
+                f"{path}: setup.py does not package it, so a wheel would lack it"
+            )
     for device, before, after in zip(others, theirs[::2], theirs[1::2], strict=True):
         if before != after:
             raise kit.ProofError(f"{_PATH}: {device} gets another config than before")
@@ -158,7 +173,9 @@ def _config_paths(tree: kit.SourceTree) -> list[str]:
             f"{_PATH}: get_config_file_name cannot be run as it was known: {error.what}"
         ) from None
     named = [
-        name for name in _require_each(found) if isinstance(name, str) and _NAME.fullmatch(name)
+        name
+        for name in _require_each(found)
+        if isinstance(name, str) and _NAME.fullmatch(name)
     ]
     if len(set(named)) < len(_CONFIGS):
         raise kit.altered(
@@ -170,7 +187,9 @@ def _config_paths(tree: kit.SourceTree) -> list[str]:
 def _require_each(answer: list[object]) -> list[object]:
     """Return an answer that has something for each config. Raises ProofError."""
     if len(answer) != len(_CONFIGS):
-        raise kit.ProofError(f"{_PATH}: answers for {len(_CONFIGS)} configs with {answer!r:.200}")
+        raise kit.ProofError(
+            f"{_PATH}: answers for {len(_CONFIGS)} configs with {answer!r:.200}"
+        )
     return answer
 
 
@@ -185,7 +204,9 @@ def _rows_found(tree: kit.SourceTree, device: str) -> list[object]:
     )
     names: dict[str, object] = {
         "__file__": _PATH,
-        "envs": SimpleNamespace(VLLM_TUNED_CONFIG_FOLDER=None, VLLM_BATCH_INVARIANT=False),
+        "envs": SimpleNamespace(
+            VLLM_TUNED_CONFIG_FOLDER=None, VLLM_BATCH_INVARIANT=False
+        ),
         "get_config_file_name": lambda *key: name((*key[:3], key[3] or ())),
         "json": json,
         "logger": kit.Anything(),
@@ -259,7 +280,10 @@ FIX = kit.Fix(
     ),
     upstream="0.28.0 ships two of them; for the others, never up to 0.33.0",
     evidence=(
-        *(kit.Evidence(f"{c.file}: {c.claim}", c.source, c.established) for c in _CONFIGS),
+        *(
+            kit.Evidence(f"{c.file}: {c.claim}", c.source, c.established)
+            for c in _CONFIGS
+        ),
         kit.Evidence(
             "get_moe_configs takes the nearest row, tolerates triton_version, and asks for the "
             "block shape in the name",
@@ -277,7 +301,11 @@ FIX = kit.Fix(
             after=_EXAMPLE.shipped,
             beside={
                 _PATH: _NAMING,
-                **{f"{_FOLDER}/{c.file}": c.shipped for c in _CONFIGS if c is not _EXAMPLE},
+                **{
+                    f"{_FOLDER}/{c.file}": c.shipped
+                    for c in _CONFIGS
+                    if c is not _EXAMPLE
+                },
             },
         ),
     ),

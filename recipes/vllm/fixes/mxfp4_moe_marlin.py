@@ -23,10 +23,18 @@ def _marlin_on_sm12x() -> bool:
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Read the range of capabilities that Triton's MXFP4 kernels are trusted with."""
-    if not tree.exists(_PATH) or _UPSTREAM in (text := tree.read(_PATH)) or _SCOPE not in text:
+    if (
+        not tree.exists(_PATH)
+        or _UPSTREAM in (text := tree.read(_PATH))
+        or _SCOPE not in text
+    ):
         return kit.upstream(f"{_PATH}: Triton is limited to 9.0 and 10.x")
-    edits = kit.wrap(_PATH, text, _SCOPE, _BEFORE, _AFTER, _HELPER, note="Marlin on SM12x")
-    return kit.found(edits, now=f"{_PATH}: SM12x takes Triton", done=f"{_PATH}: SM12x takes Marlin")
+    edits = kit.wrap(
+        _PATH, text, _SCOPE, _BEFORE, _AFTER, _HELPER, note="Marlin on SM12x"
+    )
+    return kit.found(
+        edits, now=f"{_PATH}: SM12x takes Triton", done=f"{_PATH}: SM12x takes Marlin"
+    )
 
 
 def prove(case: kit.Case) -> str:
@@ -50,13 +58,17 @@ FIX = kit.Fix(
     "lacked what they need.",
     needs=(
         kit.Need(
-            ">=0.11.1,<0.12", kit.Severity.REQUIRED, "Triton's MXFP4 kernels do not run on SM12x"
+            ">=0.11.1,<0.12",
+            kit.Severity.REQUIRED,
+            "Triton's MXFP4 kernels do not run on SM12x",
         ),
     ),
     upstream="0.12.0 limits Triton to 9.0 and 10.x",
     evidence=(
         kit.Evidence(
-            "upstream's comment names the SM120 fix Triton lacked", "vLLM 0.12.0 mxfp4.py", "read"
+            "upstream's comment names the SM120 fix Triton lacked",
+            "vLLM 0.12.0 mxfp4.py",
+            "read",
         ),
     ),
     look=look,

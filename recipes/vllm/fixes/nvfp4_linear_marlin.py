@@ -6,7 +6,9 @@ from typing import Any
 
 from patchkit.recipes.vllm import kit
 
-_Place = tuple[Any, ...]  # path, scope, and forms: what stands there, and what replaces it
+_Place = tuple[
+    Any, ...
+]  # path, scope, and forms: what stands there, and what replaces it
 
 _QUANTIZATION = "vllm/model_executor/layers/quantization"
 _NOTE = "Marlin on 12.1"
@@ -53,20 +55,30 @@ def _marlin_on_gb10() -> bool:
 
 def _chain(condition: str, target: str, *backends: str) -> tuple[str, str]:
     """Return the chain of conditions as upstream has it, and with Marlin in front."""
-    flashinfer, cutlass, marlin = (f"    {target} = {backend}\n" for backend in backends)
+    flashinfer, cutlass, marlin = (
+        f"    {target} = {backend}\n" for backend in backends
+    )
     before = (
         f"if {condition}:\n{flashinfer}elif cutlass_fp4_supported():\n{cutlass}"
         f"elif is_fp4_marlin_supported():\n{marlin}"
     )
-    return before, f"if is_fp4_marlin_supported() and _marlin_on_gb10():\n{marlin}el{before}"
+    return (
+        before,
+        f"if is_fp4_marlin_supported() and _marlin_on_gb10():\n{marlin}el{before}",
+    )
 
 
 # Of each place, the form of releases first, then those of commits between two releases.
 _BLACKWELL = "current_platform.has_device_capability(100) and has_flashinfer()"
 _COMPILED = (
-    "(\n    cutlass_fp4_supported()\n    and " + _BLACKWELL.replace(" and", "\n    and") + "\n)"
+    "(\n    cutlass_fp4_supported()\n    and "
+    + _BLACKWELL.replace(" and", "\n    and")
+    + "\n)"
 )
-_ENUM = [f"NvFp4LinearBackend.{name}" for name in ("FLASHINFER_CUTLASS", "VLLM_CUTLASS", "MARLIN")]
+_ENUM = [
+    f"NvFp4LinearBackend.{name}"
+    for name in ("FLASHINFER_CUTLASS", "VLLM_CUTLASS", "MARLIN")
+]
 _NAMES = ['"flashinfer-cutlass"', '"cutlass"', '"marlin"']
 _LOOP = """\
 for backend in {backends}:
@@ -152,7 +164,9 @@ def prove(case: kit.Case) -> str:
     decisions = [kit.Decision("NVFP4 linear", kit.nvfp4_linear, wanted=_MARLIN[place])]
     if place == _MODELOPT[0]:
         what = "NVFP4 linear of compressed-tensors"
-        decisions.append(kit.Decision(what, kit.nvfp4_scheme, wanted="CompressedTensorsW4A16Fp4"))
+        decisions.append(
+            kit.Decision(what, kit.nvfp4_scheme, wanted="CompressedTensorsW4A16Fp4")
+        )
     return "; ".join(kit.prove_decisions(case, decisions))
 
 
@@ -166,10 +180,14 @@ FIX = kit.Fix(
     "costs little there and some speed in prefill.",
     needs=(
         kit.Need(
-            ">=0.11.1,<0.28", kit.Severity.RECOMMENDED, "the FP4 GEMMs were reported wrong on 12.x"
+            ">=0.11.1,<0.28",
+            kit.Severity.RECOMMENDED,
+            "the FP4 GEMMs were reported wrong on 12.x",
         ),
         kit.Need(
-            ">=0.28", kit.Severity.OPTIONAL, "upstream's GB10 recipes use the native FP4 GEMMs"
+            ">=0.28",
+            kit.Severity.OPTIONAL,
+            "upstream's GB10 recipes use the native FP4 GEMMs",
         ),
     ),
     upstream="never the default; VLLM_NVFP4_GEMM_BACKEND=marlin in 0.16-0.23, --linear-backend "
@@ -180,14 +198,18 @@ FIX = kit.Fix(
             "an H200 that reports 12.1, vLLM 0.25.1: docs/gpu.md",
             "measured",
         ),
-        kit.Evidence("NVFP4 dense does not work on a GB10", "vllm#30163 (0.11-0.12)", "reported"),
+        kit.Evidence(
+            "NVFP4 dense does not work on a GB10", "vllm#30163 (0.11-0.12)", "reported"
+        ),
         kit.Evidence(
             "wrong results without a message, for some models",
             "cutlass#3096, cutlass#3227, vllm#48898, vllm#48965",
             "reported",
         ),
         kit.Evidence(
-            "against it: Nemotron models verified with native FP4", "upstream's blog", "reported"
+            "against it: Nemotron models verified with native FP4",
+            "upstream's blog",
+            "reported",
         ),
         kit.Evidence(
             "what each release takes on 12.1, by its own code with the capability given",

@@ -14,9 +14,13 @@ _AFTER = f"        NvFp4MoeBackend.B12X,\n{_BEFORE}"
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Read the order of the backends, in which b12x has no place."""
     text = tree.read(kit.NVFP4_MOE)
-    edits = kit.swap_text(kit.NVFP4_MOE, text, _BEFORE, _AFTER, note="b12x before Marlin")
+    edits = kit.swap_text(
+        kit.NVFP4_MOE, text, _BEFORE, _AFTER, note="b12x before Marlin"
+    )
     now = f"{kit.NVFP4_MOE}: b12x is taken only by --moe-backend"
-    return kit.found(edits, now=now, done=f"{kit.NVFP4_MOE}: b12x is tried before Marlin")
+    return kit.found(
+        edits, now=now, done=f"{kit.NVFP4_MOE}: b12x is tried before Marlin"
+    )
 
 
 def prove(case: kit.Case) -> str:
@@ -24,7 +28,9 @@ def prove(case: kit.Case) -> str:
     changed = kit.SM12X[:1] if "nvfp4_moe_marlin" in case.active else kit.SM12X
     asked = kit.Decision("with b12x", partial(_decide, True, True), "B12X", changed)
     absent = kit.Decision("without b12x", partial(_decide, False, True), None, ())
-    four_bits = kit.Decision("4-bit activations", partial(_decide, True, False), None, ())
+    four_bits = kit.Decision(
+        "4-bit activations", partial(_decide, True, False), None, ()
+    )
     kit.prove_decisions(case, [asked, absent, four_bits])
     devices = " and ".join(map(str, changed))
     return (
@@ -45,12 +51,22 @@ FIX = kit.Fix(
     symptom="nvidia/Qwen3.6-35B-A3B-NVFP4 lands on Marlin although vllm[b12x] is installed.",
     why="b12x has kernels for SM12x, and vLLM asks it what it supports, but only if --moe-backend "
     "names it. Without b12x, with expert parallelism or 4-bit activations nothing changes.",
-    needs=(kit.Need(">=0.29", kit.Severity.OPTIONAL, "upstream's GB10 recipes take Marlin"),),
+    needs=(
+        kit.Need(
+            ">=0.29", kit.Severity.OPTIONAL, "upstream's GB10 recipes take Marlin"
+        ),
+    ),
     upstream="vllm#54669 (open); --moe-backend b12x from 0.29.0 on",
     evidence=(
-        kit.Evidence("39 tests and 100 runs pass on a GB10", "vllm#54669's author", "reported"),
-        kit.Evidence("contested: 9-12 % faster on RTX 50", "vllm#49476, vllm#40082", "reported"),
-        kit.Evidence("what is taken, with b12x and without", "patchkit's proof of it", "measured"),
+        kit.Evidence(
+            "39 tests and 100 runs pass on a GB10", "vllm#54669's author", "reported"
+        ),
+        kit.Evidence(
+            "contested: 9-12 % faster on RTX 50", "vllm#49476, vllm#40082", "reported"
+        ),
+        kit.Evidence(
+            "what is taken, with b12x and without", "patchkit's proof of it", "measured"
+        ),
     ),
     look=look,
     prove=prove,

@@ -37,7 +37,8 @@ def _marlin_first_on_gb10(backends):
 # 0.14: a chain of conditions.
 _FORCED = "cutlass_fp4_supported() and not envs.VLLM_TEST_FORCE_FP8_MARLIN"
 _FORCED_AFTER = (
-    "cutlass_fp4_supported() and not (envs.VLLM_TEST_FORCE_FP8_MARLIN or _marlin_on_gb10())"
+    "cutlass_fp4_supported() and not "
+    "(envs.VLLM_TEST_FORCE_FP8_MARLIN or _marlin_on_gb10())"
 )
 _ASKED = '''\
 def _marlin_on_gb10() -> bool:
@@ -101,7 +102,11 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
         edits = kit.swap(path, text, _OLD_SCOPE, before, _detected(before), note=_NOTE)
     else:
         listed = "AVAILABLE_BACKENDS" in text
-        form = (_FORMAT, _FORMAT_AFTER, _FIRST) if listed else (_FORCED, _FORCED_AFTER, _ASKED)
+        form = (
+            (_FORMAT, _FORMAT_AFTER, _FIRST)
+            if listed
+            else (_FORCED, _FORCED_AFTER, _ASKED)
+        )
         edits = kit.wrap(path, text, _ORACLE, *form, note=_NOTE)
     return kit.found(
         edits,
@@ -112,7 +117,9 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 
 def prove(case: kit.Case) -> str:
     """Check that 12.1 (12.x where none has a kernel) takes Marlin, and others what they took."""
-    all_sm12x = not case.stock.exists(kit.NVFP4_MOE) and "cutedsl" not in case.stock.read(_OLD)
+    all_sm12x = not case.stock.exists(
+        kit.NVFP4_MOE
+    ) and "cutedsl" not in case.stock.read(_OLD)
     return kit.prove_decision(
         case,
         "NVFP4 MoE",
@@ -131,7 +138,11 @@ FIX = kit.Fix(
     "prefer FlashInfer's and vLLM's CUTLASS kernels, which were reported to give wrong numbers on "
     "12.x for some models. --moe-backend and VLLM_USE_FLASHINFER_MOE_FP4 still decide if set.",
     needs=(
-        kit.Need(">=0.11.1,<0.12", kit.Severity.REQUIRED, "the chosen MoE kernel is not built"),
+        kit.Need(
+            ">=0.11.1,<0.12",
+            kit.Severity.REQUIRED,
+            "the chosen MoE kernel is not built",
+        ),
         kit.Need(
             ">=0.12,<0.23",
             kit.Severity.RECOMMENDED,
@@ -144,7 +155,11 @@ FIX = kit.Fix(
             "upstream's wheels carry Marlin MoE as PTX, which was reported wrong on 12.x too",
             kind="installed",
         ),
-        kit.Need(">=0.23,<0.28", kit.Severity.RECOMMENDED, "native FP4 was reported wrong on 12.x"),
+        kit.Need(
+            ">=0.23,<0.28",
+            kit.Severity.RECOMMENDED,
+            "native FP4 was reported wrong on 12.x",
+        ),
         kit.Need(
             ">=0.28",
             kit.Severity.OPTIONAL,
@@ -159,7 +174,9 @@ FIX = kit.Fix(
             "measured",
         ),
         kit.Evidence(
-            "no SM120 variant in nvfp4_blockwise_moe_kernel.cu", "vLLM 0.11.2 csrc", "read"
+            "no SM120 variant in nvfp4_blockwise_moe_kernel.cu",
+            "vLLM 0.11.2 csrc",
+            "read",
         ),
         kit.Evidence(
             "Marlin MoE from PTX corrupts 14 of 30 answers on 12.x, from machine code none",
@@ -171,7 +188,9 @@ FIX = kit.Fix(
             "vLLM 0.33.0 recipes/, recipes#632",
             "read",
         ),
-        kit.Evidence("FlashInfer CUTLASS gives garbage with GLM-5.3", "a Spark user", "reported"),
+        kit.Evidence(
+            "FlashInfer CUTLASS gives garbage with GLM-5.3", "a Spark user", "reported"
+        ),
         kit.Evidence(
             "what each release takes on 12.1, by its own code with the capability given",
             "patchkit's proof of this fix",

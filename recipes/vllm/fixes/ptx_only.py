@@ -49,7 +49,9 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     span = kit.region(_PATH, text, _MACRO, "endmacro()")
     note = "machine code only for majors that are built for"
     edits = kit.swap_text(_PATH, text, _BEFORE, _AFTER, note=note, within=span)
-    edits += kit.swap_text(_FLASH, tree.read(_FLASH), _READ, _READ_AND_FILTERED, note=note)
+    edits += kit.swap_text(
+        _FLASH, tree.read(_FLASH), _READ, _READ_AND_FILTERED, note=note
+    )
     return kit.found(
         edits,
         now=f"{_PATH}: +PTX makes machine code whatever is built for",
@@ -60,14 +62,20 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 def prove(case: kit.Case) -> str:
     """Evaluate the arch lists: dead machine code is gone, and all of it stays where it loads."""
     target, wanted = case.request.target, case.request.arch_list
-    asked = [(case.stock, wanted), (case.patched, wanted), (case.patched, f"{_OLDER};{wanted}")]
+    asked = [
+        (case.stock, wanted),
+        (case.patched, wanted),
+        (case.patched, f"{_OLDER};{wanted}"),
+    ]
     before, after, with_older = (
         kit.evaluate(tree, target, archs, target.cuda) for tree, archs in asked
     )
     for old, new in zip(before, after, strict=True):
         # A build for one major version leaves of the others what the device compiles by itself.
         expected = tuple(
-            arch if kit.parse_arch(arch).major == target.major else arch.replace("+PTX", "-virtual")
+            arch
+            if kit.parse_arch(arch).major == target.major
+            else arch.replace("+PTX", "-virtual")
             for arch in old.archs
         )
         if new.archs != expected:
@@ -75,7 +83,9 @@ def prove(case: kit.Case) -> str:
     for group in with_older:
         if any(kit.parse_arch(arch).virtual for arch in group.archs):
             raise _wrong(group, f"and {_OLDER} needs machine code of it")
-    only = sum(any(kit.parse_arch(arch).virtual for arch in group.archs) for group in after)
+    only = sum(
+        any(kit.parse_arch(arch).virtual for arch in group.archs) for group in after
+    )
     return f"{only} of {len(after)} kernel groups come as PTX, without machine code beside it"
 
 

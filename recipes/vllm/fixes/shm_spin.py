@@ -34,7 +34,10 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     ring, envs = tree.read(_RING), tree.read(_ENVS)
     if _VARIABLE in envs and _SETTING not in envs:
         return kit.upstream(f"{_ENVS}: {_VARIABLE} is a setting")
-    spins, settings = partial(kit.swap_text, _RING, ring), partial(kit.swap_text, _ENVS, envs)
+    spins, settings = (
+        partial(kit.swap_text, _RING, ring),
+        partial(kit.swap_text, _ENVS, envs),
+    )
     waits = partial(kit.swap, _RING, ring, "SpinCondition.wait")
     edits = kit.together(
         partial(spins, _SECOND, _SET, note="spins as long as is set"),
@@ -52,7 +55,12 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 def prove(case: kit.Case) -> str:
     """Run the release's own reader on a clock of ours, before and after; nobody notifies it."""
     patched = partial(_read, case.patched)
-    asked = partial(_read, case.stock), patched, partial(patched, "1"), partial(patched, "", 0.25)
+    asked = (
+        partial(_read, case.stock),
+        patched,
+        partial(patched, "1"),
+        partial(patched, "", 0.25),
+    )
     (spun, slept, _ended), *after = kit.ask(case.patched, asked, list[int])
     # Upstream counts what is left of the patience in whole milliseconds.
     expected = [[2, 100, 1502], [1000, 100, 1500], [2, 100, 249]]
@@ -88,7 +96,9 @@ class _Ring:
         return []
 
 
-def _read(tree: kit.SourceTree, seconds: str = "", timeout_s: float | None = None) -> list[int]:
+def _read(
+    tree: kit.SourceTree, seconds: str = "", timeout_s: float | None = None
+) -> list[int]:
     """Return for how many ms a reader spins and at most sleeps (-1: for ever), and when it ends."""
     ring = _Ring()
     code = kit.on_device(tree, *kit.GB10, {_VARIABLE: seconds} if seconds else {})
@@ -96,7 +106,9 @@ def _read(tree: kit.SourceTree, seconds: str = "", timeout_s: float | None = Non
     code.put(_RING, "sched_yield", ring.spin)
     code.put(_RING, "SPINLOOP_EXT_ENABLED", False)
     queue = object.__new__(code.get(_RING, "MessageQueue"))
-    queue.buffer = SimpleNamespace(get_metadata=lambda _: nullcontext(ring), get_data=nullcontext)
+    queue.buffer = SimpleNamespace(
+        get_metadata=lambda _: nullcontext(ring), get_data=nullcontext
+    )
     queue._is_local_reader, queue.shutting_down = True, False
     queue.local_reader_rank = queue.current_idx = 0
     queue._spin_condition = code.get(_RING, "SpinCondition")(True, kit.Anything(), "")
@@ -120,7 +132,11 @@ FIX = kit.Fix(
     "reader looks at the ring every 100 ms. VLLM_SHM_BROADCAST_BUSY_LOOP_S sets other seconds. "
     "VLLM_USE_SPINLOOP_EXT has to stay 0, and the ranks of other nodes have no ring.",
     needs=(
-        kit.Need(">=0.18", kit.Severity.RECOMMENDED, "a core spins for EngineCore and each worker"),
+        kit.Need(
+            ">=0.18",
+            kit.Severity.RECOMMENDED,
+            "a core spins for EngineCore and each worker",
+        ),
     ),
     upstream="vllm#52814 (open) has the variable, with 1 s as the default; #51950 was closed",
     evidence=(

@@ -22,11 +22,19 @@ FIX = kit.Fix(
     why="Three SM100 lists name 12.0f, so the build sets ENABLE_NVFP4_SM100 and "
     "ENABLE_SCALED_MM_SM100, and the dispatch takes the SM100 kernels at compile time. Asked for "
     "12.1a, the lists of that release lead nowhere by themselves.",
-    needs=(kit.Need("==0.11.1", kit.Severity.REQUIRED, "SM100 kernels are chosen on SM12x"),),
+    needs=(
+        kit.Need(
+            "==0.11.1", kit.Severity.REQUIRED, "SM100 kernels are chosen on SM12x"
+        ),
+    ),
     upstream="0.11.2 took 12.0f out of the SM100 lists",
     evidence=(
-        kit.Evidence("evaluated lists of 0.11.1 and 0.11.2", "patchkit archs", "measured"),
-        kit.Evidence("compile-time #if ENABLE_NVFP4_SM100 … #elif", "vLLM 0.11.1 csrc", "read"),
+        kit.Evidence(
+            "evaluated lists of 0.11.1 and 0.11.2", "patchkit archs", "measured"
+        ),
+        kit.Evidence(
+            "compile-time #if ENABLE_NVFP4_SM100 … #elif", "vLLM 0.11.1 csrc", "read"
+        ),
     ),
     look=look,
     layer="build",

@@ -38,7 +38,9 @@ FIX = kit.Fix(
     "an empty kernel (to 0.14) or a trap (0.16 to 0.21).",
     needs=(
         kit.Need(
-            ">=0.11.1,<0.22", kit.Severity.REQUIRED, "12.1a code is an empty kernel or a trap"
+            ">=0.11.1,<0.22",
+            kit.Severity.REQUIRED,
+            "12.1a code is an empty kernel or a trap",
         ),
     ),
     upstream="0.16.0 (block scales) and 0.22.0 (per tensor, #35568) use enable_sm120_family",
@@ -50,7 +52,9 @@ FIX = kit.Fix(
         ),
         kit.Evidence("the guards of every release", "vLLM csrc", "read"),
         kit.Evidence(
-            "__CUDA_ARCH__ is 1210 for 121a and 1200 for 120f", "nvcc 13.0.88", "compiled"
+            "__CUDA_ARCH__ is 1210 for 121a and 1200 for 120f",
+            "nvcc 13.0.88",
+            "compiled",
         ),
     ),
     look=look,
@@ -60,7 +64,9 @@ FIX = kit.Fix(
         kit.Example(
             version="0.19.1",
             path=_PATHS[0],
-            beside={"csrc/x/c3x/scaled_mm.cuh": "using GemmKernel = enable_sm120_only<Kernel>;\n"},
+            beside={
+                "csrc/x/c3x/scaled_mm.cuh": "using GemmKernel = enable_sm120_only<Kernel>;\n"
+            },
             before="template <typename Kernel>\nstruct enable_sm120_only : Kernel {\n"
             "  #if __CUDA_ARCH__ == 1200\n  #endif\n};\n",
             after="template <typename Kernel>\nstruct enable_sm120_only : Kernel {\n"

@@ -32,7 +32,11 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     label = f"{tree.version}{separator}{tags}p{digest}"
     before = present[0] if present and _is_own(present[1], tags) else _BEFORE
     after = f'os.getenv("{_VARIABLE}", "{label}")'
-    edits = [] if before == after else kit.swap(_PATH, text, _SCOPE, before, after, note=label)
+    edits = (
+        []
+        if before == after
+        else kit.swap(_PATH, text, _SCOPE, before, after, note=label)
+    )
     return kit.found(
         edits,
         now=f"{_PATH}: the build is called {tree.version}, as upstream's",
@@ -63,7 +67,11 @@ def prove(case: kit.Case) -> str:
     code = kit.Code(case.patched, names)
     (label,) = kit.ask(case.patched, [lambda: code.get(_PATH, _SCOPE)()], object)
     with contextlib.suppress(InvalidVersion):
-        if isinstance(label, str) and str(Version(label)) == label and _is_own(label, tags):
+        if (
+            isinstance(label, str)
+            and str(Version(label)) == label
+            and _is_own(label, tags)
+        ):
             return f"the build is called {label}"
     raise kit.ProofError(f"{_PATH}: {_SCOPE} returns {label!r}")
 
@@ -75,11 +83,17 @@ FIX = kit.Fix(
     why="From 0.20 on CUDA 13.0 is upstream's main CUDA, so a build gets no local version at all. "
     "VLLM_VERSION_OVERRIDE still wins when it is set.",
     needs=(
-        kit.Need(">=0.11.1", kit.Severity.RECOMMENDED, "a patched build looks like upstream's"),
+        kit.Need(
+            ">=0.11.1",
+            kit.Severity.RECOMMENDED,
+            "a patched build looks like upstream's",
+        ),
     ),
     upstream="never: the label is patchkit's own",
     evidence=(
-        kit.Evidence("get_vllm_version, run with the label", "patchkit's proof", "measured"),
+        kit.Evidence(
+            "get_vllm_version, run with the label", "patchkit's proof", "measured"
+        ),
     ),
     look=look,
     prove=prove,

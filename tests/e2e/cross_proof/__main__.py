@@ -56,7 +56,9 @@ def main() -> int:
     """Prove an installation of a wheelhouse; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("wheelhouse", nargs="?", type=Path)
-    parser.add_argument("--obstacle", action="store_true", help="print what is in the way")
+    parser.add_argument(
+        "--obstacle", action="store_true", help="print what is in the way"
+    )
     args = parser.parse_args()
     if args.obstacle:
         sys.stdout.write(obstacle(args.wheelhouse))
@@ -90,7 +92,8 @@ def prove(house: Path, folder: Path) -> int:
     """
     built = wheels.require_cpu(house)
     take_step(
-        "wheelhouse", lambda: verdict(run(sys.executable, "-m", "patchkit", "verify", str(house)))
+        "wheelhouse",
+        lambda: verdict(run(sys.executable, "-m", "patchkit", "verify", str(house))),
     )
     root = RootFs(path=folder / "root", binds={ROOT: CHECKOUT, house: HOUSE})
     take_step("file system", lambda: unpack(root))
@@ -134,7 +137,9 @@ def install(lock: wheels.Lock, folder: Path, root: RootFs) -> str:
     header = root.packages / "nvidia/cu13/include/cuda.h"
     driver_stand_in(header, Path(CXX), root.path / DRIVER.lstrip("/") / "libcuda.so.1")
     out = f"; left out: {', '.join(lock.left_out)}" if lock.left_out else ""
-    return f"{len(lock.lines)} projects by hash, resolved for CPython {root.python}{out}"
+    return (
+        f"{len(lock.lines)} projects by hash, resolved for CPython {root.python}{out}"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,18 +169,31 @@ class Installation:
         count = sum(len(each.operators) for each in ours)
         told = f"torch {torch['torch']}; {len(ours)} loaded, {count} operators"
         same, theirs = self._load_upstream(facts, digests)
-        found = list(differences([each for each in ours if each.path not in same], theirs, facts))
+        found = list(
+            differences([each for each in ours if each.path not in same], theirs, facts)
+        )
         if unexplained := [what for what, why in found if not why]:
-            raise ProofError(f"{told}; not as upstream's:\n    " + "\n    ".join(unexplained))
-        told += f"; {len(same)} are upstream's bytes; {len(found)} differences, explained"
+            raise ProofError(
+                f"{told}; not as upstream's:\n    " + "\n    ".join(unexplained)
+            )
+        told += (
+            f"; {len(same)} are upstream's bytes; {len(found)} differences, explained"
+        )
         return told + "".join(f"\n    {what}: {why}" for what, why in found)
 
     def import_vllm(self) -> str:
         """Import vLLM, and every module that fixes changed."""
-        names = modules(p for p in patched_files(self.wheels["vllm"]) if p.startswith("vllm/"))
+        names = modules(
+            p for p in patched_files(self.wheels["vllm"]) if p.startswith("vllm/")
+        )
         first, *rest = self._ask("modules", "vllm", *names)
-        require(first.get("version") == self._built_version(), f"vllm.__version__ is {first}")
-        failed = [f"{each['module']}: {each['error']}" for each in rest if "error" in each]
+        require(
+            first.get("version") == self._built_version(),
+            f"vllm.__version__ is {first}",
+        )
+        failed = [
+            f"{each['module']}: {each['error']}" for each in rest if "error" in each
+        ]
         require(not failed, "; ".join(failed))
         return f"{first['version']}; {len(rest)} patched modules"
 
@@ -205,11 +223,15 @@ class Installation:
         with WheelFile(self.wheels["vllm"]) as opened:
             return str(opened.facts["wheel"])
 
-    def _load(self, paths: Sequence[str], folder: Path) -> tuple[dict[str, Any], list[Loaded]]:
+    def _load(
+        self, paths: Sequence[str], folder: Path
+    ) -> tuple[dict[str, Any], list[Loaded]]:
         """Load extensions of a folder in one process; return what is said of torch, and of them."""
         prefix = self.root.seen_inside(folder)
         torch, *rest = self._ask("libraries", *(f"{prefix}/{path}" for path in paths))
-        failed = "; ".join(f"{each['path']}: {each['error']}" for each in rest if "error" in each)
+        failed = "; ".join(
+            f"{each['path']}: {each['error']}" for each in rest if "error" in each
+        )
         require(not failed, failed)
         return torch, [
             Loaded(
@@ -228,7 +250,9 @@ class Installation:
         Of those, the ones that we have are loaded, too.
         """
         folder = self.root.path / UPSTREAM.lstrip("/")
-        with WheelFile(fetch("vllm", facts["version"], upstream_wheels()[CPU])) as wheel:
+        with WheelFile(
+            fetch("vllm", facts["version"], upstream_wheels()[CPU])
+        ) as wheel:
             paths = extensions(wheel, self.root.python)
             same = {path for path in paths if digests.get(path) == _digest(wheel, path)}
             absent = [Loaded(path=path) for path in paths if path not in digests]
@@ -246,7 +270,8 @@ class Installation:
             here = self.root.path / mapped[0].lstrip("/")
             require(mapped[0].endswith(LIBRARY), f"torch maps {mapped[0]}")
             require(
-                here.read_bytes() == libnccl_of(ours), f"{mapped[0]} is not that of {ours.name}"
+                here.read_bytes() == libnccl_of(ours),
+                f"{mapped[0]} is not that of {ours.name}",
             )
 
 
@@ -265,7 +290,9 @@ def _digest(wheel: WheelFile, path: str) -> str:
 
 def verdict(said: str) -> str:
     """Return the line of `patchkit verify` that says what held."""
-    return next((line for line in said.splitlines() if line.startswith("✓")), said).lstrip("✓ ")
+    return next(
+        (line for line in said.splitlines() if line.startswith("✓")), said
+    ).lstrip("✓ ")
 
 
 if __name__ == "__main__":

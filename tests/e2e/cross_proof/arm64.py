@@ -30,7 +30,9 @@ QEMU, BINFMT = "qemu-aarch64-static", "/proc/sys/fs/binfmt_misc"
 MAGIC = r"\x7fELF\x02\x01\x01" + r"\x00" * 9 + r"\x02\x00\xb7\x00"
 MASK = r"\xff" * 7 + r"\x00" + r"\xff" * 8 + r"\xfe\xff\xff\xff"
 SPACES = (*fresh.SPACES, "--net")
-PATIENCE = 3600  # seconds for one program; qemu takes ten times as long as the CPU itself
+PATIENCE = (
+    3600  # seconds for one program; qemu takes ten times as long as the CPU itself
+)
 
 # In a user namespace the kernel keeps another list of interpreters (since Linux 6.7). Its first
 # process waits until this one has written who is who in it: everybody is who he was.
@@ -48,13 +50,19 @@ def obstacle(*programs: str) -> str:
             "the kernel starts qemu for no program: Linux before 6.7 needs it registered for all: "
             f"sudo apt install binfmt-support ({done.stderr.strip()})"
         )
-    return f"namespaces are not allowed here: {done.stderr.strip()}" if done.returncode else ""
+    return (
+        f"namespaces are not allowed here: {done.stderr.strip()}"
+        if done.returncode
+        else ""
+    )
 
 
 def _needs_own_users() -> bool:
     registered = Path(BINFMT, "qemu-aarch64")
     # Without F the kernel looks for qemu where the program is: not there, in another root.
-    everywhere = registered.exists() and re.search(r"(?m)^flags: \w*F", registered.read_text())
+    everywhere = registered.exists() and re.search(
+        r"(?m)^flags: \w*F", registered.read_text()
+    )
     return platform.machine() != CPU and not everywhere
 
 
@@ -115,14 +123,20 @@ class RootFs:
         """Return what a program says, without a network. Raises ProofError if it fails."""
         # What is registered is forgotten with the last mount of the list.
         kept = {Path(BINFMT): BINFMT} if _needs_own_users() else {}
-        script = fresh.entering(self.path, {**self.binds, **kept}, f"exec {shlex.join(words)}")
+        script = fresh.entering(
+            self.path, {**self.binds, **kept}, f"exec {shlex.join(words)}"
+        )
         try:
             done = in_namespaces(script, variables)
         except subprocess.TimeoutExpired:
-            raise ProofError(f"{words[0]} … gave no answer within {PATIENCE} s") from None
+            raise ProofError(
+                f"{words[0]} … gave no answer within {PATIENCE} s"
+            ) from None
         if done.returncode:
             said = (done.stderr or done.stdout).strip()[-1500:]
-            raise ProofError(f"{' '.join(words[:4])} … ended with {done.returncode}:\n{said}")
+            raise ProofError(
+                f"{' '.join(words[:4])} … ended with {done.returncode}:\n{said}"
+            )
         return done.stdout
 
 

@@ -33,7 +33,9 @@ def libraries(paths: list[str]) -> None:
     before = registered(torch)
     for path in paths:
         print(f"loading {path}", file=sys.stderr, flush=True)
-        spec = importlib.util.spec_from_file_location(Path(path).name.partition(".")[0], path)
+        spec = importlib.util.spec_from_file_location(
+            Path(path).name.partition(".")[0], path
+        )
         assert spec is not None
         assert spec.loader is not None
         try:
@@ -44,7 +46,11 @@ def libraries(paths: list[str]) -> None:
             continue
         after = registered(torch)
         new = {name: after[name] for name in after.keys() - before.keys()}
-        tell(path=path, operators=new, names=[n for n in dir(module) if not n.startswith("__")])
+        tell(
+            path=path,
+            operators=new,
+            names=[n for n in dir(module) if not n.startswith("__")],
+        )
         before = after
 
 
@@ -52,14 +58,17 @@ def registered(torch: Any) -> dict[str, str]:
     """Return every operator's schema, and the dispatch keys that it has a kernel for."""
     schemas = {}
     for schema in torch._C._jit_get_all_schemas():
-        name = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
+        name = schema.name + (
+            f".{schema.overload_name}" if schema.overload_name else ""
+        )
         schemas[name] = str(schema)
     kernels: dict[str, list[str]] = {}
     for key in KEYS:
         for name in torch._C._dispatch_get_registrations_for_dispatch_key(key):
             kernels.setdefault(name, []).append(key)
     return {
-        name: f"{schema} [{' '.join(kernels.get(name, []))}]" for name, schema in schemas.items()
+        name: f"{schema} [{' '.join(kernels.get(name, []))}]"
+        for name, schema in schemas.items()
     }
 
 

@@ -48,11 +48,18 @@ def differences(
             yield from _compare(here[path], there[path], facts)
 
 
-def _compare(ours: Loaded, upstream: Loaded, facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _compare(
+    ours: Loaded, upstream: Loaded, facts: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
     for name in sorted(ours.operators.keys() | upstream.operators.keys()):
-        mine, theirs = ours.operators.get(name, "none"), upstream.operators.get(name, "none")
+        mine, theirs = (
+            ours.operators.get(name, "none"),
+            upstream.operators.get(name, "none"),
+        )
         if mine != theirs:
-            (schema, _, keys), (other, _, more) = (each.rpartition(" [") for each in (mine, theirs))
+            (schema, _, keys), (other, _, more) = (
+                each.rpartition(" [") for each in (mine, theirs)
+            )
             fewer = schema == other and set(keys[:-1].split()) < set(more[:-1].split())
             gone = mine == "none"
             why = _explain_kernels(name, facts, gone) if gone or fewer else ""
@@ -69,7 +76,9 @@ def _explain_library(path: str, facts: Mapping[str, Any]) -> str:
     known = [gap["why"] for gap in GAPS["library"] if gap["name"] == name]
     version, target = Version(facts["version"]), targets()[facts["target"]]
     entries = [each for each in library_table().library if each.covers(version)]
-    if any(fnmatchcase(path, each.file) and not each.used_on(target) for each in entries):
+    if any(
+        fnmatchcase(path, each.file) and not each.used_on(target) for each in entries
+    ):
         known.append(f"for other devices than {target.title}")
     return known[0] if known else ""
 

@@ -32,8 +32,18 @@ from support.proving import run
 NEEDS = "/opt/needs"  # inside: what patchkit needs
 # No import needs them: kernels, compilers of kernels, videos. 3 of 9 GB installed for 0.25.1.
 LEFT_OUT = {
-    *("flashinfer-cubin", "nvidia-cutlass-dsl-libs-base", "nvidia-cutlass-dsl-libs-cu13"),
-    *("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-tileiras", "tilelang", "tokenspeed-triton"),
+    *(
+        "flashinfer-cubin",
+        "nvidia-cutlass-dsl-libs-base",
+        "nvidia-cutlass-dsl-libs-cu13",
+    ),
+    *(
+        "nvidia-cuda-nvcc",
+        "nvidia-nvvm",
+        "nvidia-cuda-tileiras",
+        "tilelang",
+        "tokenspeed-triton",
+    ),
     *("z3-solver", "pynvvideocodec"),
 }
 _BROKEN = re.compile(
@@ -84,7 +94,12 @@ def lock(house: Path, python: str, scratch: Path) -> Lock:
     """Return what is to be installed on a Python: what `fill` resolves for it, beside the house."""
     copy = scratch / "house"
     copy.mkdir(parents=True)
-    for name in (MANIFEST, REQUIREMENTS, SUMS, *(e.filename for e in built(load_manifest(house)))):
+    for name in (
+        MANIFEST,
+        REQUIREMENTS,
+        SUMS,
+        *(e.filename for e in built(load_manifest(house))),
+    ):
         shutil.copy2(house / name, copy)
     fill = ("wheelhouse", "fill", "--lock-only", "--python-version", python)
     run(sys.executable, "-m", "patchkit", *fill, "--dir", str(copy))
@@ -116,10 +131,22 @@ def _pip(verb: str, root: RootFs, requirements: Path, *options: str) -> None:
     # Only the platforms that are named count.
     named = [f"manylinux_2_{minor}_{CPU}" for minor in (*range(17, 40), 5)]
     platforms = (*named, f"manylinux2014_{CPU}", f"linux_{CPU}")
-    other = (f"--python-version={root.python}", *(f"--platform={name}" for name in platforms))
+    other = (
+        f"--python-version={root.python}",
+        *(f"--platform={name}" for name in platforms),
+    )
     compiled = ("--no-compile",) if verb == "install" else ()
     run(
-        *(sys.executable, "-m", "pip", verb, "--quiet", "--no-cache-dir", "--no-deps", *compiled),
+        *(
+            sys.executable,
+            "-m",
+            "pip",
+            verb,
+            "--quiet",
+            "--no-cache-dir",
+            "--no-deps",
+            *compiled,
+        ),
         *("--require-hashes", *other, "--only-binary=:all:", *options),
         f"--requirement={requirements}",
         # pip unpacks into a temporary folder first, and renames within a file system alone.

@@ -30,7 +30,9 @@ def main(work: Path, names: list[str]) -> int:
         chosen = [each for each in chosen if each not in UNITS]
     lab = Lab(work)
     makers = {each.__name__: partial(_row, each, lab) for each in chosen}
-    rows = make_rows(("scenario", "s", "outcome"), makers, work / "logs", side_by_side=1)
+    rows = make_rows(
+        ("scenario", "s", "outcome"), makers, work / "logs", side_by_side=1
+    )
     return 0 if set(rows) == set(makers) else 1
 
 

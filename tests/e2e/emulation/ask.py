@@ -18,7 +18,9 @@ from pathlib import Path
 PROMPT_WORDS, ANSWER_WORDS = 300, 32
 
 
-def complete(url: str, model: Path, prompt: list[int], seconds: float) -> tuple[str, list[int]]:
+def complete(
+    url: str, model: Path, prompt: list[int], seconds: float
+) -> tuple[str, list[int]]:
     question = {
         "model": str(model),
         "prompt": prompt,

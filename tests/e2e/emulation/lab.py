@@ -28,7 +28,12 @@ BIN = Path(sys.prefix) / "bin"
 SPARKS = ("spark1", "spark2", "spark3")
 RAY_PORT, API_PORT, MASTER_PORT = 6379, 8000, 29501
 RAY_SECONDS, SERVE_SECONDS = 120, 300
-RAY = ("--num-gpus=1", "--num-cpus=2", "--object-store-memory=200000000", "--disable-usage-stats")
+RAY = (
+    "--num-gpus=1",
+    "--num-cpus=2",
+    "--object-store-memory=200000000",
+    "--disable-usage-stats",
+)
 # Not about the network: no hub, no statistics, and few cores that others use, too.
 QUIET = {
     "HF_HUB_OFFLINE": "1",
@@ -65,7 +70,9 @@ class Lab:
         return self.work / "model"
 
     @contextlib.contextmanager
-    def sparks(self, count: int, log: str, *, debian: bool = False) -> Iterator[list[Node]]:
+    def sparks(
+        self, count: int, log: str, *, debian: bool = False
+    ) -> Iterator[list[Node]]:
         """So many nodes, connected; their logs are in a folder of that name.
 
         ``debian``: /etc/hosts names each node 127.0.1.1 for itself.
@@ -88,17 +95,27 @@ class Lab:
         """Start `vllm serve`, which listens on the node's own LAN address, and nowhere else."""
         listen = ("--host", wires.lan_ip(node.number), "--port", str(API_PORT))
         fixed = ("--dtype", "float32", "--max-model-len", "512", "--enforce-eager")
-        command = with_file(file, "vllm", "serve", str(self.model), *listen, *fixed, *options)
+        command = with_file(
+            file, "vllm", "serve", str(self.model), *listen, *fixed, *options
+        )
         return node.start(*command, log="serve", seconds=SERVE_SECONDS, env=QUIET)
 
     def answers(self, node: Node, server: Server) -> Answers:
         """What it answers. Raises NodeError if it ends, or is not healthy in time."""
         url = f"http://{wires.lan_ip(node.number)}:{API_PORT}"
-        question = ("python", str(HERE / "ask.py"), str(self.model), url, str(SERVE_SECONDS - 20))
+        question = (
+            "python",
+            str(HERE / "ask.py"),
+            str(self.model),
+            url,
+            str(SERVE_SECONDS - 20),
+        )
         asking = node.start(*question, log="answers", seconds=SERVE_SECONDS)
         while asking.poll() is None:
             if server.poll() is not None:
-                raise NodeError(f"vllm serve ended with {server.returncode}:\n{tail(node)}")
+                raise NodeError(
+                    f"vllm serve ended with {server.returncode}:\n{tail(node)}"
+                )
             time.sleep(0.5)
         if asking.returncode:
             raise NodeError(f"no answer:\n{tail(node, 'answers')}\n{tail(node)}")
@@ -140,23 +157,35 @@ def write_files(sparks: Sequence[Node], executor: str, vllm: str = "") -> None:
     """
     head, *workers = sparks
     cluster = ("--head-ip", wires.qsfp_ip(head.number), "--nodes", str(len(sparks)))
-    chosen = ("--executor", executor, "--topology", "socket", *(("--vllm", vllm) if vllm else ()))
+    chosen = (
+        "--executor",
+        executor,
+        "--topology",
+        "socket",
+        *(("--vllm", vllm) if vllm else ()),
+    )
     _patchkit(head, "env", "--role", "head", *cluster, *chosen, *ON_CPU, "-o", ENV_FILE)
     for worker in workers:
         worker.file(HEAD_FILE).write_bytes(head.file(ENV_FILE).read_bytes())
-        _patchkit(worker, "env", "--role", "worker", "--from", HEAD_FILE, "-o", ENV_FILE)
+        _patchkit(
+            worker, "env", "--role", "worker", "--from", HEAD_FILE, "-o", ENV_FILE
+        )
     for node in sparks:
         _patchkit(node, "check", ENV_FILE)
 
 
 def check_strangers_file(node: Node) -> str:
     """What `check` finds in another node's file. Raises NodeError if it is content with it."""
-    checking = node.start(*PATCHKIT, "check", ENV_FILE, log="check", seconds=SECONDS, env=ENV)
+    checking = node.start(
+        *PATCHKIT, "check", ENV_FILE, log="check", seconds=SECONDS, env=ENV
+    )
     code, output = checking.wait(), node.log("check").read_text()
     address = "this host has no address" in output
     interface = "this host has no interface" in output
     if code != FINDINGS or not (address and interface):
-        raise NodeError(f"{node.name}: check, exit status {code}, of another's file:\n{output}")
+        raise NodeError(
+            f"{node.name}: check, exit status {code}, of another's file:\n{output}"
+        )
     errors = re.search(r"\d+ errors", output)
     return f"check: {errors[0] if errors else output}, address and interfaces"
 
@@ -203,7 +232,9 @@ def copied(lab: Lab) -> str:
         worker.write_bytes(head.read_bytes())
         found = check_strangers_file(sparks[1])
         start_ray(sparks, file=ENV_FILE)
-        return f"{found}; {_dies(lab, sparks, r'Unable to find address for: [a-z0-9]+')}"
+        return (
+            f"{found}; {_dies(lab, sparks, r'Unable to find address for: [a-z0-9]+')}"
+        )
 
 
 def mp(lab: Lab) -> str:
@@ -222,7 +253,9 @@ def loopback_name(lab: Lab) -> str:
     """Debian's /etc/hosts names the node 127.0.1.1: without files gloo connects to nobody."""
     with lab.sparks(2, "loopback_name", debian=True) as sparks:
         start_ray(sparks)
-        return _dies(lab, sparks, r"Gloo connectFullMesh failed with .*?remote=\[127\.0\.1\.1\]")
+        return _dies(
+            lab, sparks, r"Gloo connectFullMesh failed with .*?remote=\[127\.0\.1\.1\]"
+        )
 
 
 SCENARIOS = (single, cured, lan, copied, mp, loopback_name)
@@ -231,7 +264,10 @@ SCENARIOS = (single, cured, lan, copied, mp, loopback_name)
 def _same_answers(lab: Lab, sparks: Sequence[Node], *, file: str = "") -> None:
     server = lab.serve(sparks[0], *RANKS, str(len(sparks)), file=file)
     answers = lab.answers(sparks[0], server)
-    insist(answers == lab.expected, f"{json.dumps(answers)} is not {json.dumps(lab.expected)}")
+    insist(
+        answers == lab.expected,
+        f"{json.dumps(answers)} is not {json.dumps(lab.expected)}",
+    )
 
 
 def _over_qsfp(sparks: Sequence[Node]) -> str:

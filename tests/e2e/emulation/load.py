@@ -25,10 +25,17 @@ def ask(prompt: int, answer: int, *, slowly: float = 0, most: int = 1 << 30) -> 
     """Read an answer as it comes, with so many seconds between two pieces, and so many of them."""
     # As tokens, so that nothing depends on a tokenizer.
     tokens = [DICE.randrange(2, 300) for _ in range(prompt)]
-    question = {"model": MODEL, "prompt": tokens, "max_tokens": answer, "ignore_eos": True}
+    question = {
+        "model": MODEL,
+        "prompt": tokens,
+        "max_tokens": answer,
+        "ignore_eos": True,
+    }
     headers = {"Content-Type": "application/json"}
     with contextlib.closing(http.client.HTTPConnection(PLACE, timeout=300)) as link:
-        link.request("POST", "/v1/completions", json.dumps(question | {"stream": True}), headers)
+        link.request(
+            "POST", "/v1/completions", json.dumps(question | {"stream": True}), headers
+        )
         response = link.getresponse()
         if response.status != 200:
             raise OSError(f"HTTP {response.status}: {response.read(200)!r}")

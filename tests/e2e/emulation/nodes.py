@@ -73,11 +73,15 @@ class Node:
     def run(self, *command: str, log: str, seconds: int = 60, env: Env = None) -> str:
         """Run a command inside to its end. Its output; raises NodeError if it fails."""
         begin = self.log(log).stat().st_size if self.log(log).exists() else 0
-        code = self.start(*command, log=log, seconds=seconds, env=env).wait(seconds + 10)
+        code = self.start(*command, log=log, seconds=seconds, env=env).wait(
+            seconds + 10
+        )
         output = self.log(log).read_bytes()[begin:].decode(errors="replace")
         if code:
             what = "took too long" if code in {-9, 137} else f"exit status {code}"
-            raise NodeError(f"{self.name}: {' '.join(command)}: {what}\n{output[-2000:]}")
+            raise NodeError(
+                f"{self.name}: {' '.join(command)}: {what}\n{output[-2000:]}"
+            )
         return output
 
 
@@ -107,7 +111,15 @@ class Nodes:
         (folder / "hostname").write_text(f"{name}\n")
         (folder / "resolv.conf").write_text("")
         shared = [str(each) for each in self.shared if each.is_relative_to("/tmp")]
-        tie = ("setpriv", "--pdeathsig", "KILL", "unshare", *SPACES, "--fork", "--kill-child")
+        tie = (
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+            "unshare",
+            *SPACES,
+            "--fork",
+            "--kill-child",
+        )
         holder = subprocess.Popen(
             [*tie, "sh", str(INIT), name, str(folder), *shared],
             stdin=subprocess.DEVNULL,
@@ -120,9 +132,13 @@ class Nodes:
             assert holder.stdout is not None
             pid = holder.stdout.readline().strip()
             if not pid:
-                raise NodeError(f"{name}: {holder.communicate(timeout=START_SECONDS)[1].strip()}")
+                raise NodeError(
+                    f"{name}: {holder.communicate(timeout=START_SECONDS)[1].strip()}"
+                )
             path = f"{self.bin}:{SYSTEM_PATH}"
-            yield Node(name=name, number=number, pid=int(pid), path=path, logs=self.folder)
+            yield Node(
+                name=name, number=number, pid=int(pid), path=path, logs=self.folder
+            )
         finally:
             holder.kill()
             holder.communicate()
@@ -145,9 +161,20 @@ def obstacle(*programs: str) -> str:
     for program in (*TOOLS, *programs):
         if shutil.which(program) is None:
             return f"{program} is not installed: sudo apt install {PACKAGES.get(program, program)}"
-    trial = ["unshare", *SPACES, "--fork", "sh", "-c", "mount -t tmpfs tmpfs /mnt && ip link show"]
+    trial = [
+        "unshare",
+        *SPACES,
+        "--fork",
+        "sh",
+        "-c",
+        "mount -t tmpfs tmpfs /mnt && ip link show",
+    ]
     done = subprocess.run(trial, capture_output=True, text=True, timeout=START_SECONDS)
-    return f"namespaces are not allowed here: {done.stderr.strip()}" if done.returncode else ""
+    return (
+        f"namespaces are not allowed here: {done.stderr.strip()}"
+        if done.returncode
+        else ""
+    )
 
 
 if __name__ == "__main__":

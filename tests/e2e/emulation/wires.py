@@ -43,7 +43,11 @@ def hosts(names: Sequence[str], own: str = "") -> str:
     ``own`` is what Debian and Ubuntu write on that node: its name at 127.0.1.1.
     """
     lines = ["127.0.0.1 localhost", *([f"127.0.1.1 {own}"] if own else [])]
-    lines += [f"{lan_ip(number)} {name}" for number, name in enumerate(names, 1) if name != own]
+    lines += [
+        f"{lan_ip(number)} {name}"
+        for number, name in enumerate(names, 1)
+        if name != own
+    ]
     return "\n".join([*lines, ""])
 
 
@@ -60,11 +64,15 @@ def connect(nodes: Sequence[Node], switch: Node) -> None:
             plug(node, name, switch, f"qsfp{half}")
             address = f"address add {qsfp_ip(node.number, half)}/24 dev {name}"
             ip(node, f"link set {name} mtu {MTU}", address, f"link set {name} up")
-    deadline = time.monotonic() + LINK_SECONDS  # the kernel tells of a link up to a second later
+    deadline = (
+        time.monotonic() + LINK_SECONDS
+    )  # the kernel tells of a link up to a second later
     for node in nodes:
         while "DOWN" in ip(node, "-brief link show"):
             if time.monotonic() > deadline:
-                raise NodeError(f"{node.name}: a link stays down:\n{ip(node, 'link show')}")
+                raise NodeError(
+                    f"{node.name}: a link stays down:\n{ip(node, 'link show')}"
+                )
             time.sleep(0.1)
 
 
@@ -114,7 +122,10 @@ class Wiring:
         for bridge in BRIDGES:
             while True:
                 try:
-                    ip(self.switch, f"link set {name}-{bridge} mtu {MTU} master {bridge}")
+                    ip(
+                        self.switch,
+                        f"link set {name}-{bridge} mtu {MTU} master {bridge}",
+                    )
                     break
                 except NodeError:
                     if time.monotonic() > deadline:

@@ -54,7 +54,9 @@ def run_all(
     usual = usual or [*known]
     parser = argparse.ArgumentParser(prog=page.maker.removesuffix(" --write"))
     parser.add_argument("work", type=Path)
-    parser.add_argument("--write", action="store_true", help="if all usual ones are run")
+    parser.add_argument(
+        "--write", action="store_true", help="if all usual ones are run"
+    )
     parser.add_argument("name", nargs="*", metavar="SCENARIO")
     given = parser.parse_intermixed_args(words)
     if unknown := sorted(set(given.name) - set(known)):
@@ -71,7 +73,11 @@ def run_all(
 
 
 def make_rows(
-    header: Row, makers: Mapping[str, Callable[[], Row]], logs: Path, *, side_by_side: int
+    header: Row,
+    makers: Mapping[str, Callable[[], Row]],
+    logs: Path,
+    *,
+    side_by_side: int,
 ) -> dict[str, Row]:
     """Make rows of a table and print them; every one has its turn, even if one failed."""
     rows: dict[str, Row] = {}
@@ -94,6 +100,13 @@ def make_rows(
 
 
 if __name__ == "__main__":
-    for module in ("scenarios", "launching", "installing", "bringing", "freezing", "renaming"):
+    for module in (
+        "scenarios",
+        "launching",
+        "installing",
+        "bringing",
+        "freezing",
+        "renaming",
+    ):
         import_module(f"e2e.lifecycle.{module}")  # they register
     sys.exit(run_all(sys.argv[1:], FAILURES, SCENARIOS, usual=USUAL))

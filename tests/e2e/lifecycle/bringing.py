@@ -45,7 +45,9 @@ def installed_from_head(cluster: EmulatedCluster) -> str:
 
     head.user("rm", "-rf", ".local/share/patchkit")
     names = {"localhost": head, "spark2": cluster.worker}
-    text = "[serve]\n" + "".join(f'{key} = "{cluster.choices[key]}"\n' for key in cluster.choices)
+    text = "[serve]\n" + "".join(
+        f'{key} = "{cluster.choices[key]}"\n' for key in cluster.choices
+    )
     for name, node in names.items():
         text += f'[[node]]\nssh = "{name}"\naddress = "{wires.qsfp_ip(node.number)}"\n'
     fake_venv.write(head, f"{HOME}/cluster.toml", text)
@@ -53,9 +55,13 @@ def installed_from_head(cluster: EmulatedCluster) -> str:
         done = _patchkit(head, *words)
         insist(not done.trouble, f"{' '.join(words)}: {done.output}{done.errors}")
     insist(cluster.answers(), "up said that it serves, and it does not answer")
-    places = {node.user("readlink", "-f", LINK).output for node in cluster.nodes.values()}
+    places = {
+        node.user("readlink", "-f", LINK).output for node in cluster.nodes.values()
+    }
     insist(len(places) == 1, f"installed: {places}")
-    return "this machine alone, then this one and another: the same on both, and it serves"
+    return (
+        "this machine alone, then this one and another: the same on both, and it serves"
+    )
 
 
 @scenario("bare")
@@ -66,7 +72,11 @@ def installed_while_it_serves(cluster: EmulatedCluster) -> str:
     cluster.expect("install", "--wheelhouse", "wheelhouse-0.25.1")
     cluster.up()
     cluster.expect("install", "--wheelhouse", "wheelhouse-0.33.0")
-    says = ("vLLM 0.33.0", "is installed, and vLLM 0.25.1", "serves until the next `up`")
+    says = (
+        "vLLM 0.33.0",
+        "is installed, and vLLM 0.25.1",
+        "serves until the next `up`",
+    )
     before = cluster.ranks()
     cluster.kill("spark2", "worker")
     healed = cluster.heals(before)
@@ -82,7 +92,9 @@ def installed_while_it_serves(cluster: EmulatedCluster) -> str:
     other_pip = f"echo 'x.py,sha256=a,1' | tee -a {record}"
     fake_venv.insist_user(cluster.worker, "sh", "-c", other_pip)
     says = ("spark2", "runs from it", "patchkit down")
-    cluster.expect("install", "--wheelhouse", "wheelhouse-0.33.0", status=REFUSED, says=says)
+    cluster.expect(
+        "install", "--wheelhouse", "wheelhouse-0.33.0", status=REFUSED, says=says
+    )
     insist(cluster.answers(), "install took the environment from under the ranks")
     return f"0.25.1 {healed}; `status` names both; the next `up` serves 0.33.0"
 
@@ -104,7 +116,9 @@ def image_retagged(cluster: EmulatedCluster) -> str:
 
     fake_venv.insist_user(worker, engine, "rmi", "--force", pin, seconds=60)
     fake_venv.insist_user(worker, "sh", "-c", other, seconds=60)
-    said = cluster.expect("up", MODEL, status=REFUSED, says=("spark2: ", "cluster install"))
+    said = cluster.expect(
+        "up", MODEL, status=REFUSED, says=("spark2: ", "cluster install")
+    )
     insist("spark1: the tag" not in said, f"up: {said}")
     cluster.expect("install", says=f"spark2: {tag} loaded")
     cluster.up()
@@ -122,8 +136,12 @@ def engine_lost(cluster: EmulatedCluster) -> str:
         insist("no rank runs as root" not in said, f"up: {said}")
         cluster.head.root("systemctl", "start", "docker", seconds=90)
         cluster.up()
-        return "`status` and `up` name it and the command that starts it; then it serves"
-    fake_venv.insist_user(cluster.worker, "podman", "rmi", "--all", "--force", seconds=60)
+        return (
+            "`status` and `up` name it and the command that starts it; then it serves"
+        )
+    fake_venv.insist_user(
+        cluster.worker, "podman", "rmi", "--all", "--force", seconds=60
+    )
     says = ("spark2: the image is not there", "patchkit cluster install")
     wait(lambda: _shows(cluster, *says), 90, "status does not name the image")
     cluster.expect("install")
@@ -151,7 +169,9 @@ def model_copied(cluster: EmulatedCluster) -> str:
     copy.wait()
     worker.boot()
     missing = f"{SPEC} is not whole: spark2: no such folder"
-    cluster.expect("up", SPEC, status=REFUSED, says=(missing, f"patchkit model sync {SPEC}"))
+    cluster.expect(
+        "up", SPEC, status=REFUSED, says=(missing, f"patchkit model sync {SPEC}")
+    )
     listed = cluster.patchkit("model", "list").output
     insist(f"spark2  {SPEC}" not in listed, f"list: {listed}")
     cluster.expect("model", "sync", SPEC)
@@ -161,7 +181,9 @@ def model_copied(cluster: EmulatedCluster) -> str:
     good = _hash(worker)
     weights = f"{PLACE}/{WEIGHTS}"
     kept = f"touch -r {weights} kept && printf x | dd of={weights} bs=1 seek=999 conv=notrunc"
-    fake_venv.insist_user(cluster.head, "sh", "-c", f"{kept} && touch -r kept {weights}")
+    fake_venv.insist_user(
+        cluster.head, "sh", "-c", f"{kept} && touch -r kept {weights}"
+    )
     insist(_hash(cluster.head) != good, "the head's copy is as before")
     says = (f"spark1: {WEIGHTS} has the hash", "the copy of spark2 is taken")
     cluster.expect("model", "sync", SPEC, says=says)
@@ -178,11 +200,16 @@ def _put_model(cluster: EmulatedCluster) -> None:
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
     folder = cluster.folder / Path(PLACE).name
     (folder / RECORD).parent.mkdir(parents=True)
-    (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(header)) + header + os.urandom(size))
+    (folder / WEIGHTS).write_bytes(
+        struct.pack("<Q", len(header)) + header + os.urandom(size)
+    )
     text = json.dumps(config)
     (folder / "config.json").write_text(text)
     files = {
-        WEIGHTS: {"size": 8 + len(header) + size, "digest": sha256_of(folder / WEIGHTS)},
+        WEIGHTS: {
+            "size": 8 + len(header) + size,
+            "digest": sha256_of(folder / WEIGHTS),
+        },
         "config.json": {"size": len(text), "digest": digest(text)},
     }
     made = {"repo": SPEC, "commit": COMMIT, "files": files}

@@ -37,10 +37,15 @@ Begin = Literal["bare", "stopped", "serving"]
 Engine = Literal["venv", "docker", "podman"]  # in what the ranks run
 ANY: tuple[Engine, ...] = get_args(Engine)
 # The tick at which each process began, by proc(5): its name, in parentheses, may hold blanks.
-_STARTS = "for pid; do sed -n \"s/.*) /$pid /p\" /proc/$pid/stat; done | cut -d' ' -f1,21"
+_STARTS = (
+    "for pid; do sed -n \"s/.*) /$pid /p\" /proc/$pid/stat; done | cut -d' ' -f1,21"
+)
 Ranks = dict[str, dict[Process, list[str]]]  # processes, each with its start, by node
 # Processes of ranks, by what their command line holds.
-COMMANDS: dict[Process, str] = {"main": "[b]in/vllm serve", "worker": f"[{WORKER[0]}]{WORKER[1:]}"}
+COMMANDS: dict[Process, str] = {
+    "main": "[b]in/vllm serve",
+    "worker": f"[{WORKER[0]}]{WORKER[1:]}",
+}
 # What a node still has: processes with the group's mark, by their command; units that are not off.
 LEFT = """\
 for each in $(grep -slz '^PATCHKIT_CLUSTER=' /proc/[0-9]*/environ); do
@@ -92,7 +97,9 @@ class EmulatedCluster:
         config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
         files = {
             "config.json": json.dumps(config),
-            "model.safetensors": struct.pack("<Q", len(header)).decode() + header + "\0" * 4,
+            "model.safetensors": struct.pack("<Q", len(header)).decode()
+            + header
+            + "\0" * 4,
         }
         for node in self.nodes.values():
             for model in (MODEL, OTHER_MODEL):
@@ -113,14 +120,18 @@ class EmulatedCluster:
             pin = image.install(node, self.engine, self.archive)
             self.choices.update(engine=self.engine, image=f"{image.NAME}@{pin}")
 
-    def describe(self, names: Sequence[str] = (), *, name: str = "vllm", **choices: object) -> None:
+    def describe(
+        self, names: Sequence[str] = (), *, name: str = "vllm", **choices: object
+    ) -> None:
         """Write the cluster's file on the laptop; ``choices`` are about the server.
 
         ``names`` are its nodes by rank, by default all of them.
         """
         said = {**self.choices, **choices}
         tables = [f'name = "{name}"\n']
-        tables += ["[serve]\n" + "".join(f"{key} = {_toml(said[key])}\n" for key in said)]
+        tables += [
+            "[serve]\n" + "".join(f"{key} = {_toml(said[key])}\n" for key in said)
+        ]
         tables += [
             f'[[node]]\nssh = "{each}"\naddress = "{wires.qsfp_ip(self.nodes[each].number)}"\n'
             for each in names or self.names
@@ -142,7 +153,9 @@ class EmulatedCluster:
         insist("Traceback" not in done.errors, f"a traceback: {done.errors}")
         return done
 
-    def expect(self, *words: str, status: int = 0, says: str | Sequence[str] = ()) -> str:
+    def expect(
+        self, *words: str, status: int = 0, says: str | Sequence[str] = ()
+    ) -> str:
         """Run `patchkit …`; it has to end so and to say so. Return what it says."""
         done = self.patchkit(*words)
         said = f"{done.output}{done.errors}"
@@ -163,13 +176,25 @@ class EmulatedCluster:
 
     def head_status(self) -> dict[str, Any]:
         """Return what `status` says of the head."""
-        found: dict[str, Any] = json.loads(self.patchkit("status", "--json").output)["nodes"][0]
+        found: dict[str, Any] = json.loads(self.patchkit("status", "--json").output)[
+            "nodes"
+        ][0]
         return found
 
     def answers(self, seconds: int = 5) -> bool:
         """Return whether it gives a token."""
-        ask = ("curl", "--silent", "--fail", "--max-time", str(seconds), f"{URL}/v1/completions")
-        return bool(self.head.init) and not self.head.user(*ask, "--json", QUESTION).trouble
+        ask = (
+            "curl",
+            "--silent",
+            "--fail",
+            "--max-time",
+            str(seconds),
+            f"{URL}/v1/completions",
+        )
+        return (
+            bool(self.head.init)
+            and not self.head.user(*ask, "--json", QUESTION).trouble
+        )
 
     def served(self) -> str:
         """Return the model that is served, "" if none is."""
@@ -187,7 +212,10 @@ class EmulatedCluster:
     def ranks(self) -> Ranks:
         """Return the processes of all ranks, each with its start: a reboot gives numbers anew."""
         return {
-            name: {kind: self._starts(name, pids) for kind, pids in self.processes(name).items()}
+            name: {
+                kind: self._starts(name, pids)
+                for kind, pids in self.processes(name).items()
+            }
             for name in self.names
         }
 
@@ -234,7 +262,9 @@ class EmulatedCluster:
         found = {}
         for name, node in self.nodes.items():
             said = (
-                node.user("sh", "-c", LEFT, states, self.engine).output.strip() if node.init else ""
+                node.user("sh", "-c", LEFT, states, self.engine).output.strip()
+                if node.init
+                else ""
             )
             ranks = self.processes(name)
             if said or any(ranks.values()):
@@ -263,12 +293,18 @@ class LifecycleLab:
 
     @contextlib.contextmanager
     def cluster(
-        self, name: str, begin: Begin = "stopped", count: int = 2, engine: Engine = "venv"
+        self,
+        name: str,
+        begin: Begin = "stopped",
+        count: int = 2,
+        engine: Engine = "venv",
     ) -> Iterator[EmulatedCluster]:
         """Boot nodes, and bring them to where something begins."""
         folder = self.work / "logs" / name
         with rack.up(self.root, folder, count, shared=(self.archive.parent,)) as parts:
-            cluster = EmulatedCluster(*parts, folder, engine=engine, archive=self.archive)
+            cluster = EmulatedCluster(
+                *parts, folder, engine=engine, archive=self.archive
+            )
             cluster.prepare(begin)
             yield cluster
 

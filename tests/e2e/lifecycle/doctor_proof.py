@@ -40,7 +40,14 @@ PAGE = PageTable(
     page="doctor.md",
     name="faults",
     maker="nox -s doctor-proof -- --write",
-    header=("fault", "what was made", "found as", "the cure that it printed", "cured", "s"),
+    header=(
+        "fault",
+        "what was made",
+        "found as",
+        "the cure that it printed",
+        "cured",
+        "s",
+    ),
 )
 HEAD, WORKER = "spark1", "spark2"
 ENV = f"{HOME}/.config/patchkit/vllm/node.env"
@@ -93,7 +100,9 @@ def prove(lab: LifecycleLab, fault: Fault) -> tuple[str, ...]:
         about = fault.about or fault.name
         hits = [key for key in new if key[0] == about and fault.node in key[1]]
         insist(bool(hits), f"not found; new are {_listed(new)}")
-        more = {key: each for key, each in new.items() if key[0] not in (about, *fault.also)}
+        more = {
+            key: each for key, each in new.items() if key[0] not in (about, *fault.also)
+        }
         insist(not more, f"claimed beside it: {_listed(more)}")
         # In backticks, or the whole of the hint up to a semicolon.
         hint = str(new[hits[0]]["hint"])
@@ -115,7 +124,9 @@ def _claims(cluster: EmulatedCluster, before: Claims) -> Claims:
     try:
         found = json.loads(done.output)["findings"]
     except (ValueError, KeyError):
-        raise UnexpectedError(f"doctor says {done.output[:200]} {done.errors}") from None
+        raise UnexpectedError(
+            f"doctor says {done.output[:200]} {done.errors}"
+        ) from None
     wrong = {
         (each["about"], each["where"]): each
         for each in found
@@ -125,7 +136,9 @@ def _claims(cluster: EmulatedCluster, before: Claims) -> Claims:
 
 
 def _listed(found: Claims) -> str:
-    said = (f"{about} [{where}] {each['what']}" for (about, where), each in found.items())
+    said = (
+        f"{about} [{where}] {each['what']}" for (about, where), each in found.items()
+    )
     return "; ".join(said) or "nothing"
 
 
@@ -210,7 +223,9 @@ FAULTS = (
         "another configuration of the model on one node",
         user=f"echo ' ' >> {HOME}{MODEL[1:]}/config.json",
     ),
-    Fault("edited", "another line in node.env of one node", user=f"echo '# mine' >> {ENV}"),
+    Fault(
+        "edited", "another line in node.env of one node", user=f"echo '# mine' >> {ENV}"
+    ),
     Fault(
         "unit-file",
         "a unit that systemd has not read since it was changed",

@@ -28,9 +28,19 @@ _CUDA = "nvidia-cudnn-cu13==9.13.0.50"
 PROGRAM = Path(__file__).with_name("fake_vllm.py")
 # What says which variables and flags there are, and which values they take.
 READ = (
-    *("envs.py", "config/*.py", "engine/*.py", "entrypoints/cli/*.py", "entrypoints/openai/*.py"),
+    *(
+        "envs.py",
+        "config/*.py",
+        "engine/*.py",
+        "entrypoints/cli/*.py",
+        "entrypoints/openai/*.py",
+    ),
     *("model_executor/model_loader/__init__.py", "v1/attention/backends/registry.py"),
-    *("reasoning/__init__.py", "tool_parsers/__init__.py", "transformers_utils/config.py"),
+    *(
+        "reasoning/__init__.py",
+        "tool_parsers/__init__.py",
+        "transformers_utils/config.py",
+    ),
 )
 
 
@@ -62,7 +72,11 @@ def wheels(folder: Path, note: str = "", release: str = VERSION) -> list[Path]:
     program = PROGRAM.read_text().replace(VERSION, release)
     entry = f"[console_scripts]\nvllm = vllm.{PROGRAM.stem}:main\n"
     vllm = {
-        **{path: data for path, data in _files(release).items() if path.startswith("vllm/")},
+        **{
+            path: data
+            for path, data in _files(release).items()
+            if path.startswith("vllm/")
+        },
         f"vllm/{PROGRAM.name}": program.encode(),
         f"vllm-{release}.dist-info/entry_points.txt": entry.encode(),
     }
@@ -99,7 +113,10 @@ def _files(release: str = VERSION) -> Mapping[str, bytes]:
     """
     recipe = load_recipe()
     archive = fetch(recipe.project, release, read_lock(recipe.home / "lock.toml"))
-    files = {"vllm/__init__.py": f'__version__ = "{release}"\n'.encode(), "torch/__init__.py": b""}
+    files = {
+        "vllm/__init__.py": f'__version__ = "{release}"\n'.encode(),
+        "torch/__init__.py": b"",
+    }
     with tarfile.open(archive) as source:
         for member in source:
             path = PurePosixPath(member.name).relative_to(f"vllm-{release}")

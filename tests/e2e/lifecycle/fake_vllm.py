@@ -77,12 +77,17 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
 
 def log(text: str, *, level: str = "INFO", where: str = "core.py:93") -> None:
     stamp = time.strftime("%m-%d %H:%M:%S")
-    print(f"(EngineCore_DP0 pid={os.getpid()}) {level} {stamp} [{where}] {text}", flush=True)
+    print(
+        f"(EngineCore_DP0 pid={os.getpid()}) {level} {stamp} [{where}] {text}",
+        flush=True,
+    )
 
 
 def fail(error: str) -> NoReturn:
     """Print an error as vLLM's engine does, and end."""
-    source = 'File "/site-packages/vllm/v1/engine/core.py", line 997, in run_engine_core'
+    source = (
+        'File "/site-packages/vllm/v1/engine/core.py", line 997, in run_engine_core'
+    )
     for line in (
         "EngineCore failed to start.",
         "Traceback (most recent call last):",
@@ -103,7 +108,9 @@ class FakeRank:
         self.peers: list[socket.socket] = []
         self.turn = threading.Lock()  # one request at a time
         self.dead = threading.Event()
-        self.counts = dict.fromkeys(("iteration_tokens_total_count", "generation_tokens_total"), 0)
+        self.counts = dict.fromkeys(
+            ("iteration_tokens_total_count", "generation_tokens_total"), 0
+        )
         # Gauges are as of the last step: of a request that waits for the first one nothing is seen.
         self.counts |= {"num_requests_running": 0, "num_requests_waiting": 0}
         self.cache = 0.0
@@ -111,13 +118,21 @@ class FakeRank:
     def load(self) -> None:
         """Meet the other ranks, start the worker process, and load; ends the process on errors."""
         given = self.given
-        log(f"Initializing a V1 LLM engine (v{VERSION}) with config: model={given.model!r}")
+        log(
+            f"Initializing a V1 LLM engine (v{VERSION}) with config: model={given.model!r}"
+        )
         if given.model.startswith("/") and not Path(given.model).is_dir():
             fail(f"OSError: Can't load the configuration of '{given.model}'.")
-        for name, place in (("graphs", "VLLM_CACHE_ROOT"), ("kernels", "TRITON_CACHE_DIR")):
+        for name, place in (
+            ("graphs", "VLLM_CACHE_ROOT"),
+            ("kernels", "TRITON_CACHE_DIR"),
+        ):
             if folder := os.environ.get(place):
                 code = Path(folder, "inductor_cache", f"{name}-of-{given.node_rank}")
-                log(f"{name} {'found' if code.exists() else 'compiled'}", where="caching.py:1")
+                log(
+                    f"{name} {'found' if code.exists() else 'compiled'}",
+                    where="caching.py:1",
+                )
                 if not code.exists():
                     code.parent.mkdir(parents=True, exist_ok=True)
                     code.touch()
@@ -126,26 +141,41 @@ class FakeRank:
             self.peers = [own, *self._gather_ranks()]
         else:
             line = self._join_head()
-        own_words = (f"{WORKER}{given.node_rank}", line.fileno(), given.node_rank, given.model)
+        own_words = (
+            f"{WORKER}{given.node_rank}",
+            line.fileno(),
+            given.node_rank,
+            given.model,
+        )
         # -P: its own folder may be a package, whose modules are nobody's.
         words = [sys.executable, "-P", __file__, *map(str, own_words)]
-        self.worker = subprocess.Popen(words, pass_fds=[line.fileno()], stdin=subprocess.DEVNULL)
+        self.worker = subprocess.Popen(
+            words, pass_fds=[line.fileno()], stdin=subprocess.DEVNULL
+        )
         line.close()
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, self._stop)
         threading.Thread(target=self._watch, daemon=True).start()
-        for peer in self.peers:  # the ranks load together: here it is noticed if one is lost
+        for (
+            peer
+        ) in self.peers:  # the ranks load together: here it is noticed if one is lost
             if read_line(peer) != b"ready\n":
-                fail("RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer")
+                fail(
+                    "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer"
+                )
         if self.head:
-            log("init engine (profile, create kv cache, warmup model) took 1.00 seconds")
+            log(
+                "init engine (profile, create kv cache, warmup model) took 1.00 seconds"
+            )
 
     def run(self, steps: int = 1, seconds: float = 0, prefill: bool = False) -> bool:
         """Do the steps of a request, one after the other. False if a rank is gone."""
         if setting("STALL", self.given.model) == "1":
             self.counts["num_requests_waiting"] += 1
             self.dead.wait()
-        return all(self._step(seconds, prefill, left) for left in reversed(range(steps)))
+        return all(
+            self._step(seconds, prefill, left) for left in reversed(range(steps))
+        )
 
     def _step(self, seconds: float, prefill: bool, left: int) -> bool:
         """Let all worker processes do one step. False if one is gone, as of which all is over."""
@@ -181,9 +211,14 @@ class FakeRank:
             # It listens as long as the rank lives, as torch's store does.
             self.store = socket.create_server((given.master_addr, given.master_port))
         except OSError as error:
-            fail(f"torch.distributed.DistNetworkError: {error}. port: {given.master_port}")
+            fail(
+                f"torch.distributed.DistNetworkError: {error}. port: {given.master_port}"
+            )
         while len(found) < given.nnodes - 1:
-            log(f"waiting for {given.nnodes - 1 - len(found)} more ranks", where="parallel.py:1")
+            log(
+                f"waiting for {given.nnodes - 1 - len(found)} more ranks",
+                where="parallel.py:1",
+            )
             peer, _ = self.store.accept()
             rank, _, model = read_line(peer).decode().strip().partition(" ")
             if model != given.model:
@@ -197,7 +232,9 @@ class FakeRank:
         given = self.given
         while True:
             try:
-                store = socket.create_connection((given.master_addr, given.master_port), 5)
+                store = socket.create_connection(
+                    (given.master_addr, given.master_port), 5
+                )
                 store.settimeout(None)
                 store.sendall(f"{given.node_rank} {given.model}\n".encode())
                 if read_line(store) == b"go\n":
@@ -259,8 +296,13 @@ class FakeApi(BaseHTTPRequestHandler):
             counts = {**self.rank.counts, "kv_cache_usage_perc": self.rank.cache}
             labels = f'{{engine="0",model_name="{names[0]}"}}'
             model = self.rank.given.model
-            lines = (f"vllm:{name}{labels} {float(value)}\n" for name, value in counts.items())
-            self._send(200, "".join(lines) if setting("STATS", model) == "1" else "# nothing\n")
+            lines = (
+                f"vllm:{name}{labels} {float(value)}\n"
+                for name, value in counts.items()
+            )
+            self._send(
+                200, "".join(lines) if setting("STATS", model) == "1" else "# nothing\n"
+            )
             return
         dead = self.path == "/health" and self.rank.dead.is_set()
         known = self.path in answers
@@ -276,8 +318,12 @@ class FakeApi(BaseHTTPRequestHandler):
             self._send(500, {"error": {"message": "EngineCore encountered an issue."}})
             return
         stream = bool(body.get("stream"))
-        text = "".join(f"word{number} " for number in range(body.get("max_tokens") or 16))
-        message = {"delta" if stream else "message": {"role": "assistant", "content": text}}
+        text = "".join(
+            f"word{number} " for number in range(body.get("max_tokens") or 16)
+        )
+        message = {
+            "delta" if stream else "message": {"role": "assistant", "content": text}
+        }
         choice = {"index": 0, "text": text, **message, "finish_reason": "length"}
         self._send(200, {"id": "cmpl-1", "choices": [choice]}, stream=stream)
 
@@ -286,7 +332,9 @@ class FakeApi(BaseHTTPRequestHandler):
         text = "" if answer is None else plain
         data = (f"data: {text}\n\ndata: [DONE]\n\n" if stream else text).encode()
         self.send_response(status)
-        self.send_header("Content-Type", "text/event-stream" if stream else "application/json")
+        self.send_header(
+            "Content-Type", "text/event-stream" if stream else "application/json"
+        )
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -306,7 +354,11 @@ def serve(rank: FakeRank) -> None:
     try:
         server = ThreadingHTTPServer((rank.given.host, rank.given.port), FakeApi)
     except OSError as error:
-        log(f"{error}: {rank.given.host}:{rank.given.port}", level="ERROR", where="launcher.py:2")
+        log(
+            f"{error}: {rank.given.host}:{rank.given.port}",
+            level="ERROR",
+            where="launcher.py:2",
+        )
         rank.worker.kill()
         os._exit(1)
     log("Application startup complete.", where="launcher.py:3")
@@ -318,7 +370,9 @@ def work(number: int, rank: str, model: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     log("Starting to load model", where="gpu_model_runner.py:2602")
     time.sleep(float(setting("LOAD", model)))
-    chosen = setting("FAIL_RANK", model) == rank and model.endswith(setting("FAIL_MODEL", model))
+    chosen = setting("FAIL_RANK", model) == rank and model.endswith(
+        setting("FAIL_MODEL", model)
+    )
     if chosen and (error := setting("FAIL", model)):
         fail(error)
     line = socket.socket(fileno=number)

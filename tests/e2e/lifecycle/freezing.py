@@ -35,7 +35,9 @@ def engine_frozen(cluster: EmulatedCluster) -> str:
     cluster.head.user("kill", "-STOP", *before["spark1"]["worker"])
     ask(cluster)
     health = ("curl", "--silent", "--fail", "--max-time", "2", f"{URL}/health")
-    insist(not cluster.head.user(*health).trouble, "/health says that something is wrong")
+    insist(
+        not cluster.head.user(*health).trouble, "/health says that something is wrong"
+    )
     return is_cured(cluster, before, "spark1", "since one was asked for")
 
 
@@ -60,7 +62,9 @@ def not_frozen(cluster: EmulatedCluster) -> str:
 
     def lives(what: str, seconds: float = LONG) -> None:
         time.sleep(seconds)
-        insist(cluster.ranks() == before, f"{what}: it was restarted: {said_by(cluster)}")
+        insist(
+            cluster.ranks() == before, f"{what}: it was restarted: {said_by(cluster)}"
+        )
         wait(cluster.answers, LONG, f"{what}: it does not answer")
 
     ask(cluster, steps=LONG, seconds=1, prefill=True)
@@ -83,7 +87,13 @@ def not_frozen(cluster: EmulatedCluster) -> str:
     lives("no counters")
     head.user("systemctl", "--user", "restart", ALIVE)
     said = said_by(cluster)
-    words = ("its gauges move", "a token came", "the GPU draws", "ptxas compiles", "no counters")
+    words = (
+        "its gauges move",
+        "a token came",
+        "the GPU draws",
+        "ptxas compiles",
+        "no counters",
+    )
     insist(all(each in said for each in words), f"another proof was expected: {said}")
     head.user("systemctl", "--user", "kill", "--signal=KILL", ALIVE)
     lives("what watches was killed", SOON / 2)
@@ -114,7 +124,10 @@ def engine_stalled(cluster: EmulatedCluster) -> str:
     cluster.change(STALL=1)
     asks = f"while sleep 8; do curl --silent -m 600 {URL}/v1/completions --json '{QUESTION}' & done"
     _start(cluster, "sh", "-c", asks)
-    hangs = ("hangs spark1", "requests, and no step; no token in the 30 s since one was asked for")
+    hangs = (
+        "hangs spark1",
+        "requests, and no step; no token in the 30 s since one was asked for",
+    )
     cluster.expect("status", status=REFUSED, says=hangs)
     heals = ("the model hangs", "after 120 s without a sign of life", "patchkit status")
     cluster.expect("up", MODEL, status=REFUSED, says=heals)
@@ -129,14 +142,22 @@ def unwatched(cluster: EmulatedCluster) -> str:
     """What watches is stopped by hand; then a step takes long while a compiler runs."""
     before, head = cluster.ranks(), cluster.head
     head.user("systemctl", "--user", "stop", ALIVE)
-    cluster.expect("status", status=REFUSED, says=f"not watched spark1: {ALIVE} is inactive")
-    cluster.expect("up", MODEL, says=(f"{ALIVE} was inactive", "runs with these files already"))
+    cluster.expect(
+        "status", status=REFUSED, says=f"not watched spark1: {ALIVE} is inactive"
+    )
+    cluster.expect(
+        "up", MODEL, says=(f"{ALIVE} was inactive", "runs with these files already")
+    )
     cluster.expect("status", says="watch spark1: ")
     ask(cluster, seconds=STEP)
     cluster.worker.user("systemd-run", "--user", "sh", "-c", COMPILES.format(STEP))
-    said = cluster.expect("status", status=REFUSED, says="works spark1: spark2: ptxas compiles")
+    said = cluster.expect(
+        "status", status=REFUSED, says="works spark1: spark2: ptxas compiles"
+    )
     insist("hangs" not in said, said)
-    cluster.expect("up", MODEL, says=("gives no token yet: spark2: ptxas compiles", "answers"))
+    cluster.expect(
+        "up", MODEL, says=("gives no token yet: spark2: ptxas compiles", "answers")
+    )
     insist(cluster.ranks() == before, f"it was restarted: {said_by(cluster)}")
     return "`status` says so, and `up` starts it again; `up` waits for a step that compiles"
 
@@ -145,11 +166,17 @@ def is_cured(cluster: EmulatedCluster, before: Ranks, name: str, why: str) -> st
     """Insist that it serves again, that `status` says why, and the stacks are in a journal."""
     healed = cluster.heals(before)
     frozen = cluster.head_status()["frozen"]
-    insist("frozen: " in frozen and why in frozen, f"status says {frozen!r}: {said_by(cluster)}")
+    insist(
+        "frozen: " in frozen and why in frozen,
+        f"status says {frozen!r}: {said_by(cluster)}",
+    )
     cluster.expect("status", says=("restarted", why))
     asked = ("journalctl", "--user", "--quiet", "--output=cat", "--since=-3min")
     text = cluster.nodes[name].user(*asked).output
-    insist("Fatal Python error: Aborted" in text and "(most recent call first)" in text, text)
+    insist(
+        "Fatal Python error: Aborted" in text and "(most recent call first)" in text,
+        text,
+    )
     return healed
 
 
@@ -161,13 +188,17 @@ def said_by(cluster: EmulatedCluster, unit: str = ALIVE) -> str:
 
 def ask(cluster: EmulatedCluster, **fake: object) -> None:
     """Ask on the head, and do not wait for the answer."""
-    body = json.dumps({"prompt": "a", "max_tokens": 4, **({"fake": fake} if fake else {})})
+    body = json.dumps(
+        {"prompt": "a", "max_tokens": 4, **({"fake": fake} if fake else {})}
+    )
     _start(cluster, "curl", "--silent", f"{URL}/v1/completions", "--json", body)
 
 
 def _start(cluster: EmulatedCluster, *words: str) -> None:
     """Start a command on the head, and do not wait for it."""
-    fake_venv.insist_user(cluster.head, "systemd-run", "--user", "--quiet", "--collect", *words)
+    fake_venv.insist_user(
+        cluster.head, "systemd-run", "--user", "--quiet", "--collect", *words
+    )
 
 
 def _set_watts(cluster: EmulatedCluster, watts: int) -> None:

@@ -28,19 +28,29 @@ FOLDER = "images"
 LOAD_SECONDS = 300
 CPUS = {"x86_64": "amd64", "aarch64": "arm64"}
 PACKAGES = ("python3", "dash", "coreutils")
-SITE = "usr/local/lib/python3/dist-packages"  # PYTHONPATH has it, whichever Python 3 it is
+SITE = (
+    "usr/local/lib/python3/dist-packages"  # PYTHONPATH has it, whichever Python 3 it is
+)
 PASSWD = {"etc/passwd": b"root:x:0:0:root:/root:/bin/sh\n"}
 UNUSED = ("usr/share/doc", "usr/share/man", "usr/share/locale", "var", f"{SITE}/ray")
-ENV = ("PATH=/usr/local/bin:/usr/bin:/bin", f"PYTHONPATH=/{SITE}", "PYTHONDONTWRITEBYTECODE=1")
+ENV = (
+    "PATH=/usr/local/bin:/usr/bin:/bin",
+    f"PYTHONPATH=/{SITE}",
+    "PYTHONDONTWRITEBYTECODE=1",
+)
 
 
 def ready(cache: Path) -> Path:
     """Return the archive of the stand-in's image."""
-    files = {"usr/local/bin/vllm": b"#!/usr/bin/python3\n" + fake_venv.PROGRAM.read_bytes()}
+    files = {
+        "usr/local/bin/vllm": b"#!/usr/bin/python3\n" + fake_venv.PROGRAM.read_bytes()
+    }
     for wheel in fake_venv.made_wheels():
         with zipfile.ZipFile(io.BytesIO(wheel)) as file:
             files |= {f"{SITE}/{name}": file.read(name) for name in file.namelist()}
-    return write_archive(cache / FOLDER / "fake.tar", {"": unpack(cache, PACKAGES)}, files)
+    return write_archive(
+        cache / FOLDER / "fake.tar", {"": unpack(cache, PACKAGES)}, files
+    )
 
 
 def unpack(cache: Path, packages: Sequence[str]) -> Path:
@@ -59,7 +69,9 @@ def unpack(cache: Path, packages: Sequence[str]) -> Path:
     return root
 
 
-def write_archive(archive: Path, folders: Mapping[str, Path], files: Mapping[str, bytes]) -> Path:
+def write_archive(
+    archive: Path, folders: Mapping[str, Path], files: Mapping[str, bytes]
+) -> Path:
     """Write an image of one layer, folders by their place and files; its id is a digest of all."""
     archive.parent.mkdir(exist_ok=True)
     layer = archive.with_suffix(".layer")
@@ -89,13 +101,17 @@ def write_archive(archive: Path, folders: Mapping[str, Path], files: Mapping[str
 
 def load(node: SystemdNode, engine: str, archive: Path) -> None:
     """Load it on a node that sees the archive's folder. Raises NodeError."""
-    fake_venv.insist_user(node, engine, "load", "--input", archive, seconds=LOAD_SECONDS)
+    fake_venv.insist_user(
+        node, engine, "load", "--input", archive, seconds=LOAD_SECONDS
+    )
 
 
 def install(node: SystemdNode, engine: str, archive: Path) -> str:
     """Give it to a node as `cluster install` does. Return its id, sha256:… Raises NodeError."""
     load(node, engine, archive)
-    found = fake_venv.insist_user(node, engine, "image", "inspect", "--format={{.Id}}", NAME)
+    found = fake_venv.insist_user(
+        node, engine, "image", "inspect", "--format={{.Id}}", NAME
+    )
     pin = found.strip().removeprefix("sha256:")
     fake_venv.insist_user(node, engine, "tag", NAME, f"localhost/patchkit:{pin[:12]}")
     return f"sha256:{pin}"

@@ -11,7 +11,14 @@ from pathlib import Path
 
 from e2e.emulation.nodes import NodeError
 from e2e.lifecycle import fake_venv, image
-from e2e.lifecycle.cluster import MODEL, OTHER_MODEL, URL, EmulatedCluster, insist, scenario
+from e2e.lifecycle.cluster import (
+    MODEL,
+    OTHER_MODEL,
+    URL,
+    EmulatedCluster,
+    insist,
+    scenario,
+)
 from e2e.lifecycle.fake_vllm import VERSION
 from e2e.lifecycle.launching import OPTIONS, kill_launcher
 from e2e.lifecycle.rack import ROOT
@@ -115,10 +122,19 @@ def _paste(cluster: EmulatedCluster, page: Path, title: str) -> str:
     said = ""
     for _machine, text in readme.commands(page, title):
         program, *words = shlex.split(text, comments=True)
-        if program != "patchkit" or words[0] not in ("cluster", "up", "status", "down", "switch"):
+        if program != "patchkit" or words[0] not in (
+            "cluster",
+            "up",
+            "status",
+            "down",
+            "switch",
+        ):
             continue
         words = words[words[0] == "cluster" :]
-        words = [MODEL if word.startswith("openai/") else names.get(word, word) for word in words]
+        words = [
+            MODEL if word.startswith("openai/") else names.get(word, word)
+            for word in words
+        ]
         said += cluster.expect(*words, *(OPTIONS if words[0] == "init" else ()))
     return said
 
@@ -139,7 +155,14 @@ def fill(cluster: EmulatedCluster, name: str, release: str = VERSION) -> None:
     for each in others:
         each.rename(made / "offered" / each.name)
     add_wheel(house, vllm, {"target": "gb10"})
-    words = ("--dir", house, "--find-links", made / "offered", "--python-version", python)
+    words = (
+        "--dir",
+        house,
+        "--find-links",
+        made / "offered",
+        "--python-version",
+        python,
+    )
     filled = attempt(
         *(sys.executable, "-m", "patchkit", "wheelhouse", "fill", "--offline", *words),
         env={**os.environ, "PYTHONPATH": str(ROOT), "PIP_CONFIG_FILE": os.devnull},

@@ -35,8 +35,29 @@ with Cluster(read_cluster_file()).alone():
 """
 # What shells, systemd, its specifiers, its env files or C might read otherwise than it stands.
 ODD = (
-    *("two words", "", "'", '"', 'it\'s "so"', "%h %% %n", "$HOME ${HOME} $$", "\\", "a\\nb\\\\"),
-    *("#no comment", ";", "\\;", "a;b", "-", "@", "~/x", "*", "{'a': [1, 2]}", '{"a": "$b %i"}'),
+    *(
+        "two words",
+        "",
+        "'",
+        '"',
+        'it\'s "so"',
+        "%h %% %n",
+        "$HOME ${HOME} $$",
+        "\\",
+        "a\\nb\\\\",
+    ),
+    *(
+        "#no comment",
+        ";",
+        "\\;",
+        "a;b",
+        "-",
+        "@",
+        "~/x",
+        "*",
+        "{'a': [1, 2]}",
+        '{"a": "$b %i"}',
+    ),
     *("größer 日本 🙂", "`id` $(id)", "a=b", "|&<>!?", "\\x41\\u0041\\101", " both "),
 )
 BLANK = ("tab\tand\nline", "\x07\x1b[0m")
@@ -118,18 +139,26 @@ def switch_refused(cluster: EmulatedCluster) -> str:
     """`switch`: worker's disk full, the model fails, port taken, Ctrl-C at three moments."""
     cluster.worker.fill()
     # podman, whose images are in the home, cannot look into one: nothing was stopped for that.
-    says = "the disk is full" if cluster.engine == "podman" else f"{MODEL} is served again"
+    says = (
+        "the disk is full" if cluster.engine == "podman" else f"{MODEL} is served again"
+    )
     cluster.expect("switch", OTHER_MODEL, status=StorageError.exit_code, says=says)
     cluster.worker.unfill()
     insist(cluster.served() == MODEL, "with a full disk the former one is gone")
     cluster.change(FAIL=ERROR, FAIL_MODEL=OTHER_MODEL[1:])
     cluster.expect("switch", OTHER_MODEL, status=REFUSED, says=ERROR)
-    insist(cluster.answers() and cluster.served() == MODEL, "after an error the former one is gone")
+    insist(
+        cluster.answers() and cluster.served() == MODEL,
+        "after an error the former one is gone",
+    )
     cluster.change()
     # Takes the port as soon as the former rank gives it back, so that neither can start.
     restart = ("StartLimitIntervalSec=0", "Restart=always", "RestartSec=50ms")
     cluster.head.start_other(MASTER_PORT, restarts=restart)
-    names = (f"{OTHER_MODEL} was not started", f"{MODEL}, served before, does not come back")
+    names = (
+        f"{OTHER_MODEL} was not started",
+        f"{MODEL}, served before, does not come back",
+    )
     cluster.expect("switch", OTHER_MODEL, status=REFUSED, says=names)
     cluster.head.stop_other()
     cluster.down()
@@ -150,10 +179,17 @@ def _interrupt(cluster: EmulatedCluster, moment: str) -> str:
     if moment == "at once":
         time.sleep(0.5)
     else:
-        old = {pid for found in before.values() for pids in found.values() for pid in pids}
+        old = {
+            pid for found in before.values() for pids in found.values() for pid in pids
+        }
 
         def reached() -> bool:
-            now = {p for found in cluster.ranks().values() for pids in found.values() for p in pids}
+            now = {
+                p
+                for found in cluster.ranks().values()
+                for pids in found.values()
+                for p in pids
+            }
             return not now & old and (moment == "stopped" or bool(now))
 
         wait(reached, cluster.patience, f"the former one is not {moment}")
@@ -167,8 +203,13 @@ def _interrupt(cluster: EmulatedCluster, moment: str) -> str:
         insist(moment == "at once", f"it says {last!r}, {moment}")
         return "as it was"
     back = f"{former} is started again" in last
-    insist(back or f"{target} is started" in last, f"it does not say what is served: {said}")
-    insist(cluster.served() == (former if back else target), f"{last!r}, and it is not so")
+    insist(
+        back or f"{target} is started" in last,
+        f"it does not say what is served: {said}",
+    )
+    insist(
+        cluster.served() == (former if back else target), f"{last!r}, and it is not so"
+    )
     return "the former again" if back else "the new one"
 
 
@@ -220,6 +261,10 @@ def launcher_frozen(cluster: EmulatedCluster) -> str:
     laptop.kill(holder, SIGSTOP)
     began = time.monotonic()
     cluster.expect("up", MODEL, status=BusyError.exit_code, says=", from 1")
-    wait(lambda: cluster.patchkit("down").status == 0, LEASE + 30, "the lock is held for ever")
+    wait(
+        lambda: cluster.patchkit("down").status == 0,
+        LEASE + 30,
+        "the lock is held for ever",
+    )
     lost = time.monotonic() - began
     return f"others exit with {BusyError.exit_code}, for {lost:.0f} s"

@@ -25,7 +25,20 @@ from patchkit.process import attempt
 BOOT_SECONDS = 60
 HOME = f"/home/{USER}"
 FILLER = f"{HOME}/filler"
-FIREWALL = ("INPUT", "!", "-i", "lo", "-p", "tcp", "--syn", "!", "--dport", "22", "-j", "DROP")
+FIREWALL = (
+    "INPUT",
+    "!",
+    "-i",
+    "lo",
+    "-p",
+    "tcp",
+    "--syn",
+    "!",
+    "--dport",
+    "22",
+    "-j",
+    "DROP",
+)
 # $1: the common file system, $2: the node's folder, $3: the size of its /home
 DISK = """\
 set -eu
@@ -35,7 +48,9 @@ mount -t tmpfs -o "size=$3,mode=755" tmpfs "$2/home"
 cp -a "$1/home/." "$2/home"
 """
 # Enters control groups of its own: systemd could not end units of two nodes that share one.
-BOOT = 'while [ "$1" != -- ]; do echo 0 > "$1/cgroup.procs"; shift; done; shift; exec "$@"'
+BOOT = (
+    'while [ "$1" != -- ]; do echo 0 > "$1/cgroup.procs"; shift; done; shift; exec "$@"'
+)
 
 
 @dataclass(kw_only=True)
@@ -61,7 +76,10 @@ class SystemdNode:
     ) -> None:
         """Make its disk, with these files of its own, and the user's ``ssh`` folder."""
         self.switch.run("sh", "-c", DISK, "sh", str(root), self.disk, home, log="made")
-        own = {"/etc/hostname": f"{self.name}\n", "/etc/machine-id": f"{uuid.uuid4().hex}\n"}
+        own = {
+            "/etc/hostname": f"{self.name}\n",
+            "/etc/machine-id": f"{uuid.uuid4().hex}\n",
+        }
         top = self.switch.file(f"{self.disk}/root")
         for path, text in {**own, **wires.network_files(self.number), **files}.items():
             (top / path.lstrip("/")).write_text(text)
@@ -75,10 +93,29 @@ class SystemdNode:
         with (self.logs / f"{self.name}-console.log").open("ab") as console:
             self.nspawn = subprocess.Popen(
                 [
-                    *("nsenter", f"--target={self.switch.pid}", *SPACES, "sh", "-c", BOOT, "sh"),
-                    *(*map(str, self.groups), "--", "systemd-nspawn", "--quiet", "--boot"),
+                    *(
+                        "nsenter",
+                        f"--target={self.switch.pid}",
+                        *SPACES,
+                        "sh",
+                        "-c",
+                        BOOT,
+                        "sh",
+                    ),
+                    *(
+                        *map(str, self.groups),
+                        "--",
+                        "systemd-nspawn",
+                        "--quiet",
+                        "--boot",
+                    ),
                     *(f"--directory={self.disk}/root", f"--machine={self.name}"),
-                    *("--register=no", "--keep-unit", "--console=pipe", "--private-network"),
+                    *(
+                        "--register=no",
+                        "--keep-unit",
+                        "--console=pipe",
+                        "--private-network",
+                    ),
                     *("--link-journal=no", "--resolv-conf=off", "--timezone=off"),
                     *(f"--network-veth-extra={here}:{there}" for here, there in ends),
                     *(f"--bind={self.disk}/home:/home", f"--hostname={self.name}"),
@@ -96,7 +133,9 @@ class SystemdNode:
         """Return when its user's own units can be started, and sshd answers."""
         self._until(self._find_init, "has no process 1")
         ready = f"systemctl -q is-active ssh user@{UID}.service && [ -S /run/user/{UID}/bus ]"
-        self._until(lambda: not self.root("sh", "-c", ready).trouble, "does not come up")
+        self._until(
+            lambda: not self.root("sh", "-c", ready).trouble, "does not come up"
+        )
 
     def boot(self) -> None:
         self.start()
@@ -113,13 +152,17 @@ class SystemdNode:
         self.root("systemctl", "reboot")
         self._ended()
 
-    def user(self, *words: str | Path, seconds: int = 30, input: bytes = b"") -> Completed:
+    def user(
+        self, *words: str | Path, seconds: int = 30, input: bytes = b""
+    ) -> Completed:
         """Run a command as the user, in a session with the user's own systemd."""
         ids = ("setpriv", f"--reuid={UID}", f"--regid={UID}", "--init-groups")
         env = (f"HOME={HOME}", f"USER={USER}", f"XDG_RUNTIME_DIR=/run/user/{UID}")
         return self._run((*ids, "env", f"--chdir={HOME}", *env, *words), seconds, input)
 
-    def root(self, *words: str | Path, seconds: int = 30, input: bytes = b"") -> Completed:
+    def root(
+        self, *words: str | Path, seconds: int = 30, input: bytes = b""
+    ) -> Completed:
         return self._run(("env", "HOME=/root", *words), seconds, input)
 
     def start_other(self, port: int, *words: str, restarts: Sequence[str] = ()) -> None:
@@ -127,12 +170,21 @@ class SystemdNode:
 
         ``restarts`` are properties of its unit, `other`.
         """
-        own = words or ("python3", "-m", "http.server", "--bind", wires.qsfp_ip(self.number), port)
+        own = words or (
+            "python3",
+            "-m",
+            "http.server",
+            "--bind",
+            wires.qsfp_ip(self.number),
+            port,
+        )
         options = (f"--property={each}" for each in restarts)
         self.user("systemd-run", "--user", "--unit=other", *options, *map(str, own))
         if not restarts:  # else it waits until the port is free
             busy = ("sh", "-c", f"ss -Hltnp 'sport = :{port}' | grep -q '\"python3\"'")
-            self._until(lambda: not self.user(*busy).trouble, f"has nobody at port {port}")
+            self._until(
+                lambda: not self.user(*busy).trouble, f"has nobody at port {port}"
+            )
 
     def stop_other(self) -> None:
         self.user("systemctl", "--user", "stop", "other")
@@ -150,7 +202,9 @@ class SystemdNode:
 
     def refuse_ssh(self) -> None:
         """End sshd and all its connections."""
-        self.root("sh", "-c", "systemctl stop ssh.socket ssh.service; pkill -KILL sshd; true")
+        self.root(
+            "sh", "-c", "systemctl stop ssh.socket ssh.service; pkill -KILL sshd; true"
+        )
 
     def drop_all_but_ssh(self) -> None:
         """Let a firewall drop each new connection over TCP from outside, but for ssh."""
@@ -168,7 +222,9 @@ class SystemdNode:
             text = self.root(*words, seconds=60).output
             (self.logs / f"{self.name}-journal.log").write_text(text)
 
-    def _run(self, words: Sequence[str | Path], seconds: int, input: bytes) -> Completed:
+    def _run(
+        self, words: Sequence[str | Path], seconds: int, input: bytes
+    ) -> Completed:
         if not self.init:
             raise NodeError(f"{self.name} is off")
         limit = ("timeout", "--signal=KILL", str(seconds))
@@ -180,7 +236,9 @@ class SystemdNode:
     def _find_init(self) -> bool:
         """Look for the process of nspawn's that is process 1 of its namespace."""
         assert self.nspawn is not None
-        found = grandchild(self.nspawn.pid)  # nsenter's child is nspawn, whose child it is
+        found = grandchild(
+            self.nspawn.pid
+        )  # nsenter's child is nspawn, whose child it is
         if found and Path(f"/proc/{found}/comm").read_text() == "systemd\n":
             self.init = found
         return bool(self.init)

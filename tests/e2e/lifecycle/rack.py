@@ -63,7 +63,9 @@ class Laptop:
         """Return what was written into a log."""
         return self.node.log(log).read_text()
 
-    def kill(self, started: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None:
+    def kill(
+        self, started: subprocess.Popen[bytes], number: int = signal.SIGKILL
+    ) -> None:
         """Kill what was started: that process alone, not what it has started itself."""
         if not (found := grandchild(started.pid)):  # of nsenter, whose child is timeout
             raise NodeError(f"{started.args!r} has ended, or has not begun")
@@ -75,7 +77,12 @@ Parts = tuple[Mapping[str, SystemdNode], Laptop, wires.Wiring]
 
 @contextlib.contextmanager
 def up(
-    root: Path, folder: Path, count: int = 2, *, home: str = SIZE, shared: Iterable[Path] = ()
+    root: Path,
+    folder: Path,
+    count: int = 2,
+    *,
+    home: str = SIZE,
+    shared: Iterable[Path] = (),
 ) -> Iterator[Parts]:
     """Boot spark1, spark2 … with this file system; ``folder`` has their journals afterwards.
 
@@ -90,19 +97,33 @@ def up(
         _groups(folder.name, numbers) as groups,
         places.up({"switch": "", "laptop": hosts}) as (switch, laptop),
     ):
-        switch.run("umount", "/sys", log="made")  # its own, which hides the control groups
+        switch.run(
+            "umount", "/sys", log="made"
+        )  # its own, which hides the control groups
         wires.make_bridges(switch)
         wires.plug(laptop, wires.LAN, switch, "lan")
         own = f"address add {wires.lan_ip(LAPTOP)}/24 dev {wires.LAN}"
         wires.ip(laptop, "link set lo up", own, f"link set {wires.LAN} up")
         # As of somebody with another user name than on the nodes.
-        config = [f"Host {name}\n  HostName {wires.lan_ip(n)}\n" for name, n in numbers.items()]
-        _settle(laptop, {**ssh, "config": "".join(f"{host}  User {USER}\n" for host in config)})
+        config = [
+            f"Host {name}\n  HostName {wires.lan_ip(n)}\n"
+            for name, n in numbers.items()
+        ]
+        _settle(
+            laptop,
+            {**ssh, "config": "".join(f"{host}  User {USER}\n" for host in config)},
+        )
         wired = wires.Wiring(switch)
         node_here = partial(
-            SystemdNode, switch=switch, wires=wired, logs=folder, shared=(*seen, *_python_folders())
+            SystemdNode,
+            switch=switch,
+            wires=wired,
+            logs=folder,
+            shared=(*seen, *_python_folders()),
         )
-        nodes = {n: node_here(name=n, number=numbers[n], groups=groups[n]) for n in numbers}
+        nodes = {
+            n: node_here(name=n, number=numbers[n], groups=groups[n]) for n in numbers
+        }
         for name, node in nodes.items():
             key = "/etc/ssh/ssh_host_ed25519_key"
             own_keys = {key: keys[name], f"{key}.pub": keys[f"{name}.pub"]}
@@ -128,11 +149,24 @@ def _python_folders() -> set[Path]:
     return {place for place in places if not place.is_relative_to("/usr")}
 
 
-def _make_keys(folder: Path, numbers: Mapping[str, int]) -> tuple[dict[str, str], dict[str, str]]:
+def _make_keys(
+    folder: Path, numbers: Mapping[str, int]
+) -> tuple[dict[str, str], dict[str, str]]:
     """Make all pairs, so that no node's is accepted blindly; return them, and the user's `.ssh`."""
     folder.mkdir(parents=True, mode=0o700)
     for name in ("id_ed25519", *numbers):
-        words = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", folder / name)
+        words = (
+            "ssh-keygen",
+            "-q",
+            "-t",
+            "ed25519",
+            "-N",
+            "",
+            "-C",
+            name,
+            "-f",
+            folder / name,
+        )
         subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
     keys = {path.name: path.read_text() for path in folder.iterdir()}
     known = (
@@ -148,7 +182,9 @@ def _make_keys(folder: Path, numbers: Mapping[str, int]) -> tuple[dict[str, str]
 def _groups(rack: str, names: Iterable[str]) -> Iterator[dict[str, list[Path]]]:
     """Make control groups for each node; they go away even if this process is killed."""
     # Of cgroup v1 systemd needs the hierarchy with its name, and `unified` where that is beside it.
-    tops = [GROUPS / each for each in ("systemd", "unified") if (GROUPS / each).is_dir()]
+    tops = [
+        GROUPS / each for each in ("systemd", "unified") if (GROUPS / each).is_dir()
+    ]
     own = [top / f"patchkit-{os.getpid()}-{rack}" for top in tops or [GROUPS]]
     groups = {name: [each / name for each in own] for name in names}
     words = ("sh", "-c", SWEEP, "sh", *map(str, own))
@@ -167,7 +203,10 @@ def _settle(laptop: Node, ssh: Mapping[str, str]) -> None:
     put_ssh(laptop.file(f"{HOME}/.ssh"), ssh, os.getuid())
     lines = [line.split(":") for line in Path("/etc/passwd").read_text().splitlines()]
     moved = [
-        [*line[:5], HOME, *line[6:]] if line[2] == str(os.getuid()) else line for line in lines
+        [*line[:5], HOME, *line[6:]] if line[2] == str(os.getuid()) else line
+        for line in lines
     ]
-    laptop.file("/tmp/passwd").write_text("".join(f"{':'.join(line)}\n" for line in moved))
+    laptop.file("/tmp/passwd").write_text(
+        "".join(f"{':'.join(line)}\n" for line in moved)
+    )
     laptop.run("mount", "--bind", "/tmp/passwd", "/etc/passwd", log="made")

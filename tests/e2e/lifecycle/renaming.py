@@ -34,7 +34,11 @@ def nodes_swapped(cluster: EmulatedCluster) -> str:
     cluster.head.boot()
     _insist_idle(cluster, "spark1")
     cluster.worker.boot()
-    wait(lambda: _answers(cluster, "spark2"), cluster.patience, "the new head does not serve")
+    wait(
+        lambda: _answers(cluster, "spark2"),
+        cluster.patience,
+        "the new head does not serve",
+    )
     cluster.expect("down")
     cluster.insist_on_nothing()
 
@@ -42,7 +46,10 @@ def nodes_swapped(cluster: EmulatedCluster) -> str:
     cluster.up()
     cluster.describe(["spark2"])
     cluster.expect("up", MODEL)
-    insist(not any(cluster.processes("spark1").values()), "the former head still has its rank")
+    insist(
+        not any(cluster.processes("spark1").values()),
+        "the former head still has its rank",
+    )
     cluster.head.shut_down()
     cluster.head.boot()
     _insist_idle(cluster, "spark1")
@@ -55,7 +62,9 @@ def cluster_renamed(cluster: EmulatedCluster) -> str:
     """Another `name` while it serves: the former one is named, stopped by what is printed."""
     cluster.describe(name="other")
     cure = "ssh -t spark1 'systemctl --user disable --now patchkit-vllm.service'"
-    cluster.expect("status", status=REFUSED, says=("other clusters run here: vllm", cure))
+    cluster.expect(
+        "status", status=REFUSED, says=("other clusters run here: vllm", cure)
+    )
     said = cluster.expect("down", says=("other clusters run here: vllm", cure))
     insist("no process left" not in said, f"down says that nothing is left: {said}")
     cluster.expect("up", MODEL, status=REFUSED, says=("of the cluster vllm", cure))

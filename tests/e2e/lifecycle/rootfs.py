@@ -19,7 +19,14 @@ from e2e.emulation import nodes, wires
 from e2e.proofs import fresh
 
 PACKAGES = (
-    *("systemd", "systemd-sysv", "dbus", "dbus-user-session", "libpam-systemd", "polkitd"),
+    *(
+        "systemd",
+        "systemd-sysv",
+        "dbus",
+        "dbus-user-session",
+        "libpam-systemd",
+        "polkitd",
+    ),
     *("openssh-server", "openssh-client", "rsync", "curl", "ca-certificates", "procps"),
     *("iproute2", "iputils-ping", "python3", "python3-venv", "libnuma1", "libgomp1"),
     *("docker.io", "docker-registry", "podman", "crun", "uidmap"),

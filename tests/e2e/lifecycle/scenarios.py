@@ -73,7 +73,11 @@ def three_nodes(cluster: EmulatedCluster) -> str:
 def process_killed(cluster: EmulatedCluster) -> str:
     """`kill -9` of the head's API server, of its worker process, of the other rank's."""
     told = []
-    for name, process in (("spark1", "main"), ("spark1", "worker"), ("spark2", "worker")):
+    for name, process in (
+        ("spark1", "main"),
+        ("spark1", "worker"),
+        ("spark2", "worker"),
+    ):
         before = cluster.ranks()
         cluster.kill(name, process)
         told.append(cluster.heals(before))
@@ -102,7 +106,9 @@ def warm_start(cluster: EmulatedCluster) -> str:
     listed = ("find", caches, "-type", "f", "-name", "*-of-*")
 
     def given() -> bool:
-        files = [set(node.user(*listed).output.split()) for node in cluster.nodes.values()]
+        files = [
+            set(node.user(*listed).output.split()) for node in cluster.nodes.values()
+        ]
         return len(files[1] - files[0]) == 2 and files[0] < files[1]
 
     wait(given, 60, "the worker has not got what the head has")
@@ -113,7 +119,9 @@ def warm_start(cluster: EmulatedCluster) -> str:
 def container_killed(cluster: EmulatedCluster) -> str:
     """`kill -9` of the engine's client on the head; its `kill` of the worker's container."""
     engine, before = cluster.engine, cluster.ranks()
-    cluster.head.user("systemctl", "--user", "kill", "--kill-whom=main", "--signal=KILL", UNIT)
+    cluster.head.user(
+        "systemctl", "--user", "kill", "--kill-whom=main", "--signal=KILL", UNIT
+    )
     told = [cluster.heals(before)]
     before = cluster.ranks()
     fake_venv.insist_user(cluster.worker, engine, "kill", UNIT.removesuffix(".service"))
@@ -144,7 +152,9 @@ def worker_lost(cluster: EmulatedCluster) -> str:
     time.sleep(OFF_SECONDS)
     unit, watch, *_ = cluster.head_status()["units"]
     insist(unit["sub"] == "waiting", f"the head is {unit}")
-    insist(watch["text"].startswith("waiting for spark2: "), f"it says {watch['text']!r}")
+    insist(
+        watch["text"].startswith("waiting for spark2: "), f"it says {watch['text']!r}"
+    )
     cluster.worker.boot()
     healed = cluster.heals()
     starts = cluster.head_status()["starts"]
@@ -162,7 +172,11 @@ def worker_flickers(cluster: EmulatedCluster) -> str:
         cluster.worker.boot()
         cluster.heals(before)
         # A link that is lost under a load does count: that may be the model's doing.
-        wait(lambda: not cluster.head.user(*active).trouble, STOP_SECONDS, "it is not active")
+        wait(
+            lambda: not cluster.head.user(*active).trouble,
+            STOP_SECONDS,
+            "it is not active",
+        )
     starts = cluster.head_status()["starts"]
     insist(starts <= 2, f"{starts} starts count")
     return f"serves again after each; {starts} starts count"
@@ -172,7 +186,10 @@ def worker_flickers(cluster: EmulatedCluster) -> str:
 def rebooted(cluster: EmulatedCluster) -> str:
     """Both nodes rebooted, the worker first, then the head first: it waits for its worker."""
     told = []
-    for first, second in ((cluster.worker, cluster.head), (cluster.head, cluster.worker)):
+    for first, second in (
+        (cluster.worker, cluster.head),
+        (cluster.head, cluster.worker),
+    ):
         first.shut_down()
         second.shut_down()
         first.boot()
@@ -207,10 +224,19 @@ def status_knows(cluster: EmulatedCluster) -> str:
     before = cluster.ranks()
     worker.root("ip", "address", "add", f"{NEW_ADDRESS}/24", "dev", netdev)
     worker.root("ip", "address", "del", given, "dev", netdev)
-    wait(lambda: cluster.head_status()["units"][0]["sub"] == "waiting", 120, "it does not wait")
+    wait(
+        lambda: cluster.head_status()["units"][0]["sub"] == "waiting",
+        120,
+        "it does not wait",
+    )
     cure = "next: correct `address` of spark2 in cluster.toml"
     said = cluster.patchkit("status").output
-    insist(all(word in said for word in ("no longer has 192.168.177.2", NEW_ADDRESS, cure)), said)
+    insist(
+        all(
+            word in said for word in ("no longer has 192.168.177.2", NEW_ADDRESS, cure)
+        ),
+        said,
+    )
     worker.root("ip", "address", "add", given, "dev", netdev)
     healed = cluster.heals(before)
     return f"`status` names both, and the new address; with the former one it {healed}"
@@ -261,18 +287,25 @@ def gives_up(cluster: EmulatedCluster) -> str:
     cluster.expect("up", MODEL, status=REFUSED, says=("spark2", ERROR))
 
     def gave_up() -> bool:
-        return cluster.head.user("systemctl", "--user", "is-failed", UNIT).output == "failed\n"
+        return (
+            cluster.head.user("systemctl", "--user", "is-failed", UNIT).output
+            == "failed\n"
+        )
 
     wait(gave_up, GIVES_UP_SECONDS, "systemd tries on")
     starts = cluster.head_status()["starts"]
     insist(starts == 4, f"{starts} starts")
     said = cluster.patchkit("status").output
-    insist("systemd gave up" in " ".join(said.split()), f"status does not say so: {said}")
+    insist(
+        "systemd gave up" in " ".join(said.split()), f"status does not say so: {said}"
+    )
     # Systemd began the worker for the start that it then refused, and stops it.
     wait(lambda: not cluster.left(ON), STOP_SECONDS, "processes or units are left")
     cluster.change()
     cluster.up()
-    return f"`up` exits with {REFUSED} and that rank's error; {starts} starts, then failed"
+    return (
+        f"`up` exits with {REFUSED} and that rank's error; {starts} starts, then failed"
+    )
 
 
 @scenario("stopped", engines=("podman",))
@@ -307,8 +340,14 @@ def other_server(cluster: EmulatedCluster) -> str:
     cluster.kill("spark1", "main")
     journal = ("journalctl", "--user", "--quiet", "--output=cat", "--unit", UNIT)
     named = "port is taken: "
-    wait(lambda: named in cluster.head.user(*journal).output, 60, "the unit does not name it")
-    insist(not cluster.processes("spark1")["main"], "a rank runs beside the other server")
+    wait(
+        lambda: named in cluster.head.user(*journal).output,
+        60,
+        "the unit does not name it",
+    )
+    insist(
+        not cluster.processes("spark1")["main"], "a rank runs beside the other server"
+    )
     cluster.head.stop_other()
     cluster.heals()
     return "`up`, `status` and the unit name it; nothing starts beside it"
@@ -322,9 +361,15 @@ def link_killed(cluster: EmulatedCluster) -> str:
         cluster.head.kill()
         if gone:
             cluster.worker.user("pkill", "-KILL", "-f", "group.py held")
-            wait(lambda: not any(cluster.processes("spark2").values()), 8, "the rank stays")
+            wait(
+                lambda: not any(cluster.processes("spark2").values()),
+                8,
+                "the rank stays",
+            )
         cluster.expect("down", status=REFUSED, says="spark1")
-        insist(not any(cluster.processes("spark2").values()), "down left the worker's rank")
+        insist(
+            not any(cluster.processes("spark2").values()), "down left the worker's rank"
+        )
         cluster.head.boot()
         cluster.heals()
         cluster.down()

@@ -30,13 +30,22 @@ def main() -> int:
         torch = _forget_vllm(stage, str(newest))
         wrong = _differs(stage, [str(newest)], f"vllm {newest}, torch {torch}")
     # Its figures are a person's, and given.
-    figures = {"commit": release.commit, "sha256": release.sha256, "figures": release.figures}
+    figures = {
+        "commit": release.commit,
+        "sha256": release.sha256,
+        "figures": release.figures,
+    }
     given = [f"--{name}={value}" for name, value in figures.items() if value]
     version = str(release.version)
     with staged() as stage:
-        _edit(stage / "recipes" / "nccl" / "recipe.toml", lambda text: without(text, version))
+        _edit(
+            stage / "recipes" / "nccl" / "recipe.toml",
+            lambda text: without(text, version),
+        )
         run_in(stage, "tools.regenerate", "--pages")
-        return int(wrong | _differs(stage, ["nccl", version, *given], f"nccl {version}"))
+        return int(
+            wrong | _differs(stage, ["nccl", version, *given], f"nccl {version}")
+        )
 
 
 def _forget_vllm(stage: Path, version: str) -> str:
@@ -47,7 +56,10 @@ def _forget_vllm(stage: Path, version: str) -> str:
     supported = [str(each) for each in load_recipe().supported[:-1]]
     _edit(stage / "README.md", lambda text: with_span(text, supported))
     sdists = read_lock(home / "lock.toml")
-    _edit(home / "lock.toml", lambda _: render_lock(e for v, e in sdists.items() if v != version))
+    _edit(
+        home / "lock.toml",
+        lambda _: render_lock(e for v, e in sdists.items() if v != version),
+    )
     wheels = read_wheel_lock(home / "wheels.toml").values()
     kept = {e.filename: e for lock in wheels for v, e in lock.items() if v != version}
     _edit(home / "wheels.toml", lambda _: render_lock(kept.values(), "wheel"))
@@ -59,7 +71,9 @@ def _forget_vllm(stage: Path, version: str) -> str:
     # No source is read: the tables are written for the releases that are left.
     if run_in(stage, "tools.regenerate", "--none"):
         raise SystemExit("the tables without the release cannot be written")
-    assert not any(version in line for line in (home / "support.json").read_text().splitlines())
+    assert not any(
+        version in line for line in (home / "support.json").read_text().splitlines()
+    )
     return torch
 
 
@@ -70,15 +84,23 @@ def _differs(stage: Path, arguments: Sequence[str], title: str) -> bool:
     if code := run_in(stage, "tools.add_release", *arguments):
         print(f"{title}: add-release ended with {code}")
         return True
-    wrong = [each.path for each in differences(ROOT, stage) if not _of_the_day(stage, each.path)]
+    wrong = [
+        each.path
+        for each in differences(ROOT, stage)
+        if not _of_the_day(stage, each.path)
+    ]
     for path in wrong:
         before, after = (
             place.read_text().splitlines(keepends=True) if place.exists() else []
             for place in (ROOT / path, stage / path)
         )
-        unlike = difflib.unified_diff(before, after, path, "with the release added again")
+        unlike = difflib.unified_diff(
+            before, after, path, "with the release added again"
+        )
         print("".join([*unlike][:60]))
-    print(f"{title}: {f'comes back otherwise in {wrong}' if wrong else 'comes back as it was'}")
+    print(
+        f"{title}: {f'comes back otherwise in {wrong}' if wrong else 'comes back as it was'}"
+    )
     return bool(wrong)
 
 
@@ -90,7 +112,9 @@ def _of_the_day(stage: Path, path: str) -> bool:
         {(each.name, each.version) for each in read_requirements(root / path)}
         for root in (ROOT, stage)
     )
-    print(f"{path}: of this day {sorted(after - before)}, of that {sorted(before - after)}")
+    print(
+        f"{path}: of this day {sorted(after - before)}, of that {sorted(before - after)}"
+    )
     return True
 
 

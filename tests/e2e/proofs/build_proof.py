@@ -67,10 +67,14 @@ SOURCES = ("/quantization/activation_kernels.cu.o", "/nvfp4_quant_kernels.cu.o")
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("releases", nargs="*", default=list(RELEASES))
-    parser.add_argument("--write", action="store_true", help="write the golden table anew")
+    parser.add_argument(
+        "--write", action="store_true", help="write the golden table anew"
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="patchkit-build-") as folder:
-        rows = [row for name in args.releases for row in prove(name, Path(folder) / name)]
+        rows = [
+            row for name in args.releases for row in prove(name, Path(folder) / name)
+        ]
     compare(rows, args.releases, write=args.write)
     print("every check held")
     return 0
@@ -79,8 +83,23 @@ def main() -> int:
 def prove(release: str, folder: Path) -> list[tuple[str, ...]]:
     """Prove one release; return its rows of the golden table."""
     folder.mkdir()
-    command = [sys.executable, "-m", "patchkit", "build", "vllm", "--version", release, "--json"]
-    command += ["--cpu", platform.machine(), "--dir", str(folder), *reduced_options(release)]
+    command = [
+        sys.executable,
+        "-m",
+        "patchkit",
+        "build",
+        "vllm",
+        "--version",
+        release,
+        "--json",
+    ]
+    command += [
+        "--cpu",
+        platform.machine(),
+        "--dir",
+        str(folder),
+        *reduced_options(release),
+    ]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         raise ProofError(f"building vllm {release} ended with {done.returncode}")
@@ -99,7 +118,9 @@ def prove(release: str, folder: Path) -> list[tuple[str, ...]]:
         )
         for source in sources
     )
-    return [(release, *key, str(count)) for key, count in sorted(Counter(names).items())]
+    return [
+        (release, *key, str(count)) for key, count in sorted(Counter(names).items())
+    ]
 
 
 def reduced_options(release: str) -> list[str]:
@@ -127,7 +148,16 @@ def index_cutlass() -> Path:
     home = cache_dir() / FLASHINFER
     folder = home / "flashinfer/data/cutlass"
     if not (folder / "CMakeLists.txt").exists():
-        pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", home, FLASHINFER]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--no-deps",
+            "--target",
+            home,
+            FLASHINFER,
+        ]
         subprocess.run(pip, check=True, stdout=2)
         (folder / "CMakeLists.txt").write_text(CMAKE)
     return folder
@@ -135,9 +165,14 @@ def index_cutlass() -> Path:
 
 def compiled_object(root: Path, ending: str) -> Path:
     """Compile one source of a build below ``root`` as the build would; return the object."""
-    (build_folder,) = {path.parent for path in root.glob("source/build/temp*/build.ninja")}
+    (build_folder,) = {
+        path.parent for path in root.glob("source/build/temp*/build.ninja")
+    }
     listed = subprocess.run(
-        ["ninja", "-t", "targets", "all"], cwd=build_folder, capture_output=True, text=True
+        ["ninja", "-t", "targets", "all"],
+        cwd=build_folder,
+        capture_output=True,
+        text=True,
     ).stdout.splitlines()
     names = [line.partition(":")[0] for line in listed]
     (target,) = [name for name in names if name.endswith(ending)]
@@ -166,7 +201,15 @@ def check_wheel(told: Mapping[str, Any]) -> None:
         if binary.library.rpath or binary.library.runpath:
             raise ProofError(f"{binary.name} has the RPATH {binary.library.rpath}")
     with tempfile.TemporaryDirectory(prefix="patchkit-install-") as folder:
-        pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet"]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--no-deps",
+            "--no-index",
+            "--quiet",
+        ]
         subprocess.run([*pip, "--target", folder, str(wheel)], check=True)
         libraries = [
             (name, library)
@@ -174,35 +217,55 @@ def check_wheel(told: Mapping[str, Any]) -> None:
             for library in Path(folder, "vllm").glob(f"{name}*.so")
         ]
         for name, library in libraries:
-            command = [str(environment()), "-W", "ignore", "-c", LOAD, name, str(library)]
+            command = [
+                str(environment()),
+                "-W",
+                "ignore",
+                "-c",
+                LOAD,
+                name,
+                str(library),
+            ]
             if subprocess.run(command).returncode:
-                raise ProofError(f"{library.name} cannot be imported beside its build's torch")
+                raise ProofError(
+                    f"{library.name} cannot be imported beside its build's torch"
+                )
             print(f"{library.name} is loaded")
         version = Path(folder, "vllm", "_version.py").read_text()
         if wheel.name.split("-")[1] not in version:
-            raise ProofError("vllm/_version.py tells another version than the wheel's name")
+            raise ProofError(
+                "vllm/_version.py tells another version than the wheel's name"
+            )
 
 
 def environment() -> Path:
     """Return the interpreter beside a real torch, which a stand-in is not."""
-    (torch,) = WORK.glob("environment-*/lib/python*/site-packages/torch/lib/libtorch_cuda.so")
+    (torch,) = WORK.glob(
+        "environment-*/lib/python*/site-packages/torch/lib/libtorch_cuda.so"
+    )
     return torch.parents[5] / "bin" / "python"
 
 
 def check_stand_in(release: str, root: Path) -> None:
     """Ask the torch of the environment, and a stand-in that reads its files, what sources ask."""
     python, asking = environment(), sorted(questions(root / "source"))
-    variables = clean_environment(root, "patchkit-proof") | {"CUDA_HOME": str(root / "cuda")}
+    variables = clean_environment(root, "patchkit-proof") | {
+        "CUDA_HOME": str(root / "cuda")
+    }
     with tempfile.TemporaryDirectory(prefix="patchkit-torch-") as folder:
         venv.create(folder, with_pip=False)
         stand_in = Path(folder, "bin", "python")
         install_torch_stand_in(site(stand_in), site(python))
         real, read = (answers(each, asking, variables) for each in (python, stand_in))
     wrong = [
-        f"    {each}: {real[each]}, {read[each]}" for each in asking if real[each] != read[each]
+        f"    {each}: {real[each]}, {read[each]}"
+        for each in asking
+        if real[each] != read[each]
     ]
     if wrong or not asking:
-        raise ProofError(f"{release}: torch and its stand-in differ\n" + "\n".join(wrong))
+        raise ProofError(
+            f"{release}: torch and its stand-in differ\n" + "\n".join(wrong)
+        )
     print(f"{release}: the stand-in answers {len(asking)} questions as torch does")
 
 

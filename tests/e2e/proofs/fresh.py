@@ -32,15 +32,31 @@ ROOT = Path(__file__).parents[3]
 PACKAGES = ("python3-venv", "python3-pip", "git", "ca-certificates")
 # Debian 12 has Python 3.11.2, without tarfile's filters: pyproject.toml wants 3.11.4 or later.
 TOO_OLD = {"bookworm": "trixie"}
-SOURCES = ("sources.list", "sources.list.d/debian.sources", "sources.list.d/ubuntu.sources")
+SOURCES = (
+    "sources.list",
+    "sources.list.d/debian.sources",
+    "sources.list.d/ubuntu.sources",
+)
 UBUNTU_PORTS = "http://ports.ubuntu.com/ubuntu-ports"
 CERTIFICATES = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
-INHERITED = re.compile(r"PIP_\w+|\w+_proxy|REQUESTS_CA_BUNDLE|SSL_CERT_FILE", re.IGNORECASE)
-DEVICES = ("null", "zero", "full", "random", "urandom")  # bound: not every namespace makes them
+INHERITED = re.compile(
+    r"PIP_\w+|\w+_proxy|REQUESTS_CA_BUNDLE|SSL_CERT_FILE", re.IGNORECASE
+)
+DEVICES = (
+    "null",
+    "zero",
+    "full",
+    "random",
+    "urandom",
+)  # bound: not every namespace makes them
 CACHES = ("pip", "patchkit")
 CLONE = Path("/srv/patchkit")  # not in /root: some tests read it as nobody
 MACHINES = Path("/srv/machines")  # that stand for Sparks
-PLAIN = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+PLAIN = {
+    "HOME": "/root",
+    "LANG": "C.UTF-8",
+    "PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+}
 SPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child")
 
 
@@ -55,13 +71,20 @@ class Account:
 
     def words(self) -> list[str]:
         """Return the words that become this account, before a command."""
-        change = ["setpriv", f"--reuid={self.number}", f"--regid={self.number}", "--clear-groups"]
+        change = [
+            "setpriv",
+            f"--reuid={self.number}",
+            f"--regid={self.number}",
+            "--clear-groups",
+        ]
         return [*change, "env", f"HOME={self.home}", f"PATH={self.path}"]
 
 
 ROOT_ACCOUNT = Account(number=0, home="/root", path=PLAIN["PATH"], umask=0o022)
 # As `su - NAME` gives it on Debian to a user who has a group of the same name.
-ORDINARY = Account(number=1000, home="/home/eva", path="/usr/local/bin:/usr/bin:/bin", umask=0o002)
+ORDINARY = Account(
+    number=1000, home="/home/eva", path="/usr/local/bin:/usr/bin:/bin", umask=0o002
+)
 
 
 def obstacle(*programs: str) -> str:
@@ -80,7 +103,9 @@ def unpack(
     Raises CalledProcessError after mmdebstrap said why.
     """
     release = release or suite()
-    acquire = subprocess.run(["apt-config", "dump", "Acquire"], capture_output=True, check=True)
+    acquire = subprocess.run(
+        ["apt-config", "dump", "Acquire"], capture_output=True, check=True
+    )
     with tempfile.TemporaryDirectory() as scratch:
         (Path(scratch) / "options").write_bytes(acquire.stdout)  # proxies, for one
         named = [f"--aptopt={scratch}/options", f"--include={','.join(packages)}"]
@@ -89,8 +114,12 @@ def unpack(
         mirrors = []
         for number, text in enumerate(_sources(release)):
             mirrors.append(f"{scratch}/{number}")
-            if cpu and "ubuntu" in text:  # its servers for other CPUs than x86 are others
-                text = re.sub(r"(?m)^(URIs: |deb (?:\[.*?\] )?)\S+", rf"\1{UBUNTU_PORTS}", text)
+            if (
+                cpu and "ubuntu" in text
+            ):  # its servers for other CPUs than x86 are others
+                text = re.sub(
+                    r"(?m)^(URIs: |deb (?:\[.*?\] )?)\S+", rf"\1{UBUNTU_PORTS}", text
+                )
             Path(mirrors[-1]).write_text(text)
         command = ["mmdebstrap", "--mode=root", "--quiet", *named, *options]
         subprocess.run([*command, release, str(root), *mirrors], check=True)
@@ -111,13 +140,22 @@ def _sources(release: str = "") -> list[str]:
         for file in files
         if file.is_file()
     ]
-    return [text for text in texts if own and re.search(r"^(deb|Types:) ", text, re.MULTILINE)]
+    return [
+        text
+        for text in texts
+        if own and re.search(r"^(deb|Types:) ", text, re.MULTILINE)
+    ]
 
 
 def run(root: Path, command: str, account: Account) -> int:
     """Run a script of sh in a clone of the repository there. Its exit status."""
     # What pip needs here in order to reach its index.
-    config = ("/etc/pip.conf", "/etc/xdg/pip/pip.conf", "~/.config/pip/pip.conf", "~/.pip/pip.conf")
+    config = (
+        "/etc/pip.conf",
+        "/etc/xdg/pip/pip.conf",
+        "~/.config/pip/pip.conf",
+        "~/.pip/pip.conf",
+    )
     named = ["/etc/ssl/certs/ca-certificates.crt", *map(os.environ.get, CERTIFICATES)]
     home = account.home.lstrip("/")
     for name in (*config, *filter(None, named)):
@@ -125,7 +163,13 @@ def run(root: Path, command: str, account: Account) -> int:
         if Path(name).expanduser().is_file():
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(Path(name).expanduser(), place)
-    clone = ("clone", "--quiet", "--no-hardlinks", str(ROOT), str(root / CLONE.relative_to("/")))
+    clone = (
+        "clone",
+        "--quiet",
+        "--no-hardlinks",
+        str(ROOT),
+        str(root / CLONE.relative_to("/")),
+    )
     subprocess.run(["git", *clone], check=True, umask=account.umask)
     binds = _caches(root / home, account)
     if account.number:
@@ -133,8 +177,12 @@ def run(root: Path, command: str, account: Account) -> int:
     inside = f"umask {account.umask:04o} && cd {CLONE} && python3 --version\n{command}"
     become = shlex.join([*account.words(), "sh", "-euc", inside])
     script = entering(root, binds, f"exec {become}")
-    given = {name: value for name, value in os.environ.items() if INHERITED.fullmatch(name)}
-    done = subprocess.run([*SPACES, "sh", "-c", script], env={**given, **PLAIN}, check=False)
+    given = {
+        name: value for name, value in os.environ.items() if INHERITED.fullmatch(name)
+    }
+    done = subprocess.run(
+        [*SPACES, "sh", "-c", script], env={**given, **PLAIN}, check=False
+    )
     return done.returncode
 
 
@@ -164,8 +212,12 @@ def _give(root: Path, account: Account) -> None:
     }.items():
         with (root / "etc" / file).open("a") as table:
             table.write(line)
-    places = [str(root / place.lstrip("/")) for place in (account.home, str(CLONE.parent))]
-    subprocess.run(["chown", "-R", f"{account.number}:{account.number}", *places], check=True)
+    places = [
+        str(root / place.lstrip("/")) for place in (account.home, str(CLONE.parent))
+    ]
+    subprocess.run(
+        ["chown", "-R", f"{account.number}:{account.number}", *places], check=True
+    )
 
 
 def entering(root: Path, binds: Mapping[Path, str], inside: str) -> str:
@@ -227,11 +279,15 @@ def main() -> int:
         return 0
     extra = [*filter(None, options.packages.split(","))]
     account = ORDINARY if options.ordinary else ROOT_ACCOUNT
-    with tempfile.TemporaryDirectory(prefix="patchkit-fresh-", dir="/var/tmp") as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="patchkit-fresh-", dir="/var/tmp"
+    ) as folder:
         root = Path(folder) / "root"
         unpack(root, [*PACKAGES, *extra], "--variant=minbase")
         who = "an ordinary user" if options.ordinary else "root"
-        sys.stderr.write(f"{suite()}, {who}: README's blocks, then {readme.tests_command()}\n")
+        sys.stderr.write(
+            f"{suite()}, {who}: README's blocks, then {readme.tests_command()}\n"
+        )
         return run(root, commands(arguments), account)
 
 

@@ -59,16 +59,31 @@ class Job:
     def kernels(self) -> Kernels:
         """Compile the file and read its kernels; none if the release's generator left it out."""
         path = Path(self.file["path"])
-        if path.parent == Path(self.release["generate"]).parent and not (self.tree / path).exists():
+        if (
+            path.parent == Path(self.release["generate"]).parent
+            and not (self.tree / path).exists()
+        ):
             return {}
         print(f"{self.release['version']} {self.arch_list:6} {path.name}")
         gencode = TARGET.gencode_flags(self.arch_list).split()
         extra = [*self.release["flags"], *self.file.get("flags", ())]
         # As the release's CMake has them, but for a cubin alone.
-        flags = ["-O2", "-DNDEBUG", "-DENABLE_FP8", "--expt-relaxed-constexpr", "-w", *extra]
+        flags = [
+            "-O2",
+            "-DNDEBUG",
+            "-DENABLE_FP8",
+            "--expt-relaxed-constexpr",
+            "-w",
+            *extra,
+        ]
         flags += ["-cubin", *gencode, *switches(self.tree, self.arch_list)]
-        folders = [self.tree / "csrc", *(self.home / each for each in self.release["include"])]
-        flags += [f"-I{folder}" for folder in [*folders, self.home / CUDA / "include/cccl"]]
+        folders = [
+            self.tree / "csrc",
+            *(self.home / each for each in self.release["include"]),
+        ]
+        flags += [
+            f"-I{folder}" for folder in [*folders, self.home / CUDA / "include/cccl"]
+        ]
         with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
             source = str(self.tree / path)
             run(str(self.home / CUDA / "bin/nvcc"), *flags, "-o", cubin.name, source)
@@ -80,7 +95,9 @@ def main() -> int:
     """Compile, compare and report; return the exit code."""
     known = {release["version"]: release for release in TABLE["release"]}
     if unknown := sorted({*sys.argv[1:]} - known.keys()):
-        raise UsageError(f"{unknown[0]} is not in kernels.toml", hint=f"use {', '.join(known)}")
+        raise UsageError(
+            f"{unknown[0]} is not in kernels.toml", hint=f"use {', '.join(known)}"
+        )
     chosen = [known[version] for version in sys.argv[1:] or known]
     with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
         home = Path(folder)
@@ -88,14 +105,20 @@ def main() -> int:
             unpack_wheel(wheel, home / wheel["folder"])
         rows = [row for release in chosen for row in release_rows(release, home)]
         compiler = run(str(home / CUDA / "bin/nvcc"), "--version")
-    names = [f"sm_{parse_arch(arch_list(arch)).gencode}" for arch in ("native", "family")]
+    names = [
+        f"sm_{parse_arch(arch_list(arch)).gencode}" for arch in ("native", "family")
+    ]
     tools = ", ".join(f"{wheel['project']} {wheel['version']}" for wheel in wheels())
-    said = table(("release", "file", "kernels", *names, "verdict"), [cells for _, cells in rows])
+    said = table(
+        ("release", "file", "kernels", *names, "verdict"), [cells for _, cells in rows]
+    )
     said += f"\nCompiler: {compiler.strip().splitlines()[-1]}. From the index: {tools}."
     print(said)
     if len(chosen) == len(known):
         text = DOCS.read_text(encoding="utf-8")
-        DOCS.write_text(replaced(text, "kernels", "nox -s kernel-proof", said), encoding="utf-8")
+        DOCS.write_text(
+            replaced(text, "kernels", "nox -s kernel-proof", said), encoding="utf-8"
+        )
     return 0 if all(good for good, _cells in rows) else ProofError.exit_code
 
 
@@ -107,13 +130,19 @@ def wheels() -> list[dict]:
             f"there is no nvcc for {machine}",
             why=f"{HOME / 'kernels.toml'} locks those for Linux on x86_64 and aarch64",
         )
-    return [wheel for wheel in TABLE["wheel"] if wheel.get("machine", machine) == machine]
+    return [
+        wheel for wheel in TABLE["wheel"] if wheel.get("machine", machine) == machine
+    ]
 
 
 def unpack_wheel(wheel: dict, folder: Path) -> None:
     print(f"headers and tools: {wheel['filename']}")
-    entry = LockEntry(*(wheel[key] for key in ("version", "filename", "sha256", "size")))
-    with zipfile.ZipFile(fetch(wheel["project"], entry.version, {entry.version: entry})) as archive:
+    entry = LockEntry(
+        *(wheel[key] for key in ("version", "filename", "sha256", "size"))
+    )
+    with zipfile.ZipFile(
+        fetch(wheel["project"], entry.version, {entry.version: entry})
+    ) as archive:
         names = fnmatch.filter(archive.namelist(), wheel["keep"])
         archive.extractall(folder, names)
     for name in names if "machine" in wheel else ():
@@ -138,8 +167,16 @@ def release_rows(release: dict, home: Path) -> Iterator[Row]:
         if not expected:
             raise ProofError(f"{file['path']}: the family build of {version} lacks it")
         # A kernel that neither build has at work would agree with itself.
-        faults = idle(expected, file["work"]) | idle(found, file["work"]) | stubs(found, expected)
-        verdict = f"no stub: {likeness(found, expected)}" if not faults else f"**{_sum(faults)}**"
+        faults = (
+            idle(expected, file["work"])
+            | idle(found, file["work"])
+            | stubs(found, expected)
+        )
+        verdict = (
+            f"no stub: {likeness(found, expected)}"
+            if not faults
+            else f"**{_sum(faults)}**"
+        )
         yield not faults, _cells(native, "", found, expected, verdict)
         if file.get("control"):
             found = stock.kernels()
@@ -158,25 +195,38 @@ def arch_list(arch: str) -> str:
 def switches(tree: Path, archs: str) -> tuple[str, ...]:
     """Return the -DENABLE_… of the groups that the tree's own CMake builds for the archs."""
     groups = evaluate(detect(tree), TARGET, archs, TARGET.cuda)
-    return tuple(sorted({define for group in groups if group.archs for define in group.defines}))
+    return tuple(
+        sorted({define for group in groups if group.archs for define in group.defines})
+    )
 
 
 def _sum(faults: dict[str, str]) -> str:
     """Count kernels by the reason; sizes vary, so they are left out."""
-    counts = Counter(re.sub(r"; \d+ instructions.*", "", reason) for reason in faults.values())
+    counts = Counter(
+        re.sub(r"; \d+ instructions.*", "", reason) for reason in faults.values()
+    )
     parts = (f"{count} {reason}" for reason, count in counts.most_common())
     return f"{len(faults)} stubs ({'; '.join(parts)})"
 
 
-def _cells(job: Job, note: str, found: Kernels, family: Kernels, verdict: str) -> tuple[str, ...]:
+def _cells(
+    job: Job, note: str, found: Kernels, family: Kernels, verdict: str
+) -> tuple[str, ...]:
     cutlass = "CUTLASS {used} (pinned: {pinned})".format(**job.release["cutlass"])
     name = f"{job.file['title']}{note}<br>`{Path(job.file['path']).name}`"
     sums = []
-    for kernels in (found, family):  # ``1024 QMMA… (64 each)``: the sum, the fewest and the most
+    for kernels in (
+        found,
+        family,
+    ):  # ``1024 QMMA… (64 each)``: the sum, the fewest and the most
         lines = []
         for opcode, count in total(kernels).items():
             each = [kernel.tensor.get(opcode, 0) for kernel in kernels.values()]
-            spread = f"{min(each)} to {max(each)}" if min(each) < max(each) else f"{min(each)}"
+            spread = (
+                f"{min(each)} to {max(each)}"
+                if min(each) < max(each)
+                else f"{min(each)}"
+            )
             lines.append(f"{count} `{opcode}` ({spread} each)")
         sums.append("<br>".join(lines) or "none")
     release = f"{job.release['version']}<br>{cutlass}"

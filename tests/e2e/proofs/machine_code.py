@@ -24,7 +24,9 @@ _SECTION = re.compile(r"\s*\.section\s+\.text\.(?P<name>[^\s,]+)")
 _ENTRY = re.compile(r'\s*\.other\s+(?P<name>[^\s,]+),@"STO_CUDA_ENTRY')
 _INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(?P<text>[^;]+)")
 _OPCODE = re.compile(r"(?:@!?U?P[0-9T]+\s+)?(?P<name>[A-Z][A-Z0-9_.]*)")
-_SMALL_FLOAT = re.compile(r"F2FP\b.*\.E[2-5]M[1-3]\b")  # packed conversions to or from FP4 to FP8
+_SMALL_FLOAT = re.compile(
+    r"F2FP\b.*\.E[2-5]M[1-3]\b"
+)  # packed conversions to or from FP4 to FP8
 _TRAP = "BPT.TRAP"
 # The guard of vLLM 0.19.1 leaves 11 instructions of kernels that have some 1500.
 _NEARLY_EMPTY = 10
@@ -84,7 +86,9 @@ def read_sass(text: str) -> dict[str, Kernel]:
         )
     # NOPs are padding, and two builds need not have equally many.
     return {
-        name: Kernel(tuple(each for each in sections.get(name, ()) if _opcode(each) != "NOP"))
+        name: Kernel(
+            tuple(each for each in sections.get(name, ()) if _opcode(each) != "NOP")
+        )
         for name in sorted(entries)
     }
 

@@ -28,7 +28,10 @@ from typing import Any
 
 LIBRARY = "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so"
 # A fat binary holds the kernels of one kind, head size and dtype, causal or not.
-KINDS = (*product(("split", "plain"), ("32", "64", "96", "128", "192", "256")), ("sparse", "128"))
+KINDS = (
+    *product(("split", "plain"), ("32", "64", "96", "128", "192", "256")),
+    ("sparse", "128"),
+)
 TYPES = product(("bfloat16", "float16"), ("full", "causal"))
 GROUPS = [" ".join((*kind, *rest)) for kind, rest in product(KINDS, TYPES)]
 MASKS: tuple[dict[str, Any], ...] = ({}, {"alibi": True}, {"softcap": 30.0})
@@ -43,8 +46,14 @@ FULL = (
 CACHE = (
     *({"splits": splits} for splits in (0, 2, 4, 8, 16, 32, 64, 128)),
     *({"splits": 6} | how for how in (*MASKS, {"less": 8}, {"q": 128, "whole": True})),
-    *({"new": 3, "splits": 1} | how for how in ({}, {"rotary": False}, {"rotary": True})),
-    *({"paged": True, "k": (2048, 2048)} | how for how in ({"splits": 1}, {"splits": 6, "new": 3})),
+    *(
+        {"new": 3, "splits": 1} | how
+        for how in ({}, {"rotary": False}, {"rotary": True})
+    ),
+    *(
+        {"paged": True, "k": (2048, 2048)} | how
+        for how in ({"splits": 1}, {"splits": 6, "new": 3})
+    ),
 )
 
 
@@ -59,14 +68,21 @@ def cases(kind: str, mask: str) -> Iterator[tuple[str, dict[str, Any]]]:
     yield from product(["fwd_kvcache"], CACHE if kind == "split" else one)
 
 
-def prepare_call(torch: Any, group: str, entry: str, how: dict[str, Any]) -> tuple[Any, Any]:
+def prepare_call(
+    torch: Any, group: str, entry: str, how: dict[str, Any]
+) -> tuple[Any, Any]:
     """Return a call without arguments, and what of its arguments is a result, too."""
     _kind, head, dtype, mask = group.split()
     size, (heads, pairs) = int(head) - how.get("less", 0), how.get("heads", (8, 2))
     normal = partial(torch.randn, device="cuda", dtype=getattr(torch, dtype))
     ints = partial(torch.tensor, device="cuda", dtype=torch.int32)
     slopes = torch.arange(1, heads + 1, device="cuda").neg().float().exp2()
-    alibi, scale, table, before = slopes if how.get("alibi") else None, size**-0.5, None, ()
+    alibi, scale, table, before = (
+        slopes if how.get("alibi") else None,
+        size**-0.5,
+        None,
+        (),
+    )
     last = (mask == "causal", *how.get("window", (-1, -1)), how.get("softcap", 0.0))
     queries = how.get("q", (128, 77))
     keys = how.get("k", queries)
@@ -78,7 +94,18 @@ def prepare_call(torch: Any, group: str, entry: str, how: dict[str, Any]) -> tup
         q = normal(sum(queries), heads, size)
         k = normal(sum(keys) if table is None else table.numel() * 16, pairs, size)
         used, rows = (None, ends) if table is None else (ints(keys), ends * 0)
-        after = (starts, rows, used, None, table, alibi, max(queries), max(keys), 0.0, scale)
+        after = (
+            starts,
+            rows,
+            used,
+            None,
+            table,
+            alibi,
+            max(queries),
+            max(keys),
+            0.0,
+            scale,
+        )
         after = (*after, False, *last, False, 0, None)
     elif entry == "fwd_kvcache":
         q, k = normal(2, how.get("q", 5), heads, size), normal(2, 2048, pairs, size)
@@ -89,11 +116,23 @@ def prepare_call(torch: Any, group: str, entry: str, how: dict[str, Any]) -> tup
         after = (scale, *last, how.get("rotary", False), how["splits"])
     else:  # two blocks of keys and 90 single ones for 64 queries
         varlen, ends = entry == "varlen_fwd_sparse", ints([0, 512, 1024])
-        q, k = (normal(*((1024,) if varlen else (2, 512)), each, size) for each in (heads, pairs))
+        q, k = (
+            normal(*((1024,) if varlen else (2, 512)), each, size)
+            for each in (heads, pairs)
+        )
         lists = map(ints, (2, [0, 64], 90, [*range(128, 218)]))
         before = [each.expand(2, heads, 8, *each.shape).contiguous() for each in lists]
         after = (ends, ends, None, alibi, 512, 512) if varlen else (alibi,)
-        after = (*after, 0.0, scale, *([False] if varlen else []), last[0], last[3], False, None)
+        after = (
+            *after,
+            0.0,
+            scale,
+            *([False] if varlen else []),
+            last[0],
+            last[3],
+            False,
+            None,
+        )
     k = k if table is None else k.view(-1, 16, pairs, size)
     v, function = torch.randn_like(k), getattr(torch.ops._vllm_fa2_C, entry)
     unwritten = torch.full_like(q, math.nan)  # it shows
@@ -119,7 +158,10 @@ def run_group(library: str, group: str, out: str) -> None:
             torch.cuda.synchronize()
             spent.append(time.perf_counter() - begin)
         # As bytes: NaN is equal to NaN, and 0 is not -0.
-        data = (each.contiguous().view(torch.uint8).cpu().numpy() for each in (*result, *others))
+        data = (
+            each.contiguous().view(torch.uint8).cpu().numpy()
+            for each in (*result, *others)
+        )
         digests = [hashlib.sha256(each).hexdigest() for each in data]
         told.append((spent[0], median(spent[1:]), digests))
     Path(out).write_text(json.dumps(told))
@@ -131,11 +173,25 @@ def compare_group(homes: dict[str, Path], folder: Path, group: str) -> bool:
     for name, home in homes.items():
         cache, out = folder / f"{name} {group}", folder / f"{name} {group}.json"
         cache.mkdir(parents=True)
-        command = [sys.executable, __file__, "group", str(home / LIBRARY), group, str(out)]
-        subprocess.run(command, env=os.environ | {"CUDA_CACHE_PATH": str(cache)}, check=True)
+        command = [
+            sys.executable,
+            __file__,
+            "group",
+            str(home / LIBRARY),
+            group,
+            str(out),
+        ]
+        subprocess.run(
+            command, env=os.environ | {"CUDA_CACHE_PATH": str(cache)}, check=True
+        )
         first, later, digests = zip(*json.loads(out.read_text()), strict=True)
-        megabytes = sum(each.stat().st_size for each in cache.rglob("*") if each.is_file()) / 1e6
-        cells.append(f"{first[0]:.3f} s, {median(later) * 1e6:.0f} µs, {megabytes:.0f} MB")
+        megabytes = (
+            sum(each.stat().st_size for each in cache.rglob("*") if each.is_file())
+            / 1e6
+        )
+        cells.append(
+            f"{first[0]:.3f} s, {median(later) * 1e6:.0f} µs, {megabytes:.0f} MB"
+        )
         answers.append(digests)
     same = [old == new for old, new in zip(*answers, strict=True)]
     print("|", " | ".join(cells), f"| {sum(same)} of {len(same)} equal |", flush=True)

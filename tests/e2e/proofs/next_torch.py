@@ -45,7 +45,10 @@ TOOLCHAIN = "recipes/toolchain.toml"
 
 def main() -> int:
     """Rehearse it all. Raises ProofError for what does not hold."""
-    with tempfile.TemporaryDirectory(prefix="patchkit-next-") as name, staged() as stage:
+    with (
+        tempfile.TemporaryDirectory(prefix="patchkit-next-") as name,
+        staged() as stage,
+    ):
         prove_release(Path(name), stage)
     print("every check held")
     return 0
@@ -57,17 +60,24 @@ def prove_release(folder: Path, stage: Path) -> None:
     with index_with(tree, folder / "index") as index:
         prove_entry(stage, partial(run, stage, stage, {"PIP_INDEX_URL": index}))
     run(stage, folder, {}, "patchkit", "apply", tree)
-    label = re.findall(r'VLLM_VERSION_OVERRIDE", "(.*)"\)', (tree / "setup.py").read_text())
+    label = re.findall(
+        r'VLLM_VERSION_OVERRIDE", "(.*)"\)', (tree / "setup.py").read_text()
+    )
     require(f"{RELEASE}+{TAG}" in str(label), f"apply: the label is {label}")
 
 
 def with_torch(folder: Path) -> Path:
     """Write the newest release's sources, as the next version, which pins the torch."""
     root, torch = folder / f"vllm-{RELEASE}", recorded_needs(NEWEST).torch
-    unpack(fetch("vllm", str(NEWEST), read_lock(load_recipe().home / "lock.toml")), root)
+    unpack(
+        fetch("vllm", str(NEWEST), read_lock(load_recipe().home / "lock.toml")), root
+    )
     pinned = ("pyproject.toml", "CMakeLists.txt", "requirements/cuda.txt")
     own = f"\nVersion: {NEWEST}\n", f"\nVersion: {RELEASE}\n"
-    for path, pair in {"PKG-INFO": own, **dict.fromkeys(pinned, (torch, TORCH))}.items():
+    for path, pair in {
+        "PKG-INFO": own,
+        **dict.fromkeys(pinned, (torch, TORCH)),
+    }.items():
         text = (root / path).read_text()
         require(pair[0] in text, f"{path} of {NEWEST} has no {pair[0].strip()}")
         (root / path).write_text(text.replace(*pair))
@@ -108,7 +118,9 @@ def prove_entry(stage: Path, start: partial[str]) -> None:
     cuda, place = toolkit_of(TORCH).cuda, stage / TOOLCHAIN
     whole = place.read_text()
     own = rf'^\[\[{{}}\]\]\ncuda = "{re.escape(cuda)}"\n(?:.+\n)*\n?'
-    known = re.sub(own.format("wheel"), "", whole, flags=re.MULTILINE).rstrip("\n") + "\n"
+    known = (
+        re.sub(own.format("wheel"), "", whole, flags=re.MULTILINE).rstrip("\n") + "\n"
+    )
     place.write_text(re.sub(own.format("toolkit"), "", known, flags=re.MULTILINE))
     said = start("tools.add_release", str(RELEASE), code=1)
     asked = f"to decide first: {TOOLCHAIN}: torch {TORCH} is for CUDA {cuda}"
@@ -119,15 +131,24 @@ def prove_entry(stage: Path, start: partial[str]) -> None:
 
 
 def run(
-    stage: Path, cwd: Path, more: dict[str, str], module: str, *words: object, code: int = 0
+    stage: Path,
+    cwd: Path,
+    more: dict[str, str],
+    module: str,
+    *words: object,
+    code: int = 0,
 ) -> str:
     """Run a module of the copy, which has to end with a code; return its output."""
     own = {"PYTHONPATH": f"{stage}:{stage / 'tests'}", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", module, *map(str, words)]
     environment = os.environ | own | more
-    done = subprocess.run(command, cwd=cwd, env=environment, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, text=True
+    )
     what = " ".join(command[2:4])
-    require(done.returncode == code, f"{what} ended with {done.returncode}\n{done.stdout}")
+    require(
+        done.returncode == code, f"{what} ended with {done.returncode}\n{done.stdout}"
+    )
     return done.stdout
 
 

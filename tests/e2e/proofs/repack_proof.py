@@ -59,16 +59,28 @@ def proved(version: str, cpu: str, folder: Path) -> list[str]:
     """Repack twice, compare, and use the wheel if it is for this CPU; a row of the table."""
     answers = []
     for name in ("one", "two"):
-        command = [sys.executable, "-m", "patchkit", "repack", f"vllm=={version}", "--cpu", cpu]
+        command = [
+            sys.executable,
+            "-m",
+            "patchkit",
+            "repack",
+            f"vllm=={version}",
+            "--cpu",
+            cpu,
+        ]
         told = json.loads(run(*command, "--dir", str(folder / name), "--json"))
         print(
-            f"{told['wheel'].rpartition('/')[2]}: {told['seconds']} s", *told["notes"], sep="\n  "
+            f"{told['wheel'].rpartition('/')[2]}: {told['seconds']} s",
+            *told["notes"],
+            sep="\n  ",
         )
         answers.append(told)
     first, again = answers
     wheels = [Path(told["wheel"]) for told in answers]
     require(wheels[0].name == wheels[1].name, "the two wheels have different names")
-    require(wheels[0].read_bytes() == wheels[1].read_bytes(), f"{wheels[0].name} differs")
+    require(
+        wheels[0].read_bytes() == wheels[1].read_bytes(), f"{wheels[0].name} differs"
+    )
     wheels[1].unlink()
     run(sys.executable, "-m", "patchkit", "verify", str(folder / "one"))
     if cpu == platform.machine():
@@ -77,7 +89,11 @@ def proved(version: str, cpu: str, folder: Path) -> list[str]:
     applied = [fix["id"] for fix in first["fixes"] if fix["state"] == "applied"]
     return [
         *(version, cpu, f"{first['seconds']:.0f}", f"{again['seconds']:.0f}"),
-        *(f"{first['size'] / 1e6:.1f}", f"{first['source']['size'] / 1e6:.1f}", " ".join(applied)),
+        *(
+            f"{first['size'] / 1e6:.1f}",
+            f"{first['source']['size'] / 1e6:.1f}",
+            " ".join(applied),
+        ),
         ", ".join(f"{count} {use}" for use, count in counts.items()),
     ]
 
@@ -101,7 +117,9 @@ def used(told: Mapping[str, Any], home: Path) -> None:
     require(applied == meant, f"status says {applied}, not {meant}")
     run(*patchkit, "revert", *source)
     run(*pip, "uninstall", "--quiet", "--yes", "vllm")
-    left = sorted(path for path in files(packages) if path.startswith(("vllm/", "vllm-")))
+    left = sorted(
+        path for path in files(packages) if path.startswith(("vllm/", "vllm-"))
+    )
     left += [path for path in ("bin/vllm",) if (home / path).exists()]
     require(not left, f"uninstalling left {left[:3]}")
     print("  installed, reverted, removed without a rest")

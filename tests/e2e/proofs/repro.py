@@ -20,7 +20,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from e2e.proofs.build_proof import SOURCES, check_wheel, compiled_object, reduced_options
+from e2e.proofs.build_proof import (
+    SOURCES,
+    check_wheel,
+    compiled_object,
+    reduced_options,
+)
 from patchkit.errors import ProofError, UsageError
 from support.comparing import first_member, first_object, object_digests
 from support.proving import accept_nccl
@@ -71,7 +76,9 @@ PROJECTS: dict[str, dict[str, Any]] = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("project", choices=list(PROJECTS))
-    parser.add_argument("--whole", action="store_true", help="all device code, which takes long")
+    parser.add_argument(
+        "--whole", action="store_true", help="all device code, which takes long"
+    )
     parser.add_argument("--keep", type=Path, help="leave all wheels there")
     args, options = parser.parse_known_args()
     if not args.whole:
@@ -107,14 +114,29 @@ def build(project: str, folder: Path, name: str, options: list[str]) -> dict[str
     """Build in a folder of its own; return its answer, and its objects' digests."""
     folder.mkdir(parents=True, exist_ok=True)
     how, what = BUILDS[name], PROJECTS[project]
-    command = [sys.executable, "-m", "patchkit", "build", project, *what["options"], "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "patchkit",
+        "build",
+        project,
+        *what["options"],
+        "--json",
+    ]
     command += ["--dir", str(folder / "house"), "--fresh", *how["options"], *options]
-    command += [] if {"--src", "--version"} & {*options} else ["--version", what["release"]]
+    command += (
+        [] if {"--src", "--version"} & {*options} else ["--version", what["release"]]
+    )
     began = time.monotonic()
     env = {k: v for k, v in os.environ.items() if not k.startswith("LC_")} | how["env"]
     env |= {"CCACHE_DISABLE": "1"}
     done = subprocess.run(
-        command, cwd=folder, env=env, umask=how["umask"], stdout=subprocess.PIPE, text=True
+        command,
+        cwd=folder,
+        env=env,
+        umask=how["umask"],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     if done.returncode != 0:
         raise UsageError(f"build {project}, {name}: ended with {done.returncode}")

@@ -49,7 +49,9 @@ on a failing, a full or a read-only disk. A second fault strikes what it does ab
 
 """
 # What patchkit's own unfinished business looks like; it is nobody's file.
-_SCRATCH = re.compile(r"(^|/)(transaction|journal|\.journal)(\.gone)?(/|$)|\.part(ial)?$")
+_SCRATCH = re.compile(
+    r"(^|/)(transaction|journal|\.journal)(\.gone)?(/|$)|\.part(ial)?$"
+)
 _FAILED = 70  # of the supervisor: something that is no PatchkitError escaped
 
 
@@ -63,7 +65,9 @@ class Fault:
     def __call__(self, number: int, call: Call, pid: int) -> int:
         if self.kind in SIGNALS:
             if number == self.at:
-                os.kill(pid, SIGNALS[self.kind])  # the call that was asked about then goes on
+                os.kill(
+                    pid, SIGNALS[self.kind]
+                )  # the call that was asked about then goes on
             return 0
         lasting = self.kind in ("ENOSPC", "EROFS")
         due = number >= self.at if lasting else number == self.at
@@ -111,7 +115,9 @@ DOUBLE = (
 RECOVERY = ("SIGKILL", "SIGINT", "EIO", "EROFS")
 
 
-def _tried(user: User, attack: str, faults: list[Fault], again: Fault | None = None) -> Tried:
+def _tried(
+    user: User, attack: str, faults: list[Fault], again: Fault | None = None
+) -> Tried:
     """Try once, and look at what is left, once one further run has had its chance."""
     user.prepare()
     ended, calls = _disturbed(user, user.act, faults)
@@ -127,9 +133,13 @@ def _tried(user: User, attack: str, faults: list[Fault], again: Fault | None = N
     further, _ = _disturbed(user, user.settle)
     now = snapshot(user.root)
     if further.said != "done":
-        tried.wrong = f"first {ended.said or ended.code}; then the further run: {further.said}"
+        tried.wrong = (
+            f"first {ended.said or ended.code}; then the further run: {further.said}"
+        )
     elif now not in (user.old, user.new):
-        nearest = min((user.old, user.new), key=lambda state: len(_difference(now, state)))
+        nearest = min(
+            (user.old, user.new), key=lambda state: len(_difference(now, state))
+        )
         tried.wrong = f"neither old nor new: {_difference(now, nearest)}"
     return tried
 
@@ -156,7 +166,9 @@ def _without_scratch(state: State) -> dict[str, object]:
 
 
 def _difference(now: State, wanted: State) -> str:
-    return ", ".join(sorted(path for path in {*now, *wanted} if now.get(path) != wanted.get(path)))
+    return ", ".join(
+        sorted(path for path in {*now, *wanted} if now.get(path) != wanted.get(path))
+    )
 
 
 def every(user: User, stride: int = 1, offset: int = 0) -> Iterator[Tried]:
@@ -191,7 +203,10 @@ def main() -> int:
         release = Path(scratch, f"vllm-{RELEASE}")
         unpack(fetch("vllm", RELEASE, read_lock(recipe.home / "lock.toml")), release)
         with ProcessPoolExecutor() as pool:
-            jobs = [pool.submit(_all_of, name, release, Path(scratch, name)) for name in NAMES]
+            jobs = [
+                pool.submit(_all_of, name, release, Path(scratch, name))
+                for name in NAMES
+            ]
             results = [job.result() for job in jobs]
         calls = {name: count for name, (count, _) in zip(NAMES, results, strict=True)}
         tried = [each for _, found in results for each in found]
@@ -227,7 +242,9 @@ def _page(tried: Iterable[Tried], calls: dict[str, int]) -> str:
         f"| {name} | {count} | {counted[name]:,} | {failed[name]} |"
         for name, count in calls.items()
     ]
-    return head + "\n".join(["| change | calls | tries | failed |", "|---|--:|--:|--:|", *rows, ""])
+    return head + "\n".join(
+        ["| change | calls | tries | failed |", "|---|--:|--:|--:|", *rows, ""]
+    )
 
 
 if __name__ == "__main__":

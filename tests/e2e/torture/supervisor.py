@@ -110,7 +110,9 @@ def unavailable() -> str:
     return ""
 
 
-def supervise(action: Callable[[], str], below: Path, decide: Decide = lambda *_: 0) -> Ended:
+def supervise(
+    action: Callable[[], str], below: Path, decide: Decide = lambda *_: 0
+) -> Ended:
     """Run ``action`` in a fork; ask ``decide`` at each call that changes something ``below``.
 
     What the action returns is what it reported; it must not raise.
@@ -155,7 +157,9 @@ def _hand_over(channel: socket.socket) -> None:
     listener = _libc.syscall(_SECCOMP[platform.machine()], 1, flags, head)
     trouble = ctypes.get_errno() if listener < 0 else 0
     rights = (
-        [] if trouble else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [listener]))]
+        []
+        if trouble
+        else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [listener]))]
     )
     channel.sendmsg([struct.pack("i", trouble)], rights)
     channel.close()
@@ -223,7 +227,9 @@ def _serve(channel: socket.socket, pid: int, decide: Decide, below: str) -> None
             )
             call = _call(asker, number, arguments)
             error = decide(call, asker) if call.path.startswith(below) else 0
-            answer = struct.pack("QqiI", identifier, 0, -error, 0 if error else _CONTINUE)
+            answer = struct.pack(
+                "QqiI", identifier, 0, -error, 0 if error else _CONTINUE
+            )
             with contextlib.suppress(OSError):
                 fcntl.ioctl(listener, _SEND, answer)
     finally:
@@ -235,9 +241,14 @@ def _call(pid: int, number: int, arguments: list[int]) -> Call:
     name, where = NAMES[number]
     kind, index = where[:-1], int(where[-1])
     place, text = "cwd", ""
-    if kind != "path" and (given := ctypes.c_int(arguments[index] & 0xFFFFFFFF).value) >= 0:
+    if (
+        kind != "path"
+        and (given := ctypes.c_int(arguments[index] & 0xFFFFFFFF).value) >= 0
+    ):
         place = f"fd/{given}"
-    with contextlib.suppress(OSError):  # the process is gone, or never had such a descriptor
+    with contextlib.suppress(
+        OSError
+    ):  # the process is gone, or never had such a descriptor
         path = os.readlink(f"/proc/{pid}/{place}")  # noqa: PTH115
         if kind != "fd":
             with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # noqa: PTH123

@@ -33,12 +33,22 @@ from patchkit.source.fetch import transfer
 from patchkit.target import targets
 from patchkit.wheel.file.wheelfile import wheel_name
 from patchkit.wheel.wheelhouse import storage
-from patchkit.wheel.wheelhouse.contents import add_wheel, read_settled, replace_dependencies
+from patchkit.wheel.wheelhouse.contents import (
+    add_wheel,
+    read_settled,
+    replace_dependencies,
+)
 from patchkit.wheel.wheelhouse.storage import Kind, ManifestEntry
 from patchkit.wheel.wheelhouse.verify import prune_wheelhouse
 from support.wheels import write_wheel
 
-MARKERS = ("setup.py", "CMakeLists.txt", "cmake/utils.cmake", "vllm/__init__.py", "PKG-INFO")
+MARKERS = (
+    "setup.py",
+    "CMakeLists.txt",
+    "cmake/utils.cmake",
+    "vllm/__init__.py",
+    "PKG-INFO",
+)
 OURS, NEWER = "2.29.7+gb10.abc123", "2.29.7+gb10.def456"
 
 
@@ -110,7 +120,9 @@ def _apart(action: Callable[[], object], root: Path) -> None:
     assert ended.said == "done", ended
 
 
-def _user(name: str, root: Path, act: Callable[[], object], settle: Callable[[], object]) -> User:
+def _user(
+    name: str, root: Path, act: Callable[[], object], settle: Callable[[], object]
+) -> User:
     """A user whose state before lies in ``root`` now."""
     template = root.with_name(f"{root.name}.{name.replace(' ', '-')}")
     shutil.copytree(root, template, symlinks=True)
@@ -138,10 +150,15 @@ def users(release: Path, scratch: Path) -> Iterator[list[User]]:
 
 def _of_a_tree(release: Path, root: Path) -> Iterator[User]:
     recipe = load_recipe()
-    request = Request(target=targets()["gb10"], arch="native", also=frozenset({"moe_configs"}))
+    request = Request(
+        target=targets()["gb10"], arch="native", also=frozenset({"moe_configs"})
+    )
     plan = plan_for(open_workspace(release), recipe, request)
     texts = plan.texts
-    for path in {*MARKERS, *(each for each, (before, _) in texts.items() if before is not None)}:
+    for path in {
+        *MARKERS,
+        *(each for each, (before, _) in texts.items() if before is not None),
+    }:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(release / path, root / path)
     if os.geteuid() == 0:  # the tree of a user who runs sudo
@@ -165,7 +182,8 @@ def _of_a_tree(release: Path, root: Path) -> Iterator[User]:
 
 def _of_a_wheelhouse(house: Path, wheels: Path) -> Iterator[User]:
     old, new = (
-        write_wheel(wheels, each, files={"a": each.encode() * 3000}) for each in (OURS, NEWER)
+        write_wheel(wheels, each, files={"a": each.encode() * 3000})
+        for each in (OURS, NEWER)
     )
     other = write_wheel(wheels, "1.0", project="vllm")
     torch = [write_wheel(wheels / "torch", f"{n}.0", project="torch") for n in (1, 2)]
@@ -190,9 +208,19 @@ def _of_a_wheelhouse(house: Path, wheels: Path) -> Iterator[User]:
         fill(torch[0])
 
     _apart(stock, house)
-    yield _user("wheelhouse add", house, lambda: add_wheel(house, new, {"target": "gb10"}), settle)
+    yield _user(
+        "wheelhouse add",
+        house,
+        lambda: add_wheel(house, new, {"target": "gb10"}),
+        settle,
+    )
     yield _user("wheelhouse fill", house, lambda: fill(torch[1]), settle)
-    yield _user("wheelhouse prune", house, lambda: prune_wheelhouse(house, drop=["vllm"]), settle)
+    yield _user(
+        "wheelhouse prune",
+        house,
+        lambda: prune_wheelhouse(house, drop=["vllm"]),
+        settle,
+    )
 
 
 def _of_a_file(env: Path, cache: Path) -> Iterator[User]:

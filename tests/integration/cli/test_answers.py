@@ -23,8 +23,12 @@ def test_apply_and_status_say_it_in_ten_lines_and_all_with_v(cli, tree):
 
     for said in (before, applied, after):
         assert len(said.splitlines()) <= LINES
-    assert "→ to apply, required: arch_lists, arch_autodetect, deepgemm_sm12x\n" in before
-    assert "✓ applied, required: arch_lists, arch_autodetect, deepgemm_sm12x\n" in applied
+    assert (
+        "→ to apply, required: arch_lists, arch_autodetect, deepgemm_sm12x\n" in before
+    )
+    assert (
+        "✓ applied, required: arch_lists, arch_autodetect, deepgemm_sm12x\n" in applied
+    )
     assert re.search(r"✓ \d+ files changed in ", applied)
     assert "✓ applied, required: arch_lists" in after
     # What was not done and not asked for is a number; -v has every fix.
@@ -38,14 +42,20 @@ def test_apply_and_status_say_it_in_ten_lines_and_all_with_v(cli, tree):
 
 def nexts(said, word="next"):
     """The commands after ``next:``, that are for this machine."""
-    return [line.partition(": ")[2] for line in said.splitlines() if line.startswith(f"{word}:")]
+    return [
+        line.partition(": ")[2]
+        for line in said.splitlines()
+        if line.startswith(f"{word}:")
+    ]
 
 
 @pytest.fixture
 def paste(tmp_path, environment):
     """Run a command as if it were pasted; what it printed."""
 
-    return lambda line: run_program("bash", "-c", line, cwd=tmp_path, env=environment).stdout
+    return lambda line: (
+        run_program("bash", "-c", line, cwd=tmp_path, env=environment).stdout
+    )
 
 
 @pytest.mark.releases
@@ -66,7 +76,9 @@ def test_what_is_named_is_pasted_to_apply_and_to_undo(cli, tree, tmp_path, paste
 
 def test_what_env_names_is_pasted_and_serves(cli, tmp_path, paste):
     root = hosts.build(tmp_path, "single")
-    done = cli("env", "--role", "single", "--root", root, "--vllm", "0.25.1", "-o", "a b.env")
+    done = cli(
+        "env", "--role", "single", "--root", root, "--vllm", "0.25.1", "-o", "a b.env"
+    )
     (serves,) = nexts(done.stdout)
     assert "vllm serve" in paste(f"{serves} --root {root}")
 
@@ -82,13 +94,17 @@ def test_patchkit_is_named_as_it_was_started(cli, tmp_path, environment):
     words = ["venv/bin/patchkit", "verify", "nowhere"]
     done = run_program(*words, rc=UsageError.exit_code, cwd=tmp_path, env=environment)
     assert (
-        f"or make it: {words[0]} repack vllm=={load_recipe().newest} --dir nowhere" in done.stderr
+        f"or make it: {words[0]} repack vllm=={load_recipe().newest} --dir nowhere"
+        in done.stderr
     )
 
 
 @pytest.mark.parametrize(
     ("version", "says"),
-    [("9.9", "vllm 9.9 is not one of the 32 known releases, 0.11.1 to "), ("0.25.1", "")],
+    [
+        ("9.9", "vllm 9.9 is not one of the 32 known releases, 0.11.1 to "),
+        ("0.25.1", ""),
+    ],
 )
 def test_fixes_of_a_release_that_is_none(version, says):
     said = piped(["fixes", "--version", version], 0)

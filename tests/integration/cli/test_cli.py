@@ -24,12 +24,15 @@ def as_git_keeps_it(files):
     """Return a snapshot with what git keeps of a mode: the rest comes from the umask."""
     kind_and_owner_runs = 0o170100
     return {
-        path: (int(mode, 8) & kind_and_owner_runs, text) for path, (mode, text) in files.items()
+        path: (int(mode, 8) & kind_and_owner_runs, text)
+        for path, (mode, text) in files.items()
     }
 
 
 @pytest.mark.releases
-def test_a_release_by_name_is_the_tree_that_apply_made_below_build(cli, sdist, tmp_path, snapshot):
+def test_a_release_by_name_is_the_tree_that_apply_made_below_build(
+    cli, sdist, tmp_path, snapshot
+):
     spec, made = f"vllm=={RELEASE}", tmp_path / "build" / f"vllm-{RELEASE}"
     sdist(RELEASE)
     assert cli("revert", spec, rc=2).stderr.startswith("error: vllm==")
@@ -53,13 +56,20 @@ def test_another_version_in_the_place_of_a_release_is_refused(cli, tree, tmp_pat
     shutil.copytree(tree(RELEASE), tmp_path / "build" / "vllm-0.24.0")
     cli("apply", "build/vllm-0.24.0", "--only", "version_label")
     for verb in ("status", "revert", "apply"):
-        assert f"holds vllm {RELEASE}, not 0.24.0" in cli(verb, "vllm==0.24.0", rc=3).stderr
+        assert (
+            f"holds vllm {RELEASE}, not 0.24.0"
+            in cli(verb, "vllm==0.24.0", rc=3).stderr
+        )
 
 
 @pytest.mark.releases
 def test_only_reading_writes_nothing(cli, root, snapshot, tmp_path):
     before = snapshot(root)
-    folders = {place: place.stat().st_mode for place in (root, *root.rglob("*")) if place.is_dir()}
+    folders = {
+        place: place.stat().st_mode
+        for place in (root, *root.rglob("*"))
+        if place.is_dir()
+    }
     for place in folders:
         place.chmod(0o555)
     states = fixes(cli("status", "--vllm-src", root, "--json"))
@@ -78,7 +88,9 @@ def test_only_reading_writes_nothing(cli, root, snapshot, tmp_path):
 
 
 @pytest.mark.releases
-def test_the_tree_becomes_what_is_asked_for_whatever_was_before(cli, root, tree, snapshot, git):
+def test_the_tree_becomes_what_is_asked_for_whatever_was_before(
+    cli, root, tree, snapshot, git
+):
     fresh = tree(RELEASE, name="fresh")
     also = ("--vllm-src", fresh, "--with", "moe_configs")  # which creates files
     diff = cli("diff", *also).stdout
@@ -106,12 +118,17 @@ def test_the_tree_becomes_what_is_asked_for_whatever_was_before(cli, root, tree,
 @pytest.mark.parametrize(
     ("alter", "says"),
     [
-        (lambda text: text.replace("def cutlass_group", "def cutlass_groups"), [EDITED, "gemm"]),
+        (
+            lambda text: text.replace("def cutlass_group", "def cutlass_groups"),
+            [EDITED, "gemm"],
+        ),
         (lambda text: text + "def (\n", [EDITED, "not valid Python"]),
     ],
     ids=["another function", "syntax error"],
 )
-def test_drift_is_named_and_nothing_is_written(cli, root, rewrite, snapshot, alter, says):
+def test_drift_is_named_and_nothing_is_written(
+    cli, root, rewrite, snapshot, alter, says
+):
     rewrite(root / EDITED, alter((root / EDITED).read_text()))
     before = snapshot(root)
 
@@ -135,7 +152,9 @@ def test_a_tree_that_is_being_worked_on_is_busy(cli, root, snapshot):
 
 
 @pytest.mark.releases
-def test_a_patched_file_that_was_edited_is_never_overwritten(cli, root, rewrite, snapshot):
+def test_a_patched_file_that_was_edited_is_never_overwritten(
+    cli, root, rewrite, snapshot
+):
     written = json.loads(cli("apply", "--vllm-src", root, "--json").stdout)["written"]
     shown = json.loads(cli("revert", "--vllm-src", root, "--json").stdout)
     assert shown == {"restored": written}

@@ -12,7 +12,9 @@ from support.selection import WHOLE
 
 pytestmark = [
     pytest.mark.releases,
-    pytest.mark.skipif(bool(unavailable()), reason=f"nothing can be disturbed: {unavailable()}"),
+    pytest.mark.skipif(
+        bool(unavailable()), reason=f"nothing can be disturbed: {unavailable()}"
+    ),
 ]
 _STRIDE = 32 if WHOLE else 128
 

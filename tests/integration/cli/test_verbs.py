@@ -26,7 +26,12 @@ def test_version_and_help(cli):
     [
         ("build", "nccl"),
         ("fetch", "nccl==2.30.7"),
-        ("apply", "--dry-run", "--nccl-src", f"git+https://127.0.0.1:9/nccl@{'a' * 40}"),
+        (
+            "apply",
+            "--dry-run",
+            "--nccl-src",
+            f"git+https://127.0.0.1:9/nccl@{'a' * 40}",
+        ),
         ("repack", "vllm==0.24.0"),
         ("build", "vllm", "--version", "0.25.1"),
     ],
@@ -36,20 +41,40 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
     if arguments == ("build", "nccl"):
         need("make", "aarch64-linux-gnu-g++")
     nobody = "http://127.0.0.1:9"
-    proxies = dict.fromkeys(("http_proxy", "https_proxy", "HTTPS_PROXY", "ALL_PROXY"), nobody)
+    proxies = dict.fromkeys(
+        ("http_proxy", "https_proxy", "HTTPS_PROXY", "ALL_PROXY"), nobody
+    )
     cache = {"PATCHKIT_CACHE_DIR": str(tmp_path), "PIP_INDEX_URL": f"{nobody}/simple"}
-    said = cli(*arguments, rc=7, env={**proxies, **cache, "no_proxy": ""}, cwd=tmp_path).stderr
+    said = cli(
+        *arguments, rc=7, env={**proxies, **cache, "no_proxy": ""}, cwd=tmp_path
+    ).stderr
     assert "there is no network" in said
 
 
 @pytest.mark.parametrize(
     ("line", "rc", "says"),
     [
-        ("status --vllm-src nowhere", 2, ["nowhere: no such file or directory", "vllm=="]),
-        ("status --vllm-src .", 3, ["not a source tree of vLLM", "setup.py is missing"]),
-        ("apply --vllm-src vllm==0.11.0", 3, ["0.11.0 is not supported", "cu130", "SM121"]),
+        (
+            "status --vllm-src nowhere",
+            2,
+            ["nowhere: no such file or directory", "vllm=="],
+        ),
+        (
+            "status --vllm-src .",
+            3,
+            ["not a source tree of vLLM", "setup.py is missing"],
+        ),
+        (
+            "apply --vllm-src vllm==0.11.0",
+            3,
+            ["0.11.0 is not supported", "cu130", "SM121"],
+        ),
         ("apply --vllm-src vllm==99.0", 3, ["99.0", "0.33.0"]),
-        ("bench m --url http://u:PASS@h", 2, ["'h' is not the address", "see a login in it"]),
+        (
+            "bench m --url http://u:PASS@h",
+            2,
+            ["'h' is not the address", "see a login in it"],
+        ),
         ("serve m", 2, ["no verb is called 'serve'", "patchkit up m"]),
         ("upgrade", 2, ["patchkit cluster install"]),
         ("lint f.env", 2, ["patchkit check f.env"]),
@@ -59,7 +84,11 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
             ["no verb is called 'env check'", "patchkit check f.env --json"],
         ),
         ("cluster up m", 2, ["patchkit up m"]),
-        ("series vllm==0.33.0", 2, ["'series' any more", "patchkit diff SOURCE", "git apply"]),
+        (
+            "series vllm==0.33.0",
+            2,
+            ["'series' any more", "patchkit diff SOURCE", "git apply"],
+        ),
         ("chat", 2, ["vllm chat --url http://localhost:8000/v1"]),
         ("tune", 2, ["docs/tune.md"]),
         ("net apply", 2, ["sudo netplan try"]),
@@ -76,9 +105,17 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
         ("apply 0.25.1", 2, ["did you mean vllm==0.25.1 or nccl==0.25.1?"]),
         ("apply", 2, ["no source: this verb takes one", "--vllm-src or --nccl-src"]),
         ("diff no-such-thing", 2, ["says whether it is vLLM or NCCL"]),
-        ("apply /no/such/dir", 2, ["/no/such/dir: no such file or folder", "next: ls /\n"]),
+        (
+            "apply /no/such/dir",
+            2,
+            ["/no/such/dir: no such file or folder", "next: ls /\n"],
+        ),
         ("revert ./no/such", 2, ["no/such: no such file or folder", "next: ls /"]),
-        ("diff vllm==0.24.0 --vllm-src vllm==0.24.0", 2, ["this verb takes one source"]),
+        (
+            "diff vllm==0.24.0 --vllm-src vllm==0.24.0",
+            2,
+            ["this verb takes one source"],
+        ),
         ("revert vllm==0.23.0", 2, ["nothing of it is patched in build/vllm-0.23.0"]),
         ("build nccl --cpu sparc", 2, ["not one of 'aarch64', 'x86_64'"]),
         ("apply --nccl-src nccl==2.28.3", 3, ["sticky CUDA error"]),
@@ -91,7 +128,11 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
             0,
             ["nccl_lacks_sm_121   ", "What guides say", "\n  torch-not-compatible "],
         ),
-        ("explain 'garbage nvfp4'", 0, ["\n  nvfp4_moe_marlin ", "\n  garbage-output "]),
+        (
+            "explain 'garbage nvfp4'",
+            0,
+            ["\n  nvfp4_moe_marlin ", "\n  garbage-output "],
+        ),
         ("explain no-such-thing", 2, ["no fix, claim or symptom is 'no-such-thing'"]),
         (
             "doctor --log no.log",
@@ -104,11 +145,23 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
         ("explain NGC", 0, ["ngc_images_incompatible"]),
         ("explain WGMMA", 0, ["no_tmem_no_wgmma"]),
         ("explain 'ready in 2 to 5 min'", 0, ["ready_in_two_to_five_minutes"]),
-        ("env explain NCCL_IB_TIMEOUT", 0, ["unverified", "patchkit explain nccl_ib_timeout_22"]),
+        (
+            "env explain NCCL_IB_TIMEOUT",
+            0,
+            ["unverified", "patchkit explain nccl_ib_timeout_22"],
+        ),
         ("env explain VLLM_NCCL_SO_PATH", 0, ["patchkit explain nccl_so_path"]),
-        ("wheelhouse upgrade", 2, ["has no command 'upgrade'", "next: patchkit cluster install\n"]),
+        (
+            "wheelhouse upgrade",
+            2,
+            ["has no command 'upgrade'", "next: patchkit cluster install\n"],
+        ),
         ("wheelhouse lst", 2, ["next: patchkit wheelhouse list\n"]),
-        ("serve-args m --from no.env", 2, ["no.env: no such file", "next: patchkit env -o no.env"]),
+        (
+            "serve-args m --from no.env",
+            2,
+            ["no.env: no such file", "next: patchkit env -o no.env"],
+        ),
         (
             "env --role worker --from no.env",
             2,
@@ -153,7 +206,9 @@ def test_explain_tells_how_the_advice_of_guides_stands(cli):
     claim = listed["claims"][-1]
     assert json.loads(cli("explain", claim["id"], "--json").stdout) == claim
     # By what a user reads in a log or a guide, too.
-    assert cli("explain", "message truncated").stdout.startswith("message_truncated  false")
+    assert cli("explain", "message truncated").stdout.startswith(
+        "message_truncated  false"
+    )
 
 
 def test_the_bash_completion_script_completes(cli, tmp_path):
@@ -169,5 +224,9 @@ def test_the_bash_completion_script_completes(cli, tmp_path):
         ("patchkit env --role head --with ptxas-t", "5", "ptxas-thor"),
         ("patchkit serve-args openai/gpt-oss-120", "2", "openai/gpt-oss-120b"),
     ):
-        asked = {"COMP_WORDS": words, "COMP_CWORD": count, "_PATCHKIT_COMPLETE": "bash_complete"}
+        asked = {
+            "COMP_WORDS": words,
+            "COMP_CWORD": count,
+            "_PATCHKIT_COMPLETE": "bash_complete",
+        }
         assert cli(env=asked).stdout.split() == [f"plain,{completed}"]

@@ -32,7 +32,12 @@ def files(tmp_path_factory):
     bad_env = folder / "bad.env"
     bad_env.write_text("export NCCL_IB_TIMEOUT=23\nNCCL_IB_HCAA=1\nVLLM_USE_V9=1\n")
     spark = hosts.build(folder, "one_twin")
-    return {"house": house, "bad_env": bad_env, "spark": spark, "wheel": vllm_wheel(folder)}
+    return {
+        "house": house,
+        "bad_env": bad_env,
+        "spark": spark,
+        "wheel": vllm_wheel(folder),
+    }
 
 
 _NOTES = ("note ", "beware ", "off ", "next")
@@ -49,9 +54,15 @@ def words(text):
     [
         (["fixes"], ["arch_lists", "required >=0.11.1 (--arch native)"]),
         (["explain", "arch_lists"], ["Symptom", "silently falls back"]),
-        (["serve-args", "--list"], ["openai/gpt-oss-120b", "mxfp4", "61", "reported, high"]),
+        (
+            ["serve-args", "--list"],
+            ["openai/gpt-oss-120b", "mxfp4", "61", "reported, high"],
+        ),
         (["check", "--elsewhere", "bad_env"], ["did you mean NCCL_IB_HCA?", "✗"]),
-        (["probe", "--root", "spark"], ["NVIDIA GB10", "rocep1s0f0 ACTIVE", "capability 12.1"]),
+        (
+            ["probe", "--root", "spark"],
+            ["NVIDIA GB10", "rocep1s0f0 ACTIVE", "capability 12.1"],
+        ),
         (["net", "verify", "--root", "spark"], ["enp1s0f0np0", "next:", "not checked"]),
         (["inspect", "wheel"], ["loads in part", "is missing", "_vllm_fa3_C.abi3.so"]),
         (["wheelhouse", "list", "-v", "--dir", "house"], ["dependency-11"]),
@@ -86,7 +97,9 @@ def test_what_programs_read_is_not_broken_in_a_terminal(files, arguments):
     arguments = [files.get(word, word) for word in arguments]
     lines = on_terminal(arguments, 60).splitlines()
     # Notes come after it, on standard error, which is this terminal as well.
-    data = [line for line in piped(arguments).splitlines() if not line.startswith(_NOTES)]
+    data = [
+        line for line in piped(arguments).splitlines() if not line.startswith(_NOTES)
+    ]
     assert lines[: len(data)] == data
     assert max(map(len, data)) > 60
 
@@ -107,7 +120,9 @@ def test_a_broken_line_has_every_word_and_fits(text, width):
         assert line == line.rstrip(" ")
 
 
-@given(st.lists(st.tuples(TEXT, TEXT, TEXT), min_size=1, max_size=5), st.integers(40, 80))
+@given(
+    st.lists(st.tuples(TEXT, TEXT, TEXT), min_size=1, max_size=5), st.integers(40, 80)
+)
 def test_a_table_has_every_word_at_any_width(rows, width):
     texts = out.grid(rows, width, heads=("one", "two", "three"))
     said = {word for text in texts for word in text.split()}

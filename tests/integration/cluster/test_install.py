@@ -26,11 +26,18 @@ def house(tmp_path, cli):
     vllm = write_wheel(folder, "0.25.1", project="vllm", requires=["torch==2.11.0"])
     add_wheel(house, vllm, FACTS)
     add_wheel(house, nccl_wheel(folder, OURS), FACTS)
-    library = link(folder / "libtorch_cuda.so", TORCH, needs=[folder / SO], soname="t.so")
-    files = {"torch/__init__.py": b"", "torch/lib/libtorch_cuda.so": library.read_bytes()}
+    library = link(
+        folder / "libtorch_cuda.so", TORCH, needs=[folder / SO], soname="t.so"
+    )
+    files = {
+        "torch/__init__.py": b"",
+        "torch/lib/libtorch_cuda.so": library.read_bytes(),
+    }
     files["torch/version.py"] = (VERSION % "'13.0'").encode()
     needs = ["nvidia-cudnn-cu13", "nvidia-nccl-cu13==2.28.9"]
-    write_wheel(offered, "2.11.0", project="torch", tag=HERE, files=files, requires=needs)
+    write_wheel(
+        offered, "2.11.0", project="torch", tag=HERE, files=files, requires=needs
+    )
     write_wheel(offered, "9.0", project="nvidia-cudnn-cu13", tag="py3-none-any")
     fill(cli, offered, "--python-version", THIS)
     return house
@@ -61,11 +68,19 @@ def install(homes, house, cli, tmp_path):
         pytest.skip(why)
     describe(tmp_path, *NODES)
     with ssh_server(tmp_path / "ssh", *NODES, homes=homes) as path:
-        env = {"PATH": path, "XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path / "launcher")}
+        env = {
+            "PATH": path,
+            "XDG_RUNTIME_DIR": str(tmp_path),
+            "HOME": str(tmp_path / "launcher"),
+        }
 
         def run(*words, rc=0):
             done = cli("cluster", "install", *words, rc=rc, env=env)
-            return json.loads(done.stdout) if "--json" in words else done.stdout + done.stderr
+            return (
+                json.loads(done.stdout)
+                if "--json" in words
+                else done.stdout + done.stderr
+            )
 
         yield run
 
@@ -88,14 +103,20 @@ def test_fresh_again_and_another(install, homes, house, cli, tmp_path):
     fresh = install("--json")
     first = fresh["nodes"][0]["name"]
     assert [each["changed"] for each in fresh["nodes"]] == [True, True]
-    assert [(c["node"], c["wheels"]) for c in fresh["copies"]] == [("spark-1", 4), ("spark-2", 4)]
+    assert [(c["node"], c["wheels"]) for c in fresh["copies"]] == [
+        ("spark-1", 4),
+        ("spark-2", 4),
+    ]
     versions = {"vllm": "0.25.1", "torch": "2.11.0", "nvidia_cudnn_cu13": "9.0"}
     assert fresh["nodes"][1]["versions"] == {**versions, "nvidia_nccl_cu13": OURS}
     assert {each["nccl"] for each in fresh["nodes"]} == {LOADED}
     assert [each["warnings"] for each in fresh["nodes"]] == [[], []]
     assert leads(homes) == [first, first]
     again = install("--json")
-    assert (again["copies"], [each["changed"] for each in again["nodes"]]) == ([], [False, False])
+    assert (again["copies"], [each["changed"] for each in again["nodes"]]) == (
+        [],
+        [False, False],
+    )
     assert "as it is" in install()
     add_wheel(house, nccl_wheel(tmp_path / "later", "2.28.9+gb10.def456"), FACTS)
     fill(cli, tmp_path / "made/offered", "--python-version", THIS)
@@ -116,9 +137,13 @@ def test_this_machine_is_a_node_like_others(install, homes, tmp_path, nodes):
     first, again = install("--json"), install("--json")
     names = nodes or ("localhost",)
     assert [each["node"] for each in first["nodes"]] == [*names]
-    assert [(copy["node"], copy["wheels"]) for copy in first["copies"]] == [(n, 4) for n in names]
+    assert [(copy["node"], copy["wheels"]) for copy in first["copies"]] == [
+        (n, 4) for n in names
+    ]
     assert again["copies"] == []
-    assert leads({name: homes[name] for name in names}) == [first["nodes"][0]["name"]] * len(names)
+    assert leads({name: homes[name] for name in names}) == [
+        first["nodes"][0]["name"]
+    ] * len(names)
 
 
 SMI = """\
@@ -135,13 +160,19 @@ def test_a_node_with_another_device_is_told(install, tmp_path):
 
 
 @pytest.mark.parametrize("state", ["active", "inactive"])
-def test_an_environment_from_which_a_unit_runs_is_not_made_anew(install, homes, tmp_path, state):
+def test_an_environment_from_which_a_unit_runs_is_not_made_anew(
+    install, homes, tmp_path, state
+):
     """Another pip changed it; systemd is a stand-in, that says how the unit is."""
     name = install("--json")["nodes"][0]["name"]
     venv = homes["spark-2"] / ".local/share/patchkit/venvs" / name
-    unit = {"patchkit-vllm.service": f"[Service]\nExecStart={venv}/bin/vllm serve a/b\n"}
+    unit = {
+        "patchkit-vllm.service": f"[Service]\nExecStart={venv}/bin/vllm serve a/b\n"
+    }
     write_files(homes["spark-2"] / ".config/systemd/user", unit)
-    write_files(tmp_path / "ssh/bin", {"systemctl": f"#!/bin/sh\necho {state}\n"}, mode=0o755)
+    write_files(
+        tmp_path / "ssh/bin", {"systemctl": f"#!/bin/sh\necho {state}\n"}, mode=0o755
+    )
     (record,) = venv.glob("lib/python3*/site-packages/vllm-*.dist-info/RECORD")
     with record.open("a") as file:
         file.write("x.py,sha256=a,1\n")

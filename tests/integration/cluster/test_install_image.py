@@ -48,14 +48,25 @@ store.write_text(json.dumps(held))
 
 def image(name, *digests):
     own = sha256(name.encode()).hexdigest()
-    config = {"Config": {"Entrypoint": ["vllm"]}, "Architecture": "arm64", "Size": 1_000}
-    return {"Id": f"sha256:{own}", "RootFS": {"Layers": [own]}, "RepoDigests": digests, **config}
+    config = {
+        "Config": {"Entrypoint": ["vllm"]},
+        "Architecture": "arm64",
+        "Size": 1_000,
+    }
+    return {
+        "Id": f"sha256:{own}",
+        "RootFS": {"Layers": [own]},
+        "RepoDigests": digests,
+        **config,
+    }
 
 
 PIN = "f" * 64
 V1 = image("v1", f"vllm/vllm-openai@sha256:{PIN}", "vllm/vllm-openai@sha256:' #")
 TAG = f"localhost/patchkit:{PIN[:12]}"
-FILE = '[[node]]\nssh = "spark-1"\n[[node]]\nssh = "spark-2"\n[serve] # mine\nport=8001\n'
+FILE = (
+    '[[node]]\nssh = "spark-1"\n[[node]]\nssh = "spark-2"\n[serve] # mine\nport=8001\n'
+)
 
 
 @pytest.fixture
@@ -71,8 +82,14 @@ def install(homes, cli, tmp_path):
     need("rsync")
     if why := obstacle():
         pytest.skip(why)
-    known = dict.fromkeys(("a/b:1", "vllm/vllm-openai:v1", f"vllm/vllm-openai@sha256:{PIN}"), V1)
-    engine = {"docker": ENGINE, "registry.json": json.dumps(known), "systemd-run": AS_A_UNIT}
+    known = dict.fromkeys(
+        ("a/b:1", "vllm/vllm-openai:v1", f"vllm/vllm-openai@sha256:{PIN}"), V1
+    )
+    engine = {
+        "docker": ENGINE,
+        "registry.json": json.dumps(known),
+        "systemd-run": AS_A_UNIT,
+    }
     write_files(tmp_path / "ssh/bin", engine, mode=0o755)
     names = dict(zip(NODES, homes, strict=True))
     with ssh_server(tmp_path / "ssh", *NODES, homes=names) as path:
@@ -80,7 +97,9 @@ def install(homes, cli, tmp_path):
 
         def run(name="", *words, rc=0):
             if name:
-                (tmp_path / "cluster.toml").write_text(f"{FILE}image = '{name}' # one\n")
+                (tmp_path / "cluster.toml").write_text(
+                    f"{FILE}image = '{name}' # one\n"
+                )
             done = cli("cluster", "install", *words, rc=rc, env=env)
             return " ".join((done.stdout + done.stderr).split())
 
@@ -96,7 +115,9 @@ def test_a_tag_is_pinned_and_pulled_by_all(install, homes, tmp_path):
     said = install("vllm/vllm-openai:v1")
     pinned = f"vllm/vllm-openai:v1@sha256:{PIN}"
     assert f"cluster.toml pins {pinned}" in said
-    assert (tmp_path / "cluster.toml").read_text() == f'{FILE}image = "{pinned}" # one\n'
+    assert (
+        tmp_path / "cluster.toml"
+    ).read_text() == f'{FILE}image = "{pinned}" # one\n'
     assert [*map(held, homes)] == [V1["Id"]] * 2
     assert f"spark-2: {TAG} pulled" in said
     again = install()
@@ -163,4 +184,6 @@ def test_nodes_that_differ_or_refuse(install, homes):
 
 def test_a_layer_is_for_an_image_that_has_vllm(install):
     assert "--apply is for an image" in install("", "--apply", rc=2)
-    assert "spark-1: the image's Python finds no vLLM" in install("a/b:1", "--apply", rc=9)
+    assert "spark-1: the image's Python finds no vLLM" in install(
+        "a/b:1", "--apply", rc=9
+    )

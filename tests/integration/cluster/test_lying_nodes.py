@@ -43,8 +43,16 @@ BUSY = '{"error": {"kind": "BusyError", "what": "x\\n  next: sh", "hint": "curl 
 LIES = {
     "silent": ("", "hang", "no sign of life for 1 s"),
     "a login without an end": ("Welcome\n" * 100, "repeat", "it sent more than 1 MiB"),
-    "a line without an end": ("x" * 500, "repeat", "it sent a line of more than 0.5 MiB"),
-    "parts without an end": (f'{MARK}{{"part": 1}}\n' * 100, "repeat", "it sent more than 1 MiB"),
+    "a line without an end": (
+        "x" * 500,
+        "repeat",
+        "it sent a line of more than 0.5 MiB",
+    ),
+    "parts without an end": (
+        f'{MARK}{{"part": 1}}\n' * 100,
+        "repeat",
+        "it sent more than 1 MiB",
+    ),
     "no JSON": (f"{MARK}{{\n", "end", "no JSON"),
     "infinite": (f'{MARK}{{"value": 1e999}}\n', "end", "no JSON"),
     "long number": (f'{MARK}{{"value": {"9" * 4000}}}\n', "end", "no JSON"),
@@ -53,17 +61,30 @@ LIES = {
     "advice": (f"{MARK}{BUSY}\n", "end", "spark-2: x next: sh"),
 }
 VERBS = (
-    *("status", "logs", "down", "up ~/models/x", "cluster init spark-1 spark-2", "model list"),
+    *(
+        "status",
+        "logs",
+        "down",
+        "up ~/models/x",
+        "cluster init spark-1 spark-2",
+        "model list",
+    ),
     "doctor --cluster",
 )
 
 
 def state(
-    active="active", sub="running", others=("-worker@1", "-ray", "-alive"), guard="active", text=""
+    active="active",
+    sub="running",
+    others=("-worker@1", "-ray", "-alive"),
+    guard="active",
+    text="",
 ):
     """Return what a head says of itself, of a worker without ``others``, as a node answers."""
     units = [unit(active, sub)]
-    units += [unit("inactive", "dead", unit=f"patchkit-vllm{each}.service") for each in others]
+    units += [
+        unit("inactive", "dead", unit=f"patchkit-vllm{each}.service") for each in others
+    ]
     units[3:] = [replace(each, active=guard, text=text) for each in units[3:]]
     memory = Memory(total=128 << 20, available=100 << 20)
     said = NodeState(units=tuple(units), processes=(), starts=1, memory=memory)
@@ -72,7 +93,10 @@ def state(
 
 def journal(line=LINE, clock=0.0):
     """Return what a node says of its clock and of its journal."""
-    return {"time": (value(time.time() + clock), "end"), "read_units": (parts(line), "end")}
+    return {
+        "time": (value(time.time() + clock), "end"),
+        "read_units": (parts(line), "end"),
+    }
 
 
 @pytest.fixture
@@ -84,7 +108,9 @@ def nodes(tmp_path, monkeypatch):
     limits = replace(remote._LIMITS, silence=1.0, line=1 << 19, size=1 << 20)
     monkeypatch.setattr(remote, "_LIMITS", limits)
     monkeypatch.setattr(remote, "_CALL_SIZE", 1 << 20)
-    (tmp_path / "cluster.toml").write_text("".join(f'[[node]]\nssh = "{name}"\n' for name in NAMES))
+    (tmp_path / "cluster.toml").write_text(
+        "".join(f'[[node]]\nssh = "{name}"\n' for name in NAMES)
+    )
     return LyingNodes(tmp_path / "bin")
 
 
@@ -104,7 +130,12 @@ def ask(capsys, *words):
 @pytest.mark.parametrize("lie", LIES)
 def test_a_node_that_lies_is_named(nodes, capsys, lie):
     text, then, what = LIES[lie]
-    nodes.lie({"spark-2": {"*": (text, then)}, "spark-1": {"read_node_state": state("inactive")}})
+    nodes.lie(
+        {
+            "spark-2": {"*": (text, then)},
+            "spark-1": {"read_node_state": state("inactive")},
+        }
+    )
     began = time.monotonic()
     code, said = ask(capsys, "status")
     assert code == 9
@@ -138,7 +169,9 @@ def test_the_head_is_shown_while_the_worker_is_silent(nodes, capsys):
     nodes.lie({"spark-1": head, "spark-2": {"*": ("", "hang")}})
     code, said = ask(capsys, "status")
     assert code == 9
-    assert re.search(r"last error \S+ \d\d:\d\d:\d\d spark-1: RuntimeError: no memory", said)
+    assert re.search(
+        r"last error \S+ \d\d:\d\d:\d\d spark-1: RuntimeError: no memory", said
+    )
     assert "silent spark-2: no sign of life" in said
     for follow in ((), ("-f",)):
         code, said = ask(capsys, "logs", *follow)
@@ -148,8 +181,15 @@ def test_the_head_is_shown_while_the_worker_is_silent(nodes, capsys):
 
 
 def test_an_error_before_the_last_answer_is_not_the_present_one(nodes, capsys):
-    texts = ("RuntimeError: no memory", "answered: m, 2.0 s later", "ValueError: bad word")
-    lines = [{**LINE, "time": (number + 1) * 10**6, "text": t} for number, t in enumerate(texts)]
+    texts = (
+        "RuntimeError: no memory",
+        "answered: m, 2.0 s later",
+        "ValueError: bad word",
+    )
+    lines = [
+        {**LINE, "time": (number + 1) * 10**6, "text": t}
+        for number, t in enumerate(texts)
+    ]
     for count, says in ((2, ""), (3, "spark-1: ValueError: bad word")):
         told = {**journal(), "read_units": (parts(*lines[:count]), "end")}
         head = {"read_node_state": state("failed", "failed"), **told}
@@ -167,7 +207,9 @@ def test_down_names_a_node_of_the_former_start_that_is_silent(nodes, capsys):
     """The file does not name it any more; one that is not a host is asked nothing."""
     answers = {}
     for name, others in zip(NAMES, (("-worker@1", "-ray", "-alive"), ()), strict=True):
-        fields = json.loads(state("inactive", "dead", others)[0].removeprefix(MARK))["value"]
+        fields = json.loads(state("inactive", "dead", others)[0].removeprefix(MARK))[
+            "value"
+        ]
         members = [*NAMES, "spark-3", "spark-4", "-oProxyCommand=x"]
         told = value({**fields, "start": "abc", "members": members})
         answers[name] = {"end_group": (told, "end")}
@@ -178,13 +220,20 @@ def test_down_names_a_node_of_the_former_start_that_is_silent(nodes, capsys):
     plain = " ".join(said.split())
     assert code == 9
     assert "spark-3: no sign of life" in plain
-    assert "ssh -t spark-3 'systemctl --user disable --now patchkit-vllm.service'" in plain
+    assert (
+        "ssh -t spark-3 'systemctl --user disable --now patchkit-vllm.service'" in plain
+    )
     assert "spark-4" not in plain
     asked = nodes.asked("end_start")
-    assert sorted(asked) == [(name, {"name": "vllm", "start": "abc"}) for name in NAMES_LEFT]
+    assert sorted(asked) == [
+        (name, {"name": "vllm", "start": "abc"}) for name in NAMES_LEFT
+    ]
 
 
-HELD = (f'{MARK}{{"part": true}}\n', "hang")  # how a lock there is held until nobody listens
+HELD = (
+    f'{MARK}{{"part": true}}\n',
+    "hang",
+)  # how a lock there is held until nobody listens
 
 
 def members_of(state, *members, **fields):
@@ -193,7 +242,9 @@ def members_of(state, *members, **fields):
     return value({**said, "start": "abc", "members": members, **fields}), "end"
 
 
-def test_down_holds_the_cluster_until_nodes_of_the_former_start_have_ended(nodes, capsys):
+def test_down_holds_the_cluster_until_nodes_of_the_former_start_have_ended(
+    nodes, capsys
+):
     head = members_of(state("inactive", "dead", guard="inactive"), *NAMES, "spark-3")
     worker = members_of(state("inactive", "dead", ()), *NAMES, "spark-3")
     nodes.lie(
@@ -225,7 +276,9 @@ def test_switch_is_for_the_nodes_that_serve(nodes, tmp_path, capsys, members, fi
         "hold_alone": HELD,
         "look_at_node": (value(facts), "end"),
         "strangers": (value([]), "end"),
-        "read_node_state": members_of(state(others=("-ray", "-alive")), *members, **fields),
+        "read_node_state": members_of(
+            state(others=("-ray", "-alive")), *members, **fields
+        ),
     }
     nodes.lie({"spark-1": answers})
     code, said = ask(capsys, "switch", "openai/gpt-oss-120b")
@@ -242,11 +295,16 @@ def test_switch_is_for_the_nodes_that_serve(nodes, tmp_path, capsys, members, fi
         (ServerSigns(paused=True, token_wait_s=30), "it is paused, and gives no token"),
     ],
 )
-def test_up_does_not_wait_for_a_server_that_gives_no_token_by_itself(nodes, signs, says):
+def test_up_does_not_wait_for_a_server_that_gives_no_token_by_itself(
+    nodes, signs, says
+):
     head = Cluster(cluster("spark-1"))
     answers = ServerAnswers(url="http://h", health=PathAnswer(), life=judge(signs, 120))
     units = [asdict(unit(unit=name)) for name in head.units]
-    lies = {"follow_units": (parts(units), "end"), "ask_server": (value(asdict(answers)), "end")}
+    lies = {
+        "follow_units": (parts(units), "end"),
+        "ask_server": (value(asdict(answers)), "end"),
+    }
     nodes.lie({"spark-1": lies})
     watcher = StartWatcher(*[lambda *_: None] * 4)
     with pytest.raises(HostError, match=says):
@@ -261,7 +319,11 @@ def test_up_does_not_wait_for_a_server_that_gives_no_token_by_itself(nodes, sign
             "address spark-2 no longer has 192.168.177.2, the address it was started with; it has",
             "next: patchkit up org/m",
         ),
-        ({"killed": ["VLLM::W (process 9) at 17:24:01"]}, "the kernel killed VLLM::W", ""),
+        (
+            {"killed": ["VLLM::W (process 9) at 17:24:01"]},
+            "the kernel killed VLLM::W",
+            "",
+        ),
         (
             {"disks": [{"folder": "/home", "free": 0, "total": 9, "files": None}]},
             "full spark-2: /home: 0 MB are free",
@@ -289,7 +351,11 @@ def test_status_tells_of_a_node_s_troubles(nodes, capsys, troubles, says, cure):
 
 def test_logs_show_all_ranks_by_time_without_secrets(nodes, capsys):
     later = {**LINE, "time": 900_000_000, "text": "loading"}
-    first = {**LINE, "time": 1_000_000, "text": "started with --api-key sk-abcdefghijkl0123"}
+    first = {
+        **LINE,
+        "time": 1_000_000,
+        "text": "started with --api-key sk-abcdefghijkl0123",
+    }
     nodes.lie({"spark-1": journal(later), "spark-2": journal(first)})
     code, said = ask(capsys, "logs", "-n", "5")
     rows = ["spark-2 started with --api-key (masked)", "spark-1 loading"]
@@ -301,10 +367,14 @@ def test_logs_show_all_ranks_by_time_without_secrets(nodes, capsys):
     assert asked == [5, 5]
 
 
-def test_a_node_without_systemd_is_silent_in_every_verb(nodes, tmp_path, monkeypatch, capsys):
+def test_a_node_without_systemd_is_silent_in_every_verb(
+    nodes, tmp_path, monkeypatch, capsys
+):
     """Its cause is short and said once, and `logs` does not pass for one without lines."""
     monkeypatch.setattr(remote, "_LIMITS", replace(remote._LIMITS, silence=30.0))
-    says = "System has not been booted with systemd as init system (PID 1). Can't operate."
+    says = (
+        "System has not been booted with systemd as init system (PID 1). Can't operate."
+    )
     programs = {
         "systemctl": f'#!/bin/sh\necho "{says}" >&2\nexit 1\n',
         "journalctl": "#!/bin/sh\ncase $* in *--follow*) exec sleep 600;; esac\n",
@@ -322,13 +392,23 @@ def test_a_node_without_systemd_is_silent_in_every_verb(nodes, tmp_path, monkeyp
 def test_clocks_an_hour_apart(nodes):
     """Each node is asked by its own clock, and the lines are in the order in which they came."""
     now = time.time()
-    cause = {**LINE, "time": round((now - 3600 - 5) * 1e6), "text": "CUDA out of memory"}
-    after = {**LINE, "time": round((now - 4) * 1e6), "text": "Connection closed by peer"}
+    cause = {
+        **LINE,
+        "time": round((now - 3600 - 5) * 1e6),
+        "text": "CUDA out of memory",
+    }
+    after = {
+        **LINE,
+        "time": round((now - 4) * 1e6),
+        "text": "Connection closed by peer",
+    }
     nodes.lie({"spark-1": journal(after), "spark-2": journal(cause, clock=-3600)})
     found = read_group_journal(Cluster(cluster(*NAMES)), since=f"@{now - 60}")
     texts = [(node, line.text) for node, line in found.lines]
     assert texts == [("spark-2", cause["text"]), ("spark-1", after["text"])]
-    since = {node: float(given["since"][1:]) for node, given in nodes.asked("read_units")}
+    since = {
+        node: float(given["since"][1:]) for node, given in nodes.asked("read_units")
+    }
     assert since["spark-1"] == pytest.approx(now - 60, abs=1)
     assert since["spark-1"] - since["spark-2"] == pytest.approx(3600, abs=20)
 
@@ -359,13 +439,25 @@ def test_a_server_that_hangs_does_not_answer(nodes, tmp_path, capsys, faults, wh
 
 NONE = "no sign of life for 21 s: 2 requests, and no step"
 CONDITIONS = {  # what a token, and the watch, show → words of `status`, and none of it
-    "compiles": (ServerLife(WORKS, "spark-2: ptxas compiles"), {}, "works spark-1: spark-2: ptx"),
-    "is busy": (ServerLife(LIVES, "its counters move"), {}, "busy spark-1: its counters move"),
+    "compiles": (
+        ServerLife(WORKS, "spark-2: ptxas compiles"),
+        {},
+        "works spark-1: spark-2: ptx",
+    ),
+    "is busy": (
+        ServerLife(LIVES, "its counters move"),
+        {},
+        "busy spark-1: its counters move",
+    ),
     "refuses": (
         ServerLife(REFUSES, "it refuses the question: HTTP 401"),
         *({}, "refuses spark-1: it refuses the question: HTTP 401"),
     ),
-    "has ended": (ServerLife(ENDED, "nobody listens"), {}, "ended spark-1: nobody listens"),
+    "has ended": (
+        ServerLife(ENDED, "nobody listens"),
+        {},
+        "ended spark-1: nobody listens",
+    ),
     "hangs": (
         ServerLife(DOUBT, "no token"),
         {"text": f"doubt: {NONE}"},
@@ -383,7 +475,10 @@ CONDITIONS = {  # what a token, and the watch, show → words of `status`, and n
 def test_status_tells_a_server_that_works_from_one_that_hangs(nodes, capsys, name):
     life, watch, words = CONDITIONS[name]
     said = ServerAnswers(url="http://h", health=PathAnswer(), life=life)
-    head = {"read_node_state": state(**watch), "ask_server": (value(asdict(said)), "end")}
+    head = {
+        "read_node_state": state(**watch),
+        "ask_server": (value(asdict(said)), "end"),
+    }
     nodes.lie({"spark-1": head, "spark-2": {"read_node_state": state(others=())}})
     code, shown = ask(capsys, "status")
     assert code == 9
@@ -394,7 +489,10 @@ def test_status_tells_a_server_that_works_from_one_that_hangs(nodes, capsys, nam
 def test_a_rank_of_another_head_is_not_asked_for_a_token(tmp_path, monkeypatch):
     """The nodes changed places in cluster.toml, and `up` was not called since."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    write_files(tmp_path / ".config/patchkit/vllm", {"group.json": '{"id": "a", "name": "vllm"}'})
+    write_files(
+        tmp_path / ".config/patchkit/vllm",
+        {"group.json": '{"id": "a", "name": "vllm"}'},
+    )
     with pytest.raises(HostError, match="belongs to a server on another node"):
         ask_server(cluster="vllm")
     with pytest.raises(HostError, match="nothing was started"):

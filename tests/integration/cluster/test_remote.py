@@ -36,7 +36,9 @@ def sshd(tmp_path_factory):
         pytest.skip(why)
     folder = tmp_path_factory.mktemp("ssh")
     (folder / "home").mkdir()
-    server = ssh_server.ssh_server(folder / "server", *NAMES, homes={"spark-2": folder / "home"})
+    server = ssh_server.ssh_server(
+        folder / "server", *NAMES, homes={"spark-2": folder / "home"}
+    )
     with pytest.MonkeyPatch.context() as patch, server as path:
         patch.setenv("PATH", path)
         yield folder / "server"
@@ -50,7 +52,9 @@ def test_any_text_arrives_as_it_is(sshd, text):
 
 def test_an_error_there_is_raised_here_with_the_name_of_the_node(sshd):
     with pytest.raises(UsageError, match=r"^spark-2: .*is no file of a cluster"):
-        Remote("spark-2").call(object, node_files.put_files, name="x", files={"../evil": ""})
+        Remote("spark-2").call(
+            object, node_files.put_files, name="x", files={"../evil": ""}
+        )
     with pytest.raises(HostError, match=r"^spark-1: read_text: \w+Error: ") as caught:
         Remote("spark-1").call(str, read_text, path="/etc/hostname", limit="x")
     assert "Traceback" not in str(caught.value)
@@ -77,7 +81,9 @@ def test_what_ssh_refuses(sshd, tmp_path, change, what, hint):
 
 
 def test_a_lock_there_is_free_when_its_holder_is_killed(sshd):
-    with subprocess.Popen([sys.executable, "-c", HOLDS], stdout=subprocess.PIPE) as holder:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS], stdout=subprocess.PIPE
+    ) as holder:
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(BusyError, match=", from 127"), lock_of_x():
             pass

@@ -19,7 +19,9 @@ from support.ssh_server import obstacle, ssh_server
 NODES = ("spark-1", "spark-2")
 SPEC = "org/small"
 FILES = {name: MODEL[name] for name in CHOSEN}
-SIZES = {name: {"size": len(data), "digest": digest(data)} for name, data in FILES.items()}
+SIZES = {
+    name: {"size": len(data), "digest": digest(data)} for name, data in FILES.items()
+}
 MADE = json.dumps({"repo": SPEC, "commit": COMMIT, "files": SIZES})
 PLACE = f"models/{ModelFolder(repo=SPEC, commit=COMMIT).name}"
 
@@ -53,7 +55,11 @@ def model(folders, cli, tmp_path):
 
 def held(folder):
     """Return the files of a folder, without what patchkit keeps of them."""
-    files = (path for path in folder.rglob("*") if path.is_file() and ".cache" not in path.parts)
+    files = (
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and ".cache" not in path.parts
+    )
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
@@ -101,13 +107,17 @@ def test_a_rotten_source_spoils_no_good_copy(model, folders, there):
 
 
 @pytest.mark.parametrize("peer", ["", 'peer = "spark-1"'], ids=["no name", "a name"])
-def test_this_machine_gets_a_good_copy_by_a_name_that_others_know(model, folders, tmp_path, peer):
+def test_this_machine_gets_a_good_copy_by_a_name_that_others_know(
+    model, folders, tmp_path, peer
+):
     """By `localhost` the other node would reach itself."""
     shutil.copytree(folders[0], folders[1])
     rot(folders[0] / SHARDS[0])
     rotten = held(folders[0])
     file = tmp_path / "cluster.toml"
-    file.write_text(file.read_text().replace('ssh = "spark-1"', f'ssh = "localhost"\n{peer}'))
+    file.write_text(
+        file.read_text().replace('ssh = "spark-1"', f'ssh = "localhost"\n{peer}')
+    )
     home = {"HOME": str(tmp_path / "spark-1")}
     if peer:
         assert "the copy of spark-2 is taken" in model("sync", env=home)
@@ -123,7 +133,9 @@ def test_what_is_rotten_on_the_way_takes_nothing_away(model, folders, tmp_path):
     shutil.copytree(folders[0], folders[1])
     os.truncate(folders[1] / SHARDS[1], 5000)
     before = held(folders[1])
-    write_files(tmp_path / "ssh/bin", {"rsync": spoiling(aside(folders[1]) / SHARDS[1])}, 0o755)
+    write_files(
+        tmp_path / "ssh/bin", {"rsync": spoiling(aside(folders[1]) / SHARDS[1])}, 0o755
+    )
     assert "spark-2: " in (said := model("sync", rc=8))
     assert f"patchkit model sync {SPEC}" in said
     assert held(folders[1]) == before
@@ -155,7 +167,9 @@ def test_a_copy_that_was_cut_is_no_model_and_is_gone_on_with(model, folders):
 
 def test_half_a_copy_of_an_earlier_patchkit_is_complete_nowhere(model, folders):
     """Without index and record, which rsync sent last."""
-    write_files(folders[1], {"config.json": FILES["config.json"], SHARDS[0]: FILES[SHARDS[0]]})
+    write_files(
+        folders[1], {"config.json": FILES["config.json"], SHARDS[0]: FILES[SHARDS[0]]}
+    )
     assert "incomplete" in model("list")
     said = model("check", SPEC, rc=3)
     assert f"{SHARDS[1]}  is missing" in said

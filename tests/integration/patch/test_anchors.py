@@ -33,7 +33,9 @@ _LABEL = re.compile(r"\.gb10\.p[0-9a-f]{8}")
 def _without_anchor(text, edit):
     """The text without the lines of an edit's anchor."""
     start, stop = _anchor(text, edit)
-    return text[: text.rfind("\n", 0, start) + 1] + text[text.index("\n", stop - 1) + 1 :]
+    return (
+        text[: text.rfind("\n", 0, start) + 1] + text[text.index("\n", stop - 1) + 1 :]
+    )
 
 
 def _anchor(text, edit):
@@ -77,8 +79,12 @@ def test_code_without_an_anchor_is_refused_or_patched_all_the_same(
         rewrite(root / edit.path, _without_anchor(text, edit))
         plan = checked(root, **(alone if fix.layer == "python" else build))
         refused += plan is None
-        if plan and (loss := _lost(plan, edit, wanted if fix.layer == "build" else None)):
-            lost[f"{fix.id} {edit.path}:{text.count(NEWLINE, 0, edit.start) + 1}"] = loss
+        if plan and (
+            loss := _lost(plan, edit, wanted if fix.layer == "build" else None)
+        ):
+            lost[f"{fix.id} {edit.path}:{text.count(NEWLINE, 0, edit.start) + 1}"] = (
+                loss
+            )
         rewrite(root / edit.path, text)
     assert not lost
     assert refused > 0
@@ -95,7 +101,9 @@ def _edits(plan):
 
 def _lost(plan, edit, wanted):
     """What of the effect on the untouched release is missing; "" if nothing is."""
-    if wanted and (gone := {variable for _, variable, *_ in set(wanted) - set(_kernels(plan))}):
+    if wanted and (
+        gone := {variable for _, variable, *_ in set(wanted) - set(_kernels(plan))}
+    ):
         return f"{', '.join(sorted(gone))}: fewer archs"
     if edit.path.endswith((".cmake", "CMakeLists.txt")):
         return ""
@@ -141,7 +149,9 @@ def test_a_half_patched_tree_is_refused_or_made_whole(
 def _one_hunk_less(before, after):
     """The patched text with one of its hunks taken back, for each hunk."""
     old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
-    for kind, i, j, k, m in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+    for kind, i, j, k, m in SequenceMatcher(
+        None, old, new, autojunk=False
+    ).get_opcodes():
         if kind != "equal":
             yield "".join([*new[:k], *old[i:j], *new[m:]])
 

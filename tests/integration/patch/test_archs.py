@@ -22,7 +22,11 @@ CUDA = "13.0"
 GROUPS = {
     "_C base": ("CUDA_ARCHS", r"(?!cumem|moe/)", ""),
     "_moe_C base": ("CUDA_ARCHS", "moe/moe_align_sum_kernels", ""),
-    "blockwise_group_sm100": ("SCALED_MM_ARCHS", "moe/blockwise", "ENABLE_CUTLASS_MOE_SM100"),
+    "blockwise_group_sm100": (
+        "SCALED_MM_ARCHS",
+        "moe/blockwise",
+        "ENABLE_CUTLASS_MOE_SM100",
+    ),
     "cooperative_topk": ("COOPERATIVE_TOPK_ARCHS", "", ""),
     "cumem": ("CUDA_ARCHS", "cumem_allocator", ""),
     "cutlass_mla(sm100)": ("MLA_ARCHS", "", ""),
@@ -44,7 +48,11 @@ GROUPS = {
     "minimax_m3_fused": ("MINIMAX_M3_FUSED_ARCHS", "", ""),
     "moe_data": ("CUTLASS_MOE_DATA_ARCHS", "", ""),
     "moe_wna16.cu": ("CUDA_ARCHS", "moe/moe_wna16", ""),
-    "nvfp4_kv_cache_kernels.cu": ("FP4_ARCHS", r".*nvfp4_kv_cache", "ENABLE_NVFP4_SM120"),
+    "nvfp4_kv_cache_kernels.cu": (
+        "FP4_ARCHS",
+        r".*nvfp4_kv_cache",
+        "ENABLE_NVFP4_SM120",
+    ),
     "nvfp4_sm100": (r"FP4(_SM100)?_ARCHS", "fp4/", "ENABLE_NVFP4_SM100"),
     "nvfp4_sm120": (r"FP4(_SM120)?_ARCHS", "fp4/", "ENABLE_NVFP4_SM120"),
     "qutlass": ("QUTLASS_ARCHS", "", ""),
@@ -82,14 +90,17 @@ MLA = ("mla/sm100_cutlass_mla_kernel", "MLA_ARCHS")
 def test_stock_archs_equal_those_of_a_real_configure(version, arch_list, release):
     groups = evaluate(detect(release(version)), targets()["gb10"], arch_list, CUDA)
     found = {name: [g for g in groups if _is(g, *GROUPS[name])] for name in GROUPS}
-    left_over = [g for g in groups if g.archs and not any(g in of for of in found.values())]
+    left_over = [
+        g for g in groups if g.archs and not any(g in of for of in found.values())
+    ]
     known = {
         row["group"]: {row["archs"]} - {"none"}
         for row in read_rows(DATA / "stock-archs.csv")
         if (row["release"], row["arch_list"]) == (version, arch_list)
     }
     expected = {
-        name: known.get(name, set()) | WITHOUT_SOURCES.get((version, arch_list, name), set())
+        name: known.get(name, set())
+        | WITHOUT_SOURCES.get((version, arch_list, name), set())
         for name in GROUPS
     }
     assert known.keys() <= GROUPS.keys()
@@ -125,7 +136,10 @@ def rows():
     """Rows of one mode, with their lists split."""
     lists = ("stock", "patched")
     split = [
-        {**row, **{name: [arch for arch in row[name].split(";") if arch] for name in lists}}
+        {
+            **row,
+            **{name: [arch for arch in row[name].split(";") if arch] for name in lists},
+        }
         for row in read_rows(ARCHS)
     ]
     return lambda mode: [row for row in split if row["arch"] == mode]
@@ -137,7 +151,8 @@ def test_native_gives_12_1a_wherever_stock_builds_for_sm12x(rows):
         for row in rows("native")
         if any(map(_is_sm12x, row["stock"]))
         and not _is_sm100(row)
-        and row["patched"] != ["12.1a", *(_alone(a) for a in row["stock"] if not _is_sm12x(a))]
+        and row["patched"]
+        != ["12.1a", *(_alone(a) for a in row["stock"] if not _is_sm12x(a))]
     ]
     assert not wrong
 
@@ -145,7 +160,9 @@ def test_native_gives_12_1a_wherever_stock_builds_for_sm12x(rows):
 def test_everything_of_a_family_build_loads_on_12_1(rows):
     built = [row for row in rows("family") if row["patched"]]
     assert built
-    assert not [r for r in built if best_load(tuple(r["patched"]), (12, 1)) is Load.NONE]
+    assert not [
+        r for r in built if best_load(tuple(r["patched"]), (12, 1)) is Load.NONE
+    ]
 
 
 def _alone(arch):

@@ -55,7 +55,9 @@ def test_code_that_is_not_there_yet_needs_no_fix(mixed, recipe, ask, snapshot, c
         note = f"{fix_id} is left out: {COMMIT} is no release, and has no code for it"
         assert found[fix_id].note == note
         assert note in " ".join(cli("status", root).stdout.split())
-    applied = {fix_id for fix_id, verdict in found.items() if verdict.state.value == "applied"}
+    applied = {
+        fix_id for fix_id, verdict in found.items() if verdict.state.value == "applied"
+    }
     assert {"arch_lists", "marlin_sass", "sm120_guard", "fp8_grouped_gemm"} <= applied
     decided = f"{COMMIT} is not in the table; decided by the code alone"
     assert found["arch_lists"].note == decided
@@ -69,9 +71,21 @@ def test_code_that_is_not_there_yet_needs_no_fix(mixed, recipe, ask, snapshot, c
     ("patterns", "path", "before", "after", "says"),
     [
         # One half of what belongs together is there.
-        ((PYTHON,), "", "", "", "input_dtype, expected 1; other code of this fix is there"),
+        (
+            (PYTHON,),
+            "",
+            "",
+            "",
+            "input_dtype, expected 1; other code of this fix is there",
+        ),
         # The code is there, and another one than any release has.
-        ((), PYTHON, "is_device_capability(120)", "has_device_capability(120)", "found 0 times"),
+        (
+            (),
+            PYTHON,
+            "is_device_capability(120)",
+            "has_device_capability(120)",
+            "found 0 times",
+        ),
     ],
 )
 def test_code_that_is_there_in_another_form_is_drift(
@@ -82,7 +96,9 @@ def test_code_that_is_there_in_another_form_is_drift(
         text = (root / path).read_text()
         assert before in text
         rewrite(root / path, text.replace(before, after))
-    with pytest.raises(DriftError, match=f"1 of {len(recipe.fixes)} fixes do not fit") as caught:
+    with pytest.raises(
+        DriftError, match=f"1 of {len(recipe.fixes)} fixes do not fit"
+    ) as caught:
         plan_for(open_workspace(root), recipe, ask())
     assert says in caught.value.what
 
@@ -93,7 +109,8 @@ def test_the_first_commit_after_a_release_fits(version, release, recipe, ask):
     later = [known for known in recipe.supported if known > Version(version)]
     following = later[0].base_version if later else f"{Version(version).major}.999.0"
     tree = replace(
-        open_workspace(release(version)).tree, version=Version(f"{following}.dev1+g1234567")
+        open_workspace(release(version)).tree,
+        version=Version(f"{following}.dev1+g1234567"),
     )
     request = ask(also={fix.id for fix in recipe.fixes})
     assert not make_plan(tree, recipe, request).drifted
@@ -124,14 +141,24 @@ def is_backend_supported(backend):
 @pytest.mark.parametrize(
     ("version", "path", "before", "after"),
     [
-        (NEWER, f"{_LAYERS}/modelopt.py", r"(?<= {12}if )has_flashinfer\(\)", _BLACKWELL),
+        (
+            NEWER,
+            f"{_LAYERS}/modelopt.py",
+            r"(?<= {12}if )has_flashinfer\(\)",
+            _BLACKWELL,
+        ),
         (
             "0.18.1",
             f"{_LAYERS}/utils/nvfp4_utils.py",
             re.escape(_BLACKWELL),
             f"(cutlass_fp4_supported() and {_BLACKWELL})",
         ),
-        ("0.18.1", f"{_LAYERS}/utils/nvfp4_utils.py", r"if current_platform.*? {4}else:\n", _LOOP),
+        (
+            "0.18.1",
+            f"{_LAYERS}/utils/nvfp4_utils.py",
+            r"if current_platform.*? {4}else:\n",
+            _LOOP,
+        ),
         (
             NEWER,
             "vllm/model_executor/model_loader/weight_utils.py",
@@ -149,7 +176,9 @@ def test_forms_that_only_commits_between_releases_have(
     assert after in text
     rewrite(root / path, text + (_LISTED if after is _LOOP else ""))
     pristine = snapshot(root)
-    only = {"nvfp4_linear_marlin" if path.startswith(_LAYERS) else "fastsafetensors_rank"}
+    only = {
+        "nvfp4_linear_marlin" if path.startswith(_LAYERS) else "fastsafetensors_rank"
+    }
     outcome = apply(root, recipe, ask(only=only))
     assert {v.fix.id for v in outcome.verdicts if v.state.value == "applied"} == only
     assert len(outcome.proofs) == 1

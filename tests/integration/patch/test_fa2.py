@@ -46,15 +46,28 @@ def test_what_fa2_is_compiled_to(version, release, recipe, ask, tmp_path):
     sources = dict.fromkeys(("csrc/a.cu", "csrc/b.cu", "csrc/api.cpp"), "")
     utils = workspace.tree.read("cmake/utils.cmake")
     write_files(tmp_path, {"CMakeLists.txt": VLLM})
-    write_files(flash, {"CMakeLists.txt": FLASH_ATTENTION, "utils.cmake": utils, **sources})
+    write_files(
+        flash, {"CMakeLists.txt": FLASH_ATTENTION, "utils.cmake": utils, **sources}
+    )
 
     def options(archs, *also):
         plan = make_plan(workspace.tree, recipe, ask(also=also))
         cmake = plan.patched.read("cmake/external_projects/vllm_flash_attn.cmake")
         (tmp_path / "vllm_flash_attn.cmake").write_text(cmake)
         done = run(
-            *(cmake_program(), "-G", "Unix Makefiles", "-S", tmp_path, "-B", tmp_path / "build"),
-            *(f"-DFETCHCONTENT_SOURCE_DIR_VLLM-FLASH-ATTN={flash}", f"-DCUDA_ARCHS={archs}"),
+            *(
+                cmake_program(),
+                "-G",
+                "Unix Makefiles",
+                "-S",
+                tmp_path,
+                "-B",
+                tmp_path / "build",
+            ),
+            *(
+                f"-DFETCHCONTENT_SOURCE_DIR_VLLM-FLASH-ATTN={flash}",
+                f"-DCUDA_ARCHS={archs}",
+            ),
         )
         return dict(re.findall(r"-- (?:\S*/)?(\w+\.\w+) has (.*)", done.output))
 
@@ -65,4 +78,8 @@ def test_what_fa2_is_compiled_to(version, release, recipe, ask, tmp_path):
     own = flag("121a")
     assert options("12.1a", "fa2_sass") == {"api.cpp": "", "a.cu": own, "b.cu": own}
     both = f"{flag(86)};{own}"
-    assert options("8.6;12.1a", "fa2_sass") == {"api.cpp": "", "a.cu": both, "b.cu": both}
+    assert options("8.6;12.1a", "fa2_sass") == {
+        "api.cpp": "",
+        "a.cu": both,
+        "b.cu": both,
+    }

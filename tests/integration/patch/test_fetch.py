@@ -43,7 +43,9 @@ class Handler(QuietHandler, SimpleHTTPRequestHandler):
         elif self.path.startswith("/parts/") and start:
             data = Path(self.translate_path(self.path)).read_bytes()
             self.send_response(206 if start < len(data) else 416)
-            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+            self.send_header(
+                "Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}"
+            )
             self.end_headers()
             self.wfile.write(data[start:])
         elif self.path.endswith(".cut"):
@@ -70,7 +72,9 @@ class Index(LocalServer):
     def __init__(self, folder: Path) -> None:
         super().__init__(partial(Handler, directory=str(folder)))
         self.folder, self.address = folder, f"127.0.0.1:{self.server_port}"
-        self.entry = LockEntry("1.0", NAME, hashlib.sha256(sdist()).hexdigest(), len(sdist()))
+        self.entry = LockEntry(
+            "1.0", NAME, hashlib.sha256(sdist()).hexdigest(), len(sdist())
+        )
         self.lock = {"1.0": self.entry}
 
     def stop(self) -> None:
@@ -100,7 +104,12 @@ def cached(tmp_path):
 
 def test_fetch_verifies_and_caches(index, tmp_path):
     seen = []
-    path = fetch("demo", "1.0", index.lock, progress=lambda done, total: seen.append((done, total)))
+    path = fetch(
+        "demo",
+        "1.0",
+        index.lock,
+        progress=lambda done, total: seen.append((done, total)),
+    )
     assert path == tmp_path / "cache/sdists" / NAME
     assert path.read_bytes() == sdist()
     assert seen[-1] == (index.entry.size, index.entry.size)
@@ -129,7 +138,12 @@ def test_download_that_is_not_what_the_lock_says(index, tmp_path, change):
 
 @pytest.mark.parametrize(
     ("kind", "left"),
-    [("parts", b"begun"), ("parts", b"damaged"), ("parts", b"longer"), ("whole", b"begun")],
+    [
+        ("parts", b"begun"),
+        ("parts", b"damaged"),
+        ("parts", b"longer"),
+        ("whole", b"begun"),
+    ],
 )
 def test_a_download_goes_on_where_it_was_cut(index, tmp_path, kind, left):
     data = sdist()
@@ -183,7 +197,10 @@ def test_credentials_are_used_but_never_told(index, project, monkeypatch):
 )
 def test_a_login_goes_to_no_other_port_or_scheme(url, gets_login):
     others = "http://[bad http://me:x@localhost:99999 http://me:x@[::1]:8080/simple"
-    settings = {"index-url": "https://me:s3cret@index.test/simple/", "extra-index-url": others}
+    settings = {
+        "index-url": "https://me:s3cret@index.test/simple/",
+        "extra-index-url": others,
+    }
     with index_session(settings) as session:
         request = session.prepare_request(requests.Request("GET", url))
     assert ("Authorization" in request.headers) is gets_login
@@ -219,14 +236,18 @@ def test_bad_lock(tmp_path):
     row = f'[[sdist]]\nversion = "1.0"\nfilename = "{NAME}"\nsha256 = "{"0" * 64}"\nsize = 1\n'
     path = tmp_path / "lock.toml"
     path.write_text(row.replace(NAME, "../evil"))
-    with pytest.raises(SourceError, match=r"sdist\[1\].filename: is '../evil', not the name"):
+    with pytest.raises(
+        SourceError, match=r"sdist\[1\].filename: is '../evil', not the name"
+    ):
         read_lock(path)
 
 
 def test_committed_lock():
     lock = read_lock(COMMITTED_LOCK)
     assert len(lock) == len({entry.sha256 for entry in lock.values()}) == 37
-    assert all(entry.filename == f"vllm-{entry.version}.tar.gz" for entry in lock.values())
+    assert all(
+        entry.filename == f"vllm-{entry.version}.tar.gz" for entry in lock.values()
+    )
     assert render_lock(lock.values()) == COMMITTED_LOCK.read_text()
 
 

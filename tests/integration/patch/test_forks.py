@@ -33,11 +33,16 @@ def fork(copied, git):
 def test_files_tell_the_version_that_no_tag_tells(copied, rewrite, cli, monkeypatch):
     found = detect(copied)
     assert (str(found.version), found.kind) == (CODE, "archive")
-    assert re.search(r"(\d+) of \1 files that fixes look at are as in 0.24.0$", found.note)
+    assert re.search(
+        r"(\d+) of \1 files that fixes look at are as in 0.24.0$", found.note
+    )
     rewrite(copied / "setup.py", (copied / "setup.py").read_text() + "# ours\n")
     found = detect(copied)
     assert str(found.version) == "0.24.0.dev0+untagged"
-    assert "files that fixes look at are as in 0.24.0; the code alone decides" in found.note
+    assert (
+        "files that fixes look at are as in 0.24.0; the code alone decides"
+        in found.note
+    )
     said = " ".join(cli("apply", copied, "--source-version", "0.24.0").stdout.split())
     assert said.startswith("vllm 0.24.0 archive")
     assert "note the version, 0.24.0, is as it was named" in said
@@ -57,7 +62,9 @@ def test_a_fork_with_the_tag_of_a_release_is_decided_by_its_code(
     pristine = snapshot(fork)
     outcome = apply(fork, recipe, ask())
     notes = {v.fix.id: v.note for v in outcome.verdicts if v.state.value == "upstream"}
-    expected = f"fp8_grouped_gemm: {GUARD} is not that of 0.21.0; decided by the code alone"
+    expected = (
+        f"fp8_grouped_gemm: {GUARD} is not that of 0.21.0; decided by the code alone"
+    )
     assert notes["fp8_grouped_gemm"] == expected
     assert any("kernel groups are built for 12.1a" in proof for proof in outcome.proofs)
     revert(fork)

@@ -25,7 +25,14 @@ from support.needed import need
 RELEASE = "0.33.0"
 DEVICE = "vllm/platforms/interface.py"
 FIX = "deepgemm_sm12x"
-PARTS = ("CMakeLists.txt", "cmake", "PKG-INFO", "setup.py", "vllm/__init__.py", "vllm/platforms")
+PARTS = (
+    "CMakeLists.txt",
+    "cmake",
+    "PKG-INFO",
+    "setup.py",
+    "vllm/__init__.py",
+    "vllm/platforms",
+)
 CLASS = "class DeviceCapability(NamedTuple):\n"
 sandboxed = pytest.mark.skipif(missing() != "", reason=f"no sandbox here: {missing()}")
 pytestmark = pytest.mark.releases
@@ -87,7 +94,10 @@ def test_cmake_files_run_and_write_nothing(line, marked, mark, snapshot):
             return error.exit_code
         return 0
 
-    assert run(stock) in (0, 5)  # a command that fails stops CMake, or says so to the file
+    assert run(stock) in (
+        0,
+        5,
+    )  # a command that fails stops CMake, or says so to the file
     assert not mark.exists()
     assert snapshot(stock.root) == before
     run(replace(stock, sandboxed=Sandboxed.NEVER))
@@ -160,7 +170,9 @@ def without(environment, tmp_path):
 
 
 @sandboxed
-def test_without_a_sandbox_only_what_is_locked_or_trusted_is_run(tree, without, snapshot, tmp_path):
+def test_without_a_sandbox_only_what_is_locked_or_trusted_is_run(
+    tree, without, snapshot, tmp_path
+):
     root = tree(RELEASE)
     before = snapshot(root)
     refused = without("apply", "--vllm-src", root)
@@ -177,7 +189,9 @@ def test_without_a_sandbox_only_what_is_locked_or_trusted_is_run(tree, without, 
     assert trusted.stderr == "not sandboxed: --trust-source\n"
     assert "proved DeepGEMM: " in trusted.stdout
 
-    locked = without("apply", "--vllm-src", f"vllm=={RELEASE}", "--dry-run", "--offline", "-v")
+    locked = without(
+        "apply", "--vllm-src", f"vllm=={RELEASE}", "--dry-run", "--offline", "-v"
+    )
     assert locked.returncode == 0
     assert "sandbox" not in locked.stderr
     assert "proved DeepGEMM: " in locked.stdout
@@ -187,14 +201,19 @@ def test_without_a_sandbox_only_what_is_locked_or_trusted_is_run(tree, without, 
     assert without(*words).returncode == 9
 
 
-def test_only_what_this_run_unpacks_of_a_locked_archive_is_locked(sdist, tmp_path, monkeypatch):
+def test_only_what_this_run_unpacks_of_a_locked_archive_is_locked(
+    sdist, tmp_path, monkeypatch
+):
     sdist(RELEASE)
     monkeypatch.chdir(tmp_path)
     released = SourceOptions("vllm", f"vllm=={RELEASE}", offline=True)
     tree = Path("build") / f"vllm-{RELEASE}"
     for source, expected in (
         (released, Sandboxed.IF_POSSIBLE),
-        (released, Sandboxed.ALWAYS),  # a folder by now, and anybody may have written into it
+        (
+            released,
+            Sandboxed.ALWAYS,
+        ),  # a folder by now, and anybody may have written into it
         (SourceOptions("vllm", str(tree)), Sandboxed.ALWAYS),
         (SourceOptions("vllm", str(tree), trusted=True), Sandboxed.NEVER),
     ):
@@ -236,7 +255,15 @@ def test_a_checkout_that_lacks_objects_fetches_none(tmp_path, git, mark):
     git(origin, "add", ".")
     git(origin, "commit", "-qm", "a")
     git(origin, "config", "uploadpack.allowFilter", "true")
-    git(tmp_path, "clone", "-q", "--no-local", "--filter=tree:0", f"file://{origin}", str(clone))
+    git(
+        tmp_path,
+        "clone",
+        "-q",
+        "--no-local",
+        "--filter=tree:0",
+        f"file://{origin}",
+        str(clone),
+    )
     git(clone, "tag", "-am", "x", "v0.33.0")
     for name, value in (
         ("remote.origin.url", f"ext::sh -c touch% {mark}"),

@@ -17,7 +17,12 @@ PYTHON_FIXES = {
     "0.11.1": {*_NVFP4, "mxfp4_moe_marlin", "fastsafetensors_rank"},
     # Wheels: FP8 kernels may be traps, and Marlin MoE is PTX.
     "0.19.1": {
-        *("fp8_grouped_gemm", "marlin_w4a8_fp8", "fp8_linear_torch", "nvfp4_linear_marlin"),
+        *(
+            "fp8_grouped_gemm",
+            "marlin_w4a8_fp8",
+            "fp8_linear_torch",
+            "nvfp4_linear_marlin",
+        ),
         "shm_spin",
     },
     "0.24.0": {*_NVFP4, "deepgemm_sm12x", "shm_spin"},
@@ -33,8 +38,13 @@ def version(request):
 def wheel(release, version, recipe, tmp_path):
     """A wheel of the Python files of a release, and of what its MoE layers look up."""
     root = release(version)
-    files = {"vllm/__init__.py": (root / "vllm/__init__.py").read_bytes(), **python_of(root)}
-    return wheels.write_wheel(tmp_path, version, project="vllm", tag="py3-none-any", files=files)
+    files = {
+        "vllm/__init__.py": (root / "vllm/__init__.py").read_bytes(),
+        **python_of(root),
+    }
+    return wheels.write_wheel(
+        tmp_path, version, project="vllm", tag="py3-none-any", files=files
+    )
 
 
 @pytest.fixture
@@ -47,7 +57,13 @@ def environment_folder(tmp_path):
 @pytest.fixture
 def pip(environment_folder):
     """This interpreter's pip, working on an environment of its own."""
-    command = [sys.executable, "-m", "pip", "--python", str(environment_folder / "bin/python")]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(environment_folder / "bin/python"),
+    ]
 
     return lambda *arguments: run_program(*command, *arguments).stdout
 
@@ -58,7 +74,9 @@ def package(pip, wheel, environment_folder):
     pip("install", "--no-deps", "--no-index", wheel)
     package = next(environment_folder.glob("lib/python*/site-packages/vllm"))
     names = ("torch/__init__.py", "flashinfer/__init__.py")
-    write_files(package.parent, dict.fromkeys(names, "from .lazily import everything\n"))
+    write_files(
+        package.parent, dict.fromkeys(names, "from .lazily import everything\n")
+    )
     return package
 
 
@@ -95,8 +113,12 @@ def test_python_is_patched_and_pip_agrees_at_every_step(
 
     states = {fix["id"]: fix["state"] for fix in first["fixes"]}
     assert (first["kind"], first["version"]) == ("installed", version)
-    assert {fix for fix, state in states.items() if state == "applied"} == PYTHON_FIXES[version]
-    assert {states[fix.id] for fix in recipe.fixes if fix.layer == "build"} == {"not-applicable"}
+    assert {fix for fix, state in states.items() if state == "applied"} == PYTHON_FIXES[
+        version
+    ]
+    assert {states[fix.id] for fix in recipe.fixes if fix.layer == "build"} == {
+        "not-applicable"
+    }
     assert [path for path in first["written"] if path.endswith(".py")]
     assert patched != installed
     assert not wrong_hashes(site_packages)

@@ -43,7 +43,9 @@ def test_what_a_build_compiles(version, release, tmp_path):
     path = next(path for path in plan.texts if path.endswith("/scaled_mm_c2x.cu"))
     lines = plan.patched.read(path).splitlines()
     source = tmp_path / "scaled_mm_c2x.cc"
-    source.write_text("\n".join(line for line in lines if not line.startswith("#include")))
+    source.write_text(
+        "\n".join(line for line in lines if not line.startswith("#include"))
+    )
 
     def called(archs):
         done = run("g++", "-E", "-P", f"-D__CUDA_ARCH_LIST__={archs}", source)

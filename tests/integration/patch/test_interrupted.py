@@ -21,7 +21,9 @@ pytestmark = pytest.mark.releases
 RELEASE = "0.19.1"
 # Edits files of every kind, and creates some.
 APPLY = ["apply", "--with", "moe_configs"]
-REQUEST = Request(target=targets()["gb10"], arch="native", also=frozenset({"moe_configs"}))
+REQUEST = Request(
+    target=targets()["gb10"], arch="native", also=frozenset({"moe_configs"})
+)
 
 
 @pytest.fixture
@@ -29,7 +31,12 @@ def root(tree):
     return tree(RELEASE)
 
 
-CODES = {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+CODES = {
+    signal.SIGKILL: -9,
+    signal.SIGINT: 130,
+    signal.SIGTERM: 143,
+    signal.SIGHUP: 129,
+}
 SAID = re.compile(
     r"(interrupted; (nothing was changed|the commit was finished, \d+ files|"
     r"an interrupted commit was taken back(; .*)?)\n)?"
@@ -52,11 +59,16 @@ def test_interrupted_at_any_moment_it_says_so_and_the_next_run_makes_it_right(
     patched = snapshot(whole)
     random = Random(number)
     # One strikes while it looks and proves, one within the short time of the commit.
-    for delay, in_commit in [(random.uniform(0.2, 1), False), (random.uniform(0, 0.04), True)]:
+    for delay, in_commit in [
+        (random.uniform(0.2, 1), False),
+        (random.uniform(0, 0.04), True),
+    ]:
         command = [sys.executable, "-m", "patchkit", *APPLY, "--vllm-src", root]
         pipe = {"stderr": subprocess.PIPE, "text": True}
         process = subprocess.Popen(command, cwd=tmp_path, env=environment, **pipe)
-        while in_commit and process.poll() is None and not (root / ".patchkit").exists():
+        while (
+            in_commit and process.poll() is None and not (root / ".patchkit").exists()
+        ):
             time.sleep(0.0005)
         time.sleep(delay)
         process.send_signal(number)
@@ -101,4 +113,6 @@ def cut_short(root):
         if event in names and begun and next(since) > 1:
             kill()
 
-    assert in_child(lambda: apply(root, load_recipe(), REQUEST), hook) == -signal.SIGKILL
+    assert (
+        in_child(lambda: apply(root, load_recipe(), REQUEST), hook) == -signal.SIGKILL
+    )

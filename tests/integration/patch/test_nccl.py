@@ -74,7 +74,14 @@ def test_the_whole_makefile_hands_the_arch_on(nccl, ask, tmp_path):
     nvcc = write_files(tmp_path, {"nvcc": said}, mode=0o755) / "nvcc"
 
     def given(*arguments):
-        command = ["make", "-n", "-C", root / "src/device", f"NVCC={nvcc}", f"CUDA_HOME={tmp_path}"]
+        command = [
+            "make",
+            "-n",
+            "-C",
+            root / "src/device",
+            f"NVCC={nvcc}",
+            f"CUDA_HOME={tmp_path}",
+        ]
         done = subprocess.run(
             [*command, f"BUILDDIR={tmp_path}/build", "VERBOSE=1", *arguments],
             capture_output=True,
@@ -100,11 +107,18 @@ def test_the_whole_makefile_hands_the_arch_on(nccl, ask, tmp_path):
 @pytest.mark.parametrize(
     ("path", "before", "after", "drifts"),
     [
-        (COMMON_MK, "# of archs to reduce", "# of architectures to reduce", "make_archs"),
+        (
+            COMMON_MK,
+            "# of archs to reduce",
+            "# of architectures to reduce",
+            "make_archs",
+        ),
         (ROOT_FILE, "LANGUAGES CUDA CXX C)", "LANGUAGES CXX C)", "cmake_archs"),
     ],
 )
-def test_altered_anchors_are_drift(nccl, edit, ask, snapshot, cli, path, before, after, drifts):
+def test_altered_anchors_are_drift(
+    nccl, edit, ask, snapshot, cli, path, before, after, drifts
+):
     root = nccl()
     edit(root, path, before, after)
     altered = snapshot(root)
@@ -112,7 +126,9 @@ def test_altered_anchors_are_drift(nccl, edit, ask, snapshot, cli, path, before,
         apply(root, RECIPE, ask())
     assert snapshot(root) == altered
     shown = json.loads(cli("status", "--nccl-src", root, "--json", rc=4).stdout)
-    assert [fix["id"] for fix in shown["fixes"] if fix["state"] == "drifted"] == [drifts]
+    assert [fix["id"] for fix in shown["fixes"] if fix["state"] == "drifted"] == [
+        drifts
+    ]
 
 
 # The command line

@@ -22,18 +22,27 @@ def planned(release, recipe, ask):
     """A plan of an untouched release: ``planned("0.24.0", "native", also={"x"})``."""
 
     def make(version, arch="native", **selection):
-        return plan_for(open_workspace(release(version)), recipe, ask(arch, **selection))
+        return plan_for(
+            open_workspace(release(version)), recipe, ask(arch, **selection)
+        )
 
     return make
 
 
 def states(plan, wanted):
-    return {verdict.fix.id: verdict.state for verdict in plan.verdicts if verdict.fix.id in wanted}
+    return {
+        verdict.fix.id: verdict.state
+        for verdict in plan.verdicts
+        if verdict.fix.id in wanted
+    }
 
 
 @pytest.mark.parametrize(
     "version",
-    [RELEASES[0], *(pytest.param(later, marks=pytest.mark.e2e) for later in RELEASES[1:])],
+    [
+        RELEASES[0],
+        *(pytest.param(later, marks=pytest.mark.e2e) for later in RELEASES[1:]),
+    ],
 )
 def test_optional_fixes_apply_and_know_themselves(version, planned, recipe):
     arch = "native"  # no optional fix looks at the mode
@@ -77,7 +86,10 @@ def test_proofs_notice_what_was_promised_and_is_not_there(
     other = plan.patched.with_texts({path: text.replace(promised, broken)})
 
     case = Case(
-        stock=plan.stock, patched=plan.patched, request=plan.request, active=frozenset({fix_id})
+        stock=plan.stock,
+        patched=plan.patched,
+        request=plan.request,
+        active=frozenset({fix_id}),
     )
     assert fix.prove(case)
     with pytest.raises(ProofError):
@@ -87,12 +99,16 @@ def test_proofs_notice_what_was_promised_and_is_not_there(
 def test_flashattention_3_is_not_left_out_where_a_gb10_would_use_it(planned):
     plan = planned("0.27.1", only={"fa3_hopper"})
     (verdict,) = (v for v in plan.verdicts if v.fix.id == "fa3_hopper")
-    case = Case(stock=plan.stock, patched=plan.patched, request=plan.request, active=frozenset())
+    case = Case(
+        stock=plan.stock, patched=plan.patched, request=plan.request, active=frozenset()
+    )
     assert verdict.state is State.APPLY
     assert verdict.fix.prove(case)
 
     path = "vllm/v1/attention/backends/fa_utils.py"
-    text = plan.stock.read(path).replace("capability.major == 9 and", "capability.major >= 9 and")
+    text = plan.stock.read(path).replace(
+        "capability.major == 9 and", "capability.major >= 9 and"
+    )
     guards = plan.stock.read(INTERFACE).replace(
         "is_device_capability_family(90)", "has_device_capability(90)"
     )
@@ -101,6 +117,10 @@ def test_flashattention_3_is_not_left_out_where_a_gb10_would_use_it(planned):
         verdict.fix.prove(replace(case, patched=using))
 
     cmake = "cmake/external_projects/vllm_flash_attn.cmake"
-    alone = plan.stock.read(cmake).replace(f"_FA_COMPONENT {FA2} {FA3}", f"_FA_COMPONENT {FA3}")
+    alone = plan.stock.read(cmake).replace(
+        f"_FA_COMPONENT {FA2} {FA3}", f"_FA_COMPONENT {FA3}"
+    )
     with pytest.raises(ProofError, match=f"is not with {FA2}"):
-        verdict.fix.prove(replace(case, patched=plan.patched.with_texts({cmake: alone})))
+        verdict.fix.prove(
+            replace(case, patched=plan.patched.with_texts({cmake: alone}))
+        )

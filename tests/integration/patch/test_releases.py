@@ -22,7 +22,11 @@ STATES = {
 }
 OTHER = {"native": "family", "family": "native"}
 # What does not depend on the release is asked of one, and of all in the matrix.
-once = in_turns if WHOLE else pytest.mark.parametrize(("version", "arch"), [(DAILY[1], "native")])
+once = (
+    in_turns
+    if WHOLE
+    else pytest.mark.parametrize(("version", "arch"), [(DAILY[1], "native")])
+)
 
 
 @pytest.fixture
@@ -91,7 +95,10 @@ TUNED = [
 
 
 def created(version):
-    return {f"{CONFIGS}/{name}" for name in TUNED[2 * (Version(version) >= Version("0.28")) :]}
+    return {
+        f"{CONFIGS}/{name}"
+        for name in TUNED[2 * (Version(version) >= Version("0.28")) :]
+    }
 
 
 def test_tuned_configs_are_found_by_every_release(version, release, recipe, ask):
@@ -99,6 +106,10 @@ def test_tuned_configs_are_found_by_every_release(version, release, recipe, ask)
 
     (said,) = prove(plan)
 
-    assert {path for path, (before, _) in plan.texts.items() if before is None} == created(version)
+    assert {
+        path for path, (before, _) in plan.texts.items() if before is None
+    } == created(version)
     assert plan.texts.keys() == created(version)
-    assert said.startswith("get_moe_configs finds 7 configs for NVIDIA GB10, and for NVIDIA H200")
+    assert said.startswith(
+        "get_moe_configs finds 7 configs for NVIDIA GB10, and for NVIDIA H200"
+    )

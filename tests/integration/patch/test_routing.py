@@ -60,7 +60,9 @@ def routed(release, recipe, ask, version):
 
 def decided(layer, tree, capability, environ=None, **flags):
     return outcome(
-        lambda tree, capability: LAYERS[layer](on_device(tree, capability, environ, **flags)),
+        lambda tree, capability: LAYERS[layer](
+            on_device(tree, capability, environ, **flags)
+        ),
         tree,
         capability,
     )
@@ -71,15 +73,25 @@ def decided(layer, tree, capability, environ=None, **flags):
     [
         ("FP8 linear per token", {}, {"linear_backend": "cutlass"}),
         ("FP8 linear per block", {}, {"linear_backend": "cutlass"}),
-        ("FP8 linear per block", {"VLLM_USE_DEEP_GEMM": "1"}, {"linear_backend": "deep_gemm"}),
-        ("FP8 MoE per block", {"VLLM_USE_DEEP_GEMM": "1", "VLLM_MOE_USE_DEEP_GEMM": "1"}, {}),
+        (
+            "FP8 linear per block",
+            {"VLLM_USE_DEEP_GEMM": "1"},
+            {"linear_backend": "deep_gemm"},
+        ),
+        (
+            "FP8 MoE per block",
+            {"VLLM_USE_DEEP_GEMM": "1", "VLLM_MOE_USE_DEEP_GEMM": "1"},
+            {},
+        ),
         ("NVFP4 linear", {"VLLM_NVFP4_GEMM_BACKEND": "cutlass"}, {}),
         ("NVFP4 linear", {}, {"linear_backend": "flashinfer_cutlass"}),
         ("NVFP4 MoE", {}, {"moe_backend": "flashinfer_cutlass"}),
         ("NVFP4 MoE", {"VLLM_USE_FLASHINFER_MOE_FP4": "1"}, {}),
     ],
 )
-@pytest.mark.filterwarnings("ignore:VLLM_:FutureWarning")  # upstream announces the end of some
+@pytest.mark.filterwarnings(
+    "ignore:VLLM_:FutureWarning"
+)  # upstream announces the end of some
 def test_what_the_user_asks_for_still_decides(layer, environ, flags, routed):
     """Where a release knows a variable or a flag, it gives what it gave without patchkit."""
     stock, patched = routed
@@ -87,7 +99,9 @@ def test_what_the_user_asks_for_still_decides(layer, environ, flags, routed):
         assert decided(layer, patched, GB10, environ, **flags) in WANTED[layer]
     elif str(stock.version) == "0.24.0" and "VLLM_USE_DEEP_GEMM" in environ:
         # It would stop in DeepGEMM; saying so at the start is better.
-        assert str(decided(layer, patched, GB10, environ, **flags)).startswith("ValueError")
+        assert str(decided(layer, patched, GB10, environ, **flags)).startswith(
+            "ValueError"
+        )
     else:
         before = decided(layer, stock, GB10, environ, **flags)
         assert decided(layer, patched, GB10, environ, **flags) == before

@@ -32,16 +32,22 @@ def test_what_the_dispatch_never_calls(version, target, release):
     }
     assert "" not in called
     assert not [name for name in called if OLDER.search(name)]
-    row = known_dispatch("vllm", Version(version), target).never_calls(LIBRARY, [KERNEL])
+    row = known_dispatch("vllm", Version(version), target).never_calls(
+        LIBRARY, [KERNEL]
+    )
     assert row is not None
-    assert hashlib.sha256(path.read_bytes()).hexdigest().startswith(row.releases[version])
+    assert (
+        hashlib.sha256(path.read_bytes()).hexdigest().startswith(row.releases[version])
+    )
     assert path.as_posix().endswith(row.source)
 
 
 @pytest.mark.parametrize("version", READ)
 def test_nothing_else_calls_them(version, release):
     sources = [path for path in release(version).rglob("csrc/**/*") if path.is_file()]
-    callers = {path.name for path in sources if OLDER.search(path.read_text(errors="replace"))}
+    callers = {
+        path.name for path in sources if OLDER.search(path.read_text(errors="replace"))
+    }
     assert callers == {"scaled_mm_c2x.cu", "scaled_mm_entry.cu"}
 
 

@@ -30,10 +30,18 @@ def test_the_tree_becomes_what_is_asked_for(cli, tree, snapshot, tmp_path):
 
     assert ID in cli("apply", *source, *patch, "--dry-run").stdout
     assert snapshot(root) == pristine
-    assert f"build vllm --src {root} --patch {diff}" in cli("apply", *source, *patch).stdout
+    assert (
+        f"build vllm --src {root} --patch {diff}"
+        in cli("apply", *source, *patch).stdout
+    )
     assert (root / PATH).read_text() == changed
-    (kept,) = json.loads((root / ".patchkit/ledger.json").read_text())["request"]["patches"]
-    assert (kept["title"], kept["sha256"]) == ("Say where it is from", digest(diff.read_text()))
+    (kept,) = json.loads((root / ".patchkit/ledger.json").read_text())["request"][
+        "patches"
+    ]
+    assert (kept["title"], kept["sha256"]) == (
+        "Say where it is from",
+        digest(diff.read_text()),
+    )
     labelled, patched = (root / "setup.py").read_text(), snapshot(root)
 
     assert "nothing to do" in cli("apply", *source, *patch).stdout
@@ -45,7 +53,9 @@ def test_the_tree_becomes_what_is_asked_for(cli, tree, snapshot, tmp_path):
 
     cli("apply", *source)
     assert (not (root / NEW).exists(), (root / PATH).read_text()) == (True, text)
-    assert (root / "setup.py").read_text() != labelled  # the version is a digest of all texts
+    assert (
+        root / "setup.py"
+    ).read_text() != labelled  # the version is a digest of all texts
     cli("apply", *source, *patch)
     assert snapshot(root) == patched
     cli("revert", *source)

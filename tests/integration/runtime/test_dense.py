@@ -15,7 +15,10 @@ from support.hub import checkpoint
 
 pytestmark = [pytest.mark.releases, pytest.mark.usefixtures("run_here")]
 # All that compose it with a checkpoint's own.
-RELEASES = (*(pytest.param(f"0.{n}.0", marks=pytest.mark.e2e) for n in (30, 31, 32)), "0.33.0")
+RELEASES = (
+    *(pytest.param(f"0.{n}.0", marks=pytest.mark.e2e) for n in (30, 31, 32)),
+    "0.33.0",
+)
 LAYERS = "vllm/model_executor/layers/quantization"
 FUSED = {
     "qkv_proj": ["q_proj", "k_proj", "v_proj"],
@@ -43,23 +46,41 @@ def within(parent, *names):
 
 
 # What must stay as it is, whatever the case: and a drafter's experts, which are layer 2.
-REST = dict.fromkeys(("lm_head", "model.embed_tokens", "mtp.layers.0.self_attn.o_proj"), "BF16")
-REST |= {"visual.layers.0.self_attn.o_proj": "BF16", **within("0.mlp", "gate", "router")}
-REST |= {"model.layers.0.mlp.experts.0.up_proj": "NVFP4", **within("2.mlp.experts.0", "up_proj")}
+REST = dict.fromkeys(
+    ("lm_head", "model.embed_tokens", "mtp.layers.0.self_attn.o_proj"), "BF16"
+)
+REST |= {
+    "visual.layers.0.self_attn.o_proj": "BF16",
+    **within("0.mlp", "gate", "router"),
+}
+REST |= {
+    "model.layers.0.mlp.experts.0.up_proj": "NVFP4",
+    **within("2.mlp.experts.0", "up_proj"),
+}
 MOE = "Qwen3MoeForCausalLM"
 FIRST = ("0.self_attn.qkv_proj", "0.self_attn.o_proj")
 MLA = ("q_a_proj", "kv_a_proj_with_mqa", "q_b_proj", "kv_b_proj", "o_proj")
-GDN = within("1.linear_attn", "in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj")
+GDN = within(
+    "1.linear_attn", "in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj"
+)
 SHARED = within("1.mlp.shared_expert", "gate_proj", "up_proj", "down_proj")
 OF_MLA = ("fused_qkv_a_proj", "q_b_proj", "o_proj")
 OF_GDN = ("linear_attn.in_proj_qkvz", "linear_attn.out_proj")
 OF_SHARED = ("mlp.shared_expert.gate_up_proj", "mlp.shared_expert.down_proj")
 CASES = {
-    "gpt-oss": ("GptOssForCausalLM", attention("BF16"), ("0.attn.qkv_proj", "0.attn.o_proj")),
+    "gpt-oss": (
+        "GptOssForCausalLM",
+        attention("BF16"),
+        ("0.attn.qkv_proj", "0.attn.o_proj"),
+    ),
     "NVFP4 experts": ("MiniMaxM2ForCausalLM", attention("BF16"), FIRST),
     "FP8 attention": (MOE, attention("FP8"), ()),
     "another layer": (MOE, attention("BF16") | attention("NVFP4", 1), FIRST),
-    "a part": (MOE, attention("BF16", names="qvo") | attention("FP8", names="k"), FIRST[1:]),
+    "a part": (
+        MOE,
+        attention("BF16", names="qvo") | attention("FP8", names="k"),
+        FIRST[1:],
+    ),
     "MLA": (
         "DeepseekV3ForCausalLM",
         within("0.self_attn", *MLA),
@@ -70,7 +91,11 @@ CASES = {
         attention("BF16") | GDN | SHARED,
         [*FIRST, *(f"1.{name}" for name in (*OF_GDN, *OF_SHARED))],
     ),
-    "plain experts": (MOE, attention("BF16") | within("0.mlp.experts.0", "up_proj"), ()),
+    "plain experts": (
+        MOE,
+        attention("BF16") | within("0.mlp.experts.0", "up_proj"),
+        (),
+    ),
     "no row": ("LlamaForCausalLM", attention("BF16"), ()),
 }
 
@@ -91,7 +116,10 @@ def vllm_layers(tensors, *, gpt_oss):
     """Return each layer as vLLM names it, fused, and whether the checkpoint has it quantised."""
     into = {part: whole for whole, parts in FUSED.items() for part in parts}
     layers = {}
-    for name in tensors.keys() - {"lm_head", "model.embed_tokens"}:  # which it never asks about
+    for name in tensors.keys() - {
+        "lm_head",
+        "model.embed_tokens",
+    }:  # which it never asks about
         layer = re.sub(r"experts\.\d+\.\w+$", "experts", name)
         layer = re.sub(r"\w+$", lambda last: into.get(last[0], last[0]), layer)
         layer = layer.replace("self_attn", "attn") if gpt_oss else layer
@@ -103,14 +131,28 @@ def vllm_layers(tensors, *, gpt_oss):
 def methods(tree):
     """What the release gives to layers: ``methods(setting, layers)`` → name → class."""
     # Of keys and methods the names alone matter, and that the table has them together.
-    assert "kMxfp8Dynamic: Mxfp8OnlineLinearMethod" in tree.read(f"{LAYERS}/online/base.py")
-    mxfp8 = SimpleNamespace(linear=SimpleNamespace(weight="mxfp8", activation=None), moe=None)
+    assert "kMxfp8Dynamic: Mxfp8OnlineLinearMethod" in tree.read(
+        f"{LAYERS}/online/base.py"
+    )
+    mxfp8 = SimpleNamespace(
+        linear=SimpleNamespace(weight="mxfp8", activation=None), moe=None
+    )
     source = SimpleNamespace(targets=SimpleNamespace(value="targets"))
     stand_ins = {"re": re, "kInt4Static32": None, "OnlineQuantizationSource": source}
     stand_ins |= {"_ONLINE_SHORTHANDS": {"mxfp8": mxfp8}, "_ONLINE_MOE_METHODS": {}}
-    stand_ins |= {"LinearBase": Linear, "RoutedExperts": Experts, "UnquantizedLinearMethod": Plain}
-    stand_ins |= {"UnquantizedFusedMoEMethod": type("M", (), {}), "OnlineLinearBase": Online}
-    stand_ins |= {"OnlineMoEMethodBase": Online, "_ONLINE_LINEAR_METHODS": {"mxfp8": Mxfp8}}
+    stand_ins |= {
+        "LinearBase": Linear,
+        "RoutedExperts": Experts,
+        "UnquantizedLinearMethod": Plain,
+    }
+    stand_ins |= {
+        "UnquantizedFusedMoEMethod": type("M", (), {}),
+        "OnlineLinearBase": Online,
+    }
+    stand_ins |= {
+        "OnlineMoEMethodBase": Online,
+        "_ONLINE_LINEAR_METHODS": {"mxfp8": Mxfp8},
+    }
     code = Code(tree, stand_ins)
     resolve = code.get(f"{LAYERS}/base_config.py", "resolve_quant_method")
     online_config = code.get(f"{LAYERS}/online/base.py", "OnlineQuantizationConfig")
@@ -143,20 +185,34 @@ def test_layers_get_what_is_said(methods, case, tmp_path):
         given = methods(dense.setting, layers)
         chosen = {name for name, method in given.items() if method is Mxfp8}
         assert chosen == {f"model.layers.{name}" for name in expected}
-        assert all(given[name] is Own for name, quantised in layers.items() if quantised)
+        assert all(
+            given[name] is Own for name, quantised in layers.items() if quantised
+        )
         parts = sum(len(FUSED.get(name.rpartition(".")[2], "1")) for name in chosen)
         assert dense.saved == parts * 256 * 256 * (2 - 1 - 1 / 32)
-        assert dense_layers(found, 4) is None  # a quarter of a side is too small for the kernel
+        assert (
+            dense_layers(found, 4) is None
+        )  # a quarter of a side is too small for the kernel
 
 
 def test_layers_of_the_table_get_the_quantisation_in_the_code(tree):
     for row in load_flag_rules().dense:
         given = set()
-        texts = [tree.read(file) for file in row.files if tree.exists(file)]  # 0.31 moved some
+        texts = [
+            tree.read(file) for file in row.files if tree.exists(file)
+        ]  # 0.31 moved some
         for call in (node for text in texts for node in ast.walk(ast.parse(text))):
-            words = {w.arg: w.value for w in call.keywords} if isinstance(call, ast.Call) else {}
+            words = (
+                {w.arg: w.value for w in call.keywords}
+                if isinstance(call, ast.Call)
+                else {}
+            )
             config = words.get("quant_config", words.get("vllm_config"))
-            if config is not None and ast.unparse(config) != "None" and "prefix" in words:
+            if (
+                config is not None
+                and ast.unparse(config) != "None"
+                and "prefix" in words
+            ):
                 given |= set(re.findall(r"\.(\w+)'$", ast.unparse(words["prefix"])))
         names = {name for layer in row.layers for name in layer.split(".")}
         assert names <= given, (row.files, names - given)

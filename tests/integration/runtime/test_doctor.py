@@ -33,7 +33,9 @@ def test_a_vllm_that_answers_is_the_server_whoever_started_it(here):
     assert found["server-token"]["what"].startswith("small answers")
     seen = Level.OK if shutil.which("ss") else Level.UNKNOWN
     assert (found["server-token"]["level"], found["port"]["level"]) == (Level.OK, seen)
-    assert (str(port) if seen is Level.OK else "ss is not installed") in found["port"]["what"]
+    assert (str(port) if seen is Level.OK else "ss is not installed") in found["port"][
+        "what"
+    ]
     assert found["log"]["level"] == Level.UNKNOWN
     assert found["log"]["what"].startswith("not checked: ")
 
@@ -61,7 +63,9 @@ def test_another_engine_is_named_and_a_port_is_the_first_step(here):
         found = here("--port", port, rc=9)
     assert "port" not in found
     assert "it serves small, and is no vLLM" in found["port-serves"]["what"]
-    assert found["port-serves"]["hint"].startswith(f"patchkit doctor --port {port + 1}; ")
+    assert found["port-serves"]["hint"].startswith(
+        f"patchkit doctor --port {port + 1}; "
+    )
 
 
 # Logs
@@ -79,7 +83,9 @@ def test_a_log_with_its_first_cause_first(cli, tmp_path):
     log.write_text(LOG)
     shown = cli("doctor", "--log", log, rc=9).stdout
     said = json.loads(cli("doctor", "--log", log, "--json", rc=9).stdout)
-    assert [(each["about"], each["line"], each["level"]) for each in said["findings"]] == [
+    assert [
+        (each["about"], each["line"], each["level"]) for each in said["findings"]
+    ] == [
         ("cuda-12-library-missing", 2, "error"),
         ("engine-core-failed", 3, "note"),
     ]
@@ -91,9 +97,13 @@ def test_a_log_with_its_first_cause_first(cli, tmp_path):
 def test_an_error_that_nobody_knows_on_standard_input(environment, tmp_path):
     words = [sys.executable, "-m", "patchkit", "doctor", "--log", "-", "--json"]
     text = b"KeyError: 'nobody knows'\n"
-    done = subprocess.run(words, input=text, cwd=tmp_path, env=environment, capture_output=True)
+    done = subprocess.run(
+        words, input=text, cwd=tmp_path, env=environment, capture_output=True
+    )
     assert done.returncode == 9, done.stderr
-    assert [each["about"] for each in json.loads(done.stdout)["findings"]] == ["unknown"]
+    assert [each["about"] for each in json.loads(done.stdout)["findings"]] == [
+        "unknown"
+    ]
 
 
 def test_a_report_has_the_lines_around_what_was_found(cli, tmp_path):
@@ -108,7 +118,9 @@ def test_a_report_has_the_lines_around_what_was_found(cli, tmp_path):
 
 
 def test_explain_by_the_text_of_an_error(cli):
-    by_line = json.loads(cli("explain", f"[rank1]: {CUDA12}", "--json").stdout)["symptoms"]
+    by_line = json.loads(cli("explain", f"[rank1]: {CUDA12}", "--json").stdout)[
+        "symptoms"
+    ]
     by_part = json.loads(cli("explain", "libcudart.so.12", "--json").stdout)["symptoms"]
     assert [each["id"] for each in by_line] == ["cuda-12-library-missing"]
     assert "cuda-12-library-missing" in [each["id"] for each in by_part]
@@ -119,7 +131,9 @@ def test_explain_by_the_text_of_an_error(cli):
 
 def test_a_line_that_is_quoted_keeps_no_secret(cli, tmp_path):
     log = tmp_path / "vllm.log"
-    log.write_text("RuntimeError: odd {'api_key': ['s3cr3t-1'], 'url': 'http://u:pw9@h'}\n")
+    log.write_text(
+        "RuntimeError: odd {'api_key': ['s3cr3t-1'], 'url': 'http://u:pw9@h'}\n"
+    )
     for more in ((), ("--json",)):
         said = cli("doctor", "--log", log, *more, rc=9).stdout
         assert "odd {'api_key': ['(masked)'], 'url': 'http://(masked)@h'}" in said

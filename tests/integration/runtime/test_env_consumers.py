@@ -11,14 +11,22 @@ from hypothesis import strategies as st
 from patchkit.errors import SourceError, UsageError
 from patchkit.runtime.envfile.header import render_env_file
 from patchkit.runtime.envfile.syntax import EnvEntry, Format, parse
-from support.env_consumers import docker, read_by_systemd, shells, sourced, systemd_library
+from support.env_consumers import (
+    docker,
+    read_by_systemd,
+    shells,
+    sourced,
+    systemd_library,
+)
 
 NASTY = "'\"\\$`#; \t\n\r=~*?{}!%&|<>()[]^:,-aA0é\0\x01\x1b\x7f\x85\u2028\ufeff\ufdd0"
 VALUES = (
     st.text(st.characters(exclude_categories=()))
     | st.text(st.sampled_from(NASTY))
     | st.from_regex(r"[A-Za-z0-9_@%+=:,./^-]*", fullmatch=True)
-    | st.sampled_from(["^lo,docker,veth", "=rocep1s0f0", "~", "a:~/b", "$HOME", "C:\\", "\\\n"])
+    | st.sampled_from(
+        ["^lo,docker,veth", "=rocep1s0f0", "~", "a:~/b", "$HOME", "C:\\", "\\\n"]
+    )
 )
 REASONS = st.text(st.sampled_from(NASTY)) | st.text()
 BATCH = st.lists(st.tuples(VALUES, REASONS), min_size=1, max_size=40)
@@ -38,7 +46,10 @@ def program(request, folder):
     name = request.param
     if name in SHELLS:
         shell = SHELLS[name]
-        yield Format.SH, lambda kind, path: sourced(shell, path, exported=kind is Format.SH)
+        yield (
+            Format.SH,
+            lambda kind, path: sourced(shell, path, exported=kind is Format.SH),
+        )
     elif name == "systemd":
         if systemd_library() is None:
             pytest.skip("no libsystemd-shared here")
@@ -47,7 +58,10 @@ def program(request, folder):
         pytest.skip("no docker command here")
     else:
         with docker(folder) as read:
-            yield Format.DOCKER, lambda kind, path, **environment: read(path, **environment)
+            yield (
+                Format.DOCKER,
+                lambda kind, path, **environment: read(path, **environment),
+            )
 
 
 def held(kind, batch):
@@ -63,7 +77,9 @@ def written(kind, batch, folder):
     """The file of a batch, and what it has to hold."""
     entries = list(held(kind, batch))
     path = folder / f"file.{kind}"
-    path.write_bytes(render_env_file(kind, ["role=head", "about: \n A=b"], entries).encode())
+    path.write_bytes(
+        render_env_file(kind, ["role=head", "about: \n A=b"], entries).encode()
+    )
     expected = {entry.name: entry.value for entry in entries}
     assert parse(kind, path.read_bytes().decode(), "file") == expected
     return path, expected
@@ -79,7 +95,9 @@ def test_a_program_reads_its_format_and_the_common_one(program, folder, batch):
 
 
 @settings(deadline=None, max_examples=150)
-@given(st.lists(st.text(st.sampled_from("='\"\\ \t#ab:\n\r;$~")), min_size=1, max_size=5))
+@given(
+    st.lists(st.text(st.sampled_from("='\"\\ \t#ab:\n\r;$~")), min_size=1, max_size=5)
+)
 def test_what_is_parsed_of_any_file_is_what_the_program_reads(program, folder, tails):
     kind, read = program
     begin = "export V" if kind is Format.SH else "V"

@@ -64,7 +64,8 @@ def test_who_listens(address):
 
 @pytest.mark.skipif(not shutil.which("ss"), reason="ss is not installed (iproute2)")
 @pytest.mark.parametrize(
-    ("listening", "asked"), [("::ffff:127.0.0.1", "127.0.0.1"), ("::ffff:0.0.0.0", "127.0.0.1")]
+    ("listening", "asked"),
+    [("::ffff:127.0.0.1", "127.0.0.1"), ("::ffff:0.0.0.0", "127.0.0.1")],
 )
 def test_who_listens_at_ipv4_by_a_socket_of_ipv6(listening, asked):
     with socket.socket(socket.AF_INET6) as server:
@@ -81,11 +82,19 @@ def test_who_listens_at_ipv4_by_a_socket_of_ipv6(listening, asked):
         ("[::1]%lo:8000 [::]:* uid:1001 ino:7 sk:2 cgroup:/", "::1", 1001),
         ("127.0.0.1%lo:8000 0.0.0.0:* ino:7 sk:2 cgroup:/", "127.0.0.1", 0),
         ("*:8000 *:* uid:1001 ino:7 sk:2 cgroup:/a uid:0 ino:1 sk:2", "::", 1001),
-        ('*:8000 *:* users:(("x uid:0 ino:1",pid=5,fd=3)) uid:1001 ino:7 sk:2', "::", 1001),
+        (
+            '*:8000 *:* users:(("x uid:0 ino:1",pid=5,fd=3)) uid:1001 ino:7 sk:2',
+            "::",
+            1001,
+        ),
     ],
 )
 def test_whatever_ss_says_of_a_listener(tmp_path, monkeypatch, said, address, user):
-    write_files(tmp_path, {"ss": f"#!/bin/sh\ncat <<'END'\nLISTEN 0 128 {said}\nEND\n"}, mode=0o755)
+    write_files(
+        tmp_path,
+        {"ss": f"#!/bin/sh\ncat <<'END'\nLISTEN 0 128 {said}\nEND\n"},
+        mode=0o755,
+    )
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     (listener,) = group_script.find_listeners([8000])
     assert (listener.address, listener.user) == (address, user)
@@ -94,11 +103,15 @@ def test_whatever_ss_says_of_a_listener(tmp_path, monkeypatch, said, address, us
 def test_a_digest_is_of_what_was_installed_and_not_of_where_it_came_from(tmp_path):
     digests = []
     for number, extra in enumerate(("", "direct_url.json,sha256=x,3", "RECORD,,")):
-        home = tmp_path / f"{number}/lib/python3.11/site-packages/torch-2.11.0.dist-info"
+        home = (
+            tmp_path / f"{number}/lib/python3.11/site-packages/torch-2.11.0.dist-info"
+        )
         rows = ["torch/a.py,sha256=abc,1", "../../../bin/x,sha256=y,2"]
         rows += [f"torch-2.11.0.dist-info/{extra}"] * bool(extra)
         lines = "".join(f"{row}\n" for row in rows[:: 1 - 2 * (number % 2)])
-        write_files(home, {"METADATA": "Name: torch\nVersion: 2.11.0\n", "RECORD": lines})
+        write_files(
+            home, {"METADATA": "Name: torch\nVersion: 2.11.0\n", "RECORD": lines}
+        )
         found = python_contents([str(home.parent)], None)
         assert found.versions == {"torch": "2.11.0"}
         digests.append(found.digests["torch"])
@@ -134,7 +147,9 @@ def test_the_architectures_of_a_folder(tmp_path, config, names):
 
 def test_an_image_whose_python_does_not_answer_names_its_cuda(tmp_path):
     image = image_facts("podman", problem="image-silent")
-    report = NodeReport(node="localhost", facts=node_facts(tmp_path, vllm="", image=image))
+    report = NodeReport(
+        node="localhost", facts=node_facts(tmp_path, vllm="", image=image)
+    )
     found = _add_image(report)
     assert (found.facts.host.software.cuda, len(found.disks)) == ("13.0", 1)
 
@@ -149,7 +164,9 @@ def test_this_machine_beside_a_node_that_ssh_does_not_reach():
     assert "nowhere.invalid" in nowhere.silence.what
     found = cluster_findings(file, [here, nowhere])
     levels = [each.level for each in found]
-    first_later = next(n for n, each in enumerate(levels) if each in (Level.UNKNOWN, Level.OK))
+    first_later = next(
+        n for n, each in enumerate(levels) if each in (Level.UNKNOWN, Level.OK)
+    )
     assert not {Level.ERROR, Level.WARNING} & {*levels[first_later:]}
 
 
@@ -170,7 +187,9 @@ server.serve_forever()
 """
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root starts a process of another user")
+@pytest.mark.skipif(
+    os.getuid() != 0, reason="only root starts a process of another user"
+)
 @pytest.mark.skipif(not shutil.which("ss"), reason="ss is not installed (iproute2)")
 @pytest.mark.parametrize(("user", "sent"), [(0, True), (65534, False)])
 def test_the_key_goes_to_no_process_of_another_user(monkeypatch, user, sent):
@@ -181,7 +200,9 @@ def test_the_key_goes_to_no_process_of_another_user(monkeypatch, user, sent):
         "-c",
         LISTENS,
     ]
-    with subprocess.Popen(words, user=user, stdout=subprocess.PIPE, text=True, cwd="/") as spy:
+    with subprocess.Popen(
+        words, user=user, stdout=subprocess.PIPE, text=True, cwd="/"
+    ) as spy:
         url = f"http://127.0.0.1:{spy.stdout.readline().strip()}"
         said = ask_server(url, key_file="/nonexistent", seconds=1)
         spy.kill()

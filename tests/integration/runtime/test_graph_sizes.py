@@ -26,9 +26,15 @@ def test_no_number_of_streams_is_padded(version, release):
     space = {"__builtins__": {**vars(builtins), "__import__": lambda *_: imported}}
     space["CUDAGraphMode"] = SimpleNamespace(NONE=0)
     execute(compile(ast.Module([function], []), "vllm.py", "exec"), space)
-    for streams, drafts, padded in ((8, 0, [3, 5, 6, 7]), (8, 3, [3, 5, 7]), (8, 7, [])):
+    for streams, drafts, padded in (
+        (8, 0, [3, 5, 6, 7]),
+        (8, 3, [3, 5, 7]),
+        (8, 7, []),
+    ):
         for mode, expected in (("balanced", padded), (RULE.value, [])):
-            graphs = SimpleNamespace(cudagraph_mode=1, post_init_cudagraph_sizes=lambda: None)
+            graphs = SimpleNamespace(
+                cudagraph_mode=1, post_init_cudagraph_sizes=lambda: None
+            )
             graphs.max_cudagraph_capture_size = graphs.cudagraph_capture_sizes = None
             graphs.pass_config = SimpleNamespace(enable_sp=False)
             batch = SimpleNamespace(max_num_seqs=streams, max_num_batched_tokens=8192)
@@ -41,5 +47,7 @@ def test_no_number_of_streams_is_padded(version, release):
             config.performance_mode, config.uniform_decode_query_len = mode, 1 + drafts
             space[NAME](config)
             # What drafts takes so many tokens for each stream, to which vLLM rounds sizes up.
-            right = {-(-size // (1 + drafts)) for size in graphs.cudagraph_capture_sizes}
+            right = {
+                -(-size // (1 + drafts)) for size in graphs.cudagraph_capture_sizes
+            }
             assert [n for n in range(1, streams + 1) if n not in right] == expected

@@ -28,7 +28,9 @@ SIZE = sum(len(MODEL[name]) for name in CHOSEN)
 FOLDER = ModelFolder(repo="org/small", commit=COMMIT).name
 
 
-@pytest.fixture(scope="module", params=[pytest.param(OLDEST, marks=pytest.mark.e2e), NEWEST])
+@pytest.fixture(
+    scope="module", params=[pytest.param(OLDEST, marks=pytest.mark.e2e), NEWEST]
+)
 def python(request, tmp_path_factory):
     """The Python of an environment with a real huggingface_hub."""
     python = tmp_path_factory.mktemp("venv") / "bin/python"
@@ -50,7 +52,11 @@ def hub():
 @pytest.fixture
 def model(cli, hub, tmp_path):
     """`patchkit model VERB …` with the Hub and a home of the test's own."""
-    home = {"HOME": str(tmp_path), "HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": hub.url}
+    home = {
+        "HOME": str(tmp_path),
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_ENDPOINT": hub.url,
+    }
     home |= dict.fromkeys(("http_proxy", "HTTP_PROXY", "HF_TOKEN", "HF_HUB_CACHE"), "")
 
     def run(verb, *arguments, env=None, **options):
@@ -67,13 +73,17 @@ def test_get_fetches_what_is_loaded_and_nothing_twice(model, hub, python, tmp_pa
     done = json.loads(model(*get).stdout)
     assert (done["check"]["complete"], done["check"]["full"]) == (True, True)
     folder = tmp_path / "models" / FOLDER
-    names = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    names = {
+        path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()
+    }
     assert names == {name: MODEL[name] for name in CHOSEN}
     hub.asked.clear()
     again = json.loads(model(*get).stdout)
     assert again["plan"]["left"] == 0
     assert not [line for line in hub.asked if re.match("GET /org/.*safetensors ", line)]
-    assert json.loads(model("list", "--json").stdout)["nodes"][0]["models"][0]["complete"]
+    assert json.loads(model("list", "--json").stdout)["nodes"][0]["models"][0][
+        "complete"
+    ]
 
 
 def rot(place):
@@ -86,7 +96,9 @@ def rot(place):
 
 
 @pytest.mark.e2e
-def test_get_goes_on_where_it_was_and_repairs_what_is_damaged(model, hub, python, tmp_path):
+def test_get_goes_on_where_it_was_and_repairs_what_is_damaged(
+    model, hub, python, tmp_path
+):
     """A connection that breaks, a file that was cut off, and one with another byte."""
     folder = tmp_path / "models" / FOLDER
     get = ("get", "org/small", "--venv", python.parents[1])
@@ -120,7 +132,10 @@ def test_what_the_hub_and_this_machine_do_not_have_is_said(
     assert "org/none: 404 Client Error." in said
     assert f"`{python.parent}/hf auth login`" in said
     assert "org/small@v9: 404" in model("get", "org/small@v9", *venv, rc=3).stderr
-    hub.repos["org/hostile"] = {"model.safetensors": safetensors(1), "../../x.json": b"{}"}
+    hub.repos["org/hostile"] = {
+        "model.safetensors": safetensors(1),
+        "../../x.json": b"{}",
+    }
     said = model("get", "org/hostile", *venv, rc=3).stderr
     assert "'../../x.json', which is no plain name" in said
     said = model("get", "org/small", "--venv", sys.prefix, rc=9).stderr
@@ -157,7 +172,9 @@ def nodes(tmp_path, monkeypatch, model, python, request):
     with ssh_server(tmp_path / "ssh", "spark-1", "spark-2", "cable-2") as path:
         monkeypatch.setenv("PATH", path)
         yield (
-            ModelNode(ssh=request.param, peer="spark-1", models=str(tmp_path / "models")),
+            ModelNode(
+                ssh=request.param, peer="spark-1", models=str(tmp_path / "models")
+            ),
             ModelNode(ssh="spark-2", peer="cable-2", models=str(tmp_path / "a b'$(c)")),
         )
 
@@ -198,7 +215,9 @@ def test_sync_refuses_what_is_not_whole_and_names_what_is_missing(nodes, tmp_pat
     with pytest.raises(HostError, match="no-such-host") as refused:
         sync_model(source, model, unknown, silent)
     advice = "`ssh no-such-host 'rsync -V'`"
-    assert (advice if source.ssh == "localhost" else "ssh spark-1") in refused.value.hint
+    assert (
+        advice if source.ssh == "localhost" else "ssh spark-1"
+    ) in refused.value.hint
     rot(tmp_path / "models" / FOLDER / SHARDS[0])
     with pytest.raises(HashMismatchError, match=f"{SHARDS[0]}: has the hash"):
         find_source(whole(nodes), "org/small", silent)
@@ -242,7 +261,9 @@ def test_the_verbs_over_a_cluster_file(cli, hub, python, tmp_path):
         shown = cli("model", "get", "org/small", env=env).stdout
         assert f"cluster.toml pins org/small to {COMMIT}" in shown
         assert file.read_text() == text + f'\n[models]\n"org/small" = "{COMMIT}"\n'
-        checks = json.loads(cli("model", "check", "org/small", "--json", env=env).stdout)["nodes"]
+        checks = json.loads(
+            cli("model", "check", "org/small", "--json", env=env).stdout
+        )["nodes"]
         whole = [(each["node"], each["complete"]) for each in checks]
         assert whole == [("localhost", True), ("spark-2", True)]
         (models / FOLDER / SHARDS[0]).unlink()

@@ -23,7 +23,9 @@ def test_the_tables_say_what_a_release_has(version, release):
     assert {"--nnodes", "--headless", "--served-model-name"} <= flags(version)
     for choices in load_choices().values():
         if choices.flag.partition(".")[0] in flags(version):
-            assert {*read_choices(choices, home)} == {*choices.known(version).words}, choices.flag
+            assert {*read_choices(choices, home)} == {*choices.known(version).words}, (
+                choices.flag
+            )
     now = release_of(version)
     recipes = {
         row.name: row.default
@@ -49,5 +51,10 @@ def test_the_table_of_nccl_says_what_its_sources_read(nccl_release):
     known = set(nccl_variables("2.29.7"))
     assert found <= known
     # The rest is read by the examples of plugins, which are elsewhere in the sources.
-    examples = ("NCCL_INSPECTOR_", "NCCL_PROFILE_", "NCCL_PROFILER_CE_", "NCCL_TUNER_CONFIG_FILE")
+    examples = (
+        "NCCL_INSPECTOR_",
+        "NCCL_PROFILE_",
+        "NCCL_PROFILER_CE_",
+        "NCCL_TUNER_CONFIG_FILE",
+    )
     assert [name for name in known - found if not name.startswith(examples)] == []

@@ -59,11 +59,16 @@ def test_written_installed_and_planned_again(cli, plan, root):
     assert stat.S_IMODE((root / OURS).stat().st_mode) == 0o600
     # The file says which node this is and what it has, so nobody has to say it again.
     assert plan().stdout.startswith("this network is fine already: nothing to do\n")
-    assert "is there already, with another" in plan("--mtu 1500 -o 40-patchkit.yaml", rc=2).stderr
+    assert (
+        "is there already, with another"
+        in plan("--mtu 1500 -o 40-patchkit.yaml", rc=2).stderr
+    )
     said = plan("--mtu 1500 -o 40-patchkit.yaml --force").stdout
     assert "192.168.101.10/24  MTU 1500 (was 9000)" in said
     installed(said)
-    assert (root / OURS).read_text() == planned["yaml"].replace("mtu: 9000", "mtu: 1500")
+    assert (root / OURS).read_text() == planned["yaml"].replace(
+        "mtu: 9000", "mtu: 1500"
+    )
     assert (root / f"{OURS}~").read_text() == planned["yaml"]
     assert "add  enp1s0f0np0    192.168.100.11/24" in plan("--role worker").stdout
 
@@ -97,17 +102,26 @@ def test_options_that_make_no_sense(plan):
         assert says in plan(options, rc=2).stderr
 
 
-def test_the_head_and_then_the_worker_by_what_each_plan_prints(cli, tmp_path, monkeypatch):
+def test_the_head_and_then_the_worker_by_what_each_plan_prints(
+    cli, tmp_path, monkeypatch
+):
     """Every `next:` is pasted. The head has numbers of its owner's, the worker has none yet."""
     monkeypatch.chdir(tmp_path)
-    head, worker = (networks.build(tmp_path, name) for name in ("thirteen", "fresh_port1"))
-    said = cli("net", "plan", "--root", head, "--role", "head", "-o", "head.yaml").stdout
+    head, worker = (
+        networks.build(tmp_path, name) for name in ("thirteen", "fresh_port1")
+    )
+    said = cli(
+        "net", "plan", "--root", head, "--role", "head", "-o", "head.yaml"
+    ).stdout
     assert said.startswith("this network is fine already: nothing to do\n")
     assert not Path("head.yaml").exists()
     verified = cli(*pasted(said)).stdout
     assert "fine" in verified.splitlines()[-1]
     there = pasted(said, ", on the other node, if it has no address yet")
     said = cli(*there, "--root", worker).stdout
-    assert "add  enp1s0f1np1    192.168.11.11/24  MTU 9000  cage 1, twin A, to node 1" in said
+    assert (
+        "add  enp1s0f1np1    192.168.11.11/24  MTU 9000  cage 1, twin A, to node 1"
+        in said
+    )
     cli(*pasted(said))
     assert "192.168.12.11/24" in Path("40-patchkit.yaml").read_text()

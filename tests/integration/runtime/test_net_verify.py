@@ -42,14 +42,18 @@ class Nodes:
             self.ip(0, "link", "add", first, *ends)
             for node, netdev in enumerate((first, second)):
                 mtu = "1500" if netdev == "lan0" else "9000"
-                self.ip(node, "address", "add", f"{network}.1{node + 1}/24", "dev", netdev)
+                self.ip(
+                    node, "address", "add", f"{network}.1{node + 1}/24", "dev", netdev
+                )
                 self.ip(node, "link", "set", netdev, "mtu", mtu, "up")
         for node in (0, 1):
             self.ip(node, "route", "add", "default", "via", "10.0.0.1", "dev", "lan0")
 
     def down(self):
         for name in self.names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+            subprocess.run(
+                ["ip", "netns", "del", name], capture_output=True, check=False
+            )
 
     def patchkit(self, node, *arguments, rc, path=None):
         """Run it there; its standard output."""
@@ -62,7 +66,9 @@ class Nodes:
 
     def verify(self, *arguments, rc, node=0, path=None):
         """``where: check`` → (level, what was seen)."""
-        text = self.patchkit(node, "net", "verify", "--json", *arguments, rc=rc, path=path)
+        text = self.patchkit(
+            node, "net", "verify", "--json", *arguments, rc=rc, path=path
+        )
         return {
             f"{check['where']}: {check['about']}": (check["level"], check["what"])
             for check in json.loads(text)["checks"]
@@ -75,9 +81,13 @@ def namespaces(environment):
     if not shutil.which("ip"):
         pytest.skip("ip is not installed (iproute2): no network namespaces")
     made = Nodes(environment)
-    tried = subprocess.run(["ip", "netns", "add", made.names[0]], capture_output=True, text=True)
+    tried = subprocess.run(
+        ["ip", "netns", "add", made.names[0]], capture_output=True, text=True
+    )
     if tried.returncode:
-        pytest.skip(f"network namespaces are not permitted here: {tried.stderr.strip()}")
+        pytest.skip(
+            f"network namespaces are not permitted here: {tried.stderr.strip()}"
+        )
     made.down()
     try:
         made.up()
@@ -89,7 +99,9 @@ def namespaces(environment):
 @pytest.fixture
 def nodes(namespaces):
     """The same, on a machine with the ping that patchkit uses."""
-    said = subprocess.run(["ping", "-V"], capture_output=True, text=True) if PING else None
+    said = (
+        subprocess.run(["ping", "-V"], capture_output=True, text=True) if PING else None
+    )
     if not said or "iputils" not in said.stdout:
         pytest.skip("iputils' ping is not installed (iputils-ping)")
     return namespaces
@@ -143,7 +155,10 @@ FAULTS = {
 
 @pytest.mark.parametrize(
     "fault",
-    ["small MTU there", *(pytest.param(name, marks=pytest.mark.e2e) for name in [*FAULTS][1:])],
+    [
+        "small MTU there",
+        *(pytest.param(name, marks=pytest.mark.e2e) for name in [*FAULTS][1:]),
+    ],
 )
 def test_faults_are_found(nodes, fault):
     changes, differs = FAULTS[fault]

@@ -13,7 +13,16 @@ from patchkit.errors import HostError
 from support import hosts, run_program, write_files
 
 REPOSITORY = Path(__file__).parents[3]
-OF_A_NODE = ["check", "completion", "doctor", "env", "inspect", "net", "probe", "serve-args"]
+OF_A_NODE = [
+    "check",
+    "completion",
+    "doctor",
+    "env",
+    "inspect",
+    "net",
+    "probe",
+    "serve-args",
+]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +52,9 @@ def test_a_cluster_from_the_wheel_and_click_alone(program, tmp_path):
     text = run(*env, "--role=worker", f"--from={tmp_path}/head.env", f"--root={worker}")
     assert "\nVLLM_HOST_IP=192.168.100.11\n" in text
     assert "NCCL_IB_HCA" in run(*program, "env", "explain")
-    assert "no problems" in run(*program, "check", "--elsewhere", f"{tmp_path}/head.env")
+    assert "no problems" in run(
+        *program, "check", "--elsewhere", f"{tmp_path}/head.env"
+    )
     serve = (*program, "serve-args", "openai/gpt-oss-120b", f"--root={head}")
     line = run(*serve, f"--from={tmp_path}/head.env")
     assert line.startswith("vllm serve openai/gpt-oss-120b --tensor-parallel-size 2 ")
@@ -52,7 +63,9 @@ def test_a_cluster_from_the_wheel_and_click_alone(program, tmp_path):
     said = run(*program, "doctor", "--log", log, rc=None)
     assert f"{log}:1" in said.replace("\n", "")
     bare = hosts.build(tmp_path, "ipv6_only")
-    assert "192.168.100.10/24" in run(*program, "net", "plan", "--role=head", f"--root={bare}")
+    assert "192.168.100.10/24" in run(
+        *program, "net", "plan", "--role=head", f"--root={bare}"
+    )
 
 
 def test_other_verbs_say_what_brings_their_libraries(program, tmp_path):
@@ -60,7 +73,9 @@ def test_other_verbs_say_what_brings_their_libraries(program, tmp_path):
     write_files(tmp_path / "torch", {"__init__.py": "", "version.py": "cuda = None\n"})
 
     def ask(*words):
-        return run_program(*program, *words, rc=None, cwd="/", env={"PYTHONPATH": str(tmp_path)})
+        return run_program(
+            *program, *words, rc=None, cwd="/", env={"PYTHONPATH": str(tmp_path)}
+        )
 
     verbs = sorted(group.list_commands(click.Context(group)))
     done = {verb: ask(verb, "--help") for verb in verbs}
@@ -69,7 +84,9 @@ def test_other_verbs_say_what_brings_their_libraries(program, tmp_path):
     for verb in {*verbs} - {*OF_A_NODE} | {"inspect", "doctor"}:
         assert done[verb].returncode == HostError.exit_code, verb
         said, why, after = done[verb].stderr.splitlines()
-        assert said.startswith("error: not installed: cmake, libcst, lz4, packaging, "), verb
+        assert said.startswith(
+            "error: not installed: cmake, libcst, lz4, packaging, "
+        ), verb
         assert "--no-deps" in why
         command = after.removeprefix("  next: in a clone of patchkit: ")
         assert shlex.split(command) == [program[0], "-m", "pip", "install", "."]

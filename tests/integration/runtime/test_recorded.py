@@ -16,7 +16,9 @@ def test_proved_is_what_this_run_proved_and_recorded_what_an_earlier_one_did(cli
     root = tree("0.19.1")
     date = {"SOURCE_DATE_EPOCH": "1795305600"}
     first = cli("apply", "--vllm-src", root, "-v", env=date).stdout
-    proved = [line.removeprefix("proved ") for line in first.splitlines() if "proved " in line]
+    proved = [
+        line.removeprefix("proved ") for line in first.splitlines() if "proved " in line
+    ]
     assert len(proved) > 3
 
     again = cli("apply", "--vllm-src", root, "-v").stdout.splitlines()
@@ -36,10 +38,14 @@ def test_proved_is_what_this_run_proved_and_recorded_what_an_earlier_one_did(cli
     forged = cli("apply", "--vllm-src", root, "-v").stdout
     assert "proved anything" not in forged
     assert "2026-11-22, not proved again:\n  anything: I was never run" in forged
-    anew = apply(root, load_recipe("vllm"), Request(target=targets()["gb10"]), anew=True)
+    anew = apply(
+        root, load_recipe("vllm"), Request(target=targets()["gb10"]), anew=True
+    )
     assert (list(anew.proofs), anew.recorded_proofs) == (proved, ())
     first, *others = table["verdicts"]
     for words in ({"id": "unknown"}, {"state": "blessed"}, {"severity": "fatal"}):
-        ledger.write_text(json.dumps({**table, "verdicts": [{**first, **words}, *others]}))
+        ledger.write_text(
+            json.dumps({**table, "verdicts": [{**first, **words}, *others]})
+        )
         said = cli("status", "--vllm-src", root, rc=4).stderr
         assert f"patchkit revert --vllm-src {root} --force" in said

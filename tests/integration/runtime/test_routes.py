@@ -17,7 +17,9 @@ from patchkit.runtime.rules.variable_rules import load_variable_rules
 pytestmark = [
     pytest.mark.releases,
     pytest.mark.usefixtures("run_here"),
-    pytest.mark.filterwarnings("ignore:.*VLLM_:FutureWarning"),  # the end of some is announced
+    pytest.mark.filterwarnings(
+        "ignore:.*VLLM_:FutureWarning"
+    ),  # the end of some is announced
 ]
 GB10 = Capability(12, 1)
 BACKENDS = {"--moe-backend": "moe_backend", "--linear-backend": "linear_backend"}
@@ -59,9 +61,13 @@ def leads(release, version):
         device = partial(decisions.on_device, environ=environ, **flags)
         found = {}
         for layer, route in LAYERS.items():
-            got = str(outcome(lambda *asked, way=route: way(device(*asked)), tree, GB10))
+            got = str(
+                outcome(lambda *asked, way=route: way(device(*asked)), tree, GB10)
+            )
             plain = got.lower().replace("_", "")
-            found[layer] = next((name for name in KERNELS if name.lower() in plain), got)
+            found[layer] = next(
+                (name for name in KERNELS if name.lower() in plain), got
+            )
         return found
 
     return ask
@@ -79,13 +85,20 @@ def expected(stock, version, entries):
         for layers, entries_of in entry.routes.items():
             for kernels, _, bounds in (each.partition(" ") for each in entries_of):
                 if within(version, bounds):
-                    found |= {layer: kernels for layer in LAYERS if layer.startswith(layers)}
+                    found |= {
+                        layer: kernels for layer in LAYERS if layer.startswith(layers)
+                    }
     return found
 
 
 @pytest.mark.parametrize("quantization", ["fp8", "nvfp4"])
 def test_variables_lead_where_their_rules_say(quantization, leads, stock, version):
-    situation = {"target": "gb10", "quantization": quantization, "moe": "unknown", "vllm": version}
+    situation = {
+        "target": "gb10",
+        "quantization": quantization,
+        "moe": "unknown",
+        "vllm": version,
+    }
     rules = holding(load_variable_rules().rules, situation)
     default = [rule for rule in rules if rule.default and rule.routes]
     for more in ([], *([rule] for rule in rules if not rule.default and rule.routes)):
@@ -100,7 +113,9 @@ def test_flags_lead_where_their_rules_say(leads, stock, version):
             got = leads({}, **{BACKENDS[rule.flag]: rule.value})
             # A flag is for all layers of a model; FP8 layers are none of an NVFP4 model's.
             ours = {layer: got[layer] for layer in LAYERS if layer.startswith("NVFP4")}
-            assert ours == {each: expected(stock, version, [rule])[each] for each in ours}, rule.id
+            assert ours == {
+                each: expected(stock, version, [rule])[each] for each in ours
+            }, rule.id
 
 
 def test_what_is_advised_against_leads_where_it_is_said_to(leads, stock, version):

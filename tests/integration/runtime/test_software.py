@@ -36,7 +36,9 @@ def env(parts, tmp_path):
 
 def package(site, name, version, file="_version.py"):
     """A package, and the file in which it says its version."""
-    write_files(site / name, {"__init__.py": "raise RuntimeError('nobody imports this')\n"})
+    write_files(
+        site / name, {"__init__.py": "raise RuntimeError('nobody imports this')\n"}
+    )
     text = f"version: str\n\n__version__ = version = '{version}'\n__version_tuple__ = (0, 1)\n"
     if version:
         (site / name / file).write_text(text)
@@ -73,7 +75,10 @@ def test_everything_that_is_installed(env):
         *(str(env.pip_copy), "2.29.7+cuda13.0"),
     )
     assert "preloaded by torch itself" in known.torch_nccl.why
-    assert (known.vllm_nccl.path, known.vllm_nccl.version) == (so_path, "2.30.7+cuda13.0")
+    assert (known.vllm_nccl.path, known.vllm_nccl.version) == (
+        so_path,
+        "2.30.7+cuda13.0",
+    )
     assert known.vllm_nccl.why == "VLLM_NCCL_SO_PATH names it"
 
 
@@ -95,7 +100,12 @@ def from_sources(env):
 @pytest.mark.parametrize("prepare", [by_another_name, from_sources])
 def test_whoever_installed_vllm(prepare, env):
     prepare(env)
-    assert versions(env) == {"torch": "2.13.0+cu130", "vllm": "0.33.0", "triton": "", "ray": ""}
+    assert versions(env) == {
+        "torch": "2.13.0+cu130",
+        "vllm": "0.33.0",
+        "triton": "",
+        "ray": "",
+    }
 
 
 @pytest.mark.parametrize(
@@ -119,7 +129,9 @@ def test_a_python_with_nothing(tmp_path):
     venv.create(tmp_path / "venv", with_pip=False)
     python = str(tmp_path / "venv/bin/python")
     assert software(python, {}) == Software(python=python)
-    assert software(None, {"VIRTUAL_ENV": str(tmp_path / "venv")}) == Software(python=python)
+    assert software(None, {"VIRTUAL_ENV": str(tmp_path / "venv")}) == Software(
+        python=python
+    )
 
 
 def test_the_python_that_a_shell_means(tmp_path):

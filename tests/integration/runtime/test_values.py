@@ -18,7 +18,9 @@ from tools.release_values import read_values
 pytestmark = [
     pytest.mark.releases,
     pytest.mark.usefixtures("run_here"),
-    pytest.mark.filterwarnings("ignore:.*VLLM_:FutureWarning"),  # the end of some is announced
+    pytest.mark.filterwarnings(
+        "ignore:.*VLLM_:FutureWarning"
+    ),  # the end of some is announced
 ]
 NONSENSE = "none of these"
 
@@ -30,12 +32,17 @@ def stops(release, version):
     variables: dict[str, str] = {}
     code = Code(tree, {})
     code.names = {
-        "os": SimpleNamespace(**{**vars(os), "environ": variables, "getenv": variables.get}),
+        "os": SimpleNamespace(
+            **{**vars(os), "environ": variables, "getenv": variables.get}
+        ),
         "logger": Anything("logger"),
         # Choices that another file lists, and which torch it is: `__import__("torch").version`.
         "__import__": lambda module, fromlist=(): SimpleNamespace(
             version=SimpleNamespace(hip=None),
-            **{each: code.get(f"{module.replace('.', '/')}.py", each) for each in fromlist},
+            **{
+                each: code.get(f"{module.replace('.', '/')}.py", each)
+                for each in fromlist
+            },
         ),
     }
     settings = Settings(code, variables)
@@ -60,7 +67,9 @@ def test_the_table_says_what_a_release_takes(version, release):
 
 def test_a_release_takes_what_the_table_says_and_nothing_else(stops, version):
     for name, takes in vllm_values(version).items():
-        right = takes.words or {INTEGER: ("0", "1", "-1"), NUMBER: ("0.5", "2")}[takes.how]
+        right = (
+            takes.words or {INTEGER: ("0", "1", "-1"), NUMBER: ("0.5", "2")}[takes.how]
+        )
         wrong = [NONSENSE, *(["true", "1.5"] if takes.how == INTEGER else [])]
         wrong += [] if takes.how == SEVERAL else [""]
         wrong += [word.swapcase() for word in takes.words]

@@ -28,7 +28,9 @@ def offered(tmp_path):
     """What there is to be had: ``offered("six", "1.0")``."""
 
     def make(project, version, tag="py3-none-any", **more):
-        return write_wheel(tmp_path / "offered", version, project=project, tag=tag, **more)
+        return write_wheel(
+            tmp_path / "offered", version, project=project, tag=tag, **more
+        )
 
     return make
 
@@ -38,7 +40,12 @@ def world(offered, built):
     """A vLLM and an NCCL that were built here, and a torch that pins stock's NCCL."""
 
     def make(tag=HERE, cpu=CPU):
-        built("0.25.1", project="vllm", tag=tag, requires=["torch==2.11.0", "typing-thing>=1"])
+        built(
+            "0.25.1",
+            project="vllm",
+            tag=tag,
+            requires=["torch==2.11.0", "typing-thing>=1"],
+        )
         built(OURS, tag=tag)
         requires = [
             "nvidia-cudnn-cu13",
@@ -78,7 +85,15 @@ def node(tmp_path):
     def run(verb, *arguments, by="pip", rc=0):
         command = [sys.executable, "-m", "pip", "--python", python, verb]
         if by == "uv":
-            command = [find_uv_bin(), "--no-config", "pip", verb, "--python", python, "--offline"]
+            command = [
+                find_uv_bin(),
+                "--no-config",
+                "pip",
+                verb,
+                "--python",
+                python,
+                "--offline",
+            ]
         done = run_program(*command, *arguments, rc=rc, env=alone, cwd=tmp_path)
         return done.stdout + (done.stderr if verb != "list" else "")
 

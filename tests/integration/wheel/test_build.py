@@ -40,8 +40,14 @@ def built(toolchain, tmp_path_factory):
             home = tmp_path_factory.mktemp(machine)
             work, house = home / "work", home / "house"
             arguments = ["--src", SMALL, "--cpu", machine, "--dir", house]
-            env = {**os.environ, "PYTHONPATH": str(Path(patchkit.__file__).parents[1]), **QUIET}
-            done = run_program(*PATCHKIT, work, "build", "nccl", *arguments, "--json", env=env)
+            env = {
+                **os.environ,
+                "PYTHONPATH": str(Path(patchkit.__file__).parents[1]),
+                **QUIET,
+            }
+            done = run_program(
+                *PATCHKIT, work, "build", "nccl", *arguments, "--json", env=env
+            )
             work.rename(home / "aside")
             known[machine] = SimpleNamespace(
                 work=work,
@@ -75,7 +81,9 @@ def assert_same(built, house):
 # The whole way
 
 
-@pytest.mark.parametrize("machine", [HERE, pytest.param(OTHER_CPU, marks=pytest.mark.e2e)])
+@pytest.mark.parametrize(
+    "machine", [HERE, pytest.param(OTHER_CPU, marks=pytest.mark.e2e)]
+)
 def test_from_sources_to_a_wheel(built, cli, machine):
     made = built(machine)
     facts, digest = made.shown["facts"], made.shown["facts"]["wheel"].rpartition(".")[2]
@@ -88,7 +96,11 @@ def test_from_sources_to_a_wheel(built, cli, machine):
     assert facts["source"].startswith("tree:sha256:")
     assert facts["fixes"][:2] == ["make_archs: applied", "make_cuda13: upstream"]
     assert facts["gencode"] == "-gencode=arch=compute_121,code=sm_121"
-    assert (facts["machine"], facts["target"], facts["functions"]) == (machine, "gb10", "all")
+    assert (facts["machine"], facts["target"], facts["functions"]) == (
+        machine,
+        "gb10",
+        "all",
+    )
 
     assert check_files(made.house) == ()
     (entry,) = load_manifest(made.house).wheels
@@ -106,10 +118,15 @@ def test_from_sources_to_a_wheel(built, cli, machine):
             f"{home}/RECORD",
         ]
         assert json.loads(bundle.read(f"{home}/patchkit.json")) == facts
-        assert json.loads(bundle.read(f"{home}/sboms/nccl.cdx.json")) == nccl_sbom(facts)
+        assert json.loads(bundle.read(f"{home}/sboms/nccl.cdx.json")) == nccl_sbom(
+            facts
+        )
         metadata = bundle.read(f"{home}/METADATA").decode()
     assert f"Version: {facts['wheel']}\n" in metadata
-    assert "License-Expression: Apache-2.0 AND BSD-3-Clause AND LicenseRef-NVIDIA-" in metadata
+    assert (
+        "License-Expression: Apache-2.0 AND BSD-3-Clause AND LicenseRef-NVIDIA-"
+        in metadata
+    )
 
     assert '"sm_121"' in cli("inspect", made.wheel, "--target", "gb10", "--json").stdout
     assert {"obj/device/max.o", "obj/init.o"} < {*made.objects}
@@ -142,7 +159,9 @@ def test_interrupted(built, run, work, tmp_path, sent, everything):
     for _ in range(60):
         process = start()
         said = process.communicate()[1]
-        if process.returncode != 6:  # what patchkit started holds the folder until it ends
+        if (
+            process.returncode != 6
+        ):  # what patchkit started holds the folder until it ends
             break
         time.sleep(0.5)
     assert process.returncode == 0, said
@@ -158,24 +177,48 @@ def test_interrupted(built, run, work, tmp_path, sent, everything):
     [
         pytest.param(
             *("src/device/generate.sh", "+= atomicAdd(", "+= atomic_add(", 10),
-            ['error: identifier "atomic_add" is undefined', "run again to go on from here"],
+            [
+                'error: identifier "atomic_add" is undefined',
+                "run again to go on from here",
+            ],
             marks=pytest.mark.e2e,
         ),
         # The flags are right where fixes look, and others where they are used.
         (
-            *("src/Makefile", ".SILENT:", "NVCUFLAGS := $(subst 121,120,$(NVCUFLAGS))", 5),
-            ["is not exact for NVIDIA DGX Spark (GB10): 0 live entries are sm_121, 1 are not"],
+            *(
+                "src/Makefile",
+                ".SILENT:",
+                "NVCUFLAGS := $(subst 121,120,$(NVCUFLAGS))",
+                5,
+            ),
+            [
+                "is not exact for NVIDIA DGX Spark (GB10): 0 live entries are sm_121, 1 are not"
+            ],
         ),
         # The same in the fixes' own file is not even compiled.
         (
-            *("makefiles/common.mk", "-ccbin $(CXX) $(NVCC_GENCODE)", "-ccbin $(CXX) -arch=a", 5),
+            *(
+                "makefiles/common.mk",
+                "-ccbin $(CXX) $(NVCC_GENCODE)",
+                "-ccbin $(CXX) -arch=a",
+                5,
+            ),
             ["make would give nvcc no -gencode"],
         ),
     ],
 )
-def test_a_build_that_fails(toolchain, build, sources, tmp_path, path, before, after, rc, says):
+def test_a_build_that_fails(
+    toolchain, build, sources, tmp_path, path, before, after, rc, says
+):
     toolchain(HERE)
-    arguments = ["--src", sources(path, before, after), "--cpu", HERE, "--dir", tmp_path / "house"]
+    arguments = [
+        "--src",
+        sources(path, before, after),
+        "--cpu",
+        HERE,
+        "--dir",
+        tmp_path / "house",
+    ]
     said = build(*arguments, rc=rc).stderr
     assert not [text for text in says if text not in said]
     assert wheels(tmp_path / "house") == []

@@ -59,22 +59,34 @@ def optional(tree):
 def assert_other_kernels_have_their_archs(source, tree, changed):
     """Judged by the release's own CMake."""
     before, after = (
-        {group.place: group.archs for group in evaluate(each, H200, "9.0a", "13.0") if group.archs}
+        {
+            group.place: group.archs
+            for group in evaluate(each, H200, "9.0a", "13.0")
+            if group.archs
+        }
         for each in (source, tree)
     )
     files = {each.file for each in changed}
-    assert after == {place: archs for place, archs in before.items() if place[0] not in files}
+    assert after == {
+        place: archs for place, archs in before.items() if place[0] not in files
+    }
 
 
 def test_every_source_is_known_with_its_commit(source):
     found = wanted(externals(source), source.version, release=True)
-    expected = next(n for since, n in reversed(COUNTS.items()) if Version(since) <= source.version)
+    expected = next(
+        n for since, n in reversed(COUNTS.items()) if Version(since) <= source.version
+    )
     assert len(found) == expected
     assert all(len(each.commit) == 40 for each in found)
     if source.version >= Version("0.20"):
         # What a default build for a GB10 needs git for.
         idle = idle_sources(source, Request(target=targets()["gb10"]))
-        named = {each.known.option for each in found if not each.known.is_ready(source.version)}
+        named = {
+            each.known.option
+            for each in found
+            if not each.known.is_ready(source.version)
+        }
         assert named - idle.keys() <= {"cutlass", "qutlass"}
 
 
@@ -87,12 +99,21 @@ def test_the_files_say_what_the_recipe_says(source):
 @pytest.mark.e2e
 def test_without_what_is_optional_nothing_asks_for_it(source, ask):
     version = source.version
-    left = [k for k in optional(source) if not any(each.covers(version) for each in k.refused)]
+    left = [
+        k
+        for k in optional(source)
+        if not any(each.covers(version) for each in k.refused)
+    ]
     tree = leave_out(source, left)
     names = {each.name for each in externals(tree)}
-    assert names == {each.name for each in externals(source)} - {each.name for each in left}
+    assert names == {each.name for each in externals(source)} - {
+        each.name for each in left
+    }
     gone = {target for each in left for target in each.targets}
-    assert set(_targets(tree.read("setup.py"))) == set(_targets(source.read("setup.py"))) - gone
+    assert (
+        set(_targets(tree.read("setup.py")))
+        == set(_targets(source.read("setup.py"))) - gone
+    )
     for path, text in tree.overlay.items():
         if path.endswith(".py"):
             compile(text, path, "exec")
@@ -118,23 +139,31 @@ def test_what_is_left_out_has_no_code_for_the_device(source, ask):
     for target in (targets()["gb10"], targets()["thor"]):
         idle = idle_sources(source, Request(target=target))
         files = {
-            known.file for known in by_option(idle) if idle[known.option].startswith("of no use")
+            known.file
+            for known in by_option(idle)
+            if idle[known.option].startswith("of no use")
         }
         groups = evaluate(source, target, target.native, "13.0")
         assert "cmake/external_projects/flashmla.cmake" in files
-        assert [each.place for each in groups if each.place[0] in files and each.archs] == []
+        assert [
+            each.place for each in groups if each.place[0] in files and each.archs
+        ] == []
 
 
 def test_locked_requirements_are_what_the_release_asks_for(source):
     torch = read_needs(source).torch
     if source.version < Version("0.20"):
-        with pytest.raises(SourceError, match=f"torch {torch} for CUDA 13 is not on the package"):
+        with pytest.raises(
+            SourceError, match=f"torch {torch} for CUDA 13 is not on the package"
+        ):
             locked_requirements(torch)
         return
     locked = {each.name: each for each in read_requirements(locked_requirements(torch))}
     project = tomllib.loads(source.read("pyproject.toml"))
     for each in map(Requirement, project["build-system"]["requires"]):
-        assert each.specifier.contains(locked[canonicalize_name(each.name)].version), each
+        assert each.specifier.contains(locked[canonicalize_name(each.name)].version), (
+            each
+        )
     assert all(each.hashes for each in locked.values())
 
 
@@ -143,8 +172,18 @@ def test_locked_requirements_are_what_the_release_asks_for(source):
     ("path", "before", "after", "says"),
     [
         ("CMakeLists.txt", "flashmla.cmake)", "flashmla.cmake )", "found 0 times"),
-        ("cmake/external_projects/flashmla.cmake", "_flashmla_extension_C", "_more_C", "_more_C"),
-        ("setup.py", '"vllm._flashmla_C"', '"vllm._flashmla_C" + ""', "asks for _flashmla_C"),
+        (
+            "cmake/external_projects/flashmla.cmake",
+            "_flashmla_extension_C",
+            "_more_C",
+            "_more_C",
+        ),
+        (
+            "setup.py",
+            '"vllm._flashmla_C"',
+            '"vllm._flashmla_C" + ""',
+            "asks for _flashmla_C",
+        ),
     ],
 )
 def test_an_edited_file_is_drift(source, path, before, after, says):
@@ -155,7 +194,10 @@ def test_an_edited_file_is_drift(source, path, before, after, says):
 
 def _targets(text):
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "CMakeExtension":
+        if (
+            isinstance(node, ast.Call)
+            and getattr(node.func, "id", "") == "CMakeExtension"
+        ):
             yield node.keywords[0].value.value.rpartition(".")[2]
 
 
@@ -166,13 +208,19 @@ EVERY = {
     "torch.version.hip": None,
     f"{EXTENSION}.CUDA_HOME": "/cuda",
     f"{EXTENSION}.ROCM_HOME": None,
-    f"{EXTENSION}.COMMON_NVCC_FLAGS": ["-D__CUDA_NO_HALF_OPERATORS__", "--expt-relaxed-constexpr"],
+    f"{EXTENSION}.COMMON_NVCC_FLAGS": [
+        "-D__CUDA_NO_HALF_OPERATORS__",
+        "--expt-relaxed-constexpr",
+    ],
 }
 
 
 def test_every_question_of_a_release_is_answered(release, version, tmp_path):
     """By an interpreter with the stand-in for torch."""
-    target, python = small_torch(tmp_path / "target"), tmp_path / "python" / "bin" / "python"
+    target, python = (
+        small_torch(tmp_path / "target"),
+        tmp_path / "python" / "bin" / "python",
+    )
     venv.create(tmp_path / "python", with_pip=False)
     install_torch_stand_in(site(python), target)
     answered = answers(python, questions(release(version)), {"CUDA_HOME": "/cuda"})

@@ -16,7 +16,10 @@ def test_a_wheelhouse_that_cannot_take_it(toolchain, build, tmp_path):
     toolchain(HERE)
     house = tmp_path / "house"
     write_wheel(house, VERSION)
-    assert "cannot be added" in build("--src", SMALL, "--cpu", HERE, "--dir", house, rc=2).stderr
+    assert (
+        "cannot be added"
+        in build("--src", SMALL, "--cpu", HERE, "--dir", house, rc=2).stderr
+    )
     assert not (tmp_path / "work").exists()
 
 
@@ -25,15 +28,31 @@ of_vllm = pytest.mark.parametrize("project", ["vllm"])
 NCCL = [
     (["--src", "ARCHIVE", "--sha256", "0" * 64], 8, f"not {'0' * 64}"),
     (["--src", "ARCHIVE"], 3, "if you trust this very file, add --sha256 "),
-    (["--src", SMALL.parent], 3, "not a source tree of NCCL: makefiles/version.mk is missing"),
-    (["--src", SMALL, "--version", VERSION], 2, "--version and --src exclude each other"),
+    (
+        ["--src", SMALL.parent],
+        3,
+        "not a source tree of NCCL: makefiles/version.mk is missing",
+    ),
+    (
+        ["--src", SMALL, "--version", VERSION],
+        2,
+        "--version and --src exclude each other",
+    ),
     (["--version", "2.28.3"], 3, "sticky CUDA error"),
 ]
 VLLM = [
-    ([*SRC, "--without", "x"], 2, "no source or extension is called 'x'\n  next: there are: "),
+    (
+        [*SRC, "--without", "x"],
+        2,
+        "no source or extension is called 'x'\n  next: there are: ",
+    ),
     ([*SRC, "--without", "cutlass"], 2, "vLLM cannot be built without it"),
     ([*SRC, "--source", "cutlass=y"], 2, f"vLLM {VLLM_VERSION} does not fetch it"),
-    ([*SRC, "--extensions", "_C"], 2, "no extension '_C'\n  next: there are other_C, small_C"),
+    (
+        [*SRC, "--extensions", "_C"],
+        2,
+        "no extension '_C'\n  next: there are other_C, small_C",
+    ),
     (["--version", "0.10.0"], 3, "vllm 0.10.0 is not supported"),
     (["--src", SMALL], 3, "not a source tree of vLLM"),
 ]
@@ -42,7 +61,10 @@ VLLM = [
 @pytest.fixture
 def nothing(tmp_path):
     """The variables of a machine where nothing can be fetched."""
-    return {"PATCHKIT_CACHE_DIR": str(tmp_path / "cache"), "PIP_INDEX_URL": "http://127.0.0.1:9"}
+    return {
+        "PATCHKIT_CACHE_DIR": str(tmp_path / "cache"),
+        "PIP_INDEX_URL": "http://127.0.0.1:9",
+    }
 
 
 @pytest.mark.parametrize(
@@ -51,20 +73,28 @@ def nothing(tmp_path):
 )
 def test_refusals(build, nothing, tmp_path, arguments, rc, says):
     need("make", "g++")  # what lacks is said first
-    archive = shutil.make_archive(str(tmp_path / "nccl"), "gztar", SMALL.parent, SMALL.name)
+    archive = shutil.make_archive(
+        str(tmp_path / "nccl"), "gztar", SMALL.parent, SMALL.name
+    )
     given = [archive if each == "ARCHIVE" else each for each in arguments]
     said = build(*given, "--dir", tmp_path / "house", rc=rc, env=nothing)
     assert says in said.stderr
     assert said.stdout == ""
-    assert not [name for name in ("work", "house", "cache/cuda") if (tmp_path / name).exists()]
+    assert not [
+        name for name in ("work", "house", "cache/cuda") if (tmp_path / name).exists()
+    ]
 
 
 def test_the_version_that_nobody_named_is_told(build, nothing, tmp_path):
     """And why that one, before anything else is."""
     need("make", "g++")
-    said = build("--offline", "--cpu", HERE, "--dir", tmp_path / "house", rc=3, env=nothing).stderr
+    said = build(
+        "--offline", "--cpu", HERE, "--dir", tmp_path / "house", rc=3, env=nothing
+    ).stderr
     default = load_facts().default
-    assert said.startswith(f"NCCL {default}: the recipe's default: no torch or vLLM wheel")
+    assert said.startswith(
+        f"NCCL {default}: the recipe's default: no torch or vLLM wheel"
+    )
     assert f"no sources of NCCL {default} could be had" in said
 
 
@@ -72,7 +102,9 @@ def test_the_version_that_nobody_named_is_told(build, nothing, tmp_path):
 def test_a_tree_that_cannot_do_without(build, nothing, sources, tmp_path):
     root, house = sources("PKG-INFO", "0.27.99", "0.13.9"), tmp_path / "house"
     given = ("--src", root, "--without", "flash-attn", "--dir", house)
-    assert "vLLM 0.13.9 cannot run without it" in build(*given, rc=2, env=nothing).stderr
+    assert (
+        "vLLM 0.13.9 cannot run without it" in build(*given, rc=2, env=nothing).stderr
+    )
 
 
 def test_a_plan_says_all_that_is_missing_and_begins_nothing(cli, nothing, tmp_path):
@@ -82,7 +114,10 @@ def test_a_plan_says_all_that_is_missing_and_begins_nothing(cli, nothing, tmp_pa
     (tmp_path / "lock.txt").touch()
     vllm = ("build", "vllm", *SRC, "--requirements", tmp_path / "lock.txt", *house)
     nccl = ("build", "nccl", "--src", SMALL, "--cpu", HERE, *house)
-    for words, title in ((vllm, f"vLLM {VLLM_VERSION}, with "), (nccl, f"{SMALL}, with ")):
+    for words, title in (
+        (vllm, f"vLLM {VLLM_VERSION}, with "),
+        (nccl, f"{SMALL}, with "),
+    ):
         done = cli(*words, env=nowhere, rc=9)
         assert title in done.stdout
         shown = re.sub(r"(\n  why: .*)?\n  next:  ", ": ", done.stdout)

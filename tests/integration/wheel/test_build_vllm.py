@@ -60,19 +60,33 @@ def lock(tmp_path, environment):
         version = f"__version__ = {TORCH + '+cu132'!r}\ncuda = {cuda!r}\nhip = None\nxpu = None\n"
         own = "from torch import version\nfrom torch.version import __version__\n"
         files = {
-            "torch/__init__.py": (own if machine == HERE else "raise SystemExit('run')").encode(),
+            "torch/__init__.py": (
+                own if machine == HERE else "raise SystemExit('run')"
+            ).encode(),
             "torch/version.py": version.encode(),
             "torch/lib/libtorch.so": path.read_bytes(),
             "torch/utils/cpp_extension.py": b"COMMON_NVCC_FLAGS = []\n",
         }
         tag, links = f"py3-none-manylinux_2_28_{machine}", tmp_path / "links"
-        beside = {f"nvidia/cu13/lib/lib{name}.so.13": path.read_bytes() for name in LIBRARIES}
+        beside = {
+            f"nvidia/cu13/lib/lib{name}.so.13": path.read_bytes() for name in LIBRARIES
+        }
         beside |= {f"nvidia/cu13/include/{name}": b"" for name in HEADERS}
-        tools = ("cmake", "jinja2", "ninja", "packaging", "setuptools", "setuptools-rust")
+        tools = (
+            "cmake",
+            "jinja2",
+            "ninja",
+            "packaging",
+            "setuptools",
+            "setuptools-rust",
+        )
         made = [
             write_wheel(links, TORCH, project="torch", tag=tag, files=files),
             write_wheel(links, "13.0", project="nvidia-cublas", tag=tag, files=beside),
-            *(write_wheel(links, "1.0", project=name, tag="py3-none-any") for name in tools),
+            *(
+                write_wheel(links, "1.0", project=name, tag="py3-none-any")
+                for name in tools
+            ),
         ]
         lines = []
         for wheel in made:
@@ -95,8 +109,25 @@ def arguments(toolchain, tmp_path):
     def make(lock, machine=HERE, *, sources=SMALL_VLLM, house="house"):
         need_headers()
         toolchain(machine)
-        what = ["--src", sources, "--target", "h200", "--extensions", "small_C", "--jobs", 1]
-        return [*what, "--cpu", machine, "--requirements", lock, "--dir", tmp_path / house]
+        what = [
+            "--src",
+            sources,
+            "--target",
+            "h200",
+            "--extensions",
+            "small_C",
+            "--jobs",
+            1,
+        ]
+        return [
+            *what,
+            "--cpu",
+            machine,
+            "--requirements",
+            lock,
+            "--dir",
+            tmp_path / house,
+        ]
 
     return make
 
@@ -153,7 +184,13 @@ def test_from_sources_to_a_wheel(build, arguments, lock, offline, tmp_path, mach
 
     # By another user's settings, in another folder: the same bytes.
     again = [*arguments(locked, machine, house="again"), "--patch", patch]
-    build(*again, "--fresh", env={**ELSEWHERE, **offline}, umask=0o077, work=tmp_path / "other")
+    build(
+        *again,
+        "--fresh",
+        env={**ELSEWHERE, **offline},
+        umask=0o077,
+        work=tmp_path / "other",
+    )
     assert first_member(wheel, wheels(tmp_path / "again")[0]) == ""
 
 
@@ -163,10 +200,15 @@ def test_from_sources_to_a_wheel(build, arguments, lock, offline, tmp_path, mach
     [
         ({"cuda": None}, "no CUDA: it is for CPUs alone"),
         ({"of": "x86_64"}, "torch/lib/libtorch.so is for x86_64, not for aarch64"),
-        ({"spoil": "nvidia_cublas"}, "the index delivers other bytes than those that are locked"),
+        (
+            {"spoil": "nvidia_cublas"},
+            "the index delivers other bytes than those that are locked",
+        ),
     ],
 )
-def test_a_target_that_does_not_fit(build, arguments, lock, offline, tmp_path, how, words):
+def test_a_target_that_does_not_fit(
+    build, arguments, lock, offline, tmp_path, how, words
+):
     wanted = arguments(lock("aarch64", **how), "aarch64")
     assert words in build(*wanted, rc=10, env=offline).stderr
     assert wheels(tmp_path / "house") == []
@@ -179,10 +221,34 @@ def test_a_target_that_does_not_fit(build, arguments, lock, offline, tmp_path, h
 @pytest.mark.parametrize(
     ("path", "before", "after", "rc", "says"),
     [
-        ("csrc/small.cpp", "42", "where_is_it", 10, "error: 'where_is_it' was not declared"),
-        ("backend/small.py", "return packed(", "return os.path.join(", 10, "holds 0 wheels"),
-        ("backend/small.py", "other_C.dir", "small_C.dir", 5, "lacks 1 of 1 fat binaries with"),
-        ("backend/small.py", "code=sm_90a", "code=sm_90", 5, "is compiled for sm_90, and CMake"),
+        (
+            "csrc/small.cpp",
+            "42",
+            "where_is_it",
+            10,
+            "error: 'where_is_it' was not declared",
+        ),
+        (
+            "backend/small.py",
+            "return packed(",
+            "return os.path.join(",
+            10,
+            "holds 0 wheels",
+        ),
+        (
+            "backend/small.py",
+            "other_C.dir",
+            "small_C.dir",
+            5,
+            "lacks 1 of 1 fat binaries with",
+        ),
+        (
+            "backend/small.py",
+            "code=sm_90a",
+            "code=sm_90",
+            5,
+            "is compiled for sm_90, and CMake",
+        ),
     ],
 )
 def test_a_build_that_fails(

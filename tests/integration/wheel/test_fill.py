@@ -27,7 +27,10 @@ def test_a_lock_for_another_machine_and_another_python(world, fill, house, cli):
     assert locked(house) == ALL
     # Before each thing that may take long, in a pipe as well.
     assert (told[0].partition(" ")[0], told[1:]) == ("resolving", ["to download: 6"])
-    assert f"6 dependencies there and locked, 0 MB, for CPython 3.12 on {OTHER_CPU} with" in said
+    assert (
+        f"6 dependencies there and locked, 0 MB, for CPython 3.12 on {OTHER_CPU} with"
+        in said
+    )
     assert "torch 2.11.0: CUDA 13, as it has torch/lib/libtorch_cuda.so" in said
     assert {path.name for path in house.iterdir()} == {*contents(house)}
     assert len(contents(house)) == 3 + len(ALL)
@@ -38,7 +41,9 @@ def test_a_lock_for_another_machine_and_another_python(world, fill, house, cli):
     assert json.loads(fill("--json").stdout)["new"] == []
     assert contents(house) == before
     fill("--python-version", "3.11")
-    assert [each for each in locked(house) if each.startswith("for-")] == ["for-old==1.0"]
+    assert [each for each in locked(house) if each.startswith("for-")] == [
+        "for-old==1.0"
+    ]
     assert not list(house.glob("for_new*"))
 
 
@@ -75,7 +80,13 @@ def test_every_node_installs_the_same(world, fill, house, node):
 )
 def test_a_torch_for_cpus_alone(requires, says, built, offered, fill, house):
     built("0.19.1", project="vllm", requires=["torch==2.10.0"])
-    offered("torch", "2.10.0", HERE, requires=[requires], files={"torch/lib/libtorch.so": b""})
+    offered(
+        "torch",
+        "2.10.0",
+        HERE,
+        requires=[requires],
+        files={"torch/lib/libtorch.so": b""},
+    )
     offered(requires, "1.0")
     before = contents(house)
     said = fill(rc=5).stderr
@@ -102,7 +113,10 @@ def test_what_cannot_be_had(requires, says, built, offered, fill, house, tmp_pat
     (tmp_path / "offered/only_source-1.0.tar.gz").write_bytes(b"")
     before = contents(house)
     said = fill(rc=3).stderr
-    assert f"there is no set of wheels for CPython 3.12 on {CPU} with glibc 2.39 that fits" in said
+    assert (
+        f"there is no set of wheels for CPython 3.12 on {CPU} with glibc 2.39 that fits"
+        in said
+    )
     assert says in said
     assert contents(house) == before
     assert not (house / ".filling").exists()
@@ -143,11 +157,15 @@ def test_an_index_with_a_password(world, index, house, cli):
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.e2e)]
 )
-def test_ended_while_it_downloads(number, world, offered, index, house, cli, environment, tmp_path):
+def test_ended_while_it_downloads(
+    number, world, offered, index, house, cli, environment, tmp_path
+):
     """The next run goes on: no byte of a wheel that is there is asked for once more."""
     world()
     large = {**TORCH, "large.bin": os.urandom(1_200_000)}
-    torch = offered("torch", "2.11.0", HERE, requires=["nvidia-cudnn-cu13"], files=large)
+    torch = offered(
+        "torch", "2.11.0", HERE, requires=["nvidia-cudnn-cu13"], files=large
+    )
     before = contents(house)
     index.stopped = torch.name
     process = subprocess.Popen(
@@ -157,7 +175,10 @@ def test_ended_while_it_downloads(number, world, offered, index, house, cli, env
     )
     assert index.reached.wait(60)
     part = house / ".filling" / f".{torch.name}.partial"
-    while len(list((house / ".filling").glob("*.whl"))) < 2 or part.stat().st_size < 500_000:
+    while (
+        len(list((house / ".filling").glob("*.whl"))) < 2
+        or part.stat().st_size < 500_000
+    ):
         time.sleep(0.01)
     kept = part.stat().st_size
     process.send_signal(number)
@@ -165,11 +186,17 @@ def test_ended_while_it_downloads(number, world, offered, index, house, cli, env
 
     assert contents(house) == before
     (left,) = json.loads(cli("verify", "--json", rc=7).stdout)["findings"]
-    assert (left["where"], left["what"][:27]) == (".filling", "left by an interrupted fill")
+    assert (left["where"], left["what"][:27]) == (
+        ".filling",
+        "left by an interrupted fill",
+    )
     index.stopped, first = "", [*index.asked]
     index.asked.clear()
     cli("wheelhouse", "fill", env=alone_with(index.url))
-    names = [[name.partition("-")[0] for name, _begin in asked] for asked in (first, index.asked)]
+    names = [
+        [name.partition("-")[0] for name, _begin in asked]
+        for asked in (first, index.asked)
+    ]
     assert names == [["leaf", "nvidia_cudnn_cu13", "torch"], ["torch", "typing_thing"]]
     assert index.asked[0][1] >= kept
     assert locked(house) == [*ALL[1:4], *ALL[5:]]
@@ -182,6 +209,8 @@ def test_other_bytes_than_those_that_were_locked(offered, tmp_path):
     known = {"name": wheel_name(wheel.name), "sha256": "0" * 64, "size": 0, "facts": {}}
     locked = LockedWheel(**known, url=wheel.as_uri())
     (tmp_path / "new").mkdir()
-    with pytest.raises(HashMismatchError, match=r"six-1\.0-py3-none-any\.whl is not the file"):
+    with pytest.raises(
+        HashMismatchError, match=r"six-1\.0-py3-none-any\.whl is not the file"
+    ):
         download_wheels([locked], tmp_path / "new", lambda _done, _all: None)
     assert not list((tmp_path / "new").iterdir())

@@ -63,7 +63,11 @@ def cuobjdump(wheel_of, tmp_path_factory):
         empty = "does not contain device code" in done.stdout + done.stderr
         assert done.returncode == 0 or empty, done.stderr
         return Counter(
-            (KINDS[block["kind"]], block["arch"], "compressed" in block["rest"].split("\n"))
+            (
+                KINDS[block["kind"]],
+                block["arch"],
+                "compressed" in block["rest"].split("\n"),
+            )
             for block in BLOCK.finditer(done.stdout)
         )
 
@@ -75,11 +79,15 @@ def cuobjdump(wheel_of, tmp_path_factory):
 def test_cuobjdump_lists_the_same(name, wheel_of, cuobjdump, tmp_path):
     path = wheel_of(WHEELS[name])
     binaries = inspect_file(path)
-    assert sum(bool(b.live or b.relocatable) for b in binaries) == WHEELS[name]["binaries"]
+    assert (
+        sum(bool(b.live or b.relocatable) for b in binaries) == WHEELS[name]["binaries"]
+    )
     refused = WHEELS[name].get("refused", [])
 
     def found(entries):
-        return Counter((e.kind, e.arch.gencode, e.compression != "none") for e in entries)
+        return Counter(
+            (e.kind, e.arch.gencode, e.compression != "none") for e in entries
+        )
 
     with zipfile.ZipFile(path) as bundle:
         for binary in binaries:
@@ -91,15 +99,25 @@ def test_cuobjdump_lists_the_same(name, wheel_of, cuobjdump, tmp_path):
                 assert live is everything is None, binary.name
             else:
                 assert live == found(binary.live or binary.relocatable), binary.name
-                assert everything == found(binary.live + binary.relocatable), binary.name
+                assert everything == found(binary.live + binary.relocatable), (
+                    binary.name
+                )
 
 
 @pytest.mark.parametrize(
     ("name", "target", "says"),
     [
         ("stock", "gb10", "(GB10): compatible, sm_120"),
-        ("archs", "h200", "does not load on NVIDIA H200: it holds only sm_100f, sm_120, sm_120f"),
-        ("gb10", "thor", "does not load on NVIDIA Jetson AGX Thor: it holds only sm_100f, sm_121"),
+        (
+            "archs",
+            "h200",
+            "does not load on NVIDIA H200: it holds only sm_100f, sm_120, sm_120f",
+        ),
+        (
+            "gb10",
+            "thor",
+            "does not load on NVIDIA Jetson AGX Thor: it holds only sm_100f, sm_121",
+        ),
     ],
 )
 def test_the_conclusion(cli, name, target, says):
@@ -110,9 +128,19 @@ def test_the_command_as_json(cli):
     done = json.loads(cli("inspect", LIBRARIES / "gb10.so", "--json").stdout)
     assert (done["target"], done["wheel"], done["findings"]) == ("gb10", None, [])
     (binary,) = done["binaries"]
-    assert (binary["name"], binary["machine"], binary["loads"]) == ("gb10.so", "aarch64", "exact")
+    assert (binary["name"], binary["machine"], binary["loads"]) == (
+        "gb10.so",
+        "aarch64",
+        "exact",
+    )
     assert binary["at_least"] == {"GLIBC": "GLIBC_2.29"}
-    code = {"section": LIVE, "kind": "sass", "arch": "sm_100f", "count": 1, "size": 1328}
+    code = {
+        "section": LIVE,
+        "kind": "sass",
+        "arch": "sm_100f",
+        "count": 1,
+        "size": 1328,
+    }
     assert binary["codes"][0] == {**code, "compression": "zstd"}
 
 
@@ -121,26 +149,48 @@ def test_the_command_as_json(cli):
 
 def shortened(said):
     """Of what `inspect --json` says of a wheel, what the golden table keeps."""
-    kept = ("name", "size", "machine", "needed", "rpath", "runpath", "cuda", "loads", "use")
+    kept = (
+        "name",
+        "size",
+        "machine",
+        "needed",
+        "rpath",
+        "runpath",
+        "cuda",
+        "loads",
+        "use",
+    )
     kept += ("at_least", "fat_binaries")
     return {
-        "wheel": {key: value for key, value in said["wheel"].items() if key != "requires"},
+        "wheel": {
+            key: value for key, value in said["wheel"].items() if key != "requires"
+        },
         "findings": [[each["where"], each["what"]] for each in said["findings"]],
         "binaries": {
             each["name"]: {key: each[key] for key in kept}
-            | {"live": {c["arch"]: c["count"] for c in each["codes"] if c["section"] == LIVE}}
+            | {
+                "live": {
+                    c["arch"]: c["count"] for c in each["codes"] if c["section"] == LIVE
+                }
+            }
             for each in said["binaries"]
         },
     }
 
 
-@pytest.mark.parametrize("name", [name for name in WHEELS if name.startswith(("vllm", "torchv"))])
+@pytest.mark.parametrize(
+    "name", [name for name in WHEELS if name.startswith(("vllm", "torchv"))]
+)
 def test_a_wheel_is_as_recorded(name, wheel_of, cli):
     """PATCHKIT_RECORD=1 writes the table anew."""
     table = json.loads(GOLDEN.read_text())
-    said = shortened(json.loads(cli("inspect", wheel_of(WHEELS[name]), "--json").stdout))
+    said = shortened(
+        json.loads(cli("inspect", wheel_of(WHEELS[name]), "--json").stdout)
+    )
     if os.environ.get("PATCHKIT_RECORD") == "1":
-        GOLDEN.write_text(json.dumps({**table, name: said}, indent=1, sort_keys=True) + "\n")
+        GOLDEN.write_text(
+            json.dumps({**table, name: said}, indent=1, sort_keys=True) + "\n"
+        )
     assert table[name] == said
 
 
@@ -148,7 +198,11 @@ def test_what_speaks_against_a_wheel(wheel_of, cli):
     """A released torchvision, as a person is shown it; the table has it as JSON."""
     wheel = wheel_of(WHEELS["torchvision-0.29.2-aarch64"])
     shown = cli("inspect", wheel).stdout
-    rows = {line.split()[3]: line.split() for line in shown.splitlines() if ".so" in line[20:]}
+    rows = {
+        line.split()[3]: line.split()
+        for line in shown.splitlines()
+        if ".so" in line[20:]
+    }
     stable = rows["torchvision/_C_stable.so"]
     assert (stable[:2], stable[4:7]) == (["compatible", "13"], ["80", "90", "100"])
     assert rows["torchvision.libs/libnvjpeg.4a0b5c81.so.13"][:2] == ["exact", "-"]

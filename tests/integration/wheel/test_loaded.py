@@ -60,7 +60,9 @@ def library_path_of_another_cpu(env):
     data = bytearray(place.read_bytes())
     data[18:20] = (0xB7 if data[18] != 0xB7 else 0x3E, 0)  # e_machine
     place.write_bytes(data)
-    env.variables["LD_LIBRARY_PATH"] = f"{place.parent}:{env.variables['LD_LIBRARY_PATH']}"
+    env.variables["LD_LIBRARY_PATH"] = (
+        f"{place.parent}:{env.variables['LD_LIBRARY_PATH']}"
+    )
 
 
 def linked_packages(env):
@@ -88,12 +90,24 @@ TORCHS = "preloaded by torch itself, from the first nvidia/nccl/lib on sys.path"
         (lambda env: None, "stock", "stock", 1, []),
         (library_path, "stock", "stock", 1, ["LD_LIBRARY_PATH leads to"]),
         (preload, "custom", "custom", 2, [UNUSED]),
-        (so_path, "stock", "custom", 2, ["two NCCLs in one process", "not the same bytes"]),
+        (
+            so_path,
+            "stock",
+            "custom",
+            2,
+            ["two NCCLs in one process", "not the same bytes"],
+        ),
         (so_path_is_missing, "stock", None, 1, ["vLLM takes none"]),
         (file_replaced, "custom", "custom", 1, []),
         (runpath_without_preload, "custom", "custom", 1, []),
         (second_site, "second site", "second site", 1, []),
-        (library_path_of_another_cpu, "custom", "custom", 1, ["LD_LIBRARY_PATH leads to"]),
+        (
+            library_path_of_another_cpu,
+            "custom",
+            "custom",
+            1,
+            ["LD_LIBRARY_PATH leads to"],
+        ),
         (linked_packages, "stock", "stock", 1, []),
         (global_deps_need_it, "stock", "stock", 2, [UNUSED]),
     ],
@@ -147,7 +161,9 @@ def test_packages(env):
         packages = [f"{project} {version}", *packages]
         answer = env.foretold()[1]
         (copy,) = answer["copies"]
-        assert [f"{owner['project']} {owner['version']}" for owner in copy["owners"]] == packages
+        assert [
+            f"{owner['project']} {owner['version']}" for owner in copy["owners"]
+        ] == packages
         warnings.append("\n".join(answer["warnings"]))
     assert copy["sha256"] == hashlib.sha256(env.pip_copy.read_bytes()).hexdigest()
     assert warnings[0] == ""
@@ -174,6 +190,8 @@ def test_versions_of_torch_and_vllm_and_the_text(env, cli):
 
 def test_no_answer(tmp_path, cli):
     venv.create(tmp_path / "venv", with_pip=False)
-    said = cli("inspect", "--loaded", "--python", tmp_path / "venv/bin/python", rc=9).stderr
+    said = cli(
+        "inspect", "--loaded", "--python", tmp_path / "venv/bin/python", rc=9
+    ).stderr
     assert "python: has no torch" in said
     assert "--python" in said

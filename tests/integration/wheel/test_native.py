@@ -14,7 +14,9 @@ from support.needed import need_ptxas
 from support.vllm_wheels import LIBRARIES
 from support.wheels import write_wheel
 
-PTX, STOCK = ((LIBRARIES / f"{name}.so").read_bytes() for name in ("ptx-aarch64", "stock"))
+PTX, STOCK = (
+    (LIBRARIES / f"{name}.so").read_bytes() for name in ("ptx-aarch64", "stock")
+)
 TAG = "py3-none-manylinux_2_24_aarch64"
 FILES = {"kernels/ptx.so": PTX, "kernels/stock.so": STOCK, "kernels/__init__.py": b""}
 
@@ -34,7 +36,9 @@ def site(tmp_path, wheel):
     """An environment that has the wheel, and a library of NVIDIA's."""
     folder = tmp_path / "venv" / "lib" / "python3.12" / "site-packages"
     own = {"nvidia/cu13/lib/libcublas.so.13": PTX}
-    nvidia = write_wheel(tmp_path / "in", "13.0", project="nvidia-cublas", tag=TAG, files=own)
+    nvidia = write_wheel(
+        tmp_path / "in", "13.0", project="nvidia-cublas", tag=TAG, files=own
+    )
     for each in (wheel, nvidia):
         shutil.unpack_archive(each, folder, "zip")
     return folder
@@ -47,12 +51,16 @@ def test_a_wheel(cli, tmp_path, wheel):
         "kernels/stock.so": 0,
     }
     assert "3 fat binaries are compiled at first use" in cli("native", wheel).stdout
-    made = tmp_path / json.loads(cli("native", wheel, "--write", "--json").stdout)["wheel"]
+    made = (
+        tmp_path / json.loads(cli("native", wheel, "--write", "--json").stdout)["wheel"]
+    )
     assert list(find_faults(made)) == []
     with zipfile.ZipFile(made) as archive:
         home = next(name for name in archive.namelist() if name.endswith("METADATA"))
         facts = json.loads(archive.read(home.replace("METADATA", "patchkit.json")))
-        sbom = archive.read(home.replace("METADATA", "sboms/patchkit.cdx.json")).decode()
+        sbom = archive.read(
+            home.replace("METADATA", "sboms/patchkit.cdx.json")
+        ).decode()
         assert archive.read("kernels/stock.so") == STOCK
     assert made.name == f"kernels-{facts['wheel']}-{TAG}.whl"
     assert facts["wheel"].startswith("1.2+gb10.")
@@ -81,7 +89,9 @@ def test_an_environment(cli, site, snapshot):
     assert snapshot(site) == before
 
 
-def test_a_line_of_an_environment_that_leads_out_of_it_is_passed_over(cli, site, tmp_path):
+def test_a_line_of_an_environment_that_leads_out_of_it_is_passed_over(
+    cli, site, tmp_path
+):
     outside = tmp_path / "outside.so"
     outside.write_bytes(PTX)
     (record,) = site.glob("kernels-*.dist-info/RECORD")
@@ -101,7 +111,10 @@ def test_a_line_of_an_environment_that_leads_out_of_it_is_passed_over(cli, site,
         ("try:\n    from . import _flashmla_C\nexcept ImportError:\n    pass", False),
         ("try:\n    import vllm._flashmla_C\nexcept ValueError:\n    pass", True),
         ("def use():\n    import vllm._flashmla_C", False),
-        ("if True:\n    try:\n        pass\n    finally:\n        import vllm._flashmla_C", True),
+        (
+            "if True:\n    try:\n        pass\n    finally:\n        import vllm._flashmla_C",
+            True,
+        ),
     ],
 )
 def test_what_leaves_is_not_needed(tmp_path, text, needed):

@@ -55,13 +55,20 @@ def quiet(_task):
 
 def found(spec, *, cpu="aarch64", digest=None):
     check = load_recipe("vllm").check
-    return find_wheel(str(spec), cpu, sha256=digest, offline=True, report=quiet, check=check)
+    return find_wheel(
+        str(spec), cpu, sha256=digest, offline=True, report=quiet, check=check
+    )
 
 
 def repacked(spec, request, house, assembler=None, *, keep=False, **which):
     with found(spec, **which) as origin:
         return repack_wheel(
-            origin, request, house, report=quiet, assembler=assembler, keep_libraries=keep
+            origin,
+            request,
+            house,
+            report=quiet,
+            assembler=assembler,
+            keep_libraries=keep,
         )
 
 
@@ -87,7 +94,9 @@ def known(monkeypatch):
 
     def lock(wheel, cpu="aarch64"):
         entry = LockEntry(VERSION, wheel.name, sha256(wheel), wheel.stat().st_size)
-        monkeypatch.setattr(repack_origin, "upstream_wheels", lambda: {cpu: {VERSION: entry}})
+        monkeypatch.setattr(
+            repack_origin, "upstream_wheels", lambda: {cpu: {VERSION: entry}}
+        )
         return wheel
 
     return lock
@@ -128,7 +137,9 @@ def test_one_version_everywhere(run, tmp_path):
 def test_a_wheel_of_another_cuda_does_not_claim_the_targets(run, tmp_path):
     def older(members):
         data = members["vllm/_C.abi3.so"]
-        members["vllm/_C.abi3.so"] = data.replace(b"libcudart.so.13", b"libcudart.so.12")
+        members["vllm/_C.abi3.so"] = data.replace(
+            b"libcudart.so.13", b"libcudart.so.12"
+        )
         del members["vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so"]
 
     done = run(vllm_wheel(tmp_path, change=older))
@@ -152,7 +163,10 @@ def test_kernels_that_do_not_serve_the_device(run, house, tmp_path):
     stock = dict.fromkeys(KERNELS, KERNELS["vllm/_moe_C.abi3.so"])
     with pytest.raises(ProofError, match="need no libcudart"):
         run(vllm_wheel(tmp_path, libraries=stock))
-    both = {**KERNELS, "vllm/_moe_C.abi3.so": LOST.replace(b"cudart.so.13", b"cudart.so.12")}
+    both = {
+        **KERNELS,
+        "vllm/_moe_C.abi3.so": LOST.replace(b"cudart.so.13", b"cudart.so.12"),
+    }
     with pytest.raises(ProofError, match="need 12 and 13 libcudart"):
         run(vllm_wheel(tmp_path, libraries=both))
     assert not house.exists()
@@ -161,13 +175,18 @@ def test_kernels_that_do_not_serve_the_device(run, house, tmp_path):
 def test_native(house, tmp_path):
     """PTX becomes machine code, what is for other devices leaves, and `verify` looks again."""
     assembler = need_ptxas()
-    flash, ptx = "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so", LIBRARIES / "ptx-aarch64.so"
+    flash, ptx = (
+        "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so",
+        LIBRARIES / "ptx-aarch64.so",
+    )
     wheel = vllm_wheel(tmp_path, libraries={**KERNELS, flash: ptx.read_bytes()})
     done = repacked(wheel, WITH_FIX, house, assembler, digest=sha256(wheel))
     hopper = "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so"
     native = done.facts["native"]
     assert (native["left_out"], native["compiled_at_first_use"]) == ([hopper], {})
-    assert {name: len(digests) for name, digests in native["assembled"].items()} == {flash: 3}
+    assert {name: len(digests) for name, digests in native["assembled"].items()} == {
+        flash: 3
+    }
     assert "3 fat binaries assembled" in "\n".join(done.notes)
     assert list(find_faults(done.wheel)) == []
     with zipfile.ZipFile(done.wheel) as bundle:
@@ -176,7 +195,9 @@ def test_native(house, tmp_path):
     (listed,), _ = read_listed_wheels(house, load_manifest(house).wheels)
     assert list(find_unfit(listed)) == []
     # Only what was claimed of it is not true of upstream's wheel.
-    plain = vllm_wheel(tmp_path / "stock", libraries={**KERNELS, flash: ptx.read_bytes()})
+    plain = vllm_wheel(
+        tmp_path / "stock", libraries={**KERNELS, flash: ptx.read_bytes()}
+    )
     with WheelFile(plain) as opened:
         stock = replace(listed, binaries=inspect_wheel(opened))
     assert [each.what for each in find_unfit(stock)] == [
@@ -187,7 +208,10 @@ def test_native(house, tmp_path):
 def test_native_where_no_fix_changes_anything(cli, house, tmp_path):
     """Then there is no ledger either: the wheel is upstream's, but for its machine code."""
     assembler = need_ptxas()
-    flash, ptx = "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so", LIBRARIES / "ptx-aarch64.so"
+    flash, ptx = (
+        "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so",
+        LIBRARIES / "ptx-aarch64.so",
+    )
     patched = {PATCHED.path: PATCHED.after.encode()}
     wheel = vllm_wheel(
         tmp_path,
@@ -200,21 +224,29 @@ def test_native_where_no_fix_changes_anything(cli, house, tmp_path):
     assert "--native" in refused.value.hint
     done = repacked(wheel, none, house, assembler, digest=sha256(wheel))
     first = done.wheel.read_bytes()
-    assert (done.facts["native"]["compiled_at_first_use"], done.outcome.written) == ({}, ())
+    assert (done.facts["native"]["compiled_at_first_use"], done.outcome.written) == (
+        {},
+        (),
+    )
     assert list(find_faults(done.wheel)) == []
     with zipfile.ZipFile(done.wheel) as bundle:
         assert not [name for name in bundle.namelist() if ".patchkit" in name]
         assert bundle.read(flash) != ptx.read_bytes()
     assert json.loads(cli("inspect", done.wheel, "--json").stdout)
     shutil.rmtree(house)
-    assert repacked(wheel, none, house, assembler, digest=sha256(wheel)).wheel.read_bytes() == first
+    assert (
+        repacked(wheel, none, house, assembler, digest=sha256(wheel)).wheel.read_bytes()
+        == first
+    )
 
 
 def test_native_where_there_is_nothing_to_assemble_either(house, tmp_path):
     """Such a wheel would be upstream's by another name."""
     assembler = need_ptxas()
     patched = {PATCHED.path: PATCHED.after.encode()}
-    wheel = vllm_wheel(tmp_path, libraries=KERNELS, change=lambda members: members.update(patched))
+    wheel = vllm_wheel(
+        tmp_path, libraries=KERNELS, change=lambda members: members.update(patched)
+    )
     none = Request(target=targets()["gb10"], only=frozenset({UNCHANGING}))
     with pytest.raises(UsageError, match="no fix changes anything") as refused:
         repacked(wheel, none, house, assembler, digest=sha256(wheel), keep=True)
@@ -230,17 +262,24 @@ def test_a_wheel_s_own_ledger_proves_nothing(run, house, tmp_path):
         names = [name for name in bundle.namelist() if "/.patchkit/" in name]
         claims = {name: bundle.read(name) for name in (*names, PATCHED.path)}
     version = first.facts["wheel"].encode()
-    claims = {name: data.replace(version, VERSION.encode()) for name, data in claims.items()}
-    wheel = vllm_wheel(tmp_path / "again", change=lambda members: members.update(claims))
+    claims = {
+        name: data.replace(version, VERSION.encode()) for name, data in claims.items()
+    }
+    wheel = vllm_wheel(
+        tmp_path / "again", change=lambda members: members.update(claims)
+    )
     again = repacked(wheel, WITH_FIX, house, assembler, digest=sha256(wheel))
     assert again.outcome.recorded_by == ""
     assert again.outcome.proofs == first.outcome.proofs != ()
 
 
 @pytest.mark.parametrize(
-    ("promised", "tag"), [("2_28", "manylinux_2_29_aarch64"), ("2_39", "manylinux_2_39_aarch64")]
+    ("promised", "tag"),
+    [("2_28", "manylinux_2_29_aarch64"), ("2_39", "manylinux_2_39_aarch64")],
 )
-def test_a_tag_never_promises_less_than_the_libraries_need(run, tmp_path, promised, tag):
+def test_a_tag_never_promises_less_than_the_libraries_need(
+    run, tmp_path, promised, tag
+):
     wheel = vllm_wheel(tmp_path, name=NAME.replace("2_28", promised))
     assert run(wheel).wheel.name.endswith(f"-{tag}.whl")
 
@@ -258,7 +297,9 @@ def test_ptx_that_older_drivers_do_not_compile_is_told(run, tmp_path, version):
         (home,) = (name for name in members if name.endswith("/METADATA"))
         members[home] = members[home].replace(b"torch==2.10.0", b"torch==2.15.0")
 
-    done = run(vllm_wheel(tmp_path, libraries={**KERNELS, flash: bytes(data)}, change=later))
+    done = run(
+        vllm_wheel(tmp_path, libraries={**KERNELS, flash: bytes(data)}, change=later)
+    )
     told = [note for note in done.notes if "drivers older than" in note]
     newer = ["drivers older than 595.45.04 do not compile PTX of CUDA 13.2"]
     assert told == (newer if version > (9, 0) else [])
@@ -286,17 +327,31 @@ def test_twice_is_once_and_a_repack_is_not_repacked(run, known, house, tmp_path)
     assert f"patchkit repack vllm=={VERSION} --cpu aarch64" in caught.value.hint
 
 
-def test_a_patch_is_in_the_wheels_identity_and_goes_where_it_is_installed(house, cli, tmp_path):
+def test_a_patch_is_in_the_wheels_identity_and_goes_where_it_is_installed(
+    house, cli, tmp_path
+):
     diff, site, path = tmp_path / "a.diff", tmp_path / "site", "vllm/__init__.py"
-    diff.write_text(git_diff(path, "from vllm._version import __version__\n", "# patched\n"))
-    request, wheel = replace(WITH_FIX, patches=read_patches([diff])), vllm_wheel(tmp_path)
-    alone, done = (repacked(wheel, it, house, digest=sha256(wheel)) for it in (WITH_FIX, request))
+    diff.write_text(
+        git_diff(path, "from vllm._version import __version__\n", "# patched\n")
+    )
+    request, wheel = (
+        replace(WITH_FIX, patches=read_patches([diff])),
+        vllm_wheel(tmp_path),
+    )
+    alone, done = (
+        repacked(wheel, it, house, digest=sha256(wheel)) for it in (WITH_FIX, request)
+    )
     assert alone.facts["wheel"] != done.facts["wheel"]
-    assert done.facts["patches"] == [{"id": "patch-a", "title": "a", "sha256": sha256(diff)}]
+    assert done.facts["patches"] == [
+        {"id": "patch-a", "title": "a", "sha256": sha256(diff)}
+    ]
     sbom = json.loads(read(done.wheel, "/patchkit.cdx.json"))["metadata"]["component"]
     properties = {it["name"]: it["value"] for it in sbom["properties"]}
     assert properties["patchkit:patch"] == f"patch-a sha256:{sha256(diff)} a"
-    assert [it["resolves"][0]["id"] for it in sbom["pedigree"]["patches"]] == [FIX, "patch-a"]
+    assert [it["resolves"][0]["id"] for it in sbom["pedigree"]["patches"]] == [
+        FIX,
+        "patch-a",
+    ]
     zipfile.ZipFile(done.wheel).extractall(site)
     # What the wheel was made of is the default; who names fixes or patches chooses anew.
     assert "nothing to do" in cli("apply", site / "vllm").stdout
@@ -313,14 +368,29 @@ def test_an_installed_repack_keeps_the_fixes_that_lost_kernels_asked_for(
     """The Python of 0.19.1 over kernels that a GB10 does not get, installed and patched again."""
     python, home = python_of(release(VERSION)), tmp_path / "venv"
     machine = (62).to_bytes(2, "little")  # EM_X86_64
-    elsewhere = {name: data[:18] + machine + data[20:] for name, data in KERNELS.items()}
-    wheel = vllm_wheel(tmp_path, name=X86, libraries=elsewhere, change=lambda m: m.update(python))
+    elsewhere = {
+        name: data[:18] + machine + data[20:] for name, data in KERNELS.items()
+    }
+    wheel = vllm_wheel(
+        tmp_path, name=X86, libraries=elsewhere, change=lambda m: m.update(python)
+    )
     done = run(known(wheel, "x86_64"), cpu="x86_64", only=())
     run_program(sys.executable, "-m", "venv", "--without-pip", home)
-    pip = [sys.executable, "-m", "pip", "--python", home / "bin/python", "install", "--no-index"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        home / "bin/python",
+        "install",
+        "--no-index",
+    ]
     run_program(*pip, "--no-deps", done.wheel)
     packages, facts = next(home.glob("lib/python*/site-packages")), done.facts
-    source, chosen = ["--vllm-src", packages / "vllm"], {"fp8_block_triton", "fp8_linear_torch"}
+    source, chosen = (
+        ["--vllm-src", packages / "vllm"],
+        {"fp8_block_triton", "fp8_linear_torch"},
+    )
     assert facts["turned_on"] == ["fp8_block_triton"]
 
     def fixes(state, verb, *options):
@@ -349,7 +419,10 @@ def test_on_the_command_line(environment, house, tmp_path):
     shown = patchkit(wheel, *options).stdout
     assert "loads in part" in shown
     # It is for a Spark's CPU, and here may be another one.
-    assert "next: pip install" in shown or "next, there, in vLLM's environment: pip" in shown
+    assert (
+        "next: pip install" in shown
+        or "next, there, in vLLM's environment: pip" in shown
+    )
     told = json.loads(patchkit(wheel, *options, "--json").stdout)
     assert (told["fresh"], told["source"]["upstream"]) == (False, False)
     assert told["wheel"] == str(next(house.glob("*.whl")))
@@ -364,16 +437,32 @@ def locked(spec, **which):
     ("make", "error", "words"),
     [
         (lambda p: p / "absent.whl", UsageError, "no such file"),
-        (lambda p: write_wheel(p, "1.0", project="other"), SourceError, "of other, not of vllm"),
-        (lambda p: vllm_wheel(p, name=X86), UsageError, "is for x86_64, not for aarch64"),
+        (
+            lambda p: write_wheel(p, "1.0", project="other"),
+            SourceError,
+            "of other, not of vllm",
+        ),
+        (
+            lambda p: vllm_wheel(p, name=X86),
+            UsageError,
+            "is for x86_64, not for aarch64",
+        ),
         (lambda p: "vllm==9.9.9", SourceError, "is not among the releases"),
         (lambda p: "vllm==0.10.0", SourceError, "0.10.0 is not supported"),
-        (lambda p: "vllm==0.15.1", SourceError, "wheels on the package index and no sdist"),
+        (
+            lambda p: "vllm==0.15.1",
+            SourceError,
+            "wheels on the package index and no sdist",
+        ),
         (
             lambda p: vllm_wheel(p, name=NAME.replace("2_28", "2_31")),
             *(HashMismatchError, "but the lock says c8dde3c9af20"),
         ),
-        (lambda p: vllm_wheel(p), UsageError, "is not among upstream's wheels that this patchkit"),
+        (
+            lambda p: vllm_wheel(p),
+            UsageError,
+            "is not among upstream's wheels that this patchkit",
+        ),
     ],
 )
 def test_what_is_not_taken(tmp_path, make, error, words):

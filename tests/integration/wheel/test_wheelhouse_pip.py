@@ -44,7 +44,10 @@ def test_wheels_for_two_cpus(node, house, made):
         add_wheel(house, made(OURS, tag=tag), {})
     add_wheel(house, made("1.0", project="anywhere", tag="py3-none-any"), {})
     said = node("install", *LOCKED)
-    assert f"Ignoring nvidia-nccl-cu13: markers 'platform_machine == \"{OTHER_CPU}\"'" in said
+    assert (
+        f"Ignoring nvidia-nccl-cu13: markers 'platform_machine == \"{OTHER_CPU}\"'"
+        in said
+    )
     assert installed(node) == ["anywhere==1.0", f"nvidia-nccl-cu13=={OURS}"]
 
 
@@ -70,11 +73,19 @@ def test_list_verify_prune(cli, house, made):
     write_wheel(house, STOCK)
     found = cli("verify", house, rc=2).stdout
     stock = f"nvidia_nccl_cu13-{STOCK}-{HERE}.whl"
-    assert f"✗ {stock}  pip cannot resolve it beside {place.name} (ResolutionImpossible)\n" in found
+    assert (
+        f"✗ {stock}  pip cannot resolve it beside {place.name} (ResolutionImpossible)\n"
+        in found
+    )
     assert f"--drop {stock}\n" in found  # what was built here stays
     assert "nothing was changed" in cli("wheelhouse", "prune", "--dry-run").stdout
-    changes = json.loads(cli("wheelhouse", "prune", "--drop", "vllm", "--json").stdout)["changes"]
-    assert [change["reason"] for change in changes][:2] == ["dropped", "not in manifest.json"]
+    changes = json.loads(cli("wheelhouse", "prune", "--drop", "vllm", "--json").stdout)[
+        "changes"
+    ]
+    assert [change["reason"] for change in changes][:2] == [
+        "dropped",
+        "not in manifest.json",
+    ]
     place.write_bytes(place.read_bytes()[:-1])
     assert "it was changed or cut short" in cli("verify", rc=8).stdout
 
@@ -124,13 +135,21 @@ def test_the_whole_way_around_a_pin(world, built, fill, call, house, node):
     assert f"beware {BUG} (known bug: vllm issue 52504, cured by 2.30.4" in offer
     assert str(default_version(house)[0]) == "2.28.9"
 
-    override = line_of(offer, "next, ").removeprefix("next, to take another one: patchkit ")
+    override = line_of(offer, "next, ").removeprefix(
+        "next, to take another one: patchkit "
+    )
     assert override == f"wheelhouse override --dir {house} {PIN}"
     said = call(*shlex.split(override)).stdout
-    assert f"{PIN} in the place of 2.28.9, which torch 2.11.0 pins: {BUG} (the user)" in said
+    assert (
+        f"{PIN} in the place of 2.28.9, which torch 2.11.0 pins: {BUG} (the user)"
+        in said
+    )
     assert line_of(said, "next:") == f"next: patchkit build nccl --dir {house}"
     version, why = default_version(house)
-    assert (str(version), why.partition(",")[0]) == ("2.30.7", f"{PIN} in the place of 2.28.9")
+    assert (str(version), why.partition(",")[0]) == (
+        "2.30.7",
+        f"{PIN} in the place of 2.28.9",
+    )
 
     built(LATER)
     line = line_of(fill("--python-version", THIS).stdout, "pip install")
@@ -149,7 +168,9 @@ def test_the_whole_way_around_a_pin(world, built, fill, call, house, node):
         node("uninstall", "nvidia-nccl-cu13", *options, by=by)
     node(*install)
     (complaint,) = (line for line in node("check", rc=1).splitlines() if line)
-    assert complaint.startswith(f"torch 2.11.0 has requirement {NCCL.partition(';')[0]}")
+    assert complaint.startswith(
+        f"torch 2.11.0 has requirement {NCCL.partition(';')[0]}"
+    )
     assert complaint.endswith(f"but you have nvidia-nccl-cu13 {LATER}.")
 
 
@@ -157,7 +178,10 @@ def test_the_whole_way_around_a_pin(world, built, fill, call, house, node):
     ("arguments", "says"),
     [
         (["numpy==2.0"], "pinned are torch==2.11.0, nvidia-nccl-cu13==2.28.9"),
-        (["nvidia-nccl-cu13==2.28.9"], "is no release later than 2.28.9, which torch 2.11.0 pins"),
+        (
+            ["nvidia-nccl-cu13==2.28.9"],
+            "is no release later than 2.28.9, which torch 2.11.0 pins",
+        ),
         ([f"nvidia-nccl-cu13=={LATER}"], "is no release later than 2.28.9"),
         (["nvidia-nccl-cu13>=2.30"], "is not a pin, PROJECT==VERSION"),
         (["torch==2.14.0"], "was compiled against torch==2.11.0"),

@@ -18,7 +18,13 @@ from support import readme
 from support.terminal import runnable
 
 ROOT = Path(__file__).parents[3]
-PLACES = ("*.md", "docs/*.md", "patchkit/**/*.py", "recipes/**/*.py", "recipes/**/*.toml")
+PLACES = (
+    "*.md",
+    "docs/*.md",
+    "patchkit/**/*.py",
+    "recipes/**/*.py",
+    "recipes/**/*.toml",
+)
 TEXTS = sorted({it for at in PLACES for it in ROOT.glob(at)})
 # In backticks, after a prompt or another command, in a substitution, or at the beginning of a line
 # or a message.
@@ -38,7 +44,9 @@ def commands(place):
         for node in ast.walk(ast.parse(text)):
             match node:
                 case ast.JoinedStr(values=parts):
-                    said = "".join(p.value if isinstance(p, ast.Constant) else HOLE for p in parts)
+                    said = "".join(
+                        p.value if isinstance(p, ast.Constant) else HOLE for p in parts
+                    )
                 case ast.Constant(value=str(said)):
                     pass
                 case ast.Call(func=ast.Name(id="quoted" | "next_step"), args=args):
@@ -99,7 +107,9 @@ def refused(words):
     known = [*itertools.takewhile(lambda word: word != REST, words)]
     command, context = group, click.Context(group, info_name="patchkit")
     try:
-        while isinstance(command, click.Group) and known and not known[0].startswith("-"):
+        while (
+            isinstance(command, click.Group) and known and not known[0].startswith("-")
+        ):
             if known[0] in (HOLE, "VERB"):
                 return ""
             name, command, known = command.resolve_command(context, known)
@@ -154,7 +164,9 @@ def test_the_loop_over_models_runs_as_pasted():
     asked = [shlex.split(line) for line in done.stdout.splitlines()]
     assert len(asked) == 2
     assert [refused(words) for words in asked] == ["", ""]
-    assert [words[1] for words in asked] == [named_preset(words[1]).id for words in asked]
+    assert [words[1] for words in asked] == [
+        named_preset(words[1]).id for words in asked
+    ]
     assert len({words[3] for words in asked}) == 2
 
 

@@ -49,7 +49,11 @@ def test_nothing_is_printed_around_the_way_out():
     places = [place for place in sorted(CLI.rglob("*.py")) if place.name != "out.py"]
     assert len(places) > 25
     around = r"click\.(echo|secho|style|confirm|prompt|progressbar)\(|\bprint\(|std(out|err)\.write"
-    assert [place for place in places if re.search(rf"{around}|os\.write", place.read_text())] == []
+    assert [
+        place
+        for place in places
+        if re.search(rf"{around}|os\.write", place.read_text())
+    ] == []
 
 
 # What the way out does
@@ -105,18 +109,33 @@ def test_colours_go_to_terminals_or_where_they_are_asked_for(monkeypatch):
 
 
 def test_help_fits_80_columns_and_cuts_no_line():
-    found = {words[:number] for words, _command in runnable() for number in range(len(words) + 1)}
+    found = {
+        words[:number]
+        for words, _command in runnable()
+        for number in range(len(words) + 1)
+    }
     for words in sorted(found):
         usage, *lines = terminal.piped([*words, "--help"], 0).splitlines()
         assert usage.startswith(f"Usage: {' '.join(['patchkit', *words])} [")
-        wrong = [line for line in lines if len(line) > 80 or re.search(r"\w(\.\.\.|…)$", line)]
+        wrong = [
+            line
+            for line in lines
+            if len(line) > 80 or re.search(r"\w(\.\.\.|…)$", line)
+        ]
         assert not [line for line in wrong if "VLLM_TUNED" not in line], (words, usage)
 
 
-@pytest.mark.parametrize(("about", "mark"), [("gpu-throttled", "?"), ("clock-sync", "✓")])
+@pytest.mark.parametrize(
+    ("about", "mark"), [("gpu-throttled", "?"), ("clock-sync", "✓")]
+)
 def test_nothing_is_fine_while_the_gpu_is_not_checked(about, mark):
-    unchecked = Finding(level=Level.UNKNOWN, where="spark-1", about=about, what="not checked: why")
-    found = [Finding(level=Level.OK, where="spark-1", about="ssh", what="answers"), unchecked]
+    unchecked = Finding(
+        level=Level.UNKNOWN, where="spark-1", about=about, what="not checked: why"
+    )
+    found = [
+        Finding(level=Level.OK, where="spark-1", about="ssh", what="answers"),
+        unchecked,
+    ]
 
     *shown, summary = map(click.unstyle, finding_lines(found, verbose=False))
 
@@ -133,7 +152,10 @@ def test_data_goes_out_byte_for_byte():
     with CliRunner().isolation() as streams:
         out.data(f"{EVIL} é \udcff\n")
         print_diff(f"+{EVIL}\n")
-    assert streams[0].getvalue() == f"{EVIL} é ".encode() + b"\xff\n" + f"+{EVIL}\n".encode()
+    assert (
+        streams[0].getvalue()
+        == f"{EVIL} é ".encode() + b"\xff\n" + f"+{EVIL}\n".encode()
+    )
 
 
 def test_a_difference_in_a_terminal_is_shown(monkeypatch):
@@ -159,7 +181,10 @@ def test_a_progress_bar_shows_what_it_is_of(monkeypatch):
 
 def test_in_a_pipe_a_long_task_is_a_line_now_and_then():
     now = iter([0.0, 1.0, PERIOD, PERIOD + 1, 2 * PERIOD, 5 * PERIOD])
-    with CliRunner().isolation() as streams, progress(clock=lambda: next(now)) as report:
+    with (
+        CliRunner().isolation() as streams,
+        progress(clock=lambda: next(now)) as report,
+    ):
         update = report(f"{EVIL}downloading")
         for done in (1, 2, 3, 4, 5, 6):  # the last one is the end, which needs no line
             update(done * 10**9, 6 * 10**9)
@@ -169,7 +194,10 @@ def test_in_a_pipe_a_long_task_is_a_line_now_and_then():
 
 def test_the_first_bytes_are_no_rate():
     now = iter([0.0, 30.0, 600.0])
-    with CliRunner().isolation() as streams, progress(clock=lambda: next(now)) as report:
+    with (
+        CliRunner().isolation() as streams,
+        progress(clock=lambda: next(now)) as report,
+    ):
         update = report("copying")
         for done in (0, 100, 42 * 10**6):
             update(done, 84 * 10**6)
@@ -180,11 +208,24 @@ def test_the_first_bytes_are_no_rate():
 def test_findings_of_one_place_are_told_as_one(monkeypatch):
     # How patchkit was started is how its commands are spelled.
     monkeypatch.setattr("sys.argv", ["patchkit", "verify"])
-    drop, why = f"patchkit wheelhouse prune --drop {WHEEL}", "beside that torch pip takes stock's"
-    wrong = [(WHEEL, "x" * 90, why), ("o.whl", "is not listed", ""), (WHEEL, "needs a", why)]
+    drop, why = (
+        f"patchkit wheelhouse prune --drop {WHEEL}",
+        "beside that torch pip takes stock's",
+    )
+    wrong = [
+        (WHEEL, "x" * 90, why),
+        ("o.whl", "is not listed", ""),
+        (WHEEL, "needs a", why),
+    ]
     found = [finding(UsageError, where, what, drop, why) for where, what, why in wrong]
     assert list(map(click.unstyle, finding_blocks(found))) == [
-        *(f"✗ {WHEEL}", f"  {'x' * 90}", "  needs a", f"  why:   {why}", f"  next:  {drop}"),
+        *(
+            f"✗ {WHEEL}",
+            f"  {'x' * 90}",
+            "  needs a",
+            f"  why:   {why}",
+            f"  next:  {drop}",
+        ),
         *("✗ o.whl  is not listed", f"  next:  {drop}"),
     ]
 
@@ -217,8 +258,19 @@ def wheelhouse(folder, name):
     hostile_wheel(house, name)
     manifest = house / "manifest.json"
     facts = {"target": f"{name}{MARK}", "made": name, "version": name, "machine": name}
-    row = {"filename": WHEEL, "sha256": "0" * 64, "size": 1, "kind": "built", "facts": facts}
-    spoils = {"filename": f"{name}{MARK}.whl", "kind": name, "size": name, "sha256": name}
+    row = {
+        "filename": WHEEL,
+        "sha256": "0" * 64,
+        "size": 1,
+        "kind": "built",
+        "facts": facts,
+    }
+    spoils = {
+        "filename": f"{name}{MARK}.whl",
+        "kind": name,
+        "size": name,
+        "sha256": name,
+    }
     for spoiled in ({}, *({field: value} for field, value in spoils.items())):
         manifest.write_text(json.dumps({"format": 2, "wheels": [{**row, **spoiled}]}))
         yield ["wheelhouse", "list", "--dir", str(house)]
@@ -231,7 +283,9 @@ def patched_tree(folder, name):
     """A tree whose ledger says hostile things, and one that is none."""
     tree = folder / f"tree{name}"
     shutil.copytree(SMALL, tree)
-    (tree / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.24.0\n")
+    (tree / "PKG-INFO").write_text(
+        "Metadata-Version: 2.1\nName: vllm\nVersion: 0.24.0\n"
+    )
     recipe = load_recipe("vllm")
     said = {"reason": f"{name}{MARK}", "note": f"{name}{MARK}"}
     ledger = Ledger(
@@ -260,7 +314,9 @@ def patched_tree(folder, name):
 
 def env_file(folder, name):
     file = folder / f"{name}.env"
-    file.write_text(f"NCCL_DEBUG='{name}'\nNCCL_IB_HCA='{name}{MARK}'\nNCCL_{name}{MARK}=1\n")
+    file.write_text(
+        f"NCCL_DEBUG='{name}'\nNCCL_IB_HCA='{name}{MARK}'\nNCCL_{name}{MARK}=1\n"
+    )
     yield ["check", "--elsewhere", str(file)]
     yield ["check", "--elsewhere", str(file), "--json"]
     yield ["check", "--elsewhere", str(folder / f"no{name}")]
@@ -268,9 +324,17 @@ def env_file(folder, name):
     root = str(hosts.build(folder, "cable_port0"))
     node = ["--root", root, "--vllm", "0.25.1"]
     head = folder / f"head{name}.json"
-    known = {"role": "head", "topology": "roce", "vllm": "0.25.1", "nodes": "2", "head": "10.0.0.1"}
+    known = {
+        "role": "head",
+        "topology": "roce",
+        "vllm": "0.25.1",
+        "nodes": "2",
+        "head": "10.0.0.1",
+    }
     header = {"digest": BLANK, **known, "executor": f"{name}{MARK}"}
-    head.write_text(sealed(json.dumps({"header": header, "environment": {}}, indent=1) + "\n"))
+    head.write_text(
+        sealed(json.dumps({"header": header, "environment": {}}, indent=1) + "\n")
+    )
     single = ["env", "--role", "single", *node]
     yield ["env", "--role", "worker", *node, "--from", str(head)]
     yield [*single, "--model", f"{name}{MARK}"]
@@ -284,9 +348,15 @@ def env_file(folder, name):
 def machine(folder, name):
     """A machine that names itself so, and the facts of a peer that names its interfaces so."""
     root = hosts.build(folder, "cable_port0")
-    for place in ("proc/sys/kernel/hostname", "sys/class/dmi/id/product_name", "etc/os-release"):
+    for place in (
+        "proc/sys/kernel/hostname",
+        "sys/class/dmi/id/product_name",
+        "etc/os-release",
+    ):
         (root / place).write_text(f'PRETTY_NAME="{name}{MARK}"', encoding="utf-8")
-    (root / "commands/nvidia-smi.csv").write_text(f"{name}{MARK}, 12.1, 580.1, [N/A], 0:1.0")
+    (root / "commands/nvidia-smi.csv").write_text(
+        f"{name}{MARK}, 12.1, 580.1, [N/A], 0:1.0"
+    )
     node = ["--root", str(root)]
     yield ["probe", *node]
     yield ["probe", *node, "--json"]
@@ -315,7 +385,11 @@ def mistyped(_folder, name):
     for line in (
         *("explain SAID", "fetch SAID", "repack SAID", "repack SAID --json", "xSAID"),
         *("fixes --version SAID", "build nccl --src SAID", "build vllm --target SAID"),
-        *("inspect --loaded --python /nowhere/SAID", "probe --root /nowhere/SAID", "status --SAID"),
+        *(
+            "inspect --loaded --python /nowhere/SAID",
+            "probe --root /nowhere/SAID",
+            "status --SAID",
+        ),
     ):
         yield [word.replace("SAID", said) for word in line.split()]
 

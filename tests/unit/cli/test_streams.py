@@ -17,7 +17,9 @@ def test_a_reader_that_leaves_is_no_bug(words):
     ours, theirs = os.pipe()
     os.close(ours)
     done = subprocess.run(
-        [sys.executable, "-m", "patchkit", *words], stdout=theirs, stderr=subprocess.PIPE
+        [sys.executable, "-m", "patchkit", *words],
+        stdout=theirs,
+        stderr=subprocess.PIPE,
     )
     os.close(theirs)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")

@@ -21,11 +21,17 @@ from support import write_files
 from support.clusters import reports
 
 MEANT = {"NCCL_IB_HCA": "rocep1s0f0", "NCCL_SOCKET_IFNAME": "enp1s0f0np0"}
-NODES = [GpuNode(node=node, python="", variables=MEANT) for node in ("spark1", "spark2")]
+NODES = [
+    GpuNode(node=node, python="", variables=MEANT) for node in ("spark1", "spark2")
+]
 
 
 def rank(speed: float, **fields: object) -> GpuStep:
-    figures = {"nccl": "2.28.9", "microseconds_8": 40.0, "gigabytes_per_second_67108864": speed}
+    figures = {
+        "nccl": "2.28.9",
+        "microseconds_8": 40.0,
+        "gigabytes_per_second_67108864": speed,
+    }
     return GpuStep(step="all-reduce", state="ok", figures=figures, **fields)  # type: ignore[arg-type]
 
 
@@ -37,7 +43,9 @@ spark1:1002:1002 [0] NCCL INFO Channel 00/0 : 1[1] -> 0[0] [receive] via NET/Soc
 
 def test_what_ran_names_its_kernel_and_what_it_proves() -> None:
     figures = {"error": 0.017, "bound": 0.04, "vllm": "0.25.1"}
-    step = GpuStep(step="gpu-fp8", state="ok", kernel="CutlassFP8Kernel", figures=figures)
+    step = GpuStep(
+        step="gpu-fp8", state="ok", kernel="CutlassFP8Kernel", figures=figures
+    )
     (found,) = gpu_findings("spark1", [step])
     assert (found.level, found.about, found.where) == (Level.OK, "gpu-fp8", "spark1")
     assert found.what.startswith("CutlassFP8Kernel of vLLM 0.25.1: FP8 by tensor")
@@ -47,39 +55,59 @@ def test_what_ran_names_its_kernel_and_what_it_proves() -> None:
 
 @pytest.mark.parametrize("about", [each.step for each in smoke_test().step])
 def test_what_did_not_run_is_unknown_and_what_failed_an_error(about: str) -> None:
-    (found,) = gpu_findings("a", [GpuStep(step=about, state="not-run", reason="no device")])
+    (found,) = gpu_findings(
+        "a", [GpuStep(step=about, state="not-run", reason="no device")]
+    )
     assert (found.level, found.what) == (Level.UNKNOWN, "not checked: no device")
-    (found,) = gpu_findings("a", [GpuStep(step=about, state="failed", reason="exit code 1: x")])
+    (found,) = gpu_findings(
+        "a", [GpuStep(step=about, state="failed", reason="exit code 1: x")]
+    )
     assert (found.level, found.about) == (Level.ERROR, about)
     assert "exit code 1: x" in found.what
     assert found.hint.count("ssh -t a") == 1
-    (found,) = gpu_findings("a", [GpuStep(step=about, state="ok")])  # figures that are missing
+    (found,) = gpu_findings(
+        "a", [GpuStep(step=about, state="ok")]
+    )  # figures that are missing
     assert "?" in found.what
 
 
 def test_the_words_of_a_failed_step_are_looked_at_for_known_causes() -> None:
     line = "RuntimeError: No compiled cutlass_scaled_mm for CUDA device capability: 121"
-    failed = GpuStep(step="gpu-fp8", state="failed", reason=f"exit code 1: {line}", lines=(line,))
+    failed = GpuStep(
+        step="gpu-fp8", state="failed", reason=f"exit code 1: {line}", lines=(line,)
+    )
     *causes, last = gpu_findings("spark1", [failed])
     assert last.about == "gpu-fp8"
     assert {each.where for each in causes} == {"spark1"}
 
 
-def test_the_slowest_rank_counts_and_one_that_failed_or_was_not_run_leaves_no_speed() -> None:
+def test_the_slowest_rank_counts_and_one_that_failed_or_was_not_run_leaves_no_speed() -> (
+    None
+):
     (found,) = all_reduce_findings(NODES, [rank(22.9), rank(11.0)])
     assert (found.about, found.level) == ("all-reduce-sums", Level.OK)
     assert "11.0 GB/s" in found.what
     failed = GpuStep(step="all-reduce", state="failed", reason="no answer within 240 s")
-    silent = GpuStep(step="all-reduce", state="not-run", reason="torch sees no CUDA device")
+    silent = GpuStep(
+        step="all-reduce", state="not-run", reason="torch sees no CUDA device"
+    )
     first, second = all_reduce_findings(NODES, [failed, silent])
     assert (first.about, first.where) == ("all-reduce-failed", "spark1")
-    assert (second.about, second.where, second.level) == ("all-reduce", "spark2", Level.UNKNOWN)
+    assert (second.about, second.where, second.level) == (
+        "all-reduce",
+        "spark2",
+        Level.UNKNOWN,
+    )
 
 
 def test_sockets_beside_an_env_file_that_meant_roce_are_an_error() -> None:
     ranks = [rank(3.8, lines=tuple(_SOCKETS.splitlines()))] * 2
     found = [*all_reduce_findings(NODES, ranks)]
-    assert [each.about for each in found] == ["all-reduce-sums", "nccl-socket", "nccl-socket"]
+    assert [each.about for each in found] == [
+        "all-reduce-sums",
+        "nccl-socket",
+        "nccl-socket",
+    ]
 
 
 def test_nodes_whose_gpus_are_not_reached_are_not_checked(tmp_path: Path) -> None:
@@ -96,34 +124,46 @@ def test_nodes_whose_gpus_are_not_reached_are_not_checked(tmp_path: Path) -> Non
     steps = [each.step for each in smoke_test().step]
     assert [each.about for each in found] == [*steps, *steps, "all-reduce"]
     assert {each.level for each in found} == {Level.UNKNOWN}
-    assert {each.what for each in found[:-1]} == {"not checked: torch cannot be imported: no torch"}
+    assert {each.what for each in found[:-1]} == {
+        "not checked: torch cannot be imported: no torch"
+    }
     assert found[-1].what == "not checked: the GPU of localhost was not reached"
 
 
-def test_without_env_files_nccl_is_told_the_interface_of_the_address(tmp_path: Path) -> None:
+def test_without_env_files_nccl_is_told_the_interface_of_the_address(
+    tmp_path: Path,
+) -> None:
     nodes = reports(tmp_path)[1]
     for placed, name in ((nodes[0].placed, "enp1s0f0np0"), (None, "=enp1s0f0np0")):
         (node,) = find_gpu_nodes([replace(nodes[0], placed=placed)])
         assert node.variables["NCCL_SOCKET_IFNAME"] == name
 
 
-def test_weights_are_compared_as_the_layer_holds_them_after_rounding_its_scales() -> None:
+def test_weights_are_compared_as_the_layer_holds_them_after_rounding_its_scales() -> (
+    None
+):
     """vLLM's requant_weight_ue8m0_inplace of 0.33.0, line by line, beside the script's."""
     torch = pytest.importorskip("torch")
     given = (torch.randn(256, 512) * 64).clamp(-448, 448).to(torch.float8_e4m3fn)
     scales = torch.rand(2, 4) * 0.01 + 0.005
     values = given.float() * scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
     view = values.view(2, 128, 4, 128)
-    powers = torch.pow(2.0, torch.ceil(torch.log2(view.abs().amax((1, 3), keepdim=True) / 448.0)))
+    powers = torch.pow(
+        2.0, torch.ceil(torch.log2(view.abs().amax((1, 3), keepdim=True) / 448.0))
+    )
     stored = (view * (1.0 / powers)).to(torch.float8_e4m3fn).view(256, 512)
 
     rounded = gpu_script._round_scales(torch, values, 128)
     assert gpu_script._are_equal(torch, stored, rounded.stored)
     assert not gpu_script._are_equal(torch, given, rounded.stored)
     x = torch.randn(64, 512).double()
-    held = x @ (stored.float().view(2, 128, 4, 128) * powers).view(256, 512).double().t()
+    held = (
+        x @ (stored.float().view(2, 128, 4, 128) * powers).view(256, 512).double().t()
+    )
     assert gpu_script._largest_error(held, x @ rounded.exact.t()) < 1e-9
-    assert gpu_script._largest_error(held, x @ values.double().t()) > gpu_script._PRODUCT
+    assert (
+        gpu_script._largest_error(held, x @ values.double().t()) > gpu_script._PRODUCT
+    )
 
 
 # Each step in a process of its own
@@ -143,9 +183,19 @@ class cuda:
         (_NO_GPU, 30, "not-run", "torch sees no CUDA device: Found no NVIDIA driver"),
         ("import os; os.abort()", 30, "failed", "killed by SIGABRT: "),
         ("import time; time.sleep(60)", 1, "failed", "no answer within 1 s"),
-        ("raise RuntimeError('CUDA x')", 30, "failed", "exit code 1: RuntimeError: CUDA x"),
+        (
+            "raise RuntimeError('CUDA x')",
+            30,
+            "failed",
+            "exit code 1: RuntimeError: CUDA x",
+        ),
         ("", 30, "not-run", "vLLM, torch or Triton is called otherwise here: "),
-        ("import os; os._exit(0)", 30, "failed", "it ended without an answer: it printed nothing"),
+        (
+            "import os; os._exit(0)",
+            30,
+            "failed",
+            "it ended without an answer: it printed nothing",
+        ),
     ],
 )
 def test_what_happens_to_a_process_is_its_result(
@@ -157,12 +207,22 @@ def test_what_happens_to_a_process_is_its_result(
     assert (found.state, found.reason.startswith(reason)) == (state, True), found
 
 
-def test_a_python_that_is_not_there_and_a_child_that_outlives_its_limit(tmp_path: Path) -> None:
-    found = run_step("/nowhere/python", {"step": "x", "script": "cuda", "seconds": 5}, {})
+def test_a_python_that_is_not_there_and_a_child_that_outlives_its_limit(
+    tmp_path: Path,
+) -> None:
+    found = run_step(
+        "/nowhere/python", {"step": "x", "script": "cuda", "seconds": 5}, {}
+    )
     reason = "/nowhere/python does not run: No such file or directory"
     assert (found.state, found.reason) == ("failed", reason)
-    write_files(tmp_path, {"python": "#!/bin/sh\necho began\nexec sleep 60\n"}, mode=0o755)
-    settings = {"step": "x", "script": "cuda", "seconds": -9}  # the grace after it is 10 s
+    write_files(
+        tmp_path, {"python": "#!/bin/sh\necho began\nexec sleep 60\n"}, mode=0o755
+    )
+    settings = {
+        "step": "x",
+        "script": "cuda",
+        "seconds": -9,
+    }  # the grace after it is 10 s
     found = run_step(str(tmp_path / "python"), settings, {})
     assert (found.state, found.lines) == ("failed", ("began",))
     assert found.reason == "no answer within -9 s"

@@ -28,7 +28,9 @@ from support.clusters import image_facts
 from support.vllm_wheels import LIBRARIES
 
 GPU = GpuState(50, 60.0, 2400, 95, 0)
-COMPILERS = Compilers(compiler="/usr/bin/gcc", python_h="/usr/include/python3.12/Python.h")
+COMPILERS = Compilers(
+    compiler="/usr/bin/gcc", python_h="/usr/include/python3.12/Python.h"
+)
 OUTSIDE = ContainerLimits(verbs=4, verbs_open=4)
 IN_DOCKER = replace(OUTSIDE, kind="docker")
 WELL = NodeHealth(
@@ -66,7 +68,11 @@ def with_health(report, **changes):
 
 
 def wrong(findings):
-    return {each.about: each for each in findings if each.level in (Level.ERROR, Level.WARNING)}
+    return {
+        each.about: each
+        for each in findings
+        if each.level in (Level.ERROR, Level.WARNING)
+    }
 
 
 def with_host(report, **changes):
@@ -93,19 +99,31 @@ MISMATCH = {"gpu": "nvmlInit_v2: error 18: Driver/library version mismatch"}
 OTHER = GpuUser(pid=4711, name="python3", mib=19135)
 OLD = Gpu(name="NVIDIA GB10", capability="12.1", driver="570.86.15")
 FAULTS = {
-    "gpu-throttled": lambda well: with_health(well, gpu=replace(GPU, throttled=0x40, celsius=95)),
-    "gpu-stuck": lambda well: with_health(well, gpu=replace(GPU, mhz=799, watts=19.5, busy=96)),
-    "gpu-mismatch": lambda well: with_health(well, gpu=None, gpu_users=None, unread=MISMATCH),
+    "gpu-throttled": lambda well: with_health(
+        well, gpu=replace(GPU, throttled=0x40, celsius=95)
+    ),
+    "gpu-stuck": lambda well: with_health(
+        well, gpu=replace(GPU, mhz=799, watts=19.5, busy=96)
+    ),
+    "gpu-mismatch": lambda well: with_health(
+        well, gpu=None, gpu_users=None, unread=MISMATCH
+    ),
     "gpu-others": lambda well: with_health(well, gpu_users=(*WELL.gpu_users, OTHER)),
     "gpu-off-the-bus": lambda well: with_health(well, kernel=(XID,)),
-    "container-rdma": lambda well: with_health(well, container=replace(IN_DOCKER, verbs_open=0)),
-    "rdma-closed": lambda well: with_health(well, container=replace(OUTSIDE, verbs_open=1)),
+    "container-rdma": lambda well: with_health(
+        well, container=replace(IN_DOCKER, verbs_open=0)
+    ),
+    "rdma-closed": lambda well: with_health(
+        well, container=replace(OUTSIDE, verbs_open=1)
+    ),
     "compiler": lambda well: with_health(well, compilers=Compilers(python_h="x")),
     "python-header": lambda well: with_health(well, compilers=Compilers(compiler="x")),
     "memory-left": lambda well: with_memory(well, available=4 << 20),
     "driver": lambda well: with_host(well, gpus=(OLD,)),
     "torch-cpu": lambda well: with_host(well, software=replace(SOFTWARE, cuda="")),
-    "torch-other": lambda well: with_host(well, software=replace(SOFTWARE, vllm="0.19.1+cu129")),
+    "torch-other": lambda well: with_host(
+        well, software=replace(SOFTWARE, vllm="0.19.1+cu129")
+    ),
     "nccl-two": with_torch_nccl,
 }
 
@@ -129,11 +147,26 @@ STALE = "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
         ("docker", {}, [], ""),
         ("docker", {"spec": "", "hook": True}, [], ""),
         ("podman", {"driver": ""}, [], ""),
-        ("docker", {"spec": ""}, ["engine-hook"], "--runtime=docker && systemctl restart docker"),
+        (
+            "docker",
+            {"spec": ""},
+            ["engine-hook"],
+            "--runtime=docker && systemctl restart docker",
+        ),
         ("podman", {"spec": "", "hook": True}, ["engine-gpu"], STALE),
         ("podman", MADE, ["cdi-stale"], STALE),
-        ("docker", {"driver": "570.1"}, ["cdi-stale"], "systemctl restart nvidia-cdi-refresh.serv"),
-        ("docker", {"closed": ("/dev/infiniband/uverbs0",)}, ["engine-rdma"], "sudo chmod a+rw"),
+        (
+            "docker",
+            {"driver": "570.1"},
+            ["cdi-stale"],
+            "systemctl restart nvidia-cdi-refresh.serv",
+        ),
+        (
+            "docker",
+            {"closed": ("/dev/infiniband/uverbs0",)},
+            ["engine-rdma"],
+            "sudo chmod a+rw",
+        ),
         ("docker", {"cpu": "amd64"}, ["image-cpu"], "patchkit cluster install"),
     ],
 )
@@ -148,17 +181,25 @@ def test_what_containers_of_a_node_lack(well, engine, changes, about, cure):
     names = {each.about for each in found}
     assert names >= {"engine", "driver"}
     assert not names & {"torch-cpu", "compiler"}
-    silent = replace(served, facts=replace(facts, image=ImageFacts(problem="engine-missing")))
-    unknown = {each.about for each in machine_findings(silent) if each.level is Level.UNKNOWN}
+    silent = replace(
+        served, facts=replace(facts, image=ImageFacts(problem="engine-missing"))
+    )
+    unknown = {
+        each.about for each in machine_findings(silent) if each.level is Level.UNKNOWN
+    }
     assert unknown >= {"engine", "engine-gpu", "engine-rdma", "image-cpu"}
 
 
 PIP = "pip install --force-reinstall --no-deps nvidia-nccl-cu13==2.30.7"
 
 
-@pytest.mark.parametrize(("placed", "cure"), [(False, PIP), (True, "patchkit cluster install")])
+@pytest.mark.parametrize(
+    ("placed", "cure"), [(False, PIP), (True, "patchkit cluster install")]
+)
 def test_a_library_that_is_gone_comes_with_what_brings_it_back(well, placed, cure):
-    file = LostFile(path="/v/libnccl.so.2", project="nvidia-nccl-cu13", version="2.30.7")
+    file = LostFile(
+        path="/v/libnccl.so.2", project="nvidia-nccl-cu13", version="2.30.7"
+    )
     contents = replace(well.contents, lost=(file,), nccl={})
     report = replace(well, contents=contents, placed=well.placed if placed else None)
     found = next(each for each in machine_findings(report) if each.about == "nccl-lost")
@@ -179,7 +220,9 @@ def test_what_is_only_worth_knowing(well):
 def test_what_nobody_read_is_never_fine(well):
     """Of nothing known, nothing is fine but what the other facts show."""
     unread = {"kernel": "only root may", "gpu": "no NVML"}
-    nothing = replace(well, health=NodeHealth(unread=unread), processes=None, contents=None)
+    nothing = replace(
+        well, health=NodeHealth(unread=unread), processes=None, contents=None
+    )
     nothing = with_host(nothing, software=None, memory=None, gpus=())
     found = {each.about: each for each in machine_findings(nothing)}
     assert {each.level for each in found.values()} == {Level.UNKNOWN}
@@ -191,8 +234,12 @@ def test_what_nobody_read_is_never_fine(well):
 @pytest.mark.parametrize("kind", ["kernel7", "kernel7_mended", "thor", "missing_files"])
 def test_machines_and_the_facts_that_causes_hang_on(tmp_path, kind):
     facts = clusters.node_facts(tmp_path, node=0)
-    host = probe(hosts.build(tmp_path / kind, kind, node=0), python=None, environment={})
-    report = NodeReport(node="spark-1", facts=replace(facts, host=host), health=WELL, processes=())
+    host = probe(
+        hosts.build(tmp_path / kind, kind, node=0), python=None, environment={}
+    )
+    report = NodeReport(
+        node="spark-1", facts=replace(facts, host=host), health=WELL, processes=()
+    )
     assert wrong(machine_findings(report)) == {}
     if kind.startswith("kernel7"):
         known = facts_for_causes(report)
@@ -221,15 +268,22 @@ def test_libraries_of_ptx_alone_are_compiled_unless_the_cache_is_filled(tmp_path
     said = DeviceCodeFound(**look_at_device_code(str(LIBRARIES), 0, str(cache)))
     (note,) = check_first_use(head, said)
     assert (note.level, f"{cache} is empty" in note.what) == (Level.NOTE, True)
-    assert "default.so (2), modes.so (1) hold fat binaries that are PTX alone" in note.what
+    assert (
+        "default.so (2), modes.so (1) hold fat binaries that are PTX alone" in note.what
+    )
     assert "patchkit repack vllm==0.25.1 --native" in note.hint
     native = {"a.so": {"sm_121": 2}, "b.so": {"kind \n5_": 1, "lto_90": 1}}
     for others in ({"kept": 3 << 20}, {"codes": native}):
         (fine,) = check_first_use(head, replace(said, **others))
         assert fine.level is Level.OK
-    visited = Visit(findings=(), reports=(head,))  # its Python is none of this machine's
+    visited = Visit(
+        findings=(), reports=(head,)
+    )  # its Python is none of this machine's
     (found,) = add_first_use(visited, look_at_device_code).findings
-    assert (found.level, found.what) == (Level.UNKNOWN, "not checked: no Python with vLLM is known")
+    assert (found.level, found.what) == (
+        Level.UNKNOWN,
+        "not checked: no Python with vLLM is known",
+    )
 
 
 def test_the_variables_of_a_process_count(tmp_path):
@@ -239,6 +293,13 @@ def test_the_variables_of_a_process_count(tmp_path):
         process.stdout.readline()  # its variables can be read from then on
         found = look_at_device_code(str(tmp_path), process.pid, "~/none")
         process.communicate()
-    assert found == {"codes": {}, "cache": str(tmp_path), "kept": 0, "forced": "CUDA_FORCE_PTX_JIT"}
+    assert found == {
+        "codes": {},
+        "cache": str(tmp_path),
+        "kept": 0,
+        "forced": "CUDA_FORCE_PTX_JIT",
+    }
     _, (head, _worker) = clusters.reports(tmp_path)
-    assert [its.about for its in check_first_use(head, DeviceCodeFound(**found))] == ["ptx-forced"]
+    assert [its.about for its in check_first_use(head, DeviceCodeFound(**found))] == [
+        "ptx-forced"
+    ]

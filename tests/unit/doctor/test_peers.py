@@ -76,7 +76,9 @@ def ended(report, *, processes=()):
 
 def without_python(report):
     host = replace(report.facts.host, software=None)
-    return replace(report, contents=None, facts=replace(report.facts, venv="", host=host))
+    return replace(
+        report, contents=None, facts=replace(report.facts, venv="", host=host)
+    )
 
 
 def other_nccl(report):
@@ -84,15 +86,38 @@ def other_nccl(report):
 
 
 def without_key(report):
-    error = {"kind": "HostError", "what": "spark-2: Permission denied", "why": "", "hint": "x"}
+    error = {
+        "kind": "HostError",
+        "what": "spark-2: Permission denied",
+        "why": "",
+        "hint": "x",
+    }
     return replace(report, links=(PeerLink(words=(), error=error),))
 
 
 # What is changed on which node → the check, whom it names, and what the hint holds.
 FAULTS = [
-    ("disk", 1, lambda r: replace(r, disks=(replace(r.disks[0], free=9),)), WORKER, "du -xah -d 1"),
-    ("cable", 1, lambda r: netdev(r, carrier=False, state="down"), WORKER, "-brief link show"),
-    ("address", 1, lambda r: netdev(r, addresses=()), WORKER, "ip address add 192.168.100.11/24"),
+    (
+        "disk",
+        1,
+        lambda r: replace(r, disks=(replace(r.disks[0], free=9),)),
+        WORKER,
+        "du -xah -d 1",
+    ),
+    (
+        "cable",
+        1,
+        lambda r: netdev(r, carrier=False, state="down"),
+        WORKER,
+        "-brief link show",
+    ),
+    (
+        "address",
+        1,
+        lambda r: netdev(r, addresses=()),
+        WORKER,
+        "ip address add 192.168.100.11/24",
+    ),
     ("lanes", 1, lambda r: netdev(r, lanes=2), WORKER, ""),
     ("mtu", 1, lambda r: netdev(r, mtu=1500), WORKER, "mtu 9000"),
     ("route", 0, lambda r: way(r, netdev="wlan0"), HEAD, "ip route get 192.168.100.11"),
@@ -102,21 +127,59 @@ FAULTS = [
     ("nccl", 1, other_nccl, BOTH, INSTALL),
     ("vllm", 0, lambda r: contents(r, "versions", vllm="0.24.0"), BOTH, INSTALL),
     ("torch", 0, lambda r: contents(r, "digests", torch="f" * 64), BOTH, INSTALL),
-    ("model", 1, lambda r: replace(r, models=(model(problem="x"),)), WORKER, "spark-1 'rsync"),
-    ("model-same", 1, lambda r: replace(r, models=(model(digest="0"),)), BOTH, "spark-2:/home/"),
+    (
+        "model",
+        1,
+        lambda r: replace(r, models=(model(problem="x"),)),
+        WORKER,
+        "spark-1 'rsync",
+    ),
+    (
+        "model-same",
+        1,
+        lambda r: replace(r, models=(model(digest="0"),)),
+        BOTH,
+        "spark-2:/home/",
+    ),
     ("start", 1, lambda r: file(r, "group.json", r.placed.id, "0" * 16), WORKER, UP),
     ("edited", 1, lambda r: file(r, "node.env", '.11"', '.10"'), WORKER, UP),
-    ("edited", 1, lambda r: file(r, UNIT, "--max-num-seqs 64", "--max-num-seqs 9"), WORKER, UP),
+    (
+        "edited",
+        1,
+        lambda r: file(r, UNIT, "--max-num-seqs 64", "--max-num-seqs 9"),
+        WORKER,
+        UP,
+    ),
     ("env-address", 1, moved, WORKER, UP),
-    ("unit-file", 1, lambda r: replace(r, state=state(unit(changed=True))), WORKER, "reload"),
-    ("rank-stopped", 1, lambda r: replace(r, processes=halted("T")), WORKER, "kill -CONT 10"),
+    (
+        "unit-file",
+        1,
+        lambda r: replace(r, state=state(unit(changed=True))),
+        WORKER,
+        "reload",
+    ),
+    (
+        "rank-stopped",
+        1,
+        lambda r: replace(r, processes=halted("T")),
+        WORKER,
+        "kill -CONT 10",
+    ),
     ("unit", 1, ended, WORKER, "patchkit logs --node spark-2"),
-    ("restarts", 0, lambda r: replace(r, state=state(unit(restarts=2))), HEAD, "patchkit logs"),
+    (
+        "restarts",
+        0,
+        lambda r: replace(r, state=state(unit(restarts=2))),
+        HEAD,
+        "patchkit logs",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("about", "number", "change", "where", "hint"), FAULTS)
-def test_what_is_wrong_is_found_and_nothing_else(well, about, number, change, where, hint):
+def test_what_is_wrong_is_found_and_nothing_else(
+    well, about, number, change, where, hint
+):
     file, nodes = well
     changed = [change(each) if n == number else each for n, each in enumerate(nodes)]
     (found,) = wrong(file, changed)
@@ -127,7 +190,9 @@ def test_what_is_wrong_is_found_and_nothing_else(well, about, number, change, wh
 def test_a_node_that_does_not_answer(well):
     """One error with ssh's cause; nothing about it counts as looked at."""
     file, (head, _worker) = well
-    silence = HostError("spark-2: Connection refused", hint="`sudo systemctl start ssh`")
+    silence = HostError(
+        "spark-2: Connection refused", hint="`sudo systemctl start ssh`"
+    )
     found = cluster_findings(file, [head, NodeReport(node=WORKER, silence=silence)])
     (error,) = [each for each in found if each.level in WRONG]
     assert (error.about, error.where, error.hint) == ("ssh", WORKER, silence.hint)
@@ -144,7 +209,10 @@ def test_a_node_that_does_not_answer(well):
         ({}, []),
         ({"content": "d"}, ["images"]),
         ({"id": "", "content": "", "problem": "image-missing"}, ["image-missing"]),
-        ({"id": "", "content": "", "problem": "engine-refuses", "said": "x"}, ["engine-refuses"]),
+        (
+            {"id": "", "content": "", "problem": "engine-refuses", "said": "x"},
+            ["engine-refuses"],
+        ),
     ],
 )
 def test_an_image_in_the_place_of_an_environment(well, changes, about):
@@ -165,7 +233,12 @@ def test_what_is_left_of_a_cluster_that_is_down(well):
     free = replace(head, listeners=())
     for one, other, about, hint in (
         (replace(head, listeners=(own,)), worker, "port", "ssh -t spark-1 'kill 77'"),
-        (free, ended(worker, processes=halted("S")), "left-over", "spark-2 'kill -KILL 10'"),
+        (
+            free,
+            ended(worker, processes=halted("S")),
+            "left-over",
+            "spark-2 'kill -KILL 10'",
+        ),
     ):
         (found,) = wrong(file, [one, other])
         assert found.about == about
@@ -175,10 +248,15 @@ def test_what_is_left_of_a_cluster_that_is_down(well):
 def test_what_answers_requests_is_named_and_not_killed_first(well):
     file, (head, worker) = well
     other = Listener(address="127.0.0.1", port=8000, pid=77, name="llama-server")
-    head = replace(ended(head), listeners=(other,), processes=(), serving="it serves small")
+    head = replace(
+        ended(head), listeners=(other,), processes=(), serving="it serves small"
+    )
     (found, *_) = [each for each in wrong(file, [head, worker]) if "port" in each.about]
     assert (found.about, "kill" in found.hint) == ("port-serves", False)
-    assert "llama-server (process 77), which answers requests: it serves small" in found.what
+    assert (
+        "llama-server (process 77), which answers requests: it serves small"
+        in found.what
+    )
     assert found.hint.startswith("patchkit doctor --port 8001")
 
 
@@ -198,7 +276,9 @@ def test_an_address_of_another_node(well):
     file, (head, worker) = well
     both = worker.facts.host.netdev(worker.ways[0][1].netdev).addresses
     extra = replace(both[0], address=head.address, prefix=32)
-    found = wrong(file, [head, netdev(way(worker, plain="silent"), addresses=(*both, extra))])
+    found = wrong(
+        file, [head, netdev(way(worker, plain="silent"), addresses=(*both, extra))]
+    )
     assert [(each.about, each.where) for each in found] == [("address-twice", WORKER)]
     assert "ip address del 192.168.100.10/32" in found[0].hint
 
@@ -206,9 +286,16 @@ def test_an_address_of_another_node(well):
 @pytest.mark.parametrize("text", ["", "[]", "[" * 5000, '{"id": [1]}'])
 def test_placed_files_that_somebody_damaged(well, text):
     file, (head, worker) = well
-    texts = {**head.facts.files, "group.json": text, UNIT: "ExecStart='", "node.env": text}
+    texts = {
+        **head.facts.files,
+        "group.json": text,
+        UNIT: "ExecStart='",
+        "node.env": text,
+    }
     facts = replace(head.facts, files=texts)
-    found = wrong(file, [replace(head, facts=facts, placed=placed_files(texts, UNIT)), worker])
+    found = wrong(
+        file, [replace(head, facts=facts, placed=placed_files(texts, UNIT)), worker]
+    )
     assert "edited" in {each.about for each in found}
 
 
@@ -219,7 +306,11 @@ def test_the_first_cause_stands_first(well):
     worker = replace(worker, state=failed, processes=())
     worker = netdev(worker, carrier=False, state="down")
     worker = replace(worker, facts=replace(worker.facts, linger=False))
-    assert [each.about for each in wrong(file, [head, worker])] == ["linger", "cable", "unit"]
+    assert [each.about for each in wrong(file, [head, worker])] == [
+        "linger",
+        "cable",
+        "unit",
+    ]
     silent = NodeReport(node="spark-2", silence=HostError("spark-2: no route"))
     assert [each.about for each in wrong(file, [head, silent])] == ["ssh"]
 
@@ -241,7 +332,9 @@ def test_a_report_has_all_that_the_nodes_said_and_no_error_breaks_it(well):
     texts = archive_texts(packed)
     report = json.loads(texts["report.json"])
     for node in report["nodes"]:
-        assert all(node[part] for part in ("facts", "contents", "state", "disks", "models"))
+        assert all(
+            node[part] for part in ("facts", "contents", "state", "disks", "models")
+        )
         assert any("VLLM_HOST_IP=" in text for text in node["facts"]["files"].values())
     assert texts["logs/journal.txt"] == "node-1: loads model-2\n"
     assert "kunde" not in "".join(texts.values())

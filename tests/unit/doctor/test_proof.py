@@ -18,7 +18,13 @@ from patchkit.doctor.archive import FieldMap
 from patchkit.doctor.gpu import GpuNode
 from patchkit.doctor.gpu_steps import GpuStep
 from patchkit.doctor.private_names import PrivateNames
-from patchkit.doctor.proof_record import SCHEMA, Proof, pack_proof, parse_proof, summary_lines
+from patchkit.doctor.proof_record import (
+    SCHEMA,
+    Proof,
+    pack_proof,
+    parse_proof,
+    summary_lines,
+)
 from patchkit.durable.signals import Interrupted
 from patchkit.errors import BusyError, HostError, SourceError
 from patchkit.records import record
@@ -28,11 +34,18 @@ from support.archives import archive_texts
 from support.clusters import node_facts, reports
 from tools import known
 
-NAMES = PrivateNames(hosts=(("spark-3995",),), users=("annalena",), addresses=("192.168.177.11",))
+NAMES = PrivateNames(
+    hosts=(("spark-3995",),), users=("annalena",), addresses=("192.168.177.11",)
+)
 FIGURES = {
     "kernel-fa2": {"first_s": 31.2, "first_kept_s": 0.01, "error": 0.017},
     "nccl-roce": {"microseconds_8": 30.1, "most_gigabytes_per_second": 22.5},
-    "serve-cold": {"ready_s": 180.0, "tokens_per_s": 31.0, "cores_busy": 2.1, "cores_idle": 0.02},
+    "serve-cold": {
+        "ready_s": 180.0,
+        "tokens_per_s": 31.0,
+        "cores_busy": 2.1,
+        "cores_idle": 0.02,
+    },
 }
 KERNEL = "CutlassFP8ScaledMMLinearKernel, TRITON"
 PARTS = [name for names in proof.plan_parts().values() for name in names]
@@ -42,14 +55,30 @@ def made_proof(**changes):
     parts = [
         {"step": it, "state": "ok", "figures": FIGURES.get(it, {}), "kernel": KERNEL}
         if it in FIGURES or it.startswith("routing")
-        else {"step": it, "state": "not-run", "reason": "torch on spark-3995:\a\nno device"}
+        else {
+            "step": it,
+            "state": "not-run",
+            "reason": "torch on spark-3995:\a\nno device",
+        }
         for it in PARTS
     ]
-    its = {"schema": SCHEMA, "patchkit": "1", "date": "2026-11-26", "device": "NVIDIA GB10"}
-    its |= {"capability": "12.1", "driver": "580.95.05", "vllm": "0.33.0", "torch": "2.13.0"}
+    its = {
+        "schema": SCHEMA,
+        "patchkit": "1",
+        "date": "2026-11-26",
+        "device": "NVIDIA GB10",
+    }
+    its |= {
+        "capability": "12.1",
+        "driver": "580.95.05",
+        "vllm": "0.33.0",
+        "torch": "2.13.0",
+    }
     its |= {"model": "random weights", "parts": parts, "machines": [], "findings": []}
     its |= {"code": {"_vllm_fa2_C.abi3.so": {"sm_80 compute_80": 52}}, **changes}
-    logs = {"serve-cold": "annalena@spark-3995 listens at 192.168.177.11\nHF_TOKEN=qwertz99"}
+    logs = {
+        "serve-cold": "annalena@spark-3995 listens at 192.168.177.11\nHF_TOKEN=qwertz99"
+    }
     return pack_proof(record(Proof, its), logs, NAMES)
 
 
@@ -63,7 +92,9 @@ def archive_of(data, *names, kind=tarfile.REGTYPE, **headers):
     return packed.getvalue()
 
 
-@pytest.mark.parametrize("name", [*Proof.__dataclass_fields__, "reason", "ok", "kernel-fa2"])
+@pytest.mark.parametrize(
+    "name", [*Proof.__dataclass_fields__, "reason", "ok", "kernel-fa2"]
+)
 def test_a_user_or_host_may_have_any_name(name):
     machine = FieldMap(model="GB10", paths={name: name})
     finding = FieldMap(where="here", what=f"{name} lacks a driver")
@@ -84,7 +115,12 @@ def test_an_archive_is_the_same_each_time_and_has_no_private_names():
     assert packed == made_proof()[1]
     assert parse_proof(packed, "x") == made
     texts = archive_texts(packed)
-    assert [*texts] == ["logs/serve-cold.txt", "manifest.json", "proof.json", "summary.txt"]
+    assert [*texts] == [
+        "logs/serve-cold.txt",
+        "manifest.json",
+        "proof.json",
+        "summary.txt",
+    ]
     for private in ("annalena", "3995", "192.168.177.11", "qwertz99"):
         assert private not in "".join(texts.values())
     lines = texts["summary.txt"].splitlines()
@@ -97,14 +133,24 @@ def test_an_archive_is_the_same_each_time_and_has_no_private_names():
 
 def test_a_reason_is_whole_and_stands_once():
     reason = "FlashInferFp8DeepGEMMDynamicBlockScaledKernel: the product is wrong: error 0.11"
-    step = {"step": "gpu-fp8-blocks", "state": "failed", "kernel": "X" * 40, "reason": reason}
-    made, _packed = made_proof(parts=[*({"step": part, "state": "ok"} for part in PARTS), step])
+    step = {
+        "step": "gpu-fp8-blocks",
+        "state": "failed",
+        "kernel": "X" * 40,
+        "reason": reason,
+    }
+    made, _packed = made_proof(
+        parts=[*({"step": part, "state": "ok"} for part in PARTS), step]
+    )
     lines = summary_lines(made)
     assert max(map(len, lines)) <= 80
     assert " ".join(" ".join(lines).split()).count(reason) == 1
     assert lines[4].startswith("gpu-fp8-blocks (XX")  # before what went well
 
-    many = [{"step": part, "state": "failed", "reason": f"{part}: {reason}"} for part in PARTS]
+    many = [
+        {"step": part, "state": "failed", "reason": f"{part}: {reason}"}
+        for part in PARTS
+    ]
     text = " ".join(" ".join(summary_lines(made_proof(parts=many)[0])).split())
     assert text.count(reason) == len(PARTS)
 
@@ -128,17 +174,26 @@ def test_what_is_no_proof_is_refused(name):
         parse_proof(HOSTILE[name], "x")
 
 
-def test_an_archive_is_one_row_of_the_page_and_its_words_are_plain(tmp_path, monkeypatch):
-    page = write_files(tmp_path, {"known.md": f"| head |\n{known.END}\nafter\n"}) / "known.md"
+def test_an_archive_is_one_row_of_the_page_and_its_words_are_plain(
+    tmp_path, monkeypatch
+):
+    page = (
+        write_files(tmp_path, {"known.md": f"| head |\n{known.END}\nafter\n"})
+        / "known.md"
+    )
     first, second = tmp_path / "a.tar.gz", tmp_path / "b.tar.gz"
     first.write_bytes(made_proof()[1])
     second.write_bytes(made_proof(device="x | <script> `rm`\n| y |")[1])
     for archives in ([first], [first, second]):
-        monkeypatch.setattr(sys, "argv", ["known", *map(str, archives), "--page", str(page)])
+        monkeypatch.setattr(
+            sys, "argv", ["known", *map(str, archives), "--page", str(page)]
+        )
         assert known.main() == 0
     head, one, other, *end = page.read_text().splitlines()
     assert (head, end) == ("| head |", ["", known.END.strip(), "after"])
-    assert other.startswith("| x ? ?script? ?rm? y ? | 580.95.05 | 0.33.0 | 2026-11-26 |")
+    assert other.startswith(
+        "| x ? ?script? ?rm? y ? | 580.95.05 | 0.33.0 | 2026-11-26 |"
+    )
     routing = "; ".join(["CutlassFP8, TRITON"] * 4)
     figures = f"31.2, 0.01 s | {routing} | 180.0, ? s | 31.0, ? | 22.5 GB/s, not run"
     assert f"| vllm_fa2_C 52 of 52 | {figures} |" in one
@@ -155,9 +210,15 @@ def test_without_vllm_there_is_one_reason_and_no_archive(cli, tmp_path):
 
 @pytest.mark.parametrize(
     ("venv", "version", "why"),
-    [("", "", "there is none"), ("/v", "", "it has none"), ("", "0.24.0", "vLLM 0.24.0 is imp")],
+    [
+        ("", "", "there is none"),
+        ("/v", "", "it has none"),
+        ("", "0.24.0", "vLLM 0.24.0 is imp"),
+    ],
 )
-def test_a_vllm_elsewhere_is_named_with_the_option_that_takes_it(tmp_path, venv, version, why):
+def test_a_vllm_elsewhere_is_named_with_the_option_that_takes_it(
+    tmp_path, venv, version, why
+):
     software = Software(python="/opt/python3", vllm=version)
     facts = node_facts(tmp_path)
     facts = replace(facts, venv=venv, host=replace(facts.host, software=software))
@@ -174,8 +235,14 @@ def node_vllm(facts):
 def test_without_a_gpu_there_is_an_archive_with_the_reasons(cli, tmp_path):
     """An environment with a vLLM beside a torch that does not load."""
     python = f'#!/bin/sh\nPYTHONPATH={tmp_path}/site exec {sys.executable} "$@"\n'
-    files = {"venv/bin/python": python, "site/torch.py": "raise ImportError('no torch')"}
-    files |= {"site/vllm/__init__.py": "", "site/vllm/_version.py": "__version__ = '0.33.0'\n"}
+    files = {
+        "venv/bin/python": python,
+        "site/torch.py": "raise ImportError('no torch')",
+    }
+    files |= {
+        "site/vllm/__init__.py": "",
+        "site/vllm/_version.py": "__version__ = '0.33.0'\n",
+    }
     write_files(tmp_path, files, mode=0o755)
     place = tmp_path / "gb10.tar.gz"
     done = cli("proof", "-o", place, "--venv", tmp_path / "venv", "--json", rc=9)
@@ -192,7 +259,9 @@ def test_beside_a_served_model_nothing_is_tried(tmp_path):
     assert raised.value.hint == "patchkit down"
 
 
-def test_what_cannot_run_says_why_and_an_interrupt_keeps_the_rest(tmp_path, monkeypatch):
+def test_what_cannot_run_says_why_and_an_interrupt_keeps_the_rest(
+    tmp_path, monkeypatch
+):
     def start(_request):
         yield GpuStep(step="gpu-device", state="ok")
         raise HostError("no cable")
@@ -200,8 +269,12 @@ def test_what_cannot_run_says_why_and_an_interrupt_keeps_the_rest(tmp_path, monk
     def end(_request):
         raise Interrupted(signal.SIGINT)
 
-    write_files(tmp_path, {"torch.py": "class cuda:\n    def is_available(): return False\n"})
-    node = GpuNode(node="x", python=sys.executable, variables={"PYTHONPATH": str(tmp_path)})
+    write_files(
+        tmp_path, {"torch.py": "class cuda:\n    def is_available(): return False\n"}
+    )
+    node = GpuNode(
+        node="x", python=sys.executable, variables={"PYTHONPATH": str(tmp_path)}
+    )
     request = SimpleNamespace(nodes=[node], vllm="1", free_gib=99.0, folder=tmp_path)
     runs = (start, proof.call_kernels, end, print)
     planned = dict(zip(runs, [*proof.plan_parts().values()][:4], strict=True))
@@ -219,7 +292,11 @@ def test_a_path_that_nccl_did_not_take_has_no_figures(monkeypatch):
     rank = GpuStep(step="", state="ok", figures={"microseconds_8": 30.0}, lines=(said,))
     monkeypatch.setattr(proof, "run_all_reduce", lambda *_: [rank, rank])
     roce, socket = proof.time_paths(SimpleNamespace(nodes=[], apart=""))
-    assert (roce.reason, roce.figures, socket.figures) == ("NCCL took no IB", {}, rank.figures)
+    assert (roce.reason, roce.figures, socket.figures) == (
+        "NCCL took no IB",
+        {},
+        rank.figures,
+    )
 
 
 # Two processes of one session, both deaf to SIGTERM.

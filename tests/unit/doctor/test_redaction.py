@@ -49,7 +49,9 @@ BECOMES = {
     "HF_TOKEN=qwertz99\nand qwertz99 again": "HF_TOKEN=secret-1\nand secret-1 again",
     "write to jo.doe@example.org": "write to email-1",
     # a node's MAC in every spelling, and in what devices make of it
-    "48:B0:2D:AA:BB:CC 48-b0-2d-aa-bb-cc 48b02daabbcc 48b0.2daa.bbcc": " ".join(["mac-1"] * 4),
+    "48:B0:2D:AA:BB:CC 48-b0-2d-aa-bb-cc 48b02daabbcc 48b0.2daa.bbcc": " ".join(
+        ["mac-1"] * 4
+    ),
     "guid 0x48b02dffffaabbcc 48b02d0300aabbcc 4ab0:2dff:feaa:bbcc": "guid mac-1 mac-1 mac-1",
     "guid 0x7cc255ffff7a1b2c, image 7cc25503007a1b2c": "guid mac-2, image mac-2",
     # hosts
@@ -125,7 +127,11 @@ def test_what_is_taken_out(text):
 @pytest.mark.parametrize(
     ("user", "text", "clean"),
     [
-        ("patchkit", "patchkit-vllm: /venv/bin/patchkit", "patchkit-vllm: /venv/bin/patchkit"),
+        (
+            "patchkit",
+            "patchkit-vllm: /venv/bin/patchkit",
+            "patchkit-vllm: /venv/bin/patchkit",
+        ),
         ("torchy", "torchyard: torchy's\\ntorchy", "torchyard: user-1's\\nuser-1"),
         ("jo.doe7", "xjo.doe7x", "xuser-1x"),
         ("gb10", "/home/gb10/x on a GB10", "/home/user-1/x on a user-1"),
@@ -195,7 +201,9 @@ def test_hostile_text_takes_no_time():
 @pytest.mark.parametrize("paths", [False, True])
 def test_real_failures_mean_the_same_without_names(paths):
     """What people reported, behind lines with names that are taken out."""
-    before = "spark-3995:1:2 [0] NCCL INFO Bootstrap\nset /home/annalena/venv for annalena\n"
+    before = (
+        "spark-3995:1:2 [0] NCCL INFO Bootstrap\nset /home/annalena/venv for annalena\n"
+    )
     changed = {}
     for failure in failures():
         text = before + failure["text"]
@@ -281,16 +289,54 @@ def test_an_archive_is_its_owners_and_replaces_nothing(tmp_path):
         save_archive(b"text", tmp_path / "absent" / "x.tar.gz")
 
 
-WORD = st.text(string.ascii_lowercase, min_size=7, max_size=12).map(lambda each: f"q{each}z")
+WORD = st.text(string.ascii_lowercase, min_size=7, max_size=12).map(
+    lambda each: f"q{each}z"
+)
 KEY = st.text(string.ascii_letters + string.digits, min_size=20, max_size=40)
 PLACES = [  # where a name or an address may stand
-    *("{}", " {} ", "({})", '"{}"', "a {}: b", "x={},y", "[{}]", "{}\n", "/srv/{}/x", "{}_log"),
-    *("{}-eth0", "http://{}/x", "at {};", "<{}>", "'{}'", "\t{}\r\n", "\x1b[1m{}\x1b[0m"),
+    *(
+        "{}",
+        " {} ",
+        "({})",
+        '"{}"',
+        "a {}: b",
+        "x={},y",
+        "[{}]",
+        "{}\n",
+        "/srv/{}/x",
+        "{}_log",
+    ),
+    *(
+        "{}-eth0",
+        "http://{}/x",
+        "at {};",
+        "<{}>",
+        "'{}'",
+        "\t{}\r\n",
+        "\x1b[1m{}\x1b[0m",
+    ),
 ]
 FORMS = [  # of a secret
-    *("HF_TOKEN={}", 'export VLLM_API_KEY="{}"', "--api-key {}", "--hf-token={}", "Bearer {}"),
-    *("https://user:{}@host/x", "?token={}&a=1", "AWS_SECRET_ACCESS_KEY: {}", "hf_{}", "sk-{}"),
-    *('{{"password": "{}"}}', "Environment=HF_TOKEN={}", "-e WANDB_API_KEY={}", "ghp_{}"),
+    *(
+        "HF_TOKEN={}",
+        'export VLLM_API_KEY="{}"',
+        "--api-key {}",
+        "--hf-token={}",
+        "Bearer {}",
+    ),
+    *(
+        "https://user:{}@host/x",
+        "?token={}&a=1",
+        "AWS_SECRET_ACCESS_KEY: {}",
+        "hf_{}",
+        "sk-{}",
+    ),
+    *(
+        '{{"password": "{}"}}',
+        "Environment=HF_TOKEN={}",
+        "-e WANDB_API_KEY={}",
+        "ghp_{}",
+    ),
 ]
 
 
@@ -305,10 +351,13 @@ def test_nothing_that_was_put_in_comes_out(words, address, places, form, place):
     host, user, key = words
     own = getattr(address, "ipv4_mapped", None) or address
     kept = own.is_loopback or own.is_unspecified or own.is_multicast
-    kept = kept or str(own).startswith(("255.25", "172.17."))  # a mask, docker's network
+    kept = kept or str(own).startswith(
+        ("255.25", "172.17.")
+    )  # a mask, docker's network
     names = PrivateNames(hosts=((host,),), users=(user,), addresses=(str(address),))
     text = "\n".join(
-        each.format(one) for each, one in zip(places, (host, user, address), strict=True)
+        each.format(one)
+        for each, one in zip(places, (host, user, address), strict=True)
     )
     parts = {
         "head.env": form.format(key),  # named once, it is found where nothing names it

@@ -43,7 +43,9 @@ def test_a_server_that_works(release):
 def test_no_server():
     with ModelServer() as server:
         url = server.url
-    (found,) = server_findings("spark-1", looked(url), [clusters.unit("failed", "failed")])
+    (found,) = server_findings(
+        "spark-1", looked(url), [clusters.unit("failed", "failed")]
+    )
     assert (found.level, found.about) == (Level.UNKNOWN, "server-answers")
     expected = f"no server answers at {url}: Connection refused; patchkit-vllm.service is failed"
     assert (found.what, found.hint) == (expected, "patchkit status")
@@ -58,7 +60,12 @@ WRONG = {  # what the server does → what is found, at which level, and words o
         {"silent": True, "metrics": metrics("0.33", **FULL)},
         *("server-token-queue", Level.WARNING, "8 requests run, 12 wait"),
     ),
-    "full": ({"metrics": metrics("0.33", **FULL)}, "server-kv", Level.WARNING, "99 % full, and 12"),
+    "full": (
+        {"metrics": metrics("0.33", **FULL)},
+        "server-kv",
+        Level.WARNING,
+        "99 % full, and 12",
+    ),
     "key": ({"key": SECRET}, "server-key", Level.UNKNOWN, "401"),
     "no model": ({"models": ()}, "server-models", Level.UNKNOWN, "200"),
     "embeds": (
@@ -73,11 +80,31 @@ WRONG = {  # what the server does → what is found, at which level, and words o
         {"raw": b'{"choices": [], "usage": {"completion_tokens": 16}}'},
         *("server-content", Level.WARNING, "16 tokens came and no text"),
     ),
-    "hits": ({"metrics": metrics("0.10", queries=400, hits=300)}, "server-load", Level.OK, "75 %"),
-    "preempted": ({"metrics": metrics("0.33", preemptions=3)}, "server-preemptions", "note", "3"),
-    "failed": ({"metrics": metrics("0.33", failed=2)}, "server-errors", Level.WARNING, "2 requ"),
+    "hits": (
+        {"metrics": metrics("0.10", queries=400, hits=300)},
+        "server-load",
+        Level.OK,
+        "75 %",
+    ),
+    "preempted": (
+        {"metrics": metrics("0.33", preemptions=3)},
+        "server-preemptions",
+        "note",
+        "3",
+    ),
+    "failed": (
+        {"metrics": metrics("0.33", failed=2)},
+        "server-errors",
+        Level.WARNING,
+        "2 requ",
+    ),
     "no metrics": ({"metrics": ""}, "server-metrics", Level.UNKNOWN, "404"),
-    "other metrics": ({"metrics": "up 1\n"}, "server-metrics", Level.UNKNOWN, "none of the fig"),
+    "other metrics": (
+        {"metrics": "up 1\n"},
+        "server-metrics",
+        Level.UNKNOWN,
+        "none of the fig",
+    ),
 }
 
 
@@ -96,13 +123,33 @@ LIVES_OF = {  # what the server does → state, and words
     "other key": ({"key": SECRET}, REFUSES, "/v1/models says 401"),
     "listing fails": ({"listing": 500, "models": ()}, DOUBT, "/v1/models says 500"),
     "no model": ({"models": ()}, DOUBT, "names no model"),
-    "busy": ({"refuse": (429, {"error": {"message": "later"}})}, REFUSES, "HTTP 429 later"),
-    "no such question": ({"refuse": (404, {"detail": "none"})}, REFUSES, "HTTP 404 none"),
-    "engine fails": ({"refuse": (500, {"error": {"message": "dead"}})}, DOUBT, "HTTP 500 dead"),
-    "choices of an error": ({"refuse": (500, {"choices": [{"text": "a"}]})}, DOUBT, "HTTP 500"),
+    "busy": (
+        {"refuse": (429, {"error": {"message": "later"}})},
+        REFUSES,
+        "HTTP 429 later",
+    ),
+    "no such question": (
+        {"refuse": (404, {"detail": "none"})},
+        REFUSES,
+        "HTTP 404 none",
+    ),
+    "engine fails": (
+        {"refuse": (500, {"error": {"message": "dead"}})},
+        DOUBT,
+        "HTTP 500 dead",
+    ),
+    "choices of an error": (
+        {"refuse": (500, {"choices": [{"text": "a"}]})},
+        DOUBT,
+        "HTTP 500",
+    ),
     "empty": ({"raw": b'{"choices": []}'}, DOUBT, "no answer of the OpenAI API"),
     "late": ({"silent": True}, DOUBT, "no token in the 2 s since one was asked for"),
-    "late, no counters": ({"silent": True, "metrics": "up 1\n"}, LIVES, "has no counters"),
+    "late, no counters": (
+        {"silent": True, "metrics": "up 1\n"},
+        LIVES,
+        "has no counters",
+    ),
     "late, no metrics": ({"silent": True, "metrics": ""}, LIVES, "has no counters"),
 }
 
@@ -143,7 +190,9 @@ def test_a_key_that_no_header_can_hold(key, monkeypatch):
     with ModelServer() as server:
         assert looked(server).token.fields == ("content",)
     assert not [
-        each for each in server.headers_seen if "Authorization" in each or "X-Other" in each
+        each
+        for each in server.headers_seen
+        if "Authorization" in each or "X-Other" in each
     ]
 
 

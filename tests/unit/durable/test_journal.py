@@ -44,8 +44,15 @@ ALL = sorted({*STOCK, *PATCHED})
 
 def changes_between(before, after):
     nothing = (None, 0)
-    pairs = {path: (before.get(path, nothing)[0], after.get(path, nothing)[0]) for path in ALL}
-    return [Change(path, digest(old), new) for path, (old, new) in pairs.items() if old != new]
+    pairs = {
+        path: (before.get(path, nothing)[0], after.get(path, nothing)[0])
+        for path in ALL
+    }
+    return [
+        Change(path, digest(old), new)
+        for path, (old, new) in pairs.items()
+        if old != new
+    ]
 
 
 CHANGES = changes_between(STOCK, PATCHED)
@@ -68,7 +75,9 @@ def snapshot(root):
     """Every file with its contents and mode, and every folder (None)."""
     return {
         place.relative_to(root).as_posix(): (
-            (place.read_bytes(), place.stat().st_mode & 0o777) if place.is_file() else None
+            (place.read_bytes(), place.stat().st_mode & 0o777)
+            if place.is_file()
+            else None
         )
         for place in root.rglob("*")
     }
@@ -76,7 +85,9 @@ def snapshot(root):
 
 def journal_of(root):
     state = root / ".patchkit"
-    return Journal(root=root, folder=state / "transaction", home=state, again="again", rescue="sos")
+    return Journal(
+        root=root, folder=state / "transaction", home=state, again="again", rescue="sos"
+    )
 
 
 @pytest.fixture
@@ -96,7 +107,12 @@ def journal(root):
 
 @pytest.mark.parametrize(
     ("path", "data"),
-    [("src/a.py", b"mine\n"), ("src/gone.sh", None), ("src/new.py", b"mine\n"), (LEDGER, b"\n")],
+    [
+        ("src/a.py", b"mine\n"),
+        ("src/gone.sh", None),
+        ("src/new.py", b"mine\n"),
+        (LEDGER, b"\n"),
+    ],
     ids=["edited", "missing", "in the way", "somebody else's ledger"],
 )
 def test_a_file_that_is_not_as_expected_stops_everything(path, data, root, journal):
@@ -104,7 +120,9 @@ def test_a_file_that_is_not_as_expected_stops_everything(path, data, root, journ
     if data is not None:
         write_files(root, {path: data})
     found = snapshot(root)
-    with pytest.raises(DriftError, match=f"^{path}: changed while patchkit was working"):
+    with pytest.raises(
+        DriftError, match=f"^{path}: changed while patchkit was working"
+    ):
         journal.commit(CHANGES)
     assert snapshot(root) == found
 
@@ -161,7 +179,9 @@ def test_one_writer_at_a_time(root, journal):
     assert snapshot(root) == tree_of(PATCHED)
 
 
-def test_a_way_back_that_fails_keeps_the_journal_and_says_what_is_changed(root, journal):
+def test_a_way_back_that_fails_keeps_the_journal_and_says_what_is_changed(
+    root, journal
+):
     """The disk fails in the middle; the way back is closed by a folder where no file was."""
 
     def hook(event, arguments):
@@ -174,7 +194,9 @@ def test_a_way_back_that_fails_keeps_the_journal_and_says_what_is_changed(root, 
             journal.commit(CHANGES)
         said = str(caught.value)
         assert "error; and taking it back failed, too" in said
-        assert "0 of 7 files changed; unknown: src/new.py; the rest is as before" in said
+        assert (
+            "0 of 7 files changed; unknown: src/new.py; the rest is as before" in said
+        )
         assert "next: once the cause is mended: again" in said
         assert "nothing was changed" not in said
 
@@ -201,12 +223,16 @@ def stop_in_the_middle(root, offset=6):
 
 
 @pytest.mark.parametrize("path", ["src/a.py", "src/newer.py"])
-def test_a_file_edited_between_the_kill_and_the_next_run_is_not_lost(path, root, journal):
+def test_a_file_edited_between_the_kill_and_the_next_run_is_not_lost(
+    path, root, journal
+):
     stop_in_the_middle(root)
     left = snapshot(root)
     write_files(root, {path: "mine\n"})
     for _ in range(2):
-        with pytest.raises(DriftError, match=f"^{path}: edited since an interrupted run"):
+        with pytest.raises(
+            DriftError, match=f"^{path}: edited since an interrupted run"
+        ):
             journal.recover()
         assert (root / path).read_bytes() == b"mine\n"
         with pytest.raises(StorageError, match="cut short in mid-commit"):
@@ -219,7 +245,9 @@ def test_a_file_edited_between_the_kill_and_the_next_run_is_not_lost(path, root,
     assert snapshot(root) == tree_of(STOCK)
 
 
-def test_a_file_edited_in_mid_commit_is_not_lost_and_nothing_else_changes(root, journal):
+def test_a_file_edited_in_mid_commit_is_not_lost_and_nothing_else_changes(
+    root, journal
+):
     """Somebody writes to the last file right after all files were found to be as expected."""
     last = CHANGES[-1].path
 

@@ -45,7 +45,11 @@ def interrupted(action, said):
         signals.raise_interrupts()
         with pytest.raises(signals.Interrupted) as caught:
             action()
-        os._exit(caught.value.exit_code if str(caught.value) == f"interrupted; {said}" else 99)
+        os._exit(
+            caught.value.exit_code
+            if str(caught.value) == f"interrupted; {said}"
+            else 99
+        )
 
     return in_child(run)
 
@@ -66,7 +70,10 @@ def test_an_interrupt_waits_for_the_change_or_comes_before_it(number, root, jour
             signalled(number)
             return super().__iter__()
 
-    assert interrupted(lambda: journal.commit(Staged(CHANGES)), "nothing was changed") > 128
+    assert (
+        interrupted(lambda: journal.commit(Staged(CHANGES)), "nothing was changed")
+        > 128
+    )
     assert read_files(root) == OLD
     assert interrupted(change, "the commit was finished, 2 files") == 128 + number
     assert read_files(root) == NEW
@@ -117,7 +124,9 @@ def test_an_interrupt_that_python_wraps_is_unwrapped():
     assert interrupted(action, "nothing was changed") == 130
 
 
-@pytest.mark.parametrize("error", [StorageError("a.py was not put back"), OSError(28, "full")])
+@pytest.mark.parametrize(
+    "error", [StorageError("a.py was not put back"), OSError(28, "full")]
+)
 def test_what_fails_after_an_interrupt_is_said(error):
     @signals.unwrapped()
     def put_away():
@@ -150,7 +159,9 @@ def test_a_second_one_does_not_disturb_what_the_first_one_ends():
 
 
 @pytest.mark.e2e
-def test_from_the_first_line_to_the_last_an_interrupt_is_one_line_or_none(capfd, monkeypatch):
+def test_from_the_first_line_to_the_last_an_interrupt_is_one_line_or_none(
+    capfd, monkeypatch
+):
     """End as any other program does before the handlers stand, and after the last word."""
     monkeypatch.setattr(sys, "argv", ["patchkit", "--version"])
     files = {module.__file__ for module in (command_line, signals)}
@@ -175,12 +186,16 @@ def test_from_the_first_line_to_the_last_an_interrupt_is_one_line_or_none(capfd,
     codes = [*itertools.takewhile(bool, ends)]
     assert len(codes) > 20
     assert set(codes) == {129, -signal.SIGHUP}
-    assert set(capfd.readouterr().err.splitlines()) == {"interrupted; nothing was changed"}
+    assert set(capfd.readouterr().err.splitlines()) == {
+        "interrupted; nothing was changed"
+    }
 
 
 def test_a_terminal_that_is_closed_is_sighup_and_no_error_of_its_own(tmp_path):
     write_files(tmp_path, {"ssh": "#!/bin/sh\n: > begun\nexec sleep 20\n"}, mode=0o755)
-    (tmp_path / "cluster.toml").write_text('[[node]]\nssh = "one"\n[[node]]\nssh = "two"\n')
+    (tmp_path / "cluster.toml").write_text(
+        '[[node]]\nssh = "one"\n[[node]]\nssh = "two"\n'
+    )
     terminal, own = pty.openpty()
     started = subprocess.Popen(
         [sys.executable, "-m", "patchkit", "up", "a/b"],

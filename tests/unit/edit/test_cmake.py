@@ -79,7 +79,10 @@ def test_argument_values():
     for source, expected in (
         ("", []),
         (" A\r\n  B#c\n", ["A", "B"]),
-        ("(A) AND ((B)OR C)", ["(", "A", ")", "AND", "(", "(", "B", ")", "OR", "C", ")"]),
+        (
+            "(A) AND ((B)OR C)",
+            ["(", "A", ")", "AND", "(", "(", "B", ")", "OR", "C", ")"],
+        ),
         ('"a b" a"b c"', ["a b", 'a"b c"']),
         (r'"\"\;${A}" \"\;', [r"\"\;${A}", r"\"\;"]),
         ("[[a]] [=[\n a]]\n]=] [[\r\n]]", ["a", " a]]\n", ""]),
@@ -94,7 +97,10 @@ def test_commands_know_the_branches_around_them() -> None:
     sm90 = ("(", "ARCH", "STREQUAL", "9.0a", "AND", "NOT", "OLD", ")")
     arch = ("ARCH", "STREQUAL", "8.0", "OR", *sm90)
     new, old = ("CUDA", "GREATER", "13.0"), ("CUDA", "GREATER", "12.8")
-    assert [(command.line, command.name, conditions(command)) for command in commands(SAMPLE)] == [
+    assert [
+        (command.line, command.name, conditions(command))
+        for command in commands(SAMPLE)
+    ] == [
         (2, "cmake_minimum_required", ()),
         (4, "function", ()),
         (5, "if", ()),
@@ -137,9 +143,15 @@ def test_malformed_text_is_refused_with_its_line():
         ("if(A)\nforeach(B)\nendif()\n", 3, "endif without its opening"),
         ("\nelse()", 2, "else without its if"),
         ("if(A)\nelse()\nelse()\nendif()", 3, "else without its if"),
-        ("function(f)\nif(A)\nendfunction()\nendif()", 3, "endfunction without its opening"),
+        (
+            "function(f)\nif(A)\nendfunction()\nendif()",
+            3,
+            "endfunction without its opening",
+        ),
     ):
-        with pytest.raises(CMakeSyntaxError, match=rf"^cmake/x\.cmake:{line}: .*{problem}"):
+        with pytest.raises(
+            CMakeSyntaxError, match=rf"^cmake/x\.cmake:{line}: .*{problem}"
+        ):
             commands(text, "cmake/x.cmake")
 
 
@@ -153,7 +165,12 @@ def test_items_of_a_list_added_and_removed() -> None:
         ("8.0;12.0f", ["8.0", "12.0f"], "8.0;12.0f;12.0f", "8.0"),
         ("${ARCHS}", ["${ARCHS}"], "${ARCHS};12.0f", "${ARCHS}"),
         ("[=[12.0f;8.0]=]", ["12.0f", "8.0"], "[=[12.0f;8.0;12.0f]=]", "[=[8.0]=]"),
-        ('"8.0;12.0f;12.1f"', ["8.0", "12.0f", "12.1f"], '"8.0;12.0f;12.1f;12.0f"', '"8.0"'),
+        (
+            '"8.0;12.0f;12.1f"',
+            ["8.0", "12.0f", "12.1f"],
+            '"8.0;12.0f;12.1f;12.0f"',
+            '"8.0"',
+        ),
         ('"12.0f"', ["12.0f"], '"12.0f;12.0f"', '""'),
         ('";8.0;;9.0;"', ["8.0", "9.0"], '";8.0;;9.0;12.0f"', '";8.0;;9.0;"'),
     ):
@@ -166,7 +183,9 @@ def test_items_of_a_list_added_and_removed() -> None:
         assert splice(text, [edit]) == f"set({removed})"
 
 
-def conditions(command: Command) -> tuple[tuple[tuple[str, ...], tuple[tuple[str, ...], ...]], ...]:
+def conditions(
+    command: Command,
+) -> tuple[tuple[tuple[str, ...], tuple[tuple[str, ...], ...]], ...]:
     return tuple((branch.condition, branch.excluded) for branch in command.block)
 
 

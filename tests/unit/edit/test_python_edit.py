@@ -97,9 +97,17 @@ def test_swap():
 
 def test_swap_refuses():
     for text, scope, message in (
-        ("def f():\n    return g(1)\n", "f", r"^a.py:1: 'a < 9' found 0 times in f, expected 1"),
+        (
+            "def f():\n    return g(1)\n",
+            "f",
+            r"^a.py:1: 'a < 9' found 0 times in f, expected 1",
+        ),
         ("def g():\n    return a < 9\n", "f", r"^a.py: 0 definitions of f, expected 1"),
-        ("class C:\n    x = a < 9\n", "C.f", r"^a.py: 0 definitions of C.f, expected 1"),
+        (
+            "class C:\n    x = a < 9\n",
+            "C.f",
+            r"^a.py: 0 definitions of C.f, expected 1",
+        ),
         (
             "def f():\n    pass\n\ndef f():\n    return a < 9\n",
             "f",
@@ -112,7 +120,11 @@ def test_swap_refuses():
         ),
         ("x = 1\ndef f(:\n    return a < 9\n", "f", r"^a.py:2: not valid Python: "),
         ("def f():\n  return a < 9\n return 1\n", "f", r"^a.py:3: not valid Python: "),
-        (f"x = {'-' * 200_000}1\n", "f", r"^a.py:1: not valid Python: it is nested too deeply"),
+        (
+            f"x = {'-' * 200_000}1\n",
+            "f",
+            r"^a.py:1: not valid Python: it is nested too deeply",
+        ),
         ("x = '\0'\n", "f", r"^a.py:1: not valid Python: source code "),
     ):
         with pytest.raises(DriftError, match=message):
@@ -121,7 +133,10 @@ def test_swap_refuses():
 
 def test_swap_refuses_half_patched_code_and_says_what_is_wrong():
     for text, untrue in (
-        ("def f():\n    return a < 9 or a < 12\n", "'a < 9' found 1 times in f, expected 1"),
+        (
+            "def f():\n    return a < 9 or a < 12\n",
+            "'a < 9' found 1 times in f, expected 1",
+        ),
         ("def f():\n    x = a < 12\n    return (a < 12)\n", "'a < 9' found 2 times"),
     ):
         with pytest.raises(DriftError, match=r"^a.py:2[:,]") as caught:
@@ -150,7 +165,10 @@ def test_wrap_puts_a_function_ahead_and_calls_it():
 
 def test_half_of_it_or_something_else_is_drift():
     for text, message in (
-        (WRAPPED.replace("_first(kernels)[0]", "kernels[0]"), "definition of _first is there"),
+        (
+            WRAPPED.replace("_first(kernels)[0]", "kernels[0]"),
+            "definition of _first is there",
+        ),
         (WRAPPED.replace(HELPER, ""), "call of _first is there, its definition is not"),
         (WRAPPED.replace("sorted", "list"), "def _first"),
         ("def other(kernels):\n    return kernels[0]\n", "0 definitions of choose"),

@@ -18,7 +18,10 @@ def test_splice():
         ([], TEXT),
         ([edit(4, 7, "TWO")], "one\nTWO é\nthree\n"),
         ([edit(10, 15, "3"), edit(0, 3, "1")], "1\ntwo é\n3\n"),
-        ([edit(0, 0, "zero\n"), edit(16, 16, "four\n")], "zero\none\ntwo é\nthree\nfour\n"),
+        (
+            [edit(0, 0, "zero\n"), edit(16, 16, "four\n")],
+            "zero\none\ntwo é\nthree\nfour\n",
+        ),
         ([edit(0, 0, "> "), edit(0, 3, "1")], "> 1\ntwo é\nthree\n"),
         ([edit(8, 9, "𝟚\f\u2028")], "one\ntwo 𝟚\f\u2028\nthree\n"),
     ):
@@ -28,7 +31,10 @@ def test_splice():
 @pytest.mark.parametrize(
     ("edits", "where"),
     [
-        ([edit(0, 5, "x"), edit(4, 7, "y", "the later")], r"src/a.txt:2: .*\(the later\)"),
+        (
+            [edit(0, 5, "x"), edit(4, 7, "y", "the later")],
+            r"src/a.txt:2: .*\(the later\)",
+        ),
         ([edit(10, 12, "x"), edit(0, 16, "y"), edit(11, 11, "z")], r"src/a.txt:3: "),
         ([edit(15, 17, "past the end")], r"src/a.txt:3: "),
     ],

@@ -48,8 +48,14 @@ def test_swap_text_once_and_only_once():
     ("text", "message"),
     [
         ("\nnothing\n", r"^a.cu:1: 'old\(\)' found 0 times, expected 1"),
-        ("\nold()\n\n  old(); old()\n", r"^a.cu:2,4,4: 'old\(\)' found 3 times, expected 1"),
-        ("new()\nnew()\n", r"^a.cu:1,2: 'old\(\)' found 0 times, and what replaces it 2 times"),
+        (
+            "\nold()\n\n  old(); old()\n",
+            r"^a.cu:2,4,4: 'old\(\)' found 3 times, expected 1",
+        ),
+        (
+            "new()\nnew()\n",
+            r"^a.cu:1,2: 'old\(\)' found 0 times, and what replaces it 2 times",
+        ),
     ],
     ids=["missing", "ambiguous", "done twice"],
 )
@@ -76,5 +82,7 @@ def test_a_file_is_created_once_and_never_over_another():
     ]
     assert new_file("a.json", "{}\n", "{}\n", note="why") == []
     for other in ("", "{}", "[]\n"):
-        with pytest.raises(DriftError, match=r"^a\.json: is there already, with another text"):
+        with pytest.raises(
+            DriftError, match=r"^a\.json: is there already, with another text"
+        ):
             new_file("a.json", other, "{}\n", note="why")

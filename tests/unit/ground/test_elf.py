@@ -16,7 +16,15 @@ from elftools.elf.gnuversions import GNUVerNeedSection
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchkit.elf import Dynamic, Library, Section, by_version, exports, parse_library, read_dynamic
+from patchkit.elf import (
+    Dynamic,
+    Library,
+    Section,
+    by_version,
+    exports,
+    parse_library,
+    read_dynamic,
+)
 from patchkit.errors import SourceError
 from support.layout import link
 
@@ -51,7 +59,9 @@ def by_pyelftools(path):
         file = ELFFile(stream)
         for section in file.iter_sections():
             if section["sh_type"] not in ("SHT_NOBITS", "SHT_NULL"):
-                sections.append(Section(section.name, section["sh_offset"], section["sh_size"]))
+                sections.append(
+                    Section(section.name, section["sh_offset"], section["sh_size"])
+                )
             if isinstance(section, DynamicSection):
                 for tag in section.iter_tags():
                     key = tag.entry.d_tag.removeprefix("DT_").lower()
@@ -62,14 +72,19 @@ def by_pyelftools(path):
                     names.update(version.name for version in needed)
             elif section.name == ".dynsym":
                 found = section.iter_symbols()
-                symbols = {each.name for each in found if each["st_shndx"] != "SHN_UNDEF"}
+                symbols = {
+                    each.name for each in found if each["st_shndx"] != "SHN_UNDEF"
+                }
         library = Library(
             machine=file["e_machine"].removeprefix("EM_").lower(),
             soname="".join(tags["soname"]),
             needed=tuple(tags["needed"]),
             rpath=tuple(filter(None, ":".join(tags["rpath"]).split(":"))),
             runpath=tuple(filter(None, ":".join(tags["runpath"]).split(":"))),
-            versions={name: tuple(sorted(each, key=by_version)) for name, each in versions.items()},
+            versions={
+                name: tuple(sorted(each, key=by_version))
+                for name, each in versions.items()
+            },
             sections=tuple(sections),
         )
     return library, symbols
@@ -80,22 +95,37 @@ def assert_as_pyelftools(place):
     assert parse(place.read_bytes()) == library, place
     found = asdict(read_dynamic(place))
     assert found == {name: getattr(library, name) for name in found}, place
-    for symbol in ("defined", "needed", "malloc", f"PyInit_{place.name.partition('.')[0]}"):
+    for symbol in (
+        "defined",
+        "needed",
+        "malloc",
+        f"PyInit_{place.name.partition('.')[0]}",
+    ):
         assert exports(place, symbol) == (symbol in symbols), (place, symbol)
 
 
 def test_a_library_as_pyelftools_reads_it(tmp_path):
-    base = link(tmp_path / "libbase.so", "int needed(void) { return 2; }", soname="libbase.so.1")
+    base = link(
+        tmp_path / "libbase.so", "int needed(void) { return 2; }", soname="libbase.so.1"
+    )
     how = {"needs": [base], "path": "/a:/b", "tags": "--enable-new-dtags"}
     place = link(tmp_path / "lib.so", SOURCE, soname="lib.so.3", **how)
-    assert (read_dynamic(place).rpath, read_dynamic(place).runpath) == ((), ("/a", "/b"))
+    assert (read_dynamic(place).rpath, read_dynamic(place).runpath) == (
+        (),
+        ("/a", "/b"),
+    )
     assert_as_pyelftools(place)
     assert (exports(place, "defined"), exports(place, "needed")) == (True, False)
 
 
 def test_every_library_of_this_python_as_pyelftools_reads_it():
     folders = {sysconfig.get_path("platlib"), sysconfig.get_path("platstdlib")}
-    found = [path for folder in folders for path in Path(folder).rglob("*.so*") if path.is_file()]
+    found = [
+        path
+        for folder in folders
+        for path in Path(folder).rglob("*.so*")
+        if path.is_file()
+    ]
     places = sorted(found)[::4]  # all of them take a quarter of a minute
     for place in [*places, *LIBRARIES.glob("*.so"), Path(sys.executable).resolve()]:
         assert_as_pyelftools(place)
@@ -130,7 +160,9 @@ def patched(*changes: tuple[int, str, int]) -> bytes:
 
 def find(places: range, layout: str, value: int) -> int:
     """Where the first place with a number is."""
-    return next(place for place in places if struct.unpack_from(layout, GB10, place)[0] == value)
+    return next(
+        place for place in places if struct.unpack_from(layout, GB10, place)[0] == value
+    )
 
 
 def header(kind: int) -> int:
@@ -143,7 +175,9 @@ def program(kind: int) -> int:
     return find(range(PROGRAMS, PROGRAMS + PROGRAM_COUNT * 56, 56), "<I", kind)
 
 
-ENTRIES, LENGTH = (struct.unpack_from("<Q", GB10, program(DYNAMIC) + at)[0] for at in (8, 32))
+ENTRIES, LENGTH = (
+    struct.unpack_from("<Q", GB10, program(DYNAMIC) + at)[0] for at in (8, 32)
+)
 VERSIONS = struct.unpack_from("<Q", GB10, header(0x6FFFFFFE) + 24)[0]
 
 
@@ -162,13 +196,21 @@ def many_strings() -> bytes:
     changes = [(program(kind) + 32, "<Q", size) for kind, size in sizes.items()]
     changes += [(program(LOAD) + 8, "<Q", 0), (program(LOAD) + 16, "<Q", 0)]
     changes += [(program(DYNAMIC) + 8, "<Q", start)]
-    return patched(*changes) + struct.pack("<4Q", 5, strings, 10, len(names)) + table + names
+    return (
+        patched(*changes)
+        + struct.pack("<4Q", 5, strings, 10, len(names))
+        + table
+        + names
+    )
 
 
 def many_versions() -> bytes:
     """Libraries behind one another, four bytes apart and each with versions, to the file's end."""
     start, count = len(GB10), 1 << 16
-    changes = (entry(0x6FFFFFFE), "<Q", start), (program(LOAD) + 32, "<Q", start + 4 * count)
+    changes = (
+        (entry(0x6FFFFFFE), "<Q", start),
+        (program(LOAD) + 32, "<Q", start + 4 * count),
+    )
     return patched(*changes) + struct.pack("<I", 4) * count
 
 
@@ -190,11 +232,17 @@ DAMAGED = (
     (patched((4, "<B", 1)), "64-bit little-endian"),
     (GB10[:64], "ends behind the end"),
     (GB10[:40] + bytes(8) + GB10[48:], "no section headers"),
-    (patched((60, "<H", 0), (TABLE + 32, "<Q", 1 << 60)), "more sections than any real"),
+    (
+        patched((60, "<H", 0), (TABLE + 32, "<Q", 1 << 60)),
+        "more sections than any real",
+    ),
     (patched((62, "<H", COUNT)), "have no names"),
     (patched((TABLE + NAMES * 64 + 32, "<Q", 1 << 40)), "names .* are too long"),
     (patched((SECTION, "<I", 1 << 30)), "name of a section does not end"),
-    (patched((SECTION + 32, "<Q", len(GB10))), r"section '\.\S+' ends behind the end of the file"),
+    (
+        patched((SECTION + 32, "<Q", len(GB10))),
+        r"section '\.\S+' ends behind the end of the file",
+    ),
     (patched((SECTION + 24, "<Q", 1 << 63)), "ends behind the end of the file"),
     (many_sections(), "names of its sections are too long"),
     (patched((56, "<H", 65_535)), "more program headers"),
@@ -228,7 +276,9 @@ PLACES = st.integers(0, 64 + PROGRAM_COUNT * 56) | st.integers(0, len(GB10) - 1)
     st.lists(st.tuples(PLACES, st.binary(min_size=1, max_size=8)), max_size=6),
     st.none() | st.integers(0, len(GB10)),
 )
-def test_damage_is_an_error_or_a_result_and_nothing_else(tmp_path_factory, changes, end):
+def test_damage_is_an_error_or_a_result_and_nothing_else(
+    tmp_path_factory, changes, end
+):
     data = bytearray(GB10)
     for place, new in changes:
         data[place : place + len(new)] = new

@@ -20,14 +20,18 @@ def test_the_libraries_are_those_of_the_dependencies():
     distributions = {line.partition(">")[0] for line in project["dependencies"]}
     brought = importlib.metadata.packages_distributions()
     assert {brought[name][0].lower() for name in BASE} == distributions - {"click"}
-    extra = {line.partition(">")[0] for line in project["optional-dependencies"]["build"]}
+    extra = {
+        line.partition(">")[0] for line in project["optional-dependencies"]["build"]
+    }
     assert {name.replace("_", "-") for name in BUILD} == extra
     require_libraries(BASE)
 
 
 def test_a_verb_that_needs_the_extra_says_so_first(cli, tmp_path):
     """Before it resolves, downloads or reads anything: there is no network, and no folder."""
-    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['auditwheel'] = None\n")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys; sys.modules['auditwheel'] = None\n"
+    )
     blocked = {"PYTHONPATH": str(tmp_path), "HTTPS_PROXY": "http://127.0.0.1:9"}
     said = cli("build", "nccl", "--dir", tmp_path / "none", env=blocked, rc=9).stderr
     assert "not installed: auditwheel" in said
@@ -39,9 +43,19 @@ def test_a_verb_that_needs_the_extra_says_so_first(cli, tmp_path):
 def test_a_plan_takes_no_extra(cli, tmp_path):
     """What the build itself will want is told, and stops nothing."""
     need("make")
-    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['auditwheel'] = None\n")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys; sys.modules['auditwheel'] = None\n"
+    )
     blocked = {"PYTHONPATH": str(tmp_path), "CXX": "/bin/true"}
-    words = ("build", "nccl", "--cpu", platform.machine(), "--dir", tmp_path / "none", "--dry-run")
+    words = (
+        "build",
+        "nccl",
+        "--cpu",
+        platform.machine(),
+        "--dir",
+        tmp_path / "none",
+        "--dry-run",
+    )
     said = cli(*words, env=blocked).stdout
     assert "not installed: auditwheel" in said
     assert "[build]" in said

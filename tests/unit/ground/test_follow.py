@@ -23,12 +23,37 @@ def test_limits():
         ("echo a; echo b >&2; exit 3", {}, ["a\n"], "exit code 3: b"),
         ("echo a; sleep 60", {"silence": 0.3}, ["a\n"], "no sign of life for 0.3 s"),
         # What has no mark is no sign of life, nor are errors.
-        ("while echo; do :; done", {"mark": "m", "size": 1 << 16}, [], "more than 0.0625 MiB"),
-        ("while sleep 0.05; do echo; done", {"silence": 0.3, "mark": "m"}, [], "no sign of life"),
-        ("while echo >&2; do :; done", {"silence": 0.3}, [], "no sign of life for 0.3 s"),
+        (
+            "while echo; do :; done",
+            {"mark": "m", "size": 1 << 16},
+            [],
+            "more than 0.0625 MiB",
+        ),
+        (
+            "while sleep 0.05; do echo; done",
+            {"silence": 0.3, "mark": "m"},
+            [],
+            "no sign of life",
+        ),
+        (
+            "while echo >&2; do :; done",
+            {"silence": 0.3},
+            [],
+            "no sign of life for 0.3 s",
+        ),
         ("printf 'title m: 1\\nx\\n'", {"mark": "m: "}, ["1\n"], ""),
-        ("while sleep 0.05; do echo; done", {"seconds": 0.3}, ..., "no answer within 0.3 s"),
-        ("while printf xxxxxxxx; do :; done", {"line": 1 << 16}, [], "a line of more than 0.0625"),
+        (
+            "while sleep 0.05; do echo; done",
+            {"seconds": 0.3},
+            ...,
+            "no answer within 0.3 s",
+        ),
+        (
+            "while printf xxxxxxxx; do :; done",
+            {"line": 1 << 16},
+            [],
+            "a line of more than 0.0625",
+        ),
     ):
         found, done = talk(script, **limits)
         assert lines is ... or found == lines
@@ -64,7 +89,10 @@ def test_what_a_program_is_given_flows_through_it_and_its_error_is_raised(kind):
         raise kind("the disk failed")
 
     lines = []
-    with pytest.raises(kind, match="disk failed"), Follow("cat", given=given()) as running:
+    with (
+        pytest.raises(kind, match="disk failed"),
+        Follow("cat", given=given()) as running,
+    ):
         lines.extend(running)
     assert len(lines) == 4096
 
@@ -74,7 +102,11 @@ def test_lines_come_while_the_program_runs():
     with Follow(PYTHON, "-c", code, env=dict(os.environ)) as running:
         assert [line for line in running if line] == ["a\n", "b\n"]
     done = running.done
-    assert (done.status, done.trouble, done.output) == (4, "exit code 4: a\nb", "a\nb\n")
+    assert (done.status, done.trouble, done.output) == (
+        4,
+        "exit code 4: a\nb",
+        "a\nb\n",
+    )
     with Follow("nosuch-program", env={}) as running:
         assert list(running) == []
     assert running.done.started is False
@@ -92,5 +124,7 @@ def test_long_outputs_and_lines_do_not_fill_the_memory():
     with Follow("seq", "0", "999") as running:
         assert len([line for line in running if line]) == 1000
     assert running.done.output.splitlines() == [str(n) for n in range(600, 1000)]
-    with Follow(PYTHON, "-c", "print('x' * (5 << 20))", env=dict(os.environ)) as running:
+    with Follow(
+        PYTHON, "-c", "print('x' * (5 << 20))", env=dict(os.environ)
+    ) as running:
         assert max(map(len, running)) < 2 << 20

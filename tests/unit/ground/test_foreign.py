@@ -4,12 +4,29 @@ import json
 
 import pytest
 
-from patchkit.foreign import positive_number, read_count, read_json, read_number, whole_number
+from patchkit.foreign import (
+    positive_number,
+    read_count,
+    read_json,
+    read_number,
+    whole_number,
+)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["NaN", "[Infinity]", "-Infinity", "1e999", "9" * 25, "[" * 100_000, "", "{", b"\xff", "[1,]"],
+    [
+        "NaN",
+        "[Infinity]",
+        "-Infinity",
+        "1e999",
+        "9" * 25,
+        "[" * 100_000,
+        "",
+        "{",
+        b"\xff",
+        "[1,]",
+    ],
 )
 def test_what_is_no_json(text):
     with pytest.raises(ValueError, match=r"."):
@@ -36,7 +53,9 @@ def test_what_is_no_size(value):
         whole_number(value)
 
 
-@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), 10**400, "5", None])
+@pytest.mark.parametrize(
+    "value", [0, -1, float("nan"), float("inf"), 10**400, "5", None]
+)
 def test_what_is_no_figure(value):
     assert (positive_number(2), positive_number(0.5)) == (2.0, 0.5)
     assert positive_number(value) == 0

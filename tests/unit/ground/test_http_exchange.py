@@ -111,7 +111,9 @@ def test_what_is_shorter_than_promised_is_no_whole_answer(hostile):
     assert (answer.trouble, answer.text) == ("it ended 5 bytes early", "")
 
 
-@pytest.mark.parametrize("body", [b"", b"<html>", b"[" * 100_000, b'{"a": NaN}', b'{"a": 1e999}'])
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>", b"[" * 100_000, b'{"a": NaN}', b'{"a": 1e999}']
+)
 def test_a_body_that_is_no_json_has_no_value(hostile, body):
     hostile.bodies["x"] = body
     answer = HttpServer(hostile.url).ask("/json/x")
@@ -122,7 +124,11 @@ def test_nobody_listens():
     with LocalServer(Hostile) as server:
         url = server.url
     answer = HttpServer(url).ask("/health", seconds=2)
-    assert (answer.status, answer.closed, answer.trouble) == (0, True, "Connection refused")
+    assert (answer.status, answer.closed, answer.trouble) == (
+        0,
+        True,
+        "Connection refused",
+    )
 
 
 @pytest.mark.parametrize(

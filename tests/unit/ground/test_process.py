@@ -18,8 +18,15 @@ def python(code, *words, **options):
 
 
 def test_what_a_program_says_is_text_whatever_its_bytes_are():
-    said = python("import sys; sys.stdout.buffer.write(b'a\\xff\\n'); sys.stderr.write('b')")
-    assert (said.status, said.output, said.errors, said.trouble) == (0, "a\ufffd\n", "b", "")
+    said = python(
+        "import sys; sys.stdout.buffer.write(b'a\\xff\\n'); sys.stderr.write('b')"
+    )
+    assert (said.status, said.output, said.errors, said.trouble) == (
+        0,
+        "a\ufffd\n",
+        "b",
+        "",
+    )
 
 
 def test_a_program_has_what_it_is_given(tmp_path):
@@ -40,7 +47,11 @@ def test_a_program_has_what_it_is_given(tmp_path):
 @pytest.mark.parametrize(
     ("resources", "code", "trouble"),
     [
-        (Resources(processor=1), "while True: pass", "it took more than 1 s of the processor"),
+        (
+            Resources(processor=1),
+            "while True: pass",
+            "it took more than 1 s of the processor",
+        ),
         (
             Resources(written=1 << 16),
             "open('x', 'wb').write(bytes(1 << 17))",
@@ -82,8 +93,16 @@ def test_whether_a_program_ended_itself(words, itself):
 def test_how_a_program_ended():
     for code, status, trouble in (
         ("raise SystemExit(3)", 3, "exit code 3: it printed nothing"),
-        ("print('a\\n' * 20 + 'b'); raise SystemExit(2)", 2, "exit code 2: " + "a\n" * 7 + "b"),
-        ("import os; os.kill(os.getpid(), 9)", -9, "killed by SIGKILL: it printed nothing"),
+        (
+            "print('a\\n' * 20 + 'b'); raise SystemExit(2)",
+            2,
+            "exit code 2: " + "a\n" * 7 + "b",
+        ),
+        (
+            "import os; os.kill(os.getpid(), 9)",
+            -9,
+            "killed by SIGKILL: it printed nothing",
+        ),
     ):
         done = python(code)
         assert (done.status, done.trouble) == (status, trouble)
@@ -96,21 +115,31 @@ def test_how_a_program_ended():
 
 def test_a_program_that_is_missing_or_cannot_be_started(tmp_path):
     for check in (True, False):
-        with pytest.raises(HostError, match=r"^nosuch-program is not installed") as caught:
+        with pytest.raises(
+            HostError, match=r"^nosuch-program is not installed"
+        ) as caught:
             run("nosuch-program", "-x", kind=StorageError, check=check)
         assert caught.value.hint
-    assert attempt(tmp_path / "nosuch").trouble == "does not run: No such file or directory"
+    assert (
+        attempt(tmp_path / "nosuch").trouble
+        == "does not run: No such file or directory"
+    )
     assert attempt(PYTHON, "-V", env={"PATH": "/"}).status == 0
     assert attempt("sh", env={"PATH": str(tmp_path)}).trouble == "is not installed"
     write_files(tmp_path, {"script": "#!/no/interpreter\n"}, mode=0o755)
-    assert attempt(tmp_path / "script").trouble == "does not run: No such file or directory"
+    assert (
+        attempt(tmp_path / "script").trouble
+        == "does not run: No such file or directory"
+    )
     assert attempt(tmp_path).trouble == "does not run: Permission denied"
     assert attempt("true", "a\0b").trouble == "does not run: embedded null byte"
     assert str(tmp_path / "none") in attempt("true", cwd=tmp_path / "none").trouble
 
 
 def test_a_program_that_takes_too_long_is_ended():
-    with pytest.raises(StorageError, match=r"`sleep 60` failed: no answer within 0\.1 s"):
+    with pytest.raises(
+        StorageError, match=r"`sleep 60` failed: no answer within 0\.1 s"
+    ):
         run("sleep", "60", timeout=0.1, kind=StorageError, check=False)
     with pytest.raises(HostError, match=r"no answer within 0\.1 s"):
         ask(PYTHON, "import time; time.sleep(600)", timeout=0.1)

@@ -50,7 +50,9 @@ def test_a_link_is_followed_where_a_user_named_it_and_not_in_a_tree(tmp_path):
         read_text(tmp_path / "link", follow=False)
 
 
-def test_the_limit_is_the_last_size_that_is_read_and_a_line_that_is_not_utf8_is_named(tmp_path):
+def test_the_limit_is_the_last_size_that_is_read_and_a_line_that_is_not_utf8_is_named(
+    tmp_path,
+):
     path = tmp_path / "file"
     path.write_bytes(b"a" * 10)
     assert read_bytes(path, limit=10) == b"a" * 10
@@ -67,6 +69,8 @@ def test_the_limit_is_the_last_size_that_is_read_and_a_line_that_is_not_utf8_is_
 
 def test_a_compressed_file_is_refused_with_what_unpacks_it(tmp_path):
     (tmp_path / "old.log").write_bytes(gzip.compress(b"text"))
-    with pytest.raises(SourceError, match=r"old\.log: is compressed with gzip") as caught:
+    with pytest.raises(
+        SourceError, match=r"old\.log: is compressed with gzip"
+    ) as caught:
         list(read_chunks(tmp_path / "old.log", reader="wc -l"))
     assert caught.value.hint == f"zcat {tmp_path}/old.log | wc -l"

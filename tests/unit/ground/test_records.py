@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from patchkit.errors import SourceError, UsageError
-from patchkit.records import RecordError, Utf8, matching, one_of, read_json, read_toml, record
+from patchkit.records import (
+    RecordError,
+    Utf8,
+    matching,
+    one_of,
+    read_json,
+    read_toml,
+    record,
+)
 
 
 class Colour(Enum):
@@ -69,7 +77,10 @@ def test_a_whole_record():
 def test_what_does_not_fit_is_named():
     for change, says in (
         ({"text": 5}, "text: is 5, not a text"),
-        ({"plain": "a\ud800"}, "plain: is 'a\\ud800', not a text without half a surrogate pair"),
+        (
+            {"plain": "a\ud800"},
+            "plain: is 'a\\ud800', not a text without half a surrogate pair",
+        ),
         ({"share": True}, "share: is true, not a number"),
         ({"on": 1}, "on: is 1, not a bool"),
         ({"maybe": 1.0}, "maybe: is 1.0, not a whole number"),
@@ -79,7 +90,10 @@ def test_what_does_not_fit_is_named():
         ({"version": "one"}, "version: is 'one', not a Version"),
         ({"inner": [{"number": 1}, 7]}, "inner[2]: is 7, not a table"),
         ({"inner": [{}]}, "inner[1]: lacks the key 'number'"),
-        ({"inner": [{"number": 1, "since": ""}]}, "inner[1].since: unknown key; known are"),
+        (
+            {"inner": [{"number": 1, "since": ""}]},
+            "inner[1].since: unknown key; known are",
+        ),
         ({"inner": [{"number": 10}]}, "inner[1]: is too large"),
         ({"pair": ["a"]}, "pair: has 1 entries, not 2"),
         ({"table": {"k": {"number": ""}}}, "table.k.number: is '', not a whole number"),
@@ -126,7 +140,9 @@ def test_an_error_in_toml_has_its_file_and_key(tmp_path):
 NAMES = st.sampled_from([*WHOLE, "number", "else"])
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3)
+    ),
     max_leaves=5,
 )
 KEYS = [key for key in WHOLE if key != "text"]

@@ -9,7 +9,10 @@ import pytest
 from patchkit.errors import UsageError
 from patchkit.target import Arch, Load, best_load, listed, load, parse_arch, targets
 
-SM80, SM121A = "-gencode arch=compute_80,code=sm_80", "-gencode arch=compute_121a,code=sm_121a"
+SM80, SM121A = (
+    "-gencode arch=compute_80,code=sm_80",
+    "-gencode arch=compute_121a,code=sm_121a",
+)
 GB10, H100, THOR, B300 = (12, 1), (9, 0), (11, 0), (10, 3)
 
 
@@ -24,7 +27,16 @@ def test_parse_arch():
         assert parse_arch(text) == expected
         assert parse_arch(text).gencode == name
 
-    for text in ("", "12", "121a", "sm_121", "12.1af", "12.10", "12.1;9.0", "8.9+PTX-virtual"):
+    for text in (
+        "",
+        "12",
+        "121a",
+        "sm_121",
+        "12.1af",
+        "12.10",
+        "12.1;9.0",
+        "8.9+PTX-virtual",
+    ):
         with pytest.raises(UsageError, match="is not an arch"):
             parse_arch(text)
 
@@ -61,7 +73,11 @@ def test_load():
 def test_a_target_reaches_its_own_device():
     for name, capability in (("gb10", GB10), ("thor", THOR), ("h200", H100)):
         target = targets()[name]
-        assert (target.name, target.capability, target.major) == (name, capability, capability[0])
+        assert (target.name, target.capability, target.major) == (
+            name,
+            capability,
+            capability[0],
+        )
         assert target.cuda_tag == "cu130"
         assert load(parse_arch(target.arch_list("native")), capability) is Load.EXACT
         assert load(parse_arch(target.arch_list("family")), capability) >= Load.FAMILY

@@ -5,10 +5,19 @@ import yaml
 
 from patchkit.yaml_text import YamlError, read_nodes, read_value
 
-ODD = ["!!bool x", "!!timestamp x", '!!int ""', '!!float ""', "1:" * 400 + "1.0", "2001-99-99"]
+ODD = [
+    "!!bool x",
+    "!!timestamp x",
+    '!!int ""',
+    '!!float ""',
+    "1:" * 400 + "1.0",
+    "2001-99-99",
+]
 
 
-@pytest.mark.parametrize("text", [*ODD, "!!int {=: ''}", "\ud800", "a: [", "*a", "&a [*a]"])
+@pytest.mark.parametrize(
+    "text", [*ODD, "!!int {=: ''}", "\ud800", "a: [", "*a", "&a [*a]"]
+)
 def test_a_value_that_is_none_is_an_error_of_yaml(text):
     with pytest.raises(YamlError):
         read_value(text)
@@ -43,6 +52,8 @@ def test_aliases_count_as_what_they_stand_for():
     with pytest.raises(YamlError, match="nested too deeply"):
         read_value("[" * 65 + "]" * 65)
 
-    tenfold = "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9))
+    tenfold = "\n".join(
+        f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)
+    )
     with pytest.raises(YamlError, match="too large"):
         read_value(f"a0: &a0 x\n{tenfold}")

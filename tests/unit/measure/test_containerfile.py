@@ -16,14 +16,20 @@ BASE = "docker.io/library/ubuntu:24.04@sha256:" + "0" * 64
 NODE = {"python": "3.12", "machine": "aarch64", "glibc": "2.39"}
 WHEELS = (
     ("vllm-0.25.1+gb10.1-cp38-abi3-manylinux_2_34_aarch64.whl", Kind.BUILT, {}),
-    ("nvidia_nccl_cu13-2.29.7+gb10.1-py3-none-manylinux_2_35_aarch64.whl", Kind.BUILT, {}),
+    (
+        "nvidia_nccl_cu13-2.29.7+gb10.1-py3-none-manylinux_2_35_aarch64.whl",
+        Kind.BUILT,
+        {},
+    ),
     ("torch-2.11.0-cp312-cp312-manylinux_2_28_aarch64.whl", Kind.DEPENDENCY, NODE),
 )
 
 
 def made(*wheels, folder="wheelhouse"):
     entries = [
-        ManifestEntry(name=wheel_name(name), sha256="0" * 64, size=1, facts=facts, kind=kind)
+        ManifestEntry(
+            name=wheel_name(name), sha256="0" * 64, size=1, facts=facts, kind=kind
+        )
         for name, kind, facts in wheels
     ]
     return containerfile(Manifest(wheels=tuple(entries)), BASE, folder)
@@ -39,8 +45,17 @@ def test_the_file_for_a_wheelhouse():
     [
         (WHEELS[:2], "is not filled for one machine"),
         ((*WHEELS[:2], (WHEELS[2][0], Kind.LOCKED, NODE)), "only locks 1 wheels"),
-        ((WHEELS[0], (WHEELS[2][0], Kind.DEPENDENCY, {**NODE, "python": "3\nRUN x"})), "CPython"),
-        ((WHEELS[0], (WHEELS[2][0], Kind.DEPENDENCY, {**NODE, "machine": "riscv"})), "riscv"),
+        (
+            (
+                WHEELS[0],
+                (WHEELS[2][0], Kind.DEPENDENCY, {**NODE, "python": "3\nRUN x"}),
+            ),
+            "CPython",
+        ),
+        (
+            (WHEELS[0], (WHEELS[2][0], Kind.DEPENDENCY, {**NODE, "machine": "riscv"})),
+            "riscv",
+        ),
     ],
 )
 def test_wheelhouses_that_make_no_image(wheels, what):
@@ -56,7 +71,10 @@ def test_what_a_user_names_never_leaves_its_place(text):
     except UsageError:
         return
     changed = [line for line, other in zip(lines, before, strict=True) if line != other]
-    assert changed in ([], [f"RUN --mount=type=bind,source={text},target=/wheelhouse \\"])
+    assert changed in (
+        [],
+        [f"RUN --mount=type=bind,source={text},target=/wheelhouse \\"],
+    )
 
 
 def test_an_image_is_named_by_its_digest():

@@ -24,7 +24,9 @@ DATA = Path(__file__).parents[2] / "data" / "bench"
 
 
 def of(values, measure=MAIN[0], variant="a"):
-    return Series(variant=variant, load="in512-out128-c1", measure=measure, values=tuple(values))
+    return Series(
+        variant=variant, load="in512-out128-c1", measure=measure, values=tuple(values)
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,9 +52,12 @@ def test_nothing_is_claimed_of_the_same_figures(values, measure):
 
 def test_of_equals_too_three_rounds_may_lie_apart():
     """Keep what happened, a 9.0, which the fixes leave as it is; docs/bench.md says how often."""
-    found = [each for each in read_series(DATA / "h100-patched") if each.measure in MAIN]
+    found = [
+        each for each in read_series(DATA / "h100-patched") if each.measure in MAIN
+    ]
     stock, patched = (
-        [each for each in found if each.variant == name] for name in ("stock", "patched")
+        [each for each in found if each.variant == name]
+        for name in ("stock", "patched")
     )
     verdicts = [each.verdict for each in compare_series(stock, patched)]
     assert verdicts == ["worse", "within the spread", "within the spread"]
@@ -64,9 +69,13 @@ def test_of_equals_too_three_rounds_may_lie_apart():
 
 def test_two_folders_are_compared_by_the_names_of_their_variants():
     one, other = of((1.0, 2.0)), of((3.0, 4.0), variant="b")
-    assert [each.ratio for each in compare_series([one], [other])] == [3.5 / 1.5]  # the only ones
+    assert [each.ratio for each in compare_series([one], [other])] == [
+        3.5 / 1.5
+    ]  # the only ones
     assert compare_series([one, other], [of((1.0,), variant="c")]) == []
-    (same,) = compare_series([one, other], [of((5.0,), variant="b"), of((6.0,), variant="c")])
+    (same,) = compare_series(
+        [one, other], [of((5.0,), variant="b"), of((6.0,), variant="c")]
+    )
     assert (same.first, same.second.values) == (other, (5.0,))
 
 

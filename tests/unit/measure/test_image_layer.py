@@ -12,7 +12,9 @@ SITE = "/usr/local/lib/python3.12/dist-packages/vllm"
 
 def text(user="", vllm=SITE):
     found = Software(python="/usr/bin/python3", vllm_home=vllm)
-    return layer_text("localhost/patchkit:0123456789ab", found, user, ["--target", "gb10"])
+    return layer_text(
+        "localhost/patchkit:0123456789ab", found, user, ["--target", "gb10"]
+    )
 
 
 def test_the_layer_of_an_image():
@@ -23,7 +25,8 @@ def test_the_layer_of_an_image():
     )
     assert text() == text("root") == f"FROM localhost/patchkit:0123456789ab\n{step}"
     assert (
-        text("1000:1000") == f"FROM localhost/patchkit:0123456789ab\nUSER 0\n{step}USER 1000:1000\n"
+        text("1000:1000")
+        == f"FROM localhost/patchkit:0123456789ab\nUSER 0\n{step}USER 1000:1000\n"
     )
 
 

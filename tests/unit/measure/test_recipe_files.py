@@ -47,9 +47,16 @@ def test_commands_and_defaults_are_translated(read):
         "VLLM_X": "1",
     }
     assert (preset.id, preset.nodes, preset.single) == ("a/b", 2, False)
-    told = ("container is", "mods is", "of its command,", "--tensor-parallel-size, --port: of")
+    told = (
+        "container is",
+        "mods is",
+        "of its command,",
+        "--tensor-parallel-size, --port: of",
+    )
     told += ("LD_PRELOAD: the dynamic loader takes",)
-    assert [line.startswith(begin) for line, begin in zip(untold, told, strict=True)] == [True] * 5
+    assert [
+        line.startswith(begin) for line, begin in zip(untold, told, strict=True)
+    ] == [True] * 5
     settings = read(SPARKRUN, "/models/b")[0].settings
     assert settings.pop("--speculative-config") == json.dumps({"method": "ngram"})
     assert settings == {"--max-model-len": "9", "--enable-prefix-caching": ""}
@@ -60,7 +67,9 @@ def test_the_same_checks_hold_for_a_recipe(cli, tmp_path):
     text = EUGR.replace("cluster_only: true\n", "").replace('"mtp"', '"dflash"')
     text = text.replace(" -tp ", " --worker-cls x.Y -tp ")
     path.write_text(
-        text.replace("--made-up", "--max-num-seqs 900 --max-num-batched-tokens 2048 --made-up")
+        text.replace(
+            "--made-up", "--max-num-seqs 900 --max-num-batched-tokens 2048 --made-up"
+        )
     )
     done = cli("serve-args", "--recipe", str(path), "--vllm", "0.33.0")
     assert "--gpu-memory-utilization 0.80 --max-num-seqs 900 --max-num-b" in done.stdout
@@ -78,11 +87,15 @@ def test_the_same_checks_hold_for_a_recipe(cli, tmp_path):
 def test_what_is_exported_is_read_again(cli, tmp_path):
     path = tmp_path / "recipe.yaml"
     for model in ("nvidia/Gemma-4-26B-A4B-NVFP4", "openai/gpt-oss-20b"):
-        done = cli("export", "recipe", model, "--vllm", "0.33.0", "-o", str(path), "--force")
+        done = cli(
+            "export", "recipe", model, "--vllm", "0.33.0", "-o", str(path), "--force"
+        )
         assert "model.parameter_count" in done.stderr
         again = cli("serve-args", "--recipe", str(path), "--vllm", "0.33.0").stdout
         assert again == cli("serve-args", model, "--vllm", "0.33.0").stdout
-    assert yaml.safe_load(path.read_text())["variants"]["default"]["precision"] == "mxfp4"
+    assert (
+        yaml.safe_load(path.read_text())["variants"]["default"]["precision"] == "mxfp4"
+    )
     with pytest.raises(UsageError, match="has no x/y"):
         read_recipe(path, "x/y")
 

@@ -12,10 +12,17 @@ from patchkit.doctor.proof import Stream, proof_settings
 from patchkit.errors import HostError, UsageError
 from patchkit.measure.figures import result_file
 from patchkit.measure.rounds import BenchPlan, measure_stream, measure_variants
-from patchkit.measure.variants import BenchLoad, PlannedVariant, describe_conditions, plan_cluster
+from patchkit.measure.variants import (
+    BenchLoad,
+    PlannedVariant,
+    describe_conditions,
+    plan_cluster,
+)
 from support import write_files
 
-LOADS = [BenchLoad(depth=1024, output=128, concurrency=n, prompts=4 * n) for n in (1, 8)]
+LOADS = [
+    BenchLoad(depth=1024, output=128, concurrency=n, prompts=4 * n) for n in (1, 8)
+]
 # Stands for a Python with vLLM: finds it, and answers `bench serve` as $ANSWERED says.
 ASKER = f"""#!{sys.executable}
 import json, os, sys
@@ -43,8 +50,13 @@ def plan(folder, *names, rounds=2, loads=LOADS, **facts):
 def test_what_was_measured_is_not_left_and_the_order_turns_with_each_round(tmp_path):
     of = plan(tmp_path, "a", "b")
     for number, name, load in ((0, "a", 0), (0, "a", 1), (1, "b", 0)):
-        write_files(tmp_path, {result_file(tmp_path, name, LOADS[load].name, number): ""})
-    left = {(number, each.name): [one.prompts for one in own] for number, each, own in of.left()}
+        write_files(
+            tmp_path, {result_file(tmp_path, name, LOADS[load].name, number): ""}
+        )
+    left = {
+        (number, each.name): [one.prompts for one in own]
+        for number, each, own in of.left()
+    }
     assert left == {(0, "b"): [4, 32], (1, "a"): [4, 32], (1, "b"): [32]}
 
     again = plan(tmp_path / "other", "a", "b", rounds=5)
@@ -95,7 +107,9 @@ def test_a_proof_has_the_answer_of_one_stream(tmp_path, monkeypatch):
 
 def test_an_environment_without_vllm_is_named_before_anything_is_written(tmp_path):
     bare = shutil.which("python3", path="/usr/bin:/bin")
-    of = plan(tmp_path / "results", "served", python=bare, url="http://spark-1.invalid:8000")
+    of = plan(
+        tmp_path / "results", "served", python=bare, url="http://spark-1.invalid:8000"
+    )
     with pytest.raises(HostError, match="vllm bench serve is not here") as raised:
         measure_variants(of, lambda _: None)
     assert "--venv DIR" in raised.value.hint
@@ -109,7 +123,14 @@ def test_conditions_hold_no_secret_and_no_address():
     variant = PlannedVariant(
         name="a",
         python="",
-        words=("vllm", "serve", "m", "--api-key", "sk-" + "a1b2c3d4" * 4, "--master-addr=10.0.0.1"),
+        words=(
+            "vllm",
+            "serve",
+            "m",
+            "--api-key",
+            "sk-" + "a1b2c3d4" * 4,
+            "--master-addr=10.0.0.1",
+        ),
         shared={"HF_TOKEN": "hf_" + "Ab1" * 11, "NCCL_DEBUG": "INFO"},
     )
     said = json.dumps(describe_conditions("m", [variant], LOADS))

@@ -35,7 +35,11 @@ def refused(copy, cli):
         changed = former.replace(before, after) if former else after
         place.write_text(changed)
         try:
-            done = cli(*arguments, rc=RecipeError.exit_code, env={"PYTHONPATH": str(copy.parent)})
+            done = cli(
+                *arguments,
+                rc=RecipeError.exit_code,
+                env={"PYTHONPATH": str(copy.parent)},
+            )
             return SimpleNamespace(stderr=done.stderr, changed=changed)
         finally:
             place.unlink() if former is None else place.write_text(former)
@@ -48,14 +52,50 @@ def refused(copy, cli):
     [
         (FILE, "FIX =", "FIXX =", "", 'holds no FIX = kit.Fix(id="marlin_sass", …)'),
         (FILE, 'id="', 'id="x', "", 'holds no FIX = kit.Fix(id="marlin_sass", …)'),
-        (FILE, "title=", "titel=", "FIX =", "TypeError: Fix.__init__() got an unexpected keyword"),
+        (
+            FILE,
+            "title=",
+            "titel=",
+            "FIX =",
+            "TypeError: Fix.__init__() got an unexpected keyword",
+        ),
         # Python 3.12 on has more words than the name.
         (FILE, "REQUIRED", "REQIRED", "REQIRED", "AttributeError: "),
-        (FILE, '"reported"', '"rumor"', "rumor", "ValueError: established is 'rumor', expected"),
-        (FILE, 'layer="build"', 'layer="x"', "FIX =", "ValueError: layer is 'x', expected 'python"),
-        (FILE, '">=0.11', '">>=0.11', ">>=", "InvalidSpecifier: Invalid specifier: '>>=0.11.1"),
-        (FILE, '"marlin_sass",', '"marlin_sass"', "id=", "invalid syntax. Perhaps you forgot a c"),
-        (FILE, "import kit", "import kid", "kid", "ImportError: cannot import name 'kid'"),
+        (
+            FILE,
+            '"reported"',
+            '"rumor"',
+            "rumor",
+            "ValueError: established is 'rumor', expected",
+        ),
+        (
+            FILE,
+            'layer="build"',
+            'layer="x"',
+            "FIX =",
+            "ValueError: layer is 'x', expected 'python",
+        ),
+        (
+            FILE,
+            '">=0.11',
+            '">>=0.11',
+            ">>=",
+            "InvalidSpecifier: Invalid specifier: '>>=0.11.1",
+        ),
+        (
+            FILE,
+            '"marlin_sass",',
+            '"marlin_sass"',
+            "id=",
+            "invalid syntax. Perhaps you forgot a c",
+        ),
+        (
+            FILE,
+            "import kit",
+            "import kid",
+            "kid",
+            "ImportError: cannot import name 'kid'",
+        ),
         (
             "recipes/vllm/recipe.toml",
             '"sm100_lists",',
@@ -65,7 +105,9 @@ def refused(copy, cli):
         ),
     ],
 )
-def test_a_mistake_is_shown_with_its_place(path, before, after, at, says, copy, refused):
+def test_a_mistake_is_shown_with_its_place(
+    path, before, after, at, says, copy, refused
+):
     said = refused(path, before, after, "fixes")
     place = f"{copy / path}:{line_of(said.changed, at)}"
     assert f"error: {place}: {says}" in said.stderr
@@ -96,7 +138,8 @@ def deep_code():
 
 
 @pytest.mark.parametrize(
-    ("look", "told"), [(full_disk, OSError), (no_memory, MemoryError), (deep_code, DriftError)]
+    ("look", "told"),
+    [(full_disk, OSError), (no_memory, MemoryError), (deep_code, DriftError)],
 )
 def test_what_fails_below_a_fix_is_no_mistake_in_it(look, told):
     with pytest.raises(told), stumbles_told(load_recipe().fixes[0]):

@@ -51,7 +51,9 @@ LEDGER = Ledger(
         NEW: ("", digest("{}\n")),
     },
     seen={"setup.py": digest("setup\n"), "gone.py": ""},
-    verdicts=(LedgerVerdict(id="x", state=State.OFF, severity="", reason="≥ 12", note=""),),
+    verdicts=(
+        LedgerVerdict(id="x", state=State.OFF, severity="", reason="≥ 12", note=""),
+    ),
     proofs=("it works",),
 )
 
@@ -59,10 +61,14 @@ LEDGER = Ledger(
 @pytest.fixture
 def patched(make_tree):
     """A tree as an apply leaves it; its state folder is beside it."""
-    tree = make_tree("0.19.1", {**STOCK, "vllm/a.py": AFTER, "b.cu": "B\n", NEW: "{}\n"})
+    tree = make_tree(
+        "0.19.1", {**STOCK, "vllm/a.py": AFTER, "b.cu": "B\n", NEW: "{}\n"}
+    )
     state = tree.root / ".patchkit"
     files = {"vllm/a.py": BEFORE, "b.cu": "b\n"}
-    write_files(state, {original_path(state, path): text for path, text in files.items()})
+    write_files(
+        state, {original_path(state, path): text for path, text in files.items()}
+    )
     ledger_path(state).write_bytes(LEDGER.to_json())
     return tree, state
 
@@ -80,7 +86,9 @@ REQUEST = asdict(LEDGER.request)
 
 def altered(**changes):
     table = {**json.loads(LEDGER.to_json()), **changes}
-    return json.dumps({key: value for key, value in table.items() if value is not None}).encode()
+    return json.dumps(
+        {key: value for key, value in table.items() if value is not None}
+    ).encode()
 
 
 NO_LEDGERS = [
@@ -110,10 +118,14 @@ def test_a_ledger_that_is_none_is_refused_with_the_way_out(tmp_path):
         write_files(state, {ledger_path(state): data})
         with pytest.raises(DriftError, match=r"ledger\.json: ") as caught:
             read_ledger(state, "nccl")
-        assert f"patchkit revert --nccl-src '{state.parent}' --force" in caught.value.hint
+        assert (
+            f"patchkit revert --nccl-src '{state.parent}' --force" in caught.value.hint
+        )
 
 
-@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: path.symlink_to("x")])
+@pytest.mark.parametrize(
+    "make", [os.mkdir, os.mkfifo, lambda path: path.symlink_to("x")]
+)
 def test_what_stands_in_the_ledgers_place_is_refused(make, tmp_path):
     make(ledger_path(tmp_path))
     with pytest.raises(DriftError, match=r"ledger\.json: is a "):
@@ -147,7 +159,9 @@ def test_what_changed_since(patched, path, text, edited, same):
     tree, _state = patched
     (tree.root / path).write_text(text, encoding="utf-8")
     if edited:
-        with pytest.raises(DriftError, match="edited since patchkit wrote it") as caught:
+        with pytest.raises(
+            DriftError, match="edited since patchkit wrote it"
+        ) as caught:
             open_workspace(tree.root)
         assert caught.value.what.startswith(f"{edited}: ")
         return
@@ -172,20 +186,30 @@ RECORD = (
 
 def sha256(data):
     # The binary distribution format: urlsafe base64 without padding.
-    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+    return "sha256=" + base64.urlsafe_b64encode(
+        hashlib.sha256(data).digest()
+    ).decode().rstrip("=")
 
 
 @pytest.mark.parametrize("ending", ["\r\n", "\n"], ids=["pip", "uv"])
-def test_record_names_the_new_contents_and_created_files_and_nothing_else_changes(ending):
+def test_record_names_the_new_contents_and_created_files_and_nothing_else_changes(
+    ending,
+):
     record, data = RECORD.replace("\r\n", ending), "größer\n".encode()
     created = {NEW: b"{}\n", "vllm/empty.json": b""}
     changed = dict.fromkeys(("vllm/__init__.py", "vllm/configs/E=8,N=64.json"), data)
 
-    rows = {path: (digest(content), len(content)) for path, content in (changed | created).items()}
+    rows = {
+        path: (digest(content), len(content))
+        for path, content in (changed | created).items()
+    }
     text = rewrite_record(record, rows, ["vllm/.patchkit/ledger.json"])
 
     expected = record
-    for stock in ("vllm/__init__.py,sha256=DDDD,10", '"vllm/configs/E=8,N=64.json",sha256=BBBB,7'):
+    for stock in (
+        "vllm/__init__.py,sha256=DDDD,10",
+        '"vllm/configs/E=8,N=64.json",sha256=BBBB,7',
+    ):
         name = stock.partition(",sha256")[0]
         expected = expected.replace(stock, f"{name},{sha256(data)},{len(data)}")
     assert text.startswith(expected)
@@ -204,7 +228,9 @@ def contents(root):
     return {place.relative_to(root).as_posix(): place.read_text() for place in found}
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["with a ledger", "with a damaged one"])
+@pytest.mark.parametrize(
+    "known", [True, False], ids=["with a ledger", "with a damaged one"]
+)
 def test_every_original_goes_back_and_what_was_edited_goes_aside(patched, known):
     """Without a ledger nobody knows what patchkit wrote, and which files it created."""
     tree, state = patched
@@ -214,7 +240,9 @@ def test_every_original_goes_back_and_what_was_edited_goes_aside(patched, known)
     done = revert_by_force(tree)
     left = {} if known else {NEW: "{}\n"}
     moved = {"b.cu": "mine\n"} if known else {"b.cu": "mine\n", "vllm/a.py": AFTER}
-    assert contents(tree.root) == STOCK | left | {f"{ASIDE}/{k}": v for k, v in moved.items()}
+    assert contents(tree.root) == STOCK | left | {
+        f"{ASIDE}/{k}": v for k, v in moved.items()
+    }
     assert (set(done.moved), done.lost, done.created) == (set(moved), (), known)
     assert not state.exists()
     with pytest.raises(SourceError, match="patchkit has changed nothing here"):

@@ -48,7 +48,9 @@ def write(site, contents=BOTH, target=GB10):
         for number, (path, data) in enumerate(contents.items()):
             assert workspace.upstream_library(path).read_bytes() == STOCK[path]
             (workspace.make_folder() / str(number)).write_bytes(data)
-        libraries = {p: workspace.make_folder() / str(n) for n, p in enumerate(contents)}
+        libraries = {
+            p: workspace.make_folder() / str(n) for n, p in enumerate(contents)
+        }
         return commit_libraries(workspace, libraries, target)
 
 
@@ -59,7 +61,10 @@ def revert(site):
 
 def files(site):
     found = (place for place in site.rglob("*") if place.is_file())
-    return {str(p.relative_to(site)): (p.read_bytes(), p.stat().st_mode & 0o777) for p in found}
+    return {
+        str(p.relative_to(site)): (p.read_bytes(), p.stat().st_mode & 0o777)
+        for p in found
+    }
 
 
 def test_libraries_are_replaced_one_after_the_other_and_all_put_back(site):
@@ -75,12 +80,16 @@ def test_libraries_are_replaced_one_after_the_other_and_all_put_back(site):
     workspace = read_workspace(detect_installed(site, "bits-and-bytes"))
     again, ledger = journal_of(workspace.tree, workspace.state).again, workspace.ledger
     assert shlex.split(again) == ["patchkit", "native", str(site), "--revert"]
-    assert ledger.libraries == {p: (digest(STOCK[p]), digest(new)) for p, new in BOTH.items()}
+    assert ledger.libraries == {
+        p: (digest(STOCK[p]), digest(new)) for p, new in BOTH.items()
+    }
     assert (ledger.project, ledger.request.target) == ("bits-and-bytes", "h200")
     rows = (site / HOME / "RECORD").read_text().splitlines()
     assert {row.split(",")[0] for row in rows} == {*found}  # pip uninstalls all of it
     assert {*record(HOME, BOTH).decode().splitlines()} <= {*rows}
-    assert not [*list_installed(site, GB10)]  # an original is none of the package's libraries
+    assert not [
+        *list_installed(site, GB10)
+    ]  # an original is none of the package's libraries
     assert revert_installed(site) == {"bits-and-bytes": (B, A)}
     assert files(site) == stock
     assert (revert(site), (site / A).stat().st_ino) == ((), inode)
@@ -128,13 +137,20 @@ def test_a_library_that_changes_meanwhile_and_a_full_disk(site, small_disk, tmp_
     new = tmp_path / "new"
     new.write_bytes(b"x" * 100_000)
     with opened(site) as workspace:
-        (site / A).write_bytes(workspace.upstream_library(A).read_bytes() + b"installed anew")
+        (site / A).write_bytes(
+            workspace.upstream_library(A).read_bytes() + b"installed anew"
+        )
         with pytest.raises(BusyError):
             write(site)
-        with pytest.raises(DriftError, match=f"^{A}: changed while patchkit was working"):
+        with pytest.raises(
+            DriftError, match=f"^{A}: changed while patchkit was working"
+        ):
             commit_libraries(workspace, {A: new}, GB10)
     full = installed(small_disk("size=96k"))
     stock = files(full)
-    with opened(full) as workspace, pytest.raises(StorageError, match="No space left on device; n"):
+    with (
+        opened(full) as workspace,
+        pytest.raises(StorageError, match="No space left on device; n"),
+    ):
         commit_libraries(workspace, {A: new}, GB10)
     assert files(full) == stock

@@ -11,7 +11,15 @@ from patchkit.apply import apply, revert, revert_libraries
 from patchkit.edit.splice import Edit
 from patchkit.edit.text import new_file, swap_text
 from patchkit.errors import DriftError, ProofError, UsageError
-from patchkit.patching.fix import Fix, Need, Observation, Severity, State, found, upstream
+from patchkit.patching.fix import (
+    Fix,
+    Need,
+    Observation,
+    Severity,
+    State,
+    found,
+    upstream,
+)
 from patchkit.patching.plan import make_plan, patch_steps
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import locked_workspace, open_workspace
@@ -32,10 +40,19 @@ def fix_of(name, before="old\n", after="new\n", *, path=PATH, needs=(NEED,), **f
         if "theirs" in text:
             return upstream(f"{path}: theirs")
         edits = swap_text(path, text, before, after, note=f"by {name}")
-        return found(edits, now=f"{path}: has {before!r}", done=f"{path}: has {after!r}")
+        return found(
+            edits, now=f"{path}: has {before!r}", done=f"{path}: has {after!r}"
+        )
 
-    texts = {"title": "t", "symptom": "s", "why": f"{name} matters", "upstream": "0.20 has theirs"}
-    return Fix(**{"id": name, **texts, "needs": needs, "evidence": (), "look": look, **fields})
+    texts = {
+        "title": "t",
+        "symptom": "s",
+        "why": f"{name} matters",
+        "upstream": "0.20 has theirs",
+    }
+    return Fix(
+        **{"id": name, **texts, "needs": needs, "evidence": (), "look": look, **fields}
+    )
 
 
 def recipe_of(*fixes):
@@ -63,17 +80,32 @@ def states(plan):
         # Known releases: version and code must agree.
         ("0.19.1", STOCK, "apply", "a.txt: has 'old\\n'"),
         ("0.19.1", PATCHED, "applied", "a.txt: has 'new\\n'"),
-        ("0.19.1", FIXED, "drifted", "0.19.1 is known to need this, but the code says: a.txt: the"),
+        (
+            "0.19.1",
+            FIXED,
+            "drifted",
+            "0.19.1 is known to need this, but the code says: a.txt: the",
+        ),
         ("0.19.1", "neither\n", "drifted", "a.txt:1: 'old' found 0 times"),
         ("0.19.1", "old\nold\n", "drifted", "a.txt:1,2: 'old' found 2 times"),
-        ("0.20.0", STOCK, "drifted", "0.20.0 is known to be right (0.20 has theirs), but the code"),
+        (
+            "0.20.0",
+            STOCK,
+            "drifted",
+            "0.20.0 is known to be right (0.20 has theirs), but the code",
+        ),
         ("0.20.0", FIXED, "upstream", "a.txt: theirs"),
         ("0.20.0", PATCHED, "upstream", "a.txt: has 'new\\n'"),
         ("0.20.0+cpu", STOCK, "drifted", "0.20.0+cpu is known to be right"),
         ("0.12.0", STOCK, "apply", "a.txt: has 'old\\n'"),
         # Before the first need nobody looks at the code.
         ("0.11.2", STOCK, "not-applicable", "not needed in 0.11.2"),
-        ("0.11.3.dev4+gabc1234", STOCK, "not-applicable", "not needed in 0.11.3.dev4+gabc1234"),
+        (
+            "0.11.3.dev4+gabc1234",
+            STOCK,
+            "not-applicable",
+            "not needed in 0.11.3.dev4+gabc1234",
+        ),
     ],
 )
 def test_a_known_release_and_its_code_must_agree(version, text, state, reason, plan_of):
@@ -104,7 +136,9 @@ def test_the_code_alone_decides_for_other_versions(version, needed, plan_of):
     for text, state in expected.items():
         [verdict] = plan_of([fix_of("a")], text, version).verdicts
         assert (verdict.state, verdict.severity) == (state, Severity.REQUIRED)
-        assert verdict.note == f"{version} is not in the table; decided by the code alone"
+        assert (
+            verdict.note == f"{version} is not in the table; decided by the code alone"
+        )
     [verdict] = plan_of([fix_of("a")], "neither\n", version).verdicts
     assert verdict.state is State.DRIFTED
 
@@ -131,8 +165,16 @@ def test_what_a_development_version_does_not_have_is_no_drift(version, state, pl
 @pytest.mark.parametrize(
     ("fields", "request_", "reason"),
     [
-        ({"layer": "build"}, {"kind": "installed"}, "an installed package is already compiled"),
-        ({"arches": ("native",)}, {"arch": "family"}, "only an --arch native build needs it"),
+        (
+            {"layer": "build"},
+            {"kind": "installed"},
+            "an installed package is already compiled",
+        ),
+        (
+            {"arches": ("native",)},
+            {"arch": "family"},
+            "only an --arch native build needs it",
+        ),
         ({"majors": (12,)}, {"target": "thor"}, "thor is not SM12x"),
         ({"majors": (11, 12)}, {"target": "h200"}, "h200 is not SM11x or SM12x"),
     ],
@@ -165,16 +207,28 @@ def test_selection(request_, expected, plan_of):
     assert states(plan) == expected
     assert plan.patched.read(PATH) == "".join(
         f"{new if expected[name] == 'apply' else old}\n"
-        for name, old, new in (("a", "one", "1"), ("b", "two", "2"), ("c", "three", "3"))
+        for name, old, new in (
+            ("a", "one", "1"),
+            ("b", "two", "2"),
+            ("c", "three", "3"),
+        )
     )
 
 
 @pytest.mark.parametrize(
     ("request_", "message", "hint"),
     [
-        ({"skip": {"marlin_sas"}}, "no fix is called 'marlin_sas'", "did you mean marlin_sass"),
+        (
+            {"skip": {"marlin_sas"}},
+            "no fix is called 'marlin_sas'",
+            "did you mean marlin_sass",
+        ),
         ({"only": {"?"}}, r"no fix is called '\?'", "patchkit fixes"),
-        ({"only": {"other"}, "skip": {"other"}}, "other is asked for and left out at once", ""),
+        (
+            {"only": {"other"}, "skip": {"other"}},
+            "other is asked for and left out at once",
+            "",
+        ),
     ],
 )
 def test_an_impossible_selection_is_refused(request_, message, hint, plan_of):
@@ -220,7 +274,8 @@ def test_a_later_fix_sees_the_edits_of_the_earlier_ones(make_tree, ask):
         "sub/b.txt": ("é", "è"),
     }
     assert [
-        (verdict.fix.id, texts) for verdict, texts in patch_steps(plan.stock, plan.verdicts)
+        (verdict.fix.id, texts)
+        for verdict, texts in patch_steps(plan.stock, plan.verdicts)
     ] == [
         ("first", {PATH: ("one\ntwo", "one\nmiddle\ntwo")}),
         ("second", {PATH: ("one\nmiddle\ntwo", "one\nMIDDLE\ntwo")}),
@@ -281,9 +336,18 @@ def test_what_changes_during_the_proof_is_never_overwritten(path, sdist, ask):
     assert read_files(sdist) == {**before, path: b"mine\n"}
 
 
-def test_texts_and_libraries_of_a_package_are_changed_without_each_other(make_tree, ask):
-    home, library, recipe = "vllm-0.19.1.dist-info", "vllm/_C.so", recipe_of(fix_of("a"))
-    meta = {f"{home}/METADATA": "Name: vllm\nVersion: 0.19.1\n", f"{home}/RECORD": "vllm/_C.so,,\n"}
+def test_texts_and_libraries_of_a_package_are_changed_without_each_other(
+    make_tree, ask
+):
+    home, library, recipe = (
+        "vllm-0.19.1.dist-info",
+        "vllm/_C.so",
+        recipe_of(fix_of("a")),
+    )
+    meta = {
+        f"{home}/METADATA": "Name: vllm\nVersion: 0.19.1\n",
+        f"{home}/RECORD": "vllm/_C.so,,\n",
+    }
     stock = {"vllm/__init__.py": "", PATH: STOCK, library: "stock", **meta}
     site = make_tree("0.19.1", stock, kind="installed").root
     package, before = site / "vllm", read_files(site)
@@ -317,7 +381,9 @@ def test_texts_and_libraries_of_a_package_are_changed_without_each_other(make_tr
     text=st.text(st.sampled_from("ab{}: \n\f\u2028é𝟚"), max_size=30),
     patched=st.booleans(),
 )
-def test_creating_and_reverting_leaves_nothing(name, text, patched, ask, git, tmp_path_factory):
+def test_creating_and_reverting_leaves_nothing(
+    name, text, patched, ask, git, tmp_path_factory
+):
     root = write_files(tmp_path_factory.mktemp("tree"), SDIST)
     before, path = read_files(root), f"vllm/a{name}.json"
     recipe = recipe_of(creating(path, text), *([fix_of("a")] if patched else []))

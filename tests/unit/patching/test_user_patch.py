@@ -24,7 +24,9 @@ def text_of(changes):
     return "".join(changes.get(number, line) for number, line in enumerate(LINES))
 
 
-STOCK, HALF, WANTED = (text_of(it) for it in ({}, {4: "4\n"}, {4: "4\n", 30: "x30\nnew\n"}))
+STOCK, HALF, WANTED = (
+    text_of(it) for it in ({}, {4: "4\n"}, {4: "4\n", 30: "x30\nnew\n"})
+)
 
 
 @pytest.fixture
@@ -61,12 +63,27 @@ def judged(make_tree, ask):
         ({A: f"0\n{STOCK}"}, "apply vllm/a.py:3 (+2 more): the patch fits"),
         ({A: f"0\n{WANTED}", B: "new\n"}, "upstream vllm/a.py (+1 more): as the patch"),
         ({A: WANTED}, "drifted vllm/b.py: lacks what vllm/a.py has already"),
-        ({A: HALF}, "drifted vllm/a.py:32: has 'x31', where hunk 2 expects 'new'; hunk 1 is in"),
+        (
+            {A: HALF},
+            "drifted vllm/a.py:32: has 'x31', where hunk 2 expects 'new'; hunk 1 is in",
+        ),
         ({B: ""}, "drifted vllm/a.py: not found"),
-        ({A: text_of({32: "y\n"})}, "drifted vllm/a.py:33: has 'y', where hunk 2 expects 'x32'"),
-        ({A: text_of({32: ""})}, "drifted vllm/a.py:33: has 'x33', where hunk 2 expects 'x32'"),
-        ({A: f"0\n{STOCK}{STOCK}"}, "drifted vllm/a.py:3,43: hunk 1 fits, and which place is"),
-        ({A: STOCK, B: "mine\n"}, "drifted vllm/b.py: is there already, with another text"),
+        (
+            {A: text_of({32: "y\n"})},
+            "drifted vllm/a.py:33: has 'y', where hunk 2 expects 'x32'",
+        ),
+        (
+            {A: text_of({32: ""})},
+            "drifted vllm/a.py:33: has 'x33', where hunk 2 expects 'x32'",
+        ),
+        (
+            {A: f"0\n{STOCK}{STOCK}"},
+            "drifted vllm/a.py:3,43: hunk 1 fits, and which place is",
+        ),
+        (
+            {A: STOCK, B: "mine\n"},
+            "drifted vllm/b.py: is there already, with another text",
+        ),
     ],
 )
 def test_the_code_decides(files, said, judged, patch_of):
@@ -90,11 +107,16 @@ BOTH = {32: "y\n", 4: "4\n", 30: "x30\nnew\n"}
     [
         ({32: "y\n"}, "apply vllm/a.py:5: the patch fits"),
         (BOTH, "upstream vllm/a.py: as the patch leaves it"),
-        ({32: "y\n", 4: "4\n"}, "drifted vllm/a.py:32: has 'x31', where hunk 2 expects 'new'"),
+        (
+            {32: "y\n", 4: "4\n"},
+            "drifted vllm/a.py:32: has 'x31', where hunk 2 expects 'new'",
+        ),
         ({31: "y\n"}, "drifted vllm/a.py:32: git cannot merge it"),
     ],
 )
-def test_git_merges_where_the_checkout_has_the_text(now, said, git, judged, patch_of, make_tree):
+def test_git_merges_where_the_checkout_has_the_text(
+    now, said, git, judged, patch_of, make_tree
+):
     root = make_tree("0.33.0", {A: STOCK}).root
     git(root, "init", "--quiet")
     git(root, "add", ".")
@@ -120,23 +142,41 @@ LINK = "new file mode 120000\n--- /dev/null\n+++ b/csrc/a.cu\n@@ -0,0 +1 @@\n+/e
         (git_diff("csrc/a.cu", "1\n", "2\n"), "csrc/a.cu: is in no wheel"),
         (f"{CUDA}deleted file mode 100644\n", "csrc/a.cu: deleted file mode 100644"),
         (f"{MOVE}rename from b\nrename to csrc/a.cu\n", "csrc/a.cu: rename from b"),
-        (f"{MOVE}--- a/csrc/a.cu\n+++ b/b\n{HEAD}\n-1\n+2\n", "csrc/a.cu: csrc/a.cu → b"),
+        (
+            f"{MOVE}--- a/csrc/a.cu\n+++ b/b\n{HEAD}\n-1\n+2\n",
+            "csrc/a.cu: csrc/a.cu → b",
+        ),
         (f"{CUDA}old mode 100644\nnew mode 100755\n", "csrc/a.cu: old mode 100644"),
         (f"{CUDA}GIT binary patch\nliteral 1\n", "csrc/a.cu: GIT binary patch"),
         (CUDA + LINK, "csrc/a.cu: new file mode 120000"),
         (git_diff("tests/é.py", None, "x\n"), ""),
-        ("diff --git a/docs/a.png b/docs/a.png\nBinary files /dev/null and b/x differ\n", ""),
+        (
+            "diff --git a/docs/a.png b/docs/a.png\nBinary files /dev/null and b/x differ\n",
+            "",
+        ),
     ],
 )
 def test_what_is_beyond_texts_or_beside_the_package(extra, reason, judged, patch_of):
     patch = patch_of(git_diff(A, "old\n", "new\n") + extra)
-    verdict, texts = judged(patch, {A: "old\n"}, "installed" if "wheel" in reason else "sdist")
+    verdict, texts = judged(
+        patch, {A: "old\n"}, "installed" if "wheel" in reason else "sdist"
+    )
     assert verdict.reason.startswith(reason)
     assert texts == ({} if reason else {A: "new\n"})
     assert bool(reason) == (verdict.state.value == "drifted") == (verdict.note == "")
 
 
-PATHS = ("../a", "/etc/x", "a/./b", "a//b", ".git/x", "x/.GIT/y", '"b/\\377"', '"a\\nb"', '"\\000"')
+PATHS = (
+    "../a",
+    "/etc/x",
+    "a/./b",
+    "a//b",
+    ".git/x",
+    "x/.GIT/y",
+    '"b/\\377"',
+    '"a\\nb"',
+    '"\\000"',
+)
 LONG = (f"b/vllm/{'é' * 127}aa", f"b/vllm/{'a/' * 600}b.py")
 HEADS = ("@@ -1,9999999999 +1 @@", "@@@ -1 -1 +1 @@@", "@@", "@@ -7 +7 @@")
 
@@ -144,10 +184,22 @@ HEADS = ("@@ -1,9999999999 +1 @@", "@@@ -1 -1 +1 @@@", "@@", "@@ -7 +7 @@")
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "no diff\n", f"\0{BODY}", BODY.replace("\n", "\r\n"), BODY + BODY, BODY[:-5]),
+        *(
+            "",
+            "no diff\n",
+            f"\0{BODY}",
+            BODY.replace("\n", "\r\n"),
+            BODY + BODY,
+            BODY[:-5],
+        ),
         *(BODY.replace(f"b/{A}", f"{path}") for path in (*PATHS, *LONG)),
-        *(BODY.replace(HEAD, head) for head in HEADS),  # the last has no lines around it
-        *(f"{BODY}{row}\n" for row in ("+more", " more", "-more", "Binary files a and b differ")),
+        *(
+            BODY.replace(HEAD, head) for head in HEADS
+        ),  # the last has no lines around it
+        *(
+            f"{BODY}{row}\n"
+            for row in ("+more", " more", "-more", "Binary files a and b differ")
+        ),
         *(BODY.replace("+new", "+old"), f"{HEAD}\n-old\n+new\n"),
         "".join(git_diff(f"vllm/{number}.py", None, "x\n") for number in range(1001)),
         BODY + "".join(f"@@ -{n},2 +{n},2 @@\n-a\n+b\n c\n" for n in range(9, 6000)),
@@ -163,7 +215,9 @@ MAIL = "From 0 Mon Sep 17\nSubject: [PATCH 2/3] =?UTF-8?q?Gr=C3=B6=C3=9Fer?=\n  
 
 
 def test_mails_quoted_names_and_ends_of_files(judged, patch_of, tmp_path):
-    quoted = BODY.replace(f"a/{A}", '"a/\\303\\244.py"').replace(f"b/{A}", '"b/vllm/\\303\\244.py"')
+    quoted = BODY.replace(f"a/{A}", '"a/\\303\\244.py"').replace(
+        f"b/{A}", '"b/vllm/\\303\\244.py"'
+    )
     end = "\\ No newline at end of file\n-- \n2.1\n"
     patch = patch_of(MAIL + quoted.replace("a/\\", "a/vllm/\\") + end)
     assert (patch.id, patch.title) == ("patch-gr-er-tables", "Größer tables")
@@ -196,7 +250,9 @@ def test_of_a_subject_its_begin_is_read(patch_of):
     ],
 )
 def test_a_new_file_needs_its_place(path, said, judged, patch_of):
-    verdict, texts = judged(patch_of({path: (None, "x\n")}), {A: STOCK, "vllm/sub/b.py": ""})
+    verdict, texts = judged(
+        patch_of({path: (None, "x\n")}), {A: STOCK, "vllm/sub/b.py": ""}
+    )
     assert (verdict.state.value, verdict.reason.split("\n")[0]) == ("drifted", said)
     assert texts == {}
 

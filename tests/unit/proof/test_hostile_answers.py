@@ -33,20 +33,31 @@ def test_calls_in_no_known_form_fail_the_proof(line, make_tree):
     external = "cmake/external_projects/x.cmake"
     names = ("set_gencode_flags_for_srcs", "cuda_archs_loose_intersection")
     defined = "".join(f"function({name})\nendfunction()\n" for name in names)
-    texts = {ROOT_FILE: f"{defined}include({external})\n{line}\n", external: f"{line}\n"}
+    texts = {
+        ROOT_FILE: f"{defined}include({external})\n{line}\n",
+        external: f"{line}\n",
+    }
     hostile = make_tree("0.25.1", {**texts, "setup.py": ""})
     with pytest.raises(ProofError, match="here in a form that patchkit cannot read"):
         evaluate(hostile, GB10, GB10.native, GB10.cuda)
 
 
-ENTRY = {"args": ["a", "b"], "cmd": "set", "file": "/t/CMakeLists.txt", "line": 1, "frame": 1}
+ENTRY = {
+    "args": ["a", "b"],
+    "cmd": "set",
+    "file": "/t/CMakeLists.txt",
+    "line": 1,
+    "frame": 1,
+}
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=5,
 )
 few = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=40,
+    deadline=None,
 )
 
 

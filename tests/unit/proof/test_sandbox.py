@@ -104,9 +104,10 @@ def test_what_it_could_do_without_a_sandbox(make_tree):
         made = make_tree("0.25.1", {"vllm/a.py": "ONE = 1\n", "setup.py": ""})
         write_files(made.root.parent / "home/.ssh", {"id_ed25519": SECRET})
         free = replace(made, sandboxed=Sandboxed.NEVER)
-        assert ask(free, [lambda act=act, free=free: ACTS[act](free) and None]) in ([None], [0]), (
-            act
-        )
+        assert ask(free, [lambda act=act, free=free: ACTS[act](free) and None]) in (
+            [None],
+            [0],
+        ), act
         shutil.rmtree(made.root)
         (made.root.parent / "new").unlink(missing_ok=True)
 
@@ -121,7 +122,24 @@ def test_the_first_landlock_will_do(tree, snapshot, monkeypatch):
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of x86_64")
 def test_calls_that_no_library_has(tree):
     """ptrace, reading of memory, namespaces, mounts, bpf, io_uring, keys; new ones, and x32's."""
-    numbers = (101, 310, 272, 165, 161, 321, 425, 250, 298, 323, 157, 29, 68, 435, 437, 999)
+    numbers = (
+        101,
+        310,
+        272,
+        165,
+        161,
+        321,
+        425,
+        250,
+        298,
+        323,
+        157,
+        29,
+        68,
+        435,
+        437,
+        999,
+    )
     for number in (*numbers, 0x40000000 + 41):
         with pytest.raises(ProofError, match="AssertionError: denied"):
             ask(tree, [partial(_system_call, number)])
@@ -171,7 +189,8 @@ def _spin_on():
     [
         (_spin, "_OutOfTime"),
         pytest.param(
-            *(_spin_on, "more than 1 s of the processor|ended by SIGKILL"), marks=pytest.mark.e2e
+            *(_spin_on, "more than 1 s of the processor|ended by SIGKILL"),
+            marks=pytest.mark.e2e,
         ),
         (lambda: bytearray(1 << 40), "MemoryError"),
         (lambda: "x" * 100_000, "wrote 65536 bytes or more"),
@@ -244,7 +263,9 @@ def test_a_programs_output_and_time_have_limits(tmp_path):
     assert ended.trouble
     assert len(ended.output) == SMALL.output
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
-    ended = run(command, None, folder=tmp_path, environment={}, limits=Limits(clock=0.2))
+    ended = run(
+        command, None, folder=tmp_path, environment={}, limits=Limits(clock=0.2)
+    )
     assert ended.trouble == "it ran longer than 0.2 s"
 
 
@@ -268,7 +289,10 @@ GROWING = "awk 'BEGIN { s = \"x\"; while (length(s) < 6e7) s = s s; while (1); }
 
 @pytest.mark.parametrize(
     ("program", "number", "said"),
-    [("sleep 100", 40, "it started more than 16 processes"), (GROWING, 8, "268435456 bytes")],
+    [
+        ("sleep 100", 40, "it started more than 16 processes"),
+        (GROWING, 8, "268435456 bytes"),
+    ],
 )
 def test_what_make_starts_is_limited_as_a_whole(program, number, said, tmp_path):
     need("make")
@@ -288,7 +312,9 @@ def test_what_make_starts_is_limited_as_a_whole(program, number, said, tmp_path)
 
 def test_a_sandbox_that_cannot_be_set_up_is_said_before_anything_runs(tmp_path):
     done = tmp_path / "done"
-    with pytest.raises(StorageError, match=r"a child process cannot be set up: .* 'gone'"):
+    with pytest.raises(
+        StorageError, match=r"a child process cannot be set up: .* 'gone'"
+    ):
         forked(done.touch, None, folder=Path("gone"))
     with pytest.raises(HostError, match="the sandbox cannot be set up: "):
         forked(done.touch, Box(), folder=Path("gone"))

@@ -32,7 +32,11 @@ def answer(program, architecture, call, *arguments):
         elif operation == 0x06:
             return operand
         else:
-            tests = {0x15: register == operand, 0x35: register >= operand, 0x45: register & operand}
+            tests = {
+                0x15: register == operand,
+                0x35: register >= operand,
+                0x45: register & operand,
+            }
             at += yes if tests[operation] else no
 
 
@@ -84,7 +88,9 @@ def test_programs_and_their_children(says):
     assert says("clone", FORK, programs=True, children=True) == EPERM
 
 
-@pytest.mark.parametrize("apart", [1 << bit for bit in (15, 17, 25, 26, 27, 28, 29, 30)])
+@pytest.mark.parametrize(
+    "apart", [1 << bit for bit in (15, 17, 25, 26, 27, 28, 29, 30)]
+)
 def test_no_child_leaves_the_parent_or_its_namespaces(says, apart):
     assert says("clone", VFORK | apart, programs=True, children=True) == EPERM
     assert says("clone", THREAD | apart, programs=True, children=True) == EPERM
@@ -92,7 +98,10 @@ def test_no_child_leaves_the_parent_or_its_namespaces(says, apart):
 
 @pytest.mark.parametrize(
     ("machine", "header"),
-    [("x86_64", "x86_64-linux-gnu/asm/unistd_64.h"), ("aarch64", "asm-generic/unistd.h")],
+    [
+        ("x86_64", "x86_64-linux-gnu/asm/unistd_64.h"),
+        ("aarch64", "asm-generic/unistd.h"),
+    ],
 )
 def test_numbers_are_the_kernels(machine, header):
     from patchkit.proof.seccomp import _NUMBERS
@@ -100,7 +109,9 @@ def test_numbers_are_the_kernels(machine, header):
     place = Path("/usr/include") / header
     if not place.exists():
         pytest.skip(f"{place} is not there: linux-libc-dev has it")
-    found = re.findall(r"^#define __NR(?:3264)?_(\w+)\s+(\d+)$", place.read_text(), re.MULTILINE)
+    found = re.findall(
+        r"^#define __NR(?:3264)?_(\w+)\s+(\d+)$", place.read_text(), re.MULTILINE
+    )
     known = {name: int(value) for name, value in found}
     ours = {name: number(name, machine) for name in _NUMBERS if name in known}
     assert len(ours) > 80

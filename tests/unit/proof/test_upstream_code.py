@@ -96,7 +96,9 @@ def here():
 
 
 def test_nothing_is_run_in_this_process_unless_it_is_said(code):
-    with pytest.raises(RuntimeError, match=r"^vllm/a.py: .* through questions.ask alone"):
+    with pytest.raises(
+        RuntimeError, match=r"^vllm/a.py: .* through questions.ask alone"
+    ):
         code.get(A, "LIMIT")
 
 
@@ -107,7 +109,9 @@ def test_names_are_found_where_python_would_find_them(code):
     assert code.get(A, "Shape") is None  # the branch that a type checker sees
     assert code.get(A, "Point.origin")().moved(4).x == 4
     assert (code.get(A, "Point").FAR.x, code.get(A, "Point").name) == (99, "base")
-    assert code.get("vllm/broken.py", "A").__name__ == "A"  # nothing else in the file is run
+    assert (
+        code.get("vllm/broken.py", "A").__name__ == "A"
+    )  # nothing else in the file is run
 
 
 @pytest.mark.usefixtures("here")
@@ -126,7 +130,9 @@ def test_a_refusal_is_a_decision_and_a_stumble_is_not(make_tree):
         return lambda tree, _capability: Code(tree, {}).get(A, name)()
 
     assert outcome(ask("refuses"), tree, GB10[0]) == "ValueError: not on this device"
-    with pytest.raises(ProofError, match=r"^vllm/a.py:\d+: .* for 12\.1: AttributeError"):
+    with pytest.raises(
+        ProofError, match=r"^vllm/a.py:\d+: .* for 12\.1: AttributeError"
+    ):
         outcome(ask("stumbles"), tree, GB10[0])
 
 
@@ -141,7 +147,9 @@ def test_a_patch_must_change_the_right_devices_and_no_others(make_tree, ask):
     all_of_them = before.with_texts({"x.py": "def f(cc):\n    return cc > (99, 0)\n"})
 
     def decide(code):
-        return code.get("x.py", "f")(code.names["current_platform"].get_device_capability())
+        return code.get("x.py", "f")(
+            code.names["current_platform"].get_device_capability()
+        )
 
     def proved(patched, **changed):
         case = Case(stock=before, patched=patched, request=ask(), active=frozenset())

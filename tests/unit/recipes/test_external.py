@@ -59,23 +59,38 @@ def test_a_declared_source_is_read_whole(found):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("FetchContent_Declare(x URL https://example.org/x.tgz)", "1: x is not fetched with git"),
+        (
+            "FetchContent_Declare(x URL https://example.org/x.tgz)",
+            "1: x is not fetched with git",
+        ),
         (
             f"FetchContent_Declare(x GIT_REPOSITORY y GIT_TAG {COMMIT})",
             "no variable names a folder",
         ),
-        ("ExternalProject_Add(x URL y)", "externalproject_add fetches something in an unknown way"),
+        (
+            "ExternalProject_Add(x URL y)",
+            "externalproject_add fetches something in an unknown way",
+        ),
         ("file(DOWNLOAD https://example.org x)", "file fetches"),
-        ("execute_process(COMMAND git clone https://example.org/x)", "execute_process fetches"),
+        (
+            "execute_process(COMMAND git clone https://example.org/x)",
+            "execute_process fetches",
+        ),
         (
             "execute_process(COMMAND /usr/bin/curl -O https://example.org)",
             "execute_process fetches",
         ),
         ("add_custom_command(OUTPUT x COMMAND wget y)", "add_custom_command fetches"),
         (DECLARED.replace("GIT_TAG ${FOO_TAG}", ""), "8: foo has no GIT_TAG"),
-        (DECLARED.replace("set(FOO_TAG v1.2)", "set(FOO_TAG a)\nset(FOO_TAG b)"), "one text"),
+        (
+            DECLARED.replace("set(FOO_TAG v1.2)", "set(FOO_TAG a)\nset(FOO_TAG b)"),
+            "one text",
+        ),
         (DECLARED + DECLARED, "24: foo is fetched twice"),
-        ("add_subdirectory(csrc)", "add_subdirectory(csrc/CMakeLists.txt) leads to no file"),
+        (
+            "add_subdirectory(csrc)",
+            "add_subdirectory(csrc/CMakeLists.txt) leads to no file",
+        ),
     ],
 )
 def test_what_is_not_understood_is_an_error(found, text, says):
@@ -107,10 +122,16 @@ def released(of, **change):
 
 def test_a_release_that_fetches_something_else_is_an_error():
     for external, says in (
-        (released("cutlass", name="newcomer"), "fetches newcomer, which patchkit does not know"),
+        (
+            released("cutlass", name="newcomer"),
+            "fetches newcomer, which patchkit does not know",
+        ),
         (released("cutlass", pin="v4.7.2"), "at v4.7.2 instead of"),
         (released("qutlass", pin=COMMIT), f"at {COMMIT} instead of"),
-        (released("qutlass", url="https://example.org/q"), "fetches https://example.org/q at"),
+        (
+            released("qutlass", url="https://example.org/q"),
+            "fetches https://example.org/q at",
+        ),
     ):
         with pytest.raises(DriftError, match=says):
             wanted((external,), Version("0.33.0"), release=True)
@@ -127,7 +148,9 @@ TERMS = [
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["AND", "OR"]), st.integers(0, 2), st.sampled_from(TERMS)),
+        st.tuples(
+            st.sampled_from(["AND", "OR"]), st.integers(0, 2), st.sampled_from(TERMS)
+        ),
         min_size=1,
         max_size=6,
     )
@@ -139,7 +162,9 @@ def test_a_branch_is_only_left_aside_if_no_cuda_build_takes_it(parts):
         python += [joint.lower(), *(["not"] * negations), other]
     condition = tuple(words[1:])
     results = {
-        eval(" ".join(python[1:]), {"a": a, "b": b}) for a in (True, False) for b in (True, False)
+        eval(" ".join(python[1:]), {"a": a, "b": b})
+        for a in (True, False)
+        for b in (True, False)
     }
     taken = for_cuda((Branch(condition, (), 0, 0),))
     passed = for_cuda((Branch((), (condition,), 0, 0),))

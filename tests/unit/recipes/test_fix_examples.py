@@ -33,13 +33,17 @@ def test_metadata_is_complete_and_needs_select_known_releases():
         assert fix.look.__doc__, f"the docs print it: {fix.id}"
         assert fix.prove is None or fix.prove.__doc__, fix.id
         for need in fix.needs:
-            assert any(map(need.covers, recipe.supported)), f"{need.versions} covers no release"
+            assert any(map(need.covers, recipe.supported)), (
+                f"{need.versions} covers no release"
+            )
             assert need.reason, fix.id
             assert need.arch in ("", *fix.arches), fix.id
         for arch in fix.arches:
             ranges = [SpecifierSet(need.versions) for need in fix.needs_of(arch)]
             signs = {clause.operator for clauses in ranges for clause in clauses}
-            assert signs & {">=", "=="}, f"nothing says where {fix.id} starts for {arch}"
+            assert signs & {">=", "=="}, (
+                f"nothing says where {fix.id} starts for {arch}"
+            )
         assert fix.examples, fix.id
         for example in fix.examples:
             assert example.arch in fix.arches, fix.id
@@ -65,7 +69,9 @@ def test_an_example_leads_from_before_to_after(fix, example, make_tree, ask):
     assert finding.done
     assert finding.reason != finding.done
     pending = tree.with_texts({example.path: example.after})
-    on_disk = make_tree(example.version, {**files, example.path: example.after}, name="done")
+    on_disk = make_tree(
+        example.version, {**files, example.path: example.after}, name="done"
+    )
     for patched in (pending, on_disk):
         again = fix.look(patched, request)
         assert (again.state, again.edits) == (State.APPLIED, ())

@@ -65,7 +65,9 @@ def case(stock, patched, ask):
 def test_without_tolerance_for_it_triton_version_is_left_off(tree_of, ask):
     source = re.sub(r".*triton_version.*\n", "", SOURCE)
     tree = tree_of(source=source)
-    texts = {edit.path: json.loads(edit.replacement) for edit in FIX.look(tree, ask()).edits}
+    texts = {
+        edit.path: json.loads(edit.replacement) for edit in FIX.look(tree, ask()).edits
+    }
     assert any("triton_version" in place.read_text() for place in FILES)
     for path, table in texts.items():
         shipped = json.loads((HOME / path.rpartition("/")[2]).read_text())
@@ -78,24 +80,38 @@ def test_without_tolerance_for_it_triton_version_is_left_off(tree_of, ask):
     ("before", "after", "message"),
     [
         ("def get_config_file_name", "def get_name", "no get_config_file_name to run"),
-        ("def get_config_file_name(E", "def get_config_file_name(", "cannot be run as it was"),
+        (
+            "def get_config_file_name(E",
+            "def get_config_file_name(",
+            "cannot be run as it was",
+        ),
         ('    return f"E=', '    f"E=', "not NoneType"),
     ],
 )
 def test_a_lookup_that_upstream_rewrote_is_drift(before, after, message, tree_of, ask):
-    with pytest.raises(DriftError, match=rf"^{LOOKUP}: get_config_file_name .*{message}"):
+    with pytest.raises(
+        DriftError, match=rf"^{LOOKUP}: get_config_file_name .*{message}"
+    ):
         FIX.look(tree_of(source=SOURCE.replace(before, after)), ask())
 
 
 @pytest.mark.parametrize(
     ("alter", "message"),
     [
-        ({"source": SOURCE.replace('"configs", name', '"tuned", name')}, "gives None, not"),
-        ({"source": SOURCE.replace("int(key)", "key")}, r"gives \[\['1', .* not the rows"),
+        (
+            {"source": SOURCE.replace('"configs", name', '"tuned", name')},
+            "gives None, not",
+        ),
+        (
+            {"source": SOURCE.replace("int(key)", "key")},
+            r"gives \[\['1', .* not the rows",
+        ),
         ({"setup": ""}, r"E=256,.*: setup\.py does not package it"),
     ],
 )
-def test_files_that_a_release_would_not_find_are_not_installed(alter, message, tree_of, ask):
+def test_files_that_a_release_would_not_find_are_not_installed(
+    alter, message, tree_of, ask
+):
     tree = tree_of(**alter)
     with pytest.raises(ProofError, match=message):
         FIX.prove(case(tree, patched(tree, ask), ask))

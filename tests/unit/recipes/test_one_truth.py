@@ -13,7 +13,11 @@ from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import Condition
 from patchkit.runtime.rules.variable_rules import load_variable_rules
-from patchkit.runtime.rules.variables import nccl_variables, other_variables, vllm_variables
+from patchkit.runtime.rules.variables import (
+    nccl_variables,
+    other_variables,
+    vllm_variables,
+)
 from support.selection import SUPPORTED
 
 RULES, FLAGS, CLAIMS = load_variable_rules(), load_flag_rules(), load_claims()
@@ -51,7 +55,9 @@ def written():
         pairs = {**preset.variables, **preset.flags}.items()
         yield from (Said(name, str(value), preset.id, when) for name, value in pairs)
     for entry in (*RULES.avoids, *RULES.advice, *FLAGS.advice):
-        yield from (Said(*pair, entry.id, entry.when) for pair in settings(entry.instead))
+        yield from (
+            Said(*pair, entry.id, entry.when) for pair in settings(entry.instead)
+        )
     for claim in CLAIMS:
         yield from (Said(*pair, claim.id, {}) for pair in settings(claim.instead))
 
@@ -59,7 +65,9 @@ def written():
 def discouraged():
     """What should not be set, with what matches its values."""
     for avoid in RULES.avoids:
-        yield from ((Said(name, "", avoid.id, avoid.when), avoid) for name in avoid.variables)
+        yield from (
+            (Said(name, "", avoid.id, avoid.when), avoid) for name in avoid.variables
+        )
 
 
 def overlap(one, other):
@@ -67,10 +75,16 @@ def overlap(one, other):
     for key in one.keys() & other.keys():
         both = (one[key], other[key])
         if key in ("vllm", "torch", "triton", "nccl", "nodes"):
-            edges = ["0", "99", *(each for bounds in both for each in NUMBER.findall(str(bounds)))]
+            edges = [
+                "0",
+                "99",
+                *(each for bounds in both for each in NUMBER.findall(str(bounds))),
+            ]
             # A bound and what lies right behind it.
             tried = [*edges, *(f"{edge}.0.1" for edge in edges)]
-            if not any(all(within(each, str(bounds)) for bounds in both) for each in tried):
+            if not any(
+                all(within(each, str(bounds)) for bounds in both) for each in tried
+            ):
                 return False
         elif not set.intersection(*({v} if isinstance(v, str) else {*v} for v in both)):
             return False
@@ -82,7 +96,9 @@ def test_nothing_is_written_or_advised_that_another_text_is_against():
         f"{yes.who} says {yes.name}={yes.value}, {no.who} is against it"
         for yes in written()
         for no, entry in discouraged()
-        if yes.name == no.name and entry.matches(yes.value) and overlap(yes.when, no.when)
+        if yes.name == no.name
+        and entry.matches(yes.value)
+        and overlap(yes.when, no.when)
     ]
     assert contradictions == []
 
@@ -92,10 +108,14 @@ def test_nothing_is_written_where_a_claim_says_that_it_does_not_help():
     for claim in CLAIMS:
         refused = {*VARIABLE.findall(claim.says)}
         # Of other flags claims say what happens with them, not that they help.
-        refused |= {pair for pair in FLAG.findall(claim.says) if pair[0].endswith("-backend")}
+        refused |= {
+            pair for pair in FLAG.findall(claim.says) if pair[0].endswith("-backend")
+        }
         over = {
             "false": SUPPORTED,
-            "outdated": [each for each in SUPPORTED if not within(each, claim.versions)],
+            "outdated": [
+                each for each in SUPPORTED if not within(each, claim.versions)
+            ],
         }
         wrong = [
             (claim.id, version, each)
@@ -114,7 +134,9 @@ def test_a_false_claim_about_a_variable_is_found_in_files_as_well():
         for claim in CLAIMS
         if claim.verdict == "false"
         for name, value in VARIABLE.findall(claim.says)
-        if not any(name in each.variables and each.matches(value) for each in RULES.avoids)
+        if not any(
+            name in each.variables and each.matches(value) for each in RULES.avoids
+        )
     ]
     assert silent == []
 

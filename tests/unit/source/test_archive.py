@@ -79,7 +79,10 @@ def test_tar_becomes_the_tree_without_its_top_folder(tmp_path, name):
         (entry("demo-1/src/evil", tarfile.SYMTYPE, "../.."), "out of the tree"),
         # As text it stays inside; on disk 'way' is the root, and it does not.
         (entry("demo-1/evil", tarfile.SYMTYPE, "src/way/../.."), "out of the tree"),
-        (entry("demo-1/evil", tarfile.LNKTYPE, "demo-1/README"), "a hard link or the like"),
+        (
+            entry("demo-1/evil", tarfile.LNKTYPE, "demo-1/README"),
+            "a hard link or the like",
+        ),
     ],
 )
 def test_bad_member_is_named(tmp_path, bad, words):
@@ -94,7 +97,9 @@ def test_truncated_gzip(tmp_path, kept):
     archive = tar_of(tmp_path / "bad.tar.gz", *GOOD, file("demo-1/z", noise))
     whole = archive.read_bytes()
     archive.write_bytes(whole[: int(len(whole) * kept)])
-    assert_refused(archive, tmp_path / "tree", "bad.tar.gz cannot be unpacked", "cut short")
+    assert_refused(
+        archive, tmp_path / "tree", "bad.tar.gz cannot be unpacked", "cut short"
+    )
 
 
 def test_destination_that_is_taken(tmp_path):

@@ -8,7 +8,13 @@ from packaging.version import Version
 
 from patchkit.digests import digest
 from patchkit.errors import AbsentError, DriftError, SourceError, UsageError
-from patchkit.source.detect import FORK, VERSION_VARIABLE, detect, dist_info, state_folder
+from patchkit.source.detect import (
+    FORK,
+    VERSION_VARIABLE,
+    detect,
+    dist_info,
+    state_folder,
+)
 from patchkit.source.tree import first_existing
 from support import write_files
 
@@ -52,7 +58,9 @@ def test_an_unpacked_sdist(sources, version, monkeypatch):
     assert (tree.root, tree.project, tree.kind) == (sources, "vllm", "sdist")
     assert tree.version == Version(version)
     assert state_folder(tree) == sources / ".patchkit"
-    write_files(sources, {"PKG-INFO": f"Name: vllm\nVersion: {version}\nSummary: {FORK}\n"})
+    write_files(
+        sources, {"PKG-INFO": f"Name: vllm\nVersion: {version}\nSummary: {FORK}\n"}
+    )
     assert detect(sources).kind == "archive"
     monkeypatch.setenv(VERSION_VARIABLE, "0.24.0")
     with pytest.raises(UsageError, match=f"is of {re.escape(version)}, not of 0.24.0"):
@@ -74,13 +82,23 @@ def test_a_tree_without_a_version_is_refused(sources, files, message):
 
 
 @pytest.mark.parametrize(
-    ("tag", "commits", "expected"), [("v0.33.0", 0, "0.33.0"), ("v0.23.0rc1", 2, "0.23.0rc2.dev2")]
+    ("tag", "commits", "expected"),
+    [("v0.33.0", 0, "0.33.0"), ("v0.23.0rc1", 2, "0.23.0rc2.dev2")],
 )
-def test_a_checkout_is_what_setuptools_scm_calls_it(checkout, git, tag, commits, expected):
+def test_a_checkout_is_what_setuptools_scm_calls_it(
+    checkout, git, tag, commits, expected
+):
     git(checkout, "tag", "nightly")
     git(checkout, "tag", tag)
     for number in range(commits):
-        git(checkout, "commit", "--allow-empty", "--quiet", "--message", f"more {number}")
+        git(
+            checkout,
+            "commit",
+            "--allow-empty",
+            "--quiet",
+            "--message",
+            f"more {number}",
+        )
     commit = git(checkout, "rev-parse", "--short", "HEAD").strip()
     tree = detect(checkout)
     assert str(tree.version) == (f"{expected}+g{commit}" if commits else expected)
@@ -89,7 +107,9 @@ def test_a_checkout_is_what_setuptools_scm_calls_it(checkout, git, tag, commits,
 
 def test_a_checkout_without_version_tags_is_refused(checkout, git):
     git(checkout, "tag", "nightly")
-    with pytest.raises(SourceError, match="git describe finds no version tag") as caught:
+    with pytest.raises(
+        SourceError, match="git describe finds no version tag"
+    ) as caught:
         detect(checkout)
     assert caught.value.hint == f"git -C {checkout} fetch --tags --unshallow"
     assert "fatal: " in caught.value.why
@@ -97,7 +117,11 @@ def test_a_checkout_without_version_tags_is_refused(checkout, git):
 
 def test_an_installed_package(installed):
     tree = detect(installed / "vllm")
-    assert (tree.root, tree.kind, tree.version) == (installed, "installed", Version("0.19.1+cu130"))
+    assert (tree.root, tree.kind, tree.version) == (
+        installed,
+        "installed",
+        Version("0.19.1+cu130"),
+    )
     assert tree.exists("vllm/__init__.py")
     assert state_folder(tree) == installed / "vllm" / ".patchkit"
     assert dist_info(tree) == installed / "vllm-0.19.1+cu130.dist-info"
@@ -106,8 +130,16 @@ def test_an_installed_package(installed):
 @pytest.mark.parametrize(
     ("gone", "added", "message"),
     [
-        ("vllm-0.19.1+cu130.dist-info", {}, r"0 folders vllm-\*\.dist-info, expected 1"),
-        ("x", {"vllm-0.18.0.dist-info/METADATA": ""}, r"2 folders vllm-\*\.dist-info, expected 1"),
+        (
+            "vllm-0.19.1+cu130.dist-info",
+            {},
+            r"0 folders vllm-\*\.dist-info, expected 1",
+        ),
+        (
+            "x",
+            {"vllm-0.18.0.dist-info/METADATA": ""},
+            r"2 folders vllm-\*\.dist-info, expected 1",
+        ),
         ("vllm-0.19.1+cu130.dist-info/RECORD", {}, r"has no RECORD"),
     ],
 )

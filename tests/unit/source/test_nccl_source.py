@@ -44,7 +44,9 @@ def folder(tmp_path):
 @pytest.fixture
 def repository(folder, git):
     """A local repository; its attributes would change what ``git archive`` and checkouts write."""
-    write_files(folder, {".gitattributes": "*.sh export-ignore\n*.in export-subst eol=crlf\n"})
+    write_files(
+        folder, {".gitattributes": "*.sh export-ignore\n*.in export-subst eol=crlf\n"}
+    )
     write_files(folder, {"src/nccl.h.in": "$Format:%H$\n"})
     git(folder, "init", "--quiet")
     git(folder, "add", "--all")
@@ -73,19 +75,36 @@ def pack(folder, tmp_path):
 
 def test_the_makefiles_tell_the_version(folder):
     for suffix, version in (("", "2.30.7"), ("rc1", "2.30.7rc1")):
-        text = FILES["makefiles/version.mk"].replace("NCCL_SUFFIX  :=", f"NCCL_SUFFIX  := {suffix}")
+        text = FILES["makefiles/version.mk"].replace(
+            "NCCL_SUFFIX  :=", f"NCCL_SUFFIX  := {suffix}"
+        )
         write_files(folder, {"makefiles/version.mk": text})
         tree = detect(folder, "nccl")
-        assert (str(tree.version), tree.kind, tree.project) == (version, "archive", "nccl")
+        assert (str(tree.version), tree.kind, tree.project) == (
+            version,
+            "archive",
+            "nccl",
+        )
         found = nccl_tree(str(folder))
-        assert (found.path, found.identity) == (folder, f"tree:sha256:{tree_digest(folder)}")
+        assert (found.path, found.identity) == (
+            folder,
+            f"tree:sha256:{tree_digest(folder)}",
+        )
 
 
 @pytest.mark.parametrize(
     ("path", "text", "says"),
     [
-        ("makefiles/version.mk", "NCCL_MAJOR := two\n", "NCCL_MAJOR is not set to a number"),
-        ("makefiles/common.mk", None, "not a source tree of NCCL: makefiles/common.mk is missing"),
+        (
+            "makefiles/version.mk",
+            "NCCL_MAJOR := two\n",
+            "NCCL_MAJOR is not set to a number",
+        ),
+        (
+            "makefiles/common.mk",
+            None,
+            "not a source tree of NCCL: makefiles/common.mk is missing",
+        ),
     ],
 )
 def test_a_folder_that_is_not_nccl(folder, path, text, says):
@@ -105,8 +124,13 @@ def test_an_unknown_archive_needs_its_sha256(pack, tmp_path):
 
     origin = nccl_tree(str(path), sha256=sha256(path))
 
-    assert (origin.identity, str(origin.version)) == (f"sha256:{sha256(path)}", "2.30.7")
-    assert detect(unpack(origin.path, tmp_path / "out"), "nccl").version == origin.version
+    assert (origin.identity, str(origin.version)) == (
+        f"sha256:{sha256(path)}",
+        "2.30.7",
+    )
+    assert (
+        detect(unpack(origin.path, tmp_path / "out"), "nccl").version == origin.version
+    )
 
 
 def facts_of(version, **figures):
@@ -119,7 +143,9 @@ def test_an_archive_that_the_recipe_knows(pack):
     path = pack("any.tar.gz")
     known = facts_of("2.30.7", sha256=sha256(path))
     assert nccl_tree(str(path), facts=known).identity == f"sha256:{sha256(path)}"
-    with pytest.raises(SourceError, match=r"its files say 2\.30\.7, the recipe says 2\.29\.7"):
+    with pytest.raises(
+        SourceError, match=r"its files say 2\.30\.7, the recipe says 2\.29\.7"
+    ):
         nccl_tree(str(path), facts=facts_of("2.29.7", sha256=sha256(path)))
 
 
@@ -130,7 +156,9 @@ def test_a_commit_is_fetched_once_and_kept(repository, commit, tmp_path):
 
     assert (origin.identity, str(origin.version)) == (f"git:{commit}", "2.30.7")
     tree = unpack(origin.path, tmp_path / "out")
-    texts = {path: (repository / path).read_bytes() for path in [*FILES, ".gitattributes"]}
+    texts = {
+        path: (repository / path).read_bytes() for path in [*FILES, ".gitattributes"]
+    }
     assert {path: (tree / path).read_bytes() for path in texts} == texts
     shutil.rmtree(repository)
     first = sha256(origin.path)
@@ -189,7 +217,11 @@ def test_a_damaged_cache_is_noticed(repository, commit, cache):
     [
         ("nccl==9.9", SourceError, "9.9 is not among the releases"),
         ("nccl==two", UsageError, "'two' is not a version"),
-        ("nccl==2.29.2", SourceError, "2.29.2 could be had: the commit .* is not in the cache"),
+        (
+            "nccl==2.29.2",
+            SourceError,
+            "2.29.2 could be had: the commit .* is not in the cache",
+        ),
         ("nccl==2.28.3", SourceError, "2.28.3 is not supported"),
     ],
 )

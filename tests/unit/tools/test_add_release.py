@@ -47,10 +47,23 @@ def test_what_tables_say_is_read_back_and_written_as_it_was():
 
 def test_what_is_entered_can_be_taken_out():
     for before, after in (
-        (BUILD, with_needs(BUILD, "9.9.9", {"torch": "9.1", "patch": True, "standard": 23})),
+        (
+            BUILD,
+            with_needs(BUILD, "9.9.9", {"torch": "9.1", "patch": True, "standard": 23}),
+        ),
         (BUILD, with_pin(BUILD, "9.9.9", CUTLASS)),
-        (NCCL, with_nccl_release(NCCL, {"version": "9.9.9", "tag": "v9.9.9-1", "archs": ["8.0"]})),
-        (NCCL, with_nccl_release(NCCL, {"version": "2.29.5", "tag": "v2.29.5-1", "read": False})),
+        (
+            NCCL,
+            with_nccl_release(
+                NCCL, {"version": "9.9.9", "tag": "v9.9.9-1", "archs": ["8.0"]}
+            ),
+        ),
+        (
+            NCCL,
+            with_nccl_release(
+                NCCL, {"version": "2.29.5", "tag": "v2.29.5-1", "read": False}
+            ),
+        ),
     ):
         version = "9.9.9" if "9.9.9" in after else "2.29.5"
         added = set(after.splitlines()) - set(before.splitlines())
@@ -60,7 +73,9 @@ def test_what_is_entered_can_be_taken_out():
 
 def test_rows_of_nccls_variables_go_on_while_its_sources_read_them(tmp_path):
     (tmp_path / "src").mkdir()
-    (tmp_path / "src/a.cc").write_text('NCCL_PARAM(A, "STAYS", 1); NCCL_PARAM(B, "OTHER", 3);')
+    (tmp_path / "src/a.cc").write_text(
+        'NCCL_PARAM(A, "STAYS", 1); NCCL_PARAM(B, "OTHER", 3);'
+    )
     (tmp_path / "src/b.h").write_text('getenv("NCCL_NEW")')
     rows = "NCCL_GONE\t1.0\t1.1\t\nNCCL_OTHER\t1.0\t1.1\t2\nNCCL_STAYS\t1.0\t1.1\t1\n"
     text = with_names(f"# what\n# sources at 1.0, 1.1.\n{rows}", "1.2", tmp_path)
@@ -84,15 +99,20 @@ def test_fixes_that_do_not_fit_are_named_with_their_files(make_tree):
     ) as error:
         unproved(tree.root, "native")
     places = error.value.what.splitlines()[1:]
-    named = [place.strip().partition(":")[0] for place in places if "  recipes/" in place]
+    named = [
+        place.strip().partition(":")[0] for place in places if "  recipes/" in place
+    ]
     assert len(named) > 5
     assert all((ROOT / path).is_file() for path in named)
 
 
 @pytest.mark.skipif(
-    not (ROOT / "recipes").is_dir(), reason="a source distribution has its recipes in the package"
+    not (ROOT / "recipes").is_dir(),
+    reason="a source distribution has its recipes in the package",
 )
-@pytest.mark.parametrize("release", [["0.99.0"], ["nccl", "99.0.0"]], ids=["vLLM", "NCCL"])
+@pytest.mark.parametrize(
+    "release", [["0.99.0"], ["nccl", "99.0.0"]], ids=["vLLM", "NCCL"]
+)
 def test_without_the_index_nothing_is_entered(release, tmp_path):
     with staged() as stage:
         before = differences(ROOT, stage)
@@ -120,9 +140,14 @@ def test_the_table_is_complete_and_consistent():
         assert all(parse_arch(arch) for arch in release.archs)
     versions = [release.version for release in FACTS.releases]
     assert versions == sorted(set(versions))
-    assert {FACTS.default, *(pin.version for pin in FACTS.torch.values())} <= set(versions)
+    assert {FACTS.default, *(pin.version for pin in FACTS.torch.values())} <= set(
+        versions
+    )
     assert FACTS.known(FACTS.default).commit
-    assert all(any(bug.covers(version) for version in versions) for bug in load_recipe("nccl").bugs)
+    assert all(
+        any(bug.covers(version) for version in versions)
+        for bug in load_recipe("nccl").bugs
+    )
     taken = {bug.take: bug for bug in load_recipe("nccl").bugs if bug.take}
     assert taken.keys() <= set(versions)
     assert not any(bug.covers(version) for version, bug in taken.items())

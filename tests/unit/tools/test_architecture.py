@@ -21,7 +21,9 @@ BELOW = {  # what no room of these folders may import
 
 def test_there_is_no_circle_and_the_page_is_up_to_date():
     for graph in (architecture.rooms(), architecture.folders()):
-        assert architecture.floors(graph)["ground"] == 0  # raises CycleError for a circle
+        assert (
+            architecture.floors(graph)["ground"] == 0
+        )  # raises CycleError for a circle
     assert len(architecture.rooms()) == 12
     text = architecture.PAGE.read_text(encoding="utf-8")
     assert architecture.page(text) == text, "run python -m tools.architecture"

@@ -28,31 +28,44 @@ def test_the_table_agrees_with_what_fixes_say_they_are_for():
     """Plans of untouched releases, made by tools/regenerate.py, beside the fix's own ranges."""
     needed = {SupportLevel.REQUIRED, SupportLevel.RECOMMENDED, SupportLevel.OPTIONAL}
     rows = [
-        (fix, arch, row) for fix in RECIPE.fixes for arch, row in load_support()[fix.id].items()
+        (fix, arch, row)
+        for fix in RECIPE.fixes
+        for arch, row in load_support()[fix.id].items()
     ]
     for fix, arch, row in rows:
         assert list(row) == [str(version) for version in RECIPE.supported], fix.id
         for version in RECIPE.supported:
             need = fix.need(version, arch) if arch in fix.arches else None
             level = row[str(version)].value if row[str(version)] in needed else None
-            assert level == (need.severity.value if need else None), (fix.id, arch, version)
+            assert level == (need.severity.value if need else None), (
+                fix.id,
+                arch,
+                version,
+            )
 
 
 def test_fixes_json_has_the_matrix():
     shown = json.loads(CliRunner().invoke(fixes_command, ["--json"]).stdout)
     by_project = {
-        project: {fix["id"]: fix["releases"] for fix in shown if fix["project"] == project}
+        project: {
+            fix["id"]: fix["releases"] for fix in shown if fix["project"] == project
+        }
         for project in ("vllm", "nccl")
     }
     assert by_project["nccl"] == {fix.id: {} for fix in load_recipe("nccl").fixes}
     assert by_project["vllm"] == {
-        fix: {mode: {r: level.value for r, level in row.items()} for mode, row in modes.items()}
+        fix: {
+            mode: {r: level.value for r, level in row.items()}
+            for mode, row in modes.items()
+        }
         for fix, modes in load_support().items()
     }
 
 
 def test_claims_are_complete_and_fit_their_releases():
-    names = [each.id for each in CLAIMS] + [fix.id for it in load_recipes() for fix in it.fixes]
+    names = [each.id for each in CLAIMS] + [
+        fix.id for it in load_recipes() for fix in it.fixes
+    ]
     assert len(names) == len(set(names))
     for claim in CLAIMS:
         for text in (claim.says, claim.why, claim.instead):
@@ -61,9 +74,13 @@ def test_claims_are_complete_and_fit_their_releases():
         assert claim.verdict in VERDICTS, claim.id
         assert claim.evidence, claim.id
         assert all(found.claim and found.source for found in claim.evidence), claim.id
-        assert {found.established for found in claim.evidence} <= set(ESTABLISHED), claim.id
+        assert {found.established for found in claim.evidence} <= set(ESTABLISHED), (
+            claim.id
+        )
         covered = [v for v in RECIPE.supported if v in SpecifierSet(claim.versions)]
         assert covered, claim.id
         # What holds today is not outdated, and what is false held nowhere.
         assert claim.verdict != "outdated" or RECIPE.newest not in covered, claim.id
-        assert claim.verdict not in {"false", "unverified"} or claim.versions == "", claim.id
+        assert claim.verdict not in {"false", "unverified"} or claim.versions == "", (
+            claim.id
+        )

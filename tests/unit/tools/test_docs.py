@@ -36,13 +36,17 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.skipif(not (ROOT / "recipes").exists(), reason="an sdist has recipes/ in patchkit/")
+@pytest.mark.skipif(
+    not (ROOT / "recipes").exists(), reason="an sdist has recipes/ in patchkit/"
+)
 def test_links_lead_somewhere():
     wrong = []
     for page in PAGES:
         for link in LINK.finditer(page.read_text(encoding="utf-8")):
             place = page.parent / link["path"] if link["path"] else page
-            if not place.exists() or (link["anchor"] and link["anchor"] not in anchors(place)):
+            if not place.exists() or (
+                link["anchor"] and link["anchor"] not in anchors(place)
+            ):
                 wrong.append((page.name, link[0]))
     assert wrong == []
 
@@ -52,8 +56,12 @@ def test_every_page_is_reached_from_the_readme():
     while ahead:
         page = ahead.pop()
         reached.add(page)
-        paths = [link["path"] for link in LINK.finditer(page.read_text(encoding="utf-8"))]
-        linked = {(page.parent / path).resolve() for path in paths if path.endswith(".md")}
+        paths = [
+            link["path"] for link in LINK.finditer(page.read_text(encoding="utf-8"))
+        ]
+        linked = {
+            (page.parent / path).resolve() for path in paths if path.endswith(".md")
+        }
         ahead |= linked - reached
     assert {*PAGES} - reached == {ROOT / "CHANGELOG.md"}
 
@@ -61,8 +69,12 @@ def test_every_page_is_reached_from_the_readme():
 def test_pages_name_the_oldest_python_and_what_a_node_compiles_with():
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     oldest = needed["requires-python"].removeprefix(">=")
-    pages = {name: (ROOT / name).read_text("utf-8") for name in (*STARTS, "docs/cluster.md")}
-    assert [name for name in STARTS if f"Python {oldest} or later" not in pages[name]] == []
+    pages = {
+        name: (ROOT / name).read_text("utf-8") for name in (*STARTS, "docs/cluster.md")
+    }
+    assert [
+        name for name in STARTS if f"Python {oldest} or later" not in pages[name]
+    ] == []
     # A node that serves compiles Triton's launcher, whichever page says so.
     for name in ("README.md", "docs/cluster.md"):
         assert re.search(r"to serve,[^.]*`gcc` and `python3-dev`", pages[name]), name
@@ -71,7 +83,9 @@ def test_pages_name_the_oldest_python_and_what_a_node_compiles_with():
 
 def test_exit_codes_are_those_of_the_errors():
     rows = re.findall(
-        r"^\| ([\d, ]+) \|", (ROOT / "docs/commands.md").read_text("utf-8"), re.MULTILINE
+        r"^\| ([\d, ]+) \|",
+        (ROOT / "docs/commands.md").read_text("utf-8"),
+        re.MULTILINE,
     )
     ahead, codes = [PatchkitError], {0}
     while ahead:
@@ -111,7 +125,9 @@ def after(flag, words):
 def curls(title, tmp_path):
     """Machine, address and model of each question that a block asks at its end."""
     for step in readme.steps(title, tmp_path):
-        if found := re.match(r"curl localhost:(\d+)/v1/chat/completions .*-d '(.*)'", step.text):
+        if found := re.match(
+            r"curl localhost:(\d+)/v1/chat/completions .*-d '(.*)'", step.text
+        ):
             yield step.machine, found[1], json.loads(found[2])["model"]
 
 
@@ -120,7 +136,8 @@ def test_a_step_of_one_spark_that_fails_is_the_last_one(failing, tmp_path):
     """Pasted into a shell that goes on after errors, as every interactive one does."""
     tell = 'echo "${0##*/} $1" >> steps\n'
     made = (
-        "mkdir -p .venv/bin; cp pip patchkit .venv/bin; echo 'echo activated >> steps' > .venv/bin/"
+        "mkdir -p .venv/bin; cp pip patchkit .venv/bin; "
+        "echo 'echo activated >> steps' > .venv/bin/"
     )
     scripts = {
         "sudo": tell,
@@ -137,7 +154,9 @@ def test_a_step_of_one_spark_that_fails_is_the_last_one(failing, tmp_path):
     (tmp_path / "spark.env").write_text("echo sourced >> steps\n")
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     pasted = readme.block(readme.README, readme.ONE)
-    subprocess.run(["bash", "-c", f"{pasted}wait"], cwd=tmp_path, env=env, capture_output=True)
+    subprocess.run(
+        ["bash", "-c", f"{pasted}wait"], cwd=tmp_path, env=env, capture_output=True
+    )
     steps = (tmp_path / "steps").read_text().splitlines()
     # What begins the server is a line of its own, and says that there is no file.
     chain = [step for step in steps if step != "patchkit serve-args"]
@@ -158,7 +177,11 @@ def test_two_sparks_get_a_rank_each_and_one_head(run, tmp_path):
     assert [*lines] == ["spark-2", "spark-1"], "the worker starts first"
     head, worker = lines[asked], lines["spark-2"]
     assert head[:3] == worker[:3] == ["vllm", "serve", model]
-    assert after("--master-addr", head) == after("--master-addr", worker) == "192.168.100.10"
+    assert (
+        after("--master-addr", head)
+        == after("--master-addr", worker)
+        == "192.168.100.10"
+    )
     assert (after("--node-rank", head), after("--node-rank", worker)) == ("0", "1")
     assert after("--port", head) == port
     assert "--headless" in worker

@@ -5,7 +5,13 @@ from dataclasses import replace
 import pytest
 
 from patchkit.measure.recipe_files import joined, split_flags
-from patchkit.runtime.rules.presets import find, load_presets, model_recipes, recipe_of, same_value
+from patchkit.runtime.rules.presets import (
+    find,
+    load_presets,
+    model_recipes,
+    recipe_of,
+    same_value,
+)
 from tools import model_recipes as tool
 from tools import serve_lines
 
@@ -22,7 +28,9 @@ def test_a_command_is_as_the_recipe_or_says_why(name):
     recipe, preset = FOR_GB10[name], find(name)
     served = serve_lines.served_by_recipe(recipe.id)
     given = joined(split_flags(served.words[3:])) | dict(preset.variables)
-    reasons = {each.flag: each.reason for each in served.left_out if each.origin == "recipe"}
+    reasons = {
+        each.flag: each.reason for each in served.left_out if each.origin == "recipe"
+    }
     for setting, value in recipe.settings.items():
         assert same_value(given.get(setting), value) or reasons[setting], setting
 
@@ -37,7 +45,10 @@ def test_what_a_preset_drops_without_a_word_is_told(monkeypatch):
     for changes, told in (
         ({"variables": {}}, "VLLM_FLOAT32_MATMUL_PRECISION is 'high' in"),
         ({"min_vllm": "0.28.0"}, "min_vllm is '0.17.1' in"),
-        ({"flags": {**preset.flags, "--max-model-len": "1"}}, "--max-model-len is '262144' in"),
+        (
+            {"flags": {**preset.flags, "--max-model-len": "1"}},
+            "--max-model-len is '262144' in",
+        ),
     ):
         presets = (replace(preset, **changes),)
         monkeypatch.setattr(tool, "load_presets", lambda presets=presets: presets)
@@ -51,7 +62,9 @@ def test_weights_follow_from_the_memory_that_is_asked_for():
     sizes = [
         (preset.weights_gib, recipe.weights_gib)
         for preset in load_presets()
-        if preset.weights_gib and (recipe := recipe_of(preset.id)) and recipe.weights_gib
+        if preset.weights_gib
+        and (recipe := recipe_of(preset.id))
+        and recipe.weights_gib
     ]
     assert len(sizes) >= 14
     # An estimate that is too large would refuse what fits.

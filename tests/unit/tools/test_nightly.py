@@ -68,4 +68,7 @@ def test_what_did_not_run_is_no_failure(run):
 
 
 def test_one_that_does_not_end_is_ended(run):
-    assert run("endless", limit="2s") == (1, ["| endless | FAILED | S | took more than 2s |"])
+    assert run("endless", limit="2s") == (
+        1,
+        ["| endless | FAILED | S | took more than 2s |"],
+    )

@@ -26,7 +26,11 @@ def test_what_is_no_release_is_refused():
         ("1.3.0.dev1", CHANGES, "1.3.0.dev1 does not follow 1.2.0"),
         ("1.3.0+x", CHANGES, r"1.3.0\+x does not follow 1.2.0"),
         ("one", CHANGES, "'one' is not a version"),
-        ("1.3.0", CHANGES.replace("unreleased", "x"), r"no part `## X.Y.Z \(unreleased\)`"),
+        (
+            "1.3.0",
+            CHANGES.replace("unreleased", "x"),
+            r"no part `## X.Y.Z \(unreleased\)`",
+        ),
     ):
         with pytest.raises(UsageError, match=says):
             stamped(PACKAGE, changes, version, "2026-11-22")
@@ -38,8 +42,17 @@ WANTED = ("py.typed", "recipes/targets.toml", "recipes/vllm/recipe.toml")
 @pytest.mark.parametrize(
     ("names", "wrong"),
     [
-        (["patchkit/recipes/nccl/CMakeLists.txt", "patchkit_gb10-1.dist-info/RECORD"], ""),
-        (["patchkit_gb10-1.dist-info/RECORD"], "should have patchkit/recipes/nccl/CMakeLists.txt"),
+        (
+            [
+                "patchkit/recipes/nccl/CMakeLists.txt",
+                "patchkit_gb10-1.dist-info/RECORD",
+            ],
+            "",
+        ),
+        (
+            ["patchkit_gb10-1.dist-info/RECORD"],
+            "should have patchkit/recipes/nccl/CMakeLists.txt",
+        ),
         (["patchkit/recipes/nccl/CMakeLists.txt", "tests/a.py"], "and not tests/a.py"),
     ],
 )
@@ -62,5 +75,7 @@ def test_a_lock_made_from_something_else_is_stale(tmp_path):
     text = (locks.ROOT / "pyproject.toml").read_text()
     for before in ('"click>=8.2"', "hatchling>=1.27", 'requires-python = ">=3.11.4"'):
         assert text.count(before) == 1
-        (tmp_path / "pyproject.toml").write_text(text.replace(before, before.replace(">=", ">=9")))
+        (tmp_path / "pyproject.toml").write_text(
+            text.replace(before, before.replace(">=", ">=9"))
+        )
         assert locks.stale(tmp_path) == [*locks.LOCKS]

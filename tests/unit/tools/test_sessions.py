@@ -19,10 +19,13 @@ from tools.wheel_jobs import jobs
 BOTH = ("vllm", "nccl")
 ROOT = Path(__file__).parents[3]
 FILES = [
-    ROOT / ".github/workflows" / name for name in ("wheels.yml", "releases.yml", "nightly.yml")
+    ROOT / ".github/workflows" / name
+    for name in ("wheels.yml", "releases.yml", "nightly.yml")
 ]
 NOXFILE = (ROOT / "noxfile.py").read_text(encoding="utf-8")
-needs_workflow = pytest.mark.skipif(not FILES[0].exists(), reason="an sdist has no .github/")
+needs_workflow = pytest.mark.skipif(
+    not FILES[0].exists(), reason="an sdist has no .github/"
+)
 
 
 def workflow():
@@ -65,8 +68,13 @@ def test_what_is_new_on_the_index_is_entered_once():
     default = load_facts().default
     offered = [f"vllm-{load_recipe().newest}-py3-none-any.whl", "vllm-0.99.0.tar.gz"]
     offered += [f"vllm-0.99.{end}-py3-none-any.whl" for end in ("0", "0", "1rc1", "1")]
-    offered += [f"torch-9.{end}-py3-none-any.whl" for end in ("7.0", "7.1+cu132", "8.0rc1")]
-    offered += [f"nvidia_nccl_cu13-{version}-py3-none-any.whl" for version in (default, "2.99.1")]
+    offered += [
+        f"torch-9.{end}-py3-none-any.whl" for end in ("7.0", "7.1+cu132", "8.0rc1")
+    ]
+    offered += [
+        f"nvidia_nccl_cu13-{version}-py3-none-any.whl"
+        for version in (default, "2.99.1")
+    ]
     assert new_releases(offered, ["refs/heads/release/vllm-0.99.1"]) == [
         {"name": "nccl-2.99.1", "release": "nccl 2.99.1"},
         {"name": "torch-9.7", "release": f"nccl {default}"},
@@ -85,7 +93,14 @@ def test_its_steps_are_sessions_that_run_anywhere():
     assert {"tests", "lint", "build-vllm", "wheel-jobs"} <= sessions
     runs = [step["run"] for _, step in steps() if "run" in step]
     named = re.findall(r"bin/nox -s ([\w-]+)", "\n".join(runs))
-    expected = {"build-vllm", "build-nccl", "repro", "cross-proof", "new-releases", "add-release"}
+    expected = {
+        "build-vllm",
+        "build-nccl",
+        "repro",
+        "cross-proof",
+        "new-releases",
+        "add-release",
+    }
     expected |= {"nightly"}
     assert expected <= {*named, *PARTS}
     assert {*named, *PARTS} <= sessions
@@ -128,7 +143,9 @@ def test_every_program_that_a_session_runs_is_there():
     for name in modules:
         folder = ROOT if name.startswith("tools.") else ROOT / "tests"
         place = folder / name.replace(".", "/")
-        assert place.with_suffix(".py").is_file() or (place / "__main__.py").is_file(), name
+        assert (
+            place.with_suffix(".py").is_file() or (place / "__main__.py").is_file()
+        ), name
 
 
 def test_an_option_goes_to_who_takes_it():
@@ -138,10 +155,21 @@ def test_an_option_goes_to_who_takes_it():
         ("--extensions a,b --functions f", "--extensions a,b", "--functions f"),
         ("--dry-run", "--dry-run", "--dry-run"),
     ):
-        assert shared_out(words.split(), BOTH) == {"vllm": vllm.split(), "nccl": nccl.split()}
+        assert shared_out(words.split(), BOTH) == {
+            "vllm": vllm.split(),
+            "nccl": nccl.split(),
+        }
     for words, projects, message in (  # what none or both would take
-        ("--nonsense 1", BOTH, "--nonsense: neither `patchkit build vllm` nor `patchkit build n"),
-        ("--version 0.25.1", BOTH, "both builds take it\n  next: say --vllm X.Y.Z and --nccl X.Y"),
+        (
+            "--nonsense 1",
+            BOTH,
+            "--nonsense: neither `patchkit build vllm` nor `patchkit build n",
+        ),
+        (
+            "--version 0.25.1",
+            BOTH,
+            "both builds take it\n  next: say --vllm X.Y.Z and --nccl X.Y",
+        ),
         ("--nccl 2.30.7", ["vllm"], "--nccl: `patchkit build vllm` does not take it"),
     ):
         with pytest.raises(UsageError, match=message):

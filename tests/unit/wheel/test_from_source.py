@@ -5,7 +5,9 @@ import pytest
 from patchkit.errors import SourceError
 from patchkit.wheel.vllm.from_source import read_build_system
 
-BACKEND = '[build-system]\nrequires = ["ninja"]\nbuild-backend = "setuptools.build_meta"\n'
+BACKEND = (
+    '[build-system]\nrequires = ["ninja"]\nbuild-backend = "setuptools.build_meta"\n'
+)
 
 
 def test_the_backend_of_a_release(tmp_path):

@@ -9,7 +9,9 @@ from __future__ import annotations
 from . import utils as utils
 from .version import __version__ as __version__
 
-__file__ = str(utils.TORCH / "__init__.py")  # 0.25.1's CMake looks for libgomp beside it
+__file__ = str(
+    utils.TORCH / "__init__.py"
+)  # 0.25.1's CMake looks for libgomp beside it
 
 
 def compiled_with_cxx11_abi() -> bool:

@@ -39,7 +39,12 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
 def compile_step(target):
     if target.exists():
         return
-    command = [os.environ["CXX"], "-c", "-fPIC", f"-Danswer={target.name.replace('.', '_')}"]
+    command = [
+        os.environ["CXX"],
+        "-c",
+        "-fPIC",
+        f"-Danswer={target.name.replace('.', '_')}",
+    ]
     subprocess.run([*command, "csrc/small.cpp", "-o", f"{target}.new"], check=True)
     Path(f"{target}.new").rename(target)
 
@@ -56,10 +61,13 @@ def packed(folder, *libraries):
         for library in libraries:
             bundle.write(library, f"vllm/{library.name}")
         bundle.writestr(
-            f"{home}/METADATA", f"Metadata-Version: 2.4\nName: vllm\nVersion: {version}\n"
+            f"{home}/METADATA",
+            f"Metadata-Version: 2.4\nName: vllm\nVersion: {version}\n",
         )
         tag = "Tag: cp38-abi3-linux_x\n"
-        bundle.writestr(f"{home}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\n{tag}")
+        bundle.writestr(
+            f"{home}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\n{tag}"
+        )
         listed = "".join(f"{path},,\n" for path in bundle.namelist())
         bundle.writestr(f"{home}/RECORD", listed)
     return name

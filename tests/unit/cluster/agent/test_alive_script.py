@@ -37,9 +37,16 @@ class Api(http.server.BaseHTTPRequestHandler):
     """`/metrics` gives the texts one after the other; a token comes once it may."""
 
     def do_GET(self):
-        known = {"/v1/models": {"data": [{"id": "m"}]}, "/is_paused": {"is_paused": False}}
+        known = {
+            "/v1/models": {"data": [{"id": "m"}]},
+            "/is_paused": {"is_paused": False},
+        }
         known["/v1/completions"] = {"choices": [{"text": "a"}]}
-        text = json.dumps(known.get(self.path)) if self.path in known else self.server.texts.pop(0)
+        text = (
+            json.dumps(known.get(self.path))
+            if self.path in known
+            else self.server.texts.pop(0)
+        )
         if text == SLOW:
             self.server.over.wait(60)
         refused = self.server.refuses if self.command == "POST" else 0
@@ -130,7 +137,9 @@ def test_a_token_counts_though_metrics_are_silent(api):
     assert watch.find_proof() == "a token came"
 
 
-def test_gauges_that_move_count_for_a_while_and_a_token_that_never_comes_counts_more(api):
+def test_gauges_that_move_count_for_a_while_and_a_token_that_never_comes_counts_more(
+    api,
+):
     api.texts = [BUSY + CACHE + f"0.{number}" for number in range(1, 9)]
     watch = watched(api, 9, last_step_at=9, last_question_at=9)
     watch.find_proof()
@@ -139,11 +148,16 @@ def test_gauges_that_move_count_for_a_while_and_a_token_that_never_comes_counts_
     assert (watch.find_proof(), api.asked) == ("", 1)
 
 
-def test_a_server_without_counters_is_asked_and_its_token_is_not_waited_for_without_end(api):
+def test_a_server_without_counters_is_asked_and_its_token_is_not_waited_for_without_end(
+    api,
+):
     """With --disable-log-stats, or where something before it has no /metrics."""
     api.texts = [NO_COUNTERS] * 9
     watch = watched(api, 9, last_step_at=700, last_question_at=700)
-    assert (watch.find_proof(), api.asked) == ("it answers /metrics, which has no counters", 1)
+    assert (watch.find_proof(), api.asked) == (
+        "it answers /metrics, which has no counters",
+        1,
+    )
     watch.last_question_at -= 4 * watch.patience
     assert watch.find_proof() == ""
     assert "no token in the " in watch.doubt
@@ -161,7 +175,9 @@ def test_a_question_that_is_refused_is_told_as_no_token(api, status):
     api.texts, api.refuses = [BUSY] * 9, status
     api.token.set()
     watch = watched(api, 9, last_step_at=9, last_question_at=9)
-    assert watch.find_proof() == f"it refuses the question: /v1/completions says {status}"
+    assert (
+        watch.find_proof() == f"it refuses the question: /v1/completions says {status}"
+    )
     assert watch.find_proof() == ""
 
 
@@ -193,14 +209,28 @@ def test_no_question_goes_to_a_stranger(api):
 
 
 def test_the_copied_scripts_run_by_themselves(tmp_path):
-    files = units_of(cluster("a"), [node_facts(tmp_path)], "openai/gpt-oss-20b").node_files()[0]
+    files = units_of(
+        cluster("a"), [node_facts(tmp_path)], "openai/gpt-oss-20b"
+    ).node_files()[0]
     for name in (*SCRIPTS, "group.json"):
         (tmp_path / name).write_text(files[name])
     group = json.loads(files["group.json"])["id"]
     compiler = shutil.copy("/bin/sleep", tmp_path / "cc1plus")
-    with subprocess.Popen([compiler, "60"], env={"PATCHKIT_CLUSTER": "vllm"}) as process:
-        for given, says in ((group, "works: cc1plus compiles"), ("other", "of another start")):
-            words = [sys.executable, "-sEB", str(tmp_path / "alive.py"), "working", given, "0"]
+    with subprocess.Popen(
+        [compiler, "60"], env={"PATCHKIT_CLUSTER": "vllm"}
+    ) as process:
+        for given, says in (
+            (group, "works: cc1plus compiles"),
+            ("other", "of another start"),
+        ):
+            words = [
+                sys.executable,
+                "-sEB",
+                str(tmp_path / "alive.py"),
+                "working",
+                given,
+                "0",
+            ]
             done = subprocess.run(words, capture_output=True, text=True)
             assert says in done.stdout, done.stderr
         process.kill()
@@ -211,5 +241,7 @@ def test_a_file_of_stacks_that_is_gone_hides_no_other(tmp_path, capsys):
     (tmp_path / "VLLM_STACK_DUMP_for_1").symlink_to(tmp_path / "gone")
     (tmp_path / "VLLM_STACK_DUMP_for_2").write_text("in all_reduce\n")
     # A rank in a container that nobody can enter: no process of this machine gets a signal.
-    write_stacks({"unit": "patchkit-none.service", "stacks": str(tmp_path), "inside": ["false"]})
+    write_stacks(
+        {"unit": "patchkit-none.service", "stacks": str(tmp_path), "inside": ["false"]}
+    )
     assert "VLLM_STACK_DUMP_for_2: in all_reduce" in capsys.readouterr().out

@@ -18,13 +18,24 @@ GRAPH = "models/m/vllm/torch_compile_cache/torch_aot_compile/H/inductor_cache/fx
 SSH = '#!/bin/sh\ncd worker\nwhile [ "$1" != rsync ]; do shift; done\nexec "$@"\n'
 
 
-def test_a_worker_gets_what_it_lacks_and_keeps_what_it_has(tmp_path, monkeypatch, capsys):
+def test_a_worker_gets_what_it_lacks_and_keeps_what_it_has(
+    tmp_path, monkeypatch, capsys
+):
     need("rsync")
-    head, worker, own = tmp_path / "a head", tmp_path / "worker", {"cuda/index": "its own"}
+    head, worker, own = (
+        tmp_path / "a head",
+        tmp_path / "worker",
+        {"cuda/index": "its own"},
+    )
     given = {"triton/K/k.cubin": "head's", GRAPH: "graph", "cuda/a/b": "code"}
-    not_given = {"models/m/vllm/startup_plan/p": "rank 0's", "triton/new": "half written"}
+    not_given = {
+        "models/m/vllm/startup_plan/p": "rank 0's",
+        "triton/new": "half written",
+    }
     write_files(head / "caches", {**given, **not_given, "cuda/index": "head's"})
-    (head / "caches/triton/link").symlink_to(write_files(tmp_path / "other", {"secret": "x"}))
+    (head / "caches/triton/link").symlink_to(
+        write_files(tmp_path / "other", {"secret": "x"})
+    )
     write_files(worker / "caches", own)
     write_files(tmp_path, {"ssh": SSH}, mode=0o755)
     for path in given:  # what was written just now may not be whole
@@ -32,12 +43,21 @@ def test_a_worker_gets_what_it_lacks_and_keeps_what_it_has(tmp_path, monkeypatch
     monkeypatch.setenv("HOME", str(head))
     monkeypatch.chdir(tmp_path)
     settings = {"caches": "caches", "workers": {}}
-    for ssh, says in (("./ssh", "3 files"), ("./ssh", "0 files"), ("/bin/false", "rsync error")):
-        settings["workers"]["1"] = {"node": "spark-2", "ssh": [ssh, "--", "spark@spark-2"]}
+    for ssh, says in (
+        ("./ssh", "3 files"),
+        ("./ssh", "0 files"),
+        ("/bin/false", "rsync error"),
+    ):
+        settings["workers"]["1"] = {
+            "node": "spark-2",
+            "ssh": [ssh, "--", "spark@spark-2"],
+        }
         spread(settings)
         assert says in capsys.readouterr().out
     found = [path for path in (worker / "caches").rglob("*") if path.is_file()]
-    texts = {str(path.relative_to(worker / "caches")): path.read_text() for path in found}
+    texts = {
+        str(path.relative_to(worker / "caches")): path.read_text() for path in found
+    }
     assert texts == {**given, **own}
 
 
@@ -55,16 +75,25 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("words", ENDINGS)
-def test_a_lost_link_is_no_failed_start_whatever_its_last_words(tmp_path, monkeypatch, words):
+def test_a_lost_link_is_no_failed_start_whatever_its_last_words(
+    tmp_path, monkeypatch, words
+):
     started = "printf 'Last login: today\\npatchkit-rank: started\\n'"
     link = f"#!/bin/sh\n{started}\nsleep 0.2\necho {words!r}\nexit 255\n"
     write_files(tmp_path, {"systemctl": SYSTEMCTL, "link": link}, mode=0o755)
     workers = {"1": {"node": "spark2", "ssh": ["./link"]}}
-    settings = {"id": "1", "name": "vllm", "unit": "patchkit-vllm.service", "workers": workers}
+    settings = {
+        "id": "1",
+        "name": "vllm",
+        "unit": "patchkit-vllm.service",
+        "workers": workers,
+    }
     write_files(tmp_path, {**node_scripts(), "group.json": json.dumps(settings)})
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     asked = [sys.executable, ALONE, "group.py", "watch", "1"]
-    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        asked, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
     counted = "reset-failed" not in (tmp_path / "asked").read_text()
     assert (done.returncode, counted) == (1, ENDINGS[words]), done.stderr
     assert words.removeprefix("patchkit-rank: ") in done.stdout
@@ -75,10 +104,16 @@ def test_a_server_whose_rank_has_ended_is_not_waited_for(tmp_path, monkeypatch, 
     """A rank that ends before the server's process is there finds nothing to take along."""
     failed = SYSTEMCTL.replace("active", "failed")
     write_files(tmp_path, {"systemctl": failed}, mode=0o755)
-    settings = {"workers": {"1": {}}, "unit": "patchkit-vllm.service", "url": "http://127.0.0.1:1"}
+    settings = {
+        "workers": {"1": {}},
+        "unit": "patchkit-vllm.service",
+        "url": "http://127.0.0.1:1",
+    }
     write_files(tmp_path, {**node_scripts(), "group.json": json.dumps(settings)})
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     words = [sys.executable, ALONE, "group.py", verb]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        words, cwd=tmp_path, capture_output=True, text=True, timeout=30
+    )
     assert done.returncode == 1
     assert "error: patchkit-vllm-worker@1.service does not run" in done.stdout

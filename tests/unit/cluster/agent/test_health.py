@@ -27,7 +27,11 @@ def test_this_machine():
     unknown = {name for name in facts if getattr(health, name) is None}
     assert unknown == {*health.unread}
     assert health.page_cache is not None
-    assert 0 <= health.page_cache < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 10
+    assert (
+        0
+        <= health.page_cache
+        < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 10
+    )
     assert health.container is not None
 
 
@@ -37,7 +41,10 @@ def test_this_machine():
         ({".dockerenv": ""}, "docker"),
         # A machine of its own, with a systemd that starts the ranks.
         ({"run/systemd/container": "systemd-nspawn\n"}, ""),
-        ({"proc/1/cgroup": "0::/kubepods.slice/cri-containerd-1.scope\n"}, "kubernetes"),
+        (
+            {"proc/1/cgroup": "0::/kubepods.slice/cri-containerd-1.scope\n"},
+            "kubernetes",
+        ),
         ({"run/.containerenv": ""}, "podman"),
     ],
 )
@@ -56,7 +63,11 @@ def test_the_capability_to_lock_memory(tmp_path):
 
 def test_compilers_are_those_of_the_variables(tmp_path):
     header = "venv/include/python3.12/Python.h"
-    write_files(tmp_path, {"tools/cc": "", "venv/bin/python": "", header: ""}, mode=0o755)
+    write_files(
+        tmp_path, {"tools/cc": "", "venv/bin/python": "", header: ""}, mode=0o755
+    )
     (tmp_path / "venv/lib/python3.12").mkdir(parents=True)
     found = find_compilers(tmp_path / "venv", {"PATH": str(tmp_path / "tools")})
-    assert found == Compilers(compiler=f"{tmp_path}/tools/cc", python_h=f"{tmp_path}/{header}")
+    assert found == Compilers(
+        compiler=f"{tmp_path}/tools/cc", python_h=f"{tmp_path}/{header}"
+    )

@@ -50,10 +50,14 @@ def engine(tmp_path, monkeypatch):
 
     def install(name="docker", info=(), image=(), files=(), status=0):
         def said(what):
-            return json.loads((SAID / f"{name}-{what}.json").read_text(encoding="utf-8"))
+            return json.loads(
+                (SAID / f"{name}-{what}.json").read_text(encoding="utf-8")
+            )
 
         said_of = {
-            "info": info if isinstance(info, str) else json.dumps(said("info") | dict(info)),
+            "info": info
+            if isinstance(info, str)
+            else json.dumps(said("info") | dict(info)),
             "image": json.dumps([said("image")[0] | LAYERS | dict(image)]),
         }
         write_files(tmp_path, {"dev/infiniband/uverbs0": "", **said_of, **dict(files)})
@@ -69,18 +73,37 @@ def engine(tmp_path, monkeypatch):
     [
         ("docker", {}, OLD, "20.10.24+dfsg1", "", ""),
         ("docker", CDI, OLD, "20.10.24+dfsg1", "/etc/cdi/nvidia.yaml", "999.88.77"),
-        ("docker", CDI, {"etc/cdi/a.json": JSON}, "20.10.24+dfsg1", "/etc/cdi/a.json", ""),
-        ("podman", {}, OLD | FRESH | OTHERS, "4.3.1", "/var/run/cdi/nvidia.yaml", "580.95.05"),
+        (
+            "docker",
+            CDI,
+            {"etc/cdi/a.json": JSON},
+            "20.10.24+dfsg1",
+            "/etc/cdi/a.json",
+            "",
+        ),
+        (
+            "podman",
+            {},
+            OLD | FRESH | OTHERS,
+            "4.3.1",
+            "/var/run/cdi/nvidia.yaml",
+            "580.95.05",
+        ),
         ("podman", {}, OTHERS, "4.3.1", "", ""),
     ],
 )
-def test_what_containers_get(name, info, files, version, spec, driver, engine, tmp_path):
+def test_what_containers_get(
+    name, info, files, version, spec, driver, engine, tmp_path
+):
     found = find_image(*engine(name, info, files=files), root=str(tmp_path))
     assert (found.problem, found.program) == ("", f"{tmp_path}/{name}")
     assert (found.version, found.spec, found.driver) == (version, spec, driver)
     assert (found.cpu, found.cuda, found.hook) == ("amd64", "13.0", name == "docker")
     assert found.storage.free
-    assert (found.infiniband, found.closed) == (True, ())  # whose owner opens it, inside as well
+    assert (found.infiniband, found.closed) == (
+        True,
+        (),
+    )  # whose owner opens it, inside as well
 
 
 def test_the_podman_of_this_machine(tmp_path, monkeypatch):
@@ -88,7 +111,11 @@ def test_the_podman_of_this_machine(tmp_path, monkeypatch):
     write_files(tmp_path, {"systemd-run": AS_A_UNIT}, mode=0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     found = find_image("podman", ["0" * 64], str(tmp_path))
-    assert (found.problem, found.spec, int(found.version[0]) > 2) == ("image-missing", "", True)
+    assert (found.problem, found.spec, int(found.version[0]) > 2) == (
+        "image-missing",
+        "",
+        True,
+    )
 
 
 def test_its_own_python_says_what_is_in_it(engine, tmp_path, monkeypatch):
@@ -97,7 +124,10 @@ def test_its_own_python_says_what_is_in_it(engine, tmp_path, monkeypatch):
     own = software(None, {"PATH": "/usr/bin:/bin"}).python
     assert (found.problem, found.contents.software.python) == ("", own)
     assert found.contents.glibc
-    assert f"--network=none --entrypoint= {found.id} sh -c " in (tmp_path / "asked").read_text()
+    assert (
+        f"--network=none --entrypoint= {found.id} sh -c "
+        in (tmp_path / "asked").read_text()
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,17 +148,28 @@ def test_an_entry_point_around_a_command_is_kept(entry, wraps, engine, tmp_path)
 
 
 def test_contents_are_the_same_in_every_store(engine):
-    one, same = (find_image(*engine(image={"Id": f"sha256:{n * 64}"})).content for n in "01")
-    assert one == same != find_image(*engine(image={"RootFS": {"Layers": ["x"]}})).content
+    one, same = (
+        find_image(*engine(image={"Id": f"sha256:{n * 64}"})).content for n in "01"
+    )
+    assert (
+        one == same != find_image(*engine(image={"RootFS": {"Layers": ["x"]}})).content
+    )
 
 
 @pytest.mark.parametrize(
     "said",
     [
-        *({"image": {"Id": "--privileged"}}, {"image": {"Config": 1}}, {"image": {"Size": []}}),
+        *(
+            {"image": {"Id": "--privileged"}},
+            {"image": {"Config": 1}},
+            {"image": {"Size": []}},
+        ),
         *({"info": text} for text in ("", "[]", "{}", '{"host": 1}', "[" * 9999)),
         {"info": {"DockerRootDir": []}},
-        *({"image": {"Size": size}} for size in (float("inf"), float("nan"), -5, 10**400, "5")),
+        *(
+            {"image": {"Size": size}}
+            for size in (float("inf"), float("nan"), -5, 10**400, "5")
+        ),
     ],
 )
 def test_what_an_engine_says_is_checked(said, engine):
@@ -141,7 +182,8 @@ DOWN = "Cannot connect to the Docker daemon"
 
 
 @pytest.mark.parametrize(
-    "said", [{"info": {"ServerErrors": [DOWN]}}, {"info": f"first\n{DOWN}\n", "status": 1}]
+    "said",
+    [{"info": {"ServerErrors": [DOWN]}}, {"info": f"first\n{DOWN}\n", "status": 1}],
 )
 def test_an_engine_that_refuses_says_why(said, engine):
     found = find_image(*engine(**said))

@@ -27,7 +27,11 @@ def place(tmp_path, monkeypatch):
     home = write_project(venv, b"one")
     rows = digest(f"vllm {installation.digest_record(home)}")
     made = InstalledVenv(
-        name="abc", folder=str(venv), python="3.12", versions={"vllm": "0.25.1"}, record=rows
+        name="abc",
+        folder=str(venv),
+        python="3.12",
+        versions={"vllm": "0.25.1"},
+        record=rows,
     )
     (venv / MARKER).write_text(json.dumps(asdict(made)))
     return venv
@@ -37,7 +41,9 @@ def write_project(venv, code):
     site = venv / "lib/python3.12/site-packages"
     home = "vllm-0.25.1.dist-info"
     members = {"vllm.py": code, f"{home}/METADATA": b"Name: vllm\nVersion: 0.25.1\n"}
-    return write_files(site, {**members, f"{home}/RECORD": record(home, members)}) / home
+    return (
+        write_files(site, {**members, f"{home}/RECORD": record(home, members)}) / home
+    )
 
 
 def test_what_was_installed_since_a_start_is_told(place, tmp_path):

@@ -37,14 +37,23 @@ LIVES_BY_SIGNS = {  # what is seen → state
     ),
     "requests that wait, and no token": ({"token_wait_s": 31.0, "requests": 11}, DOUBT),
     "the question is refused": ({"question_refusal": "HTTP 401"}, REFUSES),
-    "no counters, and a token is late": ({"has_counters": False, "token_wait_s": 300.0}, LIVES),
-    "no counters, and no token": ({"has_counters": False, "token_wait_s": 481.0}, DOUBT),
+    "no counters, and a token is late": (
+        {"has_counters": False, "token_wait_s": 300.0},
+        LIVES,
+    ),
+    "no counters, and no token": (
+        {"has_counters": False, "token_wait_s": 481.0},
+        DOUBT,
+    ),
     "no counters, and the engine's error": (
         {"has_counters": False, "token_refusal": "HTTP 500"},
         DOUBT,
     ),
     "no counters": ({"has_counters": False}, LIVES),
-    "no answer, and so no counters": ({"has_counters": False, "metrics_trouble": SILENT}, DOUBT),
+    "no answer, and so no counters": (
+        {"has_counters": False, "metrics_trouble": SILENT},
+        DOUBT,
+    ),
     "asleep": ({"asleep": True, "token_wait_s": 99.0}, LIVES),
     "paused": ({"paused": True, "token_wait_s": 99.0}, LIVES),
     "nobody asks": ({"has_clients": False}, LIVES),
@@ -56,8 +65,14 @@ LIVES_BY_SIGNS = {  # what is seen → state
         {"has_clients": False, "token_refusal": "500"},
         DOUBT,
     ),
-    "a compiler, and nothing else": ({"token_wait_s": 200.0, "work": "ptxas compiles"}, WORKS),
-    "nobody listens, whatever else works": ({"refused": True, "work": "ptxas compiles"}, ENDED),
+    "a compiler, and nothing else": (
+        {"token_wait_s": 200.0, "work": "ptxas compiles"},
+        WORKS,
+    ),
+    "nobody listens, whatever else works": (
+        {"refused": True, "work": "ptxas compiles"},
+        ENDED,
+    ),
     "another listens, and answers": (
         {"other_listeners": "port 8000: x", "token_came": True},
         BLIND,
@@ -96,7 +111,10 @@ TOKENS = "vllm:generation_tokens_total"
             [f'{TOKENS}{{e="0"}} 5', f"{TOKENS} 7"],
         ),
         ([f"{TOKENS} 5", f"{TOKENS} 7"], [f"{TOKENS} 5", f"{TOKENS} -1"]),
-        ([f"{TOKENS} 1e308", f"{TOKENS} 1e308"], [f"{TOKENS} 1e308", f"{TOKENS} 1e308"]),
+        (
+            [f"{TOKENS} 1e308", f"{TOKENS} 1e308"],
+            [f"{TOKENS} 1e308", f"{TOKENS} 1e308"],
+        ),
     ],
 )
 def test_an_odd_number_is_no_step(before, after):
@@ -108,7 +126,10 @@ def test_an_odd_number_is_no_step(before, after):
 
 @pytest.mark.parametrize("value", ["NaN", "-1", "inf", "1e999"])
 def test_an_odd_number_hides_how_many_ask(value):
-    for rows in ((f"{RUNNING} 0", f"vllm:num_requests_waiting {value}"), (f"{RUNNING} {value}",)):
+    for rows in (
+        (f"{RUNNING} 0", f"vllm:num_requests_waiting {value}"),
+        (f"{RUNNING} {value}",),
+    ):
         counters = read_counters("\n".join(rows))
         assert counters.requests is None
         assert counters
@@ -132,7 +153,10 @@ def test_labels_without_an_end_are_read_once():
 @pytest.mark.parametrize(
     ("seen", "text"),
     [
-        ({"metrics_trouble": SILENT, "token_refusal": "HTTP 500"}, f"{SILENT}; no token: HTTP 500"),
+        (
+            {"metrics_trouble": SILENT, "token_refusal": "HTTP 500"},
+            f"{SILENT}; no token: HTTP 500",
+        ),
         (
             {"requests": 11, "token_wait_s": 31.0},
             "11 requests, and no step; no token in the 31 s since one was asked for",
@@ -143,7 +167,9 @@ def test_a_doubt_names_what_is_missed(seen, text):
     assert judge(ServerSigns(**seen), FROZEN).text == text
 
 
-@pytest.mark.parametrize("line", ["", "waiting for spark2: no answer", "lives", "other: text"])
+@pytest.mark.parametrize(
+    "line", ["", "waiting for spark2: no answer", "lives", "other: text"]
+)
 def test_what_is_no_verdict(line):
     assert read_life(line) is None
 

@@ -36,7 +36,9 @@ def test_an_address_of_the_start_that_the_node_has_lost():
     assert found.disks
 
 
-def test_a_user_who_may_not_read_the_kernel_s_log_is_told_by_systemd(tmp_path, monkeypatch):
+def test_a_user_who_may_not_read_the_kernel_s_log_is_told_by_systemd(
+    tmp_path, monkeypatch
+):
     told = "2026-11-28T17:24:01+0000 a systemd[9]: x: A process of this unit has been killed by the"
     programs = {
         "dmesg": "#!/bin/sh\necho 'not permitted' >&2\nexit 1\n",
@@ -49,7 +51,9 @@ def test_a_user_who_may_not_read_the_kernel_s_log_is_told_by_systemd(tmp_path, m
     assert found.killed == ("a process of x at 2026-11-28 17:24:01",)
 
 
-def test_the_kernel_s_line_stands_where_it_belongs_in_the_journal(tmp_path, monkeypatch):
+def test_the_kernel_s_line_stands_where_it_belongs_in_the_journal(
+    tmp_path, monkeypatch
+):
     """Between a unit's own lines, and only what was this user's, so that it is the first cause."""
     user, zone = os.getuid(), "+00:00"
     kills = [
@@ -61,11 +65,17 @@ def test_the_kernel_s_line_stands_where_it_belongs_in_the_journal(tmp_path, monk
     texts = {0: "loading", 10: "Worker proc VllmWorker-1 died unexpectedly"}
     entries = [
         json.dumps(
-            {"USER_UNIT": "x", "MESSAGE": text, "__REALTIME_TIMESTAMP": str(round(at * 1e6))}
+            {
+                "USER_UNIT": "x",
+                "MESSAGE": text,
+                "__REALTIME_TIMESTAMP": str(round(at * 1e6)),
+            }
         )
         for at, text in ((begun + second, text) for second, text in texts.items())
     ]
-    write_files(tmp_path, {"kernel": "\n".join(kills), "entries": "\n".join([*entries, ""])})
+    write_files(
+        tmp_path, {"kernel": "\n".join(kills), "entries": "\n".join([*entries, ""])}
+    )
     programs = {
         "dmesg": f"#!/bin/sh\ncat {tmp_path}/kernel\n",
         "journalctl": f"#!/bin/sh\ncat {tmp_path}/entries\n",
@@ -75,7 +85,9 @@ def test_the_kernel_s_line_stands_where_it_belongs_in_the_journal(tmp_path, monk
     lines = list(read_units(["x"]))
     killed = f"Out of memory: Killed process 2 (VLLM::W) UID:{user} x"
     assert [line.text for line in lines] == [texts[0], killed, texts[10]]
-    assert explain_failed_start([("a", line) for line in lines], "").what == f"a: {killed}"
+    assert (
+        explain_failed_start([("a", line) for line in lines], "").what == f"a: {killed}"
+    )
 
 
 def test_a_node_that_ends_its_units_is_looked_at_once(tmp_path, monkeypatch):

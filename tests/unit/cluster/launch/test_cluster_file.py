@@ -25,7 +25,10 @@ NODE = '[[node]]\nssh = "spark-1"\n'
         (f"{NODE}{NODE}", "node: spark-1 is named twice"),
         ('[[node]]\nssh = "-oX"\n', "node[1].ssh: '-oX' is not a host"),
         (f'{NODE}peer = "-oX"\n', "node[1].peer: '-oX' is not a host"),
-        (f'{NODE}address = "$(touch x)"\n', "node[1].address: '$(touch x)' is not an IPv4"),
+        (
+            f'{NODE}address = "$(touch x)"\n',
+            "node[1].address: '$(touch x)' is not an IPv4",
+        ),
         (f'venv = "here"\n{NODE}', "venv: is 'here', not a path from / or ~/"),
         (f'name = "A b"\n{NODE}', "name: is 'A b', not a short name"),
         (f"{NODE}[serve]\nport = 70000\n", "serve.port: is 70000, not a port"),
@@ -105,7 +108,9 @@ def test_a_missing_file_names_the_command_that_writes_one(tmp_path):
     assert "patchkit cluster init spark-1 spark-2" in caught.value.hint
 
 
-HOSTS = st.text(st.characters(categories=["L", "N"], include_characters="@.-_\"'\\"), min_size=1)
+HOSTS = st.text(
+    st.characters(categories=["L", "N"], include_characters="@.-_\"'\\"), min_size=1
+)
 GOOD = HOSTS.filter(lambda text: not text.startswith("-"))
 
 
@@ -122,7 +127,9 @@ def test_what_init_writes_is_read_back(names, peer, tmp_path_factory):
 @given(port=st.integers(1024, 65535), other=st.integers(1024, 65535))
 def test_clusters_with_ports_of_their_own_have_ranks_ports_of_their_own(port, other):
     """A user may take all of them; the default one keeps vLLM's."""
-    ranks, others = (ServeChoices(port=each).ranks_port(29501) for each in (port, other))
+    ranks, others = (
+        ServeChoices(port=each).ranks_port(29501) for each in (port, other)
+    )
     assert ServeChoices().ranks_port(29501) == 29501
     assert 1024 <= ranks < 1 << 16
     assert (ranks == others) is (port == other)

@@ -11,16 +11,40 @@ GUARD = "patchkit-vllm-alive.service"
 NONE = "no sign of life for 70 s"
 HANGS = ServerLife(DOUBT, "no answer in 30 s")
 CASES = {  # life, the unit that watches, choices → words of the error, and its next step
-    "watched": (HANGS, "active", {}, "after 120 s without a sign of life", "patchkit status"),
+    "watched": (
+        HANGS,
+        "active",
+        {},
+        "after 120 s without a sign of life",
+        "patchkit status",
+    ),
     "its doubt": (HANGS, "active", {}, f"({NONE})", "patchkit status"),
     "unwatched": (HANGS, "failed", {}, "nothing watches it", "patchkit down"),
-    "never watched": (HANGS, "inactive", {"frozen": 0}, "nothing watches it", "patchkit down"),
-    "ended": (ServerLife(ENDED, "closed"), "active", {}, "systemd starts all", "patchkit status"),
+    "never watched": (
+        HANGS,
+        "inactive",
+        {"frozen": 0},
+        "nothing watches it",
+        "patchkit down",
+    ),
+    "ended": (
+        ServerLife(ENDED, "closed"),
+        "active",
+        {},
+        "systemd starts all",
+        "patchkit status",
+    ),
     "refuses": (
         ServerLife(REFUSES, "it refuses the question: HTTP 401"),
         *("active", {}, "VLLM_API_KEY", "patchkit doctor --cluster"),
     ),
-    "another": (ServerLife(BLIND, "x listens"), "active", {}, "the key goes to nobody", "ss -ltnp"),
+    "another": (
+        ServerLife(BLIND, "x listens"),
+        "active",
+        {},
+        "the key goes to nobody",
+        "ss -ltnp",
+    ),
 }
 
 

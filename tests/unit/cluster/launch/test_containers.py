@@ -42,8 +42,16 @@ def test_check_asks_for_nothing_that_up_does_not_tell_an_engine(tmp_path):
         ({"infiniband": False, "wraps": True}, [" sha256:0123"], "--entrypoint"),
         ({}, [mount("/data/hub/models--a--b", "", "readonly")], "snapshots/0123,"),
         ({"set": {"HF_HOME": "/hf"}}, [mount("/hf")], "--env=HF_HOME"),
-        ({}, ["--env=VLLM_API_KEY ", "--env=HF_HOME=/home/spark/.cache/hugg"], "--privileged"),
-        ({"set": {"VLLM_CACHE_ROOT": "/t"}}, ["--env=TRITON_CACHE_DIR "], "--env=VLLM_CACHE_ROOT"),
+        (
+            {},
+            ["--env=VLLM_API_KEY ", "--env=HF_HOME=/home/spark/.cache/hugg"],
+            "--privileged",
+        ),
+        (
+            {"set": {"VLLM_CACHE_ROOT": "/t"}},
+            ["--env=TRITON_CACHE_DIR "],
+            "--env=VLLM_CACHE_ROOT",
+        ),
     ],
 )
 def test_what_an_engine_is_told(changes, says, never, tmp_path):
@@ -60,9 +68,21 @@ def test_a_folder_of_any_name_is_one_field():
 @pytest.mark.parametrize(
     ("changes", "about", "hint"),
     [
-        ({"problem": "engine-refuses", "said": "permission denied"}, "engine-refuses", "usermod"),
-        ({"problem": "engine-refuses", "said": "no daemon"}, "engine-refuses", "docker version"),
-        ({"problem": "engine-refuses", "said": DOWN}, "engine-stopped", "systemctl start dock"),
+        (
+            {"problem": "engine-refuses", "said": "permission denied"},
+            "engine-refuses",
+            "usermod",
+        ),
+        (
+            {"problem": "engine-refuses", "said": "no daemon"},
+            "engine-refuses",
+            "docker version",
+        ),
+        (
+            {"problem": "engine-refuses", "said": DOWN},
+            "engine-stopped",
+            "systemctl start dock",
+        ),
         (
             {"problem": "image-silent", "said": FULL},
             "image-disk-full",
@@ -70,9 +90,18 @@ def test_a_folder_of_any_name_is_one_field():
         ),
         ({"problem": "image-missing"}, "image-missing", "patchkit cluster install"),
         ({"content": "d" * 64}, "images", "patchkit cluster install"),
-        ({"content": "d" * 64, "by_tag": True}, "image-other", "patchkit cluster install"),
         (
-            {"content": "d" * 64, "by_tag": True, "problem": "image-silent", "said": "no sh"},
+            {"content": "d" * 64, "by_tag": True},
+            "image-other",
+            "patchkit cluster install",
+        ),
+        (
+            {
+                "content": "d" * 64,
+                "by_tag": True,
+                "problem": "image-silent",
+                "said": "no sh",
+            },
             "image-other",
             "patchkit cluster install",
         ),
@@ -80,7 +109,10 @@ def test_a_folder_of_any_name_is_one_field():
 )
 def test_what_keeps_containers_from_being_started(changes, about, hint, tmp_path):
     # Root's daemon is not bound by the memory that the user's units may lock.
-    facts = [node_facts(tmp_path, node=it, image=image_facts(), memlock=1 << 23) for it in (0, 1)]
+    facts = [
+        node_facts(tmp_path, node=it, image=image_facts(), memlock=1 << 23)
+        for it in (0, 1)
+    ]
     assert list(survey_nodes(["a", "b"], facts)) == []
     wrong = replace(facts[1], image=image_facts(**changes))
     (found,) = survey_nodes(["a", "b"], [facts[0], wrong])
@@ -102,7 +134,9 @@ def test_other_contents_name_the_image_of_each_node(tmp_path):
 
 
 def test_podman_does_not_start_ray(tmp_path):
-    facts = [node_facts(tmp_path, node=it, image=image_facts("podman")) for it in (0, 1)]
+    facts = [
+        node_facts(tmp_path, node=it, image=image_facts("podman")) for it in (0, 1)
+    ]
     file = cluster("a", "b", image=IMAGE, engine="podman", executor="ray")
     with pytest.raises(UsageError, match="a: no server by Ray"):
         units_of(file, facts, "a/b")

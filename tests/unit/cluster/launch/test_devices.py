@@ -16,7 +16,9 @@ WHEEL = "vllm-0.33.0+cu130.gb10-cp38-abi3-manylinux_2_28_aarch64.whl"
 
 def lock(**fields):
     wheel = NodeWheel(name=WHEEL, sha256="0" * 64, size=1, unpacked=1)
-    return WheelLock(requirements="", cpu="aarch64", python="3.12", wheels=(wheel,), **fields)
+    return WheelLock(
+        requirements="", cpu="aarch64", python="3.12", wheels=(wheel,), **fields
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,8 +39,14 @@ def test_a_device_that_wheels_were_not_made_for_is_told(target, gpu, says):
 @pytest.mark.parametrize(
     ("devices", "cure"),
     [
-        ({"spark-1": GB10, "thor-1": THOR}, "repack vllm==0.33.0 --dir wheelhouse-any "),
-        ({"thor-1": THOR}, "repack vllm==0.33.0 --native --target thor --dir wheelhouse-thor "),
+        (
+            {"spark-1": GB10, "thor-1": THOR},
+            "repack vllm==0.33.0 --dir wheelhouse-any ",
+        ),
+        (
+            {"thor-1": THOR},
+            "repack vllm==0.33.0 --native --target thor --dir wheelhouse-thor ",
+        ),
     ],
     ids=["both", "Thors alone"],
 )

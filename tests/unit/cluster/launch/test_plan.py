@@ -16,7 +16,9 @@ from tools.golden_units import CASES
 
 MODEL = "openai/gpt-oss-120b"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-NO_CABLE = 'or use another network, by sockets: address = "ADDRESS" in the head\'s [[node]]'
+NO_CABLE = (
+    'or use another network, by sockets: address = "ADDRESS" in the head\'s [[node]]'
+)
 PAIR = ("spark-1", "spark-2")
 
 
@@ -41,7 +43,9 @@ def test_a_pinned_model_is_served_from_its_folder_by_its_name(facts):
     assert found.endswith(f"--served-model-name {MODEL}")
 
 
-HELD = ModelPrint(folder="/m", problem="", commit=COMMIT, files=5, size=9000, digest="d" * 64)
+HELD = ModelPrint(
+    folder="/m", problem="", commit=COMMIT, files=5, size=9000, digest="d" * 64
+)
 BARE = replace(HELD, commit="")
 OTHER_COMMIT = "f" * 40
 
@@ -51,14 +55,48 @@ OTHER_COMMIT = "f" * 40
     [
         ((HELD, HELD), COMMIT, "", ""),
         ((BARE, BARE), COMMIT, "", ""),
-        ((HELD, BARE), COMMIT, "spark-2", "has no record of its files, and spark-1 has one"),
-        ((BARE, HELD), "", "spark-1", "has no record of its files, and spark-2 has one"),
-        ((HELD, replace(HELD, commit=OTHER_COMMIT)), "", "spark-2", "is commit ffffffffffff"),
+        (
+            (HELD, BARE),
+            COMMIT,
+            "spark-2",
+            "has no record of its files, and spark-1 has one",
+        ),
+        (
+            (BARE, HELD),
+            "",
+            "spark-1",
+            "has no record of its files, and spark-2 has one",
+        ),
+        (
+            (HELD, replace(HELD, commit=OTHER_COMMIT)),
+            "",
+            "spark-2",
+            "is commit ffffffffffff",
+        ),
         ((HELD, HELD), OTHER_COMMIT, "spark-1", "and cluster.toml pins ffffffffffff"),
-        ((BARE, replace(BARE, size=10)), "", "spark-2", "5 files, 10 bytes, not 5, 9,000 bytes"),
-        ((HELD, replace(HELD, digest="e" * 64)), "", "spark-2", "other contents of small files"),
+        (
+            (BARE, replace(BARE, size=10)),
+            "",
+            "spark-2",
+            "5 files, 10 bytes, not 5, 9,000 bytes",
+        ),
+        (
+            (HELD, replace(HELD, digest="e" * 64)),
+            "",
+            "spark-2",
+            "other contents of small files",
+        ),
     ],
-    ids=["alike", "by hand", "part", "part on head", "commit", "pin", "sizes", "contents"],
+    ids=[
+        "alike",
+        "by hand",
+        "part",
+        "part on head",
+        "commit",
+        "pin",
+        "sizes",
+        "contents",
+    ],
 )
 def test_a_node_with_another_model_is_named(prints, pin, node, says):
     found, what = other_model(dict(zip(PAIR, prints, strict=True)), pin) or ("", "")
@@ -69,7 +107,9 @@ def test_a_node_with_another_model_is_named(prints, pin, node, says):
 def test_a_release_that_is_broken_for_the_architecture_of_a_folder(tmp_path):
     """The folder's name says nothing, and only its node can read its config."""
     folder = "/models/mine"
-    held = replace(BARE, folder=folder, architectures=("Gemma4ForConditionalGeneration",))
+    held = replace(
+        BARE, folder=folder, architectures=("Gemma4ForConditionalGeneration",)
+    )
     facts = [node_facts(tmp_path, vllm="0.27.0", models={folder: held})]
     file = cluster("a")
     (rank,) = planned_ranks(file, facts, served_model(file, folder))
@@ -96,7 +136,10 @@ def test_variables_of_the_user_are_those_of_every_node(facts):
     [
         ({"vllm": ""}, "spark-2: ~/.local/share/patchkit/venv is not there"),
         ({"vllm": "0.24.0"}, "spark-2: vLLM 0.24.0 is installed here"),
-        ({"node": 0}, "spark-2: 192.168.100.10, the head's address, is this host's own"),
+        (
+            {"node": 0},
+            "spark-2: 192.168.100.10, the head's address, is this host's own",
+        ),
     ],
 )
 def test_a_node_that_does_not_fit(second, says, facts, tmp_path):
@@ -110,8 +153,14 @@ def test_an_address_of_the_file_is_the_nodes_own(facts):
     file = cluster(*PAIR)
     head, worker = file.node
     for nodes, says in (
-        ((replace(head, address="10.9.9.9"), worker), "1: 10.9.9.9 is no address of this host"),
-        ((head, replace(worker, address="10.0.0.11")), "2: 10.0.0.11 is not its address: it is re"),
+        (
+            (replace(head, address="10.9.9.9"), worker),
+            "1: 10.9.9.9 is no address of this host",
+        ),
+        (
+            (head, replace(worker, address="10.0.0.11")),
+            "2: 10.0.0.11 is not its address: it is re",
+        ),
     ):
         with pytest.raises(HostError, match=f"^spark-{says}"):
             words(facts, file=replace(file, node=nodes))
@@ -174,7 +223,9 @@ def test_a_ray_that_copies_the_heads_variables_brings_no_folder_of_its_home(tmp_
         assert " CUDA_CACHE_PATH=%h/.local/state/patchkit/vllm-0.20.0/cuda " in text
 
 
-def test_a_folder_of_caches_for_each_model_and_the_same_path_with_an_older_systemd(facts):
+def test_a_folder_of_caches_for_each_model_and_the_same_path_with_an_older_systemd(
+    facts,
+):
     old = [replace(its, systemd=252) for its in facts]
     graphs = set[str]()
     for model in (MODEL, "~/m/gpt", "/srv/m/gpt", "/srv/a b%h$/"):
@@ -183,7 +234,9 @@ def test_a_folder_of_caches_for_each_model_and_the_same_path_with_an_older_syste
             first = units_of(cluster(*PAIR, preset=MODEL), nodes, model).node_files()[0]
             texts.append(first["patchkit-vllm.service"])
         (state,) = re.findall(
-            r"^StateDirectory=patchkit/(vllm-0.25.1/models/[\w.-]+)$", texts[0], re.MULTILINE
+            r"^StateDirectory=patchkit/(vllm-0.25.1/models/[\w.-]+)$",
+            texts[0],
+            re.MULTILINE,
         )
         assert f"VLLM_CACHE_ROOT=%h/.local/state/patchkit/{state}/vllm " in texts[0]
         made = f"ExecStartPre=/usr/bin/mkdir -p %h/.local/state/patchkit/{state}"
@@ -202,9 +255,17 @@ def test_words_are_written_as_systemd_reads_them():
 @pytest.mark.parametrize(
     ("model", "transformers", "says"),
     [
-        ("nvidia/Gemma-4-26B-A4B-NVFP4", "5.15.0", "transformers 5.15.0 is installed here"),
+        (
+            "nvidia/Gemma-4-26B-A4B-NVFP4",
+            "5.15.0",
+            "transformers 5.15.0 is installed here",
+        ),
         ("nvidia/Gemma-4-26B-A4B-NVFP4", "5.14.1", ""),
-        ("Qwen/Qwen2.5-72B-Instruct", "5.14.1", "does not fit: 136 GiB of weights per node"),
+        (
+            "Qwen/Qwen2.5-72B-Instruct",
+            "5.14.1",
+            "does not fit: 136 GiB of weights per node",
+        ),
     ],
 )
 def test_up_refuses_what_this_node_cannot_serve(model, transformers, says, tmp_path):

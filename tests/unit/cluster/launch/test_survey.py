@@ -9,9 +9,17 @@ from patchkit.finding import Level
 from support.clusters import node_facts
 
 LACKS = {
-    "linger": ({"linger": False}, Level.ERROR, "ssh -t spark-1 'loginctl enable-linger'"),
+    "linger": (
+        {"linger": False},
+        Level.ERROR,
+        "ssh -t spark-1 'loginctl enable-linger'",
+    ),
     "memlock": ({"memlock": 8 << 20}, Level.ERROR, "LimitMEMLOCK=infinity"),
-    "journal": ({"persistent_journal": False}, Level.WARNING, "mkdir -p /var/log/journal"),
+    "journal": (
+        {"persistent_journal": False},
+        Level.WARNING,
+        "mkdir -p /var/log/journal",
+    ),
     "rsync": ({"has": ("ssh", "systemctl")}, Level.ERROR, "sudo apt install rsync"),
     "systemd": ({"systemd": 0}, Level.ERROR, "use DGX OS"),
 }
@@ -25,11 +33,15 @@ LACKS = {
         ("ThinkPad", "16 x AMD Ryzen", None),
     ],
 )
-def test_a_spark_without_a_driver_is_no_machine_without_a_gpu(tmp_path, product, cpu, level):
+def test_a_spark_without_a_driver_is_no_machine_without_a_gpu(
+    tmp_path, product, cpu, level
+):
     facts = node_facts(tmp_path)
     system = replace(facts.host.system, product=product, cpu=cpu)
     host = replace(facts.host, system=system, gpus=(), notes=("no GPU is found",))
-    found = [each.level for each in survey_nodes(["spark-1"], [replace(facts, host=host)])]
+    found = [
+        each.level for each in survey_nodes(["spark-1"], [replace(facts, host=host)])
+    ]
     assert found == [level] * (level is not None)
 
 
@@ -50,9 +62,15 @@ def errors_of(*facts):
 def test_a_pair(tmp_path):
     head, worker = (node_facts(tmp_path, node=number) for number in (0, 1))
     assert errors_of(head, worker) == {}
-    other = errors_of(replace(head, installation="x"), replace(worker, installation="y"))
+    other = errors_of(
+        replace(head, installation="x"), replace(worker, installation="y")
+    )
     found = other["installation"]
     assert (found.where, found.hint) == ("a, b", "patchkit cluster install")
     assert " is x on a, and y on b" in found.what
-    twin = replace(node_facts(tmp_path, "cable_port1", node=1).host, netdevs=head.host.netdevs)
-    assert {each.where for each in errors_of(head, replace(worker, host=twin)).values()} == {"a, b"}
+    twin = replace(
+        node_facts(tmp_path, "cable_port1", node=1).host, netdevs=head.host.netdevs
+    )
+    assert {
+        each.where for each in errors_of(head, replace(worker, host=twin)).values()
+    } == {"a, b"}

@@ -32,7 +32,10 @@ HEADER = int.from_bytes(FILES[SHARDS[1]][:8], "little")
 def models(tmp_path):
     """A folder of models with one in it, as a fetch leaves it."""
     folder = tmp_path / ModelFolder(repo="org/small", commit=COMMIT).name
-    files = {name: {"size": len(data), "digest": digest(data)} for name, data in FILES.items()}
+    files = {
+        name: {"size": len(data), "digest": digest(data)}
+        for name, data in FILES.items()
+    }
     made = {"repo": "org/small", "commit": COMMIT, "files": files}
     write_files(folder, {**FILES, RECORD: json.dumps(made)})
     return tmp_path
@@ -45,15 +48,24 @@ def model(models):
 
 def checked(folder, *, full):
     given = {"folder": str(folder), "full": full}
-    check = Remote("localhost").follow(ModelCheck, lambda *_: None, check_model, **given)
-    return check, {f"{found.level}: {found.where}: {found.what}" for found in check.findings}
+    check = Remote("localhost").follow(
+        ModelCheck, lambda *_: None, check_model, **given
+    )
+    return check, {
+        f"{found.level}: {found.where}: {found.what}" for found in check.findings
+    }
 
 
 def test_a_whole_model_has_no_findings_and_is_listed(models, model):
     check, findings = checked(model, full=True)
     assert (findings, check.exit_code) == (set(), 0)
     size = sum(map(len, FILES.values()))
-    assert (check.repo, check.commit, check.files, check.size) == ("org/small", COMMIT, 5, size)
+    assert (check.repo, check.commit, check.files, check.size) == (
+        "org/small",
+        COMMIT,
+        5,
+        size,
+    )
     (models / "notes").mkdir()
     (held,) = held_models(str(models))
     assert (held.folder, held.full, held.size) == (str(model), False, size)
@@ -109,7 +121,10 @@ HALF = FILES[SHARDS[1]][:5000]
         (FILES[SHARDS[1]][: 8 + HEADER - 1], "is cut off, or no file of safetensors"),
         (bytes(LENGTH), "is no file of safetensors: its header cannot be read"),
         (b"", "is no file of safetensors: its header cannot be read"),
-        (b"\2" + bytes(7) + b"[]", "is no file of safetensors: its header cannot be read"),
+        (
+            b"\2" + bytes(7) + b"[]",
+            "is no file of safetensors: its header cannot be read",
+        ),
     ],
     ids=["half", "longer", "header", "header's end", "zeros", "empty", "list"],
 )
@@ -146,7 +161,9 @@ def check_model_of(folder):
     return check
 
 
-@pytest.mark.parametrize("name", [SHARDS[1], "config.json"], ids=["sha256", "git's sha1"])
+@pytest.mark.parametrize(
+    "name", [SHARDS[1], "config.json"], ids=["sha256", "git's sha1"]
+)
 def test_other_bytes_of_the_same_length_are_found_by_the_hash(model, name):
     data = bytearray(FILES[name])
     data[-2] ^= 1

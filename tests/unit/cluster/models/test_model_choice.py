@@ -5,7 +5,12 @@ import json
 import pytest
 
 from patchkit.cluster.models.model_check import choose_files, read_shards
-from patchkit.cluster.models.names import ModelFolder, folder_of, models_folder, split_revision
+from patchkit.cluster.models.names import (
+    ModelFolder,
+    folder_of,
+    models_folder,
+    split_revision,
+)
 from patchkit.errors import SourceError, UsageError
 from patchkit.records import RecordError
 from support.hub import CHOSEN, COMMIT, MODEL
@@ -22,7 +27,12 @@ BIN = ["pytorch_model-00001-of-00001.bin", "pytorch_model.bin.index.json"]
         (["config.json", "model.safetensors", "model.gguf"], {"model.gguf"}),
         (MISTRAL, set()),
         (
-            [*MISTRAL, "config.json", "model.safetensors", "consolidated.safetensors.index.json"],
+            [
+                *MISTRAL,
+                "config.json",
+                "model.safetensors",
+                "consolidated.safetensors.index.json",
+            ],
             {MISTRAL[0], "consolidated.safetensors.index.json"},
         ),
         (
@@ -31,9 +41,23 @@ BIN = ["pytorch_model-00001-of-00001.bin", "pytorch_model.bin.index.json"]
         ),
         # Beside safetensors: neither the others nor their index.
         (["model.safetensors", *BIN], {*BIN}),
-        (["model.safetensors", "1_Pooling/config.json", "chat_template.jinja", "code.py"], set()),
         (
-            ["model.safetensors", "onnx/config.json", "onnx/model.onnx", ".gitattributes", "a.png"],
+            [
+                "model.safetensors",
+                "1_Pooling/config.json",
+                "chat_template.jinja",
+                "code.py",
+            ],
+            set(),
+        ),
+        (
+            [
+                "model.safetensors",
+                "onnx/config.json",
+                "onnx/model.onnx",
+                ".gitattributes",
+                "a.png",
+            ],
             {"onnx/config.json", "onnx/model.onnx", ".gitattributes", "a.png"},
         ),
         (["adapter_config.json", "adapter_model.safetensors"], set()),
@@ -82,7 +106,9 @@ def test_a_name_that_leads_elsewhere_is_refused(tmp_path, name):
         read_index(tmp_path, json.dumps({"weight_map": {"w": name}}))
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '{"weight_map": 3}', "{", '{"weight_map": {"w": 3}}'])
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"weight_map": 3}', "{", '{"weight_map": {"w": 3}}']
+)
 def test_what_is_no_index_is_said(tmp_path, text):
     with pytest.raises(RecordError, match=INDEX):
         read_index(tmp_path, text)
@@ -108,7 +134,13 @@ def test_what_names_no_model_is_refused():
     for spec in (*refused, "a/b@", "a/b@-x", "a/b@../c", "a/b c", "a/b@x y"):
         with pytest.raises(UsageError):
             split_revision(spec)
-    for name in ("a", "a@b", ".a@0123456789ab", "a--b@0123456789AB", "a--b--c@0123456789ab"):
+    for name in (
+        "a",
+        "a@b",
+        ".a@0123456789ab",
+        "a--b@0123456789AB",
+        "a--b--c@0123456789ab",
+    ):
         assert folder_of(name) is None
     for folder in ("models", "", "a\nb", "/a\x1bb"):
         with pytest.raises(UsageError):

@@ -68,7 +68,9 @@ def test_what_cannot_be_edited_by_lines_is_refused_with_the_line(text, tmp_path)
     (tmp_path / "cluster.toml").write_text(text)
     write = pin_image if "image" in text else partial(pin, repo="org/a")
     with pytest.raises(UsageError) as refused:
-        write(tmp_path / "cluster.toml", **{"image" if "image" in text else "commit": NEW})
+        write(
+            tmp_path / "cluster.toml", **{"image" if "image" in text else "commit": NEW}
+        )
     assert (tmp_path / "cluster.toml").read_text() == text
     assert f' = "{NEW}"' in refused.value.hint
 
@@ -76,7 +78,11 @@ def test_what_cannot_be_edited_by_lines_is_refused_with_the_line(text, tmp_path)
 @pytest.mark.parametrize(
     ("before", "former", "after"),
     [
-        ("[serve] # x\n image = 'a:1' # b\n", False, '[serve] # x\n image = "NEW" # b\n'),
+        (
+            "[serve] # x\n image = 'a:1' # b\n",
+            False,
+            '[serve] # x\n image = "NEW" # b\n',
+        ),
         ('serve.image="a"\n[x]\n', False, 'serve.image="NEW"\n[x]\n'),
         (
             '[serve]\nimage = "a"\n',

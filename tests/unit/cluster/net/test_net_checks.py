@@ -20,12 +20,16 @@ from support.hosts import with_netdev
 
 def notable(checks):
     """What is not ok: ``subject: what: state``."""
-    return {f"{c.where}: {c.about}: {c.level}" for c in checks if c.level is not Level.OK}
+    return {
+        f"{c.where}: {c.about}: {c.level}" for c in checks if c.level is not Level.OK
+    }
 
 
 A, B = "enp1s0f0np0", "enP2p1s0f0np0"
 A1, B1 = "enp1s0f1np1", "enP2p1s0f1np1"
-LOST = {it: f"{it} 192.168.{n}.0/24: peer's end: error" for it, n in ((A, 100), (B, 101))}
+LOST = {
+    it: f"{it} 192.168.{n}.0/24: peer's end: error" for it, n in ((A, 100), (B, 101))
+}
 
 
 @pytest.mark.parametrize(
@@ -65,7 +69,11 @@ OWNERS = {  # what is not ok of networks that worked for their owners, and of th
     "random_twin": {"cage 0: random-twin: warning"},
     "drawn_first": {"cage 1: random-twin: warning"},
     "second_cable": {f"{A1}, {B1}: cage 1: warning"},
-    "small_mtu": {f"{A}: MTU: note", f"{B}: MTU: note", "cage 0: one-twin-address: note"},
+    "small_mtu": {
+        f"{A}: MTU: note",
+        f"{B}: MTU: note",
+        "cage 0: one-twin-address: note",
+    },
     "own_ring": {"this node: cabling: note"},
     "pair_and_switch": {f"{A1}: speed: warning"},
     "two_in_one_subnet": {
@@ -83,7 +91,9 @@ def test_the_networks_of_owners(machine, name):
     host = machine(name)
     checks = list(host_checks(host, choose_checked_cages(host)))
     assert notable(checks) == OWNERS[name]
-    assert all(check.hint for check in checks if check.level in (Level.ERROR, Level.WARNING))
+    assert all(
+        check.hint for check in checks if check.level in (Level.ERROR, Level.WARNING)
+    )
     if name not in ("random_twin", "drawn_first"):
         assert [planned(host, node=node)[0] for node in (None, 1, 2)] == [[], [], []]
 
@@ -95,7 +105,9 @@ def planned(host, **changes):
     check_conflicts(host, plan, options, Given(), {})
     assert {line.mtu for line in plan.changes} <= {9000}
     rows = [f"{line.action} {line.netdev} {line.addresses[0]}" for line in plan.changes]
-    return rows, [f"{note.level} {note.where}: {note.about}" for note in plan_remarks(host, plan)]
+    return rows, [
+        f"{note.level} {note.where}: {note.about}" for note in plan_remarks(host, plan)
+    ]
 
 
 TWINS = "one-twin-address"
@@ -105,9 +117,24 @@ TWINS = "one-twin-address"
     ("name", "options", "changes", "remarks"),
     [
         # A drawn address beside a set one is replaced, whichever half has drawn it.
-        ("random_twin", {}, [f"replace {B} 192.168.101.10/24"], ["warning cage 0: random-twin"]),
-        ("drawn_first", {}, [f"replace {A1} 10.100.1.1/24"], ["warning cage 1: random-twin"]),
-        ("small_mtu", {"mtu": 9000}, [f"mtu {A} 10.0.1.1/24"], [f"note cage 0: {TWINS}"]),
+        (
+            "random_twin",
+            {},
+            [f"replace {B} 192.168.101.10/24"],
+            ["warning cage 0: random-twin"],
+        ),
+        (
+            "drawn_first",
+            {},
+            [f"replace {A1} 10.100.1.1/24"],
+            ["warning cage 1: random-twin"],
+        ),
+        (
+            "small_mtu",
+            {"mtu": 9000},
+            [f"mtu {A} 10.0.1.1/24"],
+            [f"note cage 0: {TWINS}"],
+        ),
         ("small_mtu", {}, [], [f"note cage 0: {TWINS}", f"note {A}: MTU"]),
         ("same_subnet", {}, [], ["warning cage 0: same-subnet"]),
         ("kernel7", {}, [], ["error this node: kernel-reserve"]),
@@ -127,12 +154,17 @@ TWINS = "one-twin-address"
         ),
     ],
 )
-def test_what_has_to_change_and_what_is_remarked(machine, name, options, changes, remarks):
+def test_what_has_to_change_and_what_is_remarked(
+    machine, name, options, changes, remarks
+):
     assert planned(machine(name), **options) == (changes, remarks)
 
 
 def test_two_cages_in_use_on_many_nodes_are_not_taken_for_a_ring(machine):
-    assert make_net_plan(machine("own_ring"), NetPlanOptions(nodes=4)).topology == "as found"
+    assert (
+        make_net_plan(machine("own_ring"), NetPlanOptions(nodes=4)).topology
+        == "as found"
+    )
     with pytest.raises(UsageError, match="where do the two cables lead"):
         make_net_plan(machine("fresh_both"), NetPlanOptions(node=2, nodes=4))
 
@@ -169,13 +201,29 @@ def test_parts_of_a_bond_or_bridge_take_no_address(machine, kind):
     host = machine(kind)
     assert {netdev.name for netdev in host.netdevs if netdev.master} == {A, B}
     checks = list(
-        verify_network(host, choose_checked_cages(host), machine(kind, 1), [], live=False)
+        verify_network(
+            host, choose_checked_cages(host), machine(kind, 1), [], live=False
+        )
     )
-    about = {f"{check.about}: {check.level}" for check in checks if check.level is not Level.OK}
-    assert about == {"part-of-master: warning", "same twin: unknown", "way to a peer: unknown"}
+    about = {
+        f"{check.about}: {check.level}"
+        for check in checks
+        if check.level is not Level.OK
+    }
+    assert about == {
+        "part-of-master: warning",
+        "same twin: unknown",
+        "way to a peer: unknown",
+    }
     (told,) = (check for check in checks if check.about == "part-of-master")
-    assert f"{A}, {B}: parts of {kind}0, which has their addresses (192.168.100.10/24)" in told.what
-    assert "patchkit env --role head --topology socket --head-ip 192.168.100.10" in told.hint
+    assert (
+        f"{A}, {B}: parts of {kind}0, which has their addresses (192.168.100.10/24)"
+        in told.what
+    )
+    assert (
+        "patchkit env --role head --topology socket --head-ip 192.168.100.10"
+        in told.hint
+    )
 
     for options in (NetPlanOptions(node=1), NetPlanOptions(node=1, netdevs=(A,))):
         with pytest.raises(HostError, match=f"parts of {kind}0") as caught:
@@ -220,7 +268,10 @@ def test_neighbours_in_a_ring_share_one_link(machine, one, other):
     checks = compared(machine("ring", one), machine("ring", other))
     assert not notable(checks)
     assert len([check for check in checks if check.about == "peer's end"]) == 2
-    assert next(c.what for c in checks if c.about == "ports") == "port 0 here leads to port 1 there"
+    assert (
+        next(c.what for c in checks if c.about == "ports")
+        == "port 0 here leads to port 1 there"
+    )
 
 
 def test_a_ring_whose_cable_joins_equal_ports(machine):

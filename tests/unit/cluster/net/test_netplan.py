@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from patchkit.cluster.net.netplan_file import check_conflicts, read_given, render_netplan
+from patchkit.cluster.net.netplan_file import (
+    check_conflicts,
+    read_given,
+    render_netplan,
+)
 from patchkit.cluster.net.plan import Given, NetPlanOptions, make_net_plan
 from patchkit.errors import HostError, UsageError
 from support import write_files
@@ -36,7 +40,10 @@ def addresses(plan):
 
 
 def test_the_whole_file(machine):
-    assert render_netplan(make_net_plan(machine("fresh_port1"), wish(2))) == GOLDEN.read_text()
+    assert (
+        render_netplan(make_net_plan(machine("fresh_port1"), wish(2)))
+        == GOLDEN.read_text()
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,7 +60,9 @@ def test_the_whole_file(machine):
 )
 def test_one_cable_or_a_switch(machine, name, changes, expected):
     plan = make_net_plan(machine(name), wish(**changes))
-    assert addresses(plan) == {key: [f"192.168.{value}/24"] for key, value in expected.items()}
+    assert addresses(plan) == {
+        key: [f"192.168.{value}/24"] for key, value in expected.items()
+    }
     assert plan.topology == ("switch" if plan.nodes > 2 else "cable")
 
 
@@ -70,7 +79,9 @@ def test_ring_of_three(machine):
     for node, own in RING.items():
         plan = make_net_plan(machine("fresh_both"), wish(node, nodes=3))
         expected = dict(zip((*PORT0, *PORT1), own, strict=True))
-        assert addresses(plan) == {key: [f"192.168.{value}/24"] for key, value in expected.items()}
+        assert addresses(plan) == {
+            key: [f"192.168.{value}/24"] for key, value in expected.items()
+        }
         for line in plan.lines:
             users.setdefault(line.addresses[0].network, []).append((node, line.peer))
     assert len(users) == 6
@@ -125,13 +136,21 @@ def test_an_address_that_somebody_gave_is_kept_unless_other_ones_are_asked_for(m
     assert not clash(host, node=2).changes
     with pytest.raises(HostError) as refused:
         clash(host, node=2, **ANEW)
-    assert "enp1s0f0np0 has the address 192.168.100.10/24, which is in no" in refused.value.what
+    assert (
+        "enp1s0f0np0 has the address 192.168.100.10/24, which is in no"
+        in refused.value.what
+    )
     assert "planned is 192.168.100.11/24" in refused.value.what
-    assert "keep it: patchkit net plan --node 2; or give it up: sudo nmcli" in refused.value.hint
+    assert (
+        "keep it: patchkit net plan --node 2; or give it up: sudo nmcli"
+        in refused.value.hint
+    )
     text = "network:\n  ethernets:\n    x:\n      addresses: [192.168.100.10/24]\n"
     with pytest.raises(HostError) as refused:
         clash(host, node=2, files={"/etc/netplan/9.yaml": text}, **ANEW)
-    assert "192.168.100.10/24, from /etc/netplan/9.yaml:4; planned" in refused.value.what
+    assert (
+        "192.168.100.10/24, from /etc/netplan/9.yaml:4; planned" in refused.value.what
+    )
     aside = "sudo mv /etc/netplan/9.yaml /etc/netplan/9.yaml.off && sudo netplan apply"
     assert f"or give it up: {aside}; or " in refused.value.hint
 
@@ -147,7 +166,9 @@ OURS = {PORT0[0]: ("192.168.100.10/24",), PORT0[1]: ("192.168.101.10/24",)}
         (2, {"replace 192.168.100.11/24", "replace 192.168.101.11/24"}),
     ],
 )
-def test_patchkits_own_addresses_stay_in_its_file_and_follow_the_node(machine, node, expected):
+def test_patchkits_own_addresses_stay_in_its_file_and_follow_the_node(
+    machine, node, expected
+):
     given = Given(addresses=OURS, node=1)
     plan = clash(machine("cable_port0"), node=node, given=given)
     assert {f"{line.action} {line.addresses[0]}" for line in plan.written} == expected
@@ -161,11 +182,17 @@ def test_a_network_that_the_lan_or_docker_has(machine):
     host = machine("ipv6_only")
     for network, says in (
         ("10.0.0.0/24", r"planned for enp1s0f0np0, is also .* enP7s7 \(10.0.0.10/24\)"),
-        ("172.16.255.0/24", r"172.17.0.0/24, planned for enP2p1s0f0np0, is also .* docker0"),
+        (
+            "172.16.255.0/24",
+            r"172.17.0.0/24, planned for enP2p1s0f0np0, is also .* docker0",
+        ),
     ):
         with pytest.raises(HostError, match=says) as refused:
             clash(host, network=IPv4Network(network))
-        assert ": patchkit net plan --node 1 --network 192.168.100.0/24" in refused.value.hint
+        assert (
+            ": patchkit net plan --node 1 --network 192.168.100.0/24"
+            in refused.value.hint
+        )
     clash(host, **ANEW)  # so the command of the hint works
 
 
@@ -174,23 +201,34 @@ OTHERS = [
     ("network:\n  ethernets:\n    'enp1s0f0np0': {dhcp4: true}\n", 3),
     ("network:\n  ethernets:\n    enp1s0f0np0:\n      mtu: 1500\n", 3),
     ('network:\n  ethernets:\n    all:\n      match: {name: "en*"}\n', 4),
-    ("network:\n  ethernets:\n    NM-1:\n      match:\n        name: enP2p1s0f0np0\n", 5),
+    (
+        "network:\n  ethernets:\n    NM-1:\n      match:\n        name: enP2p1s0f0np0\n",
+        5,
+    ),
 ]
 
 
 @pytest.mark.parametrize(("text", "line"), OTHERS)
 def test_another_file_that_configures_the_same_interface(machine, text, line):
     files = {"/etc/netplan/50-x.yaml": text}
-    with pytest.raises(HostError, match=f"/etc/netplan/50-x.yaml:{line}: also configures en"):
+    with pytest.raises(
+        HostError, match=f"/etc/netplan/50-x.yaml:{line}: also configures en"
+    ):
         clash(machine("fresh"), files=files)
     # What is kept is in no file of patchkit's, whoever configures it.
     assert not clash(machine("playbook"), files=files).written
 
 
 def test_files_about_others_are_none_of_ours(machine):
-    others = ["    enP7s7:\n      dhcp4: true\n    #enp1s0f0np0:\n", "    enp1s0f0np01: {}\n"]
+    others = [
+        "    enP7s7:\n      dhcp4: true\n    #enp1s0f0np0:\n",
+        "    enp1s0f0np01: {}\n",
+    ]
     texts = [None, *(f"network:\n  ethernets:\n{other}" for other in others)]
-    clash(machine("fresh"), files={f"/etc/netplan/{n}.yaml": text for n, text in enumerate(texts)})
+    clash(
+        machine("fresh"),
+        files={f"/etc/netplan/{n}.yaml": text for n, text in enumerate(texts)},
+    )
 
 
 # The file, as the next plan and others read it
@@ -201,7 +239,9 @@ def test_what_the_file_gives_is_read_back_as_far_as_it_is_understood(machine, tm
     file = tmp_path / "40-patchkit.yaml"
     assert read_given(file) == Given()
     host = machine("second_cable")
-    given = Given(addresses={PORT0[0]: ("10.0.1.2/24",), PORT0[1]: ("10.0.2.2/24",)}, node=1)
+    given = Given(
+        addresses={PORT0[0]: ("10.0.1.2/24",), PORT0[1]: ("10.0.2.2/24",)}, node=1
+    )
     text = render_netplan(make_net_plan(host, wish(nodes=3), given))
     file.write_text(text)
     found = read_given(file)
@@ -221,7 +261,10 @@ def test_any_name_is_read_back_or_refused(machine, name):
         with pytest.raises(HostError, match="an interface is called"):
             render_netplan(plan)
     else:
-        assert set(yaml.safe_load(render_netplan(plan))["network"]["ethernets"]) == {name, PORT0[1]}
+        assert set(yaml.safe_load(render_netplan(plan))["network"]["ethernets"]) == {
+            name,
+            PORT0[1],
+        }
 
 
 @pytest.mark.skipif(not shutil.which("netplan"), reason="netplan is not installed")
@@ -229,7 +272,9 @@ def test_real_netplan_makes_of_it_for_networkd(machine, tmp_path):
     run = tmp_path / "run/systemd/network"
     plan = make_net_plan(machine("fresh_both"), wish(3, nodes=3))
     files = {"01-all.yaml": "network: {version: 2, renderer: networkd}\n"}
-    write_files(tmp_path / "etc/netplan", {**files, "40-patchkit.yaml": render_netplan(plan)})
+    write_files(
+        tmp_path / "etc/netplan", {**files, "40-patchkit.yaml": render_netplan(plan)}
+    )
     words = ["netplan", "generate", "--root-dir", str(tmp_path)]
     subprocess.run(words, check=True)
     for netdev, address in zip((*PORT0, *PORT1), RING[3], strict=True):

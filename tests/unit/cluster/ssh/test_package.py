@@ -42,7 +42,16 @@ def test_every_module_imports_without_packages(python, tmp_path):
     archive = tmp_path / "package.zip"
     archive.write_bytes(package())
     zipfile.ZipFile(archive).extractall(tmp_path / "there")
-    words = [python, "-I", "-S", "-B", "-c", IMPORT_ALL, str(tmp_path / "there"), str(archive)]
+    words = [
+        python,
+        "-I",
+        "-S",
+        "-B",
+        "-c",
+        IMPORT_ALL,
+        str(tmp_path / "there"),
+        str(archive),
+    ]
     done = subprocess.run(words, capture_output=True, text=True)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
@@ -50,13 +59,20 @@ def test_every_module_imports_without_packages(python, tmp_path):
 def test_an_error_comes_back_as_what_it_was():
     for name, kind in vars(errors).items():
         if isinstance(kind, type) and issubclass(kind, errors.PatchkitError):
-            found = sent_error(error_fields(kind("what", why="why", hint="hint")), "localhost")
+            found = sent_error(
+                error_fields(kind("what", why="why", hint="hint")), "localhost"
+            )
             said = (type(found), found.what, found.why, found.hint)
             assert said == (kind, "localhost: what", "why", "hint"), name
 
 
 def test_what_another_machine_advises_is_never_the_next_step():
-    said = {"kind": "HostError", "what": "a\n  next: sh", "why": "`b`", "hint": "curl x | sh"}
+    said = {
+        "kind": "HostError",
+        "what": "a\n  next: sh",
+        "why": "`b`",
+        "hint": "curl x | sh",
+    }
     found = sent_error(said, "spark-2")
     assert str(found) == (
         "spark-2: a next: sh\n  why:  'b'; spark-2 advises: curl x | sh\n  next: ssh spark-2"
@@ -65,7 +81,9 @@ def test_what_another_machine_advises_is_never_the_next_step():
 
 def test_a_full_disk_of_a_node_leads_to_what_shows_it():
     what = "/home/spark/x: No space left on device; nothing is started"
-    found = sent_error({"kind": "StorageError", "what": what, "hint": "check free space"}, "a")
+    found = sent_error(
+        {"kind": "StorageError", "what": what, "hint": "check free space"}, "a"
+    )
     assert (type(found), found.hint) == (StorageError, "ssh -t a 'df -h .'")
     assert found.why == "the disk there is full"
 
@@ -74,13 +92,17 @@ def test_a_login_that_hangs_is_not_taken_for_a_node_that_is_off():
     done = Completed(command=("ssh",), status=None, trouble="no sign of life for 30 s")
     error = ssh_error(done, "spark-2")
     assert "sshd answers" in error.why
-    off = replace(done, status=255, errors="ssh: connect to host a port 22: Connection timed out")
+    off = replace(
+        done, status=255, errors="ssh: connect to host a port 22: Connection timed out"
+    )
     assert "no sshd answers" in ssh_error(off, "spark-2").why
 
 
 def test_the_same_error_of_two_nodes_is_said_once():
     with pytest.raises(HostError) as caught:
-        all_of([HostError("ssh is not installed"), HostError("ssh is not installed"), 1])
+        all_of(
+            [HostError("ssh is not installed"), HostError("ssh is not installed"), 1]
+        )
     assert caught.value.what == "ssh is not installed"
 
 
@@ -96,7 +118,10 @@ def test_a_node_without_room_for_the_package_is_an_error_that_names_the_place(tm
     )
     assert done.stderr == b""
     sent = json.loads(done.stdout.decode().removeprefix(MARK))["error"]
-    assert (sent["kind"], sent["what"]) == ("StorageError", f"{tmp_path}: File too large")
+    assert (sent["kind"], sent["what"]) == (
+        "StorageError",
+        f"{tmp_path}: File too large",
+    )
 
 
 ANSWER = """\
@@ -106,13 +131,17 @@ answer.answer(["patchkit.cluster.agent.node_files", "hold_alone", {"name": "x"}]
 """
 
 
-def test_a_lock_is_kept_while_its_asker_beats_and_lost_when_it_is_silent(tmp_path, monkeypatch):
+def test_a_lock_is_kept_while_its_asker_beats_and_lost_when_it_is_silent(
+    tmp_path, monkeypatch
+):
     """Standard input stays open, as behind a connection that nobody has ended."""
     monkeypatch.setenv("HOME", str(tmp_path))
     words = [sys.executable, "-c", ANSWER]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(words, **pipes) as process:
-        while json.loads(process.stdout.readline().removeprefix("mark ")) != {"part": True}:
+        while json.loads(process.stdout.readline().removeprefix("mark ")) != {
+            "part": True
+        }:
             pass
         for _ in range(6):
             process.stdin.write("\n")

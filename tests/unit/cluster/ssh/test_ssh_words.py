@@ -29,7 +29,10 @@ def test_nothing_of_a_login_is_forwarded(options, tmp_path):
     config.write_text(CONFIG)
     program, *words = ssh_words("worker", *options)
     told = subprocess.run(
-        [program, "-F", config, "-G", *words], capture_output=True, text=True, check=True
+        [program, "-F", config, "-G", *words],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     rows = dict(line.partition(" ")[::2] for line in told.stdout.splitlines())
 

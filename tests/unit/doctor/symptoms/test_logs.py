@@ -45,7 +45,10 @@ def test_good_logs_have_nothing_fatal(log):
 @pytest.mark.parametrize("log", UNKNOWN, ids=lambda log: log.stem)
 def test_an_unknown_first_exception_is_shown_first(log):
     found = judged(log.read_bytes())
-    assert any(word in found[0].what + found[0].why for word in ("arms", "Assertion", "dealloc"))
+    assert any(
+        word in found[0].what + found[0].why
+        for word in ("arms", "Assertion", "dealloc")
+    )
     assert found[0].why.startswith("its lines:\n")
     assert "consequence" in found[0].why
     assert [each.about for each in found if each.level is Level.ERROR] == ["unknown"]
@@ -78,7 +81,10 @@ def test_a_server_that_ended_and_did_not_begin_anew_serves_no_more():
         ("Message truncated : received 4,176 bytes instead of 4,172", "other-message"),
         (f"{MISMATCH}, nranks 2 vs 4, nroots 1 vs 1", "world-sizes"),
         (f"{MISMATCH}, nranks 2 vs 0, nroots 1 vs 0", "fields-shifted"),
-        (f"{MISMATCH}, nranks 16 vs 16, {ROOTS}, offset 0 vs -981270526", "fields-shifted"),
+        (
+            f"{MISMATCH}, nranks 16 vs 16, {ROOTS}, offset 0 vs -981270526",
+            "fields-shifted",
+        ),
     ],
 )
 def test_numbers_decide(text, cause):
@@ -87,7 +93,9 @@ def test_numbers_decide(text, cause):
 
 
 @pytest.mark.parametrize(("release", "offered"), [("0.17.1", True), ("0.25.1", False)])
-@pytest.mark.parametrize("banner", ["vLLM API server version", " ▄▄ ▄█ █     █ ▀▄▀ █  version"])
+@pytest.mark.parametrize(
+    "banner", ["vLLM API server version", " ▄▄ ▄█ █     █ ▀▄▀ █  version"]
+)
 def test_no_cure_is_a_release_that_is_there(banner, release, offered):
     text = f"INFO 11-22 10:00:00 [a.py:1] {banner} {release}\nThis kernel only supports sm120\n"
     (found,) = judged(text.encode())
@@ -111,7 +119,9 @@ def test_what_is_no_text_is_named(data, what):
 def test_a_long_prompt_is_not_searched():
     line = b"INFO 11-22 10:00:00 [a.py:39] Received request c-1: prompt: '%s CUDA out of memory'\n"
     log = line % (b"x" * 3_000_000) + b"CUDA error: invalid argument\n"
-    (found,) = read_log(log[at : at + 65536] for at in range(0, len(log), 65536)).diagnoses
+    (found,) = read_log(
+        log[at : at + 65536] for at in range(0, len(log), 65536)
+    ).diagnoses
     assert (found.symptom.id, found.hit.number) == ("cuda-error", 2)
 
 
@@ -120,7 +130,10 @@ def test_a_long_prompt_is_not_searched():
 
 def lines(node, *texts, start=0):
     numbered = enumerate(texts)
-    return [(node, JournalLine(time=start + 2 * at, unit="x", text=text)) for at, text in numbered]
+    return [
+        (node, JournalLine(time=start + 2 * at, unit="x", text=text))
+        for at, text in numbered
+    ]
 
 
 HEAD = (
@@ -137,9 +150,16 @@ CASES = [
     (  # what follows from another error, if there is no other
         HEAD,
         ("INFO",),
-        ("spark-1", "RuntimeError: Engine core initialization failed. See root cause above."),
+        (
+            "spark-1",
+            "RuntimeError: Engine core initialization failed. See root cause above.",
+        ),
     ),
-    (("INFO ErrorHandler is on",), ("no errors",), None),  # a word that only looks like one
+    (
+        ("INFO ErrorHandler is on",),
+        ("no errors",),
+        None,
+    ),  # a word that only looks like one
 ]
 
 
@@ -152,7 +172,10 @@ def test_first_error(head, worker, expected):
 
 
 def test_the_cause_and_the_node_of_a_known_error():
-    worker = ("INFO loading", "ImportError: libcudart.so.12: cannot open shared object file")
+    worker = (
+        "INFO loading",
+        "ImportError: libcudart.so.12: cannot open shared object file",
+    )
     both = [*lines("spark-1", *HEAD), *lines("spark@10.0.0.2", *worker, start=-1)]
     log, nodes = read_journals(iter(sorted(both, key=lambda entry: entry[1].time)), {})
     assert log.first.symptom.id == "cuda-12-library-missing"

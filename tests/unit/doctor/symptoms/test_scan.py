@@ -6,8 +6,12 @@ from patchkit.doctor.symptoms.lines import FORMS, LONGEST, log_line
 from patchkit.doctor.symptoms.scan import merged_scan, scan
 from patchkit.doctor.symptoms.symptom import text_pattern
 
-FREE = text_pattern("Free memory on device {} ({free}/{total} GiB) on startup ... utilization")
-UNIQUE = text_pattern("should have a unique IP address. Got {nodes} nodes...unique IP addresses")
+FREE = text_pattern(
+    "Free memory on device {} ({free}/{total} GiB) on startup ... utilization"
+)
+UNIQUE = text_pattern(
+    "should have a unique IP address. Got {nodes} nodes...unique IP addresses"
+)
 TABLE = text_pattern("CmaTotal:  0 kB  CmaFree:  {free} kB")
 TEXTS = (FREE, UNIQUE, TABLE)
 
@@ -32,7 +36,9 @@ def test_what_stands_before_a_line(line, who, text):
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("size", [1, 7, 100_000])
 def test_pieces_and_ends_of_lines_do_not_matter(end, size):
-    data = f"first\n{WRAPPED}CmaTotal:       0 kB\nCmaFree:   940 kB\n".replace("\n", end).encode()
+    data = f"first\n{WRAPPED}CmaTotal:       0 kB\nCmaFree:   940 kB\n".replace(
+        "\n", end
+    ).encode()
     found = found_in(data[at : at + size] for at in range(0, len(data), size))
     assert [found.count(each.text) for each in TEXTS] == [0, 1, 1]
     assert found.hits[UNIQUE.text][0].number == 2
@@ -49,11 +55,15 @@ def test_words_end_where_they_end():
 ENDLESS = [b"a" * 3, b"\x1b[", b"(", b"Free memory on device ("]
 
 
-@pytest.mark.parametrize("data", [bytes(range(256)) * 100, *(each * LONGEST for each in ENDLESS)])
+@pytest.mark.parametrize(
+    "data", [bytes(range(256)) * 100, *(each * LONGEST for each in ENDLESS)]
+)
 def test_rubbish_does_not_disturb(data):
     good = b"\nFree memory on device cuda:0 (33.9/121.6 GiB) on startup is less than utilization\n"
     found = found_in([data, good, data])
-    assert [hit.values for hit in found.hits[FREE.text]] == [{"free": "33.9", "total": "121.6"}]
+    assert [hit.values for hit in found.hits[FREE.text]] == [
+        {"free": "33.9", "total": "121.6"}
+    ]
 
 
 def test_repeated_lines_are_counted_and_not_kept():

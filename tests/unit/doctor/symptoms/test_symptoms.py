@@ -16,8 +16,14 @@ from support.failures import VERDICTS, matrix, recognised
 @pytest.mark.parametrize("file", SYMPTOM_FILES, ids=lambda file: file.stem)
 def test_each_symptom_is_recognised_by_its_examples_alone(file):
     for entry in tomllib.loads(file.read_text())["symptom"]:
-        missed = [text for text in entry["example"] if entry["id"] not in recognised(text, {})]
-        mistaken = [text for text in entry.get("other", ()) if entry["id"] in recognised(text, {})]
+        missed = [
+            text for text in entry["example"] if entry["id"] not in recognised(text, {})
+        ]
+        mistaken = [
+            text
+            for text in entry.get("other", ())
+            if entry["id"] in recognised(text, {})
+        ]
         assert (missed, mistaken) == ([], []), entry["id"]
 
 
@@ -32,11 +38,15 @@ def test_entries_say_what_they_need():
         # A cause without conditions holds where no other does: it comes last.
         conditions = [(it.when, it.matches, it.seen, it.unseen) for it in entry.cause]
         assert all(any(each) for each in conditions[:-1]), entry.id
-        given = set.intersection(*({*text_pattern(text).pattern.groupindex} for text in entry.says))
+        given = set.intersection(
+            *({*text_pattern(text).pattern.groupindex} for text in entry.says)
+        )
         for cause in entry.cause:
             check_condition(cause.when)
             texts = (cause.cause, cause.cure, cause.command, cause.tell)
-            asked = {name for text in texts for name in re.findall(r"\{([a-z_]+)\}", text)}
+            asked = {
+                name for text in texts for name in re.findall(r"\{([a-z_]+)\}", text)
+            }
             assert asked <= given, cause.id
             assert (cause.cause[-1], cause.cure[-1]) == (".", "."), cause.id
         assert not entry.title.endswith("."), entry.id
@@ -45,7 +55,9 @@ def test_entries_say_what_they_need():
 def test_real_failures():
     """Print how real failures are judged, and hold the least that counts."""
     counts, wrong = matrix()
-    sys.stdout.write("\n".join([*(f"{name}: {counts[name]}" for name in VERDICTS), *wrong, ""]))
+    sys.stdout.write(
+        "\n".join([*(f"{name}: {counts[name]}" for name in VERDICTS), *wrong, ""])
+    )
     missed = counts["other"] + counts["nothing"]
     assert missed <= 0.15 * counts.total(), wrong
     assert counts["right"] >= 0.9 * (counts["right"] + counts["wrong"]), wrong
@@ -70,11 +82,15 @@ def test_the_cure_of_a_missing_moe_config_is_one():
 
 
 def test_ranks_that_drift_apart_while_they_tune_are_told_from_others():
-    ended = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] {}\n"
-    frame = (
-        '  File "vllm/model_executor/warmup/kernel_warmup.py", line 90, in flashinfer_autotune\n'
+    ended = (
+        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] {}\n"
     )
-    for text in ("Application timeout caused pair closure", "Connection closed by peer [10.0.0.2]"):
+    module = "vllm/model_executor/warmup/kernel_warmup.py"
+    frame = f'  File "{module}", line 90, in flashinfer_autotune\n'
+    for text in (
+        "Application timeout caused pair closure",
+        "Connection closed by peer [10.0.0.2]",
+    ):
         causes = [
             read_log([log.encode()], {}).diagnoses[0].causes[0].id
             for log in (frame + ended.format(text), ended.format(text))

@@ -42,34 +42,61 @@ def test_a_file_as_guides_have_it():
         (3, "warning", "VLLM_API_KEY has a placeholder for its value"),
         (4, "warning", "WORKER_IP=<worker-ip>: still to be filled in"),
         (5, "error", "VLLM_HOST_IP=<this-node>: still to be filled in"),
-        (6, "warning", "NCCL_DEBUG=verbose: it takes VERSION, WARN, INFO, ABORT, TRACE"),
+        (
+            6,
+            "warning",
+            "NCCL_DEBUG=verbose: it takes VERSION, WARN, INFO, ABORT, TRACE",
+        ),
         (7, "warning", "NCCL_IB_HCA=rocep1s0f0: without roceP2p1s0f0"),
     ]
-    actual = found((FILES / "config.local.env").read_text(), "config.local.env", **SPARKS)
+    actual = found(
+        (FILES / "config.local.env").read_text(), "config.local.env", **SPARKS
+    )
     for shown, begin in zip(actual, expected, strict=True):
         assert (*shown[:2], shown[2][: len(begin[2])]) == begin
 
 
 def test_a_value_that_stops_vllm_is_an_error():
     for line, version, level, hint in (
-        ("VLLM_NVFP4_GEMM_BACKEND=marlin", "0.12.0", "error", "write one of these, or leave "),
+        (
+            "VLLM_NVFP4_GEMM_BACKEND=marlin",
+            "0.12.0",
+            "error",
+            "write one of these, or leave ",
+        ),
         ("VLLM_NVFP4_GEMM_BACKEND=marlin", "0.16.0", "", ""),
         ("VLLM_NVFP4_GEMM_BACKEND=marlin", "", "", ""),
-        ("VLLM_ATTENTION_BACKEND=FLASHINFR", "0.14.1", "error", "did you mean FLASHINFER?"),
+        (
+            "VLLM_ATTENTION_BACKEND=FLASHINFR",
+            "0.14.1",
+            "error",
+            "did you mean FLASHINFER?",
+        ),
         ("VLLM_USE_DEEP_GEMM=false", "0.23.0", "error", "write VLLM_USE_DEEP_GEMM=0"),
-        ("VLLM_ENGINE_READY_TIMEOUT_S=1h", "0.33.0", "error", "write a number, or leave "),
+        (
+            "VLLM_ENGINE_READY_TIMEOUT_S=1h",
+            "0.33.0",
+            "error",
+            "write a number, or leave ",
+        ),
         # Of other programs as well; unknown until it is read.
         ("VLLM_USE_DEEP_GEMM=<0 or 1>", "0.23.0", "", ""),
         ("VLLM_USE_DEEP_GEMM=${DEEP_GEMM}", "0.23.0", "", ""),
     ):
-        findings = [each for each in check_text(f"{line}\n", vllm=version) if ": vLLM" in each.what]
+        findings = [
+            each
+            for each in check_text(f"{line}\n", vllm=version)
+            if ": vLLM" in each.what
+        ]
         assert [str(each.level) for each in findings] == ([level] if level else [])
         assert all(each.hint.startswith(hint) for each in findings)
 
 
 def test_a_secret_that_others_may_read_is_worse_and_is_never_shown():
     text = f"export OPENAI_API_KEY=sk-{'a1B2c3D4' * 5}\n"
-    (private,), (public,) = (check_text(text, "x.sh", mode=mode) for mode in (0o600, 0o640))
+    (private,), (public,) = (
+        check_text(text, "x.sh", mode=mode) for mode in (0o600, 0o640)
+    )
     assert (private.level, public.level) == ("warning", "error")
     assert "which others may read (0640)" in public.what
     assert "a1B2" not in f"{private} {public}"
@@ -85,7 +112,10 @@ def test_a_comment_silences_by_id():
     ):
         text = f"{comment}vllm serve m \\\n  --enforce-eager \\\n  --gpu-memory-utilization 0.95\n"
         assert {each.id for each in check_text(text, "x.sh")} == ids
-        kept = {each.id for each in check_text("NCCL_IB_TIMEOUT=99 # patchkit: ignore value\n")}
+        kept = {
+            each.id
+            for each in check_text("NCCL_IB_TIMEOUT=99 # patchkit: ignore value\n")
+        }
         assert kept == {"comment-behind-value"}
 
 
@@ -126,7 +156,11 @@ def test_what_this_host_does_not_have(copied):
         "UCX_NET_DEVICES=rocep1s0f0:1,enp1s0f1np1\nNCCL_IB_HCA=mlx5_0:1\n"
     )
     assert found(text, host=probe(copied, environment={})) == [
-        (1, "error", "VLLM_HOST_IP=192.168.100.11: this host has no address 192.168.100.11"),
+        (
+            1,
+            "error",
+            "VLLM_HOST_IP=192.168.100.11: this host has no address 192.168.100.11",
+        ),
         (3, "error", "GLOO_SOCKET_IFNAME=enp1s0f: this host has no interface enp1s0f"),
         (4, "warning", "UCX_NET_DEVICES=rocep1s0f0:1,enp1s0f1np1: enp1s0f1np1 is down"),
         (5, "warning", "NCCL_IB_HCA=mlx5_0:1: this host has no RDMA device mlx5_0"),
@@ -144,7 +178,9 @@ def test_what_this_host_does_not_have(copied):
         ("renamed", "", True),  # by the host, not by names
     ],
 )
-def test_a_half_of_a_cage_is_missed_unless_env_leaves_it_out(tmp_path, name, device, missed):
+def test_a_half_of_a_cage_is_missed_unless_env_leaves_it_out(
+    tmp_path, name, device, missed
+):
     host = probe(hosts.build(tmp_path, name), environment={})
     device = device or next(each.name for each in host.rdma if each.active)
     whats = [what for _, _, what in found(f"NCCL_IB_HCA={device}\n", host=host)]
@@ -163,8 +199,13 @@ def test_the_command(copied, tmp_path):
     data = json.loads(run(path, other, "--root", copied, "--json").stdout)["files"]
 
     assert shown.exit_code == SourceError.exit_code
-    assert f"{path}:1  warning  NCCL_IB_DISABLE=1 is advised against  [ib-disabled]" in shown.stdout
-    summaries = [line for line in shown.stdout.splitlines() if "checked against" in line]
+    assert (
+        f"{path}:1  warning  NCCL_IB_DISABLE=1 is advised against  [ib-disabled]"
+        in shown.stdout
+    )
+    summaries = [
+        line for line in shown.stdout.splitlines() if "checked against" in line
+    ]
     assert summaries == [
         f"✗ {path}: 1 warning, 1 note; checked against vLLM 0.25.1, any NCCL, this host",
         f"✓ {other}: 1 note; checked against vLLM 0.25.1, any NCCL, this host",
@@ -182,7 +223,11 @@ def test_a_laptop_judges_for_a_spark_and_says_so(tmp_path):
     most = "--gpu-memory-utilization 0.95"
     for name, text, what in (
         ("x.sh", f"docker run vllm/vllm-openai:v0.33.0 --model x {most}\n", most),
-        ("x.env", "TORCH_CUDA_ARCH_LIST=10.0\n", "TORCH_CUDA_ARCH_LIST=10.0 is advised"),
+        (
+            "x.env",
+            "TORCH_CUDA_ARCH_LIST=10.0\n",
+            "TORCH_CUDA_ARCH_LIST=10.0 is advised",
+        ),
     ):
         path = tmp_path / name
         path.write_text(text)
@@ -190,8 +235,13 @@ def test_a_laptop_judges_for_a_spark_and_says_so(tmp_path):
         assert what in shown.stdout
         assert shown.stdout.endswith(f"this host{judged}\n")
         assert run(path, "--elsewhere").stdout.endswith(f"{judged}\n")
-        for done in (run(path, "--root", thor), run(path, "--elsewhere", "--target", "h200")):
-            assert (judged in done.stdout, what in done.stdout) == (False, False), done.stdout
+        for done in (
+            run(path, "--root", thor),
+            run(path, "--elsewhere", "--target", "h200"),
+        ):
+            assert (judged in done.stdout, what in done.stdout) == (False, False), (
+                done.stdout
+            )
 
 
 def test_what_cannot_be_read(tmp_path):
@@ -218,7 +268,9 @@ BY_RULE = "NCCL_NET_PLUGIN=none\nTRITON_PTXAS_PATH=/usr/local/cuda/bin/ptxas\n"
 
 def test_what_runs_code_is_an_error_in_a_file_of_patchkit_and_ordinary_elsewhere():
     ours = (
-        render_env_file(Format.ENV, ["role=head"], [EnvEntry("A_B", "1")]) + "\n".join(CODE) + "\n"
+        render_env_file(Format.ENV, ["role=head"], [EnvEntry("A_B", "1")])
+        + "\n".join(CODE)
+        + "\n"
     )
     edited, *errors = found(ours)
     assert edited[:2] == (1, "warning")
@@ -231,12 +283,19 @@ def test_what_runs_code_is_an_error_in_a_file_of_patchkit_and_ordinary_elsewhere
     others = "PATH=/opt/bin:/usr/bin\nLD_LIBRARY_PATH=/usr/local/cuda/lib64\nPYTHONPATH=/srv\n"
     assert found(f"# patchkit env is not used here\n{others}", "x.env") == []
     first, *advised = check_text(ours.partition("LD_PRELOAD")[0] + BY_RULE)
-    assert (first.id, "runs-code" in {finding.id for finding in advised}) == ("edited", False)
+    assert (first.id, "runs-code" in {finding.id for finding in advised}) == (
+        "edited",
+        False,
+    )
 
 
 def test_facts_that_nobody_wrote_are_told_and_not_believed(tmp_path):
-    text = render_env_file(Format.ENV, ["role=head nodes=2 topology=roce"], [EnvEntry("A_B", "1")])
-    text = text.replace("nodes=2", "nodes=abc").replace("topology=roce", "topology=x;id")
+    text = render_env_file(
+        Format.ENV, ["role=head nodes=2 topology=roce"], [EnvEntry("A_B", "1")]
+    )
+    text = text.replace("nodes=2", "nodes=abc").replace(
+        "topology=roce", "topology=x;id"
+    )
     path = tmp_path / "head.env"
     path.write_text(text)
     done = run(path, "--elsewhere")
@@ -252,10 +311,26 @@ def test_facts_that_nobody_wrote_are_told_and_not_believed(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "options", "against"),
     [
-        ("FROM vllm/vllm-openai:v0.18.0", [], "vLLM 0.18.0 (vllm/vllm-openai:v0.18.0, line 1)"),
-        ("FROM x\nRUN pip install vllm==0.16.0", [], "vLLM 0.16.0 (vllm==0.16.0, line 2)"),
-        ("FROM x\nRUN pip install 'vllm[x]==0.18.1+cu130' triton==3.6.0", [], "vLLM 0.18.1"),
-        ("FROM vllm/vllm-openai:v0.18.0", ["--vllm", "0.25.1"], "vLLM 0.25.1, any NCCL"),
+        (
+            "FROM vllm/vllm-openai:v0.18.0",
+            [],
+            "vLLM 0.18.0 (vllm/vllm-openai:v0.18.0, line 1)",
+        ),
+        (
+            "FROM x\nRUN pip install vllm==0.16.0",
+            [],
+            "vLLM 0.16.0 (vllm==0.16.0, line 2)",
+        ),
+        (
+            "FROM x\nRUN pip install 'vllm[x]==0.18.1+cu130' triton==3.6.0",
+            [],
+            "vLLM 0.18.1",
+        ),
+        (
+            "FROM vllm/vllm-openai:v0.18.0",
+            ["--vllm", "0.25.1"],
+            "vLLM 0.25.1, any NCCL",
+        ),
         (
             "FROM vllm/vllm-openai:v0.18.0\nFROM vllm/vllm-openai:v0.19.1",
             [],
@@ -263,10 +338,16 @@ def test_facts_that_nobody_wrote_are_told_and_not_believed(tmp_path):
         ),
         # Numbers that no release of vLLM has, or none that is known; a month; another project.
         ("FROM lmcache/vllm-openai:v0.3.9", [], "any vLLM, any NCCL"),
-        ("FROM x\nRUN pip install 'vllm>=0.18.1' vllm-omni==0.20.0", [], "any vLLM, any NCCL"),
+        (
+            "FROM x\nRUN pip install 'vllm>=0.18.1' vllm-omni==0.20.0",
+            [],
+            "any vLLM, any NCCL",
+        ),
     ],
 )
-def test_the_last_line_says_which_version_and_where_from(lines, options, against, tmp_path):
+def test_the_last_line_says_which_version_and_where_from(
+    lines, options, against, tmp_path
+):
     path = tmp_path / "Dockerfile"
     path.write_text(f"{lines}\n")
     assert f"checked against {against}" in " ".join(
@@ -276,8 +357,15 @@ def test_the_last_line_says_which_version_and_where_from(lines, options, against
 
 def test_an_image_has_its_own_software_and_not_this_hosts(copied):
     versions = {"vllm": "0.25.1", "triton": "3.6.0"}
-    host = replace(probe(copied, environment={}), software=Software(python="3.12.3", **versions))
-    for text, expected in (("A_B=1\n", versions), ("docker run vllm/vllm-openai m\n", {})):
-        checked = CheckedText(where="x.sh", content=read_content(text, "x.sh"), text=text)
+    host = replace(
+        probe(copied, environment={}), software=Software(python="3.12.3", **versions)
+    )
+    for text, expected in (
+        ("A_B=1\n", versions),
+        ("docker run vllm/vllm-openai m\n", {}),
+    ):
+        checked = CheckedText(
+            where="x.sh", content=read_content(text, "x.sh"), text=text
+        )
         known = add_situation(checked, host, {}).situation
         assert {name: known[name] for name in versions if name in known} == expected

@@ -19,11 +19,17 @@ SHELL_VARIABLES = [
     ("export A_B\nA_B=c", ["2 A_B=c"]),
     ("A_B=c D_E=f vllm serve m", ["1 A_B=c", "1 D_E=f"]),
     ("set -a\nA_B=c\nset +a\nD_E=f", ["2 A_B=c"]),
-    ("docker run -it -e A_B=c --env D_E=f --env=G_H=i image", ["1 A_B=c", "1 D_E=f", "1 G_H=i"]),
+    (
+        "docker run -it -e A_B=c --env D_E=f --env=G_H=i image",
+        ["1 A_B=c", "1 D_E=f", "1 G_H=i"],
+    ),
     ('f=(-e "A_B=c"\n -e D_E=f)', ["1 A_B=c", "2 D_E=f"]),
     ("if x; then\n export A_B=1\nelse\n export A_B=2\nfi", ["2 A_B=1", "4 A_B=2"]),
     ('docker exec x bash -c "\nexport A_B=c\nrun\n"', ["2 A_B=c"]),
-    ("export A_B=$X D_E=`x` G_H=$(y) I_J=${K:-l}", ["1 A_B?", "1 D_E?", "1 G_H?", "1 I_J?"]),
+    (
+        "export A_B=$X D_E=`x` G_H=$(y) I_J=${K:-l}",
+        ["1 A_B?", "1 D_E?", "1 G_H?", "1 I_J?"],
+    ),
     # No environment: own variables, what is only said, and what a here-document holds.
     ("A_B=c", []),
     ("f() { local A_B=c; }\nf", []),
@@ -34,9 +40,15 @@ SHELL_VARIABLES = [
 SHELL_SERVERS = [
     ("vllm serve m \\\n  --host 0.0.0.0", "1 vllm serve m --host 0.0.0.0"),
     ('exec "$VENV/bin/vllm" serve m', "1 vllm serve m"),
-    ("python3 -u -m vllm.entrypoints.openai.api_server --model m", "1 vllm serve --model m"),
+    (
+        "python3 -u -m vllm.entrypoints.openai.api_server --model m",
+        "1 vllm serve --model m",
+    ),
     ("a=(vllm serve m # the model\n --x)", "1 vllm serve m --x"),
-    ("docker run --gpus all -p8:8 v/vllm-openai:v1 --model m", "1 vllm serve --model m"),
+    (
+        "docker run --gpus all -p8:8 v/vllm-openai:v1 --model m",
+        "1 vllm serve --model m",
+    ),
     ("docker run -v a:b $IMAGE --max-model-len 1", "1 vllm serve --max-model-len 1"),
     ('docker run "$@" --cap-add X "$IMAGE" vllm serve m', "1 vllm serve m"),
     ("srun -n 2 bash -lc 'vllm serve m'", "1 vllm serve m"),
@@ -45,15 +57,27 @@ SHELL_SERVERS = [
     ("docker run v/vllm-openai:v1 bash -c ls", None),
 ]
 YAML_VARIABLES = [
-    (SERVICE + "    environment:\n      A_B: c  # d\n      G_H: 'i j'\n", ["5 A_B=c", "6 G_H=i j"]),
-    (SERVICE + "    environment:\n      - A_B=c\n      - 'D_E=f g'\n", ["5 A_B=c", "6 D_E=f g"]),
+    (
+        SERVICE + "    environment:\n      A_B: c  # d\n      G_H: 'i j'\n",
+        ["5 A_B=c", "6 G_H=i j"],
+    ),
+    (
+        SERVICE + "    environment:\n      - A_B=c\n      - 'D_E=f g'\n",
+        ["5 A_B=c", "6 D_E=f g"],
+    ),
     (
         SERVICE + "    environment: {A_B: $$X, D_E: '${X:-y}', G_H: , I_J: null}\n",
         ["4 A_B?", "4 D_E?"],
     ),
     (
-        "x-env: &e\n  A_B: c\n" + SERVICE + "    environment:\n      <<: *e\n      D_E: f\n",
-        ["2 A_B=c", "2 A_B=c", "8 D_E=f"],  # where it is written, and where it is merged
+        "x-env: &e\n  A_B: c\n"
+        + SERVICE
+        + "    environment:\n      <<: *e\n      D_E: f\n",
+        [
+            "2 A_B=c",
+            "2 A_B=c",
+            "8 D_E=f",
+        ],  # where it is written, and where it is merged
     ),
     (
         (
@@ -73,14 +97,23 @@ YAML_SERVERS = [
         SERVICE + "    command: >\n      vllm serve m\n      --x\n      --y 1\n",
         "5 vllm serve m --x --y 1",
     ),
-    (SERVICE + "    command: |\n      vllm serve m \\\n        --x\n", "5 vllm serve m --x"),
-    (SERVICE + "    entrypoint: vllm\n    command: serve m --x\n", "5 vllm serve m --x"),
+    (
+        SERVICE + "    command: |\n      vllm serve m \\\n        --x\n",
+        "5 vllm serve m --x",
+    ),
+    (
+        SERVICE + "    entrypoint: vllm\n    command: serve m --x\n",
+        "5 vllm serve m --x",
+    ),
     (
         SERVICE + "    command:\n    - bash\n    - -lc\n    - >\n      export A=1;\n"
         "      exec vllm serve m\n      --x 2\n",
         "8 vllm serve m --x 2",
     ),
-    ("containers:\n- image: v/vllm-openai:v1\n  args: ['--model', m]\n", "3 vllm serve --model m"),
+    (
+        "containers:\n- image: v/vllm-openai:v1\n  args: ['--model', m]\n",
+        "3 vllm serve --model m",
+    ),
     (
         (
             "containers:\n- image: i\n  command: [/bin/sh, -c]\n  args:\n  - |\n    set -e\n"
@@ -88,7 +121,10 @@ YAML_SERVERS = [
         ),
         "7 vllm serve m",
     ),
-    ("container: i\ncommand: |\n  vllm serve m \\\n    --host 1\n", "3 vllm serve m --host 1"),
+    (
+        "container: i\ncommand: |\n  vllm serve m \\\n    --host 1\n",
+        "3 vllm serve m --host 1",
+    ),
 ]
 DOCKERFILES = [
     (
@@ -96,12 +132,21 @@ DOCKERFILES = [
         ["2 A_B=c d", "3 E_F=g", "5 H_I=j k"],
     ),
     ("FROM a\nARG X=1\nENV D_E=$X\nRUN echo 'export D_E=f'\n", ["3 D_E?"]),
-    ("FROM a\nRUN --mount=type=cache,target=/x export A_B=c && \\\n  run\n", ["2 A_B=c"]),
+    (
+        "FROM a\nRUN --mount=type=cache,target=/x export A_B=c && \\\n  run\n",
+        ["2 A_B=c"],
+    ),
     ('FROM a\nCMD ["vllm", "serve", "m", \\\n  "--x"]\n', ["2 vllm serve m --x"]),
     ('FROM v/vllm-openai:v1\nCMD ["--model", "m"]\n', ["2 vllm serve --model m"]),
-    ('FROM a\nENTRYPOINT ["vllm", "serve"]\nCMD ["m"]\n', ["2 vllm serve", "3 vllm serve m"]),
+    (
+        'FROM a\nENTRYPOINT ["vllm", "serve"]\nCMD ["m"]\n',
+        ["2 vllm serve", "3 vllm serve m"],
+    ),
     ('FROM a\nCMD ["vllm","serve","m","--x","a b"]\n', ["2 vllm serve m --x a b"]),
-    ('FROM a\nENTRYPOINT ["vllm","serve"]\nCMD ["m"]\n', ["2 vllm serve", "3 vllm serve m"]),
+    (
+        'FROM a\nENTRYPOINT ["vllm","serve"]\nCMD ["m"]\n',
+        ["2 vllm serve", "3 vllm serve m"],
+    ),
     (
         'FROM a\ncmd ["vllm","serve",\\\n  # no\n"m\\\nn","it\'s"]\nRUN vllm serve x\n',
         ["4 vllm serve mn it's", "6 vllm serve x"],
@@ -192,7 +237,13 @@ def test_our_own_files_are_read_in_every_format():
         ("x.yaml", "a: 1\n{{- if .Values.b }}\nc: 2\n", 3, "note", "template"),
         ("x.py", "def f(:\n", 1, "note", "not-read"),
         ("x.sh", "A=1\nvllm serve" + " --a" * 6000, 2, "note", "too-many-words"),
-        ("x.yaml", f"image: vllm-openai\nargs: [{'--a, ' * 6000}]", 2, "note", "too-many-words"),
+        (
+            "x.yaml",
+            f"image: vllm-openai\nargs: [{'--a, ' * 6000}]",
+            2,
+            "note",
+            "too-many-words",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_told(where, text, line, level, key):
@@ -201,18 +252,33 @@ def test_what_cannot_be_read_is_told(where, text, line, level, key):
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in pairwise("abcdefghi")
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n"
+    for old, new in pairwise("abcdefghi")
 )
 MERGES = "a: &a {A_B: c}\n" + "".join(
-    f"{new}: &{new} {{env: [{', '.join([f'*{old}'] * 9)}]}}\n" for old, new in pairwise("abcdefghi")
+    f"{new}: &{new} {{env: [{', '.join([f'*{old}'] * 9)}]}}\n"
+    for old, new in pairwise("abcdefghi")
 )
 SIZE = 2**17
 
 
 HOSTILE = {
     "x.sh": (
-        *("X=$X$X$X\n", "docker run -e A=b c bash -c 'vllm serve $A'\n", "cat <<A\n", "$(" * 3),
-        *('bash -c "', "a && ", "if x; then ", "${a:-", "docker ", "docker run ", "vllm serve "),
+        *(
+            "X=$X$X$X\n",
+            "docker run -e A=b c bash -c 'vllm serve $A'\n",
+            "cat <<A\n",
+            "$(" * 3,
+        ),
+        *(
+            'bash -c "',
+            "a && ",
+            "if x; then ",
+            "${a:-",
+            "docker ",
+            "docker run ",
+            "vllm serve ",
+        ),
         *("a=(", "`", ' a="\\"', "A_:" + " " * 20_000, '0"\x80', "\\\n", "'", "${"),
     ),
     "x.yaml": (

@@ -11,7 +11,11 @@ from support import write_files
 
 KEY = "s3cr3t-of-ours"
 SERVER = ["vllm", "serve", "a/b", "--gpu-memory-utilization", "0.95", "--api-key", KEY]
-VARIABLES = {"NCCL_IB_TIMEOUT": "99", "HF_TOKEN": f"hf_{'a1B2' * 9}", "PATH": "/usr/bin"}
+VARIABLES = {
+    "NCCL_IB_TIMEOUT": "99",
+    "HF_TOKEN": f"hf_{'a1B2' * 9}",
+    "PATH": "/usr/bin",
+}
 FOUND = {"value", "gpu-memory-utilization-high", "secret-on-command-line"}
 
 

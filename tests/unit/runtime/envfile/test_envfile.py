@@ -19,7 +19,9 @@ HEADER = [
 TWINS = EnvEntry("NCCL_IB_HCA", "rocep1s0f0,roceP2p1s0f0", "Both halves of the cage.")
 ABLE = {
     **dict.fromkeys(("", "^lo,docker"), "env sh systemd docker"),
-    **dict.fromkeys(("two words", "$HOME", "~/models", "a#b", "é"), "sh systemd docker"),
+    **dict.fromkeys(
+        ("two words", "$HOME", "~/models", "a#b", "é"), "sh systemd docker"
+    ),
     "two\nlines": "sh systemd",
     **dict.fromkeys(("\ufeff", "\x1b"), "sh docker"),
     **dict.fromkeys(("\0", "\ud800"), ""),
@@ -35,7 +37,9 @@ def test_what_a_format_cannot_hold_names_those_that_can():
         with pytest.raises(UsageError, match=r"^A: the value holds") as error:
             render_env_file(kind, [], [EnvEntry("A", value)])
         names = ", ".join(able.split())
-        assert error.value.hint == (f"--format {names} can" if able else "no format can hold it")
+        assert error.value.hint == (
+            f"--format {names} can" if able else "no format can hold it"
+        )
 
 
 def test_what_no_file_can_hold():
@@ -44,7 +48,12 @@ def test_what_no_file_can_hold():
             (Format.SH, [], [EnvEntry(name, "1")], "a shell sets this variable itself")
             for name in ("IFS", "PWD", "UID", "_", "BASH_ENV", "RANDOM")
         ),
-        (Format.ENV, [], [EnvEntry("A", "1"), EnvEntry("A", "2")], "A: set twice in one file"),
+        (
+            Format.ENV,
+            [],
+            [EnvEntry("A", "1"), EnvEntry("A", "2")],
+            "A: set twice in one file",
+        ),
         *(
             (Format.ENV, [fact], [], "cannot stand in the first line")
             for fact in ("two words=1", 'a="x"', "nothing", "a=é")
@@ -56,7 +65,10 @@ def test_what_no_file_can_hold():
 
 @pytest.mark.parametrize("kind", Format)
 @settings(deadline=None)
-@given(reason=st.text() | st.text(st.sampled_from("\n\r\x0b\x0c\x1c\x85\u2028\u2029\\#=A ")))
+@given(
+    reason=st.text()
+    | st.text(st.sampled_from("\n\r\x0b\x0c\x1c\x85\u2028\u2029\\#=A "))
+)
 def test_a_reason_stays_a_comment(kind, reason):
     text = render_env_file(
         kind, [*HEADER, reason], [EnvEntry("A", "1", reason), EnvEntry("B", "2")]
@@ -89,18 +101,26 @@ def test_a_file_of_somebody_else_says_nothing():
 
 @pytest.mark.parametrize("kind", Format)
 def test_a_secret_is_never_written(kind):
-    text = render_env_file(kind, HEADER, [EnvEntry("HF_TOKEN", "", "Gated models."), TWINS])
+    text = render_env_file(
+        kind, HEADER, [EnvEntry("HF_TOKEN", "", "Gated models."), TWINS]
+    )
 
     assert parse(kind, text, "x") == {TWINS.name: TWINS.value}
     assert "HF_TOKEN_PATH" in text
-    with pytest.raises(UsageError, match=r"^HF_TOKEN: the value of a secret is not") as error:
+    with pytest.raises(
+        UsageError, match=r"^HF_TOKEN: the value of a secret is not"
+    ) as error:
         render_env_file(kind, HEADER, [EnvEntry("HF_TOKEN", "hf_abcdef")])
     assert "hf_abcdef" not in str(error.value)
 
 
 def test_what_cannot_be_read_is_told_with_its_line():
     for kind, text, message in (
-        (Format.ENV, "A=1\nB='2'\n", r"^f:2: is not NAME=value with plain characters only"),
+        (
+            Format.ENV,
+            "A=1\nB='2'\n",
+            r"^f:2: is not NAME=value with plain characters only",
+        ),
         (Format.SH, "export A='1\n2'\nexport B=$A\n", r"^f:3: is not one assignment"),
         (Format.SH, "A=1 vllm serve\n", r"^f:1: is not one assignment"),
         (Format.SH, "rm\n", r"^f:1: is not one assignment"),
@@ -139,7 +159,9 @@ def test_created_unchanged_replaced(path):
     assert [each.name for each in path.parent.iterdir()] == ["head.env"]
 
 
-@pytest.mark.parametrize("old", [ONE.replace("A=1", "A=3"), "A=3\n"], ids=["edited", "foreign"])
+@pytest.mark.parametrize(
+    "old", [ONE.replace("A=1", "A=3"), "A=3\n"], ids=["edited", "foreign"]
+)
 def test_work_of_somebody_is_shown_without_secrets_and_kept_unless_forced(path, old):
     old += "export HF_TOKEN='hf_abcdef'\nOPENAI_API_KEY: sk-abcdef\n"
     path.write_text(old)
@@ -179,7 +201,11 @@ def test_what_is_no_file_stays(tmp_path):
         ("link", UsageError, r"is a link to .*real\.env"),
         ("folder", UsageError, "is not a file"),
         ("pipe", UsageError, "is not a file"),
-        ("none/head.env", StorageError, "No such file or directory; nothing was changed"),
+        (
+            "none/head.env",
+            StorageError,
+            "No such file or directory; nothing was changed",
+        ),
         ("real.env/head.env", StorageError, "Not a directory; nothing was changed"),
     ):
         for force in (False, True):

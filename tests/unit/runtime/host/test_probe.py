@@ -42,15 +42,24 @@ def test_the_system_of_a_spark(machine):
         cpu="10 x Cortex-A725, 10 x Cortex-X925",
         cores=20,
     )
-    assert spark.memory == Memory(total=127_600_748, available=121_000_000, swap_total=16_777_212)
+    assert spark.memory == Memory(
+        total=127_600_748, available=121_000_000, swap_total=16_777_212
+    )
     assert spark.gpus == (
-        Gpu(name="NVIDIA GB10", capability="12.1", driver="580.173.02", bus="000f:01:00.0"),
+        Gpu(
+            name="NVIDIA GB10",
+            capability="12.1",
+            driver="580.173.02",
+            bus="000f:01:00.0",
+        ),
     )
     assert (spark.software, spark.notes) == (None, ())
     gids = next(each.gids for each in spark.rdma if each.name == "roceP2p1s0f0")
     kinds = {2: "IB/RoCE v1", 3: "RoCE v2"}
     address = "192.168.101.11"
-    assert gids[2:] == tuple(Gid(index=n, kind=kinds[n], address=address) for n in kinds)
+    assert gids[2:] == tuple(
+        Gid(index=n, kind=kinds[n], address=address) for n in kinds
+    )
 
 
 BOTH = ("both_cables", "ring", "two_in_one_subnet", "pair_and_switch", "two_switches")
@@ -93,14 +102,28 @@ def test_what_is_cabled_and_what_is_remarked(machine, name):
     [
         ((0, 940_604), "7.0.0-1019-nvidia", "ro quiet", True),
         ((0, 940_604), "7.0.0-1019-nvidia", "ro kho=off", False),
-        ((0, 940_604), "7.0.0-1019-nvidia", "kho=off kho=on", True),  # the last one counts
+        (
+            (0, 940_604),
+            "7.0.0-1019-nvidia",
+            "kho=off kho=on",
+            True,
+        ),  # the last one counts
         ((0, 0), "7.0.0-1019-nvidia", "ro quiet", False),
-        (None, "7.0.0-1019-nvidia", "ro quiet", True),  # as in a container, whose meminfo has less
+        (
+            None,
+            "7.0.0-1019-nvidia",
+            "ro quiet",
+            True,
+        ),  # as in a container, whose meminfo has less
         (None, "6.17.0-1032-nvidia", "ro quiet", False),
     ],
 )
-def test_a_kernel_that_keeps_a_reserve_where_rdma_registers(tmp_path, cma, kernel, cmdline, said):
-    machine = replace(hosts.MACHINES["cable_port0"](0), cma=cma, kernel=kernel, cmdline=cmdline)
+def test_a_kernel_that_keeps_a_reserve_where_rdma_registers(
+    tmp_path, cma, kernel, cmdline, said
+):
+    machine = replace(
+        hosts.MACHINES["cable_port0"](0), cma=cma, kernel=kernel, cmdline=cmdline
+    )
     write(tmp_path, machine)
     for who in ("probe", "env", "verify"):
         found = [each.about for each in remarks(seen(tmp_path), who)]
@@ -120,7 +143,10 @@ def test_a_half_that_is_down_is_missed_only_where_the_other_one_does_not_do(tmp_
 def test_a_link_that_trained_with_half_its_lanes(copied):
     place = copied / "sys/class/net/enP2p1s0f0np0/device/current_link_width"
     place.write_text("2\n")
-    assert remarks(seen(copied))[0].what == "enP2p1s0f0np0 (0002:01:00.0) has 2 PCIe lanes, not 4"
+    assert (
+        remarks(seen(copied))[0].what
+        == "enP2p1s0f0np0 (0002:01:00.0) has 2 PCIe lanes, not 4"
+    )
 
 
 @pytest.mark.parametrize(
@@ -134,7 +160,9 @@ def test_a_link_that_trained_with_half_its_lanes(copied):
         ("13.2", "unknown", []),
     ],
 )
-def test_a_driver_that_loads_code_of_torchs_cuda_but_not_its_ptx(machine, cuda, driver, said):
+def test_a_driver_that_loads_code_of_torchs_cuda_but_not_its_ptx(
+    machine, cuda, driver, said
+):
     software = Software(python="/venv/bin/python", torch="2.15.0", cuda=cuda)
     gpus = (Gpu(name="NVIDIA GB10", capability="12.1", driver=driver),)
     found = remarks(replace(machine("cable_port0"), software=software, gpus=gpus))
@@ -196,7 +224,9 @@ def test_no_file_makes_probe_fail(files, data):
     root, places = files
     place = data.draw(st.sampled_from(places))
     right = place.read_bytes()
-    wrong = st.binary(max_size=200) | st.sampled_from([b"[" * 9999, b'[{"ifname":0}]', b"9" * 9999])
+    wrong = st.binary(max_size=200) | st.sampled_from(
+        [b"[" * 9999, b'[{"ifname":0}]', b"9" * 9999]
+    )
     if data.draw(st.booleans()):
         place.write_bytes(data.draw(wrong))
     else:  # as where a driver is unloaded while its files are read
@@ -257,15 +287,22 @@ def test_this_machine_has_addresses_if_ip_is_here(tmp_path, monkeypatch):
     assert ("127.0.0.1", 8) in [(each.address, each.prefix) for each in found]
     monkeypatch.setenv("PATH", str(tmp_path))
     notes = probe(environment={}).notes
-    assert any("no addresses: ip: " in note and "install iproute2" in note for note in notes)
+    assert any(
+        "no addresses: ip: " in note and "install iproute2" in note for note in notes
+    )
 
 
 def test_a_python_that_does_not_start(tmp_path):
     """A note where it was found by chance, an error where it was asked for."""
-    broken = write_files(tmp_path, {"python3": "#!/bin/sh\nexit 3\n"}, mode=0o755) / "python3"
+    broken = (
+        write_files(tmp_path, {"python3": "#!/bin/sh\nexit 3\n"}, mode=0o755)
+        / "python3"
+    )
     found = probe(environment={"PATH": str(tmp_path)})
     assert found.software is None
-    assert found.notes[-1].startswith(f"no Python tells what is installed: {broken}: exit code 3")
+    assert found.notes[-1].startswith(
+        f"no Python tells what is installed: {broken}: exit code 3"
+    )
     with pytest.raises(HostError, match="exit code 3"):
         probe(python=str(broken), environment={})
 

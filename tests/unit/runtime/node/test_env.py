@@ -80,8 +80,19 @@ def test_what_is_written_is_what_the_check_lets_pass(quantization, tmp_path):
     root = hosts.build(tmp_path, "single")
     for version in SUPPORTED:
         file = tmp_path / f"{version}.env"
-        asked = (f"--vllm={version}", f"--quantization={quantization}", "--with=fp8-block")
-        invoke("env", "--role=single", f"--root={root}", "--triton=3.8.0", f"-o{file}", *asked)
+        asked = (
+            f"--vllm={version}",
+            f"--quantization={quantization}",
+            "--with=fp8-block",
+        )
+        invoke(
+            "env",
+            "--role=single",
+            f"--root={root}",
+            "--triton=3.8.0",
+            f"-o{file}",
+            *asked,
+        )
         found = check_text(file.read_text(), file.name, role="single", vllm=version)
         # What no variable mends in a release is told of every file for it.
         advice = {rule.id for rule in load_variable_rules().advice}
@@ -104,7 +115,10 @@ def test_without_a_gpu_everything_is_for_a_gb10_and_says_so(tmp_path):
     (tmp_path / "sys").mkdir()
     written = invoke("env", *arguments)
     assert "\nMAX_JOBS=4\n" in written
-    assert "no GPU is found here, so this is for a GB10; --target names another device" in written
+    assert (
+        "no GPU is found here, so this is for a GB10; --target names another device"
+        in written
+    )
     line = invoke("serve-args", "openai/gpt-oss-20b", *arguments)
     assert "no GPU is found here: sized for a Spark" in line
     assert "MAX_JOBS" not in invoke("env", *arguments, "--target=h200")
@@ -116,7 +130,11 @@ def test_what_is_no_head_file_is_refused(tmp_path):
         (None, UsageError, "no such file"),
         ("", SourceError, "not an env file of patchkit"),
         ("NCCL_DEBUG=WARN\n", SourceError, "not an env file of patchkit"),
-        ("# patchkit env: role=head digest=0123456789abcdef\n", SourceError, "topology, executor"),
+        (
+            "# patchkit env: role=head digest=0123456789abcdef\n",
+            SourceError,
+            "topology, executor",
+        ),
     ):
         if text is not None:
             file.write_text(text)
@@ -145,11 +163,21 @@ def test_ptxas_is_that_of_a_toolkit_that_knows_the_device(tmp_path):
 
 def test_json_has_no_secret(tmp_path):
     root = hosts.build(tmp_path, "single")
-    arguments = ("env", "--vllm=0.33.0", f"--root={root}", "--json", "--set=NCCL_DEBUG=INFO")
+    arguments = (
+        "env",
+        "--vllm=0.33.0",
+        f"--root={root}",
+        "--json",
+        "--set=NCCL_DEBUG=INFO",
+    )
     printed = invoke(*arguments, "--set=HF_TOKEN=", "--with=caches")
-    variables = json.JSONDecoder().raw_decode(printed)[0]["variables"]  # notes come behind it
+    variables = json.JSONDecoder().raw_decode(printed)[0][
+        "variables"
+    ]  # notes come behind it
     assert variables["NCCL_DEBUG"] == "INFO"
-    assert variables["CUDA_CACHE_PATH"].endswith("/.local/state/patchkit/vllm-0.33.0/cuda")
+    assert variables["CUDA_CACHE_PATH"].endswith(
+        "/.local/state/patchkit/vllm-0.33.0/cuda"
+    )
     assert "HF_TOKEN" not in variables
     with pytest.raises(UsageError, match="value of a secret") as raised:
         invoke(*arguments, "--set=HF_TOKEN=hf_abcdef")
@@ -160,7 +188,11 @@ def test_two_rules_that_set_a_variable_are_both_named(tmp_path):
     host = probe(hosts.build(tmp_path, "single"), environment={})
     node = decide(NodeOptions(role="single", vllm="0.33.0"), host, None)
     rules = load_variable_rules()
-    rule = next(each for each in holding(rules.rules, node.situation) if each.default and each.set)
+    rule = next(
+        each
+        for each in holding(rules.rules, node.situation)
+        if each.default and each.set
+    )
     both = replace(rules, rules=(*rules.rules, replace(rule, id="the-other")))
     with pytest.raises(UsageError, match=f"is set twice, by {rule.id} and the-other"):
         cluster_env(node, host, both)

@@ -37,7 +37,9 @@ def test_the_cage_that_joins_the_nodes(machine, name, nodes, head, devices):
 
 
 def attached(host, nodes, head="", role="head", topology="auto") -> Attachment:
-    return attach(host, role=role, topology=topology, nodes=nodes, head=head, target="gb10")
+    return attach(
+        host, role=role, topology=topology, nodes=nodes, head=head, target="gb10"
+    )
 
 
 def test_a_switch_is_never_taken_for_a_ring(machine):
@@ -54,7 +56,8 @@ def test_link_local_networks_do_not_say_where_a_cable_leads(machine):
     """Every cage of NVIDIA's former automatic netplan is in 169.254.0.0/16."""
     host, drawn = machine("ring"), machine("link_local").netdev("enp1s0f0np0").addresses
     halves = tuple(
-        each if each.cage is None else replace(each, addresses=drawn) for each in host.netdevs
+        each if each.cage is None else replace(each, addresses=drawn)
+        for each in host.netdevs
     )
     assert attached(replace(host, netdevs=halves), 3).topology == "ring"
 

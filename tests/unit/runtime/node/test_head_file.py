@@ -8,7 +8,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from patchkit.cli import group
-from patchkit.errors import HashMismatchError, HostError, PatchkitError, SourceError, UsageError
+from patchkit.errors import (
+    HashMismatchError,
+    HostError,
+    PatchkitError,
+    SourceError,
+    UsageError,
+)
 from patchkit.runtime.envfile.env_file import read_env_file
 from patchkit.runtime.envfile.header import BLANK, NODES_MAX, sealed
 from patchkit.runtime.rules.secret_texts import runs_code
@@ -53,7 +59,13 @@ def worker(root, tmp_path):
     def run(text: str, *options: str):
         file = tmp_path / "head.env"
         file.write_text(text, encoding="utf-8")
-        arguments = ["env", "--role=worker", f"--from={file}", f"--root={root}", *options]
+        arguments = [
+            "env",
+            "--role=worker",
+            f"--from={file}",
+            f"--root={root}",
+            *options,
+        ]
         done = CliRunner().invoke(group, [*arguments, "--triton=3.8.0"])
         if done.exception:
             raise done.exception
@@ -64,14 +76,18 @@ def worker(root, tmp_path):
 
 def test_an_edited_file_is_refused_and_never_sealed_anew_in_silence(worker):
     edited = f"{HEAD}\nNCCL_IB_TC=106\n"
-    with pytest.raises(HashMismatchError, match="was edited after patchkit wrote it") as caught:
+    with pytest.raises(
+        HashMismatchError, match="was edited after patchkit wrote it"
+    ) as caught:
         worker(edited)
     assert "add --accept-edited" in caught.value.hint
     text, notes = worker(edited, "--accept-edited")
     line = edited.count("\n")
     assert f"not from this node's rules: NCCL_IB_TC=106 (line {line})" in notes
     assert "\nNCCL_IB_TC=106\n" in text
-    assert "was edited after patchkit wrote it" in text.partition("\n\n")[0].replace("\n# ", " ")
+    assert "was edited after patchkit wrote it" in text.partition("\n\n")[0].replace(
+        "\n# ", " "
+    )
     _text, notes = worker(f"{HEAD}# mine\n", "--accept-edited")
     assert "every shared variable is as this node's rules set it" in notes
 
@@ -83,7 +99,10 @@ def test_what_runs_code_never_crosses_machines(worker, options):
     with pytest.raises(SourceError) as caught:
         worker(forged, *options)
     for number, name in enumerate(CODE, forged.count("\n") - len(CODE) + 1):
-        assert f"head.env:{number}: {name} runs code: {runs_code(name)}" in caught.value.what
+        assert (
+            f"head.env:{number}: {name} runs code: {runs_code(name)}"
+            in caught.value.what
+        )
     with pytest.raises(SourceError if options else HashMismatchError):
         worker(HEAD + lines, *options)
 
@@ -101,13 +120,17 @@ def test_what_runs_code_never_crosses_machines(worker, options):
         ("PYTHONHASHSEED=0", None),
     ],
 )
-def test_what_a_user_added_on_the_head_travels_if_it_is_known_and_fits(worker, line, says):
+def test_what_a_user_added_on_the_head_travels_if_it_is_known_and_fits(
+    worker, line, says
+):
     name = line.partition("=")[0]
     sealed_again = resealed(with_set(HEAD, [name]) + f"{line}\n")
     if says is None:
         assert f"\n{line}\n" in worker(sealed_again)[0]
         return
-    with pytest.raises(SourceError, match=re.escape(f"{name} {says}".replace(" is is", " is"))):
+    with pytest.raises(
+        SourceError, match=re.escape(f"{name} {says}".replace(" is is", " is"))
+    ):
         worker(sealed_again)
 
 
@@ -120,19 +143,29 @@ def test_what_the_user_says_on_this_node_counts_here(worker):
 
 def test_a_rules_own_plugin_setting_is_no_way_in(worker):
     """In a ring a rule sets NCCL_NET_PLUGIN=none; this node is in none."""
-    with pytest.raises(HostError, match="NCCL_NET_PLUGIN is not set here and none there"):
+    with pytest.raises(
+        HostError, match="NCCL_NET_PLUGIN is not set here and none there"
+    ):
         worker(resealed(f"{HEAD}NCCL_NET_PLUGIN=none\n"))
 
 
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("nodes=2", "nodes=99999999999999999999", f"takes a number from 1 to {NODES_MAX}"),
+        (
+            "nodes=2",
+            "nodes=99999999999999999999",
+            f"takes a number from 1 to {NODES_MAX}",
+        ),
         ("topology=roce", "topology=x;id", "takes single, roce, socket, ring, hetero"),
         ("head=192.168.100.10", "head=$(id)", "takes an IPv4 address"),
         ("vllm=0.33.0", f"vllm={'9' * 5000}", "takes a version"),
         ("format=env", "format=xml", "takes env, sh, systemd, docker"),
-        ("format=env", "color=red format=env", "is not a fact that this patchkit knows"),
+        (
+            "format=env",
+            "color=red format=env",
+            "is not a fact that this patchkit knows",
+        ),
         ("format=env", "model=../../x format=env", "takes a model of"),
         ("format=env", "set=A;B format=env", "takes names of variables"),
     ],
@@ -151,7 +184,9 @@ def test_serve_args_take_an_edited_file_only_if_that_is_accepted(tmp_path):
     arguments = ["serve-args", "a/b", f"--from={file}", "--role=head"]
     assert isinstance(CliRunner().invoke(group, arguments).exception, HashMismatchError)
     done = CliRunner().invoke(group, [*arguments, "--accept-edited"])
-    assert "taken: role=head topology=roce executor=mp vllm=0.33.0 nodes=2" in done.stderr
+    assert (
+        "taken: role=head topology=roce executor=mp vllm=0.33.0 nodes=2" in done.stderr
+    )
     assert done.stdout.startswith("vllm serve a/b ")
 
 
@@ -160,9 +195,24 @@ def test_serve_args_take_an_edited_file_only_if_that_is_accepted(tmp_path):
     [
         (HEAD, ("--vllm=0.32.0",), UsageError, "--vllm 0.32.0 contradicts"),
         (HEAD, ("--head-ip=10.0.0.1",), UsageError, "--head-ip 10.0.0.1 contradicts"),
-        (HEAD, ("--nccl=2.28.9+cuda13.0",), HostError, "NCCL 2.28.9 is loaded here, and 2.30.7"),
-        (f"{HEAD}# mine\n", (), HashMismatchError, "was edited after patchkit wrote it"),
-        (resealed(f"{HEAD}NCCL_IB_TC=106\n"), (), SourceError, "NCCL_IB_TC is set by no rule"),
+        (
+            HEAD,
+            ("--nccl=2.28.9+cuda13.0",),
+            HostError,
+            "NCCL 2.28.9 is loaded here, and 2.30.7",
+        ),
+        (
+            f"{HEAD}# mine\n",
+            (),
+            HashMismatchError,
+            "was edited after patchkit wrote it",
+        ),
+        (
+            resealed(f"{HEAD}NCCL_IB_TC=106\n"),
+            (),
+            SourceError,
+            "NCCL_IB_TC is set by no rule",
+        ),
     ],
 )
 def test_what_one_refuses_the_other_refuses(root, tmp_path, text, options, kind, says):
@@ -170,23 +220,40 @@ def test_what_one_refuses_the_other_refuses(root, tmp_path, text, options, kind,
     file.write_text(text, encoding="utf-8")
     shared = ["--role=worker", f"--from={file}", f"--root={root}", *options]
     verbs = (["env"], ["serve-args", "openai/gpt-oss-120b"])
-    first, second = (CliRunner().invoke(group, [*verb, *shared]).exception for verb in verbs)
+    first, second = (
+        CliRunner().invoke(group, [*verb, *shared]).exception for verb in verbs
+    )
     assert isinstance(first, kind)
     assert says in str(first)
     assert str(second) == str(first)
     assert type(second) is type(first)
 
 
-FACTS = st.sampled_from(["role=head", "nodes=2", "nodes=", "topology=roce", "executor=mp"])
+FACTS = st.sampled_from(
+    ["role=head", "nodes=2", "nodes=", "topology=roce", "executor=mp"]
+)
 PIECES = FACTS | st.sampled_from(
-    ["vllm=0.33.0", "head=10.0.0.1", "format=json", "digest=0", '"', "{", "\n", "=", "A=1\n", "é"]
+    [
+        "vllm=0.33.0",
+        "head=10.0.0.1",
+        "format=json",
+        "digest=0",
+        '"',
+        "{",
+        "\n",
+        "=",
+        "A=1\n",
+        "é",
+    ]
 )
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.text()
-    | st.lists(PIECES).map(lambda parts: f"# patchkit env: {' '.join(parts)} digest={BLANK}\n")
+    | st.lists(PIECES).map(
+        lambda parts: f"# patchkit env: {' '.join(parts)} digest={BLANK}\n"
+    )
     | st.tuples(st.integers(0, len(HEAD)), st.text(max_size=20)).map(
         lambda cut: HEAD[: cut[0]] + cut[1] + HEAD[cut[0] :]
     )

@@ -5,7 +5,11 @@ import venv
 import pytest
 
 from patchkit.cluster.agent.node_facts import python_contents
-from patchkit.runtime.python.startup import ask_interpreter, find_preloaded, read_dynamic
+from patchkit.runtime.python.startup import (
+    ask_interpreter,
+    find_preloaded,
+    read_dynamic,
+)
 from support import write_files
 from support.vllm_wheels import LIBRARIES
 
@@ -23,10 +27,26 @@ CALL = "    _preload_cuda_deps()\n"
 @pytest.mark.parametrize(
     ("text", "files", "found"),
     [
-        (LISTS + CALL, ["nvidia/cu13/lib/libcudart.so.13", "nvidia/nccl/lib/libnccl.so.2"], 1),
-        (LISTS + CALL, ["cuda_runtime/lib/libcudart.so.13", "nccl/lib/libnccl.so.2"], 1),
-        (LISTS + CALL, ["nvidia/cu12/lib/libcudart.so.12", "nvidia/nccl/lib/libnccl.so.2"], None),
-        (LISTS, ["nvidia/cu13/lib/libcudart.so.13", "nvidia/nccl/lib/libnccl.so.2"], None),
+        (
+            LISTS + CALL,
+            ["nvidia/cu13/lib/libcudart.so.13", "nvidia/nccl/lib/libnccl.so.2"],
+            1,
+        ),
+        (
+            LISTS + CALL,
+            ["cuda_runtime/lib/libcudart.so.13", "nccl/lib/libnccl.so.2"],
+            1,
+        ),
+        (
+            LISTS + CALL,
+            ["nvidia/cu12/lib/libcudart.so.12", "nvidia/nccl/lib/libnccl.so.2"],
+            None,
+        ),
+        (
+            LISTS,
+            ["nvidia/cu13/lib/libcudart.so.13", "nvidia/nccl/lib/libnccl.so.2"],
+            None,
+        ),
     ],
 )
 def test_what_torch_preloads(text, files, found, tmp_path):

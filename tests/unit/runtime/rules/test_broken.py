@@ -29,7 +29,12 @@ def told(model, vllm, **versions):
         (GEMMA, "0.28.0", {"transformers": "5.16.1"}, set()),
         (GEMMA, "0.24.0", {}, {"gemma4-head-dim", "gemma4-26b-on-024"}),
         ("google/gemma-3-27b-it", "0.27.1", {}, set()),
-        ("someone/DeepSeek-V4-Flash-FP8", "0.27.0", {}, {"deepseek-v4-hyper-connections"}),
+        (
+            "someone/DeepSeek-V4-Flash-FP8",
+            "0.27.0",
+            {},
+            {"deepseek-v4-hyper-connections"},
+        ),
         (LIBERTAI, "0.33.0", {}, {"glm53-libertaidai"}),
         ("RedHatAI/GLM-5.3-Flash-NVFP4", "0.33.0", {}, set()),
     ],
@@ -50,7 +55,9 @@ def test_serve_args_warns_refuses_or_says_nothing():
     assert "does not start with transformers 5.15 or later" in advice.says
     assert "0.28 or later, or transformers below 5.15" in advice.instead
 
-    with pytest.raises(HostError, match=r"and transformers 5\.15\.0 is installed here") as caught:
+    with pytest.raises(
+        HostError, match=r"and transformers 5\.15\.0 is installed here"
+    ) as caught:
         serve_args(request_of(GEMMA, "0.27.1", "5.15.0"), rules)
     assert "`python3 -m pip install 'transformers<5.15'`" in caught.value.hint
 
@@ -64,7 +71,9 @@ def test_a_folder_is_known_by_its_config(tmp_path):
     config |= {"architectures": ["Gemma4ForConditionalGeneration", 5]}
     here = checkpoint(tmp_path, header, config)
     asked = request_of(str(tmp_path), "0.27.0", checkpoint=here, folder_gib=1.0)
-    assert "gemma4-head-dim" in {row.id for row in serve_args(asked, load_flag_rules()).advice}
+    assert "gemma4-head-dim" in {
+        row.id for row in serve_args(asked, load_flag_rules()).advice
+    }
 
 
 def test_a_symptom_has_the_cause_of_the_table():

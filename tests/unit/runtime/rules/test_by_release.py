@@ -34,9 +34,13 @@ def words_of(preset, version):
     asked = {"model": preset.id if "/" in preset.id else f"some/{preset.id}"}
     asked |= {} if preset.single else {**serve_lines.TWO, "nodes": preset.nodes}
     served = serve_lines.served(version, asked)
-    env = cluster_env(served.request.node, serve_lines.NOWHERE, load_variable_rules(), ptxas="/x")
+    env = cluster_env(
+        served.request.node, serve_lines.NOWHERE, load_variable_rules(), ptxas="/x"
+    )
     texts = [*served.notes, *(row.says for row in served.advice)]
-    texts += [flag.reason for flag in served.flags] + [row.reason for row in env.settings]
+    texts += [flag.reason for flag in served.flags] + [
+        row.reason for row in env.settings
+    ]
     return texts, {row.name: row.value for row in env.settings}
 
 
@@ -47,10 +51,15 @@ def test_no_reason_is_told_outside_its_range(version):
         with contextlib.suppress(UsageError, HostError, DriftError):
             texts, variables = words_of(preset, version)
             seen += 1
-            wrong = [text for text in texts if not within(version, RANGES.get(text, ""))]
+            wrong = [
+                text for text in texts if not within(version, RANGES.get(text, ""))
+            ]
             assert not wrong, (preset.id, version)
             told = " ".join(texts)
-            assert (STOPS in told) <= version.startswith(("0.24.", "0.27.")), (preset.id, version)
+            assert (STOPS in told) <= version.startswith(("0.24.", "0.27.")), (
+                preset.id,
+                version,
+            )
             # Who is told that a model is served by DeepGEMM is not told to turn it off.
             if "by FlashInfer and DeepGEMM" in told:
                 assert "VLLM_USE_DEEP_GEMM" not in variables, (preset.id, version)
@@ -63,7 +72,12 @@ def test_no_reason_is_told_outside_its_range(version):
 def test_what_is_said_by_release(entry):
     plain = getattr(entry, entry.text_field)
     for version in RELEASES:
-        texts = [text for bounds, text in entry.by_release.items() if within(version, bounds)]
+        texts = [
+            text for bounds, text in entry.by_release.items() if within(version, bounds)
+        ]
         assert len(texts) <= 1
-        assert getattr(in_release(entry, version), entry.text_field) == (texts or [plain])[0]
+        assert (
+            getattr(in_release(entry, version), entry.text_field)
+            == (texts or [plain])[0]
+        )
     assert in_release(entry, "") is entry

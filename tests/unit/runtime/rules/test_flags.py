@@ -39,7 +39,13 @@ def make_arg_parser(parser):
     parser.add_argument("--headless", action="store_true")
 """
 DECLARED = {
-    *("--help", "--model", "--tensor-parallel-size", "-tp", "--guided-decoding-backend"),
+    *(
+        "--help",
+        "--model",
+        "--tensor-parallel-size",
+        "-tp",
+        "--guided-decoding-backend",
+    ),
     *("--chat-template", "--ssl-keyfile", "--headless"),
 }
 SERVE = "entrypoints/cli/serve.py"
@@ -48,7 +54,11 @@ SERVE = "entrypoints/cli/serve.py"
 @pytest.fixture
 def home(tmp_path):
     serve = "def subparser_init(self, subparsers):\n    p.add_argument('--grpc')\n"
-    files = {"engine/arg_utils.py": ENGINE, SERVE: serve, "entrypoints/common/cli_args.py": SERVER}
+    files = {
+        "engine/arg_utils.py": ENGINE,
+        SERVE: serve,
+        "entrypoints/common/cli_args.py": SERVER,
+    }
     return write_files(tmp_path, files)
 
 

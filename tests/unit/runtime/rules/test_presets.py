@@ -28,7 +28,9 @@ confidence = "high"
 
 def test_the_presets():
     rules = load_flag_rules()
-    always = {rule.flag for rule in rules.leave_out if not rule.when and not rule.values}
+    always = {
+        rule.flag for rule in rules.leave_out if not rule.when and not rule.values
+    }
     assert len(load_presets()) == 68
     for preset in load_presets():
         share = min(float(preset.flags.get("--gpu-memory-utilization", 0.8)), 0.85)
@@ -60,9 +62,18 @@ def test_what_means_nothing(tmp_path):
     place, rules = tmp_path / "presets.toml", tmp_path / "flags.toml"
     for text, what in (
         (PRESET + 'speed = "fast"\n', "presets.toml: preset[1].speed: unknown key"),
-        (PRESET.replace('source = "x"\n', ""), "toml: preset[1]: lacks the key 'source'"),
-        (PRESET.replace("fp8", "fp7"), "toml: preset[1].quantization: is 'fp7', not one of"),
-        (PRESET + 'flags = { max_model_len = "1" }\n', "'max_model_len', not a flag, written as"),
+        (
+            PRESET.replace('source = "x"\n', ""),
+            "toml: preset[1]: lacks the key 'source'",
+        ),
+        (
+            PRESET.replace("fp8", "fp7"),
+            "toml: preset[1].quantization: is 'fp7', not one of",
+        ),
+        (
+            PRESET + 'flags = { max_model_len = "1" }\n',
+            "'max_model_len', not a flag, written as",
+        ),
     ):
         place.write_text(text)
         with pytest.raises(UsageError) as caught:
@@ -70,9 +81,21 @@ def test_what_means_nothing(tmp_path):
         assert what in str(caught.value)
     text = flags.RULES.read_text(encoding="utf-8")
     for old, new, what in (
-        ('topology = "socket", nodes', 'topology = "pigeon", nodes', "'pigeon' means nothing"),
-        ('flag = "--headless"', 'flag = "headless"', "'headless', not a flag, written as --a-flag"),
-        ('confidence = "high"', 'confidence = "total"', "[1].confidence: is 'total', not one of"),
+        (
+            'topology = "socket", nodes',
+            'topology = "pigeon", nodes',
+            "'pigeon' means nothing",
+        ),
+        (
+            'flag = "--headless"',
+            'flag = "headless"',
+            "'headless', not a flag, written as --a-flag",
+        ),
+        (
+            'confidence = "high"',
+            'confidence = "total"',
+            "[1].confidence: is 'total', not one of",
+        ),
         ("\n[memory]", "\n[menory]", "flags.toml: menory: unknown key"),
     ):
         assert old in text
@@ -86,9 +109,16 @@ def test_what_means_nothing(tmp_path):
 def test_no_two_entries_have_one_name():
     names = [preset.id.lower() for preset in load_presets()]
     about_flags, about_variables = load_flag_rules(), load_variable_rules()
-    rules = (*about_flags.rules, *about_flags.leave_out, *about_flags.limits, *about_flags.advice)
+    rules = (
+        *about_flags.rules,
+        *about_flags.leave_out,
+        *about_flags.limits,
+        *about_flags.advice,
+    )
     of_flags = [entry.id for entry in rules]
-    of_variables = [entry.id for entry in (*about_variables.entries, *about_variables.advice)]
+    of_variables = [
+        entry.id for entry in (*about_variables.entries, *about_variables.advice)
+    ]
     for found in (names, of_flags, of_variables):
         assert len({*found}) == len(found)
 
@@ -100,9 +130,13 @@ def test_a_rule_about_quantized_layers_says_where_they_go(version):
     silent = [
         rule.id
         for rule in rules
-        if "quantization" in rule.when and within(version, str(rule.when.get("vllm", "")))
+        if "quantization" in rule.when
+        and within(version, str(rule.when.get("vllm", "")))
         if any(word in str(rule) for word in chooses)
-        if not any(within(version, way.partition(" ")[2]) for way in chain(*rule.routes.values()))
+        if not any(
+            within(version, way.partition(" ")[2])
+            for way in chain(*rule.routes.values())
+        )
     ]
     # No stand-in answers for the package b12x, which neither vLLM's wheel nor torch's brings.
     assert [name for name in silent if not name.startswith("b12x")] == []

@@ -125,7 +125,8 @@ READABLE = [
     "secretKeyRef: {name: vllm-secrets, key: HF_TOKEN}, imagePullSecrets: [{name: x}]",
     "http://127.0.0.1:8000/v1/models https://pypi.org/simple tcp://10.0.0.1:29500",
     "ssh://annalena@spark-1/x git+ssh://git@github.com/o/r bo@spark-2:/srv jo@example.org",
-    "rsync -P wheel USER@HOST: ; docker.io/vllm/vllm-openai:v0.33.0@sha256:" + "ab" * 32,
+    "rsync -P wheel USER@HOST: ; docker.io/vllm/vllm-openai:v0.33.0@sha256:"
+    + "ab" * 32,
     "ssh -p 22 bo@h; login with password is refused; ssh -p 2222 login@h",
     "spark-1:812:901 [0] NCCL INFO NET/IB : Using [0]rocep1s0f0:1/RoCE [RO]; OOB enp1:10.0.0.1<0>",
     "key: value, sort_key=lambda x: x, primary_key=id, cache_key: 12ab34cd56ef",
@@ -158,7 +159,9 @@ def own_sentences():
 
 
 def test_no_word_of_a_sentence_of_patchkit_is_taken_for_a_secret():
-    sentences = [text for text in own_sentences() if "--api-key" in text or "--hf-token" in text]
+    sentences = [
+        text for text in own_sentences() if "--api-key" in text or "--hf-token" in text
+    ]
     assert len(sentences) > 10
     assert [text for text in sentences if mask_secrets(text) != text] == []
 

@@ -39,7 +39,14 @@ environment_variables: dict[str, Callable[[], Any]] = {
     "MAX_JOBS": lambda: os.getenv("MAX_JOBS", None),
 }
 """
-UNSET = ("VLLM_HOST_IP", "VLLM_PORT", "VLLM_BACKEND", "VLLM_LIST", "VLLM_TRACK", "MAX_JOBS")
+UNSET = (
+    "VLLM_HOST_IP",
+    "VLLM_PORT",
+    "VLLM_BACKEND",
+    "VLLM_LIST",
+    "VLLM_TRACK",
+    "MAX_JOBS",
+)
 READ = {
     **dict.fromkeys(UNSET, ""),
     "VLLM_TIMEOUT": "300",
@@ -58,33 +65,53 @@ def test_an_installed_envs_py_is_read(tmp_path):
 
 def test_what_is_not_understood_is_an_error(tmp_path):
     (tmp_path / "envs.py").write_text("x = {'A': 1}")
-    with pytest.raises(SourceError, match=r"envs\.py: has no dict environment_variables"):
+    with pytest.raises(
+        SourceError, match=r"envs\.py: has no dict environment_variables"
+    ):
         vllm_variables("0.33.0", tmp_path)
-    choices = (
-        'environment_variables = {\n    "VLLM_X": env_with_choices("VLLM_X", "a", make()),\n}\n'
-    )
+    choice = '"VLLM_X": env_with_choices("VLLM_X", "a", make()),'
+    choices = f"environment_variables = {{\n    {choice}\n}}\n"
     (tmp_path / "envs.py").write_text(choices)
     with pytest.raises(SourceError, match=r"envs\.py:2: choices in an unknown form"):
         read_values(tmp_path)
 
 
 VLLM = {
-    "0.11.1": {"VLLM_USE_V1": None, "VLLM_ATTENTION_BACKEND": "", "VLLM_RPC_TIMEOUT": "10000"},
+    "0.11.1": {
+        "VLLM_USE_V1": None,
+        "VLLM_ATTENTION_BACKEND": "",
+        "VLLM_RPC_TIMEOUT": "10000",
+    },
     # 0.15 was never supported: what 0.14.1 had.
     "0.15.0": {"VLLM_ATTENTION_BACKEND": "", "VLLM_ALLREDUCE_USE_FLASHINFER": None},
     "v0.21.0rc1+cu130": {"VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "1"},
     # A name that went and came back.
     "0.31.0": {"VLLM_ROCM_USE_AITER_FP4_ASM_GEMM": "False"},
-    "0.33.1.dev12+g1a2b": {"VLLM_USE_RAY_V2_EXECUTOR_BACKEND": None, "VLLM_HOST_IP": ""},
-    "": {"VLLM_USE_V1": "", "VLLM_HOST_IP": "", "VLLM_BEAM_ALWAYS_CONSTRAIN_OUTPUT": "True"},
+    "0.33.1.dev12+g1a2b": {
+        "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": None,
+        "VLLM_HOST_IP": "",
+    },
+    "": {
+        "VLLM_USE_V1": "",
+        "VLLM_HOST_IP": "",
+        "VLLM_BEAM_ALWAYS_CONSTRAIN_OUTPUT": "True",
+    },
 }
 NCCL = {
     "2.20.5": {"NCCL_IB_GID_INDEX": "0", "NCCL_CUDA_PATH": "", "NCCL_RAS_ENABLE": None},
     "2.21.5": {"NCCL_IB_GID_INDEX": "-1", "NCCL_CUDA_PATH": None},
     # Between two releases that were read.
-    "2.28.9+cuda13.0": {"NCCL_NET_GDR_C2C": "1", "NCCL_DEBUG": "", "NCCL_DEBUG_FILE": ""},
+    "2.28.9+cuda13.0": {
+        "NCCL_NET_GDR_C2C": "1",
+        "NCCL_DEBUG": "",
+        "NCCL_DEBUG_FILE": "",
+    },
     "2.30.7+gb10.1a2b": {"NCCL_IB_SUBNET_AWARE_ROUTING": "0", "NCCL_DEBUG_SUBSYS": ""},
-    "": {"NCCL_CUDA_PATH": "", "NCCL_IB_SUBNET_AWARE_ROUTING": "0", "NCCL_USE_CMAKE": None},
+    "": {
+        "NCCL_CUDA_PATH": "",
+        "NCCL_IB_SUBNET_AWARE_ROUTING": "0",
+        "NCCL_USE_CMAKE": None,
+    },
 }
 
 
@@ -162,11 +189,20 @@ def test_the_name_that_was_meant():
     ):
         assert NAMES(wrong) == right
     # Words too few or too many, other words, other digits: other names.
-    others = ("nccl_ib_hca", "VLLM_HOST", "VLLM_USE_V2", "VLLM_TP_SIZE", "VLLM_" + "A" * 10_000)
+    others = (
+        "nccl_ib_hca",
+        "VLLM_HOST",
+        "VLLM_USE_V2",
+        "VLLM_TP_SIZE",
+        "VLLM_" + "A" * 10_000,
+    )
     assert not any(map(NAMES, others))
 
 
-@given(st.text(st.sampled_from("AB_1"), max_size=6), st.text(st.sampled_from("AB_1"), max_size=6))
+@given(
+    st.text(st.sampled_from("AB_1"), max_size=6),
+    st.text(st.sampled_from("AB_1"), max_size=6),
+)
 @example("A1A1", "A1_1")  # a separator in the place of a letter
 def test_a_slip_is_one_in_both_directions(one, other):
     assert is_slip(one, other) == is_slip(other, one)

@@ -15,7 +15,12 @@ def ask(tmp_path_factory):
     """Ask one of two Sparks, by its number, for a line with an env file, ``head`` or ``worker``."""
     home = tmp_path_factory.mktemp("cluster")
     roots = [hosts.build(home, "cable_port0", node=node) for node in (0, 1)]
-    head = ("--role=head", "--vllm=0.33.0", f"--root={roots[0]}", f"--output={home}/head.env")
+    head = (
+        "--role=head",
+        "--vllm=0.33.0",
+        f"--root={roots[0]}",
+        f"--output={home}/head.env",
+    )
     worker = ("--role=worker", f"--from={home}/head.env", f"--root={roots[1]}")
     for asked in (head, (*worker, f"--output={home}/worker.env")):
         assert CliRunner().invoke(group, ["env", *asked, *ABOUT]).exit_code == 0
@@ -45,8 +50,18 @@ def test_a_line_is_the_file_nodes(ask, file, node, role, rank):
     ("file", "node", "role", "says"),
     [
         ("head", 1, (), "head.env is for the head, 192.168.100.10, and this host has"),
-        ("worker", 0, (), "worker.env is for the worker, 192.168.100.11, and this host has"),
-        ("head", 0, ("--role=worker",), "192.168.100.10, the head's address, is this host's own"),
+        (
+            "worker",
+            0,
+            (),
+            "worker.env is for the worker, 192.168.100.11, and this host has",
+        ),
+        (
+            "head",
+            0,
+            ("--role=worker",),
+            "192.168.100.10, the head's address, is this host's own",
+        ),
     ],
 )
 def test_a_file_on_the_wrong_host_is_refused(ask, file, node, role, says):

@@ -7,7 +7,13 @@ from patchkit.runtime.host.host import Address, Host, Netdev, System
 from patchkit.runtime.serve.listen import LOCAL, listen_address, listening, models_url
 from tools import serve_lines
 
-HEAD = {"role": "head", "topology": "roce", "executor": "mp", "nodes": 2, "head": "192.168.100.10"}
+HEAD = {
+    "role": "head",
+    "topology": "roce",
+    "executor": "mp",
+    "nodes": 2,
+    "head": "192.168.100.10",
+}
 
 
 def asked(**more):
@@ -17,7 +23,13 @@ def asked(**more):
 def netdev(name, *addresses, kind="ethernet", cage=None, state="up"):
     found = tuple(Address(address=each, prefix=24, family="inet") for each in addresses)
     return Netdev(
-        name=name, state=state, carrier=True, mtu=1500, kind=kind, cage=cage, addresses=found
+        name=name,
+        state=state,
+        carrier=True,
+        mtu=1500,
+        kind=kind,
+        cage=cage,
+        addresses=found,
     )
 
 
@@ -25,7 +37,10 @@ def host(*netdevs):
     return Host(system=System(), memory=None, gpus=(), netdevs=netdevs, rdma=())
 
 
-CABLE, LAN = netdev("enp1s0f0np0", "192.168.100.10", cage=0), netdev("enP7s7", "10.0.0.10")
+CABLE, LAN = (
+    netdev("enp1s0f0np0", "192.168.100.10", cage=0),
+    netdev("enP7s7", "10.0.0.10"),
+)
 DOCKER = netdev("docker0", "172.17.0.1", kind="virtual")
 WIFI = netdev("wlP9s9", "10.0.1.10", kind="wifi")
 
@@ -49,23 +64,45 @@ def test_an_address_of_the_choice(choice, role, netdevs, address):
     ("choice", "role", "netdevs", "error", "says"),
     [
         ("lan", HEAD, (CABLE, DOCKER), HostError, "no interface beside the QSFP cages"),
-        ("lan", {}, (LAN, WIFI), UsageError, "10.0.0.10 on enP7s7, 10.0.1.10 on wlP9s9"),
-        ("cable", {}, (LAN,), HostError, "no QSFP cage is cabled and has an IPv4 address"),
+        (
+            "lan",
+            {},
+            (LAN, WIFI),
+            UsageError,
+            "10.0.0.10 on enP7s7, 10.0.1.10 on wlP9s9",
+        ),
+        (
+            "cable",
+            {},
+            (LAN,),
+            HostError,
+            "no QSFP cage is cabled and has an IPv4 address",
+        ),
     ],
 )
 def test_no_address_of_the_choice(choice, role, netdevs, error, says):
     with pytest.raises(error) as caught:
         listen_address(choice, asked(**role).node, host(*netdevs))
     assert says in caught.value.what
-    assert "--host ADDRESS" in caught.value.hint or "--listen local" in caught.value.hint
+    assert (
+        "--host ADDRESS" in caught.value.hint or "--listen local" in caught.value.hint
+    )
 
 
 @pytest.mark.parametrize(
     ("address", "curl", "says"),
     [
         ("127.0.0.1", "http://127.0.0.1:8000/v1/models", "for this machine alone"),
-        ("192.168.100.10", "http://192.168.100.10:8000/v1/models", "localhost:8000` is refused"),
-        ("fd00::1", "http://[fd00::1]:8000/v1/models", "`curl localhost:8000` is refused"),
+        (
+            "192.168.100.10",
+            "http://192.168.100.10:8000/v1/models",
+            "localhost:8000` is refused",
+        ),
+        (
+            "fd00::1",
+            "http://[fd00::1]:8000/v1/models",
+            "`curl localhost:8000` is refused",
+        ),
         ("0.0.0.0", "http://127.0.0.1:8000/v1/models", "on every interface"),
         ("::", "http://[::1]:8000/v1/models", "on every interface"),
     ],
@@ -77,4 +114,6 @@ def test_who_reaches_it_and_where(address, curl, says):
     assert models_url(request) == curl
     # The Sparks of the cluster may ask: everybody else is worth a word.
     is_open = address not in ("127.0.0.1", "192.168.100.10")
-    assert [f"everybody who reaches {address} can use" in each for each in more] == [True] * is_open
+    assert [f"everybody who reaches {address} can use" in each for each in more] == [
+        True
+    ] * is_open

@@ -106,13 +106,31 @@ def machine(tmp_path):
             "take a checkpoint in fewer bits; or a GPU with 71 GiB; or for a line that a Spark",
         ),
         # Upstream's recipe says the size.
-        (*(LAPTOP, 30, ("Qwen/Qwen3.6-27B",)), "at least 40 GiB of weights", "a GPU with 49 GiB"),
-        (*(STATION, 500, (LARGE,)), "136 GiB of weights per node", "or AWQ checkpoint: 39 GiB; or"),
-        (*(SPARK, 30, (GPT,)), "room for 20 why: 0.80 of 30.0 GiB (this host)", "take 4 nodes"),
-        (*(LAPTOP, 30, (LARGE, "--target", "gb10")), "0.85 of 119.7 GiB (a Spark)", "2 nodes"),
+        (
+            *(LAPTOP, 30, ("Qwen/Qwen3.6-27B",)),
+            "at least 40 GiB of weights",
+            "a GPU with 49 GiB",
+        ),
+        (
+            *(STATION, 500, (LARGE,)),
+            "136 GiB of weights per node",
+            "or AWQ checkpoint: 39 GiB; or",
+        ),
+        (
+            *(SPARK, 30, (GPT,)),
+            "room for 20 why: 0.80 of 30.0 GiB (this host)",
+            "take 4 nodes",
+        ),
+        (
+            *(LAPTOP, 30, (LARGE, "--target", "gb10")),
+            "0.85 of 119.7 GiB (a Spark)",
+            "2 nodes",
+        ),
     ],
 )
-def test_what_does_not_fit_is_refused_with_figures(machine, gpu, ram, asked, figures, hint):
+def test_what_does_not_fit_is_refused_with_figures(
+    machine, gpu, ram, asked, figures, hint
+):
     done = serve_args(*asked, "--vllm=0.25.1", f"--root={machine(gpu, ram)}")
     assert not done.stdout
     assert isinstance(done.exception, HostError)
@@ -124,9 +142,24 @@ def test_what_does_not_fit_is_refused_with_figures(machine, gpu, ram, asked, fig
     ("gpu", "asked", "share", "note"),
     [
         (SPARK, (GPT,), "0.80", ""),
-        (STATION, (GPT,), None, "sized for NVIDIA RTX PRO 6000 Blackwell Workstation Edition"),
-        (SILENT, (GPT,), None, "whether it fits was not checked: nvidia-smi does not say"),
-        (LAPTOP, ("some/model",), None, "some/model has no preset: these flags fit any model, "),
+        (
+            STATION,
+            (GPT,),
+            None,
+            "sized for NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
+        ),
+        (
+            SILENT,
+            (GPT,),
+            None,
+            "whether it fits was not checked: nvidia-smi does not say",
+        ),
+        (
+            LAPTOP,
+            ("some/model",),
+            None,
+            "some/model has no preset: these flags fit any model, ",
+        ),
         (SPARK, (GPT, "--target", "thor"), "0.80", "thor's memory is not known here"),
         ("", (GPT,), "0.80", "no GPU is found here: sized for a Spark, with 119.7 GiB"),
     ],
@@ -137,20 +170,37 @@ def test_what_fits_or_is_not_known_is_printed(machine, gpu, asked, share, note):
     flags = {each["flag"]: each["value"] for each in served["flags"]}
     # That of a preset is for memory which CPU and GPU share.
     assert flags.get("--gpu-memory-utilization") == share
-    said = [each for each in served["notes"] if "sized for" in each or "not checked" in each]
+    said = [
+        each for each in served["notes"] if "sized for" in each or "not checked" in each
+    ]
     assert (note in said[0]) if note else not said
 
 
-GLM, TWO = "nvidia/GLM-5.3-Flash-NVFP4", ("--role=head", "--nodes=2", "--head-ip=192.168.100.10")
+GLM, TWO = (
+    "nvidia/GLM-5.3-Flash-NVFP4",
+    ("--role=head", "--nodes=2", "--head-ip=192.168.100.10"),
+)
 
 
 @pytest.mark.parametrize(
     ("model", "says", "hint"),
     [
-        (GLM, "does not fit: 178 GiB of weights per node, and there is room for 94", "2 nodes"),
+        (
+            GLM,
+            "does not fit: 178 GiB of weights per node, and there is room for 94",
+            "2 nodes",
+        ),
         # Upstream's recipe names less than one Spark has: the preset knows better.
-        ("deepseek-ai/DeepSeek-V4-Flash", "at least 106 GiB of weights per node", "2 nodes"),
-        ("some/Model-405B-Instruct", "405 * 10^9 parameters in 4 bits or more)", "3 nodes"),
+        (
+            "deepseek-ai/DeepSeek-V4-Flash",
+            "at least 106 GiB of weights per node",
+            "2 nodes",
+        ),
+        (
+            "some/Model-405B-Instruct",
+            "405 * 10^9 parameters in 4 bits or more)",
+            "3 nodes",
+        ),
         (
             "some/Model-122B-A10B-BF16",
             "at least 227 GiB of weights per node (by its name",
@@ -192,13 +242,20 @@ def test_a_name_is_the_last_resort(name, gib):
 
 def test_two_copies_are_for_what_one_spark_holds():
     for model, told in ((GPT, True), (GLM, False)):
-        done = serve_args(model, *TWO, "--topology=roce", "--target=gb10", "--vllm=0.33.0")
+        done = serve_args(
+            model, *TWO, "--topology=roce", "--target=gb10", "--vllm=0.33.0"
+        )
         assert done.exit_code == 0, done.output
         assert ("two copies may serve more" in done.stderr) is told
 
 
 # 36 layers with 8 heads of 64 values for keys and for values, in 2 bytes.
-GQA = {"num_hidden_layers": 36, "num_key_value_heads": 8, "num_attention_heads": 64, "head_dim": 64}
+GQA = {
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "num_attention_heads": 64,
+    "head_dim": 64,
+}
 LEFT = 119.7 * 0.8 - 4 - 90
 MLA = {"num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
 
@@ -231,7 +288,9 @@ def test_a_context_that_cannot_fit_is_told(tmp_path, config, most):
     config = {"num_hidden_layers": 1, "max_position_embeddings": 131072} | config
     config |= {"num_experts": 1, "num_experts_per_tok": 1}
     here = checkpoint(tmp_path, header, config)
-    told = served("0.33.0", {"model": "some/model", "folder_gib": 90.0, "checkpoint": here})
+    told = served(
+        "0.33.0", {"model": "some/model", "folder_gib": 90.0, "checkpoint": here}
+    )
     notes = [note for note in told.notes if "tokens does not fit" in note]
     assert len(notes) == (most is not None)
     if most:

@@ -14,7 +14,13 @@ from patchkit.runtime.rules.variables import vllm_variables
 from patchkit.runtime.serve.args import serve_args
 from tools import serve_lines
 
-HEAD = {"role": "head", "topology": "roce", "executor": "mp", "nodes": 2, "head": "10.0.0.1"}
+HEAD = {
+    "role": "head",
+    "topology": "roce",
+    "executor": "mp",
+    "nodes": 2,
+    "head": "10.0.0.1",
+}
 
 
 def ask(model="some/model", vllm="0.33.0", **asked):
@@ -39,11 +45,23 @@ def test_lines_are_the_golden_ones():
         ({"model": ""}, "is not a model"),
         ({**HEAD, "nodes": 1}, "--role head needs two nodes or more"),
         ({**HEAD, "role": "worker", "head": ""}, "missing --head-ip"),
-        ({**HEAD, "role": "worker", "rank": 2}, "rank 2 of 2 nodes cannot be a worker's"),
-        ({**HEAD, "role": "worker", "rank": 1, "executor": "ray"}, "under Ray serves nothing"),
+        (
+            {**HEAD, "role": "worker", "rank": 2},
+            "rank 2 of 2 nodes cannot be a worker's",
+        ),
+        (
+            {**HEAD, "role": "worker", "rank": 1, "executor": "ray"},
+            "under Ray serves nothing",
+        ),
         ({"choice": wanted("magic")}, "no rule is called 'magic'"),
-        ({"model": "gpt-oss-20b", "quantization": "fp8"}, "gpt-oss-20b is mxfp4, not fp8"),
-        ({"model": "Qwen/Qwen3.6-27B-FP8", "vllm": "0.16.0"}, "takes vLLM 0.17.0 or newer"),
+        (
+            {"model": "gpt-oss-20b", "quantization": "fp8"},
+            "gpt-oss-20b is mxfp4, not fp8",
+        ),
+        (
+            {"model": "Qwen/Qwen3.6-27B-FP8", "vllm": "0.16.0"},
+            "takes vLLM 0.17.0 or newer",
+        ),
         ({"model": "GLM-5.3-Flash-NVFP4"}, "ambiguous preset 'GLM-5.3-Flash-NVFP4'"),
     ],
 )
@@ -66,7 +84,11 @@ def test_requests_that_make_no_sense(asked, what):
 def test_a_gb10_s_attention_is_not_a_thor_s(place, left_out):
     served = ask("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4", **place)
     assert ("--attention-backend" not in served.words) is left_out
-    told = [note for note in served.notes if note.startswith("--attention-backend is left out")]
+    told = [
+        note
+        for note in served.notes
+        if note.startswith("--attention-backend is left out")
+    ]
     assert ["nobody tried it on a Thor" in note for note in told] == [True] * left_out
 
 
@@ -106,7 +128,10 @@ def test_every_release_from_its_oldest_on_takes_a_preset(preset):
     [
         ({"model": "Qwen/Qwen3.6-27B-FP8"}, "must hold VLLM_USE_DEEP_GEMM=0"),
         (
-            {"model": "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4", "vllm": "0.17.1"},
+            {
+                "model": "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4",
+                "vllm": "0.17.1",
+            },
             "measured with vLLM 0.28.0; that 0.17.1 serves it is upstream's word",
         ),
         (
@@ -143,7 +168,9 @@ def test_one_line_on_standard_output(cli):
 
 def test_explained(cli):
     assert "missing --vllm" in cli("serve-args", "a/b", rc=2).stderr
-    done = cli("serve-args", "a/b", "--vllm", "0.17.1", "--explain", "--quantization", "nvfp4")
+    done = cli(
+        "serve-args", "a/b", "--vllm", "0.17.1", "--explain", "--quantization", "nvfp4"
+    )
     rows = {row.split()[1]: row for row in done.stdout.splitlines()}
     assert rows["--moe-backend"].startswith("✓")
     assert "Marlin reads FP4" in rows["--moe-backend"]

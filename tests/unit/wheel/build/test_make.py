@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from patchkit.errors import BuildError
-from patchkit.wheel.build.make import drop_partial, nccl_environment, objects_to_make, run_build
+from patchkit.wheel.build.make import (
+    drop_partial,
+    nccl_environment,
+    objects_to_make,
+    run_build,
+)
 from patchkit.wheel.build.toolchain import Toolchain
 from support.needed import need
 
@@ -27,7 +32,15 @@ TOOLS = Toolchain(
 
 def test_nothing_of_the_callers_decides(monkeypatch, tmp_path):
     # Each would change what compilers, make, CMake or Python do; what is seen is all below.
-    foreign = ("CXX", "CXXFLAGS", "CPATH", "NVCC_CCBIN", "MAKEFLAGS", "CMAKE_ARGS", "PYTHONPATH")
+    foreign = (
+        "CXX",
+        "CXXFLAGS",
+        "CPATH",
+        "NVCC_CCBIN",
+        "MAKEFLAGS",
+        "CMAKE_ARGS",
+        "PYTHONPATH",
+    )
     for name in (*foreign, "LDFLAGS", "NVCC_APPEND_FLAGS", "TZ", "SOURCE_DATE_EPOCH"):
         monkeypatch.setenv(name, "the caller's")
     for name in ("HOME", "TMPDIR", "CCACHE_DIR"):
@@ -80,7 +93,9 @@ def test_progress(tmp_path, total, told):
 def test_a_failing_build_tells_why(tmp_path):
     need("g++")
     (tmp_path / "bad.cc").write_text("int main() { return unknown; }\n")
-    rules = "all: bad.o\nbad.o: bad.cc\n    @seq 100\n    @g++ -c $< -o $@\n    @seq 100\n"
+    rules = (
+        "all: bad.o\nbad.o: bad.cc\n    @seq 100\n    @g++ -c $< -o $@\n    @seq 100\n"
+    )
     with pytest.raises(BuildError) as failed:
         make(tmp_path, rules)
     said = failed.value
@@ -90,7 +105,9 @@ def test_a_failing_build_tells_why(tmp_path):
     assert error.startswith("    bad.cc:1:21: error: ")
     assert last.startswith("    make: *** [Makefile:")
     log = f"the whole log is {tmp_path}/log.txt"
-    assert said.hint == f"{log}; run again to go on from here, with --fresh to begin anew"
+    assert (
+        said.hint == f"{log}; run again to go on from here, with --fresh to begin anew"
+    )
 
 
 # What a killed build leaves

@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 
 from patchkit.errors import BuildError, BusyError, SourceError, StorageError
-from patchkit.wheel.build.requirements import made_once, make_environment, read_requirements
+from patchkit.wheel.build.requirements import (
+    made_once,
+    make_environment,
+    read_requirements,
+)
 from patchkit.wheel.file.torch import InstalledTorch, installed_torch, require_torch
 from support.wheels import write_wheel
 
@@ -18,16 +22,22 @@ def test_an_environment_is_made_once(tmp_path, monkeypatch):
     """Of requirements for a torch that is one module, in a folder that pip knows."""
     files = {"torch/__init__.py": TORCH.format(cuda="13.0").encode()}
     links = tmp_path / "links"
-    wheel = write_wheel(links, "2.11.0", project="torch", tag="py3-none-any", files=files)
+    wheel = write_wheel(
+        links, "2.11.0", project="torch", tag="py3-none-any", files=files
+    )
     found = hashlib.sha256(wheel.read_bytes()).hexdigest()
     requirements = tmp_path / "torch.txt"
-    requirements.write_text(f"# all of it\ntorch==2.11.0 \\\n    --hash=sha256:{found}\n")
+    requirements.write_text(
+        f"# all of it\ntorch==2.11.0 \\\n    --hash=sha256:{found}\n"
+    )
     monkeypatch.setenv("PIP_FIND_LINKS", str(links))
     told = []
     # Neither where pip would put packages nor another torch is the user's to say.
     monkeypatch.setenv("PIP_TARGET", str(tmp_path / "elsewhere"))
     (tmp_path / "other/torch").mkdir(parents=True)
-    (tmp_path / "other/torch/__init__.py").write_text("raise SystemExit('the wrong torch')")
+    (tmp_path / "other/torch/__init__.py").write_text(
+        "raise SystemExit('the wrong torch')"
+    )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "other"))
     made = make_environment(
         requirements, tmp_path / "e", offline=True, progress=lambda *n: told.append(n)
@@ -37,13 +47,17 @@ def test_an_environment_is_made_once(tmp_path, monkeypatch):
     assert installed_torch(made.python) == InstalledTorch(
         python=made.python, version="2.11.0+cu130", cuda="13.0"
     )
-    module = next(made.python.parents[1].glob("lib/python*/site-packages/torch/__init__.py"))
+    module = next(
+        made.python.parents[1].glob("lib/python*/site-packages/torch/__init__.py")
+    )
     module.write_text(TORCH.format(cuda=None))
     again = make_environment(requirements, tmp_path / "e", offline=True)
     assert again == made
     # It was not made anew, so the change is still there, and is what the check is for.
     with pytest.raises(BuildError, match="no CUDA: it is for CPUs alone"):
-        require_torch(installed_torch(again.python), "2.11.0", "13.0", "after the build")
+        require_torch(
+            installed_torch(again.python), "2.11.0", "13.0", "after the build"
+        )
 
 
 def test_two_builds_do_not_make_the_same_folder(tmp_path):
@@ -58,7 +72,10 @@ def test_two_builds_do_not_make_the_same_folder(tmp_path):
         with pytest.raises(BusyError), made_once(home, part):
             pass
         part.touch()
-    assert sorted(path.name for path in home.iterdir()) == ["part", "patchkit-environment"]
+    assert sorted(path.name for path in home.iterdir()) == [
+        "part",
+        "patchkit-environment",
+    ]
     with made_once(home, part) as is_empty:
         assert not is_empty
 
@@ -84,7 +101,13 @@ def test_torch_must_be_the_release_with_that_cuda(version, cuda, fine):
 
 def test_other_lines_and_packages_without_a_hash_are_refused(tmp_path):
     path = tmp_path / "x.txt"
-    for line in ("torch", "torch>=2", "torch @ file:///x", "-r other.txt", "torch==1 ; y ;"):
+    for line in (
+        "torch",
+        "torch>=2",
+        "torch @ file:///x",
+        "-r other.txt",
+        "torch==1 ; y ;",
+    ):
         path.write_text(f"{line} --hash=sha256:{DIGEST}\n")
         with pytest.raises(SourceError, match="is not NAME==VERSION with --hash"):
             read_requirements(path)

@@ -48,7 +48,9 @@ def bare(tmp_path, monkeypatch):
 def test_no_toolkit_offline_and_none_in_the_cache(bare, tmp_path):
     with pytest.raises(SourceError) as absent:
         find_toolchain(HERE, toolkits()[0], offline=True)
-    assert re.match(r"nvidia_cuda_nvcc-13.*\.whl is not in the cache", absent.value.what)
+    assert re.match(
+        r"nvidia_cuda_nvcc-13.*\.whl is not in the cache", absent.value.what
+    )
     assert absent.value.hint
     assert not (tmp_path / "cache/cuda").exists()
 
@@ -100,7 +102,9 @@ def test_the_locked_wheels():
 @pytest.mark.parametrize("row", toolkits(), ids=lambda row: row.cuda)
 def test_what_a_row_says_of_its_nvcc(row, tmp_path):
     tools = need_toolchain(HERE, row)
-    assert {it.version for it in locked_toolkit_wheels() if it.project == COMPILER} >= {tools.cuda}
+    assert {it.version for it in locked_toolkit_wheels() if it.project == COMPILER} >= {
+        tools.cuda
+    }
     source, ptx = tmp_path / "x.cu", tmp_path / "x.ptx"
     source.write_text("__global__ void kernel() {}\n")
     command = tools.nvcc, "-ccbin", tools.cxx, f"-I{tools.include}", source
@@ -134,7 +138,9 @@ def gcc(folder, version):
     names = ("GNUC", "GNUC_MINOR", "GNUC_PATCHLEVEL")
     numbers = zip(names, version.split("."), strict=True)
     lines = [f"echo '#define __{name}__ {number}'\n" for name, number in numbers]
-    return write_files(folder, {"g++": "#!/bin/sh\n" + "".join(lines)}, mode=0o755) / "g++"
+    return (
+        write_files(folder, {"g++": "#!/bin/sh\n" + "".join(lines)}, mode=0o755) / "g++"
+    )
 
 
 def said_of(*arguments, **options):
@@ -155,7 +161,10 @@ def test_all_that_is_missing_is_said_at_once(tmp_path, monkeypatch):
     needed = replace(HARD, gcc="13", python=">=3.99,<4")
     said = "\n".join(said_of(needed, PYTHON, gcc(tmp_path, "12.2.0")))
     assert "is outside >=3.99,<4: install patchkit into another one" in said
-    assert "is GCC 12.2.0; the release takes C++20, GCC 13 or later: apt install g++-13" in said
+    assert (
+        "is GCC 12.2.0; the release takes C++20, GCC 13 or later: apt install g++-13"
+        in said
+    )
     assert "no program `patch`: apt install patch" in said
     said = "\n".join(said_of(HARD, Path("/none"), None))
     assert "/none does not run" in said
@@ -173,11 +182,15 @@ def test_all_that_is_missing_is_said_at_once(tmp_path, monkeypatch):
 )
 def test_the_gate_of_gcc(tmp_path, standard, least, found, fine):
     need_headers()
-    said = said_of(replace(EASY, standard=standard, gcc=least), PYTHON, gcc(tmp_path, found))
+    said = said_of(
+        replace(EASY, standard=standard, gcc=least), PYTHON, gcc(tmp_path, found)
+    )
     assert said == [] if fine else f"GCC {found}" in said[0]
 
 
 def test_another_tree_names_its_own_torch(make_tree):
-    texts = {"pyproject.toml": '[build-system]\nrequires = ["cmake", "torch == 2.15.0"]\n'}
+    texts = {
+        "pyproject.toml": '[build-system]\nrequires = ["cmake", "torch == 2.15.0"]\n'
+    }
     found = read_needs(make_tree("0.34.0.dev1", texts))
     assert found == replace(recorded_needs(Version("0.34.0")), torch="2.15.0")

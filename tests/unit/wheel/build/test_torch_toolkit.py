@@ -43,7 +43,11 @@ def halves(tmp_path):
 
     def make(without=(), *, machine=HERE, cxx="g++"):
         cuda = tmp_path / "locked"
-        files = {"bin/nvcc": "", "nvvm/bin/cicc": "", "lib/libcudart.so.13": "compiler's"}
+        files = {
+            "bin/nvcc": "",
+            "nvvm/bin/cicc": "",
+            "lib/libcudart.so.13": "compiler's",
+        }
         files |= {"include/cuda.h": CUDA_H, "include/cuda_runtime.h": "compiler's"}
         site = tmp_path / "env/nvidia/cu13"
         beside = {f"lib/lib{name}.so.13": "torch's" for name in LIBRARIES}
@@ -74,7 +78,16 @@ def test_both_halves_are_there_and_the_compilers_half_counts(halves, tmp_path):
         "int cuInit(); int cuMemAlloc_v2(); int f(){return cuInit()+cuMemAlloc_v2();}"
     )
     out, stubs = tmp_path / "x.so", dest / "lib/stubs"
-    command = [str(toolchain.cxx), "-x", "c", "-shared", "-fPIC", str(source), "-o", str(out)]
+    command = [
+        str(toolchain.cxx),
+        "-x",
+        "c",
+        "-shared",
+        "-fPIC",
+        str(source),
+        "-o",
+        str(out),
+    ]
     command += ["-Wl,-z,defs", f"-L{stubs}", "-lcuda"]
     subprocess.run(command, check=True)
     assert "libcuda.so.1" in read_dynamic(out).needed
@@ -116,7 +129,9 @@ def test_a_driver_of_this_machine_is_not_linked(halves, tmp_path, where, found):
     assert read_dynamic(dest / "lib/stubs/libcuda.so").machine == "aarch64"
     machine = tmp_path / "usr/lib"
     machine.mkdir(parents=True)
-    subprocess.run(["g++", "-shared", "-x", "c", "/dev/null", "-o", machine / "libcuda.so"])
+    subprocess.run(
+        ["g++", "-shared", "-x", "c", "/dev/null", "-o", machine / "libcuda.so"]
+    )
     (tmp_path / "CMakeLists.txt").write_text(PROJECT)
     file = cross_variables(toolchain, dest)["CMAKE_TOOLCHAIN_FILE"]
     options = [f"-DCMAKE_TOOLCHAIN_FILE={file}", f"-DTOOLKIT={dest}"]
@@ -161,7 +176,10 @@ exec(sys.argv[0])
 
 
 def test_it_is_written_under_the_name_that_the_header_includes(tmp_path):
-    asked, header = tmp_path / "python", tmp_path / "include" / "python3.11" / "pyconfig.h"
+    asked, header = (
+        tmp_path / "python",
+        tmp_path / "include" / "python3.11" / "pyconfig.h",
+    )
     files = {header: DISPATCH, asked: PYTHON.format(header=header)}
     write_files(tmp_path, files, mode=0o755)
     with pytest.raises(HostError, match="has no headers"):
@@ -206,7 +224,10 @@ def test_it_answers_with_what_the_files_of_the_target_say(stand_in, target, tmp_
         "torch.__file__": f"{torch}/__init__.py",
         "torch.compiled_with_cxx11_abi()": True,
         "torch.utils.cmake_prefix_path": f"{torch}/share/cmake",
-        "extension.COMMON_NVCC_FLAGS": ["-D__CUDA_NO_HALF_OPERATORS__", "--expt-relaxed-constexpr"],
+        "extension.COMMON_NVCC_FLAGS": [
+            "-D__CUDA_NO_HALF_OPERATORS__",
+            "--expt-relaxed-constexpr",
+        ],
         "extension.CUDA_HOME": str(cuda),
         "extension.ROCM_HOME": None,
         "extension.include_paths(device_type='cuda')[0::2]": [
@@ -219,7 +240,9 @@ def test_it_answers_with_what_the_files_of_the_target_say(stand_in, target, tmp_
     assert ask(stand_in, ASK, *expected, env={"CUDA_HOME": str(cuda)}) == expected
     (cuda / "lib").mkdir(parents=True)
     question = "extension.library_paths('cuda')[-1]"
-    assert ask(stand_in, ASK, question, env={"CUDA_HOME": str(cuda)}) == {question: f"{cuda}/lib"}
+    assert ask(stand_in, ASK, question, env={"CUDA_HOME": str(cuda)}) == {
+        question: f"{cuda}/lib"
+    }
     found = installed_torch(stand_in)
     assert (found.version, found.cuda) == ("2.15.0+cu130", "13.0")
 

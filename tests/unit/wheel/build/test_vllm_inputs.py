@@ -17,7 +17,13 @@ from patchkit.source.releases import read_lock
 from patchkit.target import targets
 from patchkit.wheel.build.toolchain import Toolchain
 from patchkit.wheel.file.wheelfile import WheelFile
-from patchkit.wheel.vllm.inputs import Gathered, InputSource, gather_sources, notices, parse_given
+from patchkit.wheel.vllm.inputs import (
+    Gathered,
+    InputSource,
+    gather_sources,
+    notices,
+    parse_given,
+)
 from patchkit.wheel.vllm.source import VllmOrder
 from patchkit.wheel.vllm.upstream_parts import parts_of, prove_parts
 from support import read_files, write_files
@@ -61,13 +67,19 @@ def take(tmp_path, monkeypatch):
     def gathered(*wanted, given=(), **how):
         dest = tmp_path / "sources"
         device = {"cpu": platform.machine(), "target": targets()["gb10"], **how}
-        return gather_sources(wanted, VERSION, given=parse_given(given), dest=dest, **device)
+        return gather_sources(
+            wanted, VERSION, given=parse_given(given), dest=dest, **device
+        )
 
     return gathered
 
 
-def test_a_commit_comes_once_with_the_submodules_that_it_names(take, repository, tmp_path):
-    cutlass, inner = repository("mirror/cutlass", {"include/cutlass/cutlass.h": "// 4\n"})
+def test_a_commit_comes_once_with_the_submodules_that_it_names(
+    take, repository, tmp_path
+):
+    cutlass, inner = repository(
+        "mirror/cutlass", {"include/cutlass/cutlass.h": "// 4\n"}
+    )
     gitmodules = f'[submodule "x"]\n\tpath = csrc/cutlass\n\turl = {cutlass}\n'
     files = {"flash_mla/flash_mla_interface.py": "\n", ".gitmodules": gitmodules}
     root, commit = repository("mirror/flashmla", files, [("csrc/cutlass", inner)])
@@ -109,10 +121,14 @@ def test_cmake_is_given_the_folder_that_it_takes(take, tmp_path):
     write_files(tmp_path / "fa", dict.fromkeys(flash.files, ""))
     triton_kernels = wanted("triton-kernels", "TRITON_KERNELS_SRC_DIR")
     given = [f"triton-kernels={whole}", f"flash-attn={tmp_path / 'fa'}"]
-    got = take(triton_kernels, wanted("flash-attn", "VLLM_FLASH_ATTN_SRC_DIR"), given=given)
+    got = take(
+        triton_kernels, wanted("flash-attn", "VLLM_FLASH_ATTN_SRC_DIR"), given=given
+    )
     inner = tmp_path / "sources/triton-kernels/python/triton_kernels/triton_kernels"
     assert got.environment == {"TRITON_KERNELS_SRC_DIR": str(inner)}
-    defined = {"FETCHCONTENT_SOURCE_DIR_VLLM-FLASH-ATTN": str(tmp_path / "sources/flash-attn")}
+    defined = {
+        "FETCHCONTENT_SOURCE_DIR_VLLM-FLASH-ATTN": str(tmp_path / "sources/flash-attn")
+    }
     assert got.defines == defined
     # The folder that CMake takes may itself be named.
     direct = whole / "python/triton_kernels/triton_kernels"
@@ -124,8 +140,12 @@ def test_cmake_is_given_the_folder_that_it_takes(take, tmp_path):
 def test_what_cannot_be_compiled_for_another_cpu_is_refused(take, tmp_path):
     """DeepGEMM's _C; a build for the CPU at hand takes the same folder."""
     deepgemm = replace(QUTLASS, known=KNOWN["deepgemm"])
-    given = [f"deepgemm={write_files(tmp_path / 'd', dict.fromkeys(deepgemm.known.files, ''))}"]
-    with pytest.raises(UsageError, match=f"deepgemm cannot be compiled for {OTHER_CPU}") as caught:
+    given = [
+        f"deepgemm={write_files(tmp_path / 'd', dict.fromkeys(deepgemm.known.files, ''))}"
+    ]
+    with pytest.raises(
+        UsageError, match=f"deepgemm cannot be compiled for {OTHER_CPU}"
+    ) as caught:
         take(deepgemm, given=given, cpu=OTHER_CPU)
     assert "--source deepgemm=vllm==0.25.1; or --without deepgemm" in caught.value.hint
     assert take(deepgemm, given=given).sources[0].option == "deepgemm"
@@ -167,7 +187,9 @@ Copyright (c) 2017 - 2026 SOMEBODY. All rights reserved.
 
 
 def test_without_a_licence_the_head_of_a_file_says_it(tmp_path):
-    write_files(tmp_path, {"include/a.h": "/* no notice */\n", "include/b.h": f"\n{HEADER}"})
+    write_files(
+        tmp_path, {"include/a.h": "/* no notice */\n", "include/b.h": f"\n{HEADER}"}
+    )
     names = ["include/none.h", "include/a.h", "include/b.h"]
     assert notices(tmp_path, names) == {"LICENSE": TAKEN}
     assert notices(tmp_path, names[:2]) == {}
@@ -182,8 +204,13 @@ def test_without_a_licence_the_head_of_a_file_says_it(tmp_path):
     ],
 )
 def test_the_name_of_a_licence_is_what_the_texts_say(tmp_path, texts, name):
-    said = {str(number): f"SPDX-License-Identifier: {text}" for number, text in enumerate(texts)}
-    source = InputSource(option="x", folder=tmp_path, identity="", verified=True, notices=said)
+    said = {
+        str(number): f"SPDX-License-Identifier: {text}"
+        for number, text in enumerate(texts)
+    }
+    source = InputSource(
+        option="x", folder=tmp_path, identity="", verified=True, notices=said
+    )
     found = Gathered(environment={}, defines={}, sources=(source,)).licenses
     assert found.get("x") == name
 
@@ -192,7 +219,13 @@ GB10 = targets()["gb10"]
 RELEASE = f"sha256:{read_lock(RECIPES / 'vllm' / 'lock.toml')['0.28.0'].sha256}"
 PLACES = dict.fromkeys(("nvcc", "cxx", "include", "lib"), Path())
 TOOLS = Toolchain(machine="aarch64", cuda="", compiler="", **PLACES)
-ORDER = {"source": Path(), "identity": RELEASE, "torch": "", "toolchain": TOOLS, "jobs": 1}
+ORDER = {
+    "source": Path(),
+    "identity": RELEASE,
+    "torch": "",
+    "toolchain": TOOLS,
+    "jobs": 1,
+}
 FOLDER = {"given": {"flash-attn": "FOLDER"}}
 
 
@@ -211,8 +244,12 @@ FOLDER = {"given": {"flash-attn": "FOLDER"}}
         ("0.28.0", {}, {"also": "fa2_sass"}, "", {"fa2_sass"}),
     ],
 )
-def test_flash_attention_is_upstreams_or_machine_code(version, how, asked, source, fixes):
-    request = Request(target=GB10, **{name: frozenset({fix}) for name, fix in asked.items()})
+def test_flash_attention_is_upstreams_or_machine_code(
+    version, how, asked, source, fixes
+):
+    request = Request(
+        target=GB10, **{name: frozenset({fix}) for name, fix in asked.items()}
+    )
     ordered = VllmOrder(**ORDER | how, version=Version(version), request=request)
     assert ordered.source_of(KNOWN["flash-attn"]) == source
     assert (KNOWN["flash-attn"] in ordered.taken) == source.startswith("vllm==")
@@ -255,7 +292,10 @@ def test_what_is_of_the_project_and_of_use_on_the_device(wheel, tmp_path):
     kept = ("_vllm_fa2_C.abi3.so", "cute/interface.py", "layers/rotary.py")
     for each in (parts, python):
         each.fill(tmp_path / "parts")
-    expected = [*(f"{FA}/{name}" for name in kept), "vllm/third_party/triton_kernels/a/b.py"]
+    expected = [
+        *(f"{FA}/{name}" for name in kept),
+        "vllm/third_party/triton_kernels/a/b.py",
+    ]
     assert read_files(tmp_path / "parts") == {name: MEMBERS[name] for name in expected}
     codes = "sm_90, sm_100a, sm_120, sm_120a, compute_120"
     assert parts.identity == (
@@ -267,9 +307,24 @@ def test_what_is_of_the_project_and_of_use_on_the_device(wheel, tmp_path):
 @pytest.mark.parametrize(
     ("option", "error", "says", "hint"),
     [
-        ("tml-fa4", UsageError, "holds nothing of tml-fa4", "it holds parts of flash-attn, flash"),
-        ("flashmla", UsageError, "for other devices than NVIDIA DGX Spark", "--without flashmla"),
-        ("qutlass", ProofError, "no code that NVIDIA DGX Spark", "--source qutlass=FOLDER"),
+        (
+            "tml-fa4",
+            UsageError,
+            "holds nothing of tml-fa4",
+            "it holds parts of flash-attn, flash",
+        ),
+        (
+            "flashmla",
+            UsageError,
+            "for other devices than NVIDIA DGX Spark",
+            "--without flashmla",
+        ),
+        (
+            "qutlass",
+            ProofError,
+            "no code that NVIDIA DGX Spark",
+            "--source qutlass=FOLDER",
+        ),
     ],
 )
 def test_what_does_not_serve_the_device_is_refused(wheel, option, error, says, hint):
@@ -287,5 +342,10 @@ def test_the_wheel_is_proved_to_have_them(wheel, tmp_path):
     less = {name: data for name, data in MEMBERS.items() if "rotary" not in name}
     for members, lost in ((other, "cute/interface.py"), (less, "layers/rotary.py")):
         opened = wheel(members, "vllm-1-py3-none-linux_aarch64.whl")
-        with opened, pytest.raises(ProofError, match=f"{lost} of flash-attn is not in the wheel"):
+        with (
+            opened,
+            pytest.raises(
+                ProofError, match=f"{lost} of flash-attn is not in the wheel"
+            ),
+        ):
             prove_parts(opened, tmp_path / "parts", "flash-attn")

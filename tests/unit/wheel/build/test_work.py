@@ -30,7 +30,9 @@ def build_folder(text="1", facts="facts", name="nccl", *, fresh=False):
     """Hold a work folder, with sources that say ``text``."""
     with staging() as staged:
         brought = [write_files(staged / "source", {"text": text})]
-        with work_folder(module.WORK / name, brought, facts, fresh=fresh, free=0) as root:
+        with work_folder(
+            module.WORK / name, brought, facts, fresh=fresh, free=0
+        ) as root:
             yield root
 
 
@@ -55,7 +57,10 @@ def test_what_was_staged_goes_behind_an_interrupt(work):
 
 def test_a_first_build_and_one_of_other_facts_which_clear_it(work, tmp_path):
     with build_folder() as root:
-        assert read_files(work / "nccl") == {"source/text": b"1", "facts.json": b"facts"}
+        assert read_files(work / "nccl") == {
+            "source/text": b"1",
+            "facts.json": b"facts",
+        }
         write_files(root / "build", {"a.o": ""})
         (root / "link").symlink_to(tmp_path)
     assert [path.name for path in work.iterdir()] == ["nccl"]  # nothing staged is left
@@ -105,7 +110,11 @@ def link(place, elsewhere):
 
 
 @pytest.mark.parametrize(
-    "spoil", [*(make_shared, give_away, link), lambda place, elsewhere: place.symlink_to(elsewhere)]
+    "spoil",
+    [
+        *(make_shared, give_away, link),
+        lambda place, elsewhere: place.symlink_to(elsewhere),
+    ],
 )
 @pytest.mark.parametrize("inner", [False, True])
 def test_a_folder_that_is_not_ours_alone(work, tmp_path, spoil, inner):
@@ -135,7 +144,9 @@ def test_jobs(monkeypatch, tmp_path, cores, free, number, decides):
         f"MemTotal: 1 kB\nMemAvailable: {free * BYTES_PER_GIB >> 10} kB\n"
     )
     monkeypatch.setattr(machine, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _process: set(range(cores)))
+    monkeypatch.setattr(
+        machine.os, "sched_getaffinity", lambda _process: set(range(cores))
+    )
     found = jobs_for(4 * BYTES_PER_GIB)
     assert found.number == number
     assert found.reason == f"{decides}: {cores} cores, 4 GiB a job, {free} available"

@@ -39,7 +39,9 @@ def commands(tmp_path):
     def write(*sources):
         entries = []
         for file, library, flags in sources:
-            command = f"nvcc {flags} -c /src/{file} -o CMakeFiles/{library}.dir/{file}.o"
+            command = (
+                f"nvcc {flags} -c /src/{file} -o CMakeFiles/{library}.dir/{file}.o"
+            )
             entries.append({"file": f"/src/{file}", "command": command})
         folder = tmp_path / "build" / "temp.linux"
         folder.mkdir(parents=True)
@@ -50,9 +52,14 @@ def commands(tmp_path):
 
 
 def test_sources_and_their_archs(commands):
-    found = commands(("csrc/a.cu", "_C", EXACT), ("b.cpp", "_C", ""), ("b.cu", "_M", BOTH))
+    found = commands(
+        ("csrc/a.cu", "_C", EXACT), ("b.cpp", "_C", ""), ("b.cu", "_M", BOTH)
+    )
     codes = {each.source: {(k, a.gencode) for k, a in each.codes} for each in found}
-    assert codes == {"csrc/a.cu": {("sass", "121a")}, "b.cu": {("sass", "89"), ("ptx", "89")}}
+    assert codes == {
+        "csrc/a.cu": {("sass", "121a")},
+        "b.cu": {("sass", "89"), ("ptx", "89")},
+    }
     assert [each.library for each in found] == ["_C", "_M"]
     assert [each.load(GB10) for each in found] == [Load.EXACT, Load.JIT]
 
@@ -61,9 +68,16 @@ def test_sources_and_their_archs(commands):
     ("arch", "flags", "other"),
     [("12.1a", EXACT, BOTH), ("8.9-virtual", PTX, BOTH), ("8.9+PTX", BOTH, PTX)],
 )
-def test_a_group_is_compiled_to_what_was_proved_and_to_nothing_else(commands, arch, flags, other):
+def test_a_group_is_compiled_to_what_was_proved_and_to_nothing_else(
+    commands, arch, flags, other
+):
     group = Group(
-        place=("CMakeLists.txt", 0), line=7, name="w8a8/a", variable="A", defines=(), archs=(arch,)
+        place=("CMakeLists.txt", 0),
+        line=7,
+        name="w8a8/a",
+        variable="A",
+        defines=(),
+        archs=(arch,),
     )
     sources = commands(("csrc/w8a8/a.cu", "_C", flags), ("csrc/w8a8/b.cu", "_C", other))
     assert prove_groups([group], sources).startswith("1 kernel groups are compiled")
@@ -89,13 +103,18 @@ def test_what_was_compiled_is_linked(commands):
     ("more", "said"),
     [
         (("three.cu", "gb10", "-gencode arch=compute_121,code=sm_121"), "lacks 1 of 3"),
-        (("new.cu", "gb10", EXACT), "lacks 1 of 1 fat binaries with sm_121a, what new.cu"),
+        (
+            ("new.cu", "gb10", EXACT),
+            "lacks 1 of 1 fat binaries with sm_121a, what new.cu",
+        ),
         (("lost.cu", "other", EXACT), "other was compiled, and is not in the wheel"),
     ],
 )
 def test_what_is_missing_is_told(commands, more, said):
     with pytest.raises(ProofError) as failed:
-        prove_compiled(commands(*LINKED, more), inspect_file(LIBRARIES / "gb10.so"), GB10)
+        prove_compiled(
+            commands(*LINKED, more), inspect_file(LIBRARIES / "gb10.so"), GB10
+        )
     assert said in failed.value.what
 
 
@@ -106,8 +125,12 @@ def judged(folder, target, libraries=KERNELS):
 
 def test_every_release_has_one_of_each_library_that_it_needs():
     for version in load_recipe().supported:
-        names = [k.file for k in library_table().library if k.covers(version) and k.required]
-        cores = {re.sub(r"_stable_libtorch|\.abi3\.so|vllm/", "", name) for name in names}
+        names = [
+            k.file for k in library_table().library if k.covers(version) and k.required
+        ]
+        cores = {
+            re.sub(r"_stable_libtorch|\.abi3\.so|vllm/", "", name) for name in names
+        }
         assert cores == {"_C", "_moe_C"}, version
 
 
@@ -120,7 +143,10 @@ def test_every_release_has_one_of_each_library_that_it_needs():
     ],
 )
 def test_what_a_library_is(tmp_path, target, use):
-    found = {Path(each.name).name.partition(".")[0]: each.use for each in judged(tmp_path, target)}
+    found = {
+        Path(each.name).name.partition(".")[0]: each.use
+        for each in judged(tmp_path, target)
+    }
     assert (found["_C"], found["_moe_C"], found["_vllm_fa3_C"]) == use
 
 

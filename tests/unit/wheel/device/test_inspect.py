@@ -34,11 +34,17 @@ def test_archs_and_kinds():
     names["ptx"] = ["compute_120", "compute_120f"]
     for kind, expected in names.items():
         assert sorted(code.name for code in codes if code.kind == kind) == expected
-    assert {(code.section, code.compression, code.count) for code in codes} == {(LIVE, "zstd", 1)}
+    assert {(code.section, code.compression, code.count) for code in codes} == {
+        (LIVE, "zstd", 1)
+    }
 
 
 def test_how_an_entry_reaches_a_gb10():
-    for kind, expected in (("sass", Load.EXACT), ("lto", Load.NONE), ("kind 16", Load.NONE)):
+    for kind, expected in (
+        ("sass", Load.EXACT),
+        ("lto", Load.NONE),
+        ("kind 16", Load.NONE),
+    ):
         assert DeviceCode(kind, parse_arch("12.1")).reach(GB10) is expected
 
 
@@ -99,18 +105,26 @@ def test_code_that_was_linked_is_linked_anew_only_from_all_of_its_parts(tmp_path
     assert part.arch == Arch(9, 0, "", False)
     assert not replace(lost, relocatable=(*lost.relocatable, part)).linked_anew(GB10)
     assert not replace(lost, relocatable=()).linked_anew(GB10)
-    assert not changed(tmp_path, "gb10", {n: {"arch": 90} for n in range(3)}).linked_anew(H200)
+    assert not changed(
+        tmp_path, "gb10", {n: {"arch": 90} for n in range(3)}
+    ).linked_anew(H200)
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({0: {"arch": 120}}, ["1 live entries are sm_121, 1 are not: 1 sm_120 (the first at byte"]),
+        (
+            {0: {"arch": 120}},
+            ["1 live entries are sm_121, 1 are not: 1 sm_120 (the first at byte"],
+        ),
         ({1: {"arch": 120, "flags": 0x1208011}}, ["1 sm_120f"]),
         ({0: {"arch": 120}, 1: {"arch": 90}}, ["0 live entries", "1 sm_120, 1 sm_90"]),
         ({0: {"kind": 1}}, ["1 live entries", "1 compute_121 "]),
         ({0: {"kind": 64}}, ["1 kind 64_121"]),
-        ({n: {"arch": 100, "flags": 0x1208011} for n in (0, 1)}, ["0 live entries", "always add"]),
+        (
+            {n: {"arch": 100, "flags": 0x1208011} for n in (0, 1)},
+            ["0 live entries", "always add"],
+        ),
     ],
 )
 def test_a_build_that_is_not_exact_names_what_offends(tmp_path, change, says):
@@ -137,19 +151,31 @@ def test_every_library_of_a_wheel_is_inspected(tmp_path):
         ("nvidia/nccl/lib/not-named-so", data("stock")),
         ("nvidia/nccl/lib/libnccl.so", b"INPUT(libnccl.so.2)\n"),
         ("nvidia/nccl/include/nccl.h", b"\x7fELF is no library\n"),
-        ("nvidia/nccl/lib/device.cubin", data("gb10")[:18] + b"\xbe\0" + data("gb10")[20:]),
+        (
+            "nvidia/nccl/lib/device.cubin",
+            data("gb10")[:18] + b"\xbe\0" + data("gb10")[20:],
+        ),
         ("nvidia/nccl/lib/", b""),
     )
     first, second = inspect_file(path)
     assert second.name == "nvidia/nccl/lib/not-named-so"
-    assert (first.name, first.codes) == ("nvidia/nccl/lib/libnccl.so.2", only("gb10").codes)
+    assert (first.name, first.codes) == (
+        "nvidia/nccl/lib/libnccl.so.2",
+        only("gb10").codes,
+    )
     prove_exact(first, GB10)
 
 
 def test_the_cpu_in_the_name_of_a_wheel(tmp_path):
-    for platform in ("manylinux_2_17_aarch64.manylinux_2_17_x86_64", "any", "linux_x86_64"):
+    for platform in (
+        "manylinux_2_17_aarch64.manylinux_2_17_x86_64",
+        "any",
+        "linux_x86_64",
+    ):
         name = f"nvidia_nccl_cu13-2.29.7-py3-none-{platform}.whl"
-        path = wheel(tmp_path, ("nvidia/nccl/lib/libnccl.so.2", data("gb10")), name=name)
+        path = wheel(
+            tmp_path, ("nvidia/nccl/lib/libnccl.so.2", data("gb10")), name=name
+        )
         if platform != "linux_x86_64":
             assert inspect_file(path)[0].library.machine == "aarch64"
     refused(path, "libnccl.so.2 is for aarch64", "name says x86_64")
@@ -164,13 +190,21 @@ def renamed(path: Path, old: str, new: str) -> Path:
 def refused(path: Path, *words: str) -> None:
     with pytest.raises(SourceError) as caught:
         inspect_file(path)
-    assert not [word for word in words if word not in str(caught.value)], str(caught.value)
+    assert not [word for word in words if word not in str(caught.value)], str(
+        caught.value
+    )
 
 
 def test_wheels_that_are_built_to_harm_are_refused(tmp_path):
     library = ("a/lib.so", data("gb10"))
-    refused(renamed(wheel(tmp_path, library), "a/lib.so", "../ib.so"), "'../ib.so' leads out")
-    refused(renamed(wheel(tmp_path, library), "a/lib.so", "/alib.so"), "'/alib.so' leads out")
+    refused(
+        renamed(wheel(tmp_path, library), "a/lib.so", "../ib.so"),
+        "'../ib.so' leads out",
+    )
+    refused(
+        renamed(wheel(tmp_path, library), "a/lib.so", "/alib.so"),
+        "'/alib.so' leads out",
+    )
     refused(renamed(wheel(tmp_path, library), "a/lib.so", "a\\lib.so"[:8]), "leads out")
     twice = wheel(tmp_path, library, ("b/lib.so", data("stock")))
     refused(renamed(twice, "b/lib.so", "a/lib.so"), "'a/lib.so' is there twice")
@@ -207,7 +241,9 @@ HEADERS = [
     *range(int.from_bytes(LIBRARY[40:48], "little"), len(LIBRARY)),
     *(place + byte for place in entry_places(LIBRARY, LIVE) for byte in range(-16, 64)),
 ]
-CHANGES = st.lists(st.tuples(st.one_of(INSIDE, st.sampled_from(HEADERS)), VALUES), max_size=12)
+CHANGES = st.lists(
+    st.tuples(st.one_of(INSIDE, st.sampled_from(HEADERS)), VALUES), max_size=12
+)
 
 
 @settings(max_examples=400, deadline=5000)
@@ -237,7 +273,11 @@ def entry(kind=SASS, arch=121, flags=0x11, *, header=64, payload=8, size=None):
 def container(*parts, magic=MAGIC, version=1, header=16, size=None):
     body = b"".join(parts)
     claimed = len(body) if size is None else size
-    return struct.pack("<IHHQ", magic, version, header, claimed) + bytes(max(header - 16, 0)) + body
+    return (
+        struct.pack("<IHHQ", magic, version, header, claimed)
+        + bytes(max(header - 16, 0))
+        + body
+    )
 
 
 def walk(data: bytes, *, before=24):
@@ -248,14 +288,17 @@ def walk(data: bytes, *, before=24):
 
 def test_entries_are_read_in_order():
     first = container(
-        entry(SASS, 121, 0x1100011, header=112, payload=40), entry(PTX, 120, 0x2011, header=80)
+        entry(SASS, 121, 0x1100011, header=112, payload=40),
+        entry(PTX, 120, 0x2011, header=80),
     )
     second = container(entry(LTO, 90, 0x8011, payload=0), header=24)
     behind = 24 + len(first) + 5000
     assert walk(first + bytes(5000) + second + bytes(8)) == (
         CodeEntry("sass", Arch(12, 1, "a", False), "none", 152, 24, 40, 40, (0, 0)),
         CodeEntry("ptx", Arch(12, 0, "", True), "lz4", 88, 24, 192, 0, (0, 0)),
-        CodeEntry("lto", Arch(9, 0, "", False), "zstd", 64, behind, behind + 24, 0, (0, 0)),
+        CodeEntry(
+            "lto", Arch(9, 0, "", False), "zstd", 64, behind, behind + 24, 0, (0, 0)
+        ),
     )
 
 

@@ -24,7 +24,10 @@ FACTS = {
     "fixes": ["make_archs: applied", "make_cuda13: upstream"],
     "cuda": "13.0.88",
     "compiler": "g++ 12.2.0",
-    "license": {"nccl": "Apache-2.0 AND BSD-3-Clause", "cuda": "NVIDIA CUDA Toolkit EULA"},
+    "license": {
+        "nccl": "Apache-2.0 AND BSD-3-Clause",
+        "cuda": "NVIDIA CUDA Toolkit EULA",
+    },
 }
 VLLM_FACTS = {
     "project": "vllm",
@@ -75,7 +78,9 @@ def test_the_whole_documents():
     assert library in wheel_sbom({**BUILT_FACTS, "native": native}, ())["components"]
 
 
-JSON = st.dictionaries(st.text(), st.one_of(st.text(), st.integers(), st.lists(st.text())))
+JSON = st.dictionaries(
+    st.text(), st.one_of(st.text(), st.integers(), st.lists(st.text()))
+)
 
 
 @given(JSON)

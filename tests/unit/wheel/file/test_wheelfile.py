@@ -24,7 +24,9 @@ HOME = f"vllm-{VERSION}.dist-info"
 
 def test_another_file_by_its_name_changes_nothing(tmp_path):
     path = vllm_wheel(tmp_path)
-    other = vllm_wheel(tmp_path / "other", libraries={}, change=lambda m: m.pop(PATCHED.path))
+    other = vllm_wheel(
+        tmp_path / "other", libraries={}, change=lambda m: m.pop(PATCHED.path)
+    )
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     with zipfile.ZipFile(path) as archive:
         contents = {name: archive.read(name) for name in archive.namelist()}
@@ -34,9 +36,13 @@ def test_another_file_by_its_name_changes_nothing(tmp_path):
         assert wheel.sha256 == sha256
         assert dict(wheel.read_libraries(contents_of)) == KERNELS
         first, *_rest = KERNELS
-        found = wheel.read_libraries(contents_of, only=[first, "vllm/absent.so", PATCHED.path])
+        found = wheel.read_libraries(
+            contents_of, only=[first, "vllm/absent.so", PATCHED.path]
+        )
         assert found == [(first, KERNELS[first])]
-        assert dict(wheel.texts()) == {n: d for n, d in contents.items() if n not in KERNELS}
+        assert dict(wheel.texts()) == {
+            n: d for n, d in contents.items() if n not in KERNELS
+        }
         for name, data in contents.items():
             assert b"".join(wheel.unpacked(name)) == data
             assert sum(map(len, wheel.stored(name))) == raw[name]
@@ -72,12 +78,16 @@ PATHS = st.from_regex(r"[a-zé]{1,3}(/[a-z.]{1,3}[a-z]){0,2}", fullmatch=True)
 @given(st.dictionaries(PATHS, st.binary(max_size=99), max_size=6), st.data())
 def test_any_wheel_is_read_as_zipfile_reads_it_or_refused(files, data):
     with tempfile.TemporaryDirectory() as folder:
-        path = write_zip(Path(folder) / "a-1-py3-none-any.whl", files, zipfile.ZIP_DEFLATED)
+        path = write_zip(
+            Path(folder) / "a-1-py3-none-any.whl", files, zipfile.ZIP_DEFLATED
+        )
         with WheelFile(path) as wheel:
             assert {name: wheel.read(name) for name in wheel.members} == files
         damaged = bytearray(path.read_bytes())
         for _ in range(data.draw(st.integers(1, 4))):
-            damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+            damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(
+                st.integers(0, 255)
+            )
         path.write_bytes(damaged)
         with contextlib.suppress(PatchkitError), WheelFile(path) as wheel:
             for name in wheel.members:
@@ -93,7 +103,9 @@ TAG = "cp38-abi3-manylinux_2_35_aarch64"
 @pytest.fixture
 def made(tmp_path):
     def make(files=None, *, project="vllm", tag=TAG, **more):
-        return write_wheel(tmp_path, "0.25.1", project=project, tag=tag, files=files, **more)
+        return write_wheel(
+            tmp_path, "0.25.1", project=project, tag=tag, files=files, **more
+        )
 
     return make
 
@@ -112,27 +124,53 @@ def found(wheel):
 
 def test_what_a_wheel_says(made):
     def with_sboms(members, home):
-        members |= {f"{home}/sboms/{name}.json": b"[]" for name in ("vllm.cdx", "other")}
+        members |= {
+            f"{home}/sboms/{name}.json": b"[]" for name in ("vllm.cdx", "other")
+        }
 
     requires = ["torch==2.11.0", "torchvision (==0.26.0)", "six>=1,<2", "numba==0.65.*"]
-    requires += ['zentorch==1.0; extra == "zen"', 'Triton==3.6.0; platform_machine == "aarch64"']
-    wheel = made(requires=requires, python=">=3.10", facts={"made": "repack"}, change=with_sboms)
+    requires += [
+        'zentorch==1.0; extra == "zen"',
+        'Triton==3.6.0; platform_machine == "aarch64"',
+    ]
+    wheel = made(
+        requires=requires, python=">=3.10", facts={"made": "repack"}, change=with_sboms
+    )
 
     said = about(wheel)
 
     pins = {"torch": "2.11.0", "torchvision": "0.26.0", "triton": "3.6.0"}
     assert (said.pins, said.decisive_pins) == (pins, pins)
-    assert (said.requires_python, said.facts, said.faults) == (">=3.10", {"made": "repack"}, ())
-    assert [path.rpartition("/")[2] for path in said.sboms] == ["other.json", "vllm.cdx.json"]
+    assert (said.requires_python, said.facts, said.faults) == (
+        ">=3.10",
+        {"made": "repack"},
+        (),
+    )
+    assert [path.rpartition("/")[2] for path in said.sboms] == [
+        "other.json",
+        "vllm.cdx.json",
+    ]
 
 
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        (lambda m, h: m.update({f"{h}/patchkit.json": b"{"}), "patchkit.json: is no JSON: Expect"),
-        (lambda m, h: m.update({f"{h}/patchkit.json": b"[]"}), "patchkit.json: is no JSON object"),
-        (lambda m, h: m.update({f"{h}/METADATA": b"Requires-Dist: a==\n"}), "Dist: Expected"),
-        (lambda m, h: m.update({f"{h}/METADATA": b"Requires-Python: ten\n"}), "specifier: 'ten'"),
+        (
+            lambda m, h: m.update({f"{h}/patchkit.json": b"{"}),
+            "patchkit.json: is no JSON: Expect",
+        ),
+        (
+            lambda m, h: m.update({f"{h}/patchkit.json": b"[]"}),
+            "patchkit.json: is no JSON object",
+        ),
+        (
+            lambda m, h: m.update({f"{h}/METADATA": b"Requires-Dist: a==\n"}),
+            "Dist: Expected",
+        ),
+        (
+            lambda m, h: m.update({f"{h}/METADATA": b"Requires-Python: ten\n"}),
+            "specifier: 'ten'",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_said(change, fault, made):

@@ -48,8 +48,12 @@ def write_raw(folder, contents=CONTENTS, *, seed=None, folders=True):
         if folders:
             bundle.mkdir("nvidia")
         for name in names:
-            info = zipfile.ZipInfo(name, (rng.randint(1980, 2100), rng.randint(1, 12), 1, 0, 0, 2))
-            mode = rng.choice([0o755, 0o700] if name in PROGRAMS else [0o644, 0o600, 0o666])
+            info = zipfile.ZipInfo(
+                name, (rng.randint(1980, 2100), rng.randint(1, 12), 1, 0, 0, 2)
+            )
+            mode = rng.choice(
+                [0o755, 0o700] if name in PROGRAMS else [0o644, 0o600, 0o666]
+            )
             info.external_attr = (stat.S_IFREG | mode) << 16 | rng.choice([0, 0x20])
             info.create_system = 3
             info.comment = rng.choice([b"", b"by somebody"])
@@ -83,16 +87,23 @@ def test_what_is_written(wheel):
         infos, names = bundle.infolist(), bundle.namelist()
         said = bundle.read(f"{HOME}/WHEEL").decode().splitlines()
     home = [name for name in names if name.startswith(HOME)]
-    assert names == sorted(set(names) - set(home)) + sorted(set(home) - {home[-1]}) + home[-1:]
+    assert (
+        names
+        == sorted(set(names) - set(home)) + sorted(set(home) - {home[-1]}) + home[-1:]
+    )
     assert home[-1] == f"{HOME}/RECORD"
     assert "nvidia/" not in names
     assert {info.date_time for info in infos} == {(1980, 1, 1, 0, 0, 0)}
     assert {info.compress_type for info in infos} == {zipfile.ZIP_STORED}
     modes = {info.filename: info.external_attr >> 16 for info in infos}
-    assert {name for name, mode in modes.items() if mode == stat.S_IFREG | 0o755} == PROGRAMS
+    assert {
+        name for name, mode in modes.items() if mode == stat.S_IFREG | 0o755
+    } == PROGRAMS
     assert set(modes.values()) == {stat.S_IFREG | 0o755, stat.S_IFREG | 0o644}
     assert [line for line in said if line.startswith("Tag:")] == [f"Tag: {TAG}"]
-    assert [line.split()[1] for line in said if line.startswith("Generator:")] == ["patchkit"]
+    assert [line.split()[1] for line in said if line.startswith("Generator:")] == [
+        "patchkit"
+    ]
     assert "Root-Is-Purelib: false" in said
 
 
@@ -161,7 +172,9 @@ def test_what_does_not_change_keeps_its_bytes_and_all_is_in_order(source, rewrit
                 assert new.read(path) == old.read(info)
                 assert new.getinfo(path).compress_type == zipfile.ZIP_DEFLATED
         assert {path: new.read(path) for path in CHANGED} == CHANGED
-    assert names == sorted(names, key=lambda n: (n.startswith(NEW), n.endswith("/RECORD"), n))
+    assert names == sorted(
+        names, key=lambda n: (n.startswith(NEW), n.endswith("/RECORD"), n)
+    )
 
 
 def test_the_same_again_whatever_the_dates(source, rewritten, tmp_path):

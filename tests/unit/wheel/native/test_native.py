@@ -61,7 +61,9 @@ def assembler(tmp_path_factory):
 
 
 def native(assembler, folder, name=HERE):
-    made = make_native({name: LIBRARIES / name}, GB10, folder, assembler, lambda _d, _t: None)
+    made = make_native(
+        {name: LIBRARIES / name}, GB10, folder, assembler, lambda _d, _t: None
+    )
     return made[0]
 
 
@@ -69,7 +71,9 @@ def heads(path):
     """Return the first 16 bytes of each fat binary that the records name, once it is loaded."""
     library = ctypes.CDLL(str(path))
     library.code_of.restype = ctypes.c_void_p
-    return b"".join(ctypes.string_at(library.code_of(number), 16) for number in range(RECORDS))
+    return b"".join(
+        ctypes.string_at(library.code_of(number), 16) for number in range(RECORDS)
+    )
 
 
 def stored_heads(path):
@@ -77,7 +81,11 @@ def stored_heads(path):
     with path.open("rb") as stream:
         section = ELFFile(stream).get_section_by_name(".nv_fatbin")
         data, align = section.data(), section["sh_addralign"]
-    starts = [at for at in range(0, len(data), align) if data.startswith(b"\x50\xed\x55\xba", at)]
+    starts = [
+        at
+        for at in range(0, len(data), align)
+        if data.startswith(b"\x50\xed\x55\xba", at)
+    ]
     return b"".join(data[at : at + 16] for at in starts)
 
 
@@ -86,7 +94,11 @@ def test_ptx_becomes_machine_code(assembler, tmp_path, cpu):
     before = inspect_file(LIBRARIES / f"ptx-{cpu}.so")[0]
     made = native(assembler, tmp_path, f"ptx-{cpu}.so")
     after = inspect_file(made.path)[0]
-    assert [entry.compression for entry in first_use(before, GB10)] == ["zstd", "lz4", "none"]
+    assert [entry.compression for entry in first_use(before, GB10)] == [
+        "zstd",
+        "lz4",
+        "none",
+    ]
     assert [[e.name for e in group] for group in fat_binaries(after.live)] == [
         *[["sm_121"]] * 3,
         ["sm_120"],  # the device loads it: PTX and sm_90 beside it leave
@@ -110,7 +122,9 @@ def test_the_loader_finds_it(assembler, tmp_path):
 def test_sections_of_any_size(tmp_path, cpu, size):
     """A small one is cut, a middle one stays in place, a large one gets a segment."""
     source, dest = LIBRARIES / f"ptx-{cpu}.so", tmp_path / "lib.so"
-    containers = [group[0].container for group in fat_binaries(inspect_file(source)[0].live)]
+    containers = [
+        group[0].container for group in fat_binaries(inspect_file(source)[0].live)
+    ]
     new = [b"\x50\xed\x55\xba\1\0\x10\0" + size.to_bytes(8, "little") + bytes(size)]
     replace_device_code(source, dest, dict.fromkeys(containers, new))
     with source.open("rb") as old, dest.open("rb") as stream:
@@ -122,7 +136,10 @@ def test_sections_of_any_size(tmp_path, cpu, size):
         for section in ELFFile(old).iter_sections():
             if section.name not in (".nv_fatbin", ".nvFatBinSegment", ".rela.dyn"):
                 same = ELFFile(stream).get_section_by_name(section.name)
-                assert (same.data(), same["sh_addr"]) == (section.data(), section["sh_addr"])
+                assert (same.data(), same["sh_addr"]) == (
+                    section.data(),
+                    section["sh_addr"],
+                )
     if cpu == platform.machine():
         assert heads(dest) == stored_heads(dest)
 
@@ -131,9 +148,13 @@ def test_a_loader_of_aarch64_takes_it(assembler, tmp_path):
     need("aarch64-linux-gnu-gcc", "qemu-aarch64")
     made, loader = native(assembler, tmp_path, "ptx-aarch64.so"), tmp_path / "loader"
     (tmp_path / "loader.c").write_text(_LOADER)
-    subprocess.run(["aarch64-linux-gnu-gcc", loader.with_suffix(".c"), "-o", loader], check=True)
+    subprocess.run(
+        ["aarch64-linux-gnu-gcc", loader.with_suffix(".c"), "-o", loader], check=True
+    )
     words = ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu", loader, made.path]
-    assert subprocess.run(words, check=True, capture_output=True).stdout == stored_heads(made.path)
+    assert subprocess.run(
+        words, check=True, capture_output=True
+    ).stdout == stored_heads(made.path)
 
 
 def job_for(
@@ -155,12 +176,21 @@ def job_for(
     header = 72 + (len(options) + 7) // 8 * 8
     packed = len(text) if flags else 0
     fields = [(1, 2), (0x101, 2), (header, 4), (len(text), 8), (packed, 4), (64, 4)]
-    fields += [(version[1], 2), (version[0], 2), (80, 4), (0, 8), (0x11 | flags, 8), (0, 8)]
+    fields += [
+        (version[1], 2),
+        (version[0], 2),
+        (80, 4),
+        (0, 8),
+        (0x11 | flags, 8),
+        (0, 8),
+    ]
     fields += [(plain, 8)]
     head = b"".join(value.to_bytes(size, "little") for value, size in fields)
     body = (head + pair + options.encode()).ljust(header, b"\0") + text
     path = tmp_path / f"{name}.fatbin"
-    path.write_bytes(b"\x50\xed\x55\xba\1\0\x10\0" + len(body).to_bytes(8, "little") + body)
+    path.write_bytes(
+        b"\x50\xed\x55\xba\1\0\x10\0" + len(body).to_bytes(8, "little") + body
+    )
     with path.open("rb") as stream:
         (entry,) = read_entries(stream, [Section("x", 0, len(body) + 16)], "lib.so")
     return Job(name="lib.so", path=path, entry=entry, arch="121")
@@ -238,11 +268,17 @@ def test_a_ptxas_that_is_killed_is_no_refusal(assembler, tmp_path, monkeypatch):
     write_files(tmp_path, {"bin/ptxas": "#!/bin/sh\nkill -9 $$\n"}, mode=0o755)
     monkeypatch.setattr(assembler, "_unpack", lambda _cuda, progress: tmp_path)
     with pytest.raises(HostError, match="what is assembled already is kept"):
-        assemble_all(assembler, [job_for(tmp_path, "-O0", text=KERNEL)], lambda _d, _t: None)
+        assemble_all(
+            assembler, [job_for(tmp_path, "-O0", text=KERNEL)], lambda _d, _t: None
+        )
 
 
-def test_no_more_texts_are_read_at_once_than_there_is_memory_for(assembler, tmp_path, monkeypatch):
-    monkeypatch.setattr(schedule, "available_memory", lambda: 10)  # bytes: one goes on at a time
+def test_no_more_texts_are_read_at_once_than_there_is_memory_for(
+    assembler, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        schedule, "available_memory", lambda: 10
+    )  # bytes: one goes on at a time
     together, plan = threading.Barrier(2), assembler.plan
 
     def meet(job):
@@ -275,13 +311,16 @@ def unit_text(file):
     return KERNEL + b"".join(
         [
             b".global .align 1 .b8 _ZN%s4cuda3std3__45__cpo5beginE[1];\n" % unit,
-            b".global .align 1 .b8 _ZN%s4cuda3std3__4%s6ignoreE[1];\n" % (unit, nameless),
+            b".global .align 1 .b8 _ZN%s4cuda3std3__4%s6ignoreE[1];\n"
+            % (unit, nameless),
             b".visible .entry _ZN%s6kernelEv() { ret; }\n" % nameless,
         ]
     )
 
 
-def test_the_same_kernels_of_two_files_are_compiled_once(assembler, tmp_path, monkeypatch):
+def test_the_same_kernels_of_two_files_are_compiled_once(
+    assembler, tmp_path, monkeypatch
+):
     """With the names of each file afterwards; nothing else differs from what ptxas makes of it."""
     tools = assembler._unpack("13.0", progress=None) / "bin"
     script = f'#!/bin/sh\necho >> {tmp_path}/runs\nexec {tools}/ptxas "$@"\n'
@@ -296,7 +335,9 @@ def test_the_same_kernels_of_two_files_are_compiled_once(assembler, tmp_path, mo
 
     assert neutral(texts[0])[0] == neutral(texts[1])[0] != texts[0]
     for text in texts:
-        direct, renamed = (assembled_elf(tmp_path, tools, text, by) for by in (None, neutral))
+        direct, renamed = (
+            assembled_elf(tmp_path, tools, text, by) for by in (None, neutral)
+        )
         assert names_of(direct) == names_of(renamed)
         assert code_of(direct) == code_of(renamed)
 
@@ -314,8 +355,17 @@ def names_of(elf):
 
 
 def code_of(elf):
-    tables = (".strtab", ".shstrtab", ".symtab", ".nv.merc.symtab")  # names, and where they are
-    return {part.name: part.data() for part in elf.iter_sections() if part.name not in tables}
+    tables = (
+        ".strtab",
+        ".shstrtab",
+        ".symtab",
+        ".nv.merc.symtab",
+    )  # names, and where they are
+    return {
+        part.name: part.data()
+        for part in elf.iter_sections()
+        if part.name not in tables
+    }
 
 
 @pytest.mark.parametrize(
@@ -324,7 +374,9 @@ def code_of(elf):
         unit_text(b"one") + unit_text(b"two"),
         unit_text(b"one").replace(b"_INTERNAL_1", b"_INTERNAL_x"),
         unit_text(b"f" * 300),
-        unit_text(b"x;\nmov.u32 %r1, 5;\n//"),  # what the name spans is no name: code would leave
+        unit_text(
+            b"x;\nmov.u32 %r1, 5;\n//"
+        ),  # what the name spans is no name: code would leave
         unit_text(b"one") + b'.file 1 "one.cu"\n',
     ],
 )
@@ -340,7 +392,9 @@ def test_data_that_spells_a_stand_in_stays(assembler, tmp_path):
     data %= (len(stand_in), b",".join(b"%d" % byte for byte in stand_in))
     ends = b".visible .entry kernelEv() { ret; }\n.visible .entry Ev() { ret; }\n"
     text = unit_text(b"one") + data + ends
-    direct, renamed = (assembled_elf(tmp_path, tools, text, by) for by in (None, neutral))
+    direct, renamed = (
+        assembled_elf(tmp_path, tools, text, by) for by in (None, neutral)
+    )
     assert names_of(direct) == names_of(renamed)
     assert code_of(direct) == code_of(renamed)
     assert stand_in in renamed.get_section_by_name(".nv.global.init").data()
@@ -349,7 +403,9 @@ def test_data_that_spells_a_stand_in_stays(assembler, tmp_path):
 def test_what_is_large_is_split_the_same_everywhere(assembler, tmp_path):
     """Its number of threads stands in a note of the machine code."""
     large = KERNEL + b"//".ljust(24_000_000, b"x") + b"\n"
-    words = [assembler.plan(job_for(tmp_path, text=text)).words for text in (KERNEL, large)]
+    words = [
+        assembler.plan(job_for(tmp_path, text=text)).words for text in (KERNEL, large)
+    ]
     assert words == [("-arch=sm_121",), ("-arch=sm_121", "--split-compile=8")]
 
 
@@ -369,7 +425,9 @@ def test_what_the_release_never_calls_stays_as_it_is(assembler, tmp_path):
     assert (len(made.ptx), made.refused, made.unreached) == (1, (), (row, row))
     before, after = (inspect_file(path)[0] for path in (LIBRARIES / HERE, made.path))
     old, new = (fat_binaries(binary.live) for binary in (before, after))
-    names = [[[entry.name for entry in group] for group in groups] for groups in (old, new)]
+    names = [
+        [[entry.name for entry in group] for group in groups] for groups in (old, new)
+    ]
     assert names[1][:2] == names[0][:2]  # whole: nothing leaves the library for it
     assert names[1][2] == ["sm_121"]
 
@@ -383,7 +441,9 @@ def test_an_assembly_tells_how_far_it_is(assembler, tmp_path, monkeypatch):
     monkeypatch.setattr(assembler, "_unpack", lambda _cuda, progress: tmp_path)
     told = []
     text = KERNEL + b"//".ljust(1_000_000, b"y") + b"\n"
-    assemble_all(assembler, [job_for(tmp_path, text=text)], lambda *now: told.append(now))
+    assemble_all(
+        assembler, [job_for(tmp_path, text=text)], lambda *now: told.append(now)
+    )
     (first, *between, last) = [done for done, _total in told]
     assert (first, last) == (0, len(text))
     assert len(between) >= 2
@@ -404,7 +464,11 @@ def test_options_reach_ptxas(assembler, tmp_path):
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 1 << 15), st.integers(0, 255)), min_size=1, max_size=3))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1 << 15), st.integers(0, 255)), min_size=1, max_size=3
+    )
+)
 def test_mutated_libraries(changes):
     """Whatever bytes are changed, the result has the code that was given, or it is an error."""
     mutated = bytearray((LIBRARIES / HERE).read_bytes())
@@ -415,7 +479,9 @@ def test_mutated_libraries(changes):
         source.write_bytes(mutated)
         with contextlib.suppress(SourceError, BuildError):
             groups = fat_binaries(inspect_file(source)[0].live)
-            replace_device_code(source, dest, {group[0].container: [CODE] for group in groups})
+            replace_device_code(
+                source, dest, {group[0].container: [CODE] for group in groups}
+            )
             # A fat binary without code is not listed.
             assert not inspect_file(dest)[0].live
             assert stored_heads(dest).count(CODE) >= len(groups)

@@ -40,7 +40,9 @@ def test_what_it_tells(house, made):
         ],
     }
     command = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
-    checked = subprocess.run(command, cwd=house, capture_output=True, text=True, check=True)
+    checked = subprocess.run(
+        command, cwd=house, capture_output=True, text=True, check=True
+    )
     assert checked.stdout == f"manifest.json: OK\nrequirements.txt: OK\n{FILE}: OK\n"
     line = (house / "requirements.txt").read_text().splitlines()[-1]
     assert line == f"nvidia-nccl-cu13=={OURS} --hash=sha256:{digest}"
@@ -49,8 +51,16 @@ def test_what_it_tells(house, made):
 
 
 @pytest.mark.parametrize(
-    ("there", "new", "tag"),  # again, from another state of the recipe, with another tag
-    [(OURS, OURS, HERE), (OURS, NEWER, HERE), (STOCK, STOCK, HERE.replace("2_17", "2_35"))],
+    (
+        "there",
+        "new",
+        "tag",
+    ),  # again, from another state of the recipe, with another tag
+    [
+        (OURS, OURS, HERE),
+        (OURS, NEWER, HERE),
+        (STOCK, STOCK, HERE.replace("2_17", "2_35")),
+    ],
 )
 def test_an_older_build_gives_way(there, new, tag, house, made):
     add_wheel(house, made(there, files={"a": b"old"}), {"old": True})
@@ -83,7 +93,9 @@ def test_what_pip_could_not_resolve_is_refused(there, new, why, listed, house, m
     before = contents(house)
     with pytest.raises(UsageError) as refused:
         add_wheel(house, made(new), {})
-    assert refused.value.what.startswith(f"{house} holds nvidia_nccl_cu13-{there}-{HERE}.whl; ")
+    assert refused.value.what.startswith(
+        f"{house} holds nvidia_nccl_cu13-{there}-{HERE}.whl; "
+    )
     assert why in refused.value.why
     assert f"--drop nvidia_nccl_cu13-{there}-{HERE}.whl" in refused.value.hint
     assert contents(house) == before
@@ -128,17 +140,26 @@ def replaced(name, old, new):
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        (lambda m, _: m.update({LIBRARY: b"x" * len(m[LIBRARY])}), f"{LIBRARY}: its sha256 is not"),
+        (
+            lambda m, _: m.update({LIBRARY: b"x" * len(m[LIBRARY])}),
+            f"{LIBRARY}: its sha256 is not",
+        ),
         (lambda m, _: m.update({LIBRARY: b"x"}), f"{LIBRARY}: has 1 bytes, "),
         (lambda m, _: m.update({"b": b""}), "b: is not in RECORD"),
         (lambda m, _: m.pop(LIBRARY), f"{LIBRARY}: is in RECORD only"),
         (lambda m, home: m.pop(f"{home}/RECORD"), "RECORD: is missing"),
-        (replaced("METADATA", b"nccl", b"ncc1"), "METADATA is of nvidia-ncc1-cu13 2.29.7, not"),
+        (
+            replaced("METADATA", b"nccl", b"ncc1"),
+            "METADATA is of nvidia-ncc1-cu13 2.29.7, not",
+        ),
         (replaced("WHEEL", b"py3", b"py2"), "WHEEL says py2-none-"),
         (replaced("RECORD", b"sha256", b"md5"), f"{LIBRARY}: has no sha256 in RECORD"),
         (replaced("RECORD", b"sha256=", b"sha256=\0"), f"{LIBRARY}: its sha256 is not"),
         (replaced("RECORD", b"l", b"\xff"), "cannot be read: 'utf-8' codec"),
-        (lambda m, _: m.update({"a-1.dist-info/x": b""}), "has no .dist-info folder of nvidia"),
+        (
+            lambda m, _: m.update({"a-1.dist-info/x": b""}),
+            "has no .dist-info folder of nvidia",
+        ),
     ],
 )
 def test_a_wheel_that_is_not_as_its_record_says(change, fault, house, made):
@@ -173,7 +194,12 @@ DOCUMENTS = ["manifest.json", "requirements.txt", "SHA256SUMS"]
         (lambda house: write_wheel(house, "1.0", project="stray"), STRAY, 2, [STRAY]),
         (lambda house: (house / FOREIGN).touch(), FOREIGN, 2, [FOREIGN]),
         (change("SHA256SUMS", b"a", b"b"), "SHA256SUMS", 8, ["SHA256SUMS"]),
-        (change("requirements.txt", b"a", b"b"), "requirements.txt", 8, ["requirements.txt"]),
+        (
+            change("requirements.txt", b"a", b"b"),
+            "requirements.txt",
+            8,
+            ["requirements.txt"],
+        ),
         (
             lambda house: (house / "requirements.txt").unlink(),
             *("requirements.txt", 8, ["requirements.txt"]),
@@ -204,13 +230,16 @@ def test_without_a_manifest_nothing_is_removed(house, made):
     add_wheel(house, made(OURS), FACTS)
     (house / "manifest.json").unlink()
     assert (FILE, 2) in kinds(house)
-    with pytest.raises(SourceError, match="is missing, so nothing says which wheels belong here"):
+    with pytest.raises(
+        SourceError, match="is missing, so nothing says which wheels belong here"
+    ):
         prune_wheelhouse(house)
     assert (house / FILE).exists()
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "\udcff", "[" * 100_000, '{"format": 3}', '{"format": 1, "wheels": 3}']
+    "text",
+    ["", "[]", "\udcff", "[" * 100_000, '{"format": 3}', '{"format": 1, "wheels": 3}'],
 )
 def test_a_manifest_that_is_none(text, house, made):
     add_wheel(house, made(OURS), FACTS)

@@ -24,7 +24,12 @@ from patchkit.wheel.wheelhouse.contents import (
 )
 from patchkit.wheel.wheelhouse.fill import fill_wheelhouse
 from patchkit.wheel.wheelhouse.resolve import NodePlatform, WheelSources
-from patchkit.wheel.wheelhouse.storage import LINKED, Kind, ManifestEntry, open_for_writing
+from patchkit.wheel.wheelhouse.storage import (
+    LINKED,
+    Kind,
+    ManifestEntry,
+    open_for_writing,
+)
 from patchkit.wheel.wheelhouse.verify import check_files, prune_wheelhouse
 from support import write_files
 from support.faults import in_child, kill
@@ -46,7 +51,9 @@ def ways(tmp_path, made):
     def filled(house, wheel):
         digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
         name, size = wheel_name(wheel.name), wheel.stat().st_size
-        fresh = ManifestEntry(name=name, sha256=digest, size=size, facts={}, kind=Kind.DEPENDENCY)
+        fresh = ManifestEntry(
+            name=name, sha256=digest, size=size, facts={}, kind=Kind.DEPENDENCY
+        )
         replace_dependencies(house, read_settled(house), [fresh], [wheel])
 
     def filled_before(house):
@@ -86,10 +93,17 @@ def before(request, ways, house):
 
 
 def test_cut_short_it_is_told_and_taken_back(before, house):
-    for action in (load_manifest, check_files, lambda house: prune_wheelhouse(house, dry_run=True)):
+    for action in (
+        load_manifest,
+        check_files,
+        lambda house: prune_wheelhouse(house, dry_run=True),
+    ):
         with pytest.raises(StorageError, match="cut short in mid-commit") as caught:
             action(house)
-    assert caught.value.hint == f"take it back first: patchkit wheelhouse prune --dir {house}"
+    assert (
+        caught.value.hint
+        == f"take it back first: patchkit wheelhouse prune --dir {house}"
+    )
     with open_for_writing(house):
         pass
     assert (contents(house), kinds(house)) == before
@@ -107,7 +121,9 @@ def test_a_damaged_journal_is_set_aside(house):
     assert {path.name for path in house.iterdir()} == {*contents(house)}
 
 
-@pytest.mark.parametrize("name", ["../precious", "/etc/precious", "a/b.whl", "precious", ".x"])
+@pytest.mark.parametrize(
+    "name", ["../precious", "/etc/precious", "a/b.whl", "precious", ".x"]
+)
 def test_a_journal_from_elsewhere_deletes_nothing(name, house, tmp_path):
     """A wheelhouse that came with a journal names a file of somebody else's."""
     places = (tmp_path / "precious", house / "precious", house / ".x")
@@ -141,7 +157,9 @@ def test_what_cannot_be_written_is_known_before_a_build(small_disk, tmp_path):
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     (tmp_path / "file").write_text("")
     for house in (disk, disk / "not/there", tmp_path / "file", tmp_path / "file/below"):
-        with pytest.raises(StorageError, match=f"{house}: not a folder that can be written to"):
+        with pytest.raises(
+            StorageError, match=f"{house}: not a folder that can be written to"
+        ):
             check_room(house, f"nvidia_nccl_cu13-{OURS}-py3-none-linux_aarch64.whl")
     assert check_room(tmp_path / "not/there", f"x-{OURS}-py3-none-any.whl") == ()
     assert not (tmp_path / "not").exists()
@@ -212,7 +230,9 @@ def test_a_manifest_that_is_a_link_is_not_read(stocked, elsewhere, made):
         fill,
         lambda h: add_wheel(h, new, {}),
     ):
-        with pytest.raises(HashMismatchError, match=r"manifest\.json: is a link") as caught:
+        with pytest.raises(
+            HashMismatchError, match=r"manifest\.json: is a link"
+        ) as caught:
             action(stocked)
         assert caught.value.hint
     assert (stocked / "manifest.json").is_symlink()
@@ -231,9 +251,13 @@ def test_a_folder_of_downloads_that_is_a_link(stocked, tmp_path):
     assert (aside / "pip" / "precious").exists()
 
 
-def test_an_earlier_download_that_is_a_link_is_not_taken(stocked, tmp_path, monkeypatch):
+def test_an_earlier_download_that_is_a_link_is_not_taken(
+    stocked, tmp_path, monkeypatch
+):
     """What .filling holds gets a second name in the wheelhouse: that of a link is a link."""
-    offered = write_wheel(tmp_path / "offered", "1.0", project="other", tag="py3-none-any")
+    offered = write_wheel(
+        tmp_path / "offered", "1.0", project="other", tag="py3-none-any"
+    )
     aside = shutil.copy(offered, tmp_path / "aside.whl")
     (stocked / ".filling").mkdir()
     (stocked / ".filling" / offered.name).symlink_to(aside)
