@@ -79,7 +79,7 @@ def refused(copy, cli):
             FILE,
             '">=0.11',
             '">>=0.11',
-            ">>=",
+            "kit.Need(",
             "InvalidSpecifier: Invalid specifier: '>>=0.11.1",
         ),
         (
