@@ -167,6 +167,14 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
             2,
             ["next: `patchkit env --role head -o head.env` on the head"],
         ),
+        (
+            "check no.env",
+            2,
+            [
+                "no.env: no such file",
+                "next: name another file, or check what runs: `patchkit check --r",
+            ],
+        ),
         ("fetch torch==2.9.0", 2, ["'torch==2.9.0' names no release"]),
         ("completion zsh", 0, ["_PATCHKIT_COMPLETE"]),
         ("completion fish", 0, ["_PATCHKIT_COMPLETE"]),

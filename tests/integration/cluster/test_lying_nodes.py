@@ -21,7 +21,7 @@ from patchkit.cluster.agent.judge import (
 )
 from patchkit.cluster.agent.unit_state import NodeState
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
-from patchkit.cluster.launch.up import StartWatcher, wait_until_answered
+from patchkit.cluster.launch.up import StartWatcher, bring_up, wait_until_answered
 from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server
 from patchkit.cluster.ssh import node as remote
 from patchkit.cluster.ssh.node import Remote
@@ -30,7 +30,7 @@ from patchkit.http_exchange import PathAnswer
 from patchkit.quoting import visible
 from patchkit.runtime.host.host import Memory
 from support import write_files
-from support.clusters import cluster, node_facts, unit
+from support.clusters import MODEL, cluster, node_facts, unit, units_of
 from support.lying_nodes import MARK, LyingNodes, parts, value
 from support.model_server import ModelServer
 
@@ -309,6 +309,56 @@ def test_up_does_not_wait_for_a_server_that_gives_no_token_by_itself(
     watcher = StartWatcher(*[lambda *_: None] * 4)
     with pytest.raises(HostError, match=says):
         wait_until_answered(head, "", watcher)
+
+
+@pytest.mark.parametrize(("sub", "starts"), [("running", 0), ("auto-restart", 1)])
+def test_up_starts_at_once_what_waits_to_be_tried_again(nodes, tmp_path, sub, starts):
+    """The files are the same: what failed may be mended, and nobody waits for systemd."""
+    file = cluster("spark-1")
+    facts = node_facts(tmp_path)
+    (files,) = units_of(file, [facts], MODEL).node_files()
+    active = "activating" if sub == "auto-restart" else "active"
+    idle = members_of(state("inactive", "dead", guard="inactive"), "spark-1")
+    answers = {
+        "hold_alone": HELD,
+        "look_at_node": (value(asdict(replace(facts, files=files))), "end"),
+        "strangers": (value([]), "end"),
+        "read_node_state": members_of(
+            state(active, sub, others=("-ray", "-alive")), "spark-1"
+        ),
+        "end_group": idle,
+        "put_files": (value(None), "end"),
+        "begin_unit": (value(None), "end"),
+        "begin_group": (value("@1.0"), "end"),
+    }
+    nodes.lie({"spark-1": answers})
+    watcher = StartWatcher(*[lambda *_: None] * 4)
+    _units, since = bring_up(Cluster(file), MODEL, watcher)
+    assert len(nodes.asked("begin_group")) == starts
+    assert since == ("@1.0" if starts else "")
+
+
+def test_up_tells_in_words_that_a_unit_ends(nodes, tmp_path, capsys):
+    """systemd has a dozen sub-states for it: `stop-sigterm` tells nobody anything."""
+    facts = asdict(node_facts(tmp_path))
+    (tmp_path / "cluster.toml").write_text('[[node]]\nssh = "spark-1"\n')
+    ends = [
+        asdict(unit("deactivating", "stop-sigterm", unit=name))
+        for name in Cluster(cluster("spark-1")).units
+    ]
+    answers = {
+        "hold_alone": HELD,
+        "look_at_node": (value(facts), "end"),
+        "strangers": (value([]), "end"),
+        "read_node_state": state("inactive", "dead", others=("-ray", "-alive")),
+        "put_files": (value(None), "end"),
+        "begin_group": (value("@1.0"), "end"),
+        "follow_units": (parts(ends), "end"),
+    }
+    nodes.lie({"spark-1": answers})
+    _code, said = ask(capsys, "up", MODEL)
+    assert re.search(r"^ +\d+ s  spark-1: stopping$", said, re.MULTILINE), said
+    assert "stop-sigterm" not in said
 
 
 @pytest.mark.parametrize(
