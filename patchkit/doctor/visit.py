@@ -35,8 +35,8 @@ from patchkit.doctor.symptoms.findings import log_findings, read_journals
 from patchkit.errors import HostError, PatchkitError
 from patchkit.finding import Finding, Level
 from patchkit.runtime.host.host import Software
-from patchkit.runtime.node.address import named_address
-from patchkit.runtime.node.topology import attach
+from patchkit.runtime.node.address import check_ipv4
+from patchkit.runtime.node.topology import choose_attachment
 from patchkit.runtime.rules.rule import Situation
 
 _LINES = 5000  # of each node's journal: more than a start writes
@@ -269,7 +269,7 @@ def _add_addresses(
         if report.env and not written and not report.env.edited:
             written = report.env.variables.get("VLLM_HOST_IP", "")
         try:
-            written = named_address(written)
+            written = check_ipv4(written)
         except PatchkitError:
             written = ""
         head = file.head.address if is_head else found[0].address
@@ -280,7 +280,7 @@ def _add_addresses(
         try:
             if not (head or is_head):
                 raise HostError("the head's address is not known")
-            attached = attach(
+            attached = choose_attachment(
                 host,
                 role="head" if is_head else "worker",
                 topology=serve.topology,

@@ -13,7 +13,7 @@ from patchkit.cluster.ssh.ssh import check_destination
 from patchkit.errors import UsageError
 from patchkit.reading import require_file
 from patchkit.records import RecordError, matching, one_of, read_user_toml
-from patchkit.runtime.node.address import named_address
+from patchkit.runtime.node.address import check_ipv4
 from patchkit.runtime.rules.rule import CHOICES
 from patchkit.runtime.rules.secret_texts import secret_flag
 
@@ -52,7 +52,7 @@ class ClusterNode:
         checks = {
             "ssh": check_destination,
             "peer": check_destination,
-            "address": named_address,
+            "address": check_ipv4,
         }
         for key, check in checks.items():
             try:

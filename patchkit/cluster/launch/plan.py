@@ -25,7 +25,7 @@ from patchkit.runtime.envfile.env_file import EnvFile, env_file
 from patchkit.runtime.envfile.syntax import Format
 from patchkit.runtime.node.cluster_env import ClusterEnv, agree, cluster_env, file_text
 from patchkit.runtime.node.decision import Node, NodeOptions, decide
-from patchkit.runtime.node.topology import attach
+from patchkit.runtime.node.topology import choose_attachment
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import Preset, named_preset, presets_meant
 from patchkit.runtime.rules.presets import find as find_preset
@@ -213,7 +213,7 @@ def node_addresses(
         head = found[0] if number else cluster.head.address
         role = "worker" if number else "head"
         with name_node(cluster.node[number].ssh):
-            attached = attach(
+            attached = choose_attachment(
                 its.host,
                 role=role,
                 topology=topology,

@@ -65,6 +65,9 @@ class Netdev:
             if each.family == "inet"
         )
 
+    def has_address(self, address: str) -> bool:
+        return any(str(interface.ip) == address for interface in self.ipv4)
+
     @property
     def lasting(self) -> tuple[IPv4Interface, ...]:
         """Return the IPv4 addresses that are not link-local: those are drawn anew at each boot."""
@@ -202,10 +205,8 @@ class Host:
 
     def netdev_of(self, address: str) -> Netdev | None:
         """Return the first netdev that has an IPv4 address."""
-        own = (
-            (netdev, str(each.ip)) for netdev in self.netdevs for each in netdev.ipv4
-        )
-        return next((netdev for netdev, ip in own if ip == address), None)
+        holders = (netdev for netdev in self.netdevs if netdev.has_address(address))
+        return next(holders, None)
 
     def netdev(self, name: str) -> Netdev | None:
         return next((each for each in self.netdevs if each.name == name), None)

@@ -12,28 +12,12 @@ from patchkit.runtime.node.fabric import Fabric
 from patchkit.runtime.rules.refusals import refusal
 
 
-def own_address(
+def choose_address(
     host: Host, topology: str, role: str, head: str, fabric: Fabric
 ) -> tuple[Netdev, str]:
-    """Return this host's interface and address, first of the fabric's. Raises HostError."""
+    """Return this host's interface and address, the fabric's first. Raises HostError."""
     if role == "worker":
-        if host.has_address(head):
-            raise refusal("head-here", head=head)
-        groups = (fabric.ports, fabric.usable)
-        first, fast = ({port.netdev.name for port in ports} for ports in groups)
-        near = [
-            netdev for netdev in host.netdevs if netdev.up and in_reach(netdev, head)
-        ]
-        if not near:
-            raise cable_refusal(host, "no-way-to-head", head=head)
-        # Of several interfaces in that network the one for the data first, and last an RDMA device
-        # that was left out, since it shares that network; names alone depend on udev.
-        best = min(
-            near,
-            key=lambda it: (it.name not in first, it.name in fast, it.pci, it.name),
-        )
-        # An interface may have several addresses; the head reaches this one directly.
-        return best, str(in_reach(best, head)[0].ip)
+        return _worker_address(host, head, fabric)
     if not head:
         return _head_address(host, topology, fabric)
     if netdev := host.netdev_of(head):
@@ -41,48 +25,70 @@ def own_address(
     raise refusal("head-elsewhere", head=head, has=describe_addresses(host))
 
 
-def named_address(head: str) -> str:
+def check_ipv4(address: str) -> str:
     """Return the text if it is an IPv4 address. Raises UsageError."""
     try:
-        IPv4Address(head)
+        IPv4Address(address)
     except ValueError:
-        raise refusal("no-ipv4", head=head) from None
-    return head
+        raise refusal("no-ipv4", head=address) from None
+    return address
 
 
 def cable_refusal(host: Host, key: str, **fields: object) -> PatchkitError:
-    """Return the error for a cable that is missing; without a ConnectX-7 that is the reason."""
-    found = refusal(key, has=describe_addresses(host), **fields)
-    if off_bus := remark(host, "no-connectx"):
-        found.what, found.why = f"{found.what}\n{off_bus.what}", off_bus.why
-        found.hint = f"{off_bus.hint}; or use the LAN, by sockets: --head-ip ADDRESS"
-    elif joined := remark(host, "part-of-master"):
-        found.what, found.why = f"{found.what}\n{joined.what}", joined.why
-        found.hint = joined.hint
-    return found
+    """Return the error for a cable that is missing; a remark about the machine is its reason."""
+    error = refusal(key, has=describe_addresses(host), **fields)
+    cause = remark(host, "no-connectx") or remark(host, "part-of-master")
+    if cause:
+        error.what = f"{error.what}\n{cause.what}"
+        error.why = cause.why
+        error.hint = cause.hint
+        if cause.about == "no-connectx":
+            error.hint += "; or use the LAN, by sockets: --head-ip ADDRESS"
+    return error
+
+
+def _worker_address(host: Host, head: str, fabric: Fabric) -> tuple[Netdev, str]:
+    if host.has_address(head):
+        raise refusal("head-here", head=head)
+    data_names = {port.netdev.name for port in fabric.ports}
+    rdma_names = {port.netdev.name for port in fabric.usable}
+
+    def rank(netdev: Netdev) -> tuple[bool, bool, str, str]:
+        # The interface for the data comes first. An RDMA device that was left out comes last,
+        # since it shares that network. Names alone depend on udev.
+        is_data = netdev.name in data_names
+        return not is_data, netdev.name in rdma_names, netdev.pci, netdev.name
+
+    near = [netdev for netdev in host.netdevs if netdev.up and in_reach(netdev, head)]
+    if not near:
+        raise cable_refusal(host, "no-way-to-head", head=head)
+    nearest = min(near, key=rank)
+    # An interface may have several addresses; the head reaches this one directly.
+    return nearest, str(in_reach(nearest, head)[0].ip)
 
 
 def _head_address(host: Host, topology: str, fabric: Fabric) -> tuple[Netdev, str]:
-    fast = {rdma.netdev for rdma in host.rdma}
+    rdma_names = {rdma.netdev for rdma in host.rdma}
     addressed = [netdev for netdev in host.netdevs if netdev.up and netdev.ipv4]
+    wired = [netdev for netdev in addressed if netdev.kind == "ethernet"]
     # The interfaces that a head may announce, best first.
-    found: list[Netdev] = []
-    # A ring's cables join neighbours alone, and a Thor has no RDMA: the LAN reaches every node.
-    for kind in ("ethernet", "wifi") if topology in ("ring", "hetero") else ():
-        found += (
-            each for each in addressed if each.kind == kind and each.name not in fast
-        )
+    choices: list[Netdev] = []
+    if topology in ("ring", "hetero"):
+        # A ring's cables join neighbours alone, and a Thor has no RDMA: the LAN reaches all nodes.
+        wireless = [netdev for netdev in addressed if netdev.kind == "wifi"]
+        lan = [*wired, *wireless]
+        choices += [netdev for netdev in lan if netdev.name not in rdma_names]
     if topology != "ring":
-        wired = [netdev for netdev in addressed if netdev.kind == "ethernet"]
-        cabled = [netdev for netdev in wired if netdev.name in fast or netdev.port]
-        found += (port.netdev for port in fabric.ports)
-        found += sorted(
-            cabled, key=lambda each: (not each.lasting, each.pci, each.name)
+        choices += [port.netdev for port in fabric.ports]
+        cabled = [dev for dev in wired if dev.name in rdma_names or dev.port]
+        choices += sorted(
+            cabled, key=lambda netdev: (not netdev.lasting, netdev.pci, netdev.name)
         )
-    elif not found:
+
+    if not choices and topology == "ring":
         raise refusal("ring-without-lan", has=describe_addresses(host))
-    if not found:
+    if not choices:
         raise cable_refusal(host, "no-cable")
     # A link-local address is drawn anew at each boot, so any other one is better.
-    stays = min(found[0].ipv4, key=lambda own: own.ip.is_link_local)
-    return found[0], str(stays.ip)
+    stays = min(choices[0].ipv4, key=lambda interface: interface.ip.is_link_local)
+    return choices[0], str(stays.ip)

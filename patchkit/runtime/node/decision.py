@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from patchkit.runtime.envfile.env_file import EnvFile, check_transfer
 from patchkit.runtime.host.host import Host, plain
 from patchkit.runtime.host.networks import describe_addresses
-from patchkit.runtime.node.topology import Attachment, attach
+from patchkit.runtime.node.topology import Attachment, choose_attachment
 from patchkit.runtime.rules.presets import Preset, named_preset
 from patchkit.runtime.rules.refusals import refusal
 from patchkit.runtime.rules.releases import within
@@ -131,7 +131,7 @@ def decide(
     attachment = Attachment(topology="single" if role == "single" else asked.topology)
     # A command line for another node asks this host only for what is not given.
     if role != "single" and (addressed or asked.topology == "auto" or not asked.head):
-        attachment = attach(
+        attachment = choose_attachment(
             host,
             role=role,
             topology=asked.topology,

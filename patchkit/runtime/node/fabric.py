@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 
@@ -19,14 +19,20 @@ class Port:
     twin: Rdma | None
     state: TwinState  # of the other half's interface
 
+    def has_room(self, nodes: int) -> bool:
+        """Return whether one of its networks has addresses for so many nodes."""
+        sizes = [address.network.num_addresses for address in self.netdev.ipv4]
+        # Both addresses of a /31 are hosts (RFC 3021).
+        return any((size if size <= 2 else size - 2) >= nodes for size in sizes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
     """The ``usable`` ports of a host, by PCI address, and which of them reach its cluster.
 
-    ``spanning`` are in a network with room for all nodes, ``ports`` those of the cage that joins
-    this node to the others, best first: none where each of two cages may be meant. ``names`` are
-    those of all RDMA devices, and ``described`` says how they are.
+    ``spanning`` are in a network with room for all nodes. ``ports`` are those of the cage that
+    joins this node to the others, best first; there are none if two cages could be that one.
+    ``names`` are the names of all RDMA devices, and ``described`` says how they are.
     """
 
     usable: tuple[Port, ...]
@@ -38,70 +44,31 @@ class Fabric:
     def exact_names(self, devices: Sequence[Rdma]) -> str:
         """Return names for NCCL, which takes prefixes; ``=`` makes them exact where it matters."""
         names = tuple(rdma.name for rdma in devices)
-        exact = any(
-            other.startswith(names) for other in self.names if other not in names
-        )
-        return ("=" if exact else "") + ",".join(names)
+        unwanted = set(self.names).difference(names)
+        is_ambiguous = any(name.startswith(names) for name in unwanted)
+        return ("=" if is_ambiguous else "") + ",".join(names)
 
 
 def find_fabric(host: Host, nodes: int, head: str) -> Fabric:
     """Return the ports for a cluster of so many nodes.
 
-    ``head`` is the head's address, or empty; one on the LAN says nothing about the cage.
+    ``head`` is the head's address, or empty. An address on the LAN does not tell the cage.
     """
-    addressed = {
-        netdev.name: netdev for netdev in host.netdevs if netdev.up and netdev.ipv4
-    }
-    devices = {rdma.name: rdma for rdma in host.rdma}
-    usable = tuple(
-        Port(rdma, netdev, devices.get(rdma.twin), twin_state(host, netdev))
-        for rdma in sorted(host.rdma, key=lambda rdma: (rdma.pci, rdma.name))
-        if rdma.active and (netdev := addressed.get(rdma.netdev))
-    )
-    roomy = []
-    for port in usable:
-        sizes = (own.network.num_addresses for own in port.netdev.ipv4)
-        # Both addresses of a /31 are hosts (RFC 3021).
-        if any((size if size <= 2 else size - 2) >= nodes for size in sizes):
-            roomy.append(port)
-    found = roomy or usable
-    shared = {
-        each.netdev.name
-        for each in overlaps(host, {port.netdev.name for port in found})
-    }
-    apart = [port for port in found if port.netdev.name not in shared] or found
-    spanning = tuple(
-        sorted(apart, key=lambda port: (not port.netdev.lasting, port.device.pci))
-    )
-    own = [
-        port
-        for port in usable
-        if any(str(each.ip) == head for each in port.netdev.ipv4)
-    ]
+    usable = _find_usable_ports(host)
+    spanning = _choose_spanning_ports(host, usable, nodes)
+    # This host is the head, or it reaches the head by a cable, or nothing tells the cage.
+    head_ports = tuple(port for port in usable if port.netdev.has_address(head))
     near = [port for port in spanning if head and in_reach(port.netdev, head)]
-    # The cages, best first, without those in a network that a better one is in.
-    known: dict[int | None, set[IPv4Network]] = {}
-    for port in own or near or spanning:
-        # Link-local networks say nothing of where a cable leads.
-        networks = {address.network for address in port.netdev.lasting}
-        cage = port.device.cage
-        others = set().union(*(its for other, its in known.items() if other != cage))
-        if not networks & others:
-            known.setdefault(cage, set()).update(networks)
-    cages = [*known]
-    if len(cages) > 1 and nodes > 2:
-        # A cable between two Sparks has its full speed: a slower cage leads to a switch.
-        speeds = dict.fromkeys(cages, 0)
-        for port in spanning:
-            cage = port.device.cage
-            speeds[cage] = max(speeds[cage], port.netdev.speed or 0)
-        cages = [cage for cage in cages if 0 < speeds[cage] < max(speeds.values())]
-        if len(cages) != 1:
-            cages, own = [], []
-    # What was left out of `spanning` is taken where it has the very address that was named.
-    ports = tuple(port for port in spanning if port.device.cage in cages[:1]) or tuple(
-        own
-    )
+    cages = _rank_cages(head_ports or near or spanning)
+    if nodes > 2 and len(cages) > 1:
+        cages = _find_switch_cage(cages, spanning)
+
+    ports: tuple[Port, ...] = ()
+    if cages:
+        ports = tuple(port for port in spanning if port.device.cage == cages[0])
+        # A port that is not in `spanning` counts if it has the very address that was named.
+        ports = ports or head_ports
+
     states = [
         f"{rdma.name} {rdma.state or 'of unknown state'} on {rdma.netdev or 'nothing'}"
         for rdma in host.rdma
@@ -110,6 +77,67 @@ def find_fabric(host: Host, nodes: int, head: str) -> Fabric:
         usable=usable,
         spanning=spanning,
         ports=ports,
-        names=tuple(devices),
+        names=tuple(rdma.name for rdma in host.rdma),
         described=", ".join(states) or "no RDMA device",
     )
+
+
+def _find_usable_ports(host: Host) -> tuple[Port, ...]:
+    """Return the active RDMA devices whose interface is up and has an IPv4 address."""
+    devices = {rdma.name: rdma for rdma in host.rdma}
+    ports = []
+    for rdma in sorted(host.rdma, key=lambda rdma: (rdma.pci, rdma.name)):
+        netdev = host.netdev(rdma.netdev)
+        if rdma.active and netdev and netdev.up and netdev.ipv4:
+            twin = devices.get(rdma.twin)
+            ports.append(Port(rdma, netdev, twin, twin_state(host, netdev)))
+    return tuple(ports)
+
+
+def _choose_spanning_ports(
+    host: Host, usable: tuple[Port, ...], nodes: int
+) -> tuple[Port, ...]:
+    """Return the ports in a network with room for all nodes, those with a lasting address first.
+
+    Ports that share a network with another interface are left out, unless all of them do.
+    """
+    roomy = [port for port in usable if port.has_room(nodes)] or usable
+    names = {port.netdev.name for port in roomy}
+    shared = {overlap.netdev.name for overlap in overlaps(host, names)}
+    apart = [port for port in roomy if port.netdev.name not in shared] or roomy
+    return tuple(
+        sorted(apart, key=lambda port: (not port.netdev.lasting, port.device.pci))
+    )
+
+
+def _rank_cages(ports: Iterable[Port]) -> list[int | None]:
+    """Return the cages of ports, best first, without a cage in a network of a better one."""
+    cages: list[int | None] = []
+    cage_of: dict[IPv4Network, int | None] = {}
+    for port in ports:
+        cage = port.device.cage
+        # Link-local networks do not tell where a cable leads.
+        networks = {address.network for address in port.netdev.lasting}
+        if any(cage_of.get(network, cage) != cage for network in networks):
+            continue
+
+        cage_of |= dict.fromkeys(networks, cage)
+        if cage not in cages:
+            cages.append(cage)
+    return cages
+
+
+def _find_switch_cage(
+    cages: Iterable[int | None], spanning: Iterable[Port]
+) -> list[int | None]:
+    """Return the one cage that leads to a switch; an empty list for none, or for several.
+
+    A cable between two Sparks has its full speed: a slower cage leads to a switch.
+    """
+    speeds: dict[int | None, int] = {}
+    for port in spanning:
+        cage = port.device.cage
+        speeds[cage] = max(speeds.get(cage, 0), port.netdev.speed or 0)
+    fastest = max(speeds.values(), default=0)
+    slower = [cage for cage in cages if 0 < speeds.get(cage, 0) < fastest]
+    return slower if len(slower) == 1 else []

@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from patchkit.errors import HostError, UsageError
 from patchkit.quoting import quoted
 from patchkit.runtime.host.host import Host
-from patchkit.runtime.node.address import own_address
+from patchkit.runtime.node.address import choose_address
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.node.fabric import find_fabric
 from patchkit.runtime.serve.request import LOCAL, ServeRequest
@@ -31,7 +31,7 @@ def listen_address(choice: str, node: Node, host: Host) -> str:
             return node.head
         try:
             fabric = find_fabric(host, node.nodes, node.head)
-            return own_address(host, "roce", "head", "", fabric)[1]
+            return choose_address(host, "roce", "head", "", fabric)[1]
         except HostError as error:
             raise HostError(
                 f"--listen cable: {error.what}",

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from patchkit.runtime.node.fabric import find_fabric
-from patchkit.runtime.node.topology import Attachment, attach
+from patchkit.runtime.node.topology import Attachment, choose_attachment
 from support.hosts import with_netdev
 
 FIRST, SECOND = ("rocep1s0f0", "roceP2p1s0f0"), ("rocep1s0f1", "roceP2p1s0f1")
@@ -37,7 +37,7 @@ def test_the_cage_that_joins_the_nodes(machine, name, nodes, head, devices):
 
 
 def attached(host, nodes, head="", role="head", topology="auto") -> Attachment:
-    return attach(
+    return choose_attachment(
         host, role=role, topology=topology, nodes=nodes, head=head, target="gb10"
     )
 
