@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from patchkit import __version__
-from patchkit.durable.names import is_file
+from patchkit.durable.paths import is_file
 from patchkit.errors import DriftError, UsageError
 from patchkit.patching.commit import Applied, commit_plan, commit_texts
 from patchkit.patching.fix import Request

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from patchkit.durable.names import is_file
+from patchkit.durable.paths import is_file
 from patchkit.durable.signals import committed, deferred
 from patchkit.errors import UsageError, translated
 

@@ -25,7 +25,14 @@ from typing import Literal
 
 from patchkit.digests import Digest, digest, sha256_of
 from patchkit.durable.atomic import sync
-from patchkit.durable.names import PlainPath, inside, is_file, place_of, plain, present
+from patchkit.durable.paths import (
+    PlainPath,
+    file_digest,
+    is_file,
+    is_plain,
+    place_inside,
+    place_of,
+)
 from patchkit.durable.signals import committed, deferred, undeferred
 from patchkit.durable.staging import make_folders, move, second_name, write_staged
 from patchkit.errors import (
@@ -93,7 +100,7 @@ class Journal:
     folder: Path
     again: str
     rescue: str
-    allowed: Callable[[str], bool] = plain
+    allowed: Callable[[str], bool] = is_plain
     home: Path | None = None
 
     def unfinished(self) -> Path | None:
@@ -121,7 +128,7 @@ class Journal:
             return
         self.check_finished()
         with translated():
-            inside(self.root, self.folder.relative_to(self.root).as_posix())
+            place_inside(self.root, self.folder.relative_to(self.root).as_posix())
         with deferred():
             with translated():
                 try:
@@ -149,7 +156,7 @@ class Journal:
         needs is damaged: both before anything is touched.
         """
         with deferred(), translated("an interrupted commit is still unfinished"):
-            inside(self.root, self.folder.relative_to(self.root).as_posix())
+            place_inside(self.root, self.folder.relative_to(self.root).as_posix())
             if not (journal := self.unfinished()):
                 self._clear()  # what is staged without a journal was never committed
                 return
@@ -176,7 +183,7 @@ class Journal:
     def discard(self, to: Path) -> bool:
         """Move a journal that cannot be read aside; return whether there was one."""
         with translated():
-            inside(self.root, self.folder.relative_to(self.root).as_posix())
+            place_inside(self.root, self.folder.relative_to(self.root).as_posix())
             shutil.rmtree(f"{self.folder}.gone", ignore_errors=True)
             if not self.folder.exists():
                 return False
@@ -201,7 +208,7 @@ class Journal:
         steps = []
         for number, change in enumerate(changes):
             place = place_of(self.root, change.path)
-            if present(place) != change.before:
+            if file_digest(place) != change.before:
                 raise _changed_meanwhile(change.path)
             # Root may write anywhere; a file without a write bit is still not meant to be written.
             if change.before and not place.stat().st_mode & 0o222:
@@ -257,7 +264,7 @@ class Journal:
         for number, step in enumerate(steps.steps):
             place = place_of(self.root, step.path)
             # Once more: staging takes time, in which another program may have written to it.
-            if (found := present(place)) not in (step.before, step.after):
+            if (found := file_digest(place)) not in (step.before, step.after):
                 raise _changed_meanwhile(step.path)
             if found == step.after:  # a run that was cut short came this far
                 continue
@@ -286,7 +293,7 @@ class Journal:
             for step in steps.steps:
                 found: str | None = None
                 with contextlib.suppress(OSError, PatchkitError):
-                    found = present(place_of(self.root, step.path))
+                    found = file_digest(place_of(self.root, step.path))
                 if found != step.before:
                     (new if found == step.after else odd).append(step.path)
             changed = f"{len(new)} of {len(steps.steps)} files changed"
@@ -317,7 +324,7 @@ class Journal:
         for number, step in reversed([*enumerate(steps.steps)]):
             try:
                 place = place_of(self.root, step.path)
-                if step.before == step.after or present(place) != step.after:
+                if step.before == step.after or file_digest(place) != step.after:
                     continue
                 if step.before:
                     move(self.folder / "before" / str(number), place)
@@ -345,7 +352,7 @@ class Journal:
         for number, step in enumerate(steps.steps):
             place = place_of(self.root, step.path)
             self._check_disk(place)
-            if (found := present(place)) not in (step.before, step.after):
+            if (found := file_digest(place)) not in (step.before, step.after):
                 edited.append(step.path)
             if step.before not in ("", found):
                 staged = self.folder / "before" / str(number)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from patchkit.durable.names import plain
+from patchkit.durable.paths import is_plain
 from patchkit.errors import UsageError
 
 _UNREADABLE = re.compile(r"\0|\r|^@@@|^diff --c", re.MULTILINE)
@@ -164,7 +164,7 @@ def _read_part(part: str, name: str) -> Iterator[FileDiff]:
     blob = re.search(r"^index ([0-9a-f]{4,64})\.\.", head, re.MULTILINE)
     for path in {old, new} - {"/dev/null"}:
         if (
-            not plain(path)
+            not is_plain(path)
             or not path.isprintable()
             or _APART & {*path.casefold().split("/")}
         ):

@@ -11,7 +11,7 @@ from patchkit import __version__
 from patchkit.digests import digest, sha256_of
 from patchkit.durable.atomic import give
 from patchkit.durable.journal import Change
-from patchkit.durable.names import place_of, present
+from patchkit.durable.paths import file_digest, place_of
 from patchkit.errors import translated
 from patchkit.patching.fix import State, Verdict
 from patchkit.patching.ledger import (
@@ -58,7 +58,7 @@ def commit_plan(
     libraries: Mapping[str, Path] = _NONE,
 ) -> Applied:
     """Write the texts of a plan, with the ledger and the originals: all files or none."""
-    tree, verdicts = workspace.tree, tuple(map(settled, plan.verdicts))
+    tree, verdicts = workspace.tree, tuple(map(mark_applied, plan.verdicts))
     files = {
         path: (digest(before), digest(after)) for path, (before, after) in texts.items()
     }
@@ -93,7 +93,7 @@ def commit_plan(
     return Applied(verdicts=verdicts, proofs=proofs, written=named)
 
 
-def settled(verdict: Verdict) -> Verdict:
+def mark_applied(verdict: Verdict) -> Verdict:
     """Return a verdict as it is after the commit: what was to be applied is applied."""
     applied = replace(verdict, state=State.APPLIED, reason=verdict.done)
     return applied if verdict.state is State.APPLY else verdict
@@ -188,7 +188,7 @@ def _swap_libraries(
             replaced[path] = (before, after)
         if (path in known) != (path in replaced):
             original = place if path in replaced else None
-            changes.append(Change(str(kept), present(root / kept), original))
+            changes.append(Change(str(kept), file_digest(root / kept), original))
         if source and after != now:
             if path in replaced:
                 with translated(), source.open("rb") as stream:

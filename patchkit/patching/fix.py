@@ -61,16 +61,24 @@ class Need:
 
     @property
     def limits(self) -> str:
-        """Its limits in words: "--arch native", "installed"; "" if to nothing."""
-        return ", ".join(
-            filter(None, (f"--arch {self.arch}" if self.arch else "", self.kind))
-        )
+        """Limits in words: "--arch native", "installed"; "" without any."""
+        arch = f"--arch {self.arch}" if self.arch else ""
+        return ", ".join(filter(None, (arch, self.kind)))
+
+    @property
+    def begins(self) -> list[Version]:
+        """Releases with which the range begins; none if it has no lower end."""
+        specs = SpecifierSet(self.versions)
+        return [
+            Version(spec.version) for spec in specs if spec.operator in (">=", "==")
+        ]
 
     def covers(self, version: Version) -> bool:
         """Return whether a release needs it; pre-releases of a boundary belong to the boundary."""
         versions = SpecifierSet(self.versions)
-        both = (version, version.base_version)
-        return any(versions.contains(each, prereleases=True) for each in both)
+        if versions.contains(version, prereleases=True):
+            return True
+        return versions.contains(version.base_version, prereleases=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +124,12 @@ class Request:
 
     @property
     def patch_facts(self) -> dict[str, object]:
-        """Return what a wheel says of its patches; nothing without any."""
-        known = [
-            {"id": it.id, "title": it.title, "sha256": it.sha256} for it in self.patches
+        """Facts about the patches for the manifest of a wheel; empty without patches."""
+        facts = [
+            {"id": patch.id, "title": patch.title, "sha256": patch.sha256}
+            for patch in self.patches
         ]
-        return {"patches": known} if known else {}
+        return {"patches": facts} if facts else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +154,10 @@ def found(edits: Sequence[Edit], *, now: str, done: str) -> Observation:
 
 
 def places(paths: Sequence[str]) -> str:
-    """Return the first of several paths, and how many more there are."""
-    more = f" (+{len(paths) - 1} more)" if len(paths) > 1 else ""
-    return f"{paths[0]}{more}" if paths else ""
+    """Return the first of several paths, and how many more there are; "" for no path."""
+    if len(paths) > 1:
+        return f"{paths[0]} (+{len(paths) - 1} more)"
+    return "".join(paths)
 
 
 def upstream(reason: str) -> Observation:
@@ -226,6 +236,7 @@ class Fix:
         return next((n for n in self.needs_of(arch, kind) if n.covers(version)), None)
 
     def needs_of(self, arch: str, kind: str = "source") -> list[Need]:
+        """Return the needs that are about an arch mode and a kind of tree."""
         return [n for n in self.needs if n.arch in ("", arch) and n.kind in ("", kind)]
 
 

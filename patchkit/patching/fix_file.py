@@ -44,7 +44,7 @@ def load_fixes(home: Path, names: Sequence[str]) -> tuple[Fix, ...]:
 
 
 @contextlib.contextmanager
-def stumbles_told(fix: Fix) -> Iterator[None]:
+def explain_failure(fix: Fix) -> Iterator[None]:
     """Raise RecipeError, with file and line, where a fix's own code fails on a tree.
 
     A tree that is nested too deeply for it is a DriftError; what the system refuses stays as it is.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from patchkit.durable.journal import Change
 from patchkit.durable.lock import locked
-from patchkit.durable.names import is_file, place_of, present
+from patchkit.durable.paths import file_digest, is_file, place_of
 from patchkit.errors import PatchkitError, SourceError
 from patchkit.patching.ledger import journal_of, original_path, read_ledger
 from patchkit.reading import LARGEST_IN_TREE
@@ -57,7 +57,7 @@ def revert_by_force(tree: SourceTree) -> Rescued:
         changes, restored, lost = [], [], []
         for path, (wanted, left) in ours.items():
             original = original_path(state, path)
-            kept = present(original) if is_file(original) else ""
+            kept = file_digest(original) if is_file(original) else ""
             # A damaged original must not overwrite the file, which may be the better copy.
             if kept != wanted:
                 lost.append(path)
@@ -66,7 +66,7 @@ def revert_by_force(tree: SourceTree) -> Rescued:
                         Change(f"{aside.name}/originals/{path}", "", original)
                     )
                 continue
-            found = present(place_of(tree.root, path))
+            found = file_digest(place_of(tree.root, path))
             # Neither upstream's text nor patchkit's: edits of the user's, which must not be lost.
             if found not in (wanted, left) and found:
                 moved.append(path)
@@ -79,7 +79,7 @@ def revert_by_force(tree: SourceTree) -> Rescued:
             restored.append(path)
         for file in filter(is_file, sorted(state.rglob("*"))):
             path = file.relative_to(tree.root).as_posix()
-            changes.append(Change(path, present(file), None))
+            changes.append(Change(path, file_digest(file), None))
         journal.commit(changes)
         return Rescued(tuple(restored), tuple(moved), tuple(lost), known, aside)
 
@@ -96,7 +96,7 @@ def _known_files(state: Path, project: str) -> tuple[dict[str, tuple[str, str]],
     files = filter(is_file, sorted(home.rglob("*")))
     # Without a ledger it is not known what patchkit wrote: the present files go aside.
     return {
-        file.relative_to(home).as_posix(): (present(file), "") for file in files
+        file.relative_to(home).as_posix(): (file_digest(file), "") for file in files
     }, False
 
 

@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from patchkit.digests import Digest, digest, sha256_of
 from patchkit.durable.journal import Journal
-from patchkit.durable.names import PlainPath, place_of
+from patchkit.durable.paths import PlainPath, place_of
 from patchkit.errors import (
     DriftError,
     HashMismatchError,

@@ -6,15 +6,14 @@ import contextlib
 import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain
 
-from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from patchkit.edit.splice import Edit, git_diff, splice
 from patchkit.errors import AbsentError, DriftError, UsageError
 from patchkit.patching.fix import Fix, Request, Severity, State, Verdict
-from patchkit.patching.fix_file import stumbles_told
+from patchkit.patching.fix_file import explain_failure
 from patchkit.patching.recipe import Recipe
 from patchkit.patching.user_patch import fixes_for
 from patchkit.source.releases import foreign_file
@@ -22,6 +21,9 @@ from patchkit.source.tree import SourceTree
 
 # path → (before, after); before is None for a file that is created.
 Texts = dict[str, tuple[str | None, str]]
+
+_CODE_ALONE = "decided by the code alone"
+_LEFT_OUT = "left out with --without"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +37,13 @@ class Plan:
 
     @property
     def texts(self) -> Texts:
-        """Every file that changes."""
-        pairs = {
-            path: (self.stock.find(path), text)
-            for path, text in self.patched.overlay.items()
-        }
-        return {
-            path: pair for path, pair in sorted(pairs.items()) if pair[0] != pair[1]
-        }
+        """Every file that changes, sorted by path."""
+        texts: Texts = {}
+        for path, after in sorted(self.patched.overlay.items()):
+            before = self.stock.find(path)
+            if before != after:
+                texts[path] = (before, after)
+        return texts
 
     @property
     def drifted(self) -> list[Verdict]:
@@ -61,33 +62,52 @@ def make_plan(tree: SourceTree, recipe: Recipe, request: Request) -> Plan:
     """
     recipe.check(tree.version)
     fixes = fixes_for(recipe.fixes, request)
-    ids = [fix.id for fix in fixes]
-    for unknown in sorted((request.only | request.skip | request.also) - set(ids)):
-        close = difflib.get_close_matches(unknown, ids, n=1)
-        hint = f"did you mean {close[0]}?" if close else "`patchkit fixes` lists them"
-        raise UsageError(f"no fix is called {unknown!r}", hint=hint)
-    if both := sorted((request.only | request.also) & request.skip):
-        raise UsageError(f"{both[0]} is asked for and left out at once")
-    patched, verdicts = tree, []
+    _check_selection([fix.id for fix in fixes], request)
+
+    patched = tree
+    verdicts: list[Verdict] = []
     for fix in fixes:
-        with stumbles_told(fix):
+        with explain_failure(fix):
             verdict = judge(fix, patched, recipe, request)
         verdicts.append(verdict)
         patched = with_edits(patched, verdict.edits)
-    active = {
-        v.fix.id: v.fix for v in verdicts if v.state in (State.APPLY, State.APPLIED)
-    }
-    off = {v.fix.id: v.fix for v in verdicts if v.state is State.OFF}
-    for fix in active.values():
-        for required in sorted(off.keys() & set(fix.requires)):
-            # Where upstream has it already, leaving the other fix out costs nothing.
-            if off[required].look(tree, request).state is State.APPLY:
-                raise UsageError(
-                    f"{fix.id} without {required} would build kernels that do not work",
-                    why=off[required].why,
-                    hint=f"add --with {required}, or leave {fix.id} out too",
-                )
+
+    _check_required(verdicts, tree, request)
     return Plan(request=request, stock=tree, patched=patched, verdicts=tuple(verdicts))
+
+
+def _check_selection(ids: list[str], request: Request) -> None:
+    """Raise UsageError for a fix that does not exist, or is both named and left out."""
+    wanted = request.only | request.also
+    for unknown in sorted((wanted | request.skip) - set(ids)):
+        close = difflib.get_close_matches(unknown, ids, n=1)
+        hint = f"did you mean {close[0]}?" if close else "`patchkit fixes` lists them"
+        raise UsageError(f"no fix is called {unknown!r}", hint=hint)
+    for fix_id in sorted(wanted & request.skip):
+        raise UsageError(f"{fix_id} is asked for and left out at once")
+
+
+def _check_required(
+    verdicts: Sequence[Verdict], tree: SourceTree, request: Request
+) -> None:
+    """Raise UsageError for an active fix that rests on a fix which is off and would be needed."""
+    fixes_off = {v.fix.id: v.fix for v in verdicts if v.state is State.OFF}
+
+    for verdict in verdicts:
+        if verdict.state not in (State.APPLY, State.APPLIED):
+            continue
+
+        fix = verdict.fix
+        for required_id in sorted(fixes_off.keys() & set(fix.requires)):
+            required = fixes_off[required_id]
+
+            # If upstream has the required fix already, leaving it out costs nothing.
+            if required.look(tree, request).state is State.APPLY:
+                raise UsageError(
+                    f"{fix.id} without {required_id} would build kernels that do not work",
+                    why=required.why,
+                    hint=f"add --with {required_id}, or leave {fix.id} out too",
+                )
 
 
 def patch_steps(
@@ -97,87 +117,161 @@ def patch_steps(
     for verdict in verdicts:
         if verdict.edits:
             after = with_edits(tree, verdict.edits)
-            paths = sorted({edit.path for edit in verdict.edits})
-            yield verdict, {path: (tree.find(path), after.read(path)) for path in paths}
+            texts: Texts = {}
+            for path in sorted({edit.path for edit in verdict.edits}):
+                texts[path] = (tree.find(path), after.read(path))
+
+            yield verdict, texts
             tree = after
+
+
+@dataclass(frozen=True, slots=True)
+class _Expectation:
+    """What the version table says of a fix in a tree, before anybody looks at the code.
+
+    ``known``: the table has the release. ``needed``: the release needs the fix. ``too_old``: it
+    comes before every release that needs the fix.
+    """
+
+    known: bool
+    needed: bool
+    too_old: bool
+    severity: Severity
 
 
 def judge(fix: Fix, tree: SourceTree, recipe: Recipe, request: Request) -> Verdict:
     """Return what one fix says of a tree: the version selects, the code decides, both must agree.
 
-    A development version or pre-release may be older or newer than what a fix is about: code that
-    is absent there is no drift. Code that is there in another form is. Of a patch that a user names
-    no version says anything.
+    A development version or pre-release may be older or newer than what a fix is about: absent
+    code is no drift there, but code in another form is. No version table knows a user's patch.
     """
     if not fix.needs:
         return _judge_patch(fix, tree, request)
-    version, known = tree.version, recipe.knows(tree.version)
-    kind = "installed" if tree.kind == "installed" else "source"
-    need, needs = (
-        fix.need(version, request.arch, kind),
-        fix.needs_of(request.arch, kind),
-    )
     if reason := _outside_reason(fix, tree, request):
         return Verdict(fix, State.NOT_APPLICABLE, reason)
-    # Only before the first: of a later release the code has to say that upstream has it. A
-    # pre-release of the first release that needs it counts as that release (Need.covers).
-    specs = [spec for it in needs for spec in SpecifierSet(it.versions)]
-    bounds = [Version(spec.version) for spec in specs if spec.operator in (">=", "==")]
-    if need is None and bounds and Version(version.base_version) < min(bounds):
+
+    version = tree.version
+    expected = _expect(fix, tree, recipe, request)
+    severity = expected.severity
+    if expected.too_old:
         return Verdict(fix, State.NOT_APPLICABLE, f"not needed in {version}")
-    severity = (need or (needs or fix.needs)[-1]).severity
     if reason := _off_reason(fix, severity, request):
-        # A release past the last that could use an optional fix should not seem to lack it.
-        past = known and need is None and not (request.only or fix.id in request.skip)
-        place = _upstream_place(fix, tree, request) if past else ""
-        state = State.UPSTREAM if place else State.OFF
-        return Verdict(fix, state, place or reason, severity=severity)
+        return _judge_off(fix, tree, request, expected, reason)
+
     try:
         finding = fix.look(tree, request)
+    except AbsentError as error:
+        return _judge_absent(fix, tree, request, expected, error)
     except DriftError as error:
-        foreign = _foreign_file(fix, tree, request)
-        if isinstance(error, AbsentError) and (
-            foreign or (version.is_prerelease and not known)
-        ):
-            what = (
-                f"{foreign} is not that of {version}"
-                if foreign
-                else f"{version} is no release"
-            )
-            note = f"{fix.id} is left out: {what}, and has no code for it"
-            return Verdict(fix, State.NOT_APPLICABLE, error.what, note=note)
         return Verdict(fix, State.DRIFTED, str(error), severity=severity)
-    conflict = State.UPSTREAM if need else State.APPLY
-    note = "" if known else f"{version} is not in the table; decided by the code alone"
-    if (
-        known
-        and finding.state is conflict
-        and (foreign := _foreign_file(fix, tree, request))
-    ):
-        note = (
-            f"{fix.id}: {foreign} is not that of {version}; decided by the code alone"
-        )
-    elif known and finding.state is conflict:
-        fact = (
-            "is known to need this"
-            if need
-            else f"is known to be right ({fix.upstream})"
-        )
-        reason = f"{version} {fact}, but the code says: {finding.reason}"
-        return Verdict(fix, State.DRIFTED, reason, severity=severity)
-    # In a release that needs no fix, code that looks fixed is upstream's own.
-    done = (
-        State.UPSTREAM
-        if need is None and finding.state is State.APPLIED
-        else finding.state
-    )
+
+    state = _agreed_state(expected.known, expected.needed, finding.state)
+    note = "" if expected.known else f"{version} is not in the table; {_CODE_ALONE}"
+    if state is State.DRIFTED:
+        foreign = _foreign_file(fix, tree, request)
+        if not foreign:
+            reason = _conflict(fix, expected, tree) + finding.reason
+            return Verdict(fix, state, reason, severity=severity)
+        # The table is about the release, and this file is a fork's.
+        state = _agreed_state(False, expected.needed, finding.state)
+        note = f"{fix.id}: {foreign} is not that of {version}; {_CODE_ALONE}"
+
     return Verdict(
-        fix, done, finding.reason, finding.edits, severity, note, finding.done
+        fix,
+        state,
+        finding.reason,
+        edits=finding.edits,
+        severity=severity,
+        note=note,
+        done=finding.done,
     )
+
+
+def _agreed_state(known: bool, needed: bool, code: State) -> State:
+    """Return the state to which the version table and the code lead together."""
+    match known, needed, code:
+        case True, True, State.UPSTREAM:
+            return State.DRIFTED
+        case True, False, State.APPLY:
+            return State.DRIFTED
+        case _, False, State.APPLIED:
+            # In a release that needs no fix, code that looks fixed is upstream's own.
+            return State.UPSTREAM
+        case _:
+            return code
+
+
+def _expect(
+    fix: Fix, tree: SourceTree, recipe: Recipe, request: Request
+) -> _Expectation:
+    """Look a fix up in the version table."""
+    kind = "installed" if tree.kind == "installed" else "source"
+    need = fix.need(tree.version, request.arch, kind)
+    needs = fix.needs_of(request.arch, kind)
+
+    # A pre-release of the first release that needs the fix counts as that release (Need.covers).
+    # A release behind the last one is not too new: there the code has to show upstream's solution.
+    begins = list(chain.from_iterable(candidate.begins for candidate in needs))
+    base_version = Version(tree.version.base_version)
+    is_before_all = bool(begins) and base_version < min(begins)
+
+    latest = (needs or fix.needs)[-1]
+    return _Expectation(
+        known=recipe.knows(tree.version),
+        needed=need is not None,
+        too_old=need is None and is_before_all,
+        severity=(need or latest).severity,
+    )
+
+
+def _judge_off(
+    fix: Fix, tree: SourceTree, request: Request, expected: _Expectation, reason: str
+) -> Verdict:
+    """Return OFF, or UPSTREAM if a known release visibly has what the fix would do.
+
+    A release past the last that could use an optional fix should not seem to lack it.
+    """
+    is_past = expected.known and not expected.needed
+    is_chosen = request.only or fix.id in request.skip
+    if is_past and not is_chosen:
+        with contextlib.suppress(DriftError):
+            finding = fix.look(tree, request)
+            if not finding.edits and finding.reason:
+                return Verdict(
+                    fix, State.UPSTREAM, finding.reason, severity=expected.severity
+                )
+    return Verdict(fix, State.OFF, reason, severity=expected.severity)
+
+
+def _judge_absent(
+    fix: Fix,
+    tree: SourceTree,
+    request: Request,
+    expected: _Expectation,
+    error: AbsentError,
+) -> Verdict:
+    """Return the verdict on code that is absent: a fork or no release may well lack it."""
+    if foreign := _foreign_file(fix, tree, request):
+        excuse = f"{foreign} is not that of {tree.version}"
+    elif tree.version.is_prerelease and not expected.known:
+        excuse = f"{tree.version} is no release"
+    else:
+        return Verdict(fix, State.DRIFTED, str(error), severity=expected.severity)
+
+    note = f"{fix.id} is left out: {excuse}, and has no code for it"
+    return Verdict(fix, State.NOT_APPLICABLE, error.what, note=note)
+
+
+def _conflict(fix: Fix, expected: _Expectation, tree: SourceTree) -> str:
+    """Return the begin of the reason for a drift: what the version table says, but not the code."""
+    fact = f"is known to be right ({fix.upstream})"
+    if expected.needed:
+        fact = "is known to need this"
+    return f"{tree.version} {fact}, but the code says: "
 
 
 def _foreign_file(fix: Fix, tree: SourceTree, request: Request) -> str:
-    """Return a file that a fix looks at and that a fork has otherwise; "" for none."""
+    """Return a file that a fix looks at and that a fork has changed; "" for none."""
     stock = replace(tree, overlay={}, seen={}, texts={}, answers={})
     with contextlib.suppress(DriftError):
         fix.look(stock, request)
@@ -185,23 +279,30 @@ def _foreign_file(fix: Fix, tree: SourceTree, request: Request) -> str:
 
 
 def _judge_patch(fix: Fix, tree: SourceTree, request: Request) -> Verdict:
+    """Return the verdict on a user's patch, which the code alone decides."""
     if fix.id in request.skip:
-        return Verdict(fix, State.OFF, "left out with --without")
+        return Verdict(fix, State.OFF, _LEFT_OUT)
     try:
         finding = fix.look(tree, request)
     except DriftError as error:
         return Verdict(fix, State.DRIFTED, str(error))
-    state = State.UPSTREAM if finding.state is State.APPLIED else finding.state
+
+    state = _agreed_state(False, False, finding.state)
     return Verdict(
-        fix, state, finding.reason, finding.edits, None, finding.note, finding.done
+        fix,
+        state,
+        finding.reason,
+        edits=finding.edits,
+        note=finding.note,
+        done=finding.done,
     )
 
 
 def _outside_reason(fix: Fix, tree: SourceTree, request: Request) -> str:
+    """Return why a fix is not for this device, build or kind of tree; "" if it is."""
     if request.target.major not in fix.majors:
-        return (
-            f"{request.target.name} is not {' or '.join(f'SM{m}x' for m in fix.majors)}"
-        )
+        majors = " or ".join(f"SM{major}x" for major in fix.majors)
+        return f"{request.target.name} is not {majors}"
     if request.arch not in fix.arches:
         return f"only an --arch {fix.arches[0]} build needs it"
     if fix.layer == "build" and tree.kind == "installed":
@@ -210,39 +311,33 @@ def _outside_reason(fix: Fix, tree: SourceTree, request: Request) -> str:
 
 
 def _off_reason(fix: Fix, severity: Severity, request: Request) -> str:
-    asked = fix.id in request.only | request.also
+    """Return why the request leaves a fix out; "" if it does not."""
     if fix.id in request.skip:
-        return "left out with --without"
-    if request.only and not asked:
+        return _LEFT_OUT
+    if fix.id in request.only | request.also:
+        return ""
+    if request.only:
         return "not named with --only"
-    if severity is Severity.OPTIONAL and not asked:
+    if severity is Severity.OPTIONAL:
         return f"optional; --with {fix.id} turns it on"
     return ""
 
 
-def _upstream_place(fix: Fix, tree: SourceTree, request: Request) -> str:
-    """Return where a release has what an optional fix would do; "" if it cannot be seen."""
-    try:
-        finding = fix.look(tree, request)
-    except DriftError:
-        return ""
-    return "" if finding.edits else finding.reason
-
-
 def with_edits(tree: SourceTree, edits: tuple[Edit, ...]) -> SourceTree:
     """Return the tree with edits spliced into its overlay."""
+    edits_by_path: dict[str, list[Edit]] = {}
+    for edit in edits:
+        edits_by_path.setdefault(edit.path, []).append(edit)
+
     texts = {}
-    # groupby wants equal paths side by side; sorted keeps the order within a file.
-    for path, group in groupby(
-        sorted(edits, key=lambda edit: edit.path), lambda edit: edit.path
-    ):
-        of_file = list(group)
-        creates = any(edit.creates for edit in of_file)
-        if creates and (tree.exists(path) or len(of_file) > 1):
+    for path, file_edits in edits_by_path.items():
+        creates = any(edit.creates for edit in file_edits)
+        if creates and (tree.exists(path) or len(file_edits) > 1):
             raise DriftError(
-                f"{path}: is there already ({of_file[0].note})",
+                f"{path}: is there already ({file_edits[0].note})",
                 why="two fixes want to create it, or one does not look before it does",
                 hint="leave one of them out with --without",
             )
-        texts[path] = splice("" if creates else tree.read(path), of_file)
+        text = "" if creates else tree.read(path)
+        texts[path] = splice(text, file_edits)
     return tree.with_texts(texts)

@@ -14,7 +14,7 @@ from operator import eq
 from pathlib import Path
 
 from patchkit.digests import digest
-from patchkit.durable.names import place_of
+from patchkit.durable.paths import place_of
 from patchkit.edit.splice import Edit, line_of, splice
 from patchkit.edit.text import new_file
 from patchkit.edit.unified_diff import FileDiff, Hunk, parse_diff

@@ -10,7 +10,7 @@ from pathlib import Path
 from patchkit import __version__
 from patchkit.digests import sha256_of
 from patchkit.durable.lock import locked
-from patchkit.durable.names import is_file, place_of
+from patchkit.durable.paths import is_file, place_of
 from patchkit.durable.staging import make_folders
 from patchkit.errors import DriftError, translated
 from patchkit.patching.fix import Request, Verdict

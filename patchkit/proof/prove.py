@@ -5,7 +5,7 @@ from __future__ import annotations
 from patchkit.edit.python import parsed
 from patchkit.errors import ProofError
 from patchkit.patching.fix import Case, State
-from patchkit.patching.fix_file import stumbles_told
+from patchkit.patching.fix_file import explain_failure
 from patchkit.patching.plan import Plan, with_edits
 
 _PROVABLE = (State.APPLY, State.APPLIED)
@@ -40,6 +40,6 @@ def prove(plan: Plan) -> tuple[str, ...]:
         found = with_edits(found, verdict.edits)
     proofs = []
     for fix, case in cases:
-        with stumbles_told(fix):
+        with explain_failure(fix):
             proofs += [fix.prove(case)] if fix.prove else []
     return tuple(proofs)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from patchkit import errors
-from patchkit.durable.names import PlainPath
+from patchkit.durable.paths import PlainPath
 from patchkit.errors import PatchkitError, ProofError
 from patchkit.proof import upstream_code
 from patchkit.proof.child_process import Limits, forked

@@ -12,7 +12,7 @@ from typing import Any
 from packaging.version import Version
 
 from patchkit.digests import digest
-from patchkit.durable.names import inside
+from patchkit.durable.paths import place_inside
 from patchkit.errors import AbsentError, DriftError, SourceError, UsageError
 from patchkit.reading import LARGEST_IN_TREE, read_bytes
 
@@ -114,7 +114,7 @@ class SourceTree:
 
     def read_bytes(self, path: str) -> bytes:
         """Return what lies on disk. Raises as ``read`` does, StorageError for I/O."""
-        place = inside(self.root, path)
+        place = place_inside(self.root, path)
         if not os.path.lexists(place):
             raise self._missing(path)
         try:

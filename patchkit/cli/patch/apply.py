@@ -48,7 +48,7 @@ from patchkit.cli.render import (
     verbose_option,
 )
 from patchkit.errors import DriftError, UsageError
-from patchkit.patching.commit import settled
+from patchkit.patching.commit import mark_applied
 from patchkit.patching.fix import Request, State
 from patchkit.patching.ledger import read_ledger
 from patchkit.patching.plan import make_plan
@@ -243,7 +243,7 @@ def fixes_command(
                 and stock.read_bytes(path).decode() == after
             }
             verdicts = tuple(
-                settled(it)
+                mark_applied(it)
                 if it.edits and {edit.path for edit in it.edits} <= done
                 else it
                 for it in plan.verdicts

@@ -27,7 +27,7 @@ from patchkit.cluster.models.names import (
     models_folder,
 )
 from patchkit.cluster.ssh.rsync import Copied
-from patchkit.durable.names import is_file
+from patchkit.durable.paths import is_file
 from patchkit.errors import HashMismatchError, PatchkitError, SourceError, UsageError
 from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted

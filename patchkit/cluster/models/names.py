@@ -15,7 +15,7 @@ from typing import Annotated
 
 from patchkit.durable.atomic import replacing
 from patchkit.durable.lock import locked
-from patchkit.durable.names import plain
+from patchkit.durable.paths import is_plain
 from patchkit.errors import StorageError, UsageError, translated
 from patchkit.reading import read_text
 from patchkit.records import RecordError, Utf8, matching
@@ -44,7 +44,7 @@ def _require_file_name(path: str) -> None:
         or _PATTERNS & set(path)
         or path.startswith(("-", ".cache/"))
     )
-    if odd or not plain(path):
+    if odd or not is_plain(path):
         raise RecordError(f"is {path!r}, which is no plain name of a file")
 
 

@@ -16,7 +16,7 @@ from packaging.version import Version
 
 from patchkit.apply import apply
 from patchkit.digests import sha256_of
-from patchkit.durable.names import is_file
+from patchkit.durable.paths import is_file
 from patchkit.elf import by_version, damaged
 from patchkit.errors import SourceError, StorageError, UsageError
 from patchkit.patching.commit import Applied

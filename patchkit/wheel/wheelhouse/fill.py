@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 from patchkit.digests import sha256_of
 from patchkit.durable.atomic import continuing, kept
 from patchkit.durable.lock import locked
-from patchkit.durable.names import is_file
+from patchkit.durable.paths import is_file
 from patchkit.elf import by_version
 from patchkit.errors import (
     HashMismatchError,

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from patchkit.digests import sha256_of
-from patchkit.durable.names import is_file
+from patchkit.durable.paths import is_file
 from patchkit.errors import translated
 from patchkit.source.fetch import Progress, cache_dir, fetch
 from patchkit.wheel.build.toolchain import COMPILER, locked_toolkit_wheels

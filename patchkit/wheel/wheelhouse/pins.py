@@ -15,7 +15,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from patchkit.durable.names import is_file
+from patchkit.durable.paths import is_file
 from patchkit.errors import ProofError, SourceError, UsageError
 from patchkit.finding import Finding, finding
 from patchkit.quoting import quoted

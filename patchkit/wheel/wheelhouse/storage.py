@@ -17,7 +17,7 @@ from patchkit.digests import digest, sha256_of
 from patchkit.durable.atomic import give
 from patchkit.durable.journal import Change, Journal
 from patchkit.durable.lock import locked
-from patchkit.durable.names import is_file, place_of, present
+from patchkit.durable.paths import file_digest, is_file, place_of
 from patchkit.durable.staging import make_folders
 from patchkit.errors import HashMismatchError, SourceError, UsageError, translated
 from patchkit.patching.recipe import load_recipe
@@ -125,7 +125,7 @@ def commit_files(
         ).is_symlink():  # it holds nothing, and where it leads is not ours
             with translated(at=folder):
                 (folder / name).unlink()
-        before = present(place_of(folder, name))
+        before = file_digest(place_of(folder, name))
         same = before and before == (
             sha256_of(after) if isinstance(after, Path) else digest(after)
         )

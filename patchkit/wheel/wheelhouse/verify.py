@@ -12,7 +12,7 @@ from typing import Any
 
 from patchkit.digests import sha256_of
 from patchkit.durable.lock import locked
-from patchkit.durable.names import is_file
+from patchkit.durable.paths import is_file
 from patchkit.errors import (
     HashMismatchError,
     ProofError,

@@ -10,7 +10,7 @@ import pytest
 import patchkit
 from patchkit.edit.python import swap
 from patchkit.errors import DriftError, RecipeError
-from patchkit.patching.fix_file import stumbles_told
+from patchkit.patching.fix_file import explain_failure
 from patchkit.patching.recipe import load_recipe
 
 FILE = "recipes/vllm/fixes/marlin_sass.py"
@@ -142,7 +142,7 @@ def deep_code():
     [(full_disk, OSError), (no_memory, MemoryError), (deep_code, DriftError)],
 )
 def test_what_fails_below_a_fix_is_no_mistake_in_it(look, told):
-    with pytest.raises(told), stumbles_told(load_recipe().fixes[0]):
+    with pytest.raises(told), explain_failure(load_recipe().fixes[0]):
         look()
 
 

@@ -1,4 +1,4 @@
-"""Say which files below a root may be changed, and what is there: plain names, no links."""
+"""Decide which files below a root may be changed: plain paths, no links."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ _LONGEST_NAME = 255  # bytes: NAME_MAX of every file system of Linux
 _LONGEST_PATH = 1024  # bytes: below a root it must fit into PATH_MAX, which is 4,096
 
 
-def plain(path: str) -> bool:
-    """Return whether a path is relative, names something, and has one spelling: no ``..``.
+def is_plain(path: str) -> bool:
+    """Return whether a path is relative and has one spelling: no ``..``, no empty part.
 
-    One that no file system takes, or that no release has, for its length, is none either.
+    A path that is too long for a file system, or for any release, is not plain either.
     """
     parts = path.encode(errors="surrogatepass").split(b"/")
     if len(path) > _LONGEST_PATH or max(map(len, parts)) > _LONGEST_NAME:
         return False
-    return (
-        bool(path) and "\0" not in path and not {b"", b".", b".."}.intersection(parts)
-    )
+
+    return "\0" not in path and not {b"", b".", b".."}.intersection(parts)
 
 
 def _require_plain(path: str) -> None:
-    if not plain(path):
+    if not is_plain(path):
         raise RecordError("is not a plain relative path")
 
 
@@ -44,18 +43,23 @@ def is_file(place: Path) -> bool:
         return False
 
 
-def inside(root: Path, path: str) -> Path:
-    """Return ``root/path``, refusing links: what they point at may belong to somebody else."""
+def place_inside(root: Path, path: str) -> Path:
+    """Return ``root/path``. Raises SourceError for a path that leads out, or through a link.
+
+    The target of a link may belong to somebody else.
+    """
     place = root / path
     # An absolute path replaces the root in `root / path`.
     if ".." in PurePosixPath(path).parts or root not in place.parents:
         raise SourceError(f"{path}: leads out of {root}")
+
     for parent in [place, *place.parents]:
         if parent == root:
             break
         if parent.is_symlink():
+            link = parent.relative_to(root)
             raise SourceError(
-                f"{path}: {parent.relative_to(root)} is a symbolic link to {parent.readlink()}",
+                f"{path}: {link} is a symbolic link to {parent.readlink()}",
                 why="patchkit neither follows nor replaces links: their target may lie outside "
                 "the tree",
                 hint="replace the link by the file itself",
@@ -65,14 +69,17 @@ def inside(root: Path, path: str) -> Path:
 
 def place_of(root: Path, path: str) -> Path:
     """Return ``root/path``. Raises SourceError for links, DriftError for what is not a file."""
-    place = inside(root, path)
-    for folder in place.parents[: len(PurePosixPath(path).parts) - 1]:
+    place = place_inside(root, path)
+
+    count = len(PurePosixPath(path).parts) - 1
+    for folder in place.parents[:count]:
         if is_file(folder):
             raise DriftError(
                 f"{path}: {folder.relative_to(root)} is a file, and no folder",
                 why="the path is that of another release, or is mistyped",
                 hint=f"look at {folder}",
             )
+
     if place.exists() and not place.is_file():
         raise DriftError(
             f"{path}: is not a file",
@@ -82,6 +89,6 @@ def place_of(root: Path, path: str) -> Path:
     return place
 
 
-def present(place: Path) -> str:
-    """Return the sha256 of what is there, "" for nothing."""
+def file_digest(place: Path) -> str:
+    """Return the sha256 of a file, "" if there is none."""
     return sha256_of(place) if place.exists() else ""
