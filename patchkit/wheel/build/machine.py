@@ -1,4 +1,4 @@
-"""Say what a build needs and this machine gives: jobs, what is missing, no network, work folders.
+"""Prepare this machine for a build: missing tools, number of jobs, no network, work folders.
 
 Work folders are at one path everywhere, since nvcc names static variables after paths.
 """
@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
@@ -56,10 +56,11 @@ class BuildPlan:
         """Raise one error that lists all that is missing."""
         if not self.missing:
             return
+
         worst = max(self.missing, key=lambda lack: lack.kind.exit_code)
+        lines = [f"    {lack.what}: {lack.hint}" for lack in self.missing]
         raise worst.kind(
-            f"this machine cannot build {self.title}:\n"
-            + "\n".join(f"    {lack.what}: {lack.hint}" for lack in self.missing),
+            "\n".join([f"this machine cannot build {self.title}:", *lines]),
             why="the release's own build would stop there, some of them after an hour",
             hint="install all of these, then run the same command again",
         )
@@ -71,60 +72,85 @@ def plan_vllm(
     """Plan a build for the CPU ``machine``. Raises SourceError where nothing is locked."""
     locked_requirements(needs.torch, requirements)
     across = machine if machine != platform.machine() else ""
-    lacks = lacked(needs, Path(sys.executable), find_cxx(machine), across)
-    missing = (*lacks, *missing_tools())
-    return BuildPlan(title=f"vLLM {version}", missing=missing)
+    lacks = missing_needs(needs, Path(sys.executable), find_cxx(machine), across)
+    return BuildPlan(title=f"vLLM {version}", missing=(*lacks, *missing_tools()))
 
 
-def lacked(
+def missing_needs(
     needs: Needs, python: Path, cxx: Path | None, across: str = ""
 ) -> Iterator[Finding]:
     """Yield what this machine lacks; ``cxx`` is its C++ compiler, ``across`` the other CPU."""
-    lack = partial(finding, HostError, "")
+    yield from _python_lacks(needs, python)
+    yield from _compiler_lacks(needs, cxx, across)
+    if needs.patch and shutil.which("patch") is None:
+        yield _lack("no program `patch`", "apt install patch")
+
+
+def _lack(what: str, hint: str) -> Finding:
+    return finding(HostError, "", what, hint)
+
+
+def _python_lacks(needs: Needs, python: Path) -> Iterator[Finding]:
     try:
         facts = ask(python, _ASK)
     except HostError as error:
-        yield lack(error.what, "apt install python3")
-    else:
-        version = facts["version"]
-        short = ".".join(version.split(".")[:2])
-        if not SpecifierSet(needs.python).contains(version, prereleases=True):
-            yield lack(
-                f"Python {version} is outside {needs.python}",
-                "install patchkit into another one",
-            )
-        for fact, package in (("header", "dev"), ("venv", "venv")):
-            if not facts[fact]:
-                part = "headers (Python.h)" if fact == "header" else "module venv"
-                supply = quoted("apt", "install", f"python{short}-{package}")
-                yield lack(f"{python} has no {part}", supply)
+        yield _lack(error.what, "apt install python3")
+        return
+
+    version = facts["version"]
+    if not SpecifierSet(needs.python).contains(version, prereleases=True):
+        what = f"Python {version} is outside {needs.python}"
+        yield _lack(what, "install patchkit into another one")
+
+    package = f"python{version.rpartition('.')[0]}"
+    if not facts["header"]:
+        what = f"{python} has no headers (Python.h)"
+        yield _lack(what, quoted("apt", "install", f"{package}-dev"))
+    if not facts["venv"]:
+        what = f"{python} has no module venv"
+        yield _lack(what, quoted("apt", "install", f"{package}-venv"))
+
+
+def _compiler_lacks(needs: Needs, cxx: Path | None, across: str) -> Iterator[Finding]:
     # The first GCC with -std=c++20, where the release itself names none.
-    least = needs.gcc or ("10" if needs.standard >= 20 else "")
-    major = Version(least).major if least else None
-    other = [f"{across.replace('_', '-')}-linux-gnu"] if across else []
-    package = "-".join(["g++", *([str(major)] if major else []), *other])
-    supply = quoted("apt", "install", package)
+    default = "10" if needs.standard >= 20 else ""
+    oldest = needs.gcc or default
+    triple = f"{across.replace('_', '-')}-linux-gnu" if across else ""
+    major = oldest.partition(".")[0]
+    supply = quoted("apt", "install", "-".join(filter(None, ("g++", major, triple))))
+
     if cxx is None:
-        yield lack(f"no C++ compiler{f' for {across}' if across else ''}", supply)
-    else:
-        said = attempt(cxx, "-dM", "-E", "-x", "c++", "/dev/null")
-        # By its macros: any program may be called g++, and clang defines __GNUC__ as well.
-        macros = dict(re.findall(r"^#define (\w+) (.*)$", said.output, re.MULTILINE))
-        parts = (
-            macros.get(f"__GNUC{part}__", "0") for part in ("", "_MINOR", "_PATCHLEVEL")
-        )
-        found = Version(".".join(parts))
-        # The release only asks GCC for its version.
-        is_gcc = "__GNUC__" in macros and "__clang__" not in macros
-        if is_gcc and least and found < Version(least):
-            compiler = f"{across}-linux-gnu-g++-{major}" if across else f"g++-{major}"
-            taken = f"C++{needs.standard}, GCC {least} or later"
-            yield lack(
-                f"{cxx} is GCC {found}; the release takes {taken}",
-                f"{supply}{f' ({_HAVE_GCC_13})' if across else ''}; then CXX={compiler}",
-            )
-    if needs.patch and shutil.which("patch") is None:
-        yield lack("no program `patch`", "apt install patch")
+        cpu = f" for {across}" if across else ""
+        yield _lack(f"no C++ compiler{cpu}", supply)
+        return
+
+    version = _gcc_version(cxx)
+    # The release only asks GCC for its version.
+    if not version or not oldest or version >= Version(oldest):
+        return
+
+    compiler = f"g++-{major}"
+    if across:
+        compiler = f"{across}-linux-gnu-{compiler}"
+        supply = f"{supply} ({_HAVE_GCC_13})"
+    request = f"C++{needs.standard}, GCC {oldest} or later"
+    yield _lack(
+        f"{cxx} is GCC {version}; the release takes {request}",
+        f"{supply}; then CXX={compiler}",
+    )
+
+
+def _gcc_version(cxx: Path) -> Version | None:
+    """Return the version of a compiler by its macros, None unless it is GCC.
+
+    Any program may be called g++, and clang defines __GNUC__ as well.
+    """
+    listing = attempt(cxx, "-dM", "-E", "-x", "c++", "/dev/null")
+    macros = dict(re.findall(r"^#define (\w+) (.*)$", listing.output, re.MULTILINE))
+    if "__GNUC__" not in macros or "__clang__" in macros:
+        return None
+    names = ("__GNUC__", "__GNUC_MINOR__", "__GNUC_PATCHLEVEL__")
+    return Version(".".join(macros.get(name, "0") for name in names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,28 +161,29 @@ class Jobs:
     reason: str
 
 
-def jobs_for(memory: int, asked: int | None = None) -> Jobs:
+def jobs_for(memory: int, wanted: int | None = None) -> Jobs:
     """Return one job per core, or fewer if each needs ``memory`` bytes of what is available."""
-    if asked:
-        return Jobs(asked, "as asked for")
+    if wanted:
+        return Jobs(wanted, "as asked for")
+
     # Cores that this process may use; os.cpu_count() ignores affinity and cpusets.
     cores = len(os.sched_getaffinity(0))
     free = available_memory()
     number = max(1, min(cores, free // memory))
+
     limit = "memory decides" if number < cores else "one a core"
-    needs = (
-        f"{memory / BYTES_PER_GIB:.0f} GiB a job, {free / BYTES_PER_GIB:.0f} available"
-    )
-    return Jobs(number, f"{limit}: {cores} cores, {needs}")
+    gib = memory / BYTES_PER_GIB
+    supply = f"{gib:.0f} GiB a job, {free / BYTES_PER_GIB:.0f} available"
+    return Jobs(number, f"{limit}: {cores} cores, {supply}")
 
 
 def available_memory() -> int:
     """Return how many bytes of memory programs may still take."""
-    found = re.search(
-        r"^MemAvailable: +(\d+) kB", _MEMINFO.read_text("ascii"), re.MULTILINE
-    )
-    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return int(found[1]) << 10 if found else pages  # in kB, which are KiB here
+    meminfo = _MEMINFO.read_text("ascii")
+    line = re.search(r"^MemAvailable: +(\d+) kB", meminfo, re.MULTILINE)
+    if line:
+        return int(line[1]) << 10  # in kB, which are KiB here
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def network() -> str:
@@ -179,11 +206,15 @@ def namespace_words() -> tuple[str, ...]:
     unshare = shutil.which("unshare")
     if unshare is None:
         return ()
+
+    prefix = [unshare, "--net", "--"]
     # unshare(1): who is not root makes a network namespace within a user namespace alone.
-    rights = () if os.geteuid() == 0 else ("--map-current-user",)
-    prefix = (unshare, "--net", *rights, "--")
+    if os.geteuid() != 0:
+        prefix.insert(2, "--map-current-user")
+
     # Tried, since AppArmor, sysctls and containers can each forbid it.
-    return () if attempt(*prefix, "true").trouble else prefix
+    is_refused = attempt(*prefix, "true").trouble
+    return () if is_refused else tuple(prefix)
 
 
 WORK = Path("/var/tmp/patchkit")  # noqa: S108  (owner and mode are checked)
@@ -201,33 +232,35 @@ def staging() -> Iterator[Path]:
     An OSError of the build, such as that of a full disk, becomes a StorageError.
     """
     _require_private(WORK)
-    for stale in WORK.glob(f"{_STAGED}*"):
-        with contextlib.suppress(
-            FileNotFoundError
-        ):  # another build has just removed it
-            # By age, since a folder that is staged now has no lock.
-            if time.time() - stale.lstat().st_mtime > _STALE:
-                shutil.rmtree(stale, ignore_errors=True)
+    for folder in WORK.glob(f"{_STAGED}*"):
+        remove_stale(folder, _STALE)
+
     with translated("the build is not finished", WORK):
         folder = Path(tempfile.mkdtemp(prefix=_STAGED, dir=WORK))
         try:
             yield folder
         except BaseException:
-            _remove_later(
-                folder
-            )  # thousands of files, and somebody waits behind Ctrl-C
+            # Thousands of files, and somebody waits behind Ctrl-C.
+            _remove_later(folder)
             raise
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_stale(folder: Path, seconds: float) -> None:
+    """Remove a folder that has not changed for so long, since a folder in use has no lock."""
+    # Another process may just have removed it.
+    with contextlib.suppress(FileNotFoundError):
+        if time.time() - folder.lstat().st_mtime > seconds:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_later(folder: Path) -> None:
     """Have a folder removed by a process that outlives this one, and no signal of a terminal."""
     words = ("rm", "-rf", "--", str(folder))
-    nothing = [
-        (os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)
-    ]
+    null = (os.devnull, os.O_RDWR, 0)
+    streams = [(os.POSIX_SPAWN_OPEN, number, *null) for number in range(3)]
     try:
-        os.posix_spawnp(words[0], words, os.environ, file_actions=nothing, setsid=True)
+        os.posix_spawnp("rm", words, os.environ, file_actions=streams, setsid=True)
     except OSError:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -238,33 +271,37 @@ def work_folder(
 ) -> Iterator[Path]:
     """Hold a work folder for this build, with ``sources`` moved into it.
 
-    An interrupted build with the same facts is gone on with; what is left of another one goes.
+    An interrupted build with the same facts goes on; files of another build leave.
     ``free`` is how many bytes the disk must have left. Raises BusyError, StorageError.
     """
     _require_private(root)
     with locked(root) as handle:
         # The build holds the lock on if patchkit alone is killed (see make.run_build).
         os.set_inheritable(handle, True)
-        known = root / _FACTS
-        if fresh or not known.is_file() or known.read_text(encoding="utf-8") != facts:
-            known.unlink(missing_ok=True)  # first: without it nothing is gone on with
+
+        stamp = root / _FACTS
+        is_same = stamp.is_file() and stamp.read_text(encoding="utf-8") == facts
+        if fresh or not is_same:
+            stamp.unlink(missing_ok=True)  # first: without it no build goes on
             emptied(root)
             for source in sources:
                 source.rename(root / source.name)
-            known.write_text(facts, encoding="utf-8")
+            stamp.write_text(facts, encoding="utf-8")
+
         if shutil.disk_usage(root).free < free:
-            raise StorageError(
-                f"{root}: less than {free >> 30} GiB free", hint="free some space"
-            )
+            what = f"{root}: less than {free >> 30} GiB free"
+            raise StorageError(what, hint="free some space")
         yield root
 
 
 def emptied(folder: Path) -> Path:
-    """Empty a folder, which may be held, and return it; it is made if need be."""
+    """Empty a folder, which may be locked, and return it; make it if it is not there."""
     folder.mkdir(parents=True, exist_ok=True)
     for entry in folder.iterdir():
-        is_folder = entry.is_dir() and not entry.is_symlink()
-        shutil.rmtree(entry) if is_folder else entry.unlink()
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
     return folder
 
 
@@ -274,8 +311,10 @@ def _require_private(folder: Path) -> None:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         # lstat: in /var/tmp anybody may have put a link here, to a folder of ours.
         status = folder.lstat()
-    shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or shared:
+
+    is_shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    if is_shared or not is_ours:
         raise StorageError(
             f"{folder} belongs to somebody else, or others may write into it",
             why="builds happen at this path on every machine, so that their bytes are the same",

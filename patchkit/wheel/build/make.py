@@ -16,18 +16,23 @@ from typing import Any
 from patchkit.durable.staging import is_full
 from patchkit.elf import parse_library
 from patchkit.errors import BuildError, ProofError, SourceError
-from patchkit.follow import Follow
+from patchkit.follow import Completed, Follow
 from patchkit.process import attempt, run
 from patchkit.source.archive import Progress
 from patchkit.wheel.build.toolchain import Toolchain
 from patchkit.wheel.device.inspect import Binary
 from patchkit.wheel.file.write import EPOCH
 
-# The caller's environment is left out but for what finds programs and caches: flags and paths of
-# compilers (CXXFLAGS, CPATH, NVCC_APPEND_FLAGS …) would change the result without a trace.
-_KEPT = (
-    *("PATH", "HOME", "TMPDIR", "VIRTUAL_ENV"),
-    *("CCACHE_DIR", "CCACHE_CONFIGPATH", "CCACHE_DISABLE"),
+# The only variables of the caller that a build sees: they find programs and caches. Flags and paths
+# of compilers (CXXFLAGS, CPATH, NVCC_APPEND_FLAGS …) would change the result without a trace.
+_PASSED_ON = (
+    "PATH",
+    "HOME",
+    "TMPDIR",
+    "VIRTUAL_ENV",
+    "CCACHE_DIR",
+    "CCACHE_CONFIGPATH",
+    "CCACHE_DISABLE",
 )
 _PLANNED = "planned"  # a file that is there once the sources are generated
 _COMPILING = re.compile(r"^Compiling\s")
@@ -35,17 +40,17 @@ _NINJA = re.compile(r"^\[(\d+)/(\d+)\] ")
 _FAILURE = re.compile(
     r"error|fatal|\*\*\* \[|undefined reference|No space left|Killed", re.IGNORECASE
 )
-_CCACHE_COMPILERS = (
-    "/usr/lib/ccache"  # Debian's and Ubuntu's folder of compilers by other names
-)
+_OUT_OF_MEMORY = re.compile(r"Killed|terminated by signal 9")
+# Debian's and Ubuntu's folder of compilers by other names.
+_CCACHE_COMPILERS = "/usr/lib/ccache"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltWheel:
-    """A sealed wheel, its facts, its libraries, what was proved of it.
+    """A sealed wheel, with its facts, libraries and proofs.
 
-    ``circumstances`` say how it was built; nothing of them is in the wheel.
-    ``notes`` are what somebody who installs it has to know.
+    ``circumstances`` say how it was built; nothing of them is in the wheel. Whoever installs the
+    wheel has to know the ``notes``.
     """
 
     wheel: Path
@@ -60,13 +65,14 @@ class BuiltWheel:
 def clean_environment(root: Path, namespace: str) -> dict[str, str]:
     """Return the environment of a build below ``root``: fixed locale, time and hash seed, no flags.
 
-    ``namespace`` keeps what a compiler cache holds of this kind of build apart from other kinds'.
+    ``namespace`` separates this kind of build from others in a compiler cache.
     """
-    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    variables = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     if Path(_CCACHE_COMPILERS).is_dir():
         # In front: there g++ is ccache, which calls the real one.
-        kept["PATH"] = f"{_CCACHE_COMPILERS}:{kept.get('PATH', os.defpath)}"
-    return kept | {
+        path = variables.get("PATH", os.defpath)
+        variables["PATH"] = f"{_CCACHE_COMPILERS}:{path}"
+    return variables | {
         # Messages that are searched for, and the order of sorted files, depend on the locale.
         "LC_ALL": "C",
         "TZ": "UTC",
@@ -94,22 +100,23 @@ def nccl_environment(root: Path, toolchain: Toolchain) -> dict[str, str]:
 def objects_to_make(root: Path, env: dict[str, str], functions: str) -> int:
     """Count the objects that are still to compile by make's own dry run; 0 if that fails.
 
-    It does write NCCL's generated sources, so it needs the build's own environment. make takes
-    their folder for done as soon as it is there, whatever became of the generator; so what was cut
-    short then is begun anew.
+    The dry run writes NCCL's generated sources, so it needs the build's own environment. make takes
+    their folder for done as soon as it is there, whatever became of the generator; so sources of an
+    interrupted run are generated anew.
     """
     planned = root / _PLANNED
+    build = root / "build"
     if not planned.exists():
-        shutil.rmtree(root / "build", ignore_errors=True)
+        shutil.rmtree(build, ignore_errors=True)
+
     command = ["make", "-n", "-C", str(root / "source" / "src"), "lib"]
-    command += [f"BUILDDIR={root / 'build'}", f"ONLY_FUNCS={functions}"]
+    command += [f"BUILDDIR={build}", f"ONLY_FUNCS={functions}"]
     command += ["CUDA_HOME=/nonexistent", "NVCC_GENCODE="]
     done = attempt(*command, env=env, umask=0o022, timeout=None)
+
     # make does without the list that each folder of generated sources has once it is whole.
-    sources = (root / "build").rglob("*.cu")
-    if not done.trouble and all(
-        (path.parent / "rules.mk").is_file() for path in sources
-    ):
+    folders = {path.parent for path in build.rglob("*.cu")}
+    if not done.trouble and all((path / "rules.mk").is_file() for path in folders):
         planned.touch()
     return done.output.count("Compiling")
 
@@ -129,45 +136,54 @@ def run_build(
     BuildError with the lines that tell why, HostError if the command does not start.
     """
     log = root / "log.txt"
-    done, total = 0, max(objects or 0, 1)
+    done = 0
+    total = max(objects or 0, 1)
     with (
         # By line, so that the log of a killed build has all that it said.
         log.open("w", buffering=1, encoding="utf-8", errors="replace") as sink,
-        # The lock of the work folder goes on to the build: if patchkit alone is killed, nobody
-        # builds there until what it started has ended, too.
+        # The build inherits the lock of the work folder: if patchkit alone is killed, nobody else
+        # builds there until the build has ended, too.
         Follow(
             *command, env=env, cwd=folder or root, umask=0o022, inherit=True
         ) as running,
     ):
         for line in running:
             sink.write(line)
-            if objects is not None and _COMPILING.match(line):
-                done = min(done + 1, objects)
+            if step := _read_step(line, done, objects):
+                done, total = step
                 progress(done, total)
-            elif objects is None and (step := _NINJA.match(line)):  # [12/105]
-                done, total = int(step[1]), int(step[2])
-                progress(done, total)
+
     ended = running.done
     if ended.status is None:
         raise ended.error()
     if ended.status:
-        lines = ended.output.splitlines()
-        telling = [line for line in lines if _FAILURE.search(line)][:8] or lines[-8:]
-        out_of_memory = any(
-            "Killed" in line or "terminated by signal 9" in line for line in lines
-        )
-        # Not every tool says that the disk is full.
-        why = f"the disk of {root} is full" if is_full(log) else ""
-        if out_of_memory:
-            why = "the system ran out of memory, and ended a compiler"
-        raise BuildError(
-            f"the build ended with {ended.status}\n"
-            + "\n".join(f"    {line}" for line in telling),
-            why=why,
-            hint=f"{'use fewer --jobs; ' if out_of_memory else ''}the whole log is {log}; "
-            "run again to go on from here, with --fresh to begin anew",
-        )
+        raise _build_error(ended, log)
     progress(total, total)
+
+
+def _read_step(line: str, done: int, objects: int | None) -> tuple[int, int] | None:
+    """Return how many steps are done and how many there are, if a line of output tells it."""
+    if objects is None:
+        step = _NINJA.match(line)  # [12/105]
+        return (int(step[1]), int(step[2])) if step else None
+    if _COMPILING.match(line):
+        return min(done + 1, objects), max(objects, 1)
+    return None
+
+
+def _build_error(ended: Completed, log: Path) -> BuildError:
+    lines = ended.output.splitlines()
+    telling = [line for line in lines if _FAILURE.search(line)][:8] or lines[-8:]
+
+    hint = f"the whole log is {log}; run again to go on from here, with --fresh to begin anew"
+    # Not every tool says that the disk is full.
+    why = f"the disk of {log.parent} is full" if is_full(log) else ""
+    if _OUT_OF_MEMORY.search(ended.output):
+        why = "the system ran out of memory, and ended a compiler"
+        hint = f"use fewer --jobs; {hint}"
+
+    what = "\n    ".join([f"the build ended with {ended.status}", *telling])
+    return BuildError(what, why=why, hint=hint)
 
 
 def drop_partial(build: Path) -> None:
@@ -178,6 +194,7 @@ def drop_partial(build: Path) -> None:
     for path in [*build.rglob("*.o"), *build.rglob("*.so*")]:
         if path.is_symlink():  # libnccl.so and libnccl.so.2 lead to the file itself
             continue
+
         try:
             with path.open("rb") as stream:
                 parse_library(stream, str(path))
@@ -194,18 +211,20 @@ def platform_tag(wheel: Path, provided: Collection[str] = ()) -> str:
     """
     command = [sys.executable, "-m", "auditwheel", "show", "--json", str(wheel)]
     why = "its library is not for the CPU of its file name, or is no ELF file"
-    shown = json.loads(run(*command, kind=ProofError, why=why, timeout=None).output)
+    report = json.loads(run(*command, kind=ProofError, why=why, timeout=None).output)
+
     foreign = [
         name
-        for name in shown["external_libs"]
+        for name in report["external_libs"]
         if not any(fnmatchcase(name, pattern) for pattern in provided)
     ]
     # overall_tag also falls for libraries of other packages; sym_tag looks at symbols alone.
-    tag: str = shown["overall_tag"] if foreign or not provided else shown["sym_tag"]
+    tag: str = report["sym_tag" if provided and not foreign else "overall_tag"]
     if not tag.startswith("manylinux"):
+        needs = ", ".join(foreign) or "symbols of an unknown libc"
         raise ProofError(
             f"{wheel.name} keeps no manylinux policy: it would get the tag {tag}",
-            why=f"it needs {', '.join(foreign) or 'symbols of an unknown libc'}",
+            why=f"it needs {needs}",
             hint="build on a released distribution, without libraries of your own on the link line",
         )
     return tag

@@ -69,13 +69,14 @@ class NcclOrder:
     def expected(self) -> str:
         """The wheel's name, without the digest that only the build knows."""
         version = f"{self.version}+{self.target.name}"
-        return f"nvidia_nccl_cu13-{version}-py3-none-linux_{self.toolchain.machine}.whl"
+        platform = f"linux_{self.toolchain.machine}"
+        return f"nvidia_nccl_cu13-{version}-py3-none-{platform}.whl"
 
     @property
     def work(self) -> Path:
         """The folder in which it is compiled."""
-        parts = ("nccl", self.version, self.target.name, self.toolchain.machine)
-        return WORK / "-".join((*parts, *(["reduced"] if self.functions else [])))
+        name = f"nccl-{self.version}-{self.target.name}-{self.toolchain.machine}"
+        return WORK / (f"{name}-reduced" if self.functions else name)
 
     @property
     def gencode(self) -> str:
@@ -88,48 +89,17 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
     with staging() as staged:
         env = nccl_environment(order.work, order.toolchain)
         check_toolchain(order.toolchain, order.gencode, staged, env)
-        source, origin = staged / "source", order.origin
-        if origin.path.is_dir():
-            # Neither history nor earlier objects: the digest of the tree is one of the facts.
-            aside = shutil.ignore_patterns(".git", "build")
-            shutil.copytree(origin.path, source, symlinks=True, ignore=aside)
-        else:
-            unpack(origin.path, source)
-        if not (source / _LICENSE).is_file():
-            raise SourceError(
-                f"{origin.path}: {_LICENSE} is missing",
-                why="the tree is incomplete, and a wheel needs its licence",
-                hint="restore the file from the release",
-            )
-        # The build that follows runs the source's own code by design, sandbox or not.
-        past, possible = open_workspace(source, "nccl").ledger, Sandboxed.IF_POSSIBLE
-        # What a user patched a folder with stays in it.
-        request = Request(
-            target=order.target, patches=past.request.patches if past else ()
-        )
-        outcome = apply(
-            source, load_recipe("nccl"), request, anew=True, sandboxed=possible
-        )
-        facts = _nccl_facts(order, source, outcome) | request.patch_facts
+
+        source = staged / "source"
+        _copy_source(order.origin.path, source)
+        facts = _patch_source(order, source)
+
         with work_folder(
             order.work, [source], as_text(facts), fresh=order.fresh, free=_FREE
         ) as root:
             _write_project(root, order, facts)
-            drop_partial(root / "build")
-            objects = objects_to_make(root, env, order.functions)
-            out = emptied(root / "raw")
-            # Without isolation: scikit-build-core comes with the extra for builds.
-            command = [
-                sys.executable,
-                "-m",
-                "build",
-                "--wheel",
-                "--no-isolation",
-                "--outdir",
-            ]
-            command += [str(out), str(root / "project")]
-            run_build(command, root, env, progress, objects=objects)
-            (raw,) = out.glob("*.whl")
+            raw = _compile_wheel(root, order, env, progress)
+
             binaries = inspect_file(raw)
             for binary in binaries:
                 prove_exact(binary, order.target, cpu=order.toolchain.machine)
@@ -139,6 +109,51 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
                 binaries=binaries,
                 log=root / "log.txt",
             )
+
+
+def _copy_source(origin: Path, source: Path) -> None:
+    if origin.is_dir():
+        # Neither history nor earlier objects: the digest of the tree is one of the facts.
+        aside = shutil.ignore_patterns(".git", "build")
+        shutil.copytree(origin, source, symlinks=True, ignore=aside)
+    else:
+        unpack(origin, source)
+
+    if not (source / _LICENSE).is_file():
+        raise SourceError(
+            f"{origin}: {_LICENSE} is missing",
+            why="the tree is incomplete, and a wheel needs its licence",
+            hint="restore the file from the release",
+        )
+
+
+def _patch_source(order: NcclOrder, source: Path) -> dict[str, Any]:
+    """Apply the fixes, and return the facts of the build."""
+    # Patches that a user applied to a folder stay in it.
+    ledger = open_workspace(source, "nccl").ledger
+    patches = ledger.request.patches if ledger else ()
+    request = Request(target=order.target, patches=patches)
+
+    # The build that follows runs the source's own code by design, sandbox or not.
+    possible = Sandboxed.IF_POSSIBLE
+    outcome = apply(source, load_recipe("nccl"), request, anew=True, sandboxed=possible)
+    return _nccl_facts(order, source, outcome) | request.patch_facts
+
+
+def _compile_wheel(
+    root: Path, order: NcclOrder, env: dict[str, str], progress: Progress
+) -> Path:
+    drop_partial(root / "build")
+    objects = objects_to_make(root, env, order.functions)
+
+    out = emptied(root / "raw")
+    # Without isolation: scikit-build-core comes with the extra for builds.
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
+    command += ["--outdir", str(out), str(root / "project")]
+    run_build(command, root, env, progress, objects=objects)
+
+    (raw,) = out.glob("*.whl")
+    return raw
 
 
 def _nccl_facts(order: NcclOrder, source: Path, outcome: Applied) -> dict[str, Any]:
@@ -165,17 +180,13 @@ def _nccl_facts(order: NcclOrder, source: Path, outcome: Applied) -> dict[str, A
     texts = [(load_recipe("nccl").home / name).read_text("utf-8") for name in _PROJECT]
     reduced = "reduced." if order.functions else ""
     # 2.29.7+gb10.0a1b2c3d4e: a digest of the facts and of the recipe that packs.
-    version = f"{order.version}+{order.target.name}.{reduced}{digest_label(as_text(facts), *texts)}"
+    label = digest_label(as_text(facts), *texts)
+    version = f"{order.version}+{order.target.name}.{reduced}{label}"
     return facts | {"wheel": version}
 
 
 def _write_project(root: Path, order: NcclOrder, facts: Mapping[str, Any]) -> None:
     """Write the scikit-build-core project; ``pip wheel ROOT/project`` would also build it."""
-    project, home, tools = root / "project", load_recipe("nccl").home, order.toolchain
-    (project / "sboms").mkdir(parents=True, exist_ok=True)
-    ccache = shutil.which("ccache")
-    # By its bare name g++ is found in ccache's folder, the first of PATH; a path would miss it.
-    bare = ccache and shutil.which(tools.cxx.name) == str(tools.cxx)
     settings = {
         "NCCL_SOURCE": root / "source",
         "NCCL_BUILD": root / "build",
@@ -184,28 +195,45 @@ def _write_project(root: Path, order: NcclOrder, facts: Mapping[str, Any]) -> No
         "WHEEL_VERSION": facts["wheel"],
         "WHEEL_LICENSE": f"{facts['license']['nccl']} AND LicenseRef-NVIDIA-CUDA-EULA",
     }
-    make = {
-        "CUDA_HOME": tools.nvcc.parents[1],
-        "CUDA_INC": tools.include,
-        "CUDA_LIB": tools.lib,
-        "NVCC": f"{ccache} {tools.nvcc}" if ccache else tools.nvcc,
-        "CXX": tools.cxx.name if bare else tools.cxx,
-        "NVCC_GENCODE": order.gencode,
-        "ONLY_FUNCS": order.functions,
-    }
     # Bracket arguments: CMake neither expands variables nor reads escapes in them.
     lines = [f"set({name} [=[{value}]=])" for name, value in settings.items()]
-    lines += [
-        "set(NCCL_MAKE",
-        *(f"  [=[{name}={value}]=]" for name, value in make.items()),
-        ")",
-    ]
+    lines.append("set(NCCL_MAKE")
+    variables = _make_variables(order)
+    lines += [f"  [=[{name}={value}]=]" for name, value in variables.items()]
+    lines += [")", ""]
+
+    home = load_recipe("nccl").home
     texts = {name: (home / name).read_text("utf-8") for name in _PROJECT}
-    texts["settings.cmake"] = "\n".join([*lines, ""])
+    texts["settings.cmake"] = "\n".join(lines)
     texts[FACTS] = as_text(facts)
     texts["sboms/nccl.cdx.json"] = as_text(nccl_sbom(facts))
     for name in (_LICENSE, "ThirdPartyNotices.txt"):
-        if (root / "source" / name).is_file():
-            texts[name] = (root / "source" / name).read_text("utf-8")
+        file = root / "source" / name
+        if file.is_file():
+            texts[name] = file.read_text("utf-8")
+
+    project = root / "project"
+    (project / "sboms").mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         (project / name).write_text(text, encoding="utf-8")
+
+
+def _make_variables(order: NcclOrder) -> dict[str, object]:
+    """Return the variables of NCCL's makefiles; ccache calls the compilers if it is there."""
+    tools = order.toolchain
+    nvcc: object = tools.nvcc
+    cxx: object = tools.cxx
+    if ccache := shutil.which("ccache"):
+        nvcc = f"{ccache} {tools.nvcc}"
+        # By its bare name g++ is found in ccache's folder, the first of PATH; a path would miss it.
+        if shutil.which(tools.cxx.name) == str(tools.cxx):
+            cxx = tools.cxx.name
+    return {
+        "CUDA_HOME": tools.nvcc.parents[1],
+        "CUDA_INC": tools.include,
+        "CUDA_LIB": tools.lib,
+        "NVCC": nvcc,
+        "CXX": cxx,
+        "NVCC_GENCODE": order.gencode,
+        "ONLY_FUNCS": order.functions,
+    }

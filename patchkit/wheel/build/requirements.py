@@ -129,7 +129,7 @@ def make_environment(
     with made_once(home, made.python) as is_empty:
         if not is_empty:
             return made
-        # That the module is there was asked before (see `lacked`).
+        # That the module is there was asked before (see machine.missing_needs).
         why = "the disk is full, or the module venv, a package of its own on Ubuntu, is damaged"
         hint = "free some: an environment with torch takes 6 GB; or: apt install python3-venv"
         command = (sys.executable, "-m", "venv", home)

@@ -18,7 +18,7 @@ from patchkit.digests import digest
 from patchkit.durable.lock import locked
 from patchkit.errors import HostError, UsageError, translated
 from patchkit.extras import BUILD, lacking, missing_libraries
-from patchkit.finding import Finding, Level
+from patchkit.finding import Finding, Level, finding
 from patchkit.process import attempt, run
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
@@ -33,7 +33,7 @@ CROSS = "targets/sbsa-linux"
 COMPILER = "nvidia-cuda-nvcc"
 """The wheel with nvcc, ptxas and fatbinary."""
 
-_PREFIX = "nvidia/cu13/"  # where the wheels of CUDA 13 keep what a toolkit keeps below its root
+_PREFIX = "nvidia/cu13/"  # the root of a toolkit, in wheels of CUDA 13
 MACHINES = ("aarch64", "x86_64")
 """The CPUs that the locked toolkit has wheels for, as platform tags name them."""
 
@@ -64,27 +64,30 @@ def find_toolchain(
 
     Raises HostError, naming the packages, for what is missing; and what a fetch raises.
     """
-    here = platform.machine()
     for missing in missing_tools(machine):
         raise missing.error()
     cxx = find_cxx(machine)
     assert cxx is not None  # else it is among the missing ones
-    home = locked_toolkit(here, machine, row.cuda, offline=offline, progress=progress)
+
+    host = platform.machine()
+    home = locked_toolkit(host, machine, row.cuda, offline=offline, progress=progress)
     if len(str(home).split()) > 1:
         raise HostError(
             f"{home}: a path with a space",
             why="NCCL's makefiles take it for two",
             hint="choose another cache with PATCHKIT_CACHE_DIR",
         )
-    half = home / CROSS if machine != here else home
+
+    libraries = home / CROSS if machine != host else home
+    banner = run(cxx, "--version", check=False).output
     return Toolchain(
         machine=machine,
         nvcc=home / "bin" / "nvcc",
         cuda=row.nvcc,
         cxx=cxx,
-        compiler=run(cxx, "--version", check=False).output.partition("\n")[0].strip(),
-        include=half / "include",
-        lib=half / "lib",
+        compiler=banner.partition("\n")[0].strip(),
+        include=libraries / "include",
+        lib=libraries / "lib",
     )
 
 
@@ -108,6 +111,7 @@ def check_toolchain(
         str(source), "-o", str(folder / "check"),
     ]  # fmt: skip
     done = attempt(*command, env=environment, timeout=None)
+
     if done.trouble:
         raise HostError(
             f"nvcc {toolchain.cuda} with {toolchain.compiler} cannot compile for {gencode}\n"
@@ -125,22 +129,29 @@ def missing_tools(machine: str = "") -> Iterator[Finding]:
     if libraries := lacking(BUILD):
         error = missing_libraries(libraries, "build")
         yield Finding(level=Level.NOTE, what=error.what, why=error.why, hint=error.hint)
+
     # NCCL's makefiles call them; python3 generates the sources of its kernels.
-    absent = {
-        tool: tool for tool in ("make", "bash", "python3") if shutil.which(tool) is None
-    }
+    for tool in ("make", "bash", "python3"):
+        if shutil.which(tool) is None:
+            yield _missing_tool(tool, tool)
+
     if machine and find_cxx(machine) is None:
-        native = machine == platform.machine()
-        name = os.environ.get("CXX", "g++") if native else f"{machine}-linux-gnu-g++"
-        name = f"CXX names {name!r}, which" if native and "CXX" in os.environ else name
-        absent[name] = "g++" if native else f"g++-{machine.replace('_', '-')}-linux-gnu"
-    for tool, package in absent.items():
-        yield Finding(
-            what=f"{tool} is not on this machine",
-            why="the build compiles host code with it",
-            hint=quoted("apt", "install", package),
-            kind=HostError,
-        )
+        yield _missing_cxx(machine)
+
+
+def _missing_cxx(machine: str) -> Finding:
+    if machine != platform.machine():
+        package = f"g++-{machine.replace('_', '-')}-linux-gnu"
+        return _missing_tool(f"{machine}-linux-gnu-g++", package)
+    if name := os.environ.get("CXX"):
+        return _missing_tool(f"CXX names {name!r}, which", "g++")
+    return _missing_tool("g++", "g++")
+
+
+def _missing_tool(tool: str, package: str) -> Finding:
+    what = f"{tool} is not on this machine"
+    hint = quoted("apt", "install", package)
+    return finding(HostError, "", what, hint, "the build compiles host code with it")
 
 
 def find_cxx(machine: str) -> Path | None:
@@ -155,18 +166,26 @@ def find_cxx(machine: str) -> Path | None:
         name = named
     else:
         name = f"{machine}-linux-gnu-g++"
-    found = shutil.which(name)
-    return Path(found).absolute() if found else None
+
+    path = shutil.which(name)
+    return Path(path).absolute() if path else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolkitWheel(LockEntry):
-    """One locked wheel of NVIDIA's; the fields are described in ``recipes/toolchain.toml``."""
+    """One locked wheel from NVIDIA; the fields are described in ``recipes/toolchain.toml``."""
 
     cuda: str
     project: str
     role: str
     machine: str
+
+    def fetch(self, offline: bool, progress: Progress | None) -> Path:
+        """Return the wheel as a file in the cache. Raises what a fetch raises."""
+        entries = {self.version: self}
+        return fetch(
+            self.project, self.version, entries, offline=offline, progress=progress
+        )
 
 
 def locked_toolkit_wheels() -> tuple[ToolkitWheel, ...]:
@@ -175,7 +194,7 @@ def locked_toolkit_wheels() -> tuple[ToolkitWheel, ...]:
 
 
 def locked_toolkit(
-    here: str,
+    host: str,
     machine: str,
     cuda: str,
     *,
@@ -185,62 +204,70 @@ def locked_toolkit(
 ) -> Path:
     """Return the locked toolkit of a CUDA, or one wheel of it, unpacked once in the cache.
 
-    Raises UsageError for a CPU that it has no wheels for, and what a fetch raises.
+    It runs on the CPU ``host`` and compiles for ``machine``. Raises UsageError for a host that it
+    has no wheels for, and what a fetch raises.
     """
-    if here not in MACHINES:
-        raise UsageError(
-            f"NVIDIA's compiler is for {' and '.join(MACHINES)}, not for {here}"
-        )
-    known = [
-        w for w in locked_toolkit_wheels() if w.cuda == cuda and only in ("", w.project)
-    ]
-    wheels = [wheel for wheel in known if wheel.machine == here]
-    cross = [w for w in known if w.machine == machine != here]
-    # The other CPU's compiler wheel is for a header alone (fatbinary_section.h).
-    wheels += [w for w in cross if w.role == "runtime" or w.project == COMPILER]
+    if host not in MACHINES:
+        cpus = " and ".join(MACHINES)
+        raise UsageError(f"NVIDIA's compiler is for {cpus}, not for {host}")
+    wheels = _choose_wheels(host, machine, cuda, only)
+
     # The folder is named by its contents: other wheels in the lock make another toolkit.
     contents = digest("".join(wheel.sha256 for wheel in wheels))[:12]
-    home = cache_dir() / "cuda" / f"{wheels[0].version}-{machine}-on-{here}-{contents}"
+    home = cache_dir() / "cuda" / f"{wheels[0].version}-{machine}-on-{host}-{contents}"
     if home.is_dir():
         return home
-    archives = [
-        (
-            fetch(
-                w.project, w.version, {w.version: w}, offline=offline, progress=progress
-            ),
-            w,
-        )
-        for w in wheels
-    ]
+
+    archives = [wheel.fetch(offline, progress) for wheel in wheels]
     trouble = "the CUDA toolkit (0.5 GB) is not unpacked"
-    with translated(
-        trouble, home, "free some space, or set PATCHKIT_CACHE_DIR to another folder"
-    ):
+    cure = "free some space, or set PATCHKIT_CACHE_DIR to another folder"
+    with translated(trouble, home, cure):
         home.parent.mkdir(parents=True, exist_ok=True)
         with (
             locked(home.parent, _PATIENCE),
             tempfile.TemporaryDirectory(dir=home.parent) as folder,
         ):
             tree = Path(folder) / "cuda"
-            for archive, wheel in archives:
-                dest = tree if wheel.machine == here else tree / CROSS
-                # Only the headers of the other CPU's compiler are for here.
-                only_headers = wheel.role == "compiler" and dest != tree
-                parts = (
-                    {"include"} if only_headers else {"bin", "include", "lib", "nvvm"}
-                )
-                with WheelFile(archive) as opened:
-                    for path in opened.members:
-                        name = path.removeprefix(_PREFIX)
-                        if name == path or name.partition("/")[0] not in parts:
-                            continue
-                        file = dest / name
-                        file.parent.mkdir(parents=True, exist_ok=True)
-                        with file.open("wb") as sink:
-                            sink.writelines(opened.unpacked(path))
-                        # Unpacked by hand, modes are set, too: bin/nvcc, nvvm/bin/cicc.
-                        file.chmod(0o755 if "/bin/" in f"/{name}" else 0o644)
+            for archive, wheel in zip(archives, wheels, strict=True):
+                _unpack_wheel(archive, wheel, tree, host)
             (tree / "lib64").symlink_to("lib")
+
             if not home.is_dir():  # another build may have put it there
                 tree.rename(home)
     return home
+
+
+def _choose_wheels(
+    host: str, machine: str, cuda: str, only: str
+) -> tuple[ToolkitWheel, ...]:
+    rows = [row for row in locked_toolkit_wheels() if row.cuda == cuda]
+    if only:
+        rows = [row for row in rows if row.project == only]
+
+    native = [row for row in rows if row.machine == host]
+    if machine == host:
+        return tuple(native)
+
+    # The other CPU's compiler wheel is for a header alone (fatbinary_section.h).
+    cross = [row for row in rows if row.machine == machine]
+    needed = [row for row in cross if row.role == "runtime" or row.project == COMPILER]
+    return (*native, *needed)
+
+
+def _unpack_wheel(archive: Path, wheel: ToolkitWheel, tree: Path, host: str) -> None:
+    """Unpack what a toolkit has of a wheel into ``tree``, the other CPU's below ``CROSS``."""
+    dest = tree
+    parts = {"bin", "include", "lib", "nvvm"}
+    if wheel.machine != host:
+        dest = tree / CROSS
+        if wheel.role == "compiler":
+            parts = {"include"}
+
+    with WheelFile(archive) as opened:
+        for path in opened.members:
+            name = path.removeprefix(_PREFIX)
+            if name == path or name.partition("/")[0] not in parts:
+                continue
+            file = opened.copy_member(path, dest / name)
+            # The modes of the archive are not kept: bin/nvcc and nvvm/bin/cicc are programs.
+            file.chmod(0o755 if "/bin/" in f"/{name}" else 0o644)

@@ -232,16 +232,19 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
             while chunk := member.read(_CHUNK):
                 yield chunk
 
+    def copy_member(self, path: str, dest: Path) -> Path:
+        """Write a member as the file ``dest``, and return that; folders are made."""
+        dest.parent.mkdir(parents=True, exist_ok=True)
+        with dest.open("wb") as sink:
+            sink.writelines(self.unpacked(path))
+        return dest
+
     def extract(self, paths: Iterable[str], folder: Path) -> dict[str, Path]:
         """Write some members below a folder, each in one of its own; return their files by path."""
-        files = {
-            path: folder / str(n) / Path(path).name for n, path in enumerate(paths)
+        return {
+            path: self.copy_member(path, folder / str(number) / Path(path).name)
+            for number, path in enumerate(paths)
         }
-        for path, file in files.items():
-            file.parent.mkdir(parents=True)
-            with file.open("wb") as sink:
-                sink.writelines(self.unpacked(path))
-        return files
 
     def stored(self, path: str) -> Iterator[bytes]:
         """Yield the bytes of a member as they lie in the archive, compressed or not."""

@@ -115,10 +115,7 @@ def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> FoundSourc
     def fill(dest: Path) -> None:
         with WheelFile(path) as opened, translated("the source is not complete", dest):
             for member in chosen:
-                place = dest / member
-                place.parent.mkdir(parents=True, exist_ok=True)
-                with place.open("wb") as sink:
-                    sink.writelines(opened.unpacked(member))
+                opened.copy_member(member, dest / member)
 
     code: dict[str, None] = {}
     for binary in served:

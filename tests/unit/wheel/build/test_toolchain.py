@@ -15,7 +15,7 @@ from patchkit.errors import HostError, SourceError
 from patchkit.process import run
 from patchkit.recipes.vllm.build import Needs, read_needs, recorded_needs
 from patchkit.target import targets, toolkits
-from patchkit.wheel.build.machine import lacked
+from patchkit.wheel.build.machine import missing_needs
 from patchkit.wheel.build.toolchain import (
     COMPILER,
     MACHINES,
@@ -144,7 +144,9 @@ def gcc(folder, version):
 
 
 def said_of(*arguments, **options):
-    return [f"{found.what}: {found.hint}" for found in lacked(*arguments, **options)]
+    return [
+        f"{found.what}: {found.hint}" for found in missing_needs(*arguments, **options)
+    ]
 
 
 def test_another_cpu_takes_the_compiler_for_it(tmp_path):
