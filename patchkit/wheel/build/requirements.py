@@ -1,6 +1,6 @@
 """Make the Python environment of a build: torch, CMake and the rest, each by locked hash.
 
-The files in ``recipes/vllm/requirements`` are what pip takes with ``--require-hashes``: everything
+The files in ``recipes/vllm/requirements`` are for pip's ``--require-hashes``: they name everything
 that goes into the environment, so that pip has nothing to resolve.
 """
 
@@ -20,7 +20,13 @@ from packaging.markers import Marker
 
 from patchkit.digests import digest, sha256_of
 from patchkit.durable.lock import locked
-from patchkit.errors import BuildError, SourceError, StorageError, translated
+from patchkit.errors import (
+    BuildError,
+    PatchkitError,
+    SourceError,
+    StorageError,
+    translated,
+)
 from patchkit.follow import Follow
 from patchkit.process import run
 from patchkit.source.archive import Progress
@@ -40,7 +46,8 @@ _TELLING = re.compile(r"error|hash|THESE PACKAGES|No space", re.IGNORECASE)
 _NOT_THERE = (
     "the index that pip is configured for does not have it for this Python and machine"
 )
-_CAUSES = {  # by what pip says of them
+# Causes by what pip's output says.
+_CAUSES = {
     "DO NOT MATCH THE HASHES": "the index delivers other bytes than those that are locked",
     "No matching distribution": _NOT_THERE,
     "Could not find a version": _NOT_THERE,
@@ -62,7 +69,7 @@ class Pinned:
 class Environment:
     """A virtual environment, and the versions in it by name.
 
-    ``digest`` is that of the file it was made of, the same on every machine.
+    ``digest`` is the SHA-256 of the requirements file, the same on every machine.
     """
 
     python: Path
@@ -75,27 +82,30 @@ def read_requirements(path: Path) -> tuple[Pinned, ...]:
     with translated("it cannot be read", path, "name a file that is there"):
         # pip joins a line that ends with a backslash to the next one.
         text = path.read_text(encoding="utf-8").replace("\\\n", " ")
-    found = []
-    for line in map(str.strip, text.splitlines()):
-        if not line or line.startswith("#"):
-            continue
-        text, _, condition = _HASH.sub("", line).partition(";")
-        try:
-            pin, marker = (
-                ExactPin(text),
-                Marker(condition) if condition.strip() else None,
-            )
-        except ValueError:
-            raise SourceError(
-                f"{path}: {line[:60]!r} is not NAME==VERSION with --hash=sha256:…",
-                why="pip would not know by which bytes to take it",
-                hint="`uv pip compile --generate-hashes` or pip-tools writes such a file",
-            ) from None
-        version, hashes = str(pin.version), tuple(_HASH.findall(line))
-        found.append(
-            Pinned(name=pin.project, version=version, marker=marker, hashes=hashes)
-        )
-    return tuple(found)
+
+    lines = [line.strip() for line in text.splitlines()]
+    return tuple(
+        _read_pin(path, line) for line in lines if line and not line.startswith("#")
+    )
+
+
+def _read_pin(path: Path, line: str) -> Pinned:
+    requirement, _, condition = _HASH.sub("", line).partition(";")
+    try:
+        pin = ExactPin(requirement)
+        marker = Marker(condition) if condition.strip() else None
+    except ValueError:
+        raise SourceError(
+            f"{path}: {line[:60]!r} is not NAME==VERSION with --hash=sha256:…",
+            why="pip would not know by which bytes to take it",
+            hint="`uv pip compile --generate-hashes` or pip-tools writes such a file",
+        ) from None
+    return Pinned(
+        name=pin.project,
+        version=str(pin.version),
+        marker=marker,
+        hashes=tuple(_HASH.findall(line)),
+    )
 
 
 def make_environment(
@@ -109,54 +119,60 @@ def make_environment(
     """Return the environment that a file describes, below ``folder``; made if it is not there yet.
 
     Packages whose names fit a pattern of ``leaving``, such as ``nvidia-*``, stay out. pip downloads
-    from the index that it is configured for, and nothing when ``offline``. Raises BuildError,
-    SourceError, StorageError; what a failure leaves is not taken for one.
+    from the index that it is configured for, and nothing when ``offline``. An environment that was
+    made in part is made anew. Raises BuildError, SourceError, StorageError.
     """
-    locked = for_machine(requirements)
-    wanted = [
+    pins = [
         pin
-        for pin in locked
-        if not any(fnmatchcase(pin.name, each) for each in leaving)
+        for pin in for_machine(requirements)
+        if not any(fnmatchcase(pin.name, pattern) for pattern in leaving)
     ]
-    file, packages = (
-        sha256_of(requirements),
-        {each.name: each.version for each in wanted},
-    )
+    packages = {pin.name: pin.version for pin in pins}
+    file_digest = sha256_of(requirements)
+
     # An environment shares the modules of the interpreter that it is made with.
-    name = digest(" ".join([file, sys.version, sys.base_prefix, *packages]))
+    name = digest(" ".join([file_digest, sys.version, sys.base_prefix, *packages]))
     home = folder / f"environment-{name[:12]}"
-    made = Environment(python=home / "bin" / "python", digest=file, packages=packages)
-    with made_once(home, made.python) as is_empty:
-        if not is_empty:
-            return made
-        # That the module is there was asked before (see machine.missing_needs).
-        why = "the disk is full, or the module venv, a package of its own on Ubuntu, is damaged"
-        hint = "free some: an environment with torch takes 6 GB; or: apt install python3-venv"
-        command = (sys.executable, "-m", "venv", home)
-        run(*command, kind=StorageError, why=why, hint=hint, timeout=None)
-        install_locked(
-            made.python, requirements, wanted, offline=offline, progress=progress
-        )
-    return made
+    python = home / "bin" / "python"
+    with made_once(home, python) as is_empty:
+        if is_empty:
+            _make_venv(home)
+            install_locked(
+                python, requirements, pins, offline=offline, progress=progress
+            )
+    return Environment(python=python, digest=file_digest, packages=packages)
+
+
+def _make_venv(home: Path) -> None:
+    # The module itself is there (see machine.missing_needs).
+    why = "the disk is full, or the module venv, a package of its own on Ubuntu, is damaged"
+    hint = (
+        "free some: an environment with torch takes 6 GB; or: apt install python3-venv"
+    )
+    command = (sys.executable, "-m", "venv", home)
+    run(*command, kind=StorageError, why=why, hint=hint, timeout=None)
 
 
 @contextlib.contextmanager
 def made_once(home: Path, part: Path) -> Iterator[bool]:
-    """Hold a folder that the block fills if it is empty; whole, it is not made again.
+    """Lock a folder, and yield whether the block has to fill it: once whole, it is not made again.
 
-    Its name tells what is in it. ``part`` is something of it that a folder which was cleared out by
-    hand no longer has. Raises BusyError while another process makes it, StorageError.
+    The folder's name tells what is in it. ``part`` is a file or folder in it: a folder that
+    somebody cleared out by hand lacks it. Raises BusyError while another process makes it,
+    StorageError.
     """
     with translated("it is not complete, and is made anew by the next build", home):
         home.mkdir(parents=True, exist_ok=True)
         with locked(home):
-            if (home / _STAMP).exists() and part.exists():
+            stamp = home / _STAMP
+            if stamp.exists() and part.exists():
                 yield False
                 return
+
             emptied(home)
             yield True
             # Last: a folder without it was cut short, and is made anew.
-            (home / _STAMP).touch()
+            stamp.touch()
 
 
 def for_machine(requirements: Path, machine: str = "") -> list[Pinned]:
@@ -164,20 +180,19 @@ def for_machine(requirements: Path, machine: str = "") -> list[Pinned]:
 
     Raises SourceError for one without a hash.
     """
+    pins = read_requirements(requirements)
+    for pin in pins:
+        if not pin.hashes:
+            raise SourceError(f"{requirements}: {pin.name} has no --hash=sha256:…")
+
     facts = {"platform_machine": machine} if machine else {}
-    found = read_requirements(requirements)
-    for each in found:
-        if not each.hashes:
-            raise SourceError(f"{requirements}: {each.name} has no --hash=sha256:…")
-    return [
-        each for each in found if each.marker is None or each.marker.evaluate(facts)
-    ]
+    return [pin for pin in pins if pin.marker is None or pin.marker.evaluate(facts)]
 
 
 def install_locked(
     python: Path,
     requirements: Path,
-    wanted: Sequence[Pinned],
+    pins: Sequence[Pinned],
     *options: str,
     offline: bool,
     progress: Progress,
@@ -186,45 +201,54 @@ def install_locked(
 
     Raises BuildError, StorageError.
     """
-    collected, total = 0, len(wanted)
+    collected = 0
+    total = len(pins)
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-        for pin in wanted:
-            hashes = " ".join(f"--hash=sha256:{each}" for each in pin.hashes)
+        for pin in pins:
+            hashes = " ".join(f"--hash=sha256:{sha256}" for sha256 in pin.hashes)
             file.write(f"{pin.name}=={pin.version} {hashes}\n")
         file.flush()
+
         command = [
             # -I: no PYTHONPATH and no user's packages, which pip would take for installed.
             str(python), "-I", "-m", "pip", "install", "--require-hashes", "--no-deps",
             "--no-input", "--only-binary=:all:", "--disable-pip-version-check",
-            "--progress-bar=off", *(["--no-index"] if offline else []), *options, "-r", file.name,
+            "--progress-bar=off", *options, "-r", file.name,
         ]  # fmt: skip
+        if offline:
+            command.append("--no-index")
         # The caller's variables, pip's among them, but for those that install elsewhere.
-        kept = {
+        variables = {
             name: value for name, value in os.environ.items() if name not in _ELSEWHERE
         }
-        with Follow(*command, env={**kept, "LC_ALL": "C"}) as running:
+        with Follow(*command, env={**variables, "LC_ALL": "C"}) as running:
             for line in running:
                 if line.startswith("Collecting "):
                     collected += 1
                     progress(min(collected, total), total)
-    done = running.done
-    if (
-        done.trouble and "Retry(total=0" in done.output
-    ):  # pip gave up, and went on as if the index were empty
-        raise StorageError(
-            f"pip could not install {requirements.name}: the package index cannot be reached",
+
+    if running.done.trouble:
+        raise _pip_error(running.done.output, requirements.name, offline=offline)
+    progress(total, total)
+
+
+def _pip_error(output: str, name: str, *, offline: bool) -> PatchkitError:
+    # pip gave up, and went on as if the index were empty.
+    if "Retry(total=0" in output:
+        return StorageError(
+            f"pip could not install {name}: the package index cannot be reached",
             why="there is no network, or a proxy or certificate is missing",
             hint="check pip's configuration; --offline takes wheels from PIP_FIND_LINKS alone",
         )
-    if done.trouble:
-        lines = done.output.splitlines()
-        telling = [line for line in lines if _TELLING.search(line)] or lines
-        hint = "pip's own settings (PIP_FIND_LINKS, PIP_INDEX_URL) say where it looks"
-        raise BuildError(
-            "\n    ".join([f"pip could not install {requirements.name}", *telling[:8]]),
-            why=next(
-                (cause for text, cause in _CAUSES.items() if text in done.output), ""
-            ),
-            hint=f"{hint}; --offline leaves only PIP_FIND_LINKS" if offline else hint,
-        )
-    progress(total, total)
+
+    lines = output.splitlines()
+    telling = [line for line in lines if _TELLING.search(line)] or lines
+    causes = [cause for text, cause in _CAUSES.items() if text in output]
+    hint = "pip's own settings (PIP_FIND_LINKS, PIP_INDEX_URL) say where it looks"
+    if offline:
+        hint += "; --offline leaves only PIP_FIND_LINKS"
+    return BuildError(
+        "\n    ".join([f"pip could not install {name}", *telling[:8]]),
+        why=causes[0] if causes else "",
+        hint=hint,
+    )

@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from importlib.metadata import distributions
 from pathlib import Path
@@ -58,6 +59,7 @@ def full_toolkit(toolchain: Toolchain, site: Path, dest: Path) -> None:
             why="this torch was built for CPUs alone, or for another CUDA",
             hint="use the requirements of the recipe",
         )
+
     compiler = toolchain.nvcc.parents[1]
     with translated("the CUDA toolkit is not complete", dest):
         # nvcc looks for the rest of the toolkit beside itself, links followed.
@@ -71,10 +73,11 @@ def full_toolkit(toolchain: Toolchain, site: Path, dest: Path) -> None:
         driver = dest / "lib" / "stubs" / "libcuda.so"
         if not driver.exists():
             driver_stand_in(dest / "include" / "cuda.h", toolchain.cxx, driver)
-    needed = [f"include/{name}" for name in HEADERS] + [
-        f"lib/lib{name}.so" for name in LIBRARIES
-    ]
-    if absent := [name for name in needed if not (dest / name).exists()]:
+
+    needed = [f"include/{name}" for name in HEADERS]
+    needed += [f"lib/lib{name}.so" for name in LIBRARIES]
+    absent = [name for name in needed if not (dest / name).exists()]
+    if absent:
         raise HostError(
             f"{dest}: not a whole CUDA toolkit: {', '.join(absent)} missing",
             why="the requirements do not have all of NVIDIA's libraries",
@@ -87,34 +90,34 @@ def _link_files(folder: Path, *sources: Path) -> None:
     folder.mkdir()
     for source in sources:
         for entry in sorted(source.iterdir()):
+            names = [entry.name]
             # A linker looks for libfoo.so, a program for libfoo.so.13.
-            match = _VERSIONED.fullmatch(entry.name)
-            for name in (entry.name, *([match["name"]] if match else [])):
-                if not (folder / name).is_symlink():
-                    (folder / name).symlink_to(entry)
+            if match := _VERSIONED.fullmatch(entry.name):
+                names.append(match["name"])
+
+            for link in (folder / name for name in names):
+                if not link.is_symlink():
+                    link.symlink_to(entry)
 
 
 def driver_stand_in(header: Path, cxx: Path, library: Path) -> None:
     """Make a stand-in for the driver's library: its name, and those of its calls in ``cuda.h``.
 
-    Each call answers as those of NVIDIA's own stub library do. Raises HostError if ``cxx`` cannot.
+    Each call answers as in NVIDIA's own stub library. Raises HostError if ``cxx`` cannot link it.
     """
     text = header.read_text(encoding="utf-8", errors="replace")
-    names = sorted({match.group() for match in _DRIVER_CALL.finditer(text)})
+    names = sorted(set(_DRIVER_CALL.findall(text)))
+    calls = [f"int {name}(void) {{ return {_STUB_LIBRARY}; }}\n" for name in names]
+
     library.parent.mkdir(parents=True, exist_ok=True)
     source = library.with_suffix(".c")
-    calls = (f"int {name}(void) {{ return {_STUB_LIBRARY}; }}\n" for name in names)
     source.write_text("".join(calls), encoding="utf-8")
     command = [
         str(cxx), "-x", "c", "-w", "-fno-builtin", "-shared", "-fPIC", "-nostdlib",
         "-Wl,-soname,libcuda.so.1", str(source), "-o", str(library),
     ]  # fmt: skip
-    run(
-        *command,
-        why="it cannot link a shared library",
-        hint="apt install g++",
-        timeout=None,
-    )
+    why = "it cannot link a shared library"
+    run(*command, why=why, hint="apt install g++", timeout=None)
     source.unlink()
 
 
@@ -124,13 +127,14 @@ _ASK = """\
 import sysconfig
 answer = {
     "header": sysconfig.get_config_h_filename(),
-    "own": sysconfig.get_config_var("MULTIARCH") or "",
+    "triple": sysconfig.get_config_var("MULTIARCH") or "",
     "package": "python%s-dev" % sysconfig.get_python_version(),
 }
 """
 _INCLUDE = r"^[ \t]*#[ \t]*include[ \t]*<({}/python[\w.]+/pyconfig\.h)>"
 # Below the toolkit.
-_TOOLCHAIN_FILE, _HEADERS = "target.cmake", "python"
+_TOOLCHAIN_FILE = "target.cmake"
+_HEADERS = "python"
 _LINKS = {
     # nvcc goes there by the compiler that it is given; CMake's FindCUDA by CUDA_TOOLKIT_ROOT.
     f"{CROSS}/include": "../../include",
@@ -153,13 +157,10 @@ def cross_toolkit(
     for name, leads_to in _LINKS.items():
         (dest / name).symlink_to(leads_to)
     python_headers(python, toolchain.machine, dest / _HEADERS)
-    # Libraries are looked for there alone: a driver of this machine brings a libcuda.so, too.
-    roots = (
-        root,
-        site / "torch",
-        site / "nvidia",
-        f"/usr/{toolchain.machine}-linux-gnu",
-    )
+
+    # CMake looks for libraries there alone: a driver of this machine brings a libcuda.so, too.
+    sysroot = f"/usr/{toolchain.machine}-linux-gnu"
+    roots = (root, site / "torch", site / "nvidia", sysroot)
     settings = {
         "CMAKE_SYSTEM_NAME": "Linux",
         "CMAKE_SYSTEM_PROCESSOR": toolchain.machine,
@@ -175,44 +176,56 @@ def cross_toolkit(
 
 
 def python_headers(python: Path, machine: str, dest: Path) -> None:
-    """Write below ``dest`` what an interpreter's headers lack to compile for ``machine``, if any.
+    """Write the ``pyconfig.h`` below ``dest`` that an interpreter lacks to compile for ``machine``.
 
-    It is the interpreter's own ``pyconfig.h``, with the macros of the other CPU. Raises HostError
-    if it has no headers, StorageError if they cannot be written.
+    It is the interpreter's own, with the macros of the other CPU. An interpreter with one
+    ``pyconfig.h`` for all CPUs lacks none. Raises HostError if it has no headers, StorageError if
+    the file cannot be written.
     """
-    said = ask(python, _ASK)
-    header = Path(said["header"])
+    facts = ask(python, _ASK)
+    header = Path(facts["header"])
     try:
         text = header.read_text(encoding="utf-8")
-        other = re.search(_INCLUDE.format(f"{machine}-linux-gnu"), text, re.MULTILINE)
-        own = re.search(_INCLUDE.format(re.escape(said["own"])), text, re.MULTILINE)
-        if not other or not own:
+        cross = _find_include(text, f"{machine}-linux-gnu")
+        native = _find_include(text, facts["triple"])
+        if not cross or not native:
             return
-        text = (header.parents[1] / own[1]).read_text(encoding="utf-8")
+        text = (header.parents[1] / native).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise HostError(
             f"{python} has no headers: {error}",
-            hint=quoted("apt", "install", said["package"]),
+            hint=quoted("apt", "install", facts["package"]),
         ) from error
-    # What it does not speak of stays away.
+
+    # Macros that the interpreter's own header does not have are left out.
     rules = RECIPES / "python_headers.toml"
     for macro in read_toml(tuple[dict[str, Any], ...], rules, key="macro"):
-        name, value = macro["name"], macro["value"][machine]
+        name = macro["name"]
+        value = macro["value"][machine]
         line = f"#define {name} {value}" if value else f"/* #undef {name} */"
-        spelled = rf"^(#define {name}\b.*|/\* #undef {name} \*/)$"
-        text = re.sub(spelled, line, text, flags=re.MULTILINE)
-    place = dest / other[1]
+        definition = rf"^(#define {name}\b.*|/\* #undef {name} \*/)$"
+        text = re.sub(definition, line, text, flags=re.MULTILINE)
+
+    place = dest / cross
     with translated("Python's headers are not complete", place):
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text, encoding="utf-8")
 
 
+def _find_include(text: str, triple: str) -> str:
+    """Return the path by which a ``pyconfig.h`` includes that of a CPU, "" if it does not."""
+    match = re.search(_INCLUDE.format(re.escape(triple)), text, re.MULTILINE)
+    return match[1] if match else ""
+
+
 def cross_variables(toolchain: Toolchain, cuda: Path) -> dict[str, str]:
     """Return the variables of a build for another CPU, with the toolkit in ``cuda``."""
+    variables = {}
     headers = cuda / _HEADERS
-    lacked = ("C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH") if headers.is_dir() else ()
-    return {
-        **dict.fromkeys(lacked, str(headers)),
+    if headers.is_dir():
+        variables["C_INCLUDE_PATH"] = str(headers)
+        variables["CPLUS_INCLUDE_PATH"] = str(headers)
+    return variables | {
         "CC": str(_c_compiler(toolchain.cxx)),
         "CMAKE_TOOLCHAIN_FILE": str(cuda / _TOOLCHAIN_FILE),
         # CMake's FindCUDA takes the root of another CPU's toolkit from the environment alone.
@@ -224,15 +237,15 @@ def cross_variables(toolchain: Toolchain, cuda: Path) -> dict[str, str]:
 
 def _c_compiler(cxx: Path) -> Path:
     """Return GCC's C compiler beside its C++ compiler. Raises HostError if there is none."""
-    found = cxx.with_name(cxx.name.replace("g++", "gcc"))
-    triple, _, version = found.name.partition("-gcc")
-    if not found.exists():
+    compiler = cxx.with_name(cxx.name.replace("g++", "gcc"))
+    if not compiler.exists():
+        triple, _, version = compiler.name.partition("-gcc")
         raise HostError(
-            f"{found} is not there beside {cxx.name}",
+            f"{compiler} is not there beside {cxx.name}",
             why="the compilers of C and C++ come in packages of their own",
             hint=quoted("apt", "install", f"gcc{version}-{triple}"),
         )
-    return found
+    return compiler
 
 
 _STAND_IN = Path(__file__).parent / "torch_stand_in"
@@ -248,55 +261,69 @@ def install_torch_stand_in(site: Path, target: Path) -> None:
     has no torch, or ``site`` has a real one, and StorageError if it cannot be written.
     """
     package = site / "torch"
-    try:  # its metadata has no label as ``+cu130``
-        (found,) = distributions(name="torch", path=[str(target)])
-        release = Version("".join(found.metadata.get_all("Version", [])))
-    except (ValueError, TypeError, KeyError) as error:
-        raise BuildError(
-            f"{target} does not say which torch it has: {error}",
-            why="its torch is not there, or it was unpacked in part",
-            hint="remove the folder, so that it is unpacked again",
-        ) from error
+    release = _torch_release(target)
     if package.exists() and not (package / _TARGET).is_file():
         raise BuildError(
             f"{package} is a real torch",
             why="a build for another CPU has a stand-in there, and both have one name",
             hint="name an environment without torch, or let patchkit make one",
         )
-    about = f"Metadata-Version: 2.1\nName: torch\nVersion: {release}\n"
+
     with translated("the stand-in for torch is not complete", package):
-        # Path below site-packages → content.
-        wanted = {
-            f"torch/{path.relative_to(_STAND_IN)}": path.read_bytes()
-            for path in sorted(_STAND_IN.rglob("*.py"))
-        } | {
-            "torch/version.py": (target / "torch/version.py").read_bytes(),
-            f"torch/{_TARGET}": os.fsencode(target.absolute() / "torch"),
-            f"torch-{release}.dist-info/METADATA": about.encode(),
-        }
+        files = _stand_in_files(release, target)
         with hold_lock(site, _PATIENCE):
-            # Another build may be asking this one: only what is of another torch, or of another
-            # patchkit, is written anew.
-            described = {
-                str(p.relative_to(site))
-                for p in site.glob("torch-*.dist-info/METADATA")
-            }
-            same = all(
-                (site / name).is_file() and (site / name).read_bytes() == content
-                for name, content in wanted.items()
-            )
-            if same and described <= wanted.keys():
+            # Another build may be asking this one: it is written anew only if it is of another
+            # torch, or of another patchkit.
+            if _is_installed(site, files):
                 return
             for old in (package, *site.glob("torch-*.dist-info")):
                 shutil.rmtree(old, ignore_errors=True)
-            for name, content in wanted.items():
+            for name, content in files.items():
                 (site / name).parent.mkdir(parents=True, exist_ok=True)
                 (site / name).write_bytes(content)
 
 
+def _torch_release(site: Path) -> Version:
+    """Return the version in torch's metadata, which has no label as ``+cu130``."""
+    try:
+        (torch,) = distributions(name="torch", path=[str(site)])
+        return Version("".join(torch.metadata.get_all("Version", [])))
+    except (ValueError, TypeError, KeyError) as error:
+        raise BuildError(
+            f"{site} does not say which torch it has: {error}",
+            why="its torch is not there, or it was unpacked in part",
+            hint="remove the folder, so that it is unpacked again",
+        ) from error
+
+
+def _stand_in_files(release: Version, target: Path) -> dict[str, bytes]:
+    """Return path below site-packages → content."""
+    files = {
+        f"torch/{path.relative_to(_STAND_IN)}": path.read_bytes()
+        for path in sorted(_STAND_IN.rglob("*.py"))
+    }
+    files["torch/version.py"] = (target / "torch/version.py").read_bytes()
+    files[f"torch/{_TARGET}"] = os.fsencode(target.absolute() / "torch")
+    metadata = f"Metadata-Version: 2.1\nName: torch\nVersion: {release}\n"
+    files[f"torch-{release}.dist-info/METADATA"] = metadata.encode()
+    return files
+
+
+def _is_installed(site: Path, files: Mapping[str, bytes]) -> bool:
+    """Check whether a folder has these files, and torch's metadata of no other release."""
+    for metadata in site.glob("torch-*.dist-info/METADATA"):
+        if str(metadata.relative_to(site)) not in files:
+            return False
+    return all(
+        (site / name).is_file() and (site / name).read_bytes() == content
+        for name, content in files.items()
+    )
+
+
 # pip takes each platform by its exact name; DGX OS has glibc 2.39, and no wheel for Arm is older
 # than 2.17.
-_PLATFORMS = (*(f"manylinux_2_{minor}" for minor in range(39, 16, -1)), "manylinux2014")
+_PLATFORMS = [f"manylinux_2_{minor}" for minor in range(39, 16, -1)]
+_PLATFORMS.append("manylinux2014")
 
 
 def target_site(
@@ -311,37 +338,40 @@ def target_site(
     """Return a folder below ``folder`` with what a build for ``machine`` links with.
 
     It is laid out as site-packages, and made of the locked wheels for that CPU if it is not there
-    yet. ``python``, of the version of this one, runs pip. Raises BuildError, SourceError,
-    StorageError; what a failure leaves is not taken for one.
+    yet; made in part, it is made anew. ``python``, of the version of this one, runs pip. Raises
+    BuildError, SourceError, StorageError.
     """
-    locked = for_machine(requirements, machine)
     patterns = across().target
-    wanted = [
-        pin for pin in locked if any(fnmatchcase(pin.name, each) for each in patterns)
+    pins = [
+        pin
+        for pin in for_machine(requirements, machine)
+        if any(fnmatchcase(pin.name, pattern) for pattern in patterns)
     ]
     # pip chooses wheels by the version of Python.
     version = "{}.{}".format(*sys.version_info)
-    name = digest(
-        " ".join([sha256_of(requirements), version, *(pin.name for pin in wanted)])
-    )
-    home = folder / f"site-{machine}-{name[:12]}"
+    contents = [sha256_of(requirements), version, *(pin.name for pin in pins)]
+    home = folder / f"site-{machine}-{digest(' '.join(contents))[:12]}"
     site = home / "packages"
 
+    options = [f"--target={site}", "--no-compile", "--implementation=cp"]
+    options += [f"--platform={name}_{machine}" for name in _PLATFORMS]
     with made_once(home, site / "torch") as is_empty:
         if is_empty:
             install_locked(
-                *(python, requirements, wanted),
-                *(f"--target={site}", "--no-compile", "--implementation=cp"),
-                *(f"--platform={name}_{machine}" for name in _PLATFORMS),
+                python,
+                requirements,
+                pins,
+                *options,
                 offline=offline,
                 progress=progress,
             )
+
     # Only the linker would find out about a library of another CPU.
     for library in (*site.glob("torch/lib/*.so*"), *site.glob("nvidia/cu13/lib/*.so*")):
-        found = read_dynamic(library).machine
-        if found != machine:
+        cpu = read_dynamic(library).machine
+        if cpu != machine:
             raise BuildError(
-                f"{library} is for {found or 'no known CPU'}, not for {machine}",
+                f"{library} is for {cpu or 'no known CPU'}, not for {machine}",
                 why="something else was put into the folder, or the disk was full",
                 hint=f"{quoted('rm', '-r', home)}; then run the same command again",
             )
