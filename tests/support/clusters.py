@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from patchkit.cluster.agent.group_script import Listener
 from patchkit.cluster.agent.health import DiskRoom
 from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.links import PeerLink, Way
@@ -11,6 +10,7 @@ from patchkit.cluster.agent.node_facts import (
     NodeFacts,
     PythonContents,
 )
+from patchkit.cluster.agent.processes import Listener
 from patchkit.cluster.agent.unit_state import GroupProcess, NodeState, UnitState
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode, ServeChoices
 from patchkit.cluster.launch.plan import planned_ranks, served_model

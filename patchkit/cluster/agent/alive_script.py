@@ -5,11 +5,11 @@
     alive.py stacks ID         on a worker: let the processes of its rank write where they are, at a
                                line of standard input
 
-/health says 200 of an engine that hangs. systemd keeps the time: where nothing proves for
-WatchdogSec= that the server lives, it sends SIGABRT; then this says why, and what the unit does
-after that kills the server, as after a crash.
+/health says 200 of an engine that hangs. systemd keeps the time: if nothing proves for
+WatchdogSec= that the server lives, it sends SIGABRT. Then this script says why, and the unit kills
+the server, as after a crash.
 
-This file is copied to the nodes, beside group.py, judge.py and what they ask a server with.
+This file is copied to the nodes, beside group.py, judge.py and the modules that both import.
 """
 
 from __future__ import annotations
@@ -42,20 +42,17 @@ from patchkit.cluster.agent.judge import (
     judge,
     read_counters,
 )
+from patchkit.cluster.agent.processes import read_mark, run_tool, strangers
 from patchkit.http_exchange import HttpAnswer, HttpServer
 
 FROZEN = 3  # exit status after which the unit kills the server
-_OFTEN, _SELDOM = (
-    30.0,
-    600.0,
-)  # seconds between two tokens: with clients, and without any
+_OFTEN = 30.0  # seconds between two tokens of a server with clients
+_SELDOM = 600.0  # and without clients
 _STEP = 600.0  # seconds that one step may take while the GPU draws power
 _COMPILE = 3600.0
 _TOOL = 5.0  # seconds for a program, or a login
 _GLANCE = 1.0  # seconds that a look waits for a token
-_STACKS = (
-    8.0  # seconds for the stacks; the head is started anew after 20, of head.service
-)
+_STACKS = 8.0  # seconds for the stacks; head.service starts the head anew after 20
 _LINES = 200  # of a file of stacks
 _COMPILERS = {
     "ptxas",
@@ -69,7 +66,7 @@ _COMPILERS = {
     "ld",
 }
 _SCRIPT = f"{group.ALONE} alive.py"  # which finds group.py beside it
-_WORKS = "works: "  # a login may print lines of its own
+_WORKS = "works: "  # marks the line: a login may print others
 _ABORTED = "Fatal Python error: Aborted"  # of faulthandler
 
 
@@ -96,7 +93,7 @@ def alive(settings: group.Settings) -> None:
                 group.notify(f"STATUS={ServerLife(DOUBT, doubt).line}")
             time.sleep(patience / 12)
     except FiredError:
-        # This process may have been the one that did not come to run.
+        # The server may be well, and this process did not get to run: look once more.
         life = judge(watch.look_at_server(_TOOL), patience)
         if life.proof:
             group.leave(0, f"late, and not frozen: {life.proof}")
@@ -116,8 +113,8 @@ def alive(settings: group.Settings) -> None:
 def working(settings: group.Settings, start: str, silent: str) -> None:
     """Say what shows that this node works."""
     group.enter_start(settings, start)
-    if found := find_work(settings, float(silent)):
-        group.say(f"{_WORKS}{found}")
+    if work := find_work(settings, float(silent)):
+        group.say(f"{_WORKS}{work}")
 
 
 def stacks(settings: group.Settings, start: str) -> None:
@@ -128,11 +125,11 @@ def stacks(settings: group.Settings, start: str) -> None:
 
 
 class FiredError(BaseException):
-    """Nothing proved for too long that the server lives."""
+    """Nothing has proved for too long that the server lives."""
 
 
 class Liveness:
-    """What is known of a server; ``doubt`` is the last judgement without a proof."""
+    """The signs of life of a server, from one look to the next."""
 
     def __init__(self, settings: group.Settings) -> None:
         self.settings = settings
@@ -140,7 +137,6 @@ class Liveness:
         self.server = group.own_server(settings)
         self.counters: Counters | None = None
         self.other_listeners = ""
-        self.doubt = ""
         # On the monotonic clock.
         self.last_proof_at = time.monotonic()
         self.last_step_at = self.last_proof_at
@@ -155,35 +151,26 @@ class Liveness:
         """Return for how many seconds the server itself has proved nothing."""
         return time.monotonic() - self.last_proof_at
 
-    def find_proof(self) -> str:
-        """Return what proves that the server lives, "" for nothing."""
-        return self.look().proof
-
     def look(self) -> ServerLife:
-        """Look at the server; where it proves nothing for a while, at what runs beside it."""
+        """Look at the server; if it has proved nothing for a while, look at what runs beside it."""
         signs = self.look_at_server(self.patience / 6)
         life = judge(signs, self.patience)
         if life.proof:
             self.last_proof_at = time.monotonic()
         elif self.silent > self.patience / 8:
-            workers = (
-                self.settings["workers"].values()
-                if self.silent > self.patience / 2
-                else ()
-            )
+            asks_workers = self.silent > self.patience / 2
+            workers = self.settings["workers"].values() if asks_workers else ()
             work = find_group_work(self.settings, workers, self.silent)
             life = judge(replace(signs, work=work), self.patience)
-        self.doubt = "" if life.proof else life.text
         return life
 
     def look_at_server(self, seconds: float) -> ServerSigns:
         """Return what the server itself shows; ``seconds`` are for /metrics alone."""
         answer = self.server.ask("/metrics", seconds=seconds)
         counters = read_counters(answer.text)
-        signs = read_metrics_signs(
-            answer, self.counters or counters, self.settings["url"]
-        )
-        if not signs.metrics_trouble:  # else what moved meanwhile shows the next time
+        former = self.counters or counters
+        signs = read_metrics_signs(answer, former, self.settings["url"])
+        if not signs.metrics_trouble:  # else the next look shows what moved meanwhile
             self.counters = counters
         if signs.steps_moved:
             self.last_step_at = time.monotonic()
@@ -206,18 +193,19 @@ class Liveness:
         return min(_OFTEN, self.patience / 4)
 
     def _ask_engine(self, has_clients: bool) -> bool:
-        """Ask for a token where one is due; return whether an answer came just now."""
+        """Ask for a token when one is due; return whether an answer came just now."""
         if not self.question and self._is_question_due(has_clients):
             self._begin_question()
         if not self.question:
             return False
 
         self.question.join(_GLANCE)
-        # Not whether the thread runs: Python up to 3.12 takes it for ended where a signal's handler
-        # raises while it is waited for.
+        # The reply decides, not the state of the thread: Python up to 3.12 takes a thread for ended
+        # if a signal's handler raises while it is waited for.
         if self.reply is None:
             return False
         self.question = None
+
         refused = is_question_refused(self.reply.status)
         self.token_refusal = "" if refused else self.reply.refusal
         self.question_refusal = self.reply.refusal if refused else ""
@@ -226,15 +214,15 @@ class Liveness:
         return True
 
     def _is_question_due(self, has_clients: bool) -> bool:
-        often = has_clients or bool(self.token_refusal or self.other_listeners)
-        last = max(self.last_step_at, self.last_question_at)
-        return time.monotonic() - last >= (self._often if often else _SELDOM)
+        is_busy = has_clients or bool(self.token_refusal or self.other_listeners)
+        pause = self._often if is_busy else _SELDOM
+        return time.monotonic() - max(self.last_step_at, self.last_question_at) >= pause
 
     def _begin_question(self) -> None:
         self.last_question_at = time.monotonic()
-        # The key goes with a question: to nobody else than the group's own server.
+        # A question carries the key: it goes to nobody but the group's own server.
         place = (self.settings["url"], self.settings["unit"], self.settings["name"])
-        self.other_listeners = "; ".join(group.strangers(*place))
+        self.other_listeners = "; ".join(strangers(*place))
         if not self.other_listeners:
             self.reply = None
             self.question = threading.Thread(target=self._ask_token, daemon=True)
@@ -245,14 +233,14 @@ class Liveness:
 
 
 def read_metrics_signs(answer: HttpAnswer, former: Counters, url: str) -> ServerSigns:
-    """Return what an answer of /metrics shows since the ``former`` counters; then come tokens.
+    """Return what an answer of /metrics shows since the ``former`` counters.
 
-    The watch and `status` both begin with it.
+    The watch and `status` both begin with it, and ask for tokens afterwards.
     """
     counters = read_counters(answer.text)
     trouble = describe_trouble("/metrics", answer.status, answer.trouble)
-    # A count that is no number hides how many there are.
-    uncounted = bool(trouble) or (bool(counters) and counters.requests is None)
+    # A count that is no number hides how many requests there are.
+    is_uncounted = bool(trouble) or (bool(counters) and counters.requests is None)
     return ServerSigns(
         refused=answer.closed,
         has_counters=bool(counters),
@@ -260,7 +248,7 @@ def read_metrics_signs(answer: HttpAnswer, former: Counters, url: str) -> Server
         steps_moved=has_moved(counters.steps, former.steps),
         gauges_moved=has_moved(counters.gauges, former.gauges),
         asleep=counters.asleep,
-        has_clients=uncounted or bool(counters.requests) or has_clients(url),
+        has_clients=is_uncounted or bool(counters.requests) or has_clients(url),
         requests=counters.requests,
     )
 
@@ -273,9 +261,8 @@ def is_paused(server: HttpServer) -> bool:
 def has_clients(url: str) -> bool:
     """Return whether anybody is connected to the server."""
     port = urllib.parse.urlsplit(url).port or 80
-    return bool(
-        _try_tool("ss", "-Htn", "state", "established", f"( sport = :{port} )").strip()
-    )
+    sockets = _try_tool("ss", "-Htn", "state", "established", f"( sport = :{port} )")
+    return bool(sockets.strip())
 
 
 def find_group_work(
@@ -293,29 +280,41 @@ def find_group_work(
 
 def find_work(settings: group.Settings, silent: float) -> str:
     """Return what shows that this node works though nothing is counted, "" for nothing."""
-    for folder in Path("/proc").glob("[0-9]*") if silent < _COMPILE else ():
-        with contextlib.suppress(OSError):  # it ended, or is not ours
-            name = (folder / "comm").read_text(errors="replace").strip()
-            if name in _COMPILERS and group.has_mark(folder, settings["name"]):
-                return f"{name} compiles"
+    if silent < _COMPILE and (compiler := _find_compiler(settings["name"])):
+        return f"{compiler} compiles"
     if settings["watts"] and silent < _STEP:
-        words = (
-            "nvidia-smi",
-            "--query-gpu=power.draw",
-            "--format=csv,noheader,nounits",
-        )
-        drawn = re.findall(r"^\d+\.?\d*", _try_tool(*words), re.MULTILINE)
-        if (watts := max(map(float, drawn), default=0.0)) > settings["watts"]:
+        watts = _read_watts()
+        if watts > settings["watts"]:
             return f"the GPU draws {watts:.0f} W"
     return ""
 
 
+def _find_compiler(cluster: str) -> str:
+    """Return the name of a compiler that a cluster's group runs here, "" for none."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended, or belongs to another user
+            name = (process / "comm").read_text(errors="replace").strip()
+            if name in _COMPILERS and read_mark(process) == cluster:
+                return name
+    return ""
+
+
+def _read_watts() -> float:
+    """Return what the GPU draws that draws most; 0 if it is unknown."""
+    query = ("--query-gpu=power.draw", "--format=csv,noheader,nounits")
+    rows = _try_tool("nvidia-smi", *query)
+    return max(map(float, re.findall(r"(?m)^\d+\.?\d*", rows)), default=0.0)
+
+
 def find_stacks(settings: group.Settings) -> None:
-    """Let all ranks write where they are, at once: the first one to end takes the others along."""
-    workers, script = settings["workers"].values(), f"{_SCRIPT} stacks"
-    asked = [group.worker_words(worker, settings, script) for worker in workers]
-    links = [subprocess.Popen(words, stdin=subprocess.PIPE) for words in asked]
+    """Let all ranks write where they are, at once: the first one to end stops the others."""
+    script = f"{_SCRIPT} stacks"
+    links = []
+    for worker in settings["workers"].values():
+        words = group.worker_words(worker, settings, script)
+        links.append(subprocess.Popen(words, stdin=subprocess.PIPE))
     time.sleep(_TOOL if links else 0)  # for the logins
+
     for link in links:
         assert link.stdin
         with contextlib.suppress(BrokenPipeError):
@@ -332,17 +331,22 @@ def write_stacks(settings: group.Settings) -> None:
 
     The main process is the last one: systemd ends the others with it.
     """
-    unit, began, count, why = settings["unit"], time.time(), 0, ""
+    unit = settings["unit"]
+    began = time.time()
+    count = 0
+    trouble = ""
     for main in (False, True):
-        why = _abort_processes(settings, main) or why
+        trouble = _abort_processes(settings, main) or trouble
         count = _count_stacks(unit, began, count)
-    found = f"stacks of {count} processes are in the journal of {unit}"
-    group.say(
-        f"{socket.gethostname()}: {found if count else f'no stacks came; {why}'.strip('; ')}"
-    )
-    # Those that vLLM's own watchdog wrote when it found a process hanging.
+
+    outcome = f"stacks of {count} processes are in the journal of {unit}"
+    if not count:
+        outcome = f"no stacks came; {trouble}".strip("; ")
+    group.say(f"{socket.gethostname()}: {outcome}")
+
+    # vLLM's own watchdog writes these when it finds a process hanging.
     for file in Path(settings["stacks"]).glob("VLLM_STACK_DUMP_for_*"):
-        with contextlib.suppress(OSError):  # it is gone, or is not ours
+        with contextlib.suppress(OSError):  # it is gone, or belongs to another user
             for line in _read_fresh_lines(file, began - _STEP):
                 group.say(f"{file.name}: {line}")
 
@@ -355,43 +359,53 @@ def _read_fresh_lines(file: Path, since: float) -> list[str]:
 
 
 def _abort_processes(settings: group.Settings, main: bool) -> str:
-    """Send SIGABRT, and let go on what was stopped, so that it ends; return what went wrong."""
+    """Send SIGABRT to the main process of a rank, or to all others; return what went wrong.
+
+    SIGCONT follows: a stopped process would not end.
+    """
     if inside := settings.get("inside"):  # the words before a command in its container
-        which = 1 if main else -1  # -1: all but the first one
-        words = (*inside, "sh", "-c", f"kill -ABRT {which}; kill -CONT {which}")
-        try:
-            said = group.run_tool(*words, seconds=_TOOL).stderr
-        except (OSError, subprocess.TimeoutExpired) as error:
-            said = str(error)
-        return " ".join(said.split())[-300:]
-    first = group.show_property(settings["unit"], "MainPID")
-    unit = re.compile(f"/{re.escape(settings['unit'])}(/|$)", re.MULTILINE)
-    for folder in Path("/proc").glob("[0-9]*"):
+        return _abort_in_container(inside, main)
+
+    unit = settings["unit"]
+    main_pid = group.show_property(unit, "MainPID")
+    in_unit = re.compile(f"/{re.escape(unit)}(/|$)", re.MULTILINE)
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if (
-                unit.search((folder / "cgroup").read_text())
-                and (folder.name == first) == main
-            ):
-                os.kill(int(folder.name), signal.SIGABRT)
-                os.kill(int(folder.name), signal.SIGCONT)
+            is_member = in_unit.search((process / "cgroup").read_text())
+            if is_member and (process.name == main_pid) == main:
+                os.kill(int(process.name), signal.SIGABRT)
+                os.kill(int(process.name), signal.SIGCONT)
     return ""
 
 
-def _count_stacks(unit: str, since: float, former: int = 0) -> int:
-    """Wait until more processes have written, and then no more do; return how many have."""
-    asked = ("journalctl", "--quiet", "--output=cat", f"--since=@{since:.6f}")
-    count, last, deadline = former, -1, time.monotonic() + _STACKS / 2
-    while time.monotonic() < deadline and not former < count == last:
+def _abort_in_container(inside: Iterable[str], main: bool) -> str:
+    pids = 1 if main else -1  # -1: all but the first one
+    script = f"kill -ABRT {pids}; kill -CONT {pids}"
+    try:
+        trouble = run_tool(*inside, "sh", "-c", script, seconds=_TOOL).stderr
+    except (OSError, subprocess.TimeoutExpired) as error:
+        trouble = str(error)
+    return " ".join(trouble.split())[-300:]
+
+
+def _count_stacks(unit: str, since: float, former: int) -> int:
+    """Wait until more processes have written than before, and then no more do; return how many."""
+    words = ("journalctl", "--quiet", "--output=cat", f"--since=@{since:.6f}")
+    deadline = time.monotonic() + _STACKS / 2
+    count = former
+    while time.monotonic() < deadline:
         time.sleep(0.5)
-        text = _try_tool(*asked, f"_SYSTEMD_USER_UNIT={unit}")
-        last, count = count, text.count(_ABORTED)
+        former_count = count
+        count = _try_tool(*words, f"_SYSTEMD_USER_UNIT={unit}").count(_ABORTED)
+        if count == former_count and count > former:
+            break
     return count
 
 
 def _try_tool(*words: str) -> str:
-    """Return what a program says, "" for one that is not there or takes too long."""
+    """Return the output of a program, "" for one that is missing or takes too long."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        return group.run_tool(*words, seconds=_TOOL).stdout
+        return run_tool(*words, seconds=_TOOL).stdout
     return ""
 
 

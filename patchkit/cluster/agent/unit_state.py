@@ -13,13 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from patchkit.cluster.agent.group_script import (
-    Listener,
-    find_listeners,
-    has_mark,
-    read_mark,
-    strangers,
-)
 from patchkit.cluster.agent.health import UnreadError, gpu_state, read_kernel_log
 from patchkit.cluster.agent.image_facts import REMOVE_WORDS, ImageFacts, find_image
 from patchkit.cluster.agent.installation import describe_successor
@@ -28,6 +21,12 @@ from patchkit.cluster.agent.node_troubles import (
     NodeTroubles,
     look_for_troubles,
     own_kills,
+)
+from patchkit.cluster.agent.processes import (
+    Listener,
+    find_listeners,
+    read_mark,
+    strangers,
 )
 from patchkit.errors import HostError
 from patchkit.follow import Follow
@@ -314,7 +313,7 @@ def group_processes(name: str) -> Iterator[GroupProcess]:
     """Yield the processes of a cluster's group, orphans that left its control group included."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it ended
-            if _is_own(folder) and has_mark(folder, name):
+            if _is_own(folder) and read_mark(folder) == name:
                 text = (folder / "stat").read_bytes().decode(errors="replace")
                 # The name is in parentheses, and may hold some itself.
                 before, _, after = text.rpartition(")")

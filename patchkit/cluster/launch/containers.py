@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from patchkit.cluster.agent.group_script import MARK
 from patchkit.cluster.agent.image_facts import ImageFacts
+from patchkit.cluster.agent.processes import MARK
 from patchkit.cluster.agent.unit_state import LABEL
 from patchkit.cluster.launch.plan import PlannedRank
 from patchkit.quoting import quoted

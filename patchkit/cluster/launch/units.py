@@ -12,8 +12,9 @@ from pathlib import Path
 from string import Template
 
 from patchkit import foreign, http_exchange
-from patchkit.cluster.agent import alive_script, group_script, judge
-from patchkit.cluster.agent.group_script import ALONE, MARK
+from patchkit.cluster.agent import alive_script, group_script, judge, processes
+from patchkit.cluster.agent.group_script import ALONE
+from patchkit.cluster.agent.processes import MARK
 from patchkit.cluster.launch.cluster_file import ClusterFile, ServeChoices
 from patchkit.cluster.launch.containers import Container, mount
 from patchkit.cluster.launch.plan import PlannedRank, ServedModel, absolute
@@ -33,6 +34,7 @@ SCRIPTS = {
     "group.py": group_script,
     "alive.py": alive_script,
     "judge.py": judge,
+    "processes.py": processes,
     "http_exchange.py": http_exchange,
     "foreign.py": foreign,
 }

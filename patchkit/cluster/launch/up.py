@@ -9,9 +9,10 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from types import NoneType
 
-from patchkit.cluster.agent import group_script, unit_state
+from patchkit.cluster.agent import unit_state
 from patchkit.cluster.agent.judge import ANSWERS
 from patchkit.cluster.agent.node_facts import ModelPrint, NodeFacts
+from patchkit.cluster.agent.processes import strangers
 from patchkit.cluster.agent.unit_state import (
     JournalLine,
     NodeState,
@@ -252,7 +253,7 @@ def _require_free_ports(cluster: Cluster, units: GroupUnits) -> None:
         urls += [f"http://{rank.address}:{port}" for port in ports]
     for url in urls:
         asked = {"url": url, "unit": cluster.file.unit, "name": cluster.file.name}
-        for other in cluster.head.call(list[str], group_script.strangers, **asked):
+        for other in cluster.head.call(list[str], strangers, **asked):
             raise _taken_port_error(cluster.head, other)
 
 

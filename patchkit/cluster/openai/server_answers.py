@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from patchkit.cluster.agent import group_script
+from patchkit.cluster.agent import group_script, processes
 from patchkit.cluster.agent.alive_script import (
     find_group_work,
     is_paused,
@@ -266,10 +266,10 @@ def _raise_no_server(group: Mapping[str, Any]) -> NoReturn:
 def _find_strangers(url: str, started: Mapping[str, Any]) -> tuple[str, ...]:
     """Return who listens there and must not get the key: not the group's, or another user's."""
     if started:
-        return tuple(group_script.strangers(url, started["unit"], started["name"]))
+        return tuple(processes.strangers(url, started["unit"], started["name"]))
     trusted = (0, os.getuid())
     try:
-        listeners = group_script.listeners_at(url)
+        listeners = processes.listeners_at(url)
     except ValueError:  # it is no URL, which is said later
         return ()
     return tuple(

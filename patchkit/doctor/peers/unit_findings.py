@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 
-from patchkit.cluster.agent.group_script import Listener
+from patchkit.cluster.agent.processes import Listener
 from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.units import head_ports

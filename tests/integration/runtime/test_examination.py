@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.cluster.agent import group_script
+from patchkit.cluster.agent import processes
 from patchkit.cluster.agent.node_facts import model_print, python_contents
 from patchkit.cluster.agent.unit_state import group_processes, listeners
 from patchkit.cluster.launch.cluster import Cluster
@@ -52,13 +52,13 @@ def test_who_listens(address):
         port = server.getsockname()[1]
         found = [each for each in listeners([port]) if each.address == address]
         url = f"http://127.0.0.1:{port}"
-        (other,) = group_script.strangers(url, "patchkit-none.service")
+        (other,) = processes.strangers(url, "patchkit-none.service")
         assert other.startswith(f"{address} port {port}: python")
         assert str(os.getpid()) in other
-        assert group_script.strangers(url, own) == []
-        elsewhere = group_script.strangers(f"http://127.0.0.3:{port}", "x")
+        assert processes.strangers(url, own) == []
+        elsewhere = processes.strangers(f"http://127.0.0.3:{port}", "x")
         assert elsewhere == [other] * (address == "0.0.0.0")
-    assert group_script.strangers(url, "x") == []
+    assert processes.strangers(url, "x") == []
     assert [(each.port, each.pid) for each in found] == [(port, os.getpid())]
 
 
@@ -73,7 +73,7 @@ def test_who_listens_at_ipv4_by_a_socket_of_ipv6(listening, asked):
         server.bind((listening, 0))
         server.listen()
         port = server.getsockname()[1]
-        assert group_script.strangers(f"http://{asked}:{port}", "patchkit-none.service")
+        assert processes.strangers(f"http://{asked}:{port}", "patchkit-none.service")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_whatever_ss_says_of_a_listener(tmp_path, monkeypatch, said, address, us
         mode=0o755,
     )
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    (listener,) = group_script.find_listeners([8000])
+    (listener,) = processes.find_listeners([8000])
     assert (listener.address, listener.user) == (address, user)
 
 

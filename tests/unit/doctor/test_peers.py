@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from patchkit.cluster.agent.group_script import Listener
 from patchkit.cluster.agent.links import PeerLink
+from patchkit.cluster.agent.processes import Listener
 from patchkit.cluster.agent.unit_state import GroupProcess
 from patchkit.doctor.archive import pack_archive
 from patchkit.doctor.judgement import cluster_findings

@@ -82,9 +82,18 @@ def api():
         server.over.set()
 
 
+class Watched(Liveness):
+    """A watch that keeps the reason of its last doubt."""
+
+    def find_proof(self):
+        life = self.look()
+        self.doubt = "" if life.proof else life.text
+        return life.proof
+
+
 def watched(api, frozen=1.0, **ago):
     """Return what watches a server, which last moved, or was asked, so many seconds ago."""
-    watch = Liveness({**api.settings, "frozen": frozen})
+    watch = Watched({**api.settings, "frozen": frozen})
     for name, seconds in ago.items():
         setattr(watch, name, time.monotonic() - seconds)
     return watch

@@ -1,0 +1,139 @@
+"""Look at the processes of this machine: whose cluster they belong to, and who listens at a port.
+
+This file is copied to the nodes, beside group.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+import socket
+import subprocess
+import urllib.parse
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+MARK = "PATCHKIT_CLUSTER"
+"""The environment variable of every process of a group: it finds what is left of a group."""
+
+_PROCESS = re.compile(r'users:\(\("(.*?)",pid=(\d+)')
+# The name of a process stands before it and is shorter; the control group stands behind it.
+_USER = re.compile(r" uid:(\d+) ino:\d+ sk:")
+
+
+def run_tool(
+    *words: str, seconds: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program. Raises OSError without it, TimeoutExpired after ``seconds``."""
+    return subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        timeout=seconds,
+    )
+
+
+def read_mark(process: Path) -> str:
+    """Return the cluster whose group has a process, by its folder in /proc; "" for none."""
+    with contextlib.suppress(OSError):  # it ended, or belongs to another user
+        environment = (process / "environ").read_bytes()
+        for entry in environment.split(b"\0"):
+            variable, _, value = entry.partition(b"=")
+            if variable == MARK.encode():
+                return value.decode(errors="replace")
+    return ""
+
+
+def strangers(url: str, unit: str, name: str = "") -> list[str]:
+    """Return who listens at the address of a server beside the server: processes of other units.
+
+    Processes in containers of the cluster ``name`` belong to the server as well: their control
+    group is the engine's.
+    """
+    descriptions = []
+    for listener in listeners_at(url):
+        process = Path(f"/proc/{listener.pid}")
+        cluster = read_mark(process)
+        if (name and cluster == name) or _is_in_units(process, unit):
+            continue
+        suffix = f" of the cluster {cluster}" if cluster else ""
+        place = f"{listener.address} port {listener.port}"
+        descriptions.append(f"{place}: {listener.holder}{suffix}")
+    return descriptions
+
+
+def _is_in_units(process: Path, unit: str) -> bool:
+    """Return whether a process belongs to a unit, or to one whose name begins so with a dash."""
+    prefix = unit.removesuffix(".service") + "-"
+    with contextlib.suppress(OSError):  # it ended
+        path = (process / "cgroup").read_text(errors="replace")
+        parts = re.split("[/\n]", path)
+        return unit in parts or any(part.startswith(prefix) for part in parts)
+    return False
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Who listens at a port, as which user; ``pid`` is 0 for a process of another user."""
+
+    address: str
+    port: int
+    pid: int = 0
+    name: str = ""
+    user: int = 0
+
+    @property
+    def holder(self) -> str:
+        """Return the process in words."""
+        if self.pid:
+            return f"{self.name} (process {self.pid})"
+        return "another user's process"
+
+
+def listeners_at(url: str) -> list[Listener]:
+    """Return who listens where a URL of this machine leads to; nobody if ss is missing."""
+    place = urllib.parse.urlsplit(url)
+    addresses = {"0.0.0.0", "::"}  # noqa: S104 - who listens there is meant
+    with contextlib.suppress(OSError):  # an unknown host
+        rows = socket.getaddrinfo(place.hostname, place.port, type=socket.SOCK_STREAM)
+        addresses |= {_plain_address(str(address[0])) for *_, address in rows}
+
+    try:
+        listeners = list(find_listeners([place.port or 80]))
+    except OSError:
+        return []
+    return [listener for listener in listeners if listener.address in addresses]
+
+
+def find_listeners(ports: Collection[int]) -> Iterator[Listener]:
+    """Yield who listens at these TCP ports, of IPv4 and IPv6. Raises OSError without ss."""
+    for line in run_tool("ss", "-Hltnpe").stdout.splitlines():
+        address, _, port = line.split()[3].rpartition(":")
+        if not (port.isdigit() and int(port) in ports):
+            continue
+
+        process = _PROCESS.search(line)
+        user = _USER.search(line)  # left out for root
+        yield Listener(
+            address=_plain_address(address),
+            port=int(port),
+            pid=int(process[2]) if process else 0,
+            name=process[1] if process else "",
+            user=int(user[1]) if user else 0,
+        )
+
+
+def _plain_address(text: str) -> str:
+    """Return one spelling of an address: without a device, and IPv4 where it is mapped to IPv6.
+
+    A listener at ``::ffff:127.0.0.1`` gets what is sent to 127.0.0.1.
+    """
+    bare = text.partition("%")[0].strip("[]").replace("*", "::")
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(bare)
+        return str(getattr(address, "ipv4_mapped", None) or address)
+    return bare
