@@ -16,7 +16,7 @@ from typing import Any
 
 from patchkit.errors import DriftError, HostError, PatchkitError, UsageError
 from patchkit.runtime.host.host import Host, System
-from patchkit.runtime.node.decision import NodeOptions, decide
+from patchkit.runtime.node.decision import NodeOptions, decide_node
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import (
     find,
@@ -123,7 +123,7 @@ def request(version: str, asked: dict[str, Any]) -> ServeRequest:
         model=preset.id if (preset := find(asked["model"])) else "",
     )
     return ServeRequest(
-        node=decide(options, NOWHERE, addressed=False),
+        node=decide_node(options, NOWHERE, addressed=False),
         memory=MemoryPool(
             gib=asked.get("gib", SPARK_GIB), shared=True, whose="a Spark"
         ),

@@ -24,7 +24,7 @@ from patchkit.doctor.peers.node_report import (
 from patchkit.doctor.visit import Visit
 from patchkit.errors import PatchkitError, reason
 from patchkit.quoting import quoted
-from patchkit.runtime.host.host import plain
+from patchkit.runtime.host.host import plain_version
 from patchkit.runtime.rules.variable_rules import CACHES, cache_variables
 from patchkit.target import Load, best_load, listed, targets
 from patchkit.units import BYTES_PER_MIB
@@ -127,7 +127,7 @@ def check_first_use(node: NodeReport, said: DeviceCodeFound | PatchkitError) -> 
     command = there(node.node, "patchkit", "apply", "--native", software.vllm_home)
     if node.node != HERE:  # where patchkit need not be
         again = quoted(
-            "patchkit", "repack", f"vllm=={plain(software.vllm)}", "--native"
+            "patchkit", "repack", f"vllm=={plain_version(software.vllm)}", "--native"
         )
         command = f"`{again}`, then `patchkit cluster install`"
     return node.find("first-use", libraries=shown, cache=said.cache, command=command)

@@ -39,8 +39,12 @@ from patchkit.runtime.envfile.syntax import Format
 from patchkit.runtime.envfile.write import write
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.software import find_ptxas
-from patchkit.runtime.node.cluster_env import agree, cluster_env, file_text
-from patchkit.runtime.node.decision import NodeOptions, decide
+from patchkit.runtime.node.cluster_env import (
+    adopt_shared_settings,
+    file_text,
+    make_cluster_env,
+)
+from patchkit.runtime.node.decision import NodeOptions, decide_node
 from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.releases import Lifetime, read_table
 from patchkit.runtime.rules.rule import RuleChoice, in_words, routes_in_words
@@ -110,13 +114,15 @@ def _env_blocks(
             path, asked.role or "single", accept_edited=options["accept_edited"]
         )
     asked = replace(asked, model=options["model"], extra=extra, choice=choice)
-    node = decide(asked, host, head)
+    node = decide_node(asked, host, head)
     rules = load_variable_rules()
     ptxas = find_ptxas(root, os.environ)
     caches = str(Path.home() / CACHES)
-    env = cluster_env(node, host, rules, nccl=asked.nccl, ptxas=ptxas, caches=caches)
+    env = make_cluster_env(
+        node, host, rules, nccl=asked.nccl, ptxas=ptxas, caches=caches
+    )
     if head:
-        env = agree(env, head, extra)
+        env = adopt_shared_settings(env, head, extra)
     kind, hostname = Format(options["kind"]), host.system.hostname
     text = file_text(env, kind, hostname=hostname, target=asked.target)
     yield Record(

@@ -20,7 +20,7 @@ from patchkit.cli.runtime.node_options import node_options, note_lines
 from patchkit.errors import UsageError
 from patchkit.runtime.envfile.env_file import read_env_file
 from patchkit.runtime.host.host import Host
-from patchkit.runtime.node.decision import NodeOptions, decide
+from patchkit.runtime.node.decision import NodeOptions, decide_node
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import Preset, load_presets
 from patchkit.runtime.rules.rule import RuleChoice
@@ -190,7 +190,7 @@ def serve_command(
         preset = preset_of(model, options["preset"], os.environ)
         asked = replace(asked, model=preset.id if preset else "")
     # The line may be for another machine, so this one need not have the address.
-    node = decide(asked, host, file, addressed=False)
+    node = decide_node(asked, host, file, addressed=False)
     served = model
     # A preset may be named by its last part, unless there is a folder of that name.
     if preset and model.lower() == preset.name.lower() and not Path(model).is_dir():

@@ -23,8 +23,13 @@ from patchkit.errors import HostError, PatchkitError, StorageError, UsageError
 from patchkit.finding import Finding, Level, finding_from_text
 from patchkit.runtime.envfile.env_file import EnvFile, env_file
 from patchkit.runtime.envfile.syntax import Format
-from patchkit.runtime.node.cluster_env import ClusterEnv, agree, cluster_env, file_text
-from patchkit.runtime.node.decision import Node, NodeOptions, decide
+from patchkit.runtime.node.cluster_env import (
+    ClusterEnv,
+    adopt_shared_settings,
+    file_text,
+    make_cluster_env,
+)
+from patchkit.runtime.node.decision import Node, NodeOptions, decide_node
 from patchkit.runtime.node.topology import choose_attachment
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import Preset, named_preset, presets_meant
@@ -136,8 +141,8 @@ def planned_ranks(
 ) -> list[PlannedRank]:
     """Return each node's part, the head's first.
 
-    Raises HostError for a node without vLLM or with another one than its head, and all that
-    ``decide``, ``cluster_env``, ``agree`` and ``serve_args`` raise, with the node's name before it.
+    Raises HostError for a node without vLLM or with another one than its head, and what the
+    functions of ``runtime/node`` and ``serve_args`` raise, with the node's name before it.
     """
     ranks: list[PlannedRank] = []
     head: EnvFile | None = None
@@ -242,11 +247,11 @@ def _plan_rank(
     of_flags = RuleChoice(wanted=wanted - variables, unwanted=unwanted - variables)
     node = _decide_rank(cluster, number, facts, model, of_variables, head)
     caches = f"{facts.home}/{CACHES}"
-    env = cluster_env(
+    env = make_cluster_env(
         node, host, rules, ptxas=facts.ptxas, caches=caches, model=model.name
     )
     if head:
-        env = agree(env, head, dict(serve.set))
+        env = adopt_shared_settings(env, head, dict(serve.set))
     command = None
     if node.role != "worker" or node.executor.name != "ray":
         request = _serve_request(cluster, number, facts, model, node)
@@ -299,7 +304,7 @@ def _decide_rank(
         options = replace(options, nodes=len(cluster.node), executor=serve.executor)
     if number == 0 and several:
         options = replace(options, head=cluster.head.address, topology=serve.topology)
-    node = decide(options, facts.host, head)
+    node = decide_node(options, facts.host, head)
     if (
         node.executor.name == "ray"
         and facts.image

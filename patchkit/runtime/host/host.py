@@ -235,12 +235,12 @@ class Host:
         if (
             software is None
             or not software.vllm_home
-            or plain(software.vllm) != plain(version)
+            or plain_version(software.vllm) != plain_version(version)
         ):
             return None
         return Path(software.vllm_home)
 
 
-def plain(version: str) -> str:
+def plain_version(version: str) -> str:
     """Return a version without its local part: ``2.30.7`` of ``2.30.7+cuda13.0``."""
     return version.partition("+")[0]

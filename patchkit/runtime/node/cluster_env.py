@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
-from patchkit.errors import DriftError, UsageError
-from patchkit.finding import Level
+from patchkit.errors import DriftError, PatchkitError, UsageError
+from patchkit.finding import Finding, Level
 from patchkit.runtime.envfile.env_file import EnvFile
 from patchkit.runtime.envfile.header import render_env_file
 from patchkit.runtime.envfile.syntax import EnvEntry, Format
 from patchkit.runtime.host.advice import remarks
-from patchkit.runtime.host.host import Host, plain
+from patchkit.runtime.host.host import Host, plain_version
 from patchkit.runtime.node.decision import Node
+from patchkit.runtime.rules.presets import Preset
 from patchkit.runtime.rules.refusals import refusal
 from patchkit.runtime.rules.releases import release
 from patchkit.runtime.rules.rule import holding
@@ -57,9 +58,14 @@ class Setting:
         source = f"; {self.source}" if self.source else ""
         return f"[{nodes}] {self.reason} ({self.rule}{source})"
 
+    @property
+    def error_kind(self) -> type[PatchkitError]:
+        """Return the error for a wrong setting: the user's own, or one of a rule."""
+        return UsageError if self.rule == "--set" else DriftError
+
 
 @dataclass(frozen=True, slots=True)
-class Beware:
+class Caveat:
     """A problem that no variable solves, and what does."""
 
     says: str
@@ -72,7 +78,7 @@ class ClusterEnv:
 
     node: Node
     settings: tuple[Setting, ...]
-    advice: tuple[Beware, ...]
+    advice: tuple[Caveat, ...]
     off: tuple[VariableRule, ...]
     notes: tuple[str, ...]
 
@@ -80,14 +86,12 @@ class ClusterEnv:
     def where(self) -> str:
         """Return ``: 192.168.100.10 on enp1s0f0np0``, empty for a node alone."""
         attachment = self.node.attachment
-        return (
-            f": {attachment.address} on {attachment.netdev}"
-            if attachment.address
-            else ""
-        )
+        if not attachment.address:
+            return ""
+        return f": {attachment.address} on {attachment.netdev}"
 
 
-def cluster_env(
+def make_cluster_env(
     node: Node,
     host: Host,
     rules: VariableRules,
@@ -99,67 +103,37 @@ def cluster_env(
 ) -> ClusterEnv:
     """Return the environment of a node.
 
-    ``nccl`` is the release whose variables may be set, by default any; ``caches`` the folder on the
-    node that a rule may keep caches in, for ``model`` or else the preset's. Raises UsageError for
-    a rule or a variable of the user's that does not exist, or a value that it does not take,
-    HostError for a fact that this host lacks, DriftError if a rule sets what this vLLM does not
+    ``nccl`` is the release whose variables may be set, by default any. ``caches`` is the folder on
+    the node in which a rule may keep caches, for ``model`` or else the preset's. Raises UsageError
+    for a rule or a variable of the user's that does not exist, or a value that it does not take;
+    HostError for a fact that this host lacks; DriftError if a rule sets what this vLLM does not
     read or take.
     """
     node.choice.check(rules.rules, "`patchkit env explain` lists them")
     on, off = node.choice.divide(holding(rules.rules, node.situation))
     replaced = {rule.replaces for rule in on}
-    model = model or (node.preset.id if node.preset else "")
-    more = {
-        "ptxas": ptxas,
-        **(cache_folders(caches, node.vllm, model) if caches else {}),
-    }
-    settings = [
-        *_choose_settings([rule for rule in on if rule.id not in replaced], node, more)
-    ]
-    known, values = (
-        vllm_variables(node.vllm, host.vllm_home(node.vllm)),
-        vllm_values(node.vllm),
-    )
-    setters: dict[str, str] = {}
-    for setting in settings:
-        before = setters.setdefault(setting.name, setting.rule)
-        if before != setting.rule:
-            raise refusal(
-                "set-twice", name=setting.name, first=before, rule=setting.rule
-            )
-        _check_setting(setting, node.vllm, nccl, known, values.get(setting.name))
+    active = [rule for rule in on if rule.id not in replaced]
+    facts = {"ptxas": ptxas}
+    if caches:
+        model = model or (node.preset.id if node.preset else "")
+        facts |= cache_folders(caches, node.vllm, model)
+    settings = list(_choose_settings(active, node, facts))
+    _check_settings(settings, node, host, nccl)
     # A stable sort: the rules keep their order, which is that of the data.
     settings.sort(key=lambda setting: setting.scope != "shared")
-    used = {"", *(f"cage {number}" for number in node.attachment.cages)}
-    found = remarks(host, "env") if node.role != "single" else ()
-    own = {setting.name: setting.value for setting in settings}
-    advice, notes = [], [*node.attachment.notes]
-    for remark in (remark for remark in found if remark.where in used):
+
+    advice = []
+    notes = [*node.attachment.notes]
+    for remark in _find_remarks(node, host):
         # A grave one says what will fail, and what to do instead.
-        if remark.level in (Level.ERROR, Level.WARNING) and remark.hint:
-            advice.append(Beware(remark.what, remark.hint))
+        if remark.hint and remark.level in (Level.ERROR, Level.WARNING):
+            advice.append(Caveat(remark.what, remark.hint))
         else:
             notes.append("; ".join(filter(None, (remark.what, remark.hint))))
-    rows = (row for row in holding(rules.advice, node.situation) if not row.solved(own))
-    advice += (Beware(row.says, row.instead) for row in rows)
-    attachment = node.attachment
-    if own.get(_HCAS) == attachment.half != attachment.hcas:
-        other = set(attachment.hcas.strip("=").split(",")) - {
-            attachment.half.strip("=")
-        }
-        notes.append(
-            f"{', '.join(other)}, the other half of the cable, is left out of {_HCAS}"
-        )
-    if node.target == "other":
-        notes.append(_NO_DEVICE)
-    elif node.target == DEFAULT_TARGET and not host.gpus:
-        notes.append(_NO_GPU)
-    # Rules about NCCL are for several nodes.
-    asked = ("triton",) if node.role == "single" else ("triton", "nccl")
-    if missing := [name for name in asked if not node.versions[name]]:
-        options = " and ".join(f"--{name}" for name in missing)
-        versions = f"the version of {' and '.join(missing)} is unknown ({options})"
-        notes.append(f"{versions}: no rule about it")
+    values = {setting.name: setting.value for setting in settings}
+    rows = holding(rules.advice, node.situation)
+    advice += [Caveat(row.says, row.instead) for row in rows if not row.solved(values)]
+    notes += _note_gaps(node, host, values)
     return ClusterEnv(
         node=node,
         settings=tuple(settings),
@@ -169,145 +143,221 @@ def cluster_env(
     )
 
 
+def _find_remarks(node: Node, host: Host) -> list[Finding]:
+    """Return the remarks about the machine and about the cages that carry the data."""
+    if node.role == "single":
+        return []
+    places = {"", *(f"cage {number}" for number in node.attachment.cages)}
+    return [remark for remark in remarks(host, "env") if remark.where in places]
+
+
+def _note_gaps(node: Node, host: Host, values: Mapping[str, str]) -> Iterator[str]:
+    """Yield what the environment does not use, or was not told."""
+    attachment = node.attachment
+    if values.get(_HCAS) == attachment.half != attachment.hcas:
+        halves = attachment.hcas.strip("=").split(",")
+        unused = set(halves) - {attachment.half.strip("=")}
+        yield f"{', '.join(unused)}, the other half of the cable, is left out of {_HCAS}"
+
+    if node.target == "other":
+        yield _NO_DEVICE
+    elif node.target == DEFAULT_TARGET and not host.gpus:
+        yield _NO_GPU
+
+    # Rules about NCCL are for several nodes.
+    ruled = ("triton",) if node.role == "single" else ("triton", "nccl")
+    if missing := [name for name in ruled if not node.versions[name]]:
+        options = " and ".join(f"--{name}" for name in missing)
+        names = " and ".join(missing)
+        yield f"the version of {names} is unknown ({options}): no rule about it"
+
+
 def _choose_settings(
     rules: Sequence[VariableRule], node: Node, facts: Mapping[str, str]
 ) -> Iterator[Setting]:
-    """Return what sets a variable: the user before the preset, and both before the rules."""
-    attachment, preset = node.attachment, node.preset
-    own = {
-        name: getattr(attachment, name)
-        for name in ("address", "netdev", "data", "hcas", "half")
-    }
-    facts = {**facts, **own, "netdevs": ",".join(attachment.netdevs)}
+    """Yield what sets a variable: the user before the preset, and both before the rules."""
+    taken = {*node.extra}
+    for setting in _read_preset(node.preset) if node.preset else ():
+        if setting.name not in taken:
+            yield setting
+            taken.add(setting.name)
+
+    attachment = node.attachment
+    netdevs = ",".join(attachment.netdevs)
+    facts = {**facts, **asdict(attachment), "netdevs": netdevs}
     # Empty facts are left out, so that a rule that needs one of them raises KeyError.
     facts = {name: fact for name, fact in facts.items() if fact}
-    taken = {*node.extra}
-    if preset:
-        # What a model needs beside its flags; a token is only referred to.
-        of_model = {**preset.variables, **({_GATE: ""} if preset.needs_token else {})}
-        for name, value in of_model.items():
-            reason = f"{preset.name} is {'served so' if value else 'gated'}"
-            if name not in taken:
-                yield Setting(
-                    name=name,
-                    value=value,
-                    reason=reason,
-                    rule="preset",
-                    source=preset.source,
-                )
-        taken |= of_model.keys()
-    pairs = ((rule, name, value) for rule in rules for name, value in rule.set.items())
-    for rule, name, value in (row for row in pairs if row[1] not in taken):
-        try:
-            filled = value.format_map(facts)
-        except KeyError as error:
-            words = {"name": name, "fact": error.args[0], "rule": rule.id}
-            raise refusal("no-fact", **words, reason=rule.reason) from None
-        words = {"reason": rule.reason, "rule": rule.id, "source": rule.source}
-        yield Setting(name=name, value=filled, scope=rule.scope, **words)
+    for rule in rules:
+        for name in (name for name in rule.set if name not in taken):
+            yield _apply_rule(rule, name, facts)
+
     for name, value in node.extra.items():
         yield Setting(name=name, value=value, reason="asked for", rule="--set")
 
 
-def _check_setting(
-    setting: Setting,
-    vllm: str,
-    nccl: str,
-    known: Mapping[str, str],
-    takes: Takes | None,
-) -> None:
-    """Raise for a name that vLLM or NCCL does not read, and a value at which vLLM stops."""
-    # Other programs have no full list of names, nor has the table those of a newer NCCL.
-    name, kind = setting.name, UsageError if setting.rule == "--set" else DriftError
-    names, reader = known, f"vLLM {vllm}"
-    if not name.startswith("VLLM_"):
-        newest = variable_table("nccl").newest
-        if not name.startswith("NCCL_") or (nccl and release(nccl) > release(newest)):
-            return
-        names, reader = nccl_variables(nccl), "NCCL"
-    if name not in names:
-        raise kind(
-            f"{reader} does not read {name} (set by {setting.rule})",
-            hint=nearest_hint(
-                name, names, "`patchkit env explain` lists what it reads"
-            ),
+def _read_preset(preset: Preset) -> Iterator[Setting]:
+    """Yield what a model needs beside its flags; a token is only referred to."""
+    variables = dict(preset.variables)
+    if preset.needs_token:
+        variables[_GATE] = ""
+    for name, value in variables.items():
+        yield Setting(
+            name=name,
+            value=value,
+            reason=f"{preset.name} is {'served so' if value else 'gated'}",
+            rule="preset",
+            source=preset.source,
         )
-    if reader != "NCCL" and takes and not takes.has(setting.value):
-        raise kind(
-            f"{reader} does not take {name}={setting.value} (set by {setting.rule})",
+
+
+def _apply_rule(rule: VariableRule, name: str, facts: Mapping[str, str]) -> Setting:
+    """Return what a rule sets a variable to. Raises HostError for a fact that is missing."""
+    try:
+        value = rule.set[name].format_map(facts)
+    except KeyError as error:
+        fact = error.args[0]
+        raise refusal(
+            "no-fact", name=name, fact=fact, rule=rule.id, reason=rule.reason
+        ) from None
+    return Setting(
+        name=name,
+        value=value,
+        scope=rule.scope,
+        reason=rule.reason,
+        rule=rule.id,
+        source=rule.source,
+    )
+
+
+def _check_settings(
+    settings: Sequence[Setting], node: Node, host: Host, nccl: str
+) -> None:
+    """Raise for a name that is set twice or not read, and for a value at which vLLM stops."""
+    of_vllm = vllm_variables(node.vllm, host.vllm_home(node.vllm))
+    values = vllm_values(node.vllm)
+    setters: dict[str, str] = {}
+    for setting in settings:
+        name = setting.name
+        first = setters.setdefault(name, setting.rule)
+        if first != setting.rule:
+            raise refusal("set-twice", name=name, first=first, rule=setting.rule)
+
+        # Other programs than vLLM and NCCL have no full list of names.
+        if name.startswith("VLLM_"):
+            _check_name(setting, f"vLLM {node.vllm}", of_vllm)
+            _check_value(setting, node.vllm, values.get(name))
+        elif name.startswith("NCCL_") and _has_table(nccl):
+            _check_name(setting, "NCCL", nccl_variables(nccl))
+
+
+def _has_table(nccl: str) -> bool:
+    """Return whether the names of an NCCL are known: not those of a newer one than the table."""
+    return not nccl or release(nccl) <= release(variable_table("nccl").newest)
+
+
+def _check_name(setting: Setting, reader: str, names: Mapping[str, str]) -> None:
+    if setting.name not in names:
+        hint = "`patchkit env explain` lists what it reads"
+        raise setting.error_kind(
+            f"{reader} does not read {setting.name} (set by {setting.rule})",
+            hint=nearest_hint(setting.name, names, hint),
+        )
+
+
+def _check_value(setting: Setting, vllm: str, takes: Takes | None) -> None:
+    if takes and not takes.has(setting.value):
+        assignment = f"{setting.name}={setting.value}"
+        raise setting.error_kind(
+            f"vLLM {vllm} does not take {assignment} (set by {setting.rule})",
             why="it reads this variable when it starts, and stops with a ValueError",
             hint=f"it takes {takes.in_words}",
         )
 
 
-def agree(env: ClusterEnv, head: EnvFile, here: Collection[str] = ()) -> ClusterEnv:
+def adopt_shared_settings(
+    env: ClusterEnv, head: EnvFile, set_here: Collection[str] = ()
+) -> ClusterEnv:
     """Return the worker's environment with what its head shares.
 
-    What the worker's own rules do not set, such as what a user added on the head, is taken over;
-    ``check_transfer`` has said that it may be. ``here`` are the names that the user sets on this
-    node. Raises HostError if the two contradict each other.
+    A variable that no rule of the worker sets, such as one that a user added on the head, is taken
+    over; ``check_transfer`` has said that it may be. ``set_here`` are the names that the user sets
+    on this node. Raises HostError if the two contradict each other.
     """
-    of_host = load_variable_rules().of_host
     _check_overwritten(env, head)
-    scopes = {setting.name: setting.scope for setting in env.settings}
-    mine = {
+    here = {
         setting.name: setting.value
         for setting in env.settings
         if setting.scope == "shared" and not is_secret(setting.name)
     }
-    # A name that some rule sets per host is the host's, unless it is shared in this very case.
-    theirs = {
-        name: value
-        for name, value in head.variables.items()
-        if scopes.get(name, "host" if name in of_host else "shared") == "shared"
-    }
-    # Of names that this node does not set, one that runs code is a rule's that it does not have.
-    compared = [
-        *mine,
-        *(name for name in theirs if name not in mine and runs_code(name)),
-    ]
+    there = _select_shared(env, head)
+    missing = {name: value for name, value in there.items() if name not in here}
+    # A variable that makes vLLM run code is compared even if this node does not set it.
+    compared = [*here, *filter(runs_code, missing)]
     problems = [
-        f"{name} is {mine.get(name, 'not set')} here and {theirs.get(name, 'not set')} there"
+        f"{name} is {here.get(name, 'not set')} here and {there.get(name, 'not set')} there"
         for name in compared
-        if mine.get(name) != theirs.get(name)
+        if here.get(name) != there.get(name)
     ]
     if problems:
         raise refusal("against-head", file=head.where, problems="; ".join(problems))
+
     taken = [
         Setting(name=name, value=value, reason="as on the head", rule="--from")
-        for name, value in theirs.items()
-        if name not in mine
+        for name, value in missing.items()
     ]
     notes = [*env.notes]
     if head.edited:
-        added = [
-            *taken,
-            *(setting for setting in env.settings if setting.rule == "--set"),
-        ]
-        names = ", ".join(
-            f"{setting.name}={setting.value} (line {head.lines.get(setting.name, 1)})"
-            for setting in added
-            if setting.name not in here
-        )
-        # A digest cannot say what was edited.
-        what = "every shared variable is as this node's rules set it"
-        what = f"not from this node's rules: {names}" if names else what
-        edited = f"{head.where} was edited after patchkit wrote it, and --accept-edited was given"
-        notes.append(f"{edited}; {what}")
-    twins = env.node.attachment.twin, head.facts.get("twin", "")
-    lists = [row.value for row in env.settings if row.name == _HCAS]
-    both = all("," in names for names in (*lists, head.variables.get(_HCAS, "")))
-    if all(twins) and both and (twins[0] in _BARE) is not (twins[1] in _BARE):
-        has, lacks = (
-            ("the head", "this node")
-            if twins[0] in _BARE
-            else ("this node", "the head")
-        )
-        notes.append(
-            f"the other half of the cable has an IPv4 address on {has} and none on {lacks}: "
-            "`ibv_modify_qp` fails so; give it one on both nodes, or on none"
-        )
+        added = [*taken, *(row for row in env.settings if row.rule == "--set")]
+        foreign = [setting for setting in added if setting.name not in set_here]
+        notes.append(_note_edited(head, foreign))
+    if note := _note_twins(env, head):
+        notes.append(note)
     return replace(env, settings=(*taken, *env.settings), notes=tuple(notes))
+
+
+def _select_shared(env: ClusterEnv, head: EnvFile) -> dict[str, str]:
+    """Return the head's variables that all nodes share."""
+    # A variable that some rule sets per host is the host's, unless this node shares it.
+    scopes = dict.fromkeys(load_variable_rules().of_host, "host")
+    scopes |= {setting.name: setting.scope for setting in env.settings}
+    return {
+        name: value
+        for name, value in head.variables.items()
+        if scopes.get(name, "shared") == "shared"
+    }
+
+
+def _note_edited(head: EnvFile, foreign: Sequence[Setting]) -> str:
+    """Return what came from an edited file; a digest cannot say what was edited."""
+    names = ", ".join(
+        f"{setting.name}={setting.value} (line {head.lines.get(setting.name, 1)})"
+        for setting in foreign
+    )
+    outcome = "every shared variable is as this node's rules set it"
+    if names:
+        outcome = f"not from this node's rules: {names}"
+    edited = f"{head.where} was edited after patchkit wrote it, and --accept-edited was given"
+    return f"{edited}; {outcome}"
+
+
+def _note_twins(env: ClusterEnv, head: EnvFile) -> str:
+    """Return what to do if one node alone has an address on the second half; "" for nothing."""
+    twin = env.node.attachment.twin
+    head_twin = head.facts.get("twin", "")
+    if not (twin and head_twin) or (twin in _BARE) is (head_twin in _BARE):
+        return ""
+    lists = [setting.value for setting in env.settings if setting.name == _HCAS]
+    lists.append(head.variables.get(_HCAS, ""))
+    if not all("," in names for names in lists):
+        return ""  # one of them uses a single half
+
+    places = ["this node", "the head"]
+    if twin in _BARE:
+        places.reverse()
+    return (
+        f"the other half of the cable has an IPv4 address on {places[0]} and none on {places[1]}: "
+        "`ibv_modify_qp` fails so; give it one on both nodes, or on none"
+    )
 
 
 def _check_overwritten(env: ClusterEnv, head: EnvFile) -> None:
@@ -315,26 +365,27 @@ def _check_overwritten(env: ClusterEnv, head: EnvFile) -> None:
     executor = env.node.executor
     if executor.copies != "overwrites":
         return
-    lost = [
-        f"{row.name} is {row.value} here and {head.variables[row.name]} there"
-        for row in env.settings
-        if row.scope == "host" and row.name.startswith(executor.prefixes)
+    lost = []
+    for setting in env.settings:
+        name = setting.name
         # The one variable with such a prefix that Ray's executor does not copy.
-        if row.name != "VLLM_HOST_IP"
-        and head.variables.get(row.name, row.value) != row.value
-    ]
+        is_copied = name.startswith(executor.prefixes) and name != "VLLM_HOST_IP"
+        head_value = head.variables.get(name, setting.value)
+        if setting.scope == "host" and is_copied and head_value != setting.value:
+            lost.append(f"{name} is {setting.value} here and {head_value} there")
     if lost:
         raise refusal("overwritten", values="; ".join(lost), reason=executor.reason)
 
 
 def file_text(env: ClusterEnv, kind: Format, *, hostname: str, target: str = "") -> str:
-    """Return the text of the env file; ``target`` is the one asked for. Raises UsageError."""
+    """Return the text of the env file; ``target`` is the user's option. Raises UsageError."""
     node = env.node
-    same = ("role", "topology", "twin", "executor", "vllm", "nodes")
+    situation = node.situation
+    names = ("role", "topology", "twin", "executor", "vllm", "nodes")
     facts = {
-        **{name: node.situation[name] for name in same},
+        **{name: situation[name] for name in names},
         "head": node.head,
-        "nccl": plain(node.versions["nccl"]),
+        "nccl": plain_version(node.versions["nccl"]),
         "target": target,
         "quantization": node.quantization,
         "model": node.preset.id if node.preset else "",
@@ -349,11 +400,14 @@ def file_text(env: ClusterEnv, kind: Format, *, hostname: str, target: str = "")
         *(f"Note: {note}." for note in env.notes),
         *(f"Beware: {row.says}. Instead: {row.instead}." for row in env.advice),
     ]
-    entries, stated = [], set()
+    entries = []
+    stated = set()
     for setting in env.settings:
         # A reason stands above the first variable of its rule.
-        again = setting.rule in stated and not setting.rule.startswith("--")
-        comment = f"as above ({setting.rule})" if again else setting.comment
-        stated.add(setting.rule)
+        comment = setting.comment
+        if setting.rule in stated:
+            comment = f"as above ({setting.rule})"
+        elif not setting.rule.startswith("--"):
+            stated.add(setting.rule)
         entries.append(EnvEntry(setting.name, setting.value, comment))
     return render_env_file(kind, header, entries)

@@ -1,7 +1,7 @@
 """Decide what a node is, once for `env` (its env file) and `serve-args` (its command line).
 
-Pure but for the names that an installed vLLM reads: options, facts of the host and an env file in,
-one decision or one error out.
+Options, facts of the host and an env file go in; one decision or one error comes out. The files of
+an installed vLLM are read for the names of its variables, and nothing else is.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from patchkit.runtime.envfile.env_file import EnvFile, check_transfer
-from patchkit.runtime.host.host import Host, plain
+from patchkit.runtime.host.host import Host, plain_version
 from patchkit.runtime.host.networks import describe_addresses
 from patchkit.runtime.node.topology import Attachment, choose_attachment
 from patchkit.runtime.rules.presets import Preset, named_preset
@@ -30,9 +30,9 @@ from patchkit.target import DEFAULT_TARGET
 class NodeOptions:
     """The options of a user about a node; what is empty or ``auto`` is decided.
 
-    ``nccl`` and ``triton`` count instead of what is installed. ``model`` names a preset, "" none,
-    None the env file's; ``preset`` is made of a user's recipe. ``choice`` is of rules about
-    variables, ``extra`` are variables that the user adds.
+    ``nccl`` and ``triton`` count instead of what is installed. ``model`` names a preset; "" is for
+    none, None for that of the env file. ``preset`` is made of a user's recipe. ``choice`` is about
+    rules of variables, and ``extra`` are variables that the user adds.
     """
 
     role: str = ""
@@ -76,7 +76,13 @@ class Node:
     @property
     def situation(self) -> Situation:
         """Return the facts that conditions of rules are about."""
-        preset = self.preset
+        quantization = self.quantization
+        family = ""
+        moe = "unknown"
+        if self.preset:
+            quantization = quantization or self.preset.quantization
+            family = self.preset.family
+            moe = "yes" if self.preset.moe else "no"
         return {
             "role": self.role,
             "topology": self.attachment.topology,
@@ -84,17 +90,16 @@ class Node:
             "executor": self.executor.name,
             "copies": self.executor.copies,
             "target": self.target,
-            "quantization": self.quantization
-            or (preset.quantization if preset else ""),
-            "moe": "unknown" if preset is None else "yes" if preset.moe else "no",
-            "family": preset.family if preset else "",
+            "quantization": quantization,
+            "moe": moe,
+            "family": family,
             "vllm": self.vllm,
             "nodes": str(self.nodes),
             **self.versions,
         }
 
 
-def decide(
+def decide_node(
     options: NodeOptions,
     host: Host,
     file: EnvFile | None = None,
@@ -108,152 +113,190 @@ def decide(
     options that contradict each other or the file, HostError if the hardware or an installed
     version is not what they need, SourceError for a variable that must not be taken over.
     """
+    request = options
+    if file:
+        _check_options(options, file, host.versions["vllm"])
+        request = _fill_in(options, file)
+    vllm = request.vllm or host.versions["vllm"]
+    if not vllm:
+        raise refusal("no-vllm")
+    versions = _find_versions(options, host, vllm)
+    role = request.role or "single"
+    nodes = request.nodes or (1 if role == "single" else 2)
+    preset = request.preset
+    if request.model and not preset:
+        preset = named_preset(request.model)
+
+    if file and _is_from_head(options, file):
+        _check_head_file(options, file, host, vllm, versions["nccl"])
+    elif file and not (addressed or options.role):
+        _check_own_file(file, host)
+    _check_cluster(role, nodes, request.head)
+    if preset:
+        _check_preset(preset, request.quantization, vllm)
+
+    target = request.target or (host.target if host.gpus else DEFAULT_TARGET)
+    attachment = Attachment(topology="single" if role == "single" else request.topology)
+    # A command line for another node asks this host only for what is not given.
+    needs_host = addressed or request.topology == "auto" or not request.head
+    if role != "single" and needs_host:
+        attachment = choose_attachment(
+            host,
+            role=role,
+            topology=request.topology,
+            nodes=nodes,
+            head=request.head,
+            target=target,
+        )
+    executor = choose_executor(vllm, role, request.executor, request.choice.wanted)
+    return Node(
+        role=role,
+        nodes=nodes,
+        head=request.head or attachment.address,
+        vllm=vllm,
+        executor=executor,
+        attachment=attachment,
+        target=target,
+        versions=versions,
+        quantization=request.quantization,
+        preset=preset,
+        choice=request.choice,
+        extra=request.extra,
+    )
+
+
+def _find_versions(options: NodeOptions, host: Host, vllm: str) -> dict[str, str]:
+    """Return the versions of packages that rules ask for: the user's, else those installed."""
     installed = host.versions
     versions = {
         "torch": installed["torch"],
         "triton": options.triton or installed["triton"],
         "nccl": options.nccl or installed["nccl"],
     }
-    asked = _with_file(options, file, installed["vllm"]) if file else options
-    vllm = asked.vllm or installed["vllm"]
-    if not vllm:
-        raise refusal("no-vllm")
-    # What is beside the vLLM here says nothing of another release.
-    if plain(vllm) == plain(installed["vllm"]):
+    # The transformers beside this vLLM may not be those of another release.
+    if plain_version(vllm) == plain_version(installed["vllm"]):
         versions["transformers"] = installed["transformers"]
-    role = asked.role or "single"
-    nodes = asked.nodes or (1 if role == "single" else 2)
-    preset = asked.preset or (named_preset(asked.model) if asked.model else None)
-    if file:
-        _check_file(options, file, host, vllm, versions["nccl"], addressed=addressed)
-    _check_request(role, nodes, asked, vllm, preset)
-    target = asked.target or (host.target if host.gpus else DEFAULT_TARGET)
-    attachment = Attachment(topology="single" if role == "single" else asked.topology)
-    # A command line for another node asks this host only for what is not given.
-    if role != "single" and (addressed or asked.topology == "auto" or not asked.head):
-        attachment = choose_attachment(
-            host,
-            role=role,
-            topology=asked.topology,
-            nodes=nodes,
-            head=asked.head,
-            target=target,
-        )
-    executor = choose_executor(vllm, role, asked.executor, asked.choice.wanted)
-    return Node(
-        role=role,
-        nodes=nodes,
-        head=asked.head or attachment.address,
-        vllm=vllm,
-        executor=executor,
-        attachment=attachment,
-        target=target,
-        versions=versions,
-        quantization=asked.quantization,
-        preset=preset,
-        choice=asked.choice,
-        extra=asked.extra,
-    )
+    return versions
 
 
-def _with_file(options: NodeOptions, file: EnvFile, installed: str) -> NodeOptions:
-    """Return the options, filled in from the file. Raises UsageError, HostError."""
+def _is_from_head(options: NodeOptions, file: EnvFile) -> bool:
+    """Return whether a worker reads the file of its head: their roles differ on purpose."""
+    return file.role == "head" and options.role == "worker"
+
+
+def _without_auto(option: str) -> str:
+    return "" if option == "auto" else option
+
+
+def _check_options(options: NodeOptions, file: EnvFile, installed: str) -> None:
+    """Raise UsageError for options against the file, HostError for another ``installed`` vLLM."""
     facts = file.facts
-    of_head = (file.role, options.role) == ("head", "worker")
-    topology = "" if options.topology == "auto" else options.topology
-    executor = "" if options.executor == "auto" else options.executor
     given = {
-        # A worker reads the file of its head: their roles differ on purpose.
-        "role": "" if of_head else options.role,
-        "topology": topology,
-        "executor": executor,
-        "vllm": options.vllm,
-        "head": options.head,
+        "--role": ("role", "" if _is_from_head(options, file) else options.role),
+        "--topology": ("topology", _without_auto(options.topology)),
+        "--executor": ("executor", _without_auto(options.executor)),
+        "--vllm": ("vllm", options.vllm),
+        "--head-ip": ("head", options.head),
     }
-    for fact, value in given.items():
+    for option, (fact, value) in given.items():
         # Local parts (+cu130, +gb10) may differ: they name a build, not a release.
-        if value and plain(value) != plain(facts.get(fact, value)):
-            option = f"--{'head-ip' if fact == 'head' else fact} {value}"
+        if value and plain_version(value) != plain_version(facts.get(fact, value)):
             raise refusal(
-                "against-file", option=option, file=file.where, says=facts[fact]
+                "against-file",
+                option=f"{option} {value}",
+                file=file.where,
+                says=facts[fact],
             )
-    if installed and not options.vllm and plain(installed) != plain(facts["vllm"]):
-        raise refusal(
-            "other-vllm", here=installed, file=file.where, there=facts["vllm"]
-        )
-    listed = {
-        it: {*filter(None, facts.get(it, "").split(","))} for it in ("with", "without")
-    }
+    vllm = options.vllm or installed
+    if vllm and plain_version(vllm) != plain_version(facts["vllm"]):
+        raise refusal("other-vllm", here=vllm, file=file.where, there=facts["vllm"])
+
+
+def _fill_in(options: NodeOptions, file: EnvFile) -> NodeOptions:
+    """Return the options, with the facts of the file in the place of those that are not given."""
+    facts = file.facts
+
+    def given_or_fact(name: str) -> str:
+        return _without_auto(getattr(options, name)) or facts.get(name, "")
+
+    def rule_ids(name: str) -> set[str]:
+        return set(filter(None, facts.get(name, "").split(",")))
+
+    is_from_head = _is_from_head(options, file)
     return replace(
         options,
         role=options.role or file.role,
         nodes=options.nodes or int(facts["nodes"]),
-        head=options.head or facts.get("head", ""),
-        topology=topology or facts["topology"],
-        executor=executor or facts["executor"],
-        vllm=options.vllm or facts["vllm"],
-        target=options.target
-        or ("" if of_head else facts.get("target", "")),  # each node its own
-        quantization=options.quantization or facts.get("quantization", ""),
+        head=given_or_fact("head"),
+        topology=given_or_fact("topology"),
+        executor=given_or_fact("executor"),
+        vllm=given_or_fact("vllm"),
+        # Each node has a target of its own.
+        target=options.target if is_from_head else given_or_fact("target"),
+        quantization=given_or_fact("quantization"),
         model=facts.get("model", "") if options.model is None else options.model,
         choice=RuleChoice(
-            wanted=options.choice.wanted | listed["with"],
-            unwanted=options.choice.unwanted | listed["without"],
+            wanted=options.choice.wanted | rule_ids("with"),
+            unwanted=options.choice.unwanted | rule_ids("without"),
         ),
         extra={**file.extra, **options.extra},
     )
 
 
-def _check_file(
-    options: NodeOptions,
-    file: EnvFile,
-    host: Host,
-    vllm: str,
-    nccl: str,
-    *,
-    addressed: bool,
+def _check_head_file(
+    options: NodeOptions, file: EnvFile, host: Host, vllm: str, nccl: str
 ) -> None:
-    """Raise HostError for a file of another node or NCCL, SourceError for what must not travel."""
-    there = plain(file.facts.get("nccl", ""))
-    own = file.variables.get("VLLM_HOST_IP", "") or file.facts.get("head", "")
-    if (file.role, options.role) == ("head", "worker"):
-        if nccl and there and plain(nccl) != there:
-            raise refusal("other-nccl", here=plain(nccl), there=there)
-        read = {
-            *vllm_variables(vllm, host.vllm_home(vllm)),
-            *nccl_variables(options.nccl),
-        }
-        check_transfer(file, {*read, *other_variables()}, options.extra)
-        # One of its workers reads it, which may be another host than this one.
-        if host.has_address(file.facts["head"]):
-            raise refusal("head-here", head=file.facts["head"])
-    elif (
-        not (
-            addressed or options.role or file.role == "single" or host.has_address(own)
-        )
-        and own
-    ):
-        words = {"file": file.where, "role": file.role, "address": own}
-        raise refusal("file-of-another", **words, has=describe_addresses(host))
+    """Raise HostError for another NCCL or on the head, SourceError for what must not travel."""
+    head_nccl = plain_version(file.facts.get("nccl", ""))
+    if nccl and head_nccl and plain_version(nccl) != head_nccl:
+        raise refusal("other-nccl", here=plain_version(nccl), there=head_nccl)
+
+    of_vllm = vllm_variables(vllm, host.vllm_home(vllm))
+    of_nccl = nccl_variables(options.nccl)
+    check_transfer(file, {*of_vllm, *of_nccl, *other_variables()}, options.extra)
+    if host.has_address(file.facts["head"]):
+        raise refusal("head-here", head=file.facts["head"])
 
 
-def _check_request(
-    role: str, nodes: int, asked: NodeOptions, vllm: str, preset: Preset | None
-) -> None:
-    """Raise UsageError for a role, a number of nodes and a preset that do not go together."""
-    if role == "single" and (nodes > 1 or asked.head):
-        raise refusal("single-with-head")
-    if role != "single" and nodes < 2:
+def _check_own_file(file: EnvFile, host: Host) -> None:
+    """Raise HostError for a file of another node than this host."""
+    address = file.variables.get("VLLM_HOST_IP", "") or file.facts.get("head", "")
+    if file.role == "single" or not address or host.has_address(address):
+        return
+    raise refusal(
+        "file-of-another",
+        file=file.where,
+        role=file.role,
+        address=address,
+        has=describe_addresses(host),
+    )
+
+
+def _check_cluster(role: str, nodes: int, head: str) -> None:
+    """Raise UsageError for a role, a number of nodes and a head that do not go together."""
+    if role == "single":
+        if nodes > 1 or head:
+            raise refusal("single-with-head")
+    elif nodes < 2:
         raise refusal("one-node", role=role)
-    if role == "worker" and not asked.head:
+    elif role == "worker" and not head:
         raise refusal("no-head")
-    if (
-        preset
-        and preset.quantization
-        and asked.quantization not in ("", preset.quantization)
-    ):
-        quantizations = {"has": preset.quantization, "asked": asked.quantization}
-        raise refusal("other-quantization", model=preset.id, **quantizations)
-    if preset and preset.min_vllm and not within(vllm, f">={preset.min_vllm}"):
-        words = {"model": preset.id, "oldest": preset.min_vllm, "source": preset.source}
-        raise refusal("older-vllm", **words, vllm=vllm)
+
+
+def _check_preset(preset: Preset, quantization: str, vllm: str) -> None:
+    """Raise UsageError for a preset of another quantization, or of a later release."""
+    if preset.quantization and quantization not in ("", preset.quantization):
+        raise refusal(
+            "other-quantization",
+            model=preset.id,
+            has=preset.quantization,
+            asked=quantization,
+        )
+    if preset.min_vllm and not within(vllm, f">={preset.min_vllm}"):
+        raise refusal(
+            "older-vllm",
+            model=preset.id,
+            oldest=preset.min_vllm,
+            source=preset.source,
+            vllm=vllm,
+        )

@@ -12,8 +12,8 @@ from patchkit.patching.recipe import load_recipe
 from patchkit.runtime.envfile.env_file import locked_versions, read_head
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.host.software import find_ptxas
-from patchkit.runtime.node.cluster_env import cluster_env
-from patchkit.runtime.node.decision import NodeOptions, decide
+from patchkit.runtime.node.cluster_env import make_cluster_env
+from patchkit.runtime.node.decision import NodeOptions, decide_node
 from patchkit.runtime.rules.rule import holding
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 from support import hosts, write_files
@@ -186,7 +186,7 @@ def test_json_has_no_secret(tmp_path):
 
 def test_two_rules_that_set_a_variable_are_both_named(tmp_path):
     host = probe(hosts.build(tmp_path, "single"), environment={})
-    node = decide(NodeOptions(role="single", vllm="0.33.0"), host, None)
+    node = decide_node(NodeOptions(role="single", vllm="0.33.0"), host, None)
     rules = load_variable_rules()
     rule = next(
         each
@@ -195,7 +195,7 @@ def test_two_rules_that_set_a_variable_are_both_named(tmp_path):
     )
     both = replace(rules, rules=(*rules.rules, replace(rule, id="the-other")))
     with pytest.raises(UsageError, match=f"is set twice, by {rule.id} and the-other"):
-        cluster_env(node, host, both)
+        make_cluster_env(node, host, both)
 
 
 def test_what_is_no_lock(tmp_path):

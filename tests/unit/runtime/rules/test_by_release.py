@@ -7,7 +7,7 @@ import pytest
 
 from patchkit.errors import DriftError, HostError, UsageError
 from patchkit.patching.recipe import load_recipe
-from patchkit.runtime.node.cluster_env import cluster_env
+from patchkit.runtime.node.cluster_env import make_cluster_env
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.releases import within
@@ -34,7 +34,7 @@ def words_of(preset, version):
     asked = {"model": preset.id if "/" in preset.id else f"some/{preset.id}"}
     asked |= {} if preset.single else {**serve_lines.TWO, "nodes": preset.nodes}
     served = serve_lines.served(version, asked)
-    env = cluster_env(
+    env = make_cluster_env(
         served.request.node, serve_lines.NOWHERE, load_variable_rules(), ptxas="/x"
     )
     texts = [*served.notes, *(row.says for row in served.advice)]
