@@ -4,8 +4,8 @@
 for a question to another Python; ``follow.py`` is for one that takes long, or whom somebody talks
 to.
 
-Those of proofs (``proof/child_process.py``) and a server that `patchkit bench` measures
-(``measure/rounds.py``) are started where they are used.
+The children of proofs (``proof/child_process.py``) and the server of `patchkit proof`
+(``doctor/proof.py``) are started where they are used.
 """
 
 from __future__ import annotations

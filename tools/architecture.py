@@ -2,7 +2,7 @@
 
     python -m tools.architecture            writes them anew (`nox -s regenerate` does so, too)
 
-The page shows the twelve rooms: the folders of patchkit/, and as the ground the modules beside them
+The page shows the eleven rooms: the folders of patchkit/, and as the ground the modules beside them
 with durable/. Tests look into the rooms as well, folder by folder. An arrow means: imports from.
 Arrows that follow from others are left out.
 """
@@ -83,7 +83,7 @@ def folders() -> dict[str, set[str]]:
 
 @cache
 def rooms() -> dict[str, set[str]]:
-    """Return each of the twelve rooms with the rooms that it imports from."""
+    """Return each of the eleven rooms with the rooms that it imports from."""
     known = modules()
     known.pop("__main__", None)
     found: dict[str, set[str]] = {}
@@ -94,7 +94,7 @@ def rooms() -> dict[str, set[str]]:
 
 
 def wide_room(module: str, known: Mapping[str, Path]) -> str:
-    """Return which of the twelve rooms a module is in."""
+    """Return which of the eleven rooms a module is in."""
     head, _, rest = module.partition(".")
     if head == _PROVED:
         return "proof"

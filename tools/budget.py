@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 HOME = Path(__file__).parents[1]
-_WINGS = ("source", "wheel", "runtime", "cluster", "doctor", "measure", "cli")
+_WINGS = ("source", "wheel", "runtime", "cluster", "doctor", "cli")
 _FOLDERS = {
     **{name: name for name in _WINGS},
     **dict.fromkeys(("edit", "patching", "proof"), "patching"),

@@ -16,7 +16,6 @@ from typing import Any
 
 import yaml
 
-from patchkit.measure.recipe_files import joined, mode_of, recipe_settings, split_flags
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import (
     ABOUT,
@@ -31,6 +30,12 @@ from patchkit.runtime.rules.presets import (
     same_value,
 )
 from patchkit.runtime.rules.releases import read_table
+from patchkit.runtime.serve.recipe_files import (
+    joined,
+    mode_of,
+    recipe_settings,
+    split_flags,
+)
 from tools.decisions import Decision
 
 _PLACE, _FLAGS = "recipes/env/presets.toml", "recipes/env/flags.toml"

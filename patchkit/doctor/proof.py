@@ -21,6 +21,7 @@ from typing import Any
 
 from patchkit import __version__
 from patchkit.cluster.agent.node_facts import NodeFacts
+from patchkit.cluster.bench.benchmark import BenchLoad, Benchmark, run_benchmark
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.ssh.node import all_of, everywhere
 from patchkit.doctor import proof_script
@@ -45,27 +46,8 @@ _CHOSE = re.compile(r"(?:Selected|Using) '?(?:(\w+Kernel) for|(\w+)'? \w+ MoE ba
 _LOG = 2000  # lines of a server's log that are kept
 _GRACE = 20.0  # seconds
 Tell = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stream:
-    """One stream that a benchmark asks a server for, with what ``load`` of the settings says."""
-
-    name: str
-    python: str
-    url: str
-    tokenizer: str
-    folder: Path
-    seconds: float
-    load: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProofTools:
-    """What rooms above this one do for a proof: read libraries, and run a benchmark."""
-
-    look_at_device_code: Callable[[str, int, str], Mapping[str, Any]]
-    measure_stream: Callable[[Stream], Mapping[str, Any]]
+ReadCode = Callable[[str, int, str], Mapping[str, Any]]
+"""Reads the device code of an installed vLLM; the room that does so is above this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +65,6 @@ class ProofRequest:
     model: str
     args: Sequence[str]
     folder: Path
-    tools: ProofTools
 
 
 @cache
@@ -92,7 +73,7 @@ def proof_settings() -> dict[str, Any]:
 
 
 def collect_proof(
-    cluster: Cluster, model: str, args: Sequence[str], tell: Tell, tools: ProofTools
+    cluster: Cluster, model: str, args: Sequence[str], tell: Tell, read_code: ReadCode
 ) -> tuple[Proof, bytes, Interrupted | None]:
     """Return a proof, its archive, and the interrupt that came before the last part.
 
@@ -116,7 +97,7 @@ def collect_proof(
     tell("libraries: their device code")
     code: Mapping[str, Mapping[str, int]] = {}
     with contextlib.suppress(PatchkitError, OSError):
-        code = tools.look_at_device_code(software.vllm_home, 0, "")["codes"]
+        code = read_code(software.vllm_home, 0, "")["codes"]
 
     nodes = find_gpu_nodes(visited.reports)
     quiet = {**proof_settings()["variables"], "HF_HUB_OFFLINE": "0" if model else "1"}
@@ -131,7 +112,6 @@ def collect_proof(
             model=model,
             args=args,
             folder=Path(place),
-            tools=tools,
         )
         parts, interrupt = run_parts(request, tell)
 
@@ -387,16 +367,16 @@ def measure_start(request: ProofRequest, name: str) -> GpuStep:
         with hold_server(words, env, log) as server:
             wait_until_ready(server, url, begin + settings["seconds"])
             figures["ready_s"] = round(time.monotonic() - begin, 1)
-            stream = Stream(
-                name=name,
+            benchmark = Benchmark(
                 python=node.python,
                 url=url,
+                model="proof",
                 tokenizer=model,
-                folder=folder / f"{name}.bench",
+                load=BenchLoad(**settings["load"]),
                 seconds=settings["seconds"],
-                load=settings["load"],
             )
-            figures |= measure_stream(stream, request.tools, server.pid)
+            result_file = folder / f"{name}.json"
+            figures |= measure_stream(benchmark, result_file, server.pid)
     except PatchkitError as error:
         reason = error.what
     return GpuStep(
@@ -411,7 +391,9 @@ def measure_start(request: ProofRequest, name: str) -> GpuStep:
     )
 
 
-def measure_stream(stream: Stream, tools: ProofTools, session: int) -> dict[str, float]:
+def measure_stream(
+    benchmark: Benchmark, result_file: Path, session: int
+) -> dict[str, float]:
     """Return what `vllm bench serve` says of one stream, and the cores that the server took.
 
     What it takes at rest is taken off for as long as the benchmark starts. Its first request, which
@@ -422,7 +404,7 @@ def measure_stream(stream: Stream, tools: ProofTools, session: int) -> dict[str,
 
     before = session_ticks(session)
     began = time.monotonic()
-    answer = tools.measure_stream(stream)
+    answer = run_benchmark(benchmark, result_file)
     wall = time.monotonic() - began
     used = session_ticks(session) - before
 
@@ -431,7 +413,7 @@ def measure_stream(stream: Stream, tools: ProofTools, session: int) -> dict[str,
     time.sleep(settings["idle"])
     idle = session_ticks(session) - at_rest
 
-    prompts = stream.load["prompts"]
+    prompts = benchmark.load.prompts
     busy = answer["duration"] * (prompts + 1) / prompts
     cores = {}
     for name, ticks in used.items():

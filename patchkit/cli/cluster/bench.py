@@ -19,10 +19,8 @@ from patchkit.cli.render import (
     rendered,
     verbose_option,
 )
-from patchkit.cluster.launch.cluster_file import read_cluster_file
-from patchkit.cluster.openai.server_answers import server_at
-from patchkit.errors import UsageError
-from patchkit.measure.figures import (
+from patchkit.cluster.bench.benchmark import BenchLoad
+from patchkit.cluster.bench.figures import (
     ENOUGH,
     MAIN,
     FigureDifference,
@@ -31,16 +29,26 @@ from patchkit.measure.figures import (
     read_conditions,
     read_series,
 )
-from patchkit.measure.rounds import BenchPlan, measure_variants
-from patchkit.measure.variants import (
-    BenchLoad,
+from patchkit.cluster.bench.rounds import BenchPlan, measure_variants
+from patchkit.cluster.bench.variants import (
     PlannedVariant,
     describe_conditions,
     plan_cluster,
     venv_python,
 )
+from patchkit.cluster.launch.cluster_file import read_cluster_file
+from patchkit.cluster.launch.up import StartWatcher
+from patchkit.cluster.openai.server_answers import server_at
+from patchkit.doctor.symptoms.findings import explain_failed_start
+from patchkit.errors import UsageError
 
 _PROMPTS = 4  # for each place of the concurrency
+_SILENT = StartWatcher(
+    tell=lambda *_: None,
+    explain=explain_failed_start,
+    warn=lambda _: None,
+    note=lambda _: None,
+)
 
 
 class _Bench(VerbGroup):
@@ -139,7 +147,7 @@ def run_bench(
         conditions=describe_conditions(model, variants, loads),
         tokenizer=given["tokenizer"],
     )
-    measure_variants(plan, tell)
+    measure_variants(plan, _SILENT, tell)
     all_series = read_series(plan.folder)
     yield Record({"folder": plan.folder, "figures": all_series})
     main = [series for series in all_series if series.measure in MAIN]

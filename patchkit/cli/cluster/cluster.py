@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from patchkit.cli.render import (
 )
 from patchkit.cli.runtime.node_options import TOPOLOGIES
 from patchkit.cli.wheel.wheelhouse import tell_hashing
+from patchkit.cluster.agent.image_facts import ImageContents
 from patchkit.cluster.agent.installation import NodeWheel, WheelLock
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.launch.cluster import Cluster
@@ -36,7 +38,9 @@ from patchkit.cluster.launch.cluster_file import (
     ClusterNode,
     new_cluster_text,
 )
+from patchkit.cluster.launch.image_layer import CACHE, patch_image
 from patchkit.cluster.launch.install import (
+    Progress,
     install_everywhere,
     install_image,
     resolve_image,
@@ -45,13 +49,14 @@ from patchkit.cluster.launch.plan import node_addresses, survey_nodes
 from patchkit.cluster.models.names import pin_image
 from patchkit.errors import HostError, UsageError
 from patchkit.finding import Finding, Level, finding, worst
-from patchkit.measure.image_layer import patch_image
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
 from patchkit.reading import read_text
 from patchkit.runtime.envfile.write import write
 from patchkit.units import KIB_PER_GIB
 from patchkit.wheel.file.wheelfile import ANY, WheelFile
+from patchkit.wheel.wheelhouse.portable import add_compiler, add_requirements
+from patchkit.wheel.wheelhouse.resolve import NodePlatform
 from patchkit.wheel.wheelhouse.storage import REQUIREMENTS, Kind, ManifestEntry
 from patchkit.wheel.wheelhouse.verify import verify_wheelhouse
 
@@ -271,7 +276,8 @@ def _install_image(cluster: Cluster, *, patched: bool, native: bool) -> Iterator
         if patched:
             head = Cluster(replace(cluster.file, node=cluster.file.node[:1]))
             install_image(head, report)
-            if built := patch_image(head, report, native=native):
+            add_needs = functools.partial(_add_needs, native=native)
+            if built := patch_image(head, report, add_needs, native=native):
                 pinned, said = f"localhost/patchkit@sha256:{built.id}", built.said
                 pin_image(file, pinned, former=True)
                 cluster = cluster.with_image(pinned)
@@ -283,6 +289,18 @@ def _install_image(cluster: Cluster, *, patched: bool, native: bool) -> Iterator
         how = "pulled" if its.pulled else "loaded" if its.sent else "as it is"
         yield GOOD + f"{its.node}: {cluster.file.serve.local_image} {how}"
     yield Record({"image": pinned, "nodes": brought, "said": said})
+
+
+def _add_needs(
+    folder: Path, contents: ImageContents, bar: Progress, *, native: bool
+) -> None:
+    """Add what patchkit needs in an image, with the compiler of PTX if it is ``native``."""
+    node = NodePlatform(
+        machine=contents.machine, python=contents.release, glibc=contents.glibc
+    )
+    add_requirements(folder, node, bar)
+    if native:
+        add_compiler(folder / CACHE, node.machine, bar)
 
 
 def _read_house_lock(house: Path) -> WheelLock:

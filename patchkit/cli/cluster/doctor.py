@@ -30,10 +30,10 @@ from patchkit.doctor.visit import Visit, local_facts, visit
 from patchkit.errors import UsageError
 from patchkit.extras import BASE, require_libraries
 from patchkit.finding import Finding, Level, worst
-from patchkit.measure.device_code import look_at_device_code
 from patchkit.quoting import quoted
 from patchkit.reading import read_chunks
 from patchkit.runtime.rules.secret_texts import mask_secrets
+from patchkit.wheel.device.installed_code import look_at_device_code
 
 _READER = "patchkit doctor --log -"
 

@@ -22,10 +22,16 @@ from patchkit.cli.render import (
 from patchkit.cli.runtime.node_options import node_options
 from patchkit.cli.runtime.serve_args import serve_command
 from patchkit.cli.wheel.build_options import house_option
-from patchkit.measure.containerfile import build_lines, check_image, containerfile
-from patchkit.measure.recipe_files import recipe_yaml
 from patchkit.quoting import quoted
 from patchkit.runtime.envfile.write import write
+from patchkit.runtime.rules.variable_rules import cache_variables
+from patchkit.runtime.serve.recipe_files import recipe_yaml
+from patchkit.wheel.wheelhouse.containerfile import (
+    CACHE_HOME,
+    build_lines,
+    check_image,
+    containerfile,
+)
 from patchkit.wheel.wheelhouse.contents import load_manifest
 
 _OUTPUT = click.option("-o", "--output", type=PATH, help="Default: standard output.")
@@ -60,7 +66,10 @@ def write_containerfile(
       patchkit export containerfile --base ubuntu:24.04@sha256:… -o Containerfile
     """
     check_image(base, pinned=not unpinned)
-    made = containerfile(load_manifest(house), base, house.as_posix())
+    manifest = load_manifest(house)
+    vllm = manifest.version_of("vllm")
+    caches = cache_variables(CACHE_HOME, vllm) if vllm else {}
+    made = containerfile(manifest, base, house.as_posix(), caches)
     builds = list(build_lines(made.platform, output or Path("Containerfile")))
     yield Record(
         {"containerfile": made.text, "platform": made.platform, "build": builds}

@@ -13,12 +13,11 @@ from patchkit.cli.render import Block, ExitCode, Record, rendered
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import FILE, read_cluster_file
 from patchkit.doctor.archive import require_new, save_archive
-from patchkit.doctor.proof import ProofTools, collect_proof
+from patchkit.doctor.proof import collect_proof
 from patchkit.doctor.proof_record import summary_lines
 from patchkit.errors import HostError, ProofError
 from patchkit.extras import BASE, require_libraries
-from patchkit.measure.device_code import look_at_device_code
-from patchkit.measure.rounds import measure_stream
+from patchkit.wheel.device.installed_code import look_at_device_code
 
 
 @click.command()
@@ -65,10 +64,9 @@ def proof_command(
     cluster = Cluster(read_cluster_file(file or FILE)) if named else cluster_here(venv)
     own = "random weights, 4.6 GiB of memory; nothing is downloaded"
     tell(f"serves {model or own}")
-    tools = ProofTools(
-        look_at_device_code=look_at_device_code, measure_stream=measure_stream
+    proof, archive, interrupt = collect_proof(
+        cluster, model, args, tell, look_at_device_code
     )
-    proof, archive, interrupt = collect_proof(cluster, model, args, tell, tools)
     save_archive(archive, place)
     summary = summary_lines(proof)
     yield Record({"archive": place, "summary": summary, "parts": proof.parts})

@@ -177,7 +177,7 @@ def serve_command(
             + f"{path} was edited after patchkit wrote it; taken: {taken}"
         )
     if options["recipe"]:
-        from patchkit.measure.recipe_files import (
+        from patchkit.runtime.serve.recipe_files import (
             read_recipe,
         )  # not for a node without PyYAML
 

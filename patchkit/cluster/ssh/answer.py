@@ -173,8 +173,12 @@ _PARTS = (
     *("cluster/__init__.py", "runtime/__init__.py", "doctor/__init__.py"),
     *("runtime/rules/__init__.py", "runtime/rules/releases.py"),
     *("doctor/gpu_steps.py", "doctor/gpu_script.py"),
-    *("measure/__init__.py", "measure/device_code.py"),
-    *("wheel/__init__.py", "wheel/device/__init__.py", "wheel/device/fatbin.py"),
+    *(
+        "wheel/__init__.py",
+        "wheel/device/__init__.py",
+        "wheel/device/fatbin.py",
+        "wheel/device/installed_code.py",
+    ),
 )
 _DATA = ("env/hardware.toml", "env/network.toml", "doctor/server.toml")  # of recipes
 _WHEN = (1980, 1, 1, 0, 0, 0)  # zip's first day: the same bytes for the same package

@@ -281,6 +281,15 @@ class Manifest:
     wheels: tuple[ManifestEntry, ...] = ()
     overrides: tuple[Override, ...] = ()
 
+    def version_of(self, project: str) -> str:
+        """Return the version of a project whose wheel is in the folder, "" for none."""
+        versions = [
+            str(wheel.name.version)
+            for wheel in self.wheels
+            if wheel.held and wheel.name.project == project
+        ]
+        return versions[0] if versions else ""
+
     @property
     def install_options(self) -> tuple[str, ...]:
         """Return what pip needs, beside the folder and the lock, to install these wheels."""

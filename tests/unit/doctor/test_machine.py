@@ -19,10 +19,10 @@ from patchkit.doctor.machine import machine_findings
 from patchkit.doctor.peers.node_report import NodeReport, facts_for_causes
 from patchkit.doctor.visit import Visit
 from patchkit.finding import Level
-from patchkit.measure.device_code import look_at_device_code
 from patchkit.runtime.host.host import Gpu, Software
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.python.distributions import LostFile
+from patchkit.wheel.device.installed_code import look_at_device_code
 from support import clusters, hosts
 from support.clusters import image_facts
 from support.vllm_wheels import LIBRARIES

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from patchkit.measure.recipe_files import joined, split_flags
 from patchkit.runtime.rules.presets import (
     find,
     load_presets,
@@ -12,6 +11,7 @@ from patchkit.runtime.rules.presets import (
     recipe_of,
     same_value,
 )
+from patchkit.runtime.serve.recipe_files import joined, split_flags
 from tools import model_recipes as tool
 from tools import serve_lines
 

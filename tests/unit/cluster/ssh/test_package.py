@@ -29,7 +29,7 @@ sys.path.insert(0, sys.argv[1])
 names = [name for name in zipfile.ZipFile(sys.argv[2]).namelist() if name.endswith(".py")]
 for name in names:
     module = name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
-    if any(room in module for room in (".runtime.", ".durable", ".measure.")):
+    if any(room in module for room in (".runtime.", ".durable", ".wheel.")):
         if not module.endswith(("_script", "interpreter_facts")):
             importlib.import_module(module)
 outside = {name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names)

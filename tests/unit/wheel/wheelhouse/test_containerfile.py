@@ -7,11 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patchkit.errors import SourceError, UsageError
-from patchkit.measure.containerfile import build_lines, check_image, containerfile
+from patchkit.runtime.rules.variable_rules import cache_variables
 from patchkit.wheel.file.wheelfile import wheel_name
+from patchkit.wheel.wheelhouse.containerfile import (
+    CACHE_HOME,
+    build_lines,
+    check_image,
+    containerfile,
+)
 from patchkit.wheel.wheelhouse.storage import Kind, Manifest, ManifestEntry
 
-GOLDEN = Path(__file__).parents[2] / "data" / "image" / "Containerfile"
+GOLDEN = Path(__file__).parents[3] / "data" / "image" / "Containerfile"
 BASE = "docker.io/library/ubuntu:24.04@sha256:" + "0" * 64
 NODE = {"python": "3.12", "machine": "aarch64", "glibc": "2.39"}
 WHEELS = (
@@ -32,7 +38,9 @@ def made(*wheels, folder="wheelhouse"):
         )
         for name, kind, facts in wheels
     ]
-    return containerfile(Manifest(wheels=tuple(entries)), BASE, folder)
+    manifest = Manifest(wheels=tuple(entries))
+    caches = cache_variables(CACHE_HOME, manifest.version_of("vllm"))
+    return containerfile(manifest, BASE, folder, caches)
 
 
 def test_the_file_for_a_wheelhouse():

@@ -7,22 +7,24 @@ from itertools import pairwise
 
 import pytest
 
-from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
-from patchkit.doctor.proof import Stream, proof_settings
-from patchkit.errors import HostError, UsageError
-from patchkit.measure.figures import result_file
-from patchkit.measure.rounds import BenchPlan, measure_stream, measure_variants
-from patchkit.measure.variants import (
-    BenchLoad,
+from patchkit.cluster.bench.benchmark import BenchLoad, Benchmark, run_benchmark
+from patchkit.cluster.bench.figures import result_file
+from patchkit.cluster.bench.rounds import BenchPlan, measure_variants
+from patchkit.cluster.bench.variants import (
     PlannedVariant,
     describe_conditions,
     plan_cluster,
 )
+from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
+from patchkit.cluster.launch.up import StartWatcher
+from patchkit.doctor.proof import proof_settings
+from patchkit.errors import HostError, UsageError
 from support import write_files
 
 LOADS = [
     BenchLoad(depth=1024, output=128, concurrency=n, prompts=4 * n) for n in (1, 8)
 ]
+SILENT = StartWatcher(*[lambda *_: None] * 4)
 # Stands for a Python with vLLM: finds it, and answers `bench serve` as $ANSWERED says.
 ASKER = f"""#!{sys.executable}
 import json, os, sys
@@ -74,35 +76,35 @@ def test_a_server_elsewhere_is_measured_once_and_only_whole(tmp_path, monkeypatc
 
     monkeypatch.setenv("ANSWERED", "3")
     with pytest.raises(HostError, match="3 of 4 requests were answered"):
-        measure_variants(of, lambda _: None)
+        measure_variants(of, SILENT, lambda _: None)
     assert not place.exists()
     monkeypatch.setenv("ANSWERED", "4")
     steps = []
-    measure_variants(of, steps.append)
+    measure_variants(of, SILENT, steps.append)
     assert json.loads(place.read_text())["output_throughput"] == 5.5
-    measure_variants(of, steps.append)  # nothing is left
+    measure_variants(of, SILENT, steps.append)  # nothing is left
     assert steps == ["round 1 of 1, served", "round 1 of 1, served: in1024-out128-c1"]
     # Of the server's machine nothing is known; this one's would be taken for it.
     assert json.loads((of.folder / "digest.json").read_text())["machines"] == []
 
     other = plan(of.folder, "served", rounds=1, loads=LOADS, **where)
     with pytest.raises(UsageError, match="holds figures of another setup"):
-        measure_variants(other, steps.append)
+        measure_variants(other, SILENT, steps.append)
 
 
-def test_a_proof_has_the_answer_of_one_stream(tmp_path, monkeypatch):
+def test_one_load_has_its_answer(tmp_path, monkeypatch):
     asker = write_files(tmp_path, {"python": ASKER}, mode=0o755) / "python"
     monkeypatch.setenv("ANSWERED", "8")
-    stream = Stream(
-        name="serve-cold",
+    benchmark = Benchmark(
         python=str(asker),
         url="http://spark-1.invalid:8000",
+        model="proof",
         tokenizer="",
-        folder=tmp_path / "bench",
+        load=BenchLoad(**proof_settings()["serve"]["load"]),
         seconds=60,
-        load=proof_settings()["serve"]["load"],
     )
-    assert measure_stream(stream) == {"completed": 8, "output_throughput": 5.5}
+    answer = run_benchmark(benchmark, tmp_path / "bench" / "serve-cold.json")
+    assert answer == {"completed": 8, "output_throughput": 5.5}
 
 
 def test_an_environment_without_vllm_is_named_before_anything_is_written(tmp_path):
@@ -111,7 +113,7 @@ def test_an_environment_without_vllm_is_named_before_anything_is_written(tmp_pat
         tmp_path / "results", "served", python=bare, url="http://spark-1.invalid:8000"
     )
     with pytest.raises(HostError, match="vllm bench serve is not here") as raised:
-        measure_variants(of, lambda _: None)
+        measure_variants(of, SILENT, lambda _: None)
     assert "--venv DIR" in raised.value.hint
     assert not of.folder.exists()
     file = ClusterFile(node=(ClusterNode(ssh="spark-1"),), venv="/nowhere")

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from patchkit.errors import SourceError, UsageError
-from patchkit.measure.recipe_files import read_recipe
+from patchkit.runtime.serve.recipe_files import read_recipe
 
 EUGR = """\
 model: a/b

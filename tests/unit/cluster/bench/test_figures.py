@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchkit.errors import UsageError
-from patchkit.measure.figures import (
+from patchkit.cluster.bench.figures import (
     MAIN,
     MEASURES,
     FigureDifference,
@@ -18,9 +17,10 @@ from patchkit.measure.figures import (
     read_series,
     result_file,
 )
+from patchkit.errors import UsageError
 from support import write_files
 
-DATA = Path(__file__).parents[2] / "data" / "bench"
+DATA = Path(__file__).parents[3] / "data" / "bench"
 
 
 def of(values, measure=MAIN[0], variant="a"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -12,15 +12,13 @@ from patchkit import __version__
 from patchkit.errors import SourceError, UsageError
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES
-from patchkit.runtime.rules.variable_rules import cache_variables
 from patchkit.wheel.wheelhouse.storage import Kind, Manifest
 
-PLATFORMS = {
-    "aarch64": "linux/arm64",
-    "x86_64": "linux/amd64",
-}  # by the CPU of a wheelhouse
+# By the CPU of a wheelhouse.
+PLATFORMS = {"aarch64": "linux/arm64", "x86_64": "linux/amd64"}
 _IMAGE = "vllm-wheelhouse"
-_HOME = "/home/vllm"  # of the image's user
+CACHE_HOME = "/home/vllm/.cache/patchkit"
+"""The folder of caches of the image's user."""
 _NCCL = "nvidia-nccl-cu13"
 # Fails unless libnccl is loaded from the wheelhouse alone. The shell has it in single quotes.
 _NCCL_SMOKE = (
@@ -59,26 +57,54 @@ def check_image(image: str, *, pinned: bool) -> None:
         )
 
 
-def containerfile(manifest: Manifest, base: str, folder: str) -> Containerfile:
+def containerfile(
+    manifest: Manifest, base: str, folder: str, caches: Mapping[str, str]
+) -> Containerfile:
     """Return the file for a wheelhouse that lies in ``folder`` of the build's context.
 
-    Raises SourceError if the wheelhouse is not filled, or is for several machines; UsageError for a
-    folder that does not fit into a line of the file.
+    ``caches`` are the variables of vLLM's caches below CACHE_HOME. Raises SourceError if the
+    wheelhouse is not filled, or is for several machines; UsageError for a folder that does not fit
+    into a line of the file.
     """
     if not _FOLDER.fullmatch(folder) or ".." in folder.split("/"):
         raise UsageError(
             f"{folder!r}: a folder below the one that is built from, of letters, digits, . _ - /"
         )
-    if missing := [
-        entry.filename for entry in manifest.wheels if entry.kind is Kind.LOCKED
-    ]:
+    python, machine = _filled_node(manifest)
+    projects = {entry.name.project for entry in manifest.wheels if entry.held}
+    program = "vllm" if "vllm" in projects else "python"
+
+    template = (RECIPES / "export" / "Containerfile").read_text(encoding="utf-8")
+    text = Template(template).substitute(
+        version=__version__,
+        count=len(projects),
+        machine=machine,
+        python=python,
+        base=base,
+        folder=folder,
+        options=quoted(*manifest.install_options),
+        caches="".join(f" {name}={place}" for name, place in caches.items()),
+        smoke=_smoke_test(projects),
+        program=program,
+    )
+    return Containerfile(text=text, platform=PLATFORMS[machine])
+
+
+def _filled_node(manifest: Manifest) -> tuple[str, str]:
+    """Return the Python and the CPU that the wheelhouse is filled for."""
+    locked = [wheel.filename for wheel in manifest.wheels if wheel.kind is Kind.LOCKED]
+    if locked:
         raise SourceError(
-            f"the wheelhouse only locks {len(missing)} wheels, such as {missing[0]}",
+            f"the wheelhouse only locks {len(locked)} wheels, such as {locked[0]}",
             why="an image is built without an index",
             hint="patchkit wheelhouse fill",
         )
-    filled = [entry.facts for entry in manifest.wheels if entry.kind is Kind.DEPENDENCY]
-    nodes = {(str(it.get("python", "")), str(it.get("machine", ""))) for it in filled}
+
+    nodes = {
+        (str(wheel.facts.get("python", "")), str(wheel.facts.get("machine", "")))
+        for wheel in manifest.wheels
+        if wheel.kind is Kind.DEPENDENCY
+    }
     if len(nodes) != 1:
         raise SourceError(
             "the wheelhouse is not filled for one machine",
@@ -87,41 +113,25 @@ def containerfile(manifest: Manifest, base: str, folder: str) -> Containerfile:
     python, machine = nodes.pop()
     if not _PYTHON.fullmatch(python) or machine not in PLATFORMS:
         raise SourceError(f"the wheelhouse is for CPython {python!r} on {machine!r}")
-    held = {
-        entry.name.project: entry.name.version
-        for entry in manifest.wheels
-        if entry.held
-    }
-    smoke = [f"import {name}" for name in ("torch", "vllm") if name in held]
-    smoke += [_NCCL_SMOKE] if _NCCL in held else []
-    vllm = held.get("vllm")
-    caches = cache_variables(f"{_HOME}/.cache/patchkit", str(vllm)) if vllm else {}
-    template = Template(
-        (RECIPES / "export" / "Containerfile").read_text(encoding="utf-8")
-    )
-    text = template.substitute(
-        version=__version__,
-        count=len(held),
-        machine=machine,
-        python=python,
-        base=base,
-        folder=folder,
-        options=quoted(*manifest.install_options),
-        caches="".join(f" {name}={folder}" for name, folder in caches.items()),
-        smoke="; ".join(smoke) or "pass",
-        program="vllm" if vllm else "python",
-    )
-    return Containerfile(text=text, platform=PLATFORMS[machine])
+    return python, machine
 
 
-def build_lines(platform: str, file: Path) -> Iterator[tuple[str, ...]]:
+def _smoke_test(projects: Collection[str]) -> str:
+    """Return the Python statements that import what was installed."""
+    statements = [f"import {name}" for name in ("torch", "vllm") if name in projects]
+    if _NCCL in projects:
+        statements.append(_NCCL_SMOKE)
+    return "; ".join(statements) or "pass"
+
+
+def build_lines(platform: str, file: Path) -> Iterator[list[str]]:
     """Yield the command of each builder, for the folder that holds the wheelhouse.
 
     Times of files are those of 1970, so that the same wheelhouse makes the same layers.
     """
-    named = ("--platform", platform, "--file", str(file), "--tag", _IMAGE)
+    named = ["--platform", platform, "--file", str(file), "--tag", _IMAGE]
     output = "type=docker,rewrite-timestamp=true"
-    epoch = ("--build-arg", "SOURCE_DATE_EPOCH=0")
-    yield ("docker", "buildx", "build", *named, *epoch, "--output", output, ".")
-    yield ("podman", "build", *named, "--timestamp", "0", ".")
-    yield ("buildah", "build", *named, "--timestamp", "0", ".")
+    epoch = ["--build-arg", "SOURCE_DATE_EPOCH=0"]
+    yield ["docker", "buildx", "build", *named, *epoch, "--output", output, "."]
+    yield ["podman", "build", *named, "--timestamp", "0", "."]
+    yield ["buildah", "build", *named, "--timestamp", "0", "."]

@@ -11,6 +11,7 @@ from typing import Any
 
 from patchkit import __version__
 from patchkit.cluster.agent.node_facts import NodeFacts
+from patchkit.cluster.bench.benchmark import BenchLoad
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.up import make_plan
@@ -21,20 +22,6 @@ from patchkit.units import KIB_PER_GIB
 
 _NO_PREFIXES = "--no-enable-prefix-caching"  # the warm-up asks the first prompt of those that count
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchLoad:
-    """Random prompts of ``depth`` tokens, answers of ``output``, ``concurrency`` at a time."""
-
-    depth: int
-    output: int
-    concurrency: int
-    prompts: int
-
-    @property
-    def name(self) -> str:
-        return f"in{self.depth}-out{self.output}-c{self.concurrency}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

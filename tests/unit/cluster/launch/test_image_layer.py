@@ -3,8 +3,8 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from patchkit.cluster.launch.image_layer import layer_text
 from patchkit.errors import UsageError
-from patchkit.measure.image_layer import layer_text
 from patchkit.runtime.host.host import Software
 
 SITE = "/usr/local/lib/python3.12/dist-packages/vllm"

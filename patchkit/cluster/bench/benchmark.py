@@ -1,0 +1,109 @@
+"""Run vLLM's own benchmark against a server, for one load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from patchkit.errors import HostError, StorageError
+from patchkit.process import run
+from patchkit.reading import read_text
+from patchkit.records import RecordError, read_json
+from patchkit.runtime.python.startup import VLLM
+
+_LONGEST_MEASUREMENT = 3600.0  # seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchLoad:
+    """Random prompts of ``depth`` tokens, answers of ``output``, ``concurrency`` at a time."""
+
+    depth: int
+    output: int
+    concurrency: int
+    prompts: int
+
+    @property
+    def name(self) -> str:
+        return f"in{self.depth}-out{self.output}-c{self.concurrency}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark:
+    """Name one load for a server at ``url``, and the Python with vLLM that asks it.
+
+    ``tokenizer`` is a folder or a model, "" for the model that the server names. The prompts are
+    drawn by ``seed``; ``seconds`` is how long it may take.
+    """
+
+    python: str
+    url: str
+    model: str
+    tokenizer: str
+    load: BenchLoad
+    seed: int = 0
+    seconds: float = _LONGEST_MEASUREMENT
+
+
+def run_benchmark(benchmark: Benchmark, place: Path) -> dict[str, Any]:
+    """Return the result of `vllm bench serve`, and write it to ``place``, whole or not at all.
+
+    Raises HostError if the benchmark fails, or if not every request was answered.
+    """
+    part = place.with_suffix(".part")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    run(
+        benchmark.python,
+        *VLLM,
+        *_bench_words(benchmark, part),
+        timeout=benchmark.seconds,
+        why="it needs the model's tokenizer",
+        hint="--tokenizer DIR names the tokenizer of a model that is not on this machine",
+    )
+
+    try:
+        result = read_json(dict[str, Any], read_text(part))
+    except RecordError as error:
+        raise StorageError(f"{part}: no result of the benchmark: {error}") from None
+    completed = result.get("completed")
+    if completed != benchmark.load.prompts:
+        raise HostError(
+            f"{completed} of {benchmark.load.prompts} requests were answered",
+            why="the server refused or broke the others: a prompt too long, or an engine that died",
+            hint="patchkit doctor",
+        )
+    part.replace(place)
+    return result
+
+
+def _bench_words(benchmark: Benchmark, part: Path) -> list[str]:
+    """Return the words behind `vllm`.
+
+    Before a load counts, as many requests as it has at a time warm the server up. Each round draws
+    its own prompts: the prefix cache would answer those of an earlier round.
+    """
+    load = benchmark.load
+    options = {
+        "--backend": "openai",
+        "--base-url": benchmark.url,
+        "--model": benchmark.model,
+        "--dataset-name": "random",
+        "--random-input-len": str(load.depth),
+        "--random-output-len": str(load.output),
+        "--seed": str(benchmark.seed),
+        "--num-prompts": str(load.prompts),
+        "--max-concurrency": str(load.concurrency),
+        "--num-warmups": str(load.concurrency),
+        "--percentile-metrics": "ttft,tpot,itl,e2el",
+        "--metric-percentiles": "50,90,99",
+        "--result-dir": str(part.parent),
+        "--result-filename": part.name,
+    }
+    if benchmark.tokenizer:
+        options["--tokenizer"] = benchmark.tokenizer
+
+    words = ["bench", "serve", "--ignore-eos", "--disable-tqdm", "--save-result"]
+    words += chain.from_iterable(options.items())
+    return words

@@ -1,0 +1,159 @@
+"""Measure variants in turns, and keep each result, so that an interrupted run goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from patchkit.cluster.bench.benchmark import BenchLoad, Benchmark, run_benchmark
+from patchkit.cluster.bench.figures import (
+    CONDITIONS,
+    find_changes,
+    read_conditions,
+    result_file,
+)
+from patchkit.cluster.bench.variants import PlannedVariant
+from patchkit.cluster.launch.up import StartWatcher, serve_model
+from patchkit.durable.atomic import replacing
+from patchkit.errors import HostError, UsageError, translated
+from patchkit.process import attempt
+from patchkit.quoting import quoted
+
+_FIND_VLLM = "import importlib.util as u; u.find_spec('vllm').name"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchPlan:
+    """Name the variants and loads to measure, the number of rounds, and the results' folder."""
+
+    model: str
+    variants: Sequence[PlannedVariant]
+    loads: Sequence[BenchLoad]
+    rounds: int
+    folder: Path
+    conditions: dict[str, Any]
+    tokenizer: str = ""
+
+    def left(self) -> Iterator[tuple[int, PlannedVariant, list[BenchLoad]]]:
+        """Yield each round's number and variant, in turns, with the loads not measured yet.
+
+        The order is A B, B A, A B: whatever drifts with time, such as heat, falls on all alike.
+        """
+        for number in range(self.rounds):
+            is_forward = number % 2 == 0
+            for variant in self.variants if is_forward else reversed(self.variants):
+                loads = [
+                    load
+                    for load in self.loads
+                    if not self.result_file(variant, load, number).exists()
+                ]
+                if loads:
+                    yield number, variant, loads
+
+    def result_file(
+        self, variant: PlannedVariant, load: BenchLoad, number: int
+    ) -> Path:
+        """Return where the result of one load in one round lies."""
+        return result_file(self.folder, variant.name, load.name, number)
+
+
+def measure_variants(
+    plan: BenchPlan, watcher: StartWatcher, tell: Callable[[str], None]
+) -> None:
+    """Measure what is not measured yet. ``tell`` gets each step.
+
+    Raises HostError without `vllm bench serve`, UsageError if the folder holds figures of another
+    setup.
+    """
+    # Before a server is started:
+    for python in {variant.python for variant in plan.variants}:
+        _require_benchmark(python)
+    _keep_conditions(plan)
+
+    for number, variant, loads in plan.left():
+        title = f"round {number + 1} of {plan.rounds}, {variant.name}"
+        tell(f"{title}: the server starts" if variant.cluster else title)
+        with _serve(variant, plan.model, watcher) as (url, model):
+            for load in loads:
+                tell(f"{title}: {load.name}")
+                benchmark = _plan_benchmark(plan, variant, load, number, url, model)
+                run_benchmark(benchmark, plan.result_file(variant, load, number))
+
+
+@contextlib.contextmanager
+def _serve(
+    variant: PlannedVariant, model: str, watcher: StartWatcher
+) -> Iterator[tuple[str, str]]:
+    """Hold the variant's server; yield its URL and the name that it gives to the model."""
+    if variant.cluster is None:
+        yield variant.url, model
+        return
+
+    with serve_model(variant.cluster, model, watcher) as units:
+        yield units.url, units.model.name
+
+
+def _require_benchmark(python: str) -> None:
+    if attempt(python, "-c", _FIND_VLLM).trouble:
+        raise HostError(
+            f"{python}: vllm bench serve is not here",
+            why="the benchmark is a part of vLLM",
+            hint="name an environment on this machine that has vLLM: --venv DIR; "
+            "it needs no GPU to ask a server elsewhere",
+        )
+
+
+def _keep_conditions(plan: BenchPlan) -> None:
+    """Write the conditions into a new folder, or compare those of an old one."""
+    place = plan.folder / CONDITIONS
+    if place.exists():
+        _require_same_conditions(plan)
+        return
+
+    if plan.folder.exists() and any(plan.folder.iterdir()):
+        raise UsageError(
+            f"{plan.folder}: is there, and holds no results", hint="-o DIR"
+        )
+    with translated(at=place):
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        with replacing(place) as file:
+            text = json.dumps(plan.conditions, indent=1, sort_keys=True)
+            file.write(f"{text}\n".encode())
+
+
+def _require_same_conditions(plan: BenchPlan) -> None:
+    changes = find_changes(read_conditions(plan.folder), plan.conditions)
+    if not changes:
+        return
+
+    name, old, new = changes[0]
+    compare = quoted("patchkit", "bench", "diff", plan.folder, "DIR")
+    raise UsageError(
+        f"{plan.folder} holds figures of another setup: {name} was {old!r}, is {new!r}",
+        why="figures of two setups in one folder would be compared as if they were one's",
+        hint=f"name a new folder: -o DIR; then compare: {compare}",
+    )
+
+
+def _plan_benchmark(
+    plan: BenchPlan,
+    variant: PlannedVariant,
+    load: BenchLoad,
+    number: int,
+    url: str,
+    model: str,
+) -> Benchmark:
+    # A name that a cluster file gives to the model is no name of a tokenizer.
+    checkpoint = plan.model if model != plan.model else ""
+    return Benchmark(
+        python=variant.python,
+        url=url,
+        model=model,
+        tokenizer=plan.tokenizer or variant.tokenizer or checkpoint,
+        load=load,
+        seed=number,
+    )

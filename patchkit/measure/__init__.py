@@ -1,1 +1,0 @@
-"""Measure and compare, and write images from what is planned."""

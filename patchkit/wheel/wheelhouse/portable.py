@@ -1,0 +1,55 @@
+"""Add to a folder with patchkit what it needs on another machine, which then needs no network."""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+from patchkit.digests import sha256_of
+from patchkit.durable.paths import is_file
+from patchkit.errors import translated
+from patchkit.source.fetch import Progress, cache_dir, fetch
+from patchkit.wheel.build.toolchain import COMPILER, locked_toolkit_wheels
+from patchkit.wheel.wheelhouse.fill import download_wheels
+from patchkit.wheel.wheelhouse.resolve import NodePlatform, WheelSources, resolve_wheels
+
+
+def add_requirements(folder: Path, node: NodePlatform, progress: Progress) -> None:
+    """Unpack the wheels that patchkit requires on a node into ``folder``.
+
+    Raises what a resolution and a fetch raise, StorageError.
+    """
+    requirements = [
+        line for line in metadata.requires("patchkit-gb10") or () if "extra" not in line
+    ]
+    wheels = resolve_wheels([], requirements, node, WheelSources())
+
+    store = cache_dir() / "kit"
+    with translated(at=store):
+        store.mkdir(parents=True, exist_ok=True)
+        absent = [
+            wheel
+            for wheel in wheels
+            if not is_file(file := store / wheel.filename)
+            or sha256_of(file) != wheel.sha256
+        ]
+        download_wheels(absent, store, progress)
+
+    with translated(at=folder):
+        for wheel in wheels:
+            with zipfile.ZipFile(store / wheel.filename) as archive:
+                archive.extractall(folder)  # it has the sha256 of the index
+
+
+def add_compiler(cache: Path, machine: str, progress: Progress) -> None:
+    """Put the compiler of PTX into ``cache``, patchkit's cache on a machine of that CPU."""
+    sdists = cache / "sdists"
+    with translated(at=sdists):
+        sdists.mkdir(parents=True)
+        for wheel in locked_toolkit_wheels():
+            if wheel.project == COMPILER and wheel.machine == machine:
+                locked = {wheel.version: wheel}
+                file = fetch(wheel.project, wheel.version, locked, progress=progress)
+                shutil.copy(file, sdists)
