@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from patchkit import __version__
 from patchkit.durable.paths import is_file
 from patchkit.errors import DriftError, UsageError
-from patchkit.patching.commit import Applied, commit_plan, commit_texts
+from patchkit.patching.commit import NO_LIBRARIES, Applied, commit_plan, commit_texts
 from patchkit.patching.fix import Request
 from patchkit.patching.ledger import Ledger, LedgerRequest, today
-from patchkit.patching.plan import Plan, make_plan
+from patchkit.patching.plan import Plan, Texts, make_plan
 from patchkit.patching.recipe import Recipe
 from patchkit.patching.workspace import (
     Workspace,
@@ -29,25 +28,19 @@ from patchkit.source.tree import Sandboxed
 from patchkit.target import Target, targets
 
 
-def plan_for(workspace: Workspace, recipe: Recipe, request: Request) -> Plan:
-    """Return the plan for a tree. Raises DriftError that names every fix that does not fit."""
-    plan = make_plan(workspace.tree, recipe, request)
-    if not plan.drifted:
-        return plan
-    drifted = {verdict.fix.id: verdict for verdict in plan.drifted}
-    error = DriftError(
-        f"{len(drifted)} of {len(plan.verdicts)} fixes do not fit; nothing was changed\n"
-        + "\n".join(f"  {name}: {verdict.reason}" for name, verdict in drifted.items()),
-        why="; ".join(
-            f"{name} is about: {it.fix.symptom}" for name, it in drifted.items()
-        ),
-    )
-    with suppress(UsageError):  # where another fix rests on it, or it was asked for
-        rest = make_plan(
-            workspace.tree, recipe, replace(request, skip=request.skip | {*drifted})
-        )
-        error.without = () if rest.drifted else tuple(drifted)
-    raise error
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """All that is known before an apply writes: the plan, its texts, and how it would end.
+
+    ``plan`` is None if the ledger says that this very request was carried out already.
+    """
+
+    workspace: Workspace
+    recipe: Recipe
+    request: Request
+    outcome: Applied
+    plan: Plan | None = None
+    texts: Texts = field(default_factory=dict)
 
 
 def apply(
@@ -58,69 +51,126 @@ def apply(
     dry_run: bool = False,
     anew: bool = False,
     sandboxed: Sandboxed = Sandboxed.ALWAYS,
-    native: Callable[[Workspace], Mapping[str, Path]] = lambda _workspace: {},
 ) -> Applied:
     """Bring the tree at ``path`` to what ``request`` asks for, whatever was applied before.
 
     ``anew`` plans and proves even where a ledger says that it was done already: a wheel does not
-    rest on what a tree says of itself. ``native`` makes the new libraries of an installed package,
-    by path, after everything else was proved; in a dry run it only names them.
+    rest on what a tree says of itself.
     """
-    with ExitStack() as stack, ExitStack() as planning:
-        if (
-            gc.isenabled()
-        ):  # what a plan makes lives to its end: a collection finds nothing
-            gc.disable()
-            planning.callback(gc.enable)
-        find = partial(detect, path, recipe.project, sandboxed=sandboxed)
-        # A dry run writes nothing: it takes no lock and recovers nothing.
-        opened = (
-            locked_workspace(find)
-            if not dry_run
-            else nullcontext(read_workspace(find()))
+    with open_to_apply(path, recipe, sandboxed, dry_run=dry_run) as workspace:
+        prepared = prepare(workspace, recipe, request, anew=anew)
+        return finish(prepared, dry_run=dry_run)
+
+
+@contextmanager
+def open_to_apply(
+    path: Path, recipe: Recipe, sandboxed: Sandboxed, *, dry_run: bool
+) -> Iterator[Workspace]:
+    """Open the tree at ``path``: locked and recovered, or as it lies there for a dry run."""
+    find = partial(detect, path, recipe.project, sandboxed=sandboxed)
+    if dry_run:
+        yield read_workspace(find())
+        return
+
+    with locked_workspace(find) as workspace:
+        yield workspace
+
+
+def prepare(
+    workspace: Workspace, recipe: Recipe, request: Request, *, anew: bool = False
+) -> Prepared:
+    """Plan and prove. A ledger of this very request saves both; its proofs are then shown."""
+    ledger = workspace.ledger
+    verdicts = None if anew else known_verdicts(workspace, recipe, request)
+    if ledger is not None and verdicts is not None:
+        day = f" on {ledger.date}" if ledger.date else ""
+        outcome = Applied(
+            verdicts=verdicts,
+            recorded_proofs=ledger.proofs,
+            recorded_by=f"patchkit {ledger.patchkit}{day}",
         )
-        workspace = stack.enter_context(opened)
-        past = workspace.ledger
-        # A ledger of this very request saves planning and proving; its proofs are then shown.
-        verdicts = None if anew else known_verdicts(workspace, recipe, request)
-        if verdicts is not None and past is not None:
-            planning.close()
-            libraries = native(workspace)
-            written: tuple[str, ...] = ()
-            if libraries and not dry_run:
-                written = commit_libraries(workspace, libraries, request.target)
-            return Applied(
-                verdicts=verdicts,
-                proofs=(),
-                written=written,
-                pending=(*libraries,) if dry_run else (),
-                recorded_proofs=past.proofs,
-                recorded_by=f"patchkit {past.patchkit}{f' on {past.date}' if past.date else ''}",
-            )
-        plan = plan_for(workspace, recipe, request)
-        texts = (
-            plan.texts
-        )  # before the proofs, so that what is written meanwhile is noticed
-        proofs = prove(plan)
-        planning.close()  # new libraries may take an hour
-        libraries = native(workspace)
-        if dry_run:
-            pending = (*texts, *libraries)
-            return Applied(
-                verdicts=plan.verdicts, proofs=proofs, written=(), pending=pending
-            )
-        return commit_plan(workspace, recipe, plan, texts, proofs, libraries)
+        return Prepared(
+            workspace=workspace, recipe=recipe, request=request, outcome=outcome
+        )
+
+    plan = plan_for(workspace, recipe, request)
+    # Before the proofs, so that the commit notices what is written meanwhile.
+    texts = plan.texts
+    proofs = prove(plan)
+    return Prepared(
+        workspace=workspace,
+        recipe=recipe,
+        request=request,
+        outcome=Applied(verdicts=plan.verdicts, proofs=proofs),
+        plan=plan,
+        texts=texts,
+    )
+
+
+def finish(
+    prepared: Prepared,
+    libraries: Mapping[str, Path] = NO_LIBRARIES,
+    *,
+    dry_run: bool = False,
+) -> Applied:
+    """Write what was prepared, and the new ``libraries`` of an installed package, by path.
+
+    A dry run only names them.
+    """
+    workspace = prepared.workspace
+    outcome = prepared.outcome
+    if dry_run:
+        return replace(outcome, pending=(*prepared.texts, *libraries))
+    if prepared.plan is not None:
+        return commit_plan(
+            workspace,
+            prepared.recipe,
+            prepared.plan,
+            prepared.texts,
+            outcome.proofs,
+            libraries,
+        )
+    if not libraries:
+        return outcome
+    written = commit_libraries(workspace, libraries, prepared.request.target)
+    return replace(outcome, written=written)
+
+
+def plan_for(workspace: Workspace, recipe: Recipe, request: Request) -> Plan:
+    """Return the plan for a tree. Raises DriftError that names every fix that does not fit."""
+    plan = make_plan(workspace.tree, recipe, request)
+    if not plan.drifted:
+        return plan
+
+    ids = tuple(verdict.fix.id for verdict in plan.drifted)
+    error = _drift_error(plan)
+    # The others may rest on a fix that drifted, or --only may name it.
+    with suppress(UsageError):
+        reduced = replace(request, skip=request.skip.union(ids))
+        if not make_plan(workspace.tree, recipe, reduced).drifted:
+            error.without = ids
+    raise error
+
+
+def _drift_error(plan: Plan) -> DriftError:
+    count = f"{len(plan.drifted)} of {len(plan.verdicts)}"
+    lines = [f"{count} fixes do not fit; nothing was changed"]
+    symptoms = []
+    for verdict in plan.drifted:
+        lines.append(f"  {verdict.fix.id}: {verdict.reason}")
+        symptoms.append(f"{verdict.fix.id} is about: {verdict.fix.symptom}")
+    return DriftError("\n".join(lines), why="; ".join(symptoms))
 
 
 def revert(path: Path, project: str = "vllm") -> tuple[str, ...]:
     """Put back what upstream shipped, byte by byte; return the paths that were restored.
 
-    There are none if patchkit has changed nothing here. Raises DriftError if a patched file was
-    edited.
+    There are none if patchkit has changed nothing. Raises DriftError if a patched file was edited.
     """
     with locked_workspace(partial(detect, path, project)) as workspace:
         if workspace.ledger is None:
             return ()
+
         commit_texts(workspace, {}, None)
         return (*workspace.ledger.files, *workspace.ledger.libraries)
 
@@ -130,38 +180,47 @@ def commit_libraries(
 ) -> tuple[str, ...]:
     """Replace libraries of an installed package, as ``commit_texts`` does; its texts stay.
 
-    Return which of them were written. ``target`` is the device that they are for.
+    Return the libraries that were written. ``target`` is the device that they are for.
     """
-    tree, ledger = workspace.tree, workspace.ledger
-    request = LedgerRequest.of(Request(target=target))
-    if ledger is None or not (ledger.verdicts or ledger.request == request):
-        ledger = Ledger(
-            patchkit=__version__,
-            recipe="none",  # no text of the package was looked at
-            project=tree.project,
-            version=str(tree.version),
-            request=request,
-            files={},
-            seen={},
-            verdicts=(),
-            proofs=(),
-            date=today(),
-        )
-    texts = {
-        path: (text, tree.read_bytes(path).decode())
-        for path, text in tree.pristine.items()
-        if path != record_path(tree) and is_file(tree.root / path)
-    }
+    tree = workspace.tree
+    texts: Texts = {}
+    for path, upstream_text in tree.pristine.items():
+        if path != record_path(tree) and is_file(tree.root / path):
+            texts[path] = (upstream_text, tree.read_bytes(path).decode())
+
+    ledger = _library_ledger(workspace, target)
     written = commit_texts(workspace, texts, ledger, libraries)
     return tuple(path for path in written if path in libraries)
 
 
+def _library_ledger(workspace: Workspace, target: Target) -> Ledger:
+    """Return the ledger as it is, or a new one if no text was patched and the device changes."""
+    tree = workspace.tree
+    request = LedgerRequest.of(Request(target=target))
+    ledger = workspace.ledger
+    if ledger is not None and (ledger.verdicts or ledger.request == request):
+        return ledger
+
+    return Ledger(
+        patchkit=__version__,
+        recipe="none",  # no text of the package was looked at
+        project=tree.project,
+        version=str(tree.version),
+        request=request,
+        files={},
+        seen={},
+        verdicts=(),
+        proofs=(),
+        date=today(),
+    )
+
+
 def revert_libraries(workspace: Workspace) -> tuple[str, ...]:
     """Put upstream's libraries back, byte by byte; return their paths. Texts stay patched."""
-    if workspace.ledger is None or not workspace.ledger.libraries:
+    ledger = workspace.ledger
+    if ledger is None or not ledger.libraries:
         return ()
-    back = {
-        path: workspace.upstream_library(path) for path in workspace.ledger.libraries
-    }
-    commit_libraries(workspace, back, targets()[workspace.ledger.request.target])
-    return tuple(back)
+
+    originals = {path: workspace.upstream_library(path) for path in ledger.libraries}
+    commit_libraries(workspace, originals, targets()[ledger.request.target])
+    return tuple(originals)

@@ -30,7 +30,7 @@ from patchkit.reading import decoded
 from patchkit.source.detect import record_path
 from patchkit.source.installed_record import rewrite_record
 
-_NONE: Mapping[str, Path] = MappingProxyType({})
+NO_LIBRARIES: Mapping[str, Path] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,8 @@ class Applied:
     """
 
     verdicts: tuple[Verdict, ...]
-    proofs: tuple[str, ...]
-    written: tuple[str, ...]
+    proofs: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
     pending: tuple[str, ...] = ()
     recorded_proofs: tuple[str, ...] = ()
     recorded_by: str = ""
@@ -55,7 +55,7 @@ def commit_plan(
     plan: Plan,
     texts: Texts,
     proofs: tuple[str, ...],
-    libraries: Mapping[str, Path] = _NONE,
+    libraries: Mapping[str, Path] = NO_LIBRARIES,
 ) -> Applied:
     """Write the texts of a plan, with the ledger and the originals: all files or none."""
     tree, verdicts = workspace.tree, tuple(map(mark_applied, plan.verdicts))
@@ -103,7 +103,7 @@ def commit_texts(
     workspace: Workspace,
     texts: Texts,
     ledger: Ledger | None,
-    libraries: Mapping[str, Path] = _NONE,
+    libraries: Mapping[str, Path] = NO_LIBRARIES,
 ) -> list[str]:
     """Write texts, ledger and originals, and remove what is not needed any more; return the paths.
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import click
 from packaging.version import Version
 
-from patchkit.apply import apply
+from patchkit.apply import finish, open_to_apply, prepare
 from patchkit.cli.options import (
     Selection,
     located,
@@ -100,16 +99,13 @@ def apply_command(
         kept = tree.kind == "installed"
         ledger = read_ledger(state_folder(tree), recipe.project) if kept else None
         request = selection.request(ledger)
-        outcome = apply(
-            path,
-            recipe,
-            request,
-            dry_run=dry_run,
-            sandboxed=sandboxed,
-            native=partial(
-                _make_libraries, source, request, native=native, dry_run=dry_run
-            ),
-        )
+        with open_to_apply(path, recipe, sandboxed, dry_run=dry_run) as workspace:
+            prepared = prepare(workspace, recipe, request)
+            libraries: Mapping[str, Path] = {}
+            if native:
+                libraries = _make_libraries(source, request, workspace, dry_run=dry_run)
+            outcome = finish(prepared, libraries, dry_run=dry_run)
+
         workspace = open_workspace(path, recipe.project)  # as it lies on the disk now
         done = record_fields(outcome, "verdicts", "pending")
         fixes = list(map(verdict_fields, outcome.verdicts))
@@ -156,12 +152,9 @@ def _make_libraries(
     request: Request,
     workspace: Workspace,
     *,
-    native: bool,
     dry_run: bool,
 ) -> Mapping[str, Path]:
     """Return the new libraries by path, or in a dry run which there would be; tell what stays."""
-    if not native:
-        return {}
     # What reads and compiles PTX takes a while to import.
     from patchkit.wheel.native.assemble import Assembler
     from patchkit.wheel.native.installed import make_package_native, new_files

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchkit.apply import apply, revert, revert_libraries
+from patchkit.apply import (
+    apply,
+    finish,
+    open_to_apply,
+    prepare,
+    revert,
+    revert_libraries,
+)
 from patchkit.edit.splice import Edit
 from patchkit.edit.text import new_file, swap_text
 from patchkit.errors import DriftError, ProofError, UsageError
@@ -24,6 +31,7 @@ from patchkit.patching.plan import make_plan, patch_steps
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import locked_workspace, open_workspace
 from patchkit.source.detect import detect
+from patchkit.source.tree import Sandboxed
 from support import read_files, write_files
 from support.wheels import record
 
@@ -353,12 +361,13 @@ def test_texts_and_libraries_of_a_package_are_changed_without_each_other(
     package, before = site / "vllm", read_files(site)
 
     def applied(text, **request):
-        def native(workspace):
+        always = Sandboxed.ALWAYS
+        with open_to_apply(package, recipe, always, dry_run=False) as workspace:
+            prepared = prepare(workspace, recipe, ask(**request))
             new = workspace.make_folder() / "C"
             new.write_text(text)
-            return {library: new} if text else {}
+            written = finish(prepared, {library: new} if text else {}).written
 
-        written = apply(package, recipe, ask(**request), native=native).written
         data = {path: (site / path).read_bytes() for path in (PATH, library)}
         rows = (site / home / "RECORD").read_text().split()
         assert record("", {library: data[library]}).decode().split()[0] in rows
