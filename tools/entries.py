@@ -33,7 +33,7 @@ def with_releases(recipe: str, versions: Sequence[str]) -> str:
 def with_span(readme: str, releases: Sequence[str]) -> str:
     """Say in README.md which releases there are, oldest first."""
     span = rf"\g<1>{releases[0]} to {releases[-1]}"
-    return _once(re.compile(r"(any release from )[\d.]+ to \d[\d.]*\d"), span, readme)
+    return _once(re.compile(r"(patches vLLM )[\d.]+ to \d[\d.]*\d"), span, readme)
 
 
 def with_needs(build: str, version: str, changed: Mapping[str, Value]) -> str:

@@ -33,8 +33,6 @@ _STAND_INS = {
     r"(patchkit net plan)": r"\1 --force --root {bare}",
     r"sudo install (.*) /etc/netplan/ && .*": r"install -D \1 {bare}/etc/netplan/40-patchkit.yaml",
     r"(patchkit env)": r"\1 --root {root} --vllm {release}",
-    # 49 minutes of one core: the machine code of small libraries is tested.
-    r"(.*patchkit repack \S+) --native": r"\1",
     # 4 GB of torch and CUDA are locked, not downloaded. An index that has not all of it yet is no
     # fault of the line: what it lacks is shown.
     r"(.* && patchkit wheelhouse fill)": (
