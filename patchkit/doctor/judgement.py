@@ -60,7 +60,7 @@ def cluster_findings(file: ClusterFile, reports: Sequence[NodeReport]) -> list[F
     alone = [its for node in reports for its in machine_findings(node)]
     known = {node.node: node.facts for node in reports if node.facts}
     for name, facts in known.items():
-        remarks = list(advice.remarks(facts.host))
+        remarks = list(advice.find_remarks(facts.host))
         chosen = find_cages(facts.host, cabled=True) if len(reports) > 1 else None
         ids = {remark.about for remark in remarks}
         checks = host_checks(facts.host, chosen) if chosen else ()

@@ -12,7 +12,7 @@ import click
 from patchkit.cli.out import FOLDER, PATH, next_step, program, shown, style, table, tell
 from patchkit.cli.render import Block, Record, finding_blocks, rendered
 from patchkit.quoting import quoted
-from patchkit.runtime.host.advice import remarks
+from patchkit.runtime.host.advice import find_remarks
 from patchkit.runtime.host.host import Host, Netdev, Rdma
 from patchkit.runtime.host.machine_root import LIVE, RecordingWriter
 from patchkit.runtime.host.probe import probe
@@ -103,7 +103,7 @@ def host_lines(host: Host) -> Iterator[Block]:
                 facts[f"{who}'s NCCL"] = (version if taken.path else "none") + why
         yield ""
         yield from table(((name, it) for name, it in facts.items() if it), "  ")
-    found = remarks(host)
+    found = find_remarks(host)
     if found or host.notes:
         yield ""
     yield from finding_blocks(found, verbose=True)

@@ -144,7 +144,7 @@ def _machine_remarks(
 ) -> Iterator[Finding]:
     """Yield what hardware.toml says of the machine, and of the cages of some netdevs."""
     places = {"", *(f"cage {netdev.cage}" for netdev in chosen)}
-    for remark in advice.remarks(host, verb):
+    for remark in advice.find_remarks(host, verb):
         if remark.where in places:
             # What is a note to who looks at one node is a warning to who joins two.
             level = (

@@ -18,7 +18,7 @@ from ipaddress import IPv4Interface, IPv4Network
 
 from patchkit.errors import PatchkitError
 from patchkit.quoting import quoted
-from patchkit.runtime.host.advice import remark
+from patchkit.runtime.host.advice import find_remark
 from patchkit.runtime.host.host import Host, Netdev
 from patchkit.runtime.rules.refusals import refusal
 from patchkit.runtime.rules.releases import read_env_data
@@ -158,7 +158,7 @@ def find_asked_cages(host: Host, names: Sequence[str]) -> Cages:
         }
     if known := find_cages(host):
         return known
-    if off_bus := remark(host, "no-connectx"):
+    if off_bus := find_remark(host, "no-connectx"):
         raise off_bus.error()
     raise refusal("no-cage")
 
@@ -255,7 +255,7 @@ class _Planner:
 
     def check_masters(self, chosen: Cages) -> None:
         """Raise HostError for interfaces that are parts of a bond, bridge or team."""
-        joined = remark(self.host, "part-of-master")
+        joined = find_remark(self.host, "part-of-master")
         if joined and self.host.masters(
             twin for twins in chosen.values() for twin in twins
         ):

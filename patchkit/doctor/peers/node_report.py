@@ -24,7 +24,7 @@ from patchkit.digests import digest
 from patchkit.errors import PatchkitError
 from patchkit.finding import Finding, Level, finding_from_text, finding_texts
 from patchkit.runtime.envfile.env_file import EnvFile, env_file
-from patchkit.runtime.host.advice import remark
+from patchkit.runtime.host.advice import find_remark
 from patchkit.runtime.host.host import Host
 
 ENV, GROUP = "node.env", "group.json"
@@ -238,7 +238,7 @@ def facts_for_causes(report: NodeReport) -> dict[str, str]:
         "linger": "yes" if report.facts.linger else "no",
     }
     if memory := host.memory:
-        found["kernel_reserve"] = "yes" if remark(host, "kernel-reserve") else "no"
+        found["kernel_reserve"] = "yes" if find_remark(host, "kernel-reserve") else "no"
         found["memory"] = "short" if memory.available * 10 < memory.total else "enough"
         if health.page_cache is not None:
             found["page_cache"] = (

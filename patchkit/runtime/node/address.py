@@ -5,7 +5,7 @@ from __future__ import annotations
 from ipaddress import IPv4Address
 
 from patchkit.errors import PatchkitError
-from patchkit.runtime.host.advice import remark
+from patchkit.runtime.host.advice import find_remark
 from patchkit.runtime.host.host import Host, Netdev
 from patchkit.runtime.host.networks import describe_addresses, in_reach
 from patchkit.runtime.node.fabric import Fabric
@@ -37,7 +37,7 @@ def check_ipv4(address: str) -> str:
 def cable_refusal(host: Host, key: str, **fields: object) -> PatchkitError:
     """Return the error for a cable that is missing; a remark about the machine is its reason."""
     error = refusal(key, has=describe_addresses(host), **fields)
-    cause = remark(host, "no-connectx") or remark(host, "part-of-master")
+    cause = find_remark(host, "no-connectx") or find_remark(host, "part-of-master")
     if cause:
         error.what = f"{error.what}\n{cause.what}"
         error.why = cause.why

@@ -10,7 +10,7 @@ from patchkit.finding import Finding, Level
 from patchkit.runtime.envfile.env_file import EnvFile
 from patchkit.runtime.envfile.header import render_env_file
 from patchkit.runtime.envfile.syntax import EnvEntry, Format
-from patchkit.runtime.host.advice import remarks
+from patchkit.runtime.host.advice import find_remarks
 from patchkit.runtime.host.host import Host, plain_version
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.presets import Preset
@@ -148,7 +148,7 @@ def _find_remarks(node: Node, host: Host) -> list[Finding]:
     if node.role == "single":
         return []
     places = {"", *(f"cage {number}" for number in node.attachment.cages)}
-    return [remark for remark in remarks(host, "env") if remark.where in places]
+    return [remark for remark in find_remarks(host, "env") if remark.where in places]
 
 
 def _note_gaps(node: Node, host: Host, values: Mapping[str, str]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from patchkit.cli.runtime import probe as verb
 from patchkit.cluster.agent.health import GpuState, GpuUser, gpu_state, gpu_users
 from patchkit.errors import HostError, SourceError, UsageError
 from patchkit.records import read_json
-from patchkit.runtime.host.advice import remarks
+from patchkit.runtime.host.advice import find_remarks
 from patchkit.runtime.host.host import Gid, Gpu, Host, Memory, Software, System
 from patchkit.runtime.host.machine_root import RecordingWriter, ToolUnavailable
 from patchkit.runtime.host.probe import probe
@@ -93,7 +93,7 @@ def test_what_is_cabled_and_what_is_remarked(machine, name):
     found = machine(name)
     assert found.target == ("thor" if name == "thor" else "gb10")
     assert found.cabled == CABLED.get(name, (0,))
-    assert [each.about for each in remarks(found)] == REMARKS.get(name, [])
+    assert [each.about for each in find_remarks(found)] == REMARKS.get(name, [])
     assert read_json(Host, json.dumps(asdict(found))) == found
 
 
@@ -126,7 +126,7 @@ def test_a_kernel_that_keeps_a_reserve_where_rdma_registers(
     )
     write(tmp_path, machine)
     for who in ("probe", "env", "verify"):
-        found = [each.about for each in remarks(seen(tmp_path), who)]
+        found = [each.about for each in find_remarks(seen(tmp_path), who)]
         assert ("kernel-reserve" in found) is said
 
 
@@ -137,14 +137,16 @@ def test_a_half_that_is_down_is_missed_only_where_the_other_one_does_not_do(tmp_
         cards["enp1s0f0np0"] = replace(cards["enp1s0f0np0"], speed=speed)
         cards["enP2p1s0f0np0"] = replace(cards["enP2p1s0f0np0"], up=False, speed=-1)
         write(tmp_path / str(speed), replace(machine, cards=tuple(cards.values())))
-        assert [each.about for each in remarks(seen(tmp_path / str(speed)))] == about
+        assert [
+            each.about for each in find_remarks(seen(tmp_path / str(speed)))
+        ] == about
 
 
 def test_a_link_that_trained_with_half_its_lanes(copied):
     place = copied / "sys/class/net/enP2p1s0f0np0/device/current_link_width"
     place.write_text("2\n")
     assert (
-        remarks(seen(copied))[0].what
+        find_remarks(seen(copied))[0].what
         == "enP2p1s0f0np0 (0002:01:00.0) has 2 PCIe lanes, not 4"
     )
 
@@ -165,7 +167,7 @@ def test_a_driver_that_loads_code_of_torchs_cuda_but_not_its_ptx(
 ):
     software = Software(python="/venv/bin/python", torch="2.15.0", cuda=cuda)
     gpus = (Gpu(name="NVIDIA GB10", capability="12.1", driver=driver),)
-    found = remarks(replace(machine("cable_port0"), software=software, gpus=gpus))
+    found = find_remarks(replace(machine("cable_port0"), software=software, gpus=gpus))
     hints = [each.hint for each in found if each.about == "ptx-driver"]
     assert [hint.split()[-2] for hint in hints] == said
 
@@ -233,7 +235,7 @@ def test_no_file_makes_probe_fail(files, data):
         place.unlink()
     try:
         found = seen(root)
-        remarks(found)
+        find_remarks(found)
         assert list(verb.host_lines(found))
         assert read_json(Host, json.dumps(asdict(found))) == found
     finally:
