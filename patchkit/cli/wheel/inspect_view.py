@@ -33,9 +33,9 @@ from patchkit.wheel.device.inspect import (
 from patchkit.wheel.device.libraries import (
     Judged,
     check_wheel,
-    floor,
     judge_libraries,
     missed,
+    needed_versions,
 )
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.metadata import read_metadata
@@ -75,14 +75,14 @@ def inspected_blocks(file: Path, target: Target) -> Iterator[Block]:
         **record_fields(metadata.name, "filename", "cpus"),
         **record_fields(metadata, "name", "members", "facts", "faults"),
         "pins": metadata.pins,
-        "at_least": floor(binaries),
+        "at_least": needed_versions(binaries),
         "promised_glibc": promised or None,
         "facts": dict(metadata.facts) or None,
     }
     yield Record(shared | {"wheel": told, "binaries": shown, "findings": found})
     yield style(metadata.name.filename, bold=True)
     facts = metadata.facts
-    lowest = ", ".join(floor(binaries).values())
+    lowest = ", ".join(needed_versions(binaries).values())
     made = [f"{name} {facts[name]}" for name in _SHOWN_FACTS if facts.get(name)]
     yield from fact_lines(
         {
@@ -188,7 +188,7 @@ def _library_lines(binary: Binary, target: Target, sha256: str = "") -> Iterator
     facts = {
         **record_fields(library, "sections", "needed"),
         "needs": library.needed or "nothing",
-        "at least": list(floor([binary]).values()),
+        "at least": list(needed_versions([binary]).values()),
         "sha256": sha256,
     }
     yield from fact_lines(facts)
@@ -223,7 +223,7 @@ def _binary_fields(binary: Binary, target: Target) -> dict[str, Any]:
     return {
         **record_fields(binary, "library", "live", "relocatable"),
         **record_fields(binary.library, "sections"),
-        "at_least": floor([binary]),
+        "at_least": needed_versions([binary]),
         "loads": str(binary.load(target)),
         "fat_binaries": {
             str(load): loads[load] for load in sorted(loads, reverse=True)

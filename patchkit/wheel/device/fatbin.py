@@ -35,9 +35,12 @@ MAGIC = 0xBA55ED50
 _PADDING = 4096  # bytes that are looked at once; aarch64 objects are aligned to 256
 _PREFIXES = {"sass": "sm", "ptx": "compute", "lto": "lto"}
 _KINDS = {1: "ptx", 2: "sass", 8: "lto"}
-_LZ4, _ZSTD, _SPECIFIC, _FAMILY = 0x2000, 0x8000, 0x100000, 0x200000
-# The 2.32.3 of NCCL, 346 MB, has 1,498.
-_MOST_ENTRIES = 250_000
+# Flags of an entry.
+_LZ4 = 0x2000
+_ZSTD = 0x8000
+_SPECIFIC = 0x100000
+_FAMILY = 0x200000
+_MOST_ENTRIES = 250_000  # NCCL 2.32.3, 346 MB, has 1,498
 _MOST_PTX = 1 << 29  # bytes of one module; the largest of vLLM has 34 million
 
 
@@ -45,8 +48,8 @@ _MOST_PTX = 1 << 29  # bytes of one module; the largest of vLLM has 34 million
 class DeviceCode:
     """A sort of device code.
 
-    ``kind`` is ``sass``, ``ptx``, ``lto`` (code for a linker at run time), or ``kind N`` for one
-    that is not known.
+    ``kind`` is ``sass``, ``ptx``, ``lto`` (code for a linker at run time), or ``kind N`` if it is
+    not known.
     """
 
     kind: str
@@ -58,29 +61,29 @@ class DeviceCode:
         return f"{_PREFIXES.get(self.kind, self.kind)}_{self.arch.gencode}"
 
     def reach(self, target: Target) -> Load:
-        """Return how it reaches a device. What only a linker reads does not, by itself."""
+        """Return how it reaches a device. Code that only a linker reads does not."""
         if self.kind == "sass":
             return load(self.arch, target.capability)
-        return (
-            load_ptx(self.arch, target.capability) if self.kind == "ptx" else Load.NONE
-        )
+        if self.kind == "ptx":
+            return load_ptx(self.arch, target.capability)
+        return Load.NONE
 
 
 @dataclass(frozen=True, slots=True)
 class CodeEntry(DeviceCode):
     """One piece of device code.
 
-    ``compression`` is ``none``, ``lz4`` or ``zstd``; ``size`` is in bytes as stored, with its
-    header, ``plain`` without and decompressed. Entries of one ``container`` (its offset in the
-    file) hold the same kernels for several archs: a device takes one of them. ``offset`` is that of
-    the entry in the file, ``version`` the PTX version.
+    ``compression`` is ``none``, ``lz4`` or ``zstd``; ``size`` is in bytes as stored, with the
+    header, ``unpacked_size`` without and decompressed. Entries of one ``container`` (its offset in
+    the file) hold the same kernels for several archs: a device takes one of them. ``offset`` is the
+    place of the entry in the file, ``version`` the PTX version.
     """
 
     compression: str
     size: int
     container: int
     offset: int
-    plain: int
+    unpacked_size: int
     version: tuple[int, int]
 
 
@@ -91,76 +94,96 @@ def read_entries(
 
     Raises SourceError, calling the file ``name``, if a section is not a row of containers.
     """
-    found: list[CodeEntry] = []
+    entries: list[CodeEntry] = []
     for section in sections:
-        for entry in _walk_section(stream, section, name):
-            found.append(entry)
-            if len(found) > _MOST_ENTRIES:
-                raise damaged(
-                    name, f"it has more than {_MOST_ENTRIES:,} pieces of device code"
-                )
-    return tuple(found)
+        for entry in _Reader(stream, section, name).walk():
+            entries.append(entry)
+            if len(entries) > _MOST_ENTRIES:
+                what = f"it has more than {_MOST_ENTRIES:,} pieces of device code"
+                raise damaged(name, what)
+    return tuple(entries)
 
 
-def _walk_section(
-    stream: BufferedIOBase, section: Section, name: str
-) -> Iterator[CodeEntry]:
-    position, end = section.offset, section.offset + section.size
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    stream: BufferedIOBase
+    section: Section
+    name: str
 
-    def check_that(holds: bool, place: int, complaint: str) -> None:
-        if not holds:
-            raise damaged(name, f"{section.name} at byte {place}: {complaint}")
+    def walk(self) -> Iterator[CodeEntry]:
+        """Yield the entries of each container of the section."""
+        place = self.section.offset
+        end = place + self.section.size
+        while (place := self._skip_zeros(place, end)) < end:
+            magic, version, header, size = self._read_header(CONTAINER, place, end)
+            is_known = (magic, version) == (MAGIC, 1) and header >= CONTAINER.size
+            self._check(is_known, place, "there is no fat binary of version 1 here")
+            last = place + header + size
+            self._check(last <= end, place, "the fat binary ends behind its section")
 
-    def read_header(layout: struct.Struct, end: int) -> tuple[int, ...]:
-        stream.seek(position)
-        data = stream.read(min(layout.size, end - position))
-        check_that(len(data) == layout.size, position, "a header is cut off")
+            entry_place = place + header
+            while entry_place < last:
+                entry = self._read_entry(entry_place, last, place)
+                yield entry
+                entry_place += entry.size
+            place = last
+
+    def _skip_zeros(self, place: int, end: int) -> int:
+        """Return where zeros end: padding, or a container that a tool has cleared."""
+        while place < end:
+            self.stream.seek(place)
+            padding = self.stream.read(min(_PADDING, end - place))
+            data = padding.lstrip(b"\0")
+            place += len(padding) - len(data)
+            if data:
+                break
+        return place
+
+    def _read_entry(self, place: int, end: int, container: int) -> CodeEntry:
+        number, _, header, size, _, _, *fields = self._read_header(ENTRY, place, end)
+        minor, major, arch, flags, unpacked_size = fields
+        fits = header >= _LEAST_HEADER and place + header + size <= end
+        self._check(fits, place, "an entry does not fit into its fat binary")
+
+        suffix = "a" if flags & _SPECIFIC else ""
+        if flags & _FAMILY:
+            suffix += "f"
+        # One arch is never both a and f.
+        is_real = 10 <= arch <= 999 and len(suffix) < 2
+        self._check(is_real, place, f"an entry is for the arch {arch}{suffix}")
+
+        kind = _KINDS.get(number, f"kind {number}")
+        is_possible = kind != "ptx" or unpacked_size <= _MOST_PTX
+        complaint = f"an entry says that it is {unpacked_size:,} bytes of PTX"
+        self._check(is_possible, place, complaint)
+
+        compression = "none"
+        if flags & _ZSTD:
+            compression = "zstd"
+        elif flags & _LZ4:
+            compression = "lz4"
+        return CodeEntry(
+            kind=kind,
+            arch=Arch(*divmod(arch, 10), suffix, kind == "ptx"),
+            compression=compression,
+            size=header + size,
+            container=container,
+            offset=place,
+            unpacked_size=size if compression == "none" else unpacked_size,
+            version=(major, minor),
+        )
+
+    def _read_header(
+        self, layout: struct.Struct, place: int, end: int
+    ) -> tuple[int, ...]:
+        self.stream.seek(place)
+        data = self.stream.read(min(layout.size, end - place))
+        self._check(len(data) == layout.size, place, "a header is cut off")
         return layout.unpack(data)
 
-    while True:
-        stream.seek(position)
-        padding = stream.read(min(_PADDING, end - position))
-        position += (zeros := len(padding) - len(padding.lstrip(b"\0")))
-        if position >= end:
-            return
-        if zeros == len(padding):  # a tool may have cleared what was behind
-            continue
-        magic, version, header, size = read_header(CONTAINER, end)
-        known = (magic, version) == (MAGIC, 1) and header >= CONTAINER.size
-        check_that(known, position, "there is no fat binary of version 1 here")
-        container, last = position, position + header + size
-        check_that(last <= end, container, "the fat binary ends behind its section")
-        position += header
-        while position < last:
-            number, _, header, size, _, _, *rest = read_header(ENTRY, last)
-            minor, major, arch, flags, plain = rest
-            fits = header >= _LEAST_HEADER and header + size <= last - position
-            check_that(fits, position, "an entry does not fit into its fat binary")
-            marks = ("a" if flags & _SPECIFIC else "") + (
-                "f" if flags & _FAMILY else ""
+    def _check(self, holds: bool, place: int, complaint: str) -> None:
+        """Raise SourceError, with the place in the file, unless it holds."""
+        if not holds:
+            raise damaged(
+                self.name, f"{self.section.name} at byte {place}: {complaint}"
             )
-            real = (
-                10 <= arch <= 999 and len(marks) < 2
-            )  # one arch is never both a and f
-            check_that(real, position, f"an entry is for the arch {arch}{marks}")
-            kind = _KINDS.get(number, f"kind {number}")
-            possible = kind != "ptx" or plain <= _MOST_PTX
-            check_that(
-                possible, position, f"an entry says that it is {plain:,} bytes of PTX"
-            )
-            yield CodeEntry(
-                kind=kind,
-                arch=Arch(*divmod(arch, 10), marks, kind == "ptx"),
-                compression="zstd"
-                if flags & _ZSTD
-                else "lz4"
-                if flags & _LZ4
-                else "none",
-                size=header + size,
-                container=container,
-                offset=position,
-                plain=plain if flags & (_LZ4 | _ZSTD) else size,
-                version=(major, minor),
-            )
-            position += header + size
-        position = last

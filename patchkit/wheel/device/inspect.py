@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import astuple, dataclass
 from io import BufferedIOBase
 from pathlib import Path
@@ -25,7 +25,8 @@ from patchkit.wheel.device.fatbin import CodeEntry, DeviceCode, read_entries
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.wheelfile import WheelFile
 
-LIVE, RELOCATABLE = ".nv_fatbin", "__nv_relfatbin"
+LIVE = ".nv_fatbin"
+RELOCATABLE = "__nv_relfatbin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,35 +56,37 @@ class Binary:
     @property
     def codes(self) -> tuple[CodeSummary, ...]:
         """The entries by section, kind, arch and compression."""
-        found = []
-        for section, entries in ((LIVE, self.live), (RELOCATABLE, self.relocatable)):
-            sizes: dict[tuple[str, Arch, str], list[int]] = {}
-            for entry in entries:
-                sort = (entry.kind, entry.arch, entry.compression)
-                sizes.setdefault(sort, []).append(entry.size)
-            codes = [
-                CodeSummary(*sort, section, len(of), sum(of))
-                for sort, of in sizes.items()
-            ]
-            found += sorted(
-                codes, key=lambda code: (code.kind != "sass", *astuple(code)[:3])
-            )
-        return tuple(found)
+        live = _summarize(self.live, LIVE)
+        return (*live, *_summarize(self.relocatable, RELOCATABLE))
 
     def loads(self, target: Target) -> Counter[Load]:
         """Count the live fat binaries by how they reach the device."""
-        return Counter(best(group, target) for group in fat_binaries(self.live))
+        return Counter(best_load(group, target) for group in fat_binaries(self.live))
 
     def load(self, target: Target) -> Load:
         """Return the best way that code of this binary reaches the device."""
-        # The driver links it again on the device, which takes time there as PTX does.
-        return Load.JIT if self.linked_anew(target) else best(self.live, target)
+        if self.linked_anew(target):
+            return Load.JIT  # the driver takes time on the device for it, as for PTX
+        return best_load(self.live, target)
 
     def linked_anew(self, target: Target) -> bool:
         """Check whether live code does not load, but all that it was linked from does."""
         parts = fat_binaries(self.relocatable)
-        lost = bool(self.live) and best(self.live, target) is Load.NONE
-        return lost and bool(parts) and all(best(part, target) for part in parts)
+        is_lost = bool(self.live) and best_load(self.live, target) is Load.NONE
+        return (
+            is_lost and bool(parts) and all(best_load(part, target) for part in parts)
+        )
+
+
+def _summarize(entries: Iterable[CodeEntry], section: str) -> list[CodeSummary]:
+    sizes: dict[tuple[str, Arch, str], list[int]] = {}
+    for entry in entries:
+        sort = (entry.kind, entry.arch, entry.compression)
+        sizes.setdefault(sort, []).append(entry.size)
+    return sorted(
+        (CodeSummary(*sort, section, len(of), sum(of)) for sort, of in sizes.items()),
+        key=lambda code: (code.kind != "sass", *astuple(code)[:3]),
+    )
 
 
 def inspect_file(path: Path) -> tuple[Binary, ...]:
@@ -110,47 +113,49 @@ def inspect_wheel(
     """
     # ELF's names of other CPUs are not known here.
     promised = wheel.name.cpus & {target.cpu for target in targets().values()}
-    found = wheel.read_libraries(
-        lambda name, it: _read_binary(name, it, f"{wheel.path}: {name}"), only
+    binaries = wheel.read_libraries(
+        lambda name, member: _read_binary(name, member, f"{wheel.path}: {name}"), only
     )
-    for binary in found if promised else ():
-        if binary.library.machine not in promised:
+    for binary in binaries:
+        cpu = binary.library.machine
+        if promised and cpu not in promised:
+            cpus = " or ".join(sorted(promised))
             raise SourceError(
-                f"{wheel.path}: {binary.name} is for {binary.library.machine}",
-                why=f"the wheel's name says {' or '.join(sorted(promised))}; pip would install it "
-                "where it cannot be loaded",
+                f"{wheel.path}: {binary.name} is for {cpu}",
+                why=f"the wheel's name says {cpus}; pip would install it where it cannot be loaded",
                 hint="build the wheel again, with the library of the right CPU",
             )
-    if not found and only is None:
+
+    if not binaries and only is None:
         raise SourceError(
             f"{wheel.path} holds no library",
             why="it is a wheel of Python alone",
             hint="name a wheel with compiled libraries",
         )
-    return tuple(found)
+    return tuple(binaries)
 
 
 def _read_binary(name: str, stream: BufferedIOBase, where: str) -> Binary:
     library = parse_library(stream, where)
     if library.machine == "cuda":
-        raise SourceError(
-            f"{where} is bare device code", hint="give the library that it goes into"
-        )
-    live, relocatable = (
-        read_entries(stream, [it for it in library.sections if it.name == kind], where)
-        for kind in (LIVE, RELOCATABLE)
-    )
+        hint = "give the library that it goes into"
+        raise SourceError(f"{where} is bare device code", hint=hint)
+
+    def entries_of(kind: str) -> tuple[CodeEntry, ...]:
+        sections = [section for section in library.sections if section.name == kind]
+        return read_entries(stream, sections, where)
+
     return Binary(
         name=name,
+        live=entries_of(LIVE),
+        relocatable=entries_of(RELOCATABLE),
         size=stream.seek(0, io.SEEK_END),
         cuda=library_rules().cuda_majors(library.needed),
         library=library,
-        live=live,
-        relocatable=relocatable,
     )
 
 
-def best(entries: Iterable[CodeEntry], target: Target) -> Load:
+def best_load(entries: Iterable[CodeEntry], target: Target) -> Load:
     """Return the best way that any of the entries reaches the device; NONE without entries."""
     return max((entry.reach(target) for entry in entries), default=Load.NONE)
 
@@ -162,45 +167,50 @@ def prove_exact(binary: Binary, target: Target, *, cpu: str | None = None) -> No
     are those that NCCL always adds (``recipes/nccl/kernels.toml``), and PTX beside machine code:
     the driver never compiles it here. ``cpu`` is that of the build, else the target's.
     """
-    table = read_toml(
-        tuple[dict[str, Any], ...], RECIPES / "nccl" / "kernels.toml", key="always"
-    )
-    wanted, always = (
-        cpu or target.cpu,
-        {("sass", parse_arch(row["arch"])) for row in table},
-    )
+    wanted = cpu or target.cpu
     if binary.library.machine != wanted:
         raise ProofError(
             f"{binary.name} is for {binary.library.machine}, not for {wanted}",
             why="the compiler of the host code was one for another CPU",
-            hint=f"build it for {wanted}, the CPU of {target.title}"
-            if cpu is None
-            else "",
+            hint="" if cpu else f"build it for {wanted}, the CPU of {target.title}",
         )
-    own, others = 0, []
+
+    groups = list(_own_binaries(binary))
+    loads = [entry.reach(target) for group in groups for entry in group]
+    exact = loads.count(Load.EXACT)
+    foreign = [entry for group in groups for entry in _foreign_entries(group, target)]
+    if exact and not foreign:
+        return
+
+    number = "{}{}".format(*target.capability)
+    what = f"{binary.name} is not exact for {target.title}: {exact} live entries are sm_{number}"
+    why = "it holds no device code, or only what NCCL's makefiles always add"
+    if foreign:
+        counts = Counter(entry.name for entry in foreign)
+        names = ", ".join(f"{count} {name}" for name, count in counts.items())
+        place = f"the first at byte {foreign[0].container} of the file"
+        what += f", {len(foreign)} are not: {names} ({place})"
+        why = "it was built for other archs, or for more than this one"
+    hint = f"build with NVCC_GENCODE=-gencode=arch=compute_{number},code=sm_{number}"
+    raise ProofError(what, why=why, hint=hint)
+
+
+def _foreign_entries(group: Collection[CodeEntry], target: Target) -> list[CodeEntry]:
+    """Return what is not exact, without PTX beside exact machine code."""
+    entries = [entry for entry in group if entry.reach(target) is not Load.EXACT]
+    if len(entries) == len(group):
+        return entries
+    return [entry for entry in entries if entry.kind != "ptx"]
+
+
+def _own_binaries(binary: Binary) -> Iterator[tuple[CodeEntry, ...]]:
+    """Yield the fat binaries but those that NCCL always adds: one arch alone, one of a table."""
+    table = RECIPES / "nccl" / "kernels.toml"
+    rows = read_toml(tuple[dict[str, Any], ...], table, key="always")
+    always = {("sass", parse_arch(row["arch"])) for row in rows}
     for group in fat_binaries(binary.live):
-        # Code that NCCL adds stands alone: one arch, one of those known.
         if not {(entry.kind, entry.arch) for entry in group} <= always:
-            exact = [e for e in group if e.reach(target) is Load.EXACT]
-            own += len(exact)
-            others += [
-                e for e in group if e not in exact and not (exact and e.kind == "ptx")
-            ]
-    if others or not own:
-        number = "{}{}".format(*target.capability)
-        counts = Counter(entry.name for entry in others)
-        listed = ", ".join(f"{count} {name}" for name, count in counts.items())
-        first = (
-            f" (the first at byte {others[0].container} of the file)" if others else ""
-        )
-        raise ProofError(
-            f"{binary.name} is not exact for {target.title}: {own} live entries are sm_{number}"
-            + (f", {len(others)} are not: {listed}{first}" if others else ""),
-            why="it was built for other archs, or for more than this one"
-            if others
-            else "it holds no device code, or only what NCCL's makefiles always add",
-            hint=f"build with NVCC_GENCODE=-gencode=arch=compute_{number},code=sm_{number}",
-        )
+            yield group
 
 
 def fat_binaries(entries: Iterable[CodeEntry]) -> tuple[tuple[CodeEntry, ...], ...]:

@@ -1,9 +1,11 @@
 """Check a wheel by itself; decide what its libraries are on a device; prove what was compiled.
 
 ``recipes/vllm/libraries.toml`` says what a library is for, its fat binaries say what is in it. A
-fat binary that does not load either has code for devices of the same major version, and ought to
-have loaded, or is for other devices alone. Of a build CMake writes down how each source is
-compiled: nothing may be missing in what was linked, or have another arch.
+fat binary that does not load is either for other devices alone, or is lost: it has code for devices
+of the same major version, and ought to load.
+
+CMake writes down how a build compiles each source. Each library must hold all that was compiled for
+it, and for the archs that were asked for.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import enum
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -27,7 +29,7 @@ from patchkit.recipes.vllm.archs import Group
 from patchkit.recipes.vllm.libraries import KnownLibrary, library_table
 from patchkit.recipes.vllm.sources import CudaSource, codes_of, default_codes
 from patchkit.target import Load, Target, parse_arch
-from patchkit.wheel.device.inspect import Binary, best, fat_binaries
+from patchkit.wheel.device.inspect import Binary, best_load, fat_binaries
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.metadata import WheelMetadata
 
@@ -47,10 +49,10 @@ class Use(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A library of a wheel, or one that it lacks.
+    """A library of a wheel, or one that the wheel lacks.
 
-    ``loads`` counts its fat binaries by how they reach the device. ``lost`` are the archs of those
-    that do not, although they have code for devices of the same major version, and how many.
+    ``loads`` counts its fat binaries by how they reach the device, ``lost`` the lost ones by their
+    archs.
     """
 
     name: str
@@ -71,13 +73,13 @@ class Judged:
     @property
     def phrase(self) -> str:
         """Its use on the device, in one phrase."""
-        use = str(self.use.value)
         if self.missed and self.known:
-            return f"{use}: {self.known.cost}"
+            return f"{self.use.value}: {self.known.cost}"
         if self.use is not Use.PARTLY:
-            return use
+            return self.use.value
         archs = " and ".join(self.lost)
-        return f"{use}; fat binaries with {archs} alone do not, {self.lost.total()}"
+        count = self.lost.total()
+        return f"{self.use.value}; fat binaries with {archs} alone do not, {count}"
 
 
 def judge_libraries(
@@ -85,48 +87,64 @@ def judge_libraries(
 ) -> tuple[Judged, ...]:
     """Judge each library of a wheel on the device, and those that a release ought to have."""
     expected = [known for known in library_table().library if known.covers(version)]
-    found = []
-    for binary in binaries:
-        known = next(
-            (known for known in expected if fnmatchcase(binary.name, known.file)), None
-        )
-        lost: Counter[str] = Counter()
-        for group in fat_binaries(binary.live):
-            names = sorted(
-                {entry.name for entry in group if entry.arch.major == target.major}
-            )
-            if names and best(group, target) is Load.NONE:
-                lost[", ".join(names)] += 1
-        if known is None:
-            use = Use.UNKNOWN
-        elif not known.used_on(target):
-            use = Use.OTHER
-        elif known.code != "embedded":
-            use = Use.JIT if known.code == "jit" else Use.HOST
-        elif binary.load(target) is Load.NONE:
-            use = Use.LOST
-        else:
-            use = Use.PARTLY if lost else Use.LOADS
-        loads = binary.loads(target)
-        found.append(
-            Judged(name=binary.name, use=use, known=known, loads=loads, lost=lost)
-        )
-    present = [library.known for library in found]
+    judged = [_judge(binary, expected, target) for binary in binaries]
+    present = [library.known for library in judged]
     absent = [
-        known for known in expected if known not in present and known.used_on(target)
+        Judged(name=known.file, use=Use.ABSENT, known=known)
+        for known in expected
+        if known not in present and known.used_on(target)
     ]
-    return (*found, *(Judged(name=it.file, use=Use.ABSENT, known=it) for it in absent))
+    return (*judged, *absent)
+
+
+def _judge(binary: Binary, expected: list[KnownLibrary], target: Target) -> Judged:
+    matches = [known for known in expected if fnmatchcase(binary.name, known.file)]
+    known = matches[0] if matches else None
+    lost = _lost_archs(binary, target)
+    return Judged(
+        name=binary.name,
+        use=_use_of(binary, known, target, bool(lost)),
+        known=known,
+        loads=binary.loads(target),
+        lost=lost,
+    )
+
+
+def _lost_archs(binary: Binary, target: Target) -> Counter[str]:
+    lost: Counter[str] = Counter()
+    for group in fat_binaries(binary.live):
+        names = {entry.name for entry in group if entry.arch.major == target.major}
+        if names and best_load(group, target) is Load.NONE:
+            lost[", ".join(sorted(names))] += 1
+    return lost
+
+
+def _use_of(
+    binary: Binary, known: KnownLibrary | None, target: Target, has_lost: bool
+) -> Use:
+    if known is None:
+        return Use.UNKNOWN
+    if not known.used_on(target):
+        return Use.OTHER
+    if known.code != "embedded":
+        return Use.JIT if known.code == "jit" else Use.HOST
+    if binary.load(target) is Load.NONE:
+        return Use.LOST
+    return Use.PARTLY if has_lost else Use.LOADS
 
 
 def require_loading(judged: Iterable[Judged], target: Target, version: Version) -> None:
     """Raise ProofError that names each library that vLLM cannot do without on the device."""
-    if fatal := [library for library in judged if library.fatal]:
-        raise ProofError(
-            f"the wheel's kernels do not serve {target.title}\n"
-            + "\n".join(f"  {library.name}: {library.phrase}" for library in fatal),
-            why="it was built for other devices, or parts of it were left out",
-            hint=from_source(version, target),
-        )
+    fatal = [library for library in judged if library.fatal]
+    if not fatal:
+        return
+
+    lines = [f"  {library.name}: {library.phrase}" for library in fatal]
+    raise ProofError(
+        "\n".join([f"the wheel's kernels do not serve {target.title}", *lines]),
+        why="it was built for other devices, or parts of it were left out",
+        hint=from_source(version, target),
+    )
 
 
 def from_source(version: Version, target: Target) -> str:
@@ -137,24 +155,26 @@ def from_source(version: Version, target: Target) -> str:
 
 def cuda_major(binaries: Iterable[Binary]) -> str:
     """Return the CUDA that libraries are linked with. Raises ProofError for none, or several."""
-    found = sorted({str(major) for binary in binaries for major in binary.cuda})
-    if len(found) == 1:
-        return found[0]
+    majors = sorted({str(major) for binary in binaries for major in binary.cuda})
+    if len(majors) == 1:
+        return majors[0]
+
+    why = "it is a build for the CPU alone"
+    if majors:
+        why = "it holds libraries of several builds"
     raise ProofError(
-        f"the wheel's libraries need {' and '.join(found) or 'no'} libcudart",
-        why="it holds libraries of several builds"
-        if found
-        else "it is a build for the CPU alone",
+        f"the wheel's libraries need {' and '.join(majors) or 'no'} libcudart",
+        why=why,
         hint="name upstream's wheel: patchkit repack vllm==X.Y.Z",
     )
 
 
-def floor(binaries: Sequence[Binary]) -> dict[str, str]:
+def needed_versions(binaries: Sequence[Binary]) -> dict[str, str]:
     """Return the highest symbol version of each family that any of them needs, ``GLIBC_2.34``."""
     highest = {}
     for family in ("GLIBC", "GLIBCXX", "CXXABI"):
-        needed = (binary.library.highest(family) for binary in binaries)
-        if version := max(needed, key=by_version, default=""):
+        versions = (binary.library.highest(family) for binary in binaries)
+        if version := max(versions, key=by_version, default=""):
             highest[family] = version
     return highest
 
@@ -166,36 +186,23 @@ _ORIGIN = ("$ORIGIN", "${ORIGIN}")
 def check_wheel(
     metadata: WheelMetadata, binaries: Sequence[Binary]
 ) -> Iterator[Finding]:
-    """Find everything that is wrong with one wheel, from what was read of it."""
-    filename, rules = metadata.name.filename, library_rules()
+    """Find everything that is wrong with one wheel, from its metadata and its libraries."""
+    filename = metadata.name.filename
     for fault in metadata.faults:
         yield finding(SourceError, filename, fault, "build it again")
-    glibc, majors = rules.promised_glibc(metadata.name.tag), dict[int, list[str]]()
+
+    glibc = library_rules().promised_glibc(metadata.name.tag)
     for binary in binaries:
-        yield from _check_library(binary, glibc)
-        for major in binary.cuda:
-            majors.setdefault(major, []).append(binary.name)
+        yield from _check_folders(binary)
+        if glibc:
+            yield from _check_glibc(binary, glibc)
     for member in metadata.members:
-        if shared := rules.foreign(metadata.name.project, member):
-            owners = [
-                owner.replace("nvidia-*", "NVIDIA's wheels") for owner in shared.owners
-            ]
-            what = f"is a private copy of a library of {' or '.join(owners) or 'the driver'}"
-            hint = "leave it out (auditwheel repair --exclude), and let the loader find the one"
-            why = "a process with two of them has two CUDA contexts, or crashes"
-            yield finding(SourceError, member, what, hint, why)
-    if len(majors) > 1:
-        what = f"its libraries need {len(majors)} versions of CUDA"
-        why = "; ".join(
-            f"CUDA {major}: {', '.join(names)}" for major, names in majors.items()
-        )
-        yield finding(
-            SourceError, filename, what, "build all of it with one toolkit", why
-        )
+        yield from _check_member(metadata.name.project, member)
+    yield from _check_cuda(filename, binaries)
 
 
-def _check_library(binary: Binary, glibc: str) -> Iterator[Finding]:
-    """Find what it takes from the machine that built it, and a newer system than ``glibc``'s."""
+def _check_folders(binary: Binary) -> Iterator[Finding]:
+    """Find where it takes libraries from a folder of the machine that built it."""
     library = binary.library
     for label, folders in (("RPATH", library.rpath), ("RUNPATH", library.runpath)):
         for folder in folders:
@@ -204,14 +211,19 @@ def _check_library(binary: Binary, glibc: str) -> Iterator[Finding]:
                 hint = "link without it, or take it out with patchelf"
                 why = "libraries are taken from there if somebody has such a folder"
                 yield finding(SourceError, binary.name, what, hint, why)
-    if not glibc:
-        return
-    # The highest symbol version of each family on a system with this glibc.
-    limits = library_rules().libstdcxx
-    known = [older for older in limits if by_version(older) <= by_version(glibc)]
-    newest = limits[max(known, key=by_version)] if known else {}
-    for family, limit in {"GLIBC": glibc, **newest}.items():
-        needed = library.highest(family)
+
+
+def _check_glibc(binary: Binary, glibc: str) -> Iterator[Finding]:
+    """Find symbols that a system with this glibc does not have."""
+    # The highest symbol version of each family on such a system.
+    limits = {"GLIBC": glibc}
+    table = library_rules().libstdcxx
+    older = [version for version in table if by_version(version) <= by_version(glibc)]
+    if older:
+        limits |= table[max(older, key=by_version)]
+
+    for family, limit in limits.items():
+        needed = binary.library.highest(family)
         if by_version(needed) > by_version(f"{family}_{limit}"):
             what = (
                 f"needs {needed}, the name of the wheel promises {glibc} to be enough"
@@ -221,17 +233,40 @@ def _check_library(binary: Binary, glibc: str) -> Iterator[Finding]:
             yield finding(SourceError, binary.name, what, hint, why)
 
 
+def _check_member(project: str, member: str) -> Iterator[Finding]:
+    """Find whether a library is one of which a process must have one copy."""
+    if shared := library_rules().foreign(project, member):
+        owners = " or ".join(shared.owners).replace("nvidia-*", "NVIDIA's wheels")
+        what = f"is a private copy of a library of {owners or 'the driver'}"
+        hint = "leave it out (auditwheel repair --exclude), and let the loader find the one"
+        why = "a process with two of them has two CUDA contexts, or crashes"
+        yield finding(SourceError, member, what, hint, why)
+
+
+def _check_cuda(filename: str, binaries: Sequence[Binary]) -> Iterator[Finding]:
+    """Find whether libraries need several versions of CUDA."""
+    names = defaultdict(list)
+    for binary in binaries:
+        for major in binary.cuda:
+            names[major].append(binary.name)
+    if len(names) > 1:
+        what = f"its libraries need {len(names)} versions of CUDA"
+        rows = [f"CUDA {major}: {', '.join(row)}" for major, row in names.items()]
+        hint = "build all of it with one toolkit"
+        yield finding(SourceError, filename, what, hint, "; ".join(rows))
+
+
 def missed(
     version: Version, judged: Sequence[Judged], target: Target, filename: str = ""
 ) -> Iterator[Finding]:
     """Find libraries of vLLM that the device lacks, and say what that costs."""
+    hint = from_source(version, target)
     for library in judged:
         if library.missed:
             what = f"{library.name} {library.phrase}" if filename else library.phrase
             why = (
                 "vLLM cannot do without it" if library.fatal else "vLLM does without it"
             )
-            hint = from_source(version, target)
             yield finding(ProofError, filename or library.name, what, hint, why)
 
 
@@ -246,53 +281,60 @@ def compiled_sources(build: Path, source: Path) -> tuple[CudaSource, ...]:
 
     Paths are relative to ``source`` where they are in it. Raises BuildError if there is none.
     """
-    found = sorted(build.rglob("compile_commands.json"))
-    if not found:
+    listings = sorted(build.rglob("compile_commands.json"))
+    if not listings:
         raise BuildError(f"{build}: CMake left no compile_commands.json")
     sources = []
-    for entry in json.loads(found[0].read_text(encoding="utf-8")):
-        path, command = Path(entry["file"]), entry["command"]
+    for entry in json.loads(listings[0].read_text(encoding="utf-8")):
+        path = Path(entry["file"])
+        command = entry["command"]
         if path.suffix != ".cu":
             continue
+
         library = _LIBRARY.search(command)
         if library is None:
             raise BuildError(f"{path}: CMake does not say which library it is for")
         name = path.relative_to(source) if path.is_relative_to(source) else path
-        codes = codes_of(_CODE.findall(command))
-        sources.append(CudaSource(str(name), library[1], codes or default_codes()))
+        codes = codes_of(_CODE.findall(command)) or default_codes()
+        sources.append(CudaSource(str(name), library[1], codes))
     return tuple(sources)
 
 
 def prove_groups(groups: Iterable[Group], sources: Sequence[CudaSource]) -> str:
     """Prove that nvcc compiles each kernel group for the archs of the arch proof; say so.
 
-    A group is known by its first CUDA source; one whose name several sources share is left aside.
+    A group is known by its first CUDA source; a name that several sources share is left aside.
     Raises ProofError.
     """
-    held = 0
-    for group in (group for group in groups if group.archs):
-        found = [
-            source
-            for source in sources
-            if f"/{source.source}".endswith(f"/{group.name}.cu")
-        ]
-        if len(found) != 1:
-            continue
-        said = {code for arch in group.archs for code in parse_arch(arch).codes}
-        if said != found[0].names:
-            raise ProofError(
-                f"{found[0].source} is compiled for {' and '.join(sorted(found[0].names))}, and "
-                f"{group.where} says {' and '.join(sorted(said))}",
-                why="CMake was given another arch list, or other files than those that were proved",
-                hint="run again with --fresh",
-            )
-        held += 1
+    proved = 0
+    for group in groups:
+        file = f"/{group.name}.cu"
+        matches = [source for source in sources if f"/{source.source}".endswith(file)]
+        if group.archs and len(matches) == 1:
+            _prove_group(group, matches[0])
+            proved += 1
+
     # A comparison of nothing must not pass for a proof.
-    if not held:
+    if not proved:
         raise ProofError(
             "no kernel group of the arch proof is among what CMake compiles"
         )
-    return f"{held} kernel groups are compiled for the archs that were proved"
+    return f"{proved} kernel groups are compiled for the archs that were proved"
+
+
+def _prove_group(group: Group, source: CudaSource) -> None:
+    codes = {code for arch in group.archs for code in parse_arch(arch).codes}
+    if codes != source.names:
+        raise ProofError(
+            f"{source.source} is compiled for {_joined(source.names)}, and "
+            f"{group.where} says {_joined(codes)}",
+            why="CMake was given another arch list, or other files than those that were proved",
+            hint="run again with --fresh",
+        )
+
+
+def _joined(names: Iterable[str]) -> str:
+    return " and ".join(sorted(names))
 
 
 def prove_compiled(
@@ -305,33 +347,38 @@ def prove_compiled(
     libraries = {
         PurePosixPath(binary.name).name.partition(".")[0]: binary for binary in binaries
     }
-    by_library: dict[str, list[CudaSource]] = {}
+    by_library = defaultdict(list)
     for source in sources:
-        by_library.setdefault(source.library, []).append(source)
-    for name in by_library.keys() - libraries.keys():
-        raise ProofError(
-            f"{name} was compiled, and is not in the wheel",
-            why="it was linked, and not installed",
-            hint="run again with --fresh",
-        )
+        by_library[source.library].append(source)
+
     proofs = []
-    for name, own in sorted(by_library.items()):
-        binary, expected = libraries[name], Counter(source.names for source in own)
-        # By name: an arch that a fat binary tells also knows whether PTX is beside it.
-        linked = Counter(
-            frozenset(entry.name for entry in group)
-            for group in fat_binaries(binary.live)
-        )
-        if missing := expected - linked:
-            names, count = next(iter(missing.items()))
-            first = next(source.source for source in own if source.names == names)
+    for name, compiled in sorted(by_library.items()):
+        if name not in libraries:
             raise ProofError(
-                f"{binary.name} lacks {count} of {expected[names]} fat binaries with "
-                f"{' and '.join(sorted(names))}, what {first} for example was compiled to",
-                why="objects of another build were linked",
+                f"{name} was compiled, and is not in the wheel",
+                why="it was linked, and not installed",
                 hint="run again with --fresh",
             )
-        exact = sum(source.load(target) is Load.EXACT for source in own)
-        proof = f"{exact} of {len(own)} CUDA sources are exact for {target.title}"
-        proofs.append(f"{binary.name}: {proof}")
+        _prove_linked(compiled, libraries[name])
+        exact = sum(source.load(target) is Load.EXACT for source in compiled)
+        proofs.append(
+            f"{libraries[name].name}: {exact} of {len(compiled)} CUDA sources "
+            f"are exact for {target.title}"
+        )
     return tuple(proofs)
+
+
+def _prove_linked(sources: Sequence[CudaSource], binary: Binary) -> None:
+    expected = Counter(source.names for source in sources)
+    # By name: an arch that a fat binary tells also knows whether PTX is beside it.
+    linked = Counter(
+        frozenset(entry.name for entry in group) for group in fat_binaries(binary.live)
+    )
+    for names, count in (expected - linked).items():
+        example = next(source.source for source in sources if source.names == names)
+        raise ProofError(
+            f"{binary.name} lacks {count} of {expected[names]} fat binaries with "
+            f"{_joined(names)}, what {example} for example was compiled to",
+            why="objects of another build were linked",
+            hint="run again with --fresh",
+        )

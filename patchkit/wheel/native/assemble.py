@@ -68,7 +68,7 @@ class Job:
     @property
     def size(self) -> int:
         """Bytes of PTX."""
-        return self.entry.plain
+        return self.entry.unpacked_size
 
     @property
     def is_split(self) -> bool:

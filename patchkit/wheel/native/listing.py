@@ -14,7 +14,7 @@ from patchkit.source.tree import SourceTree
 from patchkit.target import Target
 from patchkit.unreached import NOTHING_READ, Dispatch, known_dispatch
 from patchkit.wheel.device.fatbin import CodeEntry
-from patchkit.wheel.device.first_use import first_use
+from patchkit.wheel.device.first_use import jit_entries
 from patchkit.wheel.device.inspect import (
     Binary,
     fat_binaries,
@@ -68,7 +68,7 @@ def called_entries(
 ) -> tuple[CodeEntry, ...]:
     """Return the PTX that the device compiles, but for what the release never calls there."""
     library = name or binary.name
-    entries = first_use(binary, target)
+    entries = jit_entries(binary, target)
     return tuple(
         entry for entry in entries if not dispatch.leaves(library, [entry.name])
     )

@@ -16,8 +16,8 @@ from patchkit.source.fetch import Progress
 from patchkit.target import Load, Target
 from patchkit.unreached import NOTHING_READ, Dispatch, Unreached
 from patchkit.wheel.device.fatbin import CONTAINER
-from patchkit.wheel.device.first_use import first_use
-from patchkit.wheel.device.inspect import Binary, best, fat_binaries, inspect_file
+from patchkit.wheel.device.first_use import jit_entries
+from patchkit.wheel.device.inspect import Binary, best_load, fat_binaries, inspect_file
 from patchkit.wheel.native.assemble import Assembled, Assembler, Job
 from patchkit.wheel.native.ptx import read_ptx
 from patchkit.wheel.native.relink import replace_device_code
@@ -60,7 +60,7 @@ def make_native(
     jobs = [
         Job(name=name, path=files[name], entry=entry, arch=number + entry.arch.suffix)
         for name, binary in binaries.items()
-        for entry in first_use(binary, target)
+        for entry in jit_entries(binary, target)
     ]
     unreached: dict[str, list[Unreached]] = defaultdict(list)
     wanted: dict[str, list[Job]] = defaultdict(list)
@@ -152,11 +152,11 @@ def _write_library(
     (after,) = inspect_file(dest)
     pairs = zip(fat_binaries(binary.live), fat_binaries(after.live), strict=True)
     for old, new in pairs:
-        least = Load.FAMILY if old[0].container in codes else best(old, target)
-        if best(new, target) < least:
+        least = Load.FAMILY if old[0].container in codes else best_load(old, target)
+        if best_load(new, target) < least:
             raise ProofError(
                 f"{binary.name}: the device code at byte {old[0].container} became "
-                f"{best(new, target)} for {target.title}",
+                f"{best_load(new, target)} for {target.title}",
                 why="it was written wrongly",
                 hint="please report this with the library",
             )

@@ -53,17 +53,19 @@ def read_ptx(stream: BufferedIOBase, entry: CodeEntry, name: str) -> Ptx:
             case "zstd":
                 # The size in a frame, if there is one, would be believed against any limit.
                 frame = zstandard.get_frame_parameters(payload).content_size
-                sizes = (entry.plain, zstandard.CONTENTSIZE_UNKNOWN)
+                sizes = (entry.unpacked_size, zstandard.CONTENTSIZE_UNKNOWN)
                 check_that(frame in sizes, "its sizes contradict each other")
                 reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
-                text = reader.decompress(payload, max_output_size=entry.plain)
+                text = reader.decompress(payload, max_output_size=entry.unpacked_size)
             case "lz4":
-                text = lz4.block.decompress(payload, uncompressed_size=entry.plain)
+                text = lz4.block.decompress(
+                    payload, uncompressed_size=entry.unpacked_size
+                )
             case _:
                 text = data[header:]
     except (zstandard.ZstdError, lz4.block.LZ4BlockError) as error:
         raise damaged(name, f"the PTX at byte {entry.offset}: {error}") from None
-    check_that(len(text) == entry.plain, "its sizes contradict each other")
+    check_that(len(text) == entry.unpacked_size, "its sizes contradict each other")
 
     # It ends with a NUL, and is padded with more of them; ptxas takes none.
     text = text.rstrip(b"\0")

@@ -17,7 +17,7 @@ from patchkit.recipes.vllm.build import known_externals
 from patchkit.source.fetch import Progress
 from patchkit.target import Target
 from patchkit.unreached import NOTHING_READ, Dispatch
-from patchkit.wheel.device.first_use import first_use
+from patchkit.wheel.device.first_use import jit_entries
 from patchkit.wheel.device.inspect import Binary
 from patchkit.wheel.device.libraries import Judged, Use
 from patchkit.wheel.file.wheelfile import WheelFile
@@ -63,7 +63,7 @@ def native_parts(
     """
     idle = () if keep else tuple(each.name for each in judged if each.use is Use.OTHER)
     prove_unneeded(wheel, idle)
-    names = [b.name for b in binaries if b.name not in idle and first_use(b, target)]
+    names = [b.name for b in binaries if b.name not in idle and jit_entries(b, target)]
     files = wheel.extract(names, folder / "old")
     made = make_native(files, target, folder, assembler, progress, dispatch)
     return NativeParts(

@@ -35,8 +35,8 @@ from patchkit.wheel.device.libraries import (
     Judged,
     Use,
     cuda_major,
-    floor,
     judge_libraries,
+    needed_versions,
     require_loading,
 )
 from patchkit.wheel.file.library_rules import library_rules
@@ -186,7 +186,7 @@ def _patch_tree(
     metadata = HeaderParser().parsestr(
         (dist_info / "METADATA").read_text(encoding="utf-8")
     )
-    tag, needed = origin.wheel.name.tag, floor(binaries).get("GLIBC", "")
+    tag, needed = origin.wheel.name.tag, needed_versions(binaries).get("GLIBC", "")
     promised = library_rules().promised_glibc(tag)
     # The libraries may need a newer glibc than the file name says.
     if promised and by_version(needed) > by_version(f"GLIBC_{promised}"):

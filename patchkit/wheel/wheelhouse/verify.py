@@ -23,7 +23,7 @@ from patchkit.errors import (
 )
 from patchkit.finding import Finding, finding
 from patchkit.quoting import quoted
-from patchkit.wheel.device.first_use import first_use
+from patchkit.wheel.device.first_use import jit_entries
 from patchkit.wheel.device.inspect import prove_exact
 from patchkit.wheel.device.libraries import check_wheel, judge_libraries, missed
 from patchkit.wheel.file.metadata import find_faults
@@ -252,7 +252,7 @@ def find_unfit(wheel: ListedWheel) -> Iterator[Finding]:
         )
         for binary in wheel.binaries:
             is_left = any(binary.name in names for names in left)
-            if binary.name in made and not is_left and first_use(binary, target):
+            if binary.name in made and not is_left and jit_entries(binary, target):
                 what = f"{binary.name} is not native, though patchkit.json says it is"
                 yield finding(ProofError, filename, what, "repack it again")
 

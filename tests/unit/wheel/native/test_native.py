@@ -22,7 +22,7 @@ from patchkit.process import run
 from patchkit.target import targets
 from patchkit.unreached import Dispatch, Unreached
 from patchkit.wheel.device.fatbin import read_entries
-from patchkit.wheel.device.first_use import first_use
+from patchkit.wheel.device.first_use import jit_entries
 from patchkit.wheel.device.inspect import fat_binaries, inspect_file
 from patchkit.wheel.native import schedule
 from patchkit.wheel.native.assemble import Assembled, Job
@@ -94,7 +94,7 @@ def test_ptx_becomes_machine_code(assembler, tmp_path, cpu):
     before = inspect_file(LIBRARIES / f"ptx-{cpu}.so")[0]
     made = native(assembler, tmp_path, f"ptx-{cpu}.so")
     after = inspect_file(made.path)[0]
-    assert [entry.compression for entry in first_use(before, GB10)] == [
+    assert [entry.compression for entry in jit_entries(before, GB10)] == [
         "zstd",
         "lz4",
         "none",
@@ -103,7 +103,7 @@ def test_ptx_becomes_machine_code(assembler, tmp_path, cpu):
         *[["sm_121"]] * 3,
         ["sm_120"],  # the device loads it: PTX and sm_90 beside it leave
     ]
-    assert not first_use(after, GB10)
+    assert not jit_entries(after, GB10)
     assert len(made.ptx) == 3
     assert made.ptx[0] == made.ptx[1] != made.ptx[2]
     assert made.path.stat().st_size < before.size / 2  # a cut of whole pages
