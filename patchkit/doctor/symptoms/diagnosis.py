@@ -1,31 +1,29 @@
-"""Decide what caused the symptoms that were found, by the text and by facts.
+"""Decide what caused the symptoms of a log, by its texts and by facts.
 
-Where those do not decide, the causes that are left are candidates: nothing is claimed.
+Causes that neither texts nor facts exclude are candidates: none of them is claimed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
-from itertools import chain
 from operator import attrgetter
 
 from patchkit.doctor.symptoms.scan import BEFORE, BEHIND, Hit, Scan, merged_scan, scan
+from patchkit.doctor.symptoms.server_life import Life, server_lives, unsurvived_hits
 from patchkit.doctor.symptoms.symptom import (
     Cause,
-    PatternText,
+    LogFact,
     Symptom,
     TextPattern,
+    log_words,
     symptoms,
     text_pattern,
 )
 from patchkit.quoting import quoted
-from patchkit.records import RECIPES, read_toml
-from patchkit.runtime.rules.rule import Situation, holds
+from patchkit.runtime.rules.rule import Condition, Situation, holds
 
-# How programs begin the line of an error, whatever it is.
 _EXCEPTION = TextPattern(
     "an exception",
     ("error", "exception", "timeoutexpired"),
@@ -33,74 +31,32 @@ _EXCEPTION = TextPattern(
     r"(?:\([\w.]{1,200}\))?(?::\s|$)",
     flags=re.MULTILINE,
 )
-_ERRORS = (
-    _EXCEPTION,
-    *map(
-        text_pattern,
-        ("{name}Error: ", "{name}Exception: ", "NCCL WARN ", "CUDA error: "),
-    ),
-    *map(
-        text_pattern,
-        (": error: ", "fatal error: ", "Fatal Python error: ", "panicked at "),
-    ),
-    *map(text_pattern, ("terminate called", "core dumped")),
+# How programs begin the line of any error.
+_ERROR_BEGINNINGS = (
+    "{name}Error: ",
+    "{name}Exception: ",
+    "NCCL WARN ",
+    "CUDA error: ",
+    ": error: ",
+    "fatal error: ",
+    "Fatal Python error: ",
+    "panicked at ",
+    "terminate called",
+    "core dumped",
 )
-_MILD = ("DEBUG", "INFO", "WARNING", "WARN")  # what is logged so was caught
+_ERRORS = (_EXCEPTION, *map(text_pattern, _ERROR_BEGINNINGS))
+_MILD = ("DEBUG", "INFO", "WARNING", "WARN")  # an error that is logged so was caught
 _LEVELS = ("error", "warning", "note")
-_NUMBERS = re.compile(r"v?(\d+(?:[.-]\d+)+)")
-_number = attrgetter("number")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogFact:
-    """A fact that a log may state: ``value``, or what stands at {value} of the text."""
-
-    name: str
-    says: tuple[PatternText, ...]
-    value: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogWords:
-    """What logs are asked; ``marks`` are the texts that tell of a server's life, by name."""
-
-    fact: tuple[LogFact, ...]
-    marks: Mapping[str, tuple[PatternText, ...]]
-
-
-@cache
-def log_words() -> LogWords:
-    """Return the words of recipes/doctor/logs.toml."""
-    return read_toml(LogWords, RECIPES / "doctor" / "logs.toml")
-
-
-@dataclass(slots=True, kw_only=True)
-class Life:
-    """The lines from which on a server served, answered last, and was stopped: 0 for never.
-
-    ``ended`` says that something ended it while it served.
-    """
-
-    serving: int
-    answered: int
-    stopped: int
-    ended: bool = False
-
-    def outlived(self, first: int, last: int) -> bool:
-        """Return whether the server outlived what stands in the lines ``first`` to ``last``."""
-        if not self.serving:
-            return False
-        if last < self.serving or 0 < self.stopped < first:
-            return True
-        return last < self.answered and not self.ended
+_VERSION = re.compile(r"v?(\d+(?:[.-]\d+)+)")
+_by_number = attrgetter("number")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """A symptom in a log: where it was first, how often, and what caused it.
+    """A symptom in a log: its first hit, the number of hits, and its causes.
 
-    ``causes`` is one if text and facts decide it, else those that are left; empty if none of those
-    that are known holds. A server outlived what is ``outlived``.
+    ``causes`` is one if text and facts decide, else all that may hold; it is empty if no known
+    cause holds. ``outlived`` says that the server served on.
     """
 
     symptom: Symptom
@@ -111,47 +67,60 @@ class Diagnosis:
 
     @property
     def level(self) -> str:
-        """Return how bad it is: what a server outlived is worth a note."""
+        """Return how bad it is: a note if the server outlived it."""
         return "note" if self.outlived else self.symptom.level
 
     @property
     def is_root(self) -> bool:
         """Return whether it is an error that need not follow from another one."""
-        return self.level == "error" and not (
-            self.symptom.follows or self.symptom.yields
-        )
+        is_consequence = self.symptom.follows or self.symptom.yields
+        return self.level == "error" and not is_consequence
 
     @property
     def decided(self) -> bool:
         """Return whether one cause is left."""
         return len(self.causes) == 1
 
-    def filled(self, text: str) -> str:
-        """Return a text of the symptom's with what stood at the {names} of its pattern.
+    @property
+    def rank(self) -> tuple[int, bool, bool, bool, int]:
+        """Return a key that sorts first causes first."""
+        return (
+            _LEVELS.index(self.level),
+            self.symptom.follows,
+            self.symptom.yields,
+            self.symptom.ends,
+            self.hit.number,
+        )
 
-        Between backticks that is quoted for a shell: it comes from a log.
+    def filled(self, text: str) -> str:
+        """Return a text of the symptom with the values of the {names} of its pattern.
+
+        A value between backticks is quoted for a shell: it comes from a log.
         """
         parts = text.split("`")
         for number, part in enumerate(parts):
+            is_command = number % 2 == 1
             for name, value in self.hit.values.items():
-                shown = quoted(value or "?") if number % 2 else value or "?"
+                shown = value or "?"
+                if is_command:
+                    shown = quoted(shown)
                 part = part.replace(f"{{{name}}}", shown)
             parts[number] = part
         return "`".join(parts)
 
     def pasted(self, command: str) -> str:
         """Return a command of a cause between backticks, "" for none."""
-        return self.filled("`".join(("", command, ""))) if command else ""
+        return self.filled(f"`{command}`") if command else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLog:
-    """What was found in a log: diagnoses, the first cause first.
+    """The diagnoses of a log, the first cause first.
 
-    ``strange`` is the first error that nobody knows, if no root that is known explains it. Judged
-    is the last start, whose server serves from the line ``serving`` on (0: it never did) and was
-    ``stopped`` in order; ``earlier`` is the first error of the start before it, ``begun`` counts
-    all. ``lines`` are those around what was found.
+    ``strange`` is the first unknown error, if no known root error explains it. The last start is
+    judged: its server serves from the line ``serving`` on (0: never) and was ``stopped`` in order
+    (0: never). ``earlier`` is the first error of the start before it, ``begun`` counts all starts.
+    ``lines`` are the lines around the diagnoses.
     """
 
     diagnoses: tuple[Diagnosis, ...]
@@ -165,9 +134,10 @@ class ReadLog:
 
     @property
     def first(self) -> Diagnosis | None:
-        """Return the first error that tells of no other one; None without such."""
-        best = next(iter(self.diagnoses), None)
-        return best if best and best.level == "error" and not self.strange else None
+        """Return the first error if it is a known one, else None."""
+        if self.strange or not self.diagnoses:
+            return None
+        return self.diagnoses[0] if self.diagnoses[0].level == "error" else None
 
     @property
     def lead(self) -> Hit | None:
@@ -176,209 +146,224 @@ class ReadLog:
 
 
 def read_log(
-    chunks: Iterable[bytes], known: Situation | None = None, *, whole: bool = True
+    chunks: Iterable[bytes],
+    machine_facts: Situation | None = None,
+    *,
+    whole: bool = True,
 ) -> ReadLog:
-    """Return what is known of what a log says.
+    """Return the diagnoses of a log.
 
-    ``known`` are facts of the machine, beside those that the log itself states. Of a log that is
-    not ``whole``, such as a line of it, what is not there says nothing. Raises what ``chunks``
-    raises, HostError if grep does not run.
+    ``machine_facts`` complete the facts that the log states. Give ``whole=False`` for a part of a
+    log, such as one line: a text that is missing there proves nothing.
+    Raise what ``chunks`` raises, HostError if grep does not run.
     """
-    entries = symptoms().values()
-    needed = chain(
-        chain.from_iterable(entry.says for entry in entries),
-        chain.from_iterable(
-            (*c.seen, *c.unseen) for entry in entries for c in entry.cause
-        ),
-        chain.from_iterable(fact.says for fact in log_words().fact),
-        chain.from_iterable(log_words().marks.values()),
-    )
-    texts = {text: text_pattern(text) for text in needed} | {
-        text.text: text for text in _ERRORS
-    }
-    notes = {text for entry in entries if entry.level == "note" for text in entry.says}
-    starts = {*log_words().marks["start"], *log_words().marks["worker"]}
-    log = scan(chunks, [*texts.values()], notes, starts)
-    judged = _judge_start(log.streams, log.answered, known or {}, whole=whole)
+    notes = set[str]()
+    for symptom in symptoms().values():
+        if symptom.level == "note":
+            notes.update(symptom.says)
+    marks = log_words().marks
+    starts = {*marks["start"], *marks["worker"]}
+    log = scan(chunks, _searched_texts(), notes, starts)
+
+    facts = machine_facts or {}
+    judged = _judge_start(log.streams, log.answered, facts, whole)
     if log.before:
-        before = _judge_start(log.before, {}, known or {}, whole=whole)
-        if not judged.lead and not judged.serving and before.lead:
-            judged = before
-        else:
-            judged = replace(judged, earlier=before.lead)
-    return replace(judged, unread=log.unread, begun=sum(log.begun.values()))
+        former = _judge_start(log.before, {}, facts, whole)
+        judged = _choose_start(judged, former)
+    return replace(judged, unread=log.unread, begun=log.begun.total())
+
+
+def _choose_start(last: ReadLog, former: ReadLog) -> ReadLog:
+    """Return the start that tells more: the former one if nothing is known of the last."""
+    if former.lead and not last.lead and not last.serving:
+        return former
+    return replace(last, earlier=former.lead)
+
+
+def _searched_texts() -> list[TextPattern]:
+    """Return the texts of all symptoms, causes, facts, marks and errors, each once."""
+    texts: list[str] = []
+    for symptom in symptoms().values():
+        texts += symptom.says
+        for cause in symptom.cause:
+            texts += (*cause.seen, *cause.unseen)
+    for fact in log_words().fact:
+        texts += fact.says
+    for mark_texts in log_words().marks.values():
+        texts += mark_texts
+    patterns = (*map(text_pattern, texts), *_ERRORS)
+    return list(dict.fromkeys(patterns))
 
 
 def _judge_start(
     streams: Mapping[str, Scan],
     answered: Mapping[str, int],
-    known: Situation,
-    *,
+    machine_facts: Situation,
     whole: bool,
 ) -> ReadLog:
-    """Return what is known of one start."""
-    entries = symptoms().values()
-    found = merged_scan(streams)
-    stated: dict[str, set[str]] = {}
-    for fact in log_words().fact:
-        for hit in found.hits_of(fact.says):
-            # ``7.0.0.1019`` of ``7.0.0-1019-nvidia``, ``2.28.9`` of ``2.28.9+cuda13.0``.
-            number = _NUMBERS.match(hit.values.get("value") or "")
-            if value := fact.value or (number[1].replace("-", ".") if number else ""):
-                stated.setdefault(fact.name, set()).add(value)
-    # What a log states of itself counts more than what is known of where it is read, but for
-    # facts of which it states two.
-    facts = {
-        **known,
-        **{k: values.pop() for k, values in stated.items() if len(values) == 1},
-    }
-    endings = {text for entry in entries if entry.ends for text in entry.says}
-    lives = _stream_lives(streams, answered, endings)
+    """Return the diagnoses of one start."""
+    log = merged_scan(streams)
+    # A log may come from another machine: its facts count more.
+    facts = {**machine_facts, **_stated_facts(log)}
+    lives = server_lives(streams, answered)
+
     diagnoses = []
-    for diagnosis in _diagnose(entries, found, facts, whole=whole):
-        left = [*_unsurvived_hits(diagnosis.symptom, streams, lives)]
-        hit = min(left, key=_number, default=diagnosis.hit)
-        diagnoses.append(replace(diagnosis, outlived=not left, hit=hit))
-    diagnoses.sort(key=lambda its: its.hit.number)
-    diagnoses.sort(
-        key=lambda its: (its.symptom.follows, its.symptom.yields, its.symptom.ends)
-    )
-    diagnoses.sort(key=lambda its: _LEVELS.index(its.level))
+    for diagnosis in _diagnose(_Evidence(log, facts, whole)):
+        unsurvived = list(unsurvived_hits(diagnosis.symptom, streams, lives))
+        hit = min(unsurvived, key=_by_number, default=diagnosis.hit)
+        diagnoses.append(replace(diagnosis, hit=hit, outlived=not unsurvived))
+    diagnoses.sort(key=attrgetter("rank"))
+    hits = [diagnosis.hit for diagnosis in diagnoses]
+
     strange = None
     if not any(diagnosis.is_root for diagnosis in diagnoses):
-        strange = min(
-            _strange_hits(entries, found, streams, lives), key=_number, default=None
-        )
-    hits = [diagnosis.hit for diagnosis in diagnoses] + ([strange] if strange else [])
+        strange_hits = _strange_hits(log, streams, lives)
+        strange = min(strange_hits, key=_by_number, default=None)
+    if strange:
+        hits.append(strange)
+
     serving = [life for life in lives.values() if life.serving]
     return ReadLog(
         diagnoses=tuple(diagnoses),
         strange=strange,
         serving=min((life.serving for life in serving), default=0),
         stopped=min((life.stopped for life in serving), default=0),
-        lines={
-            number: text
-            for number, text in sorted(found.lines.items())
-            if any(hit.number - BEFORE <= number <= hit.number + BEHIND for hit in hits)
-        },
+        lines=_lines_around(hits, log.lines),
     )
 
 
-def _stream_lives(
-    streams: Mapping[str, Scan], answered: Mapping[str, int], endings: Collection[str]
-) -> Mapping[str, Life]:
-    """Return the life of each stream's server; ``endings`` are texts of what ends one.
-
-    A stream without a server of its own, such as a worker's, lives as the first that serves.
-    """
-    lives, marks = {}, log_words().marks
-    for name, part in streams.items():
-        serving = min((hit.number for hit in part.hits_of(marks["serving"])), default=0)
-        if any(hit.number < serving for hit in part.hits_of(endings)):
-            serving = (
-                0  # it ended before and did not begin anew: that is another program
-            )
-        stopped = max(part.last.get(text, 0) for text in marks["stopped"])
-        stopped = stopped if stopped > serving else 0
-        lives[name] = Life(
-            serving=serving, answered=answered.get(name, 0), stopped=stopped
-        )
-    served = [life for life in lives.values() if life.serving]
-    for name, part in streams.items():
-        if served and not (lives[name].serving or any(part.hits_of(marks["start"]))):
-            lives[name] = min(served, key=attrgetter("serving"))
-    for name, life in lives.items():
-        life.ended |= any(
-            streams[name].last.get(text, 0) > life.serving for text in endings
-        )
-    return lives
+def _lines_around(hits: Iterable[Hit], lines: Mapping[int, str]) -> dict[int, str]:
+    numbers = set[int]()
+    for hit in hits:
+        numbers.update(range(hit.number - BEFORE, hit.number + BEHIND + 1))
+    return {number: lines[number] for number in sorted(numbers & lines.keys())}
 
 
-def _unsurvived_hits(
-    symptom: Symptom, streams: Mapping[str, Scan], lives: Mapping[str, Life]
-) -> Iterator[Hit]:
-    """Yield the first hit of each stream whose server did not outlive a symptom."""
-    for stream, part in streams.items():
-        hits = sorted(part.hits_of(symptom.says), key=_number)
-        if not hits:
-            continue
-        life = lives[stream]
-        later = [hit for hit in hits if hit.number > life.serving] or hits
-        last = max(part.last.get(text, 0) for text in symptom.says)
-        if symptom.lasts:
-            yield hits[0]
-        elif not (life.serving and symptom.request) and not life.outlived(
-            later[0].number, last
-        ):
-            yield later[0]
+def _stated_facts(log: Scan) -> dict[str, str]:
+    """Return the facts that a log states, without those of which it states two values."""
+    stated: dict[str, set[str]] = {}
+    for fact in log_words().fact:
+        values = {_stated_value(fact, hit) for hit in log.hits_of(fact.says)}
+        stated.setdefault(fact.name, set()).update(values - {""})
+    return {name: values.pop() for name, values in stated.items() if len(values) == 1}
+
+
+def _stated_value(fact: LogFact, hit: Hit) -> str:
+    """Return ``7.0.0.1019`` of ``7.0.0-1019-nvidia``, ``2.28.9`` of ``2.28.9+cuda13.0``."""
+    version = _VERSION.match(hit.values.get("value") or "")
+    if fact.value or version is None:
+        return fact.value
+    return version[1].replace("-", ".")
 
 
 def _strange_hits(
-    entries: Collection[Symptom],
-    found: Scan,
-    streams: Mapping[str, Scan],
-    lives: Mapping[str, Life],
+    log: Scan, streams: Mapping[str, Scan], lives: Mapping[str, Life]
 ) -> Iterator[Hit]:
-    """Yield the errors that no symptom tells of, and that no server outlived."""
-    known = {
-        hit.number + more
-        for entry in entries
-        for hit in found.hits_of(entry.says)
-        for more in range(hit.text.count("\n") + 1)
-    }
-    for stream, part in streams.items():
+    """Yield the errors that are no symptom's, and that no server outlived."""
+    known_lines = set[int]()
+    for symptom in symptoms().values():
+        for hit in log.hits_of(symptom.says):
+            last = hit.number + hit.text.count("\n")
+            known_lines.update(range(hit.number, last + 1))
+
+    for name, part in streams.items():
         for hit in part.hits_of(error.text for error in _ERRORS):
-            caught = hit.level in _MILD or hit.number in known
-            if not caught and not lives[stream].outlived(hit.number, hit.number):
+            was_caught = hit.level in _MILD
+            is_known = hit.number in known_lines
+            outlived = lives[name].outlived(hit.number, hit.number)
+            if not (was_caught or is_known or outlived):
                 yield hit
 
 
-def _diagnose(
-    entries: Collection[Symptom], found: Scan, facts: Situation, *, whole: bool
-) -> Iterator[Diagnosis]:
-    """Yield the symptoms, without those of which another one says more."""
-    # The lines that each begins in, with the weight of its text.
-    places: dict[str, dict[int, int]] = {}
-    for entry in entries:
-        lines = places.setdefault(entry.id, {})
-        for text in map(text_pattern, entry.says):
-            for hit in found.hits.get(text.text, ()):
-                lines[hit.number] = max(text.weight, lines.get(hit.number, 0))
-    ranks = {entry.id: (_LEVELS.index(entry.level), entry.follows) for entry in entries}
-    for entry in entries:
-        mine = places[entry.id]
-        # What tells of another error, or is benign, never hides an error.
-        rivals = [
-            places[name] for name, rank in ranks.items() if rank <= ranks[entry.id]
-        ]
-        if not mine or any(
-            all(other.get(line, 0) > weight for line, weight in mine.items())
-            for other in rivals
-        ):
-            continue
-        hit = min(found.hits_of(entry.says), key=_number)
-        # The cause that holds, or those that may: the default one if no other does.
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    """What decides between causes: texts, facts, and whether the log is whole."""
+
+    log: Scan
+    facts: Situation
+    whole: bool
+
+    def possible_causes(self, symptom: Symptom, hit: Hit) -> tuple[Cause, ...]:
+        """Return the one cause that is proved, else those that are not excluded."""
         causes: list[Cause] = []
-        for cause in entry.cause:
-            known = {
-                key: values for key, values in cause.when.items() if facts.get(key)
-            }
-            # None if that hangs on a fact that is not known; one that is not met decides.
-            met = [holds(known, facts) and (len(known) == len(cause.when) or None)]
-            met += [re.search(cause.matches, hit.text) is not None]
-            # What is not there says nothing of a log that is not whole.
-            absent = False if whole else None
-            met += [True if text in found.hits else absent for text in cause.seen]
-            met += [
-                False if text in found.hits else (whole or None)
-                for text in cause.unseen
-            ]
-            if not (cause.when or cause.matches or cause.seen or cause.unseen):
-                met = [None]  # it holds where no other cause does
-            decides = all(met) and not causes
-            if False not in met:
-                causes.append(cause)
-            if decides:
-                break
-        count = found.count(*entry.says)
-        yield Diagnosis(symptom=entry, hit=hit, count=count, causes=tuple(causes))
+        for cause in symptom.cause:
+            if self._excludes(cause, hit):
+                continue
+            if self._proves(cause) and not causes:
+                return (cause,)
+            causes.append(cause)
+        return tuple(causes)
+
+    def _excludes(self, cause: Cause, hit: Hit) -> bool:
+        """Return whether a fact, the text, or the rest of the log speaks against a cause."""
+        if not holds(self._known_conditions(cause), self.facts):
+            return True
+        if not re.search(cause.matches, hit.text):
+            return True
+        lacks_text = self.whole and not self._has_all(cause.seen)
+        return lacks_text or not self.log.hits.keys().isdisjoint(cause.unseen)
+
+    def _proves(self, cause: Cause) -> bool:
+        """Return whether no condition is unknown of a cause that is not excluded."""
+        if not any((cause.when, cause.matches, cause.seen, cause.unseen)):
+            return False  # the default holds where no other cause does
+        if len(self._known_conditions(cause)) < len(cause.when):
+            return False
+        return self.whole or (self._has_all(cause.seen) and not cause.unseen)
+
+    def _known_conditions(self, cause: Cause) -> Condition:
+        return {
+            fact: values for fact, values in cause.when.items() if self.facts.get(fact)
+        }
+
+    def _has_all(self, texts: Iterable[str]) -> bool:
+        return self.log.hits.keys() >= {*texts}
+
+
+# The weight of the most specific text in each line, by the line's number.
+_Weights = Mapping[int, int]
+
+
+def _diagnose(evidence: _Evidence) -> Iterator[Diagnosis]:
+    """Yield the symptoms of a log, except those whose lines another symptom explains better."""
+    log = evidence.log
+    weights: dict[str, _Weights] = {}
+    for symptom in symptoms().values():
+        if by_line := _weights_by_line(symptom, log):
+            weights[symptom.id] = by_line
+
+    present = [symptoms()[name] for name in weights]
+    for symptom in present:
+        if any(_hides(rival, symptom, weights) for rival in present):
+            continue
+        hit = min(log.hits_of(symptom.says), key=_by_number)
+        yield Diagnosis(
+            symptom=symptom,
+            hit=hit,
+            count=log.count(*symptom.says),
+            causes=evidence.possible_causes(symptom, hit),
+        )
+
+
+def _weights_by_line(symptom: Symptom, log: Scan) -> _Weights:
+    by_line: dict[int, int] = {}
+    for text in symptom.says:
+        weight = text_pattern(text).weight
+        for hit in log.hits_of([text]):
+            by_line[hit.number] = max(weight, by_line.get(hit.number, 0))
+    return by_line
+
+
+def _hides(rival: Symptom, symptom: Symptom, weights: Mapping[str, _Weights]) -> bool:
+    """Return whether a rival has a more specific text in each line of a symptom.
+
+    A rival that is benign, or tells of another error, never hides an error.
+    """
+    rival_rank = (_LEVELS.index(rival.level), rival.follows)
+    if rival_rank > (_LEVELS.index(symptom.level), symptom.follows):
+        return False
+    rival_weights = weights[rival.id]
+    return all(
+        rival_weights.get(line, 0) > weight
+        for line, weight in weights[symptom.id].items()
+    )

@@ -1,4 +1,4 @@
-"""Turn what a log says into findings: the first cause first, then what followed from it."""
+"""Turn the diagnoses of a log into findings: the first cause first, then its consequences."""
 
 from __future__ import annotations
 
@@ -13,70 +13,105 @@ from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
 from patchkit.runtime.rules.rule import Situation, in_words
 
-_SHOWN = 300  # characters of a text that was found
-_BEHIND = 2  # lines behind an error that nobody knows
+_SHOWN = 300  # characters of a text
+_BEHIND = 2  # lines behind an unknown error
 _REPORT = "look at the lines before it; the same command with `--save report.tar.gz` keeps them"
 
 
 def log_findings(
     log: ReadLog, where: str = "", nodes: Sequence[str] = ()
 ) -> Iterator[Finding]:
-    """Yield what a log says is wrong.
+    """Yield the findings of a log.
 
     ``where`` is the file, whose lines have numbers; or ``nodes`` are the writers of each line.
     """
-    errors = [diagnosis for diagnosis in log.diagnoses if diagnosis.level == "error"]
-    caused = [diagnosis for diagnosis in errors if not diagnosis.is_root]
-    if not log.strange and len(caused) == len(errors):
-        caused = caused[1:]
-    found = []
-    if hit := log.strange:
-        # The lines of its writer around it.
-        last = hit.number + hit.text.count("\n") + _BEHIND
-        near = (
-            log_line(number, text)
-            for number, text in log.lines.items()
-            if hit.number - BEFORE <= number <= last
-        )
-        own = (line.text.strip()[:_SHOWN] for line in near if line.who == hit.who)
-        unknown = Finding(
-            kind=HostError,
-            about="unknown",
-            line=hit.number,
-            what=f"an error that patchkit does not know: {_shorten_hit(hit)}",
-            why="\n".join(["its lines:", *filter(None, own)]),
-            hint=_REPORT,
-            sure="not decided",
-        )
-        found.append(unknown)
+    findings = [_unknown_error(log, log.strange)] if log.strange else []
+    consequences = _consequences(log)
     for diagnosis in log.diagnoses:
         finding = diagnosis_finding(diagnosis)
-        found.append(
-            replace(finding, level=Level.NOTE) if diagnosis in caused else finding
-        )
-    if caused:
-        ids = ", ".join(diagnosis.symptom.id for diagnosis in caused)
-        plural = "s" * (len(caused) > 1)
-        why = f"{found[0].why}\n{len(caused)} consequence{plural}: {ids}; -v".lstrip()
-        found[0] = replace(found[0], why=why)
-    well = all(its.level not in (Level.ERROR, Level.WARNING) for its in found)
+        if diagnosis in consequences:
+            finding = replace(finding, level=Level.NOTE)
+        findings.append(finding)
+    if consequences:
+        findings[0] = _with_consequences(findings[0], consequences)
+
+    is_well = all(
+        finding.level not in (Level.ERROR, Level.WARNING) for finding in findings
+    )
     if log.earlier:
-        shown = _shorten_hit(log.earlier)
-        what = f"an earlier start failed, the last of {log.begun} is judged: {shown}"
-        line = log.earlier.number
-        found.append(
-            Finding(level=Level.NOTE, about="earlier-start", what=what, line=line)
-        )
+        findings.append(_earlier_start(log, log.earlier))
     if log.unread:
-        what = f"not looked at: {log.unread}"
-        found.append(Finding(level=Level.UNKNOWN, about="log", what=what))
-    elif log.serving and well:
-        stopped = f", stopped in order at line {log.stopped}" if log.stopped else ""
-        what = f"nothing fatal; serving since line {log.serving}{stopped}"
-        found.append(Finding(level=Level.OK, about="log", what=what, line=log.serving))
-    for its in found:
-        writer = nodes[its.line - 1] if nodes and its.line else ""
-        yield replace(its, where=writer or where, line=0 if writer else its.line)
+        unread = Finding(
+            level=Level.UNKNOWN,
+            about="log",
+            what=f"not looked at: {log.unread}",
+        )
+        findings.append(unread)
+    elif log.serving and is_well:
+        findings.append(_nothing_fatal(log))
+
+    for finding in findings:
+        writer = nodes[finding.line - 1] if nodes and finding.line else ""
+        if writer:
+            yield replace(finding, where=writer, line=0)
+        else:
+            yield replace(finding, where=where)
+
+
+def _consequences(log: ReadLog) -> list[Diagnosis]:
+    """Return the errors that follow from another error of the log."""
+    errors = [diagnosis for diagnosis in log.diagnoses if diagnosis.level == "error"]
+    consequences = [diagnosis for diagnosis in errors if not diagnosis.is_root]
+    if not log.strange and len(consequences) == len(errors):
+        return consequences[1:]
+    return consequences
+
+
+def _with_consequences(cause: Finding, consequences: Sequence[Diagnosis]) -> Finding:
+    ids = ", ".join(diagnosis.symptom.id for diagnosis in consequences)
+    plural = "s" if len(consequences) > 1 else ""
+    count = f"{len(consequences)} consequence{plural}"
+    return replace(cause, why=f"{cause.why}\n{count}: {ids}; -v".lstrip())
+
+
+def _unknown_error(log: ReadLog, hit: Hit) -> Finding:
+    """Return the finding of an error that is no symptom's, with its writer's lines around it."""
+    last = hit.number + hit.text.count("\n") + _BEHIND
+    shown = ["its lines:"]
+    for number, text in log.lines.items():
+        if hit.number - BEFORE <= number <= last:
+            line = log_line(number, text)
+            if line.who == hit.who and line.text.strip():
+                shown.append(line.text.strip()[:_SHOWN])
+    return Finding(
+        kind=HostError,
+        about="unknown",
+        line=hit.number,
+        what=f"an error that patchkit does not know: {_shorten_hit(hit)}",
+        why="\n".join(shown),
+        hint=_REPORT,
+        sure="not decided",
+    )
+
+
+def _earlier_start(log: ReadLog, hit: Hit) -> Finding:
+    judged = f"an earlier start failed, the last of {log.begun} is judged"
+    return Finding(
+        level=Level.NOTE,
+        about="earlier-start",
+        line=hit.number,
+        what=f"{judged}: {_shorten_hit(hit)}",
+    )
+
+
+def _nothing_fatal(log: ReadLog) -> Finding:
+    stopped = f", stopped in order at line {log.stopped}" if log.stopped else ""
+    return Finding(
+        level=Level.OK,
+        about="log",
+        line=log.serving,
+        what=f"nothing fatal; serving since line {log.serving}{stopped}",
+    )
 
 
 def _shorten_hit(hit: Hit) -> str:
@@ -85,77 +120,93 @@ def _shorten_hit(hit: Hit) -> str:
 
 def diagnosis_finding(diagnosis: Diagnosis) -> Finding:
     """Return a symptom as a finding: its cause, or the candidates and what tells them apart."""
-    symptom, cause = (
-        diagnosis.symptom,
-        diagnosis.causes[0] if diagnosis.decided else None,
-    )
+    symptom = diagnosis.symptom
     times = f" ({diagnosis.count} times)" if diagnosis.count > 1 else ""
     outlived = ", which the server outlived" if diagnosis.outlived else ""
-    found = Finding(
+    title = f"{diagnosis.filled(symptom.title)}{outlived}{times}"
+    finding = Finding(
         kind=HostError,
         level=Level(diagnosis.level),
         about=symptom.id,
         line=diagnosis.hit.number,
-        what=f"{diagnosis.filled(symptom.title)}{outlived}{times}: {_shorten_hit(diagnosis.hit)}",
+        what=f"{title}: {_shorten_hit(diagnosis.hit)}",
         sure="not decided",
     )
-    if cause:
-        lines = (diagnosis.filled(cause.cure), diagnosis.pasted(cause.command))
-        return replace(
-            found,
-            why=diagnosis.filled(cause.cause),
-            hint="\n".join(filter(None, lines)),
-            source=cause.source,
-            # What points elsewhere is sure of nothing.
-            sure=found.sure
-            if symptom.follows
-            else f"{cause.confidence}, {cause.evidence}",
-            holds=in_words(cause.when),
-            costs=cause.costs,
-        )
-    whys, hints = ["one of these, the likeliest first:"], []
+    if not diagnosis.decided:
+        return _with_candidates(finding, diagnosis)
+
+    cause = diagnosis.causes[0]
+    cure = (diagnosis.filled(cause.cure), diagnosis.pasted(cause.command))
+    if not symptom.follows:  # else another error is the cause
+        finding = replace(finding, sure=f"{cause.confidence}, {cause.evidence}")
+    return replace(
+        finding,
+        why=diagnosis.filled(cause.cause),
+        hint="\n".join(filter(None, cure)),
+        source=cause.source,
+        holds=in_words(cause.when),
+        costs=cause.costs,
+    )
+
+
+def _with_candidates(finding: Finding, diagnosis: Diagnosis) -> Finding:
+    if not diagnosis.causes:
+        why = "none of the causes that are known holds here"
+        return replace(finding, why=why)
+
+    causes = ["one of these, the likeliest first:"]
+    cures = []
     for candidate in diagnosis.causes:
-        tell, cure = diagnosis.pasted(candidate.tell), diagnosis.filled(candidate.cure)
-        whys.append(f"- {diagnosis.filled(candidate.cause)}")
-        hints.append(f"- {tell} tells; then: {cure}" if tell else f"- {cure}")
-    why = "\n".join(whys) if hints else "none of the causes that are known holds here"
-    return replace(found, why=why, hint="\n".join(hints))
+        tell = diagnosis.pasted(candidate.tell)
+        cure = diagnosis.filled(candidate.cure)
+        causes.append(f"- {diagnosis.filled(candidate.cause)}")
+        cures.append(f"- {tell} tells; then: {cure}" if tell else f"- {cure}")
+    return replace(finding, why="\n".join(causes), hint="\n".join(cures))
 
 
 # Journals of several nodes
 
 
 def read_journals(
-    lines: Iterable[tuple[str, JournalLine]], known: Situation
+    lines: Iterable[tuple[str, JournalLine]], cluster_facts: Situation
 ) -> tuple[ReadLog, Sequence[str]]:
-    """Return what is known of what nodes wrote, and the node of each line: of line 1 the first.
+    """Return the diagnoses of the journals of nodes, and the node of each line, from line 1 on.
 
-    ``known`` are facts of the cluster. Raises HostError if grep does not run.
+    Raise HostError if grep does not run.
     """
-    nodes, written = [], []
+    nodes = []
+    written = []
     for node, line in lines:
         nodes.append(node)
         text = " ".join(line.text.splitlines()).encode(errors="replace")
-        # The writer is the first line's number of its node; a longer line would count as two.
+        # The first line's number of a node names its writer; a longer line would count as two.
         written.append(b"node%d | %s\n" % (nodes.index(node), text[: LONGEST // 2]))
-    return read_log(written, known), nodes
+    return read_log(written, cluster_facts), nodes
 
 
 def explain_failed_start(
-    lines: Iterable[tuple[str, JournalLine]], how: str
+    lines: Iterable[tuple[str, JournalLine]], ending: str
 ) -> HostError:
     """Return the error of a start that failed: the first line of all ranks that says why.
 
-    With what caused it and what cures it, if the text decides that. ``how`` is how it ended.
+    It has the cause and the cure if the text decides them. ``ending`` is how the start ended.
     """
     log, nodes = read_journals(lines, {})
     if log.lead is None:
-        return HostError(f"the model did not start: {how}", hint="patchkit logs")
+        return HostError(f"the model did not start: {ending}", hint="patchkit logs")
+
     what = f"{nodes[log.lead.number - 1]}: {log.lead.text.strip()}"
-    known = log.first
-    if known is None or not known.decided or known.symptom.follows:
-        hint = "patchkit doctor --cluster" if known else "patchkit logs"
-        return HostError(what, why=f"the first error of all ranks; {how}", hint=hint)
-    found = diagnosis_finding(known)
-    why = f"{found.why} ({known.causes[0].evidence}: {found.source}); {how}"
-    return HostError(what, why=why, hint=found.hint.replace("\n", " "))
+    diagnosis = log.first
+    if diagnosis is None or not diagnosis.decided or diagnosis.symptom.follows:
+        return HostError(
+            what,
+            why=f"the first error of all ranks; {ending}",
+            hint="patchkit doctor --cluster" if diagnosis else "patchkit logs",
+        )
+    finding = diagnosis_finding(diagnosis)
+    evidence = f"{diagnosis.causes[0].evidence}: {finding.source}"
+    return HostError(
+        what,
+        why=f"{finding.why} ({evidence}); {ending}",
+        hint=finding.hint.replace("\n", " "),
+    )

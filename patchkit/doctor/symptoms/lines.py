@@ -18,11 +18,11 @@ from patchkit.runtime.rules.refusals import refusal
 
 STDIN = "standard input"
 
-_READ = 1 << 16  # bytes that tell what it is
-_UNPRINTED = re.compile(r"[\x00-\x07\x0b\x0e-\x1a\ufffd]")
 LONGEST = 8192
-"""Bytes of a line; what is longer is taken for several."""
+"""Bytes of a line; a longer line is taken for several."""
 
+_FIRST_BYTES = 1 << 16  # tell whether a file is a text
+_UNPRINTED = re.compile(r"[\x00-\x07\x0b\x0e-\x1a\ufffd]")
 _ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])"
 )
@@ -37,9 +37,9 @@ _QUOTES = [re.compile(form.encode()) for form in FORMS["quote"]]
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A line of a log: its number from 1, who wrote it ("" if it does not say), and the text.
+    """A line of a log: its number from 1, its writer ("" if the line names none), and the text.
 
-    ``level`` is that of its logger, ``stream`` the container or node; "" if it does not say.
+    ``level`` is that of its logger, ``stream`` the container or node; "" if the line names none.
     """
 
     number: int
@@ -50,7 +50,7 @@ class LogLine:
 
 
 def without_quotes(data: bytes) -> bytes:
-    """Return lines without what others wrote: prompts, answers, why a tactic was skipped."""
+    """Remove from lines what programs quote: prompts, answers, why a tactic was skipped."""
     for quote in _QUOTES:
         data = quote.sub(rb"\1", data)
     return data
@@ -58,39 +58,44 @@ def without_quotes(data: bytes) -> bytes:
 
 @lru_cache(maxsize=64)  # a line is in the windows of those around it
 def log_line(number: int, raw: str) -> LogLine:
-    """Return a line without escapes, unprintable characters and what its writers put before it."""
+    """Split the text of a line from what its writers put before it.
+
+    Escape sequences and unprintable characters are removed.
+    """
     text = _UNSEEN.sub(" ", _ESCAPES.sub("", raw)).replace("\ufeff", "").rstrip()
-    who: list[str] = []
-    named = {"level": "", "stream": ""}
-    taken = True
-    while taken:
-        taken = False
+    writers: dict[str, None] = {}
+    level = ""
+    stream = ""
+    former = ""
+    while text != former:
+        former = text
         for prefix in _PREFIXES:
-            found = prefix.match(text)
-            if found and found.end():
-                text, taken = text[found.end() :], True
-                groups = found.groupdict()
-                if "who" in groups and groups["who"] not in who:
-                    who.append(groups["who"])
-                named = {
-                    name: value or groups.get(name) or ""
-                    for name, value in named.items()
-                }
-    return LogLine(number, " ".join(who), text.rstrip(), **named)
+            match = prefix.match(text)
+            if match is None:
+                continue
+            text = text[match.end() :]
+            groups = match.groupdict()
+            if "who" in groups:
+                writers[groups["who"]] = None
+            level = level or groups.get("level") or ""
+            stream = stream or groups.get("stream") or ""
+    return LogLine(number, " ".join(writers), text.rstrip(), level, stream)
 
 
 def text_chunks(chunks: Iterable[bytes], where: str) -> Iterator[bytes]:
-    """Yield a text in pieces, as they come. Raises SourceError for what is empty or no UTF-8."""
+    """Yield a text in pieces, as they come. Raise SourceError if it is empty or not UTF-8."""
     pieces = iter(chunks)
     # A log that was cut while it was written begins with zeros, megabytes of them.
     first = next((piece for piece in pieces if piece.strip(b"\0")), b"")
-    start = first.lstrip(b"\0")[:_READ]
+    start = first.lstrip(b"\0")[:_FIRST_BYTES]
     if not start:
         raise refusal("log-empty", where=where)
+
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         file = () if where == STDIN else (where,)
         convert = quoted("iconv", "-f", "UTF-16", "-t", "UTF-8", *file)
         raise refusal("log-utf16", where=where, convert=convert)
+
     shown = start.decode(errors="replace")
     if 10 * len(_UNPRINTED.findall(shown)) > len(shown):
         raise refusal("log-binary", where=where)

@@ -1,7 +1,7 @@
 """Look for many texts in a log of any length: in a stream, with little memory.
 
 grep takes out the lines that may matter, with those around them: it reads a gigabyte in seconds,
-for hundreds of texts at once. What is left is small, and looked at closely.
+for hundreds of texts at once. The lines that are left are few, and are matched exactly.
 """
 
 from __future__ import annotations
@@ -12,29 +12,43 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 
 from patchkit.doctor.symptoms.lines import LONGEST, LogLine, log_line, without_quotes
 from patchkit.doctor.symptoms.symptom import TextPattern
 from patchkit.errors import HostError
 from patchkit.follow import Follow
 
-BEFORE, BEHIND = 3, 10  # lines around one that may matter: texts go over several
+BEFORE = 3
+"""Lines before one that may matter which are looked at with it: texts go over several."""
+BEHIND = 10
+"""Lines behind it."""
+
+_WINDOW = BEFORE + 1 + BEHIND
 _MOST_HITS = 50  # that are kept of a text; the others are counted
 _MOST_LINES = 100_000  # different ones that are looked at
-_TRIED = 3  # how often a line is looked at that differs from others by numbers alone
-_NUMBERED = re.compile(rb"(\d+)([:-])(.*)", re.DOTALL)
-_DIGITS = re.compile(rb"\d+")
+_MOST_LOOKS = 3  # at lines that differ by numbers alone
+_NUMBERED = re.compile(r"(\d+)([:-])(.*)", re.DOTALL)
+_DIGITS = re.compile("[0-9]+")
 _LONG = re.compile(rb"[^\n]{%d}(?!\n)" % LONGEST)
-_SHOWN = 1000  # bytes of a line around a hit
+_SHOWN = 1000  # characters of a line around a hit
 # 4xx is an answer, too: that request was wrong. /metrics and the list of models need no engine.
 _ANSWERED = re.compile(
     rb'"(?:POST /[^ "\n]{1,200}|GET /health) HTTP/1.1" (?:200|4\d\d)'
 )
 
 
+class GrepLine(NamedTuple):
+    """A line as grep prints it; without an anchor it only stands around one that has it."""
+
+    number: int
+    text: str
+    has_anchor: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A text that was found: the line that it begins in, its writer, what has names.
+    """A text in a log: the line where it begins, its writer, and the values of its {names}.
 
     ``text`` are all lines that it goes over; ``level`` is that of its logger, "" for none.
     """
@@ -48,7 +62,7 @@ class Hit:
 
 @dataclass(slots=True)
 class Scan:
-    """What was found: hits by text, and the last line that each text was in.
+    """The texts of a stream: hits by text, and the last line that each text was in.
 
     ``repeats`` are the texts of lines that were only counted. ``lines`` are those around the first
     hit of each text.
@@ -60,29 +74,34 @@ class Scan:
     lines: dict[int, str] = field(default_factory=dict)
 
     def hits_of(self, texts: Iterable[str]) -> Iterator[Hit]:
-        """Yield where these texts were found."""
+        """Yield the hits of these texts."""
         return (hit for text in texts for hit in self.hits.get(text, ()))
 
-    def count(self, *texts: str) -> int:
-        """Return in how many places one of these texts was found."""
-        places = {hit.number for hit in self.hits_of(texts)}
-        repeats = (
-            count
-            for found, count in self.repeats.items()
-            if not {*texts}.isdisjoint(found)
-        )
-        return len(places) + sum(repeats)
+    def first_line_of(self, texts: Iterable[str]) -> int:
+        """Return the first line that has one of these texts, 0 for none."""
+        return min((hit.number for hit in self.hits_of(texts)), default=0)
 
-    def add(self, text: str, hit: Hit, window: Sequence[tuple[int, bytes]]) -> bool:
-        """Add a hit, unless the other half of the text has found it already."""
+    def last_line_of(self, texts: Iterable[str]) -> int:
+        """Return the last line that has one of these texts, 0 for none."""
+        return max((self.last.get(text, 0) for text in texts), default=0)
+
+    def count(self, *texts: str) -> int:
+        """Return the number of places that have one of these texts."""
+        total = len({hit.number for hit in self.hits_of(texts)})
+        for repeated, count in self.repeats.items():
+            if not set(texts).isdisjoint(repeated):
+                total += count
+        return total
+
+    def add(self, text: str, hit: Hit, window: Sequence[GrepLine]) -> bool:
+        """Add a hit; return False if the other half of the text led to it already."""
         hits = self.hits.setdefault(text, [])
-        if any(known.number == hit.number for known in hits):
+        if any(earlier.number == hit.number for earlier in hits):
             return False
+
         self.last[text] = hit.number
         if not hits:
-            self.lines |= {
-                n: raw[:_SHOWN].decode(errors="replace") for n, raw in window
-            }
+            self.lines |= {line.number: line.text[:_SHOWN] for line in window}
         if len(hits) < _MOST_HITS:
             hits.append(hit)
         else:
@@ -92,7 +111,7 @@ class Scan:
 
 @dataclass(slots=True)
 class _Kind:
-    """Lines that differ by numbers alone: whose, what is in them, how often one was read."""
+    """Lines that differ by numbers alone: their stream, their texts, how many were looked at."""
 
     stream: str
     texts: dict[str, None] = field(default_factory=dict)
@@ -101,7 +120,7 @@ class _Kind:
 
 @dataclass(slots=True)
 class LogScan:
-    """What was found in a log by its streams: containers or nodes, "" for one that names none.
+    """The texts of a log by its streams: containers or nodes, "" for a log that names none.
 
     ``streams`` have what the last start of a server wrote, ``before`` what the start before it
     did, and ``begun`` counts the starts. ``answered`` are the last lines that say that a request
@@ -115,24 +134,32 @@ class LogScan:
     unread: str = ""
 
     def begin(self, stream: str, kinds: Iterable[_Kind]) -> None:
-        """Take what follows in a stream for another start; known lines are read once more."""
+        """Start a stream anew; a line of each of the ``kinds`` is looked at once more."""
         for kind in kinds:
-            kind.looks = min(kind.looks, _TRIED - 1)
+            kind.looks = min(kind.looks, _MOST_LOOKS - 1)
         if stream in self.streams:
             self.before[stream] = self.streams[stream]
         self.streams[stream] = Scan()
         self.begun[stream] += 1
 
+    def count_repeat(self, kind: _Kind, number: int) -> None:
+        """Count a line of a kind that was looked at often enough."""
+        if kind.texts:
+            part = self.streams[kind.stream]
+            part.last |= dict.fromkeys(kind.texts, number)
+            part.repeats[tuple(kind.texts)] += 1
+
 
 def merged_scan(streams: Mapping[str, Scan]) -> Scan:
-    """Return what was found in several streams as in one."""
+    """Return the texts of several streams as if they were one."""
     merged = Scan()
-    for scan in streams.values():
-        for text, hits in scan.hits.items():
+    for part in streams.values():
+        for text, hits in part.hits.items():
             merged.hits.setdefault(text, []).extend(hits)
-            merged.last[text] = max(scan.last[text], merged.last.get(text, 0))
-        merged.repeats += scan.repeats
-        merged.lines |= scan.lines
+            merged.last[text] = max(part.last[text], merged.last.get(text, 0))
+        merged.repeats += part.repeats
+        merged.lines |= part.lines
+
     for hits in merged.hits.values():
         hits.sort(key=lambda hit: hit.number)
     return merged
@@ -146,118 +173,145 @@ def scan(
 ) -> LogScan:
     """Return where texts are in a log, which comes in pieces of any size.
 
-    What a text of ``quoting`` quotes, such as an error that may come, is not there by itself. With
-    one of ``starts`` a server begins anew.
+    A hit within a longer text of ``quoting`` does not count: a note may quote an error that may
+    come. A text of ``starts`` begins a new start of a server.
 
-    Raises what ``chunks`` raises, HostError if grep does not run.
+    Raise what ``chunks`` raises, HostError if grep does not run.
     """
     log = LogScan()
-    kinds: dict[bytes, _Kind] = {}
+    kinds: dict[str, _Kind] = {}
+    by_anchor = _texts_by_anchor(texts)
+    for window, line in _line_windows(_whole_lines(chunks, log.answered), by_anchor):
+        shape = _DIGITS.sub("0", line.text)
+        kind = kinds.get(shape)
+        if kind and kind.looks >= _MOST_LOOKS:
+            log.count_repeat(kind, line.number)
+            continue
+        if kind is None and len(kinds) >= _MOST_LINES:
+            limit = f"{_MOST_LINES} different lines were looked at"
+            log.unread = f"after line {line.number}: {limit}"
+            break
+
+        read_lines = [log_line(near.number, near.text) for near in window]
+        middle = read_lines[window.index(line)]
+        if kind is None:
+            kind = kinds[shape] = _Kind(middle.stream)
+        hits = list(_find_hits(read_lines, middle, by_anchor, quoting))
+        if any(found_text in starts for found_text, _hit in hits):
+            log.begin(kind.stream, kinds.values())
+
+        kind.looks += 1
+        part = log.streams.setdefault(kind.stream, Scan())
+        for found_text, hit in hits:
+            if part.add(found_text, hit, window):
+                kind.texts[found_text] = None
+    return log
+
+
+def _texts_by_anchor(texts: Iterable[TextPattern]) -> dict[str, list[TextPattern]]:
     by_anchor: dict[str, list[TextPattern]] = {}
     for text in texts:
         for anchor in text.anchors:
             by_anchor.setdefault(anchor, []).append(text)
-    for window, here in _line_windows(_whole_lines(chunks, log.answered), by_anchor):
-        number, raw = window[here]
-        key = _DIGITS.sub(b"0", raw)
-        kind = kinds.get(key)
-        if kind and kind.looks >= _TRIED:
-            if kind.texts:
-                part = log.streams[kind.stream]
-                part.last.update(dict.fromkeys(kind.texts, number))
-                part.repeats[tuple(kind.texts)] += 1
-            continue
-        if kind is None and len(kinds) >= _MOST_LINES:
-            log.unread = (
-                f"after line {number}: {_MOST_LINES} different lines were looked at"
-            )
-            break
-        lines = [
-            log_line(number, raw.decode(errors="replace")) for number, raw in window
-        ]
-        kind = kind or kinds.setdefault(key, _Kind(lines[here].stream))
-        found = list(_find_texts(lines, here, by_anchor, quoting))
-        if any(text.text in starts for text, _hit in found):
-            log.begin(kind.stream, kinds.values())
-        kind.looks += 1
-        part = log.streams.setdefault(kind.stream, Scan())
-        for text, hit in found:
-            if part.add(text.text, hit, window):
-                kind.texts[text.text] = None
-    return log
+    return by_anchor
 
 
-def _find_texts(
+# A text, and where it matches lines that are joined by line feeds.
+_Match = tuple[TextPattern, re.Match[str]]
+
+
+def _find_hits(
     window: Sequence[LogLine],
-    here: int,
+    line: LogLine,
     by_anchor: Mapping[str, Collection[TextPattern]],
     quoting: Collection[str],
-) -> Iterator[tuple[TextPattern, Hit]]:
-    """Yield the texts that are in a line; those around it complete it."""
-    line = window[here]
-    low = line.text.lower()
-    near = [other for other in window if other.who == line.who or not other.who]
-    whole = "\n".join(other.text for other in near)
-    texts = {
-        text: None
-        for anchor in by_anchor
-        if anchor in low
-        for text in by_anchor[anchor]
-    }
-    matches = [
-        (text, match) for text in texts for match in text.pattern.finditer(whole)
-    ]
+) -> Iterator[tuple[str, Hit]]:
+    """Yield the texts that are at least partly in ``line``; its writer's lines complete them."""
+    near = [other for other in window if other.who in (line.who, "")]
+    joined = "\n".join(other.text for other in near)
     start = sum(len(other.text) + 1 for other in near if other.number < line.number)
+    end = start + len(line.text)
+
+    matches: list[_Match] = []
+    for text in _anchored_texts(line, by_anchor):
+        matches += ((text, match) for match in text.pattern.finditer(joined))
+    wider_matches = [pair for pair in matches if pair[0].text in quoting]
+
     for text, match in matches:
-        if match.start() > start + len(line.text) or match.end() < start:
-            continue
-        if any(
-            # It is there only as a part of another text.
-            wider.start() <= match.start() <= match.end() <= wider.end()
-            and other != text
-            and text.text.lower() in other.text.lower()
-            for other, wider in matches
-            if other.text in quoting
-        ):
-            continue
-        first = near[whole.count("\n", 0, match.start())]
-        begin = whole.rfind("\n", 0, match.start()) + 1
-        shown = whole[begin : whole.find("\n", match.end()) % (len(whole) + 1)]
-        yield text, Hit(first.number, first.who, shown, match.groupdict(), first.level)
+        touches_line = match.start() <= end and match.end() >= start
+        if touches_line and not _is_quoted(text, match, wider_matches):
+            yield text.text, _make_hit(match, near)
+
+
+def _anchored_texts(
+    line: LogLine, by_anchor: Mapping[str, Collection[TextPattern]]
+) -> dict[TextPattern, None]:
+    """Return the texts that may be in a line, each once."""
+    low = line.text.lower()
+    texts: dict[TextPattern, None] = {}
+    for anchor, anchored in by_anchor.items():
+        if anchor in low:
+            texts |= dict.fromkeys(anchored)
+    return texts
+
+
+def _is_quoted(
+    text: TextPattern, match: re.Match[str], wider_matches: Iterable[_Match]
+) -> bool:
+    """Return whether a text is there only as a part of another text."""
+    for wider, wide_match in wider_matches:
+        has_text = wider != text and text.text.lower() in wider.text.lower()
+        starts_before = wide_match.start() <= match.start()
+        if has_text and starts_before and match.end() <= wide_match.end():
+            return True
+    return False
+
+
+def _make_hit(match: re.Match[str], lines: Sequence[LogLine]) -> Hit:
+    joined = match.string
+    first = lines[joined.count("\n", 0, match.start())]
+    begin = joined.rfind("\n", 0, match.start()) + 1
+    rest_of_line = joined[match.end() :].partition("\n")[0]
+    shown = joined[begin : match.end()] + rest_of_line
+    return Hit(first.number, first.who, shown, match.groupdict(), first.level)
 
 
 def _line_windows(
-    given: Iterable[bytes], anchors: Iterable[str]
-) -> Iterator[tuple[Sequence[tuple[int, bytes]], int]]:
-    """Yield each line that has an anchor, within those around it, and its place there.
+    chunks: Iterable[bytes], anchors: Iterable[str]
+) -> Iterator[tuple[Sequence[GrepLine], GrepLine]]:
+    """Yield each line that has an anchor, with the lines around it.
 
-    Raises HostError if grep does not run.
+    Raise HostError if grep does not run.
     """
-    nothing: tuple[int, bytes, bool] | None = None
-    lines = deque([nothing] * (BEFORE + 1 + BEHIND), maxlen=BEFORE + 1 + BEHIND)
+    no_line: GrepLine | None = None
+    lines = deque([no_line] * _WINDOW, maxlen=_WINDOW)
     with tempfile.NamedTemporaryFile() as file:
         file.write("\n".join(sorted(anchors)).encode())
         file.flush()
-        options = ("-a", "-n", "-i", "-F", f"-B{BEFORE}", f"-A{BEHIND}")
-        words = ("grep", *options, "-f", file.name)
+        options = ("-a", "-n", "-i", "-F", f"-B{BEFORE}", f"-A{BEHIND}", "-f")
         # In bytes: a log need not be UTF-8.
-        with Follow(*words, given=given, env={"LC_ALL": "C"}) as running:
-            for raw in chain(filter(None, running), ["--"]):
-                parts = _NUMBERED.fullmatch(raw.encode().rstrip(b"\n"))
-                # Between two groups stands --: nothing is behind the lines of the first one.
-                new = (
-                    [(int(parts[1]), parts[3], parts[2] == b":")]
-                    if parts
-                    else [nothing] * BEHIND
-                )
-                for line in new:
+        grep = Follow("grep", *options, file.name, given=chunks, env={"LC_ALL": "C"})
+        with grep as running:
+            for printed in chain(filter(None, running), ["--"]):
+                for line in _parse_printed(printed):
                     lines.append(line)
                     middle = lines[BEFORE]
-                    if middle and middle[2]:
-                        window = [each[:2] for each in lines if each]
-                        yield window, window.index(middle[:2])
-    if running.done.status not in (0, 1):  # 1: nothing was found
+                    if middle and middle.has_anchor:
+                        yield [near for near in lines if near], middle
+    if running.done.status not in (0, 1):  # 1: nothing matches
         raise running.done.error(HostError)
+
+
+def _parse_printed(printed: str) -> list[GrepLine] | list[None]:
+    """Return a line that grep printed; for the ``--`` between groups, as many gaps as lines.
+
+    No line of the next group stands behind a line of this one.
+    """
+    parts = _NUMBERED.fullmatch(printed.rstrip("\n"))
+    if parts is None:
+        return [None] * BEHIND
+    number, sign, text = parts.groups()
+    return [GrepLine(int(number), text, has_anchor=sign == ":")]
 
 
 def _whole_lines(chunks: Iterable[bytes], answered: dict[str, int]) -> Iterator[bytes]:
@@ -265,38 +319,47 @@ def _whole_lines(chunks: Iterable[bytes], answered: dict[str, int]) -> Iterator[
 
     ``answered`` gets the last line of each stream that says that a request was answered.
     """
-    rest, number, quoting = b"", 0, False
+    rest = b""
+    number = 0
+    skips_line = False  # the rest of a long line is a quote
     for chunk in chunks:
         data = rest + chunk
-        held = data[-1:] == b"\r"  # a line feed may come
-        data = data[: len(data) - held].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        end = data.find(b"\n") + 1
-        if quoting and not end:
-            rest = b"\r" * held
-            continue
-        data = data[end:] if quoting else data
+        complete = data.removesuffix(b"\r")
+        open_end = data[len(complete) :]  # a line feed may come
+        data = complete.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+        if skips_line:
+            _quote, line_feed, data = data.partition(b"\n")
+            if not line_feed:
+                rest = open_end
+                continue
+            skips_line = False
+
         end = data.rfind(b"\n") + 1
-        whole, rest, quoting = (
-            without_quotes(data[:end]),
-            data[end:] + b"\r" * held,
-            False,
-        )
-        if max(map(len, whole.split(b"\n"))) > LONGEST:
-            whole = _LONG.sub(rb"\g<0>\n", whole)
-        # The last line that says that an engine lives: a request was answered.
-        near = max(0, whole.rfind(b' HTTP/1.1" ') - LONGEST)
-        if found := next(reversed([*_ANSWERED.finditer(whole, near)]), None):
-            begin = whole.rfind(b"\n", 0, found.start()) + 1
-            stream = log_line(
-                0, whole[begin : found.start()].decode(errors="replace")
-            ).stream
-            answered[stream] = number + whole.count(b"\n", 0, found.start()) + 1
-        number += whole.count(b"\n")
-        yield whole
+        lines = without_quotes(data[:end])
+        rest = data[end:] + open_end
+        if max(map(len, lines.split(b"\n"))) > LONGEST:
+            lines = _LONG.sub(rb"\g<0>\n", lines)
+        _note_answer(lines, number, answered)
+        number += lines.count(b"\n")
+        yield lines
+
         while len(rest) > LONGEST:
             piece = without_quotes(rest[:LONGEST])
-            quoting = len(piece) < LONGEST
-            rest = b"" if quoting else rest[LONGEST:]
+            skips_line = len(piece) < LONGEST
+            rest = b"" if skips_line else rest[LONGEST:]
             number += 1
             yield piece + b"\n"
     yield without_quotes(rest)
+
+
+def _note_answer(lines: bytes, number: int, answered: dict[str, int]) -> None:
+    """Note the last line that says that a request was answered; ``number`` lines were before."""
+    near = max(0, lines.rfind(b' HTTP/1.1" ') - LONGEST)
+    answers = list(_ANSWERED.finditer(lines, near))
+    if answers:
+        place = answers[-1].start()
+        begin = lines.rfind(b"\n", 0, place) + 1
+        before = lines[begin:place].decode(errors="replace")
+        stream = log_line(0, before).stream
+        answered[stream] = number + lines.count(b"\n", 0, begin) + 1

@@ -21,26 +21,27 @@ from patchkit.records import RECIPES, matching, read_toml
 from patchkit.runtime.rules.broken import Broken, load_broken
 from patchkit.runtime.rules.rule import Grounded
 
-SYMPTOM_FILES = tuple(
-    sorted((RECIPES / "symptoms").glob("*.toml"))
-)  # one an area, by name
-_FEWEST = (
-    5  # characters that a text needs in a row, without a gap: they are searched first
-)
-_RARE = 12  # characters from which on half of a run is rare enough
-_OTHERS = re.compile(r"[^\x20-\x7e]+")
+SYMPTOM_FILES = sorted((RECIPES / "symptoms").glob("*.toml"))
+"""One file for each area, by name."""
+
+# Characters that a text needs in a row, without a gap: grep searches for them.
+_FEWEST = 5
+# Half of a run of characters is rare enough from this length on.
+_RARE = 12
+_OTHER_THAN_ASCII = re.compile(r"[^\x20-\x7e]+")
 _WORD = r"[^\s]{1,200}?"
 _GAP = r"[\s\S]{0,500}?"
 _PART = re.compile(
-    r"\{\{|\}\}|\{(?P<name>[a-z_]*)\}|\s*(?P<gap>\.\.\.)\s*|(?P<blank>\s+)"
+    r"(?P<brace>\{\{|\}\})|\{(?P<name>[a-z_]*)\}"
+    r"|\s*(?P<gap>\.\.\.)\s*|(?P<blank>\s+)"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class TextPattern:
-    """A text to look for: one of ``anchors``, in small letters, is in a line of what it matches.
+    """A text to look for: a line that it matches has one of ``anchors``, in small letters.
 
-    ``weight`` is how many characters have to be as they are: more are more specific.
+    ``weight`` counts the characters that do not vary: a text with more of them is more specific.
     """
 
     text: str
@@ -51,7 +52,7 @@ class TextPattern:
 
     @property
     def pattern(self) -> re.Pattern[str]:
-        """Return the expression, compiled when it is met: a log has few of two thousand."""
+        """Return the compiled expression: a log needs few of two thousand."""
         return _compiled(self.expression, self.flags)
 
 
@@ -64,50 +65,71 @@ def _compiled(expression: str, flags: re.RegexFlag) -> re.Pattern[str]:
 def text_pattern(text: str) -> TextPattern:
     """Return a text ready to look for.
 
-    Raises ValueError if it has less than five characters of ASCII in a row, or a name twice.
+    Raise ValueError if it has less than five ASCII characters in a row, or a name twice.
     """
-    parts: list[str] = []
-    runs, names, end = [""], set[str](), 0
-    for found in _PART.finditer(text):
-        literal = text[end : found.start()]
-        parts.append(re.escape(literal))
-        runs[-1] += literal
-        end = found.end()
-        if found[0] in ("{{", "}}"):
-            parts.append(re.escape(found[0][0]))
-            runs[-1] += found[0][0]
-        elif found["blank"]:
-            parts.append(r"\s+")
-            runs[-1] += " "
-            runs += [""] if len(found[0]) > 1 else []
-        else:
-            name = found["name"]
-            if name in names:
-                raise ValueError(f"has {{{name}}} twice: {text!r}")
-            # At the end nothing stops a word but a blank.
-            word = _WORD if end < len(text) else _WORD.rstrip("?")
-            parts.append(
-                _GAP if found["gap"] else f"(?P<{name}>{word})" if name else word
-            )
-            names |= {name} if name else set()
-            runs.append("")
-    parts.append(re.escape(text[end:]))
-    runs[-1] += text[end:]
-    # grep knows capitals of ASCII alone.
-    plain = (each.strip() for run in runs for each in _OTHERS.split(run))
-    run = max(plain, key=len).lower()
-    if len(run) < _FEWEST:
-        raise ValueError(f"has no {_FEWEST} characters in a row: {text!r}")
-    # Of the halves of a long run one is in a line, where it breaks at the blank between them.
-    blanks = (number for number, character in enumerate(run) if character == " ")
-    middle = min(blanks, key=lambda number: abs(2 * number - len(run)), default=0)
-    halves = run[:middle], run[middle + 1 :]
-    anchors = halves if min(map(len, halves)) >= _RARE else (run,)
+    expression = ""
+    names = set[str]()
+    end = 0
+    for part in _PART.finditer(text):
+        name = part["name"]
+        if name in names:
+            raise ValueError(f"has {{{name}}} twice: {text!r}")
+        if name:
+            names.add(name)
+
+        expression += re.escape(text[end : part.start()]) + _part_expression(part)
+        end = part.end()
+    expression += re.escape(text[end:])
+
     # A letter or digit at an end is the end of a word.
-    begin, end_of_word = (r"(?<!\w)", r"(?!\w)")
-    pattern = f"{begin * text[:1].isalnum()}{''.join(parts)}{end_of_word * text[-1:].isalnum()}"
-    weight = len(_PART.sub("", text))
-    return TextPattern(text, anchors, pattern, weight)
+    begins = r"(?<!\w)" if text[:1].isalnum() else ""
+    ends = r"(?!\w)" if text[-1:].isalnum() else ""
+    return TextPattern(
+        text=text,
+        anchors=_anchors(text),
+        expression=f"{begins}{expression}{ends}",
+        weight=len(_PART.sub("", text)),
+    )
+
+
+def _part_expression(part: re.Match[str]) -> str:
+    if part["brace"]:
+        return re.escape(part[0][0])
+    if part["gap"]:
+        return _GAP
+    if part["blank"]:
+        return r"\s+"
+
+    # At the end of the text only a blank ends a word.
+    is_last = part.end() == len(part.string)
+    word = _WORD.rstrip("?") if is_last else _WORD
+    return f"(?P<{part['name']}>{word})" if part["name"] else word
+
+
+def _anchors(text: str) -> tuple[str, ...]:
+    """Return the longest run of plain characters, or both halves of a long one.
+
+    A long run may break at the blank in its middle: then one half is in a line.
+    """
+    plain = _PART.sub(_plain_part, text)
+    # grep ignores the case of ASCII letters alone.
+    runs = [run.strip() for run in _OTHER_THAN_ASCII.split(plain)]
+    longest = max(runs, key=len).lower()
+    if len(longest) < _FEWEST:
+        raise ValueError(f"has no {_FEWEST} characters in a row: {text!r}")
+
+    blanks = (blank.start() for blank in re.finditer(" ", longest))
+    middle = min(blanks, key=lambda place: abs(2 * place - len(longest)), default=0)
+    halves = (longest[:middle], longest[middle + 1 :])
+    return halves if min(map(len, halves)) >= _RARE else (longest,)
+
+
+def _plain_part(part: re.Match[str]) -> str:
+    """Return a brace or a blank as it is; a line feed, which ends a run, for all else."""
+    if part["brace"]:
+        return part[0][0]
+    is_one_blank = part["blank"] and len(part[0]) == 1
+    return " " if is_one_blank else "\n"
 
 
 Id = Annotated[
@@ -120,10 +142,10 @@ PatternText = Annotated[str, text_pattern]
 class Cause(Grounded):
     """Why a text was printed, while ``when`` holds, and what cures that.
 
-    ``matches`` is a pattern for the text that was printed, where its numbers decide. ``seen`` are
-    texts that must be elsewhere in the same log, ``unseen`` those that must not.
-    ``command`` is one that cures it or shows it, ``costs`` what the cure costs, ``tell`` the
-    command that tells this cause from the symptom's others.
+    ``matches`` is a pattern for the printed text, for causes that its numbers decide. ``seen`` are
+    texts that must be elsewhere in the same log, ``unseen`` texts that must not.
+    ``command`` cures it or shows it, ``costs`` is what the cure costs, and the command ``tell``
+    tells this cause from the other causes of its symptom.
     """
 
     cause: str
@@ -138,13 +160,13 @@ class Cause(Grounded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symptom:
-    """A text that somebody meets, in one of the forms of ``says``, and its causes by likelihood.
+    """A text that programs print, in one of the forms of ``says``, and its causes by likelihood.
 
-    One that ``follows`` only tells that something else has failed before; one that ``yields`` has
-    causes of its own, unless another error stands in the same log. A server does not outlive what
-    ``ends`` it, what ``lasts`` is wrong with one that serves, too, and what is of a ``request``
-    is its client's. ``example`` are texts that are this symptom, ``other`` are near ones that are
-    not. ``broken`` names rows of recipes/env/broken.toml, which are causes of it as well.
+    ``follows``: it only tells that something else failed before. ``yields``: it has causes, unless
+    the same log has another error. ``ends``: no server outlives it. ``lasts``: a server that serves
+    has not overcome it. ``request``: the client of the server is to blame.
+    ``example`` are texts that are this symptom, ``other`` are similar texts that are not.
+    ``broken`` names rows of recipes/env/broken.toml, which are further causes.
     """
 
     id: Id
@@ -162,30 +184,49 @@ class Symptom:
     request: bool = False
 
 
-_SHARED = frozenset(part.name for part in fields(Broken))
-
-
 @cache
 def symptoms() -> Mapping[str, Symptom]:
     """Return all symptoms by their ids, in the order of the files and of their entries.
 
-    Raises UsageError for a file that is not right, naming its line.
+    Raise UsageError for an invalid file, with the line.
     """
-    tables = (
-        read_toml(tuple[Symptom, ...], file, key="symptom") for file in SYMPTOM_FILES
-    )
-    return {symptom.id: _with_broken(symptom) for table in tables for symptom in table}
+    entries: dict[str, Symptom] = {}
+    for file in SYMPTOM_FILES:
+        for symptom in read_toml(tuple[Symptom, ...], file, key="symptom"):
+            entries[symptom.id] = _with_broken(symptom)
+    return entries
 
 
 def _with_broken(symptom: Symptom) -> Symptom:
     """Return a symptom with the faults of releases that it names as its first causes."""
+    shared = {part.name for part in fields(Cause)} & {
+        part.name for part in fields(Broken)
+    }
     causes = []
     for name in symptom.broken:
         row = load_broken()[name]
-        words = {
-            part.name: getattr(row, part.name)
-            for part in fields(Cause)
-            if part.name in _SHARED
-        }
-        causes.append(Cause(**words))
+        causes.append(Cause(**{key: getattr(row, key) for key in shared}))
     return replace(symptom, cause=(*causes, *symptom.cause))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFact:
+    """A fact that a log may state: ``value``, or what stands at {value} of the text."""
+
+    name: str
+    says: tuple[PatternText, ...]
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogWords:
+    """Texts that state facts; ``marks`` are texts that tell of the life of a server, by name."""
+
+    fact: tuple[LogFact, ...]
+    marks: Mapping[str, tuple[PatternText, ...]]
+
+
+@cache
+def log_words() -> LogWords:
+    """Return the content of recipes/doctor/logs.toml."""
+    return read_toml(LogWords, RECIPES / "doctor" / "logs.toml")
