@@ -10,8 +10,9 @@ from patchkit.cluster.agent.node_facts import (
     NodeFacts,
     PythonContents,
 )
+from patchkit.cluster.agent.node_state import GroupProcess, NodeState
 from patchkit.cluster.agent.processes import Listener
-from patchkit.cluster.agent.unit_state import GroupProcess, NodeState, UnitState
+from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode, ServeChoices
 from patchkit.cluster.launch.plan import planned_ranks, served_model
 from patchkit.cluster.launch.units import GroupUnits

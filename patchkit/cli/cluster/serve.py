@@ -33,7 +33,8 @@ from patchkit.cluster.agent.judge import (
     REFUSES,
     WORKS,
 )
-from patchkit.cluster.agent.unit_state import NodeState, UnitState
+from patchkit.cluster.agent.node_state import NodeState
+from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch import up as launch
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
 from patchkit.cluster.launch.condition import ServerCondition, server_condition

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from patchkit.cluster.agent import links, unit_state
+from patchkit.cluster.agent import links, node_state
 from patchkit.cluster.agent.health import collect_health, disk_rooms
 from patchkit.cluster.agent.image_facts import ImageFacts, look_at_image
 from patchkit.cluster.agent.installation import digest_record, environment_of, leads_to
@@ -186,10 +186,10 @@ def examine(
 
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "facts": whole,
-        "state": lambda: {"state": unit_state.read_node_state(name, units)},
-        "processes": lambda: {"processes": list(unit_state.group_processes(name))},
+        "state": lambda: {"state": node_state.read_node_state(name, units)},
+        "processes": lambda: {"processes": list(node_state.group_processes(name))},
         "disks": lambda: {"disks": list(disk_rooms(folders))},
-        "listeners": lambda: {"listeners": list(unit_state.listeners(ports))},
+        "listeners": lambda: {"listeners": list(node_state.listeners(ports))},
         "health": lambda: {"health": collect_health(venv, units[0])},
     }
     return _ask_together(parts)

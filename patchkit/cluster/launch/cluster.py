@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from types import NoneType
 
 from patchkit.cluster.agent import links as on_head
-from patchkit.cluster.agent import node_facts, node_files, unit_state
+from patchkit.cluster.agent import node_facts, node_files, node_state
 from patchkit.cluster.agent.links import PeerLink
 from patchkit.cluster.agent.node_facts import NodeFacts
-from patchkit.cluster.agent.unit_state import JournalLine, NodeState, read_units
+from patchkit.cluster.agent.node_state import NodeState
+from patchkit.cluster.agent.unit_journal import JournalLine, read_units
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.ssh.node import Remote, all_of, everywhere
 from patchkit.cluster.ssh.ssh import sent_error, there
@@ -67,7 +68,7 @@ class Cluster:
 
         def ask(node: Remote) -> NodeState:
             asked = {"name": self.file.name, "units": self.units_of(node)}
-            state = node.call(NodeState, unit_state.read_node_state, **asked)
+            state = node.call(NodeState, node_state.read_node_state, **asked)
             if [unit.unit for unit in state.units] != self.units_of(node):
                 raise HostError(f"{node.destination}: does not say how its units are")
             return state

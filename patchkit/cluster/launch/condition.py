@@ -17,14 +17,14 @@ from patchkit.cluster.agent.judge import (
     ServerLife,
     read_life,
 )
-from patchkit.cluster.agent.unit_state import NodeState, UnitState
+from patchkit.cluster.agent.node_state import NodeState
+from patchkit.cluster.agent.unit_state import OFF, UnitState
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server
 from patchkit.cluster.ssh.ssh import there
 from patchkit.errors import HostError, PatchkitError
 from patchkit.quoting import quoted
 
-_OFF = ("inactive", "failed")
 _STATUS = quoted("patchkit", "status")
 # What a server shows that lives and gives no token until somebody lets it → why.
 _HALTS = {
@@ -74,7 +74,7 @@ def server_condition(cluster: Cluster, head: NodeState | None) -> ServerConditio
     guard = head.unit(cluster.file.guard_unit)
     return ServerCondition(
         life=life,
-        watch=read_life(guard.text) if guard and guard.active not in _OFF else None,
+        watch=read_life(guard.text) if guard and guard.active not in OFF else None,
         unwatched=guard.active if guard and is_unwatched(cluster, guard) else "",
         model=head.model,
     )
@@ -82,7 +82,7 @@ def server_condition(cluster: Cluster, head: NodeState | None) -> ServerConditio
 
 def is_unwatched(cluster: Cluster, guard: UnitState) -> bool:
     """Return whether the unit that watches the server is off, though the cluster wants it."""
-    return bool(cluster.file.serve.frozen) and guard.active in _OFF
+    return bool(cluster.file.serve.frozen) and guard.active in OFF
 
 
 def standstill_error(

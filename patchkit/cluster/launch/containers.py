@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass
 
 from patchkit.cluster.agent.image_facts import ImageFacts
+from patchkit.cluster.agent.node_state import LABEL
 from patchkit.cluster.agent.processes import MARK
-from patchkit.cluster.agent.unit_state import LABEL
 from patchkit.cluster.launch.plan import PlannedRank
 from patchkit.quoting import quoted
 from patchkit.runtime.rules.variable_rules import CACHES

@@ -9,16 +9,13 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from types import NoneType
 
-from patchkit.cluster.agent import unit_state
+from patchkit.cluster.agent import node_state, unit_state
 from patchkit.cluster.agent.judge import ANSWERS
 from patchkit.cluster.agent.node_facts import ModelPrint, NodeFacts
+from patchkit.cluster.agent.node_state import NodeState
 from patchkit.cluster.agent.processes import strangers
-from patchkit.cluster.agent.unit_state import (
-    JournalLine,
-    NodeState,
-    UnitState,
-    end_group,
-)
+from patchkit.cluster.agent.unit_journal import JournalLine
+from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
 from patchkit.cluster.launch.condition import ask_life, is_unwatched, standstill_error
 from patchkit.cluster.launch.plan import (
@@ -131,7 +128,7 @@ def stop_group(
         found += everywhere(
             nodes,
             lambda node: node.call(
-                NodeState, end_group, **asked, units=cluster.units_of(node)
+                NodeState, node_state.end_group, **asked, units=cluster.units_of(node)
             ),
         )
     return found
@@ -156,7 +153,7 @@ def end_left_nodes(
 
     def end(node: Remote) -> str:
         asked = {"name": cluster.file.name, "start": starts[node.destination]}
-        return node.call(str, unit_state.end_start, **asked)
+        return node.call(str, node_state.end_start, **asked)
 
     left = []
     for node, answer in zip(nodes, everywhere(nodes, end), strict=True):
@@ -292,7 +289,7 @@ def _taken_port_error(head: Remote, listener: str) -> HostError:
     """Return the error of a port that ``listener`` has; another cluster of the user's is named."""
     why = "it would answer instead of the model, or instead of the head's rank"
     hint = f"end it, or set another `port`; {there(head.destination, 'ss', '-ltnp')}"
-    if other := re.search(f" of the cluster ({unit_state.NAME.pattern})$", listener):
+    if other := re.search(f" of the cluster ({node_state.NAME.pattern})$", listener):
         why = f"cluster.toml had another `name` when {other[1]} was started, or both serve at once"
         hint = f"`{stop_command(head, other[1])}` stops it; or set another `port`"
     return HostError(
@@ -345,7 +342,7 @@ def _watch_again(cluster: Cluster, head: NodeState, watcher: StartWatcher) -> No
 def _begin_with(cluster: Cluster, files: Sequence[dict[str, str]], begun: str) -> str:
     """Write the files of all nodes and start; return the time for the head's journal."""
     cluster.put_files(files)
-    since = cluster.head.call(str, unit_state.begin_group, name=cluster.file.name)
+    since = cluster.head.call(str, node_state.begin_group, name=cluster.file.name)
     committed(f"{begun}, and goes on loading")
     return since
 

@@ -27,7 +27,7 @@ from patchkit.cluster.agent.judge import (
     judge,
     read_counters,
 )
-from patchkit.cluster.agent.unit_state import read_settings
+from patchkit.cluster.agent.node_state import read_settings
 from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.foreign import read_count, whole_number
 from patchkit.http_exchange import HttpAnswer, HttpServer, PathAnswer, clean, usable_key

@@ -17,8 +17,8 @@ from patchkit.cluster.agent.health import DiskRoom, NodeHealth
 from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.links import PeerLink, Way
 from patchkit.cluster.agent.node_facts import ModelPrint, NodeFacts, PythonContents
+from patchkit.cluster.agent.node_state import GroupProcess, NodeState
 from patchkit.cluster.agent.processes import Listener
-from patchkit.cluster.agent.unit_state import GroupProcess, NodeState
 from patchkit.cluster.ssh.ssh import there
 from patchkit.digests import digest
 from patchkit.errors import PatchkitError

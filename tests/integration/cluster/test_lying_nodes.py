@@ -19,7 +19,7 @@ from patchkit.cluster.agent.judge import (
     ServerSigns,
     judge,
 )
-from patchkit.cluster.agent.unit_state import NodeState
+from patchkit.cluster.agent.node_state import NodeState
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
 from patchkit.cluster.launch.up import StartWatcher, bring_up, wait_until_answered
 from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server

@@ -13,7 +13,7 @@ import pytest
 
 from patchkit.cluster.agent import processes
 from patchkit.cluster.agent.node_facts import model_print, python_contents
-from patchkit.cluster.agent.unit_state import group_processes, listeners
+from patchkit.cluster.agent.node_state import group_processes, listeners
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
 from patchkit.cluster.openai.server_answers import ask_server

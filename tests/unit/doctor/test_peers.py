@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from patchkit.cluster.agent.links import PeerLink
+from patchkit.cluster.agent.node_state import GroupProcess
 from patchkit.cluster.agent.processes import Listener
-from patchkit.cluster.agent.unit_state import GroupProcess
 from patchkit.doctor.archive import pack_archive
 from patchkit.doctor.judgement import cluster_findings
 from patchkit.doctor.peers.node_report import NodeReport, placed_files

@@ -5,8 +5,9 @@ import os
 import time
 from datetime import UTC, datetime
 
+from patchkit.cluster.agent.node_state import end_group
 from patchkit.cluster.agent.node_troubles import look_for_troubles, memory_kills
-from patchkit.cluster.agent.unit_state import end_group, read_units
+from patchkit.cluster.agent.unit_journal import read_units
 from patchkit.doctor.symptoms.findings import explain_failed_start
 from support import write_files
 

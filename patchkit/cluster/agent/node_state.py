@@ -1,0 +1,301 @@
+"""Say how a cluster's group is on a node; start the group, and end it. Runs on the node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from patchkit.cluster.agent.health import gpu_state
+from patchkit.cluster.agent.image_facts import REMOVE_WORDS, ImageFacts, find_image
+from patchkit.cluster.agent.installation import describe_successor
+from patchkit.cluster.agent.node_files import config_folder, run_for_user
+from patchkit.cluster.agent.node_troubles import NodeTroubles, look_for_troubles
+from patchkit.cluster.agent.processes import (
+    Listener,
+    find_listeners,
+    read_mark,
+    strangers,
+)
+from patchkit.cluster.agent.unit_journal import read_journal
+from patchkit.cluster.agent.unit_state import OFF, RUNNING, UnitState, unit_states
+from patchkit.errors import HostError
+from patchkit.foreign import read_json
+from patchkit.process import attempt
+from patchkit.runtime.host.host import Memory
+from patchkit.runtime.host.machine_root import LIVE, Reader, ToolUnavailable
+from patchkit.runtime.host.probe import memory
+
+NAME = re.compile("[a-z][a-z0-9-]*")
+LABEL = "patchkit.cluster"
+"""The label of a group's containers."""
+
+_PATIENCE = 200.0  # seconds for systemd to stop a unit: it kills what does not end
+_SETTLES = 10.0  # seconds for the driver to give memory back after the last process
+# SD_MESSAGE_UNIT_STARTING of sd-messages.h
+_STARTING = "7d4958e842da4a758f6c1cdc7b36dcc5"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeState:
+    """A node's units, the processes of its group, and its memory in KiB; None: unknown.
+
+    ``starts`` is how often its first unit was started in the last hour, of four at most, since a
+    person asked for it or it lost a link. ``strangers`` listen at its server's port beside the
+    server; ``containers`` are the group's, by name. ``others`` are other clusters of this user that
+    run here, by name, True if this is their head. ``start`` is the id of the start whose files are
+    here, ``model`` what its head serves, and ``members`` are its nodes, by the names under which
+    they were reached when it was started.
+    ``successor`` names the installation that the next `up` serves from, if that is another one.
+    ``image`` has the problem of the engine or the image that it serves from, None for no problem.
+    ``frozen`` is when and why its server was killed as frozen, the last time within a day.
+    """
+
+    units: tuple[UnitState, ...]
+    processes: tuple[int, ...]
+    starts: int
+    memory: Memory | None
+    strangers: tuple[str, ...] = ()
+    containers: tuple[str, ...] = ()
+    others: Mapping[str, bool] = field(default_factory=dict)
+    start: str = ""
+    model: str = ""
+    members: tuple[str, ...] = ()
+    successor: str = ""
+    image: ImageFacts | None = None
+    frozen: str = ""
+    troubles: NodeTroubles = field(default_factory=NodeTroubles)
+    celsius: int | None = None
+    watts: float | None = None
+
+    @property
+    def serves(self) -> bool:
+        """Return whether its rank runs, or is about to."""
+        return self.units[0].active in RUNNING
+
+    @property
+    def left(self) -> str:
+        """Return what runs of the group, "" for nothing."""
+        running = [unit.unit for unit in self.units if unit.active not in OFF]
+        if running:
+            return f"{', '.join(running)} still runs"
+        if self.containers:
+            return f"containers are left: {', '.join(self.containers)}"
+        if self.processes:
+            return f"processes are left: {', '.join(map(str, self.processes))}"
+        return ""
+
+    def unit(self, name: str) -> UnitState | None:
+        """Return the state of a unit; None for one that was not asked for."""
+        return next((unit for unit in self.units if unit.unit == name), None)
+
+
+def read_node_state(name: str, units: Sequence[str]) -> NodeState:
+    """Return the state of this node."""
+    gpu = None
+    with contextlib.suppress(ToolUnavailable):  # without nvidia-smi
+        gpu = gpu_state()
+    settings = read_settings(name)
+    successor, image = look_at_served(settings)
+    # A worker's files name no server.
+    url = settings.get("url")
+    listeners = strangers(url, units[0], name) if isinstance(url, str) else []
+    states = tuple(unit_states(units))
+    return NodeState(
+        units=states,
+        processes=tuple(process.pid for process in group_processes(name)),
+        starts=min(_count_starts(units[0]), states[0].restarts + 1),
+        strangers=tuple(listeners),
+        others=other_clusters(name),
+        start=str(settings.get("id", "")),
+        model=str(settings.get("model", "")),
+        members=tuple(map(str, settings.get("nodes", ()))),
+        containers=tuple(find_containers(name)),
+        successor=successor,
+        image=image,
+        frozen=_last_kill_of_watch(units[-1]) if len(units) > 1 else "",
+        memory=memory(Reader(LIVE, None)),
+        troubles=look_for_troubles(settings),
+        celsius=gpu.celsius if gpu else None,
+        watts=gpu.watts if gpu else None,
+    )
+
+
+def _count_starts(unit: str) -> int:
+    """Return how often a unit was started in an hour, also because a person asked for it."""
+    words = ("--since=-1h", "--quiet", "--no-pager", "--output=cat")
+    matches = (f"_UID={os.getuid()}", f"MESSAGE_ID={_STARTING}", f"USER_UNIT={unit}")
+    return len(attempt("journalctl", *words, *matches).output.splitlines())
+
+
+def _last_kill_of_watch(unit: str) -> str:
+    """Return when and why a watch killed the server as frozen, the last time within a day."""
+    kill = None
+    with contextlib.suppress(
+        HostError
+    ):  # the state of units is known without a journal
+        for line in read_journal([unit], since="-24h"):
+            if line.text.startswith("frozen: "):
+                kill = line
+    if kill is None:
+        return ""
+    return time.strftime("%F %T ", time.localtime(kill.time / 1e6)) + kill.text
+
+
+def read_settings(name: str) -> dict[str, Any]:
+    """Return ``group.json`` of a cluster's last start on this node, {} without any."""
+    with contextlib.suppress(OSError, ValueError):
+        file = config_folder(name) / "group.json"
+        settings = read_json(file.read_text(encoding="utf-8"))
+        if isinstance(settings, dict):
+            return settings
+    return {}
+
+
+def other_clusters(name: str) -> dict[str, bool]:
+    """Return which other clusters of this user run here, by name; True if this is their head."""
+    processes = Path("/proc").glob("[0-9]*")
+    running = {read_mark(process) for process in processes if _is_own(process)}
+
+    # A cluster that waits for its next start has no process.
+    files = config_folder(name).parent.glob("*/group.json")
+    placed = [file.parent.name for file in files]
+    units = [f"patchkit-{cluster}.service" for cluster in placed]
+    states = unit_states(units) if units else ()
+    for cluster, state in zip(placed, states, strict=True):
+        if state.active in RUNNING:
+            running.add(cluster)
+
+    names = sorted(filter(NAME.fullmatch, running - {name}))
+    return {cluster: "url" in read_settings(cluster) for cluster in names}
+
+
+def _is_own(process: Path) -> bool:
+    """Return whether a process, by its folder in /proc, belongs to this user."""
+    with contextlib.suppress(OSError):  # it ended
+        return process.stat().st_uid == os.getuid()
+    return False
+
+
+def look_at_served(settings: Mapping[str, Any]) -> tuple[str, ImageFacts | None]:
+    """Return the successor of the environment that a start serves from, or its broken image."""
+    try:
+        if "image" in settings:
+            image = find_image(settings["inside"][0], [settings["image"]])
+            return "", image if image.problem else None
+        return describe_successor(settings["link"], settings["venv"]), None
+    except (LookupError, TypeError):
+        return "", None  # nothing was started here, or by an earlier patchkit
+
+
+def find_containers(name: str, *, end: bool = False) -> list[str]:
+    """Return the containers of a cluster's group, also stopped ones; ``end`` removes them."""
+    try:
+        program = read_settings(name)["inside"][0]
+    except (LookupError, TypeError):
+        return []  # nothing was started here, or not in a container
+    words = ("ps", "--all", "--format={{.Names}}", f"--filter=label={LABEL}={name}")
+    containers = attempt(program, *words).output.split()
+    if end and containers:
+        attempt(program, *REMOVE_WORDS[Path(program).name], *containers)
+    return containers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupProcess:
+    """A process with the group's mark; ``state`` is the kernel's letter: R, S, D, T, Z …"""
+
+    pid: int
+    name: str
+    state: str
+
+
+def group_processes(name: str) -> Iterator[GroupProcess]:
+    """Yield the processes of a cluster's group, orphans that left its control group included."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended
+            if _is_own(folder) and read_mark(folder) == name:
+                text = (folder / "stat").read_bytes().decode(errors="replace")
+                # The name is in parentheses, and may hold some itself.
+                before, _, after = text.rpartition(")")
+                program = before.partition("(")[2]
+                state = after.strip()[:1]
+                yield GroupProcess(pid=int(folder.name), name=program, state=state)
+
+
+def listeners(ports: Collection[int]) -> list[Listener]:
+    """Return who listens at these TCP ports, of IPv4 and IPv6. Raises HostError without ss."""
+    try:
+        return list(find_listeners(ports))
+    except FileNotFoundError:
+        hint = "sudo apt install iproute2"
+        raise HostError("ss is not installed", hint=hint) from None
+
+
+def begin_group(name: str) -> str:
+    """Start a group's head, on the head, and let it come back at a boot; do not wait for it.
+
+    Returns the time there, for its journal. Raises HostError.
+    """
+    now = f"@{time.time():.6f}"
+    unit = f"patchkit-{name}.service"
+    # Earlier failures do not count towards the limit of a start that a person asks for.
+    run_for_user("systemctl", "reset-failed", unit)
+    run_for_user("systemctl", "enable", "--quiet", unit, check=True)
+    run_for_user("systemctl", "restart", "--no-block", unit, check=True)
+    return now
+
+
+def end_start(name: str, start: str) -> str:
+    """Stop and disable a former start on a node that its cluster does not have any more.
+
+    Returns what still runs of it. Files of another start are not touched.
+    """
+    if read_settings(name).get("id") != start:
+        return ""
+    return end_group(name, [f"patchkit-{name}.service"], disable=True).left
+
+
+def end_group(name: str, units: list[str], disable: bool) -> NodeState:
+    """Stop a node's units; wait until the group has no process and its memory is free again.
+
+    A node that was the head of the former start has more units than ``units`` of a worker.
+    """
+    hold = f"patchkit-{name}-hold.service"
+    parts = ("worker@*", "ray", "alive")
+    helpers = [f"patchkit-{name}-{part}.service" for part in parts]
+    running = [unit.unit for unit in unit_states(units) if unit.active != "inactive"]
+    if disable:
+        run_for_user("systemctl", "disable", "--quiet", units[0])
+    run_for_user("systemctl", "stop", hold, timeout=_PATIENCE)
+    done = run_for_user("systemctl", "stop", *(running or units[:1]), timeout=_PATIENCE)
+    # A unit that never existed is stopped.
+    if done.trouble and "not loaded" not in done.errors:
+        raise done.error(hint="systemctl --user status")
+    run_for_user("systemctl", "stop", *helpers, timeout=_PATIENCE)
+
+    # One call for each unit: systemctl gives up at the first one that is not loaded.
+    for unit in (*units, *helpers):
+        run_for_user("systemctl", "reset-failed", unit)
+    find_containers(name, end=True)  # such as an engine's that was restarted meanwhile
+    _wait_until_settled(name)
+    return read_node_state(name, units)
+
+
+def _wait_until_settled(name: str) -> None:
+    """Wait until a group has no process and its memory is back, or for some seconds."""
+    deadline = time.monotonic() + _SETTLES
+    former = -1
+    while time.monotonic() < deadline:
+        room = memory(Reader(LIVE, None))
+        free = room.available if room else 0
+        is_settled = free <= former >= 0
+        if is_settled and not any(group_processes(name)):
+            return
+        former = free
+        time.sleep(0.5)

@@ -1,0 +1,117 @@
+"""Read what units of this node's user wrote to the journal. Runs on the node."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from patchkit.cluster.agent.health import UnreadError, read_kernel_log
+from patchkit.cluster.agent.node_troubles import own_kills
+from patchkit.cluster.agent.unit_state import unit_states
+from patchkit.errors import HostError
+from patchkit.follow import Follow
+from patchkit.foreign import read_json
+from patchkit.records import RecordError
+
+_LATEST = 1 << 53  # microseconds since 1970: no clock says that
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalLine:
+    """A line of a unit; ``time`` is in microseconds since 1970, by the node's own clock."""
+
+    time: int
+    unit: str
+    text: str
+
+    def __post_init__(self) -> None:
+        if not abs(self.time) < _LATEST:
+            raise RecordError(f"is {self.time}, which no clock says", "time")
+
+
+def read_units(
+    units: Sequence[str], since: str = "", lines: int = 0, follow: bool = False
+) -> Iterator[JournalLine]:
+    """Yield the journal of units, oldest first, with what the kernel killed for memory.
+
+    ``since`` is as journalctl takes it, ``lines`` how many of the newest, 0 for all. With
+    ``follow`` the kernel's kills are left out. Raises HostError where nothing can be read, and for
+    a systemd that does not answer.
+    """
+    if follow:
+        list(unit_states(units))  # raises where no systemd would ever write a line
+
+    journal = read_journal(units, since, lines, follow)
+    oldest = None if follow else next(journal, None)
+    if oldest is None:
+        yield from journal
+        return
+
+    kernel: Sequence[str] = ()
+    with contextlib.suppress(UnreadError):
+        kernel = read_kernel_log()
+    kills = [
+        JournalLine(time=moment, unit="kernel", text=text)
+        for moment, text in own_kills(kernel, os.getuid())
+        if moment >= oldest.time
+    ]
+    yield oldest
+    yield from heapq.merge(journal, kills, key=lambda line: line.time)
+
+
+def read_journal(
+    units: Sequence[str], since: str, lines: int = 0, follow: bool = False
+) -> Iterator[JournalLine]:
+    """Yield the journal of units as ``read_units`` does, without the kernel."""
+    count = 0
+    with Follow(*_journal_words(units, since, lines, follow), given=()) as journal:
+        for text in journal:
+            if line := _read_entry(text):
+                count += 1
+                yield line
+
+    if journal.done.trouble:
+        hint = "journalctl --user --lines=5"
+        raise HostError(f"journalctl: {journal.done.trouble}", hint=hint)
+    if not count:
+        list(unit_states(units))  # raises where no systemd wrote any
+
+
+def _journal_words(
+    units: Sequence[str], since: str, lines: int, follow: bool
+) -> list[str]:
+    words = ["journalctl", "--output=json", "--quiet", "--no-pager"]
+    if since:
+        words.append(f"--since={since}")
+    if lines:
+        words.append(f"--lines={lines}")
+    if follow:
+        words.append("--follow")
+
+    # A unit's own lines, or systemd's about it; of this user.
+    for unit in units:
+        for key in ("_SYSTEMD_USER_UNIT", "USER_UNIT"):
+            words += [f"{key}={unit}", f"_UID={os.getuid()}", "+"]
+    return words[:-1]
+
+
+def _read_entry(text: str) -> JournalLine | None:
+    """Return an entry of the journal; None for one without a unit."""
+    try:
+        entry = read_json(text)
+        unit = str(entry.get("_SYSTEMD_USER_UNIT") or entry["USER_UNIT"])
+        moment = int(entry["__REALTIME_TIMESTAMP"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+    message = entry.get("MESSAGE")
+    # A message that is no UTF-8 is a list of bytes; a line that is too long has no message.
+    if isinstance(message, list):
+        octets = bytes(number & 255 for number in message if isinstance(number, int))
+        message = octets.decode(errors="replace")
+    return JournalLine(
+        time=moment, unit=unit, text=message if isinstance(message, str) else ""
+    )
