@@ -30,10 +30,10 @@ from patchkit.runtime.rules.presets import (
     same_value,
 )
 from patchkit.runtime.rules.releases import read_table
-from patchkit.runtime.serve.recipe_files import (
-    joined,
-    mode_of,
-    recipe_settings,
+from patchkit.runtime.serve.vllm_recipe import (
+    feature_mode,
+    gb10_settings,
+    merge_settings,
     split_flags,
 )
 from tools.decisions import Decision
@@ -59,7 +59,7 @@ def read_recipes(root: Path) -> dict[str, str]:
             for name, each in variants.items()
         }
         tuned = dict(
-            recipe_settings(recipe, {n: each for n, each in told.items() if each})
+            gb10_settings(recipe, {n: each for n, each in told.items() if each})
         )
         # A checkpoint may be in several variants: the one for a GB10 says most.
         for name in sorted(variants, key=lambda each: each not in tuned):
@@ -88,12 +88,12 @@ def _drafter(recipe: Mapping[str, Any], name: str) -> str:
         recipe["variants"][name],
         recipe.get("features", {}).get("spec_decoding", {}),
     )
-    mode = mode_of("spec_decoding", feature, variant)
+    mode = feature_mode("spec_decoding", feature, variant)
     if "supported_hardware" in variant or name not in mode.get(
         "variants", recipe["variants"]
     ):
         return ""
-    found = joined(split_flags(mode.get("args", []))).get(DRAFTING, "")
+    found = merge_settings(split_flags(mode.get("args", []))).get(DRAFTING, "")
     return "" if "$" in found else found
 
 
@@ -109,7 +109,7 @@ def _in_the_guide(guide: str, model: str) -> dict[str, str]:
                     before = (
                         each.partition("=") for each in shlex.split(line["before"])
                     )
-                    return joined(
+                    return merge_settings(
                         [
                             *((name, value) for name, _, value in before),
                             *split_flags(words),

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 
-from patchkit.cli import complete
 from patchkit.cli.out import PATH, LaidOut, tell
 from patchkit.cli.render import (
     GOOD,
@@ -16,16 +14,12 @@ from patchkit.cli.render import (
     Data,
     Record,
     VerbGroup,
-    lead_word,
     rendered,
 )
-from patchkit.cli.runtime.node_options import node_options
-from patchkit.cli.runtime.serve_args import serve_command
 from patchkit.cli.wheel.build_options import house_option
 from patchkit.quoting import quoted
 from patchkit.runtime.envfile.write import write
 from patchkit.runtime.rules.variable_rules import cache_variables
-from patchkit.runtime.serve.recipe_files import recipe_yaml
 from patchkit.wheel.wheelhouse.containerfile import (
     CACHE_HOME,
     build_lines,
@@ -34,15 +28,10 @@ from patchkit.wheel.wheelhouse.containerfile import (
 )
 from patchkit.wheel.wheelhouse.contents import load_manifest
 
-_OUTPUT = click.option("-o", "--output", type=PATH, help="Default: standard output.")
-_FORCE = click.option(
-    "--force", is_flag=True, help="Replace a FILE with another content."
-)
-
 
 @click.group(cls=VerbGroup)
 def export_command() -> None:
-    """Write what other systems run: an image's Containerfile, a recipe of vLLM's."""
+    """Write what other systems run: an image's Containerfile."""
 
 
 @export_command.command("containerfile")
@@ -54,8 +43,8 @@ def export_command() -> None:
 )
 @click.option("--unpinned", is_flag=True, help="Take a base without a digest.")
 @house_option
-@_OUTPUT
-@_FORCE
+@click.option("-o", "--output", type=PATH, help="Default: standard output.")
+@click.option("--force", is_flag=True, help="Replace a FILE with another content.")
 @rendered
 def write_containerfile(
     *, base: str, unpinned: bool, house: Path, output: Path | None, force: bool
@@ -82,28 +71,3 @@ def write_containerfile(
     tell("build it with one of these, and name it in cluster.toml: `image` in [serve]")
     for words in builds:
         tell(LaidOut(f"  {quoted(*words)}"))
-
-
-@export_command.command("recipe")
-@click.argument("model", shell_complete=complete.models)
-@node_options
-@_OUTPUT
-@_FORCE
-@rendered
-def write_recipe(
-    model: str, *, output: Path | None, force: bool, **options: Any
-) -> Iterator[Block]:
-    """Write vLLM's recipe of a model, with what `serve-args` gives.
-
-    \b
-      patchkit export recipe openai/gpt-oss-120b -o gpt-oss-120b.yaml
-      patchkit serve-args --recipe gpt-oss-120b.yaml
-    """
-    text, missing = recipe_yaml(serve_command(model, **options))
-    yield Record({"recipe": text, "missing": missing})
-    if output is None:
-        yield Data(text)
-    else:
-        outcome = write(output, text, force=force, private=False, by="patchkit export")
-        yield GOOD + f"{output} {outcome}"
-    tell(lead_word("note") + f"upstream asks for more: {', '.join(missing)}")

@@ -11,7 +11,7 @@ from patchkit.runtime.rules.presets import (
     recipe_of,
     same_value,
 )
-from patchkit.runtime.serve.recipe_files import joined, split_flags
+from patchkit.runtime.serve.vllm_recipe import merge_settings, split_flags
 from tools import model_recipes as tool
 from tools import serve_lines
 
@@ -27,7 +27,7 @@ def test_all_recipes_that_name_the_gb10_are_read():
 def test_a_command_is_as_the_recipe_or_says_why(name):
     recipe, preset = FOR_GB10[name], find(name)
     served = serve_lines.served_by_recipe(recipe.id)
-    given = joined(split_flags(served.words[3:])) | dict(preset.variables)
+    given = merge_settings(split_flags(served.words[3:])) | dict(preset.variables)
     reasons = {
         each.flag: each.reason for each in served.left_out if each.origin == "recipe"
     }
