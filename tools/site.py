@@ -1,4 +1,4 @@
-"""Build the documentation as a site with search: the pages of docs/, and the reference.
+"""Build the documentation as a site with search: README, the pages of docs/, the reference.
 
     python -m tools.site FOLDER
 
@@ -27,16 +27,17 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 _SETTINGS = """\
 project = "patchkit"
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx_copybutton"]
+copybutton_exclude = ".linenos, .gp, .go"
 html_theme = "furo"
 html_title = "patchkit"
 html_copy_source = False
 myst_heading_anchors = 4
-suppress_warnings = ["misc.highlighting_failure"] # output of programs is no shell
 """
 _LINK = re.compile(
     r"(!?)\[(?P<text>[^\]]*)\]\((?P<path>(?!https?:)[^)#]+)(?P<anchor>#[^)]*)?\)"
 )
+_QUESTIONS = "questions.md"  # docs/README.md
 _HEADING = re.compile(r"^## (.*)$", re.MULTILINE)
 
 
@@ -56,13 +57,13 @@ def write_pages(folder: Path) -> None:
     """Write all pages and Sphinx's settings into a folder."""
     made = reference_pages()
     texts = {path.name: path.read_text(encoding="utf-8") for path in DOCS.glob("*.md")}
-    index = texts.pop("README.md")
+    questions = texts.pop("README.md")
     texts |= {f"reference/{name}": text for name, text in made.items()}
-    texts["index.md"] = (
-        index + contents_of(index) + _contents("Reference", reference_order(made))
-    )
+    texts[_QUESTIONS] = questions
+    texts["index.md"] = first_page() + contents_of(questions, reference_order(made))
     texts["conf.py"] = _SETTINGS
     for name, text in texts.items():
+        text = text.replace("```mermaid", "```text")  # the code host draws it
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(
@@ -81,6 +82,8 @@ def inner_links(text: str, file: Path, folder: Path, pages: Mapping[str, str]) -
         target = (file.parent / link["path"]).resolve()
         name = str(target.relative_to(folder)) if target.is_relative_to(folder) else ""
         if name == "README.md":
+            return f"[{link['text']}](/{_QUESTIONS}{link['anchor'] or ''})"
+        if target == folder.parent / "README.md":
             return f"[{link['text']}](/index.md{link['anchor'] or ''})"
         if name in pages or name.endswith(".svg"):
             return link[0]
@@ -89,18 +92,29 @@ def inner_links(text: str, file: Path, folder: Path, pages: Mapping[str, str]) -
     return text if file.suffix != ".md" else _LINK.sub(replace, text)
 
 
-def contents_of(index: str) -> str:
-    """Return the site's contents: the sections of docs/README.md with the pages they lead to."""
-    known: set[str] = set()
-    parts = []
-    titles = _HEADING.findall(index)
-    for title, section in zip(titles, _HEADING.split(index)[2::2], strict=True):
+def first_page() -> str:
+    """Return README as the site's first page: its links lead from the folder of the pages."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return text.replace("](docs/", "](").replace("](README.md", f"]({_QUESTIONS}")
+
+
+def contents_of(questions: str, reference: list[str]) -> str:
+    """Return the site's contents: the sections of docs/README.md with the pages they lead to.
+
+    The section "Reference" has the pages that are made from data as well.
+    """
+    listed = {_QUESTIONS}
+    parts = [_contents("All questions", [_QUESTIONS])]
+    titles = _HEADING.findall(questions)
+    for title, section in zip(titles, _HEADING.split(questions)[2::2], strict=True):
+        paths = [link["path"] for link in _LINK.finditer(section)]
         pages = [
-            link["path"] for link in _LINK.finditer(section) if "/" not in link["path"]
+            path
+            for path in dict.fromkeys(paths)
+            if "/" not in path and path not in listed
         ]
-        new = [page for page in dict.fromkeys(pages) if page not in known]
-        known.update(new)
-        parts.append(_contents(title, new))
+        listed.update(pages)
+        parts.append(_contents(title, pages + reference * (title == "Reference")))
     return "".join(parts)
 
 

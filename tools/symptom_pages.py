@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import tomllib
 from collections.abc import Iterator
 
@@ -49,7 +50,9 @@ def accuracy(text: str) -> str:
 
 
 def _section(symptom: Symptom) -> Iterator[str]:
-    yield f"## {symptom.title}\n"
+    # Search ranks headings above texts, and who searches has the program's words.
+    printed = textwrap.shorten(symptom.says[0], 60, placeholder=" …")
+    yield f"## {symptom.title}: “{printed}”\n"
     yield from (f"    {text}" for text in symptom.says)
     yield ""
     if symptom.level == "note":

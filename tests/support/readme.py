@@ -16,7 +16,7 @@ from pathlib import Path
 README = Path(__file__).parents[2] / "README.md"
 ONE, TWO, BY_HAND = "One Spark", "Two Sparks", "Both by hand"
 BARE = "ipv6_only"  # of tests/support/hosts.py: a machine without addresses
-_BLOCK = r"^## {}\n(?:(?!^## ).*\n)*?```\n((?:.+\n|\n)*?)```$"
+_BLOCK = r"^## {}\n(?:(?!^## ).*\n)*?```bash\n((?:.+\n|\n)*?)```$"
 _RELEASE = re.compile(r"patchkit repack vllm==(\S+)")
 _TESTS = re.compile(r"^.venv/bin/pip install nox && .*$", re.MULTILINE)
 
