@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.plan import node_findings, pair_findings
+from patchkit.cluster.net.addressing import find_cages
 from patchkit.cluster.net.checks import host_checks
-from patchkit.cluster.net.plan import find_cages
 from patchkit.cluster.ssh.ssh import there
 from patchkit.doctor.machine import disk_trouble, machine_findings
 from patchkit.doctor.peers.cable import cable_findings

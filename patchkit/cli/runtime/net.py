@@ -36,6 +36,13 @@ from patchkit.cli.render import (
 )
 from patchkit.cluster.agent.node_facts import NodeFacts, look_at_node
 from patchkit.cluster.launch.cluster_file import VENV
+from patchkit.cluster.net.addressing import (
+    NetPlan,
+    NetPlanOptions,
+    WrittenPlan,
+    make_net_plan,
+    other_node_options,
+)
 from patchkit.cluster.net.checks import (
     choose_checked_cages,
     plan_remarks,
@@ -44,16 +51,9 @@ from patchkit.cluster.net.checks import (
 from patchkit.cluster.net.netplan_file import (
     OURS,
     check_conflicts,
-    read_given,
     read_other_files,
+    read_written_plan,
     render_netplan,
-)
-from patchkit.cluster.net.plan import (
-    Given,
-    NetPlan,
-    NetPlanOptions,
-    make_net_plan,
-    other_node_options,
 )
 from patchkit.cluster.ssh.node import Remote
 from patchkit.errors import UsageError
@@ -144,10 +144,13 @@ def plan_network(
     Addresses that are there are kept, whoever gave them.
     """
     asked, file = _read_options(**options), root / OURS
-    host, given = probe(root, python=None, environment=os.environ), read_given(file)
+    host, given = (
+        probe(root, python=None, environment=os.environ),
+        read_written_plan(file),
+    )
     plan = make_net_plan(host, asked, given)
     files = read_other_files(root)
-    check_conflicts(host, plan, asked, given or Given(), files)
+    check_conflicts(host, plan, asked, given or WrittenPlan(), files)
     # netplan's files are of mode 600, and plan needs no rights.
     hidden = [path for path, its in {**files, str(file): given}.items() if its is None]
     if hidden and plan.written:

@@ -16,8 +16,8 @@ from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.node_facts import ModelPrint, NodeFacts
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
 from patchkit.cluster.models.names import SHORT, ModelFolder
+from patchkit.cluster.net.addressing import find_cages
 from patchkit.cluster.net.checks import pair_checks
-from patchkit.cluster.net.plan import find_cages
 from patchkit.cluster.ssh.ssh import there
 from patchkit.errors import HostError, PatchkitError, StorageError, UsageError
 from patchkit.finding import Finding, Level, finding_from_text

@@ -9,12 +9,12 @@ from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
 from patchkit.cluster.agent.links import Way, try_ways
-from patchkit.cluster.net.plan import (
+from patchkit.cluster.net.addressing import (
     Cages,
     NetPlan,
     NetPlanOptions,
-    find_asked_cages,
     find_cages,
+    select_cages,
 )
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
@@ -64,7 +64,7 @@ def choose_checked_cages(host: Host, names: Sequence[str] = ()) -> Cages:
 
     Raises UsageError, HostError.
     """
-    known = find_asked_cages(host, names)
+    known = select_cages(host, names)
     addressed = {
         number: twins for number, twins in known.items() if any(t.ipv4 for t in twins)
     }

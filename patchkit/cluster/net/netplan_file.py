@@ -7,12 +7,12 @@ import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
 
-from patchkit.cluster.net.plan import Given, NetPlan, NetPlanOptions
+from patchkit.cluster.net.addressing import NetPlan, NetPlanOptions, WrittenPlan
 from patchkit.errors import HostError, PatchkitError
 from patchkit.quoting import quoted
 from patchkit.reading import read_bytes
@@ -26,8 +26,8 @@ OURS = Path("etc/netplan/40-patchkit.yaml")
 _FOLDERS = ("usr/lib/netplan", "lib/netplan", "etc/netplan", "run/netplan")
 # At most 15 characters: IFNAMSIZ of Linux less its NUL.
 _NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,14}")
-# What render_netplan writes: an interface with its rows; the comment at the top.
-_OWN = re.compile(r'^ {4}"([^"\n]+)":.*\n((?: {6}.*\n)+)', re.MULTILINE)
+# In the text of render_netplan: an interface with its rows; the comment at the top.
+_INTERFACE = re.compile(r'^ {4}"([^"\n]+)":.*\n((?: {6}.*\n)+)', re.MULTILINE)
 _FOR_NODE = re.compile(r"#.* for node (\d{1,3})\.")
 # As a definition's key, and below `match:`, where a name may be a pattern.
 _KEY = re.compile(r"""^\s+["']?([^\s"'#:]+)["']?:\s*(?:#.*|\{.*)?$""")
@@ -43,8 +43,9 @@ def render_netplan(plan: NetPlan) -> str:
     interfaces from the other, and start networkd on a machine without it, where its wait-online can
     delay every boot. Links may be absent at boot (``optional``).
     """
-    lines = [
-        f"# Written by `patchkit net plan -o`{f' for node {plan.node}' if plan.node else ''}.",
+    node = f" for node {plan.node}" if plan.node else ""
+    rows = [
+        f"# Written by `patchkit net plan -o`{node}.",
         "network:",
         "  version: 2",
         "  ethernets:",
@@ -52,7 +53,7 @@ def render_netplan(plan: NetPlan) -> str:
     for line in plan.written:
         if not _NAME.fullmatch(line.netdev):
             raise refusal("netdev-name", name=line.netdev)
-        lines += [
+        rows += [
             # Quoted: YAML could read a name as a number, a boolean (1.1: also y, no, on) or null.
             f'    "{line.netdev}": # {line.place}',
             "      optional: true",
@@ -61,32 +62,38 @@ def render_netplan(plan: NetPlan) -> str:
             "      link-local: []",
             f"      mtu: {line.mtu}",
             "      addresses:",
-            *(f"        - {address.with_prefixlen}" for address in line.addresses),
         ]
-    return "\n".join(lines) + "\n"
+        rows += [f"        - {address.with_prefixlen}" for address in line.addresses]
+    return "\n".join(rows) + "\n"
 
 
-def read_given(path: Path) -> Given | None:
-    """Return what patchkit's file gives, nothing for no file; None if it may not be read."""
+def read_written_plan(path: Path) -> WrittenPlan | None:
+    """Return the content of patchkit's file, empty for no file; None if it may not be read."""
     if not os.path.lexists(path):
-        return Given()
-    try:
-        text = read_bytes(path).decode(errors="replace")
-    except PatchkitError:
+        return WrittenPlan()
+    text = _read_if_allowed(path)
+    if text is None:
         return None
     addresses: dict[str, tuple[str, ...]] = {}
-    for netdev, rows in _OWN.findall(text):
+    for netdev, rows in _INTERFACE.findall(text):
         # Somebody may have edited it.
         with contextlib.suppress(ValueError):
-            own = re.findall(r"^ {8}- (\S+)$", rows, re.MULTILINE)
-            addresses[netdev] = tuple(str(IPv4Interface(address)) for address in own)
+            texts = re.findall(r"^ {8}- (\S+)$", rows, re.MULTILINE)
+            addresses[netdev] = tuple(str(IPv4Interface(address)) for address in texts)
     mtus = set(re.findall(r"^ {6}mtu: (\d{1,5})$", text, re.MULTILINE))
     node = _FOR_NODE.match(text)
-    return Given(
+    return WrittenPlan(
         addresses=addresses,
         node=int(node[1]) if node else 0,
         mtu=int(mtus.pop()) if len(mtus) == 1 else 0,
     )
+
+
+def _read_if_allowed(path: Path) -> str | None:
+    try:
+        return read_bytes(path).decode(errors="replace")
+    except PatchkitError:  # netplan reads no directory and no device either
+        return None
 
 
 NetplanFiles = Mapping[str, str | None]
@@ -95,126 +102,164 @@ NetplanFiles = Mapping[str, str | None]
 
 def read_other_files(root: Path) -> NetplanFiles:
     """Return the netplan files below a root, without patchkit's own."""
-    found: dict[str, str | None] = {}
-    paths = [
-        path for folder in _FOLDERS for path in sorted((root / folder).glob("*.yaml"))
-    ]
-    # /lib is a link to /usr/lib on most systems: each file once.
-    for path in {
-        each.resolve(): each for each in paths if each != root / OURS
-    }.values():
-        try:
-            found[str(path)] = read_bytes(path).decode(errors="replace")
-        except PatchkitError:  # netplan reads no directory and no device either
-            found[str(path)] = None
-    return found
+    paths: dict[Path, Path] = {}
+    for folder in _FOLDERS:
+        for path in sorted((root / folder).glob("*.yaml")):
+            # /lib is a link to /usr/lib on most systems: each file once.
+            if path != root / OURS:
+                paths[path.resolve()] = path
+    return {str(path): _read_if_allowed(path) for path in paths.values()}
 
 
-_Conflict = tuple[
-    str, tuple[str, ...]
-]  # what fights the plan, and the commands that end it
+@dataclass(frozen=True, slots=True)
+class _Conflict:
+    """A thing that fights the plan, and the commands that end it."""
+
+    what: str
+    hints: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A plan with what it is made of, and the netplan files of others."""
+
+    host: Host
+    plan: NetPlan
+    options: NetPlanOptions
+    written: WrittenPlan
+    files: NetplanFiles
 
 
 def check_conflicts(
     host: Host,
     plan: NetPlan,
     options: NetPlanOptions,
-    given: Given,
+    written: WrittenPlan,
     files: NetplanFiles,
 ) -> None:
     """Raise HostError with everything that fights the plan, and the commands that end it."""
-    found = [
-        *_find_foreign_addresses(host, plan, options, given, files),
-        *_find_same_networks(host, plan, options, given),
+    request = _Request(host, plan, options, written, files)
+    conflicts = [
+        *_find_foreign_addresses(request),
+        *_find_same_networks(request),
+        *_find_configured(request),
     ]
-    # Other files that configure an interface as well: netplan would merge both.
-    for line, (path, text) in itertools.product(plan.written, files.items()):
-        netdev = host.netdev(line.netdev)
-        mac = netdev.mac if netdev and netdev.mac else "no MAC"
-        # Line by line: no YAML parser is in the standard library.
-        for number, row in enumerate((text or "").splitlines(), 1):
-            key, patterns = _KEY.match(row), _MATCH.findall(row)
-            own = key is not None and key[1] == line.netdev
-            matched = any(
-                fnmatchcase(line.netdev, p) or p.lower() == mac for p in patterns
-            )
-            if (own or matched) and not row.lstrip().startswith("#"):
-                what = f"{path}:{number}: also configures {line.netdev}"
-                aside = quoted("sudo", "mv", path, f"{path}.off")
-                cure = f"put it aside, if nothing else needs it: {aside} && "
-                found.append((what, (cure + options.command_line(),)))
-                break
-    if found:
+    if conflicts:
+        hints = [hint for conflict in conflicts for hint in conflict.hints]
         raise HostError(
-            "\n".join(what for what, _hints in found),
+            "\n".join(conflict.what for conflict in conflicts),
             why="two settings for one interface or one network end in one of them at random",
-            hint="; or ".join(
-                dict.fromkeys(hint for _what, hints in found for hint in hints)
-            ),
+            hint="; or ".join(dict.fromkeys(hints)),
         )
 
 
-def _find_foreign_addresses(
-    host: Host,
-    plan: NetPlan,
-    options: NetPlanOptions,
-    given: Given,
-    files: NetplanFiles,
-) -> Iterator[_Conflict]:
+def _find_configured(request: _Request) -> Iterator[_Conflict]:
+    """Yield other files that configure an interface as well: netplan would merge both."""
+    again = request.options.command_line()
+    for line in request.plan.written:
+        for path, text in request.files.items():
+            number = _find_row(text or "", line.netdev, request.host)
+            if number:
+                aside = quoted("sudo", "mv", path, f"{path}.off")
+                hint = f"put it aside, if nothing else needs it: {aside} && {again}"
+                what = f"{path}:{number}: also configures {line.netdev}"
+                yield _Conflict(what, (hint,))
+
+
+def _find_row(text: str, name: str, host: Host) -> int:
+    """Return the number of the row of a netplan file that is about a netdev, 0 for none.
+
+    The file is read line by line, since no YAML parser is in the standard library.
+    """
+    netdev = host.netdev(name)
+    mac = netdev.mac if netdev else ""
+    for number, row in enumerate(text.splitlines(), 1):
+        if row.lstrip().startswith("#"):
+            continue
+        key = _KEY.match(row)
+        if key and key[1] == name:
+            return number
+        for pattern in _MATCH.findall(row):
+            if fnmatchcase(name, pattern) or pattern.lower() == mac:
+                return number
+    return 0
+
+
+def _find_foreign_addresses(request: _Request) -> Iterator[_Conflict]:
     """Yield addresses that the plan would change and that somebody else gave.
 
     Only ``--network`` asks for that. Link-local ones do not count: they go when the interface has
     an address of its own.
     """
-    keep = replace(options, network=None).command_line()
-    for line in plan.changes:
-        netdev = host.netdev(line.netdev)
-        ours = (*map(str, line.addresses), *given.addresses.get(line.netdev, ()))
-        foreign = (
-            str(one)
-            for one in (netdev.lasting if netdev else ())
-            if str(one) not in ours
-        )
-        for address in foreign:
-            who = "which is in no netplan file that could be read"
-            cure = _NETWORK["plan"]["give_up"].format(netdev=quoted(line.netdev))
-            for path, text in files.items():
-                found = re.search(rf"(?<![\d.]){re.escape(address)}(?!\d)", text or "")
-                if text and found:
-                    who = f"from {path}:{text[: found.start()].count(chr(10)) + 1}"
-                    cure = f"{quoted('sudo', 'mv', path, f'{path}.off')} && sudo netplan apply"
-            planned = ", ".join(map(str, line.addresses))
-            what = (
-                f"{line.netdev} has the address {address}, {who}; planned is {planned}"
-            )
-            yield what, (f"keep it: {keep}", f"give it up: {cure}")
+    keep = replace(request.options, network=None).command_line()
+    for line in request.plan.changes:
+        netdev = request.host.netdev(line.netdev)
+        planned = [str(address) for address in line.addresses]
+        ours = (*planned, *request.written.addresses.get(line.netdev, ()))
+        present = [str(address) for address in netdev.lasting] if netdev else []
+        for address in present:
+            if address not in ours:
+                who, cure = _find_giver(request.files, line.netdev, address)
+                yield _Conflict(
+                    f"{line.netdev} has the address {address}, {who}; "
+                    f"planned is {', '.join(planned)}",
+                    (f"keep it: {keep}", f"give it up: {cure}"),
+                )
 
 
-def _find_same_networks(
-    host: Host, plan: NetPlan, options: NetPlanOptions, given: Given
-) -> Iterator[_Conflict]:
+def _find_giver(files: NetplanFiles, netdev: str, address: str) -> tuple[str, str]:
+    """Return the file that gives an address to a netdev, in words, and what takes it away."""
+    giver = "which is in no netplan file that could be read"
+    cure = _NETWORK["plan"]["give_up"].format(netdev=quoted(netdev))
+    pattern = rf"(?<![\d.]){re.escape(address)}(?!\d)"
+    for path, text in files.items():
+        match = re.search(pattern, text or "")
+        if text and match:
+            line = text.count("\n", 0, match.start()) + 1
+            giver = f"from {path}:{line}"
+            aside = quoted("sudo", "mv", path, f"{path}.off")
+            cure = f"{aside} && sudo netplan apply"
+    return giver, cure
+
+
+def _find_same_networks(request: _Request) -> Iterator[_Conflict]:
     """Yield networks that the plan adds and that another interface of this machine is in."""
-    changed = {line.netdev for line in plan.changes}
-    others = [
-        (netdev.name, present)
-        for netdev in host.netdevs
-        if netdev.name not in changed and netdev.kind != "loopback"
-        for present in netdev.ipv4
-        if str(present)
-        not in given.addresses.get(netdev.name, ())  # it goes with its file
-    ]
+    present = list(_find_unchanged(request))
+    free = _choose_network(request.host)
+    elsewhere = replace(request.options, network=free).command_line()
+    hint = f"choose another, on every node: {elsewhere}"
+    for line in request.plan.changes:
+        # An address that the line had already is not new, and none of the plan's.
+        new = [address for address in line.addresses if address not in line.before]
+        for (name, other), address in itertools.product(present, new):
+            if other.network.overlaps(address.network):
+                yield _Conflict(
+                    f"{address.network}, planned for {line.netdev}, is also the network of "
+                    f"{name} ({other})",
+                    (hint,),
+                )
+
+
+def _find_unchanged(request: _Request) -> Iterator[tuple[str, IPv4Interface]]:
+    """Yield the interfaces that the plan does not change, with their addresses of others."""
+    changed = {line.netdev for line in request.plan.changes}
+    for netdev in request.host.netdevs:
+        if netdev.name in changed or netdev.kind == "loopback":
+            continue
+        ours = request.written.addresses.get(netdev.name, ())
+        for address in netdev.ipv4:
+            if str(address) not in ours:  # those go with patchkit's file
+                yield netdev.name, address
+
+
+def _choose_network(host: Host) -> IPv4Network:
+    """Return a network for a plan that no interface is in, nor in those that follow.
+
+    The networks that follow a base are twin B's and those of further links.
+    """
     taken = [address.network for netdev in host.netdevs for address in netdev.ipv4]
     bases = [IPv4Network(base) for base in _NETWORK["plan"]["networks"]]
-    # The networks that follow a base are twin B's and those of further links.
-    free = next(
-        (b for b in bases if not any(b.supernet(4).overlaps(n) for n in taken)),
-        bases[1],
-    )
-    elsewhere = replace(options, network=free).command_line()
-    for line, (name, present) in itertools.product(plan.changes, others):
-        # What the line had already is no news, and none of the plan's.
-        for address in (new for new in line.addresses if new not in line.before):
-            if present.network.overlaps(address.network):
-                what = f"{address.network}, planned for {line.netdev}, is also the network of"
-                hint = f"choose another, on every node: {elsewhere}"
-                yield f"{what} {name} ({present})", (hint,)
+    for base in bases:
+        if not any(base.supernet(4).overlaps(network) for network in taken):
+            return base
+    return bases[1]

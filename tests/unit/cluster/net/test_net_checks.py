@@ -4,6 +4,7 @@ from ipaddress import IPv4Network
 
 import pytest
 
+from patchkit.cluster.net.addressing import NetPlanOptions, WrittenPlan, make_net_plan
 from patchkit.cluster.net.checks import (
     choose_checked_cages,
     host_checks,
@@ -12,7 +13,6 @@ from patchkit.cluster.net.checks import (
     verify_network,
 )
 from patchkit.cluster.net.netplan_file import check_conflicts
-from patchkit.cluster.net.plan import Given, NetPlanOptions, make_net_plan
 from patchkit.errors import HostError, UsageError
 from patchkit.finding import Level
 from support.hosts import with_netdev
@@ -102,7 +102,7 @@ def planned(host, **changes):
     """Return what the plan changes and remarks: rows of text."""
     options = NetPlanOptions(**changes)
     plan = make_net_plan(host, options)
-    check_conflicts(host, plan, options, Given(), {})
+    check_conflicts(host, plan, options, WrittenPlan(), {})
     assert {line.mtu for line in plan.changes} <= {9000}
     rows = [f"{line.action} {line.netdev} {line.addresses[0]}" for line in plan.changes]
     return rows, [

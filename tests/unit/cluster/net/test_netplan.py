@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from patchkit.cluster.net.addressing import NetPlanOptions, WrittenPlan, make_net_plan
 from patchkit.cluster.net.netplan_file import (
     check_conflicts,
-    read_given,
+    read_written_plan,
     render_netplan,
 )
-from patchkit.cluster.net.plan import Given, NetPlanOptions, make_net_plan
 from patchkit.errors import HostError, UsageError
 from support import write_files
 from support.hosts import with_netdev
@@ -119,8 +119,8 @@ def test_refused(machine, name, changes, error, says):
 
 def clash(host, *, node=1, given=None, files=None, **changes):
     options = wish(node, **changes)
-    given = given or Given()
-    plan = make_net_plan(host, options, given=given)
+    given = given or WrittenPlan()
+    plan = make_net_plan(host, options, written=given)
     check_conflicts(host, plan, options, given, files or {})
     return plan
 
@@ -169,7 +169,7 @@ OURS = {PORT0[0]: ("192.168.100.10/24",), PORT0[1]: ("192.168.101.10/24",)}
 def test_patchkits_own_addresses_stay_in_its_file_and_follow_the_node(
     machine, node, expected
 ):
-    given = Given(addresses=OURS, node=1)
+    given = WrittenPlan(addresses=OURS, node=1)
     plan = clash(machine("cable_port0"), node=node, given=given)
     assert {f"{line.action} {line.addresses[0]}" for line in plan.written} == expected
     # They count while the cable is out, too.
@@ -237,19 +237,19 @@ def test_files_about_others_are_none_of_ours(machine):
 def test_what_the_file_gives_is_read_back_as_far_as_it_is_understood(machine, tmp_path):
     """So a third node adds its cage to what is there, also after somebody's edit."""
     file = tmp_path / "40-patchkit.yaml"
-    assert read_given(file) == Given()
+    assert read_written_plan(file) == WrittenPlan()
     host = machine("second_cable")
-    given = Given(
+    given = WrittenPlan(
         addresses={PORT0[0]: ("10.0.1.2/24",), PORT0[1]: ("10.0.2.2/24",)}, node=1
     )
     text = render_netplan(make_net_plan(host, wish(nodes=3), given))
     file.write_text(text)
-    found = read_given(file)
+    found = read_written_plan(file)
     assert (len(found.addresses), found.node, found.mtu) == (4, 1, 9000)
     assert {**found.addresses, **given.addresses} == found.addresses
     file.write_text(text.replace("10.0.1.2/24", "10.0.1.2/240").replace("node 1", "us"))
-    assert read_given(file).addresses.keys() == {PORT0[1], *PORT1}
-    assert read_given(file).node == 0
+    assert read_written_plan(file).addresses.keys() == {PORT0[1], *PORT1}
+    assert read_written_plan(file).node == 0
 
 
 @pytest.mark.parametrize(

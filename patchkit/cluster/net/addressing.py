@@ -1,0 +1,412 @@
+"""Plan which QSFP interface of a node gets which address; addresses that work are kept. Pure.
+
+Two nodes on one cable, or any number on a switch: both twins of the one cabled cage have an
+address, in different networks; node n has the host number 9 + n, as in NVIDIA's playbook.
+
+Three nodes in a ring: link k leads from port 0 of node k to port 1 of the next one, and has the
+networks 2(k - 1) and 2(k - 1) + 1, counted from the base; docs/net.md has them in a table.
+
+A cage with an address, whoever gave it, is in use: its addresses are kept, and only a half with a
+random address is changed. With ``network`` all addresses are counted anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from ipaddress import IPv4Interface, IPv4Network
+
+from patchkit.errors import PatchkitError
+from patchkit.quoting import quoted
+from patchkit.runtime.host.advice import find_remark
+from patchkit.runtime.host.host import Host, Netdev
+from patchkit.runtime.rules.refusals import refusal
+from patchkit.runtime.rules.releases import read_env_data
+
+_NETWORK = read_env_data("network")
+_FIRST_HOST = _NETWORK["plan"]["first_host"]  # node n has this number + n
+RING = 3
+"""Nodes of a ring: in larger ones stock NCCL failed."""
+
+Addresses = tuple[IPv4Interface, ...]
+Cages = Mapping[int | None, tuple[Netdev, ...]]
+"""Number of the cage, or None for netdevs that the user named → its halves, twin A first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetPlanOptions:
+    """The options of a plan, None where the user gave none; ``netdevs`` replace the cages."""
+
+    node: int | None = None
+    nodes: int = 2
+    mtu: int | None = None
+    network: IPv4Network | None = None
+    netdevs: tuple[str, ...] = ()
+
+    def command_words(self) -> list[str]:
+        """Return the words of patchkit that make such a plan: ``net plan`` and the options."""
+        options = {
+            "--node": self.node,
+            "--nodes": self.nodes if self.nodes != 2 else None,
+            "--network": self.network,
+            "--mtu": self.mtu,
+        }
+        words = ["net", "plan"]
+        for option, value in options.items():
+            if value:
+                words += [option, str(value)]
+        for name in self.netdevs:
+            words += ["--netdev", name]
+        return words
+
+    def command_line(self) -> str:
+        """Return the command line of the plan."""
+        return quoted("patchkit", *self.command_words())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenPlan:
+    """The content of patchkit's netplan file: netdev → ``address/prefix``, node and MTU or 0."""
+
+    addresses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    node: int = 0
+    mtu: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One interface: its addresses and MTU before and after.
+
+    ``cage`` is None where the user named netdevs; ``peer`` None where it is unknown, or a switch.
+    ``ours`` says that patchkit's file has it already.
+    """
+
+    netdev: str
+    addresses: Addresses
+    before: Addresses
+    mtu: int
+    mtu_before: int
+    cage: int | None = None
+    twin: int
+    peer: int | None = None
+    ours: bool = False
+
+    @property
+    def action(self) -> str:
+        """Return ``keep``, ``add``, ``replace``, or ``mtu`` where only that changes."""
+        if self.addresses != self.before:
+            return "replace" if self.before else "add"
+        return "keep" if self.mtu == self.mtu_before else "mtu"
+
+    @property
+    def place(self) -> str:
+        """Return ``cage 0, twin A``, or ``by name``."""
+        if self.cage is None:
+            return "by name"
+        return f"cage {self.cage}, twin {'AB'[self.twin]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetPlan:
+    """The interfaces of one node; a cabled cage that nobody uses is left alone."""
+
+    node: int | None
+    nodes: int
+    topology: str
+    lines: tuple[Line, ...]
+
+    @property
+    def written(self) -> tuple[Line, ...]:
+        """Return the lines of patchkit's file: kept addresses stay with whoever set them."""
+        return tuple(line for line in self.lines if line.action != "keep" or line.ours)
+
+    @property
+    def changes(self) -> tuple[Line, ...]:
+        """Return the lines of interfaces that the plan changes."""
+        return tuple(line for line in self.lines if line.action != "keep")
+
+
+def find_cages(host: Host, *, cabled: bool = False) -> Cages:
+    """Return the netdevs of each QSFP cage, twin A (the lower PCI domain) first.
+
+    ``cabled`` selects the cages with a link on at least one of their twins.
+    """
+    halves = [netdev for netdev in host.netdevs if netdev.cage is not None]
+    halves.sort(key=lambda half: (half.cage, half.pci, half.name))
+    cages: dict[int | None, tuple[Netdev, ...]] = {}
+    for half in halves:
+        if half.cage in host.cabled or not cabled:
+            cages[half.cage] = (*cages.get(half.cage, ()), half)
+    return cages
+
+
+def list_halves(cages: Cages) -> list[Netdev]:
+    """Return the netdevs of all cages."""
+    return [half for twins in cages.values() for half in twins]
+
+
+def select_cages(host: Host, names: Sequence[str]) -> Cages:
+    """Return the netdevs that the user named, or all cages.
+
+    Raises UsageError for a name that no netdev has, HostError for a host without any cage.
+    """
+    netdevs = {netdev.name: netdev for netdev in host.netdevs}
+    for name in names:
+        if name not in netdevs:
+            raise refusal("no-netdev", name=name, there=", ".join(netdevs) or "none")
+    if names:
+        return {None: tuple(netdevs[name] for name in dict.fromkeys(names))}
+
+    if cages := find_cages(host):
+        return cages
+    if off_bus := find_remark(host, "no-connectx"):
+        raise off_bus.error()
+    raise refusal("no-cage")
+
+
+def make_net_plan(
+    host: Host, options: NetPlanOptions, written: WrittenPlan | None = None
+) -> NetPlan:
+    """Return the addresses that every interface has, and those that it gets.
+
+    Raises UsageError for options that contradict each other or are missing, HostError if no cage
+    is cabled.
+    """
+    facts = _NETWORK["plan"]
+    network = options.network or IPv4Network(facts["network"])
+    _check_numbers(options, network)
+
+    written = written or WrittenPlan()
+    planner = _Planner(host, options, written, network)
+    cages = planner.choose_cages()
+    topology = "cable" if options.nodes == 2 else "switch"
+    if len(cages) > 1:
+        topology = "ring" if options.nodes == RING else "as found"
+    lines = tuple(planner.make_lines(cages, topology))
+
+    least, most = facts["mtu_min"], facts["mtu_max"]
+    for line in lines:
+        if line.action != "keep" and not least <= line.mtu <= most:
+            raise refusal(
+                "net-mtu", mtu=line.mtu, netdev=line.netdev, least=least, most=most
+            )
+    node = options.node or written.node or None
+    return NetPlan(node=node, nodes=options.nodes, topology=topology, lines=lines)
+
+
+def _check_numbers(options: NetPlanOptions, network: IPv4Network) -> None:
+    """Raise UsageError for numbers of nodes that do not go together, or not into the network."""
+    node = options.node
+    nodes = options.nodes
+    if nodes < 2:
+        raise refusal("net-one-node", nodes=nodes)
+    if node is not None and not 1 <= node <= nodes:
+        raise refusal("net-node", node=node, nodes=nodes)
+    # The last number of a network is its broadcast address.
+    last = _FIRST_HOST + nodes
+    if last >= network.num_addresses - 1:
+        raise refusal("net-small", network=network, nodes=nodes, last=last)
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """The cable of a cage: the node at its other end, 0 if unknown, and the first network's number.
+
+    Networks are counted from the base of the plan.
+    """
+
+    peer: int = 0
+    network: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    host: Host
+    options: NetPlanOptions
+    written: WrittenPlan
+    base: IPv4Network
+
+    def kept_addresses(self, netdev: Netdev) -> Addresses:
+        """Return the addresses that are kept: none where the plan counts them anew.
+
+        Those that patchkit gave count even while the interface is down, and no more once this is
+        another node.
+        """
+        if self.options.network:
+            return ()
+        texts = self.written.addresses.get(netdev.name, ())
+        ours = tuple(map(IPv4Interface, texts))
+        if self.options.node in (None, self.written.node):
+            return netdev.ipv4 or ours
+        return tuple(address for address in netdev.ipv4 if address not in ours)
+
+    def choose_cages(self) -> Cages:
+        """Return the cages to plan. Raises HostError for none, UsageError for too many."""
+        selected = select_cages(self.host, self.options.netdevs)
+        if self.options.netdevs:
+            self.check_masters(selected)
+            return selected
+
+        linked = find_cages(self.host, cabled=True)
+        if not linked:
+            first = list_halves(selected)[0].name
+            up = quoted("sudo", "ip", "link", "set", first, "up")
+            raise refusal("no-cabled-cage", cages=_show_cages(selected), up=up)
+
+        free = remove_joined(self.host, linked)
+        if not free:
+            self.check_masters(linked)
+        if len(free) == 1 or self.options.nodes == RING:
+            return free
+
+        used = {
+            number: twins
+            for number, twins in free.items()
+            if any(map(self.kept_addresses, twins))
+        }
+        if used:
+            return used
+        raise self.refuse_two_cables(free)
+
+    def refuse_two_cables(self, linked: Cages) -> PatchkitError:
+        """Return the error for several cables if nothing tells where they lead."""
+        options = replace(self.options, node=self.options.node or 1)
+        commands = []
+        for twins in linked.values():
+            names = tuple(twin.name for twin in twins)
+            commands.append(replace(options, netdevs=names).command_line())
+        return refusal(
+            "two-cables",
+            cages=_show_cages(linked),
+            one="; or ".join(commands),
+            ring=replace(options, nodes=RING).command_line(),
+        )
+
+    def check_masters(self, cages: Cages) -> None:
+        """Raise HostError for interfaces that are parts of a bond, bridge or team."""
+        joined = find_remark(self.host, "part-of-master")
+        if joined and self.host.masters(list_halves(cages)):
+            raise joined.error()
+
+    def make_lines(self, cages: Cages, topology: str) -> Iterator[Line]:
+        """Yield the lines of all cages: addresses in use are kept, the others are counted."""
+        for cage, twins in cages.items():
+            link = self.find_link(cage, topology)
+            addresses = self.choose_addresses(twins, link)
+            kept = [twin for twin in twins if addresses[twin.name] == twin.ipv4 != ()]
+            usual_mtu = kept[0].mtu if kept else _NETWORK["plan"]["mtu"]
+            for number, twin in enumerate(twins):
+                line = self.make_line(twin, addresses[twin.name], usual_mtu)
+                # Nobody said where an address leads that the interface had before.
+                is_new = line.addresses != twin.ipv4
+                peer = link.peer if is_new else 0
+                yield replace(line, cage=cage, twin=number, peer=peer or None)
+
+    def find_link(self, cage: int | None, topology: str) -> _Link:
+        """Return what is known about the cable of a cage."""
+        node = self.options.node
+        if not node or topology not in ("cable", "ring"):
+            return _Link()
+        if topology == "cable":
+            return _Link(peer=3 - node)
+
+        following = node % RING + 1
+        former = (node - 2) % RING + 1
+        if cage == 0:
+            return _Link(peer=following, network=2 * (node - 1))
+        return _Link(peer=former, network=2 * (former - 1))
+
+    def choose_addresses(
+        self, twins: Sequence[Netdev], link: _Link
+    ) -> dict[str, Addresses]:
+        """Return the addresses of each twin by its name. Raises UsageError without a number."""
+        kept = {twin.name: self.kept_addresses(twin) for twin in twins}
+        if not any(kept.values()):
+            numbered = enumerate(twins, link.network)
+            return {twin.name: self.count_address(number) for number, twin in numbered}
+
+        lasting = [
+            address
+            for addresses in kept.values()
+            for address in addresses
+            if not address.is_link_local
+        ]
+        for name, addresses in kept.items():
+            is_drawn = addresses and all(address.is_link_local for address in addresses)
+            if lasting and is_drawn:
+                # In the network after that of its twin, with the twin's host number.
+                network = lasting[0].network
+                number = int(lasting[0].ip) + network.num_addresses
+                kept[name] = (IPv4Interface((number, network.prefixlen)),)
+        return kept
+
+    def count_address(self, number: int) -> Addresses:
+        """Return this node's address in a network that is counted from the base."""
+        node = self.options.node
+        if node is None:
+            raise refusal("net-no-node", nodes=self.options.nodes)
+        base = self.base
+        start = int(base.network_address) + number * base.num_addresses
+        if start >> 32:  # above 255.255.255.255
+            raise refusal("net-no-room", network=base.network_address, number=number)
+        return (IPv4Interface((start + _FIRST_HOST + node, base.prefixlen)),)
+
+    def make_line(self, netdev: Netdev, addresses: Addresses, usual_mtu: int) -> Line:
+        """Return the line of one interface, without the place of it."""
+        texts = self.written.addresses.get(netdev.name, ())
+        is_ours = bool(addresses) and {*map(str, addresses)} <= {*texts}
+        before = netdev.ipv4 or self.kept_addresses(netdev)
+        mtu = mtu_before = netdev.mtu
+        # Without an address an interface is in no file of patchkit's.
+        if addresses:
+            written_mtu = self.written.mtu if is_ours else 0
+            if not netdev.ipv4:
+                # An interface that is down tells nothing of what patchkit's file says.
+                mtu_before = written_mtu or netdev.mtu
+            present_mtu = mtu_before if addresses == before else usual_mtu
+            mtu = self.options.mtu or written_mtu or present_mtu
+        return Line(
+            netdev=netdev.name,
+            addresses=addresses,
+            before=before,
+            mtu=mtu,
+            mtu_before=mtu_before,
+            twin=0,
+            ours=is_ours,
+        )
+
+
+def remove_joined(host: Host, cages: Cages) -> Cages:
+    """Return the cages without those that are parts of a bond, bridge or team."""
+    return {number: twins for number, twins in cages.items() if not host.masters(twins)}
+
+
+def _show_cages(cages: Cages) -> str:
+    """Return ``cage 0: enp1s0f0np0, enP2p1s0f0np0; cage 1: …``."""
+    shown = []
+    for number, twins in cages.items():
+        names = ", ".join(twin.name for twin in twins)
+        shown.append(f"cage {number}: {names}")
+    return "; ".join(shown)
+
+
+def other_node_options(plan: NetPlan, options: NetPlanOptions) -> NetPlanOptions | None:
+    """Return how to plan the other end of one cable in this node's networks; None if unknown."""
+    addresses = [address for line in plan.lines for address in line.addresses]
+    if plan.topology != "cable" or not addresses:
+        return None
+    # Link-local ones are drawn there; in a small network there is no room to count.
+    for address in addresses:
+        if address.is_link_local or address.network.prefixlen > 29:
+            return None
+
+    base = addresses[0].network
+    node = 1 if (plan.node or 1) > 1 else 2
+    numbers = range(len(addresses))
+    starts = [base.network_address + n * base.num_addresses for n in numbers]
+    if [address.network.network_address for address in addresses] != starts:
+        return None
+    others = {start + _FIRST_HOST + node for start in starts}
+    if others.intersection(address.ip for address in addresses):
+        return None
+    return NetPlanOptions(node=node, network=base, mtu=options.mtu)
