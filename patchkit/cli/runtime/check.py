@@ -73,9 +73,9 @@ def check_command(
     Exits with 3 if there are errors or warnings; notes alone are 0.
     """
     from patchkit.runtime.check.check import find_problems  # `env` does without these
-    from patchkit.runtime.check.content import add_situation
     from patchkit.runtime.check.formats import read_file
     from patchkit.runtime.check.running import find_running
+    from patchkit.runtime.check.situation import add_situation
 
     if not files and running is None:
         raise UsageError(

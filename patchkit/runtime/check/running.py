@@ -22,72 +22,95 @@ _LARGEST = 4 << 20  # bytes of an environment or a command line
 
 
 def find_running(name: str, root: Path) -> list[CheckedText]:
-    """Return the server of a PID or a container, of "" all. Raises HostError, UsageError."""
-    if name and not name.isdecimal():
+    """Return the server of a PID or a container, or with "" all. Raises HostError, UsageError."""
+    if name.isdecimal():
+        return [_read_named_process(root / "proc" / name)]
+    if name:
         return [_inspect_container(name)]
-    found = []
-    for folder in (
-        [root / "proc" / name] if name else sorted((root / "proc").glob("[0-9]*"))
-    ):
-        texts = []
+
+    servers = []
+    for folder in sorted((root / "proc").glob("[0-9]*")):
         try:
-            for part in ("cmdline", "environ"):
-                with (folder / part).open("rb") as file:
-                    texts.append(file.read(_LARGEST).decode(errors="replace"))
-        except OSError as error:
-            if name:
-                raise UsageError(
-                    f"process {name}: {error.strerror}",
-                    why="only its own user and root may read what a process was started with",
-                    hint="run it as that user, or name a process that runs",
-                ) from None
+            process = _read_process(folder)
+        except OSError:  # it has ended, or is another user's
             continue
-        words, pairs = ([part for part in text.split("\0") if part] for text in texts)
-        content = _read_started(pairs, words, Place())
-        if content.commands or name:
-            program = content.commands[0].program if content.commands else "no server"
-            found.append(
-                CheckedText(where=f"process {folder.name} ({program})", content=content)
-            )
-    if not found:
+        if process.content.commands:
+            servers.append(process)
+    if not servers:
         raise HostError(
             "no vLLM server runs here that this user may read",
             hint="name a process or a container: patchkit check --running PID",
         )
-    return found
+    return servers
+
+
+def _read_named_process(folder: Path) -> CheckedText:
+    try:
+        return _read_process(folder)
+    except OSError as error:
+        raise UsageError(
+            f"process {folder.name}: {error.strerror}",
+            why="only its own user and root may read what a process was started with",
+            hint="run it as that user, or name a process that runs",
+        ) from None
+
+
+def _read_process(folder: Path) -> CheckedText:
+    """Return what a process was started with. Raises OSError."""
+    words = _read_strings(folder / "cmdline")
+    pairs = _read_strings(folder / "environ")
+    content = _read_started(pairs, words, Place())
+    program = content.commands[0].program if content.commands else "no server"
+    return CheckedText(where=f"process {folder.name} ({program})", content=content)
+
+
+def _read_strings(path: Path) -> list[str]:
+    """Return the strings of a file of /proc, which end with NUL."""
+    with path.open("rb") as file:
+        text = file.read(_LARGEST).decode(errors="replace")
+    return [string for string in text.split("\0") if string]
 
 
 def _inspect_container(name: str) -> CheckedText:
     for program in ("docker", "podman"):
-        done = attempt(program, "inspect", "--type=container", "--", name, timeout=30)
-        if done.status == 0:
+        inspection = attempt(
+            program, "inspect", "--type=container", "--", name, timeout=30
+        )
+        if inspection.status == 0:
             break
     else:
         raise UsageError(
-            f"no container {name!r}: {done.trouble}",
+            f"no container {name!r}: {inspection.trouble}",
             hint="`docker ps` lists those that run; a process is named by its number",
         )
     try:
-        (found,) = read_json(done.output)
-        image = str(found["Config"]["Image"])
-        words = [found["Path"], *(found["Args"] or ())]
-        content = _read_started(
-            found["Config"]["Env"] or (), words, Place(block=1, image=image)
-        )
+        content = _read_inspection(inspection.output)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        what = f"{program} inspect {name}: an answer that cannot be read: {error}"
-        raise HostError(what) from None
-    content.images.append(Image(image, 1, 1))
+        raise HostError(
+            f"{program} inspect {name}: an answer that cannot be read: {error}"
+        ) from None
     return CheckedText(where=f"container {name}", content=content)
+
+
+def _read_inspection(output: str) -> FileContent:
+    """Return what a container was started with, by the JSON of `docker inspect`."""
+    (container,) = read_json(output)
+    config = container["Config"]
+    image = Image(str(config["Image"]), 1, 1)
+    words = [container["Path"], *(container["Args"] or ())]
+    place = Place(image.block, image.text)
+    content = _read_started(config["Env"] or (), words, place)
+    content.images.append(image)
+    return content
 
 
 def _read_started(
     pairs: Iterable[str], words: Sequence[str], place: Place
 ) -> FileContent:
     content = FileContent(RUNNING)
-    for name, _sign, value in (pair.partition("=") for pair in pairs):
-        content.add_variable(Assignment(1, name, value, place.block))
-    CommandReader(content).read_entry(
-        [Word(word, 1) for word in words], place, has_entry=False
-    )
+    for pair in pairs:
+        name, _sign, value = pair.partition("=")
+        content.variables.append(Assignment(1, name, value, place.block))
+    command = [Word(word, 1) for word in words]
+    CommandReader(content).read_entry(command, place, has_entry=False)
     return content

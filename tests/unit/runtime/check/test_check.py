@@ -10,8 +10,9 @@ from click.testing import CliRunner
 
 from patchkit.cli import group
 from patchkit.errors import SourceError, UsageError
-from patchkit.runtime.check.content import CheckedText, add_situation
+from patchkit.runtime.check.content import CheckedText
 from patchkit.runtime.check.formats import read_content
+from patchkit.runtime.check.situation import add_situation
 from patchkit.runtime.envfile.header import render_env_file
 from patchkit.runtime.envfile.syntax import EnvEntry, Format
 from patchkit.runtime.host.host import Software

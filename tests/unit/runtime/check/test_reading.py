@@ -236,14 +236,6 @@ def test_our_own_files_are_read_in_every_format():
         ("x.yaml", "a: b\n\x01", 2, "error", "not-yaml"),
         ("x.yaml", "a: 1\n{{- if .Values.b }}\nc: 2\n", 3, "note", "template"),
         ("x.py", "def f(:\n", 1, "note", "not-read"),
-        ("x.sh", "A=1\nvllm serve" + " --a" * 6000, 2, "note", "too-many-words"),
-        (
-            "x.yaml",
-            f"image: vllm-openai\nargs: [{'--a, ' * 6000}]",
-            2,
-            "note",
-            "too-many-words",
-        ),
     ],
 )
 def test_what_cannot_be_read_is_told(where, text, line, level, key):

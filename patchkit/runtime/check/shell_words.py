@@ -1,0 +1,121 @@
+"""Split shell text into commands and words; nothing is expanded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from patchkit.runtime.check.content import Word
+
+_PIECE = re.compile(
+    r"""
+    (?P<blank>(?:[ \t\r]|\\\n)+)
+  | (?P<comment>(?<![^\s;&|()])\#[^\n]*)
+  | (?P<document><<-?[ \t]*(?P<quote>["']?)(?P<end>[\w.-]+)(?P=quote))
+  | (?P<redirect>\d?(?:>>|>\||[<>])(?:&\d?-?)?[ \t]*)
+  | (?P<array>(?<![^\s;&|()])[A-Za-z_]\w*\+?=\()
+  | (?P<stop>\n|;+|&+|\|+|[()])
+  | (?P<word>(?:
+        '[^']*' | "(?:[^"\\]|\\.)*" | \\.
+      | (?<==)<[\w .-]{1,60}>  # a placeholder, whatever a shell would make of it
+      | \$\((?:[^()]|\([^()]*\))*\) | \$\{[^{}\n]*\} | `[^`]*`
+      | [^\s'"\\;&|()<>`]
+    )+ | .)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_QUOTED = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)"|\\(.)""", re.DOTALL)
+
+# Here-documents without an end: each is looked for to the end of the text.
+_MOST_ENDLESS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One command; ``is_indented``: in a branch or a function."""
+
+    words: list[Word]
+    is_indented: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    kind: str
+    text: str
+    line: int
+
+
+def unquote(text: str) -> str:
+    """Return a word without its quotes."""
+    return _QUOTED.sub(_strip_quotes, text)
+
+
+def _strip_quotes(quoted: re.Match[str]) -> str:
+    single, double, escaped = quoted.groups()
+    if single is not None:
+        return str(single)
+    if double is not None:
+        # A backslash before a line break stays: what reads the text as a script counts lines.
+        return re.sub(r"\\([$`\"\\])", r"\1", double)
+    return str(escaped).strip("\n")
+
+
+def split_words(text: str, line: int = 1) -> list[Word]:
+    """Return the words of all commands of a text that begins in a line."""
+    return [
+        word for statement in split_statements(text, line) for word in statement.words
+    ]
+
+
+def split_statements(text: str, line: int = 1) -> Iterator[Statement]:
+    """Yield the commands of a script that begins in a line."""
+    words: list[Word] = []
+    begins_line = True
+    is_indented = False
+    in_array = False  # A=( … ) is one list of words in several lines
+    is_target = False  # the file of a redirection is no word of the command
+    for piece in _read_pieces(text, line):
+        if begins_line:
+            is_indented = piece.kind == "blank"
+        if piece.kind == "array":
+            in_array = True
+        elif piece.text == ")":
+            in_array = False
+        begins_line = piece.text == "\n" and not in_array
+
+        if piece.kind == "word" and not is_target:
+            words.append(Word(unquote(piece.text), piece.line))
+        elif piece.kind == "stop" and words and not in_array:
+            yield Statement(words, is_indented)
+            words = []
+        is_target = piece.kind == "redirect" and "&" not in piece.text
+    if words:
+        yield Statement(words, is_indented)
+
+
+def _read_pieces(text: str, line: int) -> Iterator[_Piece]:
+    """Yield the pieces of a script with their lines, without the texts of here-documents."""
+    position = 0
+    document_ends: list[str] = []
+    endless = 0
+    while match := _PIECE.match(text, position):
+        yield _Piece(str(match.lastgroup), match[0], line)
+        position = match.end()
+        line += match[0].count("\n")
+        if match["end"]:
+            document_ends.append(match["end"])
+        if match[0] != "\n":
+            continue
+
+        for end in document_ends:
+            if endless == _MOST_ENDLESS:
+                break
+            end_line = rf"^[ \t]*{re.escape(end)}[ \t]*$\n?"
+            document = re.compile(end_line, re.MULTILINE).search(text, position)
+            if document is None:
+                endless += 1
+                continue
+            line += text.count("\n", position, document.end())
+            position = document.end()
+        document_ends.clear()

@@ -1,0 +1,148 @@
+"""Find out for which device, versions and role a file is, and whether for this host."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from patchkit.runtime.check.content import CheckedText, FileContent, StatedVersion
+from patchkit.runtime.envfile.header import fact_problems, head_facts
+from patchkit.runtime.host.host import Host
+from patchkit.runtime.rules.releases import read_env_data, release, within
+from patchkit.runtime.rules.variables import variable_table
+from patchkit.target import DEFAULT_TARGET, targets
+
+_SOFTWARE = ("vllm", "nccl", "torch", "triton")
+_HEADER_FACTS = (
+    "role",
+    "topology",
+    "executor",
+    "vllm",
+    "nccl",
+    "nodes",
+    "quantization",
+)
+# Three numbers at least: v0.11 may be a branch, and 25.11 is a month.
+_VERSION = r"v?(?P<version>\d+\.\d+\.\d+(?:\.post\d+|rc\d+|a\d+|b\d+)?(?:\.dev\d+)?)"
+_TAG = re.compile(rf"{_VERSION}(?:[-_+].*)?")
+_PINNED = re.compile(
+    rf"(?<![\w.-])(?P<name>[A-Za-z][\w.-]{{0,40}})(?:\[[\w,-]*\])?==={{0,1}}{_VERSION}"
+)
+_ONE_GPU_TARGETS = ("gb10", "thor")
+_NODE_COUNT = "--nnodes"
+_RANK_COUNTS = ("--tensor-parallel-size", "--pipeline-parallel-size")
+_RANK_DIGITS = 9
+
+
+def add_situation(
+    checked: CheckedText, host: Host | None, requested: Mapping[str, str | None]
+) -> CheckedText:
+    """Return the text with its versions, situation and host. Raises UsageError for no version.
+
+    A fact is taken from the request, else from the file's first line, else from its text, else from
+    this host. The target is a GB10 unless one is requested or this host is another known device. A
+    file that names a container image does not run with this host's software, and one that names
+    several versions of a project is checked against any.
+    """
+    for project in _SOFTWARE:
+        release(requested.get(project) or "0")  # raises before any is compared
+
+    content = checked.content
+    versions = _find_versions(checked.text, content)
+    stated_facts = _judge_versions(versions)
+    found_facts = {**(_host_facts(host, content) if host else {}), **stated_facts}
+
+    situation = {"target": DEFAULT_TARGET}
+    for facts in (found_facts, _header_facts(checked.text), requested):
+        situation |= {name: value for name, value in facts.items() if value}
+    if _is_of_several_nodes(content, situation["target"]):
+        situation.setdefault("role", "head")
+
+    home = host.vllm_home(situation.get("vllm", "")) if host else None
+    return replace(
+        checked, versions=versions, situation=situation, host=host, home=home
+    )
+
+
+def _find_versions(text: str, content: FileContent) -> Sequence[StatedVersion]:
+    """Return the versions that a file states, the first place of each, in the order of lines."""
+    found = [*_image_versions(content), *_pinned_versions(text)]
+    found.sort(key=lambda stated: stated.line)
+
+    first_places: dict[tuple[str, str], StatedVersion] = {}
+    for stated in found:
+        first_places.setdefault((stated.project, stated.version), stated)
+    return list(first_places.values())
+
+
+def _image_versions(content: FileContent) -> Iterator[StatedVersion]:
+    for image in content.images:
+        row = image.row
+        tag = _TAG.fullmatch(image.tag)
+        if tag and row.get("version") and within(tag["version"], row["versions"]):
+            yield StatedVersion(row["version"], tag["version"], image.line, image.text)
+
+
+def _pinned_versions(text: str) -> Iterator[StatedVersion]:
+    """Yield the versions of ``NAME==VERSION`` outside of comments."""
+    projects = read_env_data("said")["distributions"]
+    if "==" not in text:
+        return
+    for number, line in enumerate(text.split("\n"), 1):
+        for match in _PINNED.finditer(line.partition("#")[0]):
+            distribution = re.sub(r"[-_.]+", "-", match["name"]).lower()
+            if distribution in projects:
+                project = projects[distribution]
+                yield StatedVersion(project, match["version"], number, match[0])
+
+
+def _judge_versions(versions: Sequence[StatedVersion]) -> dict[str, str]:
+    """Return project → the only version that is stated of it, "" if that is not certain."""
+    table = variable_table("vllm")
+    facts = {}
+    for project in _SOFTWARE:
+        stated = [row.version for row in versions if row.project == project]
+        if not stated:
+            continue
+        facts[project] = stated[0] if len(stated) == 1 else ""
+
+        # Other images have tags of their own numbers.
+        is_release = table.oldest <= release(stated[0]) <= release(table.newest)
+        if project == "vllm" and not is_release:
+            facts[project] = ""
+    return facts
+
+
+def _host_facts(host: Host, content: FileContent) -> dict[str, str]:
+    facts = {} if content.images else dict(host.versions)
+    # An unknown device, as a laptop is one, says nothing of the machine that the file is for.
+    if host.target in targets():
+        facts["target"] = host.target
+    if any(device.active for device in host.rdma):
+        facts["topology"] = "roce"
+    return facts
+
+
+def _header_facts(text: str) -> dict[str, str]:
+    """Return the facts of patchkit's first line that have the form of a fact."""
+    facts = head_facts(text)
+    wrong = fact_problems(facts)
+    return {
+        name: facts[name]
+        for name in _HEADER_FACTS
+        if name in facts and name not in wrong
+    }
+
+
+def _is_of_several_nodes(content: FileContent, target: str) -> bool:
+    """Return whether a command counts nodes, or more ranks than one node has GPUs."""
+    counting_flags = {_NODE_COUNT}
+    if target in _ONE_GPU_TARGETS:
+        counting_flags.update(_RANK_COUNTS)
+
+    for flag in content.flags:
+        count = flag.value[:_RANK_DIGITS]
+        if flag.name in counting_flags and count.isdecimal() and int(count) > 1:
+            return True
+    return False

@@ -1,0 +1,285 @@
+"""Check names and values of variables, and what contradicts what."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from patchkit.finding import Finding, Level
+from patchkit.runtime.check.content import (
+    DOCKERFILE,
+    SHELL,
+    Assignment,
+    CheckedText,
+    shorten,
+)
+from patchkit.runtime.check.finding_texts import build_finding, build_rule_finding
+from patchkit.runtime.check.host_checks import find_half_cages
+from patchkit.runtime.rules import variables
+from patchkit.runtime.rules.flags import flags
+from patchkit.runtime.rules.releases import read_env_data
+from patchkit.runtime.rules.rule import Situation, holding
+from patchkit.runtime.rules.secret_texts import is_secret
+from patchkit.runtime.rules.spelling import Slips, nearest_hint
+from patchkit.runtime.rules.variable_rules import Avoid, load_variable_rules
+from patchkit.runtime.rules.variable_values import (
+    ADDRESS_NAMES,
+    Takes,
+    find_value_problems,
+    is_placeholder,
+    read_number,
+    vllm_values,
+)
+
+_NAMES = read_env_data("said")["variables"]
+_LAUNCH_NAMES = re.compile(_NAMES["read"])
+_NEEDED_NAMES = re.compile(_NAMES["needed"])
+_RDMA_NAMES = re.compile(_NAMES["rdma_only"])
+_COMPARED_NAMES = re.compile(_NAMES["matters"])
+_USE = re.compile(r"\$\{?([A-Za-z_]\w*)")
+_HANDING_ON = re.compile(r"""\b([A-Za-z_]\w*)(=|:[ \t]+)["']?\$\{?\1\b""")
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """A program that reads variables: its title, version ("" for any), names and source."""
+
+    title: str
+    version: str
+    names: Collection[str]
+    slips: Slips
+    source: str
+
+
+def check_names(checked: CheckedText) -> Iterator[Finding]:
+    """Yield what is wrong with names, and what the rules say against their values."""
+    avoids_by_name = _group_avoids(checked.situation)
+    readers = _make_readers(checked)
+    # A name that is handed on under the same name is not used.
+    used_names = frozenset(_USE.findall(_HANDING_ON.sub("", checked.text)))
+    for variable in checked.content.assignments:
+        name = variable.name
+        if not variable.value:
+            continue  # to all who read these, an empty variable is one that is not set
+
+        reader = readers.get(name[:5])
+        is_used = name in used_names
+        # A name of no project that the file itself uses is its own, whoever else has one like it.
+        is_of_file = is_used and not reader and name not in variables.other_variables()
+        advised = []
+        if variable.is_literal and not is_of_file:
+            rules = avoids_by_name.get(name, ())
+            advised = [rule for rule in rules if rule.matches(variable.value)]
+        for rule in advised:
+            what = f"{variable.shown} is advised against"
+            yield build_rule_finding(rule, variable.line, what, rule.reason, name)
+        # One finding for each name: advice says more than that nobody reads it.
+        if reader and not advised:
+            yield from _check_reader(variable, reader, checked, is_used=is_used)
+
+
+def _group_avoids(situation: Situation) -> Mapping[str, Sequence[Avoid]]:
+    """Return variable → the rules against it that hold in a situation."""
+    avoids_by_name: dict[str, list[Avoid]] = {}
+    for avoid in holding(load_variable_rules().avoids, situation):
+        for name in avoid.variables:
+            avoids_by_name.setdefault(name, []).append(avoid)
+    return avoids_by_name
+
+
+def _make_readers(checked: CheckedText) -> Mapping[str, _Reader]:
+    """Return the readers by how the names of their variables begin, in five characters."""
+    nccl = checked.situation.get("nccl", "")
+    vllm_names = variables.vllm_variables(checked.vllm, checked.home)
+    nccl_names = variables.nccl_variables(nccl)
+    return {
+        "VLLM_": _Reader(
+            "vLLM", checked.vllm, vllm_names, Slips(vllm_names), "vLLM envs.py"
+        ),
+        "NCCL_": _Reader("NCCL", nccl, nccl_names, Slips(nccl_names), "NCCL's sources"),
+    }
+
+
+def _check_reader(
+    variable: Assignment, reader: _Reader, checked: CheckedText, *, is_used: bool
+) -> Iterator[Finding]:
+    """Yield that nobody reads a name, if it is clear what was meant, or upstream's vLLM gets it."""
+    name = variable.name
+    if reader.version and name in reader.names:
+        return
+    if life := variables.lifetime(name):
+        if reader.version or not life.is_current:
+            yield build_finding(
+                "variable-of-other-release" if reader.version else "variable-gone",
+                variable,
+                reader=reader.title,
+                version=reader.version,
+                source=reader.source,
+                hint=_replacement_of(name),
+                first=life.first,
+                last=life.last,
+            )
+        return
+
+    hint = _hint_at_unknown(variable, reader, checked, is_used=is_used)
+    if hint:
+        yield build_finding(
+            "unknown-variable",
+            variable,
+            reader=reader.title,
+            source=reader.source,
+            name=shorten(name),
+            hint=hint,
+        )
+
+
+def _replacement_of(name: str) -> str:
+    """Return what to set instead of a variable of other releases."""
+    for row in read_env_data("values")["gone"]:
+        if name in row["names"]:
+            return str(row["instead"])
+    return "leave it out"
+
+
+def _hint_at_unknown(
+    variable: Assignment, reader: _Reader, checked: CheckedText, *, is_used: bool
+) -> str:
+    """Return what to write instead of a name that no reader has, "" if others may read it."""
+    name = variable.name
+    meant = reader.slips(name)
+    if meant and _fits(meant, variable, checked.role):
+        return f"did you mean {meant}?"
+    if is_used or _has_owner(name):
+        return ""
+
+    is_upstream = checked.runs_upstream(variable.block)
+    flag = f"--{name[5:].lower().replace('_', '-')}"
+    if flag in flags(checked.vllm) and (is_upstream or checked.content.commands):
+        return f"use the flag {flag}"
+    return "leave it out" if is_upstream else ""
+
+
+def _fits(name: str, variable: Assignment, role: str) -> bool:
+    """Return whether a variable of this name can have the value of another, as far as known."""
+    if not variable.is_literal:
+        return True
+    life = variables.lifetime(name)
+    takes_number = life is not None and life.default.isdecimal()
+    if takes_number and read_number(variable.value) is None:
+        return False
+    return not any(find_value_problems(name, variable.value, role))
+
+
+def _has_owner(name: str) -> bool:
+    """Return whether another program, a script or an image is known to set or read a name."""
+    owners = read_env_data("owners")["owner"]
+    return any(fnmatchcase(name, form) for row in owners for form in row["names"])
+
+
+def check_values(checked: CheckedText) -> Iterator[Finding]:
+    """Yield values that a variable cannot have."""
+    taken_by_name = vllm_values(checked.vllm)
+    for variable in checked.content.assignments:
+        name = variable.name
+        if not variable.is_literal:
+            continue
+        for problem in find_value_problems(name, variable.value, checked.role):
+            yield build_finding(
+                "value",
+                variable,
+                level=Level.ERROR if problem.stops else None,
+                problem=problem.what,
+                why=problem.why,
+                hint=problem.hint,
+                source=problem.source,
+            )
+        if name.startswith("VLLM_") and name in taken_by_name:
+            yield from _check_taken(variable, taken_by_name[name], checked)
+
+
+def _check_taken(
+    variable: Assignment, taken: Takes, checked: CheckedText
+) -> Iterator[Finding]:
+    """Yield a value at which vLLM stops when it starts."""
+    value = variable.value
+    is_open = bool(value) and not variable.is_given
+    if is_open or taken.has(value):
+        return
+
+    kind = "one of these" if taken.words else "a number"
+    hint = f"write {kind}, or leave {variable.name} out"
+    number = _NAMES["switch"].get(value.lower())
+    if number and not taken.words:
+        hint = f"write {variable.name}={number}"
+    # A fork of a release may take more.
+    level = Level.WARNING if checked.runs_upstream() is False else None
+    yield build_finding(
+        "value-refused",
+        variable,
+        level=level,
+        reader=f"vLLM {checked.vllm}".rstrip(),
+        takes=taken.in_words,
+        hint=nearest_hint(value, taken.words, hint),
+    )
+
+
+def check_placeholders(checked: CheckedText) -> Iterator[Finding]:
+    """Yield variables and flags of the launch whose values are still to be filled in."""
+    for variable in checked.content.assignments:
+        name = variable.name
+        is_of_launch = _LAUNCH_NAMES.fullmatch(name) or ADDRESS_NAMES.fullmatch(name)
+        # A secret that is not there yet is another finding.
+        if not is_of_launch or is_secret(name) or not variable.is_literal:
+            continue
+        if is_placeholder(name, variable.value):
+            level = Level.ERROR if _NEEDED_NAMES.fullmatch(name) else None
+            yield build_finding("placeholder", variable, level=level)
+
+    for flag in checked.content.flags:
+        address = flag.value.rpartition(":")[0] or flag.value
+        if flag.name in _NAMES["address_flags"] and is_placeholder("_IP", address):
+            yield build_finding("placeholder", flag, level=Level.ERROR)
+
+
+def check_contradictions(checked: CheckedText) -> Iterator[Finding]:
+    """Check each block by itself: two services or commands do not contradict each other."""
+    blocks: dict[int, list[Assignment]] = {}
+    for variable in checked.content.assignments:
+        if variable.is_given:
+            blocks.setdefault(variable.block, []).append(variable)
+
+    for block, together in blocks.items():
+        # A shell may set a variable anew for what follows.
+        may_change = block == 0 and checked.content.kind in (SHELL, DOCKERFILE)
+        if not may_change:
+            yield from _find_set_twice(together)
+        last_by_name = {variable.name: variable for variable in together}
+        yield from _check_rdma(last_by_name, checked)
+
+
+def _find_set_twice(together: Sequence[Assignment]) -> Iterator[Finding]:
+    first_by_name: dict[str, Assignment] = {}
+    for variable in together:
+        first = first_by_name.setdefault(variable.name, variable)
+        if first.value != variable.value and _COMPARED_NAMES.match(variable.name):
+            yield build_finding(
+                "set-twice", variable, first=first.line, before=first.shown
+            )
+
+
+def _check_rdma(
+    last_by_name: Mapping[str, Assignment], checked: CheckedText
+) -> Iterator[Finding]:
+    """Yield settings of RDMA where it is off, and half of a cage."""
+    switch = last_by_name.get("NCCL_IB_DISABLE")
+    hca = last_by_name.get("NCCL_IB_HCA")
+    if switch and switch.value != "0":
+        for name, variable in last_by_name.items():
+            if _RDMA_NAMES.fullmatch(name):
+                yield build_finding(
+                    "rdma-off", variable, first=switch.line, before=switch.shown
+                )
+    elif hca and not hca.value.startswith("^"):
+        yield from find_half_cages(hca, checked.host)
