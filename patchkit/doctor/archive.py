@@ -1,7 +1,7 @@
-"""Make the one archive of a machine that is handed on: a report of `doctor --save`, or a proof.
+"""Make the archive of a machine that its owner hands on: a report of `doctor --save`, or a proof.
 
-It holds what was found as JSON, a summary, logs, and a manifest. Names and secrets are taken out
-of all of it together, so that a placeholder means the same in each file.
+It has findings as JSON, a summary, logs, and a manifest. Names and secrets are taken out of all
+parts together, so that a placeholder means the same in each file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,52 +22,56 @@ from patchkit.doctor.redaction import Redactor
 from patchkit.durable.atomic import replacing
 from patchkit.errors import UsageError, translated
 
-MANIFEST = "manifest.json"
-SUMMARY = "summary.txt"
-MEMBERS = rf"(?:proof|report)\.json|{MANIFEST}|{SUMMARY}|logs/[a-z0-9.-]{{1,60}}\.txt"
 _NOTE = (
     "Placeholders stand for what names people, machines and secrets; the same one is the same "
     "thing everywhere. A name or a key in a form that patchkit does not know may be left: look."
 )
-Summary = Callable[[Mapping[str, Any]], Sequence[str]]
 
 
 class FieldMap(dict[str, Any]):
-    """A record as JSON has it: its keys are names of fields, which are replaced by nothing.
+    """A record as JSON has it: its keys are names of fields, which are never replaced.
 
     The keys of any other mapping are data, such as names of nodes and paths of files.
     """
 
 
-def pack_archive(
-    name: str,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanContent:
+    """A record and logs without private names, and how often each placeholder is in them."""
+
+    content: Mapping[str, Any]
+    logs: Mapping[str, str]
+    counts: Mapping[str, int]
+
+
+def take_out_names(
     content: FieldMap,
     logs: Mapping[str, str],
     names: PrivateNames,
-    summary: Summary,
     *,
     paths: bool = False,
-) -> tuple[bytes, dict[str, int]]:
-    """Return an archive, the same bytes for the same content, and how often what was replaced.
-
-    ``content`` becomes NAME.json; ``summary`` makes lines of it after names were taken out.
-    ``paths`` takes out folders, too.
-    """
+) -> CleanContent:
+    """Return content and logs with placeholders for private names; ``paths`` replaces folders."""
     redactor = Redactor(names, paths=paths)
     parts = [content, FieldMap(logs)]
     _walk(parts, redactor.learn)
     clean, clean_logs = _walk(parts, redactor.value)
-    taken = dict(sorted(redactor.taken.items()))
+    counts = dict(sorted(redactor.counts.items()))
+    return CleanContent(content=clean, logs=clean_logs, counts=counts)
 
-    files = {f"logs/{log}.txt": text for log, text in clean_logs.items() if text}
-    files[f"{name}.json"] = _as_json(clean)
-    files[SUMMARY] = "".join(f"{line}\n" for line in summary(clean))
-    digests = {
-        file: hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
-        for file, text in sorted(files.items())
-    }
-    files[MANIFEST] = _as_json({"note": _NOTE, "taken_out": taken, "sha256": digests})
-    return _pack(files), taken
+
+def pack_archive(name: str, clean: CleanContent, summary: Iterable[str]) -> bytes:
+    """Return an archive with NAME.json, the same bytes for the same content and summary."""
+    files = {f"logs/{log}.txt": text for log, text in clean.logs.items() if text}
+    files[f"{name}.json"] = _as_json(clean.content)
+    files["summary.txt"] = "".join(f"{line}\n" for line in summary)
+
+    digests = {}
+    for file, text in files.items():
+        digests[file] = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+    manifest = {"note": _NOTE, "taken_out": clean.counts, "sha256": digests}
+    files["manifest.json"] = _as_json(manifest)
+    return _pack(files)
 
 
 def _as_json(content: object) -> str:
@@ -76,8 +81,8 @@ def _as_json(content: object) -> str:
 def _pack(files: Mapping[str, str]) -> bytes:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for name in sorted(files):
-            data = files[name].encode("utf-8", "replace")
+        for name, text in sorted(files.items()):
+            data = text.encode("utf-8", "replace")
             member = tarfile.TarInfo(name)
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
@@ -94,7 +99,10 @@ def require_new(place: Path) -> None:
 
 
 def save_archive(packed: bytes, place: Path) -> None:
-    """Write an archive for its owner alone. Raises StorageError, UsageError if it is there."""
+    """Write an archive that only its owner can read.
+
+    Raise StorageError, UsageError if the file exists.
+    """
     require_new(place)
     with (
         translated("no archive was written", at=place),
@@ -103,13 +111,15 @@ def save_archive(packed: bytes, place: Path) -> None:
         file.write(packed)
 
 
-def _walk(value: Any, act: Callable[[Any, str], Any], key: str = "") -> Any:
-    """Return a value of JSON with what ``act`` makes of each text, number and key that is data."""
+def _walk(value: Any, change: Callable[[Any, str], Any], key: str = "") -> Any:
+    """Return a value of JSON; ``change`` gets each text, number and key that is data."""
     if isinstance(value, FieldMap):
-        return {name: _walk(part, act, name) for name, part in value.items()}
+        return {name: _walk(part, change, name) for name, part in value.items()}
     if isinstance(value, Mapping):
-        pairs = ((str(name), part) for name, part in value.items())
-        return {act(name, ""): _walk(part, act, name) for name, part in pairs}
+        changed = {}
+        for name, part in value.items():
+            changed[change(str(name), "")] = _walk(part, change, str(name))
+        return changed
     if isinstance(value, list | tuple):
-        return [_walk(part, act, key) for part in value]
-    return act(value, key) if value and not isinstance(value, bool) else value
+        return [_walk(part, change, key) for part in value]
+    return change(value, key) if value and not isinstance(value, bool) else value

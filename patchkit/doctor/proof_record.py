@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import re
-import tarfile
 import textwrap
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
-from patchkit.doctor.archive import MEMBERS, FieldMap, pack_archive
+from patchkit.doctor.archive import FieldMap, pack_archive, take_out_names
 from patchkit.doctor.first_use import count_loads
 from patchkit.doctor.gpu_steps import GpuStep
 from patchkit.doctor.private_names import PrivateNames
-from patchkit.errors import SourceError
 from patchkit.quoting import visible
-from patchkit.records import RecordError, matching, read_json, record
+from patchkit.records import matching, record
 from patchkit.target import Load
-from patchkit.units import BYTES_PER_MIB
 
 SCHEMA: Literal[1] = 1
-PACKED = 4 * BYTES_PER_MIB  # what is read of an archive at most
-_UNPACKED, _MOST = 32 * BYTES_PER_MIB, 64
-_MEMBER = re.compile(MEMBERS)
 _LONG = re.compile(r"(ScaledMM)?(Linear)?Kernel\b")
 _FIGURES = (  # in a line of the summary
     *(
@@ -76,41 +68,11 @@ class Proof:
 def pack_proof(
     proof: Proof, logs: Mapping[str, str], names: PrivateNames
 ) -> tuple[Proof, bytes]:
-    """Return a proof as it may be shown, and its archive: the same bytes for the same proof."""
-
-    def summary(content: Mapping[str, Any]) -> list[str]:
-        return summary_lines(record(Proof, content))
-
+    """Return a proof without private names, and its archive: the same bytes for the same proof."""
     content = asdict(proof, dict_factory=FieldMap)
-    packed, _taken = pack_archive("proof", content, logs, names, summary, paths=True)
-    return parse_proof(packed, "the archive that was made"), packed
-
-
-def parse_proof(packed: bytes, name: str) -> Proof:
-    """Return what the bytes of an archive say; nothing gets to a disk. Raises SourceError."""
-    try:
-        unpacker = zlib.decompressobj(wbits=31)
-        unpacked = unpacker.decompress(packed, _UNPACKED)
-        if not unpacker.eof:
-            raise SourceError(
-                f"{name}: is cut short, or more than {_UNPACKED >> 20} MiB unpacked"
-            )
-        texts = {}
-        with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as archive:
-            for number, member in enumerate(archive):
-                # A sparse one would be as large as it says.
-                plain = member.isreg() and not member.issparse() and number < _MOST
-                fits = plain and _MEMBER.fullmatch(member.name)
-                stream = archive.extractfile(member) if fits else None
-                if stream is None or member.name in texts:
-                    raise SourceError(
-                        f"{name}: {member.name[:60]!r} is nothing of a proof"
-                    )
-                texts[member.name] = stream.read()
-        return read_json(Proof, texts.get("proof.json", b""))
-    except (zlib.error, tarfile.TarError, RecordError, UnicodeError) as error:
-        why = "it was edited, or is of another version of patchkit"
-        raise SourceError(f"{name}: is no proof: {error}", why=why) from None
+    clean = take_out_names(content, logs, names, paths=True)
+    clean_proof = record(Proof, clean.content)
+    return clean_proof, pack_archive("proof", clean, summary_lines(clean_proof))
 
 
 # What it says in a few lines

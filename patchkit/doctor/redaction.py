@@ -10,18 +10,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
-from ipaddress import (
-    IPv4Address,
-    IPv4Network,
-    IPv6Address,
-    IPv6Network,
-    ip_address,
-    ip_network,
-)
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from patchkit.doctor.private_names import MAC, PrivateNames, mac_form, mac_key
 from patchkit.records import RECIPES, read_toml
@@ -31,17 +24,18 @@ _Address = IPv4Address | IPv6Address
 _SHORT = 6  # characters: a shorter name or key may be a part of any word
 _LABELS = 5  # at the end of a host's name, by which a public domain is known
 _BEFORE = 80  # characters before a number that say whether it is a version
-_ANSI = re.compile(
-    r"\x1b\[[0-9;:?]*[A-Za-z]"
-)  # a colour's last letter would be part of a name
+# The last letter of a colour would be part of a name.
+_ANSI = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")
 _NCCL = re.compile(r"2\.\d{2}\.\d{1,2}\.\d")
 _SIGN = r"[\"']?\s{0,3}[:=]\s{0,3}[\"']?"
+_SERIAL_NAME = re.compile(rf"[\w /-]+?{_SIGN}")
+_NOTHING = "(?!)"  # a pattern that matches nothing
 # worker@1.service is an instance of a unit, image@sha256: a digest.
 _NO_ACCOUNT = (
     r"(?!@(?:sha256:|[\w.-]*\.(?:service|socket|target|timer|slice|mount|scope)|\d+)\b)"
 )
 _END_OF_IPV6 = r"(?:(?:\d{1,3}\.){3}\d{1,3}|[0-9a-f]{1,4})?(?![0-9a-z]|:[0-9a-z:])"
-# Where two kinds begin at one place, the first one counts: names before numbers.
+# If two kinds begin at one place, the first one counts: names before numbers.
 _NAMES = (
     ("email", rf"(?<![\w.+-])[\w.+-]{{1,64}}{_NO_ACCOUNT}@(?:[\w-]+\.)+[\w-]+"),
     ("home", r"(?:(?<=/home/)|(?<=/Users/))[^\s/:\"'`,;)\]}<>*]+"),
@@ -50,7 +44,7 @@ _NAMES = (
         rf"(?<![\w.-])[\w.-]{{1,64}}{_NO_ACCOUNT}@(?:[a-z][\w-]*(?![\w.(-])|(?=[\w-]))",
     ),
 )
-# Devices make EUI-64 of a MAC: ff:fe or ff:ff between its halves, mlx5 03:00.
+# Devices make an EUI-64 of a MAC: they put ff:fe or ff:ff between its halves, mlx5 03:00.
 _NUMBERS = (
     (
         "mac",
@@ -68,7 +62,7 @@ _NUMBERS = (
     ("address6", rf"(?<![0-9a-z:.])(?:[0-9a-f]{{0,4}}:){{2,8}}{_END_OF_IPV6}"),
 )
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-# Up to the environment's packages a path is its owner's, from there on everybody's.
+# A path is private up to the packages of its environment, which everybody has.
 _PATH = re.compile(
     r"""(?<=file://)/[^\s"'`,;:()\[\]{}<>|*]+
     |(?<=["'])/(?:(?!\ [-/])[^"'\n:]){1,300}(?=["'])
@@ -97,13 +91,12 @@ class RedactionData:
     value_patterns: Mapping[str, tuple[str, ...]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Span:
-    """A part of a text that is replaced."""
+class Span(NamedTuple):
+    """A part of a text, and the placeholder that replaces it."""
 
     start: int
     stop: int
-    place: str
+    placeholder: str
 
 
 @cache
@@ -112,34 +105,30 @@ def redaction_data() -> RedactionData:
 
 
 @cache
-def _common_networks() -> tuple[IPv4Network | IPv6Network, ...]:
-    return tuple(map(ip_network, redaction_data().networks))
-
-
-@cache
-def _value_patterns() -> Mapping[str, tuple[re.Pattern[str], ...]]:
+def _value_patterns() -> list[tuple[str, re.Pattern[str]]]:
+    """Return the patterns of values with their kinds."""
     flags = re.IGNORECASE | re.MULTILINE
-    return {
-        kind: tuple(re.compile(pattern, flags) for pattern in patterns)
-        for kind, patterns in redaction_data().value_patterns.items()
-    }
+    compiled = []
+    for kind, patterns in redaction_data().value_patterns.items():
+        compiled += [(kind, re.compile(pattern, flags)) for pattern in patterns]
+    return compiled
 
 
 class Redactor:
-    """Replaces what is private; with ``paths`` also folders that are no system's.
+    """Replaces private values; with ``paths`` also folders that are not the system's.
 
-    ``learn`` is for all texts before the first is replaced: a key or a host that is named in one
-    of them is found in the others without its name.
+    Call ``learn`` with all texts before the first one is replaced: a key or a host that one text
+    names is then replaced in the others, too, where nothing names it.
     """
 
     def __init__(self, names: PrivateNames, *, paths: bool = False) -> None:
         self._data = redaction_data()
         self._paths = paths
-        self._known: dict[str, str] = {}  # in small letters → placeholder
-        self._macs: set[str] = set()  # of the nodes, as their key
-        self._numbers: dict[str, dict[object, int]] = {}  # of each kind
+        self._known: dict[str, str] = {}  # word in small letters → placeholder
+        self._macs: set[str] = set()  # keys of the nodes' MACs
+        self._numbers: dict[str, dict[object, int]] = {}  # of the values of each kind
         self._pattern: re.Pattern[str] | None = None
-        self.taken: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         """How often each placeholder stands for something."""
 
         for number, node_names in enumerate(names.hosts, start=1):
@@ -153,27 +142,22 @@ class Redactor:
         for model in names.models:
             self._know_model(model)
 
-        addresses = [
-            address for text in names.addresses if (address := _private_address(text))
-        ]
-        self._addresses = {
-            address: self._number("address", address) for address in addresses
-        }
-        for address, place in self._addresses.items():
-            self._know(str(address).replace(".", "-"), place)
+        self._addresses: dict[_Address, str] = {}
+        for text in names.addresses:
+            self._know_address(_private_address(text))
 
-    # What is known
+    # Known names
 
-    def _know(self, value: str, place: str) -> None:
+    def _know(self, value: str, placeholder: str) -> None:
         if value and not _parse_address(value):
-            self._known.setdefault(value.casefold(), place)
+            self._known.setdefault(value.casefold(), placeholder)
             self._pattern = None
 
-    def _know_host(self, host: str, place: str) -> None:
+    def _know_host(self, host: str, placeholder: str) -> None:
         """Take note of a node's name, and of the domains that it is in."""
         if host.casefold() in self._data.hosts or _parse_address(host):
             return
-        self._know(host, place)
+        self._know(host, placeholder)
         domain = host.partition(".")[2].casefold()
         while "." in domain and not self._is_public(domain):
             self._know(domain, self._number("domain", domain))
@@ -190,13 +174,19 @@ class Redactor:
             self._know(serial, self._number("serial", serial))
 
     def _know_model(self, model: str) -> None:
-        """Take note of a model's name or folder; a Hub's name and one like a word are left."""
+        """Take note of a model's name or folder, unless it is a Hub's name or like a word."""
         if self._is_public_model(model):
             return
-        place = self._number("model", model)
+        placeholder = self._number("model", model)
         for name in (model, Path(model).name):
             if _is_distinctive(name):
-                self._know(name, place)
+                self._know(name, placeholder)
+
+    def _know_address(self, address: _Address | None) -> None:
+        if address:
+            placeholder = self._number("address", address)
+            self._addresses[address] = placeholder
+            self._know(str(address).replace(".", "-"), placeholder)
 
     def _number(self, kind: str, value: object) -> str:
         """Return the placeholder of a value, a new one if it has none; not counted."""
@@ -205,30 +195,27 @@ class Redactor:
         return f"{kind}-{numbers.setdefault(key, len(numbers) + 1)}"
 
     def learn(self, value: object, key: str = "") -> None:
-        """Take note of the secrets and names in a text, or in what JSON has under a key."""
+        """Take note of the secrets and names in a text, or in a value that JSON has under a key."""
         text = _ANSI.sub("", str(value))
-        for start, stop in (
-            [(0, len(text))] if holds_secret(key) else secret_spans(text)
-        ):
+        spans = [(0, len(text))] if holds_secret(key) else secret_spans(text)
+        for start, stop in spans:
             secret = text[start:stop]
-            # Of USER:WORD the word may stand alone elsewhere.
+            if self._is_name(secret):
+                continue
+            # WORD of USER:WORD may stand alone elsewhere.
             for word in (secret, secret.partition(":")[2]):
-                if len(word) >= _SHORT and not self._is_name(secret):
+                if len(word) >= _SHORT:
                     self._know(word, self._number("secret", word))
 
-        for kind, word in self._form_names(text):
-            # One that could be a word of a sentence is replaced in its form alone.
-            if _is_distinctive(word) and self._known_spelling(word) not in self._known:
+        for kind, match in self._named_values(text):
+            word = match["value"]
+            is_learned = kind in ("host", "user", "model") and _is_distinctive(word)
+            # A word of a sentence is replaced where a form names it, and nowhere else.
+            if is_learned and self._known_spelling(word) not in self._known:
                 self._know(word, self._number(kind, word))
 
-    def _form_names(self, text: str) -> Iterator[tuple[str, str]]:
-        """Yield hosts, users and models by the forms in which they are named, with their kind."""
-        for kind, _start, _stop, word in self._form_values(text):
-            if kind in ("host", "user", "model"):
-                yield kind, word
-
     def _is_name(self, word: str) -> bool:
-        """Return whether what logs in to a URL is the name of a user, and no token."""
+        """Return whether the login in a URL is the name of a user, and not a token."""
         known = self._known.get(word.casefold(), "")
         return known.startswith(("user-", "node-")) or word in self._data.accounts
 
@@ -237,66 +224,61 @@ class Redactor:
         plain = host.casefold().strip(".")
         if not plain or _parse_address(plain):
             return True
-        parts = plain.split(".")[-_LABELS:]
-        return any(
-            ".".join(parts[number:]) in self._data.hosts for number in range(len(parts))
-        )
+        labels = plain.split(".")[-_LABELS:]
+        endings = {".".join(labels[number:]) for number in range(len(labels))}
+        return not endings.isdisjoint(self._data.hosts)
 
     def _is_public_model(self, model: str) -> bool:
-        is_hub_name = _HUB_NAME.fullmatch(model) is not None
-        return not model or is_hub_name or model.casefold() in self._data.models
+        if not model or _HUB_NAME.fullmatch(model):
+            return True
+        return model.casefold() in self._data.models
 
     # Texts
 
     def text(self, text: str) -> str:
-        """Return a text without what is private."""
+        """Return a text without private values."""
         clean = _ANSI.sub("", text)
         parts = []
         end = 0
         for span in self._find_spans(clean):
-            parts += [clean[end : span.start], span.place]
-            self.taken[span.place] += 1
+            parts += [clean[end : span.start], span.placeholder]
+            self.counts[span.placeholder] += 1
             end = span.stop
-        return "".join((*parts, clean[end:]))
+        parts.append(clean[end:])
+        return "".join(parts)
 
     def _find_spans(self, text: str) -> Iterator[Span]:
-        """Yield what is replaced: what a form names, and between that what is known by itself."""
+        """Yield the values that a form names, and between them those that are known."""
         end = 0
-        for named in _without_overlaps(self._spans_named_by_form(text)):
-            yield from self._known_spans_between(text, end, named.start)
-            yield named
+        # The last one is empty: it stands for the end of the text.
+        text_end = Span(len(text), len(text), "")
+        for named in (*_without_overlaps(self._spans_named_by_form(text)), text_end):
+            for match in self._whole_pattern().finditer(text, end, named.start):
+                yield from self._spans_of_match(match)
+            if named.placeholder:
+                yield named
             end = named.stop
-        yield from self._known_spans_between(text, end, len(text))
-
-    def _known_spans_between(self, text: str, start: int, stop: int) -> Iterator[Span]:
-        for match in self._whole_pattern().finditer(text, start, stop):
-            yield from self._spans_of_match(match)
 
     def _spans_named_by_form(self, text: str) -> Iterator[Span]:
-        """Yield what stands behind the name of a secret, or in the form of a host, user or path."""
+        """Yield secrets by the names before them, and hosts, users and paths by their forms."""
         for start, stop in secret_spans(text):
             word = text[start:stop]
             if not self._is_name(word):
-                yield Span(
-                    start=start, stop=stop, place=self._placeholder_for("secret", word)
-                )
-        for kind, start, stop, word in self._form_values(text):
-            yield Span(
-                start=start,
-                stop=stop,
-                place=self._placeholder_for(kind, self._known_spelling(word)),
-            )
+                yield Span(start, stop, self._placeholder_for("secret", word))
+
+        for kind, match in self._named_values(text):
+            word = self._known_spelling(match["value"])
+            yield Span(*match.span("value"), self._placeholder_for(kind, word))
+
         if self._paths:
             yield from self._path_spans(text)
 
-    def _form_values(self, text: str) -> Iterator[tuple[str, int, int, str]]:
-        """Yield kind, place and word of what a form of recipes/doctor/redaction.toml names."""
-        for kind, patterns in _value_patterns().items():
-            for pattern in patterns:
-                for match in pattern.finditer(text):
-                    word = match["value"]
-                    if not self._names_nobody(kind, word):
-                        yield kind, *match.span("value"), word
+    def _named_values(self, text: str) -> Iterator[tuple[str, re.Match[str]]]:
+        """Yield what a form of recipes/doctor/redaction.toml names, with its kind."""
+        for kind, pattern in _value_patterns():
+            for match in pattern.finditer(text):
+                if not self._names_nobody(kind, match["value"]):
+                    yield kind, match
 
     def _names_nobody(self, kind: str, word: str) -> bool:
         match kind:
@@ -310,49 +292,44 @@ class Redactor:
                 return False
 
     def _path_spans(self, text: str) -> Iterator[Span]:
-        """Yield folders that are their owner's: of packages of an environment what is before."""
+        """Yield private folders: of a path to a package of an environment, the environment."""
         for match in _PATH.finditer(text):
             path = match.group().rstrip(".")
             if self._is_systems(path):
                 continue
             packages = _PACKAGES.search(path)
             private = path[: packages.start()] if packages else path
-            start = match.start()
-            place = self._number("path", private.rstrip("/"))
-            yield Span(start=start, stop=start + len(private), place=place)
+            stop = match.start() + len(private)
+            yield Span(match.start(), stop, self._number("path", private.rstrip("/")))
 
     def _is_systems(self, path: str) -> bool:
-        """Return whether a path is the system's, or a source file's of a library that is built."""
+        """Return whether a path is the system's, or a source file of a library."""
         top = re.split("[/?]", path, maxsplit=2)[1].casefold()
-        is_source = (
-            re.fullmatch(self._data.source_file_pattern, path, re.IGNORECASE)
-            is not None
-        )
-        return top in self._data.paths or is_source
+        if top in self._data.paths:
+            return True
+        source_file = self._data.source_file_pattern
+        return re.fullmatch(source_file, path, re.IGNORECASE) is not None
 
     def _whole_pattern(self) -> re.Pattern[str]:
-        """Return one pattern of all that is known and of all that a form of its own tells."""
+        """Return one pattern of all known names and of all values with a form of their own."""
         if self._pattern is None:
-            words = sorted(
-                self._known, key=lambda word: (-len(word), word)
-            )  # longest first
-            known = "|".join(map(self._known_form, words)) or "(?!)"
-            macs = "|".join(map(mac_form, sorted(self._macs))) or "(?!)"
+            longest_first = sorted(self._known, key=lambda word: (-len(word), word))
+            known = "|".join(map(self._known_form, longest_first))
+            macs = "|".join(map(mac_form, sorted(self._macs)))
             names = "|".join(map(re.escape, sorted(self._data.serial_keys - {"uuid"})))
             serials = rf"\b(?:{names.replace('_', '[ _]')}){_SIGN}[\w.-]{{4,}}"
 
-            kinds = (
+            kinds = [
                 *_NAMES,
-                ("mac", macs),
-                ("known", known),
+                ("mac", macs or _NOTHING),
+                ("known", known or _NOTHING),
                 ("serial", serials),
                 *_NUMBERS,
-            )
-            whole = "|".join(
-                f"(?P<{kind}_{number}>{form})"
-                for number, (kind, form) in enumerate(kinds)
-            )
-            self._pattern = re.compile(whole, re.IGNORECASE)
+            ]
+            forms = []
+            for number, (kind, form) in enumerate(kinds):
+                forms.append(f"(?P<{kind}_{number}>{form})")
+            self._pattern = re.compile("|".join(forms), re.IGNORECASE)
         return self._pattern
 
     def _known_form(self, word: str) -> str:
@@ -366,7 +343,9 @@ class Redactor:
                 return rf"(?<![\w.-])(?:[\w-]+\.)*{form}"
             case "model":
                 return rf"(?<![\w./-]){form}(?![\w-])"
-        if kind in ("node", "host") and len(word.replace("-", "")) >= _SHORT:
+
+        is_host = kind in ("node", "host")
+        if is_host and len(word.replace("-", "")) >= _SHORT:
             form = form.replace(r"\-", "[-_]?")
         is_user_like_a_word = kind == "user" and not _is_distinctive(word)
         if len(word) < _SHORT or is_user_like_a_word:
@@ -375,7 +354,7 @@ class Redactor:
         return form
 
     def value(self, value: Any, key: str = "") -> Any:
-        """Return what JSON has under a key, without what is private."""
+        """Return what JSON has under a key, without private values."""
         if holds_secret(key):
             return self._counted("secret", str(value))
         if key in self._data.schema_keys:
@@ -384,52 +363,47 @@ class Redactor:
             return self._counted("serial", str(value))
         if not isinstance(value, str):
             return value
+
         if key == "model" and not value.startswith(("/", "~", ".")):
-            return (
-                value if self._is_public_model(value) else self._counted("model", value)
-            )
+            is_public = self._is_public_model(value)
+            return value if is_public else self._counted("model", value)
         return self.text(value)
 
     def _placeholder_for(self, kind: str, value: str) -> str:
-        """Return what stands for a value, whether it was known before or not."""
+        """Return the placeholder of a value, of whatever kind if it is known already."""
         known = self._known.get(value.casefold())
         return known or self._number(kind, value)
 
     def _counted(self, kind: str, value: str) -> str:
-        place = self._placeholder_for(kind, value)
-        self.taken[place] += 1
-        return place
+        placeholder = self._placeholder_for(kind, value)
+        self.counts[placeholder] += 1
+        return placeholder
 
     def _spans_of_match(self, match: re.Match[str]) -> Iterator[Span]:
-        """Yield what is replaced of a match: without the name before it, or nothing."""
+        """Yield the private parts of a match: not the name before a value, maybe nothing."""
         kind = (match.lastgroup or "").partition("_")[0]
         word = match.group()
         start, stop = match.span()
         match kind:
             case "address" | "address6":
                 yield from self._address_spans(match)
-            case "serial":
-                start += self._length_of_name(word)
-                place = self._placeholder_for("serial", match.string[start:stop])
-                yield Span(start=start, stop=stop, place=place)
-            case "email":
-                yield from self._email_spans(word, start, stop)
-            case "account" | "home":
-                yield from self._account_spans(word, start, stop)
+                return
+            case "email" | "account" | "home":
+                yield from self._login_spans(kind, word, start)
+                return
             case "mac":
-                yield Span(
-                    start=start, stop=stop, place=self._number("mac", mac_key(word))
-                )
+                placeholder = self._number("mac", mac_key(word))
             case "known":
-                yield Span(
-                    start=start,
-                    stop=stop,
-                    place=self._placeholder_for("host", self._known_spelling(word)),
-                )
+                spelling = self._known_spelling(word)
+                placeholder = self._placeholder_for("host", spelling)
+            case "serial":
+                if name := _SERIAL_NAME.match(word):
+                    start += name.end()
+                serial = match.string[start:stop]
+                placeholder = self._placeholder_for("serial", serial)
             case _:
-                yield Span(
-                    start=start, stop=stop, place=self._placeholder_for(kind, word)
-                )
+                placeholder = self._placeholder_for(kind, word)
+        yield Span(start, stop, placeholder)
 
     def _known_spelling(self, word: str) -> str:
         """Return a known word as it is known: a host may be written without its dashes."""
@@ -437,109 +411,89 @@ class Redactor:
         if small in self._known:
             return small
         bare = re.sub("[-_]", "", small)
-        spelled = (known for known in self._known if re.sub("[-_]", "", known) == bare)
-        return next(spelled, small)
+        spellings = (word for word in self._known if re.sub("[-_]", "", word) == bare)
+        return next(spellings, small)
 
-    def _length_of_name(self, word: str) -> int:
-        """Return how long the name of a serial number is, with the sign behind it."""
-        name = re.match(rf"[\w /-]+?{_SIGN}", word)
-        return name.end() if name else 0
-
-    def _account_spans(self, word: str, start: int, stop: int) -> Iterator[Span]:
-        """Yield a user and, if it is named behind an @, the host where he logs in."""
+    def _login_spans(self, kind: str, word: str, start: int) -> Iterator[Span]:
+        """Yield a user and, if it is named behind an @, the host of the login."""
         user, _, host = word.partition("@")
         middle = start + len(user)
-        if user != "root":
-            yield Span(
-                start=start, stop=middle, place=self._placeholder_for("user", user)
-            )
-        if not self._is_public(host):
-            yield Span(
-                start=middle + 1,
-                stop=stop,
-                place=self._placeholder_for("host", self._known_spelling(host)),
-            )
-
-    def _email_spans(self, word: str, start: int, stop: int) -> Iterator[Span]:
-        user, _, domain = word.rpartition("@")
-        if domain.casefold() not in self._known and not _parse_address(domain):
-            yield Span(
-                start=start, stop=stop, place=self._placeholder_for("email", word)
-            )
+        stop = start + len(word)
+        address = _parse_address(host)
+        is_known = host.casefold() in self._known
+        if kind == "email" and not address and not is_known:
+            yield Span(start, stop, self._placeholder_for("email", word))
             return
-        middle = start + len(user)
+
         if user != "root":
-            yield Span(
-                start=start, stop=middle, place=self._placeholder_for("user", user)
-            )
-        address = _parse_address(domain)
-        place = (
-            self._number("address", address)
-            if address
-            else self._placeholder_for("host", domain)
-        )
-        yield Span(start=middle + 1, stop=stop, place=place)
+            yield Span(start, middle, self._placeholder_for("user", user))
+        if address:
+            yield Span(middle + 1, stop, self._number("address", address))
+        elif is_known or not self._is_public(host):
+            spelling = self._known_spelling(host)
+            yield Span(middle + 1, stop, self._placeholder_for("host", spelling))
 
     def _address_spans(self, match: re.Match[str]) -> Iterator[Span]:
-        """Yield an address that somebody has; a mask and a version of four numbers are none."""
+        """Yield an address that somebody has: no mask, and no version of four numbers."""
         word = match.group()
         # The colon of a sentence, as in `::2: no route`.
         text = word if _parse_address(word) else word.removesuffix(":")
         address = _private_address(text)
         if address is None or text.startswith("255.25"):  # a mask
             return
-        if (
-            address.version == 4
-            and address not in self._addresses
-            and self._is_version(match, text)
-        ):
-            return
-        place = self._addresses.get(address) or self._number("address", address)
-        yield Span(start=match.start(), stop=match.start() + len(text), place=place)
+
+        placeholder = self._addresses.get(address)
+        if placeholder is None:
+            if address.version == 4 and self._is_version(match, text):
+                return
+            placeholder = self._number("address", address)
+        yield Span(match.start(), match.start() + len(text), placeholder)
 
     def _is_version(self, match: re.Match[str], text: str) -> bool:
         """Return whether four numbers are a version; NCCL's stands alone in columns."""
+        if _NCCL.fullmatch(text):
+            return True
+        if match.string.startswith("/", match.end()):  # a network
+            return False
         before = match.string[max(0, match.start() - _BEFORE) : match.start()]
-        is_network = match.string.startswith("/", match.end())
-        line = "" if is_network else before.rpartition("\n")[2]
-        named = re.search(self._data.version_prefix_pattern, line, re.IGNORECASE)
-        return named is not None or _NCCL.fullmatch(text) is not None
+        line = before.rpartition("\n")[2]
+        prefix = self._data.version_prefix_pattern
+        return re.search(prefix, line, re.IGNORECASE) is not None
 
 
 def _without_overlaps(spans: Iterable[Span]) -> Iterator[Span]:
-    """Yield spans in order; one that begins within another is what it has beyond that."""
+    """Yield spans in order; of one that begins within another, the part behind that."""
     end = 0
     for span in sorted(spans, key=lambda span: (span.start, -span.stop)):
         if span.stop > end:
-            yield replace(span, start=max(span.start, end))
+            yield span._replace(start=max(span.start, end))
             end = span.stop
 
 
 def _is_distinctive(word: str) -> bool:
-    """Return whether a name is found anywhere: it is long, and no word of a language."""
+    """Return whether a name is replaced anywhere: it is long, and not a word of a language."""
     return len(word) >= _SHORT and re.search(r"[\d_./-]", word) is not None
 
 
 def _parse_address(text: str) -> _Address | None:
-    """Return an address, that of its own for one that is mapped into IPv6; None for no address."""
+    """Return an address, IPv4 for one that is mapped into IPv6; None if the text is none."""
     try:
-        found = ip_address(text)
+        address = ip_address(text)
     except ValueError:
         return None
-    mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
-    return mapped or found
+    if isinstance(address, IPv6Address):
+        return address.ipv4_mapped or address
+    return address
 
 
 def _private_address(text: str) -> _Address | None:
     """Return an address that somebody has, None for one that names nobody."""
     address = _parse_address(text)
-    if (
-        address is None
-        or address.is_loopback
-        or address.is_unspecified
-        or address.is_multicast
-    ):
+    if address is None:
         return None
-    return (
-        None if any(address in network for network in _common_networks()) else address
-    )
+    if address.is_loopback or address.is_unspecified or address.is_multicast:
+        return None
+    for network in redaction_data().networks:
+        if address in ip_network(network):
+            return None
+    return address

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,12 @@ from patchkit.cli.render import (
 )
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import FILE, ServeChoices, read_cluster_file
-from patchkit.doctor.archive import pack_archive, require_new, save_archive
+from patchkit.doctor.archive import (
+    pack_archive,
+    require_new,
+    save_archive,
+    take_out_names,
+)
 from patchkit.doctor.first_use import add_first_use
 from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.findings import log_findings
@@ -135,15 +140,13 @@ def _saved(visited: Visit, place: Path, *, verbose: bool) -> Iterator[Block]:
     logs = {"journal": parts.pop("journal")}
     names = visited.private_names()
 
-    def summary(content: Mapping[str, Any]) -> list[str]:
-        return [
-            f"{finding['level']}: {finding['where']}: {finding['what']}"
-            for finding in content["findings"]
-        ]
-
-    packed, taken = pack_archive("report", parts, logs, names, summary)
-    save_archive(packed, place)
-    tell(f"saved: {place}; taken out: {', '.join(taken) or 'nothing'}")
+    clean = take_out_names(parts, logs, names)
+    summary = [
+        f"{finding['level']}: {finding['where']}: {finding['what']}"
+        for finding in clean.content["findings"]
+    ]
+    save_archive(pack_archive("report", clean, summary), place)
+    tell(f"saved: {place}; taken out: {', '.join(clean.counts) or 'nothing'}")
     if verbose:
-        yield from table((name, str(count)) for name, count in taken.items())
+        yield from table((name, str(count)) for name, count in clean.counts.items())
     tell(f"look into it before you attach it: {quoted('tar', '-xOzf', place)}")

@@ -8,7 +8,7 @@ import pytest
 from patchkit.cluster.agent.links import PeerLink
 from patchkit.cluster.agent.node_state import GroupProcess
 from patchkit.cluster.agent.processes import Listener
-from patchkit.doctor.archive import pack_archive
+from patchkit.doctor.archive import pack_archive, take_out_names
 from patchkit.doctor.judgement import cluster_findings
 from patchkit.doctor.peers.node_report import NodeReport, placed_files
 from patchkit.doctor.visit import Visit
@@ -328,7 +328,7 @@ def test_a_report_has_all_that_the_nodes_said_and_no_error_breaks_it(well):
     names = visited.private_names()
     # A user may be called as a field is.
     names = replace(names, users=(*names.users, "facts", "findings", "state"))
-    packed, _taken = pack_archive("report", parts, logs, names, lambda _content: [])
+    packed = pack_archive("report", take_out_names(parts, logs, names), [])
     texts = archive_texts(packed)
     report = json.loads(texts["report.json"])
     for node in report["nodes"]:

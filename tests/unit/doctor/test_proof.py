@@ -22,7 +22,6 @@ from patchkit.doctor.proof_record import (
     SCHEMA,
     Proof,
     pack_proof,
-    parse_proof,
     summary_lines,
 )
 from patchkit.durable.signals import Interrupted
@@ -33,6 +32,7 @@ from support import write_files
 from support.archives import archive_texts
 from support.clusters import node_facts, reports
 from tools import known
+from tools.known import parse_proof
 
 NAMES = PrivateNames(
     hosts=(("spark-3995",),), users=("annalena",), addresses=("192.168.177.11",)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchkit.doctor.archive import pack_archive, save_archive
+from patchkit.doctor.archive import pack_archive, save_archive, take_out_names
 from patchkit.doctor.private_names import PrivateNames, private_names
 from patchkit.doctor.redaction import Redactor
 from patchkit.errors import UsageError
@@ -251,9 +251,8 @@ def test_a_report(tmp_path):
         "journal": f"zeus: connect to {own.ip} failed; hush-hush-hush",
     }
     logs = {"env": parts.pop("env"), "journal": parts.pop("journal")}
-    packed, taken = pack_archive(
-        "report", parts, logs, names, lambda clean: [json.dumps(clean["nodes"])]
-    )
+    clean = take_out_names(parts, logs, names)
+    packed = pack_archive("report", clean, [json.dumps(clean.content["nodes"])])
     texts = archive_texts(packed)
     whole = "".join(texts.values())
     for each in ("annalena", "spark-3995", "zeus", "hush", str(own.ip)):
@@ -269,7 +268,7 @@ def test_a_report(tmp_path):
     assert texts["logs/journal.txt"] == f"node-2: connect to {place} failed; secret-1"
 
     manifest = json.loads(texts["manifest.json"])
-    assert (manifest["taken_out"], taken["secret-1"]) == (taken, 2)
+    assert (manifest["taken_out"], clean.counts["secret-1"]) == (clean.counts, 2)
     digest = hashlib.sha256(texts["report.json"].encode()).hexdigest()
     assert manifest["sha256"]["report.json"] == digest
     assert {*manifest["sha256"]} == {*texts} - {"manifest.json"}
@@ -365,7 +364,7 @@ def test_nothing_that_was_put_in_comes_out(words, address, places, form, place):
         "nodes": {host: [{"user": user, "home": f"/home/{user}", "said": text}]},
         "other": f"{address} {host} {user} {key if '_{' not in form and '-{' not in form else ''}",
     }
-    packed, _taken = pack_archive("report", parts, {}, names, lambda _content: [])
+    packed = pack_archive("report", take_out_names(parts, {}, names), [])
     whole = "".join(archive_texts(packed).values())
     for each in (host, user, key):
         assert each not in whole
