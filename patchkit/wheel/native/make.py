@@ -39,6 +39,11 @@ class NativeLibrary:
     refused: tuple[str, ...]
     unreached: tuple[Unreached, ...] = ()
 
+    @property
+    def refused_notes(self) -> list[str]:
+        """Say which fat binaries the device still compiles, and why."""
+        return [f"{reason}; it is compiled at first use" for reason in self.refused]
+
 
 def make_native(
     files: Mapping[str, Path],

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from patchkit.errors import BuildError, ProofError, SourceError
 from patchkit.patching.recipe import load_recipe
@@ -45,11 +46,10 @@ from patchkit.wheel.build.torch_toolkit import (
     cross_variables,
     full_toolkit,
 )
-from patchkit.wheel.device.inspect import inspect_wheel
+from patchkit.wheel.device.inspect import Binary, inspect_wheel
 from patchkit.wheel.device.libraries import (
     check_wheel,
     compiled_sources,
-    judge_libraries,
     prove_compiled,
     prove_groups,
     require_loading,
@@ -61,7 +61,7 @@ from patchkit.wheel.file.wheelfile import FACTS, WheelFile
 from patchkit.wheel.file.write import seal_wheel
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.native.make import make_native
-from patchkit.wheel.vllm.native_parts import native_parts
+from patchkit.wheel.vllm.native_parts import native_parts, read_kernels
 from patchkit.wheel.vllm.prepare import Prepared, Report, prepare
 from patchkit.wheel.vllm.source import VllmOrder
 from patchkit.wheel.vllm.upstream_parts import (
@@ -70,22 +70,20 @@ from patchkit.wheel.vllm.upstream_parts import (
     upstream_parts,
 )
 
-# The issue trackers' 3 to 5 GB, and CUTLASS's largest files take 9.
+# Issue trackers tell 3 to 5 GB, and CUTLASS's largest files take 9.
 JOB_MEMORY = 4 * BYTES_PER_GIB
-_FREE = (
-    8 * BYTES_PER_GIB
-)  # 0.25.1 for one arch leaves 2 GB, and compilers write as they go
-
+# 0.25.1 for one arch leaves 2 GB, and compilers write as they go.
+_FREE = 8 * BYTES_PER_GIB
 # Libraries that come with torch, with the CUDA packages that it requires, and with the driver.
 _PROVIDED = (
-    *("libtorch*.so", "libc10*.so", "libcuda.so.1"),
-    *(
-        "libcudart.so.*",
-        "libcublas*.so.*",
-        "libnvrtc*.so.*",
-        "libcu*.so.*",
-        "libnv*.so.*",
-    ),
+    "libtorch*.so",
+    "libc10*.so",
+    "libcuda.so.1",
+    "libcudart.so.*",
+    "libcublas*.so.*",
+    "libnvrtc*.so.*",
+    "libcu*.so.*",
+    "libnv*.so.*",
 )
 
 
@@ -97,34 +95,34 @@ def build_vllm(order: VllmOrder, report: Report) -> BuiltWheel:
     with staging() as staged:
         target = order.request.target
         arch = target.gencode_flags(target.arch_list(order.request.arch))
-        check_toolchain(
-            order.toolchain, arch, staged, clean_environment(staged, NAMESPACE)
-        )
+        environment = clean_environment(staged, NAMESPACE)
+        check_toolchain(order.toolchain, arch, staged, environment)
+
         assembler = Assembler(offline=order.offline)
-        with _assembling_ahead(order, staged / "ahead", assembler, report) as ahead:
+        with _assembling_ahead(
+            order, staged / "ahead", assembler, report
+        ) as wait_ahead:
             prepared = prepare(order, staged, report)
-            cuda = staged / "cuda"
-            if order.across:
-                used = order.work / cuda.name
-                cross_toolkit(
-                    order.toolchain, prepared.site, prepared.python, cuda, root=used
-                )
-            else:
-                full_toolkit(order.toolchain, prepared.site, cuda)
-            brought = [staged / name for name in ("source", "external", "cuda")]
+            _write_toolkit(order, prepared, staged / "cuda")
+
+            folders = [staged / name for name in ("source", "external", "cuda")]
+            facts = as_text(prepared.facts)
             with work_folder(
-                order.work,
-                brought,
-                as_text(prepared.facts),
-                fresh=order.fresh,
-                free=_FREE,
+                order.work, folders, facts, fresh=order.fresh, free=_FREE
             ) as root:
                 variables = build_variables(root, order, prepared)
-                raw = compile_wheel(
-                    root, prepared.python, variables, report("compiling")
-                )
-                ahead()
+                bar = report("compiling")
+                raw = compile_wheel(root, prepared.python, variables, bar)
+                wait_ahead()
                 return _make_vllm_wheel(root, raw, order, prepared, assembler, report)
+
+
+def _write_toolkit(order: VllmOrder, prepared: Prepared, cuda: Path) -> None:
+    if order.across:
+        root = order.work / cuda.name
+        cross_toolkit(order.toolchain, prepared.site, prepared.python, cuda, root=root)
+    else:
+        full_toolkit(order.toolchain, prepared.site, cuda)
 
 
 def _make_vllm_wheel(
@@ -136,72 +134,99 @@ def _make_vllm_wheel(
     report: Report,
 ) -> BuiltWheel:
     target = order.request.target
-    circumstances = (network(),)
-    note(root, *circumstances)
+    circumstance = network()
+    note(root, circumstance)
     # The torch that was compiled against is a fact of the wheel: it must still be that one.
-    require_torch(
-        installed_torch(prepared.python), order.torch, target.cuda, "after the build"
-    )
+    torch = installed_torch(prepared.python)
+    require_torch(torch, order.torch, target.cuda, "after the build")
+
     with WheelFile(raw) as wheel:
-        binaries = inspect_wheel(wheel)
-        judged = judge_libraries(binaries, target, order.version)
+        kernels = read_kernels(wheel, target, order.version)
         if not order.extensions:
-            require_loading(judged, target, order.version)
-        sources = compiled_sources(root / "source" / "build", root / "source")
-        tree = detect(
-            root / "source", sandboxed=Sandboxed.IF_POSSIBLE
-        )  # it has been built
-        archs = target.arch_list(order.request.arch)
-        groups, asked = (
-            evaluate(tree, target, archs, order.toolchain.cuda),
-            asked_targets(tree),
-        )
-        built = [source for source in sources if source.library in asked]
-        proofs = (
-            prove_groups(groups, sources),
-            *prove_compiled(built, binaries, target),
-        )
-        proofs += tuple(
-            prove_parts(wheel, root / "external" / each.known.option, each.known.option)
-            for each in prepared.gathered.installed
-            if not order.extensions or order.extensions & set(each.known.targets)
-        )
+            require_loading(kernels.judged, target, order.version)
+        proofs = list(_prove_compiled(root, order, kernels.binaries))
+        proofs += _prove_installed(root, order, prepared, wheel)
         # Also of what was compiled: upstream's CMake asks for PTX alone here and there.
-        parts = wheel, binaries, judged, target, emptied(root / "native"), assembler
-        native = native_parts(
-            *parts, _in_mb(report("assembling PTX, in MB")), keep=True
-        )
-    if count := sum(len(library.ptx) for library in native.libraries):
-        proofs += (
-            f"{count} fat binaries are assembled from PTX, by ptxas {assembler.version}",
-        )
-    left = (why for library in native.libraries for why in library.refused)
+        folder = emptied(root / "native")
+        bar = _in_mb(report("assembling PTX, in MB"))
+        native = native_parts(wheel, kernels, target, folder, assembler, bar, keep=True)
+    if native.count:
+        ptxas = f"ptxas {assembler.version}"
+        proofs.append(f"{native.count} fat binaries are assembled from PTX, by {ptxas}")
+
     facts = {**prepared.facts, "native": native.facts}
-    sbom = as_text(wheel_sbom(facts, prepared.steps))
-    texts = {**prepared.texts, FACTS: as_text(facts), "sboms/patchkit.cdx.json": sbom}
-    libraries = {
-        each.name: each.path.read_bytes() for each in native.libraries if each.path
-    }
-    tag = platform_tag(raw, _PROVIDED)
-    sealed = seal_wheel(raw, emptied(root / "sealed"), tag, texts, libraries)
-    with WheelFile(sealed) as wheel:
-        metadata, binaries = read_metadata(wheel), inspect_wheel(wheel)
-    # As `patchkit inspect` would find it: an RPATH, a library of torch's …
-    if found := list(check_wheel(metadata, binaries)):
-        raise ProofError(
-            f"{sealed.name} would not be fit for other machines\n"
-            + "\n".join(f"    {fault.where} {fault.what}" for fault in found),
-            why="the toolchain added it, or upstream's build changed",
-            hint="please report this with the version",
-        )
+    sealed = _seal_vllm_wheel(root, raw, prepared, facts, native.members)
     return BuiltWheel(
         wheel=sealed,
         facts=facts,
-        binaries=binaries,
-        proofs=proofs,
-        circumstances=circumstances,
-        notes=tuple(f"{why}; it is compiled at first use" for why in left),
+        binaries=_require_portable(sealed),
+        proofs=tuple(proofs),
+        circumstances=(circumstance,),
+        notes=tuple(native.refused_notes),
         log=root / "log.txt",
+    )
+
+
+def _prove_compiled(
+    root: Path, order: VllmOrder, binaries: Sequence[Binary]
+) -> Iterator[str]:
+    """Prove that CMake compiled what was asked for, and that the libraries hold it."""
+    target = order.request.target
+    archs = target.arch_list(order.request.arch)
+    source = root / "source"
+    compiled = compiled_sources(source / "build", source)
+    tree = detect(source, sandboxed=Sandboxed.IF_POSSIBLE)  # it has been built
+    yield prove_groups(evaluate(tree, target, archs, order.toolchain.cuda), compiled)
+
+    libraries = asked_targets(tree)
+    linked = [source for source in compiled if source.library in libraries]
+    yield from prove_compiled(linked, binaries, target)
+
+
+def _prove_installed(
+    root: Path, order: VllmOrder, prepared: Prepared, wheel: WheelFile
+) -> Iterator[str]:
+    """Prove that the wheel holds the parts which come from upstream's wheel."""
+    for part in prepared.gathered.installed:
+        known = part.known
+        if not order.extensions or order.extensions & set(known.targets):
+            folder = root / "external" / known.option
+            yield prove_parts(wheel, folder, known.option)
+
+
+def _seal_vllm_wheel(
+    root: Path,
+    raw: Path,
+    prepared: Prepared,
+    facts: Mapping[str, Any],
+    libraries: Mapping[str, bytes],
+) -> Path:
+    texts = {
+        **prepared.texts,
+        FACTS: as_text(facts),
+        "sboms/patchkit.cdx.json": as_text(wheel_sbom(facts, prepared.steps)),
+    }
+    tag = platform_tag(raw, _PROVIDED)
+    return seal_wheel(raw, emptied(root / "sealed"), tag, texts, libraries)
+
+
+def _require_portable(sealed: Path) -> tuple[Binary, ...]:
+    """Return the libraries of a wheel that is as `patchkit inspect` wants it.
+
+    Raises ProofError for an RPATH, a library of torch's, and the like.
+    """
+    with WheelFile(sealed) as wheel:
+        metadata = read_metadata(wheel)
+        binaries = inspect_wheel(wheel)
+    faults = list(check_wheel(metadata, binaries))
+    if not faults:
+        return binaries
+
+    lines = [f"    {fault.where} {fault.what}" for fault in faults]
+    raise ProofError(
+        "\n".join([f"{sealed.name} would not be fit for other machines", *lines]),
+        why="the toolchain added it, or upstream's build changed",
+        hint="please report this with the version",
     )
 
 
@@ -209,29 +234,27 @@ def _make_vllm_wheel(
 def _assembling_ahead(
     order: VllmOrder, folder: Path, assembler: Assembler, report: Report
 ) -> Iterator[Callable[[], object]]:
-    """Assemble what comes from upstream's wheel beside the block, for the cache alone.
+    """Assemble the libraries of upstream's wheel beside the block, for the cache alone.
 
-    It takes what time the compilers leave; the result waits for it. What it cannot assemble is told
-    when the wheel is made.
+    Threads take the time that compilers leave. The block waits for the end by calling what this
+    yields. An error is told when the wheel is made.
     """
     if order.extensions or not order.taken:
         yield lambda: None
         return
-    release = order.version, order.toolchain.machine
-    fetch_upstream(*release, order.offline, _in_mb(report("upstream's wheel, in MB")))
-    target, bar = (
-        order.request.target,
-        _in_mb(report("assembling upstream's PTX, in MB")),
-    )
+
+    target = order.request.target
+    cpu = order.toolchain.machine
+    download = _in_mb(report("upstream's wheel, in MB"))
+    fetch_upstream(order.version, cpu, order.offline, download)
+    bar = _in_mb(report("assembling upstream's PTX, in MB"))
 
     def assemble() -> None:
-        os.setpriority(
-            os.PRIO_PROCESS, threading.get_native_id(), 10
-        )  # for its children, too
+        # For the children of this thread, too.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         for known in order.taken:
-            upstream_parts(known, *release, target, True, None).fill(
-                folder / known.option
-            )
+            parts = upstream_parts(known, order.version, cpu, target, True, None)
+            parts.fill(folder / known.option)
         files = {str(path): path for path in sorted(folder.rglob("*.so"))}
         make_native(files, target, folder, assembler, bar)
 
@@ -249,7 +272,7 @@ def _in_mb(bar: Progress) -> Progress:
 
 
 NAMESPACE = "patchkit-vllm"
-"""Keeps what a compiler cache holds of vLLM apart from what it holds of other builds."""
+"""Separates builds of vLLM from others in a compiler cache."""
 
 _ABI = "--py-limited-api=cp38"  # as upstream's wheels have it
 
@@ -291,22 +314,22 @@ def compile_wheel(
     The output is in ``root/log.txt``. Raises BuildError with the lines that tell why, HostError,
     SourceError.
     """
-    source, out = root / "source", emptied(root / "raw")
+    source = root / "source"
+    out = emptied(root / "raw")
 
     def runner(
         cmd: Sequence[str],
         cwd: str | None = None,
         extra_environ: Mapping[str, str] | None = None,
     ) -> None:
-        full = {**variables, **(extra_environ or {})}
+        environment = {**variables, **(extra_environ or {})}
         words = [*namespace_words(), *cmd]
-        run_build(words, root, full, progress, folder=Path(cwd or source))
+        run_build(words, root, environment, progress, folder=Path(cwd or source))
 
-    from pyproject_hooks import (
-        BuildBackendHookCaller,
-    )  # comes with the extra for builds
+    # Comes with the extra for builds. The hook of PEP 517 itself: build's own front end would hide
+    # our errors behind its.
+    from pyproject_hooks import BuildBackendHookCaller
 
-    # The hook of PEP 517 itself: build's own front end would hide our errors behind its.
     backend = read_build_system(source / "pyproject.toml")
     hooks = BuildBackendHookCaller(
         str(source),
@@ -316,38 +339,40 @@ def compile_wheel(
         python_executable=str(python),
     )
     # Warnings of the backend belong in the log, not on the terminal.
-    with warnings.catch_warnings(record=True) as warned:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         hooks.build_wheel(str(out), {"--build-option": [_ABI]})
-    note(root, *(f"{each.filename}:{each.lineno}: {each.message}" for each in warned))
+    for warning in caught:
+        note(root, f"{warning.filename}:{warning.lineno}: {warning.message}")
+
     wheels = sorted(out.glob("*.whl"))
     if len(wheels) != 1:
         raise BuildError(f"{out} holds {len(wheels)} wheels instead of one")
     return wheels[0]
 
 
-def note(root: Path, *lines: str) -> None:
-    """Add lines to the log of a build."""
+def note(root: Path, line: str) -> None:
+    """Add a line to the log of a build."""
     with (root / "log.txt").open("a", encoding="utf-8") as log:
-        log.writelines(f"{line}\n" for line in lines)
+        log.write(f"{line}\n")
 
 
 def build_variables(root: Path, order: VllmOrder, prepared: Prepared) -> dict[str, str]:
     """Return the environment of vLLM's setup.py, CMake and the compilers."""
-    clean = clean_environment(root, NAMESPACE)
-    cuda, tools = root / "cuda", prepared.python.parent
-    variable, defines = load_recipe("vllm").build, prepared.gathered.defines
-    across = cross_variables(order.toolchain, cuda) if order.across else {}
-    return {
-        **clean,
-        **across,
-        "PATH": f"{tools}:{cuda / 'bin'}:{clean['PATH']}",
+    variables = clean_environment(root, NAMESPACE)
+    path = variables["PATH"]
+    cuda = root / "cuda"
+    cxx = str(order.toolchain.cxx)
+    archs = load_recipe("vllm").build
+    defines = prepared.gathered.defines
+    if order.across:
+        variables |= cross_variables(order.toolchain, cuda)
+    return variables | {
+        "PATH": f"{prepared.python.parent}:{cuda / 'bin'}:{path}",
         "CUDA_HOME": str(cuda),
-        "CXX": str(order.toolchain.cxx),
-        "CUDAHOSTCXX": str(
-            order.toolchain.cxx
-        ),  # nvcc's host compiler, as CMake takes it
-        variable.variable: variable.value_for(order.request),
+        "CXX": cxx,
+        "CUDAHOSTCXX": cxx,  # nvcc's host compiler, as CMake takes it
+        archs.variable: archs.value_for(order.request),
         "VLLM_TARGET_DEVICE": "cuda",
         "VLLM_VERSION_OVERRIDE": prepared.facts["wheel"],
         "MAX_JOBS": str(order.jobs),

@@ -1,15 +1,17 @@
 """Make the native parts of a wheel of vLLM: what is assembled in it, and what leaves it.
 
-What leaves are libraries for other devices alone, and only if every import of them may fail.
+A library leaves if it is for other devices alone, and if every import of it may fail.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+from packaging.version import Version
 
 from patchkit.edit.python import parsed
 from patchkit.errors import ProofError
@@ -18,8 +20,8 @@ from patchkit.source.fetch import Progress
 from patchkit.target import Target
 from patchkit.unreached import NOTHING_READ, Dispatch
 from patchkit.wheel.device.first_use import jit_entries
-from patchkit.wheel.device.inspect import Binary
-from patchkit.wheel.device.libraries import Judged, Use
+from patchkit.wheel.device.inspect import Binary, inspect_wheel
+from patchkit.wheel.device.libraries import Judged, Use, cuda_major, judge_libraries
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.native.make import NativeLibrary, make_native, native_facts
@@ -29,24 +31,65 @@ from patchkit.wheel.vllm.upstream_parts import members_of
 _CATCHING = {"", "ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 
 
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The libraries of a wheel, and what each of them is on the device."""
+
+    binaries: tuple[Binary, ...]
+    judged: tuple[Judged, ...]
+
+    @property
+    def cuda(self) -> str:
+        """The major version of the CUDA that they are linked with."""
+        return cuda_major(self.binaries)
+
+
+def read_kernels(wheel: WheelFile, target: Target, version: Version) -> Kernels:
+    """Read the libraries of a wheel of vLLM. Raises SourceError for a damaged one."""
+    binaries = inspect_wheel(wheel)
+    return Kernels(binaries, judge_libraries(binaries, target, version))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeParts:
-    """The libraries of a wheel that were made native, and the members that leave it."""
+    """The libraries of a wheel that were made native, and the members that leave it.
+
+    Empty for a wheel that is not made native.
+    """
 
     libraries: tuple[NativeLibrary, ...] = ()
     dropped: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def members(self) -> dict[str, bytes]:
+        """The new libraries, by their path in the wheel."""
+        return {
+            library.name: library.path.read_bytes()
+            for library in self.libraries
+            if library.path
+        }
+
+    @property
     def changes(self) -> bool:
-        """Return whether anything of the wheel is another than upstream's."""
+        """True if the wheel has other libraries than upstream's."""
         return bool(self.dropped) or any(library.path for library in self.libraries)
+
+    @property
+    def count(self) -> int:
+        """The number of fat binaries that were assembled."""
+        return sum(len(library.ptx) for library in self.libraries)
+
+    @property
+    def refused_notes(self) -> Iterator[str]:
+        """What the device still compiles, and why."""
+        for library in self.libraries:
+            yield from library.refused_notes
 
 
 def native_parts(
     wheel: WheelFile,
-    binaries: Sequence[Binary],
-    judged: Iterable[Judged],
+    kernels: Kernels,
     target: Target,
     folder: Path,
     assembler: Assembler,
@@ -57,37 +100,49 @@ def native_parts(
 ) -> NativeParts:
     """Assemble what the device would compile in a wheel's libraries; files go below ``folder``.
 
-    What ``dispatch`` never calls stays PTX. ``keep`` leaves the libraries for other devices in.
-    Raises ProofError if the wheel's Python cannot do without one of them, and what ``make_native``
-    raises.
+    Kernels that ``dispatch`` never calls stay PTX. ``keep`` leaves the libraries for other devices
+    in. Raises ProofError if the wheel's Python cannot do without one of them, and what
+    ``make_native`` raises.
     """
-    idle = () if keep else tuple(each.name for each in judged if each.use is Use.OTHER)
-    prove_unneeded(wheel, idle)
-    names = [b.name for b in binaries if b.name not in idle and jit_entries(b, target)]
+    dropped: tuple[str, ...] = ()
+    if not keep:
+        dropped = tuple(
+            library.name for library in kernels.judged if library.use is Use.OTHER
+        )
+        prove_unneeded(wheel, dropped)
+
+    names = [
+        binary.name
+        for binary in kernels.binaries
+        if binary.name not in dropped and jit_entries(binary, target)
+    ]
     files = wheel.extract(names, folder / "old")
     made = make_native(files, target, folder, assembler, progress, dispatch)
-    return NativeParts(
-        libraries=made, dropped=idle, facts=native_facts(made, assembler, idle)
-    )
+    facts = native_facts(made, assembler, dropped)
+    return NativeParts(libraries=made, dropped=dropped, facts=facts)
 
 
 def prove_unneeded(wheel: WheelFile, libraries: Collection[str]) -> None:
-    """Prove that vLLM starts without some libraries: each import of one may fail, or is its own.
+    """Prove that vLLM starts without some libraries.
 
+    Each import of one may fail, or stands in a file of the project that the library belongs to.
     Raises ProofError that names the import.
     """
-    modules = {PurePosixPath(path).name.partition(".")[0]: path for path in libraries}
-    own = [set(members_of(known, wheel.members)) for known in known_externals()]
-    for path in (
-        [path for path in wheel.members if path.endswith(".py")] if modules else ()
-    ):
-        text = wheel.text(path)
-        if not any(module in text for module in modules):
+    if not libraries:
+        return
+
+    paths = {PurePosixPath(path).name.partition(".")[0]: path for path in libraries}
+    projects = [set(members_of(known, wheel.members)) for known in known_externals()]
+    for path in wheel.members:
+        if not path.endswith(".py"):
             continue
-        for name, line in _needed_imports(
-            parsed(path, text), modules.keys(), guarded=False
-        ):
-            if not any({path, modules[name]} <= parts for parts in own):
+        text = wheel.text(path)
+        if not any(module in text for module in paths):
+            continue
+
+        for name, line in _needed_imports(parsed(path, text)):
+            is_internal = any({path, paths.get(name)} <= part for part in projects)
+            if name in paths and not is_internal:
                 raise ProofError(
                     f"{path}:{line}: imports {name} and does not do without it",
                     why="this release needs the library even where no device loads it",
@@ -95,34 +150,28 @@ def prove_unneeded(wheel: WheelFile, libraries: Collection[str]) -> None:
                 )
 
 
-def _needed_imports(
-    node: ast.AST, modules: Collection[str], *, guarded: bool
-) -> Iterator[tuple[str, int]]:
-    """Yield module and line of each import that runs with the file and must not fail."""
+def _needed_imports(node: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield name and line of each import that runs with the file and must not fail."""
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+            return  # runs when it is called
+        case ast.Import() | ast.ImportFrom():
+            parts = [alias.name for alias in node.names]
+            if isinstance(node, ast.ImportFrom):
+                parts.append(node.module or "")
+            for name in ".".join(parts).split("."):
+                yield name, node.lineno
+
+    guarded = node.body if isinstance(node, ast.Try) and _catches_import(node) else []
     for child in ast.iter_child_nodes(node):
-        match child:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
-                pass  # runs when it is called
-            case ast.Import() | ast.ImportFrom():
-                origin = child.module or "" if isinstance(child, ast.ImportFrom) else ""
-                named = ".".join(
-                    [origin, *(alias.name for alias in child.names)]
-                ).split(".")
-                for name in set(named) & set(modules) if not guarded else ():
-                    yield name, child.lineno
-            case ast.Try():
-                caught = {
-                    ast.unparse(kind).rpartition(".")[2] if kind else ""
-                    for handler in child.handlers
-                    for kind in getattr(handler.type, "elts", [handler.type])
-                }
-                body = ast.Module(child.body, [])
-                yield from _needed_imports(
-                    body, modules, guarded=guarded or bool(caught & _CATCHING)
-                )
-                rest = ast.Module(
-                    [*child.handlers, *child.orelse, *child.finalbody], []
-                )  # type: ignore[list-item]
-                yield from _needed_imports(rest, modules, guarded=guarded)
-            case _:
-                yield from _needed_imports(child, modules, guarded=guarded)
+        if child not in guarded:
+            yield from _needed_imports(child)
+
+
+def _catches_import(node: ast.Try) -> bool:
+    for handler in node.handlers:
+        for kind in getattr(handler.type, "elts", [handler.type]):
+            name = ast.unparse(kind).rpartition(".")[2] if kind else ""
+            if name in _CATCHING:
+                return True
+    return False

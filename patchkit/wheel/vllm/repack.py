@@ -1,14 +1,14 @@
 """Repack upstream's wheel for one device: its Python and data change, its kernels are checked.
 
-origin → kernels load? → staged tree → apply, proofs → additions → rewrite → wheelhouse
+origin → kernels → patched tree → native parts → additions → new wheel → wheelhouse
+
+Each step makes a value of its own of those before it.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from email.parser import HeaderParser
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -17,7 +17,7 @@ from packaging.version import Version
 from patchkit.apply import apply
 from patchkit.digests import sha256_of
 from patchkit.durable.paths import is_file
-from patchkit.elf import by_version, damaged
+from patchkit.elf import damaged
 from patchkit.errors import SourceError, StorageError, UsageError
 from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request, Severity
@@ -29,31 +29,29 @@ from patchkit.source.tree import Sandboxed
 from patchkit.target import Target, toolkits
 from patchkit.unreached import known_dispatch
 from patchkit.wheel.build.machine import staging
+from patchkit.wheel.device.fatbin import CodeEntry
 from patchkit.wheel.device.first_use import first_use_phrase
-from patchkit.wheel.device.inspect import Binary, inspect_wheel
-from patchkit.wheel.device.libraries import (
-    Judged,
-    Use,
-    cuda_major,
-    judge_libraries,
-    needed_versions,
-    require_loading,
-)
-from patchkit.wheel.file.library_rules import library_rules
+from patchkit.wheel.device.libraries import Judged, Use, require_loading
 from patchkit.wheel.file.metadata import read_metadata
 from patchkit.wheel.file.write import rewrite_wheel
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.native.listing import called_entries
-from patchkit.wheel.vllm.native_parts import native_parts
-from patchkit.wheel.vllm.repack_additions import Additions, PatchedTree, make_additions
+from patchkit.wheel.vllm.native_parts import (
+    Kernels,
+    NativeParts,
+    native_parts,
+    read_kernels,
+)
+from patchkit.wheel.vllm.repack_additions import DIST_INFO, PatchedTree, make_additions
 from patchkit.wheel.vllm.repack_origin import Origin
 from patchkit.wheel.wheelhouse.contents import add_wheel, check_room, load_manifest
 
 Report = Callable[[str], Progress]
-_DIST_INFO = "vllm-*.dist-info"
 _NEEDED = (
-    *("vllm/__init__.py", "vllm/_version.py"),
-    *(f"{_DIST_INFO}/METADATA", f"{_DIST_INFO}/WHEEL"),
+    "vllm/__init__.py",
+    "vllm/_version.py",
+    f"{DIST_INFO}/METADATA",
+    f"{DIST_INFO}/WHEEL",
 )
 
 
@@ -94,30 +92,29 @@ def repack_wheel(
     if the kernels do not serve the device, UsageError if there is nothing to change; and what
     ``apply`` and ``add_wheel`` raise.
     """
-    # The CUDA of the torch that the wheel names, of which its label is.
-    target = request.target.with_torch(
-        read_metadata(origin.wheel).pins.get("torch", "0")
-    )
+    # The CUDA is that of the torch which the wheel names, by its label.
+    torch = read_metadata(origin.wheel).pins.get("torch", "0")
+    target = request.target.with_torch(torch)
     request = replace(request, target=target)
-    # What the wheel will be called, but for what only the work can tell.
+    # The name without the digest, which is not known yet.
     version = f"{origin.version.public}+{target.cuda_tag}.{target.name}"
     check_room(house, f"vllm-{version}-{origin.wheel.name.tag}.whl")
+
     # First of all: kernels that do not serve the device cannot be patched into serving it.
     say(f"reading the device code of {origin.wheel.path.name}")
-    binaries = inspect_wheel(origin.wheel)
-    judged = judge_libraries(binaries, target, origin.version)
-    require_loading(judged, target, origin.version)
+    kernels = read_kernels(origin.wheel, target, origin.version)
+    require_loading(kernels.judged, target, origin.version)
+
     with staging() as folder:
         say("patching and proving")
-        patched = _patch_tree(
-            origin, request, folder / "tree", binaries, judged, sandboxed
-        )
+        patched = _patch_tree(origin, request, kernels, folder / "tree", sandboxed)
+
+        native = NativeParts()
         if assembler:
             say("assembling machine code")
-            parts = native_parts(
+            native = native_parts(
                 origin.wheel,
-                binaries,
-                judged,
+                kernels,
                 target,
                 folder / "native",
                 assembler,
@@ -125,20 +122,25 @@ def repack_wheel(
                 known_dispatch("vllm", origin.version, target),
                 keep=keep_libraries,
             )
-            patched = replace(patched, native=parts)
-        if not (patched.outcome.written or patched.native.changes):
+        if not (patched.outcome.written or native.changes):
             raise _unchanged_error(origin, target, native=assembler is not None)
-        new = make_additions(patched)
-        # Again with the whole name, in which the CUDA of the kernels may be another one.
-        check_room(house, new.filename)
+
+        new = make_additions(patched, kernels, native)
         wheel = folder / new.filename
-        dropped = patched.native.dropped
+        bar = report("Writing")
         rewrite_wheel(
-            origin.wheel, wheel, new.dist_info, new.members, report("Writing"), dropped
+            origin.wheel, wheel, new.dist_info, new.members, bar, native.dropped
         )
-        digest, size = sha256_of(wheel), wheel.stat().st_size
-        if fresh := not _is_in_wheelhouse(house, new, digest):
+
+        digest = sha256_of(wheel)
+        size = wheel.stat().st_size
+        fresh = not _is_in_wheelhouse(house, new.filename, digest)
+        if fresh:
             add_wheel(house, wheel, new.facts, say=say)
+
+    notes = [*_install_notes(patched, kernels), *_native_notes(patched, native)]
+    if not native.facts:
+        notes += _first_use_notes(origin, target, kernels)
     return Repacked(
         wheel=house / new.filename,
         sha256=digest,
@@ -147,18 +149,17 @@ def repack_wheel(
         version=origin.version,
         source=origin.fields,
         outcome=patched.outcome,
-        libraries=judged,
-        notes=(*_install_notes(patched, judged), *_native_notes(patched, binaries)),
+        libraries=kernels.judged,
+        notes=tuple(notes),
         facts=new.facts,
     )
 
 
 def _patch_tree(
     origin: Origin,
-    asked: Request,
+    request: Request,
+    kernels: Kernels,
     tree: Path,
-    binaries: tuple[Binary, ...],
-    judged: tuple[Judged, ...],
     sandboxed: Sandboxed,
 ) -> PatchedTree:
     """Unpack what fixes can read, which is no library, and apply them."""
@@ -167,44 +168,39 @@ def _patch_tree(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     for pattern in _NEEDED:
-        if len(found := list(tree.glob(pattern))) != 1:
-            raise damaged(
-                str(origin.wheel.path), f"it has {pattern} {len(found)} times"
-            )
+        count = len(list(tree.glob(pattern)))
+        if count != 1:
+            raise damaged(str(origin.wheel.path), f"it has {pattern} {count} times")
+
     recipe = load_recipe("vllm")
-    wanted = set()
-    # Fixes that keep vLLM from kernels that do not load; what --only or --without name stays so.
-    lost = any(library.use is Use.PARTLY for library in judged) and not asked.only
-    for fix_id in library_table().around if lost else ():
-        fix = recipe.fix(fix_id)
-        need = fix.need(origin.version, asked.arch, "installed") if fix else None
-        if need and need.severity is Severity.OPTIONAL and fix_id not in asked.skip:
-            wanted.add(fix_id)
-    request = replace(asked, also=asked.also | wanted)
-    outcome = apply(tree / "vllm", recipe, request, anew=True, sandboxed=sandboxed)
-    (dist_info,) = tree.glob(_DIST_INFO)
-    metadata = HeaderParser().parsestr(
-        (dist_info / "METADATA").read_text(encoding="utf-8")
-    )
-    tag, needed = origin.wheel.name.tag, needed_versions(binaries).get("GLIBC", "")
-    promised = library_rules().promised_glibc(tag)
-    # The libraries may need a newer glibc than the file name says.
-    if promised and by_version(needed) > by_version(f"GLIBC_{promised}"):
-        glibc = "_".join(re.findall(r"\d+", needed)[:2])
-        tag = f"{tag.rpartition('-')[0]}-manylinux_{glibc}_{origin.cpu}"
+    around = _fixes_around(origin, request, kernels)
+    effective = replace(request, also=request.also | around)
+    outcome = apply(tree / "vllm", recipe, effective, anew=True, sandboxed=sandboxed)
     return PatchedTree(
         origin=origin,
-        asked=asked,
         request=request,
+        turned_on=tuple(sorted(around - request.also)),
         workspace=open_workspace(tree / "vllm"),
         outcome=outcome,
-        recipe=recipe.digest,
-        dist_info=dist_info.name,
-        license=metadata.get("License-Expression", "NOASSERTION"),
-        cuda=cuda_major(binaries),
-        tag=tag,
-        libraries={library.name: library.use.value for library in judged},
     )
+
+
+def _fixes_around(origin: Origin, request: Request, kernels: Kernels) -> set[str]:
+    """Return optional fixes that keep vLLM from kernels which do not load.
+
+    --only and --without are followed all the same.
+    """
+    has_lost = any(library.use is Use.PARTLY for library in kernels.judged)
+    if request.only or not has_lost:
+        return set()
+
+    around = set()
+    for fix_id in set(library_table().around) - request.skip:
+        fix = load_recipe("vllm").fix(fix_id)
+        need = fix.need(origin.version, request.arch, "installed") if fix else None
+        if need and need.severity is Severity.OPTIONAL:
+            around.add(fix_id)
+    return around
 
 
 def _unchanged_error(origin: Origin, target: Target, *, native: bool) -> UsageError:
@@ -220,64 +216,71 @@ def _unchanged_error(origin: Origin, target: Target, *, native: bool) -> UsageEr
     )
 
 
-def _is_in_wheelhouse(house: Path, new: Additions, digest: str) -> bool:
+def _is_in_wheelhouse(house: Path, filename: str, digest: str) -> bool:
     """Check whether the wheelhouse already has this very wheel."""
     try:
-        listed = {entry.filename: entry.sha256 for entry in load_manifest(house).wheels}
+        wheels = load_manifest(house).wheels
     except (UsageError, SourceError, StorageError):
         return False  # no folder yet, or a change that add_wheel finishes
-    path = house / new.filename
-    return (
-        listed.get(new.filename) == digest
-        and is_file(path)
-        and sha256_of(path) == digest
-    )
+    path = house / filename
+    is_listed = (filename, digest) in [
+        (wheel.filename, wheel.sha256) for wheel in wheels
+    ]
+    return is_listed and is_file(path) and sha256_of(path) == digest
 
 
-def _install_notes(patched: PatchedTree, judged: tuple[Judged, ...]) -> Iterator[str]:
+def _install_notes(patched: PatchedTree, kernels: Kernels) -> Iterator[str]:
     """Yield what somebody who installs the wheel has to know."""
-    origin, target = patched.origin, patched.request.target
-    name, cpu = origin.wheel.name, origin.cpu
+    origin = patched.origin
+    target = patched.request.target
     if not origin.locked:
-        yield f"not upstream's wheel: {name.filename}, sha256:{origin.wheel.sha256}"
-    if cpu != target.cpu:
-        yield f"for {cpu}, and {target.title} has {target.cpu}: a wheel for tests elsewhere"
-    if patched.cuda != target.cuda.partition(".")[0]:
+        name = origin.wheel.name.filename
+        yield f"not upstream's wheel: {name}, sha256:{origin.wheel.sha256}"
+    if origin.cpu != target.cpu:
         yield (
-            f"the kernels are linked with CUDA {patched.cuda} (libcudart.so.{patched.cuda}), not "
-            f"with {target.cuda}; the wheel's version says so"
+            f"for {origin.cpu}, and {target.title} has {target.cpu}: "
+            "a wheel for tests elsewhere"
         )
-    for library in judged:
+    cuda = kernels.cuda
+    if cuda != target.cuda.partition(".")[0]:
+        yield (
+            f"the kernels are linked with CUDA {cuda} (libcudart.so.{cuda}), not with "
+            f"{target.cuda}; the wheel's version says so"
+        )
+    for library in kernels.judged:
         if library.missed or library.use is Use.PARTLY:
             yield f"{library.name} {library.phrase}"
-    for fix_id in sorted(patched.request.also - patched.asked.also):
+    for fix_id in patched.turned_on:
         yield f"{fix_id} is on, since kernels that do not load would be chosen and fail"
 
 
-def _native_notes(patched: PatchedTree, binaries: Iterable[Binary]) -> Iterator[str]:
-    """Yield what the device compiles at first use, or what became of that."""
-    target, native = patched.request.target, patched.native
-    if not native.facts:
-        dispatch = known_dispatch("vllm", patched.origin.version, target)
-        calls = [called_entries(binary, target, dispatch) for binary in binaries]
-        entries = [entry for of_binary in calls for entry in of_binary]
-        if entries:
-            yield f"{first_use_phrase(entries)}; --native assembles it now"
-        row = next(row for row in toolkits() if row.cuda == target.cuda)
-        if any(entry.version > toolkits()[0].ptx for entry in entries):
-            yield f"drivers older than {row.driver} do not compile PTX of CUDA {row.cuda}"
+def _first_use_notes(origin: Origin, target: Target, kernels: Kernels) -> Iterator[str]:
+    """Yield what the device compiles at first use of a wheel that is not native."""
+    dispatch = known_dispatch("vllm", origin.version, target)
+    entries: list[CodeEntry] = []
+    for binary in kernels.binaries:
+        entries += called_entries(binary, target, dispatch)
+    if not entries:
         return
-    count = sum(len(library.ptx) for library in native.libraries)
-    if count:
-        left = any(library.refused for library in native.libraries)
-        none = "" if left else ": none is compiled at first use"
-        yield f"{count} fat binaries assembled from upstream's PTX{none}"
+
+    yield f"{first_use_phrase(entries)}; --native assembles it now"
+    oldest = toolkits()[0]
+    if any(entry.version > oldest.ptx for entry in entries):
+        row = next(row for row in toolkits() if row.cuda == target.cuda)
+        yield f"drivers older than {row.driver} do not compile PTX of CUDA {row.cuda}"
+
+
+def _native_notes(patched: PatchedTree, native: NativeParts) -> Iterator[str]:
+    """Yield what is native in the wheel, and what is not."""
+    refused = list(native.refused_notes)
+    if native.count:
+        end = "" if refused else ": none is compiled at first use"
+        yield f"{native.count} fat binaries assembled from upstream's PTX{end}"
     if native.dropped:
-        names = ", ".join(
-            PurePosixPath(path).name.partition(".")[0] for path in native.dropped
-        )
-        yield f"left out, as they are for other devices: {names}"
+        stems = [PurePosixPath(path).name.partition(".")[0] for path in native.dropped]
+        yield f"left out, as they are for other devices: {', '.join(stems)}"
+    title = patched.request.target.title
     for library in native.libraries:
-        yield from (f"{why}; it is compiled at first use" for why in library.refused)
+        yield from library.refused_notes
         for kernels in library.unreached:
-            yield f"{kernels.name} stays PTX: on {target.title} {kernels.source} never calls it"
+            yield f"{kernels.name} stays PTX: on {title} {kernels.source} never calls it"

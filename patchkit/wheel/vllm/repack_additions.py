@@ -7,28 +7,36 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from email.parser import HeaderParser
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
 
 from patchkit import __version__
 from patchkit.digests import digest
-from patchkit.elf import MAGIC
+from patchkit.elf import MAGIC, by_version
 from patchkit.errors import DriftError
 from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request, State
 from patchkit.patching.ledger import Ledger, LedgerRequest, ledger_path, original_path
 from patchkit.patching.plan import patch_steps
+from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import Workspace
+from patchkit.wheel.device.libraries import needed_versions
+from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.sbom import as_text, digest_label, wheel_sbom
 from patchkit.wheel.file.wheelfile import FACTS
 from patchkit.wheel.file.write import set_tag
-from patchkit.wheel.vllm.native_parts import NativeParts
+from patchkit.wheel.vllm.native_parts import Kernels, NativeParts
 from patchkit.wheel.vllm.repack_origin import Origin
 
-_FORMAT = 1  # of what rewrite writes; goes up if the same request gives other bytes
+_FORMAT = 1  # of the new wheel; goes up if the same request gives other bytes
+DIST_INFO = "vllm-*.dist-info"
+"""The pattern of the folder with the metadata."""
+
 _OWN_VERSION = "vllm/_version.py"
 _UNLABELLED = "0" * 10
 _SBOM = "sboms/patchkit.cdx.json"
@@ -51,38 +59,43 @@ class Additions:
 
 @dataclass(frozen=True, kw_only=True)
 class PatchedTree:
-    """The unpacked wheel with its fixes, and all else that decides the new wheel's bytes.
+    """The unpacked wheel with its fixes.
 
-    ``asked`` is the user's request; ``request`` adds the fixes that lost kernels ask for.
-    ``recipe`` is the digest of the recipe. ``dist_info`` is the name of that folder in the tree,
-    ``license`` the one METADATA names.
+    ``request`` is the user's; fixes that were ``turned_on`` besides keep vLLM from lost kernels.
     """
 
     origin: Origin
-    asked: Request
     request: Request
+    turned_on: tuple[str, ...]
     workspace: Workspace
     outcome: Applied
-    recipe: str
-    dist_info: str
-    license: str
-    cuda: str
-    tag: str
-    libraries: Mapping[str, str]
-    native: NativeParts = field(default_factory=NativeParts)
+
+    @property
+    def root(self) -> Path:
+        """The folder with the members of the wheel."""
+        return self.workspace.tree.root
+
+    @cached_property
+    def dist_info(self) -> Path:
+        """The folder with the metadata."""
+        (folder,) = self.root.glob(DIST_INFO)
+        return folder
 
     @cached_property
     def ledger(self) -> Ledger | None:
         """The ledger as it has to be once installed, without the version; None without a fix.
 
-        pip writes RECORD when it installs, so it cannot know that; a revert restores its lines. It
-        has no date: the wheel is the same on every day.
+        pip writes RECORD when it installs, so the ledger cannot know it; a revert restores its
+        lines. The ledger has no date: the wheel is the same on every day.
         """
         ledger = self.workspace.ledger
         if ledger is None:
             return None
-        own = f"{self.dist_info}/"
-        files = {p: pair for p, pair in ledger.files.items() if not p.startswith(own)}
+        files = {
+            path: digests
+            for path, digests in ledger.files.items()
+            if not path.startswith(f"{self.dist_info.name}/")
+        }
         return replace(ledger, files=files, date="")
 
     @property
@@ -91,121 +104,161 @@ class PatchedTree:
         return self.ledger.files if self.ledger else {}
 
 
-def make_additions(patched: PatchedTree) -> Additions:
+def make_additions(
+    patched: PatchedTree, kernels: Kernels, native: NativeParts
+) -> Additions:
     """Make the members of the new wheel, under a version that is a digest of them all.
 
     The version is in some of them: the digest is taken with zeros in its place.
     """
-    origin, target, tree = (
-        patched.origin,
-        patched.request.target,
-        patched.workspace.tree.root,
-    )
-    own = patched.dist_info
+    origin = patched.origin
+    target = patched.request.target
+    tag = _wheel_tag(origin, kernels)
     # A wheel of another CUDA than the target's says so: 0.25.1+cu129.gb10.0a1b2c3d4e.
-    cuda = (
-        target.cuda_tag
-        if target.cuda.startswith(f"{patched.cuda}.")
-        else f"cu{patched.cuda}"
-    )
+    cuda = f"cu{kernels.cuda}"
+    if target.cuda.startswith(f"{kernels.cuda}."):
+        cuda = target.cuda_tag
     label = f"{cuda}.{target.name}.{_UNLABELLED}"
     version = f"{origin.version.public}+{label}"
-    home, facts = f"vllm-{version}.dist-info", _repack_facts(patched, version)
-    steps = patch_steps(patched.workspace.tree, patched.outcome.verdicts)
+
+    facts = _repack_facts(patched, kernels, native, version)
     members = _patched_files(patched, version)
-    wheel = _BUILD.sub(b"", (tree / own / "WHEEL").read_bytes())
-    head, gap, body = (tree / own / "METADATA").read_bytes().partition(b"\n\n")
-    head = _replace_once(head, r"(?m)^Version:.*$", f"Version: {version}", "METADATA")
-    members |= {
-        _OWN_VERSION: _relabelled((tree / _OWN_VERSION).read_bytes(), version),
-        f"{home}/METADATA": head + gap + body,
-        f"{home}/WHEEL": set_tag(wheel, patched.tag),
-        f"{home}/{FACTS}": as_text(facts).encode(),
-        f"{home}/{_SBOM}": as_text(wheel_sbom(facts, steps)).encode(),
-    }
-    members |= {
-        each.name: each.path.read_bytes()
-        for each in patched.native.libraries
-        if each.path
-    }
-    lines = [f"{_FORMAT}\n{origin.wheel.sha256}\n{patched.tag}\n"]
+    members |= _metadata_files(patched, facts, tag)
+    members |= native.members
+
+    lines = [f"{_FORMAT}\n{origin.wheel.sha256}\n{tag}\n"]
     lines += [f"{digest(data)}  {path}\n" for path, data in sorted(members.items())]
     final = label.replace(_UNLABELLED, digest_label("".join(lines)))
     version = version.replace(label, final)
+
+    labelled = {}
+    for path, data in members.items():
+        # A library does not hold its version, and is large.
+        if not data.startswith(MAGIC):
+            data = data.replace(label.encode(), final.encode())
+        labelled[path.replace(label, final)] = data
     return Additions(
-        filename=f"vllm-{version}-{patched.tag}.whl",
-        dist_info=(own, f"vllm-{version}.dist-info"),
-        members={
-            # A library does not hold its version, and is large.
-            path.replace(label, final): data
-            if data.startswith(MAGIC)
-            else data.replace(label.encode(), final.encode())
-            for path, data in members.items()
-        },
+        filename=f"vllm-{version}-{tag}.whl",
+        dist_info=(patched.dist_info.name, f"vllm-{version}.dist-info"),
+        members=labelled,
         facts=facts | {"wheel": version},
     )
+
+
+def _wheel_tag(origin: Origin, kernels: Kernels) -> str:
+    """Return the tag of the wheel; its libraries may need a newer glibc than the file name says."""
+    tag = origin.wheel.name.tag
+    promised = library_rules().promised_glibc(tag)
+    needed = needed_versions(kernels.binaries).get("GLIBC", "")
+    if not promised or by_version(needed) <= by_version(f"GLIBC_{promised}"):
+        return tag
+    glibc = "_".join(re.findall(r"\d+", needed)[:2])
+    return f"{tag.rpartition('-')[0]}-manylinux_{glibc}_{origin.cpu}"
 
 
 def _patched_files(patched: PatchedTree, version: str) -> dict[str, bytes]:
     """Return what the fixes leave in the wheel: patched files, originals and the ledger."""
     if patched.ledger is None:
         return {}
-    tree, state = patched.workspace.tree.root, patched.workspace.state
-    members = {path: (tree / path).read_bytes() for path in patched.files}
-    for original in (original_path(state, path) for path in patched.files):
+
+    root = patched.root
+    state = patched.workspace.state
+    members = {path: (root / path).read_bytes() for path in patched.files}
+    for path in patched.files:
+        original = original_path(state, path)
         if original.is_file():
-            members[str(original.relative_to(tree))] = original.read_bytes()
+            members[str(original.relative_to(root))] = original.read_bytes()
 
     ledger = replace(patched.ledger, version=version)
-    members[str(ledger_path(state).relative_to(tree))] = ledger.to_json()
+    members[str(ledger_path(state).relative_to(root))] = ledger.to_json()
     return members
 
 
-def _repack_facts(patched: PatchedTree, version: str) -> dict[str, Any]:
-    origin = patched.origin
-    digests = (
-        f"{after}  {path}\n" for path, (_, after) in sorted(patched.files.items())
-    )
+def _metadata_files(
+    patched: PatchedTree, facts: Mapping[str, Any], tag: str
+) -> dict[str, bytes]:
+    """Return the files that name the version, the tag and the facts."""
+    version = facts["wheel"]
+    home = f"vllm-{version}.dist-info"
+    head, gap, body = _read_metadata(patched).partition(b"\n\n")
+    head = _replace_once(head, r"(?m)^Version:.*$", f"Version: {version}", "METADATA")
+    wheel = _BUILD.sub(b"", (patched.dist_info / "WHEEL").read_bytes())
+    steps = patch_steps(patched.workspace.tree, patched.outcome.verdicts)
+    own_version = (patched.root / _OWN_VERSION).read_bytes()
     return {
+        _OWN_VERSION: _relabelled(own_version, version),
+        f"{home}/METADATA": head + gap + body,
+        f"{home}/WHEEL": set_tag(wheel, tag),
+        f"{home}/{FACTS}": as_text(facts).encode(),
+        f"{home}/{_SBOM}": as_text(wheel_sbom(facts, steps)).encode(),
+    }
+
+
+def _read_metadata(patched: PatchedTree) -> bytes:
+    return (patched.dist_info / "METADATA").read_bytes()
+
+
+def _repack_facts(
+    patched: PatchedTree, kernels: Kernels, native: NativeParts, version: str
+) -> dict[str, Any]:
+    origin = patched.origin
+    request = patched.request
+    digests = [
+        f"{after}  {path}\n" for path, (_, after) in sorted(patched.files.items())
+    ]
+    metadata = HeaderParser().parsestr(_read_metadata(patched).decode())
+    facts = {
         "project": "vllm",
         "version": origin.version.public,
         "made": "repack",
         "patchkit": __version__,
-        "recipe": patched.recipe,
-        "request": LedgerRequest.of(patched.asked).fields(),
-        "turned_on": sorted(patched.request.also - patched.asked.also),
-        **patched.request.patch_facts,
+        "recipe": load_recipe("vllm").digest,
+        "request": LedgerRequest.of(request).fields(),
+        "turned_on": list(patched.turned_on),
         "source": f"sha256:{origin.wheel.sha256}",
         "source_file": origin.wheel.name.filename,
         "upstream": origin.locked,
         "tree": f"sha256:{digest(''.join(digests))}",
-        "fixes": [
-            f"{v.fix.id}: {v.state.value}"
-            for v in patched.outcome.verdicts
-            if v.state is not State.NOT_APPLICABLE
-        ],
-        "target": patched.request.target.name,
+        "fixes": fix_states(patched.outcome),
+        "target": request.target.name,
         "machine": origin.cpu,
-        "cuda": patched.cuda,
-        "libraries": dict(patched.libraries),
-        **({"native": patched.native.facts} if patched.native.facts else {}),
-        "license": {"vllm": patched.license},
+        "cuda": kernels.cuda,
+        "libraries": {library.name: library.use.value for library in kernels.judged},
+        "license": {"vllm": metadata.get("License-Expression", "NOASSERTION")},
         "wheel": version,
     }
+    if native.facts:
+        facts["native"] = native.facts
+    return facts | request.patch_facts
+
+
+def fix_states(outcome: Applied) -> list[str]:
+    """Return what became of each fix that applies to the release, for the facts."""
+    return [
+        f"{verdict.fix.id}: {verdict.state.value}"
+        for verdict in outcome.verdicts
+        if verdict.state is not State.NOT_APPLICABLE
+    ]
 
 
 def _relabelled(text: bytes, version: str) -> bytes:
     """Return ``vllm/_version.py`` with another version, which ``vllm.__version__`` reads."""
     parsed = Version(version)
-    parts = [*parsed.release, *([f"dev{parsed.dev}"] if parsed.dev is not None else [])]
-    as_tuple = ", ".join(map(repr, [*parts, version.partition("+")[2]]))
+    parts: list[object] = list(parsed.release)
+    if parsed.dev is not None:
+        parts.append(f"dev{parsed.dev}")
+    parts.append(version.partition("+")[2])
+    as_tuple = ", ".join(map(repr, parts))
+
     # As setuptools-scm writes it: __version__ = version = '0.25.1'.
-    begin, end = r"(?<=[ _])", r"(?=\n|$)"
-    text = _replace_once(
-        text, f"{begin}version = '[^']*'{end}", f"version = '{version}'", _OWN_VERSION
-    )
-    pattern = rf"{begin}version_tuple = \([^()]*\){end}"
-    return _replace_once(text, pattern, f"version_tuple = ({as_tuple})", _OWN_VERSION)
+    begin = r"(?<=[ _])"
+    end = r"(?=\n|$)"
+    for pattern, line in (
+        (r"version = '[^']*'", f"version = '{version}'"),
+        (r"version_tuple = \([^()]*\)", f"version_tuple = ({as_tuple})"),
+    ):
+        text = _replace_once(text, f"{begin}{pattern}{end}", line, _OWN_VERSION)
+    return text
 
 
 def _replace_once(text: bytes, pattern: str, replacement: str, file: str) -> bytes:
