@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from ipaddress import IPv4Interface
+from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
 
 from patchkit.target import targets
@@ -67,6 +67,10 @@ class Netdev:
 
     def has_address(self, address: str) -> bool:
         return any(str(interface.ip) == address for interface in self.ipv4)
+
+    def is_in(self, network: IPv4Network) -> bool:
+        """Return whether an IPv4 address is in exactly this network."""
+        return any(interface.network == network for interface in self.ipv4)
 
     @property
     def lasting(self) -> tuple[IPv4Interface, ...]:
