@@ -1,9 +1,9 @@
-"""Read what was measured, and say what a difference of two series is worth."""
+"""Read results of the benchmark, and say what a difference of two series is worth."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -53,10 +53,15 @@ class Series:
     values: tuple[float, ...]
 
     def fields(self) -> dict[str, object]:
-        """Return it as JSON has it."""
-        own = {"variant": self.variant, "load": self.load, "values": self.values}
-        figure = {"figure": self.measure.name, "unit": self.measure.unit}
-        return {**own, **figure, "median": self.median}
+        """Return the fields of its JSON."""
+        return {
+            "variant": self.variant,
+            "load": self.load,
+            "values": self.values,
+            "figure": self.measure.name,
+            "unit": self.measure.unit,
+            "median": self.median,
+        }
 
     @property
     def median(self) -> float:
@@ -78,10 +83,12 @@ class FigureDifference:
     second: Series
 
     def fields(self) -> dict[str, object]:
-        """Return it as JSON has it."""
+        """Return the fields of its JSON."""
         return {
-            name: getattr(self, name)
-            for name in ("first", "second", "ratio", "verdict")
+            "first": self.first,
+            "second": self.second,
+            "ratio": self.ratio,
+            "verdict": self.verdict,
         }
 
     @property
@@ -91,17 +98,20 @@ class FigureDifference:
 
     @property
     def verdict(self) -> Verdict:
-        """Return what may be claimed: a difference only where no value of one reaches the other's.
+        """Return the claim: a difference only where no value of one series reaches the other's.
 
         With three repetitions of each that happens by chance in one of ten comparisons of equals:
         2 of the 20 orders of six values. It says nothing about why.
         """
         if min(len(self.first.values), len(self.second.values)) < ENOUGH:
             return "too few"
-        apart = max(self.first.values) < min(self.second.values)
-        if not apart and not max(self.second.values) < min(self.first.values):
+
+        is_more = min(self.second.values) > max(self.first.values)
+        is_less = max(self.second.values) < min(self.first.values)
+        if not is_more and not is_less:
             return "within the spread"
-        return "better" if apart == (self.first.measure.better == "more") else "worse"
+        wants_more = self.first.measure.better == "more"
+        return "better" if is_more == wants_more else "worse"
 
     @property
     def text(self) -> str:
@@ -121,32 +131,39 @@ def read_series(folder: Path) -> list[Series]:
     results: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     places = folder.glob(f"{_RAW}/*/*/*.json")
     for place in sorted(places, key=lambda place: (place.parent, int(place.stem))):
-        try:
-            result = read_json(dict[str, Any], read_text(place))
-        except RecordError as error:
-            raise UsageError(
-                f"{place}: is no result of vLLM's benchmark: {error}"
-            ) from None
-        results.setdefault((place.parent.parent.name, place.parent.name), []).append(
-            result
-        )
+        variant, load = place.parts[-3:-1]
+        results.setdefault((variant, load), []).append(_read_result(place))
     if not results:
         hint = "a folder that `patchkit bench MODEL` wrote"
         raise UsageError(f"{folder}: holds no results", hint=hint)
-    found = []
-    for (variant, load), rounds in results.items():
-        for measure in MEASURES:
-            figures = (positive_number(result.get(measure.key)) for result in rounds)
-            values = tuple(figure for figure in figures if figure)
-            if values:
-                found.append(
-                    Series(variant=variant, load=load, measure=measure, values=values)
-                )
-    return found
+
+    all_series = (
+        Series(
+            variant=variant, load=load, measure=measure, values=_values(measure, rounds)
+        )
+        for (variant, load), rounds in results.items()
+        for measure in MEASURES
+    )
+    return [series for series in all_series if series.values]
+
+
+def _read_result(place: Path) -> dict[str, Any]:
+    try:
+        return read_json(dict[str, Any], read_text(place))
+    except RecordError as error:
+        raise UsageError(
+            f"{place}: is no result of vLLM's benchmark: {error}"
+        ) from None
+
+
+def _values(measure: Measure, rounds: Iterable[Mapping[str, Any]]) -> tuple[float, ...]:
+    """Return a figure by round; rounds that do not have it are left out."""
+    values = (positive_number(result.get(measure.key)) for result in rounds)
+    return tuple(value for value in values if value)
 
 
 def read_conditions(folder: Path) -> dict[str, Any]:
-    """Return what makes the figures of a folder. Raises UsageError if it does not say."""
+    """Return the setup that a folder's figures are of. Raises UsageError if it has none."""
     place = folder / CONDITIONS
     try:
         return read_json(dict[str, Any], read_text(place))
@@ -160,33 +177,34 @@ def compare_series(
     first: Sequence[Series], second: Sequence[Series]
 ) -> list[FigureDifference]:
     """Return the pairs of one load and figure: of variants of one name, or of the only ones."""
-    alone = all(
-        len({series.variant for series in many}) == 1 for many in (first, second)
+    has_one_each = all(
+        len({series.variant for series in folder}) == 1 for folder in (first, second)
     )
-    ours, theirs = (
-        [(("" if alone else its.variant, its.load, its.measure), its) for its in many]
-        for many in (first, second)
-    )
-    others = dict(theirs)
+
+    def key(series: Series) -> tuple[str, str, Measure]:
+        name = "" if has_one_each else series.variant
+        return name, series.load, series.measure
+
+    second_by_key = {key(series): series for series in second}
     return [
-        FigureDifference(first=its, second=others[key])
-        for key, its in ours
-        if key in others
+        FigureDifference(first=series, second=second_by_key[key(series)])
+        for series in first
+        if key(series) in second_by_key
     ]
 
 
 def find_changes(first: Any, second: Any, at: str = "") -> list[tuple[str, str, str]]:
     """Return where two setups differ: the path, and both values as texts, "" for none."""
     if isinstance(first, Mapping) and isinstance(second, Mapping):
-        return [
-            change
-            for key in sorted({*first, *second})
-            for change in find_changes(
-                first.get(key), second.get(key), f"{at}.{key}".lstrip(".")
-            )
-        ]
+        changes = []
+        for key in sorted({*first, *second}):
+            place = f"{at}.{key}".lstrip(".")
+            changes += find_changes(first.get(key), second.get(key), place)
+        return changes
     if first == second:
         return []
-    return [
-        (at, "" if first is None else str(first), "" if second is None else str(second))
-    ]
+    return [(at, _value_text(first), _value_text(second))]
+
+
+def _value_text(value: Any) -> str:
+    return "" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""Plan how each variant of a model is served, and note what makes its figures."""
+"""Plan how each variant of a model is served, and describe the setup of its figures."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.up import make_plan
 from patchkit.errors import HostError, UsageError
 from patchkit.records import RecordError
+from patchkit.runtime.host.host import Host
 from patchkit.runtime.rules.secret_texts import mask_secrets
 from patchkit.units import KIB_PER_GIB
 
@@ -28,9 +29,9 @@ _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
 class PlannedVariant:
     """A way to serve a model: the words of `vllm serve` on its head, its variables, its machines.
 
-    Of a server that runs already, at ``url``, nothing is known of its machine.
-    ``python`` is the one that asks, ``tokenizer`` a folder here, "" for what the model's name says.
-    ``shared`` are the variables that are no node's own.
+    ``shared`` are the variables that all nodes have in common. ``python`` runs the benchmark, with
+    the tokenizer in the folder ``tokenizer``, "" for the model's. Nothing is known of the machine
+    of a server that runs already, at ``url``.
     """
 
     name: str
@@ -46,7 +47,7 @@ class PlannedVariant:
 def plan_cluster(
     file: ClusterFile, name: str, model: str, venv: str, args: Sequence[str]
 ) -> PlannedVariant:
-    """Return a variant as `patchkit up` would start it, with what a measurement asks for.
+    """Return a variant as `patchkit up` would start it, with the flags of a measurement.
 
     Raises HostError if nothing here can ask it, and what ``make_plan`` raises.
     """
@@ -62,21 +63,24 @@ def plan_cluster(
             why="the benchmark asks from here, and is a part of vLLM",
             hint="name the environment here that has it: --venv",
         )
+
     units = make_plan(cluster, model).units
     if not cluster.head.here and units.url.startswith("http://127."):
         raise HostError(
             f"{cluster.head.destination} answers itself alone",
             hint='listen = "lan" in [serve] of its file, or measure on the head',
         )
+
     folder = Path(units.model.folder).expanduser()
+    has_tokenizer = (folder / "tokenizer.json").exists()
     settings = units.ranks[0].env.settings
     return PlannedVariant(
         name=name,
         python=python,
         words=units.words(0),
-        shared={each.name: each.value for each in settings if each.scope != "host"},
+        shared={item.name: item.value for item in settings if item.scope != "host"},
         facts=tuple(rank.facts for rank in units.ranks),
-        tokenizer=str(folder) if (folder / "tokenizer.json").exists() else "",
+        tokenizer=str(folder) if has_tokenizer else "",
         cluster=cluster,
     )
 
@@ -84,50 +88,53 @@ def plan_cluster(
 def describe_conditions(
     model: str, variants: Sequence[PlannedVariant], loads: Sequence[BenchLoad]
 ) -> dict[str, Any]:
-    """Return what makes the figures, as JSON takes it; without addresses, names and secrets."""
+    """Return the setup as JSON takes it, without addresses, names and secrets."""
     names = [variant.name for variant in variants]
     if len(set(names)) < len(names):
         raise UsageError(
             f"two variants are called {names[0]!r}", hint="rename one of the files"
         )
-    machines = []
-    for host in (facts.host for facts in variants[0].facts):
-        system = host.system
-        machine = {
-            "gpu": ", ".join(f"{gpu.name} ({gpu.capability})" for gpu in host.gpus),
-            "driver": next((gpu.driver for gpu in host.gpus if gpu.driver), ""),
-            "cpu": f"{system.cpu}, {system.cores} cores",
-            "machine": f"{system.vendor} {system.product}".strip(),
-            **{name: getattr(system, name) for name in ("bios", "kernel", "os")},
-            "memory": f"{host.memory.total / KIB_PER_GIB:.0f} GiB"
-            if host.memory
-            else "",
-        }
-        machines.append(machine)
+
     return {
         "patchkit": __version__,
         "tool": "vllm bench serve",
         "model": model,
-        "machines": machines,
+        "machines": [_describe_machine(facts.host) for facts in variants[0].facts],
         "loads": {load.name: asdict(load) for load in loads},
-        "variants": {
-            variant.name: {
-                "command": _ADDRESS.sub(
-                    "ADDRESS", mask_secrets(" ".join(variant.words))
-                ),
-                "variables": {
-                    name: _ADDRESS.sub(
-                        "ADDRESS", mask_secrets(f"{name}={value}")
-                    ).partition("=")[2]
-                    for name, value in variant.shared.items()
-                },
-                "versions": dict(variant.facts[0].host.versions)
-                if variant.facts
-                else {},
-            }
-            for variant in variants
-        },
+        "variants": {variant.name: _describe_variant(variant) for variant in variants},
     }
+
+
+def _describe_machine(host: Host) -> dict[str, str]:
+    system = host.system
+    memory = f"{host.memory.total / KIB_PER_GIB:.0f} GiB" if host.memory else ""
+    return {
+        "gpu": ", ".join(f"{gpu.name} ({gpu.capability})" for gpu in host.gpus),
+        "driver": next((gpu.driver for gpu in host.gpus if gpu.driver), ""),
+        "cpu": f"{system.cpu}, {system.cores} cores",
+        "machine": f"{system.vendor} {system.product}".strip(),
+        "bios": system.bios,
+        "kernel": system.kernel,
+        "os": system.os,
+        "memory": memory,
+    }
+
+
+def _describe_variant(variant: PlannedVariant) -> dict[str, Any]:
+    variables = {}
+    for name, value in variant.shared.items():
+        # The name tells whether the value is a secret.
+        setting = _mask(f"{name}={value}")
+        variables[name] = setting.partition("=")[2]
+    return {
+        "command": _mask(" ".join(variant.words)),
+        "variables": variables,
+        "versions": dict(variant.facts[0].host.versions) if variant.facts else {},
+    }
+
+
+def _mask(text: str) -> str:
+    return _ADDRESS.sub("ADDRESS", mask_secrets(text))
 
 
 def venv_python(venv: str) -> str:

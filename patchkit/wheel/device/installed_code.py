@@ -6,8 +6,8 @@ Nothing is imported but the standard library and what reads ELF files and fat bi
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,42 +18,47 @@ _FORCE = ("CUDA_FORCE_PTX_JIT", "CUDA_FORCE_JIT")  # the first goes before the o
 
 
 def look_at_device_code(home: str, process: int, cache: str) -> dict[str, Any]:
-    """Return what the vLLM in ``home`` holds, and a process of it finds, or with 0 a new one.
+    """Return the device code of the vLLM in ``home``, and the cache of a process of it.
 
-    The answer has the fields of ``DeviceCodeFound`` in doctor/first_use.py.
-
-    ``cache`` is where the driver keeps what it compiled, unless a variable of the process says so.
-    Raises SourceError for a damaged library, OSError.
+    With 0 it is the cache of a new process. The answer has the fields of ``DeviceCodeFound`` in
+    doctor/first_use.py. ``cache`` is where the driver keeps compiled code, unless a variable of
+    the process names another folder. Raises SourceError for a damaged library, OSError.
     """
-    environment: Mapping[str, str] = os.environ
-    if process:
-        pairs = (
-            Path(f"/proc/{process}/environ")
-            .read_bytes()
-            .decode(errors="replace")
-            .split("\0")
-        )
-        environment = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-    place = Path(environment.get("CUDA_CACHE_PATH") or cache).expanduser()
+    environment = _environment_of(process) if process else os.environ
+    kept = Path(environment.get("CUDA_CACHE_PATH") or cache).expanduser()
+
     codes = {}
-    # Upstream's own of what patchkit replaced lie in .patchkit; nothing loads them.
-    libraries = (
-        path for path in Path(home).rglob("*.so") if ".patchkit" not in path.parts
-    )
-    for path in sorted(libraries):
-        with path.open("rb") as stream:
-            sections = parse_library(stream, str(path)).sections
-            live = [section for section in sections if section.name == ".nv_fatbin"]
-            held: dict[int, list[str]] = {}
-            for entry in read_entries(stream, live, str(path)):
-                if entry.kind in ("sass", "ptx"):  # what a device takes by itself
-                    held.setdefault(entry.container, []).append(entry.name)
-        if held:
-            codes[path.name] = dict(Counter(" ".join(names) for names in held.values()))
+    for path in sorted(Path(home).rglob("*.so")):
+        # Upstream's originals of replaced files lie in .patchkit; nothing loads them.
+        if ".patchkit" in path.parts:
+            continue
+        if containers := Counter(_read_containers(path)):
+            codes[path.name] = dict(containers)
+
     forced = next((name for name in _FORCE if name in environment), "")
+    is_forced = environment.get(forced, "0") not in ("", "0")
     return {
         "codes": codes,
-        "cache": str(place),
-        "kept": sum(file.stat().st_size for file in place.rglob("*") if file.is_file()),
-        "forced": forced if environment.get(forced, "0") not in ("", "0") else "",
+        "cache": str(kept),
+        "kept": sum(file.stat().st_size for file in kept.rglob("*") if file.is_file()),
+        "forced": forced if is_forced else "",
     }
+
+
+def _environment_of(process: int) -> Mapping[str, str]:
+    text = Path(f"/proc/{process}/environ").read_bytes().decode(errors="replace")
+    pairs = (pair.split("=", 1) for pair in text.split("\0") if "=" in pair)
+    return dict(pairs)
+
+
+def _read_containers(path: Path) -> Iterator[str]:
+    """Yield the code that a device takes by itself, container by container: ``sm_90 sm_120``."""
+    entries = defaultdict(list)
+    with path.open("rb") as stream:
+        sections = parse_library(stream, str(path)).sections
+        live = [section for section in sections if section.name == ".nv_fatbin"]
+        for entry in read_entries(stream, live, str(path)):
+            if entry.kind in ("sass", "ptx"):
+                entries[entry.container].append(entry.name)
+    for names in entries.values():
+        yield " ".join(names)
