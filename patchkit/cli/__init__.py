@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import gc
 import importlib
 import os
 import sys
-from itertools import pairwise
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from patchkit import __version__
 from patchkit.cli import out
 from patchkit.cli.out import error_text
-from patchkit.cli.verbs import CLICK_ALONE, GROUPS, MEANT, MORE, REPLACED, VERBS
+from patchkit.cli.verbs import CLICK_ALONE, GROUPS, MORE, SYNONYMS, VERBS
 from patchkit.durable.signals import Interrupted, raise_interrupts, unwrapped
 from patchkit.errors import (
     DriftError,
@@ -38,8 +36,8 @@ Examples:
   patchkit repack vllm==0.33.0
 
 \b
-Exit codes: 0 done, 2 usage, 3 source not recognised or a file not sound,
-4 drift, 5 proof failed, 6 busy, 7 I/O or no network, 8 hash mismatch,
+Exit codes: 0 done, 2 usage, 3 unknown source or invalid file, 4 drift,
+5 proof failed, 6 busy, 7 I/O or no network, 8 hash mismatch,
 9 this machine or its network, 10 a build failed, 11 a recipe has a mistake,
 128 + N interrupted by signal N, 1 a bug. docs/commands.md says more.
 """
@@ -48,15 +46,6 @@ _LIMITED = "other programs hold it, or a limit of this shell is low: `ulimit -v`
 _FREE = "end other programs or raise the limit, then run the same command again"
 _NESTED = "no release has such a text: it was edited by hand, or made to do harm"
 _RESTORE = "restore it from the release, or leave it out"
-
-
-def _check_former_verb(name: str, rest: list[str]) -> None:
-    """Raise UsageError for the former or a common name of a verb, with what stands for it now."""
-    if successor := MEANT.get(name):
-        hint = quoted("patchkit", *successor.split(), *rest)
-        raise UsageError(f"no verb is called {name!r}", hint=hint)
-    if instead := REPLACED.get(name):
-        raise UsageError(f"no verb is called {name!r} any more", hint=instead)
 
 
 class _Verbs(click.Group):
@@ -70,6 +59,7 @@ class _Verbs(click.Group):
             return None
         if cmd_name not in CLICK_ALONE:
             require_libraries(BASE)
+
         module = importlib.import_module(f"patchkit.cli.{VERBS[cmd_name][0]}")
         command = getattr(module, f"{cmd_name.replace('-', '_')}_command")
         assert isinstance(command, click.Command)
@@ -78,26 +68,16 @@ class _Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        verb, *rest = args
-        if verb == "status":  # of a source it is the former spelling of `fixes SOURCE`
-            words = [it for last, it in pairwise(["", *rest]) if last != "--file"]
-            if any(not word.startswith("-") or word.endswith("-src") for word in words):
-                verb = "fixes"
-        if ctx.resilient_parsing or verb.startswith("-"):
-            return super().resolve_command(ctx, [verb, *rest])
+        name, *words = args
+        if name in VERBS or name.startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
 
-        _check_former_verb(" ".join([verb, *rest[:1]]), rest[1:])
-        _check_former_verb(verb, rest)
-        if verb in VERBS:
-            return super().resolve_command(ctx, [verb, *rest])
-
-        close = difflib.get_close_matches(verb, VERBS, n=1)
-        hint = (
-            quoted("patchkit", *close, *rest)
-            if close
-            else "`patchkit --help` lists them"
-        )
-        raise UsageError(f"no verb is called {verb!r}", hint=hint)
+        similar = difflib.get_close_matches(name, VERBS, n=1)
+        verbs = [SYNONYMS[name]] if name in SYNONYMS else similar
+        hint = "`patchkit --help` lists them"
+        if verbs:
+            hint = quoted("patchkit", *verbs, *words)
+        raise UsageError(f"no verb is called {name!r}", hint=hint)
 
     def main(self, *args: Any, **options: Any) -> Any:
         out.prepare_streams()
@@ -118,9 +98,8 @@ class _Verbs(click.Group):
     ) -> None:
         for title, verbs in GROUPS.items():
             with formatter.section(title):
-                formatter.write_dl(
-                    [(verb, line) for verb, (_folder, line) in verbs.items()]
-                )
+                formatter.write_dl([(verb, row[1]) for verb, row in verbs.items()])
+
         with formatter.section("More, each with --help"):
             formatter.write_text(", ".join(MORE))
 
@@ -157,27 +136,32 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except Exception as error:
-        own = _own(error)
-        if own is None:
+        translated = translate_error(error)
+        if translated is None:
             if os.environ.get("PATCHKIT_DEBUG"):
                 raise
-            said = mask_secrets(f"{type(error).__name__}: {error}")
-            out.say_at_end(
-                f"patchkit: internal error: {said}\n"
-                "  next: run again with PATCHKIT_DEBUG=1 and report what it prints"
-            )
-            sys.exit(1)
-        _show(own)
+            _exit_with_bug(error)
+
+        show_error(translated)
         if isinstance(error, OSError):
             out.discard_output()
-        sys.exit(own.exit_code)
+        sys.exit(translated.exit_code)
 
 
-def _own(error: Exception) -> PatchkitError | None:
+def _exit_with_bug(error: Exception) -> NoReturn:
+    text = mask_secrets(f"{type(error).__name__}: {error}")
+    out.say_at_end(
+        f"patchkit: internal error: {text}\n"
+        "  next: run again with PATCHKIT_DEBUG=1 and report what it prints"
+    )
+    sys.exit(1)
+
+
+def translate_error(error: Exception) -> PatchkitError | None:
     """Return an error as one of patchkit's; None for a bug."""
     match error:
         case DriftError() if error.without:
-            return _with_way_out(error)
+            return _add_way_out(error)
         case PatchkitError():
             return error
         case click.ClickException():
@@ -198,34 +182,36 @@ def _own(error: Exception) -> PatchkitError | None:
     return None
 
 
-def _with_way_out(error: DriftError) -> DriftError:
-    """Return drift with the same command, which leaves out what does not fit."""
-    left = [word for name in error.without for word in ("--without", name)]
-    again = quoted(*out.program(), *sys.argv[1:], *left)
-    error.hint = f"leave out what does not fit: {again}"
+def _add_way_out(error: DriftError) -> DriftError:
+    """Hint at the same command with a --without for each fix that does not fit."""
+    options = [word for fix in error.without for word in ("--without", fix)]
+    command = quoted(*out.program(), *sys.argv[1:], *options)
+    error.hint = f"leave out what does not fit: {command}"
     return error
 
 
 def _usage_error(error: click.ClickException) -> UsageError:
-    """Return what click says of an option, an argument or a verb."""
-    context = error.ctx if isinstance(error, click.UsageError) else None
-    said = error.format_message().rstrip(".")
-    words = (*(context.command_path if context else "patchkit").split(), "--help")
-    return UsageError(
-        said[:1].lower() + said[1:], hint=f"`{quoted(*words)}` lists it all"
-    )
+    """Return click's complaint about an option, an argument or a verb."""
+    command = "patchkit"
+    if isinstance(error, click.UsageError) and error.ctx:
+        command = error.ctx.command_path
+
+    text = error.format_message().rstrip(".")
+    usage = quoted(*command.split(), "--help")
+    return UsageError(text[:1].lower() + text[1:], hint=f"`{usage}` lists it all")
 
 
-def _show(error: PatchkitError) -> None:
+def show_error(error: PatchkitError) -> None:
+    """Print an error: as JSON with --json, otherwise as text on standard error."""
     # Looked for as a word: the error may be older than the parsed options.
-    if "--json" in sys.argv:
-        parts = {"what": error.what, "why": error.why, "next": error.hint}
-        fields = {name: mask_secrets(text) for name, text in parts.items()}
-        # If standard output is what failed, the message goes where it can still be read.
-        with contextlib.suppress(OSError):
-            # A line, since what came before it may be lines.
-            out.print_json(
-                {"error": {**fields, "exit_code": error.exit_code}}, indent=None
-            )
-            return
-    out.say_at_end(error_text(error))
+    if "--json" not in sys.argv:
+        out.say_at_end(error_text(error))
+        return
+
+    parts = {"what": error.what, "why": error.why, "next": error.hint}
+    fields = {name: mask_secrets(text) for name, text in parts.items()}
+    try:
+        # One line, since lines of JSON may stand before it.
+        out.print_json({"error": {**fields, "exit_code": error.exit_code}}, indent=None)
+    except OSError:  # standard output failed: standard error may still be read
+        out.say_at_end(error_text(error))

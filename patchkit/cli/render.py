@@ -1,6 +1,7 @@
-"""Render what a verb yields below ``@rendered``: with --json each ``Record``, without the rest.
+"""Print the blocks that a verb yields below ``@rendered``: with --json only each ``Record``.
 
-The rest: lines, findings, tables, and ``Data``, which programs read. ``ExitCode`` ends the verb.
+Without --json everything else is printed: lines, findings, tables, and ``Data`` for programs.
+``ExitCode`` sets the code that the verb ends with.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ import contextlib
 import difflib
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import click
 
@@ -26,20 +27,18 @@ from patchkit.cli.out import (
     style,
     table,
 )
-from patchkit.cli.verbs import MEANT
 from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
 from patchkit.target import Load
 
-F = TypeVar("F", bound=Callable[..., Any])
+Verb = Callable[..., Any]
 Option = Callable[[Any], Any]
 
 verbose_option = click.option("-v", "--verbose", is_flag=True, help="Show all of it.")
-
-GOOD = style("✓", fg="green") + " "
-BAD = style("✗", fg="red", bold=True) + " "
-UNSURE = style("?", fg="cyan") + " "
+dry_run_option = click.option(
+    "--dry-run", is_flag=True, help="Only say what would be done."
+)
 
 LOAD_STYLES: Mapping[Load, Mapping[str, Any]] = {
     Load.EXACT: {"fg": "green"},
@@ -48,6 +47,7 @@ LOAD_STYLES: Mapping[Load, Mapping[str, Any]] = {
     Load.JIT: {"fg": "yellow"},
     Load.NONE: {"dim": True},
 }
+# Sign and style of each level.
 MARKS: Mapping[Level, tuple[str, Mapping[str, Any]]] = {
     Level.ERROR: ("✗", {"fg": "red", "bold": True}),
     Level.WARNING: ("!", {"fg": "yellow"}),
@@ -55,13 +55,24 @@ MARKS: Mapping[Level, tuple[str, Mapping[str, Any]]] = {
     Level.UNKNOWN: ("?", {"fg": "cyan"}),
     Level.OK: ("✓", {"fg": "green"}),
 }
-# Of other levels their names are counted.
+# Levels that a summary does not count by their names.
 _COUNTED = {Level.UNKNOWN: "not checked", Level.OK: "fine"}
+
+
+def mark(level: Level) -> Shown:
+    """Return the sign that the line of a finding begins with."""
+    sign, styles = MARKS[level]
+    return style(sign, **styles) + " "
+
+
+GOOD = mark(Level.OK)
+BAD = mark(Level.ERROR)
+UNSURE = mark(Level.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A value for --json; ``line`` prints it as one line: an event of several."""
+    """A value for --json; ``line`` prints it as one line, as for an event."""
 
     value: object
     line: bool = False
@@ -69,7 +80,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Text that programs read, without --json: printed byte for byte."""
+    """Text for programs, without --json: printed byte for byte."""
 
     text: str
 
@@ -85,21 +96,22 @@ Block = str | Record | Data | ExitCode
 
 
 class VerbGroup(click.Group):
-    """A verb of several: help has the first sentence of each, whole."""
+    """A verb with commands; its help shows the whole first sentence of each."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        name, *rest = args
+        name, *words = args
         names = self.list_commands(ctx)
         if name in names or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
+
         verb = str(ctx.info_name)
-        close = difflib.get_close_matches(name, names, n=1)
-        words = [verb, *close, *rest] if close else MEANT.get(name, "").split()
+        similar = difflib.get_close_matches(name, names, n=1)
+        completed = [*similar, *words] if similar else ["--help"]
         raise UsageError(
             f"`patchkit {verb}` has no command {name!r}; it has {', '.join(names)}",
-            hint=quoted("patchkit", *(words or [verb, "--help"])),
+            hint=quoted("patchkit", verb, *completed),
         )
 
     def format_commands(
@@ -108,88 +120,88 @@ class VerbGroup(click.Group):
         rows = []
         for name in self.list_commands(ctx):
             command = self.get_command(ctx, name)
-            if command and command.help and not command.hidden:
-                first = " ".join(command.help.split("\n\n")[0].split())
-                rows.append((name, first.partition(". ")[0].rstrip(".") + "."))
+            if command and command.help:
+                paragraph = " ".join(command.help.split("\n\n")[0].split())
+                sentence = paragraph.partition(". ")[0].rstrip(".") + "."
+                rows.append((name, sentence))
+
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
 
-def read_numbers(
-    _: click.Context, option: click.Parameter, text: str | None
-) -> tuple[int, ...]:
-    """Return the whole numbers of an option's text; the callback of options that take several."""
-    numbers = text.split(",") if text else []
-    if not all(number.isdecimal() and int(number) for number in numbers):
-        raise UsageError(
-            f"{option.opts[-1]} takes whole numbers with commas, not {text!r}"
-        )
-    return tuple(map(int, numbers))
-
-
-def with_options(*options: Option) -> Callable[[F], F]:
+def with_options(*options: Option) -> Callable[[Verb], Verb]:
     """Return a decorator that adds options to a verb; help shows them in this order."""
-    return lambda verb: functools.reduce(
-        lambda made, add: add(made), reversed(options), verb
-    )
+
+    def decorate(verb: Verb) -> Verb:
+        for add_option in reversed(options):
+            verb = add_option(verb)
+        return verb
+
+    return decorate
 
 
-def rendered(verb: F) -> F:
+def rendered(verb: Callable[..., Iterator[Block]]) -> Verb:
     """Add --json to a verb, and print the blocks that it yields."""
 
     @as_json
     @functools.wraps(verb)
     def wrapped(*arguments: Any, as_json: bool, **options: Any) -> None:
-        code = 0
-        # Closed whatever happens: a folder that a verb unpacked is removed then.
-        with contextlib.closing(verb(*arguments, **options)) as blocks:
+        exit_code = 0
+        blocks = cast("Generator[Block]", verb(*arguments, **options))
+        # Closed even after an error: a folder that the verb unpacked is removed then.
+        with contextlib.closing(blocks):
             for block in blocks:
                 if isinstance(block, ExitCode):
-                    code = max(code, block.code)
-                elif isinstance(block, Record):
-                    if as_json:
-                        print_json(block.value, indent=None if block.line else 1)
-                elif as_json:
-                    continue
-                elif isinstance(block, Data):
-                    data(block.text)
+                    exit_code = max(exit_code, block.code)
                 else:
-                    say(block)
-        if code:
-            raise SystemExit(code)
+                    _print_block(block, as_json=as_json)
+        if exit_code:
+            raise SystemExit(exit_code)
 
-    return cast("F", wrapped)
-
-
-def lead_word(text: str) -> Shown:
-    """Return what a line to heed begins with: ``note``, ``known``, ``beware``."""
-    return style(text, fg="yellow") + " "
+    return wrapped
 
 
-def fact_lines(
-    pairs: Mapping[str, object] | Iterable[tuple[str, object]],
-) -> Sequence[LaidOut]:
-    """Return a block of names and values, without what is empty."""
-    rows = pairs.items() if isinstance(pairs, Mapping) else pairs
-    return table(
-        (
-            (style(name, dim=True), cell_text(value))
-            for name, value in rows
-            if cell_text(value)
-        ),
-        indent="  ",
-    )
+def _print_block(block: str | Record | Data, *, as_json: bool) -> None:
+    if isinstance(block, Record):
+        if as_json:
+            print_json(block.value, indent=None if block.line else 1)
+    elif as_json:
+        return
+    elif isinstance(block, Data):
+        data(block.text)
+    else:
+        say(block)
+
+
+def lead_word(word: str, colour: str = "yellow") -> Shown:
+    """Return the coloured word that a line begins with: ``beware``, ``silent``."""
+    return style(word, fg=colour) + " "
+
+
+def note(text: str) -> Shown:
+    """Return a line that is worth knowing, and no fault."""
+    return lead_word("note") + text
+
+
+def fact_lines(facts: Mapping[str, object]) -> Sequence[LaidOut]:
+    """Return a block of names and values; empty values are left out."""
+    texts = {name: cell_text(value) for name, value in facts.items()}
+    rows = [(style(name, dim=True), text) for name, text in texts.items() if text]
+    return table(rows, indent="  ")
 
 
 def cell_text(value: object) -> str:
     """Return a value as text: a sequence with commas, nothing for None."""
-    if isinstance(value, str):
-        return value  # a styled text stays one
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {it}" for name, it in value.items())
-    if isinstance(value, list | tuple | set | frozenset):
-        return ", ".join(map(str, value))
-    return "" if value is None else str(value)
+    match value:
+        case None:
+            return ""
+        case str():
+            return value  # a styled text stays one
+        case Mapping():
+            return ", ".join(f"{name} {item}" for name, item in value.items())
+        case list() | tuple() | set() | frozenset():
+            return ", ".join(map(str, value))
+    return str(value)
 
 
 def counted_noun(count: int, noun: str, plural: str = "") -> str:
@@ -198,7 +210,7 @@ def counted_noun(count: int, noun: str, plural: str = "") -> str:
 
 
 def gigabytes(size: float) -> str:
-    """Return an amount of bytes as people read it."""
+    """Return a number of bytes as ``1.5 GB``, ``2.0 MB`` or ``3.1 kB``."""
     for unit, bytes_per_unit in (("GB", 1e9), ("MB", 1e6)):
         if size >= bytes_per_unit / 10:
             return f"{size / bytes_per_unit:,.1f} {unit}"
@@ -207,74 +219,86 @@ def gigabytes(size: float) -> str:
 
 def finding_lines(findings: Sequence[Finding], *, verbose: bool) -> Iterator[Shown]:
     """Yield errors and warnings whole, then how many other findings there are; or all of them."""
-    levels = (Level.ERROR, Level.WARNING, *((Level.NOTE,) if verbose else ()))
-    yield from finding_blocks(
-        (it for it in findings if it.level in levels), verbose=verbose
-    )
-    for finding in sorted(findings, key=lambda it: it.level is Level.OK):
-        is_check = finding.level in (Level.OK, Level.UNKNOWN)
-        if is_check and (verbose or _is_gpu_unchecked(finding)):
-            mark, how = MARKS[finding.level]
-            head = style(mark, **how) + " " + style(finding.where, bold=True)
-            yield head + f"  {finding.about}: {finding.what}"
+    levels = {Level.ERROR, Level.WARNING}
+    if verbose:
+        levels.add(Level.NOTE)
+    shown_whole = [finding for finding in findings if finding.level in levels]
+    yield from finding_blocks(shown_whole, verbose=verbose)
+
+    for level in (Level.UNKNOWN, Level.OK):
+        for finding in findings:
+            is_shown = verbose or _is_gpu_unchecked(finding)
+            if finding.level is level and is_shown:
+                place = style(finding.where, bold=True)
+                yield mark(level) + place + f"  {finding.about}: {finding.what}"
     yield finding_summary(findings)
 
 
 def finding_blocks(
     findings: Iterable[Finding], *, verbose: bool = False
 ) -> Iterator[Shown]:
-    """Yield each finding whole; those of one place, reason and cure are one."""
-    alike: dict[tuple[str, ...], list[Finding]] = {}
+    """Yield each finding whole; those of the same place, reason and cure are one."""
+    groups: dict[tuple[str, ...], list[Finding]] = {}
     for finding in findings:
         place = f"{finding.where}:{finding.line}" if finding.where else finding.what
         key = (finding.level, place, finding.why, finding.hint)
-        alike.setdefault(key, []).append(finding)
-    for first, *others in alike.values():
-        mark, how = MARKS[first.level]
-        where = f"{first.where}:{first.line}" if first.line else first.where
-        head = style(mark, **how) + " " + style(where, bold=True)
-        whats = [
-            f"{it.about}: {it.what}" if it.about else it.what for it in (first, *others)
-        ]
-        if others:
-            yield head
-            yield from (Shown("  ") + what for what in whats)
-        else:
-            yield head + ("  " if where else "") + whats[0]
-        yield from _labelled_lines("why", first.why)
-        if first.sure and (verbose or first.level is Level.ERROR):
-            known = "; ".join(filter(None, (first.sure, first.source, first.holds)))
-            yield style(f"  sure:  {known}", dim=True)
-        yield from _labelled_lines("next", spelled(first.hint))
-        yield from _labelled_lines("costs", first.costs)
+        groups.setdefault(key, []).append(finding)
+
+    for group in groups.values():
+        yield from _group_lines(group)
+        finding = group[0]
+        yield from _labelled_lines("why", finding.why)
+        if finding.sure and (verbose or finding.level is Level.ERROR):
+            evidence = (finding.sure, finding.source, finding.holds)
+            yield style(f"  sure:  {'; '.join(filter(None, evidence))}", dim=True)
+        yield from _labelled_lines("next", spelled(finding.hint))
+        yield from _labelled_lines("costs", finding.costs)
+
+
+def _group_lines(group: Sequence[Finding]) -> Iterator[Shown]:
+    """Yield the place of findings, and what is wrong there."""
+    finding = group[0]
+    where = f"{finding.where}:{finding.line}" if finding.line else finding.where
+    head = mark(finding.level) + style(where, bold=True)
+    if len(group) == 1:
+        yield head + ("  " if where else "") + _subject(finding)
+        return
+    yield head
+    for finding in group:
+        yield Shown("  ") + _subject(finding)
+
+
+def _subject(finding: Finding) -> str:
+    return f"{finding.about}: {finding.what}" if finding.about else finding.what
 
 
 def _labelled_lines(name: str, text: str) -> Iterator[Shown]:
-    for number, line in enumerate(filter(None, text.split("\n"))):
-        yield Shown("  ") + (f"{name}:".ljust(7) if not number else " " * 7) + line
+    label = f"{name}:"
+    for line in text.split("\n"):
+        if line:
+            yield Shown("  ") + label.ljust(7) + line
+            label = ""
 
 
 def _is_gpu_unchecked(finding: Finding) -> bool:
-    """Return whether nothing can be called fine, since this was not checked."""
+    """Return whether the GPU was not checked, so that nothing can be called fine."""
     return finding.level is Level.UNKNOWN and finding.about == "gpu-throttled"
 
 
 def finding_summary(findings: Sequence[Finding]) -> Shown:
     """Return one line: how many findings there are of each level."""
     counts = Counter(finding.level for finding in findings)
-    parts = [
-        counted_noun(counts[it], _COUNTED.get(it, it), _COUNTED.get(it, ""))
-        for it in Level
-        if counts[it]
-    ]
-    mark = GOOD
+    parts = []
+    for level in Level:
+        if counts[level]:
+            plural = _COUNTED.get(level, "")
+            parts.append(counted_noun(counts[level], plural or level, plural))
+
+    sign = GOOD
     if counts[Level.ERROR] or counts[Level.WARNING]:
-        mark = BAD
+        sign = BAD
     elif not counts[Level.OK] or any(map(_is_gpu_unchecked, findings)):
-        mark = style("?", fg="cyan") + " "
-    hidden = counts[Level.NOTE] or counts[Level.UNKNOWN]
-    return (
-        mark
-        + (", ".join(parts) or "nothing found")
-        + ("; -v shows all" if hidden else "")
-    )
+        sign = UNSURE
+    is_hiding = counts[Level.NOTE] or counts[Level.UNKNOWN]
+    hint = "; -v shows all" if is_hiding else ""
+    return sign + (", ".join(parts) or "nothing found") + hint

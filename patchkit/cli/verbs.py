@@ -1,9 +1,9 @@
-"""Name the verbs, by group, with the module that has each, and its help."""
+"""List the verbs by group, with the module and the help line of each verb."""
 
 from __future__ import annotations
 
-# The lines of help stand here and not in the modules, so that help imports none of them. A verb
-# that is not met every day is in MORE: help names it, and `patchkit VERB --help` explains it.
+# The help lines stand here and not in the modules, so that `patchkit --help` imports none of them.
+# Verbs of MORE are rarely needed: `patchkit --help` only names them.
 GROUPS = {
     "Serve a model, on one machine or several": {
         "up": (
@@ -89,28 +89,9 @@ MORE = {
     ),
 }
 VERBS = {verb: row for group in (*GROUPS.values(), MORE) for verb, row in group.items()}
-# What others call a verb, and former verbs that only have another name: the words that follow stay.
-MEANT = {
-    "serve": "up",
-    "start": "up",
-    "stop": "down",
-    "upgrade": "cluster install",
-    "lint": "check",
-    "env check": "check",
-    **{f"cluster {verb}": verb for verb in ("up", "down", "status", "logs", "switch")},
-}
-# Former verbs that another program or a page stands for: what to do instead.
-REPLACED = {
-    "chat": "vllm chat --url http://localhost:8000/v1",
-    "export kubernetes": "vLLM has a manifest of its own, and `patchkit env --format docker` with "
-    "`patchkit serve-args MODEL` says what goes into it: docs/scale.md",
-    "export lws": "vLLM has a manifest of its own: docs/scale.md",
-    "net apply": "sudo install -m 600 40-patchkit.yaml /etc/netplan/ && sudo netplan try",
-    "net undo": "sudo rm /etc/netplan/40-patchkit.yaml && sudo netplan apply",
-    "series": "`patchkit diff SOURCE` writes what `git apply` takes",
-    "tune": "`patchkit fetch vllm==0.33.0` brings the release's own tuner: docs/tune.md",
-}
-# What a node runs without any library but click; of inspect only --loaded, of doctor --log.
+# How other programs call a verb.
+SYNONYMS = {"serve": "up", "start": "up", "stop": "down"}
+# Verbs that need no library but click; `inspect` only with --loaded, `doctor` only with --log.
 CLICK_ALONE = {
     "probe",
     "net",

@@ -29,9 +29,9 @@ def run(arguments, stream):
     except SystemExit as end:
         return end.code
     except (PatchkitError, click.ClickException) as error:
-        own = cli._own(error)
-        cli._show(own)
-        return own.exit_code
+        translated = cli.translate_error(error)
+        cli.show_error(translated)
+        return translated.exit_code
     finally:
         stream.flush()
         sys.argv, sys.stdout, sys.stderr = kept

@@ -111,7 +111,7 @@ def used(told: Mapping[str, Any], home: Path) -> None:
     packages = next(home.glob("lib/python*/site-packages"))
     source = ("--vllm-src", str(packages / "vllm"))
     patchkit = (sys.executable, "-m", "patchkit")
-    states = json.loads(run(*patchkit, "status", *source, "--json"))["fixes"]
+    states = json.loads(run(*patchkit, "fixes", *source, "--json"))["fixes"]
     applied = {fix["id"] for fix in states if fix["state"] == "applied"}
     meant = {fix["id"] for fix in told["fixes"] if fix["state"] == "applied"}
     require(applied == meant, f"status says {applied}, not {meant}")

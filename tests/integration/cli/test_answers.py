@@ -17,9 +17,9 @@ LINES = 12  # ten, and the words that a terminal of 80 columns breaks off
 @pytest.mark.releases
 def test_apply_and_status_say_it_in_ten_lines_and_all_with_v(cli, tree):
     root = tree(RELEASE)
-    before = cli("status", root).stdout
+    before = cli("fixes", root).stdout
     applied = cli("apply", root).stdout
-    after = cli("status", root).stdout
+    after = cli("fixes", root).stdout
 
     for said in (before, applied, after):
         assert len(said.splitlines()) <= LINES
@@ -34,7 +34,7 @@ def test_apply_and_status_say_it_in_ten_lines_and_all_with_v(cli, tree):
     # What was not done and not asked for is a number; -v has every fix.
     ids = [fix.id for fix in load_recipe().fixes]
     assert "sm100_lists" not in applied
-    whole = cli("status", root, "-v").stdout
+    whole = cli("fixes", root, "-v").stdout
     assert [line.split()[1] for line in whole.splitlines()[2:]] == ids
     applied = cli("apply", root, "-v").stdout
     assert not [fix for fix in ids if fix not in applied]
@@ -63,7 +63,7 @@ def test_what_is_named_is_pasted_to_apply_and_to_undo(cli, tree, tmp_path, paste
     root = tree(RELEASE, name="sp ace $(touch x) `touch y` 'q' \x1b[2J")
     options = (root, "--only", "version_label")
     (applies,) = nexts(cli("apply", *options, "--dry-run").stdout)
-    assert nexts(cli("status", *options).stdout) == [applies]
+    assert nexts(cli("fixes", *options).stdout) == [applies]
     said = paste(applies)
     assert "1 file changed" in said
     assert (root / ".patchkit" / "ledger.json").is_file()

@@ -43,7 +43,7 @@ def test_a_release_by_name_is_the_tree_that_apply_made_below_build(
     assert json.loads(cli("apply", spec, "--json").stdout)["written"] == []
     assert snapshot(made) == patched
 
-    assert fixes(cli("status", spec, "--json"))["version_label"] == "applied"
+    assert fixes(cli("fixes", spec, "--json"))["version_label"] == "applied"
     assert cli("diff", spec).stdout == cli("diff", made).stdout != ""
     assert json.loads(cli("revert", spec, "--json").stdout)["restored"]
     for again in (made, spec):
@@ -55,7 +55,7 @@ def test_another_version_in_the_place_of_a_release_is_refused(cli, tree, tmp_pat
     (tmp_path / "build").mkdir()
     shutil.copytree(tree(RELEASE), tmp_path / "build" / "vllm-0.24.0")
     cli("apply", "build/vllm-0.24.0", "--only", "version_label")
-    for verb in ("status", "revert", "apply"):
+    for verb in ("fixes", "revert", "apply"):
         assert (
             f"holds vllm {RELEASE}, not 0.24.0"
             in cli(verb, "vllm==0.24.0", rc=3).stderr
@@ -72,7 +72,7 @@ def test_only_reading_writes_nothing(cli, root, snapshot, tmp_path):
     }
     for place in folders:
         place.chmod(0o555)
-    states = fixes(cli("status", "--vllm-src", root, "--json"))
+    states = fixes(cli("fixes", "--vllm-src", root, "--json"))
     planned = json.loads(cli("apply", "--vllm-src", root, "--dry-run", "--json").stdout)
     diff = cli("diff", "--vllm-src", root).stdout
     groups = json.loads(cli("archs", "--vllm-src", root, "--json").stdout)["groups"]
@@ -106,7 +106,7 @@ def test_the_tree_becomes_what_is_asked_for_whatever_was_before(
     one = json.loads(
         cli("apply", "--vllm-src", root, "--only", "fp8_grouped_gemm", "--json").stdout
     )
-    states = fixes(cli("status", "--vllm-src", root, "--json"))
+    states = fixes(cli("fixes", "--vllm-src", root, "--json"))
     cli("apply", "--vllm-src", root)
 
     assert one["written"] == [EDITED]
@@ -132,7 +132,7 @@ def test_drift_is_named_and_nothing_is_written(
     rewrite(root / EDITED, alter((root / EDITED).read_text()))
     before = snapshot(root)
 
-    for verb in ("apply", "diff", "status"):
+    for verb in ("apply", "diff", "fixes"):
         done = cli(verb, "--vllm-src", root, rc=4)
         # A table breaks its lines.
         said = " ".join((done.stdout + done.stderr).split())
@@ -147,7 +147,7 @@ def test_a_tree_that_is_being_worked_on_is_busy(cli, root, snapshot):
     with locked(root):
         said = cli("apply", "--vllm-src", root, rc=6).stderr
         assert "another patchkit is working on this tree" in said
-        assert fixes(cli("status", "--vllm-src", root, "--json"))
+        assert fixes(cli("fixes", "--vllm-src", root, "--json"))
     assert snapshot(root) == before
 
 
@@ -161,7 +161,7 @@ def test_a_patched_file_that_was_edited_is_never_overwritten(
     cli("apply", "--vllm-src", root)
     rewrite(root / EDITED, (root / EDITED).read_text() + "# mine\n")
     before = snapshot(root)
-    for verb in ("revert", "apply", "status", "diff"):
+    for verb in ("revert", "apply", "fixes", "diff"):
         said = cli(verb, "--vllm-src", root, rc=4).stderr
         assert f"{EDITED}: edited since patchkit wrote it" in said
     assert snapshot(root) == before

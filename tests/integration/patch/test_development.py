@@ -54,14 +54,14 @@ def test_code_that_is_not_there_yet_needs_no_fix(mixed, recipe, ask, snapshot, c
         assert reason in found[fix_id].reason
         note = f"{fix_id} is left out: {COMMIT} is no release, and has no code for it"
         assert found[fix_id].note == note
-        assert note in " ".join(cli("status", root).stdout.split())
+        assert note in " ".join(cli("fixes", root).stdout.split())
     applied = {
         fix_id for fix_id, verdict in found.items() if verdict.state.value == "applied"
     }
     assert {"arch_lists", "marlin_sass", "sm120_guard", "fp8_grouped_gemm"} <= applied
     decided = f"{COMMIT} is not in the table; decided by the code alone"
     assert found["arch_lists"].note == decided
-    assert decided in " ".join(cli("status", root).stdout.split())
+    assert decided in " ".join(cli("fixes", root).stdout.split())
     assert f"{COMMIT}.cu130.gb10.p" in (root / "setup.py").read_text()
     revert(root)
     assert snapshot(root) == pristine

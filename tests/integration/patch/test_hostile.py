@@ -181,7 +181,7 @@ def test_without_a_sandbox_only_what_is_locked_or_trusted_is_run(
     assert "--trust-source" in refused.stderr
     assert snapshot(root) == before
 
-    status = without("status", "--vllm-src", root)  # nothing has to be run for that
+    status = without("fixes", "--vllm-src", root)  # nothing has to be run for that
     assert status.returncode == 0
 
     trusted = without("apply", "--vllm-src", root, "--dry-run", "--trust-source", "-v")

@@ -94,7 +94,7 @@ def test_killed_in_mid_commit_reading_says_so_and_revert_undoes_it(cli, root, sn
     before = snapshot(root)
     assert before != pristine
 
-    said = cli("status", "--vllm-src", root, rc=7).stderr
+    said = cli("fixes", "--vllm-src", root, rc=7).stderr
     assert "cut short in mid-commit" in said
     assert snapshot(root) == before
     again = said.partition("next: take it back first: ")[2].strip()

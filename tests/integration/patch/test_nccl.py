@@ -125,7 +125,7 @@ def test_altered_anchors_are_drift(
     with pytest.raises(DriftError, match=drifts):
         apply(root, RECIPE, ask())
     assert snapshot(root) == altered
-    shown = json.loads(cli("status", "--nccl-src", root, "--json", rc=4).stdout)
+    shown = json.loads(cli("fixes", "--nccl-src", root, "--json", rc=4).stdout)
     assert [fix["id"] for fix in shown["fixes"] if fix["state"] == "drifted"] == [
         drifts
     ]

@@ -49,7 +49,7 @@ def test_apply_is_idempotent_and_revert_gives_back_every_byte(
     first = apply(root, recipe, ask(arch))
     patched = snapshot(root)
     again = apply(root, recipe, ask(arch))
-    shown = json.loads(cli("status", "--vllm-src", root, "--json").stdout)
+    shown = json.loads(cli("fixes", "--vllm-src", root, "--json").stdout)
 
     assert states(first) == expected
     assert (states(again), again.written) == (expected, ())

@@ -46,7 +46,7 @@ def test_the_tree_becomes_what_is_asked_for(cli, tree, snapshot, tmp_path):
 
     assert "nothing to do" in cli("apply", *source, *patch).stdout
     # The ledger has the patch: its file need not be there any more.
-    fixes = json.loads(cli("status", *source, "--json").stdout)["fixes"]
+    fixes = json.loads(cli("fixes", *source, "--json").stdout)["fixes"]
     assert {fix["id"]: fix["state"] for fix in fixes}[ID] == "applied"
     assert NEW in cli("diff", *source).stdout
     assert snapshot(root) == patched

@@ -47,5 +47,5 @@ def test_proved_is_what_this_run_proved_and_recorded_what_an_earlier_one_did(cli
         ledger.write_text(
             json.dumps({**table, "verdicts": [{**first, **words}, *others]})
         )
-        said = cli("status", "--vllm-src", root, rc=4).stderr
+        said = cli("fixes", "--vllm-src", root, rc=4).stderr
         assert f"patchkit revert --vllm-src {root} --force" in said

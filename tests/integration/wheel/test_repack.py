@@ -398,12 +398,12 @@ def test_an_installed_repack_keeps_the_fixes_that_lost_kernels_asked_for(
         return {fix["id"] for fix in told if fix["state"] == state}
 
     assert "nothing to do" in cli("apply", *source).stdout
-    made = fixes("applied", "status")
+    made = fixes("applied", "fixes")
     assert chosen < made
     # Who names fixes chooses anew, and a reverted package knows of no choice.
     assert fixes("applied", "apply", "--without", "fp8_linear_torch") == made - chosen
     cli("revert", *source)
-    assert fixes("apply", "status") == made - {"fp8_block_triton"}
+    assert fixes("apply", "fixes") == made - {"fp8_block_triton"}
 
 
 def test_on_the_command_line(environment, house, tmp_path):

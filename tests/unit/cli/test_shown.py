@@ -303,11 +303,11 @@ def patched_tree(folder, name):
         proofs=(said["note"],),
     )
     write_files(tree, {ledger_path(tree / ".patchkit"): ledger.to_json()})
-    for verb in ("status", "apply"):
+    for verb in ("fixes", "apply"):
         yield [verb, "--vllm-src", str(tree)]
         yield [verb, "--vllm-src", str(tree), "--json"]
-    yield ["status", "--vllm-src", str(folder / f"no{name}")]
-    yield ["status", "--vllm-src", str(tree), "--target", name]
+    yield ["fixes", "--vllm-src", str(folder / f"no{name}")]
+    yield ["fixes", "--vllm-src", str(tree), "--target", name]
     yield ["apply", "--vllm-src", str(tree), "--only", name]
     yield ["revert", "--vllm-src", str(folder)]
 
@@ -388,7 +388,7 @@ def mistyped(_folder, name):
         *(
             "inspect --loaded --python /nowhere/SAID",
             "probe --root /nowhere/SAID",
-            "status --SAID",
+            "fixes --SAID",
         ),
     ):
         yield [word.replace("SAID", said) for word in line.split()]

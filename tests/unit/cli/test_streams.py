@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from patchkit.cli import _own
+from patchkit.cli import translate_error
 
 
 @pytest.mark.parametrize("words", [["fixes"], ["--version"], ["env", "--help"]])
@@ -54,5 +54,5 @@ def test_streams_that_are_closed_or_full_are_no_bug():
     ],
 )
 def test_what_the_system_refuses_is_no_bug(error, code):
-    told = _own(error)
+    told = translate_error(error)
     assert (told and told.exit_code) == code
