@@ -1,6 +1,6 @@
-"""Offer a shell what may follow <TAB>; what it is read from is imported when a shell asks.
+"""Complete words for a shell; the modules that know them are imported when a shell asks.
 
-`patchkit completion` prints the script that has a shell ask.
+`patchkit completion` prints the script that makes a shell ask.
 """
 
 from __future__ import annotations
@@ -18,42 +18,43 @@ if TYPE_CHECKING:
 Completer = Callable[[click.Context, click.Parameter, str], "list[CompletionItem]"]
 
 
-def _words_of(kind: str) -> Iterator[tuple[str, str]]:
-    """Yield the words of a kind with their help."""
-    if kind == "model":
-        from patchkit.runtime.rules.presets import load_presets
+def _named_words(kind: str) -> Iterator[tuple[str, str]]:
+    """Yield the words of a kind, each with its help."""
+    match kind:
+        case "model":
+            from patchkit.runtime.rules.presets import load_presets
 
-        yield from ((it.id, f"vLLM {it.min_vllm} or later") for it in load_presets())
-    if kind == "rule":
-        from patchkit.runtime.rules.flags import load_flag_rules
-        from patchkit.runtime.rules.variable_rules import load_variable_rules
+            for preset in load_presets():
+                yield preset.id, f"vLLM {preset.min_vllm} or later"
+        case "rule":
+            from patchkit.runtime.rules.flags import load_flag_rules
+            from patchkit.runtime.rules.variable_rules import load_variable_rules
 
-        rules = (*load_variable_rules().rules, *load_flag_rules().rules)
-        yield from ((rule.id, "") for rule in rules)
-    if kind in ("fix", "explained"):
-        from patchkit.patching.recipe import load_recipes
+            for rule in (*load_variable_rules().rules, *load_flag_rules().rules):
+                yield rule.id, ""
+        case "fix":
+            from patchkit.patching.recipe import load_recipes
 
-        yield from (
-            (fix.id, fix.title) for recipe in load_recipes() for fix in recipe.fixes
-        )
-    if kind in ("vllm", "nccl"):
-        from patchkit.patching.recipe import load_recipe
+            for recipe in load_recipes():
+                yield from ((fix.id, fix.title) for fix in recipe.fixes)
+        case "explained":
+            from patchkit.doctor.symptoms.symptom import symptoms
+            from patchkit.patching.recipe import load_claims
 
-        yield from (
-            (str(version), "") for version in reversed(load_recipe(kind).supported)
-        )
-    if kind == "explained":
-        from patchkit.doctor.symptoms.symptom import symptoms
-        from patchkit.patching.recipe import load_claims
+            yield from _named_words("fix")
+            yield from ((claim.id, claim.says) for claim in load_claims())
+            yield from ((name, row.title) for name, row in symptoms().items())
+        case project:
+            from patchkit.patching.recipe import load_recipe
 
-        yield from ((claim.id, claim.says) for claim in load_claims())
-        yield from ((it.id, it.title) for it in symptoms().values())
+            for version in reversed(load_recipe(project).supported):
+                yield str(version), ""
 
 
 def complete_kind(kind: str, prefix: str = "") -> Completer:
     """Return a completer of words behind a prefix; a dash stands for an underscore, too.
 
-    Kinds are model, rule, fix, explained, and vllm and nccl, of which releases are named.
+    Kinds are model, rule, fix, explained, and the projects vllm and nccl for their releases.
     """
 
     def complete(
@@ -61,11 +62,12 @@ def complete_kind(kind: str, prefix: str = "") -> Completer:
     ) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
 
-        words = ((prefix + word, text) for word, text in _words_of(kind))
-        begins = (begun, begun.replace("-", "_"))
-        return [
-            CompletionItem(it, help=text) for it, text in words if it.startswith(begins)
-        ]
+        spellings = (begun, begun.replace("-", "_"))
+        items = []
+        for word, text in _named_words(kind):
+            if (prefix + word).startswith(spellings):
+                items.append(CompletionItem(prefix + word, help=text))
+        return items
 
     return complete
 
@@ -81,11 +83,11 @@ def sources(*projects: str) -> Completer:
         paths = [] if "=" in begun else [CompletionItem(begun, type="file")]
         if not begun:  # forty releases would bury the folders
             return paths
-        found = [
-            complete_kind(name, f"{name}==")(context, parameter, begun)
-            for name in projects
-        ]
-        return [*(item for items in found for item in items), *paths]
+
+        releases = []
+        for name in projects:
+            releases += complete_kind(name, f"{name}==")(context, parameter, begun)
+        return releases + paths
 
     return complete
 
@@ -104,6 +106,7 @@ def completion_command(shell: str) -> None:
 
     from patchkit.cli import group  # whose verbs import this module
 
-    found = get_completion_class(shell)
-    assert found is not None
-    data(found(group, {}, "patchkit", "_PATCHKIT_COMPLETE").source() + "\n")
+    completion = get_completion_class(shell)
+    assert completion is not None
+    script = completion(group, {}, "patchkit", "_PATCHKIT_COMPLETE").source()
+    data(script + "\n")

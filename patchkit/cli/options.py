@@ -1,4 +1,4 @@
-"""Share options between verbs, and make the request of them."""
+"""Share options between verbs, and read the source and the request that they describe."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import click
 
 from patchkit.cli import complete
 from patchkit.cli.out import PATH, tell
 from patchkit.cli.progress import progress
-from patchkit.cli.render import Option, with_options
+from patchkit.cli.render import Option, Verb, with_options
 from patchkit.errors import UsageError
 from patchkit.patching.fix import Request
 from patchkit.patching.ledger import Ledger, LedgerRequest
@@ -28,22 +28,22 @@ from patchkit.source.resolve import SourceOptions, resolved
 from patchkit.source.tree import Sandboxed
 from patchkit.target import DEFAULT_TARGET, MODES, targets
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 # The defaults of a tree that has no ledger yet.
-_FIRST = LedgerRequest(target=DEFAULT_TARGET, arch="native", only=(), skip=(), also=())
+_DEFAULTS = LedgerRequest(
+    target=DEFAULT_TARGET, arch="native", only=(), skip=(), also=()
+)
 
 
-def _name_version(
+def _set_version(
     _context: click.Context, _option: click.Parameter, version: str | None
 ) -> None:
-    """Put the version that a user names where a build of the tree looks for it too."""
+    """Put a version into the variable where a build of the tree looks for it, too."""
     if version is not None:
         os.environ[VERSION_VARIABLE] = str(named_version(version, "for example 0.33.0"))
 
 
 offline_option = click.option(
-    "--offline", is_flag=True, help="Use only what is in the cache."
+    "--offline", is_flag=True, help="Download nothing; use only the cache."
 )
 trust_source = click.option(
     "--trust-source",
@@ -51,7 +51,7 @@ trust_source = click.option(
     is_flag=True,
     help="Run the source's code without a sandbox.",
 )
-_NAMED = (
+_SOURCE = (
     click.argument(
         "positional",
         metavar="[SOURCE]",
@@ -62,106 +62,121 @@ _NAMED = (
         "--vllm-src",
         metavar="SOURCE",
         shell_complete=complete.sources("vllm"),
-        help="A folder, an sdist, an installed vLLM, or a release: vllm==0.33.0.",
+        help="Folder, sdist, installed vLLM, or release: vllm==0.33.0.",
     ),
     click.option(
         "--source-version",
         metavar="X.Y.Z",
         expose_value=False,
-        callback=_name_version,
-        help="What a checkout of vLLM is that has no tags, or other ones.",
+        callback=_set_version,
+        help="Version of a vLLM checkout without release tags.",
     ),
 )
 _NCCL = click.option(
     "--nccl-src",
     metavar="SOURCE",
     shell_complete=complete.sources("nccl"),
-    help="A folder, an archive, git+URL@COMMIT, or a release: nccl==2.29.7.",
+    help="Folder, archive, git+URL@COMMIT, or nccl==2.29.7.",
 )
-_FETCHED = (
-    click.option(
-        "--sha256", metavar="HEX", help="What an unknown archive of NCCL must have."
-    ),
-    offline_option,
-    trust_source,
+_SHA256 = click.option(
+    "--sha256", metavar="HEX", help="Expected SHA-256 of an archive of NCCL."
 )
-_WAYS = ("offline", "sha256", "trusted")
+_FETCHING = (offline_option, trust_source)
 
 
-def _source_adder(*options: Option, required: bool = True) -> Callable[[F], F]:
-    """Return a decorator that adds options, and hands them on as one ``source``."""
+def _source_adder(*options: Option, required: bool = True) -> Callable[[Verb], Verb]:
+    """Return a decorator that adds options, and passes them to the verb as one ``source``."""
 
-    def decorate(command: F) -> F:
-        @functools.wraps(command)
-        def wrapped(positional: str | None, **given: Any) -> Any:
-            keys = [name for name in ("vllm_src", "nccl_src") if name in given]
-            named = {key.removesuffix("_src"): given.pop(key) for key in keys}
-            ways = {name: given.pop(name) for name in _WAYS if name in given}
-            specs = [
-                (project, spec) for project, spec in named.items() if spec is not None
-            ]
-            if positional is not None:
-                specs.append((project_of(positional), positional))
-            if not specs and not required:
-                return command(source=None, **given)
-            if len(specs) != 1 or specs[0][0] not in named:
-                said = ", ".join(spec for _project, spec in specs) or "no source"
-                hint = (
-                    f"name one, with {' or '.join(f'--{name}-src' for name in named)}"
-                )
-                raise UsageError(f"{said}: this verb takes one source", hint=hint)
-            source = SourceOptions(*specs[0], **ways)
-            if source.sha256 is not None and source.project != "nccl":
-                raise UsageError(
-                    "--sha256 is for an archive of NCCL; vLLM's sdists are locked"
-                )
-            return command(source=source, **given)
+    def decorate(verb: Verb) -> Verb:
+        @functools.wraps(verb)
+        def wrapped(positional: str | None, **arguments: Any) -> Any:
+            source = _take_source(positional, arguments, required=required)
+            return verb(source=source, **arguments)
 
-        return cast("F", with_options(*options)(wrapped))
+        return with_options(*options)(wrapped)
 
     return decorate
 
 
-source_options = _source_adder(*_NAMED, _NCCL, *_FETCHED)
-optional_source_options = _source_adder(*_NAMED, _NCCL, *_FETCHED, required=False)
-vllm_options = _source_adder(*_NAMED, *_FETCHED[1:])  # for what only vLLM has
-folder_options = _source_adder(
-    *_NAMED, _NCCL
-)  # where only a tree that is there will do
+def _take_source(
+    positional: str | None, arguments: dict[str, Any], *, required: bool
+) -> SourceOptions | None:
+    """Return the one source of a command line; its options leave ``arguments``.
+
+    None if there is none and none is ``required``. Raises UsageError for several.
+    """
+    specs = {}
+    for project in ("vllm", "nccl"):
+        if (option := f"{project}_src") in arguments:
+            specs[project] = arguments.pop(option)
+    fetching = {}
+    for name in ("offline", "sha256", "trusted"):
+        if name in arguments:
+            fetching[name] = arguments.pop(name)
+
+    sources = [(project, spec) for project, spec in specs.items() if spec is not None]
+    if positional is not None:
+        sources.append((project_of(positional), positional))
+    if not sources and not required:
+        return None
+    if len(sources) != 1 or sources[0][0] not in specs:
+        text = ", ".join(spec for _project, spec in sources) or "no source"
+        hint = f"name one, with {' or '.join(f'--{name}-src' for name in specs)}"
+        raise UsageError(f"{text}: this verb takes one source", hint=hint)
+
+    source = SourceOptions(*sources[0], **fetching)
+    if source.sha256 is not None and source.project != "nccl":
+        raise UsageError("--sha256 is for an archive of NCCL; vLLM's sdists are locked")
+    return source
+
+
+_EITHER = (*_SOURCE, _NCCL, _SHA256, *_FETCHING)
+source_options = _source_adder(*_EITHER)
+optional_source_options = _source_adder(*_EITHER, required=False)
+vllm_options = _source_adder(*_SOURCE, *_FETCHING)  # for verbs about vLLM alone
+folder_options = _source_adder(*_SOURCE, _NCCL)  # for trees that are patched already
 
 
 target_option = click.option(
-    "--target", type=click.Choice(list(targets())), help="Default: gb10."
+    "--target", type=click.Choice(list(targets())), help="Device; default: gb10."
 )
-_FIX: dict[str, Any] = {
-    "multiple": True,
-    "metavar": "ID",
-    "shell_complete": complete.fixes,
-}
+
+
+def _fix_option(flag: str, name: str, text: str) -> Option:
+    return click.option(
+        flag,
+        name,
+        multiple=True,
+        metavar="ID",
+        shell_complete=complete.fixes,
+        help=text,
+    )
+
+
 _REQUEST = (
     target_option,
     click.option(
-        "--arch", metavar="native|family", help="native is 12.1a, family 12.0f."
+        "--arch",
+        metavar="native|family",
+        help="Device code, of GB10: native 12.1a, family 12.0f.",
     ),
-    click.option("--only", help="Only these fixes.", **_FIX),
-    click.option(
-        "--without", "skip", help="Leave a fix out, or an extension of a build.", **_FIX
-    ),
-    click.option("--with", "also", help="An optional fix too.", **_FIX),
+    _fix_option("--only", "only", "Apply only this fix; repeat for several."),
+    _fix_option("--without", "skip", "Leave out this fix, or extension of a build."),
+    _fix_option("--with", "also", "Also apply this optional fix."),
     click.option(
         "--patch",
         "patches",
         multiple=True,
         type=PATH,
         metavar="FILE",
-        help="A unified diff too, such as that of a pull request.",
+        help="Also apply this unified diff.",
     ),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The fixes and the device that a command line names; None and empty where it names none."""
+    """The fixes and the device of a command line; None and empty for what it does not name."""
 
     target: str | None
     arch: str | None
@@ -172,21 +187,22 @@ class Selection:
 
     @property
     def chooses(self) -> bool:
-        """Return whether fixes were named; what a ledger has of that does not count then."""
+        """Return whether fixes are named; then the choice of fixes in a ledger does not count."""
         return bool(self.only or self.skip or self.also or self.patches)
 
     def request(self, ledger: Ledger | None = None) -> Request:
         """Return the request, with defaults from the ledger of a patched tree if there is one."""
-        past = ledger.request if ledger else _FIRST
+        past = ledger.request if ledger else _DEFAULTS
         chosen = self if self.chooses else past
         arch = self.arch or past.arch
-        # Not a click.Choice: a bare 12.1 gets the reason why it is refused.
+        # Not a click.Choice: the message for a bare 12.1 names the reason.
         if arch not in MODES:
             raise UsageError(
                 f"--arch takes native or family, not {arch!r}",
                 why="a bare 12.1 would lose the device's own instructions",
                 hint="native builds 12.1a, family builds 12.0f",
             )
+
         return Request(
             target=targets()[self.target or past.target],
             arch=arch,
@@ -197,25 +213,24 @@ class Selection:
         )
 
 
-def request_options(command: F) -> F:
-    """Add what says the device, the fixes and patches; hand it on as one ``selection``."""
+def request_options(verb: Verb) -> Verb:
+    """Add the options for device, fixes and patches; the verb takes them as one ``selection``."""
 
-    @functools.wraps(command)
+    @functools.wraps(verb)
     def wrapped(
-        target: str | None, arch: str | None, patches: tuple[Path, ...], **given: Any
+        target: str | None, arch: str | None, patches: tuple[Path, ...], **options: Any
     ) -> Any:
-        only, skip, also = (
-            frozenset(given.pop(name)) for name in ("only", "skip", "also")
-        )
-        return command(
-            selection=Selection(target, arch, only, skip, also, patches), **given
-        )
+        chosen = {
+            name: frozenset(options.pop(name)) for name in ("only", "skip", "also")
+        }
+        selection = Selection(target, arch, patches=patches, **chosen)
+        return verb(selection=selection, **options)
 
-    return cast("F", with_options(*_REQUEST)(wrapped))
+    return with_options(*_REQUEST)(wrapped)
 
 
 def choose_sandbox(*, locked: bool, trusted: bool) -> Sandboxed:
-    """Return how a source's code may run: nobody vouches for one that no lock knows."""
+    """Return how a source's code may run; code that no lock knows always needs the sandbox."""
     if trusted:
         tell("not sandboxed: --trust-source")
         return Sandboxed.NEVER
@@ -226,23 +241,23 @@ def choose_sandbox(*, locked: bool, trusted: bool) -> Sandboxed:
 def located(
     source: SourceOptions, *, keep: bool, patches: Sequence[Path] = ()
 ) -> Iterator[tuple[Path, Sandboxed]]:
-    """Yield the folder of a source, fetched and unpacked if it has to be; how its code may run.
+    """Yield the folder of a source, and how its code may run; fetch and unpack it if needed.
 
-    Nobody vouches for the code of ``patches``, which a release gets.
+    ``patches`` are code that no lock knows.
     """
     with contextlib.ExitStack() as stack:
         with progress() as report:
             check = load_recipe(source.project).check
-            found = stack.enter_context(resolved(source, check, report, keep=keep))
-        locked = found.locked and not patches
-        yield found.path, choose_sandbox(locked=locked, trusted=source.trusted)
+            tree = stack.enter_context(resolved(source, check, report, keep=keep))
+        is_locked = tree.locked and not patches
+        yield tree.path, choose_sandbox(locked=is_locked, trusted=source.trusted)
 
 
 @contextlib.contextmanager
 def opened(
     source: SourceOptions, patches: Sequence[Path] = ()
 ) -> Iterator[tuple[Recipe, Workspace]]:
-    """Yield the recipe and the workspace of a source that is only read."""
+    """Yield the recipe and the workspace of a source, to read them."""
     recipe = load_recipe(source.project)
     with located(source, keep=False, patches=patches) as (path, sandboxed):
         workspace = open_workspace(path, source.project, sandboxed=sandboxed)

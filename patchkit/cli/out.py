@@ -1,9 +1,9 @@
 """Print: everything that patchkit prints leaves here, with the next command to paste.
 
 Text is escaped where a terminal would obey it, unless it is ``Shown``; data for programs goes out
-byte for byte. Text for a terminal is laid out for its width: lines are broken at blanks alone, and
-not where a command stands to be pasted: in backticks, or behind ``next:``. In a pipe nothing is
-broken: a row is a line, for grep. patchkit may be in no PATH: a command is named as it was started.
+byte for byte. In a terminal, text is laid out for its width: lines break at blanks only, and never
+inside a command to paste, which stands in backticks or behind ``next:``. In a pipe no line is
+broken: a row is a line, for grep. patchkit may be in no PATH: commands name it as it was started.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ as_json = click.option(
 
 
 class Shown(str):
-    """A text that is safe to print: what came from outside is escaped, styles are our own.
+    """A text that is safe to print: text from outside is escaped, styles are patchkit's.
 
     ``+`` escapes a plain text that is added. An f-string makes a plain text of all its parts, so
     its styles are escaped as well, and seen at once.
@@ -56,21 +56,21 @@ class Shown(str):
 
 
 class LaidOut(Shown):
-    """A text whose lines are made for the width already, or are not to be broken at all."""
+    """A text whose lines fit the width already, or must not be broken."""
 
     __slots__ = ()
 
 
-_USUAL = 80  # of a terminal that does not say how wide it is
-_LEAST = 40
+_USUAL_WIDTH = 80  # of a terminal that does not say how wide it is
+_LEAST_WIDTH = 40
 _LEAST_PROSE = 28  # narrower, a wrapped column is a tower of single words
 _GAP = "  "
-_WHOLE = re.compile(r"`[^`\n]*`")
+_BACKTICKED = re.compile(r"`[^`\n]*`")
 _PASTED = re.compile(r" *(next|undo)\b")
 _NUMBER = re.compile(r"[\d.,]+|[-?]?")
 _ERASE = Shown("\r\x1b[K")
-_drawn = ""  # the line in the terminal that is going to be drawn again
-_told_at = 0.0  # when something was last printed
+_drawn_line = ""  # the line in the terminal that will be drawn again
+_printed_at = 0.0  # seconds of time.monotonic() at the last output
 
 
 def shown(text: str) -> Shown:
@@ -80,61 +80,63 @@ def shown(text: str) -> Shown:
 
 def style(text: str, **styles: Any) -> Shown:
     """Return text, escaped, with styles of ``click.style``: ``fg="red"``, ``bold=True``."""
-    # Of nothing, the codes of a style would be left, behind which no blank is stripped.
-    return Shown(click.style(shown(text), **styles)) if text else Shown("")
+    if not text:  # a styled empty text is not empty: it holds the codes of the style
+        return Shown("")
+    return Shown(click.style(shown(text), **styles))
 
 
 def say(text: str, *, err: bool = False, end: str = "\n") -> None:
-    """Print text for people: its lines broken at words, with colours, in a terminal only.
+    """Print text for people; only in a terminal are its lines broken, and coloured.
 
     NO_COLOR leaves colours out, FORCE_COLOR brings them into a pipe.
     """
-    kept = shown(text)
+    safe = shown(text)
     if not isinstance(text, LaidOut):
         width = columns(sys.stderr if err else sys.stdout)
-        lines = (part for line in kept.split("\n") for part in wrap(line, width))
-        kept = Shown("\n".join(lines))
+        lines = [part for line in safe.split("\n") for part in wrap(line, width)]
+        safe = Shown("\n".join(lines))
+
     redraw_line("")
-    click.echo(kept + Shown(end), nl=False, err=err, color=colour())
+    click.echo(safe + Shown(end), nl=False, err=err, color=colour())
     _note_time()
 
 
 def redraw_line(text: str) -> None:
-    """Draw a line that the next one takes the place of, on standard error, a terminal."""
-    global _drawn
-    if text or _drawn:
+    """Draw a line that the next one replaces, on standard error, a terminal."""
+    global _drawn_line
+    if text or _drawn_line:
         width = columns(sys.stderr) or 0
         click.echo(_ERASE + shown(text)[: width - 1], nl=False, err=True, color=True)
         _note_time()
-    _drawn = text
+    _drawn_line = text
 
 
 def quiet_line() -> tuple[str, float]:
-    """Return the line that is going to be drawn again, and for how long nothing was printed."""
-    return _drawn, time.monotonic() - _told_at
+    """Return the line that will be drawn again, and the seconds since the last output."""
+    return _drawn_line, time.monotonic() - _printed_at
 
 
 def _note_time() -> None:
-    global _told_at
-    _told_at = time.monotonic()
+    global _printed_at
+    _printed_at = time.monotonic()
 
 
 def colour() -> bool | None:
-    """Return whether to style what is printed; None leaves it to whether it is a terminal."""
+    """Return whether to print styles; None leaves them to a terminal."""
     if os.environ.get("NO_COLOR"):
         return False
     return True if os.environ.get("FORCE_COLOR") else None
 
 
 def tell(line: str) -> None:
-    """Print a line on standard error, where what a command answers does not go."""
+    """Print a line on standard error, beside the output of a command."""
     say(line, err=True)
 
 
 def data(text: str) -> None:
-    """Print what programs read, as UTF-8 and byte for byte; a terminal gets what is safe of it.
+    """Print data for programs, as UTF-8 and byte for byte; a terminal gets it escaped.
 
-    Its lines are not broken: a command is copied from there, or JSON.
+    Lines are not broken: people copy commands and JSON from there.
     """
     if sys.stdout.isatty():
         say(LaidOut(shown(text)), end="")
@@ -144,37 +146,41 @@ def data(text: str) -> None:
 
 
 def print_json(value: object, *, indent: int | None = 1) -> None:
-    """Print JSON, in which no character stands as itself that a terminal would obey.
+    """Print JSON; every character that a terminal would obey is escaped.
 
-    Without ``indent`` it is one line, at once: an event of several.
+    Without ``indent`` it is one line, as for an event.
     """
     text = json.dumps(value, indent=indent, ensure_ascii=False, default=_json_value)
     if not text.replace("\n", "").isprintable():
-        # Such characters are in strings alone, where JSON has an escape for each.
-        safe = (
-            c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text
-        )
-        text = "".join(safe)
+        # Such characters stand only in strings, where JSON has an escape for each.
+        text = "".join(map(_json_escaped, text))
     data(text + "\n")
 
 
+def _json_escaped(character: str) -> str:
+    if character.isprintable() or character == "\n":
+        return character
+    return json.dumps(character)[1:-1]
+
+
 def record_fields(record: Any, *left_out: str) -> dict[str, Any]:
-    """Return the fields of a dataclass as JSON has them, an empty text as null, and no class."""
-    names = [
-        field.name for field in dataclasses.fields(record) if field.name not in left_out
-    ]
-    values = {name: getattr(record, name) for name in names}
-    return {
-        name: None if value == "" else value
-        for name, value in values.items()
-        if not isinstance(value, type)
-    }
+    """Return a dataclass as JSON has it: empty texts are null, and classes are left out."""
+    fields = {}
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if field.name not in left_out and not isinstance(value, type):
+            fields[field.name] = _json_text(value)
+    return fields
+
+
+def _json_text(value: Any) -> Any:
+    return None if value == "" else value
 
 
 def _json_value(value: Any) -> Any:
-    """Return what JSON has no type for: records as objects, others as lists or texts."""
+    """Return a value that JSON has a type for: records as objects, others as lists or texts."""
     if hasattr(value, "fields"):
-        return {name: None if it == "" else it for name, it in value.fields().items()}
+        return {name: _json_text(field) for name, field in value.fields().items()}
     if dataclasses.is_dataclass(value):
         return record_fields(value)
     if isinstance(value, Mapping):
@@ -187,40 +193,42 @@ def table(
 ) -> list[LaidOut]:
     """Return a text for each row, laid out for standard output; cells may be styled.
 
-    Where there are ``heads``, the first text may be theirs.
+    ``heads`` are the first row, unless there are no others.
     """
     # A name with a newline in it does not begin a line of its own.
-    kept = [[shown(cell).replace("\n", "\\n") for cell in row] for row in rows]
-    width = columns(sys.stdout)
-    bold = [style(head, bold=True) for head in heads]
-    return list(map(LaidOut, grid(kept, width, heads=bold, indent=indent)))
+    cells = [[shown(cell).replace("\n", "\\n") for cell in row] for row in rows]
+    bold_heads = [style(head, bold=True) for head in heads]
+    texts = grid(cells, columns(sys.stdout), heads=bold_heads, indent=indent)
+    return list(map(LaidOut, texts))
 
 
 def prepare_streams() -> None:
     """Open the standard streams that the caller closed, and let output escape what it must.
 
-    What is written to a closed standard output fails, as on a full disk; standard error is lost.
+    Writing to a closed standard output fails, as on a full disk; standard error is lost.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            # Else a file that is opened later would be what child processes write to.
-            os.dup2(
-                os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY),
-                number,
-            )
-            os.set_inheritable(number, True)
-            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+            _open_stream(number, name)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
+def _open_stream(number: int, name: str) -> None:
+    # A free number would go to the next file that is opened, and child processes would write to it.
+    access = os.O_WRONLY if name == "stderr" else os.O_RDONLY
+    os.dup2(os.open(os.devnull, access), number)
+    os.set_inheritable(number, True)
+    setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+
+
 def discard_output(number: int = 1) -> None:
-    """Drop what could not be written: else Python fails once more when it ends."""
+    """Drop output that could not be written; otherwise Python fails once more at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 def say_at_end(text: str) -> None:
-    """Print why the run ends on standard error; if that fails, the exit code alone says it."""
+    """Print why the run ends on standard error; if that fails, only the exit code tells it."""
     try:
         say(text, err=True)
     except OSError:
@@ -229,7 +237,7 @@ def say_at_end(text: str) -> None:
 
 @contextlib.contextmanager
 def click_translated() -> Iterator[None]:
-    """Escape what click's own errors quote; exit with 141 if the reader of the output has left."""
+    """Escape words that click's errors quote; exit with 141 if the reader of the output left."""
     try:
         yield
     except click.ClickException as error:
@@ -242,15 +250,16 @@ def click_translated() -> Iterator[None]:
 
 def columns(stream: IO[Any]) -> int | None:
     """Return how many columns a line may fill in a terminal (COLUMNS overrides); None in a pipe."""
-    # Some programs hand COLUMNS on to what they read: in a pipe it says nothing.
+    # Some programs hand COLUMNS on to their pager: in a pipe it means nothing.
     if not stream.isatty():
         return None
-    found = os.environ.get("COLUMNS", "")
-    number = int(found) if found.isdecimal() else 0
+
+    setting = os.environ.get("COLUMNS", "")
+    number = int(setting) if setting.isdecimal() else 0
     if not number:
         with contextlib.suppress(OSError, ValueError):
             number = os.get_terminal_size(stream.fileno()).columns
-    return max(number, _LEAST) if number else _USUAL
+    return max(number, _LEAST_WIDTH) if number else _USUAL_WIDTH
 
 
 def length(text: str) -> int:
@@ -264,19 +273,19 @@ def length(text: str) -> int:
 
 
 def wrap(text: str, width: int | None, hang: int = 2) -> list[str]:
-    """Return a text as lines that fit; those after the first are indented by ``hang`` more."""
-    if width is None or length(text) <= width:
-        return [text.rstrip(" ")]
+    """Return a text as lines that fit; all but the first are indented by ``hang`` more."""
     bare = click.unstyle(text)
-    if _PASTED.match(bare):
+    if width is None or length(text) <= width or _PASTED.match(bare):
         return [text.rstrip(" ")]
+
     margin = " " * (len(bare) - len(bare.lstrip(" ")) + hang)
     # Commands in backticks are not broken. No text for a terminal holds a NUL: it is escaped.
-    kept = _WHOLE.sub(lambda found: found[0].replace(" ", "\0"), text)
-    first, *rest = (word.replace("\0", " ") for word in kept.split(" "))
-    lines, line = [], first
-    for word in rest:
-        if length(line) + 1 + length(word) <= width or not click.unstyle(line).strip():
+    joined = _BACKTICKED.sub(lambda command: command[0].replace(" ", "\0"), text)
+    line, *words = [word.replace("\0", " ") for word in joined.split(" ")]
+    lines = []
+    for word in words:
+        is_blank = not click.unstyle(line).strip()
+        if is_blank or length(line) + 1 + length(word) <= width:
             line += f" {word}"
         elif word:
             lines.append(line.rstrip(" "))
@@ -297,36 +306,48 @@ def grid(
     """
     if not rows:
         return []
-    whole = [*([heads] if heads else []), *rows]
+
+    whole = [heads, *rows] if heads else rows
     widths = [max(map(length, column)) for column in zip(*whole, strict=True)]
-    numbers = [
-        all(_NUMBER.fullmatch(click.unstyle(cell)) for cell in column)
-        for column in zip(*rows, strict=True)
-    ]
-    before = len(indent) + sum(filled + len(_GAP) for filled in widths[:-1])
-    room = None if width is None else max(width - before, _LEAST_PROSE)
+    are_numbers = list(map(_are_numbers, zip(*rows, strict=True)))
+
+    margin = len(indent) + sum(filled + len(_GAP) for filled in widths[:-1])
+    room = None if width is None else max(width - margin, _LEAST_PROSE)
     lines = []
     for row in whole:
-        padded = [
-            " " * (filled - length(cell)) + cell
-            if number
-            else cell + " " * (filled - length(cell))
-            for cell, filled, number in zip(row, widths, numbers, strict=True)
-        ]
-        last = wrap(padded.pop().rstrip(" "), room, hang=0)
-        start = indent + "".join(cell + _GAP for cell in padded)
-        lines.append((start + ("\n" + " " * before).join(last)).rstrip(" "))
+        cells = list(map(_padded, row, widths, are_numbers))
+        wrapped = wrap(cells.pop().rstrip(" "), room, hang=0)
+        start = indent + "".join(cell + _GAP for cell in cells)
+        lines.append((start + ("\n" + " " * margin).join(wrapped)).rstrip(" "))
     return lines
+
+
+def _are_numbers(column: Sequence[str]) -> bool:
+    return all(_NUMBER.fullmatch(click.unstyle(cell)) for cell in column)
+
+
+def _padded(cell: str, filled: int, to_the_right: bool) -> str:
+    blanks = " " * (filled - length(cell))
+    return blanks + cell if to_the_right else cell + blanks
 
 
 _COMMAND = re.compile(rf"(?<![^\s(`])patchkit (?=(?:{'|'.join(VERBS)})\b)")
 
 
 def next_step(*words: str | Path, where: str = "") -> LaidOut:
-    """Return the line that names a command to paste; ``where``: on another machine, or in what."""
-    return LaidOut(
-        style(f"next{', ' if where else ''}{where}:", bold=True) + f" {quoted(*words)}"
-    )
+    """Return the line with a command to paste; ``where`` names another machine, or the reason."""
+    head = f"next, {where}:" if where else "next:"
+    return LaidOut(style(head, bold=True) + f" {quoted(*words)}")
+
+
+def next_verb(*words: str | Path, where: str = "") -> LaidOut:
+    """Return the line with a command of patchkit to paste, as patchkit was started."""
+    return next_step(*program(), *words, where=where)
+
+
+def next_hint(hint: str) -> Shown:
+    """Return the line with the cure of an error or a finding."""
+    return style("next:", bold=True) + f" {spelled(hint)}"
 
 
 def program() -> list[str]:
@@ -334,19 +355,20 @@ def program() -> list[str]:
     started = Path(sys.argv[0])
     if started.name == "__main__.py" and started.parent.name == "patchkit":
         return [_shortened(sys.executable), "-m", "patchkit"]
-    has_path = started.name == "patchkit" and "/" in sys.argv[0]
-    return [_shortened(sys.argv[0])] if has_path else ["patchkit"]
+    if started.name == "patchkit" and "/" in sys.argv[0]:
+        return [_shortened(sys.argv[0])]
+    return ["patchkit"]
 
 
 def error_text(error: PatchkitError) -> Shown:
-    """Return what is said of an error."""
-    said = PatchkitError(error.what, why=error.why, hint=spelled(error.hint))
-    return style("error:", fg="red", bold=True) + f" {mask_secrets(str(said))}"
+    """Return an error as people read it, without secrets."""
+    text = str(PatchkitError(error.what, why=error.why, hint=spelled(error.hint)))
+    return style("error:", fg="red", bold=True) + f" {mask_secrets(text)}"
 
 
 def spelled(text: str) -> str:
     """Return a text with the commands in it as patchkit was started."""
-    return _COMMAND.sub(lambda _found: quoted(*program()) + " ", text)
+    return _COMMAND.sub(lambda _command: quoted(*program()) + " ", text)
 
 
 def pip() -> list[str]:
@@ -355,16 +377,16 @@ def pip() -> list[str]:
     Debian and DGX OS refuse to install beside their own Python (PEP 668), so that the pip in PATH
     is of no use where patchkit has an environment.
     """
-    beside = Path(sys.executable).with_name("pip")
-    is_own = sys.prefix != sys.base_prefix and beside.exists()
-    return [_shortened(str(beside))] if is_own else ["pip"]
+    own_pip = Path(sys.executable).with_name("pip")
+    if sys.prefix != sys.base_prefix and own_pip.exists():
+        return [_shortened(str(own_pip))]
+    return ["pip"]
 
 
 def _shortened(path: str) -> str:
-    """Return the name of a program that PATH leads to, else its path."""
-    found = shutil.which(Path(path).name)
-    return (
-        Path(path).name
-        if found and Path(found).absolute() == Path(path).absolute()
-        else path
-    )
+    """Return the name of a program that PATH leads to, otherwise its path."""
+    name = Path(path).name
+    in_path = shutil.which(name)
+    if in_path and Path(in_path).absolute() == Path(path).absolute():
+        return name
+    return path

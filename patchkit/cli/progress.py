@@ -1,4 +1,4 @@
-"""Tell on standard error how far long work is: a line that is redrawn, or one now and then."""
+"""Show on standard error how far long work is: a line that is redrawn, or one now and then."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from collections.abc import Callable, Iterator
 from patchkit.cli.out import quiet_line, redraw_line, tell
 
 PERIOD = 3.0  # seconds from one line of a pipe to the next, or a hundredth of the time so far
-_LONG = 90.0  # seconds that are left: from then on it is said
-_TOLD = 0.01  # of all there is to do: before that the first bytes are no rate
+_LONG = 90.0  # seconds that are left: a line names them from then on
+_ENOUGH_FOR_RATE = 0.01  # of the total: before that the first bytes are no rate
 _REDRAWN = 0.1  # seconds from one state of a terminal's line to the next
 _QUIET = 2.0  # seconds without a sign of life in a terminal
 
 Update = Callable[[int, int], None]
-"""Takes what is done, and all there is to do: bytes, or what a caller counts."""
+"""Takes the amount that is done, and the total: bytes, or the things that a caller counts."""
 
 
 @contextlib.contextmanager
 def progress(
     counted: str = "", clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Callable[[str], Update]]:
-    """Show how much of a task is done: of bytes, or of what ``counted`` names."""
+    """Show how much of a task is done, in bytes, or in the things that ``counted`` names."""
     in_terminal = sys.stderr.isatty()
     printing = threading.Lock()  # nodes report side by side
 
@@ -33,32 +33,23 @@ def progress(
         due = 0.0
         if in_terminal:
             with printing:
-                redraw_line(task)  # of some that is all there is to see
+                redraw_line(task)  # some tasks never report more than that
 
         def update(done: int, total: int) -> None:
             nonlocal began, due
             now = clock()
             if began is None:
-                began, due = now, now + (0 if in_terminal else PERIOD)
+                began = now
+                due = now if in_terminal else now + PERIOD
             if done >= total:
                 redraw_line("")
             elif now >= due:
-                due = now + (
-                    _REDRAWN if in_terminal else max(PERIOD, (now - began) / 100)
-                )
-                amount = f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
-                line = (
-                    f"{task}: {f'{done} of {total} {counted}' if counted else amount}"
-                )
-                left = (
-                    (now - began) * (total - done) / done
-                    if done >= total * _TOLD
-                    else 0.0
-                )
-                if left > _LONG:
-                    line += f", about {left / 60:.0f} min left"
+                elapsed = now - began
+                due = now + (_REDRAWN if in_terminal else max(PERIOD, elapsed / 100))
+                line = f"{task}: {_amount(done, total, counted)}"
                 with printing:
-                    (redraw_line if in_terminal else tell)(line)
+                    show = redraw_line if in_terminal else tell
+                    show(line + _time_left(done, total, elapsed))
 
         return update
 
@@ -69,18 +60,33 @@ def progress(
             redraw_line("")
 
 
+def _amount(done: int, total: int, counted: str) -> str:
+    if counted:
+        return f"{done} of {total} {counted}"
+    return f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
+
+
+def _time_left(done: int, total: int, elapsed: float) -> str:
+    """Return how long the rest takes; "" if that is short, or cannot be told yet."""
+    if done < total * _ENOUGH_FOR_RATE:
+        return ""
+    seconds = elapsed * (total - done) / done
+    return f", about {seconds / 60:.0f} min left" if seconds > _LONG else ""
+
+
 @contextlib.contextmanager
 def _beating(printing: threading.Lock) -> Iterator[None]:
-    """Redraw the terminal's line with the time where nothing else is printed for some seconds."""
-    ended, began = threading.Event(), time.monotonic()
+    """Redraw the terminal's line with the time while nothing else is printed."""
+    ended = threading.Event()
+    began = time.monotonic()
 
     def beat() -> None:
         line = ""
         while not ended.wait(_QUIET / 2):
-            drawn, quiet = quiet_line()
-            # What stands there may be this very line, a beat ago.
+            drawn, quiet_seconds = quiet_line()
+            # The drawn line may be this very line, of the beat before.
             task = line if drawn.startswith(f"{line}, ") else drawn
-            if quiet >= _QUIET:
+            if quiet_seconds >= _QUIET:
                 line = task or "at work"
                 with printing:
                     redraw_line(f"{line}, {time.monotonic() - began:.0f} s")

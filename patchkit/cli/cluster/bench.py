@@ -15,7 +15,6 @@ from patchkit.cli.render import (
     Block,
     Record,
     VerbGroup,
-    read_numbers,
     rendered,
     verbose_option,
 )
@@ -49,6 +48,17 @@ _SILENT = StartWatcher(
     warn=lambda _: None,
     note=lambda _: None,
 )
+
+
+def _read_numbers(
+    _context: click.Context, option: click.Parameter, text: str
+) -> tuple[int, ...]:
+    """Return the whole numbers of an option's text, which has commas between them."""
+    numbers = text.split(",")
+    if not all(number.isdecimal() and int(number) for number in numbers):
+        what = f"{option.opts[-1]} takes whole numbers with commas, not {text!r}"
+        raise UsageError(what)
+    return tuple(map(int, numbers))
 
 
 class _Bench(VerbGroup):
@@ -95,7 +105,7 @@ def bench_command() -> None:
 )
 @click.option("--output", type=click.IntRange(1), default=128, show_default=True)
 @click.option(
-    "--concurrency", default="1,8,32", show_default=True, callback=read_numbers
+    "--concurrency", default="1,8,32", show_default=True, callback=_read_numbers
 )
 @click.option("--rounds", default=ENOUGH, show_default=True, help="Repetitions.")
 @click.option("--tokenizer", metavar="DIR", default="", help="Default: the model's.")
