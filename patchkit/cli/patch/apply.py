@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 from packaging.version import Version
@@ -21,7 +23,7 @@ from patchkit.cli.options import (
 )
 from patchkit.cli.out import (
     LaidOut,
-    next_step,
+    next_verb,
     program,
     record_fields,
     style,
@@ -42,16 +44,22 @@ from patchkit.cli.render import (
     ExitCode,
     Record,
     counted_noun,
-    lead_word,
+    note,
     rendered,
     verbose_option,
 )
 from patchkit.errors import DriftError, UsageError
-from patchkit.patching.commit import mark_applied
-from patchkit.patching.fix import Request, State
+from patchkit.patching.commit import Applied, mark_applied
+from patchkit.patching.fix import Fix, Need, Request, State, Verdict
 from patchkit.patching.ledger import read_ledger
 from patchkit.patching.plan import make_plan
-from patchkit.patching.recipe import load_recipe, load_recipes, load_support
+from patchkit.patching.recipe import (
+    Recipe,
+    Support,
+    load_recipe,
+    load_recipes,
+    load_support,
+)
 from patchkit.patching.workspace import Workspace, known_verdicts, open_workspace
 from patchkit.quoting import quoted
 from patchkit.source.detect import detect, state_folder
@@ -63,9 +71,7 @@ from patchkit.source.resolve import SourceOptions
 @source_options
 @request_options
 @click.option("--dry-run", is_flag=True, help="Plan and prove, write nothing.")
-@click.option(
-    "--native", is_flag=True, help="Of an installed vLLM: assemble its PTX as well."
-)
+@click.option("--native", is_flag=True, help="Also assemble an installed vLLM's PTX.")
 @verbose_option
 @rendered
 def apply_command(
@@ -82,22 +88,22 @@ def apply_command(
       patchkit apply vllm==0.33.0
       patchkit apply .venv/lib/python3.12/site-packages/vllm
 
-    What is asked for is what the tree becomes, whatever was applied before; asking again changes
-    nothing. Either everything is written or nothing.
+    The tree ends up with exactly the fixes that you ask for, whatever was applied before; asking
+    again changes nothing. Either everything is written or nothing.
 
-    Of an installed package that is patched already, which a repacked wheel gives, what it was
-    patched for is the default.
+    For an installed package that is patched already, such as a repacked wheel, the defaults are its
+    earlier target and fixes.
     """
     recipe = load_recipe(source.project)
     selection.request()  # a mistyped option is reported before anything is fetched
-    with located(source, keep=not dry_run, patches=selection.patches) as (
-        path,
-        sandboxed,
-    ):
+    keep = not dry_run
+    with located(source, keep=keep, patches=selection.patches) as (path, sandboxed):
         tree = detect(path, recipe.project)
         # The maker of an installed package's wheel may have chosen fixes.
-        kept = tree.kind == "installed"
-        ledger = read_ledger(state_folder(tree), recipe.project) if kept else None
+        is_installed = tree.kind == "installed"
+        ledger = None
+        if is_installed:
+            ledger = read_ledger(state_folder(tree), recipe.project)
         request = selection.request(ledger)
         with open_to_apply(path, recipe, sandboxed, dry_run=dry_run) as workspace:
             prepared = prepare(workspace, recipe, request)
@@ -107,55 +113,65 @@ def apply_command(
             outcome = finish(prepared, libraries, dry_run=dry_run)
 
         workspace = open_workspace(path, recipe.project)  # as it lies on the disk now
-        done = record_fields(outcome, "verdicts", "pending")
-        fixes = list(map(verdict_fields, outcome.verdicts))
-        yield from tree_blocks(workspace, request, dry_run=dry_run, fixes=fixes, **done)
+        fields = {
+            "dry_run": dry_run,
+            "fixes": list(map(verdict_fields, outcome.verdicts)),
+            **record_fields(outcome, "verdicts", "pending"),
+        }
+        yield from tree_blocks(workspace, request, **fields)
         yield from verdict_lines(outcome.verdicts, verbose=verbose)
-        yield from verdict_notes(
-            outcome.verdicts, tree
-        )  # as it was found, without a ledger
+        # The tree of before has its note; a patched one has a ledger instead.
+        yield from verdict_notes(outcome.verdicts, tree)
         yield from proof_lines(outcome.proofs, verbose=verbose)
-        if proofs := outcome.recorded_proofs:
-            said = f"recorded as proved by {outcome.recorded_by}, not proved again:"
-            yield style(said, fg="cyan") + (
-                "" if verbose else f" {len(proofs)} effects"
-            )
-            yield from (f"  {proof}" for proof in proofs if verbose)
+        yield from _recorded_lines(outcome, verbose=verbose)
         if ledger and ledger.verdicts and not selection.chooses:
             yield "as the package was patched before; name fixes, or revert first, for others"
         if dry_run:
-            yield f"dry run: {counted_noun(len(outcome.pending), 'file')} would change"
-            if outcome.pending:
-                yield next_step(
-                    *program(), *(word for word in sys.argv[1:] if word != "--dry-run")
-                )
-        elif outcome.written:
-            yield (
-                GOOD + f"{counted_noun(len(outcome.written), 'file')} changed in {path}"
-            )
-            undo = quoted(*program(), "revert", f"--{recipe.project}-src", path)
-            yield LaidOut(style("undo:", bold=True) + f" {undo}")
-        else:
-            yield "nothing to do: the tree is as asked for"
-        if not dry_run and not kept:
+            yield from _dry_run_lines(outcome)
+            return
+
+        yield from _written_lines(outcome, recipe.project, path)
+        if not is_installed:
             yield f"a build of your own takes {recipe.build.setting(request)}"
-            build = ("build", recipe.project, "--src", path)
-            yield next_step(
-                *program(),
-                *build,
-                *_build_words(recipe.project, request, selection.patches),
-            )
+            words = _build_words(recipe.project, request, selection.patches)
+            yield next_verb("build", recipe.project, "--src", path, *words)
+
+
+def _recorded_lines(outcome: Applied, *, verbose: bool) -> Iterator[str]:
+    """Yield the proofs that the maker of a package recorded; verbose: each of them."""
+    proofs = outcome.recorded_proofs
+    if not proofs:
+        return
+    text = f"recorded as proved by {outcome.recorded_by}, not proved again:"
+    head = style(text, fg="cyan")
+    if verbose:
+        yield head
+        yield from (f"  {proof}" for proof in proofs)
+    else:
+        yield head + f" {len(proofs)} effects"
+
+
+def _dry_run_lines(outcome: Applied) -> Iterator[str]:
+    yield f"dry run: {counted_noun(len(outcome.pending), 'file')} would change"
+    if outcome.pending:
+        yield next_verb(*(word for word in sys.argv[1:] if word != "--dry-run"))
+
+
+def _written_lines(outcome: Applied, project: str, path: Path) -> Iterator[str]:
+    """Yield how many files were changed, and the command that takes it back."""
+    if not outcome.written:
+        yield "nothing to do: the tree is as asked for"
+        return
+    yield GOOD + f"{counted_noun(len(outcome.written), 'file')} changed in {path}"
+    undo = quoted(*program(), "revert", f"--{project}-src", path)
+    yield LaidOut(style("undo:", bold=True) + f" {undo}")
 
 
 def _make_libraries(
-    source: SourceOptions,
-    request: Request,
-    workspace: Workspace,
-    *,
-    dry_run: bool,
+    source: SourceOptions, request: Request, workspace: Workspace, *, dry_run: bool
 ) -> Mapping[str, Path]:
-    """Return the new libraries by path, or in a dry run which there would be; tell what stays."""
-    # What reads and compiles PTX takes a while to import.
+    """Return the new libraries by path; in a dry run, the paths of those that would be made."""
+    # Reading and compiling PTX needs modules that take a while to import.
     from patchkit.wheel.native.assemble import Assembler
     from patchkit.wheel.native.installed import make_package_native, new_files
     from patchkit.wheel.native.listing import package_libraries
@@ -163,41 +179,46 @@ def _make_libraries(
     if dry_run:
         names = package_libraries(workspace.tree, request.target)
         return {name: workspace.tree.root / name for name in names}
+
     with progress() as report:
         assembler = Assembler(offline=source.offline, progress=report("Fetching ptxas"))
         bar = report("Assembling PTX")
-        made = make_package_native(workspace, request.target, assembler, bar)
-    for why in (why for library in made for why in library.refused):
-        tell(lead_word("note") + f"{why}; it stays as it is")
-    return new_files(made)
+        libraries = make_package_native(workspace, request.target, assembler, bar)
+    for library in libraries:
+        for reason in library.refused:
+            tell(note(f"{reason}; it stays as it is"))
+    return new_files(libraries)
 
 
 def _build_words(
     project: str, request: Request, patches: Sequence[Path]
-) -> Iterator[str]:
-    """Yield the options that build a tree for what it was patched for."""
-    options = {
-        "--target": [request.target.name] if request.target.name != "gb10" else []
+) -> Sequence[str]:
+    """Return the options that build a tree for the device that it was patched for."""
+    words = []
+    if request.target.name != "gb10":
+        words += ["--target", request.target.name]
+    if project == "nccl":  # which is cross-compiled, with all of its fixes
+        return words
+
+    if request.arch != "native":
+        words += ["--arch", request.arch]
+    chosen = {
+        "--only": sorted(request.only),
+        "--without": sorted(request.skip),
+        "--with": sorted(request.also),
+        "--patch": map(str, patches),
     }
-    if project != "nccl":  # which is cross-compiled, with all of its fixes
-        options["--arch"] = [request.arch] if request.arch != "native" else []
-        fixes = {
-            "--only": request.only,
-            "--without": request.skip,
-            "--with": request.also,
-        }
-        options |= {option: sorted(ids) for option, ids in fixes.items()}
-        options["--patch"] = list(map(str, patches))
-    for option, values in options.items():
+    for option, values in chosen.items():
         for value in values:
-            yield from (option, value)
+            words += [option, value]
+    return words
 
 
 @click.command("fixes")
 @optional_source_options
 @request_options
 @click.option(
-    "--version", "release", metavar="X.Y.Z", help="List what this release needs."
+    "--version", "release", metavar="X.Y.Z", help="List the fixes of this release."
 )
 @verbose_option
 @rendered
@@ -216,99 +237,146 @@ def fixes_command(
     The list says how much a release needs each fix, by the table; the code of SOURCE decides.
     """
     if source is None:
-        yield from _fix_list(
-            named_version(release) if release else None, verbose=verbose
-        )
+        version = named_version(release) if release else None
+        yield from _fix_list(version, verbose=verbose)
         return
     if release:
         raise UsageError("--version is for the list, which takes no SOURCE")
+
     with opened(source, selection.patches) as (recipe, workspace):
         request = selection.request(workspace.ledger)
-        verdicts = known_verdicts(workspace, recipe, request)
-        if verdicts is None:
-            plan = make_plan(workspace.tree, recipe, request)
-            # Verdicts are of upstream's texts; what lies on disk already counts as applied.
-            stock = plan.stock
-            done = {
-                path
-                for path, (_before, after) in plan.texts.items()
-                if (stock.root / path).is_file()
-                and stock.read_bytes(path).decode() == after
-            }
-            verdicts = tuple(
-                mark_applied(it)
-                if it.edits and {edit.path for edit in it.edits} <= done
-                else it
-                for it in plan.verdicts
-            )
-        yield from tree_blocks(
-            workspace, request, fixes=list(map(verdict_fields, verdicts))
-        )
+        verdicts = _tree_verdicts(workspace, recipe, request)
+        fields = list(map(verdict_fields, verdicts))
+        yield from tree_blocks(workspace, request, fixes=fields)
         yield from verdict_lines(verdicts, verbose=verbose)
         yield from verdict_notes(verdicts, workspace.tree)
+
     states = {verdict.state for verdict in verdicts}
     if State.DRIFTED in states:
         yield ExitCode(DriftError.exit_code)
     elif State.APPLY in states:
-        # `status SOURCE` is the former spelling.
-        left_out = ("fixes", "status", "-v", "--verbose")
+        left_out = ("fixes", "-v", "--verbose")
         words = [word for word in sys.argv[1:] if word not in left_out]
-        yield next_step(*program(), "apply", *words)
+        yield next_verb("apply", *words)
+
+
+def _tree_verdicts(
+    workspace: Workspace, recipe: Recipe, request: Request
+) -> Sequence[Verdict]:
+    """Return the ledger's verdicts, or those of a plan.
+
+    In a plan, verdicts are about upstream's texts: a fix whose files are patched is applied.
+    """
+    recorded = known_verdicts(workspace, recipe, request)
+    if recorded is not None:
+        return recorded
+
+    plan = make_plan(workspace.tree, recipe, request)
+    patched = set()
+    for path, (_before, after) in plan.texts.items():
+        is_file = (plan.stock.root / path).is_file()
+        if is_file and plan.stock.read_bytes(path).decode() == after:
+            patched.add(path)
+
+    verdicts = []
+    for verdict in plan.verdicts:
+        paths = {edit.path for edit in verdict.edits}
+        is_done = paths and paths <= patched
+        verdicts.append(mark_applied(verdict) if is_done else verdict)
+    return verdicts
+
+
+@dataclass(frozen=True, slots=True)
+class _ListedFix:
+    """A fix, with its needs and its support table for all releases, or for one."""
+
+    project: str
+    fix: Fix
+    needs: Sequence[Need]
+    releases: Mapping[str, Mapping[str, str]]
 
 
 def _fix_list(version: Version | None, *, verbose: bool) -> Iterator[Block]:
-    recipes = list(load_recipes())
-    if version is not None:
-        # A release that no recipe knows yet is taken for one of vLLM.
-        recipe = next(
-            (recipe for recipe in recipes if recipe.knows(version)), load_recipe()
-        )
-        recipe.check(version)
-        recipes = [recipe]
-        if not recipe.knows(version):
-            tell(
-                lead_word("note")
-                + f"{recipe.project} {version} is not one of the {len(recipe.supported)} known "
-                + f"releases, {recipe.supported[0]} to {recipe.newest}: this is what the fixes' "
-                + "ranges say, and its code may say otherwise"
-            )
-    fields, counts = [], Counter[str]()
-    tables: dict[str, list[tuple[str, ...]]] = {
-        recipe.project: [] for recipe in recipes
-    }
-    for recipe, fix in [(each, fix) for each in recipes for fix in each.fixes]:
-        needs = [need for need in fix.needs if version is None or need.covers(version)]
-        releases = {
-            mode: {
-                name: level
-                for name, level in row.items()
-                if version in (None, Version(name))
-            }
-            for mode, row in load_support(recipe.project).get(fix.id, {}).items()
-        }
-        names = ("id", "title", "layer", "arches", "upstream")
-        known = {name: getattr(fix, name) for name in names}
-        fields.append(
-            {"project": recipe.project, **known, "needs": needs, "releases": releases}
-        )
-        needed = [
-            f"{need.severity.value} {need.versions}"
-            + (f" ({need.limits})" if need.limits else "")
-            for need in needs
+    """Yield a row for each fix that a release needs; verbose, or without a release: for all."""
+    recipes = list(load_recipes()) if version is None else [_recipe_of(version)]
+    listed = []
+    for recipe in recipes:
+        support = load_support(recipe.project)
+        listed += [_listed_fix(recipe, fix, support, version) for fix in recipe.fixes]
+    yield Record(list(map(_fix_fields, listed)))
+
+    columns = 4 if verbose else 3
+    for recipe in recipes:
+        heads = (f"{recipe.project} fix", "what it does", "needed", "upstream")
+        rows = [
+            _fix_row(entry)[:columns]
+            for entry in listed
+            if entry.project == recipe.project and (entry.needs or verbose)
         ]
-        name = style(fix.id, bold=bool(needs) or None, dim=None if needs else True)
-        row = (
-            name,
-            fix.title,
-            ", ".join(needed) or "not needed",
-            style(fix.upstream, dim=True),
-        )
-        if needs or verbose:
-            tables[recipe.project].append(row if verbose else row[:3])
-        counts.update(need.severity.value for need in needs[:1])
-    yield Record(fields)
-    for project, rows in tables.items():
-        heads = (f"{project} fix", "what it does", "needed", "upstream")
-        yield from table(rows, heads=heads if verbose else heads[:3])
+        yield from table(rows, heads=heads[:columns])
+
     if version is not None:
+        needed = [entry.needs[0] for entry in listed if entry.needs]
+        counts = Counter(need.severity.value for need in needed)
         yield ", ".join(f"{count} {level}" for level, count in counts.items())
+
+
+def _recipe_of(version: Version) -> Recipe:
+    """Return the recipe that knows a release; vLLM's, with a note, if none does."""
+    for recipe in load_recipes():
+        if recipe.knows(version):
+            recipe.check(version)
+            return recipe
+
+    recipe = load_recipe()
+    recipe.check(version)
+    tell(
+        note(
+            f"{recipe.project} {version} is not one of the {len(recipe.supported)} known "
+            f"releases, {recipe.supported[0]} to {recipe.newest}: this is what the fixes' "
+            "ranges say, and its code may say otherwise"
+        )
+    )
+    return recipe
+
+
+def _listed_fix(
+    recipe: Recipe, fix: Fix, support: Support, version: Version | None
+) -> _ListedFix:
+    levels = support.get(fix.id, {})
+    if version is None:
+        return _ListedFix(recipe.project, fix, fix.needs, levels)
+
+    needs = [need for need in fix.needs if need.covers(version)]
+    releases = {}
+    for mode, row in levels.items():
+        releases[mode] = {
+            name: level for name, level in row.items() if Version(name) == version
+        }
+    return _ListedFix(recipe.project, fix, needs, releases)
+
+
+def _fix_fields(entry: _ListedFix) -> dict[str, Any]:
+    names = ("id", "title", "layer", "arches", "upstream")
+    fields = {name: getattr(entry.fix, name) for name in names}
+    return {
+        "project": entry.project,
+        **fields,
+        "needs": entry.needs,
+        "releases": entry.releases,
+    }
+
+
+def _fix_row(entry: _ListedFix) -> tuple[str, ...]:
+    needs = []
+    for need in entry.needs:
+        limits = f" ({need.limits})" if need.limits else ""
+        needs.append(f"{need.severity.value} {need.versions}{limits}")
+
+    emphasis = {"bold": True} if needs else {"dim": True}
+    return (
+        style(entry.fix.id, **emphasis),
+        entry.fix.title,
+        ", ".join(needs) or "not needed",
+        style(entry.fix.upstream, dim=True),
+    )

@@ -9,26 +9,25 @@ from collections.abc import Iterator, Mapping, Sequence
 import click
 
 from patchkit.cli.complete import explained
-from patchkit.cli.out import record_fields, shown, style, table
+from patchkit.cli.out import record_fields, style, table
 from patchkit.cli.patch.verdict_view import diff_blocks
 from patchkit.cli.render import Block, Record, rendered
 from patchkit.doctor.symptoms.diagnosis import Diagnosis, read_log
 from patchkit.doctor.symptoms.scan import Hit
-from patchkit.doctor.symptoms.symptom import symptoms
+from patchkit.doctor.symptoms.symptom import Cause, Symptom, symptoms
 from patchkit.edit.splice import unified_diff
 from patchkit.errors import UsageError
-from patchkit.patching.fix import Fix
+from patchkit.patching.fix import Evidence, Fix
 from patchkit.patching.recipe import Claim, load_claims, load_recipes
 from patchkit.runtime.rules.rule import in_words
 
 _SHOWN = 3  # symptoms that are shown whole
-_FEWEST = 5  # characters of a text that is looked for anywhere in what is said
-_SHORTEST = 3  # characters of one that is looked for as a word
+_LEAST_PART = 5  # characters of a text that may stand anywhere, within a word too
+_LEAST_WORD = 3  # characters of a text that is looked for as a word
 _CLAIMS = "What guides say"
 _REASONS = "`patchkit explain ID` has the reasons and the evidence."
-_MISTYPED = (
-    0.8  # how alike two ids are, from 0 to 1, of which one is the other mistyped
-)
+_MISTYPED = 0.8  # likeness of two ids, 0 to 1, from which one is the other mistyped
+_Rows = Sequence[tuple[str, ...]]
 
 
 @click.command("explain")
@@ -37,91 +36,92 @@ _MISTYPED = (
 def explain_command(text: str | None) -> Iterator[Block]:
     """Explain a fix: symptom, reason, releases, evidence, before and after.
 
-    Or one of the claims that guides make, and how it stands. Or TEXT, lines of a log or a part of
-    one, such as "Message truncated": what it means, why it is printed, what cures it. Without
-    either: what there is.
+    ID may also be a claim that guides make: is it true? TEXT is a line of a log or a part of it,
+    such as "Message truncated": what it means, why it is printed, what cures it. Without ID or
+    TEXT: list them.
     """
     fixes = [fix for recipe in load_recipes() for fix in recipe.fixes]
     claims = load_claims()
     if text is None:
         yield from _overview(fixes, claims)
         return
-    # Ids have underscores; people also write dashes and blanks.
-    name = text.casefold().replace("-", "_").replace(" ", "_")
+
     entries: list[Fix | Claim] = [*fixes, *claims]
     by_id = {entry.id: entry for entry in entries}
-    if name in by_id:
-        yield from _explanation(by_id[name])
-        return
-    if known := _explained_symptoms(text):
-        yield from _symptom_blocks(known)
-        return
-    yield from _search_blocks(text, name, by_id)
+    if entry := by_id.get(_as_id(text)):
+        yield from _explanation(entry)
+    elif diagnoses := _read_symptoms(text):
+        yield from _symptom_blocks(diagnoses)
+    else:
+        yield from _search_blocks(text, by_id)
 
 
-def _search_blocks(
-    text: str, name: str, by_id: Mapping[str, Fix | Claim]
-) -> Iterator[Block]:
-    """Yield what has a text, whole or as a line each. Raises UsageError if nothing has it."""
-    ids = {known.replace("-", "_"): known for known in (*by_id, *symptoms())}
-    fitting: list[Fix | Claim] = []
-    near: list[Diagnosis] = []
+def _as_id(text: str) -> str:
+    """Return a text as an id: people also write dashes and blanks for its underscores."""
+    return text.casefold().replace("-", "_").replace(" ", "_")
+
+
+def _search_blocks(text: str, by_id: Mapping[str, Fix | Claim]) -> Iterator[Block]:
+    """Yield the entries with a text, whole if they are few. Raises UsageError if there are none."""
+    ids = {name.replace("-", "_"): name for name in (*by_id, *symptoms())}
+    entries: list[Fix | Claim] = []
+    diagnoses: list[Diagnosis] = []
     # A mistyped id is no text to look for; several words are no id.
-    if " " in text or not difflib.get_close_matches(name, ids, n=1, cutoff=_MISTYPED):
-        fitting = [entry for entry in by_id.values() if _fits(text, _said(entry))]
-        near = _explained_symptoms(text, parts=True)
-    match len(fitting), len(near):
-        case 0, 0:
-            close = [ids[it] for it in difflib.get_close_matches(name, ids, n=1)]
-            hint = (
-                f"did you mean {close[0]}?"
-                if close
-                else "`patchkit explain` lists them"
-            )
-            raise UsageError(f"no fix, claim or symptom is {text!r}", hint=hint)
-        case 0, few if few <= _SHOWN:
-            yield from _symptom_blocks(near)
-        case 1, 0:
-            yield from _explanation(fitting[0])
-        case _:
-            yield from _fitting_blocks(fitting, near)
+    similar = difflib.get_close_matches(_as_id(text), ids, n=1, cutoff=_MISTYPED)
+    if " " in text or not similar:
+        entries = [entry for entry in by_id.values() if _fits(text, _wording(entry))]
+        diagnoses = _search_symptoms(text)
+
+    if not entries and not diagnoses:
+        similar = difflib.get_close_matches(_as_id(text), ids, n=1)
+        hint = "`patchkit explain` lists them"
+        if similar:
+            hint = f"did you mean {ids[similar[0]]}?"
+        raise UsageError(f"no fix, claim or symptom is {text!r}", hint=hint)
+
+    if len(entries) == 1 and not diagnoses:
+        yield from _explanation(entries[0])
+    elif not entries and len(diagnoses) <= _SHOWN:
+        yield from _symptom_blocks(diagnoses)
+    else:
+        yield from _result_list(entries, diagnoses)
 
 
 def _overview(fixes: Sequence[Fix], claims: Sequence[Claim]) -> Iterator[Block]:
-    """Yield what can be explained, by its ids."""
-    titled = (("fixes", fixes), ("symptoms", symptoms().values()))
-    listed = {
-        title: [{"id": it.id, "title": it.title} for it in its] for title, its in titled
-    }
-    yield Record({**listed, "claims": claims})
+    """Yield the ids of everything that can be explained."""
+    symptom_titles = {symptom.id: symptom.title for symptom in symptoms().values()}
+    yield Record(
+        {
+            "fixes": _titled({fix.id: fix.title for fix in fixes}),
+            "symptoms": _titled(symptom_titles),
+            "claims": claims,
+        }
+    )
     for recipe in load_recipes():
         titles = [(fix.id, fix.title) for fix in recipe.fixes]
         yield from _section(f"Fixes of {recipe.project}", titles)
-    yield from _section(_CLAIMS, [(it.id, it.verdict, it.says) for it in claims])
+    yield from _section(_CLAIMS, _claim_rows(claims))
     yield _REASONS
-    yield f"Also an error's text, one of {len(symptoms())} that are known, by any part of it."
+    yield f"Also an error's text, one of {len(symptom_titles)} that are known, by any part of it."
 
 
-def _fitting_blocks(
-    entries: Sequence[Fix | Claim], near: Sequence[Diagnosis]
+def _result_list(
+    entries: Sequence[Fix | Claim], diagnoses: Sequence[Diagnosis]
 ) -> Iterator[Block]:
-    """Yield a line for each fix, claim and symptom that has the words that are looked for."""
-    fixes = [(entry.id, entry.title) for entry in entries if isinstance(entry, Fix)]
+    """Yield a line for each fix, claim and symptom that a search found."""
+    fixes = {entry.id: entry.title for entry in entries if isinstance(entry, Fix)}
     claims = [entry for entry in entries if isinstance(entry, Claim)]
-    met = [
-        (diagnosis.symptom.id, diagnosis.filled(diagnosis.symptom.title))
-        for diagnosis in near
-    ]
-    titled = {"fixes": fixes, "symptoms": met}
-    listed = {
-        title: [{"id": name, "title": said} for name, said in rows]
-        for title, rows in titled.items()
-    }
-    yield Record({**listed, "claims": claims})
-    sections: dict[str, Sequence[tuple[str, ...]]] = {
-        "Fixes": fixes,
-        _CLAIMS: [(claim.id, claim.verdict, claim.says) for claim in claims],
-        "Symptoms": met,
+    titles = {}
+    for diagnosis in diagnoses:
+        titles[diagnosis.symptom.id] = diagnosis.filled(diagnosis.symptom.title)
+    yield Record(
+        {"fixes": _titled(fixes), "symptoms": _titled(titles), "claims": claims}
+    )
+
+    sections: dict[str, _Rows] = {
+        "Fixes": list(fixes.items()),
+        _CLAIMS: _claim_rows(claims),
+        "Symptoms": list(titles.items()),
     }
     for title, rows in sections.items():
         if rows:
@@ -129,132 +129,165 @@ def _fitting_blocks(
     yield _REASONS
 
 
-def _said(entry: Fix | Claim) -> str:
-    return entry.says if isinstance(entry, Claim) else f"{entry.title}\n{entry.symptom}"
+def _titled(titles: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"id": name, "title": title} for name, title in titles.items()]
 
 
-def _fits(text: str, said: str) -> bool:
-    """Return whether a text is a part of what is said, or each of its words is one there.
+def _claim_rows(claims: Sequence[Claim]) -> _Rows:
+    return [(claim.id, claim.verdict, claim.says) for claim in claims]
 
-    One of few characters is looked for as a word alone.
+
+def _wording(entry: Fix | Claim) -> str:
+    if isinstance(entry, Claim):
+        return entry.says
+    return f"{entry.title}\n{entry.symptom}"
+
+
+def _fits(text: str, wording: str) -> bool:
+    """Return whether a wording has a text as a part, or each of its words as a word.
+
+    A short text is looked for as a word alone.
     """
-    low = text.casefold()
-    here = said.casefold()
-    if len(low) < _SHORTEST:
+    text = text.casefold()
+    wording = wording.casefold()
+    if len(text) < _LEAST_WORD:
         return False
-    if len(low) >= _FEWEST and low in here:
+    if len(text) >= _LEAST_PART and text in wording:
         return True
-    return all(re.search(rf"\b{re.escape(word)}\b", here) for word in low.split())
+    return all(re.search(rf"\b{re.escape(word)}\b", wording) for word in text.split())
 
 
 def _explanation(entry: Fix | Claim) -> Iterator[Block]:
     if isinstance(entry, Claim):
         yield Record(entry)
-        head = f"  {entry.verdict} {entry.versions}\n"
-        texts = {"Claim": entry.says, "Why": entry.why, "Instead": entry.instead}
-        examples = []
+        yield style(entry.id, bold=True) + f"  {entry.verdict} {entry.versions}\n"
+        yield from _paragraphs("Claim", entry.says)
+        yield from _paragraphs("Why", entry.why)
+        yield from _paragraphs("Instead", entry.instead)
+        yield from _section("Evidence", _evidence_rows(entry.evidence))
     else:
-        examples = [
-            {"version": it.version, "diff": unified_diff(it.path, it.before, it.after)}
-            for it in entry.examples
-        ]
-        names = (
-            "id",
-            "title",
-            "symptom",
-            "why",
-            "upstream",
-            "needs",
-            "evidence",
-            "requires",
-        )
-        yield Record(
-            {name: getattr(entry, name) for name in names} | {"examples": examples}
-        )
-        head = f"  {entry.title}\n"
-        texts = {"Symptom": entry.symptom, "Why": entry.why, "Upstream": entry.upstream}
-    yield style(entry.id, bold=True) + head
-    for title, text in texts.items():
-        yield from _section(title, [(paragraph,) for paragraph in text.split("\n")])
-    if isinstance(entry, Fix):
-        needs = [
-            (it.versions, it.severity.value, it.limits, it.reason) for it in entry.needs
-        ]
-        yield from _section("Needed", needs)
-    evidence = [(it.established, it.claim, it.source) for it in entry.evidence]
-    yield from _section("Evidence", evidence)
-    for example in examples:
-        yield style("Before and after", bold=True) + f", as in {example['version']}"
-        yield from diff_blocks(example["diff"])
+        yield from _fix_blocks(entry)
 
 
-def _section(title: str, rows: Sequence[tuple[str, ...]]) -> Iterator[Block]:
+def _fix_blocks(fix: Fix) -> Iterator[Block]:
+    names = (
+        "id",
+        "title",
+        "symptom",
+        "why",
+        "upstream",
+        "needs",
+        "evidence",
+        "requires",
+    )
+    fields = {name: getattr(fix, name) for name in names}
+    diffs = []
+    for example in fix.examples:
+        diff = unified_diff(example.path, example.before, example.after)
+        diffs.append({"version": example.version, "diff": diff})
+    yield Record({**fields, "examples": diffs})
+
+    yield style(fix.id, bold=True) + f"  {fix.title}\n"
+    yield from _paragraphs("Symptom", fix.symptom)
+    yield from _paragraphs("Why", fix.why)
+    yield from _paragraphs("Upstream", fix.upstream)
+    needs = [
+        (need.versions, need.severity.value, need.limits, need.reason)
+        for need in fix.needs
+    ]
+    yield from _section("Needed", needs)
+    yield from _section("Evidence", _evidence_rows(fix.evidence))
+    for row in diffs:
+        yield style("Before and after", bold=True) + f", as in {row['version']}"
+        yield from diff_blocks(row["diff"])
+
+
+def _evidence_rows(evidence: Sequence[Evidence]) -> _Rows:
+    return [(item.established, item.claim, item.source) for item in evidence]
+
+
+def _paragraphs(title: str, text: str) -> Iterator[Block]:
+    yield from _section(title, [(paragraph,) for paragraph in text.split("\n")])
+
+
+def _section(title: str, rows: _Rows) -> Iterator[Block]:
     yield style(title, bold=True)
     yield from table(rows, indent="  ")
     yield ""
 
 
-def _explained_symptoms(text: str, *, parts: bool = False) -> list[Diagnosis]:
-    """Return what a text means: the symptom of that id, or those that are in it.
-
-    With ``parts`` those that have it as a part of what they say, or of their titles.
-    """
-    low = " ".join(text.split()).casefold()
-    if parts:
-        said = [
-            ("\n".join((*it.says, *it.example, it.title)), it)
-            for it in symptoms().values()
-        ]
-        known = [it for texts, it in said if _fits(low, texts)]
-    elif text in symptoms():
-        known = [symptoms()[text]]
-    else:
-        return list(read_log([text.encode(errors="replace")], whole=False).diagnoses)
-    # Nobody met them: all their causes are open.
-    unmet = Hit(0, "", "", {})
-    return [Diagnosis(symptom=it, hit=unmet, count=0, causes=it.cause) for it in known]
+def _read_symptoms(text: str) -> list[Diagnosis]:
+    """Return the symptom of an id, or the symptoms that a log of this text has."""
+    if symptom := symptoms().get(text):
+        return [_unmet(symptom)]
+    return list(read_log([text.encode(errors="replace")], whole=False).diagnoses)
 
 
-def _symptom_blocks(found: Sequence[Diagnosis]) -> Iterator[Block]:
+def _search_symptoms(text: str) -> list[Diagnosis]:
+    """Return the symptoms whose messages, examples or titles have a text."""
+    phrase = " ".join(text.split())
+    diagnoses = []
+    for symptom in symptoms().values():
+        wording = "\n".join((*symptom.says, *symptom.example, symptom.title))
+        if _fits(phrase, wording):
+            diagnoses.append(_unmet(symptom))
+    return diagnoses
+
+
+def _unmet(symptom: Symptom) -> Diagnosis:
+    """Return a diagnosis without a log, so that all causes are open."""
+    hit = Hit(0, "", "", {})
+    return Diagnosis(symptom=symptom, hit=hit, count=0, causes=symptom.cause)
+
+
+def _symptom_blocks(diagnoses: Sequence[Diagnosis]) -> Iterator[Block]:
     """Yield what symptoms mean."""
-    fields = [
-        {
-            **record_fields(diagnosis.symptom, "cause"),
-            "decided": diagnosis.decided,
-            "causes": diagnosis.causes,
-            "values": diagnosis.hit.values,
-        }
-        for diagnosis in found
-    ]
-    yield Record({"symptoms": fields})
-    for number, diagnosis in enumerate(found):
-        symptom = diagnosis.symptom
+    yield Record({"symptoms": list(map(_symptom_fields, diagnoses))})
+    for number, diagnosis in enumerate(diagnoses):
         if number:
             yield ""
-        follows = (
-            ", which follows from another error: look before it"
-            if symptom.follows
-            else ""
-        )
-        yield (
-            style(symptom.id, bold=True)
-            + f"  {diagnosis.filled(symptom.title)}{follows}"
-        )
-        for text in symptom.says[:3]:
-            yield style(f"  {text}", dim=True)
-        if len(diagnosis.causes) > 1:
-            yield "One of these, the likeliest first:"
-        for cause in diagnosis.causes:
-            yield shown("")
-            yield style("why   ", bold=True) + diagnosis.filled(cause.cause)
-            if cause.when:
-                yield style(f"      where: {in_words(cause.when)}", dim=True)
-            yield style("cure  ", bold=True) + diagnosis.filled(cause.cure)
-            if cause.command:
-                yield shown("      ") + diagnosis.pasted(cause.command)
-            if cause.costs:
-                yield shown(f"      costs {cause.costs}")
-            if cause.tell and len(diagnosis.causes) > 1:
-                yield shown("      to tell: ") + diagnosis.pasted(cause.tell)
-            sure = "" if symptom.follows else f", confidence {cause.confidence}"
-            yield style(f"      {cause.evidence}{sure}: {cause.source}", dim=True)
+        yield from _symptom_lines(diagnosis)
+
+
+def _symptom_fields(diagnosis: Diagnosis) -> dict[str, object]:
+    return {
+        **record_fields(diagnosis.symptom, "cause"),
+        "decided": diagnosis.decided,
+        "causes": diagnosis.causes,
+        "values": diagnosis.hit.values,
+    }
+
+
+def _symptom_lines(diagnosis: Diagnosis) -> Iterator[str]:
+    symptom = diagnosis.symptom
+    title = f"  {diagnosis.filled(symptom.title)}"
+    if symptom.follows:
+        title += ", which follows from another error: look before it"
+    yield style(symptom.id, bold=True) + title
+    for text in symptom.says[:3]:
+        yield style(f"  {text}", dim=True)
+    if len(diagnosis.causes) > 1:
+        yield "One of these, the likeliest first:"
+    for cause in diagnosis.causes:
+        yield from _cause_lines(diagnosis, cause)
+
+
+def _cause_lines(diagnosis: Diagnosis, cause: Cause) -> Iterator[str]:
+    """Yield a cause with its cure; ``tell`` is shown where it tells several causes apart."""
+    margin = " " * 6
+    yield ""
+    yield style("why   ", bold=True) + diagnosis.filled(cause.cause)
+    if cause.when:
+        yield style(f"{margin}where: {in_words(cause.when)}", dim=True)
+    yield style("cure  ", bold=True) + diagnosis.filled(cause.cure)
+    if cause.command:
+        yield margin + diagnosis.pasted(cause.command)
+    if cause.costs:
+        yield f"{margin}costs {cause.costs}"
+    if cause.tell and len(diagnosis.causes) > 1:
+        yield f"{margin}to tell: " + diagnosis.pasted(cause.tell)
+
+    confidence = f", confidence {cause.confidence}"
+    if diagnosis.symptom.follows:
+        confidence = ""
+    yield style(f"{margin}{cause.evidence}{confidence}: {cause.source}", dim=True)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import click
 
@@ -18,7 +21,7 @@ from patchkit.cli.options import (
     source_options,
     vllm_options,
 )
-from patchkit.cli.out import next_step, program, style, table, tell
+from patchkit.cli.out import next_verb, style, table, tell
 from patchkit.cli.patch.verdict_view import diff_blocks, tree_blocks
 from patchkit.cli.progress import progress
 from patchkit.cli.render import (
@@ -32,10 +35,10 @@ from patchkit.cli.render import (
 from patchkit.errors import UsageError
 from patchkit.patching.forced_revert import revert_by_force
 from patchkit.patching.recipe import load_recipe
-from patchkit.recipes.vllm.archs import evaluate
+from patchkit.recipes.vllm.archs import Group, evaluate
 from patchkit.source.detect import detect
 from patchkit.source.resolve import SourceOptions, fetch_release, patched_tree
-from patchkit.target import best_load
+from patchkit.target import Load, best_load
 
 
 @click.command("diff")
@@ -46,10 +49,16 @@ def diff_command(source: SourceOptions, *, selection: Selection) -> Iterator[Blo
     """Show what apply would change, or did: a unified diff that git apply takes."""
     with opened(source, selection.patches) as (recipe, workspace):
         plan = plan_for(workspace, recipe, selection.request(workspace.ledger))
-        tree, text = workspace.tree, plan.diff()
-        release = {"project": tree.project, "version": tree.version}
-        yield Record({**release, "files": [*plan.texts], "diff": text})
-        yield from diff_blocks(text)
+        diff = plan.diff()
+        yield Record(
+            {
+                "project": workspace.tree.project,
+                "version": workspace.tree.version,
+                "files": [*plan.texts],
+                "diff": diff,
+            }
+        )
+        yield from diff_blocks(diff)
 
 
 @click.command("fetch")
@@ -62,7 +71,7 @@ def fetch_command(release: str, *, offline: bool) -> Iterator[Block]:
     """Download a release: vLLM's sdist from the package index that pip is configured for, NCCL's
     sources from upstream's repository.
 
-    It is verified against what patchkit ships and kept in a cache; prints where it is.
+    It is verified by the hash that patchkit has of it, and kept in a cache; prints its path.
     """
     project = "nccl" if release.lower().startswith("nccl==") else "vllm"
     with progress() as report:
@@ -70,7 +79,7 @@ def fetch_command(release: str, *, offline: bool) -> Iterator[Block]:
         path = fetch_release(source, load_recipe(project).check, report)
     yield Record({"path": path})
     yield Data(f"{path}\n")
-    tell(next_step(*program(), "apply", release))
+    tell(next_verb("apply", release))
 
 
 @click.command("revert")
@@ -78,8 +87,7 @@ def fetch_command(release: str, *, offline: bool) -> Iterator[Block]:
 @click.option(
     "--force",
     is_flag=True,
-    help="Put the originals back though files were edited, or what patchkit keeps is damaged; "
-    "what is in the way is moved aside.",
+    help="Revert edited or damaged files, too; move them aside.",
 )
 @rendered
 def revert_command(source: SourceOptions, *, force: bool) -> Iterator[Block]:
@@ -89,13 +97,20 @@ def revert_command(source: SourceOptions, *, force: bool) -> Iterator[Block]:
     and names the file, if a patched file was edited since.
     """
     path = patched_tree(source.spec, source.project)
-    if not force:
-        restored = revert(path, source.project)
-        yield Record({"restored": restored})
-        done = f"{len(restored)} files are as upstream shipped them"
-        yield done if restored else "nothing to do: patchkit has changed nothing here"
+    if force:
+        yield from _forced_blocks(path, source.project)
         return
-    rescued = revert_by_force(detect(path, source.project))
+
+    restored = revert(path, source.project)
+    yield Record({"restored": restored})
+    if restored:
+        yield f"{len(restored)} files are as upstream shipped them"
+    else:
+        yield "nothing to do: patchkit has changed nothing here"
+
+
+def _forced_blocks(path: Path, project: str) -> Iterator[Block]:
+    rescued = revert_by_force(detect(path, project))
     yield Record(rescued)
     yield f"{len(rescued.restored)} files are as upstream shipped them"
     if rescued.moved:
@@ -117,55 +132,72 @@ def archs_command(
     """Compare which kernel group is built for which archs, stock beside patched.
 
     The release's own CMake decides; no compiler, torch or GPU is needed. The first column says how
-    the patched group reaches the device: exact, family, compatible, jit (from PTX), or none; -v
-    adds where a group stands and what it switches on.
+    the patched group loads on the device: exact, family, compatible, jit (from PTX), or none; -v
+    adds the place of each group in CMake, and the features that it switches on.
     """
     with opened(source, selection.patches) as (recipe, workspace):
         request = selection.request(workspace.ledger)
         if workspace.tree.kind == "installed":
-            raise UsageError(
-                f"{source.spec} is installed: its kernels are compiled already"
-            )
+            what = f"{source.spec} is installed: its kernels are compiled already"
+            raise UsageError(what)
+
         target = request.target
         archs = request.arch_list
         plan = plan_for(workspace, recipe, request)
-        trees = (
-            evaluate(tree, target, archs, target.cuda)
-            for tree in (plan.stock, plan.patched)
-        )
-        pairs = list(zip(*trees, strict=True))
-        loads = [best_load(new.archs, target.capability) for _old, new in pairs]
-        fields = [
-            {
-                "group": new.name,
-                "where": new.where,
-                "variable": new.variable,
-                "switches": new.switches,
-                "stock": old.archs,
-                "patched": new.archs,
-                "loads": str(load),
-            }
-            for (old, new), load in zip(pairs, loads, strict=True)
+        stock = evaluate(plan.stock, target, archs, target.cuda)
+        patched = evaluate(plan.patched, target, archs, target.cuda)
+        groups = [
+            _GroupChange(old, new, best_load(new.archs, target.capability))
+            for old, new in zip(stock, patched, strict=True)
         ]
-        given = {"torch_cuda_arch_list": archs, "cuda": target.cuda}
-        yield from tree_blocks(workspace, request, **given, groups=fields)
+
+        settings = {"torch_cuda_arch_list": archs, "cuda": target.cuda}
+        fields = list(map(_group_fields, groups))
+        yield from tree_blocks(workspace, request, **settings, groups=fields)
         yield f"TORCH_CUDA_ARCH_LIST={archs}, CUDA {target.cuda}"
         heads = ("loads", "patched", "stock", "kernel group", "where", "switches on")
-        rows = [
-            (
-                style(str(load), **LOAD_STYLES[load]),
-                style(";".join(new.archs) or "-", **LOAD_STYLES[load]),
-                style(";".join(old.archs) or "-", dim=True),
-                style(new.name, dim=None if new.archs else True),
-                style(new.where, dim=True),
-                " ".join(new.switches),
-            )[: None if verbose else 4]
-            for (old, new), load in zip(pairs, loads, strict=True)
-        ]
-        yield from table(rows, heads=heads if verbose else heads[:4])
-        counts = Counter(loads)
-        counted = ", ".join(
-            f"{counts[load]} {load}" for load in sorted(counts, reverse=True)
-        )
-        changed = sum(old.archs != new.archs for old, new in pairs)
-        yield f"{len(pairs)} groups on {target.title}: {counted}; {changed} differ from stock"
+        columns = len(heads) if verbose else 4
+        rows = [_group_row(group)[:columns] for group in groups]
+        yield from table(rows, heads=heads[:columns])
+        yield f"{len(groups)} groups on {target.title}: {_group_summary(groups)}"
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupChange:
+    """A kernel group, stock and patched, and how the patched one loads on the device."""
+
+    stock: Group
+    patched: Group
+    load: Load
+
+
+def _group_fields(group: _GroupChange) -> dict[str, Any]:
+    return {
+        "group": group.patched.name,
+        "where": group.patched.where,
+        "variable": group.patched.variable,
+        "switches": group.patched.switches,
+        "stock": group.stock.archs,
+        "patched": group.patched.archs,
+        "loads": str(group.load),
+    }
+
+
+def _group_row(group: _GroupChange) -> tuple[str, ...]:
+    patched = group.patched
+    styles = LOAD_STYLES[group.load]
+    return (
+        style(str(group.load), **styles),
+        style(";".join(patched.archs) or "-", **styles),
+        style(";".join(group.stock.archs) or "-", dim=True),
+        style(patched.name, dim=None if patched.archs else True),
+        style(patched.where, dim=True),
+        " ".join(patched.switches),
+    )
+
+
+def _group_summary(groups: Sequence[_GroupChange]) -> str:
+    counts = Counter(group.load for group in groups)
+    loads = ", ".join(f"{counts[load]} {load}" for load in sorted(counts, reverse=True))
+    changed = sum(group.stock.archs != group.patched.archs for group in groups)
+    return f"{loads}; {changed} differ from stock"

@@ -9,16 +9,15 @@ from itertools import product
 from typing import Any
 
 from patchkit.cli.out import LaidOut, Shown, colour, style, table
-from patchkit.cli.render import BAD, Block, Data, Record, lead_word
+from patchkit.cli.render import BAD, Block, Data, Record, lead_word, note
 from patchkit.patching.fix import Request, Severity, State, Verdict
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import Workspace
 from patchkit.source.tree import SourceTree
 
 _Style = Mapping[str, Any]
-_STYLES: Mapping[
-    State, tuple[str, str, _Style]
-] = {  # sign, what a line of many begins with
+# Sign of a row, head of a line with several fixes, and style of both.
+_STYLES: Mapping[State, tuple[str, str, _Style]] = {
     State.APPLY: ("→", "to apply", {"fg": "yellow"}),
     State.APPLIED: ("✓", "applied", {"fg": "green"}),
     State.UPSTREAM: ("=", "in upstream already", {"fg": "cyan"}),
@@ -26,6 +25,14 @@ _STYLES: Mapping[
     State.OFF: ("○", "off", {"dim": True}),
     State.DRIFTED: ("✗", "drifted", {"fg": "red", "bold": True}),
 }
+# A line for each of these. What is optional is off by default, so that it is only counted.
+# A patch that the user named has no severity.
+_LISTED = [
+    *product((State.APPLY, State.APPLIED), (*Severity, None)),
+    (State.OFF, Severity.REQUIRED),
+    (State.OFF, Severity.RECOMMENDED),
+]
+_UNSEVERE = (State.UPSTREAM, State.NOT_APPLICABLE)  # whose severity says nothing
 _DIFF_STYLES: Mapping[str, _Style] = {
     "+": {"fg": "green"},
     "-": {"fg": "red"},
@@ -34,30 +41,31 @@ _DIFF_STYLES: Mapping[str, _Style] = {
 
 
 def tree_blocks(workspace: Workspace, request: Request, **more: Any) -> Iterator[Block]:
-    """Yield what is patched, for which device, and the release's known bugs as JSON has them."""
-    tree, target = workspace.tree, request.target
+    """Yield the tree and its device; for --json also the release's known bugs, and ``more``."""
+    tree = workspace.tree
+    target = request.target
     recipe = load_recipe(tree.project)
     built = recipe.build.value_for(request)
-    known = {
-        name: getattr(tree, name) for name in ("project", "version", "kind", "root")
-    }
-    known |= {
+    fields = {
+        "project": tree.project,
+        "version": tree.version,
+        "kind": tree.kind,
+        "root": tree.root,
         "target": target.name,
         "arch": request.arch,
         recipe.build.variable.lower(): built,
+        **request.patch_facts,
+        "known_bugs": recipe.bugs_of(tree.version),
     }
-    known |= request.patch_facts
-    yield Record({**known, "known_bugs": recipe.bugs_of(tree.version), **more})
-    name = style(f"{tree.project} {tree.version}", bold=True)
-    yield (
-        name
-        + f"  {tree.kind}  →  {target.title}, {request.arch} "
-        + style(built, bold=True)
-    )
+    yield Record(fields | more)
+
+    release = style(f"{tree.project} {tree.version}", bold=True)
+    device = f"  {tree.kind}  →  {target.title}, {request.arch} "
+    yield release + device + style(built, bold=True)
 
 
 def verdict_fields(verdict: Verdict) -> dict[str, Any]:
-    """Return what --json says of a verdict."""
+    """Return a verdict as JSON has it."""
     return {
         "id": verdict.fix.id,
         "state": verdict.state.value,
@@ -71,73 +79,77 @@ def verdict_fields(verdict: Verdict) -> dict[str, Any]:
 def verdict_lines(verdicts: Sequence[Verdict], *, verbose: bool) -> Iterator[Shown]:
     """Yield a row for each fix; or, if it is not verbose, a line for each state.
 
-    What drifted, and what a patched tree still needs, is there in both with what the code says.
+    A fix that drifted has a line of its own, with the reason.
     """
     if verbose:
         heads = ("", "fix", "state", "severity", "what the code says")
-        rows = []
-        for verdict in verdicts:
-            sign, _said, how = _STYLES[verdict.state]
-            is_needed = verdict.state not in (State.UPSTREAM, State.NOT_APPLICABLE)
-            severity = verdict.severity.value if verdict.severity and is_needed else ""
-            dim = verdict.state in (State.NOT_APPLICABLE, State.OFF) or None
-            cells = style(verdict.fix.id, dim=dim), style(verdict.state.value, **how)
-            reason = style(verdict.reason, dim=True)
-            rows.append((style(sign, **how), *cells, style(severity, dim=dim), reason))
-        yield from table(rows, heads=heads)
+        yield from table(map(_verdict_row, verdicts), heads=heads)
         return
+
     groups: dict[tuple[State, Severity | None], list[str]] = {}
     for verdict in verdicts:
         if verdict.state is State.DRIFTED:
-            yield BAD + style(verdict.fix.id, bold=True) + f" drifted: {verdict.reason}"
+            name = style(verdict.fix.id, bold=True)
+            yield BAD + name + f" drifted: {verdict.reason}"
         else:
-            groups.setdefault((verdict.state, verdict.severity), []).append(
-                verdict.fix.id
-            )
-    # What is optional is off unless it is asked for; anything else was left out.
-    # A patch that the user named is of no severity.
-    states = [*product((State.APPLY, State.APPLIED), (*Severity, None))]
-    states += [(State.OFF, Severity.REQUIRED), (State.OFF, Severity.RECOMMENDED)]
-    for state, severity in states:
+            group = groups.setdefault((verdict.state, verdict.severity), [])
+            group.append(verdict.fix.id)
+
+    for state, severity in _LISTED:
         if fixes := groups.pop((state, severity), []):
-            sign, said, how = _STYLES[state]
+            sign, title, styles = _STYLES[state]
             level = f", {severity.value}" if severity else ""
-            yield style(f"{sign} {said}{level}:", **how) + f" {', '.join(fixes)}"
-    counts = Counter(state for (state, _), fixes in groups.items() for _ in fixes)
-    if counts:
-        said = ", ".join(
-            f"{count} {_STYLES[state][1]}" for state, count in counts.items()
-        )
-        yield style(f"= {said}; -v lists them", dim=True)
+            yield style(f"{sign} {title}{level}:", **styles) + f" {', '.join(fixes)}"
+    if groups:
+        counts = Counter[State]()
+        for (state, _severity), fixes in groups.items():
+            counts[state] += len(fixes)
+        texts = [f"{count} {_STYLES[state][1]}" for state, count in counts.items()]
+        yield style(f"= {', '.join(texts)}; -v lists them", dim=True)
+
+
+def _verdict_row(verdict: Verdict) -> tuple[str, ...]:
+    sign, _title, styles = _STYLES[verdict.state]
+    severity = ""
+    if verdict.severity and verdict.state not in _UNSEVERE:
+        severity = verdict.severity.value
+    dim = verdict.state in (State.NOT_APPLICABLE, State.OFF) or None
+    return (
+        style(sign, **styles),
+        style(verdict.fix.id, dim=dim),
+        style(verdict.state.value, **styles),
+        style(severity, dim=dim),
+        style(verdict.reason, dim=True),
+    )
 
 
 def verdict_notes(verdicts: Sequence[Verdict], tree: SourceTree) -> Iterator[Shown]:
     """Yield the notes of a tree and of verdicts, each once, and the known bugs of a release."""
-    for note in dict.fromkeys([tree.note, *(verdict.note for verdict in verdicts)]):
-        if note:
-            yield lead_word("note") + note
+    notes = [tree.note, *(verdict.note for verdict in verdicts)]
+    yield from (note(text) for text in dict.fromkeys(notes) if text)
     for bug in load_recipe(tree.project).bugs_of(tree.version):
         yield lead_word("known") + f"{bug.says}; instead: {bug.instead} ({bug.source})"
 
 
 def proof_lines(proofs: Sequence[str], *, verbose: bool) -> list[Shown]:
-    """Return what this run proved: all of it, or how much, and the first."""
-    proved = style("proved", fg="green")
+    """Return what this run proved: every effect, or their number and the first one."""
+    head = style("proved", fg="green")
     if verbose or len(proofs) < 2:
-        return [proved + f" {proof}" for proof in proofs]
-    return [
-        proved
-        + f" {len(proofs)} effects with the release's own code, such as: {proofs[0]}"
-    ]
+        return [head + f" {proof}" for proof in proofs]
+    text = f" {len(proofs)} effects with the release's own code, such as: {proofs[0]}"
+    return [head + text]
 
 
 def diff_blocks(diff: str) -> Iterator[Block]:
     """Yield a unified diff: coloured in a terminal, byte for byte elsewhere."""
-    if not (sys.stdout.isatty() or colour()) or not diff:
+    is_coloured = sys.stdout.isatty() or colour()
+    if not is_coloured or not diff:
         yield Data(diff)
         return
+
     # Not splitlines: it also splits at form feeds and the like, which a source may hold.
     for line in diff.removesuffix("\n").split("\n"):
-        bold = line.startswith(("+++", "---", "diff "))
-        how: _Style = {"bold": True} if bold else _DIFF_STYLES.get(line[:1], {})
-        yield LaidOut(style(line, **how))
+        styles = _DIFF_STYLES.get(line[:1], {})
+        if line.startswith(("+++", "---", "diff ")):
+            styles = {"bold": True}
+        yield LaidOut(style(line, **styles))
