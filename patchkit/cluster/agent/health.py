@@ -1,4 +1,4 @@
-"""Return what doctor asks a node for, with the reason where it cannot be had. Runs there."""
+"""Read the health of a node for doctor, or the reason why a part is unknown. Runs on the node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ from patchkit.runtime.host.gpu import parse_rows, query_gpus
 from patchkit.runtime.host.machine_root import LIVE, ToolUnavailable, whole
 
 _LOCKS = 14  # CAP_IPC_LOCK of linux/capability.h
-# What the first process's control group is named after, by who made the container.
+_SECONDS = 3.0  # for each program
+_LINES = 400  # of the kernel's log
+_LONGEST = 500  # characters of a line
+_TROUBLE = (
+    "NVRM|Xid|mlx5|AER:|PCIe Bus Error|Out of memory|Killed process|oom-kill|oom_reaper"
+    "|temperature above|critical temperature|I/O error|EXT4-fs error|segfault|Linux version"
+)
+# A part of the name of the first process's control group → who made the container.
 _GROUPS = {
     "docker": "docker",
     "libpod": "podman",
@@ -30,10 +37,9 @@ _STATE = "temperature.gpu,power.draw,clocks.sm,utilization.gpu,clocks_throttle_r
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """How the first GPU is; None is unknown.
+    """The first GPU: degrees Celsius, watts, MHz of its processors; None is unknown.
 
-    Degrees Celsius, watts, MHz of its processors, how busy it is in percent, and why its clocks
-    are lower than they could be (NVML's bits).
+    ``busy`` is in percent; ``throttled`` are NVML's bits that say why its clocks are low.
     """
 
     celsius: int | None
@@ -45,9 +51,9 @@ class GpuState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLimits:
-    """Limits of a process: bytes that it may lock, None for no limit.
+    """Limits of a process: ``memlock`` in bytes, None for no limit.
 
-    ``locks`` is whether it may lock memory beyond any limit, None if that is unknown.
+    ``locks`` is whether it may lock memory beyond any limit; None: unknown.
     """
 
     memlock: int | None = None
@@ -56,7 +62,7 @@ class ProcessLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerLimits:
-    """What a container gives: ``kind`` is docker, podman … or "" outside of one.
+    """A container: ``kind`` is docker, podman … or "" outside of one.
 
     ``verbs`` is how many RDMA devices have a file in /dev/infiniband, ``verbs_open`` how many of
     them this user may open.
@@ -72,40 +78,45 @@ def process_limits(process: str, root: Path = LIVE) -> ProcessLimits:
 
     Raises OSError, and ValueError where they are hidden.
     """
-    text = (root / "proc" / process / "limits").read_text(encoding="utf-8")
-    limit = re.search(r"^Max locked memory +(\S+)", text, re.MULTILINE)
-    if limit is None:
+    folder = root / "proc" / process
+    limits = (folder / "limits").read_text(encoding="utf-8")
+    memlock = re.search(r"^Max locked memory +(\S+)", limits, re.MULTILINE)
+    if memlock is None:
         raise ValueError("its limits are hidden")
-    status = _read_text(root / "proc" / process / "status")
-    may = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    status = _read_text(folder / "status")
+    capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    locks = None
+    if capabilities:
+        locks = bool(int(capabilities[1], 16) >> _LOCKS & 1)
     return ProcessLimits(
-        memlock=int(limit[1]) if limit[1].isdigit() else None,
-        locks=bool(int(may[1], 16) >> _LOCKS & 1) if may else None,
+        memlock=int(memlock[1]) if memlock[1].isdigit() else None, locks=locks
     )
 
 
 def container_limits(root: Path = LIVE) -> ContainerLimits:
     """Return the container that this process is in, with its limits."""
     files = sorted((root / "dev/infiniband").glob("uverbs*"))
-    first = _read_text(root / "proc/1/cgroup")
-    kind = next((kind for name, kind in _GROUPS.items() if name in first), "")
-    # One of LXC or nspawn is a machine of its own, with a systemd that starts the ranks.
-    if (word := _read_text(root / "run/systemd/container").strip()) in (
-        "docker",
-        "podman",
-        "oci",
-    ):
-        kind = word
-    if (root / ".dockerenv").exists():
-        kind = "docker"
-    if (root / "run/.containerenv").exists():
-        kind = "podman"
     verbs_open = 0
     for file in files:
         with contextlib.suppress(OSError):
             os.close(os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
             verbs_open += 1
-    return ContainerLimits(kind=kind, verbs=len(files), verbs_open=verbs_open)
+    return ContainerLimits(
+        kind=_container_kind(root), verbs=len(files), verbs_open=verbs_open
+    )
+
+
+def _container_kind(root: Path) -> str:
+    if (root / "run/.containerenv").exists():
+        return "podman"
+    if (root / ".dockerenv").exists():
+        return "docker"
+    # A container of LXC or nspawn is a machine of its own, with a systemd that starts the ranks.
+    word = _read_text(root / "run/systemd/container").strip()
+    if word in ("docker", "podman", "oci"):
+        return word
+    group = _read_text(root / "proc/1/cgroup")
+    return next((kind for name, kind in _GROUPS.items() if name in group), "")
 
 
 def _read_text(file: Path) -> str:
@@ -115,21 +126,13 @@ def _read_text(file: Path) -> str:
         return ""
 
 
-_SECONDS = 3.0  # for each program that is asked
-_LINES, _LONGEST = 400, 500
-_TROUBLE = (
-    "NVRM|Xid|mlx5|AER:|PCIe Bus Error|Out of memory|Killed process|oom-kill|oom_reaper"
-    "|temperature above|critical temperature|I/O error|EXT4-fs error|segfault|Linux version"
-)
-
-
 class UnreadError(Exception):
-    """A fact cannot be had, and why."""
+    """A fact is unknown, and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compilers:
-    """What Triton makes its launcher with: a C compiler, and Python.h; "" for none."""
+    """What Triton builds its launcher with: a C compiler, and Python.h; "" for none."""
 
     compiler: str = ""
     python_h: str = ""
@@ -137,7 +140,7 @@ class Compilers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuUser:
-    """A process that computes on the GPU, whose it is, and the MiB that it has; None: unknown."""
+    """A process that computes on the GPU, its user, and its memory; None: unknown."""
 
     pid: int
     name: str = ""
@@ -147,12 +150,12 @@ class GpuUser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHealth:
-    """What a node says of its health; None or "" is unknown, ``unread`` says why.
+    """The health of a node; None is unknown, ``unread`` says why.
 
     ``page_cache`` is in KiB; ``guards`` are services that end a process before memory is used up;
     ``kernel`` are the lines of this boot's kernel log that may tell of trouble; ``manager`` is
-    whether the user's systemd answers.
-    ``process`` are the limits of this process, ``unit`` those of the unit's, if it runs.
+    whether the user's systemd answers. ``process`` are the limits of this process, ``unit`` those
+    of the unit's process, if it runs.
     """
 
     page_cache: int | None = None
@@ -173,22 +176,13 @@ class NodeHealth:
 
 
 def collect_health(venv: str, unit: str) -> NodeHealth:
-    """Return the facts, with the limits of the process of a unit, if that runs.
+    """Return the health of this node, with the limits of the process of a unit, if that runs.
 
     ``venv`` is the environment that may have vLLM.
     """
-    asked = ("--property=MainPID", "--value", "--", unit)
-    shown = run_for_user("systemctl", "show", *asked)
-    main = int(shown.output) if shown.output.strip().isdigit() else 0
-    environment: Mapping[str, str] = os.environ
-    with contextlib.suppress(OSError):
-        own = (
-            Path(f"/proc/{main}/environ")
-            .read_bytes()
-            .decode(errors="replace")
-            .split("\0")
-        )
-        environment = dict(pair.split("=", 1) for pair in own if "=" in pair)
+    words = ("show", "--property=MainPID", "--value", "--", unit)
+    shown = run_for_user("systemctl", *words)
+    pid = int(shown.output) if shown.output.strip().isdigit() else 0
     parts: dict[str, Callable[[], object]] = {
         "page_cache": _page_cache,
         "guards": _running_guards,
@@ -196,129 +190,145 @@ def collect_health(venv: str, unit: str) -> NodeHealth:
         "gpu": gpu_state,
         "gpu_users": gpu_users,
         "process": lambda: process_limits("self"),
-        "unit": lambda: process_limits(str(main)),
         "container": container_limits,
-        "compilers": lambda: find_compilers(Path(venv).expanduser(), environment),
+        "compilers": lambda: find_compilers(
+            Path(venv).expanduser(), _read_environment(pid)
+        ),
     }
-    found: dict[str, Any] = {}
     unread: dict[str, str] = {}
-    if not main:
+    if pid:
+        parts["unit"] = lambda: process_limits(str(pid))
+    else:
         unread["unit"] = shown.trouble or f"{unit} does not run"
-        del parts["unit"]
+
+    expected = (UnreadError, ToolUnavailable, OSError, LookupError, ValueError)
+    facts, errors = run_parts(parts, expected)
+    unread |= {name: str(error) for name, error in errors.items()}
+    return NodeHealth(**facts, manager=not shown.trouble, unread=unread)
+
+
+def run_parts(
+    parts: Mapping[str, Callable[[], object]], expected: tuple[type[Exception], ...]
+) -> tuple[dict[str, Any], dict[str, Exception]]:
+    """Run parts side by side; return their values, and the ``expected`` errors of the others."""
+    values = {}
+    errors = {}
     with ThreadPoolExecutor(len(parts)) as pool:
-        begun = {name: pool.submit(work) for name, work in parts.items()}
-        for name, part in begun.items():
+        futures = {name: pool.submit(part) for name, part in parts.items()}
+        for name, future in futures.items():
             try:
-                found[name] = part.result()
-            except (
-                UnreadError,
-                ToolUnavailable,
-                OSError,
-                LookupError,
-                ValueError,
-            ) as error:
-                unread[name] = str(error)
-    return NodeHealth(**found, manager=not shown.trouble, unread=unread)
+                values[name] = future.result()
+            except expected as error:
+                errors[name] = error
+    return values, errors
+
+
+def _read_environment(pid: int) -> Mapping[str, str]:
+    """Return the variables of a process; this process's own if they are hidden."""
+    with contextlib.suppress(OSError):
+        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+        pairs = text.split("\0")
+        return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+    return os.environ
 
 
 def _page_cache() -> int:
     text = Path("/proc/meminfo").read_text(encoding="utf-8")
-    memory = {
-        name: int(number) for name, number in re.findall(r"(?m)^(\w+): +(\d+)", text)
-    }
-    return memory["Cached"] + memory["Buffers"] - memory["Shmem"]
+    kib = dict(re.findall(r"(?m)^(\w+): +(\d+)", text))
+    return int(kib["Cached"]) + int(kib["Buffers"]) - int(kib["Shmem"])
 
 
 def _running_guards() -> tuple[str, ...]:
     names = ("earlyoom", "systemd-oomd", "nohang")
-    said = attempt("systemctl", "is-active", *names, timeout=_SECONDS).output.split()
-    if len(said) != len(names):
+    states = attempt("systemctl", "is-active", *names, timeout=_SECONDS).output.split()
+    if len(states) != len(names):
         raise UnreadError("systemctl does not say which services run")
-    return tuple(
-        name for name, state in zip(names, said, strict=True) if state == "active"
-    )
+    pairs = zip(names, states, strict=True)
+    return tuple(name for name, state in pairs if state == "active")
 
 
 def find_compilers(venv: Path, environment: Mapping[str, str]) -> Compilers:
-    """Return what a rank of this environment, if it is there, finds with these variables."""
+    """Return what a rank of this environment, if it exists, finds with these variables."""
     path = os.pathsep.join((f"{venv}/bin", environment.get("PATH", os.defpath)))
-    found = (shutil.which(name, path=path) for name in ("gcc", "cc", "clang"))
-    header = ""
-    if (python := venv / "bin" / "python").exists():
-        minor = next((each.name for each in venv.glob("lib/python3.*")), "")
-        homes = (
-            python.resolve().parents[1],
-            venv,
-        )  # what it was made with, and its own
-        headers = (home / "include" / minor / "Python.h" for home in homes)
-        header = next((str(each) for each in headers if each.is_file()), "")
-    return Compilers(compiler=next(filter(None, found), ""), python_h=header)
+    compilers = (shutil.which(name, path=path) for name in ("gcc", "cc", "clang"))
+    compiler = next(filter(None, compilers), "")
+    python = venv / "bin" / "python"
+    if not python.exists():
+        return Compilers(compiler=compiler)
+
+    release = next((folder.name for folder in venv.glob("lib/python3.*")), "")
+    homes = (python.resolve().parents[1], venv)  # the Python that made it comes first
+    headers = (home / "include" / release / "Python.h" for home in homes)
+    header = next((str(file) for file in headers if file.is_file()), "")
+    return Compilers(compiler=compiler, python_h=header)
 
 
 def read_kernel_log() -> tuple[str, ...]:
-    """Return the last of these lines of this boot, oldest first. Raises UnreadError.
+    """Return the last lines of this boot that may tell of trouble, oldest first.
 
-    That there are none says something only of a log that may be read as a whole.
+    Raises UnreadError unless the whole log can be read: only then no line means no trouble.
     """
+    lines = _read_kernel_text().splitlines()
+    troubles = [line[:_LONGEST] for line in lines if re.search(_TROUBLE, line)]
+    return tuple(troubles[-_LINES:])
+
+
+def _read_kernel_text() -> str:
     done = attempt("dmesg", "--time-format=iso", timeout=_SECONDS)
-    if done.trouble:
-        why = f"dmesg: {done.errors.strip() or done.trouble}".splitlines()[0]
-        homes = map(Path, ("/var/log/journal", "/run/log/journal"))
-        journals = (file for home in homes for file in home.glob("*/system.journal"))
-        if not any(os.access(file, os.R_OK) for file in journals):
-            raise UnreadError(
-                f"{why}; the journal of the system is for root and the group adm"
-            )
-        options = ("--dmesg", "--quiet", "--no-pager", "--output=short-iso")
-        done = attempt("journalctl", *options, timeout=_SECONDS)
-        if done.trouble or not done.output.strip():
-            raise UnreadError(
-                f"{why}; journalctl: {done.trouble or 'has no line of the kernel'}"
-            )
-    found = (
-        line[:_LONGEST]
-        for line in done.output.splitlines()
-        if re.search(_TROUBLE, line)
-    )
-    return tuple(found)[-_LINES:]
+    if not done.trouble:
+        return done.output
+
+    reason = f"dmesg: {done.errors.strip() or done.trouble}".splitlines()[0]
+    if not any(map(_has_readable_journal, ("/var/log/journal", "/run/log/journal"))):
+        access = "the journal of the system is for root and the group adm"
+        raise UnreadError(f"{reason}; {access}")
+    options = ("--dmesg", "--quiet", "--no-pager", "--output=short-iso")
+    done = attempt("journalctl", *options, timeout=_SECONDS)
+    if done.trouble or not done.output.strip():
+        silence = done.trouble or "has no line of the kernel"
+        raise UnreadError(f"{reason}; journalctl: {silence}")
+    return done.output
+
+
+def _has_readable_journal(folder: str) -> bool:
+    files = Path(folder).glob("*/system.journal")
+    return any(os.access(file, os.R_OK) for file in files)
 
 
 def gpu_state() -> GpuState:
-    """Return how the first GPU is. Raises ToolUnavailable."""
-    (state, *_others) = parse_rows(query_gpus(f"--query-gpu={_STATE}", "--id=0"), 5)
-    celsius, watts, mhz, busy, throttled = state
+    """Return the state of the first GPU. Raises ToolUnavailable."""
+    (row, *_rows) = parse_rows(query_gpus(f"--query-gpu={_STATE}", "--id=0"), 5)
+    celsius, watts, mhz, busy, throttled = row
+    is_hex = re.fullmatch("0x[0-9a-fA-F]+", throttled)
     return GpuState(
         celsius=whole(celsius),
         watts=float(watts) if re.fullmatch(r"\d{1,9}(\.\d+)?", watts) else None,
         mhz=whole(mhz),
         busy=whole(busy),
-        throttled=int(throttled, 16)
-        if re.fullmatch("0x[0-9a-fA-F]+", throttled)
-        else None,
+        throttled=int(throttled, 16) if is_hex else None,
     )
 
 
 def gpu_users() -> tuple[GpuUser, ...]:
     """Return the processes that compute on the first GPU. Raises ToolUnavailable."""
-    text, found = query_gpus("--query-compute-apps=pid,used_memory", "--id=0"), []
+    text = query_gpus("--query-compute-apps=pid,used_memory", "--id=0")
+    users = []
     for pid, mib in parse_rows(text, 2) if text.strip() else ():
         if pid.isdecimal():
-            # One of another namespace has no name here.
-            said = attempt(
-                "ps", "-o", "user:32=,comm=", "-p", pid, timeout=_SECONDS
-            ).output
-            user, _, name = said.strip().partition(" ")
-            found.append(
-                GpuUser(pid=int(pid), name=name.strip(), user=user, mib=whole(mib))
-            )
-    return tuple(found)
+            # A process of another namespace has no name here.
+            words = ("ps", "-o", "user:32=,comm=", "-p", pid)
+            shown = attempt(*words, timeout=_SECONDS).output
+            user, _, name = shown.strip().partition(" ")
+            program = name.strip()
+            users.append(GpuUser(pid=int(pid), name=program, user=user, mib=whole(mib)))
+    return tuple(users)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskRoom:
-    """A disk by a folder on it: bytes that a user may write, of all; files that may be made.
+    """A disk by a folder on it: bytes that a user may still write, of ``total``.
 
-    ``files`` is None where the file system has no such limit.
+    ``files`` is how many may be made, None where the file system has no such limit.
     """
 
     folder: str
@@ -328,18 +338,20 @@ class DiskRoom:
 
 
 def disk_rooms(folders: Sequence[str]) -> Iterator[DiskRoom]:
-    """Yield the disks of these folders, each once; of one that is not there that of its parent."""
-    seen = set()
-    for each in folders:
-        place = Path(each).expanduser()
-        nearest = next(folder for folder in (place, *place.parents) if folder.exists())
+    """Yield the disks of these folders, once each; a missing folder counts as its parent."""
+    devices = set()
+    for folder in folders:
+        path = Path(folder).expanduser()
+        nearest = next(place for place in (path, *path.parents) if place.exists())
         device = nearest.stat().st_dev
-        if device not in seen:
-            seen.add(device)
-            found = os.statvfs(nearest)
-            yield DiskRoom(
-                folder=str(nearest),
-                free=found.f_bavail * found.f_frsize,
-                total=found.f_blocks * found.f_frsize,
-                files=found.f_favail if found.f_files else None,
-            )
+        if device in devices:
+            continue
+
+        devices.add(device)
+        room = os.statvfs(nearest)
+        yield DiskRoom(
+            folder=str(nearest),
+            free=room.f_bavail * room.f_frsize,
+            total=room.f_blocks * room.f_frsize,
+            files=room.f_favail if room.f_files else None,
+        )

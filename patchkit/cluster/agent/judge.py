@@ -1,9 +1,9 @@
 """Judge whether a server lives, by its signs of life. Pure.
 
-The watch on the head, `status` and `up` judge by this one table. The first row that holds decides.
-Another listener comes first, then a token: it proves that the engine works, whatever else is
-silent. A token that does not come weighs more than gauges that move. This file is copied to the
-nodes.
+The watch on the head, `status` and `up` judge by the one table in ``judge``: its first row that
+holds decides. Another listener comes first, then a token: it proves that the engine works, whatever
+else is silent. A token that does not come weighs more than gauges that move. This file is copied to
+the nodes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,13 @@ from dataclasses import dataclass, field
 
 from patchkit.foreign import read_count
 
-ANSWERS, LIVES, WORKS, BLIND = "answers", "lives", "works", "blind"
-REFUSES, ENDED, DOUBT = "refuses", "ended", "doubt"
+ANSWERS = "answers"
+LIVES = "lives"
+WORKS = "works"
+BLIND = "blind"
+REFUSES = "refuses"
+ENDED = "ended"
+DOUBT = "doubt"
 SLEEPS = "it sleeps"
 PAUSED = "it is paused"
 _STATES = (ANSWERS, LIVES, WORKS, BLIND, REFUSES, ENDED, DOUBT)
@@ -24,9 +29,10 @@ _SERVER_ERRORS = 500  # the status of HTTP from which on the server itself is in
 _NO_SUCH_QUESTION = 501
 _PREFILL = 4.0  # times `frozen`: how long a prefill by chunks may keep a token waiting
 
-# `record` in vLLM's v1/metrics/loggers.py, 0.11.0 to 0.33.0. A step counts what it gave. A chunk of
-# a prefill gives nothing and counts no iteration, but the cache fills. What waits is no sign of
-# life: clients make it move, and so does a scheduler that asks the prefix cache in vain.
+# `record` in vLLM's v1/metrics/loggers.py, 0.11.0 to 0.33.0. A step counts the tokens that it gave.
+# A chunk of a prefill gives none and counts no iteration, but the cache fills. Requests that wait
+# are no sign of life: clients change their number, and so does a scheduler that asks the prefix
+# cache in vain.
 _STEPS = (
     "iteration_tokens_total_count",
     "generation_tokens_total",
@@ -47,10 +53,10 @@ _NO = ("0", "0.0")
 
 @dataclass(frozen=True, kw_only=True)
 class Counters:
-    """What a text of /metrics says of the engines: each name's sum over all of them.
+    """The counters in a text of /metrics: for each name the sum over all engines.
 
-    ``odd`` are names without a sum, since an engine's value is no finite number from 0 on. All
-    engines are ``asleep``.
+    ``odd`` are names without a sum, since an engine's value is no finite number from 0 on.
+    ``asleep`` says that all engines sleep.
     """
 
     steps: Mapping[str, float] = field(default_factory=dict)
@@ -66,14 +72,14 @@ class Counters:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSigns:
-    """What is known of a server at one moment; what was not looked at is as by default.
+    """The signs of a server at one moment; a sign that was not looked at has its default.
 
-    ``other_listeners`` are others who listen at its port, ``refused`` says that nobody does.
-    ``token_wait_s`` is for how many seconds a token is waited for, ``token_refusal`` why the engine
-    gave none. ``question_refusal``: the question was refused, which says nothing of the engine.
-    ``has_counters`` says that /metrics has some, ``metrics_trouble`` why it says nothing at all;
-    steps and gauges moved since the last look. ``has_clients``: somebody asks it. ``work`` is what
-    shows outside the server that a node works, such as a compiler.
+    ``other_listeners`` listen at its port beside it, ``refused`` says that nobody does.
+    ``token_wait_s`` are the seconds since a token was asked for, ``token_refusal`` says why the
+    engine gave none. ``question_refusal``: the question was refused, which says nothing of the
+    engine. ``has_counters`` says that /metrics has some, ``metrics_trouble`` why it says nothing at
+    all; steps and gauges moved since the last look. ``has_clients``: somebody asks it. ``work`` is
+    a sign outside the server that a node works, such as a compiler.
     """
 
     other_listeners: str = ""
@@ -100,10 +106,10 @@ class ServerSigns:
 
 @dataclass(frozen=True)
 class ServerLife:
-    """How a server is: one of the states, and the sign for it in words.
+    """One of the states of a server, and the sign for it in words.
 
-    ``answers``: a token came; ``lives``: the server shows it otherwise; ``works``: something beside
-    it does; ``blind``: what answers may be another server; ``refuses``: it does not take the
+    ``answers``: a token came; ``lives``: the server shows life otherwise; ``works``: something
+    beside it does; ``blind``: another server may answer; ``refuses``: it does not take the
     question; ``ended``: nobody listens; ``doubt``: nothing shows that it lives.
     """
 
@@ -112,46 +118,43 @@ class ServerLife:
 
     @property
     def proof(self) -> str:
-        """Return what keeps a server from being killed, "" for nothing."""
+        """Return the sign that keeps a server from being killed, "" for none."""
         return "" if self.state in (ENDED, DOUBT) else self.text
 
     @property
     def line(self) -> str:
-        """Return it as the watch tells systemd: one line, whatever others wrote into it."""
+        """Return the line of a watch to systemd: without line breaks of whoever wrote the text."""
         return f"{self.state}: {' '.join(self.text.split())}"
 
 
 def judge(signs: ServerSigns, frozen: float) -> ServerLife:
-    """Return what the signs amount to; ``frozen`` are the seconds of the cluster's file."""
+    """Return the life that the signs show; ``frozen`` are the seconds of the cluster's file."""
     metrics_answer = not signs.metrics_trouble
-    patient = signs.token_wait_s < _PREFILL * frozen
+    is_patient = signs.token_wait_s < _PREFILL * frozen
     # A server that counts nothing shows no prefill either.
-    uncounted = metrics_answer and not signs.has_counters and not signs.token_refusal
-    idle = metrics_answer and not signs.has_clients and not signs.asked_in_vain
+    is_uncounted = metrics_answer and not signs.has_counters and not signs.token_refusal
+    is_idle = metrics_answer and not signs.has_clients and not signs.asked_in_vain
+    strangers = f"not only the model listens: {signs.other_listeners}"
+    refusal = f"it refuses the question: {signs.question_refusal}"
+    no_counters = "it answers /metrics, which has no counters"
 
     rows = (
-        (
-            signs.other_listeners,
-            BLIND,
-            f"not only the model listens: {signs.other_listeners}",
-        ),
+        (signs.other_listeners, BLIND, strangers),
         (signs.token_came, ANSWERS, "a token came"),
         (signs.refused, ENDED, "nobody listens: the connection is refused"),
-        (
-            signs.question_refusal,
-            REFUSES,
-            f"it refuses the question: {signs.question_refusal}",
-        ),
+        (signs.question_refusal, REFUSES, refusal),
         (signs.steps_moved, LIVES, "its counters move"),
-        (signs.gauges_moved and patient, LIVES, "its gauges move"),
+        (signs.gauges_moved and is_patient, LIVES, "its gauges move"),
         (metrics_answer and signs.asleep, LIVES, SLEEPS),
         (signs.paused, LIVES, PAUSED),
-        (uncounted and patient, LIVES, "it answers /metrics, which has no counters"),
-        (idle, LIVES, "it has nothing to do"),
+        (is_uncounted and is_patient, LIVES, no_counters),
+        (is_idle, LIVES, "it has nothing to do"),
         (signs.work, WORKS, signs.work),
     )
-    lives = (ServerLife(state, text) for holds, state, text in rows if holds)
-    return next(lives, ServerLife(DOUBT, _describe_doubt(signs)))
+    for holds, state, text in rows:
+        if holds:
+            return ServerLife(state, text)
+    return ServerLife(DOUBT, _describe_doubt(signs))
 
 
 def _describe_doubt(signs: ServerSigns) -> str:
@@ -160,9 +163,8 @@ def _describe_doubt(signs: ServerSigns) -> str:
     if signs.token_refusal:
         parts.append(f"no token: {signs.token_refusal}")
     elif signs.token_wait_s:
-        parts.append(
-            f"no token in the {signs.token_wait_s:.0f} s since one was asked for"
-        )
+        wait = f"{signs.token_wait_s:.0f} s"
+        parts.append(f"no token in the {wait} since one was asked for")
     return "; ".join(parts)
 
 
@@ -175,40 +177,48 @@ def describe_trouble(path: str, status: int, trouble: str) -> str:
 
 def is_question_refused(status: int) -> bool:
     """Return whether a status refuses the question itself, which says nothing of the engine."""
-    return status == _NO_SUCH_QUESTION or (
-        status not in (0, 200) and status < _SERVER_ERRORS
-    )
+    if status == _NO_SUCH_QUESTION:
+        return True
+    return status not in (0, 200) and status < _SERVER_ERRORS
 
 
 def read_counters(text: str) -> Counters:
     """Return what engines count; a name with an odd value has no sum that could be compared."""
     sums: dict[str, float] = {}
-    odd: set[str] = set()
+    odd = set()
     for name, value in _COUNT.findall(text):
         try:
             sums[name] = sums.get(name, 0.0) + read_count(value)
         except ValueError:
             odd.add(name)
-    sums = {name: value for name, value in sums.items() if name not in odd}
+    for name in odd:
+        sums.pop(name, None)
 
-    hidden = _RUNNING not in sums or _WAITING in odd
-    requests = None if hidden else sums[_RUNNING] + sums.get(_WAITING, 0.0)
-    awake = [value for labels, value in _SLEEP_STATE.findall(text) if _AWAKE in labels]
+    requests = None
+    if _RUNNING in sums and _WAITING not in odd:
+        count = sums[_RUNNING] + sums.get(_WAITING, 0.0)
+        requests = round(min(count, _MOST))
     return Counters(
         steps={name: sums[name] for name in _STEPS if name in sums},
         gauges={name: sums[name] for name in _GAUGES if name in sums},
-        requests=None if requests is None else round(min(requests, _MOST)),
-        asleep=bool(awake) and all(value in _NO for value in awake),
+        requests=requests,
+        asleep=_is_asleep(text),
         odd=frozenset(odd),
     )
 
 
+def _is_asleep(text: str) -> bool:
+    """Return whether all engines in a text of /metrics sleep."""
+    awake = [value for labels, value in _SLEEP_STATE.findall(text) if _AWAKE in labels]
+    return bool(awake) and set(awake) <= set(_NO)
+
+
 def has_moved(figures: Mapping[str, float], former: Mapping[str, float]) -> bool:
-    """Return whether a figure is another one than before; one that is new has not moved."""
+    """Return whether a figure has changed; a new figure has not."""
     return any(former.get(name, figure) != figure for name, figure in figures.items())
 
 
 def read_life(line: str) -> ServerLife | None:
-    """Return the life of a watch by what it told systemd; None for anything else."""
+    """Return the life in a line that a watch told systemd; None for any other line."""
     state, sign, text = line.partition(": ")
     return ServerLife(state, text) if sign and state in _STATES else None

@@ -1,8 +1,7 @@
-"""Look at a node, from the node: what a plan needs to know, and all that doctor compares.
+"""Look at a node, from the node: the facts that a plan needs, and all that doctor compares.
 
-Of what doctor asks, what cannot be had is an error of that part alone: a node whose systemd is
-silent still has a network. ``examine`` asks about the node, ``meet`` about the others as they are
-seen from there.
+``examine`` reads the node itself, ``meet`` tries the other nodes from there. A part that fails is
+an error of that part alone: a node whose systemd is silent still has a network.
 """
 
 from __future__ import annotations
@@ -12,13 +11,12 @@ import os
 import pwd
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from patchkit.cluster.agent import links, node_state
-from patchkit.cluster.agent.health import collect_health, disk_rooms
+from patchkit.cluster.agent.health import collect_health, disk_rooms, run_parts
 from patchkit.cluster.agent.image_facts import ImageFacts, look_at_image
 from patchkit.cluster.agent.installation import digest_record, environment_of, leads_to
 from patchkit.cluster.agent.node_files import config_folder, read_placed, run_for_user
@@ -50,20 +48,20 @@ from patchkit.runtime.python.startup import STEM, ask_interpreter
 from patchkit.units import BYTES_PER_MIB
 
 _UNLIMITED = 2**64 - 1
-# Whose files a rank loads; of all others the version is enough.
+# Projects whose files a rank loads; of all others the version is enough.
 _DIGESTED = ("vllm", "torch", "triton", "pytorch_triton", "ray")
 _SMALL = BYTES_PER_MIB  # bytes of a file that is read: configuration and templates, not weights
-_MOST = 5_000  # files of a folder that is a model's
-_CLASSES = 8  # that a config names
+_MOST = 5_000  # files of a model's folder
+_CLASSES = 8  # of a config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPrint:
-    """Say what a model's folder holds; ``problem`` is what the quick check finds first, or "".
+    """The content of a model's folder; ``problem`` is the first one of the quick check, or "".
 
-    ``weights`` and ``size`` are bytes, of safetensors and of all that vLLM loads. ``commit`` is
-    what its record says, "" without one; ``digest`` is one over the names and sizes of what vLLM
-    loads, and over what small files hold. ``architectures`` are the classes that its config names.
+    ``weights`` and ``size`` are bytes, of safetensors and of all files that vLLM loads. ``commit``
+    is that of its record, "" without one. ``digest`` covers the names and sizes of the files that
+    vLLM loads, and the content of small ones. ``architectures`` are the classes in its config.
     """
 
     folder: str
@@ -78,13 +76,13 @@ class ModelPrint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """What a node says of itself.
+    """The facts of a node that a plan needs.
 
-    ``memlock`` is the limit of its user manager in bytes, None for none; ``files`` what an earlier
-    `up` left there, by name; ``ptxas`` that of CUDA 13, "" for none; ``models`` what the folders
-    that were asked for hold; ``venv`` is the environment's path, "" without one, and
-    ``installation`` its name if `install` made it. With an ``image`` there is no environment, and
-    software and ptxas are what is in it.
+    ``memlock`` is the limit of its user manager in bytes, None for none; ``files`` are those of an
+    earlier `up`, by name; ``ptxas`` is that of CUDA 13, "" for none; ``models`` are the contents of
+    the requested folders; ``venv`` is the environment's path, "" without one, and ``installation``
+    its name if `install` made it. With an ``image`` there is no environment, and software and ptxas
+    are those in the image.
     """
 
     host: Host
@@ -114,44 +112,56 @@ def look_at_node(
     Raises what ``probe`` and ``look_at_image`` raise.
     """
     link = Path(venv).expanduser()
-    # By its own name, which stays what it is when another `install` moves the link.
+    # The link may move with another `install`; the path that it leads to does not change.
     place = environment_of(link)
     python = place / "bin" / "python"
-    there = not image and os.access(python, os.X_OK)
+    has_venv = not image and os.access(python, os.X_OK)
     inside = look_at_image(**image) if image else None
+
+    host = probe(LIVE, python=str(python) if has_venv else None, environment=os.environ)
+    if inside:
+        host = replace(host, software=inside.contents.software)
     user = pwd.getpwuid(os.getuid()).pw_name
-    version = attempt("systemctl", "--version").output.split()
-    asked = ("--property=DefaultLimitMEMLOCK", "--value")
-    limit = run_for_user("systemctl", "show", *asked).output.strip()
-    memlock = int(limit) if limit.isdigit() else _UNLIMITED
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/bin"
-    host = probe(LIVE, python=str(python) if there else None, environment=os.environ)
+    tools = (tool for tool in ("rsync", "systemctl") if shutil.which(tool, path=path))
     return NodeFacts(
-        host=replace(host, software=inside.contents.software) if inside else host,
+        host=host,
         user=user,
         home=str(Path.home()),
-        venv=str(place) if there else "",
+        venv=str(place) if has_venv else "",
         installation=leads_to(link),
         linger=Path("/var/lib/systemd/linger", user).exists(),
-        memlock=None if memlock >= _UNLIMITED else memlock,
-        systemd=int(version[1]) if len(version) > 1 and version[1].isdigit() else 0,
+        memlock=_read_memlock(),
+        systemd=_systemd_version(),
         persistent_journal=Path("/var/log/journal").is_dir(),
         ptxas=inside.contents.ptxas if inside else find_ptxas(LIVE, os.environ),
         image=inside,
-        has=tuple(
-            name for name in ("rsync", "systemctl") if shutil.which(name, path=path)
-        ),
+        has=tuple(tools),
         files=read_placed(config_folder(name)),
-        models={each: model_print(each) for each in models},
+        models={folder: model_print(folder) for folder in models},
     )
+
+
+def _read_memlock() -> int | None:
+    """Return the bytes that the user manager's units may lock, None for no limit."""
+    words = ("show", "--property=DefaultLimitMEMLOCK", "--value")
+    limit = run_for_user("systemctl", *words).output.strip()
+    is_limited = limit.isdigit() and int(limit) < _UNLIMITED
+    return int(limit) if is_limited else None
+
+
+def _systemd_version() -> int:
+    """Return the release of systemd, 0 if it is unknown."""
+    words = attempt("systemctl", "--version").output.split()[1:2]
+    return int(words[0]) if words and words[0].isdigit() else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonContents:
     """An environment: versions by project, digests over the RECORD of those that ranks load.
 
-    RECORD says what was installed, not what somebody changed since; of libnccl the bytes count:
-    ``nccl`` has by who loads it, vllm and torch, its version and digest.
+    RECORD says what was installed, not what somebody changed since. ``nccl`` has the version of
+    libnccl and the digest of its bytes, by the project that loads it: vllm or torch.
     """
 
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -173,26 +183,28 @@ def examine(
     ``image`` is as for ``look_at_node``; ``errors`` has the fields of an error for each part that
     is missing.
     """
-
-    def whole() -> dict[str, Any]:
-        facts = look_at_node(name, venv, image=image)
-        path = (
-            ask_interpreter(f"{facts.venv}/bin/python", os.environ).path
-            if facts.venv
-            else ()
-        )
-        contents = python_contents(path, None if image else facts.host.software)
-        return {"facts": facts, "contents": contents}
-
-    parts: dict[str, Callable[[], dict[str, Any]]] = {
-        "facts": whole,
-        "state": lambda: {"state": node_state.read_node_state(name, units)},
-        "processes": lambda: {"processes": list(node_state.group_processes(name))},
-        "disks": lambda: {"disks": list(disk_rooms(folders))},
-        "listeners": lambda: {"listeners": list(node_state.listeners(ports))},
-        "health": lambda: {"health": collect_health(venv, units[0])},
+    parts: dict[str, Callable[[], object]] = {
+        "facts": lambda: _facts_and_contents(name, venv, image),
+        "state": lambda: node_state.read_node_state(name, units),
+        "processes": lambda: list(node_state.group_processes(name)),
+        "disks": lambda: list(disk_rooms(folders)),
+        "listeners": lambda: node_state.listeners(ports),
+        "health": lambda: collect_health(venv, units[0]),
     }
-    return _ask_together(parts)
+    answer = _ask_together(parts)
+    if "facts" in answer:
+        answer["facts"], answer["contents"] = answer["facts"]
+    return answer
+
+
+def _facts_and_contents(
+    name: str, venv: str, image: Mapping[str, str] | None
+) -> tuple[NodeFacts, PythonContents]:
+    facts = look_at_node(name, venv, image=image)
+    path: Sequence[str] = ()
+    if facts.venv:
+        path = ask_interpreter(f"{facts.venv}/bin/python", os.environ).path
+    return facts, python_contents(path, None if image else facts.host.software)
 
 
 def meet(
@@ -200,54 +212,42 @@ def meet(
     peers: Sequence[tuple[str, str]],
     models: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the ways to other nodes, for a head its links by ssh, and what models' folders hold.
+    """Return the ways to other nodes, a head's links by ssh, and the contents of models' folders.
 
-    ``peers`` are as for ``links``.
+    ``peers`` are as for ``try_links``.
     """
-    parts: dict[str, Callable[[], dict[str, Any]]] = {
-        "ways": lambda: {"ways": links.try_ways(addresses)},
-        "links": lambda: {"links": links.try_links(peers)},
-        "models": lambda: {"models": list(map(model_print, models))},
+    parts: dict[str, Callable[[], object]] = {
+        "ways": lambda: links.try_ways(addresses),
+        "links": lambda: links.try_links(peers),
+        "models": lambda: list(map(model_print, models)),
     }
     return _ask_together(parts)
 
 
-def _ask_together(parts: dict[str, Callable[[], dict[str, Any]]]) -> dict[str, Any]:
-    """Return what the parts say, asked side by side, and the errors of those that say nothing."""
-    found: dict[str, Any] = {}
-    errors: dict[str, dict[str, str]] = {}
-    with ThreadPoolExecutor(max_workers=len(parts)) as pool:
-        started = {name: pool.submit(work) for name, work in parts.items()}
-        for name, part in started.items():
-            try:
-                found |= part.result()
-            except PatchkitError as error:
-                errors[name] = error_fields(error)
-            except (OSError, ValueError) as error:
-                errors[name] = error_fields(HostError(f"{name}: {error}"))
-    return {**found, "errors": errors}
+def _ask_together(parts: Mapping[str, Callable[[], object]]) -> dict[str, Any]:
+    """Return the values of the parts, and in ``errors`` the fields of the errors of the others."""
+    answer, failures = run_parts(parts, (PatchkitError, OSError, ValueError))
+    errors = {}
+    for name, failure in failures.items():
+        if not isinstance(failure, PatchkitError):
+            failure = HostError(f"{name}: {failure}")
+        errors[name] = error_fields(failure)
+    return {**answer, "errors": errors}
 
 
 def python_contents(path: Sequence[str], software: Software | None) -> PythonContents:
     """Return what lies on a ``sys.path``; ``software`` says which libnccl is loaded there."""
-    homes = {name: found[0] for name, found in distributions(path).items()}
-    loaded = (
-        {"vllm": software.vllm_nccl, "torch": software.torch_nccl} if software else {}
-    )
-    return PythonContents(
-        versions={
-            name: header(home, "Version") for name, home in sorted(homes.items())
-        },
-        digests={
-            name: digest_record(homes[name]) for name in _DIGESTED if name in homes
-        },
-        nccl={
-            name: (its.version, sha256_if_readable(Path(its.path)))
-            for name, its in loaded.items()
-            if its and its.path
-        },
-        lost=lost_files(path, STEM),
-    )
+    homes = {name: folders[0] for name, folders in distributions(path).items()}
+    versions = {name: header(homes[name], "Version") for name in sorted(homes)}
+    digests = {name: digest_record(homes[name]) for name in _DIGESTED if name in homes}
+    nccl = {}
+    if software:
+        copies = {"vllm": software.vllm_nccl, "torch": software.torch_nccl}
+        for name, copy in copies.items():
+            if copy and copy.path:
+                nccl[name] = (copy.version, sha256_if_readable(Path(copy.path)))
+    lost = lost_files(path, STEM)
+    return PythonContents(versions=versions, digests=digests, nccl=nccl, lost=lost)
 
 
 def model_print(folder: str) -> ModelPrint:
@@ -256,42 +256,39 @@ def model_print(folder: str) -> ModelPrint:
     if not place.is_dir():
         return ModelPrint(folder=str(place), problem="no such folder")
     check = quick_check(place)
-    made = None
+    problem = ""
+    if check.errors:
+        problem = f"{check.errors[0].where} {check.errors[0].what}"
+    record = None
     with contextlib.suppress(RecordError):
-        made = read_record(place)
+        record = read_record(place)
+
     sizes, _broken = list_files(place)
-    loaded = [
-        name for name in sizes if (name in made.files if made else is_loaded(name))
-    ]
-    rows: list[str] = []
-    for name in loaded[:_MOST]:
-        small = sizes[name] <= _SMALL
-        rows.append(
-            f"{name} {sizes[name]} {sha256_if_readable(place / name) if small else ''}"
-        )
+    parts = record.files if record else set(filter(is_loaded, sizes))
+    loaded = {name: size for name, size in sizes.items() if name in parts}
+    rows = []
+    for name, size in list(loaded.items())[:_MOST]:
+        content = sha256_if_readable(place / name) if size <= _SMALL else ""
+        rows.append(f"{name} {size} {content}")
     return ModelPrint(
         folder=str(place),
-        problem=f"{check.errors[0].where} {check.errors[0].what}"
-        if check.errors
-        else "",
+        problem=problem,
         weights=sum(size for name, size in sizes.items() if is_safetensors(name)),
-        commit=made.commit if made else "",
+        commit=record.commit if record else "",
         files=len(rows),
-        size=sum(sizes[name] for name in loaded),
+        size=sum(loaded.values()),
         digest=digest("\n".join(rows)),
         architectures=_read_architectures(place),
     )
 
 
 def _read_architectures(folder: Path) -> tuple[str, ...]:
-    """Return the classes that a model's config names, () where nobody can read any there."""
+    """Return the classes in a model's config, () if they cannot be read."""
     names = None
-    with contextlib.suppress(
-        OSError, ValueError, LookupError, TypeError, PatchkitError
-    ):
-        names = read_json(read_text(folder / "config.json", limit=_SMALL))[
-            "architectures"
-        ]
+    odd = (OSError, ValueError, LookupError, TypeError, PatchkitError)
+    with contextlib.suppress(*odd):
+        config = read_text(folder / "config.json", limit=_SMALL)
+        names = read_json(config)["architectures"]
     if not isinstance(names, list):
         return ()
     return tuple(name for name in names[:_CLASSES] if isinstance(name, str))
