@@ -2,12 +2,12 @@
 
 Where a source comes from, in this order:
 
-1. what is given (``--source OPTION=WHAT``): a folder; an archive; ``git+URL@COMMIT``; or
-   upstream's own wheel of the release that is built (``vllm==VERSION``), as it is installed
-2. git, which fetches the one commit and those that it names for its submodules.
+1. ``--source OPTION=WHAT``: a folder; an archive; ``git+URL@COMMIT``; or upstream's own wheel of
+   the release that is built (``vllm==VERSION``), as it is installed
+2. git, which fetches the one commit and the commits of its submodules.
 
 A commit proves itself, as git checks every object. A folder or an archive is recorded by the digest
-of what is in it, as not compared with the pin.
+of its contents, as not compared with the pin.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from patchkit.digests import sha256_of, tree_digest
 from patchkit.errors import SourceError, StorageError, UsageError, translated
 from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_bytes
-from patchkit.recipes.vllm.build import Wanted, by_option
+from patchkit.recipes.vllm.build import KnownSource, Wanted, by_option
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import Progress, cache_dir
 from patchkit.source.git import commit_archive, parse_git, submodules
@@ -46,9 +46,10 @@ _ASIDE = shutil.ignore_patterns(".git", "__pycache__")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSource:
-    """A source in its folder: its ``identity``, and whether that was ``verified`` to be the pin.
+    """A source in its folder.
 
-    ``notices`` are its licences: file name → text.
+    ``identity`` says what it is; it is the pin if that was ``verified``. ``notices`` are the
+    licences: file name → text.
     """
 
     option: str
@@ -73,28 +74,27 @@ class Gathered:
     @property
     def licenses(self) -> dict[str, str]:
         """Return option → SPDX expression, of the sources whose files name just one."""
-        found = {}
-        for each in self.sources:
-            texts = each.notices.values()
-            names = {match[1] for text in texts for match in _SPDX.finditer(text)}
+        licenses = {}
+        for source in self.sources:
+            names = set(_SPDX.findall("\n".join(source.notices.values())))
             # The files do not say how several combine (AND, OR).
             if len(names) == 1:
-                found[each.option] = names.pop()
-        return found
+                licenses[source.option] = names.pop()
+        return licenses
 
 
 def parse_given(texts: Sequence[str]) -> dict[str, str]:
     """Read ``OPTION=WHAT`` of ``--source``. Raises UsageError for another form or option."""
     given = {}
     for text in texts:
-        option, equals, what = text.partition("=")
-        if not equals or not what:
+        option, _, spec = text.partition("=")
+        if not spec:
             raise UsageError(
                 f"--source {text}: not OPTION=WHAT",
                 hint="for example --source cutlass=FOLDER",
             )
         by_option([option])
-        given[option] = what
+        given[option] = spec
     return given
 
 
@@ -105,17 +105,19 @@ def check_given(
 
     Also for the wheel of another release of vLLM, before anything is downloaded.
     """
-    if idle := sorted(set(given) - {each.known.option for each in wanted}):
+    idle = sorted(set(given) - {external.known.option for external in wanted})
+    if idle:
         raise UsageError(
             f"--source {idle[0]}: this build takes no {idle[0]}",
             why=f"vLLM {version} does not fetch it, or it is left out with --without",
         )
-    for option, what in given.items():
-        if is_upstream(what) and what.partition("==")[2].strip() != version.public:
+    release = version.public
+    for option, spec in given.items():
+        if is_upstream(spec) and spec.partition("==")[2].strip() != release:
             raise UsageError(
-                f"--source {option}={what}: this build is of vLLM {version.public}",
+                f"--source {option}={spec}: this build is of vLLM {release}",
                 why="parts of another release are made for other Python, and perhaps another torch",
-                hint=quoted("--source", f"{option}=vllm=={version.public}"),
+                hint=quoted("--source", f"{option}=vllm=={release}"),
             )
 
 
@@ -139,43 +141,39 @@ def gather_sources(
     check_given(wanted, version, given)
     with translated("the sources are not complete", dest):
         dest.mkdir(parents=True, exist_ok=True)
+
     environment: dict[str, str] = {}
     defines: dict[str, str] = {}
     sources: list[InputSource] = []
     installed: list[Wanted] = []
-    for each in wanted:
-        what = given.get(each.known.option, "")
-        if is_upstream(what):
-            found = upstream_parts(each.known, version, cpu, target, offline, progress)
+    for external in wanted:
+        known = external.known
+        spec = given.get(known.option, "")
+        if is_upstream(spec):
+            source = upstream_parts(known, version, cpu, target, offline, progress)
         else:
-            found = _find_source(each, what, version, offline=offline)
-        if each.known.native and cpu != platform.machine() and not found.installed:
-            option = each.known.option
-            upstreams = quoted("--source", f"{option}=vllm=={version.public}")
-            raise UsageError(
-                f"{option} cannot be compiled for {cpu} on {platform.machine()}",
-                why=each.known.native,
-                hint=f"take upstream's: {upstreams}; or {quoted('--without', option)}",
-            )
-        folder = _keep_source(dest, each, found)
+            source = _find_source(external, spec, version, offline=offline)
+        if not source.installed:
+            _require_compilable(known, version, cpu)
+
+        folder = _write_source(dest, external, source)
         sources.append(
             InputSource(
-                option=each.known.option,
+                option=known.option,
                 folder=folder,
-                identity=found.identity,
-                verified=found.verified,
-                notices=notices(folder, each.known.files),
+                identity=source.identity,
+                verified=source.verified,
+                notices=notices(folder, known.files),
             )
         )
-        if found.installed:
-            installed.append(each)
-            environment[each.external.variable] = str(folder)
-            continue
-        define, taken = each.known.define, str(folder / each.known.folder)
-        if define and define.covers(version):
-            defines[define.variable] = taken
+
+        if source.installed:
+            installed.append(external)
+            environment[external.external.variable] = str(folder)
+        elif known.define and known.define.covers(version):
+            defines[known.define.variable] = str(folder / known.folder)
         else:
-            environment[each.external.variable] = taken
+            environment[external.external.variable] = str(folder / known.folder)
     return Gathered(
         environment=environment,
         defines=defines,
@@ -184,141 +182,171 @@ def gather_sources(
     )
 
 
-def _find_source(
-    wanted: Wanted, given: str, version: Version, *, offline: bool
-) -> FoundSource:
-    """Find what was named, by default the commit that upstream pins."""
-    if not given:
-        known = wanted.known
-        needed = not known.optional or any(
-            refused.covers(version) for refused in known.refused
+def _require_compilable(known: KnownSource, version: Version, cpu: str) -> None:
+    """Raise UsageError for a source that cannot be compiled for another CPU."""
+    machine = platform.machine()
+    if known.native and cpu != machine:
+        upstream = quoted("--source", f"{known.option}=vllm=={version.public}")
+        without = quoted("--without", known.option)
+        raise UsageError(
+            f"{known.option} cannot be compiled for {cpu} on {machine}",
+            why=known.native,
+            hint=f"take upstream's: {upstream}; or {without}",
         )
-        without = "" if needed else f"--without {known.option}"
+
+
+def _find_source(
+    wanted: Wanted, spec: str, version: Version, *, offline: bool
+) -> FoundSource:
+    """Find the source that ``spec`` names, by default the commit that upstream pins."""
+    known = wanted.known
+    if not spec:
+        without = ""
+        if known.optional and not any(row.covers(version) for row in known.refused):
+            without = f"--without {known.option}"
         return _commit_input(wanted, wanted.external.url, "", without, offline=offline)
-    place, option = Path(given).expanduser(), wanted.known.option
+
+    place = Path(spec).expanduser()
     if place.is_dir():
-        # What CMake takes may be a folder within the source, and that may be what was named.
-        inner, place = wanted.known.folder, place.absolute()
-        within = inner if inner and not (place / inner).is_dir() else ""
-
-        def fill(dest: Path) -> None:
-            shutil.copytree(place, dest / within, symlinks=True, ignore=_ASIDE)
-
-        return FoundSource(f"folder, tree sha256:{tree_digest(place)}", False, fill)
-    if place.is_file() and given.endswith(_ARCHIVES):
+        identity = f"folder, tree sha256:{tree_digest(place.absolute())}"
+        fill = partial(_copy_folder, place.absolute(), known.folder)
+        return FoundSource(identity, False, fill)
+    if place.is_file() and spec.endswith(_ARCHIVES):
         identity = f"archive {place.name}, sha256:{sha256_of(place)}"
         return FoundSource(identity, False, partial(unpack, place.absolute()))
-    git = parse_git(given)
-    if git and git.exact:
-        return _commit_input(wanted, git.url, git.name, "", offline=offline)
-    if git:
+
+    git = parse_git(spec)
+    if git is None:
+        endings = ", ".join(_ARCHIVES)
         raise UsageError(
-            f"--source {option}={given}: not a full commit id",
+            f"--source {known.option}={spec}: there is no such folder or archive",
+            why=f"the path is mistyped, or the file has another ending than {endings}",
+        )
+    if not git.exact:
+        raise UsageError(
+            f"--source {known.option}={spec}: not a full commit id",
             why="names of tags and branches can be moved",
             hint=f"write git+{git.url}@COMMIT, 40 hexadecimal digits",
         )
-    raise UsageError(
-        f"--source {option}={given}: there is no such folder or archive",
-        why=f"the path is mistyped, or the file has another ending than {', '.join(_ARCHIVES)}",
-    )
+    return _commit_input(wanted, git.url, git.name, "", offline=offline)
+
+
+def _copy_folder(source: Path, inner: str, dest: Path) -> None:
+    """Copy a source. CMake may take a folder ``inner`` within it, which may itself be named."""
+    if inner and not (source / inner).is_dir():
+        dest /= inner
+    shutil.copytree(source, dest, symlinks=True, ignore=_ASIDE)
 
 
 def notices(source: Path, files: Iterable[str]) -> dict[str, str]:
     """Return file name → text of the licence files of a source, sorted.
 
-    A source without one, as a wheel carries it, states its licence at the top of its ``files``.
+    A source without such files, as a wheel carries it, states its licence at the top of one of its
+    ``files``.
     """
-
-    own = [path for path in sorted(source.iterdir()) if _NAMES.fullmatch(path.name)]
-    own = [path for path in own if path.is_file()]
-    paths = own or [
-        path for path in (source / name for name in files) if path.is_file()
-    ]
-    texts = {
-        path: read_bytes(path, limit=LARGEST_IN_TREE).decode(errors="replace")
-        for path in paths
+    licenses = {
+        path.name: _read_text(path)
+        for path in sorted(source.iterdir())
+        if _NAMES.fullmatch(path.name) and path.is_file()
     }
-    if own:
-        return {path.name: text for path, text in texts.items()}
-    for text in texts.values():
-        match = _COMMENT.match(text.lstrip())
+    if licenses:
+        return licenses
+
+    for path in (source / name for name in files):
+        text = _read_text(path).lstrip() if path.is_file() else ""
+        match = _COMMENT.match(text)
         if match and "Copyright" in match["text"]:
             lines = _EDGE.sub("", match["text"]).strip().splitlines()
             return {"LICENSE": "".join(f"{line.rstrip()}\n" for line in lines)}
     return {}
 
 
+def _read_text(path: Path) -> str:
+    return read_bytes(path, limit=LARGEST_IN_TREE).decode(errors="replace")
+
+
 def _commit_input(
     wanted: Wanted, url: str, commit: str, without: str, *, offline: bool
 ) -> FoundSource:
-    chosen, external = commit or wanted.commit, wanted.external
+    """Return the source at a commit, by default the pinned one; ``without`` leaves it out."""
+    known = wanted.known
+    external = wanted.external
+    chosen = commit or wanted.commit
     if not chosen:
         raise SourceError(
-            f"{wanted.known.option}: which commit {external.pin} names is not known",
+            f"{known.option}: which commit {external.pin} names is not known",
             why="a tag can be moved, so it does not say what would be fetched",
-            hint=quoted("--source", f"{wanted.known.option}=git+{url}@COMMIT"),
+            hint=quoted("--source", f"{known.option}=git+{url}@COMMIT"),
         )
 
-    def checkout(
-        url: str, commit: str, dest: Path, modules: tuple[str, ...] | None = None
-    ) -> None:
-        """Write a commit and its submodules (all, unless some are named), and theirs."""
+    def fill(dest: Path) -> None:
         try:
-            archive = commit_archive(
-                url, commit, cache=cache_dir(), prefix=dest.name, offline=offline
-            )
+            _check_out(url, chosen, dest, wanted.submodules, offline=offline)
         except (SourceError, StorageError) as error:
-            error.hint += (
-                f"; or leave it out: {without}; {wanted.known.cost}" if without else ""
-            )
+            if without:
+                error.hint += f"; or leave it out: {without}; {known.cost}"
             raise
-        try:
-            unpack(archive, dest)
-        finally:
-            archive.unlink(missing_ok=True)  # the objects stay in the cache
-        inside = {
-            each.path: each for each in submodules(url, commit, cache=cache_dir())
-        }
-        for path in inside if modules is None else modules:
-            if path not in inside:
-                raise SourceError(
-                    f"{external.url}@{commit} has no submodule {path}",
-                    why="the release names it, so the commit is not the one that it means",
-                )
-            checkout(inside[path].url, inside[path].commit, dest / path)
 
-    fill = partial(checkout, url, chosen, modules=wanted.submodules)
     # Upstream's URL even from elsewhere: the commit says what it is, wherever it lay.
     return FoundSource(f"{external.url}@{chosen}", not commit, fill)
 
 
-def _keep_source(dest: Path, wanted: Wanted, found: FoundSource) -> Path:
+def _check_out(
+    url: str, commit: str, dest: Path, paths: tuple[str, ...] | None, *, offline: bool
+) -> None:
+    """Write a commit and its submodules (those at ``paths``, by default all), and theirs."""
+    cache = cache_dir()
+    archive = commit_archive(
+        url, commit, cache=cache, prefix=dest.name, offline=offline
+    )
+    try:
+        unpack(archive, dest)
+    finally:
+        archive.unlink(missing_ok=True)  # the objects stay in the cache
+
+    modules = {module.path: module for module in submodules(url, commit, cache=cache)}
+    for path in modules if paths is None else paths:
+        if path not in modules:
+            raise SourceError(
+                f"{url}@{commit} has no submodule {path}",
+                why="the release names it, so the commit is not the one that it means",
+            )
+        module = modules[path]
+        _check_out(module.url, module.commit, dest / path, None, offline=offline)
+
+
+def _write_source(dest: Path, wanted: Wanted, source: FoundSource) -> Path:
     """Return the folder of a source below ``dest``, written anew only if it is another source.
 
     Files that are written again are newer, and what includes them would be compiled again.
     """
-    folder, stamp = dest / wanted.known.option, dest / f"{wanted.known.option}.identity"
-    if (
-        folder.is_dir()
-        and stamp.is_file()
-        and stamp.read_text("utf-8") == found.identity
-    ):
+    option = wanted.known.option
+    folder = dest / option
+    stamp = dest / f"{option}.identity"
+    is_whole = folder.is_dir() and stamp.is_file()
+    if is_whole and stamp.read_text("utf-8") == source.identity:
         return folder
+
     with translated("the source is not complete", folder):
         # First to go and last to come: a folder without its stamp is not taken for whole.
         stamp.unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=".source.", dir=dest) as scratch:
-            fresh = Path(scratch) / wanted.known.option
-            found.fill(fresh)
-            for name in () if found.installed else wanted.known.files:
-                if not (fresh / name).is_file():
-                    raise SourceError(
-                        f"--source {wanted.known.option}: {name} is missing in it",
-                        why=f"it is not {wanted.external.url}, or its submodules were not checked "
-                        "out",
-                        hint="git submodule update --init --recursive; in the folder that is named",
-                    )
+            fresh = Path(scratch) / option
+            source.fill(fresh)
+            if not source.installed:
+                _require_files(wanted, fresh)
             fresh.rename(folder)
-        stamp.write_text(found.identity, encoding="utf-8")
+        stamp.write_text(source.identity, encoding="utf-8")
     return folder
+
+
+def _require_files(wanted: Wanted, folder: Path) -> None:
+    for name in wanted.known.files:
+        if not (folder / name).is_file():
+            url = wanted.external.url
+            raise SourceError(
+                f"--source {wanted.known.option}: {name} is missing in it",
+                why=f"it is not {url}, or its submodules were not checked out",
+                hint="git submodule update --init --recursive; in the folder that is named",
+            )

@@ -34,13 +34,13 @@ class Origin:
 
     @property
     def fields(self) -> dict[str, object]:
-        """What says which wheel it is, for JSON."""
-        name, sha256, size = (
-            self.wheel.name.filename,
-            self.wheel.sha256,
-            self.wheel.size,
-        )
-        return {"file": name, "sha256": sha256, "size": size, "upstream": self.locked}
+        """The fields that say which wheel it is, for JSON."""
+        return {
+            "file": self.wheel.name.filename,
+            "sha256": self.wheel.sha256,
+            "size": self.wheel.size,
+            "upstream": self.locked,
+        }
 
 
 @contextmanager
@@ -59,25 +59,7 @@ def find_wheel(
     Raises UsageError, SourceError, HashMismatchError, StorageError.
     """
     lock = upstream_wheels()
-    match = _RELEASE.fullmatch(spec.strip())
-    if match is None:
-        path = Path(spec)
-        require_file(path, meant(str(path), ["vllm"]) or _EXAMPLE)
-        if path.suffix != ".whl":
-            raise SourceError(f"{path}: is not a wheel", hint=_EXAMPLE)
-        name = wheel_name(path.name)
-        version = name.version
-        if name.project != "vllm":
-            raise SourceError(
-                f"{path}: is a wheel of {name.project}, not of vllm", hint=_EXAMPLE
-            )
-        check(version)
-        if name.cpus != {cpu}:
-            raise UsageError(
-                f"{path}: is for {' or '.join(sorted(name.cpus))}, not for {cpu}",
-                hint=f"--cpu {min(name.cpus)} if that is meant, or name the other wheel",
-            )
-    else:
+    if match := _RELEASE.fullmatch(spec.strip()):
         if sha256 is not None:
             raise UsageError(
                 "--sha256 is for a file; a release is known by the lock",
@@ -87,21 +69,50 @@ def find_wheel(
         check(version)
         bar = report(f"Fetching {spec}")
         path = fetch("vllm", str(version), lock[cpu], offline=offline, progress=bar)
+    else:
+        path = Path(spec)
+        version = _named_release(path)
+        check(version)
+        _require_cpu(path, cpu)
+
     entry = lock.get(cpu, {}).get(version.public)
     with WheelFile(path) as wheel:
         locked = entry is not None and entry.sha256 == wheel.sha256
-        if not locked and wheel.facts:
-            raise UsageError(
-                f"{path}: patchkit {wheel.facts.get('patchkit')} made it already, for "
-                f"{wheel.facts.get('target')}",
-                why="a repack begins with what upstream released",
-                hint=quoted(
-                    "patchkit", "repack", f"vllm=={version.public}", "--cpu", cpu
-                ),
-            )
         if not locked:
+            _refuse_repacked(wheel, cpu)
             _require_vouched(wheel, sha256, entry)
         yield Origin(wheel=wheel, version=version, cpu=cpu, locked=locked)
+
+
+def _named_release(path: Path) -> Version:
+    require_file(path, meant(str(path), ["vllm"]) or _EXAMPLE)
+    if path.suffix != ".whl":
+        raise SourceError(f"{path}: is not a wheel", hint=_EXAMPLE)
+    name = wheel_name(path.name)
+    if name.project != "vllm":
+        what = f"{path}: is a wheel of {name.project}, not of vllm"
+        raise SourceError(what, hint=_EXAMPLE)
+    return name.version
+
+
+def _require_cpu(path: Path, cpu: str) -> None:
+    cpus = wheel_name(path.name).cpus
+    if cpus != {cpu}:
+        raise UsageError(
+            f"{path}: is for {' or '.join(sorted(cpus))}, not for {cpu}",
+            hint=f"--cpu {min(cpus)} if that is meant, or name the other wheel",
+        )
+
+
+def _refuse_repacked(wheel: WheelFile, cpu: str) -> None:
+    if facts := wheel.facts:
+        release = f"vllm=={wheel.name.version.public}"
+        raise UsageError(
+            f"{wheel.path}: patchkit {facts.get('patchkit')} made it already, for "
+            f"{facts.get('target')}",
+            why="a repack begins with what upstream released",
+            hint=quoted("patchkit", "repack", release, "--cpu", cpu),
+        )
 
 
 def upstream_wheels() -> dict[str, dict[str, LockEntry]]:
@@ -113,27 +124,29 @@ def _require_vouched(
     wheel: WheelFile, sha256: str | None, entry: LockEntry | None
 ) -> None:
     """Raise unless the user vouches for a file that the lock does not know."""
-    if sha256 is not None and not _HEX.fullmatch(sha256.lower()):
-        raise UsageError(f"--sha256 takes 64 hex digits, not {sha256!r}")
-    if sha256 is not None and sha256.lower() == wheel.sha256:
-        return
     if sha256 is not None:
-        raise HashMismatchError(
-            f"{wheel.path} has the sha256 {wheel.sha256}, not {sha256}",
-            why="it is another file, or it was changed or cut short",
-            hint="compare with the place that it is from",
+        if not _HEX.fullmatch(sha256.lower()):
+            raise UsageError(f"--sha256 takes 64 hex digits, not {sha256!r}")
+        if sha256.lower() != wheel.sha256:
+            raise HashMismatchError(
+                f"{wheel.path} has the sha256 {wheel.sha256}, not {sha256}",
+                why="it is another file, or it was changed or cut short",
+                hint="compare with the place that it is from",
+            )
+        return
+
+    if entry is None or entry.filename != wheel.name.filename:
+        raise UsageError(
+            f"{wheel.path} is not among upstream's wheels that this patchkit knows",
+            why="it is a build of your own, or newer than the lock",
+            hint=f"--sha256 {wheel.sha256} takes it nonetheless",
         )
-    if entry is not None and entry.filename == wheel.name.filename:
-        raise HashMismatchError(
-            f"{wheel.path} has the sha256 {wheel.sha256}, but the lock says {entry.sha256}",
-            why=f"it has {wheel.size:,} bytes of {entry.size:,}: it was cut short"
-            if wheel.size < entry.size
-            else "it was changed, or it is a build of your own by upstream's name",
-            hint=f"`{quoted('patchkit', 'repack', f'vllm=={entry.version}')}` takes upstream's; "
-            f"--sha256 {wheel.sha256} takes this one",
-        )
-    raise UsageError(
-        f"{wheel.path} is not among upstream's wheels that this patchkit knows",
-        why="it is a build of your own, or newer than the lock",
-        hint=f"--sha256 {wheel.sha256} takes it nonetheless",
+    why = "it was changed, or it is a build of your own by upstream's name"
+    if wheel.size < entry.size:
+        why = f"it has {wheel.size:,} bytes of {entry.size:,}: it was cut short"
+    upstream = quoted("patchkit", "repack", f"vllm=={entry.version}")
+    raise HashMismatchError(
+        f"{wheel.path} has the sha256 {wheel.sha256}, but the lock says {entry.sha256}",
+        why=why,
+        hint=f"`{upstream}` takes upstream's; --sha256 {wheel.sha256} takes this one",
     )

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from packaging.utils import canonicalize_name
@@ -31,7 +32,7 @@ from patchkit.wheel.vllm.repack_origin import upstream_wheels
 class FoundSource:
     """A source that was found: ``fill`` writes it into a folder that does not exist yet.
 
-    ``installed``: what is written is installed as it is, at the paths of upstream's wheel.
+    An ``installed`` one is written as it is installed, at the paths of upstream's wheel.
     """
 
     identity: str
@@ -70,13 +71,8 @@ def fetch_upstream(
             why="that is no release, or one that this patchkit does not know",
             hint="name a folder, an archive or git+URL@COMMIT with --source",
         )
-    return fetch(
-        "vllm",
-        entry.version,
-        {entry.version: entry},
-        offline=offline,
-        progress=progress,
-    )
+    entries = {entry.version: entry}
+    return fetch("vllm", entry.version, entries, offline=offline, progress=progress)
 
 
 def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> FoundSource:
@@ -85,49 +81,66 @@ def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> FoundSourc
     Raises UsageError if there is nothing for the device, ProofError for libraries that do not load
     on it or are linked with another CUDA.
     """
-    option, version = known.option, wheel.name.version
-    named = f"--source {option}=vllm=={version}"
+    option = known.option
+    version = wheel.name.version
+    spec = f"--source {option}=vllm=={version}"
     members = members_of(known, wheel.members)
     if not members:
-        held = sorted(
-            k.option for k in known_externals() if members_of(k, wheel.members)
-        )
-        raise UsageError(
-            f"{named}: {wheel.path.name} holds nothing of {option}",
-            why="upstream builds it into no library or file of its own",
-            hint=f"it holds parts of {', '.join(held) or 'no other project'}",
-        )
+        raise _nothing_error(spec, wheel, option)
+
     binaries = {binary.name: binary for binary in inspect_wheel(wheel, only=members)}
-    found = judge_libraries(tuple(binaries.values()), target, version)
-    judged = [library for library in found if library.name in binaries]
+    judged = [
+        library
+        for library in judge_libraries(tuple(binaries.values()), target, version)
+        if library.name in binaries
+    ]
     used = [library for library in judged if library.use is not Use.OTHER]
-    idle = binaries.keys() - {library.name for library in used}
+    idle = {library.name for library in judged if library.use is Use.OTHER}
     if idle and not used:
         raise UsageError(
-            f"{named}: its libraries are for other devices than {target.title}",
+            f"{spec}: its libraries are for other devices than {target.title}",
             why=f"{', '.join(sorted(idle))} alone",
             hint=f"leave it out: {quoted('--without', option)}",
         )
     served = [binaries[library.name] for library in used]
     _require_serving(option, served, used, target)
-    chosen, path = [member for member in members if member not in idle], wheel.path
 
-    def fill(dest: Path) -> None:
-        with WheelFile(path) as opened, translated("the source is not complete", dest):
-            for member in chosen:
-                opened.copy_member(member, dest / member)
+    # Upstream's release was built from the pin, and its wheel is locked.
+    origin = "as upstream's wheel has it installed"
+    if served:
+        origin = f"as upstream compiled it: {_list_codes(served)}"
+    identity = f"vllm=={version}, sha256:{wheel.sha256}; {origin}"
+    chosen = [member for member in members if member not in idle]
+    fill = partial(_copy_members, wheel.path, chosen)
+    return FoundSource(identity, True, fill, installed=True)
 
-    code: dict[str, None] = {}
-    for binary in served:
+
+def _nothing_error(spec: str, wheel: WheelFile, option: str) -> UsageError:
+    options = [
+        known.option for known in known_externals() if members_of(known, wheel.members)
+    ]
+    return UsageError(
+        f"{spec}: {wheel.path.name} holds nothing of {option}",
+        why="upstream builds it into no library or file of its own",
+        hint=f"it holds parts of {', '.join(sorted(options)) or 'no other project'}",
+    )
+
+
+def _list_codes(binaries: Iterable[Binary]) -> str:
+    """List libraries with their device code: ``_C (sm_90a, compute_120)``."""
+    words = []
+    for binary in binaries:
         codes = ", ".join(dict.fromkeys(code.name for code in binary.codes))
         # One of a name for each Python: _C.cpython-312-aarch64-linux-gnu.so.
         stem = PurePosixPath(binary.name).name.partition(".")[0]
-        code[f"{stem} ({codes})" if codes else stem] = None
-    said = f"as upstream compiled it: {', '.join(code)}"
-    said = said if served else "as upstream's wheel has it installed"
-    # Upstream's release was built from the pin, and its wheel is locked.
-    identity = f"vllm=={version}, sha256:{wheel.sha256}; {said}"
-    return FoundSource(identity, True, fill, installed=True)
+        words.append(f"{stem} ({codes})" if codes else stem)
+    return ", ".join(dict.fromkeys(words))
+
+
+def _copy_members(path: Path, members: Iterable[str], dest: Path) -> None:
+    with WheelFile(path) as wheel, translated("the source is not complete", dest):
+        for member in members:
+            wheel.copy_member(member, dest / member)
 
 
 def members_of(known: KnownSource, paths: Iterable[str]) -> tuple[str, ...]:
@@ -147,10 +160,7 @@ def prove_parts(wheel: WheelFile, folder: Path, option: str) -> str:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in files:
         member = path.relative_to(folder).as_posix()
-        digest = hashlib.sha256()
-        for chunk in wheel.unpacked(member) if member in wheel.members else ():
-            digest.update(chunk)
-        if digest.hexdigest() != sha256_of(path):
+        if _member_digest(wheel, member) != sha256_of(path):
             raise ProofError(
                 f"{member} of {option} is not in the wheel as upstream's wheel has it",
                 why="it was not installed, or another source installs a file of that name",
@@ -159,9 +169,20 @@ def prove_parts(wheel: WheelFile, folder: Path, option: str) -> str:
     return f"{option}: {len(files)} files are those of upstream's wheel"
 
 
+def _member_digest(wheel: WheelFile, path: str) -> str:
+    """Return the SHA-256 of a member as hex, "" if the wheel has none of that name."""
+    if path not in wheel.members:
+        return ""
+    digest = hashlib.sha256()
+    for chunk in wheel.unpacked(path):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
 def _require_serving(
     option: str, binaries: list[Binary], judged: list[Judged], target: Target
 ) -> None:
+    """Raise ProofError for libraries that do not load, or are linked with another CUDA."""
     hint = f"build it from its source: {quoted('--source', f'{option}=FOLDER')}"
     for library in judged:
         if library.missed:
@@ -170,9 +191,12 @@ def _require_serving(
                 why="upstream compiled it for other devices",
                 hint=hint,
             )
-    if binaries and (found := cuda_major(binaries)) != target.cuda.partition(".")[0]:
+    if not binaries:
+        return
+    cuda = cuda_major(binaries)
+    if cuda != target.cuda.partition(".")[0]:
         raise ProofError(
-            f"{binaries[0].name} of upstream's wheel is linked with CUDA {found}",
+            f"{binaries[0].name} of upstream's wheel is linked with CUDA {cuda}",
             why=f"upstream compiled that release with it; this build is for CUDA {target.cuda}",
             hint=hint,
         )
