@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -24,34 +24,26 @@ from patchkit.records import RECIPES, read_toml
 from patchkit.units import BYTES_PER_MIB
 
 _FIGURES = (
-    *("device", "capability", "driver", "torch", "cuda", "free_gib", "memory_gib"),
-    *("triton", "compile_seconds", "vllm", "error", "bound", "scales"),
+    "device",
+    "capability",
+    "driver",
+    "torch",
+    "cuda",
+    "free_gib",
+    "memory_gib",
+    "triton",
+    "compile_seconds",
+    "vllm",
+    "error",
+    "bound",
+    "scales",
 )
-# So that NCCL says on standard output what it takes.
-_SAYS = {
+# NCCL says on standard output what it takes.
+_NCCL_OUTPUT = {
     "NCCL_DEBUG": "INFO",
     "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV",
     "NCCL_DEBUG_FILE": "",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SmokeStep:
-    """A step: its name in the script, and its settings."""
-
-    step: str
-    script: str
-    seconds: int
-    block: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SmokeTest:
-    """The steps of a node, in their order, and how all nodes are tried at once."""
-
-    step: tuple[SmokeStep, ...]
-    seconds: int
-    sizes: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,59 +57,64 @@ class GpuNode:
 
 
 @cache
-def smoke_test() -> SmokeTest:
-    return read_toml(SmokeTest, RECIPES / "doctor" / "gpu.toml", key="smoke")
+def smoke_test() -> dict[str, Any]:
+    """Return the steps of a node in order, and how all nodes are tried at once."""
+    return read_toml(dict[str, Any], RECIPES / "doctor" / "gpu.toml", key="smoke")
 
 
 def run_steps(
     node: GpuNode, steps: Sequence[Mapping[str, Any]], more: Mapping[str, str] = {}
 ) -> list[GpuStep]:
-    """Return how each step went on a node. Raises HostError if it does not answer."""
-    given = {
-        "python": node.python,
-        "steps": steps,
-        "variables": {**node.variables, **more},
-    }
-    return list(Remote(node.node).stream(GpuStep, gpu_steps, **given))
+    """Return the result of each step on a node. Raise HostError if it does not answer."""
+    results = Remote(node.node).stream(
+        GpuStep,
+        gpu_steps,
+        python=node.python,
+        steps=steps,
+        variables={**node.variables, **more},
+    )
+    return list(results)
 
 
 def run_all_reduce(
     nodes: Sequence[GpuNode],
     sizes: Sequence[int] = (),
-    variables: Mapping[str, str] = _SAYS,
+    variables: Mapping[str, str] = {},
 ) -> list[GpuStep]:
-    """Return how each rank of an all-reduce over all nodes went, the head's first.
+    """Return the result of each rank of an all-reduce over all nodes, the head's first.
 
-    They meet at the first one's address. Raises HostError if the head does not answer.
+    They meet at the first one's address. Raise HostError if the head does not answer.
     """
-    head, test = nodes[0], smoke_test()
+    head = nodes[0]
     port = Remote(head.node).call(int, free_port, address=head.address)
-    common: dict[str, Any] = {
+    common = {
         "step": RANK,
         "script": RANK,
         "world": len(nodes),
         "meeting": f"tcp://{head.address}:{port}",
-        "sizes": list(sizes or test.sizes),
-        "seconds": test.seconds,
+        "sizes": list(sizes or smoke_test()["sizes"]),
+        "seconds": smoke_test()["seconds"],
     }
-    ranks = [(node, [{**common, "rank": number}]) for number, node in enumerate(nodes)]
-    return [
-        GpuStep(step=RANK, state="not-run", reason=said.what)
-        if isinstance(said, PatchkitError)
-        else said[0]
-        for said in everywhere(
-            ranks, lambda each: run_steps(*each, {**_SAYS, **variables})
-        )
-    ]
+
+    def run_rank(rank: int) -> GpuStep:
+        steps = [{**common, "rank": rank}]
+        return run_steps(nodes[rank], steps, {**_NCCL_OUTPUT, **variables})[0]
+
+    results = []
+    for answer in everywhere(range(len(nodes)), run_rank):
+        if isinstance(answer, PatchkitError):
+            answer = GpuStep(step=RANK, state="not-run", reason=answer.what)
+        results.append(answer)
+    return results
 
 
 def gpu_findings(node: str, steps: Iterable[GpuStep]) -> Iterator[Finding]:
-    """Yield what a node's steps show; only what ran and was right is OK."""
+    """Yield what a node's steps show; only a step that ran and was right is OK."""
     for step in steps:
         if step.state == "not-run":
             yield unchecked(step.step, node, step.reason)
         elif step.state == "failed":
-            # What is known of its words comes first: that is the cause, the step is what followed.
+            # The known cause of its words comes first: the step is the consequence.
             yield from _known_causes(node, step)
             yield make_finding(
                 step.step, node, seconds=step.seconds, reason=step.reason
@@ -141,28 +138,39 @@ def all_reduce_findings(
     for node, rank in zip(nodes, ranks, strict=True):
         if rank.state == "failed":
             yield from _known_causes(node.node, rank)
-            fields = {"nodes": names, "seconds": rank.seconds, "reason": rank.reason}
-            yield make_finding("all-reduce-failed", node.node, **fields)
+            yield make_finding(
+                "all-reduce-failed",
+                node.node,
+                nodes=names,
+                seconds=rank.seconds,
+                reason=rank.reason,
+            )
         elif rank.state == "not-run":
             yield unchecked(RANK, node.node, rank.reason)
-    if any(rank.state != "ok" for rank in ranks):
-        return  # what NCCL took on the way to an error decides nothing
-    small, large = smoke_test().sizes
-    # The slowest rank counts, since all wait for it.
-    speed = min(
-        float(rank.figures.get(f"gigabytes_per_second_{large}", 0)) for rank in ranks
+
+    # What NCCL took on the way to an error decides nothing.
+    if all(rank.state == "ok" for rank in ranks):
+        yield _all_reduce_speed(names, ranks)
+        for node, rank in zip(nodes, ranks, strict=True):
+            if nccl_ranks := read_nccl(rank.lines):
+                yield from nccl_findings(node.node, nccl_ranks, node.variables)
+
+
+def _all_reduce_speed(names: str, ranks: Sequence[GpuStep]) -> Finding:
+    """Return the figures of the slowest rank, for which all wait."""
+    small, large = smoke_test()["sizes"]
+    speed_name = f"gigabytes_per_second_{large}"
+    latency_name = f"microseconds_{small}"
+    return make_finding(
+        "all-reduce-sums",
+        names,
+        nodes=names,
+        small=small,
+        size=large // BYTES_PER_MIB,
+        speed=min(float(rank.figures.get(speed_name, 0)) for rank in ranks),
+        latency=max(float(rank.figures.get(latency_name, 0)) for rank in ranks),
+        nccl=ranks[0].figures.get("nccl", "?"),
     )
-    latency = max(float(rank.figures.get(f"microseconds_{small}", 0)) for rank in ranks)
-    fields = {"nodes": names, "small": small, "size": large // BYTES_PER_MIB}
-    fields |= {
-        "speed": speed,
-        "latency": latency,
-        "nccl": ranks[0].figures.get("nccl", "?"),
-    }
-    yield make_finding("all-reduce-sums", names, **fields)
-    for node, rank in zip(nodes, ranks, strict=True):
-        if said := read_nccl(rank.lines):
-            yield from nccl_findings(node.node, said, node.variables)
 
 
 # All nodes
@@ -175,51 +183,74 @@ def find_gpu_nodes(reports: Sequence[NodeReport]) -> list[GpuNode]:
     """
     nodes = []
     for report in reports:
-        if report.facts and report.facts.venv and (host := report.facts.host).software:
-            netdev = host.netdev_of(report.address)
-            variables = {"NCCL_SOCKET_IFNAME": f"={netdev.name}"} if netdev else {}
-            variables |= report.env.variables if report.env else {}
-            python, its = f"{report.facts.venv}/bin/python", {"address": report.address}
-            nodes.append(
-                GpuNode(node=report.node, python=python, variables=variables, **its)
-            )
+        facts = report.facts
+        if facts is None or not facts.venv or not facts.host.software:
+            continue
+        variables = {}
+        if netdev := facts.host.netdev_of(report.address):
+            variables["NCCL_SOCKET_IFNAME"] = f"={netdev.name}"
+        if report.env:
+            variables.update(report.env.variables)
+        node = GpuNode(
+            node=report.node,
+            python=f"{facts.venv}/bin/python",
+            address=report.address,
+            variables=variables,
+        )
+        nodes.append(node)
     return nodes
+
+
+def find_gap(reports: Sequence[NodeReport], nodes: Sequence[GpuNode]) -> str:
+    """Return why the nodes cannot be tried together, "" if they can."""
+    if len(nodes) < len(reports) or not all(node.address for node in nodes):
+        return "not every node has vLLM and an address on the cable"
+    return ""
 
 
 def try_gpus(reports: Sequence[NodeReport]) -> Iterator[Finding]:
     """Yield what the smoke test shows of each node, side by side, then of all at once.
 
-    It takes minutes, and some memory of the GPU. Raises nothing for a node that does not answer.
+    It takes minutes, and some memory of the GPU. A node that does not answer is a finding.
     """
-    able = find_gpu_nodes(reports)
+    nodes = find_gpu_nodes(reports)
+    names = {node.node for node in nodes}
     for report in reports:
-        if report.node not in (node.node for node in able):
-            why = (
-                report.why_not("facts")
-                if report.facts is None
-                else "there is no vLLM there"
-            )
-            yield unchecked("gpu-smoke", report.node, why)
-    steps = [asdict(its) for its in smoke_test().step]
-    tried = everywhere(able, lambda node: run_steps(node, steps))
-    obstacle = ""
-    for node, said in zip(able, tried, strict=True):
-        if isinstance(said, PatchkitError):
-            yield unchecked("gpu-smoke", node.node, said.what)
+        if report.node not in names:
+            reason = "there is no vLLM there"
+            if report.facts is None:
+                reason = report.why_not("facts")
+            yield unchecked("gpu-smoke", report.node, reason)
+
+    unreached = ""
+    answers = everywhere(nodes, lambda node: run_steps(node, smoke_test()["step"]))
+    for node, answer in zip(nodes, answers, strict=True):
+        is_silent = isinstance(answer, PatchkitError)
+        if isinstance(answer, PatchkitError):
+            yield unchecked("gpu-smoke", node.node, answer.what)
         else:
-            yield from gpu_findings(node.node, said)
-        # With a GPU that does nothing the others would wait for their time-out.
-        if isinstance(said, PatchkitError) or said[0].state != "ok":
-            obstacle = obstacle or f"the GPU of {node.node} was not reached"
-    if len(able) < len(reports) or not all(node.address for node in able):
-        obstacle = "not every node has vLLM and an address on the cable"
-    if len(reports) < 2:
-        return
+            yield from gpu_findings(node.node, answer)
+            is_silent = answer[0].state != "ok"
+        # The other ranks would wait for it until their time-out.
+        if is_silent and not unreached:
+            unreached = f"the GPU of {node.node} was not reached"
+
+    if len(reports) > 1:
+        obstacle = find_gap(reports, nodes) or unreached
+        yield from _try_together(reports, nodes, obstacle)
+
+
+def _try_together(
+    reports: Sequence[NodeReport], nodes: Sequence[GpuNode], obstacle: str
+) -> Iterator[Finding]:
+    ranks: list[GpuStep] = []
     try:
-        ranks = [] if obstacle else run_all_reduce(able)
+        if not obstacle:
+            ranks = run_all_reduce(nodes)
     except PatchkitError as error:
         obstacle = error.what
     if obstacle:
-        yield unchecked(RANK, ", ".join(report.node for report in reports), obstacle)
+        names = ", ".join(report.node for report in reports)
+        yield unchecked(RANK, names, obstacle)
     else:
-        yield from all_reduce_findings(able, ranks)
+        yield from all_reduce_findings(nodes, ranks)

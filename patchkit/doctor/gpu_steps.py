@@ -13,15 +13,19 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from patchkit.doctor import gpu_script as script
-from patchkit.follow import Follow
+from patchkit.follow import Completed, Follow
 from patchkit.foreign import read_json
 
-RANK = "all-reduce"  # the step of a rank of all nodes together
+RANK = "all-reduce"
+"""The step of a rank of all nodes together."""
+
 _FIRST = "cuda"  # the script's step without which no other is tried
-_MOST, _LONGEST = 2000, 1000  # lines of a process that are kept, characters of each
+_MOST_LINES = 2000  # of a process that are kept
+_LONGEST = 1000  # characters of a line
 _FIELDS = {"state", "kernel", "reason", "figures"}  # of an answer
-_GRACE = 10.0  # seconds past its own limit, after which a step that hangs in the kernel is killed
-# The line of a traceback that says what it was; torch puts the rank before it.
+# A step that hangs in the kernel is killed so many seconds past its own limit.
+_GRACE = 10.0
+# The line of a traceback that names the error; torch puts the rank before it.
 _ERROR = re.compile(
     r"(?:\[rank\d+\]: )?((?:\w+\.)*\w+(?:Error|Exception|Interrupt)(?:: .*)?)$"
 )
@@ -29,7 +33,7 @@ _ERROR = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuStep:
-    """How a step went: ``figures`` are what it measured, ``kernel`` what was taken.
+    """The result of a step: ``figures`` are its measurements, ``kernel`` the kernel that it took.
 
     ``reason`` says why it failed or was not run; ``lines`` are the last that it printed.
     """
@@ -46,20 +50,21 @@ class GpuStep:
 def gpu_steps(
     python: str, steps: Sequence[Mapping[str, Any]], variables: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield each step's result as JSON takes it, as soon as it is there.
+    """Yield the result of each step as JSON takes it, as soon as the step ends.
 
-    ``steps`` are settings with ``step``, ``seconds`` and ``script``, the name in the script, which
-    may be another ``file``. If the first one, of the device, is not ok, the others are not tried.
+    ``steps`` are settings with ``step``, ``seconds``, ``script``, the name of the step in the
+    script, and maybe ``file``, another script. Unless the first step, which tries the device, is
+    ok, the others are not tried.
     """
     obstacle = ""
-    for each in steps:
+    for settings in steps:
         if obstacle:
-            found = GpuStep(step=each["step"], state="not-run", reason=obstacle)
+            result = GpuStep(step=settings["step"], state="not-run", reason=obstacle)
         else:
-            found = run_step(python, each, variables)
-        if each["script"] == _FIRST and found.state != "ok":
-            obstacle = found.reason
-        yield asdict(found)
+            result = run_step(python, settings, variables)
+        if settings["script"] == _FIRST and result.state != "ok":
+            obstacle = result.reason
+        yield asdict(result)
 
 
 def free_port(address: str) -> int:
@@ -75,8 +80,11 @@ def run_step(
     file = str(settings.get("file", script.__file__))
     words = (python, file, str(settings["script"]), json.dumps(dict(settings)))
     env = {**os.environ, **variables, "PYTHONUNBUFFERED": "1"}
-    limit, lines = float(settings["seconds"]), deque[str](maxlen=_MOST)
-    start, done = time.monotonic(), None
+    limit = float(settings["seconds"])
+    lines = deque[str](maxlen=_MOST_LINES)
+    done = None
+
+    start = time.monotonic()
     with Follow(*words, env=env) as running:
         for line in running:
             if text := line.strip("\n"):
@@ -86,26 +94,45 @@ def run_step(
         else:
             done = running.done
     seconds = round(time.monotonic() - start, 2)
-    answers = [line for line in lines if line.startswith(script.MARK)]
-    said = [line[:_LONGEST] for line in lines if line not in answers]
-    late = f"no answer within {limit:g} s" if seconds >= limit else ""
-    try:
-        answer = read_json(answers[-1].removeprefix(script.MARK))
-        fields = {key: answer[key] for key in _FIELDS & answer.keys()}
-    except (ValueError, IndexError, AttributeError):  # none, or none of ours
-        reason = "it did not end"
-        if late:
-            reason = late
-        elif done and not done.started:
-            reason = f"{done.command[0]} {done.trouble}"
-        elif done:
-            errors = [found[1] for line in said if (found := _ERROR.match(line))]
-            last = [line.strip() for line in said if line.strip()] or [
-                "it printed nothing"
-            ]
-            ended = done.trouble.partition(":")[0] or "it ended without an answer"
-            reason = f"{ended}: {(errors or last)[-1]}"
+
+    answer = ""
+    output = []
+    for line in lines:
+        if line.startswith(script.MARK):
+            answer = line.removeprefix(script.MARK)
+        else:
+            output.append(line[:_LONGEST])
+    fields = _read_answer(answer)
+    if fields is None:
+        reason = _missing_answer(done, output)
+        if seconds >= limit:
+            reason = f"no answer within {limit:g} s"
         fields = {"state": "failed", "reason": reason}
     return GpuStep(
-        step=str(settings["step"]), seconds=seconds, lines=tuple(said), **fields
+        step=str(settings["step"]), seconds=seconds, lines=tuple(output), **fields
     )
+
+
+def _read_answer(answer: str) -> dict[str, Any] | None:
+    """Return the fields of a script's answer, None for another text than the script's."""
+    try:
+        fields = read_json(answer)
+        return {key: fields[key] for key in _FIELDS & fields.keys()}
+    except (ValueError, AttributeError):
+        return None
+
+
+def _missing_answer(done: Completed | None, output: Sequence[str]) -> str:
+    """Return why a process gave no answer: the error that it printed, or its last line."""
+    if done is None:
+        return "it did not end"
+    if not done.started:
+        return f"{done.command[0]} {done.trouble}"
+    ended = done.trouble.partition(":")[0] or "it ended without an answer"
+    last = "it printed nothing"
+    error = ""
+    for line in output:
+        last = line.strip() or last
+        if match := _ERROR.match(line):
+            error = match[1]
+    return f"{ended}: {error or last}"

@@ -1,4 +1,4 @@
-"""Run the parts of an owner's proof, each within its limit; what cannot run says why."""
+"""Run the parts of an owner's proof, each within its limit; a part that cannot run says why."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -25,7 +25,13 @@ from patchkit.cluster.bench.benchmark import BenchLoad, Benchmark, run_benchmark
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.ssh.node import all_of, everywhere
 from patchkit.doctor import proof_script
-from patchkit.doctor.gpu import GpuNode, find_gpu_nodes, run_all_reduce, smoke_test
+from patchkit.doctor.gpu import (
+    GpuNode,
+    find_gap,
+    find_gpu_nodes,
+    run_all_reduce,
+    smoke_test,
+)
 from patchkit.doctor.gpu_steps import GpuStep, free_port, gpu_steps, run_step
 from patchkit.doctor.nccl_lines import read_nccl
 from patchkit.doctor.peers.node_report import NodeReport
@@ -52,7 +58,7 @@ ReadCode = Callable[[str, int, str], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProofRequest:
-    """What is proved: the GPU of the first node, all nodes together, and a model's starts.
+    """The subject of a proof: the GPU of the first node, all nodes together, a model's starts.
 
     ``apart`` says why nodes are not tried together, "" if they are; ``model`` is "" for random
     weights, ``args`` are more words of `vllm serve`; caches and logs are in ``folder``.
@@ -77,7 +83,7 @@ def collect_proof(
 ) -> tuple[Proof, bytes, Interrupted | None]:
     """Return a proof, its archive, and the interrupt that came before the last part.
 
-    Raises BusyError if something is served, HostError.
+    Raise BusyError if something is served, HostError.
     """
     if not cluster.head.here:
         first = f"{cluster.head.destination} is not this machine"
@@ -102,10 +108,11 @@ def collect_proof(
     nodes = find_gpu_nodes(visited.reports)
     quiet = {**proof_settings()["variables"], "HF_HUB_OFFLINE": "0" if model else "1"}
     with ScratchFolder() as place:
+        quiet_nodes = [
+            replace(node, variables={**node.variables, **quiet}) for node in nodes
+        ]
         request = ProofRequest(
-            nodes=[
-                replace(node, variables={**node.variables, **quiet}) for node in nodes
-            ],
+            nodes=quiet_nodes,
             vllm=software.vllm,
             free_gib=host.memory.available / KIB_PER_GIB if host.memory else 0.0,
             apart=why_apart(visited.reports, nodes),
@@ -143,9 +150,10 @@ def require_vllm(facts: NodeFacts, venv: str) -> None:
     software = facts.host.software or Software(python="")
     if facts.venv and software.vllm:
         return
-    why = "there is none" if not facts.venv else "it has none"
     if software.vllm:
         why = f"vLLM {software.vllm} is imported by {software.python}, which is not that one"
+    else:
+        why = "it has none" if facts.venv else "there is none"
     raise HostError(
         f"{venv}/bin/python: no Python with vLLM is there",
         why=why,
@@ -157,9 +165,7 @@ def why_apart(reports: Sequence[NodeReport], nodes: Sequence[GpuNode]) -> str:
     """Return why nodes are not tried together, "" if they are."""
     if len(reports) < 2:
         return "one node was asked: --cluster names several"
-    if len(nodes) < len(reports) or not all(node.address for node in nodes):
-        return "not every node has vLLM and an address on the cable"
-    return ""
+    return find_gap(reports, nodes)
 
 
 def check_free(reports: Sequence[NodeReport]) -> None:
@@ -173,10 +179,10 @@ def check_free(reports: Sequence[NodeReport]) -> None:
 
 
 def plan_parts() -> dict[Callable[[ProofRequest], Iterable[GpuStep]], list[str]]:
-    """Return what runs parts, in its order, and the names of these."""
+    """Return the functions that run parts, in order, with the names of their parts."""
     settings = proof_settings()
     return {
-        try_gpu: [its.step for its in smoke_test().step],
+        try_gpu: [step["step"] for step in smoke_test()["step"]],
         call_kernels: [f"kernel-{group}" for group in settings["kernel"]["groups"]],
         build_models: [f"routing-{name}" for name in settings["models"]],
         time_paths: [f"nccl-{path}" for path in settings["nccl"]["paths"]],
@@ -191,6 +197,7 @@ def run_parts(
     parts: list[GpuStep] = []
     obstacle = ""
     interrupt = None
+
     for run, names in plan_parts().items():
         reason = obstacle
         try:
@@ -216,7 +223,7 @@ def run_parts(
 
 
 def find_obstacle(device: GpuStep, free_gib: float) -> str:
-    """Return why nothing more can be tried after the device was, "" if all can."""
+    """Return why no part can be tried after the device, "" if all can."""
     if device.state != "ok":
         return device.reason
     if free_gib < proof_settings()["free_gib"]:
@@ -225,79 +232,89 @@ def find_obstacle(device: GpuStep, free_gib: float) -> str:
 
 
 def try_gpu(request: ProofRequest) -> Iterator[GpuStep]:
-    """Yield how the steps of `doctor --gpu` went."""
-    node, steps = request.nodes[0], [asdict(its) for its in smoke_test().step]
-    yield from (
-        GpuStep(**said) for said in gpu_steps(node.python, steps, node.variables)
-    )
+    """Yield the results of the steps of `doctor --gpu`."""
+    node = request.nodes[0]
+    for fields in gpu_steps(node.python, smoke_test()["step"], node.variables):
+        yield GpuStep(**fields)
 
 
 def call_kernels(request: ProofRequest) -> Iterator[GpuStep]:
-    """Yield how each group's kernel was called with an empty cache, then with the one it left."""
+    """Yield each group's kernel, called with an empty cache, then with the cache of that call."""
     settings = proof_settings()["kernel"]
-    steps = [
-        {"step": f"kernel-{group}", "script": "kernel", "group": group, **settings}
-        | {"variables": {"CUDA_CACHE_PATH": str(request.folder / group)}}
-        for group in settings["groups"]
-    ]
-    turns = [run_beside(request, steps) for _turn in ("empty", "kept")]
-    for empty, kept in zip(*turns, strict=True):
-        figures = {**empty.figures, "first_kept_s": kept.figures.get("first_s", "?")}
-        worse = kept if empty.state == "ok" else empty
+    steps = []
+    for group in settings["groups"]:
+        step = {
+            **settings,
+            "step": f"kernel-{group}",
+            "script": "kernel",
+            "group": group,
+            "variables": {"CUDA_CACHE_PATH": str(request.folder / group)},
+        }
+        steps.append(step)
+
+    with_empty_cache = run_beside(request, steps)
+    with_full_cache = run_beside(request, steps)
+    for empty, full in zip(with_empty_cache, with_full_cache, strict=True):
+        first_again = full.figures.get("first_s", "?")
+        worse = full if empty.state == "ok" else empty
         yield replace(
-            worse, figures=figures, seconds=round(empty.seconds + kept.seconds, 2)
+            worse,
+            figures={**empty.figures, "first_kept_s": first_again},
+            seconds=round(empty.seconds + full.seconds, 2),
         )
 
 
 def build_models(request: ProofRequest) -> Iterator[GpuStep]:
-    """Yield which kernels vLLM chose for each format of weights; its log says so."""
+    """Yield which kernels vLLM chose for each format of weights, as its log says."""
     settings = proof_settings()
-    steps = [
-        {
+    steps = []
+    for name, config in settings["models"].items():
+        step = {
             **settings["routing"],
             "step": f"routing-{name}",
-            "config": {**settings["base"], **own},
+            "config": {**settings["base"], **config},
         }
-        for name, own in settings["models"].items()
-    ]
+        steps.append(step)
+
     for part in run_beside(request, steps):
-        chosen = [
-            said[1] or said[2] for line in part.lines for said in _CHOSE.finditer(line)
-        ]
-        yield replace(part, kernel=", ".join(dict.fromkeys(chosen)))
+        kernels: dict[str, None] = {}
+        for match in _CHOSE.finditer("\n".join(part.lines)):
+            kernels[match[1] or match[2]] = None
+        yield replace(part, kernel=", ".join(kernels))
 
 
 def run_beside(request: ProofRequest, steps: Sequence[dict[str, Any]]) -> list[GpuStep]:
     """Run steps of this room's script side by side."""
-    node, file = request.nodes[0], proof_script.__file__
+    node = request.nodes[0]
 
     def work(step: dict[str, Any]) -> GpuStep:
-        return run_step(
-            node.python, step | {"file": file}, {**node.variables, **step["variables"]}
-        )
+        settings = {**step, "file": proof_script.__file__}
+        variables = {**node.variables, **step["variables"]}
+        return run_step(node.python, settings, variables)
 
     return all_of(everywhere(steps, work))
 
 
 def time_paths(request: ProofRequest) -> Iterator[GpuStep]:
     """Yield how long all nodes take to add up data of each size over each path."""
-    settings = proof_settings()["nccl"]
     if request.apart:
         raise HostError(request.apart)
+    settings = proof_settings()["nccl"]
     for name, path in settings["paths"].items():
         ranks = run_all_reduce(request.nodes, settings["sizes"], path["variables"])
         yield judge_ranks(f"nccl-{name}", ranks, path["network"])
 
 
 def judge_ranks(step: str, ranks: Sequence[GpuStep], network: str) -> GpuStep:
-    """Return how an all-reduce went over a network; of another one no figure counts."""
-    lines = tuple(line for rank in ranks for line in rank.lines)
+    """Return the result of an all-reduce; figures of another network do not count."""
+    lines: tuple[str, ...] = ()
+    failures = []
+    for number, rank in enumerate(ranks):
+        lines += rank.lines
+        if rank.reason:
+            failures.append(f"rank {number}: {rank.reason}")
+
     networks = sorted({answer.network for answer in read_nccl(lines)})
-    failures = [
-        f"rank {number}: {rank.reason}"
-        for number, rank in enumerate(ranks)
-        if rank.reason
-    ]
     result = GpuStep(
         step=step,
         state="ok",
@@ -318,7 +335,7 @@ def judge_ranks(step: str, ranks: Sequence[GpuStep], network: str) -> GpuStep:
 
 
 def slowest_figures(ranks: Sequence[GpuStep]) -> dict[str, Any]:
-    """Return the figures of the slowest rank, which all wait for, and the highest speed of them."""
+    """Return the figures of the slowest rank, for which all wait, and the highest speed."""
     figures: dict[str, Any] = {}
     for key, value in ranks[0].figures.items():
         slowest = max if key.startswith("micro") else min
@@ -331,20 +348,11 @@ def slowest_figures(ranks: Sequence[GpuStep]) -> dict[str, Any]:
 
 
 def measure_starts(request: ProofRequest) -> Iterator[GpuStep]:
-    """Serve a model with empty caches, then with those that were kept; measure both."""
-    settings = proof_settings()
-    if shutil.disk_usage(request.folder).free < settings["disk_gib"] * BYTES_PER_GIB:
-        raise HostError(
-            f"less than {settings['disk_gib']} GiB are free for {request.folder}"
-        )
-    folder, files = request.folder / "model", deepcopy(settings["serve"]["files"])
-    size = files["config"]["vocab_size"]
-    files["tokenizer"]["model"]["vocab"] = {
-        f"w{number}": number for number in range(size)
-    }
-    folder.mkdir()
-    for name, own in files.items():
-        (folder / f"{name}.json").write_text(json.dumps(own), encoding="utf-8")
+    """Serve a model with empty caches, then with the caches of that start; measure both."""
+    least = proof_settings()["disk_gib"]
+    if shutil.disk_usage(request.folder).free < least * BYTES_PER_GIB:
+        raise HostError(f"less than {least} GiB are free for {request.folder}")
+    write_random_model(request.folder / "model")
     for name in ("serve-cold", "serve-warm"):
         part = measure_start(request, name)
         yield part
@@ -352,17 +360,36 @@ def measure_starts(request: ProofRequest) -> Iterator[GpuStep]:
             raise HostError(f"the first start failed: {part.reason}")
 
 
+def write_random_model(folder: Path) -> None:
+    """Write the config and the tokenizer of a model, whose weights vLLM makes up."""
+    files = deepcopy(proof_settings()["serve"]["files"])
+    size = files["config"]["vocab_size"]
+    vocabulary = {f"w{number}": number for number in range(size)}
+    files["tokenizer"]["model"]["vocab"] = vocabulary
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+
+
 def measure_start(request: ProofRequest, name: str) -> GpuStep:
     """Return how long a start took, tokens per second of one stream, and the cores in use."""
-    settings, node, folder = proof_settings()["serve"], request.nodes[0], request.folder
+    settings = proof_settings()["serve"]
+    node = request.nodes[0]
+    folder = request.folder
     model = request.model or str(folder / "model")
     port = str(free_port("127.0.0.1"))
     url = f"http://127.0.0.1:{port}"
+
     words = [node.python, *VLLM, "serve", model, "--port", port, *settings["words"]]
-    words += [*(() if request.model else settings["random"]), *request.args]
+    if not request.model:
+        words += settings["random"]
+    words += request.args
     env = {**os.environ, **node.variables, **cache_variables(str(folder), request.vllm)}
-    log, reason, begin = folder / f"{name}.log", "", time.monotonic()
+    log = folder / f"{name}.log"
+    reason = ""
     figures: dict[str, Any] = {}
+
+    begin = time.monotonic()
     try:
         with hold_server(words, env, log) as server:
             wait_until_ready(server, url, begin + settings["seconds"])
@@ -379,25 +406,25 @@ def measure_start(request: ProofRequest, name: str) -> GpuStep:
             figures |= measure_stream(benchmark, result_file, server.pid)
     except PatchkitError as error:
         reason = error.what
+
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return GpuStep(
         step=name,
         state="failed" if reason else "ok",
         seconds=round(time.monotonic() - begin, 1),
         reason=reason,
         figures=figures,
-        lines=tuple(
-            log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG:]
-        ),
+        lines=tuple(lines[-_LOG:]),
     )
 
 
 def measure_stream(
     benchmark: Benchmark, result_file: Path, session: int
 ) -> dict[str, float]:
-    """Return what `vllm bench serve` says of one stream, and the cores that the server took.
+    """Return the figures of `vllm bench serve` for one stream, and the cores in use by the server.
 
-    What it takes at rest is taken off for as long as the benchmark starts. Its first request, which
-    warms the server up, is not in the benchmark's time.
+    Its use at rest is subtracted for the time in which the benchmark starts. The first request,
+    which warms the server up, is not in the benchmark's time.
     """
     settings = proof_settings()["serve"]
     tick = os.sysconf("SC_CLK_TCK")
@@ -433,30 +460,37 @@ def hold_server(
     command: Sequence[str], env: Mapping[str, str], log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server in a session of its own for a block; none of its processes outlives that."""
-    # An interrupt waits until it is known which process has to end, and until it has ended.
+    # An interrupt waits until the process is known that has to end, and until it has ended.
     with deferred(), log.open("wb") as out:
-        ends: dict[str, Any] = {
-            "stdin": subprocess.DEVNULL,
-            "stdout": out,
-            "stderr": out,
-        }
-        server = subprocess.Popen(command, env=env, start_new_session=True, **ends)
+        server = subprocess.Popen(
+            command,
+            env=env,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+        )
         try:
             with undeferred():
                 yield server
         finally:
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(server.pid, number)
-                end = time.monotonic() + _GRACE
-                while server.poll() is None or session_ticks(server.pid):
-                    if time.monotonic() > end:
-                        break
-                    time.sleep(0.1)
+            end_session(server)
+
+
+def end_session(server: subprocess.Popen[bytes]) -> None:
+    """End all processes of a server's session, by force after a grace."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, number)
+        end = time.monotonic() + _GRACE
+        while server.poll() is None or session_ticks(server.pid):
+            if time.monotonic() > end:
+                break
+            time.sleep(0.1)
 
 
 def wait_until_ready(server: subprocess.Popen[bytes], url: str, end: float) -> None:
-    """Return once a server answers. Raises HostError if it ends, or does not until then."""
+    """Return once a server answers. Raise HostError if it ends, or if the time is over."""
     while time.monotonic() < end:
         if server.poll() is not None:
             raise HostError(f"the server ended with {server.returncode}: see its log")
@@ -467,14 +501,13 @@ def wait_until_ready(server: subprocess.Popen[bytes], url: str, end: float) -> N
 
 
 def session_ticks(session: int) -> Counter[str]:
-    """Return the CPU time that the processes of a session took so far, by name, in clock ticks."""
-    found = Counter[str]()
+    """Return the CPU time of the processes of a session so far, by name, in clock ticks."""
+    ticks = Counter[str]()
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            name, _, rest = (
-                path.read_text(errors="replace").partition("(")[2].rpartition(")")
-            )
+            text = path.read_text(errors="replace").partition("(")[2]
+            name, _, rest = text.rpartition(")")
             numbers = rest.split()
             if int(numbers[3]) == session and numbers[0] != "Z":
-                found[name] += int(numbers[11]) + int(numbers[12])
-    return found
+                ticks[name] += int(numbers[11]) + int(numbers[12])
+    return ticks
