@@ -23,6 +23,7 @@ from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import open_workspace
 from patchkit.process import ask
 from patchkit.recipes.vllm.build import (
+    Wanted,
     across,
     by_option,
     known_externals,
@@ -46,6 +47,7 @@ from patchkit.wheel.build.torch_toolkit import install_torch_stand_in, target_si
 from patchkit.wheel.file.sbom import CUDA_LICENSE, as_text, digest_label
 from patchkit.wheel.file.torch import installed_torch, require_torch
 from patchkit.wheel.vllm.inputs import Gathered, check_given, gather_sources
+from patchkit.wheel.vllm.repack_additions import fix_states
 from patchkit.wheel.vllm.source import VllmOrder
 
 Report = Callable[[str], Progress]
@@ -77,65 +79,74 @@ def prepare(order: VllmOrder, staged: Path, report: Report) -> Prepared:
     Raises BuildError, DriftError, HostError, ProofError, SourceError, StorageError, UsageError.
     """
     source = staged / "source"
-    if order.source.is_file():
-        unpack(order.source, source)
-    else:
-        # Leftovers of other builds, and the ledger: the fixes are applied to the copy anew.
-        aside = shutil.ignore_patterns(
-            ".git", "build", ".deps", "*.egg-info", ".patchkit"
-        )
-        shutil.copytree(order.source, source, symlinks=True, ignore=aside)
-        # A checkout: its version came from git, which is left out.
-        if not (source / "PKG-INFO").exists():
-            metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {order.version}\n"
-            origin = open_workspace(order.source).tree
-            paths = release_files("vllm").get(origin.version.public, ())
-            if foreign_file(origin, {path: origin.digest_of(path) for path in paths}):
-                metadata += f"Summary: {FORK}\n"
-            (source / "PKG-INFO").write_text(metadata, encoding="utf-8")
+    _copy_source(order, source)
+
     # The build that follows runs the source's own code by design, sandbox or not.
-    possible, request = Sandboxed.IF_POSSIBLE, order.compiling
+    possible = Sandboxed.IF_POSSIBLE
+    request = order.compiling
     outcome = apply(source, load_recipe("vllm"), request, anew=True, sandboxed=possible)
     workspace = open_workspace(source)
     texts = {}
     if workspace.ledger:  # without its date: the wheel is the same on every day
-        texts["patchkit.ledger.json"] = (
-            replace(workspace.ledger, date="").to_json().decode()
-        )
+        ledger = replace(workspace.ledger, date="")
+        texts["patchkit.ledger.json"] = ledger.to_json().decode()
     # Now: it reads the tree, which is written to below.
     steps = list(patch_steps(workspace.tree, outcome.verdicts))
-    # Not the workspace's tree, which reads upstream's texts.
-    reduced = _write_overlay(
-        choose_parts(detect(source), order.without, order.extensions)
-    )
-    patched = detect(source, sandboxed=possible)
-    for fix in (
-        verdict.fix for verdict in outcome.verdicts if verdict.state is State.APPLIED
-    ):
-        now = fix.look(patched, request)
-        if now.state is not State.APPLIED:
-            raise ProofError(
-                f"{fix.id} is undone: {now.reason}",
-                why="leaving extensions out changed the same lines",
-                hint="please report this with the version",
-            )
+
+    # Detected anew, since the tree of the workspace reads upstream's texts.
+    tree = detect(source)
+    reduced = _write_overlay(choose_parts(tree, order.without, order.extensions))
+    _require_applied(detect(source, sandboxed=possible), request, outcome)
+
     gathered = _gather_sources(order, reduced, staged, report)
     _write_overlay(take_installed(reduced, gathered.installed))
     environment, site = _make_environment(order, report)
-    facts = _vllm_facts(order, source, outcome, gathered, environment)
-    texts |= {  # the licences of what is compiled in (PEP 639)
-        f"licenses/{each.option}/{name}": text
-        for each in gathered.sources
-        for name, text in each.notices.items()
-    }
+    # The licences of what is compiled in (PEP 639).
+    for external in gathered.sources:
+        for name, text in external.notices.items():
+            texts[f"licenses/{external.option}/{name}"] = text
     return Prepared(
-        facts=facts,
+        facts=_vllm_facts(order, source, outcome, gathered, environment),
         texts=texts,
         steps=steps,
         gathered=gathered,
         python=environment.python,
         site=site,
     )
+
+
+def _copy_source(order: VllmOrder, source: Path) -> None:
+    if order.source.is_file():
+        unpack(order.source, source)
+        return
+
+    # Leftovers of other builds, and the ledger: the fixes are applied to the copy anew.
+    aside = shutil.ignore_patterns(".git", "build", ".deps", "*.egg-info", ".patchkit")
+    shutil.copytree(order.source, source, symlinks=True, ignore=aside)
+
+    # A checkout: its version came from git, which is left out.
+    info = source / "PKG-INFO"
+    if not info.exists():
+        metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {order.version}\n"
+        origin = open_workspace(order.source).tree
+        paths = release_files("vllm").get(origin.version.public, ())
+        if foreign_file(origin, {path: origin.digest_of(path) for path in paths}):
+            metadata += f"Summary: {FORK}\n"
+        info.write_text(metadata, encoding="utf-8")
+
+
+def _require_applied(tree: SourceTree, request: Request, outcome: Applied) -> None:
+    """Raise ProofError if leaving parts out has undone a fix."""
+    for verdict in outcome.verdicts:
+        if verdict.state is not State.APPLIED:
+            continue
+        finding = verdict.fix.look(tree, request)
+        if finding.state is not State.APPLIED:
+            raise ProofError(
+                f"{verdict.fix.id} is undone: {finding.reason}",
+                why="leaving extensions out changed the same lines",
+                hint="please report this with the version",
+            )
 
 
 def choose_idle(
@@ -149,17 +160,21 @@ def choose_idle(
 
     Raises UsageError, or DriftError, unless the tree can be built as it is asked for.
     """
-    alone = {
-        it.option
-        for it in known_externals()
-        if not set(it.targets).isdisjoint(extensions)
+    built = {
+        known.option
+        for known in known_externals()
+        if not set(known.targets).isdisjoint(extensions)
     }
-    idle = idle_sources(tree, request, {*given, *without, *alone})
+    idle = idle_sources(tree, request, {*given, *without, *built})
     reduced = choose_parts(tree, {*without, *idle}, extensions)
-    release = load_recipe("vllm").knows(tree.version)
-    found = wanted(externals(reduced), tree.version, release=release)
-    check_given(found, tree.version, given)
+    check_given(_list_externals(reduced), tree.version, given)
     return idle
+
+
+def _list_externals(tree: SourceTree) -> tuple[Wanted, ...]:
+    """Return the sources that a tree fetches."""
+    release = load_recipe("vllm").knows(tree.version)
+    return tuple(wanted(externals(tree), tree.version, release=release))
 
 
 def choose_parts(
@@ -172,32 +187,33 @@ def choose_parts(
 
 def _make_environment(order: VllmOrder, report: Report) -> tuple[Environment, Path]:
     """Return the environment that runs the build, and the site-packages folder to link with."""
-    file, machine = (
-        locked_requirements(order.torch, order.requirements),
-        order.toolchain.machine,
-    )
+    file = locked_requirements(order.torch, order.requirements)
     parts = across()
-    made = make_environment(
+    environment = make_environment(
         file,
         WORK,
         leaving=parts.stays if order.across else (),
         offline=order.offline,
         progress=report("build environment"),
     )
-    site = own = next((made.python.parents[1] / "lib").glob("python*/site-packages"))
+    library = environment.python.parents[1] / "lib"
+    site = next(library.glob("python*/site-packages"))
     if order.across:
+        machine = order.toolchain.machine
+        stand_in_site = site
         site = target_site(
             file,
             WORK,
             machine,
-            python=made.python,
+            python=environment.python,
             offline=order.offline,
             progress=report(f"torch and CUDA for {machine} ({parts.download})"),
         )
-        install_torch_stand_in(own, site)
-    cuda = order.request.target.cuda
-    require_torch(installed_torch(made.python), order.torch, cuda, "before the build")
-    return made, site
+        install_torch_stand_in(stand_in_site, site)
+
+    torch = installed_torch(environment.python)
+    require_torch(torch, order.torch, order.request.target.cuda, "before the build")
+    return environment, site
 
 
 def _write_overlay(tree: SourceTree) -> SourceTree:
@@ -212,34 +228,37 @@ def _gather_sources(
     """Gather the sources of other projects; their paths are those in the work folder."""
     bar = report("sources of other projects, in MB")
 
-    def told(done: int, total: int) -> None:
+    def progress(done: int, total: int) -> None:
         if total >= _LARGE:
             bar(done // 10**6, total // 10**6)
 
-    release = load_recipe("vllm").knows(order.version)
-    fetched = wanted(externals(tree), order.version, release=release)
-    named = {each.known.option: order.source_of(each.known) for each in fetched}
-    found = gather_sources(
-        fetched,
+    sources = _list_externals(tree)
+    given = dict(order.given)
+    for source in sources:
+        if spec := order.source_of(source.known):
+            given[source.known.option] = spec
+    gathered = gather_sources(
+        sources,
         order.version,
-        given={
-            **order.given,
-            **{option: what for option, what in named.items() if what},
-        },
+        given=given,
         dest=staged / "external",
         cpu=order.toolchain.machine,
         target=order.request.target,
         offline=order.offline,
-        progress=told,
+        progress=progress,
     )
-    environment, defines = (
-        {
+
+    def moved(paths: Mapping[str, str]) -> dict[str, str]:
+        return {
             name: path.replace(str(staged), str(order.work), 1)
             for name, path in paths.items()
         }
-        for paths in (found.environment, found.defines)
+
+    return replace(
+        gathered,
+        environment=moved(gathered.environment),
+        defines=moved(gathered.defines),
     )
-    return replace(found, environment=environment, defines=defines)
 
 
 def _vllm_facts(
@@ -249,8 +268,12 @@ def _vllm_facts(
     gathered: Gathered,
     environment: Environment,
 ) -> dict[str, Any]:
-    recipe, target = load_recipe("vllm"), order.request.target
+    recipe = load_recipe("vllm")
     torch = installed_torch(environment.python)
+    identities = {}
+    for external in gathered.sources:
+        doubt = "" if external.verified else " (not compared with the pin)"
+        identities[external.option] = f"{external.identity}{doubt}"
     facts: dict[str, Any] = {
         "project": "vllm",
         "made": "build",
@@ -259,13 +282,9 @@ def _vllm_facts(
         "recipe": recipe.digest,
         "source": order.identity,
         "tree": f"sha256:{tree_digest(source)}",
-        "fixes": [
-            f"{v.fix.id}: {v.state.value}"
-            for v in outcome.verdicts
-            if v.state is not State.NOT_APPLICABLE
-        ],
+        "fixes": fix_states(outcome),
         **order.request.patch_facts,
-        "target": target.name,
+        "target": order.request.target.name,
         "archs": recipe.build.value_for(order.request),
         "machine": order.toolchain.machine,
         "cuda": order.toolchain.cuda,
@@ -276,11 +295,7 @@ def _vllm_facts(
             "torch": f"{torch.version}, CUDA {torch.cuda}",
             "requirements": f"sha256:{environment.digest}",
         },
-        "externals": {
-            each.option: each.identity
-            + ("" if each.verified else " (not compared with the pin)")
-            for each in gathered.sources
-        },
+        "externals": identities,
         "without": sorted(order.without),
         "extensions": sorted(order.extensions) or "all",
         "license": {"vllm": "Apache-2.0", "cuda": CUDA_LICENSE, **gathered.licenses},

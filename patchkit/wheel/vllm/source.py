@@ -71,58 +71,54 @@ class VllmOrder:
     @property
     def work(self) -> Path:
         """Return the folder in which it is compiled."""
-        parts = (
-            "vllm",
-            self.version.public,
-            self.request.target.name,
-            self.toolchain.machine,
-        )
-        return WORK / "-".join((*parts, *(["reduced"] if self.extensions else [])))
+        target = self.request.target.name
+        name = f"vllm-{self.version.public}-{target}-{self.toolchain.machine}"
+        return WORK / (f"{name}-reduced" if self.extensions else name)
 
     @property
     def released(self) -> bool:
         """Return whether it is a release, sdist and wheel for this CPU known by their sha256."""
-        release, wheels = (
-            self.version.public,
-            upstream_wheels().get(self.toolchain.machine, {}),
-        )
+        release = self.version.public
         sdist = read_lock(RECIPES / "vllm" / "lock.toml").get(release)
-        return (
-            bool(sdist and self.identity == f"sha256:{sdist.sha256}")
-            and release in wheels
-        )
+        if sdist is None or self.identity != f"sha256:{sdist.sha256}":
+            return False
+        return release in upstream_wheels().get(self.toolchain.machine, {})
 
     def source_of(self, known: KnownSource) -> str:
         """Return where a source comes from, as ``--source`` names it; "" for git.
 
-        What is not named comes from upstream's wheel of the release, where that is ready, and no
-        fix of what is compiled was asked for.
+        By default it comes from upstream's wheel of the release, where that is ready, unless the
+        request names a fix of what is compiled.
         """
-        named, asked = (
-            self.given.get(known.option, ""),
-            self.request.also | self.request.only,
-        )
-        if named or known.compiled in asked or not known.is_ready(self.version):
-            return named
-        return f"vllm=={self.version.public}" if self.released else ""
+        if spec := self.given.get(known.option):
+            return spec
+        is_fixed = known.compiled in self.request.also | self.request.only
+        if is_fixed or not known.is_ready(self.version) or not self.released:
+            return ""
+        return f"vllm=={self.version.public}"
 
     @property
     def taken(self) -> tuple[KnownSource, ...]:
         """Return the sources that come from upstream's wheel."""
-        known = [it for it in known_externals() if it.pin_of(self.version)]
-        wanted = [it for it in known if it.option not in self.without]
-        return tuple(it for it in wanted if is_upstream(self.source_of(it)))
+        return tuple(
+            known
+            for known in known_externals()
+            if known.pin_of(self.version)
+            and known.option not in self.without
+            and is_upstream(self.source_of(known))
+        )
 
     @property
     def compiling(self) -> Request:
         """Return the request with the fixes on that belong to sources which are compiled."""
-        request, aside = self.request, self.without | {it.option for it in self.taken}
-        on = {it.compiled for it in known_externals() if it.option not in aside} - {""}
-        return (
-            request
-            if request.only
-            else replace(request, also=request.also | on - request.skip)
-        )
+        if self.request.only:
+            return self.request
+        aside = self.without | {known.option for known in self.taken}
+        fixes = {
+            known.compiled for known in known_externals() if known.option not in aside
+        }
+        also = self.request.also | fixes - {""} - self.request.skip
+        return replace(self.request, also=also)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +150,7 @@ def vllm_source(
         raise UsageError(
             "--version and --src exclude each other: the sources tell their version"
         )
+
     if named is not None:
         path = Path(named)
     else:
@@ -161,18 +158,19 @@ def vllm_source(
         recipe.check(chosen)
         release = SourceOptions(recipe.project, f"vllm=={chosen}", offline=offline)
         path = fetch_release(release, recipe.check, report)
+
     with ScratchFolder() as folder:
         root = path if path.is_dir() else unpack(path, Path(folder) / "tree")
         tree = detect(root, "vllm")
         recipe.check(tree.version)
-        taken = read_needs(tree)
+        needs = read_needs(tree)
         check(tree)
-    identity = (
-        f"sha256:{sha256_of(path)}"
-        if path.is_file()
+
+    if path.is_file():
+        identity = f"sha256:{sha256_of(path)}"
+    else:
         # CMake puts what it fetches into .deps, which is not of the sources.
-        else f"folder:sha256:{tree_digest(path, aside=('.deps',))}"
-    )
+        identity = f"folder:sha256:{tree_digest(path, aside=('.deps',))}"
     return VllmSource(
-        path=path.absolute(), identity=identity, version=tree.version, needs=taken
+        path=path.absolute(), identity=identity, version=tree.version, needs=needs
     )
