@@ -15,7 +15,7 @@ from typing import Any
 from patchkit.cluster.agent.node_files import run_for_user
 from patchkit.process import attempt
 from patchkit.runtime.host.gpu import parse_rows, query_gpus
-from patchkit.runtime.host.machine_root import LIVE, ToolUnavailable, whole
+from patchkit.runtime.host.machine_root import LIVE, ToolUnavailable, parse_whole
 
 _LOCKS = 14  # CAP_IPC_LOCK of linux/capability.h
 _SECONDS = 3.0  # for each program
@@ -301,10 +301,10 @@ def gpu_state() -> GpuState:
     celsius, watts, mhz, busy, throttled = row
     is_hex = re.fullmatch("0x[0-9a-fA-F]+", throttled)
     return GpuState(
-        celsius=whole(celsius),
+        celsius=parse_whole(celsius),
         watts=float(watts) if re.fullmatch(r"\d{1,9}(\.\d+)?", watts) else None,
-        mhz=whole(mhz),
-        busy=whole(busy),
+        mhz=parse_whole(mhz),
+        busy=parse_whole(busy),
         throttled=int(throttled, 16) if is_hex else None,
     )
 
@@ -320,7 +320,9 @@ def gpu_users() -> tuple[GpuUser, ...]:
             shown = attempt(*words, timeout=_SECONDS).output
             user, _, name = shown.strip().partition(" ")
             program = name.strip()
-            users.append(GpuUser(pid=int(pid), name=program, user=user, mib=whole(mib)))
+            users.append(
+                GpuUser(pid=int(pid), name=program, user=user, mib=parse_whole(mib))
+            )
     return tuple(users)
 
 

@@ -29,7 +29,7 @@ from patchkit.process import ask, attempt
 from patchkit.records import matching
 from patchkit.runtime.host.host import Software
 from patchkit.runtime.host.machine_root import LIVE
-from patchkit.runtime.host.software import find_ptxas, software
+from patchkit.runtime.host.software import find_ptxas, read_software
 
 RUN_WORDS = {
     # Its daemon is root's, and not in the unit's control group. The files are those that vLLM
@@ -289,7 +289,7 @@ def _image_fields(found: Any) -> dict[str, Any]:
 
 def contents_inside() -> ImageContents:
     """Return what is installed where this is called: in a container. Raises HostError."""
-    found, ptxas = software(None, os.environ), find_ptxas(LIVE, os.environ)
+    found, ptxas = read_software(None, os.environ), find_ptxas(LIVE, os.environ)
     return ImageContents(software=found, ptxas=ptxas, **ask(found.python, _ASKED))
 
 

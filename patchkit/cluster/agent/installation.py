@@ -33,7 +33,7 @@ from patchkit.process import attempt
 from patchkit.quoting import quoted
 from patchkit.reading import read_text
 from patchkit.records import RecordError, Sha256, matching, read_json, record
-from patchkit.runtime.host.gpu import gpus
+from patchkit.runtime.host.gpu import read_gpus
 from patchkit.runtime.host.host import Gpu
 from patchkit.runtime.host.machine_root import LIVE, Reader
 from patchkit.runtime.python.distributions import distributions, header
@@ -148,7 +148,7 @@ def look_at_installation(venv: str, lock: Any) -> InstallState:
         installed=installed,
         current=current,
         lacking=tuple(lacking),
-        gpu=next(iter(gpus(Reader(LIVE, None))), None),
+        gpu=next(iter(read_gpus(Reader(LIVE, None))), None),
     )
 
 

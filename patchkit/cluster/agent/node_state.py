@@ -29,7 +29,7 @@ from patchkit.foreign import read_json
 from patchkit.process import attempt
 from patchkit.runtime.host.host import Memory
 from patchkit.runtime.host.machine_root import LIVE, Reader, ToolUnavailable
-from patchkit.runtime.host.probe import memory
+from patchkit.runtime.host.probe import read_memory
 
 NAME = re.compile("[a-z][a-z0-9-]*")
 LABEL = "patchkit.cluster"
@@ -119,7 +119,7 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
         successor=successor,
         image=image,
         frozen=_last_kill_of_watch(units[-1]) if len(units) > 1 else "",
-        memory=memory(Reader(LIVE, None)),
+        memory=read_memory(Reader(LIVE, None)),
         troubles=look_for_troubles(settings),
         celsius=gpu.celsius if gpu else None,
         watts=gpu.watts if gpu else None,
@@ -292,7 +292,7 @@ def _wait_until_settled(name: str) -> None:
     deadline = time.monotonic() + _SETTLES
     former = -1
     while time.monotonic() < deadline:
-        room = memory(Reader(LIVE, None))
+        room = read_memory(Reader(LIVE, None))
         free = room.available if room else 0
         is_settled = free <= former >= 0
         if is_settled and not any(group_processes(name)):

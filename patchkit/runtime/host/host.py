@@ -10,7 +10,7 @@ from pathlib import Path
 from patchkit.target import targets
 
 OTHER = "other"
-"""The target of a GPU that no target is for, and of none."""
+"""The target of a machine without a GPU, or with one that patchkit does not know."""
 
 _RENAMED = {"10.1": "11.0"}  # Thor's capability, as CUDA 12.9 had it
 
@@ -60,9 +60,9 @@ class Netdev:
     @property
     def ipv4(self) -> tuple[IPv4Interface, ...]:
         return tuple(
-            IPv4Interface(f"{each.address}/{each.prefix}")
-            for each in self.addresses
-            if each.family == "inet"
+            IPv4Interface(f"{address.address}/{address.prefix}")
+            for address in self.addresses
+            if address.family == "inet"
         )
 
     def has_address(self, address: str) -> bool:
@@ -75,7 +75,7 @@ class Netdev:
     @property
     def lasting(self) -> tuple[IPv4Interface, ...]:
         """Return the IPv4 addresses that are not link-local: those are drawn anew at each boot."""
-        return tuple(own for own in self.ipv4 if not own.is_link_local)
+        return tuple(address for address in self.ipv4 if not address.is_link_local)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,11 +117,11 @@ class Gpu:
     @property
     def target(self) -> str:
         """Return the target with this capability; ``other`` for an unknown one."""
-        known = {
-            "{}.{}".format(*target.capability): target.name
-            for target in targets().values()
-        }
-        return known.get(_RENAMED.get(self.capability, self.capability), OTHER)
+        capability = _RENAMED.get(self.capability, self.capability)
+        for target in targets().values():
+            if "{}.{}".format(*target.capability) == capability:
+                return target.name
+        return OTHER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,7 @@ class System:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nccl:
-    """The libnccl that somebody would load, and why; ``path`` empty for none."""
+    """The libnccl that torch or vLLM would load, and why; ``path`` is empty for none."""
 
     path: str
     version: str
@@ -163,7 +163,7 @@ class Nccl:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
-    """What one Python has, "" for nothing; ``vllm_home`` is vLLM's folder, ``cuda`` is torch's."""
+    """Versions in one Python, "" for none; ``vllm_home`` is vLLM's folder, ``cuda`` is torch's."""
 
     python: str
     vllm: str = ""
@@ -175,9 +175,6 @@ class Software:
     vllm_home: str = ""
     torch_nccl: Nccl | None = None
     vllm_nccl: Nccl | None = None
-
-
-_RULED = ("vllm", "torch", "triton", "transformers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,14 +192,14 @@ class Host:
     @property
     def cabled(self) -> tuple[int, ...]:
         """Return the numbers of the cages in which a netdev has a carrier."""
-        lit = {each.cage for each in self.netdevs if each.carrier}
+        lit = {netdev.cage for netdev in self.netdevs if netdev.carrier}
         return tuple(sorted(cage for cage in lit if cage is not None))
 
     @property
     def addresses(self) -> list[str]:
-        """Return its IPv4 addresses, but for those that lead back to itself."""
-        every = (each.ip for netdev in self.netdevs for each in netdev.ipv4)
-        return [str(ip) for ip in every if not ip.is_loopback]
+        """Return its IPv4 addresses, without those of the loopback."""
+        interfaces = [address for netdev in self.netdevs for address in netdev.ipv4]
+        return [str(address.ip) for address in interfaces if not address.is_loopback]
 
     def has_address(self, address: str) -> bool:
         return self.netdev_of(address) is not None
@@ -213,10 +210,10 @@ class Host:
         return next(holders, None)
 
     def netdev(self, name: str) -> Netdev | None:
-        return next((each for each in self.netdevs if each.name == name), None)
+        return next((netdev for netdev in self.netdevs if netdev.name == name), None)
 
     def masters(self, netdevs: Iterable[Netdev]) -> tuple[Netdev, ...]:
-        """Return the bonds, bridges and teams that some netdevs are parts of."""
+        """Return the bonds, bridges and teams of which some netdevs are parts."""
         names = {netdev.master for netdev in netdevs}
         return tuple(netdev for netdev in self.netdevs if netdev.name in names)
 
@@ -227,22 +224,21 @@ class Host:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Return versions of what rules ask for, and of torch's NCCL; "" where unknown."""
+        """Return the versions that rules depend on, NCCL's is torch's; "" where unknown."""
         software = self.software or Software(python="")
-        nccl = software.torch_nccl.version if software.torch_nccl else ""
-        found = {name: getattr(software, name) for name in _RULED}
-        return {**found, "nccl": nccl}
+        return {
+            "vllm": software.vllm,
+            "torch": software.torch,
+            "triton": software.triton,
+            "transformers": software.transformers,
+            "nccl": software.torch_nccl.version if software.torch_nccl else "",
+        }
 
     def vllm_home(self, version: str) -> Path | None:
         """Return the folder of the installed vLLM, if it is of this version."""
-        software = self.software
-        if (
-            software is None
-            or not software.vllm_home
-            or plain_version(software.vllm) != plain_version(version)
-        ):
-            return None
-        return Path(software.vllm_home)
+        software = self.software or Software(python="")
+        is_same = plain_version(software.vllm) == plain_version(version)
+        return Path(software.vllm_home) if software.vllm_home and is_same else None
 
 
 def plain_version(version: str) -> str:

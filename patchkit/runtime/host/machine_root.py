@@ -1,9 +1,9 @@
-"""Read a machine: files below a root, with links that stay inside of it, and what tools say.
+"""Read a machine: files below a root, with links that stay inside of it, and answers of tools.
 
 Nothing here raises for what the machine has or lacks: it becomes an empty value and, where it
 matters, a note. A root other than / is a recording: what a probe read, in the layout of /, with
-relative links, so that tar carries them. Its commands/ holds what tools answered, recording.json
-what could not be read and why.
+relative links, so that tar carries them. Its commands/ has the answers of tools, and
+recording.json the files that could not be read, and why.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from patchkit.records import RecordError, read_json
 
 LIVE = Path("/")
 _INDEX = "recording.json"
-_MOST = (
-    1 << 22
-)  # bytes of a file: /proc/cpuinfo of the largest machines has two million
+# Bytes of a file: /proc/cpuinfo of the largest machines has two million.
+_MOST = 1 << 22
 _CHUNK = 1 << 14  # /proc/sys allocates what a read asks for, and refuses megabytes
 _UNKNOWN = (0xFFFF, 0xFFFFFFFF)  # -1 as 16 and as 32 bits
+_PCI = re.compile(r"[0-9a-fA-F]+:[0-9a-fA-F]+:[0-9a-fA-F]+\.[0-9a-fA-F]+")
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
 # How sysfs says "none": speed of a link that is down, an empty entry of a GID table, a gone device.
 _NONE = (*_MISSING, errno.EINVAL, errno.ENODEV, errno.EOPNOTSUPP)
@@ -90,8 +90,9 @@ class RecordingWriter:
             except OSError:
                 here = step
                 continue
+            folder = here
+            here = posixpath.normpath(posixpath.join(folder, target))
             # A link, absolute or not, is made again as a relative one within the copy.
-            folder, here = here, posixpath.normpath(posixpath.join(here, target))
             link = self.home / step.lstrip("/")
             link.parent.mkdir(parents=True, exist_ok=True)
             if not link.is_symlink():
@@ -103,9 +104,8 @@ class Reader:
     """Paths are relative to the root: ``sys/class/net``. ``notes`` says what could not be read."""
 
     def __init__(self, root: Path, copy: RecordingWriter | None = None) -> None:
-        self.root = Path(
-            os.path.realpath(root)
-        )  # links are compared with it: see _place
+        # Resolved, since _place compares links with it.
+        self.root = Path(os.path.realpath(root))
         self.live = self.root == LIVE
         self.copy = copy
         self.notes: list[str] = []
@@ -114,16 +114,20 @@ class Reader:
                 f"{root}: is not a machine root: no sys/ or proc/ directory",
                 hint="name / or a folder that `patchkit probe --save` wrote",
             )
-        self._errors: dict[str, str] = {}
+        self._errors = {} if self.live else self._read_index()
+
+    def _read_index(self) -> dict[str, str]:
+        """Return path → the error of reading it, when the recording was made."""
         index = self.root / _INDEX
-        if not self.live and index.exists():  # a folder that was made by hand has none
-            try:
-                self._errors = read_json(_Index, read_text(index)).errors
-            except RecordError as error:
-                raise SourceError(
-                    f"{index}: is not what `patchkit probe --save` writes: {error}",
-                    hint="take the whole folder, as it was saved",
-                ) from None
+        if not index.exists():  # a folder that was made by hand has none
+            return {}
+        try:
+            return read_json(_Index, read_text(index)).errors
+        except RecordError as error:
+            raise SourceError(
+                f"{index}: is not what `patchkit probe --save` writes: {error}",
+                hint="take the whole folder, as it was saved",
+            ) from None
 
     def text(self, path: str, *, needed: bool = False) -> str:
         """Return a whole file; "" if it cannot be read."""
@@ -143,11 +147,12 @@ class Reader:
     def number(self, path: str, *, needed: bool = False) -> int | None:
         """Return the number above 0 that a file holds; None, and a note, for other text."""
         text = self.line(path, needed=needed)
-        found = whole(text)
-        if text and found is None:
+        number = parse_whole(text)
+        if text and number is None:
             self.notes.append(f"/{path}: {text[:40]!r} is not a number")
         # -1, signed or not: the driver does not know.
-        return found if found and found > 0 and found not in _UNKNOWN else None
+        is_known = number and number > 0 and number not in _UNKNOWN
+        return number if is_known else None
 
     def settings(self, path: str) -> dict[str, str]:
         """Return the lines ``NAME=value`` of a file, without quotes around values."""
@@ -159,18 +164,18 @@ class Reader:
     def names(self, path: str, *, needed: bool = False) -> tuple[str, ...]:
         """Return the names in a folder, sorted; none if it cannot be read."""
         try:
-            found = sorted(entry.name for entry in self._place(path).iterdir())
+            names = sorted(entry.name for entry in self._place(path).iterdir())
         except OSError as error:
             self._note_failure(path, error, needed=needed)
             return ()
         if self.copy:
-            self.copy.add_folder(path, found)
-        return tuple(name for name in found if name.isprintable())
+            self.copy.add_folder(path, names)
+        return tuple(filter(str.isprintable, names))
 
     def folders(self, path: str, *, needed: bool = False) -> tuple[str, ...]:
         """Return the names of folders in a folder, and of links to folders."""
-        found = self.names(path, needed=needed)
-        return tuple(name for name in found if (self.root / path / name).is_dir())
+        names = self.names(path, needed=needed)
+        return tuple(name for name in names if (self.root / path / name).is_dir())
 
     def real(self, path: str) -> str:
         """Return a path with its links followed, whether or not something is there."""
@@ -179,27 +184,25 @@ class Reader:
     def device(self, path: str) -> tuple[str, str]:
         """Return PCI address, if only of its controller, and driver of a device; "" for none."""
         fields = self.settings(f"{path}/uevent")
-        pci = re.compile(r"[0-9a-fA-F]+:[0-9a-fA-F]+:[0-9a-fA-F]+\.[0-9a-fA-F]+")
-        controllers = filter(pci.fullmatch, reversed(self.real(path).split("/")))
-        return fields.get("PCI_SLOT_NAME", next(controllers, "")), fields.get(
-            "DRIVER", ""
-        )
+        controllers = filter(_PCI.fullmatch, reversed(self.real(path).split("/")))
+        pci = fields.get("PCI_SLOT_NAME", next(controllers, ""))
+        return pci, fields.get("DRIVER", "")
 
     def answer(self, name: str, ask: Callable[[], str]) -> str:
-        """Return what a tool says, or said when it was recorded. Raises ToolUnavailable."""
+        """Return a tool's answer, now or when it was recorded. Raises ToolUnavailable."""
         path = f"commands/{name}"
         try:
-            said = ask() if self.live else self._data(path).decode(errors="replace")
+            text = ask() if self.live else self._data(path).decode(errors="replace")
         except (ToolUnavailable, OSError) as error:
-            words = getattr(error, "strerror", None) or str(error)
-            if isinstance(error, OSError) and error.errno in _MISSING:
-                words = f"/{path}: not in this recording"
+            reason = getattr(error, "strerror", None) or str(error)
+            if getattr(error, "errno", None) in _MISSING:
+                reason = f"/{path}: not in this recording"
             if self.copy:
-                self.copy.errors[path] = words
-            raise ToolUnavailable(words) from None
+                self.copy.errors[path] = reason
+            raise ToolUnavailable(reason) from None
         if self.copy:
-            self.copy.add_file(path, said.encode())
-        return said
+            self.copy.add_file(path, text.encode())
+        return text
 
     def _data(self, path: str) -> bytes:
         # A pipe in a recording would wait for a writer for ever.
@@ -213,37 +216,37 @@ class Reader:
             os.close(handle)
 
     def _place(self, path: str) -> Path:
-        """Return where a path lies. OSError for what was not recorded or leads out of it."""
-        if words := self._errors.get(path):
+        """Return where a path lies. Raises OSError as the recording has it, or outside of it."""
+        if reason := self._errors.get(path):
             # Any errno that does not mean "none": the words are the recorded ones.
-            raise OSError(errno.EIO, words)
+            raise OSError(errno.EIO, reason)
         place = self.root / path
-        if not self.live and not Path(os.path.realpath(place)).is_relative_to(
-            self.root
-        ):
-            raise OSError(errno.EXDEV, "leads out of the recording")
+        if not self.live:
+            real = Path(os.path.realpath(place))
+            if not real.is_relative_to(self.root):
+                raise OSError(errno.EXDEV, "leads out of the recording")
         return place
 
     def _note_failure(self, path: str, error: OSError, *, needed: bool) -> None:
         if not needed and error.errno in _NONE:
             return
-        words = error.strerror or type(error).__name__
-        words = "is not there" if error.errno in _MISSING else words
-        if (note := f"/{path}: {words}") not in self.notes:
+        is_missing = error.errno in _MISSING
+        reason = error.strerror or type(error).__name__
+        note = f"/{path}: {'is not there' if is_missing else reason}"
+        if note not in self.notes:
             self.notes.append(note)
-        # What is missing here is missing in the copy as well.
-        if self.copy and error.errno not in _MISSING:
-            self.copy.errors[path] = words
+        # A missing file is missing in the copy as well.
+        if self.copy and not is_missing:
+            self.copy.errors[path] = reason
 
 
-def whole(text: str) -> int | None:
+def parse_whole(text: str) -> int | None:
     """Return a whole number of less than 20 digits, None for other text."""
     return int(text) if text.removeprefix("-").isdecimal() and len(text) < 20 else None
 
 
 def printable(text: str) -> str:
-    """Return one line, without what would move a terminal's cursor."""
-    kept = (
-        letter if letter.isprintable() else " " for letter in text.strip().strip("\0")
-    )
-    return "".join(kept).strip()
+    """Return one line, without characters that would move a terminal's cursor."""
+    letters = text.strip().strip("\0")
+    shown = (letter if letter.isprintable() else " " for letter in letters)
+    return "".join(shown).strip()

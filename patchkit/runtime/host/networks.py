@@ -1,10 +1,11 @@
-"""See in the facts of a host which links can carry data, and whose networks they share. Pure."""
+"""Judge from the facts of a host which links can carry data, and which share a network. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from ipaddress import IPv4Interface, ip_address, ip_network
+from itertools import product
 from typing import Literal
 
 from patchkit.runtime.host.host import Host, Netdev
@@ -18,7 +19,7 @@ TwinState = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """Two interfaces of one host that are in one network; ``netdev`` is one of those asked for."""
+    """Two interfaces of one host that are in one network; ``netdev`` is one of the named ones."""
 
     netdev: Netdev
     address: IPv4Interface
@@ -28,16 +29,18 @@ class Overlap:
 
 def overlaps(host: Host, names: Collection[str]) -> Iterator[Overlap]:
     """Yield where another interface is in a network of the named ones, link-local aside."""
+    named = []
+    others = []
     for netdev in host.netdevs:
-        for address in netdev.lasting if netdev.name in names else ():
-            for other in host.netdevs:
-                for present in other.lasting if other.name not in names else ():
-                    if other.kind != "loopback" and present.network.overlaps(
-                        address.network
-                    ):
-                        yield Overlap(
-                            netdev=netdev, address=address, other=other, present=present
-                        )
+        pairs = [(netdev, address) for address in netdev.lasting]
+        if netdev.name in names:
+            named += pairs
+        elif netdev.kind != "loopback":
+            others += pairs
+
+    for (netdev, address), (other, present) in product(named, others):
+        if present.network.overlaps(address.network):
+            yield Overlap(netdev=netdev, address=address, other=other, present=present)
 
 
 def twin_state(host: Host, netdev: Netdev) -> TwinState:
@@ -47,51 +50,47 @@ def twin_state(host: Host, netdev: Netdev) -> TwinState:
     first half, by PCI address; ``random`` where only one of both has a lasting address and the
     other a link-local one; ``link-local`` and ``both`` where they are alike.
     """
-    other = host.netdev(netdev.twin)
-    if other is None:
+    twin = host.netdev(netdev.twin)
+    if twin is None:
         return "none"
-    if not other.up:
+    if not twin.up:
         return "down"
-    if not other.ipv4:
-        return "bare" if netdev.pci < other.pci else "bare-first"
-    if netdev.ipv4 and bool(netdev.lasting) is not bool(other.lasting):
+    if not twin.ipv4:
+        return "bare" if netdev.pci < twin.pci else "bare-first"
+    if netdev.ipv4 and bool(netdev.lasting) is not bool(twin.lasting):
         return "random"
-    return "both" if other.lasting else "link-local"
+    return "both" if twin.lasting else "link-local"
 
 
 def one_half_fills(speed: int | None) -> bool:
     """Return whether one half of a cage carries all of a link; ``speed`` in Mbit/s, or unknown."""
-    return (
-        speed is not None
-        and speed <= read_env_data("hardware")["connectx"]["half_gbits"] * 1000
-    )
+    half_gbits = read_env_data("hardware")["connectx"]["half_gbits"]
+    return speed is not None and speed <= half_gbits * 1000
 
 
 def in_reach(netdev: Netdev, address: str) -> list[IPv4Interface]:
     """Return a netdev's addresses that reach another without a router, or in an overlay."""
-    asked, overlays = (
-        ip_address(address),
-        read_env_data("hardware")["overlays"]["networks"],
-    )
-    return [
-        own
-        for own in netdev.ipv4
-        if (own.network.prefixlen < own.max_prefixlen and asked in own.network)
-        or (
-            own.network.prefixlen == own.max_prefixlen
-            and any(
-                own.ip in ip_network(each) and asked in ip_network(each)
-                for each in overlays
-            )
-        )
-    ]
+    target = ip_address(address)
+    overlays = map(ip_network, read_env_data("hardware")["overlays"]["networks"])
+    with_target = [network for network in overlays if target in network]
+
+    near = []
+    for interface in netdev.ipv4:
+        # An address of a single host: a network without others, unless it is an overlay's.
+        is_single = interface.network.prefixlen == interface.max_prefixlen
+        if is_single:
+            is_near = any(interface.ip in network for network in with_target)
+        else:
+            is_near = target in interface.network
+        if is_near:
+            near.append(interface)
+    return near
 
 
 def describe_addresses(host: Host) -> str:
-    found = [
-        f"{own.ip} on {netdev.name}" for netdev in host.netdevs for own in netdev.ipv4
-    ]
-    return (
-        ", ".join(text for text in found if not text.startswith("127."))
-        or "no IPv4 address"
-    )
+    """Return ``192.168.100.10 on enp1s0f0np0, …``, without addresses of the loopback."""
+    places = []
+    for netdev in host.netdevs:
+        ips = [str(interface.ip) for interface in netdev.ipv4]
+        places += [f"{ip} on {netdev.name}" for ip in ips if not ip.startswith("127.")]
+    return ", ".join(places) or "no IPv4 address"

@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from patchkit.errors import HostError
-from patchkit.runtime.host.gpu import gpus
+from patchkit.runtime.host.gpu import read_gpus
 from patchkit.runtime.host.host import Host, Memory, System
-from patchkit.runtime.host.links import read_links
 from patchkit.runtime.host.machine_root import (
     LIVE,
     Reader,
     RecordingWriter,
+    parse_whole,
     printable,
-    whole,
 )
-from patchkit.runtime.host.software import software
+from patchkit.runtime.host.network_devices import read_network_devices
+from patchkit.runtime.host.software import read_software
 from patchkit.runtime.rules.releases import read_env_data
 
 _DMI = "sys/class/dmi/id"
@@ -35,21 +36,22 @@ def probe(
 ) -> Host:
     """Read the machine at a root; needs no rights and no GPU.
 
-    ``environment`` is what libraries would be loaded under. ``copy`` takes all that is read.
-    Software is read for the root / alone, or where ``python`` names an interpreter. Raises
+    ``environment`` are the variables that libraries would be loaded with. ``copy`` gets all that is
+    read. Software is read for the root /, or if ``python`` names an interpreter. Raises
     SourceError for a root without sys and proc, HostError for a Python that does not answer.
     """
     reader = Reader(root, copy)
-    netdevs, rdma = read_links(reader)
-    firmware, pool, devices, installed = (
-        system(reader),
-        memory(reader),
-        gpus(reader),
-        None,
+    netdevs, rdma = read_network_devices(reader)
+    host = Host(
+        system=read_system(reader),
+        memory=read_memory(reader),
+        gpus=read_gpus(reader),
+        netdevs=netdevs,
+        rdma=rdma,
     )
     if reader.live or python:
         try:
-            installed = software(python, environment)
+            host = replace(host, software=read_software(python, environment))
         except HostError as error:
             if python:
                 raise
@@ -57,40 +59,27 @@ def probe(
             reader.notes.append(f"no Python tells what is installed: {error.what}")
     if copy:
         copy.finish()
-    return Host(
-        system=firmware,
-        memory=pool,
-        gpus=devices,
-        netdevs=netdevs,
-        rdma=rdma,
-        software=installed,
-        notes=tuple(reader.notes),
-    )
+    return replace(host, notes=tuple(reader.notes))
 
 
-def system(reader: Reader) -> System:
-    """Return what DMI, the device tree and the kernel say."""
-    # One block for each processor.
-    blocks = map(_read_pairs, reader.text("proc/cpuinfo", needed=True).split("\n\n"))
-    models, parts = [], read_env_data("hardware")["cpu_parts"]
-    for core in (block for block in blocks if "processor" in block):
-        # x86 names the model, arm64 has numbers of an implementer and its part.
-        part = core.get("CPU part", "")
-        known = parts if core.get("CPU implementer") == _ARM else {}
-        unknown = part and f"CPU part {part}"
-        models.append(core.get("model name") or str(known.get(part, unknown)))
-    ranked = sorted(Counter(models).items(), key=lambda item: (-item[1], item[0]))
-    product = reader.line(f"{_DMI}/product_name") or reader.line(
-        "proc/device-tree/model"
-    )
+def read_system(reader: Reader) -> System:
+    """Return the facts of DMI, the device tree and the kernel."""
+    cores = _read_cores(reader)
+    ranked = sorted(Counter(cores).items(), key=lambda item: (-item[1], item[0]))
+    dmi_product = reader.line(f"{_DMI}/product_name")
+    product = dmi_product or reader.line("proc/device-tree/model")
     if not product:
         reader.notes.append(f"neither /{_DMI} nor /proc/device-tree names the product")
+
     # In this order by os-release(5).
     release = reader.settings("etc/os-release") or reader.settings("usr/lib/os-release")
-    # Of several options of one name the last one counts.
-    options = dict(
-        word.partition("=")[::2] for word in reader.line("proc/cmdline").split()
-    )
+    words = reader.line("proc/cmdline").split()
+    # If several options have one name, the last one counts.
+    options = dict(word.partition("=")[::2] for word in words)
+    # Linux has the file since 6.1.
+    machine = reader.line(f"{_KERNEL}/arch")
+    if reader.live and not machine:
+        machine = os.uname().machine
     return System(
         hostname=reader.line(f"{_KERNEL}/hostname"),
         vendor=reader.line(f"{_DMI}/sys_vendor"),
@@ -100,19 +89,38 @@ def system(reader: Reader) -> System:
         kernel=reader.line(f"{_KERNEL}/osrelease"),
         kho=options.get("kho", ""),
         os=release.get("PRETTY_NAME", ""),
-        # Linux has the file since 6.1.
-        machine=reader.line(f"{_KERNEL}/arch")
-        or (os.uname().machine if reader.live else ""),
+        machine=machine,
         cpu=", ".join(f"{count} x {name}" for name, count in ranked if name),
-        cores=len(models),
+        cores=len(cores),
     )
 
 
-def memory(reader: Reader) -> Memory | None:
+def _read_cores(reader: Reader) -> list[str]:
+    """Return the model of each core: x86 names it, arm64 has an implementer and a part number."""
+    parts = read_env_data("hardware")["cpu_parts"]
+    cores = []
+    text = reader.text("proc/cpuinfo", needed=True)
+    for block in text.split("\n\n"):
+        core = _read_pairs(block)
+        if "processor" not in core:
+            continue
+
+        part = core.get("CPU part", "")
+        model = f"CPU part {part}" if part else ""
+        if core.get("CPU implementer") == _ARM:
+            model = parts.get(part, model)
+        cores.append(core.get("model name") or model)
+    return cores
+
+
+def read_memory(reader: Reader) -> Memory | None:
     """Return /proc/meminfo, the only source that is right where CPU and GPU share memory."""
     pairs = _read_pairs(reader.text("proc/meminfo", needed=True))
-    numbers = {key: whole(value.removesuffix(" kB")) for key, value in pairs.items()}
-    sizes = {key: number for key, number in numbers.items() if number is not None}
+    sizes = {}
+    for key, value in pairs.items():
+        size = parse_whole(value.removesuffix(" kB"))
+        if size is not None:
+            sizes[key] = size
     if "MemTotal" not in sizes:
         if pairs:
             reader.notes.append("/proc/meminfo: does not tell MemTotal")

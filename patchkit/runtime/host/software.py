@@ -1,4 +1,4 @@
-"""Find what a Python environment holds and which libnccl it would load; nothing is imported."""
+"""Find the packages of a Python and the libnccl that it would load, without importing any."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from patchkit.runtime.python import startup
 from patchkit.runtime.python.distributions import find_version, owners
 from patchkit.runtime.python.libnccl import nccl_version
 
-# The file of a package that says its version, and the first line of it that does.
+# The file of a package with its version, and the line that has it.
 _VERSIONS = {"vllm": "_version.py", "torch": "version.py"}
 _VERSION = re.compile(
     r"""^__version__\b[^"'\n]*["'](?P<version>\d[^"']*)["']""", re.MULTILINE
@@ -24,18 +24,17 @@ _VERSION = re.compile(
 _OLDEST_CUDA = 13  # of which ptxas knows sm_121a and sm_110a
 
 
-def software(python: str | None, environment: Mapping[str, str]) -> Software:
-    """Return what a Python has installed, None: that of ``find_python``. Raises HostError."""
+def read_software(python: str | None, environment: Mapping[str, str]) -> Software:
+    """Return the packages of a Python, None: that of ``find_python``. Raises HostError."""
     python = python or find_python(environment)
     facts = startup.ask_interpreter(python, environment)
-    torch = vllm = None
+    torch_nccl = vllm_nccl = None
     if facts.torch:
         process = startup.start_process(facts, environment)
         # In this order: torch_choice maps what torch loads.
-        torch = _nccl_of_choice(startup.torch_choice(process), facts)
-        vllm = (
-            _nccl_of_choice(startup.vllm_choice(process), facts) if facts.vllm else None
-        )
+        torch_nccl = _read_nccl(startup.torch_choice(process), facts)
+        if facts.vllm:
+            vllm_nccl = _read_nccl(startup.vllm_choice(process), facts)
     return Software(
         python=python,
         vllm=_package_version("vllm", facts.vllm, facts),
@@ -46,46 +45,48 @@ def software(python: str | None, environment: Mapping[str, str]) -> Software:
         ray=find_version(facts.path, "ray"),
         cuda=facts.cuda if facts.torch else "",
         vllm_home=str(Path(facts.vllm).parent) if facts.vllm else "",
-        torch_nccl=torch,
-        vllm_nccl=vllm,
+        torch_nccl=torch_nccl,
+        vllm_nccl=vllm_nccl,
     )
 
 
 def find_python(environment: Mapping[str, str]) -> str:
     """Return the Python of VIRTUAL_ENV, else the one that runs this if it has vLLM, else PATH's."""
     if venv := environment.get("VIRTUAL_ENV"):
-        place = f"{venv}/bin/python"
-        if os.access(place, os.X_OK):
-            return place
-    if any(
-        Path(folder, "vllm", "__init__.py").is_file()
-        for folder in site.getsitepackages()
-    ):
-        return sys.executable  # patchkit is installed beside it
+        python = f"{venv}/bin/python"
+        if os.access(python, os.X_OK):
+            return python
+    for folder in site.getsitepackages():
+        if Path(folder, "vllm", "__init__.py").is_file():
+            return sys.executable  # patchkit is installed beside it
     path = environment.get("PATH")
-    return (
-        shutil.which("python3", path=path)
-        or shutil.which("python", path=path)
-        or sys.executable
-    )
+    names = ("python3", "python")
+    found = filter(None, (shutil.which(name, path=path) for name in names))
+    return next(found, sys.executable)
 
 
 def find_ptxas(root: Path, environment: Mapping[str, str]) -> str:
     """Return the ptxas below ``root`` of a CUDA toolkit that knows these GPUs; "" for none."""
+    toolkits = sorted((root / "usr/local").glob("cuda-*"), reverse=True)
+    toolkits.insert(0, root / "usr/local/cuda")
     # Relative, since `root` / an absolute path would lead out of the root.
-    home = environment.get("CUDA_HOME", "").lstrip("/")
-    known = [root / home] if home else []
-    versioned = sorted((root / "usr/local").glob("cuda-*"), reverse=True)
-    for place in (*known, root / "usr/local/cuda", *versioned):
-        try:
-            # NVIDIA's toolkits have this file.
-            found = read_json((place / "version.json").read_text(encoding="utf-8"))
-            major = int(found["cuda"]["version"].partition(".")[0])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        if major >= _OLDEST_CUDA and (place / "bin" / "ptxas").is_file():
-            return f"/{place.relative_to(root)}/bin/ptxas"
+    if home := environment.get("CUDA_HOME", "").lstrip("/"):
+        toolkits.insert(0, root / home)
+
+    for toolkit in toolkits:
+        ptxas = toolkit / "bin" / "ptxas"
+        if _cuda_major(toolkit) >= _OLDEST_CUDA and ptxas.is_file():
+            return f"/{ptxas.relative_to(root)}"
     return ""
+
+
+def _cuda_major(toolkit: Path) -> int:
+    """Return the major version of a toolkit, 0 for an unknown one; NVIDIA's have this file."""
+    try:
+        facts = read_json((toolkit / "version.json").read_text(encoding="utf-8"))
+        return int(facts["cuda"]["version"].partition(".")[0])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
 
 
 def _package_version(
@@ -95,21 +96,23 @@ def _package_version(
     if origin is None:
         return ""
     home = Path(origin).parent
-    place = home / _VERSIONS[package]
-    text = (
-        place.read_text(encoding="utf-8", errors="replace") if place.is_file() else ""
-    )
-    match = _VERSION.search(text)
-    beside = find_version([str(home.parent)], package)
-    return beside or (match["version"] if match else find_version(facts.path, package))
+    if beside := find_version([str(home.parent)], package):
+        return beside
+
+    file = home / _VERSIONS[package]
+    if file.is_file():
+        match = _VERSION.search(file.read_text(encoding="utf-8", errors="replace"))
+        if match:
+            return match["version"]
+    return find_version(facts.path, package)
 
 
-def _nccl_of_choice(choice: startup.Choice, facts: startup.InterpreterFacts) -> Nccl:
+def _read_nccl(choice: startup.Choice, facts: startup.InterpreterFacts) -> Nccl:
     """Return a choice with its version: the file's, else its package's, which may be another."""
     version = ""
     if choice.path:
-        place = os.path.realpath(choice.path)
-        version = nccl_version(Path(place))
-        if not version and (known := owners(facts.path, startup.STEM).get(place)):
-            version = known[0].version
+        path = os.path.realpath(choice.path)
+        version = nccl_version(Path(path))
+        if not version and (packages := owners(facts.path, startup.STEM).get(path)):
+            version = packages[0].version
     return Nccl(path=choice.path or "", version=version, why=choice.why)

@@ -6,7 +6,7 @@ import venv
 import pytest
 
 from patchkit.runtime.host.host import Software
-from patchkit.runtime.host.software import find_python, software
+from patchkit.runtime.host.software import find_python, read_software
 from patchkit.runtime.python.libnccl import nccl_version
 from support import write_files
 from support.layout import Environment
@@ -52,7 +52,7 @@ def distribution(site, project, version, members=()):
 
 
 def found(env):
-    return software(env.python, env.inherited())
+    return read_software(env.python, env.inherited())
 
 
 def versions(env):
@@ -128,8 +128,8 @@ def test_the_version_in_the_bytes(text, version, tmp_path):
 def test_a_python_with_nothing(tmp_path):
     venv.create(tmp_path / "venv", with_pip=False)
     python = str(tmp_path / "venv/bin/python")
-    assert software(python, {}) == Software(python=python)
-    assert software(None, {"VIRTUAL_ENV": str(tmp_path / "venv")}) == Software(
+    assert read_software(python, {}) == Software(python=python)
+    assert read_software(None, {"VIRTUAL_ENV": str(tmp_path / "venv")}) == Software(
         python=python
     )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from patchkit.cluster.agent.image_facts import find_image, look_at_image
-from patchkit.runtime.host.software import software
+from patchkit.runtime.host.software import read_software
 from support import write_files
 from support.needed import need
 
@@ -121,7 +121,7 @@ def test_the_podman_of_this_machine(tmp_path, monkeypatch):
 def test_its_own_python_says_what_is_in_it(engine, tmp_path, monkeypatch):
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
     found = look_at_image(*engine())
-    own = software(None, {"PATH": "/usr/bin:/bin"}).python
+    own = read_software(None, {"PATH": "/usr/bin:/bin"}).python
     assert (found.problem, found.contents.software.python) == ("", own)
     assert found.contents.glibc
     assert (
