@@ -41,13 +41,16 @@ _COUNTED = (Level.ERROR, Level.WARNING, Level.NOTE)
     metavar="[PID|CONTAINER]",
     is_flag=False,
     flag_value="",
-    help="Check what runs: a process or a container; alone all servers of this user.",
+    help="Check a process or a container; default: all servers.",
 )
 @VLLM
 @NCCL
 @TRITON
 @click.option(
-    "--topology", metavar="NAME", default="", help="single, roce, socket, ring, hetero."
+    "--topology",
+    metavar="NAME",
+    default="",
+    help="single, roce, socket, ring or hetero.",
 )
 @TARGET
 @PYTHON
@@ -67,7 +70,7 @@ def check_command(
     """Find settings that are unknown, obsolete, contradictory or dangerous.
 
     FILE is an env file, a shell script, a compose file, a Kubernetes manifest, a Dockerfile or a
-    systemd unit; - is standard input. What stands there literally is judged, nothing is run.
+    systemd unit; - is standard input. Only literal values are checked; nothing is executed.
     `# patchkit: ignore ID` on a line, or above it, silences a finding.
 
     Exits with 3 if there are errors or warnings; notes alone are 0.
@@ -81,55 +84,73 @@ def check_command(
         raise UsageError(
             "no file", hint="name files, or what runs: patchkit check --running"
         )
-    found = [*map(read_file, files)]
-    found += [] if running is None else find_running(running, root)
-    host = (
-        None
-        if options.pop("elsewhere")
-        else probe(root, python=python, environment=os.environ)
-    )
-    checked = [add_situation(subject, host, options) for subject in found]
-    findings = [find_problems(subject) for subject in checked]
+    subjects = list(map(read_file, files))
+    if running is not None:
+        subjects += find_running(running, root)
+    host = None
+    if not options.pop("elsewhere"):
+        host = probe(root, python=python, environment=os.environ)
+
+    texts = [add_situation(subject, host, options) for subject in subjects]
+    findings = [find_problems(checked) for checked in texts]
     rows = []
-    for it, problems in zip(checked, findings, strict=True):
-        known = {"file": it.where, "situation": it.situation, "versions": it.versions}
-        rows.append({**known, "findings": problems})
-        yield from _problem_lines(it, problems, is_asked=bool(options["target"]))
+    for checked, problems in zip(texts, findings, strict=True):
+        rows.append(
+            {
+                "file": checked.where,
+                "situation": checked.situation,
+                "versions": checked.versions,
+                "findings": problems,
+            }
+        )
+        for problem in problems:
+            yield from _problem_lines(checked, problem)
+        yield _summary(checked, problems, is_target_given=bool(options["target"]))
     yield Record({"files": rows})
     yield ExitCode(worst(chain.from_iterable(findings), Level.ERROR, Level.WARNING))
 
 
-def _problem_lines(
-    checked: CheckedText, findings: Sequence[Finding], *, is_asked: bool
-) -> Iterator[str]:
-    for finding in findings:
-        place = f"{checked.where}:{finding.line}" if checked.text else checked.where
-        level = style(finding.level, **MARKS[finding.level][1])
-        yield (
-            style(place, bold=True) + "  " + level + f"  {finding.what}  [{finding.id}]"
-        )
-        if finding.why:
-            source = f" ({finding.source})" if finding.source else ""
-            yield f"  why:  {finding.why}{source}"
-        if finding.hint:
-            yield style(f"  next: {finding.hint}", dim=True)
-    counts = Counter(finding.level for finding in findings)
+def _problem_lines(checked: CheckedText, problem: Finding) -> Iterator[str]:
+    place = f"{checked.where}:{problem.line}" if checked.text else checked.where
+    level = style(problem.level, **MARKS[problem.level][1])
+    head = style(place, bold=True) + "  " + level
+    yield head + f"  {problem.what}  [{problem.id}]"
+    if problem.why:
+        source = f" ({problem.source})" if problem.source else ""
+        yield f"  why:  {problem.why}{source}"
+    if problem.hint:
+        yield style(f"  next: {problem.hint}", dim=True)
+
+
+def _summary(
+    checked: CheckedText, problems: Sequence[Finding], *, is_target_given: bool
+) -> str:
+    """Return the number of problems in a file, and the facts that it was checked against."""
+    counts = Counter(problem.level for problem in problems)
     parts = [counted_noun(counts[level], level) for level in _COUNTED if counts[level]]
-    mark = BAD if set(counts) - {Level.NOTE} else GOOD
-    # What the file was checked against, so that nobody takes silence for more.
-    against = []
-    for name, title in _PROJECTS.items():
-        version = checked.situation.get(name, "")
-        stated = [it for it in checked.versions if it.project == name]
-        named = [
-            f" ({it.text}, line {it.line})" for it in stated if it.version == version
-        ]
-        several = f", since it names several: --{name} decides" if stated[1:] else ""
-        known = f"{title} {version}{''.join(named[:1])}"
-        against.append(known if version else f"any {title}{several}")
-    against += ["this host"] if checked.host else []
-    target = checked.situation["target"]
-    if not is_asked and (checked.host is None or checked.host.target != target):
-        against[-1] += f"; judged for {target}, --target names another"
     result = ", ".join(parts) or "no problems"
-    yield mark + f"{checked.where}: {result}; checked against {', '.join(against)}"
+
+    facts = [_version_text(checked, project) for project in _PROJECTS]
+    if checked.host:
+        facts.append("this host")
+    target = checked.situation["target"]
+    is_of_host = checked.host is not None and checked.host.target == target
+    if not is_target_given and not is_of_host:
+        facts[-1] += f"; judged for {target}, --target names another"
+    sign = BAD if counts.keys() - {Level.NOTE} else GOOD
+    return sign + f"{checked.where}: {result}; checked against {', '.join(facts)}"
+
+
+def _version_text(checked: CheckedText, project: str) -> str:
+    """Return the version of a project, and the line of the file that names it."""
+    title = _PROJECTS[project]
+    named = [row for row in checked.versions if row.project == project]
+    version = checked.situation.get(project, "")
+    if not version:
+        hint = f", since it names several: --{project} decides" if named[1:] else ""
+        return f"any {title}{hint}"
+
+    for row in named:
+        if row.version == version:
+            return f"{title} {version} ({row.text}, line {row.line})"
+    return f"{title} {version}"

@@ -1,10 +1,10 @@
-"""Write an env file, and explain what stands in it: `patchkit env`, `patchkit env explain`."""
+"""Write an env file, and explain its variables: `patchkit env`, `patchkit env explain`."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from patchkit.cli.out import (
     FILE_OR_DASH,
     PATH,
     next_step,
-    program,
+    next_verb,
     record_fields,
     style,
     table,
@@ -40,6 +40,7 @@ from patchkit.runtime.envfile.write import write
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.software import find_ptxas
 from patchkit.runtime.node.cluster_env import (
+    ClusterEnv,
     adopt_shared_settings,
     file_text,
     make_cluster_env,
@@ -58,23 +59,29 @@ from patchkit.runtime.rules.variable_rules import (
     load_variable_rules,
 )
 from patchkit.runtime.rules.variable_values import TAKEN
-from patchkit.runtime.rules.variables import lifetime, other_variables
+from patchkit.runtime.rules.variables import (
+    OtherVariable,
+    lifetime,
+    other_variables,
+)
+
+_Entry = VariableRule | Avoid
 
 
 @click.group(
     cls=VerbGroup, invoke_without_command=True, subcommand_metavar="[explain] …"
 )
 @node_options
-@click.option("--model", metavar="PRESET", help="A model of `serve-args --list`.")
+@click.option("--model", metavar="PRESET", help="Model of `serve-args --list`.")
+@click.option("--from", "head_file", type=PATH, help="The head's file, for a worker.")
 @click.option(
-    "--from", "head_file", type=PATH, help="The head's file, which a worker follows."
+    "--set",
+    "extra",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Add a variable; repeat for several.",
 )
-@click.option(
-    "--set", "extra", metavar="NAME=VALUE", multiple=True, help="Add one of your own."
-)
-@click.option(
-    "-o", "--output", type=FILE_OR_DASH, help="Default: -, which is standard output."
-)
+@click.option("-o", "--output", type=FILE_OR_DASH, help="Default: -, standard output.")
 @click.option(
     "--format", "kind", type=click.Choice(list(map(str, Format))), default="env"
 )
@@ -99,74 +106,82 @@ def env_command(context: click.Context, /, **options: Any) -> Iterator[Block]:
 
 
 def _env_blocks(
-    asked: NodeOptions, choice: RuleChoice, host: Host, root: Path, **options: Any
+    request: NodeOptions, choice: RuleChoice, host: Host, root: Path, **options: Any
 ) -> Iterator[Block]:
-    extra = {}
-    for text in options["extra"]:
-        name, sign, value = text.partition("=")
-        if not (name and sign):
-            hint = "write it as --set NAME=VALUE"
-            raise UsageError(f"--set {text}: is not an assignment", hint=hint)
-        extra[name] = value
+    extra = _read_assignments(options["extra"])
     head = None
     if path := options["head_file"]:
-        head = read_head(
-            path, asked.role or "single", accept_edited=options["accept_edited"]
-        )
-    asked = replace(asked, model=options["model"], extra=extra, choice=choice)
-    node = decide_node(asked, host, head)
-    rules = load_variable_rules()
-    ptxas = find_ptxas(root, os.environ)
-    caches = str(Path.home() / CACHES)
+        role = request.role or "single"
+        head = read_head(path, role, accept_edited=options["accept_edited"])
+
+    request = replace(request, model=options["model"], extra=extra, choice=choice)
     env = make_cluster_env(
-        node, host, rules, nccl=asked.nccl, ptxas=ptxas, caches=caches
+        decide_node(request, host, head),
+        host,
+        load_variable_rules(),
+        nccl=request.nccl,
+        ptxas=find_ptxas(root, os.environ),
+        caches=str(Path.home() / CACHES),
     )
     if head:
         env = adopt_shared_settings(env, head, extra)
-    kind, hostname = Format(options["kind"]), host.system.hostname
-    text = file_text(env, kind, hostname=hostname, target=asked.target)
-    yield Record(
-        {
-            "variables": {
-                it.name: it.value for it in env.settings if not is_secret(it.name)
-            },
-            "reasons": {it.name: it.comment for it in env.settings},
-            "notes": env.notes,
-        }
-    )
-    notes = [*note_lines(env.notes, env.advice)]
-    if off := [rule.id for rule in env.off if rule.id not in node.choice.unwanted]:
-        why = f"`{quoted('patchkit', 'env', 'explain', off[0])}` says why"
-        why += f", --with {off[0]} turns it on"
-        notes.append(style("off", dim=True) + f" by default: {', '.join(off)}; {why}")
+    kind = Format(options["kind"])
+    hostname = host.system.hostname
+    text = file_text(env, kind, hostname=hostname, target=request.target)
+    yield Record(_env_fields(env))
+
     output: Path | None = options["output"]
     if output is None or output == Path("-"):
         yield Data(text)
-        for line in notes:
+        for line in _env_notes(env):
             tell(line)
         return
+
     # A variable without a value is a secret: a file that refers to one is kept from others.
     private = any(not setting.value for setting in env.settings)
     outcome = write(output, text, force=options["force"], private=private)
+    node = env.node
     what = f"{len(env.settings)} variables for {node.role}, {node.attachment.topology}"
     yield GOOD + f"{output} {outcome}: {what}{env.where}"
-    yield from notes
+    yield from _env_notes(env)
     if node.role == "head":
-        there = f"on each worker, with a copy of {output.name} there"
-        worker = (
-            "env",
-            "--role",
-            "worker",
-            "--from",
-            Path(output.name),
-            "-o",
-            "worker.env",
-        )
-        yield next_step(*program(), *worker, where=there)
-    model = (
-        options["model"] or load_presets()[0].id
-    )  # which serves on one Spark, and on more
-    yield next_step(*program(), "serve-args", model, "--from", output)
+        words = ["--role", "worker", "--from", Path(output.name), "-o", "worker.env"]
+        where = f"on each worker, with a copy of {output.name} there"
+        yield next_verb("env", *words, where=where)
+    # The first preset serves on one Spark, and on more.
+    model = options["model"] or load_presets()[0].id
+    yield next_verb("serve-args", model, "--from", output)
+
+
+def _read_assignments(texts: Sequence[str]) -> dict[str, str]:
+    """Return the variables of --set. Raises UsageError for another text than NAME=VALUE."""
+    variables = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not name or not sign:
+            hint = "write it as --set NAME=VALUE"
+            raise UsageError(f"--set {text}: is not an assignment", hint=hint)
+        variables[name] = value
+    return variables
+
+
+def _env_fields(env: ClusterEnv) -> dict[str, Any]:
+    variables = {}
+    for setting in env.settings:
+        if not is_secret(setting.name):
+            variables[setting.name] = setting.value
+    reasons = {setting.name: setting.comment for setting in env.settings}
+    return {"variables": variables, "reasons": reasons, "notes": env.notes}
+
+
+def _env_notes(env: ClusterEnv) -> Iterator[str]:
+    """Yield the notes of an env file, and the rules that are off by default."""
+    yield from note_lines(env.notes, env.advice)
+    off = [rule.id for rule in env.off if rule.id not in env.node.choice.unwanted]
+    if off:
+        explain = quoted("patchkit", "env", "explain", off[0])
+        reason = f"`{explain}` says why, --with {off[0]} turns it on"
+        yield style("off", dim=True) + f" by default: {', '.join(off)}; {reason}"
 
 
 @env_command.command("explain")
@@ -181,110 +196,141 @@ def explain_variable(name: str | None) -> Iterator[Block]:
     if name is None:
         yield from _overview_blocks(rules)
         return
-    found = [entry for entry in rules.entries if name in (entry.id, *entry.variables)]
-    known, other = lifetime(name), other_variables().get(name)
+
+    entries = [rule for rule in rules.entries if name in (rule.id, *rule.variables)]
+    life = lifetime(name)
+    reader = other_variables().get(name)
     claims = _claims_about(name)
-    if not (found or known or other or claims):
-        names = [
-            text for entry in rules.entries for text in (*entry.variables, entry.id)
-        ]
-        hint = nearest_hint(name, names, "`patchkit env explain` lists the rules")
-        raise UsageError(f"nothing is known of {name}", hint=hint)
-    set_here = [entry for entry in found if isinstance(entry, VariableRule)]
+    if not (entries or life or reader or claims):
+        raise _unknown_variable(name, rules)
+
     yield Record(
         {
             "name": name,
-            "lifetime": known,
-            "meaning": other.meaning if other else None,
-            "rules": [
-                {**record_fields(rule), "default": rule.default} for rule in set_here
-            ],
-            "avoids": [entry for entry in found if isinstance(entry, Avoid)],
+            "lifetime": life,
+            "meaning": reader.meaning if reader else None,
+            "rules": _rule_fields(entries),
+            "avoids": [entry for entry in entries if isinstance(entry, Avoid)],
             "claims": claims,
         }
     )
     yield style(name, bold=True)
-    yield from _reader_lines(name, known)
-    if other:
-        yield f"  {other.of} {other.versions}".rstrip() + f" reads it: {other.meaning}"
-    for entry in found:
+    yield from _reader_lines(name, life, reader)
+    for entry in entries:
         yield ""
         yield from _entry_lines(entry)
     for claim in claims:
         yield ""
-        yield (
-            style(claim["id"], fg="cyan")
-            + f"  what guides say, {claim['verdict']}: {claim['says']}"
-        )
-        yield next_step("patchkit", "explain", claim["id"])
+        yield from _claim_lines(claim)
 
 
-def _reader_lines(name: str, known: Lifetime | None) -> Iterator[str]:
-    """Yield since when a variable is read, and which values its releases take."""
-    reader = (
-        "NCCL" if name.startswith("NCCL_") else "vLLM"
-    )  # of others no lifetime is known
-    if known:
-        until = "on" if known.is_current else f"to {known.last}"
-        default = known.default or "unset"
-        yield f"  {reader} reads it from {known.first} {until}; default: {default}"
-    if known and not known.is_current:
-        yield f"  {reader} after {known.last} ignores it: leave it out there"
-    rows = (row for row in read_table(TAKEN).rows if row.name == name)
-    yield from (f"  {row.first} to {row.last}: {row.default}" for row in rows)
+def _unknown_variable(name: str, rules: VariableRules) -> UsageError:
+    names = []
+    for entry in rules.entries:
+        names += [*entry.variables, entry.id]
+    hint = nearest_hint(name, names, "`patchkit env explain` lists the rules")
+    return UsageError(f"nothing is known of {name}", hint=hint)
+
+
+def _rule_fields(entries: Sequence[_Entry]) -> list[dict[str, Any]]:
+    rules = [entry for entry in entries if isinstance(entry, VariableRule)]
+    return [{**record_fields(rule), "default": rule.default} for rule in rules]
+
+
+def _claim_lines(claim: dict[str, str]) -> Iterator[str]:
+    text = f"  what guides say, {claim['verdict']}: {claim['says']}"
+    yield style(claim["id"], fg="cyan") + text
+    yield next_step("patchkit", "explain", claim["id"])
+
+
+def _reader_lines(
+    name: str, life: Lifetime | None, reader: OtherVariable | None
+) -> Iterator[str]:
+    """Yield which releases read a variable, and which values they take."""
+    if life:
+        # Lifetimes are known of vLLM's and NCCL's variables alone.
+        project = "NCCL" if name.startswith("NCCL_") else "vLLM"
+        until = "on" if life.is_current else f"to {life.last}"
+        default = life.default or "unset"
+        yield f"  {project} reads it from {life.first} {until}; default: {default}"
+        if not life.is_current:
+            yield f"  {project} after {life.last} ignores it: leave it out there"
+    for row in read_table(TAKEN).rows:
+        if row.name == name:
+            yield f"  {row.first} to {row.last}: {row.default}"
+    if reader:
+        program = f"  {reader.of} {reader.versions}".rstrip()
+        yield f"{program} reads it: {reader.meaning}"
 
 
 def _claims_about(name: str) -> list[dict[str, str]]:
     """Return the claims of guides that name a variable, as the data has them.
 
-    A node reads them without the libraries that `patchkit explain` takes.
+    A node reads them without the libraries that `patchkit explain` needs.
     """
     place = RECIPES / "vllm" / "folklore.toml"
     claims = read_toml(tuple[dict[str, Any], ...], place, key="claim")
-    named = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")
+    whole_name = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")
     keys = ("id", "verdict", "says", "instead")
     return [
         {key: claim[key] for key in keys}
         for claim in claims
-        if named.search(claim["says"])
+        if whole_name.search(claim["says"])
     ]
 
 
 def _overview_blocks(rules: VariableRules) -> Iterator[Block]:
     yield Record(rules)
-    whens = {entry.id: in_words(entry.when) for entry in rules.entries}
-    rows = [
-        (it.id, "" if it.default else "off", " ".join(map("=".join, it.set.items())))
-        for it in rules.rules
-    ]
-    left_out = [(it.id, it.severity, " ".join(it.variables)) for it in rules.avoids]
-    for head, entries in (("Set", rows), ("Better left out", left_out)):
-        yield style(head, bold=True)
-        yield from table(
-            [(name, how, whens[name], text) for name, how, text in entries], indent="  "
-        )
-        yield ""
+    rows = []
+    for rule in rules.rules:
+        state = "" if rule.default else "off"
+        rows.append((rule.id, state, in_words(rule.when), _assignments(rule)))
+    yield from _section("Set", rows)
+
+    rows = []
+    for avoid in rules.avoids:
+        names = " ".join(avoid.variables)
+        rows.append((avoid.id, avoid.severity, in_words(avoid.when), names))
+    yield from _section("Better left out", rows)
     yield "`patchkit env explain VARIABLE` says why, who says so, and what guides say."
 
 
-def _entry_lines(entry: VariableRule | Avoid) -> Iterator[str]:
-    rows = {"when": in_words(entry.when) or "always", "why": entry.reason}
+def _section(title: str, rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield style(title, bold=True)
+    yield from table(rows, indent="  ")
+    yield ""
+
+
+def _assignments(rule: VariableRule) -> str:
+    return " ".join(f"{name}={value}" for name, value in rule.set.items())
+
+
+def _entry_lines(entry: _Entry) -> Iterator[str]:
+    facts = {"when": in_words(entry.when) or "always", "why": entry.reason}
     if isinstance(entry, VariableRule):
-        whose = (
-            "the same on all nodes" if entry.scope == "shared" else "each node its own"
-        )
-        pairs = " ".join(map("=".join, entry.set.items()))
-        yield style(entry.id, fg="green") + f"  sets {pairs}  ({whose})"
+        scope = "each node its own"
+        if entry.scope == "shared":
+            scope = "the same on all nodes"
+        yield style(entry.id, fg="green") + f"  sets {_assignments(entry)}  ({scope})"
         if not entry.default:
-            why = (
-                "a choice of yours" if entry.optional else "it rests on a single report"
-            )
-            rows["off"] = f"{why}: --with {entry.id} turns it on"
+            facts["off"] = _off_reason(entry)
     else:
         yield style(entry.id, fg="yellow") + f"  {entry.severity}: better left out"
-        rows["instead"] = entry.instead
-    rows |= {f"why in {bounds}": text for bounds, text in entry.by_release.items()}
-    rows["leads"] = routes_in_words(entry.routes)
-    rows["source"] = f"{entry.source} ({entry.evidence}, confidence {entry.confidence})"
-    rows["guides"] = entry.guides
-    yield from fact_lines(rows)
+        facts["instead"] = entry.instead
+
+    for releases, text in entry.by_release.items():
+        facts[f"why in {releases}"] = text
+    evidence = f"{entry.evidence}, confidence {entry.confidence}"
+    facts |= {
+        "leads": routes_in_words(entry.routes),
+        "source": f"{entry.source} ({evidence})",
+        "guides": entry.guides,
+    }
+    yield from fact_lines(facts)
+
+
+def _off_reason(rule: VariableRule) -> str:
+    reason = "it rests on a single report"
+    if rule.optional:
+        reason = "a choice of yours"
+    return f"{reason}: --with {rule.id} turns it on"

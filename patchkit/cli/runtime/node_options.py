@@ -1,18 +1,18 @@
-"""Share the options that say what a node is, between the verbs that decide by it."""
+"""Share the options that describe a node, between the verbs that decide by them."""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import click
 
 from patchkit.cli import complete
 from patchkit.cli.out import FOLDER, PRESENT_PATH, Shown
-from patchkit.cli.render import lead_word, with_options
+from patchkit.cli.render import Option, Verb, lead_word, note, with_options
 from patchkit.runtime.envfile.env_file import locked_versions
 from patchkit.runtime.envfile.header import NODES_MAX
 from patchkit.runtime.host.probe import probe
@@ -20,44 +20,58 @@ from patchkit.runtime.node.decision import NodeOptions
 from patchkit.runtime.rules.rule import CHOICES, RuleChoice
 from patchkit.target import targets
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 TOPOLOGIES = ("auto", "roce", "socket", "ring", "hetero")
-VLLM = click.option(
-    "--vllm", metavar="VERSION", default="", help="Not the installed one."
-)
-NCCL = click.option(
-    "--nccl", metavar="VERSION", default="", help="Not the one that torch loads."
-)
-TRITON = click.option(
-    "--triton", metavar="VERSION", default="", help="Not the installed one."
-)
+
+
+def _version_option(flag: str, text: str) -> Option:
+    return click.option(flag, metavar="VERSION", default="", help=text)
+
+
+def _rule_option(flag: str, name: str, text: str) -> Option:
+    return click.option(
+        flag,
+        name,
+        multiple=True,
+        metavar="ID",
+        shell_complete=complete.rules,
+        help=text,
+    )
+
+
+VLLM = _version_option("--vllm", "vLLM version, instead of the installed one.")
+NCCL = _version_option("--nccl", "NCCL version, instead of the one torch loads.")
+TRITON = _version_option("--triton", "Triton version, instead of the installed one.")
 TARGET = click.option(
-    "--target", type=click.Choice(list(targets())), help="Not the probed GPU."
+    "--target",
+    type=click.Choice(list(targets())),
+    help="Target device, instead of the detected one.",
 )
 PYTHON = click.option(
-    "--python", metavar="PATH", help="That has vLLM; default: this one."
+    "--python", metavar="PATH", help="Python that has vLLM; default: this one."
 )
 ROOT = click.option(
-    "--root", type=FOLDER, default=Path("/"), help="What `probe --save` made."
+    "--root", type=FOLDER, default=Path("/"), help="A copy that `probe --save` made."
 )
-# Names of options that are fields of NodeOptions.
-_ASKED = (
-    *("role", "nodes", "head", "topology", "executor"),
-    *("vllm", "nccl", "triton", "target", "quantization"),
+# Options that are fields of NodeOptions.
+_FIELDS = (
+    "role",
+    "nodes",
+    "head",
+    "topology",
+    "executor",
+    "vllm",
+    "nccl",
+    "triton",
+    "target",
+    "quantization",
 )
-_RULE: dict[str, Any] = {
-    "multiple": True,
-    "metavar": "ID",
-    "shell_complete": complete.rules,
-}
-# Without defaults: what is not given may come from an env file, or is decided.
+# Without defaults: a missing value may come from an env file, or is decided.
 _OPTIONS = (
     click.option(
-        "--role", type=click.Choice(CHOICES["role"]), help="What this node is."
+        "--role", type=click.Choice(CHOICES["role"]), help="Role of this node."
     ),
     click.option(
-        "--nodes", type=click.IntRange(1, NODES_MAX), help="All nodes; default: 2."
+        "--nodes", type=click.IntRange(1, NODES_MAX), help="How many; default: 2."
     ),
     click.option(
         "--head-ip", "head", metavar="A", default="", help="The head's IPv4 address."
@@ -68,31 +82,31 @@ _OPTIONS = (
     click.option(
         "--executor",
         type=click.Choice(["auto", "mp", "ray"]),
-        help="What starts ranks.",
+        help="Program that starts ranks.",
     ),
     VLLM,
     NCCL,
     TRITON,
     click.option(
-        "--lock", type=PRESENT_PATH, help="A wheelhouse's versions, not the installed."
+        "--lock", type=PRESENT_PATH, help="Versions from a wheelhouse, not installed."
     ),
     click.option("--quantization", type=click.Choice(CHOICES["quantization"])),
     TARGET,
     PYTHON,
     ROOT,
     click.option(
-        "--accept-edited", is_flag=True, help="Take a --from file that was edited."
+        "--accept-edited", is_flag=True, help="Accept a --from file that was edited."
     ),
-    click.option("--with", "wanted", help="Turn an optional rule on.", **_RULE),
-    click.option("--without", "unwanted", help="Turn a rule off.", **_RULE),
+    _rule_option("--with", "wanted", "Turn an optional rule on."),
+    _rule_option("--without", "unwanted", "Turn a rule off."),
 )
 
 
-def node_options(verb: F) -> F:
-    """Add the options; hand them on as ``asked``, with the ``host`` below ``root``.
+def node_options(verb: Verb) -> Verb:
+    """Add the options; the verb takes them as ``request``, ``choice``, ``host`` and ``root``.
 
-    What a lock says takes the place of what is not given. Of the rules, which may be about
-    variables or flags, the verb takes ``choice``.
+    Versions of a lock count where an option is missing. ``choice`` is about rules for variables or
+    flags; ``host`` is read below ``root``.
     """
 
     @functools.wraps(verb)
@@ -103,27 +117,31 @@ def node_options(verb: F) -> F:
         python: str | None,
         **options: Any,
     ) -> Any:
-        given = {name: options.pop(name) for name in _ASKED}
-        locked = locked_versions(lock) if lock else {}
-        known = {**locked, **{name: value for name, value in given.items() if value}}
-        asked = NodeOptions(**{name: known[name] for name in _ASKED if name in known})
-        wanted, unwanted = (
-            frozenset(options.pop(name)) for name in ("wanted", "unwanted")
+        fields: dict[str, Any] = dict(locked_versions(lock)) if lock else {}
+        for name in _FIELDS:
+            if value := options.pop(name):
+                fields[name] = value
+        choice = RuleChoice(
+            wanted=frozenset(options.pop("wanted")),
+            unwanted=frozenset(options.pop("unwanted")),
         )
-        choice = RuleChoice(wanted=wanted, unwanted=unwanted)
-        # The group of `env` has verbs of its own, for which this machine is not looked at.
-        below = click.get_current_context().invoked_subcommand
-        host = None if below else probe(root, python=python, environment=os.environ)
+        # The group of `env` has commands of its own, which need no facts of this machine.
+        is_group = click.get_current_context().invoked_subcommand
+        host = None if is_group else probe(root, python=python, environment=os.environ)
         return verb(
-            *arguments, asked=asked, choice=choice, host=host, root=root, **options
+            *arguments,
+            request=NodeOptions(**fields),
+            choice=choice,
+            host=host,
+            root=root,
+            **options,
         )
 
-    return cast("F", with_options(*_OPTIONS)(wrapped))
+    return with_options(*_OPTIONS)(wrapped)
 
 
 def note_lines(notes: Iterable[str], advice: Iterable[Any]) -> Iterator[Shown]:
-    """Yield what a user should know of a plan, and what no setting solves."""
-    for note in notes:
-        yield lead_word("note") + note
-    for it in advice:
-        yield lead_word("beware") + f"{it.says}; instead: {it.instead}"
+    """Yield the notes of a plan, and the problems that no setting solves."""
+    yield from map(note, notes)
+    for problem in advice:
+        yield lead_word("beware") + f"{problem.says}; instead: {problem.instead}"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import click
 
-from patchkit.cli.out import FOLDER, PATH, next_step, program, shown, style, table, tell
+from patchkit.cli.out import FOLDER, PATH, next_verb, shown, style, table, tell
 from patchkit.cli.render import Block, Record, finding_blocks, rendered
 from patchkit.quoting import quoted
 from patchkit.runtime.host.advice import find_remarks
-from patchkit.runtime.host.host import Host, Netdev, Rdma
+from patchkit.runtime.host.host import Gpu, Host, Memory, Nccl, Netdev, Rdma, Software
 from patchkit.runtime.host.machine_root import LIVE, RecordingWriter
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.rules.releases import read_env_data
@@ -22,120 +22,144 @@ from patchkit.units import KIB_PER_GIB
 
 _KINDS = ("ethernet", "wifi", "virtual", "loopback")
 _HEADS = ("netdev", "state", "speed", "MTU", "addresses", "RDMA", "GID", "twin", "cage")
+_NO_NETDEV = ("-", "", "", "", "")
+_NO_RDMA = ("-", "-")
 
 
 @click.command("probe")
 @click.option("--root", type=FOLDER, default=LIVE, help="A copy that --save made.")
-@click.option(
-    "--save", type=PATH, help="Copy all that is read, for --root and bug reports."
-)
-@click.option(
-    "--python",
-    metavar="EXE",
-    help="The Python that has vLLM. Default: the present one.",
-)
+@click.option("--save", type=PATH, help="Copy everything read, for a bug report.")
+@click.option("--python", metavar="EXE", help="Python that has vLLM; default: this.")
 @rendered
 def probe_command(
     *, root: Path, save: Path | None, python: str | None
 ) -> Iterator[Block]:
     """List the facts of this machine: GPU, memory, network, RDMA, cables, software.
 
-    Reads sysfs and /proc, and asks ip and nvidia-smi if they are there: no rights and no GPU is
-    needed. What cannot be read becomes a note.
+    Reads sysfs and /proc, and asks ip and nvidia-smi if they are there; needs no rights and no GPU.
+    A fact that cannot be read becomes a note.
     """
     copy = RecordingWriter(root, save) if save else None
     host = probe(root, python=python, environment=os.environ, copy=copy)
     yield Record(asdict(host))
     yield from host_lines(host)
-    capabilities = read_env_data("hardware")["capabilities"].values()
-    if any(
-        gpu.capability in capabilities for gpu in host.gpus
-    ):  # a device that patchkit knows
-        there = () if root == LIVE else ("--root", root)
-        if host.cabled and not host.masters(
-            half for half in host.netdevs if half.cage is not None
-        ):
-            yield next_step(*program(), "net", "plan", "--role", "head", *there)
-        if host.software and host.software.vllm:
-            yield next_step(
-                *program(), "env", "--role", "single", "-o", "single.env", *there
-            )
-        else:
-            yield next_step(
-                *program(), "repack", f"vllm=={variable_table('vllm').newest}"
-            )
+    if any(_has_unified_memory(gpu) for gpu in host.gpus):
+        yield from _next_steps(host, root)
     if copy:
-        archive = quoted(
-            "tar", "-czf", Path(f"{copy.home.name}.tar.gz"), Path(copy.home.name)
-        )
+        folder = copy.home.name
+        archive = quoted("tar", "-czf", Path(f"{folder}.tar.gz"), Path(folder))
         tell(f"saved: {copy.files} files in {copy.home}; attach them: {archive}")
 
 
+def _has_unified_memory(gpu: Gpu) -> bool:
+    """Return whether it is a GB10 or a Thor, which use the system's memory: NVML reports none."""
+    return gpu.capability in read_env_data("hardware")["capabilities"].values()
+
+
+def _next_steps(host: Host, root: Path) -> Iterator[str]:
+    at_root = () if root == LIVE else ("--root", root)
+    halves = [netdev for netdev in host.netdevs if netdev.cage is not None]
+    if host.cabled and not host.masters(halves):
+        yield next_verb("net", "plan", "--role", "head", *at_root)
+    if host.software and host.software.vllm:
+        yield next_verb("env", "--role", "single", "-o", "single.env", *at_root)
+    else:
+        yield next_verb("repack", f"vllm=={variable_table('vllm').newest}")
+
+
 def host_lines(host: Host) -> Iterator[Block]:
-    """Yield what is known of a machine: system, network, software, and remarks."""
-    system = host.system
-    firmware = f"BIOS {system.bios} ({system.bios_date})" if system.bios else ""
-    product = ", ".join(
-        filter(None, (f"{system.vendor} {system.product}".strip(), firmware))
-    )
-    name = style(system.hostname or "host", bold=True)
-    yield name + (f": {product}" if product else "")
+    """Yield the facts of a machine: system, network, software, and remarks."""
+    yield _title(host)
     yield from table(_summary_rows(host), "  ")
     yield ""
     yield from table(_network_rows(host), "  ", heads=_HEADS)
-    if software := host.software:
-        cuda = f" (CUDA {software.cuda})" if software.cuda else ""
-        torch = f"{software.torch}{cuda}" if software.torch else "not installed"
-        facts = {
-            "python": software.python,
-            "vllm": software.vllm or "not installed",
-            "torch": torch,
-            "triton": software.triton,
-            "ray": software.ray,
-        }
-        for who, taken in (
-            ("torch", software.torch_nccl),
-            ("vLLM", software.vllm_nccl),
-        ):
-            if taken:
-                version = f"{taken.version or 'unknown version'}, {taken.path}"
-                why = f" ({taken.why})" if taken.why else ""
-                facts[f"{who}'s NCCL"] = (version if taken.path else "none") + why
+    if host.software:
         yield ""
-        yield from table(((name, it) for name, it in facts.items() if it), "  ")
-    found = find_remarks(host)
-    if found or host.notes:
+        yield from table(_software_rows(host.software), "  ")
+
+    remarks = find_remarks(host)
+    if remarks or host.notes:
         yield ""
-    yield from finding_blocks(found, verbose=True)
+    yield from finding_blocks(remarks, verbose=True)
     yield from (style(f"- {note}", dim=True) for note in host.notes)
 
 
+def _title(host: Host) -> str:
+    system = host.system
+    parts = [f"{system.vendor} {system.product}".strip()]
+    if system.bios:
+        parts.append(f"BIOS {system.bios} ({system.bios_date})")
+    product = ", ".join(filter(None, parts))
+    name = style(system.hostname or "host", bold=True)
+    return name + f": {product}" if product else name
+
+
+def _software_rows(software: Software) -> Iterator[tuple[str, str]]:
+    torch = software.torch or "not installed"
+    if software.torch and software.cuda:
+        torch += f" (CUDA {software.cuda})"
+    facts = {
+        "python": software.python,
+        "vllm": software.vllm or "not installed",
+        "torch": torch,
+        "triton": software.triton,
+        "ray": software.ray,
+        "torch's NCCL": _nccl_text(software.torch_nccl),
+        "vLLM's NCCL": _nccl_text(software.vllm_nccl),
+    }
+    yield from ((name, text) for name, text in facts.items() if text)
+
+
+def _nccl_text(nccl: Nccl | None) -> str:
+    if nccl is None:
+        return ""
+    text = "none"
+    if nccl.path:
+        text = f"{nccl.version or 'unknown version'}, {nccl.path}"
+    return f"{text} ({nccl.why})" if nccl.why else text
+
+
 def _summary_rows(host: Host) -> Iterator[tuple[str, str]]:
-    system, memory = host.system, host.memory
+    system = host.system
     kernel = " ".join(filter(None, ("Linux", system.kernel, system.machine)))
     yield "system", ", ".join(filter(None, (system.os, kernel)))
     yield "CPU", f"{system.cores} cores" + (f": {system.cpu}" if system.cpu else "")
-    if memory:
-        swap = (
-            f"swap {_gib_text(memory.swap_total)}" if memory.swap_total else "no swap"
-        )
-        free = f"{_gib_text(memory.available)} available"
-        yield "memory", f"{_gib_text(memory.total)}, {free}, {swap}"
-    else:
-        yield "memory", style("unknown", fg="yellow")
+    yield "memory", _memory_text(host.memory)
     for gpu in host.gpus:
-        # GB10 and Thor have no memory of their own: NVML reports none.
-        unified = gpu.capability in read_env_data("hardware")["capabilities"].values()
-        own = "its memory is the system's" if unified else "memory unknown"
-        own = _gib_text(gpu.memory << 10) if gpu.memory else own
-        facts = f"capability {gpu.capability or 'unknown'}, driver {gpu.driver or 'unknown'}, {own}"
-        yield "GPU", style(gpu.name, bold=True) + f", {facts}"
+        yield "GPU", _gpu_text(gpu)
     if not host.gpus:
         yield "GPU", style("none found", fg="yellow")
-    places = [cage["place"] for cage in read_env_data("hardware")["connectx"]["cages"]]
-    cages = ((cage, places[cage]) for cage in host.cabled)
-    names = [f"cage {cage}" + (f" ({place})" if place else "") for cage, place in cages]
-    yield "cabled", ", ".join(names) or "no QSFP cage"
+    yield "cabled", _cages_text(host)
+
+
+def _memory_text(memory: Memory | None) -> str:
+    if memory is None:
+        return style("unknown", fg="yellow")
+    swap = "no swap"
+    if memory.swap_total:
+        swap = f"swap {_gib_text(memory.swap_total)}"
+    free = f"{_gib_text(memory.available)} available"
+    return f"{_gib_text(memory.total)}, {free}, {swap}"
+
+
+def _gpu_text(gpu: Gpu) -> str:
+    capability = f"capability {gpu.capability or 'unknown'}"
+    driver = f"driver {gpu.driver or 'unknown'}"
+    memory = "memory unknown"
+    if gpu.memory:
+        memory = _gib_text(gpu.memory << 10)
+    elif _has_unified_memory(gpu):
+        memory = "its memory is the system's"
+    return style(gpu.name, bold=True) + f", {capability}, {driver}, {memory}"
+
+
+def _cages_text(host: Host) -> str:
+    cages = read_env_data("hardware")["connectx"]["cages"]
+    names = []
+    for number in host.cabled:
+        place = cages[number]["place"]
+        names.append(f"cage {number}" + (f" ({place})" if place else ""))
+    return ", ".join(names) or "no QSFP cage"
 
 
 def _gib_text(kib: int) -> str:
@@ -144,52 +168,46 @@ def _gib_text(kib: int) -> str:
 
 def _network_rows(host: Host) -> Iterator[tuple[str, ...]]:
     """Yield cages first, with their halves side by side, then other hardware."""
-    owned = {device.netdev: device for device in host.rdma if device.netdev}
-    order = sorted(
-        host.netdevs,
-        key=lambda it: (
-            it.cage is None,
-            it.cage or 0,
-            _KINDS.index(it.kind),
-            it.pci,
-            it.name,
-        ),
-    )
-    pairs: list[tuple[Netdev | None, Rdma | None]] = [
-        (it, owned.get(it.name)) for it in order
+    rdma_by_netdev = {device.netdev: device for device in host.rdma}
+    for netdev in sorted(host.netdevs, key=_netdev_order):
+        device = rdma_by_netdev.get(netdev.name)
+        rdma = _rdma_cells(device) if device else _NO_RDMA
+        yield *_netdev_cells(netdev), *rdma, *_place_cells(netdev)
+    for device in host.rdma:
+        if not device.netdev:
+            yield *_NO_NETDEV, *_rdma_cells(device), *_place_cells(device)
+
+
+def _netdev_order(netdev: Netdev) -> tuple[bool, int, int, str, str]:
+    kind = _KINDS.index(netdev.kind)
+    return netdev.cage is None, netdev.cage or 0, kind, netdev.pci, netdev.name
+
+
+def _netdev_cells(netdev: Netdev) -> tuple[str, ...]:
+    # Every interface that is up has a link-local address of IPv6, fe80::….
+    addresses = [
+        f"{address.address}/{address.prefix}"
+        for address in netdev.addresses
+        if address.family == "inet" or not address.link_local
     ]
-    pairs += [(None, device) for device in host.rdma if not device.netdev]
-    for netdev, device in pairs:
-        own, rdma, part = ("-", "", "", "", ""), ("-", "-"), netdev or device
-        if netdev:
-            # Every interface that is up has an fe80.
-            known = (
-                it
-                for it in netdev.addresses
-                if it.family == "inet" or not it.link_local
-            )
-            own = (
-                style(netdev.name, bold=netdev.up),
-                style(netdev.state, fg="green" if netdev.up else None),
-                f"{netdev.speed / 1000:g}G" if netdev.speed else "-",
-                str(netdev.mtu or "?"),
-                " ".join(f"{it.address}/{it.prefix}" for it in known) or "-",
-            )
-        if device:
-            # The GIDs that RoCE v2 over IPv4 takes.
-            state = style(
-                device.state or "unknown", fg="green" if device.active else None
-            )
-            taken = (
-                str(it.index)
-                for it in device.gids
-                if it.address and it.kind == "RoCE v2"
-            )
-            rdma = shown(f"{device.name} ") + state, " ".join(taken) or "-"
-        if part:
-            yield (
-                *own,
-                *rdma,
-                part.twin or "-",
-                "-" if part.cage is None else str(part.cage),
-            )
+    return (
+        style(netdev.name, bold=netdev.up),
+        style(netdev.state, fg="green" if netdev.up else None),
+        f"{netdev.speed / 1000:g}G" if netdev.speed else "-",
+        str(netdev.mtu or "?"),
+        " ".join(addresses) or "-",
+    )
+
+
+def _rdma_cells(device: Rdma) -> tuple[str, str]:
+    """Return name and state of an RDMA device, and its GIDs for RoCE v2 over IPv4."""
+    color = "green" if device.active else None
+    state = style(device.state or "unknown", fg=color)
+    gids = [
+        str(gid.index) for gid in device.gids if gid.address and gid.kind == "RoCE v2"
+    ]
+    return shown(f"{device.name} ") + state, " ".join(gids) or "-"
+
+
+def _place_cells(device: Netdev | Rdma) -> tuple[str, str]:
+    return device.twin or "-", "-" if device.cage is None else str(device.cage)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ import click
 
 from patchkit.cli import complete
 from patchkit.cli.out import PATH, next_step, record_fields, style, table, tell
-from patchkit.cli.render import Block, Data, Record, lead_word, rendered
+from patchkit.cli.render import Block, Data, Record, note, rendered
 from patchkit.cli.runtime.node_options import node_options, note_lines
 from patchkit.errors import UsageError
-from patchkit.runtime.envfile.env_file import read_env_file
+from patchkit.runtime.envfile.env_file import EnvFile, read_env_file
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.node.decision import NodeOptions, decide_node
 from patchkit.runtime.rules.flags import load_flag_rules
@@ -43,7 +42,7 @@ _HEADS = (
     "evidence",
 )
 # Facts of an env file that the command line is made from.
-_TAKEN = (
+_FILE_FACTS = (
     "role",
     "topology",
     "executor",
@@ -59,27 +58,29 @@ _TAKEN = (
 @click.argument("model", required=False, shell_complete=complete.models)
 @node_options
 @click.option(
-    "--node-rank", type=click.IntRange(0), metavar="R", help="The worker's number."
+    "--node-rank", type=click.IntRange(0), metavar="R", help="Rank of this worker."
 )
 @click.option(
     "--preset",
     shell_complete=complete.models,
-    help="Of another model; none: no preset.",
+    help="Preset of another model, or none.",
 )
-@click.option("--recipe", type=PATH, help="A recipe: YAML of vLLM, eugr or sparkrun.")
-@click.option("--from", "env_file", type=PATH, help="The env file that goes with it.")
+@click.option("--recipe", type=PATH, help="YAML recipe of vLLM, eugr or sparkrun.")
+@click.option("--from", "env_file", type=PATH, help="The env file that it runs with.")
 @click.option(
-    "--listen", type=click.Choice(LISTEN), help="Who may ask; default: this machine."
+    "--listen",
+    type=click.Choice(LISTEN),
+    help="Who may connect; default: this machine.",
 )
 @click.option(
     "--host",
     "address",
     metavar="A",
-    help="Listen on this address, instead of --listen.",
+    help="Address to listen on, instead of --listen.",
 )
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
 @click.option(
-    "--explain", is_flag=True, help="Show each flag's reason, and what is left out."
+    "--explain", is_flag=True, help="Show the reason of each flag, and omitted flags."
 )
 @click.option(
     "--list", "presets", is_flag=True, help="List the models that have presets."
@@ -90,7 +91,6 @@ def serve_args_command(
     *,
     presets: bool,
     explain: bool,
-    asked: NodeOptions,
     **options: Any,
 ) -> Iterator[Block]:
     """Print the `vllm serve` flags that go with the env, valid for the installed version.
@@ -105,125 +105,153 @@ def serve_args_command(
     for the shell.
     """
     if presets:
-        # The presets as presets.toml has them.
-        yield Record(
-            [
-                {**record_fields(preset), "name": preset.name}
-                for preset in load_presets()
-            ]
-        )
-        rows = [
-            (
-                it.id,
-                it.quantization,
-                "?" if it.weights_gib is None else f"{it.weights_gib:.0f}",
-                "1" if it.single else f"{it.nodes}",
-                str(it.flags.get("--gpu-memory-utilization", "")),
-                str(it.flags.get("--max-model-len", "")),
-                f">={it.min_vllm}" + (" (a build)" if it.build else ""),
-                f"{it.evidence}, {it.confidence}",
-            )
-            for it in load_presets()
-        ]
-        yield from table(rows, heads=_HEADS)
+        yield from _preset_blocks()
         return
     if not model and not options["recipe"]:
         raise UsageError("missing MODEL", hint="OWNER/NAME, a folder, or one of --list")
-    served = serve_command(model or "", asked, **options)
-    node, preset = served.request.node, served.request.node.preset
-    own = {name: getattr(node, name) for name in ("vllm", "role", "nodes")}
-    made = {
-        "command": served.words,
-        "executor": node.executor.name,
-        "preset": preset.id if preset else None,
-        "variables": preset.variables if preset else {},
-        "url": models_url(served.request),
-        "memory": served.request.memory,
-    }
-    yield Record({**record_fields(served, "request"), **own, **made})
+
+    command = serve_command(model or "", **options)
+    url = models_url(command.request)
+    yield Record(_command_fields(command, url))
     if explain:
-        yield from table(_flag_rows(served))
+        yield from table(_flag_rows(command))
     else:
-        yield Data(shlex.join(served.words) + "\n")
-    # The command alone is on standard output.
-    for line in note_lines(served.notes, served.advice):
+        yield Data(shlex.join(command.words) + "\n")
+
+    # Standard output has nothing but the command.
+    for line in note_lines(command.notes, command.advice):
         tell(line)
-    if url := models_url(served.request):
+    if url:
         tell(next_step("curl", url, where="once it serves"))
 
 
+def _preset_blocks() -> Iterator[Block]:
+    presets = load_presets()
+    fields = [{**record_fields(preset), "name": preset.name} for preset in presets]
+    yield Record(fields)
+    yield from table(map(_preset_row, presets), heads=_HEADS)
+
+
+def _preset_row(preset: Preset) -> tuple[str, ...]:
+    return (
+        preset.id,
+        preset.quantization,
+        "?" if preset.weights_gib is None else f"{preset.weights_gib:.0f}",
+        "1" if preset.single else f"{preset.nodes}",
+        str(preset.flags.get("--gpu-memory-utilization", "")),
+        str(preset.flags.get("--max-model-len", "")),
+        f">={preset.min_vllm}" + (" (a build)" if preset.build else ""),
+        f"{preset.evidence}, {preset.confidence}",
+    )
+
+
+def _command_fields(command: ServeCommand, url: str) -> dict[str, Any]:
+    node = command.request.node
+    preset = node.preset
+    return {
+        **record_fields(command, "request"),
+        "vllm": node.vllm,
+        "role": node.role,
+        "nodes": node.nodes,
+        "command": command.words,
+        "executor": node.executor.name,
+        "preset": preset.id if preset else None,
+        "variables": preset.variables if preset else {},
+        "url": url,
+        "memory": command.request.memory,
+    }
+
+
 def serve_command(
-    model: str, asked: NodeOptions, choice: RuleChoice, host: Host, **given: Any
+    model: str, request: NodeOptions, choice: RuleChoice, host: Host, **options: Any
 ) -> ServeCommand:
     """Return the command that the options ask for. Raises what ``serve_args`` raises."""
-    options = defaultdict(lambda: None, given)
-    for one, other, what in (
-        ("listen", "address", "where to listen"),
-        ("recipe", "preset", "how"),
-    ):
-        if options[one] and options[other]:
-            names = (f"--{one}", "--host" if other == "address" else f"--{other}")
-            raise UsageError(
-                f"{' and '.join(names)} both say {what}", hint="leave one out"
-            )
-    path: Path | None = options["env_file"]
-    file = read_env_file(path, accept_edited=options["accept_edited"]) if path else None
-    if file and file.edited:
-        taken = " ".join(
-            f"{name}={file.facts[name]}" for name in _TAKEN if name in file.facts
-        )
-        tell(
-            lead_word("note")
-            + f"{path} was edited after patchkit wrote it; taken: {taken}"
-        )
-    if options["recipe"]:
-        from patchkit.runtime.serve.recipe_files import (
-            read_recipe,
-        )  # not for a node without PyYAML
-
-        preset: Preset | None
-        preset, untold = read_recipe(options["recipe"], model)
-        asked, model = replace(asked, model="", preset=preset), preset.id
-        for line in untold:
-            tell(lead_word("note") + f"{options['recipe']}: {line}")
+    _refuse_both(options, listen="--listen", address="--host", text="where to listen")
+    _refuse_both(options, recipe="--recipe", preset="--preset", text="how")
+    file = _read_file(options)
+    preset: Preset | None
+    if recipe := options.get("recipe"):
+        preset = _read_recipe(recipe, model)
+        model = preset.id
+        request = replace(request, model="", preset=preset)
     else:
-        preset = preset_of(model, options["preset"], os.environ)
-        asked = replace(asked, model=preset.id if preset else "")
+        preset = preset_of(model, options.get("preset"), os.environ)
+        request = replace(request, model=preset.id if preset else "")
+
     # The line may be for another machine, so this one need not have the address.
-    node = decide_node(asked, host, file, addressed=False)
-    served = model
-    # A preset may be named by its last part, unless there is a folder of that name.
-    if preset and model.lower() == preset.name.lower() and not Path(model).is_dir():
-        served = preset.id
-    request = ServeRequest(
-        model=served,
+    node = decide_node(request, host, file, addressed=False)
+    listen = options.get("listen") or LISTEN[0]
+    model = _served_name(model, preset)
+    serving = ServeRequest(
+        model=model,
         node=node,
         memory=memory_pool(host, node),
-        rank=options["node_rank"],
-        host=options["address"]
-        or listen_address(options["listen"] or LISTEN[0], node, host),
-        port=options["port"] or 8000,
-        folder_gib=weights_gib(served, os.environ),
-        checkpoint=find_checkpoint(served, os.environ),
+        rank=options.get("node_rank"),
+        host=options.get("address") or listen_address(listen, node, host),
+        port=options.get("port", 8000),
+        folder_gib=weights_gib(model, os.environ),
+        checkpoint=find_checkpoint(model, os.environ),
         choice=choice,
     )
-    drafter = str(json.loads(drafter_of(request)[0] or "{}").get("model", ""))
-    request = replace(
-        request, drafter_gib=weights_gib(drafter, os.environ) if drafter else None
-    )
-    return serve_args(request, load_flag_rules(), host.vllm_home(node.vllm))
+    serving = replace(serving, drafter_gib=_drafter_gib(serving))
+    return serve_args(serving, load_flag_rules(), host.vllm_home(node.vllm))
 
 
-def _flag_rows(served: ServeCommand) -> Iterator[tuple[str, ...]]:
-    """Yield each flag with its reason; then what is left out, and what a rule could turn on."""
-    good, dash = style("✓", fg="green"), style("-", dim=True)
-    for mark, flags in ((good, served.flags), (dash, served.left_out)):
+def _refuse_both(options: Mapping[str, Any], *, text: str, **flags: str) -> None:
+    """Raise UsageError for two options that say the same."""
+    if all(options.get(name) for name in flags):
+        what = f"{' and '.join(flags.values())} both say {text}"
+        raise UsageError(what, hint="leave one out")
+
+
+def _read_file(options: Mapping[str, Any]) -> EnvFile | None:
+    """Return the env file of --from; tell what is taken of one that was edited."""
+    path = options.get("env_file")
+    if path is None:
+        return None
+    file = read_env_file(path, accept_edited=options["accept_edited"])
+    if file.edited:
+        names = [name for name in _FILE_FACTS if name in file.facts]
+        facts = " ".join(f"{name}={file.facts[name]}" for name in names)
+        tell(note(f"{path} was edited after patchkit wrote it; taken: {facts}"))
+    return file
+
+
+def _read_recipe(path: Path, model: str) -> Preset:
+    """Return the preset that a recipe describes; tell what it does not."""
+    # Not for a node without PyYAML.
+    from patchkit.runtime.serve.recipe_files import read_recipe
+
+    preset, untold = read_recipe(path, model)
+    for line in untold:
+        tell(note(f"{path}: {line}"))
+    return preset
+
+
+def _served_name(model: str, preset: Preset | None) -> str:
+    """Return the model's name; a preset may be named by its last part, unless that is a folder."""
+    if preset is None or model.lower() != preset.name.lower():
+        return model
+    return model if Path(model).is_dir() else preset.id
+
+
+def _drafter_gib(serving: ServeRequest) -> float | None:
+    """Return the size of the model that drafts tokens; None without one."""
+    settings = json.loads(drafter_of(serving)[0] or "{}")
+    drafter = str(settings.get("model", ""))
+    return weights_gib(drafter, os.environ) if drafter else None
+
+
+def _flag_rows(command: ServeCommand) -> Iterator[tuple[str, ...]]:
+    """Yield each flag with its reason; then omitted flags, and those that a rule could turn on."""
+    dash = style("-", dim=True)
+    for sign, flags in (
+        (style("✓", fg="green"), command.flags),
+        (dash, command.left_out),
+    ):
         for flag in flags:
             reason = f"{flag.reason} ({flag.origin}; {flag.source})"
-            yield mark, " ".join(flag.words), " ".join(reason.split())
-    for rule in served.off:
-        yield (
-            style("off", dim=True),
-            f"{rule.flag} {rule.value}",
-            f"{rule.reason} ({rule.id})",
-        )
+            yield sign, " ".join(flag.words), " ".join(reason.split())
+    for rule in command.off:
+        reason = f"{rule.reason} ({rule.id})"
+        yield style("off", dim=True), f"{rule.flag} {rule.value}", reason
