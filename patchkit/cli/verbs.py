@@ -11,7 +11,7 @@ GROUPS = {
             "Start a model by systemd; return when it has answered.",
         ),
         "down": ("cluster.serve", "Stop the model on every node, and check."),
-        "status": ("cluster.serve", "Show the state of every node."),
+        "status": ("cluster.status", "Show the state of every node."),
         "logs": ("cluster.serve", "Show what all ranks wrote, merged by time."),
         "switch": ("cluster.serve", "Serve another model, or the former one again."),
         "doctor": (

@@ -145,7 +145,14 @@ def _env_blocks(
     yield GOOD + f"{output} {outcome}: {what}{env.where}"
     yield from _env_notes(env)
     if node.role == "head":
-        words = ["--role", "worker", "--from", Path(output.name), "-o", "worker.env"]
+        words: list[str | Path] = [
+            "--role",
+            "worker",
+            "--from",
+            Path(output.name),
+            "-o",
+            "worker.env",
+        ]
         where = f"on each worker, with a copy of {output.name} there"
         yield next_verb("env", *words, where=where)
     # The first preset serves on one Spark, and on more.

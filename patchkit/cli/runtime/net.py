@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from patchkit.cli.out import (
     PATH,
     LaidOut,
     next_step,
-    program,
+    next_verb,
     record_fields,
     style,
     table,
@@ -32,11 +32,11 @@ from patchkit.cli.render import (
     finding_summary,
     rendered,
     verbose_option,
-    with_options,
 )
 from patchkit.cluster.agent.node_facts import NodeFacts, look_at_node
 from patchkit.cluster.launch.cluster_file import VENV
 from patchkit.cluster.net.addressing import (
+    Line,
     NetPlan,
     NetPlanOptions,
     WrittenPlan,
@@ -66,16 +66,14 @@ from patchkit.runtime.rules.releases import read_env_data
 
 
 class _IPv4Type(click.ParamType[Any]):
-    """An address or a network, with an example for who mistypes it."""
+    """An address or a network, with an example for somebody who mistypes it."""
 
     def __init__(
         self, kind: type[IPv4Address] | type[IPv4Network], example: str
     ) -> None:
-        self.kind, self.example, self.name = (
-            kind,
-            example,
-            kind.__name__.removeprefix("IPv4"),
-        )
+        self.kind = kind
+        self.example = example
+        self.name = kind.__name__.removeprefix("IPv4")
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         try:
@@ -85,30 +83,11 @@ class _IPv4Type(click.ParamType[Any]):
             self.fail(f"{what}; for example {self.example}", param, ctx)
 
 
+_LIVE = Path("/")
 _NETWORK = read_env_data("network")
-_ROOT = click.option(
-    "--root", type=FOLDER, default=Path("/"), help="Another root than /."
-)
-_NETDEV = click.option("--netdev", "netdevs", multiple=True, help="Not what is cabled.")
-_plan_options = with_options(
-    click.option(
-        "--node", type=int, metavar="N", help="This node's number, from 1: the head."
-    ),
-    click.option(
-        "--role", type=click.Choice(["head", "worker"]), help="Of two: node 1 or 2."
-    ),
-    click.option(
-        "--nodes", type=int, default=2, show_default=True, metavar="N", help="All."
-    ),
-    click.option(
-        "--network",
-        type=_IPv4Type(IPv4Network, "192.168.100.0/24"),
-        help="Count addresses anew from this one: twin A's; twin B and further links follow. "
-        f"Default: keep what is there, else {_NETWORK['plan']['network']}.",
-    ),
-    _NETDEV,
-    click.option("--mtu", type=int, metavar="N", help="Default: what is there."),
-    _ROOT,
+_ROOT = click.option("--root", type=FOLDER, default=_LIVE, help="Another root than /.")
+_NETDEV = click.option(
+    "--netdev", "netdevs", multiple=True, help="Interface, instead of cabled ones."
 )
 
 
@@ -128,7 +107,23 @@ def net_command() -> None:
 
 
 @net_command.command("plan")
-@_plan_options
+@click.option(
+    "--node", type=int, metavar="N", help="Number of this node; 1 is the head."
+)
+@click.option(
+    "--role", type=click.Choice(["head", "worker"]), help="Of two nodes: node 1 or 2."
+)
+@click.option(
+    "--nodes", type=int, default=2, show_default=True, metavar="N", help="How many."
+)
+@click.option(
+    "--network",
+    type=_IPv4Type(IPv4Network, "192.168.100.0/24"),
+    help=f"Renumber from here; default: keep, or {_NETWORK['plan']['network']}",
+)
+@_NETDEV
+@click.option("--mtu", type=int, metavar="N", help="MTU; default: keep it.")
+@_ROOT
 @click.option(
     "-o", "--output", type=PATH, metavar="FILE", help="Write the netplan file there."
 )
@@ -141,50 +136,63 @@ def plan_network(
     """Print what this node's network lacks; needs no rights, and leaves the network alone.
 
     The first line is the verdict; -v shows the netplan file, -o writes it, for `netplan try`.
-    Addresses that are there are kept, whoever gave them.
+    Existing addresses are kept, whoever gave them. --network gives twin A the first network, twin
+    B and further links those that follow.
     """
-    asked, file = _read_options(**options), root / OURS
-    host, given = (
-        probe(root, python=None, environment=os.environ),
-        read_written_plan(file),
-    )
-    plan = make_net_plan(host, asked, given)
+    request = _read_options(**options)
+    host = probe(root, python=None, environment=os.environ)
+    file = root / OURS
+    written = read_written_plan(file)
+    plan = make_net_plan(host, request, written)
     files = read_other_files(root)
-    check_conflicts(host, plan, asked, given or WrittenPlan(), files)
-    # netplan's files are of mode 600, and plan needs no rights.
-    hidden = [path for path, its in {**files, str(file): given}.items() if its is None]
-    if hidden and plan.written:
-        what = "whether they fight this plan was not checked"
-        tell(f"note: only root may read {', '.join(hidden)}: {what}")
-    text, outcome = render_netplan(plan) if plan.written else "", ""
+    check_conflicts(host, plan, request, written or WrittenPlan(), files)
+
+    text = ""
+    outcome = ""
+    if plan.written:
+        text = render_netplan(plan)
+        _tell_unread({**files, str(file): written})
     if output and text:
-        if plan.changes and given is None:
-            raise refusal(
-                "netplan-unread", file=file, open=quoted("sudo", "chmod", "a+r", file)
-            )
+        if plan.changes and written is None:
+            command = quoted("sudo", "chmod", "a+r", file)
+            raise refusal("netplan-unread", file=file, open=command)
         outcome = write(output, text, force=force, private=True, by="patchkit net plan")
-    written = {"yaml": text, "file": output if outcome else None, "outcome": outcome}
-    yield from _plan_blocks(plan, tuple(plan_remarks(host, plan)), written)
+
+    remarks = tuple(plan_remarks(host, plan))
+    netplan = {"yaml": text, "file": output if outcome else None, "outcome": outcome}
+    yield from _plan_blocks(plan, remarks, netplan)
     if verbose and text:
         yield f"\n{file}:"
         yield Data(text)
     if outcome:
         yield GOOD + f"{output} {outcome}"
-    at = () if root == Path("/") else ("--root", root)
-    if not plan.changes:
-        yield next_step(*program(), "net", "verify", *at)
-    elif output:
-        # -b: what somebody wrote there stays beside it, as 40-patchkit.yaml~, which netplan skips.
-        install = quoted("sudo", "install", "-b", "-m", "600", output, file)
-        tried = "" if at else " && sudo netplan try"
-        yield LaidOut(style("next:", bold=True) + f" {install}{tried}")
-    else:
-        yield next_step(*program(), *asked.command_words(), *at, "-o", OURS.name)
-    if there := other_node_options(plan, asked):
+    yield _next_step(plan, request, root, output)
+    if peer := other_node_options(plan, request):
         unless = "" if plan.changes else ", if it has no address yet"
-        yield next_step(
-            "patchkit", *there.command_words(), where=f"on the other node{unless}"
-        )
+        where = f"on the other node{unless}"
+        yield next_step("patchkit", *peer.command_words(), where=where)
+
+
+def _tell_unread(contents: Mapping[str, object]) -> None:
+    """Tell which netplan files only root may read: they have mode 600, and plan needs no rights."""
+    paths = [path for path, content in contents.items() if content is None]
+    if paths:
+        what = "whether they fight this plan was not checked"
+        tell(f"note: only root may read {', '.join(paths)}: {what}")
+
+
+def _next_step(
+    plan: NetPlan, request: NetPlanOptions, root: Path, output: Path | None
+) -> LaidOut:
+    at_root = () if root == _LIVE else ("--root", root)
+    if not plan.changes:
+        return next_verb("net", "verify", *at_root)
+    if output is None:
+        return next_verb(*request.command_words(), *at_root, "-o", OURS.name)
+
+    # -b keeps a file that is there as 40-patchkit.yaml~, which netplan skips.
+    install = next_step("sudo", "install", "-b", "-m", "600", output, root / OURS)
+    return install if at_root else LaidOut(install + " && sudo netplan try")
 
 
 def _read_options(role: str | None, node: int | None, **options: Any) -> NetPlanOptions:
@@ -192,40 +200,55 @@ def _read_options(role: str | None, node: int | None, **options: Any) -> NetPlan
     if role == "worker" and node is None and nodes > 2:
         hint = f"its number: --node 2 to --node {nodes}"
         raise UsageError("--role worker is one of several", hint=hint)
-    if node is not None and role and (node == 1) != (role == "head"):
-        raise UsageError(
-            f"--role {role} --node {node}: the head is node 1, and only the head"
-        )
-    if node is None and role:
-        node = {"head": 1, "worker": 2}[role]
+    if role and node is None:
+        node = 1 if role == "head" else 2
+    if role and (node == 1) != (role == "head"):
+        what = f"--role {role} --node {node}: the head is node 1, and only the head"
+        raise UsageError(what)
     return NetPlanOptions(node=node, **options)
 
 
 def _plan_blocks(
-    plan: NetPlan, notes: Sequence[Finding], written: dict[str, Any]
+    plan: NetPlan, remarks: Sequence[Finding], netplan: dict[str, Any]
 ) -> Iterator[Block]:
-    """Yield the verdict in one line, a row for each interface, and what to know."""
-    verdict = "this network is fine already: nothing to do"
+    """Yield the verdict in one line, a row for each interface, and remarks."""
+    verdict = _verdict(plan, remarks)
+    lines = [{"action": line.action, **record_fields(line)} for line in plan.lines]
+    fields = {
+        "verdict": verdict,
+        "changes": len(plan.changes),
+        **record_fields(plan, "lines"),
+        "lines": lines,
+        "notes": remarks,
+        **netplan,
+    }
+    yield Record(fields)
+    yield style(verdict, bold=True)
+    yield from table(map(_interface_row, plan.lines), indent="  ")
+    yield from finding_blocks(remarks)
+
+
+def _verdict(plan: NetPlan, remarks: Sequence[Finding]) -> str:
     if changes := len(plan.changes):
         verb = "changes" if changes == 1 else "change"
-        verdict = f"{changes} of {len(plan.lines)} interfaces {verb}"
-    elif any(note.level in (Level.ERROR, Level.WARNING) for note in notes):
-        verdict = "no address has to change, but see what is said below"
-    lines = [{"action": line.action, **record_fields(line)} for line in plan.lines]
-    own = {"verdict": verdict, "changes": changes, **record_fields(plan, "lines")}
-    yield Record({**own, "lines": lines, "notes": notes, **written})
-    yield style(verdict, bold=True)
-    rows = []
-    for line in plan.lines:
-        addresses = ", ".join(map(str, line.addresses)) or "no IPv4"
-        if line.action == "replace":
-            addresses += f" (was {', '.join(map(str, line.before))})"
-        was = f" (was {line.mtu_before})" if line.mtu != line.mtu_before else ""
-        place = line.place + (f", to node {line.peer}" if line.peer else "")
-        action = style(line.action, fg=None if line.action == "keep" else "green")
-        rows.append((action, line.netdev, addresses, f"MTU {line.mtu}{was}", place))
-    yield from table(rows, indent="  ")
-    yield from finding_blocks(notes)
+        return f"{changes} of {len(plan.lines)} interfaces {verb}"
+    if any(remark.level in (Level.ERROR, Level.WARNING) for remark in remarks):
+        return "no address has to change, but see what is said below"
+    return "this network is fine already: nothing to do"
+
+
+def _interface_row(line: Line) -> tuple[str, ...]:
+    addresses = ", ".join(map(str, line.addresses)) or "no IPv4"
+    if line.action == "replace":
+        addresses += f" (was {', '.join(map(str, line.before))})"
+    mtu = f"MTU {line.mtu}"
+    if line.mtu != line.mtu_before:
+        mtu += f" (was {line.mtu_before})"
+    place = line.place
+    if line.peer:
+        place += f", to node {line.peer}"
+    action = style(line.action, fg=None if line.action == "keep" else "green")
+    return action, line.netdev, addresses, mtu, place
 
 
 @net_command.command("verify")
@@ -234,10 +257,10 @@ def _plan_blocks(
     "peers",
     type=_IPv4Type(IPv4Address, "192.168.100.11"),
     multiple=True,
-    help="Its address; repeat per twin.",
+    help="Address of the peer; repeat per twin.",
 )
 @click.option(
-    "--ssh", metavar="HOST", help="Ask the peer, which needs no patchkit, by ssh."
+    "--ssh", metavar="HOST", help="Check the peer, too; it needs no patchkit."
 )
 @_NETDEV
 @_ROOT
@@ -247,29 +270,32 @@ def verify_ends(*, verbose: bool, root: Path, **options: Any) -> Iterator[Block]
     """Check the QSFP network; needs no rights, changes nothing.
 
     Link, speed, MTU, addresses and RoCE GIDs here; with --peer the way there, with jumbo frames;
-    with --ssh both ends compared. What could not be checked is reported and does not
-    count as passed. Exits with 9 if a check failed.
+    with --ssh both ends compared. A check that was not possible is reported, and does not count as
+    passed. Exits with 9 if a check failed.
     """
     host = probe(root, python=None, environment=os.environ)
-    chosen = choose_checked_cages(host, options["netdevs"])
+    cages = choose_checked_cages(host, options["netdevs"])
     peer = None
     if options["ssh"]:
-        peer = (
-            Remote(options["ssh"])
-            .call(NodeFacts, look_at_node, name="patchkit", venv=VENV)
-            .host
-        )
-    live = root.resolve() == Path("/")  # else these are facts of another machine
-    checks = list(verify_network(host, chosen, peer, options["peers"], live=live))
-    link, slower = _NETWORK["link"], _NETWORK["owners"]["hot_plug"]
-    (one, most), (least, both) = link["twin_gbits"], link["both_gbits"]
-    expected = f"{one} to {most} Gb/s for one twin, {least} to {both} for both at once"
-    bandwidth = {"expected": expected, "slower": slower}
+        remote = Remote(options["ssh"])
+        facts = remote.call(NodeFacts, look_at_node, name="patchkit", venv=VENV)
+        peer = facts.host
+    is_live = root.resolve() == _LIVE  # otherwise these are facts of another machine
+    checks = list(verify_network(host, cages, peer, options["peers"], live=is_live))
+
+    bandwidth = _expected_bandwidth()
     yield Record({"checks": checks, "bandwidth": bandwidth})
-    yield from finding_blocks(
-        check for check in checks if verbose or check.level is not Level.OK
-    )
+    shown = [check for check in checks if verbose or check.level is not Level.OK]
+    yield from finding_blocks(shown)
     yield "RDMA bandwidth is not measured; expect of `ib_write_bw -R --report_gbits`"
     yield from (f"  {line}" for line in bandwidth.values())
     yield finding_summary(checks)
     yield ExitCode(worst(checks))
+
+
+def _expected_bandwidth() -> dict[str, str]:
+    link = _NETWORK["link"]
+    twin = "{} to {} Gb/s for one twin".format(*link["twin_gbits"])
+    pair = "{} to {} for both at once".format(*link["both_gbits"])
+    hot_plug = _NETWORK["owners"]["hot_plug"]
+    return {"expected": f"{twin}, {pair}", "slower": hot_plug}
