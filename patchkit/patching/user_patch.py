@@ -1,4 +1,4 @@
-"""Make fixes of patches that a user names: exact lines decide, or a merge by git where it can."""
+"""Make fixes of the patches that a user names: exact lines decide, or a merge by git."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate, zip_longest
-from operator import eq
 from pathlib import Path
 
 from patchkit.digests import digest
 from patchkit.durable.paths import place_of
-from patchkit.edit.splice import Edit, line_of, splice
+from patchkit.edit.splice import Edit, line_of
 from patchkit.edit.text import new_file
-from patchkit.edit.unified_diff import FileDiff, Hunk, parse_diff
 from patchkit.errors import DriftError
 from patchkit.patching.fix import Fix, Observation, Patch, Request, found, places
+from patchkit.patching.user_diff import (
+    FileDiff,
+    Trial,
+    fits_once,
+    parse_diff,
+    try_diff,
+)
 from patchkit.reading import read_text
 from patchkit.source.detect import projects
 from patchkit.source.git import merge_texts, read_blob
 from patchkit.source.tree import SourceTree
 
-_MOST_COMPARED = (
-    200  # lines of a hunk, where the place is looked for that is most like it
-)
 _LONGEST_SUBJECT = 1000  # characters: some megabytes of encoded words take all memory
 _HALF = "half of the patch is in the code"
 _HINT = "take the patch's version for this release, or leave it out"
@@ -39,21 +40,23 @@ def read_patches(paths: Sequence[Path]) -> tuple[Patch, ...]:
     for path in paths:
         text = read_text(path, hint="name a file with a unified diff")
         parse_diff(text, path.name)
-        title = re.sub(r"^\[[^]]*PATCH[^]]*\] *", "", _subject_of(text))
-        title, sha256 = title[:200] or path.stem, digest(text)
-        words = textwrap.shorten(
-            re.sub("[^a-z0-9]+", " ", title.lower()), 50, placeholder=""
-        )
-        name = f"patch-{words.replace(' ', '-') or sha256[:8]}"
-        name = f"{name}-{sha256[:8]}" if name in patches else name
-        patches[name] = Patch(id=name, title=title, sha256=sha256, text=text)
+
+        subject = re.sub(r"^\[[^]]*PATCH[^]]*\] *", "", _subject_of(text))
+        title = subject[:200] or path.stem
+        sha256 = digest(text)
+        words = re.sub("[^a-z0-9]+", " ", title.lower())
+        slug = textwrap.shorten(words, 50, placeholder="").replace(" ", "-")
+        patch_id = f"patch-{slug or sha256[:8]}"
+        if patch_id in patches:
+            patch_id += f"-{sha256[:8]}"
+        patches[patch_id] = Patch(id=patch_id, title=title, sha256=sha256, text=text)
     return tuple(patches.values())
 
 
 def _subject_of(text: str) -> str:
-    """Return the subject of a mail in one line, "" for what is none.
+    """Return the subject of a mail in one line, "" if the text is no mail.
 
-    The headers alone are read: parts of a mail may be nested without an end.
+    Only the headers are read: parts of a mail may be nested without an end.
     """
     headers = email.parser.HeaderParser().parsestr(text)
     encoded = str(headers["Subject"] or "")[:_LONGEST_SUBJECT]
@@ -68,9 +71,9 @@ def fixes_for(fixes: Sequence[Fix], request: Request) -> list[Fix]:
 
 def _patch_fix(patch: Patch) -> Fix:
     """Return the fix that a patch is: no table knows releases that need it."""
-    files = parse_diff(patch.text, patch.id)
 
     def look(tree: SourceTree, _request: Request) -> Observation:
+        files = parse_diff(patch.text, patch.id)
         try:
             return _look_at(patch, files, tree)
         except DriftError as error:
@@ -95,33 +98,52 @@ def _patch_fix(patch: Patch) -> Fix:
 
 
 def _look_at(patch: Patch, files: Sequence[FileDiff], tree: SourceTree) -> Observation:
+    """Return what a patch would do to a tree. Raises DriftError if it does not fit."""
     parts = projects()[tree.project].parts
-    taken = {file.path: file for file in files if file.path.startswith(parts)}
-    aside = ", ".join(file.path for file in files if file.path not in taken)
-    if not taken:
+    used = [file for file in files if file.path.startswith(parts)]
+    left_out = ", ".join(file.path for file in files if file not in used)
+    if not used:
         raise _drift(
-            f"{aside}: nothing else is changed", "none of it is built or installed"
+            f"{left_out}: nothing else is changed", "none of it is built or installed"
         )
-    for path in taken if tree.kind == "installed" else ():
-        if not path.startswith(f"{tree.project}/"):
-            what, why = (
-                f"{path}: is in no wheel",
-                "it decides what is compiled, packed or required",
-            )
-            raise DriftError(
-                what, why=why, hint=f"patchkit build {tree.project} --patch FILE"
-            )
-    made = {path: _edits_of(file, tree) for path, file in taken.items()}
-    edits = [edit for each in made.values() for edit in each]
-    there = [path for path, each in made.items() if not each]
-    if edits and there:
-        raise _drift(f"{edits[0].path}: lacks what {there[0]} has already", _HALF)
-    spots = [f"{it.path}:{line_of(tree.find(it.path) or '', it.start)}" for it in edits]
-    done = f"{places([*taken])}: as the patch leaves it"
-    note = f"{patch.id}: not built or installed, so left out: {aside}" if aside else ""
-    return replace(
-        found(edits, now=f"{places(spots)}: the patch fits", done=done), note=note
+    if tree.kind == "installed":
+        _require_installed(used, tree.project)
+
+    edits: list[Edit] = []
+    done: list[str] = []
+    for file in used:
+        file_edits = _edits_of(file, tree)
+        edits += file_edits
+        if not file_edits:
+            done.append(file.path)
+    if edits and done:
+        raise _drift(f"{edits[0].path}: lacks what {done[0]} has already", _HALF)
+
+    spots = [
+        f"{edit.path}:{line_of(tree.find(edit.path) or '', edit.start)}"
+        for edit in edits
+    ]
+    paths = places([file.path for file in used])
+    observation = found(
+        edits,
+        now=f"{places(spots)}: the patch fits",
+        done=f"{paths}: as the patch leaves it",
     )
+    if not left_out:
+        return observation
+    note = f"{patch.id}: not built or installed, so left out: {left_out}"
+    return replace(observation, note=note)
+
+
+def _require_installed(files: Sequence[FileDiff], project: str) -> None:
+    """Raise DriftError for a file that no installed package has."""
+    for file in files:
+        if not file.path.startswith(f"{project}/"):
+            raise DriftError(
+                f"{file.path}: is in no wheel",
+                why="it decides what is compiled, packed or required",
+                hint=f"patchkit build {project} --patch FILE",
+            )
 
 
 def _drift(what: str, why: str) -> DriftError:
@@ -130,127 +152,104 @@ def _drift(what: str, why: str) -> DriftError:
 
 def _edits_of(file: FileDiff, tree: SourceTree) -> list[Edit]:
     """Return the edits of a file, none if it is as the patch leaves it. Raises DriftError."""
-    path, hunks = file.path, file.hunks
+    path = file.path
     if file.beyond:
         raise _drift(
             f"{path}: {file.beyond}", "patchkit changes and creates plain texts alone"
         )
     if file.creates:
         place_of(tree.root, path)
-        text = "".join(hunk.texts[1] for hunk in hunks)
-        return new_file(path, tree.find(path), text, note="by a patch")
+        trial = try_diff(file, None)
+        if trial.after is None:
+            raise _drift(f"{path}: {trial.trouble}", "git cannot create it")
+        return new_file(path, tree.find(path), trial.after, note="by a patch")
+
     text = tree.read(path)
-    (needed, fits_head), (done, is_head) = (
-        _find_hunks(text, hunks, side) for side in (0, 1)
-    )
-    fits, is_done = min(needed) >= 0, min(done) >= 0
-    if is_done and any(
-        hunk.find_spots(text, 0) for hunk in hunks
-    ):  # both: the heads decide
-        placed = zip(hunks, needed, done, strict=True)
-        inside = [0 <= old <= new < old + len(it.texts[0]) for it, old, new in placed]
-        fits, is_done = fits and fits_head, is_head and not any(inside)
-    if fits != is_done:
-        return _edits_at(path, needed, hunks) if fits else []
-    merged, why = _merge_by_git(file, tree, text)
-    half = [
-        it.name
-        for it, *at in zip(hunks, needed, done, strict=True)
-        if at[0] < 0 <= at[1]
-    ]
-    if merged is not None and (merged == text or not half):
-        pairs = enumerate(zip_longest(text, merged))
-        first = next((at for at, (old, new) in pairs if old != new), None)
-        return (
-            []
-            if first is None
-            else [Edit(path, first, len(text), merged[first:], "by git")]
-        )
-    spots = done if half else needed
-    lost = [it for it, spot in zip(hunks, spots, strict=True) if spot < 0] or hunks
-    what = _difference(path, text, lost[0], 1 if half else 0)
-    raise (
-        _drift(f"{what}; {half[0]} is in already", _HALF) if half else _drift(what, why)
+    forward = try_diff(file, text)
+    reverse = try_diff(file, text, "--reverse")
+    fits = forward.after is not None
+    is_done = reverse.after is not None
+    if fits and is_done:
+        # Lines that repeat: those at which the diff says that they are decide.
+        fits = not forward.moved
+        is_done = not reverse.moved
+
+    if fits and not is_done:
+        _require_one_place(file, text, forward)
+        return _edit_between(path, text, str(forward.after))
+    if is_done and not fits:
+        _require_one_place(file, text, reverse, "--reverse")
+        return []
+    return _merged_edits(file, tree, text, forward, reverse)
+
+
+def _require_one_place(file: FileDiff, text: str, trial: Trial, *options: str) -> None:
+    """Raise DriftError if hunks fit at other lines than their own, and at several."""
+    if trial.moved and not fits_once(file, text, trial.after, *options):
+        raise _unclear_place(file.path)
+
+
+def _unclear_place(path: str) -> DriftError:
+    return _drift(
+        f"{path}: the patch fits, and which place is meant is not clear",
+        "its lines are there several times, and not at the line that it names",
     )
 
 
-def _find_hunks(text: str, hunks: Sequence[Hunk], side: int) -> tuple[list[int], bool]:
-    """Return where each hunk is, -1 where that is not clear; and whether all are as heads say.
-
-    One that is there several times is where its head says, if nothing is moved.
-    """
-    heads = _find_heads(text, hunks, side)
-    spots_of = [hunk.find_spots(text, side) for hunk in hunks]
-    pairs = list(zip(spots_of, heads, strict=True))
-    if all(
-        len(offsets) != 1 or offsets == [head] for offsets, head in pairs
-    ):  # nothing is moved
-        placed = zip(hunks, heads, strict=True)
-        spots = [head if hunk.is_at(text, head, side) else -1 for hunk, head in placed]
-    else:
-        spots = [offsets[0] if len(offsets) == 1 else -1 for offsets in spots_of]
-    ordered = min(spots) < 0 or spots == sorted(spots)
-    return (spots if ordered else [-1] * len(spots)), spots == heads
+def _edit_between(path: str, text: str, after: str) -> list[Edit]:
+    """Return the edit that makes ``after`` of a text; none if they are equal."""
+    if after == text:
+        return []
+    start = _common_length(text, after)
+    tail = _common_length(text[start:][::-1], after[start:][::-1])
+    replacement = after[start : len(after) - tail]
+    return [Edit(path, start, len(text) - tail, replacement, "by a patch")]
 
 
-def _find_heads(text: str, hunks: Sequence[Hunk], side: int) -> list[int]:
-    """Return where the line begins that the head of each hunk names."""
-    begins = [0, *accumulate(len(line) + 1 for line in text.split("\n"))]
-    return [begins[min(hunk.starts[side], len(begins)) - 1] for hunk in hunks]
+def _common_length(first: str, second: str) -> int:
+    """Return how many characters are the same at the begin of both texts."""
+    for index, (left, right) in enumerate(zip(first, second, strict=False)):
+        if left != right:
+            return index
+    return min(len(first), len(second))
 
 
-def _edits_at(path: str, spots: Sequence[int], hunks: Sequence[Hunk]) -> list[Edit]:
-    placed = zip(spots, hunks, strict=True)
-    return [
-        Edit(path, at, at + len(it.texts[0]), it.texts[1], "by a patch")
-        for at, it in placed
-    ]
+def _merged_edits(
+    file: FileDiff, tree: SourceTree, text: str, forward: Trial, reverse: Trial
+) -> list[Edit]:
+    """Return the edits of a merge by git. Raises DriftError if it is not possible or not clear."""
+    hunks_in = forward.rejected.keys() - reverse.rejected.keys()
+    why = "exact lines decide: only of a git checkout could git merge it"
+    if tree.kind == "git":
+        merged = _merge_by_git(file, tree, text)
+        if merged is not None and (merged == text or not hunks_in):
+            return _edit_between(file.path, text, merged)
+        blob = file.blob or "no id"
+        why = f"the checkout lacks the text that it was made against, {blob}"
+
+    if not forward.rejected:
+        raise _unclear_place(file.path)
+    number = min(hunks_in or forward.rejected)
+    where = f"{file.path}:{forward.rejected[number]}: hunk {number}"
+    if hunks_in and reverse.rejected:
+        missing = min(reverse.rejected)
+        raise _drift(f"{where} is in already, and hunk {missing} is not", _HALF)
+    raise _drift(f"{where} does not fit", why)
 
 
-def _difference(path: str, text: str, hunk: Hunk, side: int) -> str:
-    """Say where a hunk is not in a text, by the place that is most like it."""
-    if spots := hunk.find_spots(text, side):
-        lines = ",".join(str(line_of(text, spot)) for spot in spots)
-        return (
-            f"{path}:{lines}: {hunk.name} fits, and which place is meant is not clear"
-        )
-    rows, wanted = text.split("\n"), hunk.texts[side].removesuffix("\n").split("\n")
-    begin = wanted[:_MOST_COMPARED]
-
-    def likeness(at: int) -> tuple[int, int]:
-        return sum(map(eq, begin, rows[at : at + len(begin)])), -abs(
-            at + 1 - hunk.starts[side]
-        )
-
-    at = max(range(len(rows)), key=likeness)
-    pairs = enumerate(
-        zip_longest(wanted, rows[at : at + len(wanted)], fillvalue=""), at + 1
-    )
-    unlike = ((line, want, has) for line, (want, has) in pairs if want != has)
-    line, want, has = next(unlike, (at + 1, "an end of the file", rows[at]))
-    return f"{path}:{line}: has {has[:80]!r}, where {hunk.name} expects {want[:80]!r}"
-
-
-def _merge_by_git(
-    file: FileDiff, tree: SourceTree, text: str
-) -> tuple[str | None, str]:
-    """Return a text with its own changes and the patch's; None, and why, without what it takes.
+def _merge_by_git(file: FileDiff, tree: SourceTree, text: str) -> str | None:
+    """Return a text with the changes of both sides; None without the text that they started from.
 
     Raises DriftError where they conflict.
     """
-    if tree.kind != "git":
-        return None, "exact lines decide: only of a git checkout could git merge it"
     base = read_blob(tree.root, file.blob)
-    spots, fits = _find_hunks(base, file.hunks, 0)
-    if not fits:
-        return (
-            None,
-            f"the checkout lacks the text that it was made against, {file.blob or 'no id'}",
-        )
-    theirs = splice(base, _edits_at(file.path, spots, file.hunks))
-    done = merge_texts(ours=text, base=base, theirs=theirs)
+    trial = try_diff(file, base)
+    if trial.after is None or trial.moved:
+        return None
+
+    done = merge_texts(ours=text, base=base, theirs=trial.after)
     if done.status == 0:
-        return done.output, ""
+        return done.output
     ours = done.output.partition("<<<<<<< ours\n")[2].partition("=======\n")[0]
     line = line_of(text, max(text.find(ours), 0))
     raise _drift(

@@ -12,11 +12,13 @@ from posixpath import normpath
 from patchkit.durable.atomic import replacing
 from patchkit.durable.staging import ScratchFolder
 from patchkit.errors import HashMismatchError, SourceError, StorageError, translated
-from patchkit.follow import Completed
+from patchkit.follow import Completed, Resources
 from patchkit.process import attempt
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _TIMEOUT_S = 900
+# Of git on texts: bytes of memory, seconds of processor, bytes of a file.
+_GIT_RESOURCES = Resources(memory=2 << 30, processor=60, written=64 << 20)
 # Exactly the bytes of the commit, whatever .gitattributes and the user's settings say.
 _ATTRIBUTES = "* -text -ident -filter -export-subst -export-ignore\n"
 # A checkout's own settings may name a program that fetches objects which it lacks.
@@ -150,8 +152,42 @@ def merge_texts(**texts: str) -> Completed:
     with ScratchFolder() as folder:
         for name, text in texts.items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
-        words = ("git", "merge-file", "-p", "ours", "base", "theirs")
-        return attempt(*words, cwd=Path(folder))
+        return call_git_alone(
+            Path(folder), "merge-file", "-p", "ours", "base", "theirs"
+        )
+
+
+def call_git_alone(folder: Path, *arguments: str, input: bytes = b"") -> Completed:  # noqa: A002
+    """Run git in a folder that is no repository, without anybody's settings and attributes.
+
+    Raises HostError if git is not installed.
+    """
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("GIT_") and name not in ("HOME", "XDG_CONFIG_HOME")
+    }
+    environment |= {
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_CEILING_DIRECTORIES": str(folder.resolve().parent),
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "LC_ALL": "C",
+    }
+    done = attempt(
+        "git",
+        *arguments,
+        cwd=folder,
+        env=environment,
+        input=input,
+        resources=_GIT_RESOURCES,
+    )
+    if not done.started:
+        raise done.error(
+            why="git reads, applies and merges the diffs that --patch names",
+            hint="install git, or leave --patch out",
+        )
+    return done
 
 
 def _fetch_commit(url: str, commit: str, repository: Path) -> None:

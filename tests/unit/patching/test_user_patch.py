@@ -8,11 +8,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from patchkit.edit.splice import git_diff
-from patchkit.errors import UsageError
-from patchkit.patching.fix import Patch
+from patchkit.errors import HostError, UsageError
+from patchkit.patching.fix import Patch, Request
 from patchkit.patching.plan import make_plan
 from patchkit.patching.recipe import load_recipe
-from patchkit.patching.user_patch import read_patches
+from patchkit.patching.user_patch import fixes_for, read_patches
 from patchkit.records import RecordError, record
 
 A, B = "vllm/a.py", "vllm/b.py"
@@ -59,26 +59,26 @@ def judged(make_tree, ask):
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({A: STOCK}, "apply vllm/a.py:2 (+2 more): the patch fits"),
-        ({A: f"0\n{STOCK}"}, "apply vllm/a.py:3 (+2 more): the patch fits"),
+        ({A: STOCK}, "apply vllm/a.py:5 (+1 more): the patch fits"),
+        ({A: f"0\n{STOCK}"}, "apply vllm/a.py:6 (+1 more): the patch fits"),
         ({A: f"0\n{WANTED}", B: "new\n"}, "upstream vllm/a.py (+1 more): as the patch"),
         ({A: WANTED}, "drifted vllm/b.py: lacks what vllm/a.py has already"),
         (
             {A: HALF},
-            "drifted vllm/a.py:32: has 'x31', where hunk 2 expects 'new'; hunk 1 is in",
+            "drifted vllm/a.py:2: hunk 1 is in already, and hunk 2 is not",
         ),
         ({B: ""}, "drifted vllm/a.py: not found"),
         (
             {A: text_of({32: "y\n"})},
-            "drifted vllm/a.py:33: has 'y', where hunk 2 expects 'x32'",
+            "drifted vllm/a.py:29: hunk 2 does not fit",
         ),
         (
             {A: text_of({32: ""})},
-            "drifted vllm/a.py:33: has 'x33', where hunk 2 expects 'x32'",
+            "drifted vllm/a.py:29: hunk 2 does not fit",
         ),
         (
             {A: f"0\n{STOCK}{STOCK}"},
-            "drifted vllm/a.py:3,43: hunk 1 fits, and which place is",
+            "drifted vllm/a.py: the patch fits, and which place is meant is not clear",
         ),
         (
             {A: STOCK, B: "mine\n"},
@@ -109,7 +109,7 @@ BOTH = {32: "y\n", 4: "4\n", 30: "x30\nnew\n"}
         (BOTH, "upstream vllm/a.py: as the patch leaves it"),
         (
             {32: "y\n", 4: "4\n"},
-            "drifted vllm/a.py:32: has 'x31', where hunk 2 expects 'new'",
+            "drifted vllm/a.py:2: hunk 1 is in already, and hunk 2 is not",
         ),
         ({31: "y\n"}, "drifted vllm/a.py:32: git cannot merge it"),
     ],
@@ -133,6 +133,12 @@ def test_git_merges_where_the_checkout_has_the_text(
 HEAD = "@@ -1 +1 @@"
 BODY = f"--- a/vllm/a.py\n+++ b/vllm/a.py\n{HEAD}\n-old\n+new\n"
 CUDA, MOVE = "diff --git a/csrc/a.cu b/csrc/a.cu\n", "diff --git a/x b/y\n"
+PICTURE = "diff --git a/docs/a.png b/docs/a.png\n"
+BINARY = (
+    "GIT binary patch\nliteral 2\nJcmYdd0002S0Am0E\n\nliteral 2\nJcmYdf0002Q0Ac_D\n\n"
+)
+BLOBS = f"index {'9' * 40}..{'2' * 40} 100644\n"
+GONE = "@@ -1 +0,0 @@\n-1\n"
 LINK = "new file mode 120000\n--- /dev/null\n+++ b/csrc/a.cu\n@@ -0,0 +1 @@\n+/etc\n"
 
 
@@ -143,15 +149,15 @@ LINK = "new file mode 120000\n--- /dev/null\n+++ b/csrc/a.cu\n@@ -0,0 +1 @@\n+/e
         (f"{CUDA}deleted file mode 100644\n", "csrc/a.cu: deleted file mode 100644"),
         (f"{MOVE}rename from b\nrename to csrc/a.cu\n", "csrc/a.cu: rename from b"),
         (
-            f"{MOVE}--- a/csrc/a.cu\n+++ b/b\n{HEAD}\n-1\n+2\n",
-            "csrc/a.cu: csrc/a.cu → b",
+            f"{CUDA}deleted file mode 100644\n--- a/csrc/a.cu\n+++ /dev/null\n{GONE}",
+            "csrc/a.cu: deleted file mode 100644",
         ),
         (f"{CUDA}old mode 100644\nnew mode 100755\n", "csrc/a.cu: old mode 100644"),
-        (f"{CUDA}GIT binary patch\nliteral 1\n", "csrc/a.cu: GIT binary patch"),
+        (f"{CUDA}{BLOBS}{BINARY}", "csrc/a.cu: GIT binary patch"),
         (CUDA + LINK, "csrc/a.cu: new file mode 120000"),
         (git_diff("tests/é.py", None, "x\n"), ""),
         (
-            "diff --git a/docs/a.png b/docs/a.png\nBinary files /dev/null and b/x differ\n",
+            f"{PICTURE}index 1111..2222\nBinary files a/docs/a.png and b/x differ\n",
             "",
         ),
     ],
@@ -201,6 +207,11 @@ HEADS = ("@@ -1,9999999999 +1 @@", "@@@ -1 -1 +1 @@@", "@@", "@@ -7 +7 @@")
             for row in ("+more", " more", "-more", "Binary files a and b differ")
         ),
         *(BODY.replace("+new", "+old"), f"{HEAD}\n-old\n+new\n"),
+        f"{MOVE}--- a/csrc/a.cu\n+++ b/b\n{HEAD}\n-1\n+2\n",
+        f"{BODY}{CUDA}deleted file mode 100644\n",
+        f"diff --git a/{A} b/{A}\n{BODY}{BODY.replace('a.py', 'b.py')}",
+        f"diff --git a/{A} b/{A}\n{BODY}{CUDA}GIT binary patch\nliteral 1\n",
+        f"diff --git a/{A} b/{A}\n{BODY}{PICTURE}Binary files a/docs/a.png and b/x differ\n",
         "".join(git_diff(f"vllm/{number}.py", None, "x\n") for number in range(1001)),
         BODY + "".join(f"@@ -{n},2 +{n},2 @@\n-a\n+b\n c\n" for n in range(9, 6000)),
         git_diff("vllm/a", None, "x\n") + git_diff("vllm/a/b/c.py", None, "x\n"),
@@ -272,3 +283,34 @@ def test_a_diff_leads_to_its_own_text_or_nowhere(before, after, judged, patch_of
     assert made == ({A: after} if verdict.state.value == "apply" else {})
     assert verdict.state.value in ("apply", "drifted")
     assert judged(patch, {A: after})[0].state.value in ("upstream", "drifted")
+
+
+def test_settings_and_attributes_have_no_say(
+    git, judged, patch_of, monkeypatch, tmp_path
+):
+    patch = patch_of({A: (STOCK, WANTED.replace("new\n", "new \n"))})
+    (tmp_path / ".gitconfig").write_text(
+        "[apply]\nwhitespace = fix\n[core]\nautocrlf = true\n"
+    )
+    (tmp_path / ".gitattributes").write_text("* text eol=crlf\n")
+    git(tmp_path, "init", "--quiet")
+    for name in ("HOME", "TMPDIR", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / ".git"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+    assert judged(patch, {A: STOCK})[1] == {A: WANTED.replace("new\n", "new \n")}
+    assert not list(tmp_path.rglob("*.rej"))
+
+
+def test_without_git_patches_are_refused_and_nothing_else(
+    judged, patch_of, monkeypatch, tmp_path
+):
+    patch = patch_of({A: (STOCK, WANTED)})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(HostError, match="git is not installed") as caught:
+        judged(patch, {A: STOCK})
+    assert "--patch" in caught.value.why
+    assert caught.value.hint == "install git, or leave --patch out"
+    # A ledger that names a patch can still be read and compared.
+    assert [fix.id for fix in fixes_for([], Request(target=None, patches=(patch,)))]
