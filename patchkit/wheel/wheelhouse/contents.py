@@ -1,4 +1,4 @@
-"""Keep the folder of finished wheels: each wheel is listed, each listed wheel is there."""
+"""Add wheels to a wheelhouse: each wheel is listed, each listed wheel is there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from patchkit.errors import BusyError, SourceError, StorageError, UsageError
 from patchkit.wheel.file.metadata import find_faults
 from patchkit.wheel.file.wheelfile import WheelName, wheel_name
 from patchkit.wheel.wheelhouse.storage import (
-    Kind,
     Manifest,
     ManifestEntry,
     commit_files,
@@ -85,7 +84,7 @@ def add_wheel(
     *,
     say: Callable[[str], None] = lambda _line: None,
 ) -> Path:
-    """Put a finished wheel into the wheelhouse, with what its builder knows of it (JSON).
+    """Put a finished wheel into the wheelhouse, with the facts of its builder (JSON).
 
     An older build of the same version gives way, which ``say`` reports. Raises UsageError if the
     wheel cannot be held beside another one, SourceError if it is damaged, StorageError for I/O,
@@ -93,30 +92,35 @@ def add_wheel(
     """
     name = wheel_name(wheel.name)
     with open_for_writing(house):
+        listed = listed_manifest(house)
         outdated = _find_outdated(house, name)
-        leaving, listed = {*outdated, name.filename}, listed_manifest(house)
-        stock = {
-            entry.filename for entry in listed.wheels if entry.kind is not Kind.BUILT
-        }
+        leaving = {*outdated, name.filename}
         kept = [entry for entry in listed.wheels if entry.filename not in leaving]
         # The copy is checked and committed: the named file may change in between.
         with stage_copy(house, wheel) as copy:
-            if found := list(find_faults(copy)):
-                more = len(found) - 1
-                why = f"and {more} faults more" if more else "the wheel is damaged"
-                raise SourceError(
-                    f"{wheel}: {found[0]}", why=why, hint="build it again"
-                )
-            size = copy.stat().st_size
+            _require_whole(wheel, copy)
             fresh = ManifestEntry(
-                name=name, sha256=sha256_of(copy), size=size, facts=facts
+                name=name,
+                sha256=sha256_of(copy),
+                size=copy.stat().st_size,
+                facts=facts,
             )
-            now = replace(listed, wheels=(*kept, fresh))
-            commit_files(house, write_documents(now), outdated, {name.filename: copy})
+            after = replace(listed, wheels=(*kept, fresh))
+            commit_files(house, write_documents(after), outdated, {name.filename: copy})
+
     for filename in outdated:
-        older = f"an older build of {name.pinned}"
-        say(f"{filename}: {'a dependency' if filename in stock else older}, replaced")
+        is_stock = filename in _dependencies(listed)
+        replaced = "a dependency" if is_stock else f"an older build of {name.pinned}"
+        say(f"{filename}: {replaced}, replaced")
     return house / name.filename
+
+
+def _require_whole(wheel: Path, copy: Path) -> None:
+    faults = list(find_faults(copy))
+    if faults:
+        more = len(faults) - 1
+        why = f"and {more} faults more" if more else "the wheel is damaged"
+        raise SourceError(f"{wheel}: {faults[0]}", why=why, hint="build it again")
 
 
 def replace_dependencies(
@@ -133,35 +137,31 @@ def replace_dependencies(
     """
     with open_for_writing(house):
         listed = listed_manifest(house)
-        now, then = (
-            {*each.overrides}
-            | {
-                (entry.filename, entry.sha256)
-                for entry in each.wheels
-                if entry.kind is Kind.BUILT
-            }
-            for each in (listed, before)
-        )
         # Resolving takes long and does not hold the wheelhouse, so that others can build.
-        if now != then:
+        if _decisions(listed) != _decisions(before):
             raise BusyError(
                 f"{house}: its wheels changed while their dependencies were resolved",
                 why="a build put a wheel there, one was dropped, or a pin was overridden",
                 hint=f"{wheelhouse_command('fill', house)}; once more",
             )
-        built = (entry for entry in listed.wheels if entry.kind is Kind.BUILT)
-        after = replace(listed, wheels=(*built, *fresh))
+
+        after = replace(listed, wheels=(*listed.built, *fresh))
         kept = {entry.filename for entry in after.wheels if entry.held}
         gone = [entry.filename for entry in listed.wheels if entry.filename not in kept]
         arriving = {source.name: source for source in sources}
         commit_files(house, write_documents(after), gone, arriving)
 
 
+def _decisions(manifest: Manifest) -> set[object]:
+    """Return what decides about dependencies: the overrides, and the wheels that were built."""
+    built = {(entry.filename, entry.sha256) for entry in manifest.built}
+    return {*manifest.overrides, *built}
+
+
 def known_wheels(house: Path) -> list[WheelName]:
     """Return every wheel that is listed or in the folder."""
-    names = [entry.name for entry in listed_manifest(house).wheels] + list(
-        wheels_there(house)
-    )
+    listed = [entry.name for entry in listed_manifest(house).wheels]
+    names = [*listed, *wheels_there(house)]
     return list({name.filename: name for name in names}.values())
 
 
@@ -173,27 +173,43 @@ def wheels_there(house: Path) -> Iterator[WheelName]:
 
 
 def _find_outdated(house: Path, new: WheelName) -> tuple[str, ...]:
+    """Return the wheels that a new one replaces. Raises UsageError for one that it does not."""
+    dependencies = _dependencies(listed_manifest(house))
     outdated = []
-    listed = listed_manifest(house).wheels
-    dependencies = {entry.filename for entry in listed if entry.kind is not Kind.BUILT}
-    for old in (old for old in known_wheels(house) if rivals(new, old)):
-        public = new.version.public == old.version.public
-        device = device_of(new)
-        later = new.version == old.version or (device and device == device_of(old))
-        if (public and later) or old.filename in dependencies:
+    for old in known_wheels(house):
+        if not rivals(new, old):
+            continue
+        if old.filename in dependencies or _is_older_build(new, old):
             outdated.append(old.filename)
-        else:
-            reason = "two versions of one project"
-            if public:
-                devices = [name for name in (device_of(new), device_of(old)) if name]
-                reason = "stock and a build of ours are one version"
-                if len(devices) == 2:
-                    reason = f"builds for {' and '.join(sorted(devices))}"
-            drop = wheelhouse_command("prune", house, "--drop", old.filename)
-            raise UsageError(
-                f"{house} holds {old.filename}; {new.filename} cannot be added",
-                why=f"pip, given both, finds no {new.project} to install (ResolutionImpossible): "
-                + reason,
-                hint=f"{drop}; or build into another folder",
-            )
+            continue
+
+        drop = wheelhouse_command("prune", house, "--drop", old.filename)
+        raise UsageError(
+            f"{house} holds {old.filename}; {new.filename} cannot be added",
+            why=f"pip, given both, finds no {new.project} to install (ResolutionImpossible): "
+            + _rivalry(new, old),
+            hint=f"{drop}; or build into another folder",
+        )
     return tuple(outdated)
+
+
+def _dependencies(manifest: Manifest) -> set[str]:
+    return {entry.filename for entry in manifest.dependencies}
+
+
+def _is_older_build(new: WheelName, old: WheelName) -> bool:
+    if new.version == old.version:
+        return True
+    device = device_of(new)
+    is_same_device = bool(device) and device == device_of(old)
+    return is_same_device and new.version.public == old.version.public
+
+
+def _rivalry(new: WheelName, old: WheelName) -> str:
+    """Return why a wheelhouse cannot hold both."""
+    if new.version.public != old.version.public:
+        return "two versions of one project"
+    devices = sorted(filter(None, (device_of(new), device_of(old))))
+    if len(devices) == 2:
+        return f"builds for {' and '.join(devices)}"
+    return "stock and a build of ours are one version"

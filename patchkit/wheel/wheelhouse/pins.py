@@ -204,7 +204,7 @@ def require_effect(
         )
 
 
-def disagreements(
+def find_disagreements(
     house: Path, wheels: Sequence[ListedWheel], overrides: Sequence[Override]
 ) -> tuple[Finding, ...]:
     """Find everything that keeps these wheels from working together on a node, each thing once."""

@@ -31,10 +31,12 @@ from patchkit.wheel.file.wheelfile import ANY, WheelName, wheel_name
 JOURNAL = ".journal"
 DAMAGED = ".journal.damaged"
 """Where a journal goes that nobody can read."""
-DOCUMENTS = frozenset({"manifest.json", "requirements.txt", "SHA256SUMS"})
-_PATIENCE = (
-    60.0  # seconds; a change takes a few, and a build is too dear to lose to a lock
-)
+MANIFEST = "manifest.json"
+REQUIREMENTS = "requirements.txt"
+SUMS = "SHA256SUMS"
+DOCUMENTS = frozenset({MANIFEST, REQUIREMENTS, SUMS})
+# Seconds; a change takes a few, and a build is too dear to lose to a lock.
+_PATIENCE = 60.0
 
 
 def wheelhouse_command(verb: str, folder: Path, *options: str) -> str:
@@ -117,21 +119,32 @@ def commit_files(
 
     ``arriving`` files lie on the file system of the folder, and get a further name.
     """
-    new = {name: text.encode() for name, text in texts.items()} | dict(arriving or {})
+    contents: dict[str, bytes | Path | None] = dict.fromkeys(gone)
+    contents |= {name: text.encode() for name, text in texts.items()}
+    contents |= arriving or {}
     changes = []
-    for name, after in {**dict.fromkeys(gone), **new}.items():
-        if (
-            folder / name
-        ).is_symlink():  # it holds nothing, and where it leads is not ours
-            with translated(at=folder):
-                (folder / name).unlink()
+    for name, after in contents.items():
+        _remove_link(folder, name)
         before = file_digest(place_of(folder, name))
-        same = before and before == (
-            sha256_of(after) if isinstance(after, Path) else digest(after)
-        )
-        if not same and (before or after is not None):
+        # What is not there yet need not be hashed.
+        is_same = before == _content_digest(after) if before else after is None
+        if not is_same:
             changes.append(Change(name, before, after))
     wheelhouse_journal(folder).commit(changes)
+
+
+def _remove_link(folder: Path, name: str) -> None:
+    """Remove a link: it holds nothing, and where it leads is not ours."""
+    place = folder / name
+    if place.is_symlink():
+        with translated(at=folder):
+            place.unlink()
+
+
+def _content_digest(content: bytes | Path | None) -> str:
+    if content is None:
+        return ""
+    return sha256_of(content) if isinstance(content, Path) else digest(content)
 
 
 LINKED = "is a link, a folder or a device, not a file of this wheelhouse"
@@ -187,10 +200,10 @@ _Release = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Override:
-    """What is taken, and the pin that it replaces.
+    """Take a version in the place of a pin.
 
-    ``by`` is who has the pin, ``torch 2.11.0``; ``word`` on whose word it is replaced: ``the
-    user``, or a known bug and where it was reported.
+    ``by`` is the project that pins, ``torch 2.11.0``; ``word`` says on whose word the pin is
+    replaced: ``the user``, or a known bug and where it was reported.
     """
 
     takes: ExactPin
@@ -200,10 +213,8 @@ class Override:
     word: _Line
 
     def __post_init__(self) -> None:
-        if (
-            self.takes.project != self.pin.project
-            or self.takes.version <= self.pin.version
-        ):
+        is_same_project = self.takes.project == self.pin.project
+        if not is_same_project or self.takes.version <= self.pin.version:
             raise RecordError(f"{self.takes} is no later version of {self.pin}")
 
     def __str__(self) -> str:
@@ -218,7 +229,6 @@ class Override:
         return {each.name: str(getattr(self, each.name)) for each in fields(self)}
 
 
-MANIFEST, SUMS, REQUIREMENTS = "manifest.json", "SHA256SUMS", "requirements.txt"
 _HEADER = "# pip install --require-hashes --no-deps --no-index --find-links DIR -r DIR/{file}\n"
 _FILLED = """\
 # Written by patchkit wheelhouse fill, for CPython {python} on {machine} with glibc {glibc}:
@@ -276,7 +286,7 @@ class ManifestEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Everything that a manifest says: the wheels, and which pins of theirs are overridden."""
+    """List the wheels, and the pins of theirs that are overridden."""
 
     wheels: tuple[ManifestEntry, ...] = ()
     overrides: tuple[Override, ...] = ()
@@ -291,13 +301,25 @@ class Manifest:
         return versions[0] if versions else ""
 
     @property
+    def built(self) -> list[ManifestEntry]:
+        """Return the wheels that patchkit built."""
+        return [entry for entry in self.wheels if entry.kind is Kind.BUILT]
+
+    @property
+    def dependencies(self) -> list[ManifestEntry]:
+        """Return the wheels that others released, held or only locked."""
+        return [entry for entry in self.wheels if entry.kind is not Kind.BUILT]
+
+    @property
     def install_options(self) -> tuple[str, ...]:
-        """Return what pip needs, beside the folder and the lock, to install these wheels."""
-        others = [entry for entry in self.wheels if entry.kind is not Kind.BUILT]
-        whole = all(entry.kind is not Kind.LOCKED for entry in others)
+        """Return pip's options, beside the folder and the lock, to install these wheels."""
+        options = []
         # Without its dependencies a lock is not complete; with an override no resolver takes it.
-        alone = not others or self.overrides
-        return (*(["--no-deps"] if alone else []), *(["--no-index"] if whole else []))
+        if self.overrides or not self.dependencies:
+            options.append("--no-deps")
+        if all(entry.held for entry in self.dependencies):
+            options.append("--no-index")
+        return tuple(options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,6 +334,15 @@ class _Row:
     project: str = ""
     version: str = ""
     tag: str = ""
+
+    def entry(self) -> ManifestEntry:
+        return ManifestEntry(
+            name=wheel_name(self.filename),
+            sha256=self.sha256,
+            size=self.size,
+            facts=self.facts,
+            kind=self.kind,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,87 +359,86 @@ def listed_manifest(house: Path) -> Manifest:
         return Manifest()
     try:
         read = read_json(_Rows, data)
-        wheels = []
-        for row in read.wheels:
-            kept = {
-                name: getattr(row, name) for name in ("sha256", "size", "facts", "kind")
-            }
-            wheels.append(ManifestEntry(name=wheel_name(row.filename), **kept))
+        wheels = tuple(row.entry() for row in read.wheels)
     except ValueError as error:
         raise SourceError(
             f"{MANIFEST}: cannot be read: {error}",
             why="it was edited, or a newer patchkit wrote it",
             hint="put it back; or move the wheels away, empty the folder, and build again",
         ) from None
-    return Manifest(wheels=tuple(wheels), overrides=read.overrides)
+    return Manifest(wheels=wheels, overrides=read.overrides)
 
 
 def write_documents(manifest: Manifest) -> dict[str, str]:
     """Return the three files by name; the same wheels and overrides give the same texts."""
-    ordered = sorted(manifest.wheels, key=lambda entry: entry.filename)
+    wheels = sorted(manifest.wheels, key=lambda entry: entry.filename)
     overrides = sorted(manifest.overrides, key=lambda override: override.takes.project)
+    ordered = Manifest(wheels=tuple(wheels), overrides=tuple(overrides))
+    texts = {MANIFEST: _manifest_text(ordered), REQUIREMENTS: _requirements(ordered)}
+
+    sums = {name: digest(text.encode()) for name, text in texts.items()}
+    sums |= {entry.filename: entry.sha256 for entry in wheels if entry.held}
+    lines = [f"{sha256}  {name}\n" for name, sha256 in sums.items()]
+    return {**texts, SUMS: "".join(lines)}
+
+
+def _manifest_text(manifest: Manifest) -> str:
     table: dict[str, Any] = {
         "format": 2,
-        "wheels": [entry.fields() for entry in ordered],
+        "wheels": [entry.fields() for entry in manifest.wheels],
     }
-    if overrides:
-        table |= {
-            "format": 3,
-            "overrides": [override.fields() for override in overrides],
-        }
-    rows = json.dumps(
+    if manifest.overrides:
+        table["format"] = 3
+        table["overrides"] = [override.fields() for override in manifest.overrides]
+    text = json.dumps(
         table, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False
     )
-    others = [entry for entry in ordered if entry.kind is not Kind.BUILT]
-    header = _HEADER.format(file=REQUIREMENTS)
-    if others:
-        options = "".join(f"{option} " for option in manifest.install_options)
-        facts = (
-            str(others[0].facts.get(name, "?"))
-            for name in ("python", "machine", "glibc")
-        )
-        python, machine, glibc = (
-            " ".join(text.split()) for text in facts
-        )  # it stays a comment
-        header = _FILLED.format(
-            file=REQUIREMENTS,
-            options=options,
-            python=python,
-            machine=machine,
-            glibc=glibc,
-        )
-    header += "".join(
-        _OVERRIDDEN.format(summary=override.summary) for override in overrides
-    )
-    builds = Counter(entry.name.project for entry in ordered)
-    lines = []
-    for entry in ordered:
-        # A marker only where there is a choice: alone, it would make pip on the other CPU install
-        # nothing and be content.
-        cpus = " or ".join(
-            f'platform_machine == "{cpu}"' for cpu in sorted(entry.name.cpus)
-        )
-        marker = f" ; {cpus}" if builds[entry.name.project] > 1 else ""
+    return f"{text}\n"
+
+
+def _requirements(manifest: Manifest) -> str:
+    """Return the lock that pip installs by."""
+    lines = [_requirements_header(manifest)]
+    lines += [
+        _OVERRIDDEN.format(summary=override.summary) for override in manifest.overrides
+    ]
+
+    builds = Counter(entry.name.project for entry in manifest.wheels)
+    for entry in manifest.wheels:
+        marker = ""
+        # Only where there is a choice: a marker on a single build would make pip on the other CPU
+        # install nothing and be content.
+        if builds[entry.name.project] > 1:
+            cpus = [f'platform_machine == "{cpu}"' for cpu in sorted(entry.name.cpus)]
+            marker = f" ; {' or '.join(cpus)}"
         lines.append(f"{entry.name.pinned}{marker} --hash=sha256:{entry.sha256}\n")
-    texts = {MANIFEST: rows + "\n", REQUIREMENTS: header + "".join(lines)}
-    sums = [(digest(text.encode()), name) for name, text in texts.items()]
-    sums += [(entry.sha256, entry.filename) for entry in ordered if entry.held]
-    return {**texts, SUMS: "".join(f"{sha256}  {name}\n" for sha256, name in sums)}
+    return "".join(lines)
+
+
+def _requirements_header(manifest: Manifest) -> str:
+    if not manifest.dependencies:
+        return _HEADER.format(file=REQUIREMENTS)
+
+    # Without line breaks it stays a comment.
+    node = {
+        name: " ".join(str(manifest.dependencies[0].facts.get(name, "?")).split())
+        for name in ("python", "machine", "glibc")
+    }
+    options = "".join(f"{option} " for option in manifest.install_options)
+    return _FILLED.format(file=REQUIREMENTS, options=options, **node)
 
 
 def rivals(one: WheelName, other: WheelName) -> bool:
     """Check whether pip, given both files, would have to choose: it gives up instead."""
-    same_cpu = one.cpus & other.cpus or ANY in one.cpus | other.cpus
-    return (
-        one.project == other.project
-        and one.filename != other.filename
-        and bool(same_cpu)
-    )
+    if one.project != other.project or one.filename == other.filename:
+        return False
+    return bool(one.cpus & other.cpus) or ANY in one.cpus | other.cpus
 
 
 def device_of(name: WheelName) -> str:
-    """Return what a build of ours is for: ``gb10`` for ``2.29.7+gb10.0a1b2c`` and of
-    ``0.25.1+cu130.gb10.0a1b2c``; "" for stock, whatever its own label is.
+    """Return the device that a build of ours is for, "" for stock, whatever its own label is.
+
+    It is ``gb10`` for ``2.29.7+gb10.0a1b2c`` and for ``0.25.1+cu130.gb10.0a1b2c``.
     """
     parts = (name.version.local or "").split(".")
     return next((part for part in parts if part in targets()), "")

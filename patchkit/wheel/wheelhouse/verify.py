@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -23,6 +24,7 @@ from patchkit.errors import (
 )
 from patchkit.finding import Finding, finding
 from patchkit.quoting import quoted
+from patchkit.target import Target
 from patchkit.wheel.device.first_use import jit_entries
 from patchkit.wheel.device.inspect import prove_exact
 from patchkit.wheel.device.libraries import check_wheel, judge_libraries, missed
@@ -38,7 +40,7 @@ from patchkit.wheel.wheelhouse.pins import (
     TORCH,
     ListedWheel,
     all_pins,
-    disagreements,
+    find_disagreements,
     is_nccl,
     read_listed_wheels,
 )
@@ -71,98 +73,122 @@ def check_files(house: Path) -> tuple[Finding, ...]:
     """
     with open_for_reading(house):
         listed = listed_manifest(house)
-        found = [*find_leftovers(house)]
+        listed_names = {entry.filename for entry in listed.wheels}
+        findings = [*find_leftovers(house)]
         for entry in listed.wheels:
-            found += _entry_findings(house, entry)
-        known = {entry.filename for entry in listed.wheels}
-        prune = f"move it away; or: {wheelhouse_command('prune', house)}"
-        for path in sorted(house.glob("*.whl")):
-            if path.name not in known:
-                kind = UsageError if is_file(path) else HashMismatchError
-                what = f"is not in {MANIFEST}" if is_file(path) else LINKED
-                found.append(finding(kind, path.name, what, prune))
-        for one, other in combinations(wheels_there(house), 2):
-            if rivals(one, other):
-                # The one that nobody made here has to go.
-                gone, kept = sorted(
-                    (one, other), key=lambda name: name.filename in known
-                )
-                what = f"pip cannot resolve it beside {kept.filename} (ResolutionImpossible)"
-                hint = wheelhouse_command("prune", house, "--drop", gone.filename)
-                found.append(finding(UsageError, gone.filename, what, hint))
-        return (*found, *stale_documents(house, listed))
+            findings += _entry_findings(house, entry)
+        findings += _find_unlisted(house, listed_names)
+        findings += _find_rivals(house, listed_names)
+        findings += stale_documents(house, listed)
+        return tuple(findings)
+
+
+def _find_unlisted(house: Path, listed_names: Collection[str]) -> Iterator[Finding]:
+    hint = f"move it away; or: {wheelhouse_command('prune', house)}"
+    for path in sorted(house.glob("*.whl")):
+        if path.name in listed_names:
+            continue
+        if is_file(path):
+            yield finding(UsageError, path.name, f"is not in {MANIFEST}", hint)
+        else:
+            yield finding(HashMismatchError, path.name, LINKED, hint)
+
+
+def _find_rivals(house: Path, listed_names: Collection[str]) -> Iterator[Finding]:
+    for pair in combinations(wheels_there(house), 2):
+        if not rivals(*pair):
+            continue
+        # The wheel that nobody made here has to go.
+        gone, kept = sorted(pair, key=lambda name: name.filename in listed_names)
+        what = f"pip cannot resolve it beside {kept.filename} (ResolutionImpossible)"
+        hint = wheelhouse_command("prune", house, "--drop", gone.filename)
+        yield finding(UsageError, gone.filename, what, hint)
 
 
 def _entry_findings(house: Path, entry: ManifestEntry) -> Iterator[Finding]:
-    path, facts, again = house / entry.filename, entry.facts, "build it again"
-    if entry.kind is not Kind.BUILT:
-        again = wheelhouse_command("fill", house)
-    elif facts.get("made") == "repack":
-        spec = [f"vllm=={facts.get('version')}", "--cpu", str(facts.get("machine"))]
-        again = quoted("patchkit", "repack", *spec, "--dir", house)
+    path = house / entry.filename
+    again = _make_again(house, entry)
     if not os.path.lexists(path):
         if entry.held:
             hint = f"{again}; or: {wheelhouse_command('prune', house)}"
-            yield finding(
-                StorageError, entry.filename, "is listed, and not there", hint
-            )
+            what = "is listed, and not there"
+            yield finding(StorageError, entry.filename, what, hint)
         return
     if not is_file(path):
         hint = f"{quoted('rm', '--', path)}; then {again}"
         yield finding(HashMismatchError, entry.filename, LINKED, hint, WHY_LINKED)
         return
+
+    faults = [*_find_change(path, entry)]
+    # Wheels that others released are as they are: their sha256 is all that there is to say.
+    if entry.kind is Kind.BUILT:
+        faults += find_faults(path)
+    for fault in faults:
+        yield finding(HashMismatchError, entry.filename, fault, again)
+
+
+def _make_again(house: Path, entry: ManifestEntry) -> str:
+    """Return what brings a wheel back, for hints."""
+    if entry.kind is not Kind.BUILT:
+        return wheelhouse_command("fill", house)
+    if entry.facts.get("made") != "repack":
+        return "build it again"
+
+    release = f"vllm=={entry.facts.get('version')}"
+    cpu = str(entry.facts.get("machine"))
+    return quoted("patchkit", "repack", release, "--cpu", cpu, "--dir", house)
+
+
+def _find_change(path: Path, entry: ManifestEntry) -> Iterator[str]:
     size = path.stat().st_size
     # The size comes first: a file that was cut short need not be hashed.
-    if size != entry.size and entry.held:
-        what = (
-            f"has {size} bytes, {entry.size} in {MANIFEST}: it was changed or cut short"
-        )
-        yield finding(HashMismatchError, entry.filename, what, again)
-    elif (found := sha256_of(path)) != entry.sha256:
-        what = (
-            f"was changed: its sha256 begins with {found[:12]}, with {entry.sha256[:12]} in "
+    if entry.held and size != entry.size:
+        yield f"has {size} bytes, {entry.size} in {MANIFEST}: it was changed or cut short"
+        return
+
+    sha256 = sha256_of(path)
+    if sha256 != entry.sha256:
+        yield (
+            f"was changed: its sha256 begins with {sha256[:12]}, with {entry.sha256[:12]} in "
             f"{MANIFEST}"
         )
-        yield finding(HashMismatchError, entry.filename, what, again)
-    # What others released is as it is; its sha256 is all that there is to say.
-    for fault in find_faults(path) if entry.kind is Kind.BUILT else ():
-        yield finding(HashMismatchError, entry.filename, fault, again)
 
 
 def find_leftovers(house: Path) -> Iterator[Finding]:
     """Find what interrupted runs left."""
-    for name in (JOURNAL, DAMAGED):
+    prune = wheelhouse_command("prune", house)
+    fill = wheelhouse_command("fill", house)
+    either = f"{fill}; or: {prune}"
+    for name, what, hint in (
+        (JOURNAL, "left by an interrupted run", prune),
+        (DAMAGED, "left by an interrupted run", prune),
+        (FILLING, "left by an interrupted fill, or one is at work", either),
+    ):
         if os.path.lexists(house / name):
-            hint = wheelhouse_command("prune", house)
-            yield finding(StorageError, name, "left by an interrupted run", hint)
-    if os.path.lexists(house / FILLING):
-        hint = f"{wheelhouse_command('fill', house)}; or: {wheelhouse_command('prune', house)}"
-        yield finding(
-            StorageError,
-            FILLING,
-            "left by an interrupted fill, or one is at work",
-            hint,
-        )
+            yield finding(StorageError, name, what, hint)
 
 
 def stale_documents(house: Path, listed: Manifest) -> Iterator[Finding]:
     """Find documents that are missing, or not those of the listed wheels."""
     if listed == Manifest() and not (house / MANIFEST).exists():
         return
+    hint = f"to write it anew: {wheelhouse_command('prune', house)}"
     for filename, text in write_documents(listed).items():
         path = house / filename
-        if not is_file(path) or read_own(path) != text.encode():
-            there = "is not the one of these wheels" if is_file(path) else LINKED
-            what = there if os.path.lexists(path) else "is missing"
-            hint = f"to write it anew: {wheelhouse_command('prune', house)}"
+        if not os.path.lexists(path):
+            yield finding(HashMismatchError, filename, "is missing", hint)
+        elif not is_file(path):
+            yield finding(HashMismatchError, filename, LINKED, hint)
+        elif read_own(path) != text.encode():
+            what = "is not the one of these wheels"
             yield finding(HashMismatchError, filename, what, hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """Entries of a wheelhouse and what is wrong with it; ``pins`` are the versions that decide.
+    """Entries of a wheelhouse and its findings; ``pins`` are the versions of vLLM, torch and NCCL.
 
-    ``unmet`` is what its wheels pin and it does not hold, until it is filled;
+    ``unmet`` are pins of its wheels that it does not hold, until it is filled;
     ``offers`` are overrides that known bugs suggest.
     """
 
@@ -179,43 +205,51 @@ def verify_wheelhouse(house: Path) -> Verified:
 
     Raises SourceError if there is none, StorageError, BusyError.
     """
-    files, listed = check_files(house), load_manifest(house)
+    files = check_files(house)
+    listed = load_manifest(house)
     # A damaged wheel has its finding already, and is not opened.
-    wheels, unread = read_listed_wheels(
-        house, listed.wheels, {finding.where for finding in files}
-    )
-    found = [*files, *unread]
+    damaged = {finding.where for finding in files}
+    wheels, unread = read_listed_wheels(house, listed.wheels, damaged)
+    findings = [*files, *unread]
     for wheel in wheels:
         if wheel.built and wheel.metadata and wheel.metadata.facts:
-            found += check_wheel(wheel.metadata, wheel.binaries)
-        found += find_unfit(wheel)
-    found += disagreements(house, wheels, listed.overrides)
-    here = {wheel.name.project for wheel in wheels}
-    pinned = [
-        f"{name}=={version}"
-        for wheel in wheels
-        if wheel.metadata
-        for name, version in wheel.metadata.decisive_pins.items()
-        if name not in here
-    ]
+            findings += check_wheel(wheel.metadata, wheel.binaries)
+        findings += find_unfit(wheel)
+    findings += find_disagreements(house, wheels, listed.overrides)
+
+    # `find_disagreements` reports what is missing in a wheelhouse that was filled.
+    is_filled = any(not wheel.built for wheel in wheels)
     return Verified(
         entries=listed.wheels,
-        # Of those that decide: vLLM, torch, NCCL, triton.
-        pins={
-            wheel.name.project: str(wheel.name.version)
-            for wheel in wheels
-            if wheel.built
-            or wheel.name.project in (TORCH, "triton")
-            or is_nccl(wheel.name.project)
-        },
-        findings=tuple(dict.fromkeys(found)),
-        # Of a wheelhouse that was filled, `disagreements` reports what is missing.
-        unmet=tuple(dict.fromkeys(pinned))
-        if all(wheel.built for wheel in wheels)
-        else (),
+        pins=_deciding_versions(wheels),
+        findings=tuple(dict.fromkeys(findings)),
+        unmet=() if is_filled else _unmet_pins(wheels),
         overrides=listed.overrides,
         offers=known_overrides(all_pins(wheels), listed.overrides),
     )
+
+
+def _deciding_versions(wheels: Sequence[ListedWheel]) -> dict[str, str]:
+    """Return the versions of what was built, and of torch, triton and NCCL."""
+    versions = {}
+    for wheel in wheels:
+        project = wheel.name.project
+        if wheel.built or project in (TORCH, "triton") or is_nccl(project):
+            versions[project] = str(wheel.name.version)
+    return versions
+
+
+def _unmet_pins(wheels: Sequence[ListedWheel]) -> tuple[str, ...]:
+    projects = {wheel.name.project for wheel in wheels}
+    pins: dict[str, None] = {}
+    for wheel in wheels:
+        decisive = wheel.metadata.decisive_pins if wheel.metadata else {}
+        pins |= {
+            f"{name}=={version}": None
+            for name, version in decisive.items()
+            if name not in projects
+        }
+    return tuple(pins)
 
 
 def find_unfit(wheel: ListedWheel) -> Iterator[Finding]:
@@ -223,38 +257,49 @@ def find_unfit(wheel: ListedWheel) -> Iterator[Finding]:
     facts = wheel.metadata.facts if wheel.metadata else {}
     if not wheel.built or not facts:
         return
-    target, filename = wheel.target, wheel.name.filename
+
+    filename = wheel.name.filename
     if dict(wheel.entry.facts) != dict(facts):
         what = f"patchkit.json in it does not say what {MANIFEST} says"
-        yield finding(
-            SourceError, filename, what, "build it again", "one of the two was edited"
-        )
+        why = "one of the two was edited"
+        yield finding(SourceError, filename, what, "build it again", why)
+
+    target = wheel.target
+    project = facts.get("project")
     if target is None:
         what = f"patchkit.json in it names no known target: {facts.get('target')!r}"
         yield finding(SourceError, filename, what, "build it again, or update patchkit")
-    elif facts.get("project") == "nccl":
-        for binary in wheel.binaries:
-            try:
-                prove_exact(binary, target, cpu=facts.get("machine"))
-            except ProofError as error:
-                yield finding(
-                    ProofError, wheel.name.filename, error.what, error.hint, error.why
-                )
-    elif facts.get("project") == "vllm":
+    elif project == "nccl":
+        yield from _find_inexact(wheel, facts, target)
+    elif project == "vllm":
         version = wheel.name.version
         judged = judge_libraries(wheel.binaries, target, version)
-        yield from missed(
-            version, [it for it in judged if it.fatal], target, wheel.name.filename
-        )
-        made, *left = (
-            _native_claim(facts, key)
-            for key in ("assembled", "compiled_at_first_use", "never_called")
-        )
-        for binary in wheel.binaries:
-            is_left = any(binary.name in names for names in left)
-            if binary.name in made and not is_left and jit_entries(binary, target):
-                what = f"{binary.name} is not native, though patchkit.json says it is"
-                yield finding(ProofError, filename, what, "repack it again")
+        fatal = [library for library in judged if library.fatal]
+        yield from missed(version, fatal, target, filename)
+        yield from _find_not_native(wheel, facts, target)
+
+
+def _find_inexact(
+    wheel: ListedWheel, facts: Mapping[str, Any], target: Target
+) -> Iterator[Finding]:
+    for binary in wheel.binaries:
+        try:
+            prove_exact(binary, target, cpu=facts.get("machine"))
+        except ProofError as error:
+            filename = wheel.name.filename
+            yield finding(ProofError, filename, error.what, error.hint, error.why)
+
+
+def _find_not_native(
+    wheel: ListedWheel, facts: Mapping[str, Any], target: Target
+) -> Iterator[Finding]:
+    claimed = set(_native_claim(facts, "assembled"))
+    claimed.difference_update(_native_claim(facts, "compiled_at_first_use"))
+    claimed.difference_update(_native_claim(facts, "never_called"))
+    for binary in wheel.binaries:
+        if binary.name in claimed and jit_entries(binary, target):
+            what = f"{binary.name} is not native, though patchkit.json says it is"
+            yield finding(ProofError, wheel.name.filename, what, "repack it again")
 
 
 def _native_claim(facts: Mapping[str, Any], key: str) -> Collection[str]:
@@ -286,62 +331,80 @@ def prune_wheelhouse(
     be read. Raises as ``add_wheel`` does, and SourceError if no manifest says what belongs here.
     """
     with open_for_reading(house) if dry_run else hold_wheelhouse(house):
-        left = [
-            Pruned(finding.where, finding.what) for finding in find_leftovers(house)
-        ]
+        cleared = [Pruned(left.where, left.what) for left in find_leftovers(house)]
         if not dry_run:
-            left += _clear_leftovers(house, force=force)
-        names = {
-            wheel.filename: {wheel.filename, wheel.project, wheel.pinned}
-            for wheel in known_wheels(house)
-        }
-        if unknown := set(drop).difference(*names.values()):
-            hint = f"there are {', '.join(names) or 'none'}"
-            raise UsageError(f"no wheel here is called {min(unknown)!r}", hint=hint)
-        dropped = {filename for filename, of in names.items() if of & set(drop)}
+            cleared += _clear_leftovers(house, force=force)
+
         manifest = listed_manifest(house)
-        listed = manifest.wheels
-        there = {path.name for path in house.glob("*.whl")}
-        if there - dropped and not (house / MANIFEST).exists():
-            raise SourceError(
-                f"{house / MANIFEST}: is missing, so nothing says which wheels belong here",
-                why="it was deleted, or this is not a wheelhouse of patchkit",
-                hint="remove the wheels by hand, or build them again",
-            )
-        held_names = {entry.filename for entry in listed if entry.held}
-        unlisted = there - {entry.filename for entry in listed} - dropped
-        removed = [
-            *(Pruned(name, "dropped") for name in sorted(dropped)),
-            *(Pruned(name, f"not in {MANIFEST}") for name in sorted(unlisted)),
-            *(
-                Pruned(name, "gone, listed no more")
-                for name in sorted(held_names - there - dropped)
-            ),
-        ]
+        dropped = _find_dropped(house, set(drop))
+        removed = [*_plan_removal(house, manifest.wheels, dropped)]
         gone = {file.filename for file in removed}
-        left_there = tuple(entry for entry in listed if entry.filename not in gone)
-        kept = replace(manifest, wheels=left_there)
+        left = [entry for entry in manifest.wheels if entry.filename not in gone]
+        kept = replace(manifest, wheels=tuple(left))
         stale = [
-            Pruned(finding.where, "written anew")
-            for finding in stale_documents(house, kept)
+            Pruned(document.where, "written anew")
+            for document in stale_documents(house, kept)
         ]
         if (stale or removed) and not dry_run:
             commit_files(house, write_documents(kept), sorted(gone))
-    return (*left, *removed, *stale)
+    return (*cleared, *removed, *stale)
+
+
+def _find_dropped(house: Path, drop: AbstractSet[str]) -> set[str]:
+    """Return the file names of dropped wheels. Raises UsageError for what names no wheel."""
+    wheels = known_wheels(house)
+    unknown = set(drop)
+    dropped = set()
+    for wheel in wheels:
+        names = {wheel.filename, wheel.project, wheel.pinned}
+        unknown -= names
+        if names & drop:
+            dropped.add(wheel.filename)
+    if unknown:
+        there = ", ".join(wheel.filename for wheel in wheels)
+        hint = f"there are {there or 'none'}"
+        raise UsageError(f"no wheel here is called {min(unknown)!r}", hint=hint)
+    return dropped
+
+
+def _plan_removal(
+    house: Path, listed: Collection[ManifestEntry], dropped: AbstractSet[str]
+) -> Iterator[Pruned]:
+    there = {path.name for path in house.glob("*.whl")}
+    if there - dropped and not (house / MANIFEST).exists():
+        raise SourceError(
+            f"{house / MANIFEST}: is missing, so nothing says which wheels belong here",
+            why="it was deleted, or this is not a wheelhouse of patchkit",
+            hint="remove the wheels by hand, or build them again",
+        )
+
+    listed_names = {entry.filename for entry in listed}
+    held_names = {entry.filename for entry in listed if entry.held}
+    for names, reason in (
+        (dropped, "dropped"),
+        (there - listed_names - dropped, f"not in {MANIFEST}"),
+        (held_names - there - dropped, "gone, listed no more"),
+    ):
+        for name in sorted(names):
+            yield Pruned(name, reason)
 
 
 def _clear_leftovers(house: Path, *, force: bool) -> list[Pruned]:
     """Remove what interrupted runs left; a journal that is set aside leaves findings for verify."""
+    damaged = house / DAMAGED
     with translated(at=house):
-        if (house / DAMAGED).is_symlink():
-            (house / DAMAGED).unlink()
-    shutil.rmtree(house / DAMAGED, ignore_errors=True)
-    moved = force and wheelhouse_journal(house).discard(house / DAMAGED)
-    wheelhouse_journal(house).recover()
+        if damaged.is_symlink():
+            damaged.unlink()
+    shutil.rmtree(damaged, ignore_errors=True)
+    journal = wheelhouse_journal(house)
+    is_set_aside = force and journal.discard(damaged)
+    journal.recover()
+
     # A link is removed itself: the lock would be taken where it leads.
-    if (house / FILLING).is_symlink():
-        (house / FILLING).unlink()
-    elif (house / FILLING).exists():
-        with locked(house / FILLING):
-            shutil.rmtree(house / FILLING, ignore_errors=True)
-    return [Pruned(JOURNAL, f"set aside as {DAMAGED}")] if moved else []
+    filling = house / FILLING
+    if filling.is_symlink():
+        filling.unlink()
+    elif filling.exists():
+        with locked(filling):
+            shutil.rmtree(filling, ignore_errors=True)
+    return [Pruned(JOURNAL, f"set aside as {DAMAGED}")] if is_set_aside else []
