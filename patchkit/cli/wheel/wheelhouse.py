@@ -42,7 +42,7 @@ from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
 from patchkit.source.releases import ExactPin
 from patchkit.wheel.wheelhouse.contents import load_manifest
-from patchkit.wheel.wheelhouse.fill import fill_wheelhouse, node_of
+from patchkit.wheel.wheelhouse.fill import fill_wheelhouse, node_platform
 from patchkit.wheel.wheelhouse.overrides import (
     choose_override,
     known_overrides,
@@ -150,7 +150,7 @@ def fill_wheels(
     CPUs alone is refused. Nothing changes until everything is there; the next run resumes an
     interrupted one.
     """
-    node = node_of(house, python)
+    node = node_platform(house, python)
     sources = WheelSources(offline=given["offline"], folders=given["folders"])
     with progress() as report:
         how = {

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import IO, TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from patchkit.digests import sha256_of
@@ -46,6 +47,7 @@ from patchkit.wheel.wheelhouse.contents import (
 )
 from patchkit.wheel.wheelhouse.pins import (
     ListedWheel,
+    cuda_majors,
     find_contradicted,
     pins_in,
     read_listed_wheels,
@@ -60,13 +62,16 @@ from patchkit.wheel.wheelhouse.resolve import (
 )
 from patchkit.wheel.wheelhouse.storage import Kind, Manifest, ManifestEntry
 
+if TYPE_CHECKING:
+    from requests import Session
+
 _PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?")
 _OF_TORCH = re.compile(r"nvidia-(cudnn|cusparselt|nccl|nvshmem)-cu\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filled:
-    """The dependencies, the file names that are new or gone, the torch, and what was written."""
+    """List the dependencies, the file names that are new or gone, the torch, and the manifest."""
 
     dependencies: tuple[ManifestEntry, ...]
     new: tuple[str, ...]
@@ -75,36 +80,33 @@ class Filled:
     manifest: Manifest
 
 
-def node_of(house: Path, python: str | None) -> NodePlatform:
-    """Return the nodes that built wheels are for. Raises UsageError for several CPUs, or none."""
-    built = [entry for entry in read_settled(house).wheels if entry.kind is Kind.BUILT]
+def node_platform(house: Path, python: str | None) -> NodePlatform:
+    """Return the platform of built wheels. Raises UsageError for several CPUs, or no wheel."""
+    built = read_settled(house).built
     if not built:
+        newest = f"vllm=={load_recipe().newest}"
         raise UsageError(
             f"{house} holds no wheel that patchkit built",
             why="a fill looks for what those need",
-            hint=quoted(
-                "patchkit", "repack", f"vllm=={load_recipe().newest}", "--dir", house
-            ),
+            hint=quoted("patchkit", "repack", newest, "--dir", house),
         )
-    known = targets()
+
     cpus = {cpu for entry in built for cpu in entry.name.cpus} - {ANY}
-    found = [
-        known[name]
-        for entry in built
-        if (name := str(entry.facts.get("target"))) in known
-    ]
-    if len(cpus) != 1 or not found:
+    names = [str(entry.facts.get("target")) for entry in built]
+    devices = [targets()[name] for name in names if name in targets()]
+    if len(cpus) != 1 or not devices:
         raise UsageError(
             f"{house} holds wheels for {' and '.join(sorted(cpus)) or 'no CPU in particular'}",
             why="dependencies are resolved for one machine, that of a wheel's target",
             hint="keep a wheelhouse for each CPU",
         )
-    # What loads with the oldest glibc also loads with newer ones.
-    oldest = min(found, key=lambda target: by_version(target.glibc))
     if python and not _PYTHON.fullmatch(python):
         raise UsageError(
             f"--python-version takes a version such as 3.12, not {python!r}"
         )
+
+    # What loads with the oldest glibc also loads with newer ones.
+    oldest = min(devices, key=lambda target: by_version(target.glibc))
     return NodePlatform(
         machine=cpus.pop(), python=python or oldest.python, glibc=oldest.glibc
     )
@@ -130,61 +132,77 @@ def fill_wheelhouse(
     """
     before = read_settled(house)
     require_effect(house, before.overrides, pins_in(house))
-    overrides = [override.takes for override in before.overrides]
     built = _read_built(house, before)
     for wrong in find_contradicted(before.overrides, built):
         raise UsageError(f"{wrong.where}: {wrong.what}", why=wrong.why, hint=wrong.hint)
-    # Major version → file name, of the CUDA that libraries built here ask for.
-    needed = {
-        m: it.name.filename
-        for it in built
-        for binary in it.binaries
-        for m in binary.cuda
-    }
+    cuda = cuda_majors(built)
     ours = [wheel.path for wheel in built if wheel.name.cpus & {node.machine, ANY}]
-    with _hold_downloads(house) as place, only_metadata(ours) as small:
-        # Offline, what an earlier fill brought is there to be taken.
-        more = (small, house) if sources.offline else (small,)
-        sources = replace(sources, folders=(*sources.folders, *more))
-        # Some projects are numbered like CUDA; that decides if the wheels ask for one CUDA.
-        names = sorted(library_rules().numbered.names) if len(needed) == 1 else []
-        numbered = [f"{name}=={major}.*" for name in names for major in needed]
+
+    with _hold_downloads(house) as downloads, only_metadata(ours) as small:
         tell(f"resolving dependencies for {node}")
         chosen = resolve_wheels(
-            small.iterdir(), also, node, sources, numbered, overrides
+            small.iterdir(),
+            also,
+            node,
+            _all_sources(sources, small, house),
+            _cuda_constraints(cuda),
+            [override.takes for override in before.overrides],
         )
         # A torch for CPUs alone is refused before gigabytes of it are downloaded.
-        torch, files = _proved_torch(chosen, node, needed, {}), dict[str, Path]()
+        torch = _proved_torch(chosen, node, cuda, {})
+        files: dict[str, Path] = {}
         if not lock_only:
-            files = _collect_wheels(chosen, house, place, progress, tell)
-            torch = _proved_torch(chosen, node, needed, files)
-        kind = Kind.LOCKED if lock_only else Kind.DEPENDENCY
-        sizes = {name: file.stat().st_size for name, file in files.items()}
-        fresh = tuple(
-            replace(it, size=sizes.get(it.filename, 0), kind=kind) for it in chosen
-        )
-        arriving = [path for path in files.values() if path.parent == place]
+            files = _collect_wheels(chosen, house, downloads, progress, tell)
+            torch = _proved_torch(chosen, node, cuda, files)
+        fresh = [_entry(wheel, files.get(wheel.filename)) for wheel in chosen]
+        arriving = [path for path in files.values() if path.parent == downloads]
         replace_dependencies(house, before, fresh, arriving)
-    old = {entry.filename for entry in before.wheels if entry.kind is not Kind.BUILT}
-    now = {entry.filename for entry in fresh}
-    new, gone = tuple(sorted(now - old)), tuple(sorted(old - now))
-    written = load_manifest(house)
-    return Filled(dependencies=fresh, new=new, gone=gone, torch=torch, manifest=written)
+
+    old_names = {entry.filename for entry in before.dependencies}
+    names = {entry.filename for entry in fresh}
+    return Filled(
+        dependencies=tuple(fresh),
+        new=tuple(sorted(names - old_names)),
+        gone=tuple(sorted(old_names - names)),
+        torch=torch,
+        manifest=load_manifest(house),
+    )
+
+
+def _all_sources(sources: WheelSources, small: Path, house: Path) -> WheelSources:
+    folders = [*sources.folders, small]
+    # Offline, what an earlier fill brought is there to be taken.
+    if sources.offline:
+        folders.append(house)
+    return replace(sources, folders=tuple(folders))
+
+
+def _cuda_constraints(cuda: Mapping[int, str]) -> list[str]:
+    """Return constraints on the projects that are numbered like CUDA, if wheels ask for one."""
+    if len(cuda) != 1:
+        return []
+    (major,) = cuda
+    return [f"{name}=={major}.*" for name in sorted(library_rules().numbered.names)]
+
+
+def _entry(wheel: LockedWheel, file: Path | None) -> LockedWheel:
+    """Return the entry of a wheel that is held in ``file``, or only locked."""
+    if file is None:
+        return replace(wheel, size=0, kind=Kind.LOCKED)
+    return replace(wheel, size=file.stat().st_size, kind=Kind.DEPENDENCY)
 
 
 def _read_built(house: Path, listed: Manifest) -> list[ListedWheel]:
     """Read the wheels that were built here. Raises HashMismatchError if one is another now."""
-    built = [entry for entry in listed.wheels if entry.kind is Kind.BUILT]
-    for entry in built:
-        if (
-            not is_file(house / entry.filename)
-            or sha256_of(house / entry.filename) != entry.sha256
-        ):
+    for entry in listed.built:
+        file = house / entry.filename
+        if not is_file(file) or sha256_of(file) != entry.sha256:
             raise HashMismatchError(
                 f"{entry.filename} is not the wheel that was built",
                 hint=f"{quoted('patchkit', 'verify', house)}; build it again",
             )
-    return read_listed_wheels(house, built)[0]
+    wheels, _unread = read_listed_wheels(house, listed.built)
+    return wheels
 
 
 @contextlib.contextmanager
@@ -212,30 +230,52 @@ def _hold_downloads(house: Path) -> Iterator[Path]:
 def _collect_wheels(
     chosen: Sequence[LockedWheel],
     house: Path,
-    place: Path,
+    downloads: Path,
     progress: Progress,
     tell: Callable[[str], None],
 ) -> dict[str, Path]:
     """Return where each wheel lies; what is not in the wheelhouse comes from an index."""
-    there: dict[str, Path] = {}
+    files: dict[str, Path] = {}
+    absent = []
     for wheel in chosen:
-        for file in (place / wheel.filename, house / wheel.filename):
-            if is_file(file) and sha256_of(file) == wheel.sha256:
-                there[wheel.filename] = file
-    wanted = [wheel for wheel in chosen if wheel.filename not in there]
-    if wanted:
-        size, free = sum(wheel.size for wheel in wanted), shutil.disk_usage(place).free
-        # Of an index that tells no sizes (PEP 503), nothing can be said before.
-        amount = f", {size / 1e6:,.0f} MB; free: {free / 1e6:,.0f} MB" if size else ""
-        tell(f"to download: {len(wanted)}{amount}")
-        if size - sum(kept(place / wheel.filename) for wheel in wanted) > free:
-            raise StorageError(
-                f"{house}: the disk has no room for {size / 1e6:,.0f} MB of dependencies, "
-                f"{free / 1e6:,.0f} MB are free; nothing was downloaded",
-                hint="free some; or let the nodes download: --lock-only",
-            )
-    download_wheels(wanted, place, progress)
-    return {wheel.filename: place / wheel.filename for wheel in chosen} | there
+        files[wheel.filename] = downloads / wheel.filename
+        if file := _find_file(wheel, house, downloads):
+            files[wheel.filename] = file
+        else:
+            absent.append(wheel)
+    if absent:
+        _check_room(house, absent, downloads, tell)
+    download_wheels(absent, downloads, progress)
+    return files
+
+
+def _find_file(wheel: LockedWheel, *folders: Path) -> Path | None:
+    for folder in folders:
+        file = folder / wheel.filename
+        if is_file(file) and sha256_of(file) == wheel.sha256:
+            return file
+    return None
+
+
+def _check_room(
+    house: Path,
+    absent: Sequence[LockedWheel],
+    downloads: Path,
+    tell: Callable[[str], None],
+) -> None:
+    """Tell how much is to be downloaded. Raises StorageError if there is no room for it."""
+    size = sum(wheel.size for wheel in absent)
+    free = shutil.disk_usage(downloads).free
+    # An index that tells no sizes (PEP 503) does not say how much it is.
+    amount = f", {size / 1e6:,.0f} MB; free: {free / 1e6:,.0f} MB" if size else ""
+    tell(f"to download: {len(absent)}{amount}")
+    begun = sum(kept(downloads / wheel.filename) for wheel in absent)
+    if size - begun > free:
+        raise StorageError(
+            f"{house}: the disk has no room for {size / 1e6:,.0f} MB of dependencies, "
+            f"{free / 1e6:,.0f} MB are free; nothing was downloaded",
+            hint="free some; or let the nodes download: --lock-only",
+        )
 
 
 def download_wheels(
@@ -245,34 +285,21 @@ def download_wheels(
 
     What is cut short stays, for the next run to go on with. Raises HashMismatchError, StorageError.
     """
-    before, total = 0, sum(wheel.size for wheel in wheels)
+    total = sum(wheel.size for wheel in wheels)
+    before = 0
 
-    def report(before: int, now: int, _all: int) -> None:
+    def report(now: int, _all: int) -> None:
         progress(before + now, max(total, before + now))
 
     with index_session(pip_settings()) as session, translated(at=folder):
         for wheel in wheels:
-            place, url = folder / wheel.filename, urlsplit(wheel.url)
-            if (
-                place.is_symlink()
-            ):  # nobody but fill puts something there, and fill makes no links
+            place = folder / wheel.filename
+            # Nobody but fill puts something there, and fill makes no links.
+            if place.is_symlink():
                 place.unlink()
             # Only what is whole gets its name, so the next run can take it as it is.
             with continuing(place) as stream:
-                if url.scheme == "file":
-                    stream.truncate(0)
-                    digest = hashlib.sha256()
-                    with Path(unquote(url.path)).open("rb") as file:
-                        for chunk in iter(partial(file.read, CHUNK), b""):
-                            digest.update(chunk)
-                            stream.write(chunk)
-                    sha256 = digest.hexdigest()
-                else:
-                    ask = partial(opened, wheel.url, session)
-                    done = partial(report, before)
-                    sha256, _size = transfer(
-                        stream, ask, wheel.sha256, wheel.size, done
-                    )
+                sha256 = _transfer_wheel(wheel, stream, session, report)
                 if sha256 != wheel.sha256:
                     stream.truncate(0)
                     raise HashMismatchError(
@@ -283,6 +310,25 @@ def download_wheels(
             before += place.stat().st_size
 
 
+def _transfer_wheel(
+    wheel: LockedWheel, stream: IO[bytes], session: Session, report: Progress
+) -> str:
+    """Write a wheel into a stream, which may hold its begin; return the sha256 of what is there."""
+    url = urlsplit(wheel.url)
+    if url.scheme != "file":
+        ask = partial(opened, wheel.url, session)
+        sha256, _size = transfer(stream, ask, wheel.sha256, wheel.size, report)
+        return sha256
+
+    stream.truncate(0)
+    digest = hashlib.sha256()
+    with Path(unquote(url.path)).open("rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+            stream.write(chunk)
+    return digest.hexdigest()
+
+
 def _proved_torch(
     chosen: Sequence[LockedWheel],
     node: NodePlatform,
@@ -290,33 +336,43 @@ def _proved_torch(
     files: Mapping[str, Path],
 ) -> Torch | None:
     """Return what the torch is, known by its file if that is there. Raises ProofError."""
-    wheel = next((wheel for wheel in chosen if wheel.name.project == "torch"), None)
-    if wheel is None:
+    torch = _find_torch(chosen, files)
+    if torch is None:
         return None
-    # vLLM itself requires others of NVIDIA's; a torch for CUDA always has these beside it.
-    requires = [
-        each.name.pinned for each in chosen if _OF_TORCH.fullmatch(each.name.project)
-    ]
-    members = None
-    if files:
-        with WheelFile(files[wheel.filename]) as file:
-            members = file.members
-    torch = torch_of(wheel.name.version, requires, members)
-    if torch.cuda and needed and torch.cuda not in needed:
-        major, filename = next(iter(needed.items()))
-        raise ProofError(
-            f"torch {torch.version} for {node.machine} is for CUDA {torch.cuda}; {filename} needs "
-            f"CUDA {major}",
-            why="their libraries cannot be loaded into one process",
-            hint=f"take torch from PyTorch's own index for CUDA {major} (pip's extra-index-url), "
-            f"or wheels for CUDA {torch.cuda}",
-        )
+
+    what = f"torch {torch.version} for {node.machine} is"
     if torch.cuda is None:
         raise ProofError(
-            f"torch {torch.version} for {node.machine} is one for CPUs alone: {torch.seen}",
+            f"{what} one for CPUs alone: {torch.seen}",
             why="for some CPUs and versions the package index has no other, as 2.10.0 for aarch64; "
             "kernels for CUDA cannot be loaded beside it",
             hint="take torch from PyTorch's own index of the CUDA that these wheels need (pip's "
             "extra-index-url), or a vLLM whose torch has CUDA there: 0.20 and later, torch 2.11",
         )
+    if torch.cuda and needed and torch.cuda not in needed:
+        major, filename = next(iter(needed.items()))
+        raise ProofError(
+            f"{what} for CUDA {torch.cuda}; {filename} needs CUDA {major}",
+            why="their libraries cannot be loaded into one process",
+            hint=f"take torch from PyTorch's own index for CUDA {major} (pip's extra-index-url), "
+            f"or wheels for CUDA {torch.cuda}",
+        )
     return torch
+
+
+def _find_torch(
+    chosen: Sequence[LockedWheel], files: Mapping[str, Path]
+) -> Torch | None:
+    wheel = next((wheel for wheel in chosen if wheel.name.project == "torch"), None)
+    if wheel is None:
+        return None
+
+    # vLLM itself requires other packages of NVIDIA's; a torch for CUDA always has these beside it.
+    requires = [
+        other.name.pinned for other in chosen if _OF_TORCH.fullmatch(other.name.project)
+    ]
+    members = None
+    if files:
+        with WheelFile(files[wheel.filename]) as file:
+            members = file.members
+    return torch_of(wheel.name.version, requires, members)

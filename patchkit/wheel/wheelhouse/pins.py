@@ -35,10 +35,8 @@ from patchkit.wheel.wheelhouse.storage import (
 )
 
 TORCH = "torch"
-_LEADING = (
-    TORCH,
-    "vllm",
-)  # the projects whose pins decide what else is built or filled in
+# The projects whose pins decide what else is built or filled in.
+_LEADING = (TORCH, "vllm")
 # From torch 2.11 on the wheels pin cu13; a wheel for CUDA 12 has the other name.
 _NCCL = re.compile(r"nvidia-nccl-cu\d+")
 
@@ -75,35 +73,42 @@ def read_listed_wheels(
     house: Path, listed: Sequence[ManifestEntry], spoiled: Collection[str] = ()
 ) -> tuple[list[ListedWheel], list[Finding]]:
     """Read the wheels, and say why some cannot be read; those that are ``spoiled`` stay closed."""
-    wheels, found = [], []
+    wheels = []
+    findings = []
     for entry in listed:
         path = house / entry.filename
-        metadata, binaries = None, tuple[Binary, ...]()
+        wheel = ListedWheel(entry=entry, path=path)
         if is_file(path) and entry.filename not in spoiled:
             try:
-                with WheelFile(path) as wheel:
-                    metadata = read_metadata(wheel)
-                    if (
-                        entry.kind is Kind.BUILT
-                        and ANY not in entry.name.cpus
-                        and metadata.facts
-                    ):
-                        binaries = inspect_wheel(wheel)
+                wheel = _read_wheel(entry, path)
             except SourceError as error:
                 what = error.what.removeprefix(f"{path}: ")
-                found.append(
+                findings.append(
                     finding(SourceError, entry.filename, what, error.hint, error.why)
                 )
-                metadata = None
-        wheels.append(
-            ListedWheel(entry=entry, path=path, metadata=metadata, binaries=binaries)
+        wheels.append(wheel)
+    return wheels, findings
+
+
+def _read_wheel(entry: ManifestEntry, path: Path) -> ListedWheel:
+    with WheelFile(path) as file:
+        metadata = read_metadata(file)
+        is_ours = entry.kind is Kind.BUILT and bool(metadata.facts)
+        has_binaries = is_ours and ANY not in entry.name.cpus
+        return ListedWheel(
+            entry=entry,
+            path=path,
+            metadata=metadata,
+            binaries=inspect_wheel(file) if has_binaries else (),
         )
-    return wheels, found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WheelPin:
-    """A pin, who has it (``torch 2.11.0``), and the requirement of a wheel that leads there."""
+    """A pin, the project that has it (``torch 2.11.0``), and the wheel whose requirement it is.
+
+    ``requires`` is the requirement of that wheel: the pin itself, or the torch that pins it.
+    """
 
     pin: ExactPin
     by: str
@@ -125,69 +130,78 @@ def wheel_pins(
     requires, or the one that is only ``locked``.
     """
     leading = [wheel for wheel in wheels if wheel.name.project in _LEADING]
-    found = []
-    for wheel in leading:
-        by = f"{wheel.name.project} {wheel.name.version.public}"
-        for project, version in wheel.pins.items():
-            with contextlib.suppress(ValueError):  # === takes what is no version
-                pin = ExactPin(f"{project}=={version}")
-                found.append(
-                    WheelPin(pin=pin, by=by, wheel=wheel.name.filename, requires=pin)
-                )
+    pins = [pin for wheel in leading for pin in _own_pins(wheel)]
     if any(wheel.name.project == TORCH for wheel in leading):
-        return tuple(found)
-    torches = {each.wheel: each.pin for each in found if each.pin.project == TORCH}
+        return tuple(pins)
+
+    torches = {pin.wheel: pin.pin for pin in pins if pin.pin.project == TORCH}
     if not torches:
         torches = {
-            each.filename: ExactPin(each.pinned)
-            for each in locked
-            if each.project == TORCH
+            name.filename: ExactPin(name.pinned)
+            for name in locked
+            if name.project == TORCH
         }
     for filename, torch in torches.items():
-        if pinned := load_facts().torch.get(
-            f"{torch.version.major}.{torch.version.minor}"
-        ):
+        minor = f"{torch.version.major}.{torch.version.minor}"
+        if pinned := load_facts().torch.get(minor):
             by = f"{TORCH} {torch.version.public}"
-            found.append(WheelPin(pin=pinned, by=by, wheel=filename, requires=torch))
-    return tuple(found)
+            pins.append(WheelPin(pin=pinned, by=by, wheel=filename, requires=torch))
+    return tuple(pins)
+
+
+def _own_pins(wheel: WheelMetadata) -> Iterator[WheelPin]:
+    by = f"{wheel.name.project} {wheel.name.version.public}"
+    for project, version in wheel.pins.items():
+        with contextlib.suppress(ValueError):  # === takes what is no version
+            pin = ExactPin(f"{project}=={version}")
+            yield WheelPin(pin=pin, by=by, wheel=wheel.name.filename, requires=pin)
 
 
 def pins_in(house: Path) -> tuple[WheelPin, ...]:
     """Return what the wheels in a folder pin. Raises UsageError if one cannot be read."""
     if not house.is_dir():
         return ()
-    names = [name for name in known_wheels(house) if name.project in _LEADING]
-    there = [name for name in names if (house / name.filename).is_file()]
-    read = []
-    for path in (house / name.filename for name in there):
-        try:
-            with WheelFile(path) as wheel:
-                read.append(read_metadata(wheel))
-            fault = next(iter(read[-1].faults), "")
-        except SourceError as error:
-            fault = error.what.removeprefix(str(path)).lstrip(": ")
-        if fault:
-            raise UsageError(
-                f"{path}: its requirements cannot be read: {fault}",
-                why="the file is damaged, or no wheel",
-                hint="remove it from the wheelhouse, or build it again",
-            )
-    return wheel_pins(read, set(names) - set(there))
+    wheels = []
+    absent = []
+    for name in known_wheels(house):
+        path = house / name.filename
+        if name.project not in _LEADING:
+            continue
+        if path.is_file():
+            wheels.append(_read_requirements(path))
+        else:
+            absent.append(name)
+    return wheel_pins(wheels, absent)
+
+
+def _read_requirements(path: Path) -> WheelMetadata:
+    """Read a wheel's metadata. Raises UsageError if its requirements cannot be read."""
+    try:
+        with WheelFile(path) as wheel:
+            metadata = read_metadata(wheel)
+        fault = next(iter(metadata.faults), "")
+    except SourceError as error:
+        fault = error.what.removeprefix(str(path)).lstrip(": ")
+    if fault:
+        raise UsageError(
+            f"{path}: its requirements cannot be read: {fault}",
+            why="the file is damaged, or no wheel",
+            hint="remove it from the wheelhouse, or build it again",
+        )
+    return metadata
 
 
 def without_effect(
     overrides: Iterable[Override], pins: Sequence[WheelPin]
-) -> tuple[tuple[Override, str], ...]:
-    """Return the overrides whose pin no wheel has any more, and what is pinned now."""
-    found = []
+) -> Iterator[tuple[Override, str]]:
+    """Yield the overrides whose pin no wheel has any more, and what is pinned now."""
     for override in overrides:
-        now = [each for each in pins if each.pin.project == override.pin.project]
-        if override.pin not in (each.pin for each in now):
-            said = ", ".join(f"{each.by} pins {each.pin.version}" for each in now)
-            found.append(
-                (override, said or f"nothing here pins {override.pin.project}")
-            )
-    return tuple(found)
+        project = override.pin.project
+        present = [pin for pin in pins if pin.pin.project == project]
+        if any(pin.pin == override.pin for pin in present):
+            continue
+        now = ", ".join(f"{pin.by} pins {pin.pin.version}" for pin in present)
+        yield override, now or f"nothing here pins {project}"
 
 
 def require_effect(
@@ -198,59 +212,67 @@ def require_effect(
         raise UsageError(
             f"{house}: its override of {override.pin} has no effect: {now}",
             why="it was recorded for other wheels",
-            hint=wheelhouse_command(
-                "override", house, "--remove", override.takes.project
-            ),
+            hint=_lift_command(house, override),
         )
+
+
+def _lift_command(house: Path, override: Override) -> str:
+    project = override.takes.project
+    return wheelhouse_command("override", house, "--remove", project)
 
 
 def find_disagreements(
     house: Path, wheels: Sequence[ListedWheel], overrides: Sequence[Override]
 ) -> tuple[Finding, ...]:
     """Find everything that keeps these wheels from working together on a node, each thing once."""
-    found = []
+    findings = []
     for override, now in without_effect(overrides, all_pins(wheels)):
         what = f"has an override of {override.pin}: {now}"
-        hint = wheelhouse_command("override", house, "--remove", override.takes.project)
+        hint = _lift_command(house, override)
         why = "an override holds for the pin that it was made for, and no other"
-        found.append(finding(UsageError, MANIFEST, what, hint, why))
-    found += find_contradicted(overrides, wheels)
+        findings.append(finding(UsageError, MANIFEST, what, hint, why))
+    findings += find_contradicted(overrides, wheels)
+
     for cpu in sorted({cpu for wheel in wheels for cpu in wheel.name.cpus} - {ANY}):
         # What a node with this CPU can install.
         group = [wheel for wheel in wheels if wheel.name.cpus & {cpu, ANY}]
-        found += _find_unmet_needs(cpu, group, overrides)
-        # An NCCL that is not the one torch pins, where torch's own METADATA is not at hand.
-        nccl = next((wheel for wheel in group if is_nccl(wheel.name.project)), None)
-        if any(wheel.name.project == TORCH and wheel.metadata for wheel in group):
-            nccl = None
-        for each in all_pins(group) if nccl else ():
-            pin, pinned = each.pin, SpecifierSet(f"=={each.pin.version}")
-            if nccl and is_nccl(pin.project) and not _is_met(pinned, nccl, overrides):
-                here = nccl.name.pinned
-                what = (
-                    f"is for {each.by}, which pins NCCL {pin.version}; here is {here}"
-                )
-                why = (
-                    "beside that torch pip replaces it by stock's, or installs nothing"
-                )
-                hint = _mend_command(nccl, pin.version)
-                found.append(finding(UsageError, each.wheel, what, hint, why))
-        found += _find_cuda_clash(cpu, group)
-        devices = {
-            wheel.target.name: wheel.name.filename for wheel in group if wheel.target
-        }
-        if len(devices) > 1:
-            parts = "; ".join(
-                f"{name}: {filename}" for name, filename in sorted(devices.items())
-            )
-            what = f"wheels for {cpu} are made for several devices: {parts}"
-            hint, why = (
-                "a wheelhouse for each device: --dir",
-                "on either some of it does not load",
-            )
-            found.append(finding(UsageError, [*devices.values()][-1], what, hint, why))
+        findings += _find_unmet_needs(cpu, group, overrides)
+        findings += _find_other_nccl(group, overrides)
+        findings += _find_cuda_clash(cpu, group)
+        findings += _find_device_clash(cpu, group)
     # A wheel for any CPU is in every group, and would be reported once for each.
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(findings))
+
+
+def _find_other_nccl(
+    wheels: Sequence[ListedWheel], overrides: Sequence[Override]
+) -> Iterator[Finding]:
+    """Find an NCCL that is not the one torch pins, where torch's own METADATA is not at hand."""
+    nccl = next((wheel for wheel in wheels if is_nccl(wheel.name.project)), None)
+    has_torch = any(wheel.name.project == TORCH and wheel.metadata for wheel in wheels)
+    if nccl is None or has_torch:
+        return
+
+    for pin in all_pins(wheels):
+        version = pin.pin.version
+        specifier = SpecifierSet(f"=={version}")
+        if is_nccl(pin.pin.project) and not _is_met(specifier, nccl, overrides):
+            what = f"is for {pin.by}, which pins NCCL {version}; here is {nccl.name.pinned}"
+            why = "beside that torch pip replaces it by stock's, or installs nothing"
+            hint = _mend_command(nccl, version)
+            yield finding(UsageError, pin.wheel, what, hint, why)
+
+
+def _find_device_clash(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
+    devices = {
+        wheel.target.name: wheel.name.filename for wheel in wheels if wheel.target
+    }
+    if len(devices) > 1:
+        parts = [f"{name}: {filename}" for name, filename in sorted(devices.items())]
+        what = f"wheels for {cpu} are made for several devices: {'; '.join(parts)}"
+        hint = "a wheelhouse for each device: --dir"
+        why = "on either some of it does not load"
+        yield finding(UsageError, [*devices.values()][-1], what, hint, why)
 
 
 def find_contradicted(
@@ -258,12 +280,11 @@ def find_contradicted(
 ) -> Iterator[Finding]:
     """Find the wheels of another version than an override takes."""
     for override, wheel in product(overrides, wheels):
-        version, taken = wheel.name.version, override.takes
+        version = wheel.name.version
+        taken = override.takes
         # A build of what is taken has a label.
-        if (
-            wheel.name.project == taken.project
-            and Version(version.public) != taken.version
-        ):
+        is_taken = Version(version.public) == taken.version
+        if wheel.name.project == taken.project and not is_taken:
             what = f"is {version}, and the override takes {taken}"
             hint = _mend_command(wheel, taken.version)
             why = "the override was recorded after it was put here"
@@ -280,7 +301,9 @@ def _is_met(
     specifier: SpecifierSet, wheel: ListedWheel, overrides: Sequence[Override]
 ) -> bool:
     """Check whether a wheel is what a pin asks for, or an override of this very pin decides."""
-    return specifier.contains(wheel.name.version, prereleases=True) or any(
+    if specifier.contains(wheel.name.version, prereleases=True):
+        return True
+    return any(
         wheel.name.project == override.takes.project
         and specifier == SpecifierSet(f"=={override.pin.version}")
         for override in overrides
@@ -291,29 +314,27 @@ def _find_unmet_needs(
     cpu: str, wheels: Sequence[ListedWheel], overrides: Sequence[Override]
 ) -> Iterator[Finding]:
     """Find requirements that a wheel beside it does not meet or, in a complete lock, none meets."""
-    here = {wheel.name.project: wheel for wheel in wheels}
+    by_project = {wheel.name.project: wheel for wheel in wheels}
     # Without a fill nothing but the built wheels is there, and needs are met from an index.
-    complete = any(not wheel.built for wheel in wheels)
+    is_complete = any(not wheel.built for wheel in wheels)
     for wheel in wheels:
+        filename = wheel.name.filename
         for requirement in _applicable_requirements(wheel.metadata, cpu, wheels):
-            other, specifier = (
-                here.get(canonicalize_name(requirement.name)),
-                requirement.specifier,
-            )
-            what = f"needs {str(requirement).partition(';')[0].strip()}"  # its marker is met
-            if other is None and complete:
-                what += ", which is not in the lock"
-                hint, why = (
-                    wheelhouse_command("fill", wheel.path.parent),
-                    "it was built after a fill",
-                )
-            elif other is None or _is_met(specifier, other, overrides):
-                continue
-            else:
-                what += f"; here is {other.name.pinned}"
+            specifier = requirement.specifier
+            other = by_project.get(canonicalize_name(requirement.name))
+            # Its marker is met.
+            need = f"needs {str(requirement).partition(';')[0].strip()}"
+            if other is None:
+                if is_complete:
+                    what = f"{need}, which is not in the lock"
+                    hint = wheelhouse_command("fill", wheel.path.parent)
+                    why = "it was built after a fill"
+                    yield finding(UsageError, filename, what, hint, why)
+            elif not _is_met(specifier, other, overrides):
+                what = f"{need}; here is {other.name.pinned}"
                 hint = _mend_command(other, str(specifier).removeprefix("=="))
                 why = "pip finds no set that fits together (ResolutionImpossible)"
-            yield finding(UsageError, wheel.name.filename, what, hint, why)
+                yield finding(UsageError, filename, what, hint, why)
 
 
 def _mend_command(wheel: ListedWheel, version: object) -> str:
@@ -321,58 +342,81 @@ def _mend_command(wheel: ListedWheel, version: object) -> str:
 
     A dependency is resolved anew; a wheel that was built here is built again.
     """
-    house, there = wheel.path.parent, wheel.name.version.public
+    house = wheel.path.parent
     if not wheel.built:
         return wheelhouse_command("fill", house)
-    name = "nccl" if is_nccl(wheel.name.project) else wheel.name.project
-    drop = wheelhouse_command("prune", house, "--drop", wheel.name.project)
-    build = quoted("patchkit", "build", name, "--version", str(version), "--dir", house)
-    keep = wheelhouse_command("override", house, f"{wheel.name.project}=={there}")
-    later = is_nccl(wheel.name.project) and SpecifierSet(f"<{there}").contains(
-        str(version)
+
+    project = wheel.name.project
+    built_project = "nccl" if is_nccl(project) else project
+    drop = wheelhouse_command("prune", house, "--drop", project)
+    build = quoted(
+        "patchkit", "build", built_project, "--version", str(version), "--dir", house
     )
-    return f"{drop} && {build}" + (f"; or, to keep it: {keep}" if later else "")
+    present = wheel.name.version.public
+    if not is_nccl(project) or str(version) not in SpecifierSet(f"<{present}"):
+        return f"{drop} && {build}"
+    keep = wheelhouse_command("override", house, f"{project}=={present}")
+    return f"{drop} && {build}; or, to keep it: {keep}"
 
 
 def _applicable_requirements(
     metadata: WheelMetadata | None, cpu: str, wheels: Sequence[ListedWheel]
 ) -> Iterator[Requirement]:
     """Yield the requirements that hold on this CPU, with the Python of the lock if there is one."""
-    # An empty extra: what only an extra requires is not needed here.
-    said = {**default_environment(), "platform_machine": cpu, "extra": ""}
-    locked = (wheel.entry.facts.get("python") for wheel in wheels if not wheel.built)
-    if python := next((str(python) for python in locked if python), ""):
-        said["python_version"] = ".".join(python.split(".")[:2])
-        said["python_full_version"] = ".".join((*python.split("."), "0")[:3])
-    environment = {key: str(value) for key, value in said.items()}
-    for requirement in metadata.requires if metadata else ():
+    if metadata is None:
+        return
+    environment = _marker_environment(cpu, wheels)
+    for requirement in metadata.requires:
         if requirement.marker is None or requirement.marker.evaluate(environment):
             yield requirement
 
 
+def _marker_environment(cpu: str, wheels: Sequence[ListedWheel]) -> dict[str, str]:
+    environment = {key: str(value) for key, value in default_environment().items()}
+    environment["platform_machine"] = cpu
+    # What only an extra requires is not needed here.
+    environment["extra"] = ""
+    pythons = [
+        str(wheel.entry.facts["python"])
+        for wheel in wheels
+        if not wheel.built and wheel.entry.facts.get("python")
+    ]
+    if pythons:
+        parts = pythons[0].split(".")
+        environment["python_version"] = ".".join(parts[:2])
+        environment["python_full_version"] = ".".join([*parts, "0"][:3])
+    return environment
+
+
 def _find_cuda_clash(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
     """Find a second CUDA, or a torch that has none."""
-    majors = {
-        m: wheel.name.filename
-        for wheel in wheels
-        for it in wheel.binaries
-        for m in it.cuda
-    }
+    majors = cuda_majors(wheels)
     for wheel in wheels:
-        if wheel.name.project == TORCH and wheel.metadata:
-            requires = map(str, _applicable_requirements(wheel.metadata, cpu, wheels))
-            torch = torch_of(wheel.name.version, requires, wheel.metadata.members)
-            if torch.cuda is None:
-                what = f"is a torch for CPUs alone: {torch.seen}"
-                again = wheelhouse_command("fill", wheel.path.parent)
-                yield finding(ProofError, wheel.name.filename, what, again)
-            elif torch.cuda:
-                majors[torch.cuda] = wheel.name.filename
+        if wheel.name.project != TORCH or wheel.metadata is None:
+            continue
+        filename = wheel.name.filename
+        requires = map(str, _applicable_requirements(wheel.metadata, cpu, wheels))
+        torch = torch_of(wheel.name.version, requires, wheel.metadata.members)
+        if torch.cuda is None:
+            what = f"is a torch for CPUs alone: {torch.seen}"
+            again = wheelhouse_command("fill", wheel.path.parent)
+            yield finding(ProofError, filename, what, again)
+        elif torch.cuda:
+            majors[torch.cuda] = filename
+
     if len(majors) > 1:
-        parts = "; ".join(
-            f"CUDA {major}: {name}" for major, name in sorted(majors.items())
-        )
-        last = majors[max(majors)]
-        what = f"is for another CUDA than what lies beside it: {parts}"
+        parts = [f"CUDA {major}: {name}" for major, name in sorted(majors.items())]
+        what = f"is for another CUDA than what lies beside it: {'; '.join(parts)}"
+        hint = "take all of it for one CUDA"
         why = "a process loads both runtimes, and kernels of one do not see tensors of the other"
-        yield finding(ProofError, last, what, "take all of it for one CUDA", why)
+        yield finding(ProofError, majors[max(majors)], what, hint, why)
+
+
+def cuda_majors(wheels: Sequence[ListedWheel]) -> dict[int, str]:
+    """Return major version → file name, of the CUDA that libraries built here ask for."""
+    return {
+        major: wheel.name.filename
+        for wheel in wheels
+        for binary in wheel.binaries
+        for major in binary.cuda
+    }
