@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.wheelhouse.pins import WheelPin, is_nccl, pins_in, require_effect
 from patchkit.wheel.wheelhouse.storage import (
     USER,
+    Manifest,
     Override,
     check_one_line,
     commit_files,
@@ -33,51 +34,72 @@ def choose_override(house: Path, takes: ExactPin, reason: str = "") -> Override:
     torch, which other wheels are compiled against; SourceError for an NCCL that is refused.
     """
     pins = pins_in(house)
-    found = {each.pin: each for each in pins if each.pin.project == takes.project}
-    if not found:
-        names = ", ".join(dict.fromkeys(str(pin.pin) for pin in pins))
-        raise UsageError(
-            f"{house}: nothing here pins {takes.project}",
-            why="an override replaces a pin; what nobody pins needs none",
-            hint=f"pinned are {names}"
-            if names
-            else "repack or build a vLLM into it first",
-        )
-    if len(found) > 1:
-        different = " and ".join(f"{each.pin} ({each.by})" for each in found.values())
-        raise UsageError(
-            f"{house}: its wheels pin {different}", hint="drop one of them first"
-        )
-    ((pin, known),) = found.items()
+    pinned = _find_pin(house, pins, takes.project)
     if library_rules().compiled_against.cover(takes.project):
         raise UsageError(
             f"{takes}: the pin of {takes.project} is not overridden",
-            why=f"{known.wheel} was compiled against {pin}",
+            why=f"{pinned.wheel} was compiled against {pinned.pin}",
             hint="take a vLLM that is built for another one",
         )
-    if takes.version.local or takes.version <= pin.version:
+    version = pinned.pin.version
+    if takes.version.local or takes.version <= version:
         raise UsageError(
-            f"{takes} is no release later than {pin.version}, which {known.by} pins",
+            f"{takes} is no release later than {version}, which {pinned.by} pins",
             why="what is compiled for a release may call what an older one lacks; the label of a "
             "build is not known before it is built",
-            hint=f"name a later release than {pin.version}: a build of it meets the override",
+            hint=f"name a later release than {version}: a build of it meets the override",
         )
     if is_nccl(takes.project):
         load_recipe("nccl").check(takes.version)
+
+    return Override(
+        takes=takes,
+        pin=pinned.pin,
+        by=pinned.by,
+        reason=_checked_reason(reason) or _known_reason(pins, pinned.pin),
+        word=USER,
+    )
+
+
+def _find_pin(house: Path, pins: Sequence[WheelPin], project: str) -> WheelPin:
+    """Return the only pin of a project. Raises UsageError for none, and for several."""
+    by_pin = {pin.pin: pin for pin in pins if pin.pin.project == project}
+    if not by_pin:
+        names = ", ".join(dict.fromkeys(str(pin.pin) for pin in pins))
+        first = "repack or build a vLLM into it first"
+        raise UsageError(
+            f"{house}: nothing here pins {project}",
+            why="an override replaces a pin; what nobody pins needs none",
+            hint=f"pinned are {names}" if names else first,
+        )
+    if len(by_pin) > 1:
+        different = " and ".join(f"{pin.pin} ({pin.by})" for pin in by_pin.values())
+        raise UsageError(
+            f"{house}: its wheels pin {different}", hint="drop one of them first"
+        )
+    (pin,) = by_pin.values()
+    return pin
+
+
+def _checked_reason(reason: str) -> str:
+    """Return the reason that a user gives, "" for none. Raises UsageError for several lines."""
+    if not reason:
+        return ""
     try:
-        check_one_line(reason or "-")
+        check_one_line(reason)
     except ValueError as error:
         raise UsageError(
             f"--reason {reason!r}: {error}", hint="say it in one line"
         ) from None
-    suggested = (each.reason for each in known_overrides(pins, ()) if each.pin == pin)
-    return Override(
-        takes=takes,
-        pin=pin,
-        by=known.by,
-        reason=reason or next(suggested, "no reason was given"),
-        word=USER,
-    )
+    return reason
+
+
+def _known_reason(pins: Iterable[WheelPin], pin: ExactPin) -> str:
+    """Return what a known bug of the pinned release says."""
+    for override in known_overrides(pins, ()):
+        if override.pin == pin:
+            return override.reason
+    return "no reason was given"
 
 
 def record_override(house: Path, override: Override) -> bool:
@@ -89,12 +111,9 @@ def record_override(house: Path, override: Override) -> bool:
         listed = listed_manifest(house)
         if override in listed.overrides:
             return False
-        others = (
-            o for o in listed.overrides if o.takes.project != override.takes.project
-        )
-        commit_files(
-            house, write_documents(replace(listed, overrides=(*others, override))), ()
-        )
+        others = _without_project(listed, override.takes.project)
+        after = replace(listed, overrides=(*others, override))
+        commit_files(house, write_documents(after), ())
     return True
 
 
@@ -104,14 +123,20 @@ def lift_override(house: Path, project: str) -> Override:
         listed = listed_manifest(house)
         for override in listed.overrides:
             if override.takes.project == project:
-                left = tuple(each for each in listed.overrides if each != override)
-                commit_files(
-                    house, write_documents(replace(listed, overrides=left)), ()
-                )
+                after = replace(listed, overrides=_without_project(listed, project))
+                commit_files(house, write_documents(after), ())
                 return override
-    there = ", ".join(each.takes.project for each in listed.overrides) or "none"
+
+    present = [override.takes.project for override in listed.overrides]
     raise UsageError(
-        f"{house}: there is no override of {project}", hint=f"there is {there}"
+        f"{house}: there is no override of {project}",
+        hint=f"there is {', '.join(present) or 'none'}",
+    )
+
+
+def _without_project(manifest: Manifest, project: str) -> tuple[Override, ...]:
+    return tuple(
+        override for override in manifest.overrides if override.takes.project != project
     )
 
 
@@ -119,61 +144,64 @@ def known_overrides(
     pins: Iterable[WheelPin], recorded: Iterable[Override]
 ) -> tuple[Override, ...]:
     """Return the overrides that known bugs of pinned releases suggest, where none is recorded."""
-    found, there = {}, {each.takes.project for each in recorded}
-    for each in pins:
-        project, version = each.pin.project, each.pin.version
-        known = is_nccl(project) and project not in there
-        for bug in load_recipe("nccl").bugs_of(version) if known else ():
+    overridden = {override.takes.project for override in recorded}
+    suggestions = {}
+    for pin in pins:
+        project = pin.pin.project
+        version = pin.pin.version
+        if not is_nccl(project) or project in overridden:
+            continue
+        for bug in load_recipe("nccl").bugs_of(version):
             if bug.take:
-                found[project] = Override(
+                suggestions[project] = Override(
                     takes=ExactPin(f"{project}=={bug.take}"),
-                    pin=each.pin,
-                    by=each.by,
+                    pin=pin.pin,
+                    by=pin.by,
                     reason=f"NCCL {version} {bug.says}",
                     word=f"known bug: {bug.source}",
                 )
-    return tuple(found.values())
+    return tuple(suggestions.values())
 
 
 PACKAGE = "nvidia-nccl-cu13"  # what is built here
 
 
 def default_version(house: Path) -> tuple[Version, str]:
-    """Return the NCCL to build for the wheels in a wheelhouse, and why that one, in words.
+    """Return the NCCL to build for the wheels in a wheelhouse, and the reason in words.
 
     An override decides; else a torch wheel, which pins it itself; else a vLLM wheel, which pins its
     torch, and the recipe says what that pins; without any of them it is the recipe's default.
     Raises UsageError if two wheels want different ones, an override is for other wheels, or a wheel
     cannot be read.
     """
-    found = _required_nccl(house)
-    if not found:
-        return (
-            load_facts().default,
-            "the recipe's default: no torch or vLLM wheel says otherwise",
-        )
-    if len(found) > 1:
+    reasons = _required_nccl(house)
+    if not reasons:
+        reason = "the recipe's default: no torch or vLLM wheel says otherwise"
+        return load_facts().default, reason
+    if len(reasons) > 1:
+        lines = [f"{house}: its wheels want {len(reasons)} versions of NCCL"]
+        lines += [
+            f"  {version}: {reason}" for version, reason in sorted(reasons.items())
+        ]
         raise UsageError(
-            f"{house}: its wheels want {len(found)} versions of NCCL\n"
-            + "\n".join(
-                f"  {version}: {reason}" for version, reason in sorted(found.items())
-            ),
-            hint="name one with --version, or remove a wheel",
+            "\n".join(lines), hint="name one with --version, or remove a wheel"
         )
-    return next(iter(found.items()))
+    return next(iter(reasons.items()))
 
 
 def require_wanted(house: Path, version: Version) -> None:
     """Raise UsageError if the wheels in a wheelhouse want another NCCL than this one."""
-    found = _required_nccl(house)
-    if not found or Version(version.public) in found:
+    reasons = _required_nccl(house)
+    if not reasons or Version(version.public) in reasons:
         return
-    wanted, reason = max(found.items())
-    other = "or build into another folder: --dir"
-    hint = f"leave --version out to build {wanted}; {other}"
-    if version > wanted and any(each.pin.project == PACKAGE for each in pins_in(house)):
+
+    wanted, reason = max(reasons.items())
+    folder = "or build into another folder: --dir"
+    hint = f"leave --version out to build {wanted}; {folder}"
+    is_pinned = any(pin.pin.project == PACKAGE for pin in pins_in(house))
+    if version > wanted and is_pinned:
         override = wheelhouse_command("override", house, f"{PACKAGE}=={version.public}")
-        hint = f"to take it, record that: {override}; then build again; {other}"
+        hint = f"to take it, record that: {override}; then build again; {folder}"
     raise UsageError(
         f"{house}: its wheels are for NCCL {wanted}, and {version} is to be built",
         why=f"{reason}; `patchkit verify` refuses another one beside it, and pip replaces it",
@@ -182,14 +210,15 @@ def require_wanted(house: Path, version: Version) -> None:
 
 
 def _required_nccl(house: Path) -> dict[Version, str]:
-    """Return each NCCL that is wanted, and by what."""
-    pins, overrides = pins_in(house), listed_manifest(house).overrides
+    """Return each NCCL that the wheels want, and the reason."""
+    pins = pins_in(house)
+    overrides = listed_manifest(house).overrides
     require_effect(house, overrides, pins)
     for override in overrides:
         if is_nccl(override.takes.project):
             return {override.takes.version: str(override)}
     return {
-        each.pin.version: f"{each.wheel} requires {each.requires}"
-        for each in pins
-        if is_nccl(each.pin.project)
+        pin.pin.version: f"{pin.wheel} requires {pin.requires}"
+        for pin in pins
+        if is_nccl(pin.pin.project)
     }

@@ -14,6 +14,7 @@ import tomllib
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -23,6 +24,7 @@ from packaging.utils import parse_wheel_filename
 from uv import find_uv_bin
 
 from patchkit.errors import PatchkitError, SourceError, StorageError, UsageError
+from patchkit.follow import Completed
 from patchkit.process import attempt
 from patchkit.source.fetch import cache_dir, pip_settings
 from patchkit.source.releases import ExactPin
@@ -30,18 +32,17 @@ from patchkit.wheel.file.wheelfile import wheel_name
 from patchkit.wheel.wheelhouse.storage import Kind, ManifestEntry
 
 _OPTIONS = (
-    *(
-        "--only-binary=:all:",
-        "--no-header",
-        "--format=pylock.toml",
-        "--generate-hashes",
-    ),
-    *(
-        f"--python={sys.executable}",
-        "--no-python-downloads",
-    ),  # it would fetch one to build with
-    # --no-config: a uv.toml of the user's must not make another lock.
-    *("--no-config", "--color=never", "--no-progress"),
+    "--only-binary=:all:",
+    "--no-header",
+    "--format=pylock.toml",
+    "--generate-hashes",
+    f"--python={sys.executable}",
+    # It would fetch one to build with.
+    "--no-python-downloads",
+    # A uv.toml of the user's must not make another lock.
+    "--no-config",
+    "--color=never",
+    "--no-progress",
 )
 # pip's settings as uv takes them: in variables, since everybody on a machine can read arguments.
 _VARIABLES = {
@@ -62,8 +63,8 @@ _SHOWN = 12  # lines of what uv says
 
 
 # By glibc 2.X; no wheel for aarch64 is older than the first.
-_OLDEST, _OLD_NAMES = 17, {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
-_UV_KNOWS = (_OLDEST, 28, *range(31, 41))  # its platforms manylinux_2_X
+_OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+_UV_KNOWS = (17, 28, *range(31, 41))  # its platforms manylinux_2_X
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,21 +78,26 @@ class NodePlatform:
     def __str__(self) -> str:
         return f"CPython {self.python} on {self.machine} with glibc {self.glibc}"
 
+    @property
+    def glibc_minor(self) -> int:
+        return int(self.glibc.partition(".")[2])
+
     def ranks(self) -> dict[Tag, int]:
         """Return the tags that fit; an installer takes the wheel with the lowest rank."""
-        # Newest first, as pip ranks them: a tag of a newer glibc is the more specific one.
         names = []
-        newest = int(self.glibc.partition(".")[2])
-        for minor in range(newest, min(_OLD_NAMES) - 1, -1):
-            names += [
-                f"manylinux_2_{minor}",
-                *([_OLD_NAMES[minor]] if minor in _OLD_NAMES else []),
-            ]
-        platforms = [f"{name}_{self.machine}" for name in (*names, "linux")]
-        major, minor = map(int, self.python.split(".")[:2])
-        native = cpython_tags((major, minor), platforms=platforms)
-        others = compatible_tags((major, minor), f"cp{major}{minor}", platforms)
-        return {tag: rank for rank, tag in enumerate((*native, *others))}
+        # Newest first, as pip ranks them: a tag of a newer glibc is the more specific one.
+        for minor in range(self.glibc_minor, min(_OLD_NAMES) - 1, -1):
+            names.append(f"manylinux_2_{minor}")
+            if minor in _OLD_NAMES:
+                names.append(_OLD_NAMES[minor])
+        names.append("linux")
+
+        platforms = [f"{name}_{self.machine}" for name in names]
+        python = [int(part) for part in self.python.split(".")[:2]]
+        interpreter = "cp" + "".join(map(str, python))
+        native = cpython_tags(python, platforms=platforms)
+        others = compatible_tags(python, interpreter, platforms)
+        return {tag: rank for rank, tag in enumerate(chain(native, others))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,46 +126,52 @@ def only_metadata(wheels: Iterable[Path]) -> Iterator[Path]:
 
 def _uv_environment(sources: WheelSources) -> dict[str, str]:
     """Return the variables that uv gets, none of the user's own for uv: all get the same lock."""
-    found = {
+    environment = {
         name: value for name, value in os.environ.items() if not name.startswith("UV_")
     }
     links = [folder.absolute().as_uri() for folder in sources.folders]
     if not sources.offline:
         settings = pip_settings()
-        found |= {
-            _VARIABLES[name]: settings[name] for name in _VARIABLES if name in settings
-        }
-        if (
-            "extra-index-url" in settings
-        ):  # as pip: the best of all indexes, not of the first one
-            found["UV_INDEX_STRATEGY"] = "unsafe-best-match"
-        # pip only warns of a folder that is not there, and uv gives up.
-        for link in settings.get("find-links", "").split():
-            scheme, _, path = link.rpartition("://")
-            if scheme not in ("", "file") or Path(unquote(path)).exists():
-                links.append(link)
-    return found | {
-        "UV_FIND_LINKS": ",".join(links),
-        "UV_CACHE_DIR": str(cache_dir() / "uv"),
-        "UV_SYSTEM_CERTS": "1",  # the system's certificates, as pip
-    }
+        for name, variable in _VARIABLES.items():
+            if name in settings:
+                environment[variable] = settings[name]
+        # As pip: the best of all indexes, not of the first one.
+        if "extra-index-url" in settings:
+            environment["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+        links += filter(_is_usable_link, settings.get("find-links", "").split())
+
+    environment["UV_FIND_LINKS"] = ",".join(links)
+    environment["UV_CACHE_DIR"] = str(cache_dir() / "uv")
+    environment["UV_SYSTEM_CERTS"] = "1"  # the system's certificates, as pip
+    return environment
 
 
-def _uv_error(said: str, wanted: Sequence[str], node: NodePlatform) -> PatchkitError:
+def _is_usable_link(link: str) -> bool:
+    """Check whether uv takes a link; pip only warns of a folder that is not there."""
+    scheme, _, path = link.rpartition("://")
+    return scheme not in ("", "file") or Path(unquote(path)).exists()
+
+
+def _uv_error(
+    output: str, requirements: Sequence[str], node: NodePlatform
+) -> PatchkitError:
     """Return the error that uv's words mean."""
-    told = (line for line in said.splitlines() if not line.startswith("warning:"))
-    lines = [_FRAME.sub("", _PASSWORD.sub("", line)) for line in told]
-    why = "\n        ".join([line for line in lines if line][:_SHOWN])
-    if "No solution found" in said:
-        names = ", ".join(unquote(each).rpartition("/")[2] for each in wanted)
+    lines = []
+    for line in output.splitlines():
+        shown = _FRAME.sub("", _PASSWORD.sub("", line))
+        if shown and not line.startswith("warning:"):
+            lines.append(shown)
+    why = "\n        ".join(lines[:_SHOWN])
+    if "No solution found" in output:
+        names = [unquote(text).rpartition("/")[2] for text in requirements]
         return SourceError(
-            f"there is no set of wheels for {node} that fits together with {names}",
+            f"there is no set of wheels for {node} that fits together with {', '.join(names)}",
             why=why.partition("\n")[2].strip(),
             hint="take another release or --python-version; build a wheel of what has sources "
             "alone on a node (pip wheel), and name its folder with --find-links; if an index has "
             "what was not found, check its credentials in pip's configuration",
         )
-    if "parse" in said and "requirement" in said:
+    if "parse" in output and "requirement" in output:
         return UsageError("--with takes a requirement such as 'ray>=2.40'", why=why)
     return StorageError(
         "uv cannot resolve what the wheels need",
@@ -174,7 +186,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockedWheel(ManifestEntry):
-    """A wheel that was chosen, and where it is; its size is 0 if the index does not say it."""
+    """A wheel that was chosen, and its URL; its size is 0 if the index does not say it."""
 
     url: str
 
@@ -195,66 +207,100 @@ def resolve_wheels(
     metadata. Raises SourceError if there is no solution, UsageError for what is no requirement,
     StorageError if the index or the disk fails.
     """
-    for each in also:
-        if each.startswith("-") or not each.isprintable():
+    for text in also:
+        if text.startswith("-") or not text.isprintable():
             raise UsageError(
-                f"--with takes a requirement such as 'ray>=2.40', not {each!r}"
+                f"--with takes a requirement such as 'ray>=2.40', not {text!r}"
             )
-    ours = {wheel_name(wheel.name).project: wheel.as_uri() for wheel in given}
-    named = {project: f"{project} @ {url}" for project, url in ours.items()}
-    wanted = [*named.values(), *also]
-    minor = max(
-        known for known in _UV_KNOWS if known <= int(node.glibc.partition(".")[2])
-    )
+    ours = {}
+    for wheel in given:
+        project = wheel_name(wheel.name).project
+        ours[project] = f"{project} @ {wheel.as_uri()}"
+    requirements = [*ours.values(), *also]
+    # An override replaces our own requirement as well: it has to name the wheel that is given.
+    taken = [ours.get(pin.project, str(pin)) for pin in overrides]
+    limits = {"constraints": constraints, "overrides": taken}
+
+    done = _run_uv(requirements, limits, node, sources)
+    if done.trouble:
+        raise _uv_error(done.errors, requirements, node)
+    ranks = node.ranks()
+    wheels = [
+        _choose_file(row, node, ranks)
+        for row in tomllib.loads(done.output)["packages"]
+        if row["name"] not in ours
+    ]
+    return tuple(sorted(wheels, key=lambda wheel: wheel.name.filename))
+
+
+def _run_uv(
+    requirements: Sequence[str],
+    limits: Mapping[str, Iterable[str]],
+    node: NodePlatform,
+    sources: WheelSources,
+) -> Completed:
+    """Run `uv pip compile`; ``limits`` are the lines of files by the option that names them."""
+    minor = max(known for known in _UV_KNOWS if known <= node.glibc_minor)
+    options = [
+        *_OPTIONS,
+        f"--python-platform={node.machine}-manylinux_2_{minor}",
+        f"--python-version={node.python}",
+    ]
+    if sources.offline:
+        options.append("--no-index")
     with tempfile.TemporaryDirectory() as folder:
-        # An override replaces what we ask for as well: it has to name the wheel that is given.
-        taken = [named.get(pin.project, str(pin)) for pin in overrides]
-        files = {"constraints": constraints, "overrides": taken}
-        for name, lines in files.items():
-            Path(folder, name).write_text("\n".join(lines), encoding="utf-8")
-        done = attempt(
-            *(find_uv_bin(), "pip", "compile", "-", *_OPTIONS),
-            *(f"--{name}={folder}/{name}" for name in files),
-            f"--python-platform={node.machine}-manylinux_2_{minor}",
-            f"--python-version={node.python}",
-            *(["--no-index"] if sources.offline else []),
-            input="\n".join(wanted).encode(),
+        for name, lines in limits.items():
+            place = Path(folder, name)
+            place.write_text("\n".join(lines), encoding="utf-8")
+            options.append(f"--{name}={place}")
+        return attempt(
+            find_uv_bin(),
+            "pip",
+            "compile",
+            "-",
+            *options,
+            input="\n".join(requirements).encode(),
             env=_uv_environment(sources),
             timeout=None,
         )
-    if done.trouble:
-        raise _uv_error(done.errors, wanted, node)
-    rows = tomllib.loads(done.output)["packages"]
-    ranks = node.ranks()
-    found = [_choose_file(row, node, ranks) for row in rows if row["name"] not in ours]
-    return tuple(sorted(found, key=lambda wheel: wheel.name.filename))
 
 
 def _choose_file(
     row: Mapping[str, Any], node: NodePlatform, ranks: Mapping[Tag, int]
 ) -> LockedWheel:
     """Return the file of a package that an installer takes. Raises SourceError if there is none."""
-    fitting = []
+    wheels = []
     # pylock.toml (PEP 751): `archive` is the file of a requirement that names a URL.
     for file in row.get("wheels", [row.get("archive", {})]):
-        url = file.get("url") or Path(file.get("path", "")).absolute().as_uri()
-        filename = unquote(urlsplit(url).path.rpartition("/")[2])
-        sha256 = file.get("hashes", {}).get("sha256", "")
-        if not filename.endswith(".whl") or not _SHA256.fullmatch(sha256):
+        wheel = _locked_wheel(file, node)
+        if wheel is None:
             continue
-        *_, build, tags = parse_wheel_filename(filename)
-        if tags & ranks.keys():
-            rank = min(ranks[tag] for tag in tags & ranks.keys())
-            known = {"sha256": sha256, "url": url, "size": int(file.get("size", 0))}
-            facts, kind = asdict(node), Kind.LOCKED
-            wheel = LockedWheel(
-                name=wheel_name(filename), facts=facts, kind=kind, **known
-            )
+        *_, build, tags = parse_wheel_filename(wheel.filename)
+        fitting = [ranks[tag] for tag in tags if tag in ranks]
+        if fitting:
             # As pip chooses: the best tag, and of equals the highest build number.
-            fitting.append(((-rank, build), wheel))
-    if not fitting:
+            wheels.append((-min(fitting), build, wheel))
+    if not wheels:
         raise SourceError(
             f"{row['name']} {row.get('version', '')}: there is no wheel with a sha256",
             hint="build a wheel of it, and name its folder with --find-links",
         )
-    return max(fitting, key=lambda each: each[0])[1]
+    *_, chosen = max(wheels, key=lambda entry: entry[:2])
+    return chosen
+
+
+def _locked_wheel(file: Mapping[str, Any], node: NodePlatform) -> LockedWheel | None:
+    """Return a file of pylock.toml, None if it is no wheel with a sha256."""
+    url = file.get("url") or Path(file.get("path", "")).absolute().as_uri()
+    filename = unquote(urlsplit(url).path.rpartition("/")[2])
+    sha256 = file.get("hashes", {}).get("sha256", "")
+    if not filename.endswith(".whl") or not _SHA256.fullmatch(sha256):
+        return None
+    return LockedWheel(
+        name=wheel_name(filename),
+        sha256=sha256,
+        size=int(file.get("size", 0)),
+        facts=asdict(node),
+        kind=Kind.LOCKED,
+        url=url,
+    )
