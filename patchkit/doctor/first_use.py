@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from patchkit.cluster.ssh.node import Remote, everywhere
-from patchkit.cluster.ssh.ssh import HERE, there
+from patchkit.cluster.ssh.node import Remote, run_on_all
+from patchkit.cluster.ssh.ssh import HERE, ssh_command
 from patchkit.doctor.judgement import LATER
 from patchkit.doctor.peers.node_report import (
     NodeReport,
@@ -71,7 +71,7 @@ def add_first_use(visited: Visit, look: Callable[..., dict[str, Any]]) -> Visit:
 
     if not visited.reports:  # a log was read
         return visited
-    said = everywhere(visited.reports, ask)
+    said = run_on_all(visited.reports, ask)
     found = list(visited.findings)
     for report, its in zip(visited.reports, said, strict=True):
         found += check_first_use(report, its)
@@ -124,7 +124,9 @@ def check_first_use(node: NodeReport, said: DeviceCodeFound | PatchkitError) -> 
             "what": f"{shown} hold PTX alone for this GPU; {kept} of what was compiled"
         }
     software = require(node.host.software, _UNNAMED)
-    command = there(node.node, "patchkit", "apply", "--native", software.vllm_home)
+    command = ssh_command(
+        node.node, "patchkit", "apply", "--native", software.vllm_home
+    )
     if node.node != HERE:  # where patchkit need not be
         again = quoted(
             "patchkit", "repack", f"vllm=={plain_version(software.vllm)}", "--native"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
-from patchkit.cluster.ssh.node import Remote, everywhere
+from patchkit.cluster.ssh.node import Remote, run_on_all
 from patchkit.doctor.gpu_steps import RANK, GpuStep, free_port, gpu_steps
 from patchkit.doctor.nccl_lines import nccl_findings, read_nccl
 from patchkit.doctor.peers.node_report import (
@@ -101,7 +101,7 @@ def run_all_reduce(
         return run_steps(nodes[rank], steps, {**_NCCL_OUTPUT, **variables})[0]
 
     results = []
-    for answer in everywhere(range(len(nodes)), run_rank):
+    for answer in run_on_all(range(len(nodes)), run_rank):
         if isinstance(answer, PatchkitError):
             answer = GpuStep(step=RANK, state="not-run", reason=answer.what)
         results.append(answer)
@@ -223,7 +223,7 @@ def try_gpus(reports: Sequence[NodeReport]) -> Iterator[Finding]:
             yield unchecked("gpu-smoke", report.node, reason)
 
     unreached = ""
-    answers = everywhere(nodes, lambda node: run_steps(node, smoke_test()["step"]))
+    answers = run_on_all(nodes, lambda node: run_steps(node, smoke_test()["step"]))
     for node, answer in zip(nodes, answers, strict=True):
         is_silent = isinstance(answer, PatchkitError)
         if isinstance(answer, PatchkitError):

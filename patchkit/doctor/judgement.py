@@ -13,7 +13,7 @@ from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.plan import node_findings, pair_findings
 from patchkit.cluster.net.addressing import find_cages
 from patchkit.cluster.net.checks import host_checks
-from patchkit.cluster.ssh.ssh import there
+from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.doctor.machine import disk_trouble, machine_findings
 from patchkit.doctor.peers.cable import cable_findings
 from patchkit.doctor.peers.node_report import (
@@ -98,7 +98,10 @@ def check_disks(node: NodeReport) -> Outcome:
             largest = " | ".join(
                 (quoted("du", "-xah", "-d", "1", disk.folder), "sort -h", "tail")
             )
-            fields = {"what": what, "command": there(node.node, "sh", "-c", largest)}
+            fields = {
+                "what": what,
+                "command": ssh_command(node.node, "sh", "-c", largest),
+            }
             full.append(node.find("disk", folder=disk.folder, **fields))
     least = min(disks, key=lambda disk: disk.free)
     return full or {"folder": least.folder, "free": least.free / 1e9}

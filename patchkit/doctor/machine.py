@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from patchkit.cluster.agent.health import DiskRoom
-from patchkit.cluster.ssh.ssh import there
+from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.doctor.peers.node_report import (
     NodeReport,
     NotCheckedError,
@@ -103,7 +103,9 @@ def check_kernel_log(node: NodeReport) -> Outcome:
     try:
         lines = [line.replace("\n", " ") for line in node.health_fact("kernel")]
     except NotCheckedError as error:
-        hint = there(node.node, "sudo", "dmesg", "--level=emerg,alert,crit,err,warn")
+        hint = ssh_command(
+            node.node, "sudo", "dmesg", "--level=emerg,alert,crit,err,warn"
+        )
         raise NotCheckedError(error.what, hint=hint) from None
     text = "".join(f"{line}\n" for line in lines).encode(errors="replace")
     # Not whole: most lines of the log were left out.
@@ -217,7 +219,9 @@ def check_torch(node: NodeReport) -> Outcome:
         return fields
     venv = node.part("facts").venv
     python = f"{venv}/bin/python" if venv else "python3"
-    again = there(node.node, python, "-m", "pip", "install", f"vllm=={software.vllm}")
+    again = ssh_command(
+        node.node, python, "-m", "pip", "install", f"vllm=={software.vllm}"
+    )
     about = "torch-other" if has else "torch-cpu"
     return node.find(about, command=_INSTALL if node.placed else again, **fields)
 
@@ -235,7 +239,7 @@ def check_lost_nccl(node: NodeReport) -> Outcome:
             f"{file.project}=={file.version}",
             f"{node.part('facts').venv}/bin/python",
         )
-        again = there(node.node, python, *words, lost)
+        again = ssh_command(node.node, python, *words, lost)
         command = _INSTALL if node.placed else again
         found.append(node.find("nccl-lost", lost=file, command=command))
     return found
@@ -273,7 +277,7 @@ def check_engine(node: NodeReport) -> Outcome:
     fields = {"version": said.version, "storage": disk.folder, "free": disk.free / 1e9}
     verbs = make_fine("engine-rdma", node.node)
     if closed := said.closed:
-        command = there(node.node, "sudo", "chmod", "a+rw", *closed)
+        command = ssh_command(node.node, "sudo", "chmod", "a+rw", *closed)
         verbs = node.find("engine-rdma", files=", ".join(closed), command=command)
     return [make_fine("engine", node.node, program=said.program, **fields), verbs]
 
@@ -291,7 +295,9 @@ def check_gpu_way(node: NodeReport) -> Outcome:
     made = ("nvidia-ctk", "cdi", "generate", f"--output={said.spec}")
     words = ("systemctl", "restart", "nvidia-cdi-refresh.service") if kept else made
     fields = {"spec": said.spec, "old": said.driver, "driver": driver}
-    return node.find("cdi-stale", command=there(node.node, "sudo", *words), **fields)
+    return node.find(
+        "cdi-stale", command=ssh_command(node.node, "sudo", *words), **fields
+    )
 
 
 @check("image-cpu")

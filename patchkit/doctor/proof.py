@@ -23,7 +23,7 @@ from patchkit import __version__
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.bench.benchmark import BenchLoad, Benchmark, run_benchmark
 from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.ssh.node import all_of, everywhere
+from patchkit.cluster.ssh.node import require_all, run_on_all
 from patchkit.doctor import proof_script
 from patchkit.doctor.gpu import (
     GpuNode,
@@ -292,7 +292,7 @@ def run_beside(request: ProofRequest, steps: Sequence[dict[str, Any]]) -> list[G
         variables = {**node.variables, **step["variables"]}
         return run_step(node.python, settings, variables)
 
-    return all_of(everywhere(steps, work))
+    return require_all(run_on_all(steps, work))
 
 
 def time_paths(request: ProofRequest) -> Iterator[GpuStep]:

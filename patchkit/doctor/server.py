@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.openai.server_answers import EMBEDDING, ServerAnswers, TokenAnswer
-from patchkit.cluster.ssh.ssh import there
+from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.doctor.peers.node_report import make_finding
 from patchkit.finding import Finding
 from patchkit.http_exchange import PathAnswer
@@ -33,8 +33,8 @@ def server_findings(
         "logs": "patchkit logs"
         if units
         else "look into its log: patchkit doctor --log FILE",
-        "status": "patchkit status" if units else there(node, "ss", "-ltn"),
-        "look": there(node, "curl", "-sS", "-m", "10", f"{url}/v1/models"),
+        "status": "patchkit status" if units else ssh_command(node, "ss", "-ltn"),
+        "look": ssh_command(node, "curl", "-sS", "-m", "10", f"{url}/v1/models"),
         "units": "".join(
             f"; {unit.unit} is {unit.active}" for unit in units if unit.unit
         ),

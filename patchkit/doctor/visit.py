@@ -16,7 +16,7 @@ from patchkit.cluster.launch.units import head_ports
 from patchkit.cluster.models.names import ModelFolder
 from patchkit.cluster.openai import server_answers
 from patchkit.cluster.openai.server_answers import ServerAnswers
-from patchkit.cluster.ssh.node import Remote, everywhere
+from patchkit.cluster.ssh.node import Remote, run_on_all
 from patchkit.cluster.ssh.ssh import sent_error
 from patchkit.doctor.archive import FieldMap
 from patchkit.doctor.gpu import try_gpus
@@ -92,7 +92,7 @@ def visit(cluster: Cluster, *, gpu: bool = False, port: int = 0, here: bool) -> 
     if said is None:  # asked on the head, since it may listen there alone
         asked: dict[str, Any] = {"url": url, "cluster": cluster.file.name}
         ask = server_answers.ask_server
-        (said,) = everywhere(
+        (said,) = run_on_all(
             [cluster.head], lambda head: head.call(ServerAnswers, ask, **asked)
         )
     if isinstance(said, ServerAnswers):
@@ -236,7 +236,7 @@ def examine_nodes(cluster: Cluster) -> list[NodeReport]:
         if isinstance(said, PatchkitError)
         else said
         for node, said in zip(
-            cluster.nodes, everywhere(cluster.nodes, ask), strict=True
+            cluster.nodes, run_on_all(cluster.nodes, ask), strict=True
         )
     ]
     if len(reports) > 1:
@@ -345,7 +345,7 @@ def _meet_others(cluster: Cluster, reports: Sequence[NodeReport]) -> list[NodeRe
             report, models=sent.models, links=links, ways=ways, missing=missing
         )
 
-    answers = everywhere(list(zip(cluster.nodes, reports, strict=True)), ask)
+    answers = run_on_all(list(zip(cluster.nodes, reports, strict=True)), ask)
     met = []
     for report, answer in zip(reports, answers, strict=True):
         if isinstance(answer, PatchkitError):

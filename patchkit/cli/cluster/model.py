@@ -46,7 +46,7 @@ from patchkit.cluster.models.sync import (
     sources_of,
     sync_model,
 )
-from patchkit.cluster.ssh.node import Remote, all_of, everywhere
+from patchkit.cluster.ssh.node import Remote, require_all, run_on_all
 from patchkit.durable.atomic import status_of_file
 from patchkit.errors import PatchkitError, SourceError, UsageError
 from patchkit.quoting import quoted
@@ -144,7 +144,7 @@ def sync_models(specs: Sequence[str], *, cluster: Cluster) -> Iterator[Block]:
             source, model, damaged_sources = find_source(holders, spec, report)
             others = [node for node in nodes if node is not source]
             copy = functools.partial(sync_model, source, model, report=report)
-            results += zip(others, everywhere(others, copy), strict=True)
+            results += zip(others, run_on_all(others, copy), strict=True)
         for node, check in damaged_sources:
             for finding in check.errors:
                 text = " ".join(
@@ -166,7 +166,7 @@ def check_models(spec: str, *, cluster: Cluster, quick: bool) -> Iterator[Block]
     """
     nodes = _model_nodes(cluster)
     models_by_node = models_of(nodes)
-    all_of(models_by_node)  # a node that is silent is no node without the model
+    require_all(models_by_node)  # a node that is silent is no node without the model
     sources = sources_of(
         nodes, models_by_node, *_find_commit(cluster, spec), whole=False
     )
@@ -181,7 +181,7 @@ def check_models(spec: str, *, cluster: Cluster, quick: bool) -> Iterator[Block]
             bar = report(f"{node.ssh}: hashing")
             return Remote(node.ssh).follow(ModelCheck, bar, check_model, **asked)
 
-        results = everywhere(nodes, check_on)
+        results = run_on_all(nodes, check_on)
     results = compare_records(results)
     whole = any(
         isinstance(result, ModelCheck) and result.complete for result in results

@@ -35,7 +35,7 @@ from patchkit.cluster.agent.node_state import NodeState
 from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch import up as launch
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
-from patchkit.cluster.ssh.node import Remote, all_of
+from patchkit.cluster.ssh.node import Remote, require_all
 from patchkit.doctor.symptoms.findings import explain_failed_start
 from patchkit.durable.signals import Interrupted
 from patchkit.errors import HostError, PatchkitError, UsageError
@@ -234,7 +234,7 @@ def logs_command(
         clock = time.strftime("%H:%M:%S", time.localtime(line.time / 1e6))
         head = style(f"{clock} {node.ljust(width)} ", dim=True)
         yield LaidOut(head + line.text)
-    all_of(list(journal.silent.values()))
+    require_all(list(journal.silent.values()))
 
 
 def _silent_lines(errors: Sequence[PatchkitError]) -> Iterator[str]:

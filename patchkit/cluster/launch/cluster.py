@@ -19,8 +19,8 @@ from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.agent.node_state import NodeState
 from patchkit.cluster.agent.unit_journal import JournalLine, read_units
 from patchkit.cluster.launch.cluster_file import ClusterFile
-from patchkit.cluster.ssh.node import Remote, all_of, everywhere
-from patchkit.cluster.ssh.ssh import sent_error, there
+from patchkit.cluster.ssh.node import Remote, require_all, run_on_all
+from patchkit.cluster.ssh.ssh import sent_error, ssh_command
 from patchkit.errors import HostError, PatchkitError
 
 
@@ -56,8 +56,8 @@ class Cluster:
         """Return the facts of all nodes. Raises the first error of a node, naming the others."""
         asked = {"name": self.file.name, "venv": self.file.venv, "models": list(models)}
         image, look = self.file.serve.image_asked, node_facts.look_at_node
-        return all_of(
-            everywhere(
+        return require_all(
+            run_on_all(
                 self.nodes,
                 lambda node: node.call(NodeFacts, look, **asked, image=image),
             )
@@ -73,7 +73,7 @@ class Cluster:
                 raise HostError(f"{node.destination}: does not say how its units are")
             return state
 
-        return everywhere(self.nodes, ask)
+        return run_on_all(self.nodes, ask)
 
     def links(self, addresses: Sequence[str]) -> list[PeerLink]:
         """Return how the head reaches each worker, by their addresses on the cable.
@@ -97,7 +97,7 @@ class Cluster:
                 raise HostError(
                     sent_error(link.error, f"from {name}").what,
                     why=f"the head starts and watches {worker.ssh} by ssh, without a password",
-                    hint=there(name, "ssh", worker.from_head),
+                    hint=ssh_command(name, "ssh", worker.from_head),
                 )
         return found
 
@@ -116,7 +116,7 @@ class Cluster:
 
         names = dict(zip(addresses, self.nodes, strict=True))
         for (node, tried), troubles in zip(
-            pairs, all_of(everywhere(pairs, ask)), strict=True
+            pairs, require_all(run_on_all(pairs, ask)), strict=True
         ):
             for address, trouble in zip(tried, troubles, strict=True):
                 if trouble:
@@ -127,8 +127,8 @@ class Cluster:
         pairs, put = list(zip(self.nodes, files, strict=True)), node_files.put_files
         name = self.file.name
         for some in (pairs[1:], pairs[:1]):
-            all_of(
-                everywhere(
+            require_all(
+                run_on_all(
                     some, lambda at: at[0].call(NoneType, put, name=name, files=at[1])
                 )
             )
@@ -147,7 +147,7 @@ def _firewall_error(
         why="a firewall; besides ssh, ranks need ports there that the system chooses for torch, "
         "gloo and NCCL",
         hint="let the nodes reach each other on the cable; what is filtered there: "
-        f"`{there(peer.destination, 'sudo', 'nft', 'list', 'ruleset')}`",
+        f"`{ssh_command(peer.destination, 'sudo', 'nft', 'list', 'ruleset')}`",
     )
 
 
@@ -183,7 +183,7 @@ def read_group_journal(
     silent: dict[str, PatchkitError] = {}
     ahead: dict[Remote, float] = {}
     # As it was sent: what the login and Python take before that is not in it.
-    clocks = everywhere(
+    clocks = run_on_all(
         chosen,
         lambda node: 0.0 if node.here else node.call(float, time.time) - time.time(),
     )

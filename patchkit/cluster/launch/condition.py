@@ -21,7 +21,7 @@ from patchkit.cluster.agent.node_state import NodeState
 from patchkit.cluster.agent.unit_state import OFF, UnitState
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server
-from patchkit.cluster.ssh.ssh import there
+from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.errors import HostError, PatchkitError
 from patchkit.quoting import quoted
 
@@ -116,7 +116,7 @@ def silence_error(
         return HostError(
             f"{name}: {life.text}",
             why="what answers may not be the model, and the key goes to nobody else",
-            hint=there(name, "ss", "-ltnp"),
+            hint=ssh_command(name, "ss", "-ltnp"),
         )
     if life.state == REFUSES:
         return HostError(

@@ -13,7 +13,7 @@ from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.installation import InstalledVenv, InstallState, WheelLock
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.plan import image_finding
-from patchkit.cluster.ssh.node import Remote, all_of, check_peer, everywhere
+from patchkit.cluster.ssh.node import Remote, check_peer, require_all, run_on_all
 from patchkit.cluster.ssh.rsync import Copied
 from patchkit.cluster.ssh.ssh import HERE, ssh_words
 from patchkit.errors import HostError, PatchkitError
@@ -67,15 +67,15 @@ def install_everywhere(
             installation.look_at_installation,
             {"venv": cluster.file.venv, **wheels},
         )
-        states = all_of(
-            everywhere(nodes, lambda node: node.call(InstallState, look, **asked))
+        states = require_all(
+            run_on_all(nodes, lambda node: node.call(InstallState, look, **asked))
         )
         devices = {
             node.destination: state.gpu
             for node, state in zip(nodes, states, strict=True)
         }
         require_devices(lock, devices)
-        brought = all_of(everywhere(list(zip(nodes, states, strict=True)), bring))
+        brought = require_all(run_on_all(list(zip(nodes, states, strict=True)), bring))
         _check_equal(
             cluster, [_describe(its.venv) for its in brought], "patchkit verify"
         )
@@ -83,7 +83,9 @@ def install_everywhere(
             installation.switch_link,
             {"venv": cluster.file.venv, "name": lock.id},
         )
-        all_of(everywhere(nodes, lambda node: node.call(NoneType, switch, **place)))
+        require_all(
+            run_on_all(nodes, lambda node: node.call(NoneType, switch, **place))
+        )
     return brought
 
 
@@ -198,7 +200,7 @@ def find_images(cluster: Cluster, nodes: Sequence[Remote]) -> list[ImageFacts]:
         )
         return found if found.problem == "image-missing" else well_image(node, found)
 
-    return all_of(everywhere(nodes, look))
+    return require_all(run_on_all(nodes, look))
 
 
 def well_image(node: Remote, image: ImageFacts) -> ImageFacts:
@@ -280,9 +282,9 @@ def install_image(cluster: Cluster, report: Report) -> list[BroughtImage]:
         local = reference.startswith("localhost/") or pin in {
             its.digits for its in held
         }
-        found = everywhere(list(zip(nodes, held, strict=True)), bring)
+        found = run_on_all(list(zip(nodes, held, strict=True)), bring)
         if not any(isinstance(its, BroughtImage) for its in found):
-            all_of(found)
+            require_all(found)
         brought = _copy_image(cluster, found, held, report)
         rows = [{"image": its.image.content[:_SHOWN]} for its in brought]
         untag = quoted(serve.engine, "image", "rm", serve.local_image)
@@ -291,7 +293,7 @@ def install_image(cluster: Cluster, report: Report) -> list[BroughtImage]:
             rows,
             f"on the node with the wrong one `{untag}`, then install again",
         )
-        all_of(everywhere(brought, tag))
+        require_all(run_on_all(brought, tag))
     return brought
 
 
@@ -307,7 +309,7 @@ def _copy_image(
     ]
     first = next(its for its in found if isinstance(its, BroughtImage))
     if not missing:
-        return all_of(found)
+        return require_all(found)
     source, image, size = Remote(first.node), first.image.digits, first.image.size
     own, bar = {"engine": cluster.file.serve.engine}, report(f"{first.node}: saving")
     archive = Path(
@@ -329,5 +331,5 @@ def _copy_image(
             node=node.destination, image=well_image(node, its), sent=sent
         )
 
-    copies = dict(zip(missing, everywhere(missing, copy), strict=True))
-    return all_of([copies.get(number, its) for number, its in enumerate(found)])
+    copies = dict(zip(missing, run_on_all(missing, copy), strict=True))
+    return require_all([copies.get(number, its) for number, its in enumerate(found)])

@@ -18,7 +18,7 @@ from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
 from patchkit.cluster.models.names import SHORT, ModelFolder
 from patchkit.cluster.net.addressing import find_cages
 from patchkit.cluster.net.checks import pair_checks
-from patchkit.cluster.ssh.ssh import there
+from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.errors import HostError, PatchkitError, StorageError, UsageError
 from patchkit.finding import Finding, Level, finding_from_text
 from patchkit.runtime.envfile.env_file import EnvFile, env_file
@@ -423,7 +423,7 @@ def image_finding(name: str, image: ImageFacts) -> Finding:
     said = image.said.lower()
     cause = next((cause for cause in causes if cause.lower() in said), "")
     about, words = causes.get(cause, (image.problem, look))
-    command = there(name, *words)
+    command = ssh_command(name, *words)
     found = finding_from_text(
         "survey.toml", about, name, said=image.said, command=command
     )
@@ -440,12 +440,14 @@ def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
         note = next(
             (note for note in facts.host.notes if "GPU" in note), "no GPU is found"
         )
-        yield wrong("gpu", note=note, command=there(name, "nvidia-smi"))
+        yield wrong("gpu", note=note, command=ssh_command(name, "nvidia-smi"))
     if facts.systemd == 0 or "systemctl" not in facts.has:
         yield wrong("systemd")
     if not facts.linger:
         yield wrong(
-            "linger", user=facts.user, command=there(name, "loginctl", "enable-linger")
+            "linger",
+            user=facts.user,
+            command=ssh_command(name, "loginctl", "enable-linger"),
         )
     image = facts.image
     if image and image.problem:
@@ -460,11 +462,16 @@ def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
     ):
         folder = _LIMIT.rpartition("/")[0]
         words = f"mkdir -p {folder} && printf '[Service]\\nLimitMEMLOCK=infinity\\n' > {_LIMIT}"
-        command = there(name, "sudo", "sh", "-c", words)  # which takes effect at a boot
+        command = ssh_command(
+            name, "sudo", "sh", "-c", words
+        )  # which takes effect at a boot
         yield wrong("memlock", mib=facts.memlock >> 20, command=command)
     if not facts.persistent_journal:
         yield wrong(
-            "journal", command=there(name, "sudo", "mkdir", "-p", "/var/log/journal")
+            "journal",
+            command=ssh_command(name, "sudo", "mkdir", "-p", "/var/log/journal"),
         )
     if "rsync" not in facts.has:
-        yield wrong("rsync", command=there(name, "sudo", "apt", "install", "rsync"))
+        yield wrong(
+            "rsync", command=ssh_command(name, "sudo", "apt", "install", "rsync")
+        )

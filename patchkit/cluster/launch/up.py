@@ -27,8 +27,8 @@ from patchkit.cluster.launch.plan import (
     survey_nodes,
 )
 from patchkit.cluster.launch.units import GroupUnits, head_ports
-from patchkit.cluster.ssh.node import Remote, all_of, everywhere
-from patchkit.cluster.ssh.ssh import there
+from patchkit.cluster.ssh.node import Remote, require_all, run_on_all
+from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.durable.signals import Interrupted, committed, deferred
 from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.quoting import quoted
@@ -125,7 +125,7 @@ def stop_group(
     found: list[NodeState | PatchkitError] = []
     asked = {"name": cluster.file.name, "disable": disable}
     for nodes in (cluster.nodes[:1], cluster.nodes[1:]):
-        found += everywhere(
+        found += run_on_all(
             nodes,
             lambda node: node.call(
                 NodeState, node_state.end_group, **asked, units=cluster.units_of(node)
@@ -156,7 +156,7 @@ def end_left_nodes(
         return node.call(str, node_state.end_start, **asked)
 
     left = []
-    for node, answer in zip(nodes, everywhere(nodes, end), strict=True):
+    for node, answer in zip(nodes, run_on_all(nodes, end), strict=True):
         if isinstance(answer, PatchkitError):
             text = f"{answer.what}; at its next boot it may start the old model again"
             left.append(f"{text}: `{stop_command(node, cluster.file.name)}`")
@@ -168,7 +168,9 @@ def end_left_nodes(
 def stop_command(node: Remote, name: str) -> str:
     """Return the command that stops the units of a cluster on a node, and keeps them so."""
     unit = f"patchkit-{name}.service"
-    return there(node.destination, "systemctl", "--user", "disable", "--now", unit)
+    return ssh_command(
+        node.destination, "systemctl", "--user", "disable", "--now", unit
+    )
 
 
 def check_stopped(
@@ -288,7 +290,9 @@ def _require_same_model(
 def _taken_port_error(head: Remote, listener: str) -> HostError:
     """Return the error of a port that ``listener`` has; another cluster of the user's is named."""
     why = "it would answer instead of the model, or instead of the head's rank"
-    hint = f"end it, or set another `port`; {there(head.destination, 'ss', '-ltnp')}"
+    hint = (
+        f"end it, or set another `port`; {ssh_command(head.destination, 'ss', '-ltnp')}"
+    )
     if other := re.search(f" of the cluster ({node_state.NAME.pattern})$", listener):
         why = f"cluster.toml had another `name` when {other[1]} was started, or both serve at once"
         hint = f"`{stop_command(head, other[1])}` stops it; or set another `port`"
@@ -314,7 +318,7 @@ def bring_up(
 
 
 def _start_group(cluster: Cluster, plan: GroupPlan, watcher: StartWatcher) -> str:
-    states = all_of(cluster.states())
+    states = require_all(cluster.states())
     # One that failed and waits to be tried again is started now: what failed may be mended.
     waits = states[0].units[0].sub == "auto-restart"
     if plan.files == plan.former and states[0].serves and not waits:
@@ -389,7 +393,7 @@ def _former_start(cluster: Cluster, plan: GroupPlan) -> FormerStart | None:
 
     Raises UsageError if that runs on other nodes than the file has: it could not be started again.
     """
-    states = all_of(cluster.states())
+    states = require_all(cluster.states())
     head = states[0]
     starts = {state.start for state in states}
     if (

@@ -38,7 +38,7 @@ from patchkit.cluster.models.names import (
     models_folder,
     require_room,
 )
-from patchkit.cluster.ssh.node import Remote, check_peer, everywhere
+from patchkit.cluster.ssh.node import Remote, check_peer, run_on_all
 from patchkit.cluster.ssh.rsync import Copied, Copying, copy_files, require_rsync
 from patchkit.cluster.ssh.ssh import ssh_words
 from patchkit.durable.atomic import replacing, sync
@@ -91,7 +91,7 @@ class ModelStage:
 def models_of(nodes: Sequence[ModelNode]) -> list[list[ModelCheck] | PatchkitError]:
     """Return the quick check of each node's models, or why it did not say."""
 
-    return everywhere(
+    return run_on_all(
         nodes,
         lambda node: Remote(node.ssh).call(
             list[ModelCheck], held_models, models=node.models

@@ -18,7 +18,7 @@ from patchkit.cluster.ssh.answer import (
     first_bytes,
     hand_over,
 )
-from patchkit.cluster.ssh.ssh import HERE, sent_error, ssh_error, ssh_words, there
+from patchkit.cluster.ssh.ssh import HERE, sent_error, ssh_command, ssh_error, ssh_words
 from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.follow import FOLLOWED, Follow, FollowLimits
 from patchkit.foreign import read_json
@@ -172,7 +172,8 @@ class Remote:
 
     def _silence(self, what: str) -> HostError:
         return HostError(
-            f"{self.destination}: {what}", hint=there(self.destination, "python3", "-V")
+            f"{self.destination}: {what}",
+            hint=ssh_command(self.destination, "python3", "-V"),
         )
 
 
@@ -189,7 +190,7 @@ N = TypeVar("N")
 R = TypeVar("R")
 
 
-def everywhere(nodes: Sequence[N], work: Callable[[N], R]) -> list[R | PatchkitError]:
+def run_on_all(nodes: Sequence[N], work: Callable[[N], R]) -> list[R | PatchkitError]:
     """Return for each node what ``work`` returns, or the error that it raised, in their order.
 
     An interrupt ends what runs on the nodes, and is raised.
@@ -208,7 +209,7 @@ def everywhere(nodes: Sequence[N], work: Callable[[N], R]) -> list[R | PatchkitE
     return found
 
 
-def all_of(results: Sequence[R | PatchkitError]) -> list[R]:
+def require_all(results: Sequence[R | PatchkitError]) -> list[R]:
     """Return the results if all are there. Raises the first error; others are named in it."""
     failed = [each for each in results if isinstance(each, PatchkitError)]
     if not failed:

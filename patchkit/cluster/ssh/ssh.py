@@ -89,7 +89,7 @@ def check_destination(destination: str) -> None:
         )
 
 
-def there(node: str, *words: str) -> str:
+def ssh_command(node: str, *words: str) -> str:
     """Return a command line that runs these words on a node, to paste here."""
     if node == HERE:
         return quoted(*words)
@@ -108,7 +108,7 @@ def ssh_error(done: Completed, destination: str) -> PatchkitError:
         return HostError(
             f"{destination}: {lines[-1] if missing else done.trouble}",
             why="the login shell there, or Python 3.11 or later, which patchkit needs, did not run",
-            hint=there(destination, "python3", "--version"),
+            hint=ssh_command(destination, "python3", "--version"),
         )
     known = (line for text, *_ in _CAUSES[:-1] for line in lines if text in line)
     line = done.trouble if done.status is None else next(known, lines[-1]).strip("@ ")
@@ -148,7 +148,7 @@ def sent_error(fields: object, where: str) -> PatchkitError:
     try:
         sent = record(_SentError, fields)
     except RecordError as error:
-        look = there(where, "python3", "-V")
+        look = ssh_command(where, "python3", "-V")
         return HostError(f"{where}: an answer that does not fit: {error}", hint=look)
     kind = getattr(errors, sent.kind, HostError)
     if not (isinstance(kind, type) and issubclass(kind, PatchkitError)):
@@ -165,7 +165,7 @@ def sent_error(fields: object, where: str) -> PatchkitError:
         return kind(
             f"{where}: {what}",
             why=full or why or hint,
-            hint=there(where, "df", "-h", "."),
+            hint=ssh_command(where, "df", "-h", "."),
         )
     why = "; ".join(filter(None, (why, hint and f"{where} advises: {hint}")))
-    return kind(f"{where}: {what}", why=why, hint=there(where))
+    return kind(f"{where}: {what}", why=why, hint=ssh_command(where))

@@ -8,7 +8,7 @@ from functools import partial
 from ipaddress import IPv4Address
 
 from patchkit.cluster.agent.links import HEADERS, Way
-from patchkit.cluster.ssh.ssh import advice, sent_error, there
+from patchkit.cluster.ssh.ssh import advice, sent_error, ssh_command
 from patchkit.doctor.peers.node_report import (
     NodeReport,
     NotCheckedError,
@@ -66,7 +66,9 @@ def cable_findings(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
             what = (
                 f"{netdev} has an MTU of {odd.mtu}, and {right.node} one of {right.mtu}"
             )
-            yield odd.report.find("mtu", what=what, command=there(odd.node, *words))
+            yield odd.report.find(
+                "mtu", what=what, command=ssh_command(odd.node, *words)
+            )
     yield from check_ways(head, workers)
     for end in workers:
         yield from check_ways(end, [head])
@@ -138,7 +140,7 @@ def check_address(end: CableEnd, first: CableEnd) -> Outcome:
         if str(own.ip) == first.report.address and report.address and end.netdevs:
             address = f"{report.address}/{own.network.prefixlen}"
             words = ("ip", "address", "add", address, "dev", end.netdevs[0].name)
-            command = there(end.node, "sudo", *words)
+            command = ssh_command(end.node, "sudo", *words)
     what = error.what if error else f"no interface has {report.address}"
     why = error.why if error and error.why else "the others look for this node there"
     return report.find("address", what=what, why=why, command=command)
@@ -223,7 +225,7 @@ def _judge_way(end: CableEnd, peer: CableEnd, way: Way) -> Mapping[str, Finding]
         }
     ping = ("ping", "-c", "3", "-I", way.netdev)
     if way.plain == "silent":
-        command = there(end.node, *ping, way.address)
+        command = ssh_command(end.node, *ping, way.address)
         found = end.report.find("way", netdev=way.netdev, command=command, **fields)
         return {"way": found, **unsure(f"{peer.node} does not answer", "mtu")}
     if way.plain == "unknown":
@@ -233,7 +235,7 @@ def _judge_way(end: CableEnd, peer: CableEnd, way: Way) -> Mapping[str, Finding]
     if way.full == "silent":
         what = f"frames of {way.mtu} bytes do not arrive at {peer.node} ({way.address})"
         large = ("-M", "do", "-s", str(way.mtu - HEADERS))
-        command = there(end.node, *ping, *large, way.address)
+        command = ssh_command(end.node, *ping, *large, way.address)
         return {
             "mtu": make_finding(
                 "mtu", f"{end.node}, {peer.node}", what=what, command=command

@@ -19,7 +19,7 @@ from patchkit.cluster.agent.links import PeerLink, Way
 from patchkit.cluster.agent.node_facts import ModelPrint, NodeFacts, PythonContents
 from patchkit.cluster.agent.node_state import GroupProcess, NodeState
 from patchkit.cluster.agent.processes import Listener
-from patchkit.cluster.ssh.ssh import there
+from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.digests import digest
 from patchkit.errors import PatchkitError
 from patchkit.finding import Finding, Level, finding_from_text, finding_texts
@@ -58,7 +58,7 @@ def make_finding(about: str, where: str, **fields: object) -> Finding:
     file = next(name for name in _FILES if about in finding_texts(name))
     if run := finding_texts(file)[about].run:
         fields = {
-            "command": there(where, *(word.format_map(fields) for word in run)),
+            "command": ssh_command(where, *(word.format_map(fields) for word in run)),
             **fields,
         }
     return finding_from_text(file, about, where, **fields)

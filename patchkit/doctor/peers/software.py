@@ -8,7 +8,7 @@ from patchkit.cluster.agent.node_facts import ModelPrint
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.plan import other_model
 from patchkit.cluster.models.names import folder_of
-from patchkit.cluster.ssh.ssh import HERE, there
+from patchkit.cluster.ssh.ssh import HERE, ssh_command
 from patchkit.doctor.peers.node_report import (
     NodeReport,
     Outcome,
@@ -132,7 +132,7 @@ def _copy_command(
         f"{folder}/" if name == head else f"{peers[name]}:{folder}/"
         for name, folder in ((source, its.folder), (node, own.folder))
     )
-    return there(head, "rsync", "--archive", "--checksum", one, other)
+    return ssh_command(head, "rsync", "--archive", "--checksum", one, other)
 
 
 def _check_same_model(

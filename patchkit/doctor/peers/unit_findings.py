@@ -9,7 +9,7 @@ from patchkit.cluster.agent.processes import Listener
 from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.units import head_ports
-from patchkit.cluster.ssh.ssh import there
+from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.doctor.peers.node_report import (
     NodeReport,
     NotCheckedError,
@@ -124,7 +124,7 @@ def _describe_taken(
 ) -> Finding:
     """Return who has a port; what answers requests there may be in use, and is not to be killed."""
     port = listener.port
-    look = there(node.node, "sudo", "ss", "-ltnp", "sport", "=", f":{port}")
+    look = ssh_command(node.node, "sudo", "ss", "-ltnp", "sport", "=", f":{port}")
     return node.find(
         "port-serves" if serves and node.serving else "port",
         port=port,
@@ -132,7 +132,9 @@ def _describe_taken(
         what=needs[port],
         holder=listener.holder,
         serving=node.serving,
-        command=there(node.node, "kill", str(listener.pid)) if listener.pid else look,
+        command=ssh_command(node.node, "kill", str(listener.pid))
+        if listener.pid
+        else look,
         free=next(free for free in count(port + 1) if free not in needs),
     )
 
@@ -155,7 +157,9 @@ def check_left_over(node: NodeReport, unit: UnitState | None) -> Outcome:
     if _is_on(require(unit, node.why_not("state"))) or not left:
         return {}
     what = ", ".join(f"{process.pid} ({process.name})" for process in left)
-    command = there(node.node, "kill", "-KILL", *(str(process.pid) for process in left))
+    command = ssh_command(
+        node.node, "kill", "-KILL", *(str(process.pid) for process in left)
+    )
     return node.find("left-over", count=len(left), what=what, command=command)
 
 
@@ -170,7 +174,7 @@ def check_unit_file(node: NodeReport, unit: UnitState | None) -> Outcome:
         words = ("cat", "patchkit-*")
     else:
         return {}
-    command = there(node.node, "systemctl", "--user", *words)
+    command = ssh_command(node.node, "systemctl", "--user", *words)
     return node.find("unit-file", what=what, command=command)
 
 

@@ -14,7 +14,7 @@ import pytest
 from patchkit import errors
 from patchkit.cluster.agent.node_files import hold_alone
 from patchkit.cluster.ssh.answer import COMMAND, MARK, first_bytes, package
-from patchkit.cluster.ssh.node import all_of
+from patchkit.cluster.ssh.node import require_all
 from patchkit.cluster.ssh.ssh import error_fields, sent_error, ssh_error
 from patchkit.errors import HostError, StorageError
 from patchkit.follow import Completed
@@ -100,7 +100,7 @@ def test_a_login_that_hangs_is_not_taken_for_a_node_that_is_off():
 
 def test_the_same_error_of_two_nodes_is_said_once():
     with pytest.raises(HostError) as caught:
-        all_of(
+        require_all(
             [HostError("ssh is not installed"), HostError("ssh is not installed"), 1]
         )
     assert caught.value.what == "ssh is not installed"
