@@ -29,7 +29,7 @@ from patchkit.target import Target, targets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class Draft:
     """All that is known before an apply writes: the plan, its texts, and how it would end.
 
     ``plan`` is None if the ledger says that this very request was carried out already.
@@ -58,8 +58,8 @@ def apply(
     rest on what a tree says of itself.
     """
     with open_to_apply(path, recipe, sandboxed, dry_run=dry_run) as workspace:
-        prepared = prepare(workspace, recipe, request, anew=anew)
-        return finish(prepared, dry_run=dry_run)
+        draft = prepare(workspace, recipe, request, anew=anew)
+        return finish(draft, dry_run=dry_run)
 
 
 @contextmanager
@@ -78,7 +78,7 @@ def open_to_apply(
 
 def prepare(
     workspace: Workspace, recipe: Recipe, request: Request, *, anew: bool = False
-) -> Prepared:
+) -> Draft:
     """Plan and prove. A ledger of this very request saves both; its proofs are then shown."""
     ledger = workspace.ledger
     verdicts = None if anew else known_verdicts(workspace, recipe, request)
@@ -89,7 +89,7 @@ def prepare(
             recorded_proofs=ledger.proofs,
             recorded_by=f"patchkit {ledger.patchkit}{day}",
         )
-        return Prepared(
+        return Draft(
             workspace=workspace, recipe=recipe, request=request, outcome=outcome
         )
 
@@ -97,7 +97,7 @@ def prepare(
     # Before the proofs, so that the commit notices what is written meanwhile.
     texts = plan.texts
     proofs = prove(plan)
-    return Prepared(
+    return Draft(
         workspace=workspace,
         recipe=recipe,
         request=request,
@@ -108,31 +108,31 @@ def prepare(
 
 
 def finish(
-    prepared: Prepared,
+    draft: Draft,
     libraries: Mapping[str, Path] = NO_LIBRARIES,
     *,
     dry_run: bool = False,
 ) -> Applied:
-    """Write what was prepared, and the new ``libraries`` of an installed package, by path.
+    """Write what was draft, and the new ``libraries`` of an installed package, by path.
 
     A dry run only names them.
     """
-    workspace = prepared.workspace
-    outcome = prepared.outcome
+    workspace = draft.workspace
+    outcome = draft.outcome
     if dry_run:
-        return replace(outcome, pending=(*prepared.texts, *libraries))
-    if prepared.plan is not None:
+        return replace(outcome, pending=(*draft.texts, *libraries))
+    if draft.plan is not None:
         return commit_plan(
             workspace,
-            prepared.recipe,
-            prepared.plan,
-            prepared.texts,
+            draft.recipe,
+            draft.plan,
+            draft.texts,
             outcome.proofs,
             libraries,
         )
     if not libraries:
         return outcome
-    written = commit_libraries(workspace, libraries, prepared.request.target)
+    written = commit_libraries(workspace, libraries, draft.request.target)
     return replace(outcome, written=written)
 
 

@@ -106,11 +106,11 @@ def apply_command(
             ledger = read_ledger(state_folder(tree), recipe.project)
         request = selection.request(ledger)
         with open_to_apply(path, recipe, sandboxed, dry_run=dry_run) as workspace:
-            prepared = prepare(workspace, recipe, request)
+            draft = prepare(workspace, recipe, request)
             libraries: Mapping[str, Path] = {}
             if native:
                 libraries = _make_libraries(source, request, workspace, dry_run=dry_run)
-            outcome = finish(prepared, libraries, dry_run=dry_run)
+            outcome = finish(draft, libraries, dry_run=dry_run)
 
         workspace = open_workspace(path, recipe.project)  # as it lies on the disk now
         fields = {

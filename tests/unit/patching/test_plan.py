@@ -363,10 +363,10 @@ def test_texts_and_libraries_of_a_package_are_changed_without_each_other(
     def applied(text, **request):
         always = Sandboxed.ALWAYS
         with open_to_apply(package, recipe, always, dry_run=False) as workspace:
-            prepared = prepare(workspace, recipe, ask(**request))
+            draft = prepare(workspace, recipe, ask(**request))
             new = workspace.make_folder() / "C"
             new.write_text(text)
-            written = finish(prepared, {library: new} if text else {}).written
+            written = finish(draft, {library: new} if text else {}).written
 
         data = {path: (site / path).read_bytes() for path in (PATH, library)}
         rows = (site / home / "RECORD").read_text().split()
