@@ -25,6 +25,7 @@ from patchkit.cluster.bench.benchmark import BenchLoad, Benchmark, run_benchmark
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.ssh.node import require_all, run_on_all
 from patchkit.doctor import proof_script
+from patchkit.doctor.examination import examine_cluster
 from patchkit.doctor.gpu import (
     GpuNode,
     find_gap,
@@ -36,7 +37,6 @@ from patchkit.doctor.gpu_steps import GpuStep, free_port, gpu_steps, run_step
 from patchkit.doctor.nccl_lines import read_nccl
 from patchkit.doctor.peers.node_report import NodeReport
 from patchkit.doctor.proof_record import SCHEMA, Proof, pack_proof
-from patchkit.doctor.visit import visit
 from patchkit.durable.signals import Interrupted, deferred, undeferred
 from patchkit.durable.staging import ScratchFolder
 from patchkit.errors import BusyError, HostError, PatchkitError
@@ -91,9 +91,9 @@ def collect_proof(
 
     began = time.monotonic()
     tell("facts: a minute")
-    visited = visit(cluster, here=len(cluster.nodes) == 1)
-    check_free(visited.reports)
-    report = visited.reports[0]
+    examination = examine_cluster(cluster, here=len(cluster.nodes) == 1)
+    check_free(examination.reports)
+    report = examination.reports[0]
     if report.facts is None:
         raise HostError(report.why_not("facts"))
     require_vllm(report.facts, cluster.file.venv)
@@ -105,7 +105,7 @@ def collect_proof(
     with contextlib.suppress(PatchkitError, OSError):
         code = read_code(software.vllm_home, 0, "")["codes"]
 
-    nodes = find_gpu_nodes(visited.reports)
+    nodes = find_gpu_nodes(examination.reports)
     quiet = {**proof_settings()["variables"], "HF_HUB_OFFLINE": "0" if model else "1"}
     with ScratchFolder() as place:
         quiet_nodes = [
@@ -115,7 +115,7 @@ def collect_proof(
             nodes=quiet_nodes,
             vllm=software.vllm,
             free_gib=host.memory.available / KIB_PER_GIB if host.memory else 0.0,
-            apart=why_apart(visited.reports, nodes),
+            apart=why_apart(examination.reports, nodes),
             model=model,
             args=args,
             folder=Path(place),
@@ -123,7 +123,7 @@ def collect_proof(
         parts, interrupt = run_parts(request, tell)
 
     gpu = next(iter(host.gpus), Gpu(name="no GPU"))
-    visit_parts = visited.parts()
+    content = examination.report_content()
     proof = Proof(
         schema=SCHEMA,
         patchkit=__version__,
@@ -137,12 +137,12 @@ def collect_proof(
         seconds=round(time.monotonic() - began, 1),
         parts=tuple(replace(part, lines=()) for part in parts),
         code=code,
-        machines=visit_parts["nodes"],
-        findings=visit_parts["findings"],
+        machines=content["nodes"],
+        findings=content["findings"],
     )
     logs = {part.step: "\n".join(part.lines) for part in parts if part.lines}
-    logs["journal"] = visit_parts["journal"]
-    return *pack_proof(proof, logs, visited.private_names(model)), interrupt
+    logs["journal"] = content["journal"]
+    return *pack_proof(proof, logs, examination.private_names(model)), interrupt
 
 
 def require_vllm(facts: NodeFacts, venv: str) -> None:

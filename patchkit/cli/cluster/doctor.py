@@ -27,11 +27,11 @@ from patchkit.doctor.archive import (
     save_archive,
     take_out_names,
 )
+from patchkit.doctor.examination import Examination, examine_cluster, local_facts
 from patchkit.doctor.first_use import add_first_use
 from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.findings import log_findings
 from patchkit.doctor.symptoms.lines import STDIN, text_chunks
-from patchkit.doctor.visit import Visit, local_facts, visit
 from patchkit.errors import UsageError
 from patchkit.extras import BASE, require_libraries
 from patchkit.finding import Finding, Level, worst
@@ -96,32 +96,34 @@ def doctor_command(
     if save is not None:
         require_new(save)
     if log is not None:
-        visited = _read_visit(log, given["venv"])
+        examination = _read_visit(log, given["venv"])
     elif several:
-        visited = visit(Cluster(read_cluster_file(file or FILE)), gpu=gpu, here=False)
+        examination = examine_cluster(
+            Cluster(read_cluster_file(file or FILE)), gpu=gpu, here=False
+        )
     else:
         choices = {"serve": ServeChoices(port=port)} if port else {}
         cluster = cluster_here(venv=given["venv"], **choices)
-        visited = visit(cluster, gpu=gpu, port=port or 0, here=True)
-    visited = add_first_use(visited, look_at_device_code)
-    findings = [_masked(finding) for finding in visited.findings]
+        examination = examine_cluster(cluster, gpu=gpu, port=port or 0, here=True)
+    examination = add_first_use(examination, look_at_device_code)
+    findings = [_masked(finding) for finding in examination.findings]
     yield Record({"findings": [finding.fields() for finding in findings]})
     if log and not verbose:
         yield from (finding.what for finding in findings if finding.level is Level.OK)
     yield from finding_lines(findings, verbose=verbose)
     if save is not None:
-        yield from _saved(visited, save, verbose=verbose)
+        yield from _saved(examination, save, verbose=verbose)
     yield ExitCode(worst(findings, Level.ERROR, Level.WARNING))
 
 
-def _read_visit(log: Path, venv: str | None) -> Visit:
+def _read_visit(log: Path, venv: str | None) -> Examination:
     """Return what is known of what a program wrote."""
     where = STDIN if str(log) == "-" else str(log)
     pieces = read_chunks(log, reader=_READER, hint=f"docker logs vllm 2>&1 | {_READER}")
     chunks = text_chunks(pieces, where)
     read = read_log(chunks, local_facts(cluster_here(venv=venv)))
     lines = tuple((f"{where}:{number}", text) for number, text in read.lines.items())
-    return Visit(findings=tuple(log_findings(read, where)), lines=lines)
+    return Examination(findings=tuple(log_findings(read, where)), lines=lines)
 
 
 def _masked(finding: Finding) -> Finding:
@@ -134,11 +136,11 @@ def _masked(finding: Finding) -> Finding:
     )
 
 
-def _saved(visited: Visit, place: Path, *, verbose: bool) -> Iterator[Block]:
+def _saved(examination: Examination, place: Path, *, verbose: bool) -> Iterator[Block]:
     """Keep a report in an archive, and tell what was taken out of it."""
-    parts = visited.parts()
+    parts = examination.report_content()
     logs = {"journal": parts.pop("journal")}
-    names = visited.private_names()
+    names = examination.private_names()
 
     clean = take_out_names(parts, logs, names)
     summary = [

@@ -147,7 +147,7 @@ def placed_files(files: Mapping[str, str], unit: str) -> PlacedFiles | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SaidParts:
+class NodeAnswer:
     """What a node says of itself; ``links`` are how a head reaches each worker by ssh."""
 
     facts: NodeFacts | None = None
@@ -162,7 +162,7 @@ class SaidParts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeReport(SaidParts):
+class NodeReport(NodeAnswer):
     """What a node said; ``silence`` is why it said nothing at all.
 
     ``address`` is its IPv4 address in the cluster: what it has now, else what cluster.toml or the

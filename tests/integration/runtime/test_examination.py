@@ -17,9 +17,9 @@ from patchkit.cluster.agent.node_state import group_processes, listeners
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
 from patchkit.cluster.openai.server_answers import ask_server
-from patchkit.doctor.judgement import cluster_findings
+from patchkit.doctor.cluster_checks import cluster_findings
+from patchkit.doctor.examination import _add_image, examine_nodes
 from patchkit.doctor.peers.node_report import NodeReport
-from patchkit.doctor.visit import _add_image, examine_nodes
 from patchkit.finding import Level
 from support import write_files
 from support.clusters import image_facts, node_facts

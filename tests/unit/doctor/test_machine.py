@@ -14,10 +14,10 @@ from patchkit.cluster.agent.health import (
     NodeHealth,
 )
 from patchkit.cluster.agent.image_facts import ImageFacts
+from patchkit.doctor.examination import Examination
 from patchkit.doctor.first_use import DeviceCodeFound, add_first_use, check_first_use
 from patchkit.doctor.machine import machine_findings
 from patchkit.doctor.peers.node_report import NodeReport, facts_for_causes
-from patchkit.doctor.visit import Visit
 from patchkit.finding import Level
 from patchkit.runtime.host.host import Gpu, Software
 from patchkit.runtime.host.probe import probe
@@ -276,10 +276,10 @@ def test_libraries_of_ptx_alone_are_compiled_unless_the_cache_is_filled(tmp_path
     for others in ({"kept": 3 << 20}, {"codes": native}):
         (fine,) = check_first_use(head, replace(said, **others))
         assert fine.level is Level.OK
-    visited = Visit(
+    examination = Examination(
         findings=(), reports=(head,)
     )  # its Python is none of this machine's
-    (found,) = add_first_use(visited, look_at_device_code).findings
+    (found,) = add_first_use(examination, look_at_device_code).findings
     assert (found.level, found.what) == (
         Level.UNKNOWN,
         "not checked: no Python with vLLM is known",

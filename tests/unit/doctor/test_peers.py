@@ -9,9 +9,9 @@ from patchkit.cluster.agent.links import PeerLink
 from patchkit.cluster.agent.node_state import GroupProcess
 from patchkit.cluster.agent.processes import Listener
 from patchkit.doctor.archive import pack_archive, take_out_names
-from patchkit.doctor.judgement import cluster_findings
+from patchkit.doctor.cluster_checks import cluster_findings
+from patchkit.doctor.examination import Examination
 from patchkit.doctor.peers.node_report import NodeReport, placed_files
-from patchkit.doctor.visit import Visit
 from patchkit.errors import HostError
 from patchkit.finding import Level, finding_texts
 from support import clusters, hosts
@@ -322,10 +322,10 @@ def test_a_report_has_all_that_the_nodes_said_and_no_error_breaks_it(well):
     folder = "/srv/models/kunde-7b"
     worker = replace(worker, models=(replace(worker.models[0], folder=folder),))
     line = ("spark-1", f"loads {folder}")
-    visited = Visit(findings=(), reports=(head, worker), lines=(line,))
-    parts = visited.parts()
+    examination = Examination(findings=(), reports=(head, worker), lines=(line,))
+    parts = examination.report_content()
     logs = {"journal": parts.pop("journal")}
-    names = visited.private_names()
+    names = examination.private_names()
     # A user may be called as a field is.
     names = replace(names, users=(*names.users, "facts", "findings", "state"))
     packed = pack_archive("report", take_out_names(parts, logs, names), [])

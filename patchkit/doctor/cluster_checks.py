@@ -1,0 +1,153 @@
+"""Run all checks of what the nodes of a cluster said: the first cause first. Pure.
+
+Each check says of each node that it is well, what is wrong, or why it was not checked. A fault is
+a finding only where it begins: an interface without a carrier has no way that could be tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from patchkit.cluster.launch.cluster_file import ClusterFile
+from patchkit.cluster.launch.plan import node_findings, pair_findings
+from patchkit.cluster.net.addressing import find_cages
+from patchkit.cluster.net.checks import host_checks
+from patchkit.cluster.ssh.ssh import ssh_command
+from patchkit.doctor.machine import disk_trouble, machine_findings
+from patchkit.doctor.peers.cable import cable_findings
+from patchkit.doctor.peers.node_report import (
+    NodeReport,
+    Outcome,
+    check,
+    require,
+)
+from patchkit.doctor.peers.software import model_findings, software_findings
+from patchkit.doctor.peers.unit_findings import unit_findings
+from patchkit.errors import HostError
+from patchkit.finding import Finding, FindingText, Level, finding_texts
+from patchkit.quoting import quoted
+from patchkit.runtime.host import advice
+from patchkit.runtime.host.host import Host
+
+_WRONG = (Level.ERROR, Level.WARNING)
+NOT_WRONG = (Level.NOTE, Level.UNKNOWN, Level.OK)
+"""Levels in the order in which their findings are shown, behind errors and warnings."""
+
+
+def cluster_findings(file: ClusterFile, reports: Sequence[NodeReport]) -> list[Finding]:
+    """Return all findings: first causes first, what is well last."""
+    findings = []
+    for node in reports:
+        findings += check_ssh(node)
+        findings += check_disks(node)
+    if len(reports) > 1:
+        findings += cable_findings(reports)
+    if not file.serve.image:
+        findings += software_findings(file, reports)
+    findings += model_findings(file, reports)
+    findings += unit_findings(file, reports)
+
+    findings += _uncovered(_machine_findings(reports), findings)
+    # A fault of one machine comes before faults between machines, except for silence.
+    causes = {about: float(number) for number, about in enumerate(_peer_texts())}
+    findings.sort(
+        key=lambda finding: (
+            _badness(finding),
+            causes.get(finding.about, 0.5),
+            finding.where,
+            finding.about,
+        )
+    )
+    return findings
+
+
+def _peer_texts() -> Mapping[str, FindingText]:
+    return finding_texts("peers.toml")
+
+
+def _badness(finding: Finding) -> int:
+    """Return the place of a level in the order; errors and warnings are alike."""
+    return max((*_WRONG, *NOT_WRONG).index(finding.level), 1)
+
+
+def _machine_findings(reports: Sequence[NodeReport]) -> list[Finding]:
+    """Return the findings of each machine, of its network, and of both ends of a cable."""
+    findings: list[Finding] = []
+    for node in reports:
+        findings += machine_findings(node)
+
+    facts_by_name = {node.node: node.facts for node in reports if node.facts}
+    for name, facts in facts_by_name.items():
+        findings += node_findings(name, facts)
+        for finding in _host_findings(facts.host, has_peers=len(reports) > 1):
+            what = finding.what
+            if finding.where:
+                what = f"{finding.where}: {what}"
+            findings.append(replace(finding, where=name, what=what, kind=HostError))
+
+    if reports[0].facts:
+        findings += pair_findings(list(facts_by_name), list(facts_by_name.values()))
+    return findings
+
+
+def _host_findings(host: Host, *, has_peers: bool) -> Iterator[Finding]:
+    """Yield the remarks about a host, and the checks of its network that no remark covers."""
+    remarks = list(advice.find_remarks(host))
+    yield from remarks
+    cages = find_cages(host, cabled=True) if has_peers else None
+    if cages:
+        covered = {remark.about for remark in remarks}
+        for finding in host_checks(host, cages):
+            if finding.about not in covered:
+                yield finding
+
+
+def _uncovered(
+    of_machines: Sequence[Finding], findings: Sequence[Finding]
+) -> Iterator[Finding]:
+    """Yield the findings of machines that no exacter finding about the same node covers."""
+    covers = {"pcie-lanes": "lanes"}  # a remark
+    for text in _peer_texts().values():
+        covers.update(dict.fromkeys(text.covers, text.id))
+    wrong = set[tuple[str, str]]()
+    for finding in findings:
+        wrong |= _faults(finding)
+
+    for finding in of_machines:
+        about = finding.about.lower().replace(" ", "-").replace("'", "")
+        nodes = finding.where.split(", ")
+        covering = covers.get(about, "")
+        if not covering or wrong.isdisjoint((covering, node) for node in nodes):
+            named = replace(finding, about=about)
+            wrong |= _faults(named)
+            yield named
+
+
+def _faults(finding: Finding) -> set[tuple[str, str]]:
+    """Return the check and each node of a finding, nothing if nothing is wrong."""
+    if finding.level not in _WRONG:
+        return set()
+    return {(finding.about, node) for node in finding.where.split(", ")}
+
+
+@check("ssh")
+def check_ssh(node: NodeReport) -> Outcome:
+    if error := node.silence:
+        return node.find("ssh", what=error.what, why=error.why, hint=error.hint)
+    return {}
+
+
+@check("disk")
+def check_disks(node: NodeReport) -> Outcome:
+    """Return the disks of a node that have no room."""
+    disks = require(node.disks or None, node.why_not("disks"))
+    full = []
+    for disk in disks:
+        if what := disk_trouble(disk):
+            usage = quoted("du", "-xah", "-d", "1", disk.folder)
+            largest = ssh_command(node.node, "sh", "-c", f"{usage} | sort -h | tail")
+            finding = node.find("disk", folder=disk.folder, what=what, command=largest)
+            full.append(finding)
+    least = min(disks, key=lambda disk: disk.free)
+    return full or {"folder": least.folder, "free": least.free / 1e9}

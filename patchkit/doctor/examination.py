@@ -1,0 +1,457 @@
+"""Ask the nodes of a cluster, or this machine as its only node, and judge their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from ipaddress import IPv4Network
+from urllib.parse import urlsplit
+
+from patchkit.cluster.agent import node_facts
+from patchkit.cluster.agent.links import Way
+from patchkit.cluster.agent.unit_journal import JournalLine
+from patchkit.cluster.launch.cluster import Cluster, read_group_journal
+from patchkit.cluster.launch.cluster_file import ClusterFile
+from patchkit.cluster.launch.units import head_ports
+from patchkit.cluster.models.names import ModelFolder
+from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server
+from patchkit.cluster.ssh.node import Remote, run_on_all
+from patchkit.cluster.ssh.ssh import sent_error
+from patchkit.doctor.archive import FieldMap
+from patchkit.doctor.cluster_checks import NOT_WRONG, cluster_findings
+from patchkit.doctor.gpu import try_gpus
+from patchkit.doctor.nccl_lines import nccl_findings, read_nccl
+from patchkit.doctor.peers.node_report import (
+    NodeAnswer,
+    NodeReport,
+    facts_for_causes,
+    placed_files,
+    unchecked,
+)
+from patchkit.doctor.private_names import PrivateNames, private_names
+from patchkit.doctor.server import describe_server, server_findings
+from patchkit.doctor.symptoms.findings import log_findings, read_journals
+from patchkit.errors import HostError, PatchkitError
+from patchkit.finding import Finding, Level
+from patchkit.runtime.host.host import Software
+from patchkit.runtime.node.address import check_ipv4
+from patchkit.runtime.node.topology import choose_attachment
+from patchkit.runtime.rules.rule import Situation
+
+_JOURNAL_LINES = 5000  # of each node's journal: more than a start writes
+_SAVED_LINES = 1000  # lines of all journals that a report has
+_NEEDED_BY_UP = ("systemd", "linger", "memlock", "rsync", "python", "ssh")
+_WRITTEN = ("/tmp", "/var/tmp")  # noqa: S108 - where compilers and ranks write
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examination:
+    """All findings, the first cause first; the reports of nodes, and their last lines of journals.
+
+    A line has its node, or the place in a log that a user gave.
+    """
+
+    findings: tuple[Finding, ...]
+    reports: tuple[NodeReport, ...] = ()
+    lines: tuple[tuple[str, str], ...] = ()
+
+    def report_content(self) -> FieldMap:
+        """Return the content of a bug report by name, with secrets and names."""
+        nodes = []
+        for report in self.reports:
+            fields_of_node = asdict(
+                replace(report, missing={}, no_address=None, placed=None, silence=None),
+                dict_factory=FieldMap,
+            )
+            nodes.append(fields_of_node)
+        return FieldMap(
+            findings=[FieldMap(finding.fields()) for finding in self.findings],
+            nodes=nodes,
+            journal="".join(f"{node}: {text}\n" for node, text in self.lines),
+        )
+
+    def private_names(self, model: str = "") -> PrivateNames:
+        """Return the names in the reports, of what is served, and of a ``model``."""
+        nodes = []
+        models = {model}
+        for report in self.reports:
+            nodes.append((report.node, report.facts))
+            models.update(model_print.folder for model_print in report.models or ())
+            if report.placed:
+                models |= {report.placed.model, report.placed.folder}
+        return private_names(nodes, sorted(models))
+
+
+def examine_cluster(
+    cluster: Cluster, *, gpu: bool = False, port: int = 0, here: bool
+) -> Examination:
+    """Return what is wrong with the nodes of a cluster, between them, and with their server.
+
+    With ``gpu`` the nodes try their GPUs, which takes minutes. The server is asked at ``port`` of
+    the head, 0 for where `up` lets it listen. ``here`` says that the cluster is this machine,
+    whether or not `up` was ever called. A node that does not answer is a finding, not an error.
+    """
+    reports = examine_nodes(cluster)
+    head = reports[0]
+    url = f"http://127.0.0.1:{port or cluster.file.serve.port}"
+    if head.placed and head.placed.url and not port:
+        url = head.placed.url  # where `up` let it listen
+    answers = _ask_server(cluster, head, url)
+
+    judged = list(reports)
+    if isinstance(answers, ServerAnswers):
+        judged[0] = _add_server(head, answers, urlsplit(url).port, len(reports))
+    findings = cluster_findings(cluster.file, judged)
+    if here and not head.placed:
+        findings = [_as_needed_by_up(finding) for finding in findings]
+
+    if isinstance(answers, PatchkitError):
+        findings.append(unchecked("server", head.node, answers.what))
+    else:
+        answers = replace(answers, url=url)
+        findings += _server_findings(head, answers, is_named=port > 0)
+    if gpu:
+        findings += try_gpus(reports)
+    journal: list[tuple[str, JournalLine]] = []
+    findings += _judge_journals(cluster, reports, journal)
+
+    findings.sort(key=lambda finding: finding.level in NOT_WRONG)
+    return Examination(
+        findings=tuple(findings),
+        reports=tuple(reports),
+        lines=tuple((node, line.text) for node, line in journal[-_SAVED_LINES:]),
+    )
+
+
+def _ask_server(
+    cluster: Cluster, head: NodeReport, url: str
+) -> ServerAnswers | PatchkitError:
+    """Return the answers of the server; it is asked on the head, where alone it may listen."""
+    if head.silence:
+        return head.silence
+
+    def ask(node: Remote) -> ServerAnswers:
+        return node.call(ServerAnswers, ask_server, url=url, cluster=cluster.file.name)
+
+    return run_on_all([cluster.head], ask)[0]
+
+
+def _add_server(
+    head: NodeReport, answers: ServerAnswers, port: int | None, nodes: int
+) -> NodeReport:
+    """Return the head's report with a description of what answers at the server's port."""
+    is_single_vllm = nodes == 1 and answers.version
+    if not is_single_vllm or not head.listeners:
+        return replace(head, serving=describe_server(answers))
+    # The listener at vLLM's port is the server, whoever started it.
+    others = tuple(listener for listener in head.listeners if listener.port != port)
+    return replace(head, listeners=others)
+
+
+def _as_needed_by_up(finding: Finding) -> Finding:
+    """Return a note for a lack that only `up` suffers from."""
+    if finding.about not in _NEEDED_BY_UP or finding.level in NOT_WRONG:
+        return finding
+    why = f"`patchkit up` needs it: {finding.why}"
+    return replace(finding, level=Level.NOTE, why=why)
+
+
+def _server_findings(
+    head: NodeReport, answers: ServerAnswers, *, is_named: bool
+) -> Iterator[Finding]:
+    """Yield the findings of a server; silence at a port that a user named is an error."""
+    units = head.state.units if head.state else ()
+    for finding in server_findings(head.node, answers, units):
+        if is_named and finding.about == "server-answers":
+            yield replace(finding, level=Level.ERROR, kind=HostError)
+        else:
+            yield finding
+
+
+def local_facts(cluster: Cluster) -> Situation:
+    """Return the facts of this machine that decide causes; none unless vLLM is meant to run here.
+
+    A log that is read on a workstation is more likely another machine's.
+    """
+    facts = facts_for_causes(examine_nodes(cluster)[0])
+    return facts if facts.get("target") in ("gb10", "thor") else {}
+
+
+def _judge_journals(
+    cluster: Cluster,
+    reports: Sequence[NodeReport],
+    lines: list[tuple[str, JournalLine]],
+) -> Iterator[Finding]:
+    """Yield the findings of what the ranks and NCCL wrote; add that to ``lines``."""
+    started = []
+    for report in reports:
+        if report.silence:
+            yield unchecked("log", report.node, "it did not answer")
+        elif not report.placed:
+            yield unchecked("log", report.node, "nothing was started")
+        else:
+            started.append(report)
+    if not started:
+        return
+
+    head = reports[0]
+    unit = head.state.unit(cluster.file.unit) if head.state else None
+    # The lines since the server runs, or the newest ones if it does not.
+    since = unit.since if unit and unit.active == "active" else ""
+    names = [report.node for report in started]
+    journal = read_group_journal(
+        cluster,
+        since=since,
+        lines=0 if since else _JOURNAL_LINES,
+        nodes=names,
+    )
+    for name, error in journal.silent.items():
+        yield unchecked("log", name, error.what)
+    lines += journal.lines
+    if not lines:
+        return
+
+    log, writers = read_journals(lines, facts_for_causes(head))
+    unremarkable = dict.fromkeys(names)
+    for finding in log_findings(log, nodes=writers):
+        unremarkable.pop(finding.where, None)
+        yield finding
+    for name in unremarkable:
+        count = writers.count(name)
+        what = f"{count} lines of the journal: nothing that is known"
+        yield Finding(level=Level.OK, where=name, about="log", what=what)
+    if len(reports) > 1:
+        yield from _judge_nccl(started, lines)
+
+
+def _judge_nccl(
+    reports: Sequence[NodeReport], lines: Sequence[tuple[str, JournalLine]]
+) -> Iterator[Finding]:
+    for report in reports:
+        texts = (line.text for node, line in lines if node == report.node)
+        variables = report.env.variables if report.env else {}
+        yield from nccl_findings(report.node, read_nccl(texts), variables)
+
+
+# The answers of the nodes about themselves, side by side, and then about the others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SentAnswer(NodeAnswer):
+    """The parts that ``examine`` or ``meet`` send, and the errors of parts that they lack."""
+
+    errors: Mapping[str, Mapping[str, str]]
+    ways: tuple[Way, ...] | None = None
+
+    def missing(self, node: str) -> dict[str, PatchkitError]:
+        """Return the errors of parts that a node lacks."""
+        return {part: sent_error(error, node) for part, error in self.errors.items()}
+
+
+def examine_nodes(cluster: Cluster) -> list[NodeReport]:
+    """Return the reports of all nodes: each one about itself, and then about the others.
+
+    All nodes are asked side by side. The report of a node that does not answer says why.
+    """
+    reports = []
+    answers = run_on_all(cluster.nodes, lambda node: _examine_node(cluster, node))
+    for node, answer in zip(cluster.nodes, answers, strict=True):
+        if isinstance(answer, PatchkitError):
+            reports.append(NodeReport(node=node.destination, silence=answer))
+        else:
+            reports.append(answer)
+    if len(reports) > 1:
+        reports = _add_addresses(cluster.file, reports)
+    return _meet_others(cluster, reports)
+
+
+def _examine_node(cluster: Cluster, node: Remote) -> NodeReport:
+    file = cluster.file
+    ports = {file.serve.port}
+    for needed in head_ports(file.serve).values():
+        ports.update(needed)
+    sent = node.call(
+        _SentAnswer,
+        node_facts.examine,
+        name=file.name,
+        venv=file.venv,
+        units=cluster.units_of(node),
+        ports=sorted(ports),
+        folders=["~", file.venv, file.model_folder, *_WRITTEN],
+        image=file.serve.image_asked,
+    )
+    report = NodeReport(
+        **{part.name: getattr(sent, part.name) for part in fields(NodeAnswer)},
+        node=node.destination,
+        placed=placed_files(sent.facts.files, file.unit) if sent.facts else None,
+        missing=sent.missing(node.destination),
+    )
+    return _add_image(report)
+
+
+def _add_image(report: NodeReport) -> NodeReport:
+    """Return a report with the CUDA variables of the image, and the disk of its engine."""
+    if not report.facts or not report.facts.image or not report.facts.image.version:
+        return report
+
+    image = report.facts.image
+    host = report.facts.host
+    # The image's Python may not answer, and its folders are not the node's.
+    known = host.software or Software(python="")
+    software = replace(known, cuda=known.cuda or image.cuda, vllm_home="")
+    facts = replace(report.facts, host=replace(host, software=software))
+    disks = report.disks or ()
+    if image.storage.total not in {disk.total for disk in disks}:
+        disks = (*disks, image.storage)
+    return replace(report, facts=facts, disks=disks)
+
+
+def _add_addresses(
+    file: ClusterFile, reports: Sequence[NodeReport]
+) -> list[NodeReport]:
+    """Return the reports with each node's address: what it has now, else what is written down."""
+    addressed: list[NodeReport] = []
+    for node, report in zip(file.node, reports, strict=True):
+        report = replace(report, address=_written_address(node.address, report))
+        head_address = addressed[0].address if addressed else file.head.address
+        addressed.append(
+            _add_address(file, report, head_address, is_head=not addressed)
+        )
+    return addressed
+
+
+def _written_address(from_file: str, report: NodeReport) -> str:
+    """Return the address that cluster.toml or the last start states, "" for none."""
+    written = from_file
+    if report.env and not written and not report.env.edited:
+        written = report.env.variables.get("VLLM_HOST_IP", "")
+    try:
+        return check_ipv4(written)
+    except PatchkitError:
+        return ""
+
+
+def _add_address(
+    file: ClusterFile, report: NodeReport, head_address: str, *, is_head: bool
+) -> NodeReport:
+    """Return a report with the address that a start takes now, unless it has the written one."""
+    if report.facts is None:
+        return report
+    host = report.facts.host
+    try:
+        if not head_address and not is_head:
+            raise HostError("the head's address is not known")
+        attachment = choose_attachment(
+            host,
+            role="head" if is_head else "worker",
+            topology=file.serve.topology,
+            nodes=len(file.node),
+            head=head_address,
+            target=file.serve.target or host.target,
+        )
+    except PatchkitError as error:
+        return replace(report, no_address=error)
+    # The others know the address that the last start took.
+    if report.address and host.has_address(report.address):
+        return report
+    return replace(report, address=attachment.address)
+
+
+def _meet_others(cluster: Cluster, reports: Sequence[NodeReport]) -> list[NodeReport]:
+    """Return the reports with what each node finds of the others, and of its models."""
+    head = reports[0]
+    peers = []
+    for node, report in zip(cluster.file.node[1:], reports[1:], strict=True):
+        peers.append([node.from_head, report.address])
+    models = _model_folders(cluster.file, head)
+
+    def meet(pair: tuple[Remote, NodeReport]) -> NodeReport:
+        node, report = pair
+        if report.silence:
+            return report
+        if report is head:
+            return _meet(node, report, reports[1:], models, peers)
+        return _meet(node, report, reports[:1], models, None)
+
+    met = []
+    answers = run_on_all(list(zip(cluster.nodes, reports, strict=True)), meet)
+    for report, answer in zip(reports, answers, strict=True):
+        if isinstance(answer, PatchkitError):
+            missing = dict.fromkeys(("ways", "links", "models"), answer)
+            met.append(replace(report, missing={**report.missing, **missing}))
+        else:
+            met.append(answer)
+    return met
+
+
+def _model_folders(file: ClusterFile, head: NodeReport) -> list[str]:
+    """Return the folder of the model that the head serves, else those of all pinned models."""
+    if head.placed and head.placed.folder:
+        return [head.placed.folder]
+    folders = []
+    for repo, commit in file.models.items():
+        name = ModelFolder(repo=repo, commit=commit).name
+        folders.append(f"{file.model_folder}/{name}")
+    return folders
+
+
+def _meet(
+    node: Remote,
+    report: NodeReport,
+    others: Sequence[NodeReport],
+    models: Sequence[str],
+    peers: Sequence[Sequence[str]] | None,
+) -> NodeReport:
+    """Have a node try the ways to others, a head also ssh to its ``peers``, and read models."""
+    names = []
+    addresses = []
+    for other in others:
+        for address in _cable_addresses(report, other):
+            names.append(other.node)
+            addresses.append(address)
+    # Each node has the model where its own rank was told to look.
+    if models and report.placed and report.placed.folder:
+        models = [report.placed.folder, *models[1:]]
+
+    sent = node.call(
+        _SentAnswer,
+        node_facts.meet,
+        addresses=addresses,
+        peers=peers or [],
+        models=models,
+    )
+    ways = None
+    if sent.ways is not None and len(sent.ways) == len(addresses):
+        # The address is the requested one, whatever the answer says.
+        requested = map(_set_address, sent.ways, addresses)
+        ways = tuple(zip(names, requested, strict=True))
+    return replace(
+        report,
+        models=sent.models,
+        links=None if peers is None else sent.links,
+        ways=ways,
+        missing={**report.missing, **sent.missing(report.node)},
+    )
+
+
+def _set_address(way: Way, address: str) -> Way:
+    return replace(way, address=address)
+
+
+def _cable_addresses(report: NodeReport, other: NodeReport) -> list[str]:
+    """Return the addresses of another node on both halves of the cable, as a node sees them."""
+    addresses = [other.address] if other.address else []
+    if report.facts is None or other.facts is None:
+        return addresses
+
+    networks = set[IPv4Network]()
+    local_addresses = set[str]()
+    for netdev in report.facts.host.netdevs:
+        local_addresses.update(str(address.ip) for address in netdev.ipv4)
+        if netdev.cage is not None and netdev.carrier:
+            networks.update(address.network for address in netdev.lasting)
+    for netdev in other.facts.host.netdevs:
+        addresses += [
+            str(address.ip) for address in netdev.lasting if address.network in networks
+        ]
+    return [name for name in dict.fromkeys(addresses) if name not in local_addresses]
