@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from patchkit.runtime.rules.rule import Routes, in_words, routes_in_words
+from patchkit.runtime.rules.rule import Routes, describe_condition, describe_routes
 from patchkit.runtime.rules.variable_rules import Avoid, VariableRule, VariableRules
 from tools.markdown import table
 
@@ -37,7 +37,7 @@ def _parts(rules: VariableRules) -> Iterator[str]:
     yield "## What no rule mends\n\n" + table(
         ("when", "what", "instead", "evidence"),
         (
-            (in_words(each.when), each.says, each.instead, _evidence(each))
+            (describe_condition(each.when), each.says, each.instead, _evidence(each))
             for each in rules.advice
         ),
     )
@@ -64,7 +64,14 @@ def _set(rule: VariableRule) -> tuple[str, ...]:
     on = "yes" if rule.default else f"`--with {rule.id}`"
     on += f", in the place of {rule.replaces}" if rule.replaces else ""
     why = f"{rule.reason} {_leads(rule.routes)}".strip()
-    return rule.id, f"{values} ({whose})", in_words(rule.when), on, why, _evidence(rule)
+    return (
+        rule.id,
+        f"{values} ({whose})",
+        describe_condition(rule.when),
+        on,
+        why,
+        _evidence(rule),
+    )
 
 
 def _avoid(avoid: Avoid) -> tuple[str, ...]:
@@ -72,7 +79,7 @@ def _avoid(avoid: Avoid) -> tuple[str, ...]:
     return (
         avoid.id,
         _code(avoid.variables) + values,
-        in_words(avoid.when) or "always",
+        describe_condition(avoid.when) or "always",
         avoid.severity,
         f"{avoid.reason} {_leads(avoid.routes)} Instead: {avoid.instead}.".replace(
             "  ", " "
@@ -82,7 +89,7 @@ def _avoid(avoid: Avoid) -> tuple[str, ...]:
 
 
 def _leads(routes: Routes) -> str:
-    return f"Leads to: {routes_in_words(routes)}." if routes else ""
+    return f"Leads to: {describe_routes(routes)}." if routes else ""
 
 
 def _code(names: tuple[str, ...]) -> str:

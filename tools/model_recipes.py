@@ -23,10 +23,10 @@ from patchkit.runtime.rules.presets import (
     MODELS,
     VRAM,
     Preset,
+    find_recipe,
     load_presets,
     model_recipes,
-    own_presets,
-    recipe_of,
+    read_presets,
     same_value,
 )
 from patchkit.runtime.rules.releases import read_table
@@ -146,7 +146,7 @@ def undecided(release: str) -> Iterator[Decision]:
 
 def without_preset(release: str, before: str) -> Iterator[Decision]:
     """Yield the models for a GB10 that are new in a release, and are served as it says."""
-    known, own = model_recipes(before), {each.id.lower() for each in own_presets()}
+    known, own = model_recipes(before), {each.id.lower() for each in read_presets()}
     for name, recipe in model_recipes(release).items():
         if (
             recipe.settings
@@ -158,7 +158,7 @@ def without_preset(release: str, before: str) -> Iterator[Decision]:
 
 
 def _of_preset(preset: Preset, release: str) -> Iterator[Decision]:
-    recipe = recipe_of(preset.id, release)
+    recipe = find_recipe(preset.id, release)
     if recipe is None:
         return
     ours = {"min_vllm": preset.min_vllm, **(preset.settings if recipe.settings else {})}

@@ -13,7 +13,13 @@ from pathlib import Path
 
 from patchkit.errors import SourceError
 from patchkit.runtime.rules.flags import Choices
-from patchkit.runtime.rules.variable_values import INTEGER, NUMBER, ONE, SEVERAL, Takes
+from patchkit.runtime.rules.variable_values import (
+    INTEGER,
+    NUMBER,
+    ONE,
+    SEVERAL,
+    AllowedValues,
+)
 from patchkit.runtime.rules.vllm_names import parse_file, variable_readers
 
 _CHOOSING = {"env_with_choices": ONE, "env_list_with_choices": SEVERAL}
@@ -22,7 +28,7 @@ _NUMBERS = {"int": INTEGER, "maybe_convert_int": INTEGER, "maybe_convert_bool": 
 _NUMBERS["float"] = NUMBER
 
 
-def read_values(home: Path) -> dict[str, Takes]:
+def read_values(home: Path) -> dict[str, AllowedValues]:
     """Return name → values for the package in ``home``; names that take anything are left out.
 
     Raises SourceError for an ``envs.py`` that is none, or choices in a form that no release has.
@@ -122,7 +128,9 @@ def _strings(value: ast.expr) -> Iterator[str]:
             yield item.value
 
 
-def _enforced_values(home: Path, name: str, reader: ast.expr) -> Iterator[Takes]:
+def _enforced_values(
+    home: Path, name: str, reader: ast.expr
+) -> Iterator[AllowedValues]:
     order = ("env_name", "default", "choices", "case_sensitive")
     for call in (node for node in ast.walk(reader) if isinstance(node, ast.Call)):
         function = call.func.id if isinstance(call.func, ast.Name) else ""
@@ -130,13 +138,13 @@ def _enforced_values(home: Path, name: str, reader: ast.expr) -> Iterator[Takes]
             keywords = {word.arg: word.value for word in call.keywords if word.arg}
             arguments = dict(zip(order, call.args, strict=False)) | keywords
             case = arguments.get("case_sensitive")
-            yield Takes(
+            yield AllowedValues(
                 how=_CHOOSING[function],
                 words=_choice_words(home, arguments["choices"]),
                 any_case=isinstance(case, ast.Constant) and not case.value,
             )
         elif function in _NUMBERS and call.args and _is_read(call.args[0], name):
-            yield Takes(how=_NUMBERS[function])
+            yield AllowedValues(how=_NUMBERS[function])
 
 
 def _is_read(node: ast.expr, name: str) -> bool:

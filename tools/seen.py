@@ -142,7 +142,7 @@ def _support(plans: dict[str, Plan]) -> dict[str, dict[str, str]]:
 
 
 def _value_rows(home: Path) -> Iterator[tuple[str, str]]:
-    """Yield what ``Takes.parse`` reads."""
+    """Yield what ``AllowedValues.parse`` reads."""
     for name, takes in read_values(home).items():
         case = ", any case" if takes.any_case else ""
         words = f": {', '.join(takes.words)}" if takes.words else ""

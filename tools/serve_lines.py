@@ -19,7 +19,7 @@ from patchkit.runtime.host.host import Host, System
 from patchkit.runtime.node.decision import NodeOptions, decide_node
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import (
-    find,
+    find_preset,
     load_presets,
     model_recipes,
     named_preset,
@@ -120,7 +120,7 @@ def request(version: str, asked: dict[str, Any]) -> ServeRequest:
         executor=asked.get("executor", "auto"),
         target=asked.get("target", "gb10"),
         quantization=asked.get("quantization", ""),
-        model=preset.id if (preset := find(asked["model"])) else "",
+        model=preset.id if (preset := find_preset(asked["model"])) else "",
     )
     return ServeRequest(
         node=decide_node(options, NOWHERE, addressed=False),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from patchkit.runtime.rules.flags import FlagRule, FlagRules, LeaveOut, Limit
 from patchkit.runtime.rules.presets import Preset
-from patchkit.runtime.rules.rule import Advice, in_words
+from patchkit.runtime.rules.rule import Advice, describe_condition
 from tools.markdown import table
 
 MADE = "<!-- Made by tools/regenerate.py from recipes/env/. Do not edit. -->\n"
@@ -43,7 +43,7 @@ def _parts(rules: FlagRules, presets: Sequence[Preset]) -> Iterator[str]:
     yield "## What no flag mends\n\n" + table(
         ("when", "what", "instead", "evidence"),
         (
-            (in_words(each.when), each.says, each.instead, _evidence(each))
+            (describe_condition(each.when), each.says, each.instead, _evidence(each))
             for each in rules.advice
         ),
     )
@@ -60,12 +60,25 @@ def _parts(rules: FlagRules, presets: Sequence[Preset]) -> Iterator[str]:
 def _rule(rule: FlagRule) -> tuple[str, ...]:
     on = "yes" if rule.default else f"`--with {rule.id}`"
     flag = f"`{rule.flag} {rule.value}`" if rule.value else f"`{rule.flag}`"
-    return rule.id, flag, in_words(rule.when), on, rule.reason, _evidence(rule)
+    return (
+        rule.id,
+        flag,
+        describe_condition(rule.when),
+        on,
+        rule.reason,
+        _evidence(rule),
+    )
 
 
 def _left_out(rule: LeaveOut) -> tuple[str, ...]:
     flag = f"`{rule.flag} {rule.values}`" if rule.values else f"`{rule.flag}`"
-    return rule.id, flag, in_words(rule.when) or "always", rule.reason, _evidence(rule)
+    return (
+        rule.id,
+        flag,
+        describe_condition(rule.when) or "always",
+        rule.reason,
+        _evidence(rule),
+    )
 
 
 def _limit(limit: Limit) -> tuple[str, ...]:
@@ -74,7 +87,7 @@ def _limit(limit: Limit) -> tuple[str, ...]:
     return (
         limit.id,
         flag,
-        in_words(limit.when),
+        describe_condition(limit.when),
         *numbers,
         limit.reason,
         _evidence(limit),

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterator
 
 from patchkit.doctor.symptoms.symptom import SYMPTOM_FILES, Cause, Symptom, symptoms
-from patchkit.runtime.rules.rule import in_words
+from patchkit.runtime.rules.rule import describe_condition
 from support.failures import VERDICTS, matrix
 from tools.markdown import replaced, table
 
@@ -65,7 +65,7 @@ def _section(symptom: Symptom) -> Iterator[str]:
 
 
 def _cause(cause: Cause) -> str:
-    where = f" ({in_words(cause.when)})" if cause.when else ""
+    where = f" ({describe_condition(cause.when)})" if cause.when else ""
     command = f" `{cause.command}`" if cause.command else ""
     costs = f" It costs {cause.costs}." if cause.costs else ""
     evidence = f"*{cause.evidence}, {cause.confidence}: {cause.source}*"

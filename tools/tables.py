@@ -240,7 +240,7 @@ def _flag(choices: Choices, news: Mapping[str, Seen], releases: Sequence[str]) -
     listed = {
         version: news[version].values[choices.flag]
         if version in news
-        else choices.known(version).words
+        else choices.allowed_by(version).words
         for version in releases
     }
     # A release that was read and lists nothing does not have the flag.

@@ -19,7 +19,7 @@ from patchkit.edit.splice import unified_diff
 from patchkit.errors import UsageError
 from patchkit.patching.fix import Evidence, Fix
 from patchkit.patching.recipe import Claim, load_claims, load_recipes
-from patchkit.runtime.rules.rule import in_words
+from patchkit.runtime.rules.rule import describe_condition
 
 _SHOWN = 3  # symptoms that are shown whole
 _LEAST_PART = 5  # characters of a text that may stand anywhere, within a word too
@@ -278,7 +278,7 @@ def _cause_lines(diagnosis: Diagnosis, cause: Cause) -> Iterator[str]:
     yield ""
     yield style("why   ", bold=True) + diagnosis.filled(cause.cause)
     if cause.when:
-        yield style(f"{margin}where: {in_words(cause.when)}", dim=True)
+        yield style(f"{margin}where: {describe_condition(cause.when)}", dim=True)
     yield style("cure  ", bold=True) + diagnosis.filled(cause.cure)
     if cause.command:
         yield margin + diagnosis.pasted(cause.command)

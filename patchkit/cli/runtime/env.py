@@ -48,7 +48,7 @@ from patchkit.runtime.node.cluster_env import (
 from patchkit.runtime.node.decision import NodeOptions, decide_node
 from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.releases import Lifetime, read_table
-from patchkit.runtime.rules.rule import RuleChoice, in_words, routes_in_words
+from patchkit.runtime.rules.rule import RuleChoice, describe_condition, describe_routes
 from patchkit.runtime.rules.secret_texts import is_secret
 from patchkit.runtime.rules.spelling import nearest_hint
 from patchkit.runtime.rules.variable_rules import (
@@ -291,13 +291,13 @@ def _overview_blocks(rules: VariableRules) -> Iterator[Block]:
     rows = []
     for rule in rules.rules:
         state = "" if rule.default else "off"
-        rows.append((rule.id, state, in_words(rule.when), _assignments(rule)))
+        rows.append((rule.id, state, describe_condition(rule.when), _assignments(rule)))
     yield from _section("Set", rows)
 
     rows = []
     for avoid in rules.avoids:
         names = " ".join(avoid.variables)
-        rows.append((avoid.id, avoid.severity, in_words(avoid.when), names))
+        rows.append((avoid.id, avoid.severity, describe_condition(avoid.when), names))
     yield from _section("Better left out", rows)
     yield "`patchkit env explain VARIABLE` says why, who says so, and what guides say."
 
@@ -313,7 +313,7 @@ def _assignments(rule: VariableRule) -> str:
 
 
 def _entry_lines(entry: _Entry) -> Iterator[str]:
-    facts = {"when": in_words(entry.when) or "always", "why": entry.reason}
+    facts = {"when": describe_condition(entry.when) or "always", "why": entry.reason}
     if isinstance(entry, VariableRule):
         scope = "each node its own"
         if entry.scope == "shared":
@@ -329,7 +329,7 @@ def _entry_lines(entry: _Entry) -> Iterator[str]:
         facts[f"why in {releases}"] = text
     evidence = f"{entry.evidence}, confidence {entry.confidence}"
     facts |= {
-        "leads": routes_in_words(entry.routes),
+        "leads": describe_routes(entry.routes),
         "source": f"{entry.source} ({evidence})",
         "guides": entry.guides,
     }

@@ -32,8 +32,12 @@ from patchkit.runtime.node.cluster_env import (
 from patchkit.runtime.node.decision import Node, NodeOptions, decide_node
 from patchkit.runtime.node.topology import choose_attachment
 from patchkit.runtime.rules.flags import load_flag_rules
-from patchkit.runtime.rules.presets import Preset, named_preset, presets_meant
-from patchkit.runtime.rules.presets import find as find_preset
+from patchkit.runtime.rules.presets import (
+    Preset,
+    find_preset,
+    named_preset,
+    suggest_presets,
+)
 from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.rules.variable_rules import CACHES, STACKS, load_variable_rules
 from patchkit.runtime.serve.args import ServeCommand, serve_args
@@ -91,7 +95,7 @@ def served_model(cluster: ClusterFile, model: str) -> ServedModel:
             cluster.model_folder, ModelFolder(repo=name, commit=commit).name
         )
         return ServedModel(name=name, source=str(folder), preset=preset)
-    if not preset and "/" not in model and (meant := presets_meant(model)):
+    if not preset and "/" not in model and (meant := suggest_presets(model)):
         raise UsageError(
             f"no model is known as {model}", hint=f"did you mean {' or '.join(meant)}?"
         )

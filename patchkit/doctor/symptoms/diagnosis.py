@@ -22,7 +22,7 @@ from patchkit.doctor.symptoms.symptom import (
     text_pattern,
 )
 from patchkit.quoting import quoted
-from patchkit.runtime.rules.rule import Condition, Situation, holds
+from patchkit.runtime.rules.rule import Condition, Situation, is_met
 
 _EXCEPTION = TextPattern(
     "an exception",
@@ -296,7 +296,7 @@ class _Evidence:
 
     def _excludes(self, cause: Cause, hit: Hit) -> bool:
         """Return whether a fact, the text, or the rest of the log speaks against a cause."""
-        if not holds(self._known_conditions(cause), self.facts):
+        if not is_met(self._known_conditions(cause), self.facts):
             return True
         if not re.search(cause.matches, hit.text):
             return True

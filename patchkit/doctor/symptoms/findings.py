@@ -11,7 +11,7 @@ from patchkit.doctor.symptoms.lines import LONGEST, log_line
 from patchkit.doctor.symptoms.scan import BEFORE, Hit
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
-from patchkit.runtime.rules.rule import Situation, in_words
+from patchkit.runtime.rules.rule import Situation, describe_condition
 
 _SHOWN = 300  # characters of a text
 _BEHIND = 2  # lines behind an unknown error
@@ -144,7 +144,7 @@ def diagnosis_finding(diagnosis: Diagnosis) -> Finding:
         why=diagnosis.filled(cause.cause),
         hint="\n".join(filter(None, cure)),
         source=cause.source,
-        holds=in_words(cause.when),
+        holds=describe_condition(cause.when),
         costs=cause.costs,
     )
 

@@ -25,8 +25,8 @@ from patchkit.runtime.envfile.header import (
     is_untouched,
 )
 from patchkit.runtime.rules.releases import read_env_data
-from patchkit.runtime.rules.rule import holding
-from patchkit.runtime.rules.secret_texts import runs_code
+from patchkit.runtime.rules.rule import select_entries
+from patchkit.runtime.rules.secret_texts import find_code_risk
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 
 _BETWEEN_NODES = read_env_data("said")["variables"]["between_nodes"]
@@ -91,7 +91,7 @@ def _check_header(checked: CheckedText) -> Iterator[Finding]:
         yield build_finding("header-fact", 1, shown=shown, name=name, problem=problem)
 
     for variable in checked.content.assignments:
-        reason = runs_code(variable.name)
+        reason = find_code_risk(variable.name)
         if reason and not _is_set_by_rule(variable):
             yield build_finding("runs-code", variable, reason=reason)
 
@@ -146,7 +146,7 @@ def _check_advice(checked: CheckedText) -> Iterator[Finding]:
     if not checked.role and not values.keys().isdisjoint(_BETWEEN_NODES):
         situation["role"] = "head"
 
-    for advice in holding(load_variable_rules().advice, situation):
+    for advice in select_entries(load_variable_rules().advice, situation):
         if advice.solved(values):
             continue
         stated = (row.line for row in checked.versions if row.project in advice.when)

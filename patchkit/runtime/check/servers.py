@@ -29,7 +29,7 @@ from patchkit.runtime.rules.flags import (
     load_flag_rules,
 )
 from patchkit.runtime.rules.releases import read_env_data, read_table
-from patchkit.runtime.rules.rule import holding
+from patchkit.runtime.rules.rule import select_entries
 from patchkit.runtime.rules.secret_texts import secret_flag
 from patchkit.runtime.rules.spelling import Slips, nearest_hint
 
@@ -50,11 +50,11 @@ def check_server_flags(checked: CheckedText) -> Iterator[Finding]:
     """Yield flags that the release does not take, their values, and what the rules say."""
     rules = load_flag_rules()
     slips = Slips(flags(checked.vllm, checked.home))
-    limits = holding(rules.limits, checked.situation)
+    limits = select_entries(rules.limits, checked.situation)
     # What reports disagree about is the owner's choice, and no fault of a file.
     advised = [
         rule
-        for rule in holding(rules.leave_out, checked.situation)
+        for rule in select_entries(rules.leave_out, checked.situation)
         if rule.confidence != "contested"
     ]
     for server in (*_started_servers(checked.content), *_kept_servers(checked.content)):
@@ -134,7 +134,7 @@ def _find_unknown(
         )
     else:
         what = f"no known vLLM takes {shorten(flag.written)}"
-        meant = slips(flag.name)
+        meant = slips.find_meant(flag.name)
         if meant:
             hint = f"did you mean {meant}?"
     yield build_finding(
@@ -183,8 +183,8 @@ def _check_choice(
     choices = load_choices().get(flag.name)
     if choices is None or not flag.value:
         return
-    taken = choices.known(checked.vllm)
-    if taken.has(flag.value):
+    taken = choices.allowed_by(checked.vllm)
+    if taken.allows(flag.value):
         return
     if flag.name.endswith("-parser") and any(
         name.endswith("-parser-plugin") for name in server.flag_names

@@ -20,13 +20,13 @@ from patchkit.runtime.check.host_checks import find_half_cages
 from patchkit.runtime.rules import variables
 from patchkit.runtime.rules.flags import flags
 from patchkit.runtime.rules.releases import read_env_data
-from patchkit.runtime.rules.rule import Situation, holding
+from patchkit.runtime.rules.rule import Situation, select_entries
 from patchkit.runtime.rules.secret_texts import is_secret
 from patchkit.runtime.rules.spelling import Slips, nearest_hint
 from patchkit.runtime.rules.variable_rules import Avoid, load_variable_rules
 from patchkit.runtime.rules.variable_values import (
     ADDRESS_NAMES,
-    Takes,
+    AllowedValues,
     find_value_problems,
     is_placeholder,
     read_number,
@@ -83,7 +83,7 @@ def check_names(checked: CheckedText) -> Iterator[Finding]:
 def _group_avoids(situation: Situation) -> Mapping[str, Sequence[Avoid]]:
     """Return variable → the rules against it that hold in a situation."""
     avoids_by_name: dict[str, list[Avoid]] = {}
-    for avoid in holding(load_variable_rules().avoids, situation):
+    for avoid in select_entries(load_variable_rules().avoids, situation):
         for name in avoid.variables:
             avoids_by_name.setdefault(name, []).append(avoid)
     return avoids_by_name
@@ -148,7 +148,7 @@ def _hint_at_unknown(
 ) -> str:
     """Return what to write instead of a name that no reader has, "" if others may read it."""
     name = variable.name
-    meant = reader.slips(name)
+    meant = reader.slips.find_meant(name)
     if meant and _fits(meant, variable, checked.role):
         return f"did you mean {meant}?"
     if is_used or _has_owner(name):
@@ -200,12 +200,12 @@ def check_values(checked: CheckedText) -> Iterator[Finding]:
 
 
 def _check_taken(
-    variable: Assignment, taken: Takes, checked: CheckedText
+    variable: Assignment, taken: AllowedValues, checked: CheckedText
 ) -> Iterator[Finding]:
     """Yield a value at which vLLM stops when it starts."""
     value = variable.value
     is_open = bool(value) and not variable.is_given
-    if is_open or taken.has(value):
+    if is_open or taken.allows(value):
         return
 
     kind = "one of these" if taken.words else "a number"
@@ -220,7 +220,7 @@ def _check_taken(
         variable,
         level=level,
         reader=f"vLLM {checked.vllm}".rstrip(),
-        takes=taken.in_words,
+        takes=taken.description,
         hint=nearest_hint(value, taken.words, hint),
     )
 

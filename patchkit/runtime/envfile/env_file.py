@@ -18,9 +18,9 @@ from patchkit.quoting import quoted
 from patchkit.reading import read_text
 from patchkit.runtime.envfile.header import fact_problems, head_facts, is_untouched
 from patchkit.runtime.envfile.syntax import Format, parse
-from patchkit.runtime.rules.presets import find
+from patchkit.runtime.rules.presets import find_preset
 from patchkit.runtime.rules.refusals import refusal
-from patchkit.runtime.rules.secret_texts import is_secret, runs_code
+from patchkit.runtime.rules.secret_texts import find_code_risk, is_secret
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 from patchkit.runtime.rules.variable_values import find_value_problems, is_placeholder
 
@@ -111,7 +111,7 @@ def check_transfer(
     rules = load_variable_rules()
     # What rules and the model's preset set is the same on every node.
     shared = [rule.set for rule in rules.rules if rule.scope == "shared"]
-    if preset := find(head.facts.get("model", "")):
+    if preset := find_preset(head.facts.get("model", "")):
         shared.append(preset.variables)
     by_rule = {pair for variables in shared for pair in variables.items()}
     asked = head.extra.keys()
@@ -133,7 +133,7 @@ def _transfer_trouble(
 ) -> str:
     """Return why a variable must not travel; empty if it may."""
     # Only one reason is reported, so the gravest comes first.
-    if reason := runs_code(name):
+    if reason := find_code_risk(name):
         return f"runs code: {reason}"
     if is_secret(name):
         return "is a secret, which belongs into no file that is copied"

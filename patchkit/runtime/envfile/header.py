@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from patchkit.errors import UsageError
 from patchkit.runtime.envfile.syntax import EnvEntry, Format, assignment, comment
-from patchkit.runtime.rules.presets import find
+from patchkit.runtime.rules.presets import find_preset
 from patchkit.runtime.rules.releases import read_env_data
 from patchkit.runtime.rules.rule import CHOICES
 
@@ -99,7 +99,7 @@ def fact_problems(facts: Mapping[str, str]) -> dict[str, str]:
             continue
         fits = re.fullmatch(row["form"], value, re.ASCII) is not None
         too_many = fits and name == "nodes" and int(value) > NODES_MAX
-        preset = find(value) if name == "model" else None
+        preset = find_preset(value) if name == "model" else None
         if (
             not fits
             or too_many

@@ -16,8 +16,8 @@ from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.presets import Preset
 from patchkit.runtime.rules.refusals import refusal
 from patchkit.runtime.rules.releases import release
-from patchkit.runtime.rules.rule import holding
-from patchkit.runtime.rules.secret_texts import is_secret, runs_code
+from patchkit.runtime.rules.rule import select_entries
+from patchkit.runtime.rules.secret_texts import find_code_risk, is_secret
 from patchkit.runtime.rules.spelling import nearest_hint
 from patchkit.runtime.rules.variable_rules import (
     VariableRule,
@@ -25,7 +25,7 @@ from patchkit.runtime.rules.variable_rules import (
     cache_folders,
     load_variable_rules,
 )
-from patchkit.runtime.rules.variable_values import Takes, vllm_values
+from patchkit.runtime.rules.variable_values import AllowedValues, vllm_values
 from patchkit.runtime.rules.variables import (
     nccl_variables,
     variable_table,
@@ -110,7 +110,7 @@ def make_cluster_env(
     read or take.
     """
     node.choice.check(rules.rules, "`patchkit env explain` lists them")
-    on, off = node.choice.divide(holding(rules.rules, node.situation))
+    on, off = node.choice.divide(select_entries(rules.rules, node.situation))
     replaced = {rule.replaces for rule in on}
     active = [rule for rule in on if rule.id not in replaced]
     facts = {"ptxas": ptxas}
@@ -131,7 +131,7 @@ def make_cluster_env(
         else:
             notes.append("; ".join(filter(None, (remark.what, remark.hint))))
     values = {setting.name: setting.value for setting in settings}
-    rows = holding(rules.advice, node.situation)
+    rows = select_entries(rules.advice, node.situation)
     advice += [Caveat(row.says, row.instead) for row in rows if not row.solved(values)]
     notes += _note_gaps(node, host, values)
     return ClusterEnv(
@@ -264,13 +264,13 @@ def _check_name(setting: Setting, reader: str, names: Mapping[str, str]) -> None
         )
 
 
-def _check_value(setting: Setting, vllm: str, takes: Takes | None) -> None:
-    if takes and not takes.has(setting.value):
+def _check_value(setting: Setting, vllm: str, takes: AllowedValues | None) -> None:
+    if takes and not takes.allows(setting.value):
         assignment = f"{setting.name}={setting.value}"
         raise setting.error_kind(
             f"vLLM {vllm} does not take {assignment} (set by {setting.rule})",
             why="it reads this variable when it starts, and stops with a ValueError",
-            hint=f"it takes {takes.in_words}",
+            hint=f"it takes {takes.description}",
         )
 
 
@@ -292,7 +292,7 @@ def adopt_shared_settings(
     there = _select_shared(env, head)
     missing = {name: value for name, value in there.items() if name not in here}
     # A variable that makes vLLM run code is compared even if this node does not set it.
-    compared = [*here, *filter(runs_code, missing)]
+    compared = [*here, *filter(find_code_risk, missing)]
     problems = [
         f"{name} is {here.get(name, 'not set')} here and {there.get(name, 'not set')} there"
         for name in compared

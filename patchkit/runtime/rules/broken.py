@@ -9,18 +9,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
+from itertools import product
 from typing import Annotated
 
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.releases import check_range, within
-from patchkit.runtime.rules.rule import Grounded, Situation, holding
+from patchkit.runtime.rules.rule import Grounded, Situation, select_entries
 
 PLACE = RECIPES / "env" / "broken.toml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken(Grounded):
-    """A fault of some releases with some models, its cause and its cure."""
+    """A fault of some releases with some models, its cause and its cure.
+
+    ``installed`` has the packages, with ranges, that it takes; ``command`` is that of the cure.
+    """
 
     models: tuple[str, ...]
     architectures: tuple[str, ...] = ()
@@ -34,25 +38,23 @@ class Broken(Grounded):
     def is_about(self, models: Iterable[str], architectures: Iterable[str]) -> bool:
         """Return whether it is about a model of one of these names, or a checkpoint's classes."""
         full_names = [model.rstrip("/").lower() for model in models]
-        names = [*full_names, *(name.rpartition("/")[2] for name in full_names)]
-        return _any_matches(names, self.models) or _any_matches(
-            architectures, self.architectures
-        )
+        short_names = [name.rpartition("/")[2] for name in full_names]
+        if _matches_any((*full_names, *short_names), self.models):
+            return True
+        return _matches_any(architectures, self.architectures)
 
     def is_certain(self, situation: Situation) -> bool:
         """Return whether all packages that it takes are known to be here."""
-        return bool(self.installed) and all(
-            situation.get(name) for name in self.installed
-        )
+        versions = map(situation.get, self.installed)
+        return bool(self.installed) and all(versions)
 
     def is_possible(self, situation: Situation) -> bool:
         """Return whether no package that is known here speaks against it."""
-        versions = {name: situation.get(name, "") for name in self.installed}
-        return all(
-            within(version, self.installed[name])
-            for name, version in versions.items()
-            if version
-        )
+        for name, bounds in self.installed.items():
+            version = situation.get(name)
+            if version and not within(version, bounds):
+                return False
+        return True
 
 
 @cache
@@ -68,12 +70,10 @@ def broken_for(
     names = tuple(models)
     # They come from a checkpoint's config, which may hold anything.
     classes = tuple(name for name in architectures if isinstance(name, str))
-    return tuple(
-        row
-        for row in holding(load_broken().values(), situation)
-        if row.is_about(names, classes) and row.is_possible(situation)
-    )
+    faults = select_entries(load_broken().values(), situation)
+    about_model = [fault for fault in faults if fault.is_about(names, classes)]
+    return tuple(fault for fault in about_model if fault.is_possible(situation))
 
 
-def _any_matches(names: Iterable[str], patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+def _matches_any(names: Iterable[str], patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(*pair) for pair in product(names, patterns))

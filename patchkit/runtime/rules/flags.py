@@ -11,13 +11,13 @@ from pathlib import Path
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.releases import read_table, within
 from patchkit.runtime.rules.rule import Advice, Discouraged, FlagName, Grounded, Rule
-from patchkit.runtime.rules.variable_values import ONE, Takes
+from patchkit.runtime.rules.variable_values import ONE, AllowedValues
 from patchkit.runtime.rules.vllm_names import read_flags
 
 FLAGS = RECIPES / "env" / "vllm_flags.tsv"
 VALUES = RECIPES / "env" / "flag_values.toml"
 RULES = RECIPES / "env" / "flags.toml"
-_LEVEL = "--optimization-level"
+_LEVELS = ("--optimization-level", "-O")
 
 
 @cache
@@ -31,14 +31,16 @@ def has_flag(flag: str, version: str, home: Path | None = None) -> bool:
 
     ``--max_model_len=8``, ``--no-enable-prefix-caching``, ``--compilation-config.mode``, ``-O3``.
     """
-    known = flags(version, home)
+    known_flags = flags(version, home)
     name = re.split(r"[=.]", flag, maxsplit=1)[0]
     if name.startswith("-O"):  # vLLM writes -O3 out before it looks at flags
-        return _LEVEL in known or "-O" in known
+        return not known_flags.isdisjoint(_LEVELS)
     if name.startswith("--"):  # vLLM's parser takes _ for -
         name = name.replace("_", "-")
+
     # argparse makes --no-X of every switch --X (BooleanOptionalAction).
-    return name in known or name.replace("--no-", "--", 1) in known
+    switch = name.replace("--no-", "--", 1)
+    return not known_flags.isdisjoint((name, switch))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +53,14 @@ class Choices:
     values: tuple[str, ...]
     capitals: bool = True
 
-    def known(self, version: str) -> Takes:
-        """Return what a release takes by the table, "" for any."""
-        pairs = (value.partition(" ") for value in self.values)
-        names = (
-            name for name, _, bounds in pairs if not version or within(version, bounds)
-        )
-        return Takes(how=ONE, words=tuple(names), any_case=not self.capitals)
+    def allowed_by(self, version: str) -> AllowedValues:
+        """Return the values that a release takes by the table, or with "" any release."""
+        names = []
+        for value in self.values:
+            name, _blank, bounds = value.partition(" ")
+            if not version or within(version, bounds):
+                names.append(name)
+        return AllowedValues(how=ONE, words=tuple(names), any_case=not self.capitals)
 
 
 @cache
@@ -76,14 +79,14 @@ class FlagRule(Rule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveOut(Discouraged):
-    """A flag that is not set, whoever asks for it."""
+    """A flag that patchkit never sets, even if a preset or a user names it."""
 
     flag: FlagName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit(Grounded):
-    """The most that a flag should have, without effect beside the flag ``unless``."""
+    """The largest value that a flag should have; beside the flag ``unless`` any value is fine."""
 
     flag: FlagName
     most: float
@@ -96,10 +99,10 @@ class Limit(Grounded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
-    """The memory that a model must fit into, per node; ``share`` is vLLM's own.
+    """The memory that a model must fit into, per node; ``share`` is vLLM's part of it.
 
-    ``bits`` are those of a weight by a word of a model's name or quantization, ``least_bits`` are
-    those where no word says so; ``cache_bytes`` are those of a value by --kv-cache-dtype.
+    ``bits`` has the bits of a weight by a word of a model's name or quantization, ``least_bits``
+    the bits where no word says so. ``cache_bytes`` has the bytes of a value by --kv-cache-dtype.
     """
 
     total_gib: float
@@ -113,7 +116,7 @@ class MemoryBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseNames:
-    """The dense layers of architectures, by vLLM's names, to which these files give its config."""
+    """The dense layers of architectures, by vLLM's names; ``files`` give them a config."""
 
     architectures: tuple[str, ...]
     layers: tuple[str, ...]
@@ -122,7 +125,10 @@ class DenseNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlagRules:
-    """``preset`` says why presets set a flag, ``recipe`` why they lack one of a recipe's."""
+    """All of flags.toml.
+
+    ``preset`` says why presets set a flag, ``recipe`` why they lack a flag of upstream's recipe.
+    """
 
     rules: tuple[FlagRule, ...] = field(metadata={"key": "rule"})
     leave_out: tuple[LeaveOut, ...]

@@ -18,7 +18,7 @@ from typing import Annotated
 
 from patchkit.errors import UsageError
 from patchkit.finding import Confidence, Established
-from patchkit.records import RECIPES, one_of, read_toml, record
+from patchkit.records import RECIPES, one_of, read_toml
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.releases import read_table
 from patchkit.runtime.rules.rule import CHOICES, FlagName
@@ -74,25 +74,19 @@ class Preset:
     @property
     def settings(self) -> dict[str, str]:
         """Return flag or variable → value, "" for a bare flag: all that it sets."""
-        given = {
-            name: value for name, value in self.flags.items() if value is not False
-        }
-        return {n: "" if v is True else str(v) for n, v in given.items()} | {
-            **self.variables
-        }
+        settings = {}
+        for name, value in self.flags.items():
+            if value is not False:
+                settings[name] = "" if value is True else str(value)
+        return {**settings, **self.variables}
 
     def reason(self, name: str, value: str | None) -> str:
         """Return why a setting is not as in upstream's recipe, "" for none."""
-        words, reasons = (
-            (name, f"{name} {value}"),
-            {**self.differs, **load_flag_rules().recipe},
-        )
-        found = (
-            why
-            for what, why in reasons.items()
-            if any(fnmatchcase(it, what) for it in words)
-        )
-        return next(found, "")
+        reasons = {**self.differs, **load_flag_rules().recipe}
+        for pattern, reason in reasons.items():
+            if fnmatchcase(name, pattern) or fnmatchcase(f"{name} {value}", pattern):
+                return reason
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,37 +107,45 @@ class ModelRecipe:
 @cache
 def model_recipes(release: str = "") -> Mapping[str, ModelRecipe]:
     """Return the recipes of a release by id in small letters; of the newest one for ``""``."""
-    rows: dict[str, dict[str, str]] = {}
+    settings_by_model: dict[str, dict[str, str]] = {}
     table = read_table(MODELS)
     for name, value in table.at(release or table.newest).items():
-        model, _, setting = name.partition(" ")
-        rows.setdefault(model, {})[setting] = value
+        model, _blank, setting = name.partition(" ")
+        settings_by_model.setdefault(model, {})[setting] = value
     return {
-        model.lower(): ModelRecipe(
-            id=model,
-            min_vllm=found.pop(""),
-            weights_gib=float(found.pop(VRAM)) / _ALLOWANCE * GIB_PER_GB
-            if VRAM in found
-            else None,
-            drafter=found.pop("drafter", ""),
-            about={name: found.pop(name) for name in ABOUT if name in found},
-            settings=found,
-        )
-        for model, found in rows.items()
+        model.lower(): _make_recipe(model, settings)
+        for model, settings in settings_by_model.items()
     }
 
 
-def recipe_of(model: str, release: str = "") -> ModelRecipe | None:
-    """Return upstream's recipe of a model; of a name without an owner, of any one's checkpoint."""
-    asked, recipes = model.lower(), model_recipes(release)
-    if "/" in asked:
-        return recipes.get(asked)
-    return next(
-        (recipe for name, recipe in recipes.items() if name.endswith(f"/{asked}")), None
+def _make_recipe(model: str, settings: dict[str, str]) -> ModelRecipe:
+    """Return the recipe of all rows about a model; settings are what is left of them."""
+    min_vllm = settings.pop("")
+    vram = settings.pop(VRAM, "")
+    weights = float(vram) / _ALLOWANCE * GIB_PER_GB if vram else None
+    return ModelRecipe(
+        id=model,
+        min_vllm=min_vllm,
+        weights_gib=weights,
+        drafter=settings.pop("drafter", ""),
+        about={name: settings.pop(name) for name in ABOUT if name in settings},
+        settings=settings,
     )
 
 
-def own_presets(place: Path = PLACE) -> tuple[Preset, ...]:
+def find_recipe(model: str, release: str = "") -> ModelRecipe | None:
+    """Return upstream's recipe of a model; of a name without an owner, of any one's checkpoint."""
+    lower_name = model.lower()
+    recipes = model_recipes(release)
+    if "/" in lower_name:
+        return recipes.get(lower_name)
+    for recipe_id, recipe in recipes.items():
+        if recipe_id.endswith(f"/{lower_name}"):
+            return recipe
+    return None
+
+
+def read_presets(place: Path = PLACE) -> tuple[Preset, ...]:
     """Return what the file says. Raises UsageError for what means nothing, with file and line."""
     return read_toml(tuple[Preset, ...], place, key="preset")
 
@@ -151,37 +153,49 @@ def own_presets(place: Path = PLACE) -> tuple[Preset, ...]:
 @cache
 def load_presets() -> tuple[Preset, ...]:
     """Return the presets: those of the file over upstream's recipes, then recipes alone."""
-    found = {each.id.lower(): each for each in own_presets()}
+    presets = {preset.id.lower(): preset for preset in read_presets()}
     for name, recipe in model_recipes().items():
-        if recipe.settings and name not in found:
-            source = f"vLLM {read_table(MODELS).newest} recipes/models/{recipe.about['file']}"
-            grounds = {
-                "source": source,
-                "evidence": "documented",
-                "confidence": "medium",
-            }
-            found[name] = record(Preset, {"id": recipe.id, **grounds})
-    for name, preset in found.items():
-        if (upstream := recipe_of(preset.id)) is None:
+        if recipe.settings:
+            presets.setdefault(name, _preset_of_recipe(recipe))
+    return tuple(map(_complete_preset, presets.values()))
+
+
+def _preset_of_recipe(recipe: ModelRecipe) -> Preset:
+    release = read_table(MODELS).newest
+    source = f"vLLM {release} recipes/models/{recipe.about['file']}"
+    return Preset(
+        id=recipe.id, source=source, evidence="documented", confidence="medium"
+    )
+
+
+def _complete_preset(preset: Preset) -> Preset:
+    """Add what upstream's recipe says beside a preset, and the preset has no reason against."""
+    recipe = find_recipe(preset.id)
+    if recipe is None:
+        return preset
+    flags: dict[str, str | bool] = {}
+    variables = {}
+    for name, value in recipe.settings.items():
+        if preset.reason(name, value):
             continue
-        # What upstream's recipe says beside the preset, and the preset has no reason against.
-        taken = {n: v for n, v in upstream.settings.items() if not preset.reason(n, v)}
-        flags = {n: value or True for n, value in taken.items() if n[0] == "-"}
-        precision = upstream.about.get("precision", "")
-        found[name] = replace(
-            preset,
-            quantization=preset.quantization
-            or precision * (precision in CHOICES["quantization"]),
-            moe=preset.moe or upstream.about.get("architecture") == "moe",
-            min_vllm=preset.min_vllm or upstream.min_vllm,
-            flags={**flags, **preset.flags},
-            variables={n: v for n, v in taken.items() if n not in flags}
-            | {**preset.variables},
-            drafter=preset.drafter
-            or upstream.drafter
-            or upstream.settings.get(DRAFTING, ""),
-        )
-    return tuple(found.values())
+        if name.startswith("-"):
+            flags[name] = value or True
+        else:
+            variables[name] = value
+
+    precision = recipe.about.get("precision", "")
+    if precision not in CHOICES["quantization"]:
+        precision = ""
+    drafter = recipe.drafter or recipe.settings.get(DRAFTING, "")
+    return replace(
+        preset,
+        quantization=preset.quantization or precision,
+        moe=preset.moe or recipe.about.get("architecture") == "moe",
+        min_vllm=preset.min_vllm or recipe.min_vllm,
+        flags={**flags, **preset.flags},
+        variables={**variables, **preset.variables},
+        drafter=preset.drafter or drafter,
+    )
 
 
 def same_value(one: str | None, other: str | None) -> bool:
@@ -194,46 +208,49 @@ def same_value(one: str | None, other: str | None) -> bool:
         return one.lower() == other.lower()
 
 
-def find(model: str) -> Preset | None:
+def find_preset(model: str) -> Preset | None:
     """Return the preset of OWNER/NAME, NAME, or a folder of that name; capitals do not matter.
 
     None where there is none, and for a name that several have.
     """
-    asked = model.rstrip("/").lower()
-    owner, _, name = asked.rpartition("/")
+    path = model.rstrip("/").lower()
+    owner, _sign, name = path.rpartition("/")
     # A folder may be a copy, another owner's checkpoint is not.
     is_folder = "/" in owner or owner in ("", ".", "..", "~")
-    found = []
+    namesakes = []
     for preset in load_presets():
-        if asked == preset.id.lower():
+        if path == preset.id.lower():
             return preset
-        if name == preset.name.lower() and (is_folder or "/" not in preset.id):
-            found.append(preset)
-    return found[0] if len(found) == 1 else None
+        may_be_copied = is_folder or "/" not in preset.id
+        if may_be_copied and name == preset.name.lower():
+            namesakes.append(preset)
+    return namesakes[0] if len(namesakes) == 1 else None
 
 
 def named_preset(name: str) -> Preset:
     """Return the preset of a name. Raises UsageError if there is none."""
-    if preset := find(name):
+    if preset := find_preset(name):
         return preset
-    meant = presets_meant(name)
-    raise UsageError(
-        f"no preset is called {name}",
-        hint=f"did you mean {' or '.join(meant)}?"
-        if meant
-        else "`patchkit serve-args --list` shows them; for another model give --quantization",
+    hint = (
+        "`patchkit serve-args --list` shows them; for another model give --quantization"
     )
+    if similar := suggest_presets(name):
+        hint = f"did you mean {' or '.join(similar)}?"
+    raise UsageError(f"no preset is called {name}", hint=hint)
 
 
-def presets_meant(name: str) -> list[str]:
+def suggest_presets(name: str) -> list[str]:
     """Return what a name may stand for: presets a slip away, or those that begin like it."""
-    if several := [
-        each.id for each in load_presets() if each.name.lower() == name.lower()
-    ]:
-        return several
-    names = [preset.id if "/" in name else preset.name for preset in load_presets()]
+    lower_name = name.lower()
+    presets = load_presets()
+    if namesakes := [row.id for row in presets if row.name.lower() == lower_name]:
+        return namesakes
+
+    has_owner = "/" in name
+    names = [preset.id if has_owner else preset.name for preset in presets]
     if slips := [known for known in names if is_slip(name, known)]:
         return slips
-    # OWNER/NAME may be another checkpoint of the same model; a bare name is at no owner's.
-    begun = [known for known in names if known.lower().startswith(name.lower())]
-    return [] if "/" in name or len(name) < _SHORTEST else begun[:_MOST]
+    # OWNER/NAME may be another checkpoint of the same model; a bare name has no owner.
+    if has_owner or len(name) < _SHORTEST:
+        return []
+    return [known for known in names if known.lower().startswith(lower_name)][:_MOST]

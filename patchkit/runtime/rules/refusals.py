@@ -10,7 +10,8 @@ def refusal(key: str, **fields: object) -> errors.PatchkitError:
     """Return the error of a key of recipes/env/refusals.toml, with its ``{fields}`` filled in."""
     row = read_env_data("refusals")[key]
     kind: type[errors.PatchkitError] = getattr(errors, row["kind"])
-    what, why, hint = (
-        row.get(part, "").format_map(fields) for part in ("what", "why", "hint")
+    return kind(
+        row["what"].format_map(fields),
+        why=row.get("why", "").format_map(fields),
+        hint=row.get("hint", "").format_map(fields),
     )
-    return kind(what, why=why, hint=hint)

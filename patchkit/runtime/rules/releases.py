@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -24,7 +24,7 @@ from patchkit.records import RECIPES, read_toml
 _RELEASE = re.compile(r"v?(?:\d+!)?(?P<release>\d+(?:\.\d+)*)(?![\d!])")
 _BOUND = re.compile(r"\s*(?P<sign>>=|<=|==|!=|>|<)\s*(?P<release>\d+(?:\.\d+)*)\s*")
 LONGEST = 100  # characters of a version; Python refuses to read numbers of thousands of digits
-_SIGNS = {
+_COMPARISONS = {
     ">=": operator.ge,
     "<=": operator.le,
     "==": operator.eq,
@@ -45,23 +45,25 @@ def release(version: str) -> tuple[int, ...]:
 
 def within(version: str, bounds: str) -> bool:
     """Return whether a version is in ``>=0.24,<0.33``; all are in ``""``. Raises UsageError."""
-    found = release(version)
-    for bound in filter(str.strip, bounds.split(",")):
-        match = _BOUND.fullmatch(bound)
-        if match is None:
-            raise UsageError(
-                f"{bound.strip()!r} is not a bound", hint="write bounds as >=0.24,<0.33"
-            )
-        if not _SIGNS[match["sign"]](found, release(match["release"])):
-            return False
-    return True
+    numbers = release(version)
+    stated_bounds = filter(str.strip, bounds.split(","))
+    return all(_is_on_side(numbers, bound) for bound in stated_bounds)
+
+
+def _is_on_side(numbers: tuple[int, ...], bound: str) -> bool:
+    match = _BOUND.fullmatch(bound)
+    if match is None:
+        raise UsageError(
+            f"{bound.strip()!r} is not a bound", hint="write bounds as >=0.24,<0.33"
+        )
+    compare = _COMPARISONS[match["sign"]]
+    return bool(compare(numbers, release(match["release"])))
 
 
 def check_range(text: str) -> None:
     """Raise ValueError for what is not a range, for ``patchkit.records``."""
-    for bound in text.split(
-        ","
-    ):  # one by one, since the first that fails ends a comparison
+    # One by one, since the first that fails ends a comparison.
+    for bound in text.split(","):
         try:
             within("0", bound)
         except UsageError as error:
@@ -70,7 +72,7 @@ def check_range(text: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lifetime:
-    """A name between two releases, both included; ``is_current`` in the newest one.
+    """A name between two releases, both included; ``is_current`` says that the newest has it.
 
     ``default`` is empty where it is not set.
     """
@@ -81,6 +83,10 @@ class Lifetime:
     default: str
     is_current: bool = False
 
+    def has(self, numbers: tuple[int, ...]) -> bool:
+        """Return whether a release, as numbers, has the name."""
+        return release(self.first) <= numbers <= release(self.last)
+
 
 class Table:
     """The rows of a file; ``oldest`` and ``newest`` are the first and last release it knows."""
@@ -89,57 +95,47 @@ class Table:
         self.rows = rows
         # An index: `check` looks up every name of a file.
         self._by_name: dict[str, list[Lifetime]] = {}
+        self._edges: set[tuple[int, ...]] = set()
         for row in rows:
             self._by_name.setdefault(row.name, []).append(row)
-        self._edges = {release(edge) for row in rows for edge in (row.first, row.last)}
-        self.oldest = min(
-            self._edges, default=release("0")
-        )  # no rows: a table that begins
+            self._edges |= {release(row.first), release(row.last)}
+        # A table that begins has no rows.
+        self.oldest = min(self._edges, default=release("0"))
         self.newest = max((row.last for row in rows), key=release, default="0")
 
     def at(self, version: str) -> dict[str, str]:
         """Return name → default in a release or the one before, "" in any. Raises UsageError."""
-        if not version:
-            return {row.name: row.default for row in self.rows}
-        asked = release(version)
-        # Older than the table counts as its first release.
-        found = max(
-            (edge for edge in self._edges if edge <= asked), default=self.oldest
-        )
-        return {
-            row.name: row.default
-            for row in self.rows
-            if release(row.first) <= found <= release(row.last)
-        }
+        rows = self.rows
+        if version:
+            numbers = release(version)
+            earlier = [edge for edge in self._edges if edge <= numbers]
+            # Older than the table counts as its first release.
+            edge = max(earlier, default=self.oldest)
+            rows = [row for row in rows if row.has(edge)]
+        return {row.name: row.default for row in rows}
 
     def lifetime(self, name: str) -> Lifetime | None:
         """Return a name's first and last release, with its last default; None if it is unknown."""
         rows = self._by_name.get(name)
         if not rows:
             return None
-        return replace(
-            rows[-1], first=rows[0].first, is_current=rows[-1].last == self.newest
-        )
+        last = rows[-1]
+        return replace(last, first=rows[0].first, is_current=last.last == self.newest)
 
 
 @cache
 def read_env_data(name: str) -> Mapping[str, Any]:
-    """Return a file of recipes/env as it is: hardware, values, words of messages. UsageError."""
+    """Return a file of recipes/env as it is: hardware, values, words. Raises UsageError."""
     return read_toml(dict[str, Any], RECIPES / "env" / f"{name}.toml")
 
 
 @cache
 def read_table(*places: Path) -> Table:
     """Return the rows of files, one after the other. Raises SourceError."""
-    rows = []
+    rows: list[Lifetime] = []
     for place in places:
         try:
-            for line in place.read_text(encoding="utf-8").splitlines():
-                if line and not line.startswith("#"):
-                    name, first, last, default = line.split("\t")
-                    rows.append(
-                        Lifetime(name=name, first=first, last=last, default=default)
-                    )
+            rows += _read_rows(place.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise SourceError(
                 f"{place}: {getattr(error, 'strerror', None) or error}",
@@ -147,3 +143,10 @@ def read_table(*places: Path) -> Table:
                 hint="install patchkit again",
             ) from None
     return Table(rows)
+
+
+def _read_rows(text: str) -> Iterator[Lifetime]:
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            name, first, last, default = line.split("\t")
+            yield Lifetime(name=name, first=first, last=last, default=default)

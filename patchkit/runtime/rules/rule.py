@@ -8,8 +8,9 @@ is ``fact = value``, ``fact = [values]`` or, for versions and numbers, ``fact = 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import filterfalse
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from patchkit.errors import UsageError
@@ -28,48 +29,47 @@ _UNTOLD = "untold"  # what a condition says of a fact that is not known
 Condition = Mapping[str, str | tuple[str, ...]]
 Situation = Mapping[str, str]
 Routes = Mapping[str, tuple[str, ...]]
-"""layers, by how their names begin → the kernels that they take, as NAME or NAME RANGE"""
+"""Layers, by how their names begin → the kernels that they take, as NAME or NAME RANGE."""
 VariableName = Annotated[str, matching("[A-Z][A-Za-z0-9_]*", "the name of a variable")]
 FlagName = Annotated[
     str, matching(r"--[a-z0-9-]+(\.\w+)?", "a flag, written as --a-flag")
 ]
 
 
-def holds(when: Condition, situation: Situation) -> bool:
+def is_met(when: Condition, situation: Situation) -> bool:
     """Return whether all conditions are met; an unknown fact meets only ``"untold"``."""
-    for key, values in when.items():
-        known = situation.get(key, "")
-        if key in _RANGES:
-            is_met = bool(known) and within(known, str(values))
-        else:
-            is_met = (known or _UNTOLD) in (
-                (values,) if isinstance(values, str) else values
-            )
-        if not is_met:
-            return False
-    return True
+    return all(_is_met_by(situation.get(fact, ""), fact, when) for fact in when)
+
+
+def _is_met_by(value: str, fact: str, when: Condition) -> bool:
+    if fact not in _RANGES:
+        return (value or _UNTOLD) in _alternatives(when[fact])
+    return bool(value) and within(value, str(when[fact]))
+
+
+def _alternatives(values: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (values,) if isinstance(values, str) else values
 
 
 def check_condition(when: Condition) -> None:
     """Raise ValueError for a condition that means nothing."""
-    for key, values in when.items():
-        if key in _RANGES and isinstance(values, str):
+    for fact, values in when.items():
+        if fact in _RANGES and isinstance(values, str):
             check_range(values)
             continue
-        for value in (values,) if isinstance(values, str) else values:
-            if key not in CHOICES or value not in (*CHOICES[key], _UNTOLD):
-                raise ValueError(f"{key} = {value!r} means nothing")
+        known_values = {*CHOICES.get(fact, ()), _UNTOLD}
+        for value in _alternatives(values):
+            if fact not in CHOICES or value not in known_values:
+                raise ValueError(f"{fact} = {value!r} means nothing")
 
 
-def in_words(when: Condition) -> str:
+def describe_condition(when: Condition) -> str:
     """Return a condition in one line: ``topology roce or ring, nccl >=2.30.7``."""
-    alternatives = {
-        key: (it,) if isinstance(it, str) else it for key, it in when.items()
-    }
-    return ", ".join(
-        f"{key} {' or '.join('unknown' if value == _UNTOLD else value for value in values)}"
-        for key, values in alternatives.items()
-    )
+    parts = []
+    for fact, values in when.items():
+        words = " or ".join(_alternatives(values)).replace(_UNTOLD, "unknown")
+        parts.append(f"{fact} {words}")
+    return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,22 +131,23 @@ G = TypeVar("G", bound=Grounded)
 R = TypeVar("R", bound=Rule)
 
 
-def routes_in_words(routes: Routes) -> str:
+def describe_routes(routes: Routes) -> str:
     """Return routes in one line: ``NVFP4 MoE: Marlin; FP8 linear per block: CUTLASS``."""
-    return "; ".join(
-        f"{layers}: {', '.join(kernels)}" for layers, kernels in routes.items()
-    )
+    parts = [f"{layers}: {', '.join(kernels)}" for layers, kernels in routes.items()]
+    return "; ".join(parts)
 
 
-def holding(entries: Iterable[G], situation: Situation) -> tuple[G, ...]:
-    """Return the entries whose condition holds, with what they say of this release."""
+def select_entries(entries: Iterable[G], situation: Situation) -> tuple[G, ...]:
+    """Return the entries whose condition is met, with what they say of this release."""
     vllm = situation.get("vllm", "")
     return tuple(
-        in_release(entry, vllm) for entry in entries if holds(entry.when, situation)
+        adapt_to_release(entry, vllm)
+        for entry in entries
+        if is_met(entry.when, situation)
     )
 
 
-def in_release(entry: G, vllm: str) -> G:
+def adapt_to_release(entry: G, vllm: str) -> G:
     """Return an entry with what it says of a release of vLLM, "" for an unknown one."""
     for bounds, text in entry.by_release.items():
         if vllm and within(vllm, bounds):
@@ -165,21 +166,23 @@ class RuleChoice:
     def check(self, rules: Iterable[Rule], hint: str) -> None:
         """Raise UsageError for an id that no rule has; ``hint`` says what lists the rules."""
         ids = {rule.id for rule in rules}
-        for name in sorted((self.wanted | self.unwanted) - ids):
+        unknown = sorted((self.wanted | self.unwanted) - ids)
+        if unknown:
+            name = unknown[0]
             raise UsageError(
                 f"no rule is called {name!r}", hint=nearest_hint(name, ids, hint)
             )
 
-    def divide(self, rules: Iterable[R]) -> tuple[tuple[R, ...], tuple[R, ...]]:
+    def turns_on(self, rule: Rule) -> bool:
+        """Return whether a rule is on: by default or by ``--with``, and not off."""
+        if rule.id in self.unwanted:
+            return False
+        return rule.default or rule.id in self.wanted
+
+    def divide(self, rules: Sequence[R]) -> tuple[tuple[R, ...], tuple[R, ...]]:
         """Return the rules that are on, and those that could be turned on."""
-        # False and True as indices: on, off.
-        both: tuple[list[R], list[R]] = [], []
-        for rule in rules:
-            on = rule.id not in self.unwanted and (
-                rule.default or rule.id in self.wanted
-            )
-            both[not on].append(rule)
-        return tuple(both[0]), tuple(both[1])
+        active = tuple(filter(self.turns_on, rules))
+        return active, tuple(filterfalse(self.turns_on, rules))
 
 
 BY_DEFAULT = RuleChoice()

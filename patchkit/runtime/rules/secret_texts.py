@@ -7,13 +7,17 @@ Which variables are secrets or run code is data: recipes/env/secrets.toml, code.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase, translate
 from functools import cache
 
 from patchkit.runtime.rules.releases import read_env_data
 
+Span = tuple[int, int]
+"""Where a text in another one begins and ends."""
+
 _MASK = "(masked)"
+_SHORTEST_FLAG = 6  # characters
 _QUOTES = "'\"`"
 _LONGEST = 4000  # characters of a value
 # A name, and what leads from it to its value. Backslashes before quotes: JSON within JSON.
@@ -56,70 +60,83 @@ def _secret_pattern() -> re.Pattern[str]:
 
 def is_secret(name: str) -> bool:
     """Return whether a variable of this name holds a secret, in upper or lower case."""
-    upper, excepted = name.upper(), read_env_data("secrets")["except"]
-    return upper not in excepted and _secret_pattern().match(upper) is not None
+    upper = name.upper()
+    if upper in read_env_data("secrets")["except"]:
+        return False
+    return _secret_pattern().match(upper) is not None
 
 
 def secret_flag(word: str) -> str:
     """Return the flag of `vllm serve` that a word gives a secret, as its parser reads it; or ""."""
     name = re.split(r"[=.]", word, maxsplit=1)[0].replace("_", "-")
     # A shorter beginning is that of other flags, too: vLLM refuses it.
-    flags = read_env_data("secrets")["flags"] if len(name) > 5 else ()
+    if len(name) < _SHORTEST_FLAG:
+        return ""
+    flags = read_env_data("secrets")["flags"]
     return next((flag for flag in flags if flag.startswith(name)), "")
 
 
-def runs_code(name: str) -> str:
+def find_code_risk(name: str) -> str:
     """Return how a variable of this name runs code; empty if it is not known to."""
     for row in read_env_data("code")["code"]:
-        matches = any(fnmatchcase(name, form) for form in row["names"])
-        if matches and name not in row.get("except", ()):
+        is_exception = name in row.get("except", ())
+        if not is_exception and any(fnmatchcase(name, form) for form in row["names"]):
             return str(row["reason"])
     return ""
 
 
 def mask_secrets(text: str) -> str:
     """Return a text with ``(masked)`` for each secret in it."""
-    parts, end = [], 0
+    parts = []
+    end = 0
     for start, stop in secret_spans(text):
         parts += [text[end:start], _MASK]
         end = stop
-    return "".join((*parts, text[end:]))
+    parts.append(text[end:])
+    return "".join(parts)
 
 
-def secret_spans(text: str) -> list[tuple[int, int]]:
+def secret_spans(text: str) -> list[Span]:
     """Return where the secrets of a text begin and end, in order."""
-    spans = [
-        match.span("value")
-        for form in _secret_forms()
-        for match in form.finditer(text)
-        if not is_readable(match["value"], quoted=False)
-    ]
+    spans = list(_spans_by_form(text))
     end = 0
     for name in _NAME.finditer(text):
-        if (
-            name.end() < end
-        ):  # its value is in one that is masked: a line of names takes long
+        # The name stands in a secret: a line of names would take long.
+        if name.end() < end:
             continue
-        values = list(_values_after(text, name))
-        spans += values
-        end = max((end, *(stop for _start, stop in values)))
+        for span in _values_after(text, name):
+            spans.append(span)
+            end = max(end, span[1])
+    return _merge_spans(spans)
 
-    found: list[tuple[int, int]] = []
+
+def _spans_by_form(text: str) -> Iterator[Span]:
+    for form in _secret_forms():
+        for match in form.finditer(text):
+            if not is_readable(match["value"], quoted=False):
+                yield match.span("value")
+
+
+def _merge_spans(spans: Iterable[Span]) -> list[Span]:
+    """Return spans in order; those that overlap become one."""
+    merged: list[Span] = []
     for start, stop in sorted(spans):
-        if found and start < found[-1][1]:
-            found[-1] = found[-1][0], max(stop, found[-1][1])
+        if merged and start < merged[-1][1]:
+            first, last = merged.pop()
+            merged.append((first, max(stop, last)))
         else:
-            found.append((start, stop))
-    return found
+            merged.append((start, stop))
+    return merged
 
 
 @cache
 def holds_secret(name: str) -> bool:
     """Return whether a variable, a header or a key of JSON holds a secret."""
-    plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_")
     texts = read_env_data("secrets")["texts"]
-    known = is_secret(plain) or matches_one(texts["names"], plain)
-    return known and not matches_one(texts["except"], plain)
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_")
+    if matches_one(texts["except"], words):
+        return False
+    return is_secret(words) or matches_one(texts["names"], words)
 
 
 def matches_one(forms: Sequence[str], text: str) -> bool:
@@ -131,14 +148,12 @@ def matches_one(forms: Sequence[str], text: str) -> bool:
 def _secret_forms() -> tuple[re.Pattern[str], ...]:
     """Return the forms of what is a secret by itself, or by the program that takes it."""
     texts = read_env_data("secrets")["texts"]
-    forms = (
-        *texts["forms"],
-        rf"(?<![A-Za-z0-9])(?P<value>{'|'.join(texts['tokens'])})",
-    )
+    tokens = "|".join(texts["tokens"])
+    forms = [*texts["forms"], rf"(?<![A-Za-z0-9])(?P<value>{tokens})"]
     return tuple(re.compile(form, re.IGNORECASE) for form in forms)
 
 
-def _values_after(text: str, name: re.Match[str]) -> Iterator[tuple[int, int]]:
+def _values_after(text: str, name: re.Match[str]) -> Iterator[Span]:
     """Yield the secrets that follow a name: the value of a flag, of a variable, or of a key."""
     assigns = _ASSIGNS.search(name["sign"]) is not None
     if name["dashes"]:
@@ -151,9 +166,7 @@ def _values_after(text: str, name: re.Match[str]) -> Iterator[tuple[int, int]]:
         yield from _value_at(text, name.end())
 
 
-def _flag_values(
-    text: str, name: re.Match[str], *, several: bool
-) -> Iterator[tuple[int, int]]:
+def _flag_values(text: str, name: re.Match[str], *, several: bool) -> Iterator[Span]:
     """Yield the values of a flag, if it takes a secret; `--api-key` takes several."""
     flag = secret_flag(name["dashes"] + name["name"])
     if flag and several:
@@ -162,70 +175,93 @@ def _flag_values(
         yield from _value_at(text, name.end())
 
 
-def _several_values(text: str, at: int) -> Iterator[tuple[int, int]]:
+def _several_values(text: str, start: int) -> Iterator[Span]:
     """Yield the values of a flag that takes several, until one that is no secret."""
-    while values := list(_value_at(text, at)):
+    while values := list(_value_at(text, start)):
         yield from values
-        following = _NEXT.match(text, values[0][1])
-        if following is None:
+        next_value = _NEXT.match(text, values[0][1])
+        if next_value is None:
             return
-        at = following.end()
+        start = next_value.end()
 
 
 def _is_set_by_shell(text: str, name: re.Match[str]) -> bool:
     """Return whether a shell sets a name there: fish's and csh's words stand in sentences, too."""
-    command = _SHELL_SETS.search(text, max(0, name.start() - _COMMAND), name.start())
+    begin = max(0, name.start() - _COMMAND)
+    command = _SHELL_SETS.search(text, begin, name.start())
     if command is None or not name["sign"].isspace():
         return False
 
     value = _QUOTED.match(text, name.end()) or _BARE.match(text, name.end())
-    plain = command["word"] == "set" and not command["flags"]
-    return value is not None and not (plain and value[0].isalpha())
+    if value is None:
+        return False
+    is_plain_set = command["word"] == "set" and not command["flags"]
+    return not (is_plain_set and value[0].isalpha())
 
 
-def _named_values(text: str, name: re.Match[str]) -> Iterator[tuple[int, int]]:
+def _named_values(text: str, name: re.Match[str]) -> Iterator[Span]:
     """Yield the value of a name, or those in a list."""
-    at, quote, sign = name.end(), name["quote"], name["sign"]
-    begin = text.rfind("\n", 0, name.start()) + 1
-    end = text.find("\n", at) % (len(text) + 1)
-    if quote and not sign.lstrip("\\").startswith(tuple(_QUOTES)):  # "NAME=value"
-        stop = text.find(quote, at, end) % (end + 1)
-        yield from _secret_at(text, at, stop - (text[stop - 1] == "\\"), quoted=True)
-    elif sign == "=" and _LINE_BEGINS.fullmatch(text, begin, name.start()):
-        # To the end of the line: such a value may hold blanks, quotes and further = signs.
-        value = text[at:end]
-        stop = at + len(value.rstrip(" \t\r\"'"))
-        yield from _secret_at(
-            text, end - len(value.lstrip(" \t\"'")), stop, quoted=True
-        )
-    elif text[at : at + 1] in ("[", "(") and not text.startswith(_MASK, at):
-        yield from _listed_values(text, at + 1)
+    start = name.end()
+    line_start = text.rfind("\n", 0, name.start()) + 1
+    is_of_line = _LINE_BEGINS.fullmatch(text, line_start, name.start()) is not None
+    is_quoted_key = name["sign"].lstrip("\\").startswith(tuple(_QUOTES))
+    is_list = text.startswith(("[", "("), start)
+    if name["quote"] and not is_quoted_key:
+        yield from _quoted_pair(text, start, name["quote"])
+    elif name["sign"] == "=" and is_of_line:
+        yield from _rest_of_line(text, start)
+    elif is_list and not text.startswith(_MASK, start):
+        yield from _listed_values(text, start + 1)
     else:
-        yield from _value_at(text, at)
+        yield from _value_at(text, start)
 
 
-def _listed_values(text: str, start: int) -> Iterator[tuple[int, int]]:
+def _quoted_pair(text: str, start: int, quote: str) -> Iterator[Span]:
+    """Yield the value of ``"NAME=value"``, which ends at the quote or with the line."""
+    end = _find_end(text, "\n", start, len(text))
+    stop = _find_end(text, quote, start, end)
+    if text[stop - 1] == "\\":
+        stop -= 1
+    yield from _secret_at(text, start, stop, quoted=True)
+
+
+def _rest_of_line(text: str, start: int) -> Iterator[Span]:
+    """Yield a value up to the line's end: it may hold blanks, quotes and further = signs."""
+    end = _find_end(text, "\n", start, len(text))
+    value = text[start:end]
+    begin = end - len(value.lstrip(" \t\"'"))
+    stop = start + len(value.rstrip(" \t\r\"'"))
+    yield from _secret_at(text, begin, stop, quoted=True)
+
+
+def _find_end(text: str, sign: str, start: int, end: int) -> int:
+    """Return where a sign stands between two places, else the second of them."""
+    place = text.find(sign, start, end)
+    return end if place < 0 else place
+
+
+def _listed_values(text: str, start: int) -> Iterator[Span]:
     """Yield the values of a list that begins before ``start``, until it ends or has another."""
     for item in _ITEM.finditer(text, start, start + _LONGEST):
         is_nested = item.start() > start and text[item.start() - 1] in "[("
         if item["close"] or is_nested:
             return
-        kind = "value" if item["bare"] is None else "bare"
-        yield from _secret_at(text, *item.span(kind), quoted=kind == "value")
+        is_quoted = item["bare"] is None
+        span = item.span("value" if is_quoted else "bare")
+        yield from _secret_at(text, *span, quoted=is_quoted)
 
 
-def _value_at(text: str, at: int) -> Iterator[tuple[int, int]]:
+def _value_at(text: str, start: int) -> Iterator[Span]:
     """Yield the value that begins at a place, if it is a secret."""
-    before = _BEFORE.match(text, at)
-    at = before.end() if before else at
-    quoted = _QUOTED.match(text, at) or _UNTIL_END.match(text, at)
-    if found := quoted or _BARE.match(text, at):
-        yield from _secret_at(text, *found.span("value"), quoted=quoted is not None)
+    if scheme := _BEFORE.match(text, start):
+        start = scheme.end()
+    quoted = _QUOTED.match(text, start) or _UNTIL_END.match(text, start)
+    value = quoted or _BARE.match(text, start)
+    if value:
+        yield from _secret_at(text, *value.span("value"), quoted=quoted is not None)
 
 
-def _secret_at(
-    text: str, start: int, stop: int, *, quoted: bool
-) -> Iterator[tuple[int, int]]:
+def _secret_at(text: str, start: int, stop: int, *, quoted: bool) -> Iterator[Span]:
     """Yield a value without its scheme and the sign that ends a sentence, if it is a secret."""
     if scheme := _BEFORE.match(text, start, stop):
         start = scheme.end()
@@ -238,6 +274,6 @@ def _secret_at(
 def is_readable(value: str, *, quoted: bool) -> bool:
     """Return whether a value stands in the place of a secret: a reference, a path, a dummy."""
     texts = read_env_data("secrets")["texts"]
-    return matches_one(
-        texts["readable"] if quoted else (*texts["readable"], *texts["prose"]), value
-    )
+    if matches_one(texts["readable"], value):
+        return True
+    return not quoted and matches_one(texts["prose"], value)

@@ -12,54 +12,102 @@ from dataclasses import dataclass, field
 from os.path import commonprefix
 
 _WORD = 4  # letters from which on a word is more than an abbreviation
-_LONGEST = (
-    100  # characters; no name of vLLM or NCCL is half as long, and difflib is quadratic
-)
+# Characters: no name of vLLM or NCCL is half as long, and difflib is quadratic.
+_LONGEST = 100
 _MOST = 100  # names of a file
 _ALIKE = 0.8  # how alike two names have to be, from 0 to 1, for one to be a hint for the other
 
 
 def is_slip(wrong: str, right: str) -> bool:
     """Return whether names differ by one letter, a swapped pair or the order of words."""
-    wrong, right = wrong.upper().replace("-", "_"), right.upper().replace("-", "_")
+    wrong = _normalize(wrong)
+    right = _normalize(right)
     if wrong == right or abs(len(wrong) - len(right)) > 1:
         return False
-    # What is left between the longest common beginning and the longest common end.
+
+    difference = _find_difference(wrong, right)
+    if len(difference.wrong) <= 1 and len(difference.right) <= 1:
+        return _is_letter_slip(difference)
+    is_swapped_pair = len(difference.wrong) == 2 and (
+        difference.wrong == difference.right[::-1]
+    )
+    return is_swapped_pair or _sorted_words(wrong) == _sorted_words(right)
+
+
+def _normalize(name: str) -> str:
+    return name.upper().replace("-", "_")
+
+
+def _sorted_words(name: str) -> list[str]:
+    return sorted(filter(None, name.split("_")))
+
+
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    """What two names have between their common beginning and end.
+
+    ``word`` is the number of letters in the shorter one of the words where they begin to differ.
+    """
+
+    wrong: str
+    right: str
+    word: int
+
+
+def _find_difference(wrong: str, right: str) -> _Difference:
     start = len(commonprefix((wrong, right)))  # noqa: RUF071 (of names, not of paths)
     end = len(commonprefix((wrong[start:][::-1], right[start:][::-1])))  # noqa: RUF071
-    one, other = wrong[start : len(wrong) - end], right[start : len(right) - end]
-    if len(one) <= 1 and len(other) <= 1:
-        word = min(
-            len(name[:start].rpartition("_")[2]) + len(name[start:].partition("_")[0])
-            for name in (wrong, right)
-        )
-        # TP is not DP: a letter of an abbreviation makes another one.
-        other_word = len(one) == len(other) == 1 and word < _WORD
-        return not other_word and not any(letter.isdigit() for letter in one + other)
-    swapped = len(one) == 2 and one == other[::-1]
-    words, others = (sorted(filter(None, name.split("_"))) for name in (wrong, right))
-    return swapped or words == others
+    words = (_word_length(wrong, start), _word_length(right, start))
+    return _Difference(
+        wrong[start : len(wrong) - end], right[start : len(right) - end], min(words)
+    )
+
+
+def _word_length(name: str, position: int) -> int:
+    """Return the number of letters in the word at a position."""
+    before = name[:position].rpartition("_")[2]
+    after = name[position:].partition("_")[0]
+    return len(before) + len(after)
+
+
+def _is_letter_slip(difference: _Difference) -> bool:
+    """Return whether a letter too few, too many or another one still means the same name."""
+    letters = difference.wrong + difference.right
+    if any(letter.isdigit() for letter in letters):
+        return False
+    # TP is not DP: a letter of an abbreviation makes another one.
+    is_replaced = len(letters) == 2
+    return not is_replaced or difference.word >= _WORD
 
 
 def nearest_hint(name: str, names: Iterable[str], otherwise: str) -> str:
     """Return a hint at the name that is most alike, where a person decides; for none, another."""
     from difflib import get_close_matches  # seldom needed, and slow to load
 
-    whole = {known.upper(): known for known in names} if len(name) <= _LONGEST else {}
-    found = get_close_matches(name.upper(), whole, n=1, cutoff=_ALIKE)
-    return f"did you mean {whole[found[0]]}?" if found else otherwise
+    if len(name) > _LONGEST:
+        return otherwise
+    by_capitals = {known.upper(): known for known in names}
+    matches = get_close_matches(name.upper(), by_capitals, n=1, cutoff=_ALIKE)
+    return f"did you mean {by_capitals[matches[0]]}?" if matches else otherwise
 
 
 @dataclass(slots=True)
 class Slips:
-    """Names that were meant, for those of one file; it takes time, so a hundred get an answer."""
+    """Finds the names that were meant by those of one file.
+
+    It takes time, so a hundred names get an answer.
+    """
 
     names: Iterable[str]
-    made: dict[str, str] = field(default_factory=dict)
+    meant_by_name: dict[str, str] = field(default_factory=dict)
 
-    def __call__(self, name: str) -> str:
+    def find_meant(self, name: str) -> str:
         """Return the name that was meant; empty if none or several are one slip apart."""
-        if name not in self.made and len(self.made) < _MOST and len(name) <= _LONGEST:
-            found = [known for known in self.names if is_slip(name, known)]
-            self.made[name] = found[0] if len(found) == 1 else ""
-        return self.made.get(name, "")
+        if name in self.meant_by_name:
+            return self.meant_by_name[name]
+        if len(self.meant_by_name) == _MOST or len(name) > _LONGEST:
+            return ""
+        candidates = [known for known in self.names if is_slip(name, known)]
+        meant = candidates[0] if len(candidates) == 1 else ""
+        self.meant_by_name[name] = meant
+        return meant

@@ -51,7 +51,7 @@ class Avoid(Discouraged):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariableAdvice(Advice):
-    """Advice on what is solved where ``unless`` is set; as a note it refuses no file."""
+    """Advice on a problem that is solved where ``unless`` is set; as a note it refuses no file."""
 
     severity: Literal["warning", "note"] = "warning"
     unless: Mapping[VariableName, str] = field(default_factory=dict)
@@ -64,8 +64,9 @@ class VariableAdvice(Advice):
 class Executor:
     """An executor in some releases of vLLM.
 
-    ``switch`` is the rule that chooses it where it is not the default; ``copies`` what becomes of a
-    worker's variables that begin with ``prefixes``: ``fills in`` keeps those that it has.
+    ``switch`` is the rule that chooses it where it is not the default. ``copies`` says what the
+    head does to a worker's variables that begin with ``prefixes``: ``fills in`` keeps those that
+    the worker has.
     """
 
     name: Literal["uni", "mp", "ray"]
@@ -86,7 +87,7 @@ class VariableRules:
 
     @property
     def entries(self) -> tuple[VariableRule | Avoid, ...]:
-        """Return everything that is about variables."""
+        """Return the rules and the advice against variables."""
         return (*self.rules, *self.avoids)
 
     @property
@@ -109,15 +110,19 @@ def cache_folders(caches: str, vllm: str, model: str = "") -> dict[str, str]:
     ``cache`` is for machine code, which models share; ``graphs`` for what is compiled of ``model``,
     a repository or a path, "" for a model that is not known.
     """
-    folder, name = f"{caches}/vllm-{vllm}", model.replace("/", "--")
-    if model and not _REPO.fullmatch(
-        model
-    ):  # of a path the end, and what tells two of them apart
-        end = re.sub(
-            r"[^A-Za-z0-9_.-]+", "_", model.rstrip("/").rpartition("/")[2]
-        ).lstrip(".-")
-        name = f"{end[:60]}--{digest(model)[:12]}"
-    return {"cache": folder, "graphs": f"{folder}/models/{name}" if model else folder}
+    folder = f"{caches}/vllm-{vllm}"
+    graphs = f"{folder}/models/{_folder_name(model)}" if model else folder
+    return {"cache": folder, "graphs": graphs}
+
+
+def _folder_name(model: str) -> str:
+    """Return a repository as the Hub's folders have it; of a path its end and a digest."""
+    if _REPO.fullmatch(model):
+        return model.replace("/", "--")
+    end = model.rstrip("/").rpartition("/")[2]
+    plain_end = re.sub(r"[^A-Za-z0-9_.-]+", "_", end).lstrip(".-")
+    # Two paths may have the same end.
+    return f"{plain_end[:60]}--{digest(model)[:12]}"
 
 
 def cache_variables(caches: str, vllm: str, model: str = "") -> dict[str, str]:
@@ -128,24 +133,27 @@ def cache_variables(caches: str, vllm: str, model: str = "") -> dict[str, str]:
 
 
 def choose_executor(
-    vllm: str, role: str, asked: str, wanted: AbstractSet[str]
+    vllm: str, role: str, requested: str, wanted: AbstractSet[str]
 ) -> Executor:
-    """Return the executor asked for, or the release's first for ``auto``. Raises UsageError."""
-    alone = role == "single"
-    # Of one name the last entry that fits counts: what a switch chooses stands behind the default.
-    fits = {
-        row.name: row
-        for row in load_variable_rules().executors
+    """Return the executor requested, or the release's first for ``auto``. Raises UsageError.
+
+    ``wanted`` are the ids of rules that the user turns on.
+    """
+    is_alone = role == "single"
+    fitting: dict[str, Executor] = {}
+    for executor in load_variable_rules().executors:
         # uni serves a node alone; the others start ranks on several.
-        if (row.name == "uni") is alone
-        and within(vllm, row.vllm)
-        and (not row.switch or row.switch in wanted)
-    }
-    first = next(iter(fits))
-    chosen = first if alone or asked == "auto" else asked
-    if chosen not in fits:
+        serves_role = (executor.name == "uni") is is_alone
+        is_switched_on = not executor.switch or executor.switch in wanted
+        if serves_role and is_switched_on and within(vllm, executor.vllm):
+            # What a switch chooses stands behind the default of the same name.
+            fitting[executor.name] = executor
+
+    first = next(iter(fitting))
+    chosen = first if is_alone or requested == "auto" else requested
+    if chosen not in fitting:
         raise UsageError(
             f"vLLM {vllm} cannot use {chosen} on several nodes",
             hint=f"take --executor {first}, or a later vLLM",
         )
-    return fits[chosen]
+    return fitting[chosen]

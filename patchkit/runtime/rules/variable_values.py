@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from ipaddress import ip_address
+from typing import Any
 
 from patchkit.records import RECIPES
-from patchkit.runtime.rules.releases import read_env_data, read_table, release
+from patchkit.runtime.rules.releases import Lifetime, read_env_data, read_table, release
 from patchkit.runtime.rules.variables import lifetime
 
 ONE, SEVERAL, INTEGER, NUMBER = "one of", "some of", "integer", "number"
@@ -23,9 +24,12 @@ ADDRESSES = (
 )
 _HOST_NAMES = {"MASTER_ADDR"}  # may be a host's name as well
 _NO_ADDRESS = "no IP address"
+_EVERY_ADDRESS = "every address, so none that others can connect to"
+_LOOPBACK = "each node itself"
 _NUMBER = re.compile(
     r"[+-]?(0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20})"
 )  # as strtoll takes it, base 0
+_OCTAL = re.compile(r"[+-]?0[0-7]+")
 _LONGEST = 200  # characters; a placeholder is short, and the patterns go over a text many times
 _FORMS = {
     name: re.compile(form) for name, form in read_env_data("values")["forms"].items()
@@ -35,7 +39,10 @@ ADDRESS_NAMES = _FORMS["address_names"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueProblem:
-    """Why a variable cannot have a value; ``stops`` if a launch on several nodes ends with it."""
+    """Why a variable cannot have a value.
+
+    ``stops`` says that a launch on several nodes ends with it.
+    """
 
     what: str
     why: str
@@ -48,41 +55,53 @@ def find_value_problems(
     name: str, value: str, role: str = ""
 ) -> Iterator[ValueProblem]:
     """Yield what is wrong with a value; a variable's default is always right."""
-    if not value or is_placeholder(name, value):
+    if value and not is_placeholder(name, value):
+        yield from _check_address(name, value, is_alone=role in ("", "single"))
+        yield from _check_by_table(name, value)
+
+
+def _check_address(name: str, value: str, *, is_alone: bool) -> Iterator[ValueProblem]:
+    if name not in ADDRESSES:
         return
-    alone, trouble = role in ("", "single"), ""
-    try:
-        address = ip_address(value) if name in ADDRESSES else None
-    except ValueError:
-        address, trouble = None, "" if name in _HOST_NAMES else _NO_ADDRESS
-    if address and address.is_unspecified:
-        trouble = "every address, so none that others can connect to"
-    elif (
-        address and address.is_loopback and not alone
-    ):  # a node alone may well use its own
-        trouble = "each node itself"
+    trouble = _address_trouble(name, value, is_alone=is_alone)
     if trouble:
         yield ValueProblem(
             what=trouble,
             why="The other nodes get this address, and connect to it.",
             hint="write the address that this node has on the network between the nodes",
             source="vLLM network_utils.get_ip" if name == "VLLM_HOST_IP" else "",
-            stops=not alone and trouble != _NO_ADDRESS,
+            stops=not is_alone and trouble != _NO_ADDRESS,
         )
-    rows = (
-        row for kind in ("number", "choice") for row in read_env_data("values")[kind]
-    )
-    row, life = (
-        next((row for row in rows if name in row["names"]), None),
-        lifetime(name),
-    )
-    if row is None or (life is not None and life.default == value):
+
+
+def _address_trouble(name: str, value: str, *, is_alone: bool) -> str:
+    """Return why other nodes cannot connect to an address, "" if they can."""
+    try:
+        address = ip_address(value)
+    except ValueError:
+        return "" if name in _HOST_NAMES else _NO_ADDRESS
+
+    if address.is_unspecified:
+        return _EVERY_ADDRESS
+    # A node alone may well use its own.
+    return _LOOPBACK if address.is_loopback and not is_alone else ""
+
+
+def _check_by_table(name: str, value: str) -> Iterator[ValueProblem]:
+    """Yield that values.toml has other words, or another range of numbers, for a variable."""
+    row = _rows_by_name().get(name)
+    life = lifetime(name)
+    is_default = life is not None and life.default == value
+    if row is None or is_default:
         return
+
     if "words" in row:
-        fits, takes = value.upper() in row["words"], ", ".join(row["words"])
+        fits = value.upper() in row["words"]
+        takes = ", ".join(row["words"])
     else:
-        number, takes = read_number(value), f"{row['from']} to {row['to']}"
+        number = read_number(value)
         fits = number is not None and row["from"] <= number <= row["to"]
+        takes = f"{row['from']} to {row['to']}"
     if not fits:
         yield ValueProblem(
             what=f"it takes {takes}",
@@ -92,89 +111,112 @@ def find_value_problems(
         )
 
 
+@cache
+def _rows_by_name() -> Mapping[str, Mapping[str, Any]]:
+    tables = read_env_data("values")
+    rows = (*tables["number"], *tables["choice"])
+    return {name: row for row in rows for name in row["names"]}
+
+
 def read_number(value: str) -> int | None:
-    """Return the number that NCCL reads, None for what is none."""
+    """Return the number that NCCL reads, None for other text."""
     if not _NUMBER.fullmatch(value):
         return None
-    octal = re.fullmatch(r"[+-]?0[0-7]+", value)
-    return int(value, 8) if octal else int(value, 16 if "x" in value.lower() else 10)
+    if _OCTAL.fullmatch(value):
+        return int(value, 8)
+    return int(value, 16 if "x" in value.lower() else 10)
 
 
 def is_placeholder(name: str, value: str) -> bool:
     """Return whether the value of a variable is still to be filled in."""
     if len(value) > _LONGEST:
         return False
-    address = value.rpartition(":")[0] or value
-    if ADDRESS_NAMES.fullmatch(name) and _FORMS["open_address"].fullmatch(address):
+    if _FORMS["placeholder"].fullmatch(value):
         return True
-    if _FORMS["device_names"].fullmatch(name) and any(
-        map(_FORMS["open_device"].fullmatch, value.split(","))
-    ):
-        return True
-    return _FORMS["placeholder"].fullmatch(value) is not None
+    if ADDRESS_NAMES.fullmatch(name):
+        address = value.rpartition(":")[0] or value
+        if _FORMS["open_address"].fullmatch(address):
+            return True
+    is_open_device = _FORMS["open_device"].fullmatch
+    is_of_device = _FORMS["device_names"].fullmatch(name) is not None
+    return is_of_device and any(map(is_open_device, value.split(",")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Takes:
-    """The values at whose lack a vLLM stops: ``how`` is a word above, ``words`` its choices."""
+class AllowedValues:
+    """The values at whose lack vLLM stops.
+
+    ``how`` is a constant of this module: ONE, SEVERAL, INTEGER or NUMBER; ``words`` are the choices
+    of the first two.
+    """
 
     how: str
     words: tuple[str, ...] = ()
     any_case: bool = False
 
     @classmethod
-    def parse(cls, text: str) -> Takes:
+    def parse(cls, text: str) -> AllowedValues:
         """Read a row of vllm_values.tsv: ``one of: a, b`` or ``one of, any case: a, b``."""
-        kind, _, words = text.partition(": ")
-        how, _, case = kind.partition(", ")
-        return cls(
-            how=how, words=tuple(filter(None, words.split(", "))), any_case=bool(case)
-        )
+        kind, _sign, words = text.partition(": ")
+        how, _sign, case = kind.partition(", ")
+        choices = tuple(words.split(", ")) if words else ()
+        return cls(how=how, words=choices, any_case=bool(case))
 
     @property
-    def in_words(self) -> str:
+    def description(self) -> str:
         """Return what it takes, for messages."""
-        if not self.words:
-            return {INTEGER: "a whole number", NUMBER: "a number"}[self.how]
+        if self.how == INTEGER:
+            return "a whole number"
+        if self.how == NUMBER:
+            return "a number"
         more = len(self.words) - _SHOWN
-        return ", ".join(self.words[:_SHOWN]) + (
-            f" and {more} others" if more > 0 else ""
-        )
+        shown = ", ".join(self.words[:_SHOWN])
+        return f"{shown} and {more} others" if more > 0 else shown
 
-    def has(self, value: str) -> bool:
-        """Return whether a value is taken, as ``envs.py`` decides it."""
-        if self.how in (INTEGER, NUMBER):
-            try:
-                (int if self.how == INTEGER else float)(value)
-            except ValueError:
-                return False
-            return True
-        words, given = [*self.words], [value]
+    def allows(self, value: str) -> bool:
+        """Return whether vLLM starts with a value, as ``envs.py`` decides it."""
+        if self.how == INTEGER:
+            return _can_read(int, value)
+        if self.how == NUMBER:
+            return _can_read(float, value)
+
+        given = [value]
         if self.how == SEVERAL:
-            given = list(filter(None, map(str.strip, value.split(","))))
+            given = [part.strip() for part in value.split(",") if part.strip()]
         if self.any_case:
-            words, given = (
-                [text.lower() for text in texts] for texts in (words, given)
-            )
-        return {*given} <= {*words}
+            lower_words = {word.lower() for word in self.words}
+            return lower_words.issuperset(part.lower() for part in given)
+        return set(given).issubset(self.words)
+
+
+def _can_read(read: Callable[[str], float], value: str) -> bool:
+    try:
+        read(value)
+    except ValueError:
+        return False
+    return True
 
 
 @cache
-def vllm_values(version: str) -> Mapping[str, Takes]:
+def vllm_values(version: str) -> Mapping[str, AllowedValues]:
     """Return name → values that a known release takes, "": any release. Raises UsageError."""
     table = read_table(TAKEN)
-    if version:
-        is_known = table.oldest <= release(version) <= release(table.newest)
-        return {
-            name: Takes.parse(text)
-            for name, text in table.at(version).items()
-            if is_known
-        }
-    found: dict[str, Takes] = {}
-    for row in table.rows:
-        takes = Takes.parse(row.default)
-        before = found.get(row.name, takes)
-        words = tuple(dict.fromkeys((*before.words, *takes.words)))
-        any_case = before.any_case or takes.any_case
-        found[row.name] = Takes(how=takes.how, words=words, any_case=any_case)
-    return found
+    if not version:
+        return _values_of_any_release(table.rows)
+    if not table.oldest <= release(version) <= release(table.newest):
+        return {}
+    rows = table.at(version).items()
+    return {name: AllowedValues.parse(text) for name, text in rows}
+
+
+def _values_of_any_release(rows: Iterable[Lifetime]) -> Mapping[str, AllowedValues]:
+    by_name: dict[str, AllowedValues] = {}
+    for row in rows:
+        allowed = AllowedValues.parse(row.default)
+        before = by_name.get(row.name, allowed)
+        by_name[row.name] = AllowedValues(
+            how=allowed.how,
+            words=tuple(dict.fromkeys((*before.words, *allowed.words))),
+            any_case=before.any_case or allowed.any_case,
+        )
+    return by_name

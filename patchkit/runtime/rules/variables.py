@@ -1,4 +1,4 @@
-"""Return the environment variables of a release, and whose they are."""
+"""Read which environment variables a release of vLLM or NCCL has, and those of other programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _HOME = RECIPES / "env"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherVariable:
-    """A variable of neither vLLM nor NCCL; ``versions`` of ``of`` read it; empty means all."""
+    """A variable of neither vLLM nor NCCL.
+
+    ``of`` is the project that reads it, in ``versions``; empty means all.
+    """
 
     of: str
     meaning: str
@@ -31,8 +34,9 @@ def variable_table(reader: str) -> Table:
 
 def vllm_variables(version: str, home: Path | None = None) -> Mapping[str, str]:
     """Return name → default of a release ("": any), or the names of the vLLM in ``home``."""
-    known = dict.fromkeys(variable_readers(home / "envs.py"), "") if home else None
-    return known or variable_table("vllm").at(version)
+    if home:
+        return dict.fromkeys(variable_readers(home / "envs.py"), "")
+    return variable_table("vllm").at(version)
 
 
 @cache
@@ -54,6 +58,5 @@ def other_variables() -> Mapping[str, OtherVariable]:
 
 def lifetime(name: str) -> Lifetime | None:
     """Return the releases, of vLLM or of NCCL, that have or had a variable."""
-    return variable_table("vllm").lifetime(name) or variable_table("nccl").lifetime(
-        name
-    )
+    of_vllm = variable_table("vllm").lifetime(name)
+    return of_vllm or variable_table("nccl").lifetime(name)

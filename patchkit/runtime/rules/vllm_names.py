@@ -24,7 +24,7 @@ _FLAG = re.compile(r"--?[A-Za-z][\w-]*")
 _FUNCTIONS = ("add_cli_args", "make_arg_parser", "subparser_init")
 _CLASSES = ("BaseFrontendArgs", "FrontendArgs")
 # An action of vLLM's own pairs these, in the releases whose parser has it.
-_PAIRED = re.compile(r"--(enable|disable)-(.*)")
+_OPPOSITES = ("--enable-", "--disable-")
 _PARSER, _PAIRS = "utils/argparse_utils.py", "EnableDisableAction"
 _ENGINE, _SERVE = "engine/arg_utils.py", "entrypoints/cli/serve.py"
 
@@ -49,58 +49,87 @@ def _unread(place: Path, what: str) -> SourceError:
 
 def variable_readers(place: Path) -> dict[str, ast.expr]:
     """Return name → the code that reads it, of an ``envs.py``. Raises SourceError."""
-    found = {}
-    for node in parse_file(place).body:
-        # With or without an annotation, by release.
-        target = getattr(node, "target", None) or getattr(node, "targets", [None])[0]
-        table = getattr(node, "value", None)
-        if (
-            isinstance(target, ast.Name)
-            and target.id == _DICT
-            and isinstance(table, ast.Dict)
-        ):
-            for key, reader in zip(table.keys, table.values, strict=True):
-                if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                    found[key.value] = reader
-    if not found:
+    readers = {}
+    for table in _find_tables(parse_file(place)):
+        for key, reader in zip(table.keys, table.values, strict=True):
+            if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                readers[key.value] = reader
+    if not readers:
         raise _unread(place, f"has no dict {_DICT}")
-    return found
+    return readers
+
+
+def _find_tables(tree: ast.Module) -> Iterator[ast.Dict]:
+    """Yield the dict of variables, which has an annotation or none, by release."""
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict() as table):
+                pass
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Dict() as table):
+                pass
+            case _:
+                continue
+        if name == _DICT:
+            yield table
 
 
 def read_flags(home: Path) -> frozenset[str]:
     """Return the flags in the files below the folder of a vLLM. Raises SourceError."""
+    engine = home / _ENGINE
     servers = sorted((home / "entrypoints").glob("*/cli_args.py"))
     if not servers:
-        parse_file(home / _ENGINE)
+        parse_file(engine)
         raise _unread(home / "entrypoints", "has no cli_args.py, one folder down")
+
     # The verb's own file may declare none; the others always do, or their form is a new one.
-    declared = {*_declared_flags(parse_file(home / _SERVE))}
-    for place in (home / _ENGINE, *servers):
-        found = {*_declared_flags(parse_file(place))}
-        if not found:
+    flags = set(_declared_flags(parse_file(home / _SERVE)))
+    for place in (engine, *servers):
+        declared = set(_declared_flags(parse_file(place)))
+        if not declared:
             raise _unread(
                 place, "declares no flags in a way that any known release does"
             )
-        declared |= found
-    parser = home / _PARSER
-    body = parse_file(parser).body if parser.is_file() else []
-    if any(isinstance(node, ast.ClassDef) and node.name == _PAIRS for node in body):
-        for match in filter(None, [_PAIRED.fullmatch(flag) for flag in declared]):
-            declared.add(
-                f"--{'disable' if match[1] == 'enable' else 'enable'}-{match[2]}"
-            )
-    return frozenset(declared)
+        flags |= declared
+    if _pairs_flags(home / _PARSER):
+        flags.update(map(_opposite_flag, list(flags)))
+    return frozenset(flags)
+
+
+def _pairs_flags(parser: Path) -> bool:
+    """Return whether the parser makes --disable-X of every --enable-X, and the reverse."""
+    if not parser.is_file():
+        return False
+    classes = [row for row in parse_file(parser).body if isinstance(row, ast.ClassDef)]
+    return any(row.name == _PAIRS for row in classes)
+
+
+def _opposite_flag(flag: str) -> str:
+    """Return --disable-X for --enable-X, the reverse, or the flag if it has no opposite."""
+    for prefix, opposite in (_OPPOSITES, _OPPOSITES[::-1]):
+        if flag.startswith(prefix):
+            return opposite + flag.removeprefix(prefix)
+    return flag
 
 
 def _declared_flags(tree: ast.Module) -> Iterator[str]:
-    """Yield texts that are nothing but a flag, also those of a list that is looped over; fields."""
+    """Yield the flags that functions and classes of a file declare."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name in _FUNCTIONS:
-            for inner in ast.walk(node):
-                text = inner.value if isinstance(inner, ast.Constant) else None
-                if isinstance(text, str) and _FLAG.fullmatch(text):
-                    yield text
+            yield from _literal_flags(node)
         elif isinstance(node, ast.ClassDef) and node.name in _CLASSES:
-            for row in node.body:
-                if isinstance(row, ast.AnnAssign) and isinstance(row.target, ast.Name):
-                    yield f"--{row.target.id.replace('_', '-')}"
+            yield from _field_flags(node)
+
+
+def _literal_flags(function: ast.FunctionDef) -> Iterator[str]:
+    """Yield texts that are nothing but a flag, also those of a list that is looped over."""
+    for node in ast.walk(function):
+        match node:
+            case ast.Constant(value=str(text)) if _FLAG.fullmatch(text):
+                yield text
+
+
+def _field_flags(options: ast.ClassDef) -> Iterator[str]:
+    for node in options.body:
+        match node:
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                yield f"--{name.replace('_', '-')}"

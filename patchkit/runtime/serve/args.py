@@ -25,13 +25,13 @@ from patchkit.runtime.rules.flags import (
 from patchkit.runtime.rules.presets import (
     DRAFTING,
     Preset,
+    find_recipe,
     load_presets,
-    recipe_of,
     same_value,
 )
 from patchkit.runtime.rules.releases import within
-from patchkit.runtime.rules.rule import Advice, holding
-from patchkit.runtime.rules.secret_texts import runs_code
+from patchkit.runtime.rules.rule import Advice, select_entries
+from patchkit.runtime.rules.secret_texts import find_code_risk
 from patchkit.runtime.serve.context import context_notes
 from patchkit.runtime.serve.facts import fill_rules
 from patchkit.runtime.serve.listen import listening
@@ -101,7 +101,7 @@ def serve_args(
     situation = request.node.situation
     active = _active_rules(request, rules)
     on, off = request.choice.divide(active)
-    left_out = holding(rules.leave_out, situation)
+    left_out = select_entries(rules.leave_out, situation)
 
     refused: dict[str, str] = {}
     chosen = _choose_flags(on, request, rules, refused)
@@ -120,7 +120,7 @@ def serve_args(
     }
     unlike = tuple(_unlike_recipe(request.node.preset, values, {**unwanted, **refused}))
     one_holds = "yes" if fit and fit.fitting_nodes == 1 else "no"
-    general_advice = holding(rules.advice, {**situation, "one_holds": one_holds})
+    general_advice = select_entries(rules.advice, {**situation, "one_holds": one_holds})
 
     return ServeCommand(
         request=request,
@@ -141,7 +141,9 @@ def serve_args(
 def _active_rules(request: ServeRequest, rules: FlagRules) -> tuple[FlagRule, ...]:
     """Return the rules that hold here. Raises UsageError for one that is wanted and does not."""
     request.choice.check(rules.rules, "`patchkit serve-args … --explain` lists them")
-    active = tuple(fill_rules(holding(rules.rules, request.node.situation), request))
+    active = tuple(
+        fill_rules(select_entries(rules.rules, request.node.situation), request)
+    )
     idle = sorted(request.choice.wanted - {rule.id for rule in active})
     if idle:
         raise UsageError(
@@ -207,7 +209,7 @@ def _choose_flags(
     chosen = {rule.flag: _flag_of_rule(rule, rule.value) for rule in on if rule.default}
     if request.memory.whose == SPARK:
         situation = {**situation, "target": DEFAULT_TARGET}
-    limits = {limit.flag: limit for limit in holding(rules.limits, situation)}
+    limits = {limit.flag: limit for limit in select_entries(rules.limits, situation)}
     if preset:
         for name, value in preset.flags.items():
             limit = limits.get(name)
@@ -268,7 +270,7 @@ def _check_known(flag: ServeFlag, node: Node, home: Path | None) -> str:
     if not has_flag(flag.flag, node.vllm, home):
         trouble = f"vLLM {node.vllm} has no {flag.flag}"
     for name, value in values:
-        if name in choices and not choices[name].known(node.vllm).has(value):
+        if name in choices and not choices[name].allowed_by(node.vllm).allows(value):
             trouble = trouble or f"vLLM {node.vllm} does not take {flag.flag} {value}"
     build = node.preset.build if node.preset else ""
     if not trouble or (flag.origin in ("preset", "drafter") and not build):
@@ -289,7 +291,7 @@ def _unlike_recipe(
     preset: Preset | None, values: Mapping[str, str], refused: Mapping[str, str]
 ) -> Iterator[ServeFlag]:
     """Yield what upstream's recipe has for a GB10 and the command has not, each with the reason."""
-    recipe = recipe_of(preset.id) if preset in load_presets() else None
+    recipe = find_recipe(preset.id) if preset in load_presets() else None
     for name, value in recipe.settings.items() if preset and recipe else ():
         if preset and not same_value({**values, **preset.variables}.get(name), value):
             why = refused.get(name) or refused.get(f"{name} {value}", "")
@@ -307,7 +309,7 @@ def _notes_on_flags(
     if told := [each.flag for each in unlike if each.reason not in common]:
         yield f"not as upstream's recipe for a GB10: {', '.join(told)}; --explain says why"
     values = {flag.flag: flag.value for flag in kept}
-    yield from (f"{name}: {why}" for name in values if (why := runs_code(name)))
+    yield from (f"{name}: {why}" for name in values if (why := find_code_risk(name)))
     drafting = read_json(dict[str, Any], values.get(DRAFTING, "{}"))
     if drafting:
         by = f" with the checkpoint {drafting['model']}" if "model" in drafting else ""
@@ -335,7 +337,7 @@ def _model_notes(request: ServeRequest) -> Iterator[str]:
             yield from _fewer_nodes_note(request.node.nodes, preset)
         return
 
-    recipe = recipe_of(request.model)
+    recipe = find_recipe(request.model)
     oldest = recipe.min_vllm if recipe else ""
     if recipe and oldest[:1].isdigit() and not within(request.node.vllm, f">={oldest}"):
         yield f"upstream's recipe of {recipe.id} takes vLLM {oldest} or newer"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from patchkit.runtime.rules.flags import FlagRule
-from patchkit.runtime.rules.presets import DRAFTING, recipe_of
+from patchkit.runtime.rules.presets import DRAFTING, find_recipe
 from patchkit.runtime.serve.dense import dense_layers
 from patchkit.runtime.serve.request import ServeRequest
 
@@ -64,7 +64,7 @@ def fill_rules(rules: Iterable[FlagRule], request: ServeRequest) -> Iterator[Fla
 
 def drafter_of(request: ServeRequest) -> tuple[str, bool]:
     """Return what drafts, "" for nothing, and whether it does so unless a user is without it."""
-    preset, recipe = request.node.preset, recipe_of(request.model)
+    preset, recipe = request.node.preset, find_recipe(request.model)
     asked = (preset and preset.flags.get(DRAFTING)) or ""
     known = preset.drafter if preset else recipe.drafter if recipe else ""
     return str(asked) or known, bool(asked)

@@ -17,10 +17,10 @@ from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import (
     Preset,
-    find,
+    find_preset,
     model_recipes,
     named_preset,
-    presets_meant,
+    suggest_presets,
 )
 from patchkit.target import DEFAULT_TARGET, targets
 from patchkit.units import BYTES_PER_GIB, KIB_PER_GIB, MIB_PER_GIB
@@ -34,11 +34,11 @@ def preset_of(
     """Return the preset of that name, or the model's; None for none. Raises UsageError."""
     if named is not None:
         return None if named == "none" else named_preset(named)
-    preset = find(model)
+    preset = find_preset(model)
     there = Path(model).is_dir() or model.lower() in model_recipes()
     if preset or there or os.access(download(model, environment), os.R_OK):
         return preset
-    if meant := presets_meant(model):
+    if meant := suggest_presets(model):
         raise UsageError(
             f"no model is known as {model}",
             why="it is neither a preset nor here, and like the name of one",

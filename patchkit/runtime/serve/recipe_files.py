@@ -20,7 +20,7 @@ from patchkit.reading import read_text
 from patchkit.records import read_json
 from patchkit.runtime.rules.presets import DRAFTING, Preset
 from patchkit.runtime.rules.rule import CHOICES
-from patchkit.runtime.rules.secret_texts import runs_code
+from patchkit.runtime.rules.secret_texts import find_code_risk
 from patchkit.runtime.serve.vllm_recipe import (
     OF_THE_PLACE,
     Settings,
@@ -75,7 +75,7 @@ def read_recipe(path: Path, model: str = "") -> tuple[Preset, list[str]]:
 
     variables = dict(preset.variables)
     for name in preset.variables:
-        if reason := runs_code(name):
+        if reason := find_code_risk(name):
             del variables[name]
             untold.append(f"{name}: {reason}")
     return replace(preset, variables=variables), untold

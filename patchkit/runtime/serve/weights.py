@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from patchkit.runtime.rules.flags import load_flag_rules
-from patchkit.runtime.rules.presets import Preset, recipe_of
+from patchkit.runtime.rules.presets import Preset, find_recipe
 from patchkit.units import BYTES_PER_GIB
 
 _BITS_PER_BYTE = 8
@@ -42,7 +42,7 @@ def weigh(
         return Weights(gib=preset.weights_gib, source="its preset")
 
     for name in (model, preset.id if preset else ""):
-        recipe = recipe_of(name) if name else None
+        recipe = find_recipe(name) if name else None
         if recipe and recipe.weights_gib:
             return Weights(
                 gib=recipe.weights_gib, source="upstream's recipe", is_least=True

@@ -11,7 +11,7 @@ from patchkit.recipes.vllm.decisions import fp8_linear, fp8_moe
 from patchkit.recipes.vllm.routing import Capability, outcome
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.releases import within
-from patchkit.runtime.rules.rule import holding
+from patchkit.runtime.rules.rule import select_entries
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 
 pytestmark = [
@@ -99,7 +99,7 @@ def test_variables_lead_where_their_rules_say(quantization, leads, stock, versio
         "moe": "unknown",
         "vllm": version,
     }
-    rules = holding(load_variable_rules().rules, situation)
+    rules = select_entries(load_variable_rules().rules, situation)
     default = [rule for rule in rules if rule.default and rule.routes]
     for more in ([], *([rule] for rule in rules if not rule.default and rule.routes)):
         on = [rule for rule in rules if rule in default or rule in more]

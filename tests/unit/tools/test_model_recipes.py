@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from patchkit.runtime.rules.presets import (
-    find,
+    find_preset,
+    find_recipe,
     load_presets,
     model_recipes,
-    recipe_of,
     same_value,
 )
 from patchkit.runtime.serve.vllm_recipe import merge_settings, split_flags
@@ -25,7 +25,7 @@ def test_all_recipes_that_name_the_gb10_are_read():
 
 @pytest.mark.parametrize("name", FOR_GB10)
 def test_a_command_is_as_the_recipe_or_says_why(name):
-    recipe, preset = FOR_GB10[name], find(name)
+    recipe, preset = FOR_GB10[name], find_preset(name)
     served = serve_lines.served_by_recipe(recipe.id)
     given = merge_settings(split_flags(served.words[3:])) | dict(preset.variables)
     reasons = {
@@ -41,7 +41,7 @@ def test_presets_are_as_each_releases_recipes_or_say_why():
 
 
 def test_what_a_preset_drops_without_a_word_is_told(monkeypatch):
-    preset = find("NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4")
+    preset = find_preset("NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4")
     for changes, told in (
         ({"variables": {}}, "VLLM_FLOAT32_MATMUL_PRECISION is 'high' in"),
         ({"min_vllm": "0.28.0"}, "min_vllm is '0.17.1' in"),
@@ -57,13 +57,13 @@ def test_what_a_preset_drops_without_a_word_is_told(monkeypatch):
 
 
 def test_weights_follow_from_the_memory_that_is_asked_for():
-    recipe = recipe_of("nvidia/Qwen3.6-35B-A3B-NVFP4")
+    recipe = find_recipe("nvidia/Qwen3.6-35B-A3B-NVFP4")
     assert recipe.weights_gib == pytest.approx(21 / 1.5 * 1e9 / 2**30)
     sizes = [
         (preset.weights_gib, recipe.weights_gib)
         for preset in load_presets()
         if preset.weights_gib
-        and (recipe := recipe_of(preset.id))
+        and (recipe := find_recipe(preset.id))
         and recipe.weights_gib
     ]
     assert len(sizes) >= 14

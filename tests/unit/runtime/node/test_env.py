@@ -14,7 +14,7 @@ from patchkit.runtime.host.probe import probe
 from patchkit.runtime.host.software import find_ptxas
 from patchkit.runtime.node.cluster_env import make_cluster_env
 from patchkit.runtime.node.decision import NodeOptions, decide_node
-from patchkit.runtime.rules.rule import holding
+from patchkit.runtime.rules.rule import select_entries
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 from support import hosts, write_files
 from support.checked import check_text
@@ -190,7 +190,7 @@ def test_two_rules_that_set_a_variable_are_both_named(tmp_path):
     rules = load_variable_rules()
     rule = next(
         each
-        for each in holding(rules.rules, node.situation)
+        for each in select_entries(rules.rules, node.situation)
         if each.default and each.set
     )
     both = replace(rules, rules=(*rules.rules, replace(rule, id="the-other")))

@@ -17,7 +17,7 @@ from patchkit.errors import (
 )
 from patchkit.runtime.envfile.env_file import read_env_file
 from patchkit.runtime.envfile.header import BLANK, NODES_MAX, sealed
-from patchkit.runtime.rules.secret_texts import runs_code
+from patchkit.runtime.rules.secret_texts import find_code_risk
 from support import hosts
 from tools import golden_env
 
@@ -100,7 +100,7 @@ def test_what_runs_code_never_crosses_machines(worker, options):
         worker(forged, *options)
     for number, name in enumerate(CODE, forged.count("\n") - len(CODE) + 1):
         assert (
-            f"head.env:{number}: {name} runs code: {runs_code(name)}"
+            f"head.env:{number}: {name} runs code: {find_code_risk(name)}"
             in caught.value.what
         )
     with pytest.raises(SourceError if options else HashMismatchError):

@@ -11,7 +11,7 @@ from patchkit.runtime.node.cluster_env import make_cluster_env
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.releases import within
-from patchkit.runtime.rules.rule import in_release
+from patchkit.runtime.rules.rule import adapt_to_release
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 from tools import serve_lines
 
@@ -77,7 +77,7 @@ def test_what_is_said_by_release(entry):
         ]
         assert len(texts) <= 1
         assert (
-            getattr(in_release(entry, version), entry.text_field)
+            getattr(adapt_to_release(entry, version), entry.text_field)
             == (texts or [plain])[0]
         )
-    assert in_release(entry, "") is entry
+    assert adapt_to_release(entry, "") is entry

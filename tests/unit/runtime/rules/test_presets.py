@@ -7,7 +7,7 @@ import pytest
 from patchkit.errors import UsageError
 from patchkit.runtime.rules import flags, presets
 from patchkit.runtime.rules.flags import load_flag_rules
-from patchkit.runtime.rules.presets import find, load_presets
+from patchkit.runtime.rules.presets import find_preset, load_presets
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 from support.selection import SUPPORTED
@@ -54,7 +54,7 @@ def test_found_by_name():
         ("nvidia/Qwen3.8-Flash-Next-NVFP4", "nvidia/Qwen3.8-Flash-Next-NVFP4"),
         ("Qwen3.8-Flash-Next-NVFP4", None),
     ):
-        preset = find(model)
+        preset = find_preset(model)
         assert (preset.id if preset else None) == found
 
 
@@ -77,7 +77,7 @@ def test_what_means_nothing(tmp_path):
     ):
         place.write_text(text)
         with pytest.raises(UsageError) as caught:
-            presets.own_presets(place)
+            presets.read_presets(place)
         assert what in str(caught.value)
     text = flags.RULES.read_text(encoding="utf-8")
     for old, new, what in (

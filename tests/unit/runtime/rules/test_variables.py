@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from patchkit.errors import SourceError, UsageError
 from patchkit.runtime.rules.releases import read_table, within
 from patchkit.runtime.rules.spelling import Slips, is_slip, nearest_hint
-from patchkit.runtime.rules.variable_values import Takes, vllm_values
+from patchkit.runtime.rules.variable_values import AllowedValues, vllm_values
 from patchkit.runtime.rules.variables import (
     nccl_variables,
     other_variables,
@@ -156,8 +156,8 @@ def test_a_damaged_table_is_named(tmp_path):
     ],
 )
 def test_what_is_taken(takes, right, wrong):
-    found = Takes.parse(takes)
-    assert [value for value in [*right, *wrong] if found.has(value)] == right
+    found = AllowedValues.parse(takes)
+    assert [value for value in [*right, *wrong] if found.allows(value)] == right
 
 
 def test_values_by_release():
@@ -171,7 +171,7 @@ def test_values_by_release():
         ("", "VLLM_KV_CACHE_LAYOUT", "BLHNC", True),
         ("", "VLLM_KV_CACHE_LAYOUT", "HDN", False),
     ):
-        assert vllm_values(version)[name].has(value) is taken
+        assert vllm_values(version)[name].allows(value) is taken
     # Of releases outside of the table nothing is known.
     assert vllm_values("0.10.2") == vllm_values("9.0") == {}
 
@@ -187,7 +187,7 @@ def test_the_name_that_was_meant():
         ("NCCL_DISABLE_IB", "NCCL_IB_DISABLE"),
         ("VLLM_LOGGING_LEVL", "VLLM_LOGGING_LEVEL"),
     ):
-        assert NAMES(wrong) == right
+        assert NAMES.find_meant(wrong) == right
     # Words too few or too many, other words, other digits: other names.
     others = (
         "nccl_ib_hca",
@@ -196,7 +196,7 @@ def test_the_name_that_was_meant():
         "VLLM_TP_SIZE",
         "VLLM_" + "A" * 10_000,
     )
-    assert not any(map(NAMES, others))
+    assert not any(map(NAMES.find_meant, others))
 
 
 @given(
