@@ -53,37 +53,44 @@ class LibraryRules:
     compiled_against: LibraryNames
 
     def foreign(self, project: str, member: str) -> SharedLibraries | None:
-        """Return whose a library is that a wheel of this project must not carry, None if it may."""
-        match = _FILE.fullmatch(PurePosixPath(member).name)
-        for shared in self.shared:
-            owned = any(fnmatchcase(project, owner) for owner in shared.owners)
-            if match and match["name"] in shared.names and not owned:
+        """Return who owns a library that a wheel of this project must not carry, None if it may."""
+        for shared in self._shared_of(member):
+            if not any(fnmatchcase(project, owner) for owner in shared.owners):
                 return shared
         return None
 
     def is_closed(self, project: str, member: str) -> bool:
         """Check whether a library is NVIDIA's own, by its project or by its name."""
-        match = _FILE.fullmatch(PurePosixPath(member).name)
-        known = [each for each in self.shared if match and match["name"] in each.names]
-        owners = {owner for each in known for owner in each.owners}
+        owners = {
+            owner for shared in self._shared_of(member) for owner in shared.owners
+        }
         return self.closed.cover(project) or bool(owners & self.closed.names)
+
+    def _shared_of(self, member: str) -> list[SharedLibraries]:
+        match = _FILE.fullmatch(PurePosixPath(member).name)
+        if match is None:
+            return []
+        return [shared for shared in self.shared if match["name"] in shared.names]
 
     def cuda_majors(self, needed: Iterable[str]) -> tuple[int, ...]:
         """Return the major versions of CUDA that a library needs: 13 for libcudart.so.13."""
-        matches = filter(None, map(_FILE.fullmatch, needed))
-        numbers = (
-            match["number"] for match in matches if match["name"] in self.cuda.names
-        )
-        return tuple(sorted({int(number) for number in numbers if number}))
+        majors = set()
+        for name in needed:
+            match = _FILE.fullmatch(name)
+            if match and match["name"] in self.cuda.names and match["number"]:
+                majors.add(int(match["number"]))
+        return tuple(sorted(majors))
 
     def promised_glibc(self, tag: str) -> str:
         """Return the oldest glibc that a tag names as enough; "" for ``linux_aarch64``."""
-        said = set()
-        for platform in (part.platform for part in parse_tag(tag)):
-            match = _PEP600.fullmatch(platform)
-            older = self.legacy.get(platform.partition("_")[0], "")
-            said.add(f"{match[1]}.{match[2]}" if match else older)
-        return "" if not all(said) else min(said, key=by_version)
+        versions = []
+        for part in parse_tag(tag):
+            if match := _PEP600.fullmatch(part.platform):
+                versions.append(f"{match[1]}.{match[2]}")
+            else:
+                legacy = part.platform.partition("_")[0]
+                versions.append(self.legacy.get(legacy, ""))
+        return min(versions, key=by_version) if all(versions) else ""
 
 
 @cache

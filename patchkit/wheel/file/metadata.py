@@ -18,20 +18,17 @@ from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.wheelfile import WheelFile, WheelName, record_digest
 
 T = TypeVar("T")
-_UNSIGNED = (
-    "RECORD",
-    "RECORD.jws",
-    "RECORD.p7s",
-)  # of .dist-info; PEP 427 gives them no digest
+# In .dist-info; PEP 427 gives them no digest.
+_UNSIGNED = ("RECORD", "RECORD.jws", "RECORD.p7s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WheelMetadata:
     """Metadata of a wheel, which outlives the open file.
 
-    ``requires`` are its Requires-Dist, ``facts`` those of patchkit.json (empty if patchkit did not
-    make it), ``members`` its paths, ``sboms`` those of its SBOMs; ``faults`` say what could not be
-    read.
+    ``members`` are paths, ``sboms`` the paths of SBOMs, ``requires`` is Requires-Dist. ``facts``
+    are those of patchkit.json, empty if patchkit did not make the wheel. ``faults`` say what could
+    not be read.
     """
 
     name: WheelName
@@ -45,56 +42,51 @@ class WheelMetadata:
     @property
     def pins(self) -> dict[str, str]:
         """Project → version, of what it requires as ``==`` and without an extra."""
-        found: dict[str, str] = {}
+        pins: dict[str, str] = {}
         for requirement in self.requires:
-            exact = [
-                s.version for s in requirement.specifier if s.operator in ("==", "===")
-            ]
-            # ==2.* pins nothing, and beside a second specifier == is no pin either.
-            one = len(requirement.specifier) == len(exact) == 1 and not exact[
-                0
-            ].endswith(".*")
-            if one and "extra" not in str(requirement.marker or ""):
-                found[canonicalize_name(requirement.name)] = exact[0]
-        return found
+            specifiers = list(requirement.specifier)
+            # Beside a second specifier == is no pin.
+            if len(specifiers) != 1 or "extra" in str(requirement.marker or ""):
+                continue
+            (specifier,) = specifiers
+            is_exact = specifier.operator in ("==", "===")
+            if is_exact and not specifier.version.endswith(".*"):
+                pins[canonicalize_name(requirement.name)] = specifier.version
+        return pins
 
     @property
     def decisive_pins(self) -> dict[str, str]:
         """The pins that decide which wheels fit together."""
-        return {
-            name: pin
-            for name, pin in self.pins.items()
-            if library_rules().pins.cover(name)
-        }
+        rules = library_rules().pins
+        return {name: pin for name, pin in self.pins.items() if rules.cover(name)}
 
 
 def read_metadata(wheel: WheelFile) -> WheelMetadata:
-    """Read what a wheel says about itself; what is malformed is among the faults, and no error."""
+    """Read what a wheel says about itself; malformed parts are among the faults, and no error."""
     faults: list[str] = []
 
-    def tried(read: Callable[[], T], otherwise: T) -> T:
+    def tried(read: Callable[[], T], default: T) -> T:
         try:
             return read()
-        except (SourceError, InvalidSpecifier) as error:
-            what = (
-                error.what
-                if isinstance(error, SourceError)
-                else str(error).splitlines()[0]
-            )
-            faults.append(what.removeprefix(str(wheel.path)).removeprefix(":").lstrip())
-        return otherwise
+        except SourceError as error:
+            faults.append(_without_path(error, wheel.path))
+        except InvalidSpecifier as error:
+            faults.append(str(error).splitlines()[0])
+        return default
 
     members = tuple(wheel.members)
     home = tried(lambda: wheel.dist_info, "")
     headers = tried(lambda: wheel.message("METADATA"), Message())
     python = headers.get("Requires-Python", "")
     tried(lambda: SpecifierSet(python), SpecifierSet())  # for its fault alone
+
     requires = []
     for line in headers.get_all("Requires-Dist", []):
         try:
             requires.append(Requirement(line))
         except InvalidRequirement as error:
             faults.append(f"Requires-Dist: {str(error).splitlines()[0]}: {line[:80]!r}")
+
     sboms = sorted(path for path in members if path.startswith(f"{home}/sboms/"))
     return WheelMetadata(
         name=wheel.name,
@@ -107,6 +99,10 @@ def read_metadata(wheel: WheelFile) -> WheelMetadata:
     )
 
 
+def _without_path(error: SourceError, path: Path) -> str:
+    return error.what.removeprefix(str(path)).removeprefix(":").lstrip()
+
+
 def find_faults(path: Path) -> Iterator[str]:
     """Yield a sentence for each thing in a wheel that its name or its RECORD contradicts.
 
@@ -114,34 +110,43 @@ def find_faults(path: Path) -> Iterator[str]:
     """
     try:
         with WheelFile(path) as wheel:
-            metadata, name = wheel.message("METADATA"), wheel.name
-            said = metadata.get("Name", ""), metadata.get("Version", "")
-            if not wheel.is_of(*said):
-                yield f"METADATA is of {' '.join(said)}, not {name.pinned}"
-            tags = wheel.message("WHEEL").get_all("Tag", [])
-            # WHEEL lists tags one by one, a file name may join them: py2.py3-none-any (PEP 425).
-            if set().union(*map(parse_tag, tags)) != parse_tag(name.tag):
-                yield f"WHEEL says {', '.join(tags) or 'no tag'}, the file name {name.tag}"
-            home = wheel.dist_info
-            rows = wheel.record(f"{home}/RECORD")
-            unsigned = {f"{home}/{file}" for file in _UNSIGNED}
-            listed = {*rows, *unsigned}
-            yield from (
-                f"{path}: is not in RECORD"
-                for path in wheel.members
-                if path not in listed
-            )
-            for member, (digest, size) in rows.items():
-                info = wheel.members.get(member)
-                if info is None:
-                    yield f"{member}: is in RECORD only"
-                elif member in unsigned:
-                    continue
-                elif not digest.startswith("sha256="):
-                    yield f"{member}: has no sha256 in RECORD"
-                elif size and str(info.file_size) != size:
-                    yield f"{member}: has {info.file_size} bytes, {size} in RECORD"
-                elif record_digest(wheel.unpacked(member)) != digest:
-                    yield f"{member}: its sha256 is not the one in RECORD"
+            yield from _check_names(wheel)
+            yield from _check_record(wheel)
     except SourceError as error:
-        yield error.what.removeprefix(str(path)).removeprefix(":").lstrip()
+        yield _without_path(error, path)
+
+
+def _check_names(wheel: WheelFile) -> Iterator[str]:
+    name = wheel.name
+    metadata = wheel.message("METADATA")
+    project = metadata.get("Name", "")
+    version = metadata.get("Version", "")
+    if not wheel.is_of(project, version):
+        yield f"METADATA is of {project} {version}, not {name.pinned}"
+
+    tags = wheel.message("WHEEL").get_all("Tag", [])
+    # WHEEL lists tags one by one, a file name may join them: py2.py3-none-any (PEP 425).
+    if set().union(*map(parse_tag, tags)) != parse_tag(name.tag):
+        yield f"WHEEL says {', '.join(tags) or 'no tag'}, the file name {name.tag}"
+
+
+def _check_record(wheel: WheelFile) -> Iterator[str]:
+    home = wheel.dist_info
+    rows = wheel.record(f"{home}/RECORD")
+    unsigned = {f"{home}/{file}" for file in _UNSIGNED}
+    for path in wheel.members:
+        if path not in rows and path not in unsigned:
+            yield f"{path}: is not in RECORD"
+
+    for member, (digest, size) in rows.items():
+        info = wheel.members.get(member)
+        if info is None:
+            yield f"{member}: is in RECORD only"
+        elif member in unsigned:
+            continue
+        elif not digest.startswith("sha256="):
+            yield f"{member}: has no sha256 in RECORD"
+        elif size and str(info.file_size) != size:
+            yield f"{member}: has {info.file_size} bytes, {size} in RECORD"
+        elif record_digest(wheel.unpacked(member)) != digest:
+            yield f"{member}: its sha256 is not the one in RECORD"

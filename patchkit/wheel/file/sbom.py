@@ -44,91 +44,103 @@ def wheel_sbom(
     sdist, or for a repack a wheel), and each patch with the symptom that it resolves. Of a build it
     also names the sources that were compiled in, what they were compiled against, and the tools.
     """
-    project, (algorithm, _, sha256) = facts["project"], facts["source"].partition(":")
-    file = f"?file_name={quote(facts['source_file'])}" if "source_file" in facts else ""
-    ancestor = {
+    project = facts["project"]
+    purl = f"pkg:pypi/{project}@{quote(facts['wheel'])}"
+    subject = _make_component(purl, project, facts["wheel"], facts["license"][project])
+    subject["pedigree"] = {
+        "ancestors": [_describe_ancestor(facts)],
+        "patches": [_describe_patch(verdict, texts) for verdict, texts in steps],
+    }
+    rows = [(name, facts[name]) for name in ("made", "target")]
+    subject |= _properties([*rows, *_fix_pairs(facts)])
+
+    tools = {"patchkit": facts["patchkit"]}
+    native = facts.get("native", {})
+    if "ptxas" in native:
+        tools["ptxas"] = native["ptxas"]
+    components = [
+        _describe_native(library, digests)
+        for library, digests in native.get("assembled", {}).items()
+    ]
+    if facts["made"] == "build":
+        tools |= {"nvcc": facts["cuda"], "g++": facts["compiler"], **facts["tools"]}
+        sources = [
+            _describe_source(option, identity, facts["license"].get(option))
+            for option, identity in facts["externals"].items()
+        ]
+        components = [*sources, *components, *_linked_components(facts)]
+    return _make_document(subject, tools, components)
+
+
+def _describe_ancestor(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe the sdist or the wheel that upstream released."""
+    project = facts["project"]
+    version = facts["version"]
+    purl = f"pkg:pypi/{project}@{quote(version)}"
+    if "source_file" in facts:
+        purl += f"?file_name={quote(facts['source_file'])}"
+    ancestor = {"type": "library", "name": project, "version": version, "purl": purl}
+
+    algorithm, _, sha256 = facts["source"].partition(":")
+    if algorithm == "sha256":
+        ancestor["hashes"] = [{"alg": "SHA-256", "content": sha256}]
+    return ancestor
+
+
+def _describe_patch(verdict: Verdict, texts: Texts) -> dict[str, Any]:
+    """Describe what a fix changes, and the symptom that it resolves."""
+    fix = verdict.fix
+    diff = "".join(git_diff(path, *pair) for path, pair in texts.items())
+    issue = {
+        "type": "defect",
+        "id": fix.id,
+        "name": fix.title,
+        "description": fix.symptom,
+    }
+    return {
+        "type": "unofficial",
+        "diff": {"text": {"contentType": "text/x-diff", "content": diff}},
+        "resolves": [issue],
+    }
+
+
+def _describe_native(name: str, digests: Iterable[str]) -> dict[str, Any]:
+    role = "machine code assembled from the PTX that upstream's library holds"
+    rows = [("ptx", f"sha256:{sha256}") for sha256 in digests]
+    library = {"bom-ref": f"patchkit:native/{name}", "type": "file", "name": name}
+    return library | _properties([("role", role), *rows])
+
+
+def _describe_source(option: str, identity: str, spdx: str | None) -> dict[str, Any]:
+    """Describe code of another project in the wheel; a commit on GitHub has a package URL."""
+    source: dict[str, Any] = {
+        "bom-ref": f"patchkit:{option}",
         "type": "library",
-        "name": project,
-        "version": facts["version"],
-        "purl": f"pkg:pypi/{project}@{quote(facts['version'])}{file}",
-        **(
-            {"hashes": [{"alg": "SHA-256", "content": sha256}]}
-            if algorithm == "sha256"
-            else {}
-        ),
+        "name": option,
     }
-    patches = []
-    for verdict, texts in steps:
-        diff = "".join(git_diff(path, *pair) for path, pair in texts.items())
-        fix, text = verdict.fix, {"contentType": "text/x-diff", "content": diff}
-        issue = {
-            "type": "defect",
-            "id": fix.id,
-            "name": fix.title,
-            "description": fix.symptom,
-        }
-        patches.append(
-            {"type": "unofficial", "diff": {"text": text}, "resolves": [issue]}
-        )
-    ref = f"pkg:pypi/{project}@{quote(facts['wheel'])}"
-    subject = {
-        **_make_component(ref, project, facts["wheel"], facts["license"][project]),
-        "pedigree": {"ancestors": [ancestor], "patches": patches},
-        **_properties(
-            ("made", facts["made"]),
-            ("target", facts["target"]),
-            *_fix_pairs(facts),
-        ),
-    }
-    parts, native, tools = [], facts.get("native", {}), {"patchkit": facts["patchkit"]}
-    for name, digests in native.get("assembled", {}).items():
-        role = (
-            "role",
-            "machine code assembled from the PTX that upstream's library holds",
-        )
-        library = {"bom-ref": f"patchkit:native/{name}", "type": "file", "name": name}
-        parts.append(
-            library | _properties(role, *(("ptx", f"sha256:{ptx}") for ptx in digests))
-        )
-    tools |= {"ptxas": native["ptxas"]} if "ptxas" in native else {}
-    if facts["made"] != "build":
-        return _make_document(subject, tools, parts)
-    tools |= {"nvcc": facts["cuda"], "g++": facts["compiler"], **facts["tools"]}
-    # What was compiled against, and is not in the wheel.
-    torch, _, _cuda = facts["environment"]["torch"].partition(",")
-    toolkit = f"pkg:generic/cuda-toolkit@{facts['cuda']}"
-    linked = (
-        _make_component(f"pkg:pypi/torch@{quote(torch)}", "torch", torch),
-        _make_component(
-            toolkit, "CUDA toolkit", facts["cuda"], facts["license"]["cuda"]
-        ),
-    )
-    parts += (
-        component | _properties(("role", "compiled against")) for component in linked
-    )
-    return _make_document(subject, tools, [*_source_components(facts), *parts])
-
-
-def _source_components(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield other projects' code that is in the wheel; a commit on GitHub has a package URL."""
-    for name, identity in facts["externals"].items():
-        commit = _GITHUB.match(identity)
+    if commit := _GITHUB.match(identity):
         # The package-url specification has GitHub's names in lower case.
-        ref = (
-            f"pkg:github/{commit[1].lower()}@{commit[2]}"
-            if commit
-            else f"patchkit:{name}"
-        )
-        source = {"bom-ref": ref, "type": "library", "name": name}
-        source |= {"version": commit[2], "purl": ref} if commit else {}
-        license_ = facts["license"].get(name)
-        licenses = {"licenses": [{"expression": license_}]} if license_ else {}
-        role = (
-            "taken from upstream's wheel"
-            if identity.startswith("vllm==")
-            else "compiled in"
-        )
-        yield source | licenses | _properties(("role", role), ("source", identity))
+        purl = f"pkg:github/{commit[1].lower()}@{commit[2]}"
+        source |= {"bom-ref": purl, "version": commit[2], "purl": purl}
+    if spdx:
+        source["licenses"] = [{"expression": spdx}]
+
+    role = "compiled in"
+    if identity.startswith("vllm=="):
+        role = "taken from upstream's wheel"
+    return source | _properties([("role", role), ("source", identity)])
+
+
+def _linked_components(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what was compiled against, and is not in the wheel."""
+    role = _properties([("role", "compiled against")])
+    torch, _, _cuda = facts["environment"]["torch"].partition(",")
+    yield _make_component(f"pkg:pypi/torch@{quote(torch)}", "torch", torch) | role
+
+    cuda = facts["cuda"]
+    toolkit = f"pkg:generic/cuda-toolkit@{cuda}"
+    terms = facts["license"]["cuda"]
+    yield _make_component(toolkit, "CUDA toolkit", cuda, terms) | role
 
 
 def nccl_sbom(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,92 +148,76 @@ def nccl_sbom(facts: Mapping[str, Any]) -> dict[str, Any]:
 
     No serial number and no time stamp: the same build has the same SBOM.
     """
+    cuda = facts["cuda"]
     # A plus sign is no character of a version in a package URL.
-    ref = f"pkg:pypi/nvidia-nccl-cu13@{quote(facts['wheel'])}"
+    purl = f"pkg:pypi/nvidia-nccl-cu13@{quote(facts['wheel'])}"
+    subject = _make_component(purl, "nvidia-nccl-cu13", facts["wheel"])
+    tools = {"patchkit": facts["patchkit"], "nvcc": cuda, "g++": facts["compiler"]}
+
     source = f"pkg:github/nvidia/nccl@{facts['version']}"
-    runtime = f"pkg:generic/nvidia-cuda-runtime@{facts['cuda']}"
-    library = _make_component(
-        source, "NCCL", facts["version"], facts["license"]["nccl"]
-    )
-    library |= _properties(
-        *((name, facts[name]) for name in ("source", "tree")),
-        *_fix_pairs(facts),
-    )
-    name = "CUDA runtime (libcudart_static.a)"
-    return _make_document(
-        _make_component(ref, "nvidia-nccl-cu13", facts["wheel"]),
-        {
-            "patchkit": facts["patchkit"],
-            "nvcc": facts["cuda"],
-            "g++": facts["compiler"],
-        },
-        [
-            library,
-            _make_component(runtime, name, facts["cuda"], facts["license"]["cuda"]),
-        ],
-    )
+    terms = facts["license"]
+    nccl = _make_component(source, "NCCL", facts["version"], terms["nccl"])
+    rows = [(name, facts[name]) for name in ("source", "tree")]
+    nccl |= _properties([*rows, *_fix_pairs(facts)])
+
+    purl = f"pkg:generic/nvidia-cuda-runtime@{cuda}"
+    title = "CUDA runtime (libcudart_static.a)"
+    runtime = _make_component(purl, title, cuda, terms["cuda"])
+    return _make_document(subject, tools, [nccl, runtime])
 
 
 def _make_document(
     subject: dict[str, Any],
     tools: Mapping[str, str],
-    components: Sequence[dict[str, Any]] = (),
+    components: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
     """Make the whole, with the components that the subject depends on."""
-    refs = [component["bom-ref"] for component in components]
-    depends = [
-        {"ref": subject["bom-ref"], "dependsOn": refs},
-        *({"ref": ref} for ref in refs),
+    programs = [
+        {"type": "application", "name": name, "version": version}
+        for name, version in tools.items()
     ]
-    return {
+    document: dict[str, Any] = {
         "$schema": _SCHEMA,
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
-        "metadata": {
-            "component": subject,
-            "tools": {
-                "components": [
-                    {"type": "application", "name": name, "version": version}
-                    for name, version in tools.items()
-                ]
-            },
-        },
-        **(
-            {"components": list(components), "dependencies": depends}
-            if components
-            else {}
-        ),
+        "metadata": {"component": subject, "tools": {"components": programs}},
     }
+    if components:
+        refs = [component["bom-ref"] for component in components]
+        document["components"] = components
+        document["dependencies"] = [
+            {"ref": subject["bom-ref"], "dependsOn": refs},
+            *({"ref": ref} for ref in refs),
+        ]
+    return document
 
 
 def _make_component(
-    ref: str, name: str, version: str, license_: str = ""
+    purl: str, name: str, version: str, terms: str = ""
 ) -> dict[str, Any]:
-    """Make a library that has a package URL; ``license_`` is an SPDX expression, or a name."""
-    named = license_ == CUDA_LICENSE
-    license_field = (
-        {"license": {"name": license_}} if named else {"expression": license_}
-    )
-    return {
-        "bom-ref": ref,
+    """Make a library that has a package URL; ``terms`` are an SPDX expression, or a name."""
+    component: dict[str, Any] = {
+        "bom-ref": purl,
         "type": "library",
         "name": name,
         "version": version,
-        "purl": ref,
-        **({"licenses": [license_field]} if license_ else {}),
+        "purl": purl,
     }
+    if terms == CUDA_LICENSE:
+        component["licenses"] = [{"license": {"name": terms}}]
+    elif terms:
+        component["licenses"] = [{"expression": terms}]
+    return component
 
 
 def _fix_pairs(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield from (("fix", fix) for fix in facts["fixes"])
+    for fix in facts["fixes"]:
+        yield "fix", fix
     for patch in facts.get("patches", ()):
         yield "patch", f"{patch['id']} sha256:{patch['sha256']} {patch['title']}"
 
 
-def _properties(*pairs: tuple[str, str]) -> dict[str, Any]:
-    return {
-        "properties": [
-            {"name": f"patchkit:{name}", "value": value} for name, value in pairs
-        ]
-    }
+def _properties(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    rows = [{"name": f"patchkit:{name}", "value": value} for name, value in pairs]
+    return {"properties": rows}

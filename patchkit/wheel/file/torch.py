@@ -27,7 +27,7 @@ answer = {"version": str(torch.__version__), "cuda": torch.version.cuda or ""}
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Torch:
     """The torch of a wheel.
 
@@ -52,23 +52,24 @@ def torch_of(
         canonicalize_name(Requirement(requirement).name) for requirement in requires
     ]
     nvidia = [name for name in names if name.startswith(_CUDA)]
-    label = _LABEL.match(version.local or "")
-    majors = [int(match["major"]) for match in map(_NAMED.fullmatch, names) if match]
-    major = int(label["major"]) if label else max(majors, default=0)
+    major = _cuda_major(version, names)
     if members is not None:
-        has = _LIBRARY in members
-        seen = f"it has {'' if has else 'no '}{_LIBRARY}"
-        return Torch(version=version, cuda=major if has else None, seen=seen)
-    if label or nvidia:
-        seen = (
-            f"it requires {', '.join(nvidia[:2])} …"
-            if nvidia
-            else f"its version is {version}"
-        )
-        return Torch(version=version, cuda=major, seen=seen)
-    return Torch(
-        version=version, cuda=None, seen="it requires none of NVIDIA's libraries there"
-    )
+        if _LIBRARY in members:
+            return Torch(version, major, f"it has {_LIBRARY}")
+        return Torch(version, None, f"it has no {_LIBRARY}")
+    if nvidia:
+        return Torch(version, major, f"it requires {', '.join(nvidia[:2])} …")
+    if major:
+        return Torch(version, major, f"its version is {version}")
+    return Torch(version, None, "it requires none of NVIDIA's libraries there")
+
+
+def _cuda_major(version: Version, names: Iterable[str]) -> int:
+    """Return the CUDA that a label or the name of a required package tells, 0 if none does."""
+    if label := _LABEL.match(version.local or ""):
+        return int(label["major"])
+    matches = filter(None, map(_NAMED.fullmatch, names))
+    return max((int(match["major"]) for match in matches), default=0)
 
 
 _REINSTALL = "remove {} and run again, if patchkit made it; else install torch anew"
@@ -95,23 +96,24 @@ def installed_torch(python: Path) -> InstalledTorch:
         ) from error
 
 
-def require_torch(found: InstalledTorch, version: str, cuda: str, when: str) -> None:
+def require_torch(torch: InstalledTorch, version: str, cuda: str, when: str) -> None:
     """Raise BuildError unless it is this release, with that CUDA or a later one of its major.
 
     ``when`` says at which moment, for example "before the build".
     """
     # The label says which index it is from, and torch itself says its CUDA.
-    major, same = (
-        f"{cuda.partition('.')[0]}.",
-        found.version.partition("+")[0] == version,
-    )
-    if same and found.cuda.startswith(major) and Version(found.cuda) >= Version(cuda):
+    is_release = torch.version.partition("+")[0] == version
+    is_major = torch.cuda.partition(".")[0] == cuda.partition(".")[0]
+    if is_release and is_major and Version(torch.cuda) >= Version(cuda):
         return
-    what = f"CUDA {found.cuda}" if found.cuda else "no CUDA: it is for CPUs alone"
+
+    what = "no CUDA: it is for CPUs alone"
+    if torch.cuda:
+        what = f"CUDA {torch.cuda}"
     raise BuildError(
-        f"{when}, torch is {found.version} with {what}; wanted: {version} with CUDA {cuda}",
+        f"{when}, torch is {torch.version} with {what}; wanted: {version} with CUDA {cuda}",
         why="something replaced it: for some releases the package index has torch for CPUs, or for "
         "CUDA 12, under the same version",
-        hint=f"{_REINSTALL.format(found.python.parents[1])}; torch for CUDA 13 comes from the "
+        hint=f"{_REINSTALL.format(torch.python.parents[1])}; torch for CUDA 13 comes from the "
         "index that the PyTorch project keeps for it",
     )
