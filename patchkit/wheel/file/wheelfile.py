@@ -19,7 +19,7 @@ import struct
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.message import Message
@@ -45,11 +45,14 @@ T = TypeVar("T")
 FACTS = "patchkit.json"
 """The file in .dist-info that holds the facts."""
 
+_FACTS_PATH = re.compile(rf"[^/]*\.dist-info/{re.escape(FACTS)}")
 _HEAD = struct.Struct("<16xHH")  # of an ELF file: e_type and e_machine
-_PROGRAM, _SHARED, _CUDA = 2, 3, 190  # ET_EXEC, ET_DYN, EM_CUDA
-_LOCAL = struct.Struct(
-    "<4s22xHH"
-)  # of a member: the mark, and the sizes of name and extra field
+# ET_EXEC, ET_DYN, EM_CUDA
+_PROGRAM = 2
+_SHARED = 3
+_CUDA = 190
+# Of a member: the mark, and the sizes of name and extra field.
+_LOCAL = struct.Struct("<4s22xHH")
 _LOCAL_MARK = b"PK\3\4"
 _ENCRYPTED = 0x1
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -57,14 +60,19 @@ _MOST_MEMBERS = 100_000  # torch has 14,000
 # Libraries shrink to a third or a tenth; deflate's limit is a thousandth.
 _MOST_GROWTH = 100
 _FREE_GROWTH = 1 << 26  # bytes that any wheel may have besides
-_MOST_TEXT = (
-    1 << 26
-)  # bytes; the largest of vLLM, a script of its web pages, has 1.5 million
+# Bytes; the largest text of vLLM, a script of its web pages, has 1.5 million.
+_MOST_TEXT = 1 << 26
 _CHUNK = 1 << 18  # what zlib leaves over of a larger one is copied again and again
 _DAMAGE = (
-    *(zipfile.BadZipFile, zlib.error, EOFError, OSError, struct.error, csv.Error),
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    OSError,
+    struct.error,
+    csv.Error,
     ArithmeticError,  # numbers in a header that no file can hold
-    *(LookupError, ValueError),
+    LookupError,
+    ValueError,
     RuntimeError,  # zipfile: encrypted
 )
 
@@ -86,32 +94,36 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
             self._archive = opened.enter_context(zipfile.ZipFile(self._stream))
             self.size = os.fstat(self._stream.fileno()).st_size
             infos = self._archive.infolist()
-            if len(infos) > _MOST_MEMBERS:
-                raise damaged(str(path), f"it has more than {_MOST_MEMBERS:,} members")
-            room, seen, starts = self.size * _MOST_GROWTH + _FREE_GROWTH, set(), set()
-            for info in infos:
-                # As a path: a/b and a//b are two names of one file.
-                place = PurePosixPath(info.filename)
-                room -= info.file_size
-                if place.is_absolute() or ".." in place.parts or "\\" in info.filename:
-                    raise self._hostile(info, "leads out of the wheel")
-                if place in seen:
-                    raise self._hostile(
-                        info, "is there twice, and either could be installed"
-                    )
-                # Zip bombs do that: many members, each of them the same few bytes.
-                if info.header_offset in starts:
-                    raise self._hostile(info, "has the same bytes as another one")
-                if info.compress_type not in _METHODS:
-                    raise self._hostile(info, "is compressed as no wheel is")
-                if room < 0:
-                    raise self._hostile(
-                        info, f"makes it more than {_MOST_GROWTH} times as large"
-                    )
-                seen.add(place)
-                starts.add(info.header_offset)
+            self._check_members(infos)
             self.members = {info.filename: info for info in infos if not info.is_dir()}
             self._opened = opened.pop_all()
+
+    def _check_members(self, infos: Sequence[zipfile.ZipInfo]) -> None:
+        if len(infos) > _MOST_MEMBERS:
+            raise damaged(str(self.path), f"it has more than {_MOST_MEMBERS:,} members")
+
+        room = self.size * _MOST_GROWTH + _FREE_GROWTH
+        places = set()
+        starts = set()
+        for info in infos:
+            # As a path: a/b and a//b are two names of one file.
+            place = PurePosixPath(info.filename)
+            room -= info.file_size
+            if place.is_absolute() or ".." in place.parts or "\\" in info.filename:
+                raise self._hostile(info, "leads out of the wheel")
+            if place in places:
+                complaint = "is there twice, and either could be installed"
+                raise self._hostile(info, complaint)
+            # Zip bombs do that: many members, each of them the same few bytes.
+            if info.header_offset in starts:
+                raise self._hostile(info, "has the same bytes as another one")
+            if info.compress_type not in _METHODS:
+                raise self._hostile(info, "is compressed as no wheel is")
+            if room < 0:
+                complaint = f"makes it more than {_MOST_GROWTH} times as large"
+                raise self._hostile(info, complaint)
+            places.add(place)
+            starts.add(info.header_offset)
 
     def __exit__(self, *_error: object) -> None:
         self._opened.close()
@@ -142,30 +154,26 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
     @cached_property
     def facts(self) -> dict[str, Any]:
         """Contents of patchkit.json; empty if patchkit did not make the wheel."""
-        found = [
-            p
-            for p in self.members
-            if p.endswith(f".dist-info/{FACTS}") and p.count("/") == 1
-        ]
-        if len(found) != 1:
+        paths = [path for path in self.members if _FACTS_PATH.fullmatch(path)]
+        if len(paths) != 1:
             return {}
+        (path,) = paths
         try:
-            facts = read_json(self.text(found[0]))
+            facts = read_json(self.text(path))
         except ValueError as error:
-            raise SourceError(
-                f"{self.path}: {found[0]}: is no JSON: {str(error)[:80]}"
-            ) from None
+            what = f"{self.path}: {path}: is no JSON: {str(error)[:80]}"
+            raise SourceError(what) from None
         if not isinstance(facts, dict):
-            raise SourceError(f"{self.path}: {found[0]}: is no JSON object")
+            raise SourceError(f"{self.path}: {path}: is no JSON object")
         return facts
 
     def is_of(self, project: str, version: str) -> bool:
         """Compare a project and a version, in any spelling, with those of the file name."""
-        versions = (
+        versions = {
             canonicalize_version(spelling, strip_trailing_zero=True)
             for spelling in (version, self.name.version)
-        )
-        return canonicalize_name(project) == self.name.project and len({*versions}) == 1
+        }
+        return canonicalize_name(project) == self.name.project and len(versions) == 1
 
     def message(self, name: str) -> Message:
         """Read a file of the .dist-info folder that is a list of fields: METADATA or WHEEL."""
@@ -173,14 +181,10 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
 
     def record(self, path: str) -> dict[str, tuple[str, str]]:
         """Read a RECORD: path → digest (``sha256=…``) and size, as they are written."""
-        text = self.text(path)
+        table = io.StringIO(self.text(path), newline="")
         with self._reading():
-            rows = (
-                [*row, "", ""]
-                for row in csv.reader(io.StringIO(text, newline=""))
-                if row
-            )
-            return {path: (digest, size) for path, digest, size, *_rest in rows}
+            rows = [[*row, "", ""] for row in csv.reader(table) if row]
+        return {path: (digest, size) for path, digest, size, *_rest in rows}
 
     def text(self, path: str) -> str:
         data = self.read(path)
@@ -191,10 +195,8 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
         """Read a member that is no library. Raises SourceError if it is missing or too large."""
         info = self.members.get(path)
         if info is None:
-            raise SourceError(
-                f"{self.path}: {path}: is missing",
-                hint="download or build the wheel again",
-            )
+            what = f"{self.path}: {path}: is missing"
+            raise SourceError(what, hint="download or build the wheel again")
         if info.file_size > _MOST_TEXT:
             raise self._hostile(info, f"has {info.file_size:,} bytes")
         with self._reading():
@@ -222,8 +224,8 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
                 contents.writelines(self.unpacked(path))
                 return read(path, contents)
 
-        paths = self.members if only is None else [p for p in self.members if p in only]
         with self._reading(), ThreadPoolExecutor() as pool:
+            paths = [path for path in self.members if only is None or path in only]
             return list(pool.map(unpack_member, filter(self._is_program, paths)))
 
     def unpacked(self, path: str) -> Iterator[bytes]:
@@ -255,9 +257,9 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
             self._stream.seek(info.header_offset)
             mark, name, extra = _LOCAL.unpack(self._stream.read(_LOCAL.size))
             if mark != _LOCAL_MARK:
-                raise damaged(
-                    str(self.path), f"{path} is not where the list of members says"
-                )
+                complaint = f"{path} is not where the list of members says"
+                raise damaged(str(self.path), complaint)
+
             # The member's own header may be longer or shorter than the one in the directory.
             position = info.header_offset + _LOCAL.size + name + extra
             end = position + info.compress_size
@@ -337,27 +339,30 @@ def wheel_name(filename: str) -> WheelName:
     """Parse a file name. Raises SourceError unless it names a wheel for Linux or any platform."""
     try:
         if not _CHARACTERS.fullmatch(filename):
-            raise InvalidWheelFilename(
-                "a character that file names of wheels do not have"
-            )
+            complaint = "a character that file names of wheels do not have"
+            raise InvalidWheelFilename(complaint)
         project, version, _build, tags = parse_wheel_filename(filename)
     except ValueError as error:
         raise SourceError(
             f"{filename}: is not the name of a wheel: {error}",
             hint="rename it as it was built: NAME-VERSION-PYTHON-ABI-PLATFORM.whl",
         ) from None
+
     cpus = set()
     for tag in tags:
-        match = _LINUX.fullmatch(tag.platform)
-        if match is None and tag.platform != ANY:
+        if match := _LINUX.fullmatch(tag.platform):
+            cpus.add(match["cpu"])
+        elif tag.platform == ANY:
+            cpus.add(ANY)
+        else:
             raise SourceError(f"{filename}: is for {tag.platform}, not for Linux")
-        cpus.add(match["cpu"] if match else ANY)
+
     # From the right: a build tag may stand between version and tag (PEP 427).
-    written = "-".join(filename.removesuffix(".whl").rsplit("-", 3)[1:])
+    parts = filename.removesuffix(".whl").rsplit("-", 3)
     return WheelName(
         filename=filename,
         project=project,
         version=version,
-        tag=written,
+        tag="-".join(parts[1:]),
         cpus=frozenset(cpus),
     )

@@ -1,7 +1,7 @@
 """Write a wheel so that equal contents are equal bytes: sorted, dated 1980, with a new RECORD.
 
 Nothing is compressed here: that would take minutes, and a deflated byte depends on the version of
-zlib. What comes from another wheel unchanged is copied as it is stored there.
+zlib. Unchanged members of another wheel are copied as they are stored there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import re
 import stat
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -27,8 +28,14 @@ EPOCH = 315532800
 _UNIX = 3  # who wrote it: the upper half of the external attributes is st_mode then
 _REPLACED = re.compile(rb"^(Tag|Generator):.*(\n|\Z)", re.MULTILINE)
 
-_Member = tuple[zipfile.ZipInfo, Callable[[], Iterable[bytes]], tuple[str, str]]
-"""A member to write: its header, what gives its bytes as they are stored, and its row of RECORD."""
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A member to write: its header, its bytes as they are stored, and its row of RECORD."""
+
+    info: zipfile.ZipInfo
+    chunks: Callable[[], Iterable[bytes]]
+    row: tuple[str, str]
 
 
 def seal_wheel(
@@ -45,34 +52,30 @@ def seal_wheel(
     library is compressed already. Raises SourceError for a damaged wheel.
     """
     name, version, *_, interpreter, abi, _platform = raw.stem.split("-")
-    home, tag = f"{name}-{version}.dist-info", f"{interpreter}-{abi}-{platform}"
+    home = f"{name}-{version}.dist-info"
+    tag = f"{interpreter}-{abi}-{platform}"
     sealed = folder / f"{name}-{version}-{tag}.whl"
+
+    changed = dict(replaced or {})
+    licenses = []
+    for path, text in (added or {}).items():
+        changed[f"{home}/{path}"] = text.encode()
+        if path.startswith("licenses/"):
+            licenses.append(path.removeprefix("licenses/"))
     with WheelFile(raw) as wheel:
-        changed = {
-            f"{home}/{path}": text.encode() for path, text in (added or {}).items()
-        }
-        changed |= replaced or {}
         changed[f"{home}/WHEEL"] = set_tag(wheel.read(f"{home}/WHEEL"), tag)
-        licenses = [
-            p.removeprefix("licenses/")
-            for p in added or ()
-            if p.startswith("licenses/")
-        ]
         if licenses:
-            # PEP 639: License-File, behind the other fields and in front of the description.
-            head, gap, body = (
-                wheel.read(f"{home}/METADATA").rstrip(b"\n").partition(b"\n\n")
-            )
-            lines = [
-                head,
-                *(
-                    f"License-File: {license_}".encode()
-                    for license_ in sorted(licenses)
-                ),
-            ]
-            changed[f"{home}/METADATA"] = b"\n".join(lines) + gap + body + b"\n"
+            metadata = wheel.read(f"{home}/METADATA")
+            changed[f"{home}/METADATA"] = _add_licenses(metadata, licenses)
         rewrite_wheel(wheel, sealed, (home, home), changed, unpack=True)
     return sealed
+
+
+def _add_licenses(metadata: bytes, licenses: Iterable[str]) -> bytes:
+    """Name the files (PEP 639), behind the other fields and in front of the description."""
+    head, gap, body = metadata.rstrip(b"\n").partition(b"\n\n")
+    fields = "".join(f"\nLicense-File: {path}" for path in sorted(licenses))
+    return head + fields.encode() + gap + body + b"\n"
 
 
 def rewrite_wheel(
@@ -80,7 +83,7 @@ def rewrite_wheel(
     dest: Path,
     home: tuple[str, str],
     changed: Mapping[str, bytes],
-    progress: Progress | None = None,
+    progress: Progress = lambda _done, _total: None,
     dropped: Collection[str] = (),
     *,
     unpack: bool = False,
@@ -88,62 +91,61 @@ def rewrite_wheel(
     """Write ``source`` anew as ``dest``, with ``changed`` in the place of its members or added.
 
     ``home`` is the .dist-info folder before and after; the paths of ``changed`` are those after.
-    Members that are ``dropped`` leave. What does not change keeps its bytes and its line of RECORD;
-    with ``unpack`` it is stored without compression, and gets a new line. Raises SourceError if the
+    Members that are ``dropped`` leave. Other members keep their bytes and their row of RECORD; with
+    ``unpack`` they are stored without compression, and get a new row. Raises SourceError if the
     wheel is damaged or its RECORD does not name a member.
     """
-    before, record = f"{home[0]}/RECORD", f"{home[1]}/RECORD"
-    rows = {} if unpack else source.record(before)
+    old_home, new_home = home
+    old_record = f"{old_home}/RECORD"
+    record = f"{new_home}/RECORD"
+    rows = {} if unpack else source.record(old_record)
+
     members: dict[str, _Member] = {}
-    for path, old in source.members.items():
-        if path in dropped or path == before:
+    for path in source.members:
+        if path in dropped or path == old_record:
             continue
-        moved = path.startswith(f"{home[0]}/")
-        after = f"{home[1]}/{path.removeprefix(f'{home[0]}/')}" if moved else path
-        info = _describe_member(after, old.file_size, old.CRC, old.external_attr)
+        new_path = path
+        if path.startswith(f"{old_home}/"):
+            new_path = f"{new_home}{path.removeprefix(old_home)}"
         if unpack:
-            row = record_digest(source.unpacked(path)), str(old.file_size)
+            members[new_path] = _unpacked_member(source, path, new_path)
         else:
             row = rows.get(path, ("", ""))
-            info.compress_size, info.compress_type = (
-                old.compress_size,
-                old.compress_type,
-            )
-        # Its digest is taken over from upstream's RECORD, so one has to be there.
-        if not row[0]:
-            raise damaged(str(source.path), f"its RECORD has no digest of {path}")
-        members[after] = (
-            info,
-            partial(source.unpacked if unpack else source.stored, path),
-            row,
-        )
+            members[new_path] = _stored_member(source, path, new_path, row)
     for path, data in changed.items():
-        attributes = members[path][0].external_attr if path in members else 0
+        attributes = members[path].info.external_attr if path in members else 0
         members[path] = _new_member(path, data, attributes)
+
     # .dist-info last, as the specification recommends, and RECORD after all of it.
-    ordered = [
-        members[p]
-        for p in sorted(members, key=lambda p: (p.startswith(f"{home[1]}/"), p))
-    ]
+    paths = sorted(members, key=lambda path: (path.startswith(f"{new_home}/"), path))
+    ordered = [members[path] for path in paths]
+    ordered.append(_make_record(record, ordered))
+    _write_archive(dest, ordered, progress)
+
+
+def _make_record(path: str, members: Iterable[_Member]) -> _Member:
     table = io.StringIO()
-    # csv writes CRLF by default; RECORD has neither digest nor size of itself.
+    # csv writes CRLF by default.
     writer = csv.writer(table, lineterminator="\n")
-    writer.writerows(
-        [*((info.filename, *row) for info, _, row in ordered), (record, "", "")]
-    )
-    ordered.append(_new_member(record, table.getvalue().encode()))
-    done, total = 0, sum(info.compress_size for info, *_ in ordered)
+    writer.writerows((member.info.filename, *member.row) for member in members)
+    # RECORD has neither digest nor size of itself.
+    writer.writerow((path, "", ""))
+    return _new_member(path, table.getvalue().encode())
+
+
+def _write_archive(dest: Path, members: Sequence[_Member], progress: Progress) -> None:
+    done = 0
+    total = sum(member.info.compress_size for member in members)
     with dest.open("wb") as sink, zipfile.ZipFile(sink, "w") as archive:
         # zipfile cannot copy what is stored; from this list it writes the directory at the end.
-        for info, chunks, _row in ordered:
-            info.header_offset = sink.tell()
-            sink.write(info.FileHeader())
-            for chunk in chunks():
+        for member in members:
+            member.info.header_offset = sink.tell()
+            sink.write(member.info.FileHeader())
+            for chunk in member.chunks():
                 sink.write(chunk)
                 done += len(chunk)
-                if progress:
-                    progress(done, total)
-            archive.filelist.append(info)
+                progress(done, total)
+            archive.filelist.append(member.info)
             archive.start_dir = sink.tell()
 
 
@@ -153,9 +155,30 @@ def set_tag(wheel: bytes, tag: str) -> bytes:
     return rest + f"\nGenerator: patchkit {__version__}\nTag: {tag}\n".encode()
 
 
+def _stored_member(
+    source: WheelFile, path: str, new_path: str, row: tuple[str, str]
+) -> _Member:
+    """Take over a member as it is stored, with the digest of upstream's RECORD."""
+    if not row[0]:
+        raise damaged(str(source.path), f"its RECORD has no digest of {path}")
+    old = source.members[path]
+    info = _describe_member(new_path, old.file_size, old.CRC, old.external_attr)
+    info.compress_size = old.compress_size
+    info.compress_type = old.compress_type
+    return _Member(info, partial(source.stored, path), row)
+
+
+def _unpacked_member(source: WheelFile, path: str, new_path: str) -> _Member:
+    old = source.members[path]
+    info = _describe_member(new_path, old.file_size, old.CRC, old.external_attr)
+    row = (record_digest(source.unpacked(path)), str(old.file_size))
+    return _Member(info, partial(source.unpacked, path), row)
+
+
 def _new_member(path: str, data: bytes, attributes: int = 0) -> _Member:
     info = _describe_member(path, len(data), zlib.crc32(data), attributes)
-    return info, lambda: [data], (record_digest([data]), str(len(data)))
+    row = (record_digest([data]), str(len(data)))
+    return _Member(info, lambda: [data], row)
 
 
 def _describe_member(
@@ -163,8 +186,10 @@ def _describe_member(
 ) -> zipfile.ZipInfo:
     """Return the header of a member that is not compressed; only its executable bit counts."""
     info = zipfile.ZipInfo(path)  # of 1980
-    info.file_size = info.compress_size = size
-    info.CRC, info.create_system = crc, _UNIX
+    info.file_size = size
+    info.compress_size = size
+    info.CRC = crc
+    info.create_system = _UNIX
     mode = 0o755 if attributes >> 16 & stat.S_IXUSR else 0o644
     info.external_attr = (stat.S_IFREG | mode) << 16
     return info
