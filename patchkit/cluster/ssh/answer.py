@@ -36,12 +36,12 @@ LEASE = 60.0
 
 
 def answer(request: list[Any], mark: str) -> None:
-    """Call what ``request`` names, ``[MODULE, FUNCTION, ARGUMENTS]``; an answer is a marked line.
+    """Call the function of ``request``, ``[MODULE, FUNCTION, ARGUMENTS]``; print marked lines.
 
     A generator's parts are sent as they come, signs of life between them. The call ends when
     standard input does, or is silent: then nobody waits for the answer any more.
     """
-    module, function, arguments = request
+    module, name, arguments = request
     raise_interrupts()
     writing = threading.Lock()
 
@@ -55,7 +55,8 @@ def answer(request: list[Any], mark: str) -> None:
     threading.Thread(target=_leave_with_the_asker, daemon=True).start()
     threading.Thread(target=_show_life, args=[send], daemon=True).start()
     try:
-        value: Any = getattr(importlib.import_module(module), function)(**arguments)
+        function = getattr(importlib.import_module(module), name)
+        value: Any = function(**arguments)
         if inspect.isgenerator(value):
             value = hand_over(value, partial(send, "part"))
         send("value", value)
@@ -66,11 +67,9 @@ def answer(request: list[Any], mark: str) -> None:
     except OSError as error:
         send("error", error_fields(file_error(error)))
     except Exception as error:  # noqa: BLE001 - a traceback there would reach nobody
-        what = f"{function}: {type(error).__name__}: {error}"
-        send(
-            "error",
-            error_fields(HostError(what, hint="report it, with what was asked")),
-        )
+        what = f"{name}: {type(error).__name__}: {error}"
+        unexpected = HostError(what, hint="report it, with what was asked")
+        send("error", error_fields(unexpected))
     finally:
         # The asker hangs up now, which must not keep the folder of this package from its removal.
         for number in SIGNALS:
@@ -78,13 +77,13 @@ def answer(request: list[Any], mark: str) -> None:
 
 
 def file_error(error: OSError) -> HostError:
-    """Return what a function on a node says of a file that it cannot read or write."""
+    """Return the error of a function on a node for a file that it cannot read or write."""
     what = f"{error.filename or 'a file'}: {error.strerror or error}"
     return HostError(what, hint="check permissions and free space there")
 
 
 def hand_over(parts: Generator[Any, Any, Any], take: Callable[[Any], object]) -> Any:
-    """Hand over what a generator yields, as it comes; return what it returns."""
+    """Hand over the parts of a generator as they come; return its result."""
     while True:
         try:
             part = next(parts)
@@ -99,9 +98,10 @@ def encoded(value: object) -> str:
 
 
 def _sent_fields(value: Any) -> dict[str, Any]:
-    """Return a dataclass as JSON takes it, without the class that a finding amounts to."""
-    found = {field.name: getattr(value, field.name) for field in fields(value)}
-    return {name: each for name, each in found.items() if not isinstance(each, type)}
+    """Return a dataclass as JSON takes it, without the class of error that a finding has."""
+    names = [field.name for field in fields(value)]
+    content = {name: getattr(value, name) for name in names}
+    return {name: part for name, part in content.items() if not isinstance(part, type)}
 
 
 def _show_life(send: Callable[[str, object], None]) -> None:
@@ -119,7 +119,7 @@ def _leave_with_the_asker() -> None:
 
 
 MARK = "patchkit: "
-"""Before each answer: what a login shell prints does not begin so."""
+"""Stands before each answer: the lines of a login shell do not begin so."""
 
 # Words that every shell takes as they are; -I: no variables, no files of the current folder.
 COMMAND = "exec python3 -I -c 'import sys;exec(sys.stdin.buffer.readline())'"
@@ -153,7 +153,7 @@ with contextlib.ExitStack() as stack:
 
 
 def first_bytes(module: str, function: str, arguments: Mapping[str, Any]) -> bytes:
-    """Return what goes to a node's Python: the line, sizes in bytes, package and request."""
+    """Return the input of a node's Python: the line, sizes in bytes, package and request."""
     request = encoded([module, function, arguments]).encode()
     line = f"exec({f'MARK = {MARK!r}{_FIRST}'!r})\n".encode()
     sizes = json.dumps([len(package()), len(request)]).encode()
@@ -161,24 +161,27 @@ def first_bytes(module: str, function: str, arguments: Mapping[str, Any]) -> byt
 
 
 _HOME = Path(__file__).resolve().parents[2]  # the package itself
-# Python's standard library is all that these import when they run on a node.
+# On a node these import Python's standard library alone.
 _PARTS = (
-    *("*.py", "durable/*.py", "runtime/host/*.py", "runtime/python/*.py"),
-    *(
-        "cluster/agent/*.py",
-        "cluster/models/*.py",
-        "cluster/openai/*.py",
-        "cluster/ssh/*.py",
-    ),
-    *("cluster/__init__.py", "runtime/__init__.py", "doctor/__init__.py"),
-    *("runtime/rules/__init__.py", "runtime/rules/releases.py"),
-    *("doctor/gpu_steps.py", "doctor/gpu_script.py"),
-    *(
-        "wheel/__init__.py",
-        "wheel/device/__init__.py",
-        "wheel/device/fatbin.py",
-        "wheel/device/installed_code.py",
-    ),
+    "*.py",
+    "durable/*.py",
+    "runtime/__init__.py",
+    "runtime/host/*.py",
+    "runtime/python/*.py",
+    "runtime/rules/__init__.py",
+    "runtime/rules/releases.py",
+    "cluster/__init__.py",
+    "cluster/agent/*.py",
+    "cluster/models/*.py",
+    "cluster/openai/*.py",
+    "cluster/ssh/*.py",
+    "doctor/__init__.py",
+    "doctor/gpu_steps.py",
+    "doctor/gpu_script.py",
+    "wheel/__init__.py",
+    "wheel/device/__init__.py",
+    "wheel/device/fatbin.py",
+    "wheel/device/installed_code.py",
 )
 _DATA = ("env/hardware.toml", "env/network.toml", "doctor/server.toml")  # of recipes
 _WHEN = (1980, 1, 1, 0, 0, 0)  # zip's first day: the same bytes for the same package
@@ -187,9 +190,10 @@ _WHEN = (1980, 1, 1, 0, 0, 0)  # zip's first day: the same bytes for the same pa
 @cache
 def package() -> bytes:
     """Return a zip of the package, the same bytes for the same files."""
-    paths = (path for part in _PARTS for path in _HOME.glob(part))
-    files = {f"patchkit/{path.relative_to(_HOME)}": path for path in paths}
-    files |= {f"patchkit/recipes/{name}": RECIPES / name for name in _DATA}
+    files = {f"patchkit/recipes/{name}": RECIPES / name for name in _DATA}
+    for part in _PARTS:
+        for path in _HOME.glob(part):
+            files[f"patchkit/{path.relative_to(_HOME)}"] = path
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, path in sorted(files.items()):

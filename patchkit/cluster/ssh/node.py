@@ -25,25 +25,24 @@ from patchkit.foreign import read_json
 from patchkit.records import RecordError, record
 
 T = TypeVar("T")
-_CALL_SECONDS, _CALL_SIZE = (
-    600.0,
-    64 << 20,
-)  # what takes longer, or is more, is a stream
 _READY = 300.0  # seconds
 _NO_JSON = "an answer that is no JSON"
+_CUT_SHORT = "the answer was cut short"
 _LIMITS = FollowLimits(mark=MARK, silence=30, line=16 << 20, size=256 << 20)
+# A call that takes longer, or returns more, is a stream.
+_CALL_LIMITS = replace(_LIMITS, seconds=600.0, size=64 << 20)
 
 
 @dataclass(frozen=True, slots=True)
 class Remote:
     """A machine that ssh reaches; ``localhost`` is this one, without ssh.
 
-    ``way`` are words in the place of ssh's, behind which a shell's command stands.
+    ``way`` are words that stand in the place of ssh's, before the command of a shell.
 
-    What is called are functions of the package's modules that need the standard library alone;
-    arguments and results are what JSON has, and a result is checked to be of the ``kind`` that is
-    asked for. An error of patchkit that is raised there is raised here, with the destination before
-    its text; HostError if ssh or Python fail there, if the node is silent, or says something else.
+    Its methods call functions of modules that need the standard library alone. Arguments and
+    results are values of JSON, and a result is checked to be of the requested ``kind``. An error of
+    patchkit that is raised there is raised here, with the destination before its text. HostError is
+    raised if ssh or Python fail there, if the node is silent, or if its answer does not fit.
     """
 
     destination: str
@@ -54,16 +53,14 @@ class Remote:
         return self.destination == HERE
 
     def call(self, kind: type[T], function: Callable[..., Any], **arguments: Any) -> T:
-        """Return what a function returns there, as what it has to be."""
-        limits = replace(_LIMITS, seconds=_CALL_SECONDS, size=_CALL_SIZE)
-        return self._finish(
-            kind, self._ask(function, arguments, limits), lambda _part: None
-        )
+        """Return the result of a function there, checked to be of its kind."""
+        parts = self._ask(function, arguments, _CALL_LIMITS)
+        return self._finish(kind, parts, lambda _part: None)
 
     def stream(
         self, kind: type[T], function: Callable[..., Iterator[Any]], **arguments: Any
     ) -> Generator[T, None, None]:
-        """Yield what a generator yields there, as it comes; it ends there when this one does."""
+        """Yield the parts of a generator there, as they come; it ends there when this one does."""
         with contextlib.closing(self._ask(function, arguments, _LIMITS)) as parts:
             for part in parts:
                 yield self.checked(kind, part)
@@ -75,26 +72,26 @@ class Remote:
         function: Callable[..., Any],
         **arguments: Any,
     ) -> T:
-        """Return what a function returns there, however long it takes.
+        """Return the result of a function there, however long it takes.
 
-        A generator's parts are its progress, ``(DONE, TOTAL)``, which is handed over.
+        The parts of a generator are its progress, ``(DONE, TOTAL)``, which is handed over.
         """
 
-        def take(part: object) -> None:
+        def report(part: object) -> None:
             progress(*self.checked(tuple[int, int], part))
 
-        return self._finish(kind, self._ask(function, arguments, _LIMITS), take)
+        return self._finish(kind, self._ask(function, arguments, _LIMITS), report)
 
     @contextlib.contextmanager
     def opened(
         self, kind: type[T], function: Callable[..., Iterator[Any]], **arguments: Any
     ) -> Iterator[T]:
-        """Yield the first that a generator yields there; it stays until the end of the block."""
+        """Yield the first part of a generator there, which runs until the end of the block."""
         with contextlib.closing(self.stream(kind, function, **arguments)) as parts:
-            for first in parts:
-                yield first
+            for part in parts:
+                yield part
                 return
-        raise self._silence("the answer was cut short")
+        raise self._silence(_CUT_SHORT)
 
     def _finish(
         self,
@@ -111,39 +108,48 @@ class Remote:
         arguments: dict[str, Any],
         limits: FollowLimits,
     ) -> Generator[Any, None, Any]:
-        """Yield what a generator yields there; return what the function returns."""
+        """Yield the parts of a generator there; return the result of the function."""
         if self.here:
             try:
                 return (yield from self._ask_here(function, arguments))
             except OSError as error:
                 raise file_error(error) from error
+
         given = first_bytes(function.__module__, function.__qualname__, arguments)
-        if (
-            self.way
-        ):  # a container begins when its image lies ready, which may take a while
+        words = self.way
+        if words:
+            # A container begins when its image lies ready, which may take a while.
             limits = replace(limits, silence=_READY)
-        words = (*(self.way or ssh_words(self.destination)), COMMAND)
+        else:
+            words = ssh_words(self.destination)
         # Closed in any case: an error that is kept would keep the connection, too.
-        with Follow(*words, given=[given], beat=HEARTBEAT, limits=limits) as talk:
+        with Follow(
+            *words, COMMAND, given=[given], beat=HEARTBEAT, limits=limits
+        ) as talk:
             for line in talk:
-                try:
-                    ((name, value),) = self._decoded(line).items()
-                except (ValueError, AttributeError):
-                    raise self._silence(_NO_JSON) from None
-                if name == "error":
-                    raise sent_error(value, self.destination)
-                if name == "value":
-                    return value
-                if name == "part":
-                    yield value
+                match self._read_line(line):
+                    case ("error", fields):
+                        raise sent_error(fields, self.destination)
+                    case ("value", value):
+                        return value
+                    case ("part", part):
+                        yield part
         if talk.done.trouble:
             raise ssh_error(talk.done, self.destination)
-        raise self._silence("the answer was cut short")
+        raise self._silence(_CUT_SHORT)
+
+    def _read_line(self, line: str) -> tuple[str, Any]:
+        """Return the kind of a line (``error``, ``value``, ``part``, ``alive``) and its content."""
+        try:
+            ((kind, content),) = self._decoded(line).items()
+        except (ValueError, AttributeError):
+            raise self._silence(_NO_JSON) from None
+        return kind, content
 
     def _ask_here(
         self, function: Callable[..., Any], arguments: dict[str, Any]
     ) -> Generator[Any, None, Any]:
-        """Call a function in this process, through JSON: it gets and gives what a node's would."""
+        """Call a function in this process; values go through JSON, as those of a node do."""
         value = function(**self._decoded(encoded(arguments)))
         if not inspect.isgenerator(value):
             return self._decoded(encoded(value))
@@ -157,24 +163,22 @@ class Remote:
                 yield self._decoded(encoded(part))
 
     def _decoded(self, text: str) -> Any:
-        """Return what a text in JSON holds. Raises HostError for what is none."""
+        """Return the value of a text in JSON. Raises HostError for another text."""
         try:
             return read_json(text)
         except ValueError:
             raise self._silence(_NO_JSON) from None
 
     def checked(self, kind: type[T], value: object) -> T:
-        """Return what this node said as what it has to be. Raises HostError if it is not."""
+        """Return an answer of this node as its kind. Raises HostError if it does not fit."""
         try:
             return record(kind, value)
         except RecordError as error:
             raise self._silence(f"an answer that does not fit: {error}") from None
 
     def _silence(self, what: str) -> HostError:
-        return HostError(
-            f"{self.destination}: {what}",
-            hint=ssh_command(self.destination, "python3", "-V"),
-        )
+        look = ssh_command(self.destination, "python3", "-V")
+        return HostError(f"{self.destination}: {what}", hint=look)
 
 
 def check_peer(source: Remote, destination: str) -> None:
@@ -191,30 +195,35 @@ R = TypeVar("R")
 
 
 def run_on_all(nodes: Sequence[N], work: Callable[[N], R]) -> list[R | PatchkitError]:
-    """Return for each node what ``work`` returns, or the error that it raised, in their order.
+    """Return for each node the result of ``work``, or the error that it raised, in their order.
 
-    An interrupt ends what runs on the nodes, and is raised.
+    An interrupt ends the programs on the nodes, and is raised.
     """
-    found: list[R | PatchkitError] = []
+    results: list[R | PatchkitError] = []
     with ThreadPoolExecutor(max_workers=max(len(nodes), 1)) as pool:
         for future in [pool.submit(work, node) for node in nodes]:
             try:
-                found.append(future.result())
+                results.append(future.result())
             except PatchkitError as error:
-                found.append(error)
+                results.append(error)
             except BaseException:
                 for process in list(FOLLOWED):
                     process.terminate()
                 raise
-    return found
+    return results
 
 
 def require_all(results: Sequence[R | PatchkitError]) -> list[R]:
-    """Return the results if all are there. Raises the first error; others are named in it."""
-    failed = [each for each in results if isinstance(each, PatchkitError)]
-    if not failed:
-        return [each for each in results if not isinstance(each, PatchkitError)]
-    first, *others = failed
-    texts = dict.fromkeys(each.what for each in others if each.what != first.what)
-    what = "\n".join([first.what, *(f"and {text}" for text in texts)])
-    raise type(first)(what, why=first.why, hint=first.hint)
+    """Return the results if there is no error. Raises the first error, which names the others."""
+    values: list[R] = []
+    errors: list[PatchkitError] = []
+    for result in results:
+        if isinstance(result, PatchkitError):
+            errors.append(result)
+        else:
+            values.append(result)
+    if not errors:
+        return values
+    first = errors[0]
+    texts = dict.fromkeys(error.what for error in errors)
+    raise type(first)("\nand ".join(texts), why=first.why, hint=first.hint)

@@ -10,26 +10,37 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from patchkit.errors import HostError, StorageError, UsageError
-from patchkit.follow import Follow, ending
+from patchkit.errors import HostError, PatchkitError, StorageError, UsageError
+from patchkit.follow import Completed, Follow, ending
 from patchkit.quoting import quoted
 
 _SILENCE = 300  # seconds without a byte: a login that hangs, for one
 INSTALL = ("sudo", "apt", "install", "rsync")
 _PROGRESS = re.compile(r"\s*(\d+)\s+\d+%\s")  # bytes, of --info=progress2
+# Marks of lines that name no cause: rsync's last words, and its progress.
+_NO_CAUSE = ("rsync error", "%", "rsync: connection unexpectedly closed")
+_OPTIONS = (
+    "--partial",
+    "--protect-args",
+    f"--timeout={_SILENCE}",
+    "--info=progress2",
+    "--stats",
+    "--no-human-readable",
+    "--outbuf=L",
+)
 _SENT = re.compile(r"^Literal data: (\d+) bytes", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """The bytes that went over the link, and the seconds that it took."""
+    """The bytes that went over the link, and the seconds that the copy took."""
 
     sent: int
     seconds: float
 
 
 Copying = Generator[tuple[int, int], None, Copied]
-"""Yields the progress in bytes, and how many there are."""
+"""Yields the bytes that are copied, and all bytes."""
 
 
 def require_rsync() -> None:
@@ -50,48 +61,56 @@ def copy_files(
     destination: str,
     target: str,
 ) -> Copying:
-    """Copy from here into a folder; ``ssh`` are words up to the destination, "" is this machine.
+    """Copy from here into a folder of ``destination``, "" for this machine.
 
-    Raises UsageError for what rsync would take for something else than a host, HostError or
-    StorageError as rsync fails.
+    ``ssh`` are the words of the ssh command in front of the destination, ``total`` is the size in
+    bytes. Raises UsageError for a destination that rsync would not take for a host, HostError or
+    StorageError if rsync fails.
     """
     if ":" in destination or "/" in destination or any(" " in word for word in ssh):
         raise UsageError(
             f"{destination!r} is not a host", hint="write it as for ssh: user@host"
         )
     require_rsync()
-    words = (
-        *("rsync", *options, "--partial", "--protect-args", f"--timeout={_SILENCE}"),
-        *("--info=progress2", "--stats", "--no-human-readable", "--outbuf=L"),
+    command = ["rsync", *options, *_OPTIONS]
+    place = f"{target}/"
+    if destination:
         # Plain words without a blank, which rsync splits at.
-        *(("-e", " ".join(ssh)) if destination else ()),
-        *("--", *sources, f"{destination}:{target}/" if destination else f"{target}/"),
-    )
-    begun = time.monotonic()
-    with Follow(*words, env={**os.environ, "LC_ALL": "C"}) as running:
+        command += ["-e", " ".join(ssh)]
+        place = f"{destination}:{place}"
+    command += ["--", *map(str, sources), place]
+
+    began = time.monotonic()
+    with Follow(*command, env={**os.environ, "LC_ALL": "C"}) as running:
         for line in running:
             if progress := _PROGRESS.match(line):
                 yield min(int(progress[1]), total), total
-    done = running.done
-    if done.trouble:
-        odd = ("rsync error", "%", "rsync: connection unexpectedly closed")
-        lines = (line.strip() for line in done.output.split("\n"))
-        said = [
-            line for line in lines if line and not any(word in line for word in odd)
-        ]
-        last = (
-            said[-1] if said else ending(done.status) if done.status else done.trouble
-        )
-        what = f"rsync to {destination or 'this machine'} failed: {last}"
-        again = "the same command again goes on there"
-        if "No space left" in done.output:
-            raise StorageError(
-                what, why="the disk there is full", hint=f"make room; {again}"
-            )
-        raise HostError(
-            what,
-            why="the node that has the files logs in to the others, which need rsync",
-            hint=f"try it on that node: `{quoted('ssh', destination, 'rsync -V')}`; {again}",
-        )
-    sent = _SENT.search(done.output)
-    return Copied(int(sent[1]) if sent else 0, round(time.monotonic() - begun, 3))
+    if running.done.trouble:
+        raise _copy_error(running.done, destination)
+    sent = _SENT.search(running.done.output)
+    seconds = round(time.monotonic() - began, 3)
+    return Copied(int(sent[1]) if sent else 0, seconds)
+
+
+def _copy_error(done: Completed, destination: str) -> PatchkitError:
+    """Return the error of an rsync that failed, with the last line that says why."""
+    what = f"rsync to {destination or 'this machine'} failed: {_last_line(done)}"
+    again = "the same command again goes on there"
+    if "No space left" in done.output:
+        hint = f"make room; {again}"
+        return StorageError(what, why="the disk there is full", hint=hint)
+    login = quoted("ssh", destination, "rsync -V")
+    return HostError(
+        what,
+        why="the node that has the files logs in to the others, which need rsync",
+        hint=f"try it on that node: `{login}`; {again}",
+    )
+
+
+def _last_line(done: Completed) -> str:
+    """Return the last line of rsync about a cause, else how it ended."""
+    for line in reversed(done.output.split("\n")):
+        text = line.strip()
+        if text and not any(word in text for word in _NO_CAUSE):
+            return text
+    return ending(done.status) if done.status else done.trouble

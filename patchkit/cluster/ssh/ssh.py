@@ -1,4 +1,4 @@
-"""Name the words of an ssh command, and the errors of ssh and of nodes.
+"""Write the words of an ssh command, and the errors of ssh and of nodes.
 
 The user's own configuration counts; no question is asked, and a dead link ends.
 """
@@ -16,27 +16,29 @@ from patchkit.records import RecordError, record
 HERE = "localhost"
 """The destination that means this machine, without ssh."""
 
-_BATCH = (
-    *("-o", "BatchMode=yes"),  # no question in the middle
-    *("-o", "ConnectTimeout=10"),  # seconds
-    # Seconds and tries: a cut cable is found out after 15 s, not after TCP's quarter of an hour.
-    *("-o", "ServerAliveInterval=5"),
-    *("-o", "ServerAliveCountMax=3"),
-    # What the user's configuration forwards is for logins: a node needs neither keys nor screen.
-    *("-o", "ClearAllForwardings=yes"),
-    *("-o", "ForwardAgent=no"),
-    *("-o", "ForwardX11=no"),
-    *("-o", "Tunnel=no"),
-    *("-o", "RemoteCommand=none"),  # beside one, ssh takes no command of its caller
+_BATCH_SETTINGS = (
+    "BatchMode=yes",  # no question in the middle
+    "ConnectTimeout=10",  # seconds
+    # Seconds and tries: a cut cable is noticed after 15 s, not after TCP's quarter of an hour.
+    "ServerAliveInterval=5",
+    "ServerAliveCountMax=3",
+    # The user's configuration may forward keys and screen for logins: a node needs neither.
+    "ClearAllForwardings=yes",
+    "ForwardAgent=no",
+    "ForwardX11=no",
+    "Tunnel=no",
+    "RemoteCommand=none",  # beside one, ssh takes no command of its caller
 )
+_BATCH = tuple(word for setting in _BATCH_SETTINGS for word in ("-o", setting))
 _DID_NOT_CONNECT = 255  # ssh's own exit status; others are the command's
+_NOT_FOUND = 127  # of a shell that has no such program
 _NO_KEY = (
     "a host key is never accepted unseen, and this one is not known, "
     "or another one than before"
 )
 _OFF = "no sshd answers there: switched off, another network, frozen, or a firewall"
 _HANGS = "sshd answers, and then nothing: a login script, a home on a network, or a frozen disk"
-# What ssh says, why that is, and what to do; {node} is the destination, quoted.
+# A part of ssh's message, why that is, and what to do; {node} is the destination, quoted.
 _CAUSES = (
     (
         "IDENTIFICATION HAS CHANGED",
@@ -69,21 +71,20 @@ _CAUSES = (
 
 
 def ssh_words(destination: str, *options: str) -> tuple[str, ...]:
-    """Return the words up to the remote command. Raises UsageError for what is no destination.
+    """Return the words up to the remote command. Raises UsageError for a wrong destination.
 
-    The first word about an option counts for ssh: ``options`` stand before those of every command.
+    For ssh the first word about an option counts: ``options`` stand before those of every command.
     """
     check_destination(destination)
     return ("ssh", "-T", *options, *_BATCH, "--", destination)
 
 
 def check_destination(destination: str) -> None:
-    """Raise UsageError for what ssh would not take for a host."""
+    """Raise UsageError for a text that ssh would not take for a host."""
     # A dash begins an option, and -oProxyCommand=… runs a program.
-    bad = (
-        not destination or destination.startswith("-") or not destination.isprintable()
-    )
-    if bad or " " in destination:
+    is_option = destination.startswith("-")
+    is_word = destination.isprintable() and " " not in destination
+    if is_option or not destination or not is_word:
         raise UsageError(
             f"{destination!r} is not a host", hint="write it as for ssh: user@host"
         )
@@ -97,32 +98,43 @@ def ssh_command(node: str, *words: str) -> str:
 
 
 def ssh_error(done: Completed, destination: str) -> PatchkitError:
-    """Return what went wrong between here and the node, with what to do about it."""
+    """Return the error of a failed ssh, with what to do about it."""
     if not done.started:
-        return HostError(
-            f"{done.command[0]} {done.trouble}", hint="sudo apt install openssh-client"
-        )
+        what = f"{done.command[0]} {done.trouble}"
+        return HostError(what, hint="sudo apt install openssh-client")
+
     lines = (done.errors.strip() or done.trouble).split("\n")
     if done.status not in (None, _DID_NOT_CONNECT):
-        missing = done.status == 127
+        what = lines[-1] if done.status == _NOT_FOUND else done.trouble
         return HostError(
-            f"{destination}: {lines[-1] if missing else done.trouble}",
+            f"{destination}: {what}",
             why="the login shell there, or Python 3.11 or later, which patchkit needs, did not run",
             hint=ssh_command(destination, "python3", "--version"),
         )
-    known = (line for text, *_ in _CAUSES[:-1] for line in lines if text in line)
-    line = done.trouble if done.status is None else next(known, lines[-1]).strip("@ ")
-    why, hint = advice(line, destination)
+    line = done.trouble
+    if done.status is not None:
+        line = _find_known_line(lines).strip("@ ")
+    why, hint = explain_failure(line, destination)
     return HostError(f"{destination}: {line}", why=why, hint=hint)
 
 
-def advice(line: str, destination: str) -> tuple[str, str]:
-    """Return why ssh says this of a destination, and what to do."""
-    why, hint = next((why, hint) for text, why, hint in _CAUSES if text in line)
+def _find_known_line(lines: list[str]) -> str:
+    """Return the line with the first cause that is known, else the last line."""
+    for text, _why, _hint in _CAUSES[:-1]:
+        for line in lines:
+            if text in line:
+                return line
+    return lines[-1]
+
+
+def explain_failure(line: str, destination: str) -> tuple[str, str]:
+    """Return why ssh prints this line about a destination, and what to do."""
+    causes = ((why, hint) for text, why, hint in _CAUSES if text in line)
+    why, hint = next(causes)
     return why, hint.format(node=quoted(destination))
 
 
-_LONGEST = 2000  # characters of a text of a node's
+_LONGEST = 2000  # characters of a text from a node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,30 +154,41 @@ def error_fields(error: PatchkitError) -> dict[str, str]:
 def sent_error(fields: object, where: str) -> PatchkitError:
     """Return the error that a node sent; its text begins with the node's name.
 
-    What the node advises is shown as its words: the next step is never a command of a node's, which
-    may be another machine than it should be.
+    The node's advice is shown in its words: the next step is never a command that a node sent,
+    since the node may be another machine than it should be.
     """
     try:
         sent = record(_SentError, fields)
     except RecordError as error:
         look = ssh_command(where, "python3", "-V")
         return HostError(f"{where}: an answer that does not fit: {error}", hint=look)
-    kind = getattr(errors, sent.kind, HostError)
-    if not (isinstance(kind, type) and issubclass(kind, PatchkitError)):
-        kind = HostError
+    kind = _error_kind(sent.kind)
     if where == HERE:
         return kind(f"{where}: {sent.what}", why=sent.why, hint=sent.hint)
-    # One line each, without marks of a command.
-    what, why, hint = (
-        " ".join(text[:_LONGEST].replace("`", "'").split())
-        for text in (sent.what, sent.why, sent.hint)
-    )
+
+    what = _one_line(sent.what)
+    why = _one_line(sent.why)
+    advice = _one_line(sent.hint)
     if kind is StorageError:
-        full = "the disk there is full" if "No space left" in what else ""
-        return kind(
-            f"{where}: {what}",
-            why=full or why or hint,
-            hint=ssh_command(where, "df", "-h", "."),
-        )
-    why = "; ".join(filter(None, (why, hint and f"{where} advises: {hint}")))
+        why = why or advice
+        if "No space left" in what:
+            why = "the disk there is full"
+        look = ssh_command(where, "df", "-h", ".")
+        return kind(f"{where}: {what}", why=why, hint=look)
+    if advice:
+        advice = f"{where} advises: {advice}"
+    why = "; ".join(filter(None, (why, advice)))
     return kind(f"{where}: {what}", why=why, hint=ssh_command(where))
+
+
+def _error_kind(name: str) -> type[PatchkitError]:
+    """Return the error of this name, HostError for a name that none has."""
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, PatchkitError):
+        return kind
+    return HostError
+
+
+def _one_line(text: str) -> str:
+    """Return a text as one line, without the marks of a command."""
+    return " ".join(text[:_LONGEST].replace("`", "'").split())

@@ -8,7 +8,7 @@ from functools import partial
 from ipaddress import IPv4Address
 
 from patchkit.cluster.agent.links import HEADERS, Way
-from patchkit.cluster.ssh.ssh import advice, sent_error, ssh_command
+from patchkit.cluster.ssh.ssh import explain_failure, sent_error, ssh_command
 from patchkit.doctor.peers.node_report import (
     NodeReport,
     NotCheckedError,
@@ -255,7 +255,7 @@ def check_links(head: CableEnd, workers: Sequence[CableEnd]) -> Outcome:
             findings.append(unchecked("link", head.node, head.out or end.out))
         else:
             error = sent_error(link.error, f"from {head.node}")
-            why, hint = advice(error.what, end.node)
+            why, hint = explain_failure(error.what, end.node)
             fields = {
                 "what": error.what,
                 "why": f"; {why}",
