@@ -200,8 +200,8 @@ def serve_command(
 def _refuse_both(options: Mapping[str, Any], *, text: str, **flags: str) -> None:
     """Raise UsageError for two options that say the same."""
     if all(options.get(name) for name in flags):
-        what = f"{' and '.join(flags.values())} both say {text}"
-        raise UsageError(what, hint="leave one out")
+        names = " and ".join(flags.values())
+        raise UsageError(f"{names} both say {text}", hint="leave one out")
 
 
 def _read_file(options: Mapping[str, Any]) -> EnvFile | None:
