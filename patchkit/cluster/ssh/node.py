@@ -29,8 +29,9 @@ _READY = 300.0  # seconds
 _NO_JSON = "an answer that is no JSON"
 _CUT_SHORT = "the answer was cut short"
 _LIMITS = FollowLimits(mark=MARK, silence=30, line=16 << 20, size=256 << 20)
-# A call that takes longer, or returns more, is a stream.
-_CALL_LIMITS = replace(_LIMITS, seconds=600.0, size=64 << 20)
+# A call that takes more seconds, or returns more bytes, is a stream.
+_CALL_SECONDS = 600.0
+_CALL_SIZE = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,8 @@ class Remote:
 
     def call(self, kind: type[T], function: Callable[..., Any], **arguments: Any) -> T:
         """Return the result of a function there, checked to be of its kind."""
-        parts = self._ask(function, arguments, _CALL_LIMITS)
+        limits = replace(_LIMITS, seconds=_CALL_SECONDS, size=_CALL_SIZE)
+        parts = self._ask(function, arguments, limits)
         return self._finish(kind, parts, lambda _part: None)
 
     def stream(
