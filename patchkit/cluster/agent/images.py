@@ -25,48 +25,51 @@ _COPIES = {"docker": 2, "podman": 1}
 _MAKE_ROOM = (
     "make room there: `docker system df`, `podman system df` say what images take"
 )
-# The same layer for the same input, as far as an engine knows how.
+# Options for the same layer from the same input, as far as an engine has them.
 _TIMES = {
     "docker": ("--build-arg", "SOURCE_DATE_EPOCH=0"),
     "podman": ("--timestamp", "0"),
 }
-# Docker's older builder has no `RUN --mount`; and no attestation, which has the time of day.
+# Docker's older builder has no `RUN --mount`. An attestation would hold the time of day.
 _BUILDKIT = {
     "DOCKER_BUILDKIT": "1",
     "BUILDKIT_PROGRESS": "plain",
     "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",
 }
 _STEP = re.compile(r"^#\d+ [\d.]+ ")  # before a line of a build by BuildKit
-_FAR = re.compile(r": ([\d,]+) of ([\d,]+) MB")  # how far `apply --native` is
-_TOLD = ("✓ ", "✗ ", "error: ", "why: ")  # before what `apply` and engines say
+_PROGRESS = re.compile(r": ([\d,]+) of ([\d,]+) MB")  # of `apply --native`
+_MARKS = (
+    "✓ ",
+    "✗ ",
+    "error: ",
+    "why: ",
+)  # begin the lines that `apply` and engines report
 _LOADED = re.compile(r"(?m)^Loaded image[^:\n]*: *(\S+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltImage:
-    """The id of an image that was built, and what `apply` said in it."""
+    """The id of an image that was built, and the lines that `apply` reported in it."""
 
     id: Annotated[str, matching("[0-9a-f]{64}", "an id")]
     said: tuple[str, ...]
 
 
 def pull_image(engine: str, reference: str, names: Sequence[str]) -> ImageFacts:
-    """Pull an image; return its facts."""
+    """Pull an image; return its facts. Raises StorageError for a full disk, else HostError."""
     done = attempt(engine, "pull", reference, timeout=None)
-    if done.trouble:
-        full = "no space left" in done.output + done.errors
-        raise (StorageError if full else HostError)(
-            f"cannot pull {reference}: {last_line(done)}",
-            why="the disk is full"
-            if full
-            else "no such image, no network, or no login there",
-            hint=_MAKE_ROOM if full else quoted(engine, "pull", reference),
-        )
-    return find_image(engine, names)
+    if not done.trouble:
+        return find_image(engine, names)
+
+    what = f"cannot pull {reference}: {last_line(done)}"
+    if "no space left" in done.output + done.errors:
+        raise StorageError(what, why="the disk is full", hint=_MAKE_ROOM)
+    why = "no such image, no network, or no login there"
+    raise HostError(what, why=why, hint=quoted(engine, "pull", reference))
 
 
 def save_image(engine: str, image: str, size: int) -> str:
-    """Save an image; return its archive, which is whole or not there."""
+    """Save an image; return its archive, which is whole or does not exist."""
     archive = share_folder("images") / f"{image[:12]}.tar"
     part = archive.with_suffix(".part")
     with translated(at=part):
@@ -80,16 +83,19 @@ def save_image(engine: str, image: str, size: int) -> str:
 
 
 def make_image_room(engine: str, root: str, size: int) -> str:
-    """Return the folder where an image's archive goes. Raises StorageError if it has no room."""
+    """Return the folder for the archive of an image. Raises StorageError if it has no room."""
     require_rsync()
-    folder, copies = share_folder("images"), _COPIES[engine]
+    folder = share_folder("images")
     with translated(at=folder):
         folder.mkdir(parents=True, exist_ok=True)
-        held = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
-        # On one disk they share what is free.
-        same = Path(root).stat().st_dev == folder.stat().st_dev
-        require_room(folder, size * (1 + copies * same) - held, hint=_MAKE_ROOM)
-        require_room(Path(root), size * copies, hint=_MAKE_ROOM)
+        files = (file for file in folder.iterdir() if file.is_file())
+        present = sum(file.stat().st_size for file in files)
+        unpacked = size * _COPIES[engine]
+        # On one disk both share what is free.
+        is_shared = Path(root).stat().st_dev == folder.stat().st_dev
+        archive = size + unpacked * is_shared
+        require_room(folder, archive - present, hint=_MAKE_ROOM)
+        require_room(Path(root), unpacked, hint=_MAKE_ROOM)
     return str(folder)
 
 
@@ -97,12 +103,12 @@ def load_image(engine: str, archive: str, image: str) -> ImageFacts:
     """Load an image from its archive, and remove that; return its facts."""
     done = run(engine, "load", "--input", archive, timeout=None, hint=_MAKE_ROOM)
     Path(archive).unlink()
-    # Another kind of store calls it otherwise.
+    # Its id is another one in another kind of store.
     return find_image(engine, [image, *_LOADED.findall(done.output)])
 
 
 def tag_image(engine: str, image: str, tag: str) -> None:
-    """Give an image the name by which `up` finds it; what its way here left is removed."""
+    """Give an image the name by which `up` finds it; remove the archives of its transfer."""
     run(engine, "tag", image, tag, hint=quoted(engine, "info"))
     shutil.rmtree(share_folder("images"), ignore_errors=True)
 
@@ -110,32 +116,36 @@ def tag_image(engine: str, image: str, tag: str) -> None:
 def build_layer(
     engine: str, kit: str, label: str
 ) -> Generator[tuple[int, int], None, BuiltImage]:
-    """Build an image from a kit that was sent; yield how far its native part is, in bytes.
+    """Build an image from a kit that was sent; yield the progress of its native part, in bytes.
 
-    Raises BuildError with what the step said.
+    Raises BuildError with the lines of the step.
     """
-    folder, lines = share_folder("images") / "kit", list[str]()
+    folder = share_folder("images") / "kit"
     with translated(at=folder):
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.unpack_archive(
-            kit, folder
-        )  # Python before 3.11.4 has no tarfile's filter
+        # Python before 3.11.4 has no filter in tarfile.
+        shutil.unpack_archive(kit, folder)
     number = folder.with_name("kit.id")
-    words = ("build", "--network=none", *_TIMES[engine], f"--label={LAYER}={label}")
-    files = ("--file", folder / "Containerfile", "--iidfile", number)
-    with Follow(
-        engine, *words, *files, folder, env={**os.environ, **_BUILDKIT}
-    ) as building:
-        for line in building:
-            said = _STEP.sub("", line).strip()
-            lines += [said] if said.lower().startswith(_TOLD) else []
-            if far := _FAR.search(said):
-                done, total = (
-                    int(each.replace(",", "")) * 10**6 for each in far.groups()
-                )
-                yield done, total
+    words = [engine, "build", "--network=none", *_TIMES[engine]]
+    words += [f"--label={LAYER}={label}", "--file", str(folder / "Containerfile")]
+    words += ["--iidfile", str(number), str(folder)]
+
+    lines = []
+    with Follow(*words, env={**os.environ, **_BUILDKIT}) as building:
+        for output in building:
+            line = _STEP.sub("", output).strip()
+            if line.lower().startswith(_MARKS):
+                lines.append(line)
+            if progress := _PROGRESS.search(line):
+                yield _bytes(progress[1]), _bytes(progress[2])
+
     if building.done.trouble:
-        wrong = [line for line in lines if line[0] != "✓"] or [last_line(building.done)]
-        hint = quoted(engine, *words, *files, folder)
-        raise BuildError("\n".join(["the layer was not built:", *wrong[:3]]), hint=hint)
+        troubles = [line for line in lines if not line.startswith("✓")]
+        troubles = troubles or [last_line(building.done)]
+        what = "\n".join(["the layer was not built:", *troubles[:3]])
+        raise BuildError(what, hint=quoted(*words))
     return BuiltImage(id=number.read_text().removeprefix("sha256:"), said=tuple(lines))
+
+
+def _bytes(megabytes: str) -> int:
+    return int(megabytes.replace(",", "")) * 10**6

@@ -1,4 +1,4 @@
-"""Install wheels on a node: what is there, a new environment whole or not at all, and its link."""
+"""Install wheels on a node: make an environment, whole or not at all, and let a link lead to it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import platform
 import secrets
 import shutil
 import sys
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,17 +40,25 @@ from patchkit.runtime.python.distributions import distributions, header
 from patchkit.runtime.python.libnccl import loaded
 
 MARKER = "patchkit-installed.json"
-"""In an environment that is whole: what was found in it."""
+"""The file in a whole environment that describes it: an ``InstalledVenv``."""
 
 _FILE = r"[A-Za-z0-9][\w.+!-]*\.whl"
 _LIST = "requirements.txt"
 _ERROR = "ERROR: "  # before what pip says last
 _AGAIN = "patchkit cluster install"
-# What a lock names, with no index and no settings.
+# Installs what a lock names, with no index and no settings.
 _PIP = (
-    *("-I", "-m", "pip", "--isolated", "install"),
-    *("--disable-pip-version-check", "--no-cache-dir", "--no-input"),
-    *("--no-index", "--require-hashes", "--no-deps"),
+    "-I",
+    "-m",
+    "pip",
+    "--isolated",
+    "install",
+    "--disable-pip-version-check",
+    "--no-cache-dir",
+    "--no-input",
+    "--no-index",
+    "--require-hashes",
+    "--no-deps",
 )
 _PATIENCE = 20.0  # seconds for the pip of a launcher that was killed
 _LARGEST = 32 << 20  # bytes of a RECORD
@@ -68,10 +76,10 @@ class NodeWheel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WheelLock:
-    """Hold what nodes install: the text of requirements.txt, the wheels, and for which Python.
+    """The input of an installation: the text of requirements.txt, the wheels, and their Python.
 
     ``cpu`` is the one that all wheels are for, "" for any; ``target`` the device that they were
-    patched or built for, "" for several; with ``native`` they hold no code for others.
+    patched or built for, "" for several; with ``native`` they hold no code for other devices.
     """
 
     requirements: str
@@ -90,7 +98,10 @@ class WheelLock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstallState:
-    """What a node has: the wheels that it lacks, where its link leads, "" for nowhere, its GPU."""
+    """A node before an installation: ``current`` is the one that its link leads to, "" for none.
+
+    ``store`` is the folder of its wheels, ``lacking`` are the wheels that it has not yet.
+    """
 
     store: str
     installed: bool
@@ -103,7 +114,7 @@ class InstallState:
 class InstalledVenv:
     """A whole environment: its projects' versions, and the libnccl that torch loads.
 
-    ``record`` is a digest over all RECORDs, without what depends on the folder: scripts.
+    ``record`` is a digest over all RECORDs, without scripts, which depend on the folder.
     """
 
     name: str
@@ -118,31 +129,23 @@ class InstalledVenv:
 
 
 def share_folder(name: str) -> Path:
-    """Return a folder of what patchkit keeps for this user: ``wheelhouse`` or ``venvs``."""
+    """Return a folder that patchkit keeps for this user: ``wheelhouse``, ``venvs``, ``images``."""
     return Path.home() / ".local" / "share" / "patchkit" / name
 
 
 def look_at_installation(venv: str, lock: Any) -> InstallState:
-    """Return what this node has of an installation; raises what stands in its way."""
-    house, store = record(WheelLock, lock), share_folder("wheelhouse")
+    """Return the state of this node before an installation; raise what stands in its way."""
+    house = record(WheelLock, lock)
+    store = share_folder("wheelhouse")
     current = leads_to(Path(venv).expanduser(), check=True)
     installed = _read_whole(share_folder("venvs") / house.id) is not None
     lacking: list[str] = []
     if not installed:
         _find_python(house)
-        for (
-            wheel
-        ) in house.wheels:  # those that are not here, or whose bytes are others: a part
-            path = store / wheel.name
-            there = (
-                path.is_file()
-                and not path.is_symlink()
-                and path.stat().st_size == wheel.size
-            )
-            if not there or sha256_of(path) != wheel.sha256:
-                lacking.append(wheel.name)
-        if lacking:
-            require_rsync()
+        wheels = (wheel for wheel in house.wheels if not _is_stored(wheel, store))
+        lacking = [wheel.name for wheel in wheels]
+    if lacking:
+        require_rsync()
     return InstallState(
         store=str(store),
         installed=installed,
@@ -152,15 +155,22 @@ def look_at_installation(venv: str, lock: Any) -> InstallState:
     )
 
 
+def _is_stored(wheel: NodeWheel, store: Path) -> bool:
+    """Return whether a wheel is in a folder, whole: a part of it may be there."""
+    path = store / wheel.name
+    if path.is_symlink() or not path.is_file():
+        return False
+    return path.stat().st_size == wheel.size and sha256_of(path) == wheel.sha256
+
+
 def _find_python(house: WheelLock) -> str:
     """Return the Python that an environment is made with. Raises HostError if there is none."""
-    if house.cpu not in ("", platform.machine()):
-        raise HostError(
-            f"is a machine of {platform.machine()}; the wheels are for {house.cpu}"
-        )
+    machine = platform.machine()
+    if house.cpu not in ("", machine):
+        raise HostError(f"is a machine of {machine}; the wheels are for {house.cpu}")
     release = ".".join(map(str, sys.version_info[:2]))
     python = sys.executable if house.python == release else f"python{house.python}"
-    # A shim may be there without what it stands for.
+    # A shim on PATH may stand for a Python that is not installed.
     if attempt(python, "-Ic", "").trouble:
         raise HostError(
             f"has Python {release}, and the wheels are for {house.python}",
@@ -177,7 +187,7 @@ def send_wheels(
 ) -> Copying:
     """Copy files of a folder, as ``copy_files`` does."""
     sources = [Path(folder).expanduser() / name for name in names]
-    # What is sent has other bytes there than here, whatever size and time say: a part of it.
+    # The target holds a part of each file, whatever its size and time say.
     options = ("-tp", "--ignore-times", "--mkpath")
     total = sum(source.stat().st_size for source in sources)
     return (yield from copy_files(options, sources, total, ssh, destination, target))
@@ -185,50 +195,18 @@ def send_wheels(
 
 def install_wheels(lock: Any) -> Generator[tuple[int, int], None, InstalledVenv]:
     """Make the environment of a lock beside others, or find it; yield the progress in bytes."""
-    house, folder = record(WheelLock, lock), share_folder("venvs")
-    place, size = folder / house.id, sum(wheel.unpacked for wheel in house.wheels)
+    house = record(WheelLock, lock)
+    folder = share_folder("venvs")
+    place = folder / house.id
+    size = sum(wheel.unpacked for wheel in house.wheels)
     with translated(at=folder):
         folder.mkdir(parents=True, exist_ok=True)
     with locked(folder, _PATIENCE):
-        if found := _read_whole(place):
-            return found
+        if venv := _read_whole(place):
+            return venv
         _require_unused(place)
         try:
-            shutil.rmtree(place, ignore_errors=True)
-            made = attempt(_find_python(house), "-I", "-m", "venv", place, timeout=None)
-            if made.trouble:
-                raise made.error(hint=_AGAIN)
-            (place / _LIST).write_text(house.requirements, encoding="utf-8")
-            words = (
-                *_PIP,
-                "--find-links",
-                share_folder("wheelhouse"),
-                "-r",
-                place / _LIST,
-            )
-            begun, count = 0, len(house.wheels) + 1
-            environment = {**os.environ, "LC_ALL": "C.UTF-8"}
-            with Follow(place / "bin" / "python", *words, env=environment) as pip:
-                for line in pip:
-                    begun += line.startswith("Processing ")
-                    yield size * min(begun, count - 1) // count, size
-            if pip.done.trouble:
-                lines = [
-                    line
-                    for line in pip.done.output.split("\n")
-                    if line.startswith(_ERROR)
-                ]
-                what = "pip: " + (lines[0] if lines else pip.done.trouble).removeprefix(
-                    _ERROR
-                )
-                wrong = "THESE PACKAGES DO NOT MATCH THE HASHES" in pip.done.output
-                raise (HashMismatchError if wrong else HostError)(
-                    what, hint="patchkit verify"
-                )
-            os.sync()
-            found = _describe_venv(place, [wheel.name for wheel in house.wheels])
-            with translated(at=place), replacing(place / MARKER) as file:
-                file.write(json.dumps(asdict(found), indent=1).encode())
+            return (yield from _make_venv(place, house, size))
         except (OSError, PatchkitError) as error:
             if not is_full(folder):
                 raise
@@ -238,21 +216,59 @@ def install_wheels(lock: Any) -> Generator[tuple[int, int], None, InstalledVenv]
                 why=str(getattr(error, "what", error)),
                 hint="make room there, then run the same command again",
             ) from None
-    return found
+
+
+def _make_venv(
+    place: Path, house: WheelLock, size: int
+) -> Generator[tuple[int, int], None, InstalledVenv]:
+    """Make an environment in place of anything there; the marker is its last file."""
+    shutil.rmtree(place, ignore_errors=True)
+    made = attempt(_find_python(house), "-I", "-m", "venv", place, timeout=None)
+    if made.trouble:
+        raise made.error(hint=_AGAIN)
+    (place / _LIST).write_text(house.requirements, encoding="utf-8")
+    yield from _run_pip(place, len(house.wheels), size)
+
+    os.sync()
+    venv = _describe_venv(place, [wheel.name for wheel in house.wheels])
+    with translated(at=place), replacing(place / MARKER) as file:
+        file.write(json.dumps(asdict(venv), indent=1).encode())
+    return venv
+
+
+def _run_pip(place: Path, wheels: int, size: int) -> Iterator[tuple[int, int]]:
+    """Install the list of an environment; yield the bytes so far, by the wheels begun, of all."""
+    links = ("--find-links", share_folder("wheelhouse"))
+    words = (place / "bin" / "python", *_PIP, *links, "-r", place / _LIST)
+    begun = 0
+    with Follow(*words, env={**os.environ, "LC_ALL": "C.UTF-8"}) as pip:
+        for line in pip:
+            begun += line.startswith("Processing ")
+            yield size * min(begun, wheels) // (wheels + 1), size
+    if not pip.done.trouble:
+        return
+
+    output = pip.done.output
+    errors = [line for line in output.split("\n") if line.startswith(_ERROR)]
+    text = (errors or [pip.done.trouble])[0].removeprefix(_ERROR)
+    is_other = "THESE PACKAGES DO NOT MATCH THE HASHES" in output
+    kind = HashMismatchError if is_other else HostError
+    raise kind(f"pip: {text}", hint="patchkit verify")
 
 
 def _require_unused(place: Path) -> None:
-    """Raise HostError for an environment that is to be made anew while a unit serves from it."""
-    files = unit_folder().glob("patchkit-*.service") if place.exists() else ()
+    """Raise HostError for a damaged environment that a unit serves from."""
+    if not place.exists():
+        return
     users = [
         file.name
-        for file in files
+        for file in unit_folder().glob("patchkit-*.service")
         if f"{place}/bin/" in read_text(file, limit=_LARGEST, follow=False)
     ]
-    active = (
-        run_for_user("systemctl", "is-active", *users).output.split() if users else []
-    )
-    if "active" in active or "activating" in active:
+    if not users:
+        return
+    states = run_for_user("systemctl", "is-active", *users).output.split()
+    if "active" in states or "activating" in states:
         raise HostError(
             f"{place}: another pip changed it, and {users[0]} runs from it",
             why="it is made anew, and what runs would lose its files",
@@ -261,7 +277,7 @@ def _require_unused(place: Path) -> None:
 
 
 def _describe_venv(place: Path, wheels: Iterable[str]) -> InstalledVenv:
-    """Return what is in an environment. Raises HostError for a wheel that is not."""
+    """Return the content of an environment. Raises HostError for a wheel that is missing."""
     (site,) = place.glob("lib/python3.*/site-packages")
     homes = distributions([str(site)])
     projects = {name.partition("-")[0].lower().replace(".", "_") for name in wheels}
@@ -274,7 +290,8 @@ def _describe_venv(place: Path, wheels: Iterable[str]) -> InstalledVenv:
         for copy in answer.copies:
             if copy.path == answer.torch.path:
                 fields["nccl"] = copy.path.removeprefix(f"{place}/")
-                fields |= {"nccl_version": copy.version, "nccl_sha256": copy.sha256}
+                fields["nccl_version"] = copy.version
+                fields["nccl_sha256"] = copy.sha256
     return InstalledVenv(
         name=place.name,
         folder=str(place),
@@ -286,72 +303,74 @@ def _describe_venv(place: Path, wheels: Iterable[str]) -> InstalledVenv:
 
 
 def _read_whole(place: Path) -> InstalledVenv | None:
-    """Return what is in an environment that was made whole; None if another pip changed it."""
+    """Return a whole environment; None for a part of one, or if another pip changed it."""
     try:
-        found = read_json(
-            InstalledVenv, read_text(place / MARKER, limit=_LARGEST, follow=False)
-        )
+        text = read_text(place / MARKER, limit=_LARGEST, follow=False)
+        venv = read_json(InstalledVenv, text)
         (site,) = place.glob("lib/python3.*/site-packages")
     except (OSError, ValueError, RecordError, PatchkitError):
         return None
-    same = (
-        found.name == place.name
-        and _digest_records(site, found.versions) == found.record
-    )
-    return found if same else None
+    if venv.name != place.name or _digest_records(site, venv.versions) != venv.record:
+        return None
+    return venv
 
 
 def _digest_records(site: Path, projects: Iterable[str]) -> str:
     homes = distributions([str(site)])
-    rows = (
-        f"{name} {digest_record(homes[name][0])}" for name in projects if name in homes
-    )
+    installed = (name for name in projects if name in homes)
+    rows = [f"{name} {digest_record(homes[name][0])}" for name in installed]
     return digest("\n".join(sorted(rows)))
 
 
 def digest_record(home: Path) -> str:
-    """Return a digest over a RECORD, "" if there is none.
+    """Return a digest over the files and hashes in a RECORD, "" if there is none.
 
-    Scripts depend on the folder, and the notes in .dist-info on where a wheel came from.
+    Scripts are left out, which depend on the folder, and .dist-info, which notes where a wheel came
+    from.
     """
     try:
         rows = list(csv.reader(read_text(home / "RECORD", limit=_LARGEST).splitlines()))
     except (PatchkitError, csv.Error):
         return ""
-    own = ("../", f"{home.name}/")
-    hashed = [
-        row for row in rows if len(row) > 1 and row[1] and not row[0].startswith(own)
-    ]
-    kept = sorted(",".join(row[:2]) for row in hashed)
-    return digest("\n".join(kept)) if kept else ""
+    left_out = ("../", f"{home.name}/")
+    files = []
+    for row in rows:
+        is_hashed = len(row) > 1 and row[1]
+        if is_hashed and not row[0].startswith(left_out):
+            files.append(",".join(row[:2]))
+    return digest("\n".join(sorted(files))) if files else ""
 
 
 def switch_link(venv: str, name: str) -> None:
     """Let the link lead to an installation, in one step.
 
-    Raises HostError for an installation that is not whole, UsageError for a link that is not ours.
+    Raises HostError for an installation that is not whole, UsageError for a link that patchkit did
+    not make.
     """
-    folder, link = share_folder("venvs"), Path(venv).expanduser()
+    folder = share_folder("venvs")
+    link = Path(venv).expanduser()
     if os.sep in name or _read_whole(folder / name) is None:
         raise HostError(f"{folder / name}: is not a whole installation", hint=_AGAIN)
-    if leads_to(link, check=True) != name:
-        with translated(at=link):
-            link.parent.mkdir(parents=True, exist_ok=True)
-            with locked(folder, patience=10):
-                fresh = link.with_name(f".{link.name}.{secrets.token_hex(8)}.part")
-                fresh.symlink_to(folder / name)
-                fresh.replace(link)
-                sync(link.parent)
+    if leads_to(link, check=True) == name:
+        return
+
+    with translated(at=link):
+        link.parent.mkdir(parents=True, exist_ok=True)
+        with locked(folder, patience=10):
+            fresh = link.with_name(f".{link.name}.{secrets.token_hex(8)}.part")
+            fresh.symlink_to(folder / name)
+            fresh.replace(link)
+            sync(link.parent)
 
 
 def environment_of(link: Path) -> Path:
-    """Return the environment that a link leads to; the path itself if it is no link of ours."""
+    """Return the environment that a link leads to; the path itself if patchkit did not make it."""
     name = leads_to(link)
     return share_folder("venvs") / name if name else link
 
 
 def describe_successor(link: str, served: str) -> str:
-    """Return which installation a link leads to now, if a unit serves another one; else ""."""
+    """Return which installation a link leads to now, if a unit serves from another one; else ""."""
     current = leads_to(Path(link))
     place = Path(served)
     if not current or current == place.name:
@@ -362,19 +381,20 @@ def describe_successor(link: str, served: str) -> str:
 
 def _describe_release(place: Path) -> str:
     """Return the release of vLLM in an environment that `install` made, and its name."""
-    found = _read_whole(place)
-    release = found.versions.get("vllm", "") if found else ""
+    venv = _read_whole(place)
+    release = venv.versions.get("vllm", "") if venv else ""
     return f"vLLM {release} ({place.name})" if release else place.name
 
 
 def leads_to(link: Path, *, check: bool = False) -> str:
-    """Return the name of the installation that a link leads to; "" for no link of ours.
+    """Return the name of the installation that a link leads to; "" if patchkit did not make it.
 
-    With ``check`` raises UsageError for what is there and is none.
+    With ``check`` raises UsageError for a path of somebody else.
     """
-    target = link.parent / link.readlink() if link.is_symlink() else link
-    if target != link and target.parent == share_folder("venvs"):
-        return target.name
+    if link.is_symlink():
+        target = link.parent / link.readlink()
+        if target != link and target.parent == share_folder("venvs"):
+            return target.name
     if check and os.path.lexists(link):
         raise UsageError(
             f"{link}: patchkit did not make it, and does not replace it",

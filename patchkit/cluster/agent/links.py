@@ -1,4 +1,4 @@
-"""Try how this node reaches others: by ssh with its own configuration, and on the cable."""
+"""Try how this node reaches other nodes: by ssh with its own configuration, and on the cable."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +19,7 @@ from patchkit.cluster.ssh.ssh import (
     ssh_error,
     ssh_words,
 )
+from patchkit.follow import Completed
 from patchkit.foreign import read_json
 from patchkit.process import attempt
 
@@ -28,17 +30,13 @@ _PLAIN = 56  # bytes of payload, as ping itself sends
 # Three packets; ping's status is 0 for answers, 1 for none, 2 for an error.
 _UNFRAGMENTED = ("-4", "-n", "-c", "3", "-i", "0.2", "-W", "1", "-M", "do")
 _STANDARD_PORT = "22"
-# A link has a connection to itself: one that others share may hang behind a cable that was out.
-_OF_A_LINK = (
-    *("-o", "ConnectTimeout=5"),
-    *("-o", "ControlMaster=no"),
-    *("-o", "ControlPath=none"),
-)
+# A link does not share a connection of ssh: that one may hang behind a cable that was out.
+_OWN_CONNECTION = ("ConnectTimeout=5", "ControlMaster=no", "ControlPath=none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLink:
-    """``words`` lead from the head to a worker; ``error`` holds the fields of one, {} for none."""
+    """The words of ssh from the head to a worker; ``error`` has the fields of one, {} for none."""
 
     words: tuple[str, ...]
     error: dict[str, str]
@@ -48,58 +46,69 @@ def try_links(peers: Sequence[tuple[str, str]]) -> list[PeerLink]:
     """Return the link to each peer, ``(DESTINATION, ADDRESS ON THE CABLE)``, tried as a unit would.
 
     A unit has no agent of a login: the key must work without one. Without an address ssh's own way
-    is taken. The host key is looked for where ssh has it for the destination, whatever the address.
+    is taken. ssh looks for the host key where it has that of the destination, at any address.
     """
-    environment = {
-        key: value for key, value in os.environ.items() if key != "SSH_AUTH_SOCK"
-    }
-    found = []
+    environment = {**os.environ}
+    environment.pop("SSH_AUTH_SOCK", None)
+    links = []
     for destination, address in peers:
         check_destination(destination)
-        said = attempt("ssh", "-G", "--", destination).output.split("\n")
-        here = dict(line.partition(" ")[::2] for line in said)
-        name, port = here.get("hostname", destination), here.get("port", _STANDARD_PORT)
-        over_cable: tuple[str, ...] = ()
-        if address and address != name:
-            known = name if port == _STANDARD_PORT else f"[{name}]:{port}"
-            over_cable = (
-                *("-o", f"HostName={address}"),
-                *("-o", f"HostKeyAlias={here.get('hostkeyalias') or known}"),
-                *("-o", "CheckHostIP=no"),
-                # Of a jump host the cable has no need.
-                *("-o", "ProxyJump=none"),
-                *("-o", "ProxyCommand=none"),
-            )
-        words = ssh_words(destination, *_OF_A_LINK, *over_cable)
+        settings = [*_OWN_CONNECTION]
+        if address:
+            settings += _settings_over_cable(destination, address)
+        options = [word for setting in settings for word in ("-o", setting)]
+        words = ssh_words(destination, *options)
         done = attempt(*words, "true", env=environment, timeout=30)
-        error = ssh_error(done, destination) if done.trouble else None
-        found.append(PeerLink(words=words, error=error_fields(error) if error else {}))
-    return found
+        error = {}
+        if done.trouble:
+            error = error_fields(ssh_error(done, destination))
+        links.append(PeerLink(words=words, error=error))
+    return links
+
+
+def _settings_over_cable(destination: str, address: str) -> list[str]:
+    """Return the settings of ssh that lead to a destination at its address on the cable."""
+    lines = attempt("ssh", "-G", "--", destination).output.split("\n")
+    settings = dict(line.partition(" ")[::2] for line in lines)
+    host = settings.get("hostname", destination)
+    if address == host:
+        return []
+
+    port = settings.get("port", _STANDARD_PORT)
+    host_key = host if port == _STANDARD_PORT else f"[{host}]:{port}"
+    return [
+        f"HostName={address}",
+        f"HostKeyAlias={settings.get('hostkeyalias') or host_key}",
+        "CheckHostIP=no",
+        # The cable needs no jump host.
+        "ProxyJump=none",
+        "ProxyCommand=none",
+    ]
 
 
 CHOSEN_PORT = 47001
-"""A port as the system chooses them for torch, gloo and NCCL, where nobody is to listen."""
+"""A port like those that the system chooses for torch, gloo and NCCL; nobody listens there."""
 
-_CONNECT_SECONDS = 4.0  # in which TCP asks three times
+_CONNECT_SECONDS = 4.0  # TCP tries three times in them
 
 
 def try_ports(addresses: Sequence[str], port: int) -> list[str]:
     """Return what keeps this node from a TCP port of each address, "" for nothing.
 
-    A port where nobody listens is refused at once: only a firewall is silent, or says more.
+    A port where nobody listens is refused at once: only a firewall is silent, or answers otherwise.
     """
-
-    def connect(address: str) -> str:
-        try:
-            socket.create_connection((address, port), _CONNECT_SECONDS).close()
-        except ConnectionRefusedError:
-            pass
-        except OSError as error:
-            return error.strerror or str(error)
-        return ""
-
     with ThreadPoolExecutor(max_workers=max(len(addresses), 1)) as pool:
-        return list(pool.map(connect, addresses))
+        return list(pool.map(_try_port, addresses, repeat(port)))
+
+
+def _try_port(address: str, port: int) -> str:
+    try:
+        socket.create_connection((address, port), _CONNECT_SECONDS).close()
+    except ConnectionRefusedError:
+        return ""
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 Echo = Literal["answers", "silent", "unknown"]
@@ -107,10 +116,10 @@ Echo = Literal["answers", "silent", "unknown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """The way to one address: through which interface the kernel sends, and what came back.
+    """The way to one address: the interface that the kernel sends through, and the echoes.
 
-    ``mtu`` is the interface's, 0 if unknown; ``full`` is an echo of frames of that size, ``said``
-    what ping or ip wrote about it, or why it was not tried.
+    ``mtu`` is that of the interface, 0 if unknown; ``full`` is an echo of frames of that size,
+    ``said`` what ping or ip wrote about it, or why it was not tried.
     """
 
     address: str
@@ -132,33 +141,42 @@ def _try_way(address: str) -> Way:
     done = attempt("ip", "-json", "route", "get", address, timeout=5)
     try:
         (route,) = read_json(done.output)
-        netdev, gateway = str(route["dev"]), str(route.get("gateway", ""))
+        netdev = str(route["dev"])
+        gateway = str(route.get("gateway", ""))
     except (ValueError, TypeError, KeyError, AttributeError):
-        return Way(
-            address=address, said=done.trouble or "ip says nothing about the route"
-        )
+        silence = done.trouble or "ip says nothing about the route"
+        return Way(address=address, said=silence)
     mtu = 0
     with contextlib.suppress(OSError, ValueError):
         mtu = int(Path("/sys/class/net", netdev, "mtu").read_text(encoding="ascii"))
-    way = Way(address=address, netdev=netdev, gateway=gateway, mtu=mtu)
-    # Only iputils' ping forbids fragments by -M do.
-    if not (ping := shutil.which("ping")):
-        return replace(way, said="ping is not installed")
-    if "iputils" not in attempt(ping, "-V").output:
-        return replace(way, said="the ping installed here is not that of iputils")
-    with ThreadPoolExecutor(2) as pool:
-        sizes = (_PLAIN, max(mtu - HEADERS, _PLAIN))
-        words = ("ping", *_UNFRAGMENTED, "-I", netdev, "-s")
-        plain, full = pool.map(lambda size: attempt(*words, str(size), address), sizes)
+    return _ping(Way(address=address, netdev=netdev, gateway=gateway, mtu=mtu))
 
-    outcomes: list[Echo] = [
-        "answers" if not ping.trouble else "silent" if ping.status == 1 else "unknown"
-        for ping in (plain, full)
-    ]
-    said = (full.errors or plain.errors).strip().splitlines()
+
+def _ping(way: Way) -> Way:
+    """Return a way with its echoes: of a small frame, and of one that fills the MTU."""
+    # Only iputils' ping forbids fragments by -M do.
+    program = shutil.which("ping")
+    if not program:
+        return replace(way, said="ping is not installed")
+    if "iputils" not in attempt(program, "-V").output:
+        return replace(way, said="the ping installed here is not that of iputils")
+
+    words = ("ping", *_UNFRAGMENTED, "-I", way.netdev, "-s")
+    sizes = (_PLAIN, max(way.mtu - HEADERS, _PLAIN))
+    with ThreadPoolExecutor(2) as pool:
+        plain, full = pool.map(
+            lambda size: attempt(*words, str(size), way.address), sizes
+        )
+    lines = (full.errors or plain.errors).strip().splitlines()
     return replace(
         way,
-        plain=outcomes[0],
-        full=outcomes[1] if mtu else "unknown",
-        said=said[0] if said else "",
+        plain=_echo(plain),
+        full=_echo(full) if way.mtu else "unknown",
+        said=lines[0] if lines else "",
     )
+
+
+def _echo(ping: Completed) -> Echo:
+    if not ping.trouble:
+        return "answers"
+    return "silent" if ping.status == 1 else "unknown"

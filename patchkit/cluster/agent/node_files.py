@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import time
@@ -25,6 +24,13 @@ _LONG = 3600.0  # seconds
 _BETWEEN = (
     "some files are of this start, some of the one before it, and nothing is started"
 )
+# Words of systemd's programs → the cure; the first one that occurs counts.
+_CURES = {
+    "not been booted with systemd": "use a machine that systemd boots, as DGX OS is; or start "
+    "the server by hand: `patchkit serve-args MODEL`",
+    "Failed to connect to": "loginctl enable-linger",
+    "": "systemctl --user status",
+}
 
 
 def config_folder(name: str) -> Path:
@@ -33,7 +39,7 @@ def config_folder(name: str) -> Path:
 
 
 def unit_folder() -> Path:
-    """Return where a user's units lie."""
+    """Return the folder of a user's units."""
     return Path.home() / ".config" / "systemd" / "user"
 
 
@@ -42,55 +48,43 @@ def run_for_user(
 ) -> Completed:
     """Run a program of systemd with --user, which a login without PAM does not find by itself.
 
-    With ``check`` raises HostError if it fails, by its last words: a command may be long.
+    With ``check`` raises HostError if it fails, by its last line: a command may be long.
     """
-    runtime = {"XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}"}
-    done = attempt(
-        program, "--user", *words, env=runtime | dict(os.environ), timeout=timeout
-    )
+    environment = {"XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}", **os.environ}
+    done = attempt(program, "--user", *words, env=environment, timeout=timeout)
     if check and done.trouble:
+        cures = (cure for text, cure in _CURES.items() if text in done.trouble)
         raise HostError(
             f"{program} --user {words[0]}: {done.trouble.splitlines()[-1]}",
             why="the systemd of this user keeps the ranks",
-            hint=_CURES.get(_find_cure(done.trouble), "systemctl --user status"),
+            hint=next(cures),
         )
     return done
 
 
-# By what systemd's programs say, in this order.
-_CURES = {
-    "not been booted with systemd": "use a machine that systemd boots, as DGX OS is; or start "
-    "the server by hand: `patchkit serve-args MODEL`",
-    "Failed to connect to": "loginctl enable-linger",
-}
-
-
-def _find_cure(trouble: str) -> str:
-    return next((words for words in _CURES if words in trouble), "")
-
-
 def read_placed(folder: Path) -> dict[str, str]:
-    """Return the files that are there, by name."""
-    found = _present_files(folder)
-    return {path.name: read_text(path, limit=_LARGEST, follow=False) for path in found}
+    """Return the files of a cluster's node, by name."""
+    files = _placed_files(folder)
+    return {file.name: read_text(file, limit=_LARGEST, follow=False) for file in files}
 
 
-def _present_files(folder: Path) -> Iterator[Path]:
+def _placed_files(folder: Path) -> Iterator[Path]:
     if folder.is_dir():
-        yield from (
-            path for path in sorted(folder.iterdir()) if _FILE.fullmatch(path.name)
-        )
+        for file in sorted(folder.iterdir()):
+            if _FILE.fullmatch(file.name):
+                yield file
     for part in ("", "-worker@", "-ray", "-alive"):
-        if (path := unit_folder() / f"patchkit-{folder.name}{part}.service").is_file():
-            yield path
+        file = unit_folder() / f"patchkit-{folder.name}{part}.service"
+        if file.is_file():
+            yield file
 
 
 def put_files(name: str, files: Mapping[str, str]) -> None:
     """Write a node's files, each whole or not at all, and let systemd read them.
 
-    What an earlier `up` left and this one does not have is removed. The file that names the start,
+    Files of an earlier `up` that this one does not have are removed. The file that names the start,
     ``group.json``, is written last: a rank whose files are of two starts is not started.
-    Raises StorageError if the disk is full, HostError as systemd fails. Who calls it holds the
+    Raises StorageError if the disk is full, HostError as systemd fails. The caller holds the
     cluster: ``hold_alone``.
     """
     folder = config_folder(name)
@@ -101,23 +95,28 @@ def put_files(name: str, files: Mapping[str, str]) -> None:
     with translated(_BETWEEN):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         unit_folder().mkdir(parents=True, exist_ok=True)
-        for path in list(_present_files(folder)):
+        for path in list(_placed_files(folder)):
             if path.name not in files:
                 path.unlink()
         for file in sorted(files, key=lambda name: name == "group.json"):
-            path = (unit_folder() if _UNIT.fullmatch(file) else folder) / file
-            if not _UNIT.fullmatch(file) and not _FILE.fullmatch(file):
-                raise UsageError(f"{file!r} is no file of a cluster")
-            if path.is_file() and path.read_text(encoding="utf-8") == files[file]:
-                continue
-            # Variables may be private: others than the user have no business in this folder.
-            with translated(_BETWEEN, at=path), replacing(path, private=True) as part:
-                part.write(files[file].encode())
+            _put_file(folder, file, files[file])
     run_for_user("systemctl", "daemon-reload", check=True)
 
 
+def _put_file(folder: Path, name: str, text: str) -> None:
+    is_unit = _UNIT.fullmatch(name)
+    path = (unit_folder() if is_unit else folder) / name
+    if not is_unit and not _FILE.fullmatch(name):
+        raise UsageError(f"{name!r} is no file of a cluster")
+    if path.is_file() and path.read_text(encoding="utf-8") == text:
+        return
+    # Variables may be private: no other user may read them.
+    with translated(_BETWEEN, at=path), replacing(path, private=True) as part:
+        part.write(text.encode())
+
+
 def hold_alone(name: str) -> Iterator[bool]:
-    """Yield once while nobody else may change a cluster: as long as the asker listens.
+    """Yield once while nobody else may change a cluster: as long as the caller listens.
 
     Called on the head, for all nodes. Raises BusyError.
     """
@@ -127,25 +126,26 @@ def hold_alone(name: str) -> Iterator[bool]:
     try:
         with locked(folder, patience=2):
             yield True
-            while (
-                True
-            ):  # the end of the asker's words ends this process, and the lock with it
+            # The end of the caller's input ends this process, and the lock with it.
+            while True:
                 time.sleep(_LONG)
     except BusyError:
-        process = holder(folder)
-        who = "another user's process"
-        with contextlib.suppress(OSError):
-            environ = Path(f"/proc/{process}/environ").read_bytes()
-            peer = re.search(rb"(?:^|\0)SSH_CONNECTION=([^ \0]+)", environ)
-            place = (
-                f"from {peer[1].decode(errors='replace')}"
-                if peer
-                else "on this machine"
-            )
-            since = attempt("ps", "-o", "lstart=", "-p", str(process)).output.strip()
-            who = f"process {process}, {place}, since {since or 'some time ago'}"
         raise BusyError(
-            f"another patchkit is changing the cluster {name!r}: {who}",
+            f"another patchkit is changing the cluster {name!r}: {_describe_holder(folder)}",
             why=f"a launcher loses the cluster after {LEASE:.0f} s of silence",
             hint="wait until it is done, or end that process there",
         ) from None
+
+
+def _describe_holder(folder: Path) -> str:
+    """Return which process holds the lock of a folder, from where, and since when."""
+    process = holder(folder)
+    try:
+        environment = Path(f"/proc/{process}/environ").read_bytes()
+    except OSError:
+        return "another user's process"
+    place = "on this machine"
+    if peer := re.search(rb"(?:^|\0)SSH_CONNECTION=([^ \0]+)", environment):
+        place = f"from {peer[1].decode(errors='replace')}"
+    since = attempt("ps", "-o", "lstart=", "-p", str(process)).output.strip()
+    return f"process {process}, {place}, since {since or 'some time ago'}"

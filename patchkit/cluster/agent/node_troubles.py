@@ -1,6 +1,6 @@
 """Look for what keeps a node's rank from serving, or soon will: full disks, kills, lost addresses.
 
-Runs on the node, at each `status`: cheap, and what cannot be read is no trouble.
+Runs on the node, at each `status`: it is cheap, and a source that cannot be read is no trouble.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from patchkit.cluster.agent.health import (
 from patchkit.process import attempt
 
 _RECENT = 3600.0  # seconds
-_MOST = 3  # kills that are told
+_MOST = 3  # kills in an answer
 _KILLED = re.compile(r"^(\S{19})\S* .*Killed process (\d+) \(([^)]*)\)")
 _OF_UNIT = "killed by the OOM killer"
-_STATE = "~/.local/state"  # what ranks compile and write
+_STATE = "~/.local/state"  # the folder of what ranks compile and write
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTroubles:
-    """What `status` tells of a node beside its units.
+    """The troubles of a node beside its units.
 
     ``disks`` are those of its home and of its ranks' state; ``killed`` are processes that the
-    kernel ended for memory within an hour, each with its time; ``addresses`` are its own, and
-    ``lost`` is the one that its last start was given, if it has that no more.
+    kernel ended for memory within an hour, each with its time; ``addresses`` are those of the node,
+    and ``lost`` is the one of its last start, if the node does not have it any more.
     """
 
     disks: tuple[DiskRoom, ...] = ()
@@ -46,21 +46,20 @@ class NodeTroubles:
 
 
 def look_for_troubles(settings: Mapping[str, Any]) -> NodeTroubles:
-    """Return the troubles of this node; ``settings`` are what its last start wrote, if any."""
+    """Return the troubles of this node; ``settings`` are those of its last start, if any."""
     addresses = tuple(_own_addresses())
-    given = str(settings.get("address", ""))
-    is_lost = bool(given and addresses) and given not in addresses
+    address = str(settings.get("address", ""))
+    is_lost = bool(address and addresses) and address not in addresses
     try:
         killed = tuple(memory_kills(read_kernel_log(), time.time()))
-    except (
-        UnreadError
-    ):  # it is for root and the group adm; systemd tells this user of its units
+    except UnreadError:
+        # The log is for root and the group adm; systemd tells this user of the user's units.
         killed = tuple(_unit_kills(str(settings.get("unit", ""))))
     return NodeTroubles(
         disks=tuple(disk_rooms(["~", _STATE])),
         killed=killed[-_MOST:],
         addresses=addresses,
-        lost=given if is_lost else "",
+        lost=address if is_lost else "",
     )
 
 
@@ -77,7 +76,7 @@ def memory_kills(kernel: Sequence[str], now: float) -> Iterator[str]:
 def own_kills(kernel: Sequence[str], user: int) -> Iterator[tuple[int, str]]:
     """Yield the kernel's lines about processes of a user that it ended for memory.
 
-    Each with its time in microseconds since 1970. Others' processes are not in a rank's story.
+    Each has its time in microseconds since 1970. Processes of other users do not matter to a rank.
     """
     for line in kernel:
         clock, _, text = line.partition(" ")
@@ -87,18 +86,19 @@ def own_kills(kernel: Sequence[str], user: int) -> Iterator[tuple[int, str]]:
 
 
 def _unit_kills(unit: str) -> Iterator[str]:
-    """Yield the times at which a process of a unit was ended for memory, by the user's systemd."""
-    asked = ("--quiet", "--no-pager", "--output=short-iso", f"--since=-{_RECENT:.0f}s")
-    whose = (f"_UID={os.getuid()}", f"USER_UNIT={unit}")
-    for line in attempt("journalctl", *asked, *whose).output.splitlines():
+    """Yield when a process of a unit was ended for memory, by the journal of the user's systemd."""
+    words = ["--quiet", "--no-pager", "--output=short-iso", f"--since=-{_RECENT:.0f}s"]
+    words += [f"_UID={os.getuid()}", f"USER_UNIT={unit}"]
+    for line in attempt("journalctl", *words).output.splitlines():
         if _OF_UNIT in line:
             yield f"a process of {unit} at {line[:19].replace('T', ' ')}"
 
 
 def _own_addresses() -> Iterator[str]:
-    """Yield the IPv4 addresses of this node, but for those that lead back to itself."""
-    said = attempt("ip", "-json", "-4", "address", "show", "scope", "global").output
+    """Yield the IPv4 addresses of this node, except those that lead back to itself."""
+    words = ("ip", "-json", "-4", "address", "show", "scope", "global")
+    text = attempt(*words).output
     with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
-        for netdev in json.loads(said):
+        for netdev in json.loads(text):
             for address in netdev["addr_info"]:
                 yield str(address["local"])
