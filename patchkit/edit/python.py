@@ -2,30 +2,24 @@
 
 ``before`` and ``after`` are snippets: one expression, or one or more statements. They are compared
 by syntax tree, so formatting and comments do not matter; only the matched span is replaced.
-A scope names the function to look in, ``function`` or ``Class.method``. The standard parser finds
-it in a large file much sooner than libcst, which then works on that function alone.
+A scope names the function to look in, ``function`` or ``Class.method``.
 """
 
 from __future__ import annotations
 
 import ast
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from patchkit.edit.splice import Edit
 from patchkit.edit.text import HINT, absent, drift
 from patchkit.errors import DriftError
 from patchkit.reading import parse_python
 
-if TYPE_CHECKING:
-    # libcst takes longer to import than a whole `patchkit status`, which parses nothing.
-    import libcst as cst
-
-_SHELL = "class _:\n"  # makes an indented function a module of its own
-
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+Run = Sequence[ast.AST]
+"""One expression, or statements that follow each other."""
 
 
 def swap(
@@ -36,26 +30,30 @@ def swap(
     Raises DriftError unless exactly one of the two is found, exactly once.
     """
     definition = _find_definition(path, text, scope)
-    node = ast.Module([definition], [])
-    kept = _count_matches(
-        ast.parse(_dedent_code(after)), before
-    )  # an insertion keeps what it is put beside
-    done = _count_matches(node, after)
-    # The standard parser answers here, so a tree that is patched already needs no libcst.
-    if done == 1 and _count_matches(node, before) == kept:
+    module = ast.Module([definition], [])
+    spans = [_span_of(text, run) for run in _find_runs(module, before)]
+    done = [_span_of(text, run) for run in _find_runs(module, after)]
+
+    # An insertion keeps what it is put beside.
+    kept = _find_runs(ast.parse(_dedent_code(after)), before)
+    if len(done) == 1 and len(spans) == len(kept):
         return []
-    lines = text.split("\n")
-    begin = sum(len(line) + 1 for line in lines[: definition.lineno - 1])
-    segment = "\n".join(lines[definition.lineno - 1 : definition.end_lineno]) + "\n"
-    spans = _find_matches(begin, segment, before)
+
     if len(spans) == 1 and not done:
         start, stop = spans[0]
         column = start - (text.rfind("\n", 0, start) + 1)
-        ours = textwrap.indent(_dedent_code(after), " " * column).strip()
-        return [Edit(path, start, stop, ours, note)]
-    found = spans, _find_matches(begin, segment, after)
-    spots, there = ([first for first, _stop in each] for each in found)
-    raise drift(path, text, before, spots, there, scope, begin)
+        replacement = textwrap.indent(_dedent_code(after), " " * column).strip()
+        return [Edit(path, start, stop, replacement, note)]
+
+    raise drift(
+        path,
+        text,
+        before,
+        [start for start, _stop in spans],
+        [start for start, _stop in done],
+        scope,
+        _offset_of(text, definition.lineno),
+    )
 
 
 def wrap(
@@ -66,53 +64,35 @@ def wrap(
     Raises DriftError as ``swap`` does, if the name is taken by other code, or if only one half of
     the two is there.
     """
-    (ours,) = ast.parse(_dedent_code(using)).body
-    assert isinstance(ours, Definition)
+    (helper,) = ast.parse(_dedent_code(using)).body
+    assert isinstance(helper, Definition)
     swapped = swap(path, text, scope, before, after, note=note)
-    body = parsed(path, text).body
-    taken = [
-        node for node in body if isinstance(node, Definition) and node.name == ours.name
-    ]
-    if taken and ast.dump(taken[0]) != ast.dump(ours):
-        spot = _definition_start(text, taken[0])
-        raise drift(path, text, f"def {ours.name}", [spot], scope="another form")
-    if bool(taken) == bool(swapped):
-        there, missing = ("definition", "call") if taken else ("call", "definition")
-        raise DriftError(
-            f"{path}: the {there} of {ours.name} is there, its {missing} is not",
-            why="the file was edited by hand, or is half patched",
-            hint=HINT,
-        )
-    if taken:
+
+    present = None
+    for node in parsed(path, text).body:
+        if isinstance(node, Definition) and node.name == helper.name:
+            present = present or node
+    if present is not None and ast.dump(present) != ast.dump(helper):
+        spot = _definition_start(text, present)
+        raise drift(path, text, f"def {helper.name}", [spot], scope="another form")
+
+    if present is not None and swapped:
+        raise _half_wrapped(path, f"definition of {helper.name}", "call")
+    if present is None and not swapped:
+        raise _half_wrapped(path, f"call of {helper.name}", "definition")
+    if present is not None:
         return []
-    start = _definition_start(text, _find_definition(path, text, scope.split(".")[0]))
+
+    definition = _find_definition(path, text, scope.split(".")[0])
+    start = _definition_start(text, definition)
     return [Edit(path, start, start, f"{_dedent_code(using)}\n\n", note), *swapped]
 
 
-def _definition_start(text: str, node: Definition) -> int:
-    # lineno is the line of def or class, below the decorators.
-    first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-    # Not splitlines: Python's line numbers count neither form feeds nor Unicode's separators.
-    return sum(len(line) + 1 for line in text.split("\n")[: first - 1])
-
-
-def _count_matches(node: ast.AST, code: str) -> int:
-    """Count how often code occurs in a piece of syntax: quicker than finding where."""
-    pattern = ast.parse(_dedent_code(code)).body
-    wanted: list[ast.AST] = [*pattern]
-    runs: Iterator[list[ast.AST]] = (
-        list(body[start : start + len(pattern)])
-        for part in ast.walk(node)
-        for _name, body in ast.iter_fields(part)
-        if isinstance(body, list) and body and isinstance(body[0], ast.stmt)
-        for start in range(len(body) - len(pattern) + 1)
-    )
-    if len(pattern) == 1 and isinstance(pattern[0], ast.Expr):
-        wanted = [pattern[0].value]
-        runs = ([part] for part in ast.walk(node))
-    kinds, dumps = [*map(type, wanted)], [*map(ast.dump, wanted)]
-    return sum(
-        [*map(type, run)] == kinds and [*map(ast.dump, run)] == dumps for run in runs
+def _half_wrapped(path: str, present: str, missing: str) -> DriftError:
+    return DriftError(
+        f"{path}: the {present} is there, its {missing} is not",
+        why="the file was edited by hand, or is half patched",
+        hint=HINT,
     )
 
 
@@ -131,7 +111,6 @@ def parsed(path: str, text: str) -> ast.Module:
 
 def _find_definition(path: str, text: str, scope: str) -> Definition:
     body: list[ast.stmt] = parsed(path, text).body
-    node: Definition | None = None
     for name in scope.split("."):
         named = [n for n in body if isinstance(n, Definition) and n.name == name]
         if not named:
@@ -142,73 +121,77 @@ def _find_definition(path: str, text: str, scope: str) -> Definition:
                 why="the file was edited by hand",
                 hint=HINT,
             )
-        node = named[0]
-        body = node.body
-    assert node is not None
-    return node
+        definition = named[0]
+        body = definition.body
+    return definition
 
 
-def _find_matches(start: int, segment: str, code: str) -> list[tuple[int, int]]:
-    """Return the spans of the file (code points) that equal ``code`` structurally.
-
-    The segment, which begins at ``start``, is all that libcst is given of the file.
-    """
-    import libcst as cst
-    from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
-
-    shell = _SHELL if segment[:1] in " \t" else ""
-    source = shell + segment
-    # The copy guards against nodes that stand in a tree twice, which a parsed module never has.
-    wrapper = MetadataWrapper(cst.parse_module(source), unsafe_skip_copy=True)
-    pattern: list[cst.CSTNode] = list(cst.parse_module(_dedent_code(code)).body)
-    nodes = list(_walk_nodes(wrapper.module))
-    runs: list[list[cst.CSTNode]] = [
-        list(node.body[first : first + len(pattern)])
-        for node in nodes
-        if isinstance(node, cst.Module | cst.IndentedBlock)
-        for first in range(len(node.body) - len(pattern) + 1)
-    ]
+def _find_runs(node: ast.AST, code: str) -> list[Run]:
+    """Return the pieces of a syntax tree that equal ``code`` structurally."""
+    pattern: Run = ast.parse(_dedent_code(code)).body
+    runs = _statement_runs(node, len(pattern))
     match pattern:
-        case [cst.SimpleStatementLine(body=[cst.Expr(value=expression)])]:
-            pattern, runs = [expression], [[node] for node in nodes]
-    # ast.dump is the comparison, so that quotes, parens and blank space do not count. Kinds are
-    # much cheaper to compare than statements that are written out.
-    wanted, kinds = _syntax_shape(code), [_node_kind(node) for node in pattern]
-    code_for = cst.Module(body=[]).code_for_node
-    positions = wrapper.resolve(ByteSpanPositionProvider)
-    data, shift = source.encode(), start - len(shell)
-    spans = [
-        (positions[run[0]].start, positions[run[-1]].start + positions[run[-1]].length)
-        for run in runs
-        if [*map(_node_kind, run)] == kinds
-        and _syntax_shape("".join(map(code_for, run))) == wanted
-    ]
-    # libcst counts bytes of UTF-8, and an Edit code points.
+        case [ast.Expr(value=expression)]:
+            pattern = [expression]
+            runs = ([part] for part in _walk(node))
+
+    # Kinds are much cheaper to compare than statements that are written out.
+    kinds = list(map(type, pattern))
+    dumps = list(map(ast.dump, pattern))
     return [
-        (len(data[:first].decode()) + shift, len(data[:stop].decode()) + shift)
-        for first, stop in spans
+        run
+        for run in runs
+        if list(map(type, run)) == kinds and list(map(ast.dump, run)) == dumps
     ]
 
 
-def _node_kind(node: cst.CSTNode) -> tuple[type, ...]:
-    """Return the kind of a node, for a line of statements that of each."""
-    import libcst as cst
+def _statement_runs(node: ast.AST, length: int) -> Iterator[Run]:
+    """Yield every ``length`` statements that follow each other in a block."""
+    for part in _walk(node):
+        for _name, block in ast.iter_fields(part):
+            if isinstance(block, list) and block and isinstance(block[0], ast.stmt):
+                for start in range(len(block) - length + 1):
+                    yield block[start : start + length]
 
-    parts = node.body if isinstance(node, cst.SimpleStatementLine) else ()
-    return type(node), *map(type, parts)
 
+def _walk(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node and all below it, but for the parts of f-strings.
 
-def _walk_nodes(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    Python before 3.12 does not know where these are.
+    """
     yield node
-    for child in node.children:
-        yield from _walk_nodes(child)
+    if not isinstance(node, ast.JoinedStr):
+        for child in ast.iter_child_nodes(node):
+            yield from _walk(child)
 
 
-def _syntax_shape(code: str) -> str | None:
-    try:
-        return ast.dump(ast.parse(_dedent_code(code)))
-    except SyntaxError:
-        return None
+def _span_of(text: str, run: Run) -> tuple[int, int]:
+    """Return the span of a run in code points."""
+    first = run[0]
+    last = run[-1]
+    assert isinstance(first, ast.stmt | ast.expr)
+    assert isinstance(last, ast.stmt | ast.expr)
+    line = _first_line(first) if isinstance(first, Definition) else first.lineno
+    start = _offset_of(text, line, first.col_offset)
+    return start, _offset_of(text, last.end_lineno or 1, last.end_col_offset or 0)
+
+
+def _definition_start(text: str, node: Definition) -> int:
+    return _offset_of(text, _first_line(node))
+
+
+def _first_line(node: Definition) -> int:
+    # lineno is the line of def or class, below the decorators.
+    return min([node.lineno, *(d.lineno for d in node.decorator_list)])
+
+
+def _offset_of(text: str, line: int, column: int = 0) -> int:
+    """Return the offset in code points; Python counts columns in bytes of UTF-8."""
+    # Not splitlines: Python's line numbers count neither form feeds nor Unicode's separators.
+    lines = text.split("\n")[:line]
+    row = lines.pop()
+    before = row.encode()[:column].decode()
+    return sum(len(line) + 1 for line in lines) + len(before)
 
 
 def _dedent_code(code: str) -> str:

@@ -18,14 +18,12 @@ def load_fixes(home: Path, names: Sequence[str]) -> tuple[Fix, ...]:
     Raises RecipeError, with the file, unless there is a file for each name and a name for each
     file, and every file runs and holds the fix of its name.
     """
-    files = {
-        file.stem: file.resolve() for file in sorted((home / "fixes").glob("[!_]*.py"))
-    }
+    files = {file.stem: file.resolve() for file in (home / "fixes").glob("[!_]*.py")}
     for name in sorted(files.keys() ^ set(names)):
         table = (home / "recipe.toml").resolve()
-        raise _mistake_at(
-            table, f"its list and fixes/ differ: {name} is in one of them alone"
-        )
+        problem = f"its list and fixes/ differ: {name} is in one of them alone"
+        raise _mistake_at(table, problem)
+
     fixes = []
     for name in names:
         try:
@@ -35,10 +33,11 @@ def load_fixes(home: Path, names: Sequence[str]) -> tuple[Fix, ...]:
         except (OSError, MemoryError):
             raise
         except Exception as error:
-            raise _stumbled(files[name], error) from error
+            raise _mistake_of(files[name], error) from error
         fix = getattr(module, "FIX", None)
         if not isinstance(fix, Fix) or fix.id != name:
             raise _mistake_at(files[name], f'holds no FIX = kit.Fix(id="{name}", …)')
+
         fixes.append(fix)
     return tuple(fixes)
 
@@ -47,44 +46,37 @@ def load_fixes(home: Path, names: Sequence[str]) -> tuple[Fix, ...]:
 def explain_failure(fix: Fix) -> Iterator[None]:
     """Raise RecipeError, with file and line, where a fix's own code fails on a tree.
 
-    A tree that is nested too deeply for it is a DriftError; what the system refuses stays as it is.
+    A file that is nested too deeply is a DriftError; what the system refuses stays as it is.
     """
     try:
         yield
     except (PatchkitError, OSError, MemoryError):
         raise
+    except RecursionError:
+        raise DriftError(
+            f"{fix.id}: a file that it looks at is nested too deeply to be compared",
+            why="no release has such code: it was edited by hand, or made to do harm",
+            hint=f"restore the files from the release, or leave it out with --without {fix.id}",
+        ) from None
     except Exception as error:
-        if any(isinstance(cause, RecursionError) for cause in _causes_of(error)):
-            raise DriftError(
-                f"{fix.id}: a file that it looks at is nested too deeply to be compared",
-                why="no release has such code: it was edited by hand, or made to do harm",
-                hint=f"restore the files from the release, or leave it out with --without {fix.id}",
-            ) from None
-        stumble = _stumbled(Path(fix.look.__code__.co_filename).resolve(), error)
-        stumble.hint = f"leave it out with --without {fix.id}, and report it"
-        raise stumble from error
+        file = Path(fix.look.__code__.co_filename).resolve()
+        mistake = _mistake_of(file, error)
+        mistake.hint = f"leave it out with --without {fix.id}, and report it"
+        raise mistake from error
 
 
-def _causes_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what it came of: a `finally` of libcst fails over a half that was done."""
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__ or cause.__context__
-
-
-def _stumbled(file: Path, error: Exception) -> RecipeError:
+def _mistake_of(file: Path, error: Exception) -> RecipeError:
     """Return the error for a file that does not run, with the line in it that is at fault."""
     if isinstance(error, SyntaxError):
-        # A SyntaxError may be of a helper that the fix imports: it names that file itself.
-        return _mistake_at(
-            Path(error.filename or file), f"{error.msg}", error.lineno or 1
-        )
-    steps = traceback.extract_tb(error.__traceback__)
-    lines = [
-        step.lineno or 1 for step in steps if Path(step.filename).resolve() == file
-    ]
-    return _mistake_at(file, f"{type(error).__name__}: {error}", (lines or [1])[-1])
+        # The file may import a helper that is at fault: a SyntaxError names its file itself.
+        place = Path(error.filename or file)
+        return _mistake_at(place, f"{error.msg}", error.lineno or 1)
+
+    line = 1
+    for step in traceback.extract_tb(error.__traceback__):
+        if Path(step.filename).resolve() == file:
+            line = step.lineno or 1
+    return _mistake_at(file, f"{type(error).__name__}: {error}", line)
 
 
 def _mistake_at(file: Path, problem: str, line: int = 1) -> RecipeError:

@@ -241,7 +241,7 @@ class _Module(dict[str, Any]):
         )
 
 
-class _Piece(NamedTuple):
+class _CompiledPiece(NamedTuple):
     """A statement, compiled, and the names that it looks up when it is run."""
 
     code: CodeType
@@ -253,7 +253,7 @@ class _Source:
 
     def __init__(self, path: str, text: str) -> None:
         self._path = path
-        self._pieces: dict[str, list[_Piece]] = {}
+        self._pieces: dict[str, list[_CompiledPiece]] = {}
         self.definitions: dict[str, list[Definition]] = {}
         self.imports: dict[str, Import] = {}
         self.body = parse_python(text).body
@@ -282,7 +282,7 @@ class _Source:
                     ):
                         self.definitions.setdefault(target.value.id, []).append(node)
 
-    def pieces(self, name: str) -> list[_Piece]:
+    def pieces(self, name: str) -> list[_CompiledPiece]:
         """Return the statements that define a name, compiled."""
         if name not in self._pieces:
             # Annotations name types of torch and others, which are not there.
@@ -304,7 +304,7 @@ class _Source:
                             if name.rpartition(".")[2] in _DECORATORS
                         ]
                 code = compile(ast.Module([*future, node], []), self._path, "exec")
-                made.append(_Piece(code, tuple(_at_once(node))))
+                made.append(_CompiledPiece(code, tuple(_at_once(node))))
             self._pieces[name] = made
         return self._pieces[name]
 
