@@ -7,14 +7,12 @@ that differs in the name of its translation unit alone is compiled once.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import re
 import shutil
 import tempfile
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,18 +25,20 @@ from patchkit.follow import Follow, Resources
 from patchkit.source.fetch import Progress, cache_dir
 from patchkit.target import Toolkit, ptxas_figures, toolkits
 from patchkit.units import BYTES_PER_MIB
+from patchkit.wheel.build.machine import remove_stale
 from patchkit.wheel.build.toolchain import COMPILER, locked_toolkit
 from patchkit.wheel.device.fatbin import CodeEntry, read_entries
 from patchkit.wheel.native.ptx import Ptx, read_ptx
 from patchkit.wheel.native.units import named, neutral
 
-_MAKING, _STALE = ".making-", 86400  # seconds; no PTX takes that long
+_MAKING = ".making-"
+_STALE = 86400  # seconds; no PTX takes that long
 # malloc of glibc asks for huge pages: 14 % less of the processor where 16 ptxas ran at once. Not a
 # byte of a result differs.
 _TUNABLES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 _FORMAT = 3  # of a result; goes up if the same PTX becomes other bytes
 # Options that change the code and nothing else. The words come from a file that somebody else made:
-# others could read or write files.
+# other options could read or write files.
 _SWITCHES = re.compile(
     r"-O[0-3]|-v|-w|--?(verbose|warn[a-z-]*|generate-line-info|lineinfo)"
 )
@@ -51,9 +51,9 @@ _VALUES = re.compile(
 class Job:
     """A fat binary to assemble: the ``entry`` with its PTX, in the file ``path``.
 
-    ``name`` is that of the library, for people; ``arch`` is ``121``, or ``121a`` of PTX for
-    ``compute_121a``: machine code has the suffix of its PTX, since nothing in PTX without one needs
-    more than every device has.
+    ``name`` is the library, for people; ``arch`` is ``121``, or ``121a`` of PTX for
+    ``compute_121a``: machine code has the suffix of its PTX, since PTX without a suffix needs
+    nothing that only some devices have.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Job:
 
     @property
     def resources(self) -> Resources:
-        """What one ptxas may take for it, by its size alone: on every machine the same."""
+        """The limits of one ptxas, by the size of its PTX alone: on every machine the same."""
         figures = ptxas_figures()
         least, more = figures.split_memory if self.is_split else figures.memory
         seconds, seconds_more = figures.processor
@@ -87,6 +87,11 @@ class Job:
             processor=seconds + seconds_more * self.size // 10**6,
             written=written * BYTES_PER_MIB + written_more * self.size,
         )
+
+    def read_ptx(self) -> Ptx:
+        """Read the PTX of the entry. Raises SourceError if it is damaged."""
+        with self.path.open("rb") as stream:
+            return read_ptx(stream, self.entry, self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,19 +134,18 @@ class Assembler:
         self, *, offline: bool = False, progress: Progress | None = None
     ) -> None:
         """Unpack the oldest toolkit's compiler, once. Raises what a fetch raises."""
-        here = platform.machine()
+        host = platform.machine()
         self._unpack = partial(
-            locked_toolkit, here, here, offline=offline, only=COMPILER
+            locked_toolkit, host, host, offline=offline, only=COMPILER
         )
         self._unpack(toolkits()[0].cuda, progress=progress)
-        self._used, self.stopped = set[str](), threading.Event()
+        self._used: set[str] = set()
+        self.stopped = threading.Event()
         self.cache = cache_dir() / "native"
         with translated(at=self.cache):
             self.cache.mkdir(parents=True, exist_ok=True)
-        for left in self.cache.glob(f"{_MAKING}*"):  # by a run that was killed
-            with contextlib.suppress(FileNotFoundError):
-                if time.time() - left.stat().st_mtime > _STALE:
-                    shutil.rmtree(left, ignore_errors=True)
+        for folder in self.cache.glob(f"{_MAKING}*"):  # by a run that was killed
+            remove_stale(folder, _STALE)
 
     @property
     def version(self) -> str:
@@ -160,7 +164,7 @@ class Assembler:
     def plan(self, job: Job) -> Task:
         """Read the PTX of a job. Raises SourceError for damaged PTX, BuildError for refused."""
         toolkit = _reader_of(job)
-        ptx = _read(job)
+        ptx = job.read_ptx()
         words = [f"-arch=sm_{job.arch}", *_checked_options(ptx.options)]
         if job.is_split:
             words.append(f"--split-compile={ptxas_figures().split}")
@@ -188,13 +192,14 @@ class Assembler:
         missing = [task for task in tasks if not task.is_done]
         if not missing:
             return
+
         tools = self._unpack(first.toolkit.cuda, progress=None) / "bin"
         with (
             translated(at=self.cache),
             tempfile.TemporaryDirectory(prefix=_MAKING, dir=self.cache) as made,
         ):
             folder = Path(made)
-            text, _names = neutral(_read(first.job).text)
+            text, _names = neutral(first.job.read_ptx().text)
             (folder / "x.ptx").write_bytes(text)
             words = (*first.words, "x.ptx", "-o", "x.cubin")
             self._run(tools / "ptxas", *words, folder=folder, job=first.job)
@@ -212,24 +217,23 @@ class Assembler:
         """Make a fat binary of the machine code in a folder, and keep it."""
         job = task.job
         with (folder / "x.cubin").open("rb") as stream:
-            sections = {
-                section.name for section in parse_library(stream, job.where).sections
-            }
-        if lost := sorted(
-            kernel for kernel in task.kernels if f".text.{kernel}" not in sections
-        ):
+            sections = parse_library(stream, job.where).sections
+        codes = {section.name for section in sections}
+        lost = [name for name in sorted(task.kernels) if f".text.{name}" not in codes]
+        if lost:
             raise BuildError(f"{job.where}: ptxas made no code of the kernel {lost[0]}")
 
         # As nvcc calls it. Compressed, as upstream's PTX was: a seventh of the size.
         image = f"--image3=kind=elf,sm={job.arch},file=x.cubin"
         words = ("-64", "--create=x.fatbin", image, "--compress-all")
         self._run(tools / "fatbinary", *words, folder=folder, job=job)
-        if not _holds(folder / "x.fatbin", job.arch):
+        fatbin = folder / "x.fatbin"
+        if not _holds(fatbin, job.arch):
             raise BuildError(f"{job.where}: fatbinary made no code for sm_{job.arch}")
 
-        with (folder / "x.fatbin").open("rb") as stream:
+        with fatbin.open("rb") as stream:
             os.fsync(stream.fileno())
-        (folder / "x.fatbin").rename(task.place)
+        fatbin.rename(task.place)
 
     def _run(self, tool: Path, *words: str, folder: Path, job: Job) -> None:
         """Run a tool. Raises BuildError if it refuses its input, HostError or StorageError else."""
@@ -240,20 +244,18 @@ class Assembler:
         ) as running:
             for _line in running:
                 self._check_stopped(job)
+
         done = running.done
         if not done.ended_itself:
+            why = f"{job.where}: it was killed, or cannot run here"
             hint = "free some memory, and run again: what is assembled already is kept"
-            raise done.error(
-                HostError,
-                why=f"{job.where}: it was killed, or cannot run here",
-                hint=hint,
-            )
-        if done.trouble and shutil.disk_usage(folder).free < BYTES_PER_MIB:
-            raise StorageError(
-                f"{folder.parent}: the disk is full", hint="free some space (0.1 GB)"
-            )
-        if done.trouble:
-            raise done.error(BuildError, why=job.where)
+            raise done.error(HostError, why=why, hint=hint)
+        if not done.trouble:
+            return
+        if shutil.disk_usage(folder).free < BYTES_PER_MIB:
+            what = f"{folder.parent}: the disk is full"
+            raise StorageError(what, hint="free some space (0.1 GB)")
+        raise done.error(BuildError, why=job.where)
 
     def _check_stopped(self, job: Job) -> None:
         if self.stopped.is_set():
@@ -269,11 +271,6 @@ def _reader_of(job: Job) -> Toolkit:
     raise BuildError(
         f"{job.where} is PTX {version}; ptxas {toolkits()[-1].nvcc} is older"
     )
-
-
-def _read(job: Job) -> Ptx:
-    with job.path.open("rb") as stream:
-        return read_ptx(stream, job.entry, job.name)
 
 
 def _checked_options(options: Iterable[str]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 from patchkit.apply import commit_libraries, revert_libraries
@@ -26,8 +27,8 @@ def make_installed_native(
     Each package is changed whole or not at all. Raises as ``make_native`` and ``commit_libraries``.
     """
     made: list[NativeLibrary] = []
-    found = [library for library in list_installed(site, target) if library.writable]
-    for project in dict.fromkeys(library.project for library in found):
+    writable = filter(attrgetter("writable"), list_installed(site, target))
+    for project in dict.fromkeys(library.project for library in writable):
         with locked_workspace(partial(detect_installed, site, project)) as workspace:
             libraries = make_package_native(workspace, target, assembler, progress)
             commit_libraries(workspace, new_files(libraries), target)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from packaging.utils import canonicalize_name
 
@@ -29,10 +29,10 @@ _ASIDE = {"..", ".patchkit"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceLibrary:
-    """A library with device code: its ``name`` (a path in its wheel or its environment).
+    """A library with device code; ``name`` is the path in a wheel or an environment.
 
-    ``project`` is whose it is, "" for a bare file; ``entries`` is the PTX that the device compiles.
-    ``closed`` if it is NVIDIA's own, which is never rewritten.
+    ``project`` owns it, "" for a bare file; ``entries`` is the PTX that the device compiles. A
+    ``closed`` library is NVIDIA's own and never rewritten.
     """
 
     project: str
@@ -57,20 +57,20 @@ def list_libraries(path: Path, target: Target) -> tuple[DeviceLibrary, ...]:
         with WheelFile(path) as wheel:
             name = wheel.name
             dispatch = known_dispatch(name.project, name.version, target)
-            return tuple(
-                _list_binaries(inspect_wheel(wheel), target, name.project, dispatch)
-            )
+            binaries = inspect_wheel(wheel)
+        return tuple(_list_binaries(binaries, target, name.project, dispatch))
     return tuple(_list_binaries(inspect_file(path), target, "", NOTHING_READ))
 
 
 def called_entries(
     binary: Binary, target: Target, dispatch: Dispatch, name: str = ""
 ) -> tuple[CodeEntry, ...]:
-    """Return the PTX that the device compiles, but for what the release never calls there."""
+    """Return the PTX that the device compiles, without PTX that the release never calls there."""
     library = name or binary.name
-    entries = jit_entries(binary, target)
     return tuple(
-        entry for entry in entries if not dispatch.leaves(library, [entry.name])
+        entry
+        for entry in jit_entries(binary, target)
+        if not dispatch.leaves(library, [entry.name])
     )
 
 
@@ -82,14 +82,14 @@ def find_site(path: Path) -> Path:
     for folder in (path, *path.parents[:1]):
         if any(folder.glob("*.dist-info")):
             return folder
-    found = sorted(path.glob("lib/python3*/site-packages"))
-    if len(found) != 1:
+    sites = sorted(path.glob("lib/python3*/site-packages"))
+    if len(sites) != 1:
         raise UsageError(
-            f"{path}: {len(found)} folders lib/python3*/site-packages, expected 1",
+            f"{path}: {len(sites)} folders lib/python3*/site-packages, expected 1",
             why="it is no environment, or one for several Pythons",
             hint="name the site-packages folder",
         )
-    return found[0]
+    return sites[0]
 
 
 def list_installed(
@@ -98,20 +98,24 @@ def list_installed(
     """List the libraries with device code of what is installed in a folder, or of one project."""
     for package in metadata.distributions(path=[str(site)]):
         project = canonicalize_name("".join(package.metadata.get_all("Name", [])))
+        if only not in ("", project):
+            continue
         dispatch = known_dispatch(project, package.version, target)
-        files = package.files if only in ("", project) else ()
-        for file in files or ():
-            place = site / file
-            # What leads out of the environment is no library; what patchkit keeps is not loaded.
-            aside = file.is_absolute() or _ASIDE & {*file.parts}
-            if ".so" in file.suffixes and not aside and place.is_file():
-                try:
-                    binaries = inspect_file(place)
-                except SourceError:
-                    continue  # a linker's script, or damaged: the loader does not take it either
-                yield from _list_binaries(
-                    binaries, target, project, dispatch, file.as_posix()
-                )
+        for file in package.files or ():
+            if not _is_library(site, file):
+                continue
+            try:
+                binaries = inspect_file(site / file)
+            except SourceError:
+                continue  # a linker's script, or damaged: the loader does not take it either
+            name = file.as_posix()
+            yield from _list_binaries(binaries, target, project, dispatch, name)
+
+
+def _is_library(site: Path, file: PurePosixPath) -> bool:
+    # What leads out of the environment is no library; what patchkit keeps is not loaded.
+    is_aside = file.is_absolute() or bool(_ASIDE & {*file.parts})
+    return ".so" in file.suffixes and not is_aside and (site / file).is_file()
 
 
 def package_libraries(tree: SourceTree, target: Target) -> list[str]:
@@ -121,8 +125,8 @@ def package_libraries(tree: SourceTree, target: Target) -> list[str]:
             f"{tree.root}: a source tree holds no libraries yet",
             hint="build it, or name an installed vLLM: SITE-PACKAGES/vllm",
         )
-    found = list_installed(tree.root, target, tree.project)
-    return [library.name for library in found if library.writable]
+    libraries = list_installed(tree.root, target, tree.project)
+    return [library.name for library in libraries if library.writable]
 
 
 def _list_binaries(

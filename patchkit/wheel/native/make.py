@@ -5,9 +5,10 @@ inspect → jobs → assemble, in parallel → relink → inspect again
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from io import BufferedIOBase
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +16,21 @@ from patchkit.errors import BuildError, PatchkitError, ProofError, SourceError
 from patchkit.source.fetch import Progress
 from patchkit.target import Load, Target
 from patchkit.unreached import NOTHING_READ, Dispatch, Unreached
-from patchkit.wheel.device.fatbin import CONTAINER
+from patchkit.wheel.device.fatbin import CONTAINER, CodeEntry
 from patchkit.wheel.device.first_use import jit_entries
 from patchkit.wheel.device.inspect import Binary, best_load, fat_binaries, inspect_file
 from patchkit.wheel.native.assemble import Assembled, Assembler, Job
-from patchkit.wheel.native.ptx import read_ptx
 from patchkit.wheel.native.relink import replace_device_code
 from patchkit.wheel.native.schedule import assemble_all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeLibrary:
-    """A library that the device would compile something of at first use.
+    """A library with PTX that the device would compile at first use.
 
-    ``path`` is the new file, None if none could be made. ``ptx`` are the SHA-256 of what was
-    assembled, in the order of the file; ``refused`` says of each fat binary that the device still
-    compiles, why. ``unreached`` stay as they are, since nothing calls them on the device.
+    ``path`` is the new file, None if none could be made. ``ptx`` are the SHA-256 of assembled PTX,
+    in the order of the file. ``refused`` are the reasons why the device still compiles a fat
+    binary. ``unreached`` kernels stay PTX, since nothing calls them on the device.
     """
 
     name: str
@@ -53,48 +53,45 @@ def make_native(
     progress: Progress,
     dispatch: Dispatch = NOTHING_READ,
 ) -> tuple[NativeLibrary, ...]:
-    """Write those of some libraries (name → file) anew that hold what the device would compile.
+    """Write libraries (name → file) anew, with machine code for PTX that the device would compile.
 
-    They come into ``folder``. What cannot be assembled stays as it is, and what ``dispatch`` never
-    calls. Raises SourceError for a file that is no library, ProofError if a result is not what it
-    has to be, StorageError.
+    A library without such PTX is not written. The new files come into ``folder``. PTX stays if it
+    cannot be assembled, or if ``dispatch`` never calls it. Raises SourceError for a file that is no
+    library, ProofError if a result is not what it has to be, StorageError.
     """
     binaries = {name: inspect_file(path)[0] for name, path in files.items()}
     # Nothing in PTX without a suffix needs more than every device has: no "a" for it.
     number = "{}{}".format(*target.capability)
-    jobs = [
-        Job(name=name, path=files[name], entry=entry, arch=number + entry.arch.suffix)
-        for name, binary in binaries.items()
-        for entry in jit_entries(binary, target)
-    ]
-    unreached: dict[str, list[Unreached]] = defaultdict(list)
-    wanted: dict[str, list[Job]] = defaultdict(list)
-    for job in jobs:
-        if row := _never_called(job, dispatch):
-            unreached[job.name].append(row)
-        else:
-            wanted[job.name].append(job)
+    unreached: dict[str, list[Unreached]] = {}
+    jobs: dict[str, list[Job]] = {}
+    for name, binary in binaries.items():
+        for entry in jit_entries(binary, target):
+            arch = f"{number}{entry.arch.suffix}"
+            job = Job(name=name, path=files[name], entry=entry, arch=arch)
+            wanted = jobs.setdefault(name, [])
+            if row := _never_called(job, dispatch):
+                unreached.setdefault(name, []).append(row)
+            else:
+                wanted.append(job)
 
-    results = assemble_all(
-        assembler, [job for of in wanted.values() for job in of], progress
-    )
-    made: list[NativeLibrary] = []
-    for name in dict.fromkeys(job.name for job in jobs):
-        place = folder / f"{len(made)}-{files[name].name}"
-        codes = {job.entry.container: results[job] for job in wanted[name]}
-        library = _make_library(name, files[name], place, binaries[name], codes, target)
-        made.append(replace(library, unreached=tuple(unreached[name])))
-    return tuple(made)
+    results = assemble_all(assembler, list(chain(*jobs.values())), progress)
+    libraries: list[NativeLibrary] = []
+    for name, wanted in jobs.items():
+        dest = folder / f"{len(libraries)}-{files[name].name}"
+        codes = {job.entry.container: results[job] for job in wanted}
+        library = _make_library(name, files[name], dest, binaries[name], codes, target)
+        rows = tuple(unreached.get(name, ()))
+        libraries.append(replace(library, unreached=rows))
+    return tuple(libraries)
 
 
 def _never_called(job: Job, dispatch: Dispatch) -> Unreached | None:
     if not dispatch.knows(job.name):
         return None
-    with job.path.open("rb") as stream:
-        try:
-            kernels = read_ptx(stream, job.entry, job.name).kernels
-        except SourceError:
-            return None  # the assembler says what is wrong with it
+    try:
+        kernels = job.read_ptx().kernels
+    except SourceError:
+        return None  # the assembler says what is wrong with it
     return dispatch.never_calls(job.name, kernels)
 
 
@@ -107,22 +104,25 @@ def _make_library(
     target: Target,
 ) -> NativeLibrary:
     """Write one library with what could be assembled of it, by the place of its fat binaries."""
-    codes = {at: code for at, code in results.items() if isinstance(code, Assembled)}
-    refused = tuple(
-        str(error.what)
-        for error in results.values()
-        if isinstance(error, PatchkitError)
-    )
+    codes: dict[int, Assembled] = {}
+    refused = []
+    for place, result in results.items():
+        if isinstance(result, Assembled):
+            codes[place] = result
+        else:
+            refused.append(result.what)
+
     try:
         if codes:
             _write_library(source, dest, binary, codes, target)
     except BuildError as error:  # of the whole library
-        codes, refused = {}, (error.what,)
+        codes = {}
+        refused = [error.what]
     return NativeLibrary(
         name=name,
         path=dest if codes else None,
-        ptx=tuple(codes[at].ptx for at in sorted(codes)),
-        refused=refused,
+        ptx=tuple(codes[place].ptx for place in sorted(codes)),
+        refused=tuple(refused),
     )
 
 
@@ -131,15 +131,22 @@ def native_facts(
     assembler: Assembler,
     dropped: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return what a wheel says of its native parts: of each library the SHA-256 of all its PTX."""
-    unreached = {each.name: [row.name for row in each.unreached] for each in libraries}
+    """Return what a wheel says of its native parts, with the SHA-256 of all PTX by library."""
+    assembled = {}
+    refused = {}
+    unreached = {}
+    for library in libraries:
+        if library.path:
+            assembled[library.name] = list(library.ptx)
+        if library.refused:
+            refused[library.name] = len(library.refused)
+        if library.unreached:
+            unreached[library.name] = [row.name for row in library.unreached]
     return {
         "ptxas": assembler.version,
-        "assembled": {each.name: list(each.ptx) for each in libraries if each.path},
-        "compiled_at_first_use": {
-            each.name: len(each.refused) for each in libraries if each.refused
-        },
-        "never_called": {name: rows for name, rows in unreached.items() if rows},
+        "assembled": assembled,
+        "compiled_at_first_use": refused,
+        "never_called": unreached,
         "left_out": list(dropped),
     }
 
@@ -151,17 +158,23 @@ def _write_library(
     codes: Mapping[int, Assembled],
     target: Target,
 ) -> None:
-    replace_device_code(
-        source, dest, dict(_new_fat_binaries(source, binary, codes, target))
-    )
+    with source.open("rb") as stream:
+        pieces = {
+            group[0].container: _new_pieces(stream, group, codes, target)
+            for group in fat_binaries(binary.live)
+        }
+    replace_device_code(source, dest, pieces)
+
     (after,) = inspect_file(dest)
-    pairs = zip(fat_binaries(binary.live), fat_binaries(after.live), strict=True)
-    for old, new in pairs:
-        least = Load.FAMILY if old[0].container in codes else best_load(old, target)
-        if best_load(new, target) < least:
+    groups = zip(fat_binaries(binary.live), fat_binaries(after.live), strict=True)
+    for old, new in groups:
+        place = old[0].container
+        least = Load.FAMILY if place in codes else best_load(old, target)
+        load = best_load(new, target)
+        if load < least:
             raise ProofError(
-                f"{binary.name}: the device code at byte {old[0].container} became "
-                f"{best_load(new, target)} for {target.title}",
+                f"{binary.name}: the device code at byte {place} became "
+                f"{load} for {target.title}",
                 why="it was written wrongly",
                 hint="please report this with the library",
             )
@@ -170,38 +183,31 @@ def _write_library(
         raise ProofError(f"{binary.name}: the loader would read another library of it")
 
 
-def _new_fat_binaries(
-    source: Path, binary: Binary, codes: Mapping[int, Assembled], target: Target
-) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield each fat binary by its offset, in pieces: assembled, or as it was.
+def _new_pieces(
+    stream: BufferedIOBase,
+    group: Sequence[CodeEntry],
+    codes: Mapping[int, Assembled],
+    target: Target,
+) -> list[bytes]:
+    """Return a fat binary in pieces: assembled, or as it was.
 
     Machine code for other devices leaves, and PTX beside machine code that the device loads.
     """
-    with source.open("rb") as stream:
+    place = group[0].container
+    if place in codes:
+        return [codes[place].path.read_bytes()]
 
-        def read_bytes(offset: int, size: int) -> bytes:
-            stream.seek(offset)
-            return stream.read(size)
+    def read_bytes(offset: int, size: int) -> bytes:
+        stream.seek(offset)
+        return stream.read(size)
 
-        for group in fat_binaries(binary.live):
-            at = group[0].container
-            if at in codes:
-                yield at, [codes[at].path.read_bytes()]
-                continue
-            loaded = [
-                entry for entry in group if entry.kind == "sass" and entry.reach(target)
-            ]
-            kept = loaded or group
-            magic, version, header, _ = CONTAINER.unpack(read_bytes(at, CONTAINER.size))
-            fields = CONTAINER.pack(
-                magic, version, header, sum(entry.size for entry in kept)
-            )
-            rest = read_bytes(at + CONTAINER.size, header - CONTAINER.size)
-            yield (
-                at,
-                [
-                    fields,
-                    rest,
-                    *(read_bytes(entry.offset, entry.size) for entry in kept),
-                ],
-            )
+    loaded = [entry for entry in group if entry.kind == "sass" and entry.reach(target)]
+    entries = loaded or group
+    head = read_bytes(place, CONTAINER.size)
+    magic, version, header, _ = CONTAINER.unpack(head)
+    size = sum(entry.size for entry in entries)
+    return [
+        CONTAINER.pack(magic, version, header, size),
+        read_bytes(place + CONTAINER.size, header - CONTAINER.size),
+        *(read_bytes(entry.offset, entry.size) for entry in entries),
+    ]

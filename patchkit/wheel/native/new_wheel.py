@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from patchkit import __version__
 from patchkit.digests import digest
@@ -74,60 +75,72 @@ def write_native_wheel(
         dispatch = known_dispatch(wheel.name.project, wheel.name.version, target)
         bar = report("Assembling PTX")
         made = make_native(files, target, folder, assembler, bar, dispatch)
-        members = {each.name: each.path.read_bytes() for each in made if each.path}
+        members = {
+            library.name: library.path.read_bytes() for library in made if library.path
+        }
         if not members:
             raise _nothing_error(path, target, made)
-        version = wheel.name.version
-        native = native_facts(made, assembler)
-        lines = (f"{digest(data)}  {name}" for name, data in sorted(members.items()))
-        label = digest_label(wheel.sha256, target.name, *lines)
-        local = ".".join(
-            [*([version.local] if version.local else []), target.name, label]
-        )
-        renamed = f"{version.public}+{local}"
+
+        version = _native_version(wheel, target, members)
         project = wheel.dist_info.removesuffix(".dist-info").rpartition("-")[0]
-        home = f"{project}-{renamed}.dist-info"
-        text = wheel.text(f"{wheel.dist_info}/METADATA")
-        fields = wheel.message("METADATA")
-        text, count = re.subn(r"(?m)^Version:.*$", f"Version: {renamed}", text, count=1)
-        if not count:
-            raise SourceError(f"{path}: METADATA names no version")
-        facts = {
-            "project": wheel.name.project,
-            "version": str(version),
-            "made": "native",
-            "patchkit": __version__,
-            "source": f"sha256:{wheel.sha256}",
-            "source_file": wheel.name.filename,
-            "target": target.name,
-            "native": native,
-            "fixes": [],
-            "license": {
-                wheel.name.project: fields.get("License-Expression", "NOASSERTION")
-            },
-            "wheel": renamed,
-        }
-        members |= {
-            f"{home}/METADATA": text.encode(),
-            f"{home}/{FACTS}": as_text(facts).encode(),
-            f"{home}/{_SBOM}": as_text(wheel_sbom(facts, ())).encode(),
-        }
-        new = dest / f"{project}-{renamed}-{wheel.name.tag}.whl"
+        home = f"{project}-{version}.dist-info"
+        facts = _native_facts(wheel, target, version)
+        facts["native"] = native_facts(made, assembler)
+        members[f"{home}/METADATA"] = _rename_version(wheel, version)
+        members[f"{home}/{FACTS}"] = as_text(facts).encode()
+        members[f"{home}/{_SBOM}"] = as_text(wheel_sbom(facts, ())).encode()
+
+        new = dest / f"{project}-{version}-{wheel.name.tag}.whl"
         written = folder / new.name
-        rewrite_wheel(
-            wheel, written, (wheel.dist_info, home), members, report("Writing")
-        )
+        homes = (wheel.dist_info, home)
+        rewrite_wheel(wheel, written, homes, members, report("Writing"))
         _place_file(written, new)
     return NewFile(path=new, libraries=made)
+
+
+def _native_version(
+    wheel: WheelFile, target: Target, members: Mapping[str, bytes]
+) -> str:
+    """Return the version with the device, and a digest of the wheel and what is new in it."""
+    lines = (f"{digest(data)}  {name}" for name, data in sorted(members.items()))
+    label = f"{target.name}.{digest_label(wheel.sha256, target.name, *lines)}"
+    version = wheel.name.version
+    if version.local:
+        label = f"{version.local}.{label}"
+    return f"{version.public}+{label}"
+
+
+def _rename_version(wheel: WheelFile, version: str) -> bytes:
+    text = wheel.text(f"{wheel.dist_info}/METADATA")
+    text, count = re.subn(r"(?m)^Version:.*$", f"Version: {version}", text, count=1)
+    if not count:
+        raise SourceError(f"{wheel.path}: METADATA names no version")
+    return text.encode()
+
+
+def _native_facts(wheel: WheelFile, target: Target, version: str) -> dict[str, Any]:
+    name = wheel.name
+    spdx = wheel.message("METADATA").get("License-Expression", "NOASSERTION")
+    return {
+        "project": name.project,
+        "version": str(name.version),
+        "made": "native",
+        "patchkit": __version__,
+        "source": f"sha256:{wheel.sha256}",
+        "source_file": name.filename,
+        "target": target.name,
+        "fixes": [],
+        "license": {name.project: spdx},
+        "wheel": version,
+    }
 
 
 def _place_file(made: Path, new: Path) -> None:
     with made.open("rb") as stream, translated(at=new):
         new.parent.mkdir(parents=True, exist_ok=True)
         if new.exists():
-            raise UsageError(
-                f"{new}: is there already", hint="name another folder with --output"
-            )
+            hint = "name another folder with --output"
+            raise UsageError(f"{new}: is there already", hint=hint)
         with replacing(new) as sink:
             shutil.copyfileobj(stream, sink)
 
@@ -135,9 +148,10 @@ def _place_file(made: Path, new: Path) -> None:
 def _nothing_error(
     path: Path, target: Target, made: Sequence[NativeLibrary]
 ) -> UsageError:
-    why = [reason for library in made for reason in library.refused]
+    reasons = [reason for library in made for reason in library.refused]
+    reasons.append("the device compiles nothing of it")
     return UsageError(
         f"{path}: nothing in it can be assembled for {target.title}",
-        why=why[0] if why else "the device compiles nothing of it",
+        why=reasons[0],
         hint="install it as it is",
     )

@@ -5,17 +5,17 @@
 
     u32 magic 0x466243B1, u32 version, u64 address of the fat binary, u64 address or 0
 
-The loader fills the address in, from a relocation or from what lies there. What a smaller section
-leaves is cut out of the file and not out of the address space: what follows is loaded by a segment
-of its own. A larger section goes behind everything, in a new segment. Either way the program
-headers, one more than before, lie behind the section.
+The loader fills the address in, from a relocation or from the record itself. If the new section is
+smaller, the space that is left is cut out of the file and not out of the address space: a segment
+of its own loads what follows. A larger section goes behind everything, in a new segment. Either way
+the program headers, one more than before, lie behind the section.
 """
 
 from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import IO
@@ -24,14 +24,20 @@ from patchkit.elf import HEADER, PROGRAM, PT_LOAD, SECTION
 from patchkit.errors import BuildError
 from patchkit.wheel.device.fatbin import CONTAINER, MAGIC
 
-_RECORD, _RECORD_MAGIC = struct.Struct("<IIQQ"), 0x466243B1
+_RECORD = struct.Struct("<IIQQ")
+_RECORD_MAGIC = 0x466243B1
 _EMPTY = CONTAINER.pack(MAGIC, 1, CONTAINER.size, 0)
 _RELOCATION = struct.Struct("<QQq")
 _RELATIVE = {62: 8, 183: 1027}  # e_machine → R_X86_64_RELATIVE, R_AARCH64_RELATIVE
-_SHT_RELA, _PT_PHDR, _PF_R = 4, 6, 4
-_LEAST_PAGE, _MOST_PAGE = 1 << 12, 1 << 21
+_SHT_RELA = 4
+_PT_PHDR = 6
+_PF_R = 4
+_LEAST_PAGE = 1 << 12
+_MOST_PAGE = 1 << 21
 # Where e_phoff, e_shoff and e_phnum lie in an ELF header.
-_PHOFF, _SHOFF, _PHNUM = 32, 40, 56
+_PHOFF = 32
+_SHOFF = 40
+_PHNUM = 56
 
 FatBinaries = Mapping[int, Sequence[bytes]]
 """The offset of each fat binary of the section in the file → its new bytes, in pieces."""
@@ -73,25 +79,30 @@ class _Tables:
     def __init__(self, old: mmap.mmap, name: str) -> None:
         """Read them. Raises BuildError for a file without the two sections."""
         self.file = name
-        _, _, machine, _, _, phoff, self.shoff, _, _, _, phnum, _, shnum, shstrndx = (
-            HEADER.unpack_from(old)
-        )
+        header = HEADER.unpack_from(old)
+        machine, phoff, shoff = header[2], header[5], header[6]
+        phnum, shnum, shstrndx = header[10], header[12], header[13]
         self.relative = _RELATIVE.get(machine, 0)
-        ends = (phoff + phnum * PROGRAM.size, self.shoff + shnum * SECTION.size)
-        self.check(
-            max(ends) <= len(old) and shstrndx < shnum, "its tables end behind the file"
-        )
-        programs, headers = old[phoff : ends[0]], old[self.shoff : ends[1]]
-        self.segments = [_Segment(*fields) for fields in PROGRAM.iter_unpack(programs)]
-        self.sections = [_Section(*fields) for fields in SECTION.iter_unpack(headers)]
+        self.shoff = shoff
+
+        programs_end = phoff + phnum * PROGRAM.size
+        sections_end = shoff + shnum * SECTION.size
+        fits = max(programs_end, sections_end) <= len(old) and shstrndx < shnum
+        self.check(fits, "its tables end behind the file")
+        programs = PROGRAM.iter_unpack(old[phoff:programs_end])
+        sections = SECTION.iter_unpack(old[shoff:sections_end])
+        self.segments = [_Segment(*fields) for fields in programs]
+        self.sections = [_Section(*fields) for fields in sections]
+
         names = self.sections[shstrndx].offset
-        found = {}
+        by_name = {}
         for section in self.sections:
             start = names + section.name
-            found[old[start : old.find(b"\0", start)]] = section
+            by_name[old[start : old.find(b"\0", start)]] = section
         for needed in (b".nv_fatbin", b".nvFatBinSegment"):
-            self.check(needed in found, f"it has no section {needed.decode()}")
-        self.code, self.records = found[b".nv_fatbin"], found[b".nvFatBinSegment"]
+            self.check(needed in by_name, f"it has no section {needed.decode()}")
+        self.code = by_name[b".nv_fatbin"]
+        self.records = by_name[b".nvFatBinSegment"]
 
     def check(self, holds: bool, complaint: str) -> None:
         """Raise BuildError unless it holds."""
@@ -107,8 +118,8 @@ class _Tables:
 class _Layout:
     """Where the new section goes: its ``offset`` in the new file, its ``address``.
 
-    ``cut`` bytes in front of the old offset ``after`` leave the file. ``table`` is where the
-    program headers go.
+    ``cut`` bytes in front of the old offset ``after`` leave the file. The program headers go to
+    ``table``.
     """
 
     offset: int
@@ -117,6 +128,10 @@ class _Layout:
     table: int
     cut: int = 0
     after: int = 0
+
+    def moved(self, position: int) -> int:
+        """Return where in the new file a byte of the old one lies."""
+        return position - self.cut if position >= self.after else position
 
 
 def replace_device_code(source: Path, dest: Path, codes: FatBinaries) -> None:
@@ -129,39 +144,39 @@ def replace_device_code(source: Path, dest: Path, codes: FatBinaries) -> None:
             source.open("rb") as stream,
             mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as old,
         ):
-            tables, codes = _Tables(old, source.name), dict(codes)
-            pointers = _find_pointers(old, tables, codes)
-            code, size, starts = tables.code, 0, {}
-            for offset in sorted(codes):
-                starts[offset] = _aligned(size, max(code.align, 8))
-                size = starts[offset] + sum(map(len, codes[offset]))
-            layout = _lay_out(tables, size, len(old))
-
-            def moved(position: int) -> int:
-                return position - (layout.cut if position >= layout.after else 0)
-
-            with dest.open("xb") as new:
-                new.write(memoryview(old)[: layout.after - layout.cut])
-                new.write(memoryview(old)[layout.after :])
-                new.seek(code.offset)
-                new.write(bytes(moved(code.offset + code.size) - code.offset))
-                for offset, start in starts.items():
-                    new.seek(layout.offset + start)
-                    new.writelines(codes[offset])
-                    value = layout.address + start
-                    for position in pointers[offset]:
-                        new.seek(moved(position))
-                        new.write(value.to_bytes(8, "little"))
-                _write_tables(new, tables, layout, size, moved)
-    except (
-        struct.error,
-        ValueError,
-        OverflowError,
-    ) as error:  # numbers that no file can hold
-        raise BuildError(
-            f"{source.name}: its tables contradict each other: {error}"
-        ) from None
+            _write_library(old, dest, _Tables(old, source.name), dict(codes))
+    # Numbers that no file can hold.
+    except (struct.error, ValueError, OverflowError) as error:
+        what = f"{source.name}: its tables contradict each other: {error}"
+        raise BuildError(what) from None
     dest.chmod(source.stat().st_mode & 0o777)
+
+
+def _write_library(
+    old: mmap.mmap, dest: Path, tables: _Tables, codes: dict[int, Sequence[bytes]]
+) -> None:
+    code = tables.code
+    pointers = _find_pointers(old, tables, codes)
+    size = 0
+    starts = {}
+    for offset in sorted(codes):
+        starts[offset] = _aligned(size, max(code.align, 8))
+        size = starts[offset] + sum(map(len, codes[offset]))
+    layout = _lay_out(tables, size, len(old))
+
+    with dest.open("xb") as new:
+        new.write(memoryview(old)[: layout.after - layout.cut])
+        new.write(memoryview(old)[layout.after :])
+        new.seek(code.offset)
+        new.write(bytes(layout.moved(code.offset + code.size) - code.offset))
+
+        for offset, start in starts.items():
+            new.seek(layout.offset + start)
+            new.writelines(codes[offset])
+            for position in pointers[offset]:
+                _write_number(new, layout.moved(position), layout.address + start)
+        _write_segments(new, tables, layout)
+        _write_sections(new, tables, layout, size)
 
 
 def _find_pointers(
@@ -172,146 +187,180 @@ def _find_pointers(
     Fat binaries without device code, which nvcc links in as well, are added to ``codes``. Raises
     BuildError.
     """
-    code, records = tables.code, tables.records
-    known = {code.address + offset - code.offset: offset for offset in codes}
-    relocated = {}  # address that the loader fills in → position of the value
-    for section in tables.sections:
-        if section.kind == _SHT_RELA:
-            entries = old[section.offset : section.offset + section.size // 24 * 24]
-            for number, (place, info, value) in enumerate(
-                _RELOCATION.iter_unpack(entries)
-            ):
-                inside = code.address <= value < code.address + code.size
-                if inside and info & 0xFFFFFFFF == tables.relative:
-                    relocated[place] = section.offset + number * 24 + 16
-    found: dict[int, list[int]] = {offset: [] for offset in codes}
+    code = tables.code
+    records = tables.records
+    relocated = _find_relocations(old, tables)
+    offsets = {code.address + offset - code.offset: offset for offset in codes}
+    pointers: dict[int, list[int]] = {offset: [] for offset in codes}
     for at in range(records.offset, records.offset + records.size, _RECORD.size):
         tables.check(at + _RECORD.size <= len(old), ".nvFatBinSegment is cut off")
         magic, _, address, _ = _RECORD.unpack_from(old, at)
+        places = [at + 8] if address else []
         position = relocated.pop(records.address + at - records.offset + 8, None)
-        places = [
-            *([at + 8] if address else []),
-            *([] if position is None else [position]),
-        ]
+        if position is not None:
+            places.append(position)
+
         values = {int.from_bytes(old[place : place + 8], "little") for place in places}
         value = min(values, default=0)
         offset = value - code.address + code.offset
-        if value not in known and old[offset : offset + len(_EMPTY)] == _EMPTY:
-            codes[offset], known[value], found[offset] = [_EMPTY], offset, []
-        fits = magic == _RECORD_MAGIC and values == {value} and value in known
-        tables.check(
-            fits, f"the record of a fat binary at byte {at} is none that nvcc makes"
-        )
-        found[offset] += places
+        is_empty = old[offset : offset + len(_EMPTY)] == _EMPTY
+        if value not in offsets and is_empty:
+            codes[offset] = [_EMPTY]
+            offsets[value] = offset
+            pointers[offset] = []
+        fits = magic == _RECORD_MAGIC and values == {value} and value in offsets
+        complaint = f"the record of a fat binary at byte {at} is none that nvcc makes"
+        tables.check(fits, complaint)
+        pointers[offset] += places
+
     tables.check(not relocated, "more than its records points into its device code")
-    return found
+    return pointers
+
+
+def _find_relocations(old: mmap.mmap, tables: _Tables) -> dict[int, int]:
+    """Return address that the loader fills in with one of device code → place of the value."""
+    code = tables.code
+    size = _RELOCATION.size
+    relocated = {}
+    for section in tables.sections:
+        if section.kind != _SHT_RELA:
+            continue
+        for place in range(
+            section.offset, section.offset + section.size - size + 1, size
+        ):
+            address, info, value = _RELOCATION.unpack_from(old, place)
+            is_inside = code.address <= value < code.address + code.size
+            if is_inside and info & 0xFFFFFFFF == tables.relative:
+                relocated[address] = place + 16
+    return relocated
 
 
 def _lay_out(tables: _Tables, size: int, end: int) -> _Layout:
     """Decide where a section of the new size goes, in a file that now ends at ``end``."""
-    code, segments = tables.code, tables.segments
-    loads = [segment for segment in segments if segment.kind == PT_LOAD]
+    code = tables.code
+    loads = [segment for segment in tables.segments if segment.kind == PT_LOAD]
     page = max([_LEAST_PAGE, *(segment.align for segment in loads)])
-    tables.check(
-        page & (page - 1) == 0 and page <= _MOST_PAGE, f"its pages have {page} bytes"
-    )
-    stop = code.offset + code.size
-    homes = [
-        s for s in loads if s.offset <= code.offset and stop <= s.offset + s.stored
-    ]
-    tables.check(len(homes) == 1, "its device code is not in one segment")
-    (home,) = homes
-    at_home = code.address - home.address == code.offset - home.offset
-    tables.check(at_home, "its sections and segments contradict each other")
+    is_page = page & (page - 1) == 0 and page <= _MOST_PAGE
+    tables.check(is_page, f"its pages have {page} bytes")
+    home = _home_segment(tables, loads)
+
     table = _aligned(size, 8)
-    whole = table + (len(segments) + 1) * PROGRAM.size
-    first, last = _aligned(code.offset + whole, page), stop // page * page
-    if first < last:
-        used, rest = code.offset + whole - home.offset, last - home.offset
-        start = replace(home, stored=used, size=used)
-        tail = replace(
-            home,
-            offset=first,
-            address=home.address + rest,
-            physical=home.physical + rest,
-            stored=home.stored - rest,
-            size=home.size - rest,
-        )
-        cut = last - first
-        others = {
-            s: replace(s, offset=s.offset - cut) for s in segments if s.offset >= last
-        }
-        changed: list[_Segment] = []
-        for segment in segments:
-            changed += (
-                [start, tail] if segment == home else [others.get(segment, segment)]
-            )
+    whole = table + (len(tables.segments) + 1) * PROGRAM.size
+    after = (code.offset + code.size) // page * page
+    cut = after - _aligned(code.offset + whole, page)
+    if cut > 0:
         return _Layout(
             offset=code.offset,
             address=code.address,
-            segments=changed,
+            segments=_split_segments(tables, home, code.offset + whole, after, cut),
             table=code.offset + table,
             cut=cut,
-            after=last,
+            after=after,
         )
     if size <= code.size:
-        place = HEADER.size  # they stay where they are
         return _Layout(
-            offset=code.offset, address=code.address, segments=segments, table=place
+            offset=code.offset,
+            address=code.address,
+            segments=tables.segments,
+            table=HEADER.size,  # they stay where they are
         )
+
     offset = _aligned(end, page)
     address = _aligned(max(segment.address + segment.size for segment in loads), page)
     added = _Segment(PT_LOAD, _PF_R, offset, address, address, whole, whole, page)
-    behind = (
-        max(
-            number for number, segment in enumerate(segments) if segment.kind == PT_LOAD
-        )
-        + 1
-    )
-    segments = [*segments[:behind], added, *segments[behind:]]
+    segments = list(tables.segments)
+    # Behind the last of its kind, since addresses must ascend.
+    segments.insert(segments.index(loads[-1]) + 1, added)
     return _Layout(
         offset=offset, address=address, segments=segments, table=offset + table
     )
 
 
-def _write_tables(
-    new: IO[bytes],
-    tables: _Tables,
-    layout: _Layout,
-    size: int,
-    moved: Callable[[int], int],
+def _home_segment(tables: _Tables, loads: Sequence[_Segment]) -> _Segment:
+    """Return the segment that loads the device code."""
+    code = tables.code
+    homes = [
+        segment
+        for segment in loads
+        if segment.offset <= code.offset
+        and code.offset + code.size <= segment.offset + segment.stored
+    ]
+    tables.check(len(homes) == 1, "its device code is not in one segment")
+    (home,) = homes
+    is_at_home = code.address - home.address == code.offset - home.offset
+    tables.check(is_at_home, "its sections and segments contradict each other")
+    return home
+
+
+def _split_segments(
+    tables: _Tables, home: _Segment, end: int, after: int, cut: int
+) -> list[_Segment]:
+    """Return the segments if ``home`` ends at ``end``, and another one begins at ``after``."""
+    used = end - home.offset
+    rest = after - home.offset
+    start = replace(home, stored=used, size=used)
+    tail = replace(
+        home,
+        offset=after - cut,
+        address=home.address + rest,
+        physical=home.physical + rest,
+        stored=home.stored - rest,
+        size=home.size - rest,
+    )
+    segments: list[_Segment] = []
+    for segment in tables.segments:
+        if segment == home:
+            segments += [start, tail]
+        elif segment.offset >= after:
+            segments.append(replace(segment, offset=segment.offset - cut))
+        else:
+            segments.append(segment)
+    return segments
+
+
+def _write_segments(new: IO[bytes], tables: _Tables, layout: _Layout) -> None:
+    """Write the program headers, and what the ELF header says of them, if there is one more."""
+    count = len(layout.segments)
+    if count == len(tables.segments):
+        return
+
+    length = count * PROGRAM.size
+    address = layout.address + layout.table - layout.offset
+    new.seek(layout.table)
+    for segment in layout.segments:
+        if segment.kind == _PT_PHDR:
+            segment = replace(
+                segment,
+                offset=layout.table,
+                address=address,
+                physical=address,
+                stored=length,
+                size=length,
+            )
+        new.write(PROGRAM.pack(*astuple(segment)))
+    _write_number(new, _PHOFF, layout.table)
+    _write_number(new, _PHNUM, count, width=2)
+
+
+def _write_sections(
+    new: IO[bytes], tables: _Tables, layout: _Layout, size: int
 ) -> None:
-    """Write program headers, section headers, and what the ELF header says of both."""
-    grown = len(layout.segments) > len(tables.segments)
-    if grown:
-        length = len(layout.segments) * PROGRAM.size
-        address = layout.address + layout.table - layout.offset
-        new.seek(layout.table)
-        for segment in layout.segments:
-            if segment.kind == _PT_PHDR:
-                place = {
-                    "offset": layout.table,
-                    "address": address,
-                    "physical": address,
-                }
-                segment = replace(segment, **place, stored=length, size=length)
-            new.write(PROGRAM.pack(*astuple(segment)))
-        for place_of, value, width in (
-            (_PHOFF, layout.table, 8),
-            (_PHNUM, len(layout.segments), 2),
-        ):
-            new.seek(place_of)
-            new.write(value.to_bytes(width, "little"))
-    new.seek(_SHOFF)
-    new.write(moved(tables.shoff).to_bytes(8, "little"))
-    new.seek(moved(tables.shoff))
+    """Write the section headers, and what the ELF header says of them."""
+    shoff = layout.moved(tables.shoff)
+    _write_number(new, _SHOFF, shoff)
+    new.seek(shoff)
     for section in tables.sections:
-        changed = replace(section, offset=moved(section.offset))
+        changed = replace(section, offset=layout.moved(section.offset))
         if section is tables.code:
             changed = replace(
                 section, offset=layout.offset, address=layout.address, size=size
             )
         new.write(SECTION.pack(*astuple(changed)))
+
+
+def _write_number(new: IO[bytes], place: int, number: int, width: int = 8) -> None:
+    new.seek(place)
+    new.write(number.to_bytes(width, "little"))
 
 
 def _aligned(number: int, to: int) -> int:
