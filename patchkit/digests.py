@@ -13,7 +13,7 @@ from patchkit.records import Sha256
 Digest = Sha256 | Literal[""]
 """The digest of a file in records: hex, "" for no file."""
 
-# Not upstream's: patchkit's own state, a history, and what builds leave behind.
+# Not upstream's: patchkit's own state, a history, and the output of builds.
 _ASIDE = frozenset({".git", ".patchkit", "build"})
 
 
@@ -44,25 +44,28 @@ def sha256_if_readable(path: Path) -> str:
 def tree_digest(root: Path, aside: Collection[str] = ()) -> str:
     """Return a SHA-256, as hex, over a folder's files: names, kinds, executable bits, contents.
 
-    It is the same for copies in different folders, whatever their times and owners. Links count as
-    what they say, not as what they lead to. ``aside`` are more entries that do not count.
+    Copies in different folders have the same digest, whatever their times and owners. A link counts
+    by its text, not by its target. ``aside`` are more names of entries that do not count.
     """
-    total, files = hashlib.sha256(), {}
-    for top in (
-        entry for entry in root.iterdir() if entry.name not in _ASIDE.union(aside)
-    ):
-        below = top.rglob("*") if top.is_dir() and not top.is_symlink() else ()
-        for path in (top, *below):
+    ignored = _ASIDE.union(aside)
+    files = {}
+    for top in root.iterdir():
+        if top.name in ignored:
+            continue
+        is_folder = top.is_dir() and not top.is_symlink()
+        for path in (top, *top.rglob("*")) if is_folder else (top,):
             if path.is_symlink() or path.is_file():
                 files[path.relative_to(root).as_posix()] = path
-    for name, path in sorted(
-        files.items()
-    ):  # the order of rglob is that of the file system
+
+    total = hashlib.sha256()
+    # Sorted: the order of rglob is that of the file system.
+    for name, path in sorted(files.items()):
         if path.is_symlink():
-            kind, content = "link", str(path.readlink()).encode()
+            kind = "link"
+            content = str(path.readlink()).encode()
         else:
             kind = "program" if path.stat().st_mode & 0o100 else "file"
             content = path.read_bytes()
         # A name may hold blanks and newlines, but no NUL: no two folders give the same text.
-        total.update(f"{kind} {name}\0{hashlib.sha256(content).hexdigest()}\n".encode())
+        total.update(f"{kind} {name}\0{digest(content)}\n".encode())
     return total.hexdigest()

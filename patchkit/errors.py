@@ -29,8 +29,12 @@ class PatchkitError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        why = f"\n  why:  {self.why}" if self.why else ""
-        return f"{self.what}{why}" + (f"\n  next: {self.hint}" if self.hint else "")
+        text = self.what
+        if self.why:
+            text += f"\n  why:  {self.why}"
+        if self.hint:
+            text += f"\n  next: {self.hint}"
+        return text
 
 
 class UsageError(PatchkitError):
@@ -105,9 +109,9 @@ class RecipeError(PatchkitError):
 def translated(
     outcome: str = NOTHING, at: Path | None = None, hint: str = _HINT
 ) -> Iterator[None]:
-    """Raise an OSError as a StorageError that says what has come of it, and what to do.
+    """Raise an OSError as a StorageError that says the ``outcome`` of the work, and what to do.
 
-    ``at`` is named where the error itself names no file.
+    ``at`` is named if the error itself names no file.
     """
     try:
         yield
@@ -116,10 +120,9 @@ def translated(
 
 
 def reason(error: OSError, at: Path | None = None) -> str:
-    """Return ``FILE: what the system says`` of an OSError."""
-    if error.args and isinstance(
-        error.args[0], list
-    ):  # shutil's, of several files; one will do
+    """Return the text of an OSError: ``FILE: No space left on device``."""
+    # shutil has a list of rows (source, target, words); the first will do.
+    if error.args and isinstance(error.args[0], list):
         return str(error.args[0][0][2])
     # filename2 is the target of a rename or a link.
     where = error.filename2 or error.filename or at or "writing"

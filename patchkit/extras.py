@@ -11,25 +11,23 @@ from patchkit.errors import HostError
 from patchkit.quoting import quoted
 
 BUILD = ("auditwheel", "build", "ninja", "pyproject_hooks", "scikit_build_core")
-"""Import names of what the extra ``build`` brings."""
+"""Import names of the libraries in the extra ``build``."""
 BASE = (
-    *(
-        "cmake",
-        "libcst",
-        "lz4",
-        "packaging",
-        "platformdirs",
-        "pypi_simple",
-        "uv",
-        "yaml",
-    ),
+    "cmake",
+    "libcst",
+    "lz4",
+    "packaging",
+    "platformdirs",
+    "pypi_simple",
+    "uv",
+    "yaml",
     "zstandard",
 )
-"""Import names of what a plain installation brings beside click, and `pip --no-deps` does not."""
+"""Import names of the libraries that patchkit depends on, without click."""
 
 
 def require_libraries(names: Iterable[str], extra: str = "") -> None:
-    """Raise HostError unless all of these are there, which an extra brings, or patchkit itself."""
+    """Raise HostError unless these libraries of an extra, or of patchkit itself, are installed."""
     if missing := lacking(names):
         raise missing_libraries(missing, extra)
 
@@ -46,11 +44,12 @@ def missing_libraries(names: list[str], extra: str = "") -> HostError:
     # Never a bare name: `patchkit` on the package index is another project.
     checkout = Path(__file__).parents[1]
     is_here = (checkout / "pyproject.toml").is_file()
-    what = f"{checkout if is_here else '.'}{extra and f'[{extra}]'}"
-    command = quoted(sys.executable, "-m", "pip", "install", what)
-    without = (
-        f"its extra {extra!r}" if extra else "all that it depends on, as by --no-deps"
-    )
+    place = str(checkout) if is_here else "."
+    without = "all that it depends on, as by --no-deps"
+    if extra:
+        place += f"[{extra}]"
+        without = f"its extra {extra!r}"
+    command = quoted(sys.executable, "-m", "pip", "install", place)
     return HostError(
         f"not installed: {', '.join(names)}",
         why=f"patchkit was installed without {without}",

@@ -1,4 +1,4 @@
-"""State what a check found, and how something is known: one vocabulary for all rooms.
+"""Describe the result of a check, and how something is known: one vocabulary for all rooms.
 
 The texts of the doctor's findings are data, in recipes/doctor.
 """
@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from patchkit.errors import HostError, PatchkitError, SourceError
 from patchkit.records import RECIPES, read_toml
 
-# What was done to know it, and not how likely it is: claim nothing that nobody ran.
+# The way in which somebody came to know it, not how likely it is: claim nothing that nobody ran.
 Established = Literal[
     "measured",  # somebody ran it, and results or figures are there
     "compiled",  # a compiler took or refused it
@@ -32,7 +32,7 @@ Confidence = Literal["high", "medium", "contested"]
 
 
 class Level(StrEnum):
-    """How bad it is; what could not be looked at is unknown, and never counts as passed."""
+    """How bad it is; a check that could not be made is unknown, and never counts as passed."""
 
     ERROR = "error"  # it does not work, or does not do what it says
     WARNING = "warning"  # it is likely harmful
@@ -45,11 +45,11 @@ class Level(StrEnum):
 class Finding:
     """The result of one check.
 
-    ``id`` is the stable name of what was found; ``where`` is the file, interface, address or pair,
-    with ``line`` in a file; ``about`` the variable, the rule or the check. ``what`` says how it is,
-    ``why`` why that matters, ``hint`` what to do and ``source`` who says so. ``kind`` is the error
-    that a finding of level ERROR amounts to, whose exit code the command ends with. ``sure`` says
-    how the cause is known, ``holds`` for which versions and machines, ``costs`` what it costs.
+    ``id`` is its stable name. ``where`` is the file, interface, address or pair, with ``line`` in a
+    file; ``about`` is the variable, the rule or the check. ``what`` says how it is, ``why`` says
+    why that matters, ``hint`` what to do, ``source`` who says so. ``kind`` is the error for a
+    finding of level ERROR; its exit code ends the command. ``sure`` says how the cause is known,
+    ``holds`` for which versions and machines, ``costs`` what the cure costs.
     """
 
     what: str
@@ -71,9 +71,12 @@ class Finding:
         return self.kind(self.what, why=self.why, hint=self.hint)
 
     def fields(self) -> dict[str, object]:
-        """Return it as JSON takes it."""
-        kept = (pair for pair in asdict(self).items() if pair[0] != "kind")
-        return {name: value for name, value in kept if name != "id" or value}
+        """Return it as JSON takes it, without an empty ``id``."""
+        fields = asdict(self)
+        del fields["kind"]
+        if not self.id:
+            del fields["id"]
+        return fields
 
 
 def finding(
@@ -86,17 +89,16 @@ def finding(
 def worst(findings: Iterable[Finding], *levels: Level) -> int:
     """Return the highest exit code of the findings of these levels (ERROR alone), 0 for none."""
     counted = levels or (Level.ERROR,)
-    return max(
-        (each.kind.exit_code for each in findings if each.level in counted), default=0
-    )
+    codes = [finding.kind.exit_code for finding in findings if finding.level in counted]
+    return max(codes, default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingText:
     """A finding as a file has it; ``{fields}`` of its texts are filled in.
 
-    ``fine`` is what the check says where nothing is wrong; ``run`` are the words of {command}.
-    ``covers`` are checks of one machine, or of two, which say less exactly what this one says.
+    ``fine`` is the text of a check that passed; ``run`` are the words of {command}. ``covers`` are
+    checks of one machine, or of two, that say the same less exactly.
     """
 
     id: str

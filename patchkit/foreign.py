@@ -56,9 +56,9 @@ def whole_number(value: object, most: int = _MOST) -> int:
 
 def positive_number(value: object) -> float:
     """Return a value of JSON as a finite number above 0; 0 for anything else."""
-    if not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
-        return 0.0
-    return float(value)
+    if isinstance(value, int | float) and 0 < value <= sys.float_info.max:
+        return float(value)
+    return 0.0
 
 
 def _parse_whole(text: str) -> int:

@@ -1,8 +1,7 @@
-"""Run programs by their words, never by a shell; what goes wrong is one of our errors.
+"""Run programs by their words, never by a shell; a failure is one of patchkit's errors.
 
-``run`` is for a program that has to work, ``attempt`` for one whose failure is an answer, ``ask``
-for a question to another Python; ``follow.py`` is for one that takes long, or whom somebody talks
-to.
+``run`` is for a program that has to work, ``attempt`` for one that may fail, and ``ask`` for a
+question to another Python. ``follow.py`` is for a program that takes long, or for a dialogue.
 
 The children of proofs (``proof/child_process.py``) and the server of `patchkit proof`
 (``doctor/proof.py``) are started where they are used.
@@ -79,9 +78,8 @@ def attempt(*words: str | Path, **options: Unpack[RunOptions]) -> Completed:
         env=options.get("env"),
         cwd=options.get("cwd"),
         umask=options.get("umask", -1),  # -1: that of this process
-        given=[
-            options.get("input", b"")
-        ],  # behind it comes end of file: it waits for no person
+        # After the input comes the end of the file: the program waits for no person.
+        given=[options.get("input", b"")],
         limits=FollowLimits(seconds=seconds, line=_MOST, size=_MOST),
         resources=options.get("resources", Resources()),
     )
@@ -99,27 +97,26 @@ def ask(
     timeout: float = 120.0,
     hint: str = "",
 ) -> Any:
-    """Return what ``code`` leaves in ``answer``, run by another Python and sent back as JSON.
+    """Return the value of ``answer`` in ``code``, run by another Python and sent back as JSON.
 
     ``arguments`` are its ``sys.argv[1:]``. ``isolated`` is Python's -I: no variables, no user's
-    packages, no current folder. The answer is as much worth as that Python: check it (``records``).
+    packages, no current folder. That Python may be anybody's: check the answer (``records``).
     Raises HostError, with its last words, if it does not run or does not answer.
     """
-    alone = ["-I"] if isolated else []
-    done = attempt(
-        python, *alone, "-c", _ASK, code, *arguments, env=env, timeout=timeout
-    )
+    flags = ["-I"] if isolated else []
+    words = (python, *flags, "-c", _ASK, code, *arguments)
+    done = attempt(*words, env=env, timeout=timeout)
     if not done.started:
         raise done.error(hint=hint)
-    answers = [each for each in done.output.splitlines() if each.startswith(_MARK)]
+
+    answers = [line for line in done.output.splitlines() if line.startswith(_MARK)]
     if done.trouble or not answers:
-        ended, _, words = (
-            done.trouble or "exit code 0: it printed no answer"
-        ).partition(": ")
-        # Its own words may be a whole traceback, of which the last line says what went wrong.
-        last = words.rpartition("\n")[2]
+        trouble = done.trouble or "exit code 0: it printed no answer"
+        end, _, text = trouble.partition(": ")
+        # The last line of a traceback says what went wrong.
+        last = text.rpartition("\n")[2]
         raise HostError(
-            f"{python}: {ended}{last and f': {last}'}",
+            f"{python}: {end}{last and f': {last}'}",
             why="it is no Python, or a .pth file, sitecustomize or LD_PRELOAD stops it",
             hint=hint,
         )

@@ -15,19 +15,18 @@ _KEPT = "\n\t"
 def visible(text: str) -> str:
     r"""Return text with every character escaped that a terminal would obey or hide.
 
-    These are the ones that ``repr`` escapes: control characters, marks that turn the direction of
+    ``repr`` escapes the same characters: control characters, marks that turn the direction of
     writing, separators of lines, and the bytes of a name that is not UTF-8 (``\x1b``, ``\u202e``).
     Newline and tab stay.
     """
-    if text.isprintable():
-        return text
+    return text if text.isprintable() else "".join(map(_visible_character, text))
+
+
+def _visible_character(character: str) -> str:
+    if character.isprintable() or character in _KEPT:
+        return character
     # Python keeps a byte that is not UTF-8 as one of \udc80 to \udcff (PEP 383).
-    return "".join(
-        each
-        if each.isprintable() or each in _KEPT
-        else ascii(each)[1:-1].replace(r"\udc", r"\x")
-        for each in text
-    )
+    return ascii(character)[1:-1].replace(r"\udc", r"\x")
 
 
 def quoted(*words: str | Path) -> str:
@@ -35,22 +34,22 @@ def quoted(*words: str | Path) -> str:
 
     A path that begins with a dash is written as ./-path, so that no program takes it for an option.
     """
-    shown = []
-    for word in words:
-        text = (
-            f"./{word}"
-            if isinstance(word, Path) and str(word).startswith("-")
-            else str(word)
-        )
-        if text.isprintable():
-            shown.append(shlex.quote(text))
-            continue
-        # $'…' is the one form in which a shell takes a character that is not shown as itself.
-        escaped = "".join(
-            each
-            if each.isprintable()
-            else "".join(f"\\x{byte:02x}" for byte in os.fsencode(each))
-            for each in text.replace("\\", r"\\").replace("'", r"\'")
-        )
-        shown.append(f"$'{escaped}'")
-    return " ".join(shown)
+    return " ".join(map(_quoted_word, words))
+
+
+def _quoted_word(word: str | Path) -> str:
+    text = str(word)
+    if isinstance(word, Path) and text.startswith("-"):
+        text = f"./{text}"
+    if text.isprintable():
+        return shlex.quote(text)
+
+    # $'…' is the one form in which a shell takes a character that is not shown as itself.
+    escaped = ""
+    for character in text.replace("\\", r"\\").replace("'", r"\'"):
+        if character.isprintable():
+            escaped += character
+        else:
+            codes = os.fsencode(character)
+            escaped += "".join(f"\\x{code:02x}" for code in codes)
+    return f"$'{escaped}'"

@@ -1,7 +1,7 @@
 """Read files that others made, whole or not at all: regular, of bounded size, UTF-8.
 
-What a user names, or what lies in a tree, may be a device without an end, a FIFO that nobody writes
-to, or larger than memory. Neither waits nor fills the memory here.
+A path of a user or in a tree may lead to a device without an end, a FIFO that nobody writes to, or
+a file larger than memory. None of them blocks this process or fills its memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ LARGEST = 4 << 20
 LARGEST_IN_TREE = 64 << 20
 """Bytes of a text in a tree, a package or a wheelhouse: sources, RECORD, a manifest."""
 
-_STDIN, _HINT = "standard input", "name a regular file"
+_STDIN = "standard input"
+_HINT = "name a regular file"
+_PIECE = 1 << 20  # bytes
 _PACKED = {
     "gzip": (b"\x1f\x8b", "zcat"),
     "zstd": (b"\x28\xb5\x2f\xfd", "zstdcat"),
@@ -47,10 +49,10 @@ def read_bytes(
 ) -> bytes:
     """Return the content of a regular file of at most ``limit`` bytes; None is standard input.
 
-    ``follow`` says whether the last part of the path may be a symbolic link: yes where a user named
-    it, no in a tree. ``hint`` goes with a path that leads to no file. Raises UsageError if nothing
-    is there, or something else than a file; SourceError if it is too large; StorageError if it
-    cannot be read.
+    ``follow`` allows a symbolic link as the last part of the path: True for a path that a user
+    named, False in a tree. ``hint`` is for a path that leads to no file. Raises UsageError if the
+    path leads to nothing, or not to a file; SourceError if the file is too large; StorageError if
+    it cannot be read.
     """
     with _opened(path, hint, follow=follow) as file:
         data = file.read(limit + 1)  # one byte more shows that it is too large
@@ -79,18 +81,18 @@ def read_chunks(path: Path, *, reader: str, hint: str = _HINT) -> Iterator[bytes
     compressed one.
     """
     if str(path) == "-":
-        yield from iter(lambda: os.read(0, 1 << 20), b"")
+        yield from iter(lambda: os.read(0, _PIECE), b"")
         return
     with _opened(path, hint) as file:
-        first = file.read(1 << 20)
+        first = file.read(_PIECE)
         for kind, (magic, program) in _PACKED.items():
             if first.startswith(magic):
                 raise SourceError(
                     f"{path}: is compressed with {kind}",
-                    hint=" | ".join((quoted(program, path), reader)),
+                    hint=f"{quoted(program, path)} | {reader}",
                 )
         yield first
-        yield from iter(lambda: file.read(1 << 20), b"")
+        yield from iter(lambda: file.read(_PIECE), b"")
 
 
 def decoded(data: bytes, where: str) -> str:
@@ -109,7 +111,7 @@ def decoded(data: bytes, where: str) -> str:
 def parse_python(text: str | bytes) -> ast.Module:
     """Return Python as a syntax tree. Raises SyntaxError, whatever is wrong with the text.
 
-    Of what is nested too deeply CPython says MemoryError or RecursionError, by its version.
+    CPython raises MemoryError or RecursionError, by its version, for too deep nesting.
     """
     import ast
 
@@ -130,32 +132,34 @@ def _opened(path: Path | None, hint: str, *, follow: bool = True) -> Iterator[Bi
     if path is None:
         yield sys.stdin.buffer
         return
-    # O_NONBLOCK: a FIFO without a writer does not block open; O_NOCTTY: no terminal becomes ours.
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
-        handle = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
-        try:
-            # Asked of the open file: the path may lead elsewhere by now.
-            mode = os.fstat(handle).st_mode
-            if not stat.S_ISREG(mode):
-                kind = _KINDS.get(stat.S_IFMT(mode), "something else")
-                raise UsageError(f"{path}: is {kind}, not a file", hint=hint)
-            with os.fdopen(handle, "rb", closefd=False) as file:
-                yield file
-        finally:
-            os.close(handle)
-    except (
-        FileNotFoundError,
-        NotADirectoryError,
-        ValueError,
-    ):  # ValueError: a NUL in the path
+        handle = _open_regular(path, hint, follow=follow)
+        with os.fdopen(handle, "rb") as file:
+            yield file
+    # ValueError: a NUL in the path.
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         raise UsageError(f"{path}: no such file", hint=hint) from None
     except OSError as error:
         if error.errno == errno.ELOOP:  # O_NOFOLLOW met a link
-            raise UsageError(
-                f"{path}: is a symbolic link, not a file", hint=hint
-            ) from None
+            what = f"{path}: is a symbolic link, not a file"
+            raise UsageError(what, hint=hint) from None
         raise StorageError(
             f"{path}: cannot be read: {error.strerror or error}",
             hint="check its permissions",
         ) from None
+
+
+def _open_regular(path: Path, hint: str, *, follow: bool) -> int:
+    """Return a descriptor of a regular file. Raises UsageError for another kind, OSError."""
+    # O_NONBLOCK: a FIFO without a writer does not block open; O_NOCTTY: no terminal becomes ours.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    if not follow:
+        flags |= os.O_NOFOLLOW
+    handle = os.open(path, flags)
+    # The mode of the open file: the path may lead elsewhere by now.
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return handle
+    os.close(handle)
+    kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+    raise UsageError(f"{path}: is {kind}, not a file", hint=hint)

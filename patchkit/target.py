@@ -13,11 +13,9 @@ from patchkit.errors import UsageError
 from patchkit.records import RECIPES, read_toml
 
 DEFAULT_TARGET = "gb10"
-"""What is meant where neither a GPU nor the user names a device."""
-MODES = (
-    "native",
-    "family",
-)  # what a build is for: one device, or all devices of its family
+"""The device if neither a GPU nor the user names one."""
+MODES = ("native", "family")
+"""A build is for one device, or for all devices of its family."""
 # One digit of minor: nvcc writes 12.1 as 121, without a separator.
 _ARCH = re.compile(
     r"(?P<major>\d{1,3})\.(?P<minor>\d)(?P<suffix>[af]?)(?P<ptx>\+PTX)?(?P<virtual>-virtual)?"
@@ -48,9 +46,12 @@ class Arch:
 
     @property
     def codes(self) -> tuple[str, ...]:
-        """Return what nvcc is told to make, as it writes it after ``code=``."""
-        machine, ptx = f"sm_{self.gencode}", f"compute_{self.gencode}"
-        return (ptx,) if self.virtual else (machine, ptx) if self.ptx else (machine,)
+        """Return the names that nvcc takes after ``code=``: ``sm_121a``, ``compute_121a``."""
+        machine = f"sm_{self.gencode}"
+        ptx = f"compute_{self.gencode}"
+        if self.virtual:
+            return (ptx,)
+        return (machine, ptx) if self.ptx else (machine,)
 
 
 def parse_arch(text: str) -> Arch:
@@ -70,22 +71,27 @@ def parse_arch(text: str) -> Arch:
     )
 
 
-def listed(codes: Iterable[str]) -> tuple[str, ...]:
-    """Return names behind nvcc's ``code=`` as entries of an arch list, in their order.
+def list_archs(codes: Iterable[str]) -> tuple[str, ...]:
+    """Return names after nvcc's ``code=`` as entries of an arch list, in their order.
 
     ``sm_89`` and ``compute_89`` are ``8.9+PTX``, ``compute_80`` alone is ``8.0-virtual``.
     """
-    made: dict[str, set[str]] = {}
+    kinds_of: dict[str, set[str]] = {}
     for code in codes:
         kind, _, number = code.partition("_")
-        capability, suffix = number.rstrip("af"), number.lstrip("0123456789")
-        arch = f"{capability[:-1]}.{capability[-1]}{suffix}"
-        made.setdefault(arch, set()).add(kind)
-    ends = {"sm": "", "compute": "-virtual"}
-    return tuple(
-        f"{arch}+PTX" if len(kinds) == len(ends) else f"{arch}{ends[min(kinds)]}"
-        for arch, kinds in made.items()
-    )
+        digits = number.rstrip("af")
+        suffix = number.removeprefix(digits)
+        arch = f"{digits[:-1]}.{digits[-1]}{suffix}"
+        kinds_of.setdefault(arch, set()).add(kind)
+
+    archs = []
+    for arch, kinds in kinds_of.items():
+        if kinds == {"sm", "compute"}:
+            arch += "+PTX"
+        elif kinds == {"compute"}:
+            arch += "-virtual"
+        archs.append(arch)
+    return tuple(archs)
 
 
 class Load(enum.IntEnum):
@@ -101,47 +107,46 @@ class Load(enum.IntEnum):
         return self.name.lower()
 
 
-def load(arch: Arch, capability: tuple[int, int]) -> Load:
+def find_load(arch: Arch, capability: tuple[int, int]) -> Load:
     """Return how code built for ``arch`` reaches a device of ``capability``.
 
     SASS moves forward within a major version only; ``a`` code does not move at all; ``f`` code
     moves within its major version; PTX without a suffix is compiled on the device.
     """
     if arch.virtual:
-        return load_ptx(arch, capability)
+        return find_ptx_load(arch, capability)
     if arch.capability == capability:
         return Load.EXACT
-    if (
-        arch.suffix != "a"
-        and arch.major == capability[0]
-        and arch.minor < capability[1]
-    ):
+
+    is_earlier = arch.capability < capability
+    is_same_major = arch.major == capability[0]
+    if is_earlier and is_same_major and arch.suffix != "a":
         return Load.FAMILY if arch.suffix == "f" else Load.COMPATIBLE
-    if arch.ptx and not arch.suffix and arch.capability < capability:
+    if is_earlier and arch.ptx and not arch.suffix:
         return Load.JIT
     return Load.NONE
 
 
-def load_ptx(arch: Arch, capability: tuple[int, int]) -> Load:
+def find_ptx_load(arch: Arch, capability: tuple[int, int]) -> Load:
     """Return how bare PTX for ``arch`` (``compute_120f``) reaches a device: compiled there or not.
 
     Without a suffix it is compiled on every later device, ``f`` within its major version, ``a`` on
     its own device alone.
     """
-    later = arch.capability <= capability
-    fits = {
-        "": later,
-        "f": later and arch.major == capability[0],
-        "a": arch.capability == capability,
-    }
-    return Load.JIT if fits[arch.suffix] else Load.NONE
+    match arch.suffix:
+        case "":
+            fits = arch.capability <= capability
+        case "f":
+            fits = arch.major == capability[0] and arch.minor <= capability[1]
+        case _:
+            fits = arch.capability == capability
+    return Load.JIT if fits else Load.NONE
 
 
 def best_load(archs: tuple[str, ...], capability: tuple[int, int]) -> Load:
     """Return the best way any entry of an arch list reaches the device; NONE for an empty list."""
-    return max(
-        (load(parse_arch(arch), capability) for arch in archs), default=Load.NONE
-    )
+    loads = (find_load(parse_arch(arch), capability) for arch in archs)
+    return max(loads, default=Load.NONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,33 +184,30 @@ class Target:
         """Return TORCH_CUDA_ARCH_LIST for a ``native`` or ``family`` build."""
         return self.native if arch == "native" else self.family
 
-    def plain(self, arch: str) -> str:
+    def plain_arch(self, arch: str) -> str:
         """Return the arch without suffix, as nvcc names it: ``121`` if ``native``, else ``120``."""
         return replace(parse_arch(self.arch_list(arch)), suffix="", ptx=False).gencode
 
     def gencode_flags(self, arch_list: str) -> str:
-        """Return what torch's CMake makes of TORCH_CUDA_ARCH_LIST; ``Auto`` asks the device."""
+        """Return the flags that torch's CMake makes of TORCH_CUDA_ARCH_LIST; ``Auto``: detected."""
         if arch_list == "Auto":
             return self.detected
-        archs = map(parse_arch, arch_list.replace(";", " ").split())
-        return " ".join(
-            f"-gencode arch=compute_{arch.gencode},code={code}"
-            for arch in archs
-            for code in arch.codes
-        )
+        flags = []
+        for arch in map(parse_arch, arch_list.replace(";", " ").split()):
+            for code in arch.codes:
+                flags += ["-gencode", f"arch=compute_{arch.gencode},code={code}"]
+        return " ".join(flags)
 
 
 @cache
 def targets() -> dict[str, Target]:
     """Return all known targets by name."""
-    table = read_toml(dict[str, dict[str, Any]], RECIPES / "targets.toml")
-    return {
-        name: Target(
-            name=name,
-            **entry | {"capability": parse_arch(entry["capability"]).capability},
-        )
-        for name, entry in table.items()
-    }
+    rows = read_toml(dict[str, dict[str, Any]], RECIPES / "targets.toml")
+    devices = {}
+    for name, row in rows.items():
+        row["capability"] = parse_arch(row["capability"]).capability
+        devices[name] = Target(name=name, **row)
+    return devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +230,7 @@ def toolkits() -> tuple[Toolkit, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PtxasFigures:
-    """What one ptxas may take, and how long it takes; ``recipes/toolchain.toml`` has the fields."""
+    """The limits of one ptxas, and its time; ``recipes/toolchain.toml`` describes the fields."""
 
     memory: tuple[int, int]
     split_memory: tuple[int, int]
@@ -246,11 +248,10 @@ def ptxas_figures() -> PtxasFigures:
 
 
 def toolkit_of(torch: str) -> Toolkit:
-    """Return the CUDA that a torch is for; for one that is older than all rows, the oldest."""
-    from packaging.version import (
-        Version,
-    )  # nodes, which read targets alone, may lack it
+    """Return the CUDA of a torch; the oldest for a torch that is older than all rows."""
+    # Nodes, which read targets alone, may lack packaging.
+    from packaging.version import Version
 
     oldest, *later = toolkits()
-    known = [row for row in later if Version(row.torch) <= Version(torch)]
-    return known[-1] if known else oldest
+    fitting = [row for row in later if Version(row.torch) <= Version(torch)]
+    return fitting[-1] if fitting else oldest

@@ -37,9 +37,8 @@ class Unreached:
 
     def covers(self, kernels: Collection[str]) -> bool:
         """Check whether all of these kernels are never called."""
-        return bool(kernels) and all(
-            re.search(self.kernels, kernel) for kernel in kernels
-        )
+        matches = (re.search(self.kernels, kernel) for kernel in kernels)
+        return bool(kernels) and all(matches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

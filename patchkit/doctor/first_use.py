@@ -26,7 +26,7 @@ from patchkit.errors import PatchkitError, reason
 from patchkit.quoting import quoted
 from patchkit.runtime.host.host import plain_version
 from patchkit.runtime.rules.variable_rules import CACHES, cache_variables
-from patchkit.target import Load, best_load, listed, targets
+from patchkit.target import Load, best_load, list_archs, targets
 from patchkit.units import BYTES_PER_MIB
 from patchkit.unreached import NOTHING_READ, known_dispatch
 
@@ -105,7 +105,7 @@ def count_loads(
         loads[library] = Counter[Load]()
         for names, count in binaries.items():
             if not dispatch.leaves(library, names.split()):
-                archs = listed(_ARCH_NAMES.findall(names))
+                archs = list_archs(_ARCH_NAMES.findall(names))
                 loads[library][best_load(archs, (major, minor))] += count
     return loads
 

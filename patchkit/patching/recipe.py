@@ -40,7 +40,7 @@ class BuildVariable:
     value: str
 
     def value_for(self, request: Request) -> str:
-        plain = request.target.plain(request.arch)
+        plain = request.target.plain_arch(request.arch)
         return self.value.format(list=request.arch_list, plain=plain)
 
     def setting(self, request: Request) -> str:

@@ -18,7 +18,7 @@ from patchkit.edit.cmake import Command, commands
 from patchkit.errors import DriftError, ProofError, UsageError
 from patchkit.proof.cmake import Traced, mirror, read_trace, run_script
 from patchkit.source.tree import SourceTree
-from patchkit.target import Target, listed, parse_arch
+from patchkit.target import Target, list_archs, parse_arch
 
 ROOT_FILE = "CMakeLists.txt"
 EXTERNAL_FILES = "cmake/external_projects/*.cmake"
@@ -244,7 +244,7 @@ def _archs_by_place(
             if not (call.arguments and _CODE_NAME.fullmatch(call.arguments[0])):
                 raise _unreadable_call(call)
             codes.append(call.arguments[0])
-            found[sources] = listed(codes)
+            found[sources] = list_archs(codes)
         elif call.command == INTERSECTION:
             project = call.where if call.where in known else None
         elif call.command == _LIST and project:

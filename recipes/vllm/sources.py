@@ -7,7 +7,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from patchkit.target import Arch, Load, Target, load, load_ptx, parse_arch, toolkits
+from patchkit.target import (
+    Arch,
+    Load,
+    Target,
+    find_load,
+    find_ptx_load,
+    parse_arch,
+    toolkits,
+)
 
 Codes = frozenset[tuple[str, Arch]]
 """Kind ("sass" or "ptx") and arch of the entries of one fat binary."""
@@ -33,7 +41,7 @@ class CudaSource:
 
     def load(self, target: Target) -> Load:
         """Return the best way that its code reaches a device."""
-        ways = {"sass": load, "ptx": load_ptx}
+        ways = {"sass": find_load, "ptx": find_ptx_load}
         found = (ways[kind](arch, target.capability) for kind, arch in self.codes)
         return max(found, default=Load.NONE)
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from io import BufferedIOBase
 
 from patchkit.elf import Section, damaged
-from patchkit.target import Arch, Load, Target, load, load_ptx
+from patchkit.target import Arch, Load, Target, find_load, find_ptx_load
 
 CONTAINER = struct.Struct("<IHHQ")
 ENTRY = struct.Struct("<HHIQIIHHI8xQ8xQ")
@@ -63,9 +63,9 @@ class DeviceCode:
     def reach(self, target: Target) -> Load:
         """Return how it reaches a device. Code that only a linker reads does not."""
         if self.kind == "sass":
-            return load(self.arch, target.capability)
+            return find_load(self.arch, target.capability)
         if self.kind == "ptx":
-            return load_ptx(self.arch, target.capability)
+            return find_ptx_load(self.arch, target.capability)
         return Load.NONE
 
 

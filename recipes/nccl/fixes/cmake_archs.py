@@ -14,7 +14,7 @@ _USERS = "90-real"
 
 
 def _arch(request: kit.Request) -> str:
-    return f"{request.target.plain(request.arch)}-real"
+    return f"{request.target.plain_arch(request.arch)}-real"
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:

@@ -21,7 +21,7 @@ _USERS = "-gencode=arch=compute_90,code=sm_90"
 
 
 def _gencode(request: kit.Request) -> str:
-    arch = request.target.plain(request.arch)
+    arch = request.target.plain_arch(request.arch)
     return f"-gencode=arch=compute_{arch},code=sm_{arch}"
 
 

@@ -7,7 +7,15 @@ https://docs.nvidia.com/cuda/cuda-c-programming-guide/#feature-set-compiler-targ
 import pytest
 
 from patchkit.errors import UsageError
-from patchkit.target import Arch, Load, best_load, listed, load, parse_arch, targets
+from patchkit.target import (
+    Arch,
+    Load,
+    best_load,
+    find_load,
+    list_archs,
+    parse_arch,
+    targets,
+)
 
 SM80, SM121A = (
     "-gencode arch=compute_80,code=sm_80",
@@ -45,7 +53,7 @@ def test_what_nvcc_makes_is_listed():
     archs = ("12.1a", "8.9+PTX", "8.0-virtual", "10.3f")
     codes = [code for arch in archs for code in parse_arch(arch).codes]
     assert codes == ["sm_121a", "sm_89", "compute_89", "compute_80", "sm_103f"]
-    assert listed(codes) == archs
+    assert list_archs(codes) == archs
 
 
 def test_load():
@@ -65,7 +73,7 @@ def test_load():
         ("8.6", (8, 9), Load.COMPATIBLE),
         ("8.6", (8, 0), Load.NONE),
     ):
-        assert load(parse_arch(arch), capability) is expected
+        assert find_load(parse_arch(arch), capability) is expected
     assert best_load((), GB10) is Load.NONE
     assert best_load(("8.0+PTX", "12.0", "9.0a"), GB10) is Load.COMPATIBLE
 
@@ -79,9 +87,13 @@ def test_a_target_reaches_its_own_device():
             capability[0],
         )
         assert target.cuda_tag == "cu130"
-        assert load(parse_arch(target.arch_list("native")), capability) is Load.EXACT
-        assert load(parse_arch(target.arch_list("family")), capability) >= Load.FAMILY
-        assert load(parse_arch(target.stock), capability) >= Load.COMPATIBLE
+        assert (
+            find_load(parse_arch(target.arch_list("native")), capability) is Load.EXACT
+        )
+        assert (
+            find_load(parse_arch(target.arch_list("family")), capability) >= Load.FAMILY
+        )
+        assert find_load(parse_arch(target.stock), capability) >= Load.COMPATIBLE
 
 
 def test_gencode_flags():
