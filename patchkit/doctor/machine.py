@@ -1,11 +1,11 @@
-"""Judge a machine by what it says of itself, and the Python or the image that has vLLM. Pure."""
+"""Judge a machine by its facts, and the Python or the image that has vLLM. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from patchkit.cluster.agent.health import DiskRoom
+from patchkit.cluster.agent.health import DiskRoom, GpuState
 from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.doctor.peers.node_report import (
     NodeReport,
@@ -22,80 +22,80 @@ from patchkit.doctor.symptoms.findings import log_findings
 from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
+from patchkit.runtime.host.host import Memory
 from patchkit.runtime.rules.releases import within
 from patchkit.units import KIB_PER_GIB
 
 _UNIFIED = ("gb10", "thor")
-# NVML's clocksThrottleReasons that are no choice of the user's: nvml.h.
+# NVML's clocksThrottleReasons that are no choice of the user: nvml.h.
 _THROTTLED = {0x8: "hardware", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
 _MISMATCH = "mismatch"  # NVML_ERROR_LIB_RM_VERSION_MISMATCH in NVML's words
 _UNNAMED = "no environment with vLLM is known here: name it with --venv"
 _INSTALL = "patchkit cluster install"
-_CPUS = {"amd64": "x86_64", "arm64": "aarch64"}  # as Go names them: as Linux does
+_LINUX_CPUS = {"amd64": "x86_64", "arm64": "aarch64"}  # by their names in Go
 _LIMITS = read_toml(dict[str, Any], RECIPES / "doctor" / "machine.toml", key="limits")
 _UNITS = {"celsius": "°C", "watts": "W", "mhz": "MHz", "busy": "%"}
 
 
 def disk_trouble(disk: DiskRoom) -> str:
-    """Return why nothing can be written to a disk any more, or soon; "" for one with room."""
+    """Return why nothing can be written to a disk, or soon cannot; "" for one with room."""
     if disk.files == 0:
         return "no file can be made"
-    return (
-        f"{disk.free / 1e6:.0f} MB are free"
-        if disk.free < _LIMITS["full_bytes"]
-        else ""
-    )
+    if disk.free < _LIMITS["full_bytes"]:
+        return f"{disk.free / 1e6:.0f} MB are free"
+    return ""
 
 
 def machine_findings(node: NodeReport) -> Iterator[Finding]:
-    """Yield what is wrong with one machine, what is well, and what was not looked at."""
-    if node.facts is None or node.health is None:
-        part = "facts" if node.facts is None else "health"
-        yield unchecked("machine", node.node, node.why_not(part))
-        return
-    python = (
-        check_torch,
-        check_lost_nccl,
-        check_nccl,
-        check_compilers,
-    )  # of the machine itself
-    engine = (check_engine, check_gpu_way, check_image_cpu)
-    for run_check in (
-        *(check_driver, check_gpu, check_gpu_users, check_kernel_log),
-        *(check_memory, check_memory_guard, check_rdma_files),
-        *(engine if node.facts.image else python),
-    ):
-        yield from run_check(node)
+    """Yield what is wrong with one machine, what is well, and what was not checked."""
+    for part in ("facts", "health"):
+        if getattr(node, part) is None:
+            yield unchecked("machine", node.node, node.why_not(part))
+            return
+
+    yield from check_driver(node)
+    yield from check_gpu(node)
+    yield from check_gpu_users(node)
+    yield from check_kernel_log(node)
+    yield from check_memory(node)
+    yield from check_memory_guard(node)
+    yield from check_rdma_files(node)
+    if node.part("facts").image:
+        yield from check_engine(node)
+        yield from check_gpu_way(node)
+        yield from check_image_cpu(node)
+    else:
+        yield from check_torch(node)
+        yield from check_lost_nccl(node)
+        yield from check_nccl(node)
+        yield from check_compilers(node)
+
+
+def _memory(node: NodeReport) -> Memory:
+    why = "the kernel does not tell how much memory there is"
+    return require(node.host.memory, why)
 
 
 @check("memory-left")
 def check_memory(node: NodeReport) -> Outcome:
-    memory = require(
-        node.host.memory, "the kernel does not tell how much memory there is"
-    )
+    memory = _memory(node)
     sizes = {
         "available": memory.available // KIB_PER_GIB,
         "total": memory.total // KIB_PER_GIB,
     }
-    shared = node.host.target in _UNIFIED and bool(node.processes)
-    if shared and sizes["available"] < _LIMITS["left_gib"]:
-        return node.find("memory-left", **sizes)
-    return sizes
+    has_room = sizes["available"] >= _LIMITS["left_gib"]
+    if has_room or node.host.target not in _UNIFIED or not node.processes:
+        return sizes
+    return node.find("memory-left", **sizes)
 
 
 @check("memory-guard")
 def check_memory_guard(node: NodeReport) -> Outcome:
     guards = node.health_fact("guards")
-    memory = require(
-        node.host.memory, "the kernel does not tell how much memory there is"
-    )
-    if not memory.swap_total and not guards and node.host.target in _UNIFIED:
+    swap = _memory(node).swap_total
+    if not swap and not guards and node.host.target in _UNIFIED:
         return node.find("memory-guard")
-    return {
-        "guards": ", ".join(
-            (*guards, f"{memory.swap_total // KIB_PER_GIB} GiB of swap")
-        )
-    }
+    return {"guards": ", ".join((*guards, f"{swap // KIB_PER_GIB} GiB of swap"))}
 
 
 @check("kernel-log")
@@ -103,17 +103,19 @@ def check_kernel_log(node: NodeReport) -> Outcome:
     try:
         lines = [line.replace("\n", " ") for line in node.health_fact("kernel")]
     except NotCheckedError as error:
-        hint = ssh_command(
-            node.node, "sudo", "dmesg", "--level=emerg,alert,crit,err,warn"
-        )
+        levels = "--level=emerg,alert,crit,err,warn"
+        hint = ssh_command(node.node, "sudo", "dmesg", levels)
         raise NotCheckedError(error.what, hint=hint) from None
+
     text = "".join(f"{line}\n" for line in lines).encode(errors="replace")
-    # Not whole: most lines of the log were left out.
-    read = read_log([text], facts_for_causes(node), whole=False)
-    findings = log_findings(read, nodes=[node.node] * (len(lines) + 1))
-    bad = (Level.ERROR, Level.WARNING)
-    found = [each for each in findings if each.about != "unknown" and each.level in bad]
-    return found or {"count": len(lines)}
+    # Most lines of the log were left out.
+    log = read_log([text], facts_for_causes(node), whole=False)
+    faults = []
+    for finding in log_findings(log, nodes=[node.node] * (len(lines) + 1)):
+        is_bad = finding.level in (Level.ERROR, Level.WARNING)
+        if is_bad and finding.about != "unknown":
+            faults.append(finding)
+    return faults or {"count": len(lines)}
 
 
 # The GPU
@@ -128,48 +130,53 @@ def check_gpu(node: NodeReport) -> Outcome:
             return node.find("gpu-mismatch", reason=error.what)
         none = "" if node.host.gpus else "no GPU is found here: "
         raise NotCheckedError(f"{none}{error.what}") from None
-    throttled = require(
-        gpu.throttled, "nvidia-smi does not tell why clocks are held down"
-    )
-    shown = {
-        name: f"? {unit}"
-        if (value := getattr(gpu, name)) is None
-        else f"{value:.0f} {unit}"
-        for name, unit in _UNITS.items()
-    }
-    slow = (gpu.mhz or _LIMITS["stuck_mhz"] + 1) <= _LIMITS["stuck_mhz"]
-    if reasons := {word for bit, word in _THROTTLED.items() if throttled & bit}:
-        return node.find(
-            "gpu-throttled", reasons=" and ".join(sorted(reasons)), **shown
-        )
-    if (
-        slow
-        and (gpu.busy or 0) >= _LIMITS["busy_percent"]
-        and node.host.target == "gb10"
-    ):
-        return node.find("gpu-stuck", **shown)
-    return shown
+
+    why = "nvidia-smi does not tell why clocks are held down"
+    throttled = require(gpu.throttled, why)
+    figures = {}
+    for name, unit in _UNITS.items():
+        value = getattr(gpu, name)
+        figures[name] = f"? {unit}" if value is None else f"{value:.0f} {unit}"
+
+    reasons = {word for bit, word in _THROTTLED.items() if throttled & bit}
+    if reasons:
+        shown = " and ".join(sorted(reasons))
+        return node.find("gpu-throttled", reasons=shown, **figures)
+    if node.host.target == "gb10" and _is_stuck(gpu):
+        return node.find("gpu-stuck", **figures)
+    return figures
+
+
+def _is_stuck(gpu: GpuState) -> bool:
+    """Return whether a GPU that is busy has a clock that does not rise."""
+    is_busy = (gpu.busy or 0) >= _LIMITS["busy_percent"]
+    is_slow = 0 < (gpu.mhz or 0) <= _LIMITS["stuck_mhz"]
+    return bool(is_busy and is_slow)
 
 
 @check("gpu-others")
 def check_gpu_users(node: NodeReport) -> Outcome:
-    users, container = node.health_fact("gpu_users"), node.health_fact("container")
-    own = {each.pid for each in node.part("processes")}
-    others = [each for each in users if each.pid not in own]
+    users = node.health_fact("gpu_users")
+    container = node.health_fact("container")
+    ranks = {process.pid for process in node.part("processes")}
+    others = [user for user in users if user.pid not in ranks]
     if not others:
         return {"count": len(users)}
     if container.kind:
-        raise NotCheckedError(
-            "in a container processes have other numbers than the driver says"
-        )
+        why = "in a container processes have other numbers than the driver says"
+        raise NotCheckedError(why)
+
     shown = []
     for user in others:
-        words = [user.name, f"of {user.user}" if user.user else ""]
-        words.append("" if user.mib is None else f"{user.mib} MiB")
-        shown.append(f"{user.pid} ({' '.join(filter(None, words))})")
-    pids = ",".join(str(each.pid) for each in others)
-    about = "gpu-others" if own else "gpu-taken"
-    return node.find(about, processes=", ".join(shown), pids=pids)
+        owner = f" of {user.user}" if user.user else ""
+        memory = "" if user.mib is None else f" {user.mib} MiB"
+        words = f"{user.name}{owner}{memory}".strip()
+        shown.append(f"{user.pid} ({words})")
+    return node.find(
+        "gpu-others" if ranks else "gpu-taken",
+        processes=", ".join(shown),
+        pids=",".join(str(user.pid) for user in others),
+    )
 
 
 @check("driver")
@@ -179,26 +186,26 @@ def check_driver(node: NodeReport) -> Outcome:
     oldest = _LIMITS["drivers"].get(cuda.partition(".")[0], "")
     driver = node.driver
     if not oldest:
-        raise NotCheckedError(
-            f"{driver} is there, and no torch says for which CUDA it is"
-        )
-    fields = {"driver": driver, "cuda": cuda}
-    old = within(driver, f"<{oldest}")
-    return node.find("driver", oldest=oldest, **fields) if old else fields
+        why = f"{driver} is there, and no torch says for which CUDA it is"
+        raise NotCheckedError(why)
+    if within(driver, f"<{oldest}"):
+        return node.find("driver", oldest=oldest, driver=driver, cuda=cuda)
+    return {"driver": driver, "cuda": cuda}
 
 
 @check("rdma-closed")
 def check_rdma_files(node: NodeReport) -> Outcome:
     container = node.health_fact("container")
-    active = sum(each.active for each in node.host.rdma)
-    counts = {"open": container.verbs_open, "count": container.verbs, "active": active}
-    if container.verbs_open < active:
-        return node.find(
-            "container-rdma" if container.kind else "rdma-closed", **counts
-        )
-    return {
-        "what": f"{container.verbs_open} files of RDMA devices open, {active} active"
-    }
+    opened = container.verbs_open
+    active = sum(device.active for device in node.host.rdma)
+    if opened >= active:
+        return {"what": f"{opened} files of RDMA devices open, {active} active"}
+    return node.find(
+        "container-rdma" if container.kind else "rdma-closed",
+        open=opened,
+        count=container.verbs,
+        active=active,
+    )
 
 
 # The Python
@@ -209,104 +216,124 @@ def check_torch(node: NodeReport) -> Outcome:
     software = node.host.software
     if software is None or not (software.vllm and software.torch):
         raise NotCheckedError(_UNNAMED)
-    own = software.vllm.partition("+")[2]
-    built_for = own.removeprefix("cu") if own.startswith("cu") else ""
-    has = software.cuda.replace(".", "")
-    fields = {"torch": software.torch, "vllm": software.vllm, "cuda": software.cuda}
-    if not has and not node.host.gpus:
+    if not software.cuda and not node.host.gpus:
         raise NotCheckedError("torch is for CPUs, and there is no GPU")
-    if has and built_for[:2] in ("", has[:2]):
+
+    fields = {"torch": software.torch, "vllm": software.vllm, "cuda": software.cuda}
+    local_version = software.vllm.partition("+")[2]
+    built_for = ""
+    if local_version.startswith("cu"):
+        built_for = local_version.removeprefix("cu")[:2]
+    if software.cuda and software.cuda.replace(".", "").startswith(built_for):
         return fields
+
+    command = _INSTALL
+    if not node.placed:
+        command = _pip_install(node, f"vllm=={software.vllm}")
+    about = "torch-other" if software.cuda else "torch-cpu"
+    return node.find(about, command=command, **fields)
+
+
+def _pip_install(node: NodeReport, *words: str) -> str:
     venv = node.part("facts").venv
     python = f"{venv}/bin/python" if venv else "python3"
-    again = ssh_command(
-        node.node, python, "-m", "pip", "install", f"vllm=={software.vllm}"
-    )
-    about = "torch-other" if has else "torch-cpu"
-    return node.find(about, command=_INSTALL if node.placed else again, **fields)
+    return ssh_command(node.node, python, "-m", "pip", "install", *words)
 
 
 @check("nccl-lost")
 def check_lost_nccl(node: NodeReport) -> Outcome:
-    found = []
-    for file in node.contents.lost if node.contents else ():
-        # A wheel that was built is in the house.
-        built = (
-            ("--no-index", "--find-links", "wheelhouse") if "+" in file.version else ()
-        )
-        words = ("-m", "pip", "install", "--force-reinstall", "--no-deps", *built)
-        lost, python = (
-            f"{file.project}=={file.version}",
-            f"{node.part('facts').venv}/bin/python",
-        )
-        again = ssh_command(node.node, python, *words, lost)
-        command = _INSTALL if node.placed else again
-        found.append(node.find("nccl-lost", lost=file, command=command))
-    return found
+    findings = []
+    for lost in node.contents.lost if node.contents else ():
+        command = _INSTALL
+        if not node.placed:
+            words = ["--force-reinstall", "--no-deps"]
+            if "+" in lost.version:  # a wheel that was built is in the house
+                words += ("--no-index", "--find-links", "wheelhouse")
+            command = _pip_install(node, *words, f"{lost.project}=={lost.version}")
+        findings.append(node.find("nccl-lost", lost=lost, command=command))
+    return findings
 
 
 @check("nccl-two")
 def check_nccl(node: NodeReport) -> Outcome:
-    known = node.part("contents").nccl
-    own, its_bytes = known.get("vllm", ("", ""))
-    torch, other_bytes = known.get("torch", ("", ""))
-    if not its_bytes or not other_bytes:
+    copies = node.part("contents").nccl
+    of_vllm, vllm_digest = copies.get("vllm", ("", ""))
+    of_torch, torch_digest = copies.get("torch", ("", ""))
+    if not vllm_digest or not torch_digest:
         raise NotCheckedError("it is not known which libnccl torch and vLLM load")
-    if its_bytes == other_bytes:
-        return {"version": own}
+    if vllm_digest == torch_digest:
+        return {"version": of_vllm}
     python = quoted(f"{node.part('facts').venv}/bin/python")
-    return node.find("nccl-two", vllm=own, torch=torch, python=python)
+    return node.find("nccl-two", vllm=of_vllm, torch=of_torch, python=python)
 
 
 @check("compiler")
 def check_compilers(node: NodeReport) -> Outcome:
-    has = node.health_fact("compilers")
+    compilers = node.health_fact("compilers")
     if not node.part("facts").venv:
         raise NotCheckedError(_UNNAMED)
-    lacking = [] if has.compiler else [node.find("compiler")]
-    lacking += [] if has.python_h else [node.find("python-header")]
-    return lacking or {"header": has.python_h}
+    lacking = []
+    if not compilers.compiler:
+        lacking.append(node.find("compiler"))
+    if not compilers.python_h:
+        lacking.append(node.find("python-header"))
+    return lacking or {"header": compilers.python_h}
 
 
-# What containers get: that an engine or the image is missing, or refuses, `up` says as well
+# The container engine and the image; `up`, too, refuses if one is missing or does not answer
 
 
 @check("engine", "engine-rdma")
 def check_engine(node: NodeReport) -> Outcome:
-    said, disk = node.engine, node.engine.storage
-    fields = {"version": said.version, "storage": disk.folder, "free": disk.free / 1e9}
-    verbs = make_fine("engine-rdma", node.node)
-    if closed := said.closed:
-        command = ssh_command(node.node, "sudo", "chmod", "a+rw", *closed)
-        verbs = node.find("engine-rdma", files=", ".join(closed), command=command)
-    return [make_fine("engine", node.node, program=said.program, **fields), verbs]
+    engine = node.engine
+    disk = engine.storage
+    fine = make_fine(
+        "engine",
+        node.node,
+        program=engine.program,
+        version=engine.version,
+        storage=disk.folder,
+        free=disk.free / 1e9,
+    )
+    if not engine.closed:
+        return [fine, make_fine("engine-rdma", node.node)]
+    command = ssh_command(node.node, "sudo", "chmod", "a+rw", *engine.closed)
+    files = ", ".join(engine.closed)
+    return [fine, node.find("engine-rdma", files=files, command=command)]
 
 
 @check("engine-gpu")
 def check_gpu_way(node: NodeReport) -> Outcome:
-    said, driver = node.engine, node.driver
-    if not said.spec:
-        docker = said.program.endswith("docker")
-        lacking = node.find("engine-hook" if docker else "engine-gpu")
-        return {"way": "by NVIDIA's hook, --gpus"} if docker and said.hook else lacking
-    if said.driver in ("", driver):
-        return {"way": f"by {said.spec}, which is for driver {driver}"}
-    kept = said.spec.startswith("/var/run/")  # by the toolkit, from 1.18 on
-    made = ("nvidia-ctk", "cdi", "generate", f"--output={said.spec}")
-    words = ("systemctl", "restart", "nvidia-cdi-refresh.service") if kept else made
-    fields = {"spec": said.spec, "old": said.driver, "driver": driver}
+    engine = node.engine
+    driver = node.driver
+    if not engine.spec:
+        if not engine.program.endswith("docker"):
+            return node.find("engine-gpu")
+        if not engine.hook:
+            return node.find("engine-hook")
+        return {"way": "by NVIDIA's hook, --gpus"}
+    if engine.driver in ("", driver):
+        return {"way": f"by {engine.spec}, which is for driver {driver}"}
+
+    words = ["nvidia-ctk", "cdi", "generate", f"--output={engine.spec}"]
+    if engine.spec.startswith("/var/run/"):  # by the toolkit, from 1.18 on
+        words = ["systemctl", "restart", "nvidia-cdi-refresh.service"]
     return node.find(
-        "cdi-stale", command=ssh_command(node.node, "sudo", *words), **fields
+        "cdi-stale",
+        spec=engine.spec,
+        old=engine.driver,
+        driver=driver,
+        command=ssh_command(node.node, "sudo", *words),
     )
 
 
 @check("image-cpu")
 def check_image_cpu(node: NodeReport) -> Outcome:
-    cpu, machine = node.engine.cpu, node.host.system.machine
-    require(
-        (cpu and machine) or None, "the image is not there, or no CPU is named here"
-    )
+    cpu = node.engine.cpu
+    machine = node.host.system.machine
+    if not cpu or not machine:
+        raise NotCheckedError("the image is not there, or no CPU is named here")
     fields = {"cpu": cpu, "machine": machine, "program": node.engine.program}
-    return (
-        fields if _CPUS.get(cpu, cpu) == machine else node.find("image-cpu", **fields)
-    )
+    if _LINUX_CPUS.get(cpu, cpu) == machine:
+        return fields
+    return node.find("image-cpu", **fields)

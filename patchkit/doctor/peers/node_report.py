@@ -1,12 +1,11 @@
-"""Hold what nodes said when doctor asked them, and make checks of it that always answer.
+"""Hold the reports of nodes, and make checks of them that always answer.
 
-What a node did not say is None. A check says what is wrong, that all is well, or why it was not
-made; its texts are data, in recipes/doctor: it names one by its id, and has the fields of it.
+A part that a node did not send is None. A check says what is wrong, that all is well, or why it was
+not made; its texts are data in recipes/doctor: it names a text by its id, and gives its fields.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,12 +22,14 @@ from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.digests import digest
 from patchkit.errors import PatchkitError
 from patchkit.finding import Finding, Level, finding_from_text, finding_texts
+from patchkit.foreign import read_json
 from patchkit.runtime.envfile.env_file import EnvFile, env_file
 from patchkit.runtime.host.advice import find_remark
 from patchkit.runtime.host.host import Host
 
-ENV, GROUP = "node.env", "group.json"
-_FILES = (
+_ENV = "node.env"
+_GROUP = "group.json"
+_TEXT_FILES = (
     "peers.toml",
     "machine.toml",
     "images.toml",
@@ -39,7 +40,7 @@ _FILES = (
 
 _Value = TypeVar("_Value")
 Outcome = Finding | Sequence[Finding] | Mapping[str, object]
-"""State what a check returns: findings, or the fields of the text that says that all is well."""
+"""The result of a check: findings, or the fields of the text that says that all is well."""
 
 
 class NotCheckedError(PatchkitError):
@@ -47,28 +48,28 @@ class NotCheckedError(PatchkitError):
 
 
 def require(value: _Value | None, why: str) -> _Value:
-    """Return a value that a check needs. Raises NotCheckedError for None."""
+    """Return a value that a check needs. Raise NotCheckedError for None."""
     if value is None:
         raise NotCheckedError(why)
     return value
 
 
+def _file_of(about: str) -> str:
+    return next(name for name in _TEXT_FILES if about in finding_texts(name))
+
+
 def make_finding(about: str, where: str, **fields: object) -> Finding:
-    """Return the finding of this id; its command is made there, if it names the words of one."""
-    file = next(name for name in _FILES if about in finding_texts(name))
+    """Return the finding of this id; its command is made here if its text has the words of one."""
+    file = _file_of(about)
     if run := finding_texts(file)[about].run:
-        fields = {
-            "command": ssh_command(where, *(word.format_map(fields) for word in run)),
-            **fields,
-        }
+        words = [word.format_map(fields) for word in run]
+        fields.setdefault("command", ssh_command(where, *words))
     return finding_from_text(file, about, where, **fields)
 
 
 def make_fine(about: str, where: str, **fields: object) -> Finding:
-    """Return that a check found nothing wrong, with what was seen."""
-    text = next(
-        finding_texts(name)[about] for name in _FILES if about in finding_texts(name)
-    )
+    """Return the finding that nothing is wrong, with what was seen."""
+    text = finding_texts(_file_of(about))[about]
     return Finding(
         level=Level.OK,
         where=where,
@@ -79,7 +80,7 @@ def make_fine(about: str, where: str, **fields: object) -> Finding:
 
 
 def unchecked(about: str, where: str, reason: str, hint: str = "") -> Finding:
-    """Return that it was not looked at, with the reason."""
+    """Return the finding that a check was not made, with the reason."""
     what = f"not checked: {reason}"
     return Finding(level=Level.UNKNOWN, where=where, about=about, what=what, hint=hint)
 
@@ -87,10 +88,10 @@ def unchecked(about: str, where: str, reason: str, hint: str = "") -> Finding:
 def check(
     *names: str,
 ) -> Callable[[Callable[..., Outcome]], Callable[..., list[Finding]]]:
-    """Make a function a check of these names, which returns findings whatever happens.
+    """Make a function a check of these names, which always returns findings.
 
-    Its first argument has the ``node`` that is checked. Where it raises NotCheckedError each of the
-    names is unknown. Where it returns fields, the first name is fine.
+    Its first argument has the ``node`` that is checked. If it raises NotCheckedError, each of the
+    names is unknown. If it returns fields, the first name is fine.
     """
     return lambda function: partial(_run_check, names, function)
 
@@ -109,10 +110,10 @@ def _run_check(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedFiles:
-    """A node's part of a start; ``env`` is None where it is damaged.
+    """The files of a start on a node; ``env`` is None if that file is damaged.
 
-    ``id`` is that of the start, "" if ``group.json`` says none, ``edited`` are the files that are
-    not as it says; ``folder`` is that of the model which its rank serves, "" for none.
+    ``id`` is that of the start, "" if ``group.json`` has none; ``edited`` are the files that differ
+    from their digests there; ``folder`` is that of the model which its rank serves, "" for none.
     """
 
     id: str
@@ -124,31 +125,35 @@ class PlacedFiles:
 
 
 def placed_files(files: Mapping[str, str], unit: str) -> PlacedFiles | None:
-    """Return what an earlier `up` left, None where there is nothing of one."""
-    if not {ENV, GROUP, unit} & files.keys():
+    """Return the files that an earlier `up` left, None without any."""
+    if files.keys().isdisjoint((_ENV, _GROUP, unit)):
         return None
     env = None
     with suppress(PatchkitError):
-        env = env_file(files.get(ENV, ""), ENV, accept_edited=True)
-    try:
-        group = json.loads(files.get(GROUP, ""))
-    except (ValueError, RecursionError):
+        env = env_file(files.get(_ENV, ""), _ENV, accept_edited=True)
+
+    group = {}
+    with suppress(ValueError):
+        group = read_json(files.get(_GROUP, ""))
+    if not isinstance(group, dict):
         group = {}
-    group = group if isinstance(group, dict) else {}
-    written = group.get("files")
-    written = written if isinstance(written, dict) else {GROUP: ""}
+    digests = group.get("files")
+    if not isinstance(digests, dict):
+        digests = {_GROUP: ""}
+    edited = [name for name in digests if digest(files.get(name)) != digests[name]]
     return PlacedFiles(
-        **{name: str(group.get(name, "")) for name in ("id", "model", "url", "folder")},
+        id=str(group.get("id", "")),
+        model=str(group.get("model", "")),
+        url=str(group.get("url", "")),
+        folder=str(group.get("folder", "")),
         env=env,
-        edited=tuple(
-            name for name in written if digest(files.get(name)) != written[name]
-        ),
+        edited=tuple(edited),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAnswer:
-    """What a node says of itself; ``links`` are how a head reaches each worker by ssh."""
+    """What a node sends about itself; ``links`` are a head's ways to each worker by ssh."""
 
     facts: NodeFacts | None = None
     health: NodeHealth | None = None
@@ -163,13 +168,13 @@ class NodeAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport(NodeAnswer):
-    """What a node said; ``silence`` is why it said nothing at all.
+    """All that is known of a node; ``silence`` is why it sent nothing at all.
 
-    ``address`` is its IPv4 address in the cluster: what it has now, else what cluster.toml or the
-    last start say, "" if nobody does; ``no_address`` is why it has none now. ``ways`` are the
-    addresses that a node tried, each with the node that has it. ``placed`` is what the last `up`
-    left. ``serving`` says what answers requests where the server is to listen.
-    ``missing`` has the error of each part that it did not say.
+    ``address`` is its IPv4 address in the cluster: the current one, else that of cluster.toml or
+    the last start, "" for none; ``no_address`` is why it has none now. ``ways`` are the addresses
+    that a node tried, each with the node that has it. ``placed`` is what the last `up` left.
+    ``serving`` says what answers requests where the server is to listen.
+    ``missing`` has the error of each part that it did not send.
     """
 
     node: str
@@ -189,28 +194,30 @@ class NodeReport(NodeAnswer):
         return error.what if error else "the node did not say"
 
     def part(self, name: str) -> Any:
-        """Return a part of the report. Raises NotCheckedError if the node did not say it."""
+        """Return a part of the report. Raise NotCheckedError if the node did not send it."""
         return require(getattr(self, name), self.why_not(name))
 
     @property
     def host(self) -> Host:
-        """Return the facts of the machine. Raises NotCheckedError if the node said none."""
+        """Return the facts of the machine. Raise NotCheckedError if the node sent none."""
         host: Host = self.part("facts").host
         return host
 
     @property
     def engine(self) -> ImageFacts:
-        """Return what containers get. Raises NotCheckedError if no engine said it."""
+        """Return the facts of the container engine. Raise NotCheckedError without one."""
         image: ImageFacts = self.part("facts").image
-        return require(
-            image if image.version else None, image.said or "no engine is installed"
-        )
+        if not image.version:
+            raise NotCheckedError(image.said or "no engine is installed")
+        return image
 
     @property
     def driver(self) -> str:
-        """Return the version of the GPU's driver. Raises NotCheckedError if none says one."""
-        found = (gpu.driver for gpu in self.host.gpus if gpu.driver[:1].isdigit())
-        return require(next(found, None), "no driver of a GPU says its version")
+        """Return the version of the GPU's driver. Raise NotCheckedError if none is known."""
+        for gpu in self.host.gpus:
+            if gpu.driver[:1].isdigit():
+                return gpu.driver
+        raise NotCheckedError("no driver of a GPU says its version")
 
     @property
     def env(self) -> EnvFile | None:
@@ -218,7 +225,7 @@ class NodeReport(NodeAnswer):
         return self.placed.env if self.placed else None
 
     def health_fact(self, name: str) -> Any:
-        """Return a fact of the node's health. Raises NotCheckedError if it is not known."""
+        """Return a fact of the node's health. Raise NotCheckedError if it is not known."""
         health = self.part("health")
         return require(getattr(health, name), health.why_not(name))
 
@@ -226,36 +233,55 @@ class NodeReport(NodeAnswer):
         """Return the finding of this id, about this node."""
         return make_finding(about, self.node, **fields)
 
+    def command(self, *words: str) -> str:
+        """Return a command that is run on this node."""
+        return ssh_command(self.node, *words)
+
 
 def facts_for_causes(report: NodeReport) -> dict[str, str]:
-    """Return the facts of a node that causes of symptoms hang on; the unknown ones are left out."""
+    """Return the facts of a node that decide causes of symptoms, without the unknown ones."""
     if report.facts is None:
         return {}
-    host, health = report.facts.host, report.health or NodeHealth()
-    found = {
+    host = report.facts.host
+    health = report.health or NodeHealth()
+    facts = {
         **host.versions,
         "target": host.target if host.gpus else "",
-        "linger": "yes" if report.facts.linger else "no",
+        "linger": _yes_or_no(report.facts.linger),
+        "memlock": _memlock(report.facts, health),
     }
-    if memory := host.memory:
-        found["kernel_reserve"] = "yes" if find_remark(host, "kernel-reserve") else "no"
-        found["memory"] = "short" if memory.available * 10 < memory.total else "enough"
-        if health.page_cache is not None:
-            found["page_cache"] = (
-                "large" if health.page_cache * 4 > memory.total else "small"
-            )
-    # What runs is limited, else what would; in a container what starts it, which has no manager.
-    process = health.unit
     if health.container:
-        found["container"] = "yes" if health.container.kind else "no"
-        process = process or (health.process if health.container.kind else None)
-    if process:
-        free = process.memlock is None or process.locks
-        found["memlock"] = "unlimited" if free else "limited"
-    elif report.facts.memlock is not None:
-        found["memlock"] = "limited"
-    elif health.manager:  # no number is also what a manager says that does not answer
-        found["memlock"] = "unlimited"
+        facts["container"] = _yes_or_no(health.container.kind)
     if report.env:
-        found["topology"] = report.env.facts.get("topology", "")
-    return {name: value for name, value in found.items() if value}
+        facts["topology"] = report.env.facts.get("topology", "")
+
+    if memory := host.memory:
+        is_short = memory.available * 10 < memory.total
+        facts["memory"] = "short" if is_short else "enough"
+        facts["kernel_reserve"] = _yes_or_no(find_remark(host, "kernel-reserve"))
+        if health.page_cache is not None:
+            is_large = health.page_cache * 4 > memory.total
+            facts["page_cache"] = "large" if is_large else "small"
+    return {name: value for name, value in facts.items() if value}
+
+
+def _yes_or_no(value: object) -> str:
+    return "yes" if value else "no"
+
+
+def _memlock(facts: NodeFacts, health: NodeHealth) -> str:
+    """Return whether the memory is limited that a rank may lock, "" if that is not known.
+
+    The unit's process tells it, if one runs. A container has no service manager: there the process
+    that starts ranks tells it.
+    """
+    process = health.unit
+    if process is None and health.container and health.container.kind:
+        process = health.process
+    if process:
+        is_free = process.memlock is None or process.locks
+        return "unlimited" if is_free else "limited"
+    if facts.memlock is not None:
+        return "limited"
+    # A manager that does not answer sends no number, either.
+    return "unlimited" if health.manager else ""
