@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from ipaddress import IPv4Address
 
 from patchkit.cluster.agent.links import HEADERS, Way
-from patchkit.cluster.ssh.ssh import explain_failure, sent_error, ssh_command
+from patchkit.cluster.ssh.ssh import explain_failure, sent_error
 from patchkit.doctor.peers.node_report import (
     NodeReport,
     NotCheckedError,
@@ -20,248 +19,353 @@ from patchkit.doctor.peers.node_report import (
     unchecked,
 )
 from patchkit.finding import Finding
-from patchkit.runtime.host.host import Netdev
+from patchkit.runtime.host.host import Host, Netdev
 from patchkit.runtime.host.networks import overlaps
 from patchkit.runtime.rules.releases import read_env_data
 
 _OF_WAYS = ("route", "way", "mtu")
-_NAMES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+_INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenAddress:
+    """The address of another node, with its prefix, on an interface of this one."""
+
+    owner: NodeReport
+    netdev: str
+    address: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CableEnd:
     """A node's interfaces to the others; ``holder`` is the one that has the node's address.
 
-    ``out`` is why nothing can be tried through it, ``taken`` are the nodes whose address it has as
-    well, each with the interface and the address with its prefix.
+    ``obstacle`` is why nothing can be tried through them, "" if all can. ``taken`` are addresses of
+    other nodes on this one.
     """
 
     report: NodeReport
-    node: str
     netdevs: tuple[Netdev, ...] = ()
     holder: Netdev | None = None
-    mtu: int = 0  # of the holder
-    out: str
-    taken: tuple[tuple[NodeReport, str, str], ...] = ()
+    obstacle: str
+    taken: tuple[TakenAddress, ...] = ()
+
+    @property
+    def node(self) -> str:
+        return self.report.node
+
+    @property
+    def mtu(self) -> int:
+        return self.holder.mtu if self.holder else 0
 
 
 def cable_findings(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
-    """Yield what each node's end of the cable is like, and how the ways between them are."""
+    """Yield the findings of each node's end of the cable, and of the ways between them."""
     ends = [_cable_end(node, nodes) for node in nodes]
     for end in ends:
         yield from check_cable(end)
         yield from check_address(end, ends[0])
         yield from check_address_twice(end)
         yield from check_networks(end)
-    # Of the ways between the head, the first end, and each worker: both directions.
+
+    # The ways between the head, the first end, and each worker, in both directions.
     head, *workers = ends
     for end in workers:
         if head.mtu and end.mtu and head.mtu != end.mtu:
-            # At fault is the one that is not as `net plan` makes it.
-            smaller, larger = sorted((head, end), key=lambda each: each.mtu)
-            planned = smaller.mtu == read_env_data("network")["plan"]["mtu"]
-            odd, right = (larger, smaller) if planned else (smaller, larger)
-            netdev = odd.holder.name if odd.holder else ""
-            words = ("sudo", "ip", "link", "set", netdev, "mtu", str(right.mtu))
-            what = (
-                f"{netdev} has an MTU of {odd.mtu}, and {right.node} one of {right.mtu}"
-            )
-            yield odd.report.find(
-                "mtu", what=what, command=ssh_command(odd.node, *words)
-            )
+            yield _other_mtu(head, end)
     yield from check_ways(head, workers)
     for end in workers:
         yield from check_ways(end, [head])
     yield from check_links(head, workers)
 
 
+def _other_mtu(head: CableEnd, worker: CableEnd) -> Finding:
+    """Return the finding of the end whose MTU is not as `net plan` makes it."""
+    smaller, larger = sorted((head, worker), key=lambda end: end.mtu)
+    is_planned = smaller.mtu == read_env_data("network")["plan"]["mtu"]
+    wrong = larger if is_planned else smaller
+    right = smaller if is_planned else larger
+    netdev = wrong.holder.name if wrong.holder else ""
+    words = ("sudo", "ip", "link", "set", netdev, "mtu", str(right.mtu))
+    return wrong.report.find(
+        "mtu",
+        what=f"{netdev} has an MTU of {wrong.mtu}, and {right.node} one of {right.mtu}",
+        command=wrong.report.command(*words),
+    )
+
+
 def _cable_end(node: NodeReport, nodes: Sequence[NodeReport]) -> CableEnd:
     if node.facts is None:
-        return CableEnd(report=node, node=node.node, out=node.why_not("facts"))
-    host, variables = node.facts.host, node.env.variables if node.env else {}
-    own = [(netdev, address) for netdev in host.netdevs for address in netdev.ipv4]
-    holder = next(
-        (netdev for netdev, address in own if str(address.ip) == node.address), None
+        return CableEnd(report=node, obstacle=node.why_not("facts"))
+
+    host = node.facts.host
+    holder = host.netdev_of(node.address)
+    variables = node.env.variables if node.env else {}
+    names: list[str] = []
+    for variable in _INTERFACE_VARIABLES:
+        names += variables.get(variable, "").lstrip("=").split(",")
+    if holder:
+        names.append(holder.name)
+    netdevs = tuple(filter(None, map(host.netdev, dict.fromkeys(names))))
+    taken = tuple(_taken_addresses(node, host, nodes))
+    return CableEnd(
+        report=node,
+        netdevs=netdevs,
+        holder=holder,
+        obstacle=_obstacle(node.node, host, netdevs, holder, taken),
+        taken=taken,
     )
-    names = [
-        name for key in _NAMES for name in variables.get(key, "").lstrip("=").split(",")
-    ]
-    names = [*filter(None, names), *([holder.name] if holder else [])]
-    netdevs = tuple(
-        found for name in dict.fromkeys(names) if (found := host.netdev(name))
-    )
-    taken = tuple(
-        (other, netdev.name, str(address))
-        for netdev, address in own
-        for other in nodes
-        if other is not node and str(address.ip) == other.address
-    )
-    out = ""
+
+
+def _taken_addresses(
+    node: NodeReport, host: Host, nodes: Sequence[NodeReport]
+) -> Iterator[TakenAddress]:
+    peers = [peer for peer in nodes if peer is not node]
+    for netdev in host.netdevs:
+        for address in netdev.ipv4:
+            for peer in peers:
+                if str(address.ip) == peer.address:
+                    yield TakenAddress(
+                        owner=peer, netdev=netdev.name, address=str(address)
+                    )
+
+
+def _obstacle(
+    node: str,
+    host: Host,
+    netdevs: Sequence[Netdev],
+    holder: Netdev | None,
+    taken: Sequence[TakenAddress],
+) -> str:
+    """Return why nothing can be tried through a node's interfaces, "" if all can."""
     if taken:
-        out = f"{node.node} has the address of {taken[0][0].node}"
-    elif dark := [each.name for each in netdevs if not (each.up and each.carrier)]:
-        out = f"{', '.join(dark)} of {node.node} has no carrier"
-    elif not holder:
-        out = f"{node.node} has no address in the cluster's network"
-    elif next(overlaps(host, [holder.name]), None):
-        out = f"{node.node} has two interfaces in one network"
-    place = partial(
-        CableEnd, report=node, node=node.node, netdevs=netdevs, holder=holder
-    )
-    return place(mtu=holder.mtu if holder else 0, out=out, taken=taken)
+        return f"{node} has the address of {taken[0].owner.node}"
+    dark = ", ".join(netdev.name for netdev in netdevs if _is_dark(netdev))
+    if dark:
+        return f"{dark} of {node} has no carrier"
+    if not holder:
+        return f"{node} has no address in the cluster's network"
+    if any(overlaps(host, [holder.name])):
+        return f"{node} has two interfaces in one network"
+    return ""
+
+
+def _is_dark(netdev: Netdev) -> bool:
+    return not (netdev.up and netdev.carrier)
 
 
 @check("cable")
 def check_cable(end: CableEnd) -> Outcome:
     if not end.netdevs:
-        raise NotCheckedError(end.out or "no interface of the cluster is known")
+        raise NotCheckedError(end.obstacle or "no interface of the cluster is known")
     dark = []
-    for netdev in end.netdevs:
-        if not (netdev.up and netdev.carrier):
-            state = f"{netdev.state}, {'a' if netdev.carrier else 'no'} carrier"
-            dark.append(end.report.find("cable", netdev=netdev.name, state=state))
-    return dark or {"netdevs": ", ".join(each.name for each in end.netdevs)}
+    for netdev in filter(_is_dark, end.netdevs):
+        carrier = "a carrier" if netdev.carrier else "no carrier"
+        state = f"{netdev.state}, {carrier}"
+        dark.append(end.report.find("cable", netdev=netdev.name, state=state))
+    return dark or {"netdevs": ", ".join(netdev.name for netdev in end.netdevs)}
 
 
 @check("address")
 def check_address(end: CableEnd, first: CableEnd) -> Outcome:
-    report, error = end.report, end.report.no_address
-    if report.facts and end.holder and not error:
+    report = end.report
+    error = report.no_address
+    if report.facts is None:
+        raise NotCheckedError(end.obstacle)
+    if end.holder and not error:
         return {"address": report.address, "netdev": end.holder.name}
-    if (
-        report.facts is None
-        or end.holder
-        or any(not each.carrier for each in end.netdevs)
-    ):
-        raise NotCheckedError(end.out)
-    command = error.hint if error else ""
-    # The command that gives a node its former address back, in the first node's network.
-    for own in first.holder.ipv4 if first.holder else ():
-        if str(own.ip) == first.report.address and report.address and end.netdevs:
-            address = f"{report.address}/{own.network.prefixlen}"
-            words = ("ip", "address", "add", address, "dev", end.netdevs[0].name)
-            command = ssh_command(end.node, "sudo", *words)
-    what = error.what if error else f"no interface has {report.address}"
-    why = error.why if error and error.why else "the others look for this node there"
-    return report.find("address", what=what, why=why, command=command)
+    if end.holder or not all(netdev.carrier for netdev in end.netdevs):
+        raise NotCheckedError(end.obstacle)
+
+    command = _former_address_command(end, first)
+    if error is None:
+        return report.find(
+            "address",
+            what=f"no interface has {report.address}",
+            why="the others look for this node there",
+            command=command,
+        )
+    return report.find(
+        "address",
+        what=error.what,
+        why=error.why or "the others look for this node there",
+        command=command or error.hint,
+    )
+
+
+def _former_address_command(end: CableEnd, first: CableEnd) -> str:
+    """Return the command that gives a node its former address, in the first node's network."""
+    addresses = first.holder.ipv4 if first.holder else ()
+    prefixes = [
+        address.network.prefixlen
+        for address in addresses
+        if str(address.ip) == first.report.address
+    ]
+    if not prefixes or not end.report.address or not end.netdevs:
+        return ""
+    address = f"{end.report.address}/{prefixes[-1]}"
+    words = ("ip", "address", "add", address, "dev", end.netdevs[0].name)
+    return end.report.command("sudo", *words)
 
 
 @check("address-twice")
 def check_address_twice(end: CableEnd) -> Outcome:
-    """Return which addresses of others this node has as well."""
+    """Return the addresses of other nodes that this node has as well."""
     end.report.part("facts")
-    found = []
-    for its, netdev, own in end.taken:
-        fields = {
-            "address": its.address,
-            "netdev": netdev,
-            "other": its.node,
-            "own": own,
-        }
-        found.append(end.report.find("address-twice", **fields))
-    return found or {}
+    findings = []
+    for taken in end.taken:
+        finding = end.report.find(
+            "address-twice",
+            address=taken.owner.address,
+            netdev=taken.netdev,
+            other=taken.owner.node,
+            own=taken.address,
+        )
+        findings.append(finding)
+    return findings or {}
 
 
 @check("networks")
 def check_networks(end: CableEnd) -> Outcome:
-    holder = require(end.holder, end.out or "it has no address")
-    found = []
-    for clash in overlaps(end.report.host, [holder.name]):
-        fields = {
-            "netdev": holder.name,
-            "address": clash.address,
-            "present": clash.present,
-        }
-        found.append(end.report.find("networks", other=clash.other.name, **fields))
-    return found or {"netdev": holder.name}
+    holder = require(end.holder, end.obstacle or "it has no address")
+    findings = []
+    for overlap in overlaps(end.report.host, [holder.name]):
+        finding = end.report.find(
+            "networks",
+            netdev=holder.name,
+            address=overlap.address,
+            present=overlap.present,
+            other=overlap.other.name,
+        )
+        findings.append(finding)
+    return findings or {"netdev": holder.name}
 
 
 @check(*_OF_WAYS)
 def check_ways(end: CableEnd, peers: Sequence[CableEnd]) -> Outcome:
-    """Return how the ways from a node are."""
-    if end.out:
-        raise NotCheckedError(end.out)
-    known = {peer.node: peer for peer in peers}
-    tried = [
-        (known[name], way) for name, way in end.report.part("ways") if name in known
-    ]
-    if not tried:
+    """Return the findings of the ways from a node to its peers."""
+    if end.obstacle:
+        raise NotCheckedError(end.obstacle)
+
+    peers_by_name = {peer.node: peer for peer in peers}
+    faults = []
+    tried: dict[str, None] = {}
+    netdevs: dict[str, None] = {}
+    for name, way in end.report.part("ways"):
+        if name in peers_by_name:
+            faults.append(_judge_way(end, peers_by_name[name], way))
+            tried[name] = None
+            netdevs[way.netdev] = None
+    if not faults:
         raise NotCheckedError("no address of another node is known")
-    judged = [_judge_way(end, peer, way) for peer, way in tried]
-    fields = {
-        "others": ", ".join(dict.fromkeys(peer.node for peer, _way in tried)),
-        "netdevs": ", ".join(dict.fromkeys(way.netdev for _peer, way in tried)),
-    }
+
     findings: list[Finding] = []
     for about in _OF_WAYS:
-        found = dict.fromkeys(each[about] for each in judged if about in each)
-        findings += found or [make_fine(about, end.node, mtu=end.mtu, **fields)]
+        of_check = dict.fromkeys(fault[about] for fault in faults if about in fault)
+        if of_check:
+            findings += of_check
+        else:
+            fine = make_fine(
+                about,
+                end.node,
+                mtu=end.mtu,
+                others=", ".join(tried),
+                netdevs=", ".join(netdevs),
+            )
+            findings.append(fine)
     return findings
 
 
-def _judge_way(end: CableEnd, peer: CableEnd, way: Way) -> Mapping[str, Finding]:
+def _judge_way(end: CableEnd, peer: CableEnd, way: Way) -> dict[str, Finding]:
     """Return by check what is wrong with one way, or why that is not known."""
+    node = end.node
+    if peer.obstacle or not way.netdev:
+        return _unknown(node, peer.obstacle or way.said, *_OF_WAYS)
 
-    def unsure(reason: str, *checks: str) -> dict[str, Finding]:
-        return {about: unchecked(about, end.node, reason) for about in checks}
+    expected = _netdev_towards(end, way)
+    if expected and (way.netdev != expected.name or way.gateway):
+        gateway = f", by way of {way.gateway}" if way.gateway else ""
+        route = end.report.find(
+            "route",
+            other=peer.node,
+            address=way.address,
+            seen=f"{way.netdev}{gateway}",
+            netdev=expected.name,
+        )
+        reason = f"packets for {peer.node} go elsewhere"
+        return {"route": route, **_unknown(node, reason, "way", "mtu")}
 
-    if peer.out or not way.netdev:
-        return unsure(peer.out or way.said, *_OF_WAYS)
-    fields = {"other": peer.node, "address": way.address}
-    ip = IPv4Address(way.address)
-    # The one interface that is in the address's network, else that of the node's own.
-    near = [
-        each
-        for each in end.report.host.netdevs
-        if any(ip in own.network for own in each.ipv4)
-    ]
-    netdev = near[0] if len(near) == 1 else end.holder
-    if netdev and (way.netdev != netdev.name or way.gateway):
-        seen = way.netdev + (f", by way of {way.gateway}" if way.gateway else "")
-        found = end.report.find("route", seen=seen, netdev=netdev.name, **fields)
-        return {
-            "route": found,
-            **unsure(f"packets for {peer.node} go elsewhere", "way", "mtu"),
-        }
-    ping = ("ping", "-c", "3", "-I", way.netdev)
-    if way.plain == "silent":
-        command = ssh_command(end.node, *ping, way.address)
-        found = end.report.find("way", netdev=way.netdev, command=command, **fields)
-        return {"way": found, **unsure(f"{peer.node} does not answer", "mtu")}
     if way.plain == "unknown":
-        return unsure(way.said, "way", "mtu")
+        return _unknown(node, way.said, "way", "mtu")
+    if way.plain == "silent":
+        silence = end.report.find(
+            "way",
+            other=peer.node,
+            address=way.address,
+            netdev=way.netdev,
+            command=_ping_command(end, way),
+        )
+        reason = f"{peer.node} does not answer"
+        return {"way": silence, **_unknown(node, reason, "mtu")}
+
     if end.mtu != peer.mtu:
-        return unsure(f"{peer.node} has another MTU", "mtu")
-    if way.full == "silent":
-        what = f"frames of {way.mtu} bytes do not arrive at {peer.node} ({way.address})"
-        large = ("-M", "do", "-s", str(way.mtu - HEADERS))
-        command = ssh_command(end.node, *ping, *large, way.address)
-        return {
-            "mtu": make_finding(
-                "mtu", f"{end.node}, {peer.node}", what=what, command=command
-            )
-        }
-    return unsure(way.said, "mtu") if way.full == "unknown" else {}
+        return _unknown(node, f"{peer.node} has another MTU", "mtu")
+    if way.full == "unknown":
+        return _unknown(node, way.said, "mtu")
+    return {"mtu": _lost_frames(end, peer, way)} if way.full == "silent" else {}
+
+
+def _unknown(node: str, reason: str, *checks: str) -> dict[str, Finding]:
+    return {about: unchecked(about, node, reason) for about in checks}
+
+
+def _netdev_towards(end: CableEnd, way: Way) -> Netdev | None:
+    """Return the one interface in the network of a way's address, else that of the node's own."""
+    ip = IPv4Address(way.address)
+    near = [
+        netdev
+        for netdev in end.report.host.netdevs
+        if any(ip in address.network for address in netdev.ipv4)
+    ]
+    return near[0] if len(near) == 1 else end.holder
+
+
+def _ping_command(end: CableEnd, way: Way, *options: str) -> str:
+    words = ("ping", "-c", "3", "-I", way.netdev, *options)
+    return end.report.command(*words, way.address)
+
+
+def _lost_frames(end: CableEnd, peer: CableEnd, way: Way) -> Finding:
+    payload = str(way.mtu - HEADERS)
+    return make_finding(
+        "mtu",
+        f"{end.node}, {peer.node}",
+        what=f"frames of {way.mtu} bytes do not arrive at {peer.node} ({way.address})",
+        command=_ping_command(end, way, "-M", "do", "-s", payload),
+    )
 
 
 @check("link")
 def check_links(head: CableEnd, workers: Sequence[CableEnd]) -> Outcome:
-    """Return which workers the head reaches by ssh."""
-    findings, reached = [], []
+    """Return the workers that the head does not reach by ssh, and those that it reaches."""
+    findings = []
+    reached = []
     for end, link in zip(workers, head.report.part("links"), strict=False):
+        obstacle = head.obstacle or end.obstacle
         if not link.error:
             reached.append(end.node)
-        elif head.out or end.out:
-            findings.append(unchecked("link", head.node, head.out or end.out))
+        elif obstacle:
+            findings.append(unchecked("link", head.node, obstacle))
         else:
             error = sent_error(link.error, f"from {head.node}")
             why, hint = explain_failure(error.what, end.node)
-            fields = {
-                "what": error.what,
-                "why": f"; {why}",
-                "hint": f"on {head.node}: {hint}",
-            }
-            findings.append(head.report.find("link", **fields))
+            finding = head.report.find(
+                "link",
+                what=error.what,
+                why=f"; {why}",
+                hint=f"on {head.node}: {hint}",
+            )
+            findings.append(finding)
     if reached:
         findings.append(make_fine("link", head.node, others=", ".join(reached)))
     return findings
