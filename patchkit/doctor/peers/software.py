@@ -1,4 +1,4 @@
-"""Compare what nodes have installed, and which files of a model: a row of values for each. Pure."""
+"""Compare the software of nodes, and their files of a model: a row of values for each. Pure."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from patchkit.finding import Finding
 from patchkit.quoting import quoted
 
 _INSTALL = "patchkit cluster install"
-_RANKS = ("vllm", "torch", "triton")
+_DISTRIBUTIONS = ("vllm", "torch", "triton")
 _SHOWN = 12  # digits of a digest in a finding
+_NO_NCCL = ("", "")
 
 
 def software_findings(
@@ -33,44 +34,52 @@ def software_findings(
         yield from check_python(node, file)
     if len(nodes) < 2:
         return
-    have = {
-        node.node: node.contents
-        for node in nodes
-        if node.contents and node.facts and node.facts.host.versions["vllm"]
-    }
-    if len(have) < 2:
+
+    contents = {}
+    for node in nodes:
+        has_vllm = node.facts and node.facts.host.versions["vllm"]
+        if node.contents and has_vllm:
+            contents[node.node] = node.contents
+    if len(contents) < 2:
         where = ", ".join(node.node for node in nodes)
-        lacking = ", ".join(node.node for node in nodes if node.node not in have)
+        lacking = ", ".join(node.node for node in nodes if node.node not in contents)
         reason = f"there is nothing to compare: no vLLM is known of {lacking}"
-        yield from (unchecked(about, where, reason) for about in ("nccl", *_RANKS))
+        for about in ("nccl", *_DISTRIBUTIONS):
+            yield unchecked(about, where, reason)
         return
-    # Where vLLM's libnccl and torch's differ, the host's checks tell.
-    loaded = [
-        its.nccl.get("vllm") or its.nccl.get("torch", ("", "")) for its in have.values()
-    ]
-    rows = {"nccl": loaded} | {
-        name: [
-            (its.versions.get(name, ""), its.digests.get(name, ""))
-            for its in have.values()
-        ]
-        for name in _RANKS
-    }
-    where = ", ".join(have)
-    for about, row in rows.items():
-        versions, digests = ({*column} for column in zip(*row, strict=True))
-        if about == "nccl" and (not any(versions) or "" in digests):
-            yield unchecked(about, where, "no libnccl is known to be loaded everywhere")
-        elif not any(versions):
-            yield unchecked(about, where, "it is installed on no node")
-        # Digests that are not known do not differ.
-        elif len(versions) == 1 and len(digests - {""}) < 2:
-            yield make_fine(about, where, version=row[0][0])
-        else:
-            what = "; ".join(
-                f"{version or 'none'}, sha256 {sha256[:_SHOWN] or 'unknown'} on {node}"
-                for node, (version, sha256) in zip(have, row, strict=True)
-            )
-            yield make_finding(about, where, what=what)
+
+    # The host's checks compare vLLM's libnccl with torch's.
+    copies = {}
+    for node_name, content in contents.items():
+        nccl = content.nccl
+        copies[node_name] = nccl.get("vllm") or nccl.get("torch", _NO_NCCL)
+    yield _compare("nccl", copies, "no libnccl is known to be loaded everywhere")
+    for name in _DISTRIBUTIONS:
+        row = {}
+        for node_name, content in contents.items():
+            version = content.versions.get(name, "")
+            row[node_name] = (version, content.digests.get(name, ""))
+        yield _compare(name, row, "it is installed on no node")
+
+
+def _compare(
+    about: str, row: Mapping[str, tuple[str, str]], nothing_known: str
+) -> Finding:
+    """Return whether all nodes have the same version and digest; unknown digests do not differ."""
+    where = ", ".join(row)
+    versions = {version for version, _digest in row.values()}
+    digests = {sha256 for _version, sha256 in row.values()}
+    is_unknown = about == "nccl" and "" in digests
+    if is_unknown or versions == {""}:
+        return unchecked(about, where, nothing_known)
+    if len(versions) == 1 and len(digests - {""}) < 2:
+        return make_fine(about, where, version=versions.pop())
+
+    shown = []
+    for node, (version, sha256) in row.items():
+        digest = sha256[:_SHOWN] or "unknown"
+        shown.append(f"{version or 'none'}, sha256 {digest} on {node}")
+    return make_finding(about, where, what="; ".join(shown))
 
 
 @check("python")
@@ -79,8 +88,9 @@ def check_python(node: NodeReport, file: ClusterFile) -> Outcome:
     if version := node.host.versions["vllm"]:
         return {"version": version, "venv": venv}
     what = f"there is no vLLM in {venv}" if venv else f"{file.venv} is not there"
-    alone = [each.ssh for each in file.node] == [HERE]
-    command = "name the environment that has it: --venv DIR" if alone else _INSTALL
+    command = _INSTALL
+    if [entry.ssh for entry in file.node] == [HERE]:
+        command = "name the environment that has it: --venv DIR"
     return node.find("python", what=what, command=command)
 
 
@@ -88,51 +98,77 @@ def check_python(node: NodeReport, file: ClusterFile) -> Outcome:
 
 
 def model_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[Finding]:
-    """Yield of each model whether it is whole on every node, and the same."""
+    """Yield for each model whether it is whole on every node, and the same."""
     count = max((len(node.models or ()) for node in nodes), default=0)
     if not count:
         reason = (
             "no model is pinned in cluster.toml, and none was started from a folder"
         )
         for node in nodes:
-            reason = node.why_not("models") if node.models is None else reason
+            if node.models is None:
+                reason = node.why_not("models")
             yield unchecked("model", node.node, reason)
+
     for number in range(count):
         prints = {node.node: node.models[number] for node in nodes if node.models}
-        whole = {name: own for name, own in prints.items() if not own.problem}
+        whole = {name: model for name, model in prints.items() if not model.problem}
         for node in nodes:
-            if (own := prints.get(node.node)) is None:
-                yield unchecked("model", node.node, node.why_not("models"))
-                continue
-            fields: dict[str, object] = {"folder": own.folder, "problem": own.problem}
-            if own.problem:
-                command = _copy_command(file, node.node, own, whole)
-                yield node.find("model", command=command, **fields)
+            if node.node in prints:
+                yield _judge_model(file, node, prints[node.node], whole)
             else:
-                amount = {"files": own.files, "size": own.size / 1e9}
-                yield make_fine("model", node.node, **amount, **fields)
+                yield unchecked("model", node.node, node.why_not("models"))
         if len(nodes) > 1:
             yield _check_same_model(file, ", ".join(node.node for node in nodes), whole)
 
 
+def _judge_model(
+    file: ClusterFile,
+    node: NodeReport,
+    model: ModelPrint,
+    whole: Mapping[str, ModelPrint],
+) -> Finding:
+    if model.problem:
+        return node.find(
+            "model",
+            folder=model.folder,
+            problem=model.problem,
+            command=_copy_command(file, node.node, model, whole),
+        )
+    return make_fine(
+        "model",
+        node.node,
+        folder=model.folder,
+        problem="",
+        files=model.files,
+        size=model.size / 1e9,
+    )
+
+
 def _copy_command(
-    file: ClusterFile, node: str, own: ModelPrint, whole: Mapping[str, ModelPrint]
+    file: ClusterFile, node: str, model: ModelPrint, whole: Mapping[str, ModelPrint]
 ) -> str:
     """Return the command that brings a model to a node that lacks some of it."""
-    if pinned := folder_of(own.folder.rpartition("/")[2]):
+    if pinned := folder_of(model.folder.rpartition("/")[2]):
         return quoted("patchkit", "model", "sync" if whole else "get", pinned.repo)
     if not whole:
         return "copy it there from where you have it, to the same path on every node"
-    source, its = next(iter(whole.items()))
-    peers = {each.ssh: each.from_head for each in file.node}
+
+    source = next(iter(whole))
+    source_folder = whole[source].folder
     head = file.head.ssh
-    if head not in (source, node):  # which has ssh to all others
-        return f"copy {its.folder} from {source} to {own.folder} on {node}"
-    one, other = (
-        f"{folder}/" if name == head else f"{peers[name]}:{folder}/"
-        for name, folder in ((source, its.folder), (node, own.folder))
+    # The head alone has ssh to all other nodes.
+    if head not in (source, node):
+        return f"copy {source_folder} from {source} to {model.folder} on {node}"
+    destinations = {entry.ssh: f"{entry.from_head}:" for entry in file.node}
+    destinations[head] = ""
+    return ssh_command(
+        head,
+        "rsync",
+        "--archive",
+        "--checksum",
+        f"{destinations[source]}{source_folder}/",
+        f"{destinations[node]}{model.folder}/",
     )
-    return ssh_command(head, "rsync", "--archive", "--checksum", one, other)
 
 
 def _check_same_model(
@@ -140,19 +176,20 @@ def _check_same_model(
 ) -> Finding:
     if len(whole) < 2:
         return unchecked("model-same", where, "fewer than two nodes have it whole")
-    if other := other_model(whole):
-        node, what = other
+    if difference := other_model(whole):
+        node, what = difference
         others = {name: model for name, model in whole.items() if name != node}
-        command = _copy_command(file, node, whole[node], others)
-        fields = {
-            "folder": whole[node].folder,
-            "what": f"{node} {what}",
-            "command": command,
-        }
-        return make_finding("model-same", where, **fields)
-    right = next(iter(whole.values()))
-    if not right.commit:
-        reason = "sizes are the same, and no digest of the weights was written down at a download"
-        hint = quoted("patchkit", "model", "check", right.folder)
-        return unchecked("model-same", where, reason, hint)
-    return make_fine("model-same", where)
+        return make_finding(
+            "model-same",
+            where,
+            folder=whole[node].folder,
+            what=f"{node} {what}",
+            command=_copy_command(file, node, whole[node], others),
+        )
+
+    first = next(iter(whole.values()))
+    if first.commit:
+        return make_fine("model-same", where)
+    reason = "sizes are the same, and no digest of the weights was written down at a download"
+    hint = quoted("patchkit", "model", "check", first.folder)
+    return unchecked("model-same", where, reason, hint)

@@ -1,4 +1,4 @@
-"""Judge what `up` left on the nodes of a cluster: files, units, processes and ports. Pure."""
+"""Judge the files, units, processes and ports that `up` left on nodes. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from patchkit.cluster.agent.processes import Listener
 from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.units import head_ports
-from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.doctor.peers.node_report import (
     NodeReport,
     NotCheckedError,
@@ -23,6 +22,8 @@ from patchkit.quoting import quoted
 _ON = ("active", "activating", "reloading", "deactivating")
 _NOTHING = "nothing was started here yet: `patchkit up`"
 _STARTS = 4  # in an hour: head.service
+_STATES = {"active": "runs", "activating": "is loading"}
+_STOPPED = ("T", "t")  # by SIGSTOP, by a debugger
 
 
 @check("start")
@@ -33,11 +34,11 @@ def check_start(node: NodeReport, nodes: Sequence[NodeReport], again: str) -> Ou
     head = require(nodes[0].placed, "the head's files are not known")
     if node.placed is None:
         what = "it has no files of the start that other nodes have"
-    elif node.placed.id != head.id:
-        own = node.placed.id or "nobody knows"
-        what = f"its files are of the start {own}, the head's of {head.id}"
-    else:
+        return node.find("start", what=what, command=again)
+    if node.placed.id == head.id:
         return {}
+    start = node.placed.id or "nobody knows"
+    what = f"its files are of the start {start}, the head's of {head.id}"
     return node.find("start", what=what, command=again)
 
 
@@ -45,46 +46,54 @@ def check_start(node: NodeReport, nodes: Sequence[NodeReport], again: str) -> Ou
 def check_edited(node: NodeReport, again: str) -> Outcome:
     node.part("facts")
     edited = require(node.placed, _NOTHING).edited
-    return node.find("edited", files=", ".join(edited), command=again) if edited else {}
+    if not edited:
+        return {}
+    return node.find("edited", files=", ".join(edited), command=again)
 
 
 @check("env-address")
 def check_env_address(node: NodeReport, again: str) -> Outcome:
     """Return whether the node has another address than its node.env says."""
-    host, env = node.host, require(node.env, _NOTHING)
-    own = env.variables.get("VLLM_HOST_IP", "")
-    if own and host.has_address(own):
-        return {"address": own}
-    if env.edited or not own:
-        raise NotCheckedError(
-            "node.env was edited" if own else "node.env names no address"
-        )
-    if not host.has_address(node.address):  # which is said
-        raise NotCheckedError(f"it has lost {own}")
-    return node.find("env-address", address=own, command=again)
+    host = node.host
+    env = require(node.env, _NOTHING)
+    address = env.variables.get("VLLM_HOST_IP", "")
+    if not address:
+        raise NotCheckedError("node.env names no address")
+    if host.has_address(address):
+        return {"address": address}
+    if env.edited:
+        raise NotCheckedError("node.env was edited")
+    if not host.has_address(node.address):  # the check "address" says so
+        raise NotCheckedError(f"it has lost {address}")
+    return node.find("env-address", address=address, command=again)
 
 
 def unit_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[Finding]:
-    """Yield how files and units are, ports that are taken, processes that are stopped or left."""
-    model = next((each.placed.model for each in nodes if each.placed), "")
+    """Yield findings about files, units, taken ports, and processes that are stopped or left."""
+    placed = [node.placed for node in nodes if node.placed]
+    model = placed[0].model if placed else ""
     again = quoted("patchkit", "up", model or "MODEL")
     for node in nodes:
         yield from check_start(node, nodes, again)
         yield from check_edited(node, again)
         yield from check_env_address(node, again)
+
+    units: dict[str, UnitState | None] = {}
+    for node in nodes:
+        units[node.node] = node.state.unit(file.unit) if node.state else None
+    running = [name for name, unit in units.items() if _is_on(unit)]
+    # The head's units start the other ranks one by one while the head's rank is started.
+    if any(unit and unit.active in _ON[1:] for unit in units.values()):
+        running = []
+
     head = nodes[0]
-    units = {
-        node.node: node.state.unit(file.unit) if node.state else None for node in nodes
-    }
-    on = [node for node, unit in units.items() if _is_on(unit)]
-    # While the head's rank is started the others are started one by one, by its units.
-    loading = any(unit and unit.active in _ON[1:] for unit in units.values())
     yield from check_ports_taken(head, file, units[head.node])
     for node in nodes:
+        unit = units[node.node]
         yield from check_halted(node)
-        yield from check_left_over(node, units[node.node])
-        yield from check_unit_file(node, units[node.node])
-        yield from check_unit(node, units[node.node], [] if loading else on)
+        yield from check_left_over(node, unit)
+        yield from check_unit_file(node, unit)
+        yield from check_unit(node, unit, running)
     yield from check_restarts(head, units[head.node])
 
 
@@ -96,45 +105,47 @@ def _is_on(unit: UnitState | None) -> bool:
 def check_ports_taken(
     node: NodeReport, file: ClusterFile, unit: UnitState | None
 ) -> Outcome:
-    """Return who has a port that the head's rank needs; of a worker no certain port is needed."""
+    """Return who has a port that the head's rank needs; a worker needs no certain port."""
     listeners = node.part("listeners")
     executor = node.env.facts.get("executor", "mp") if node.env else "mp"
     needs = {file.serve.port: "the server", **head_ports(file.serve).get(executor, {})}
-    own = {process.pid for process in node.processes or ()}
-    taken = {
-        its.port: its for its in listeners if its.port in needs and its.pid not in own
-    }
-    # A rank that runs has its ports: what else listens does so elsewhere, or shares the server's.
+    ranks = {process.pid for process in node.processes or ()}
+    taken = {}
+    for listener in listeners:
+        if listener.port in needs and listener.pid not in ranks:
+            taken[listener.port] = listener
     if _is_on(unit) and node.state:
+        # A rank that runs has its ports: others listen elsewhere, or share the server's.
         shared = " ".join(node.state.strangers)
         taken = {
-            p: its
-            for p, its in taken.items()
-            if its.pid and f"(process {its.pid})" in shared
+            port: listener
+            for port, listener in taken.items()
+            if listener.pid and f"(process {listener.pid})" in shared
         }
-    findings = [
-        _describe_taken(node, listener, needs, serves=port == file.serve.port)
-        for port, listener in taken.items()
-    ]
+
+    findings = []
+    for port, listener in taken.items():
+        serves = port == file.serve.port and bool(node.serving)
+        findings.append(_describe_taken(node, listener, needs, serves=serves))
     return findings or {"ports": ", ".join(map(str, sorted(needs)))}
 
 
 def _describe_taken(
     node: NodeReport, listener: Listener, needs: Mapping[int, str], *, serves: bool
 ) -> Finding:
-    """Return who has a port; what answers requests there may be in use, and is not to be killed."""
+    """Return who has a port; a server that answers requests may be in use: it is not killed."""
     port = listener.port
-    look = ssh_command(node.node, "sudo", "ss", "-ltnp", "sport", "=", f":{port}")
+    command = node.command("sudo", "ss", "-ltnp", "sport", "=", f":{port}")
+    if listener.pid:
+        command = node.command("kill", str(listener.pid))
     return node.find(
-        "port-serves" if serves and node.serving else "port",
+        "port-serves" if serves else "port",
         port=port,
         address=listener.address,
         what=needs[port],
         holder=listener.holder,
         serving=node.serving,
-        command=ssh_command(node.node, "kill", str(listener.pid))
-        if listener.pid
-        else look,
+        command=command,
         free=next(free for free in count(port + 1) if free not in needs),
     )
 
@@ -142,13 +153,12 @@ def _describe_taken(
 @check("rank-stopped")
 def check_halted(node: NodeReport) -> Outcome:
     processes = node.part("processes")
-    stopped = [
-        its for its in processes if its.state in ("T", "t")
-    ]  # by SIGSTOP, by a debugger
-    found = [
-        node.find("rank-stopped", pid=str(its.pid), name=its.name) for its in stopped
-    ]
-    return found or {"count": len(processes)}
+    stopped = []
+    for process in processes:
+        if process.state in _STOPPED:
+            pid = str(process.pid)
+            stopped.append(node.find("rank-stopped", pid=pid, name=process.name))
+    return stopped or {"count": len(processes)}
 
 
 @check("left-over")
@@ -156,31 +166,34 @@ def check_left_over(node: NodeReport, unit: UnitState | None) -> Outcome:
     left = [process for process in node.part("processes") if process.state != "Z"]
     if _is_on(require(unit, node.why_not("state"))) or not left:
         return {}
-    what = ", ".join(f"{process.pid} ({process.name})" for process in left)
-    command = ssh_command(
-        node.node, "kill", "-KILL", *(str(process.pid) for process in left)
+    pids = [str(process.pid) for process in left]
+    return node.find(
+        "left-over",
+        count=len(left),
+        what=", ".join(f"{process.pid} ({process.name})" for process in left),
+        command=node.command("kill", "-KILL", *pids),
     )
-    return node.find("left-over", count=len(left), what=what, command=command)
 
 
 @check("unit-file")
 def check_unit_file(node: NodeReport, unit: UnitState | None) -> Outcome:
-    read = require(unit, node.why_not("state"))
-    if read.changed:
+    unit = require(unit, node.why_not("state"))
+    if unit.changed:
         what = "the unit's file was changed, and systemd has not read it since"
-        words: tuple[str, ...] = ("daemon-reload",)
-    elif read.drop_ins:
-        what = f"drop-ins change the unit: {', '.join(read.drop_ins)}"
-        words = ("cat", "patchkit-*")
+        command = node.command("systemctl", "--user", "daemon-reload")
+    elif unit.drop_ins:
+        what = f"drop-ins change the unit: {', '.join(unit.drop_ins)}"
+        command = node.command("systemctl", "--user", "cat", "patchkit-*")
     else:
         return {}
-    command = ssh_command(node.node, "systemctl", "--user", *words)
     return node.find("unit-file", what=what, command=command)
 
 
 @check("unit")
-def check_unit(node: NodeReport, unit: UnitState | None, on: Sequence[str]) -> Outcome:
-    """Return whether a rank runs as the others do; ``on`` are the nodes where one runs."""
+def check_unit(
+    node: NodeReport, unit: UnitState | None, running: Sequence[str]
+) -> Outcome:
+    """Return whether a rank runs as the others do, on the nodes ``running``."""
     unit = require(unit, node.why_not("state"))
     ended = f"{unit.result}, status {unit.status}"
     why = "its journal says why"
@@ -188,12 +201,11 @@ def check_unit(node: NodeReport, unit: UnitState | None, on: Sequence[str]) -> O
         what = f"failed: {ended}"
     elif unit.sub == "auto-restart":
         what = f"waits for its next start: {ended}"
-    elif not _is_on(unit) and on:
-        what = f"is {unit.active}, and runs on {', '.join(on)}"
+    elif not _is_on(unit) and running:
+        what = f"is {unit.active}, and runs on {', '.join(running)}"
         why = "one rank waits for the other"
     else:
-        states = {"active": "runs", "activating": "is loading"}
-        return {"state": states.get(unit.active, "nothing is started")}
+        return {"state": _STATES.get(unit.active, "nothing is started")}
     return node.find("unit", what=f"{unit.unit} {what}", why=why)
 
 
