@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from patchkit.cluster.launch.cluster_file import ClusterFile
-from patchkit.cluster.launch.plan import node_findings, pair_findings
+from patchkit.cluster.launch.survey import node_findings, pair_findings
 from patchkit.cluster.net.addressing import find_cages
 from patchkit.cluster.net.checks import host_checks
 from patchkit.cluster.ssh.ssh import ssh_command

@@ -14,7 +14,7 @@ from patchkit.cluster.agent.node_state import GroupProcess, NodeState
 from patchkit.cluster.agent.processes import Listener
 from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode, ServeChoices
-from patchkit.cluster.launch.plan import planned_ranks, served_model
+from patchkit.cluster.launch.ranks import planned_ranks, served_model
 from patchkit.cluster.launch.units import GroupUnits
 from patchkit.doctor.peers.node_report import NodeReport, placed_files
 from patchkit.runtime.host.host import Memory, Nccl, Software

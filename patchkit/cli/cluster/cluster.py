@@ -45,7 +45,8 @@ from patchkit.cluster.launch.install import (
     install_image,
     resolve_image,
 )
-from patchkit.cluster.launch.plan import node_addresses, survey_nodes
+from patchkit.cluster.launch.ranks import node_addresses
+from patchkit.cluster.launch.survey import survey_nodes
 from patchkit.cluster.models.names import pin_image
 from patchkit.errors import HostError, UsageError
 from patchkit.finding import Finding, Level, finding, worst

@@ -32,7 +32,7 @@ from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
 from patchkit.cluster.launch.cluster_file import ClusterNode
 from patchkit.cluster.launch.condition import ServerCondition, server_condition
-from patchkit.cluster.launch.plan import image_finding
+from patchkit.cluster.launch.survey import image_finding
 from patchkit.cluster.launch.up import kill_sentence
 from patchkit.cluster.ssh.node import Remote
 from patchkit.doctor.machine import disk_trouble

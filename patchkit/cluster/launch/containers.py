@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.node_state import LABEL
 from patchkit.cluster.agent.processes import MARK
-from patchkit.cluster.launch.plan import PlannedRank
+from patchkit.cluster.launch.ranks import PlannedRank
 from patchkit.quoting import quoted
 from patchkit.runtime.rules.variable_rules import CACHES
 

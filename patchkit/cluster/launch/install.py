@@ -12,7 +12,7 @@ from patchkit.cluster.agent import image_facts, images, installation
 from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.installation import InstalledVenv, InstallState, WheelLock
 from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.launch.plan import image_finding
+from patchkit.cluster.launch.survey import image_finding
 from patchkit.cluster.ssh.node import Remote, check_peer, require_all, run_on_all
 from patchkit.cluster.ssh.rsync import Copied
 from patchkit.cluster.ssh.ssh import HERE, ssh_words

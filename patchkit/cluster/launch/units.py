@@ -17,7 +17,7 @@ from patchkit.cluster.agent.group_script import ALONE
 from patchkit.cluster.agent.processes import MARK
 from patchkit.cluster.launch.cluster_file import ClusterFile, ServeChoices
 from patchkit.cluster.launch.containers import Container, mount
-from patchkit.cluster.launch.plan import PlannedRank, ServedModel, absolute
+from patchkit.cluster.launch.ranks import PlannedRank, ServedModel, absolute
 from patchkit.digests import digest
 from patchkit.records import RECIPES
 from patchkit.runtime.rules.variable_rules import (

@@ -18,14 +18,13 @@ from patchkit.cluster.agent.unit_journal import JournalLine
 from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
 from patchkit.cluster.launch.condition import ask_life, is_unwatched, standstill_error
-from patchkit.cluster.launch.plan import (
-    IMAGE_DISK_FULL,
+from patchkit.cluster.launch.ranks import (
     ServedModel,
     other_model,
     planned_ranks,
     served_model,
-    survey_nodes,
 )
+from patchkit.cluster.launch.survey import IMAGE_DISK_FULL, survey_nodes
 from patchkit.cluster.launch.units import GroupUnits, head_ports
 from patchkit.cluster.ssh.node import Remote, require_all, run_on_all
 from patchkit.cluster.ssh.ssh import ssh_command

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from patchkit.cluster.launch.plan import survey_nodes
+from patchkit.cluster.launch.survey import survey_nodes
 from patchkit.finding import Level
 from support.clusters import node_facts
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from patchkit.cluster.agent.node_facts import ModelPrint
-from patchkit.cluster.launch.plan import other_model, planned_ranks, served_model
+from patchkit.cluster.launch.ranks import other_model, planned_ranks, served_model
 from patchkit.cluster.launch.units import unit_line
 from patchkit.errors import HostError
 from support.clusters import cluster, node_facts, units_of

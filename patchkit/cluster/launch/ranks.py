@@ -1,0 +1,344 @@
+"""Plan the rank of each node that serves one model together with others. Pure.
+
+`patchkit env` and `patchkit serve-args` take the same decisions for one node.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+
+from patchkit.cluster.agent.node_facts import ModelPrint, NodeFacts
+from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode, ServeChoices
+from patchkit.cluster.models.names import SHORT, ModelFolder
+from patchkit.errors import HostError, PatchkitError, UsageError
+from patchkit.runtime.envfile.env_file import EnvFile, env_file
+from patchkit.runtime.envfile.syntax import Format
+from patchkit.runtime.node.cluster_env import (
+    ClusterEnv,
+    adopt_shared_settings,
+    file_text,
+    make_cluster_env,
+)
+from patchkit.runtime.node.decision import Node, NodeOptions, decide_node
+from patchkit.runtime.node.topology import choose_attachment
+from patchkit.runtime.rules.flags import load_flag_rules
+from patchkit.runtime.rules.presets import (
+    Preset,
+    find_preset,
+    named_preset,
+    suggest_presets,
+)
+from patchkit.runtime.rules.rule import RuleChoice
+from patchkit.runtime.rules.variable_rules import CACHES, STACKS, load_variable_rules
+from patchkit.runtime.serve.args import ServeCommand, serve_args
+from patchkit.runtime.serve.listen import listen_address
+from patchkit.runtime.serve.model import memory_pool
+from patchkit.runtime.serve.request import MASTER_PORT, ServeRequest
+from patchkit.units import BYTES_PER_GIB
+
+# Flags of a node's verbs, as in hints → keys of cluster.toml.
+_FLAGS = {
+    r": --role \w+ --nodes \d+": "",
+    r"--head-ip (\S+)": r"""address = "\1" in the head's [[node]]""",
+    r"--(topology|executor|target|preset) (\w+)": r'\1 = "\2" in [serve]',
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model: ``name`` is that of the request, ``source`` what vLLM gets: the name or a folder."""
+
+    name: str
+    source: str
+    preset: Preset | None
+
+    @property
+    def folder(self) -> str:
+        """Return the folder on every node, "" for a model that vLLM itself downloads."""
+        return self.source if self.source.startswith(("/", "~/")) else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRank:
+    """A node's part: its facts, its environment as values and as a file, and its command."""
+
+    facts: NodeFacts
+    env: ClusterEnv
+    text: str
+    command: ServeCommand | None
+
+    @property
+    def address(self) -> str:
+        return self.env.node.attachment.address
+
+
+def served_model(cluster: ClusterFile, model: str) -> ServedModel:
+    """Return what a model's name stands for. Raises UsageError for a slip of a preset's name."""
+    preset = _choose_preset(cluster.serve.preset, model)
+    name = model
+    if preset and model.lower() == preset.name.lower():
+        name = preset.id
+    if commit := cluster.models.get(name):
+        folder = ModelFolder(repo=name, commit=commit).name
+        source = str(PurePosixPath(cluster.model_folder, folder))
+        return ServedModel(name=name, source=source, preset=preset)
+
+    is_short = not preset and "/" not in model
+    if is_short and (suggestions := suggest_presets(model)):
+        hint = f"did you mean {' or '.join(suggestions)}?"
+        raise UsageError(f"no model is known as {model}", hint=hint)
+    return ServedModel(name=name, source=name, preset=preset)
+
+
+def _choose_preset(choice: str, model: str) -> Preset | None:
+    """Return the preset of a cluster's file: by its name, or by the model's where it has none."""
+    if not choice:
+        return find_preset(model)
+    return None if choice == "none" else named_preset(choice)
+
+
+def other_model(
+    prints: Mapping[str, ModelPrint], pin: str = ""
+) -> tuple[str, str] | None:
+    """Return the first node that holds another model than it should, and the difference.
+
+    The right model is that of the first node with a record, without records that of the first node;
+    ``pin`` is the commit of cluster.toml, "" for none.
+    """
+    recorded = [node for node, model in prints.items() if model.commit]
+    right_node = next(iter(recorded or prints))
+    for node, model in prints.items():
+        if model.commit and pin and model.commit != pin:
+            commit = model.commit[:SHORT]
+            return node, f"is commit {commit}, and cluster.toml pins {pin[:SHORT]}"
+        difference = _model_difference(model, prints[right_node], right_node)
+        if difference:
+            return node, difference
+    return None
+
+
+def _model_difference(model: ModelPrint, right: ModelPrint, where: str) -> str:
+    """Return how a model differs from the one that another node has, "" if it does not."""
+    if right.commit and not model.commit:
+        return f"has no record of its files, and {where} has one: probably an incomplete copy"
+    if model.commit != right.commit:
+        commit = model.commit[:SHORT]
+        return f"is commit {commit}, and {right.commit[:SHORT]} on {where}"
+    if (model.files, model.size) != (right.files, right.size):
+        size = f"{model.files} files, {model.size:,} bytes"
+        right_size = f"{right.files}, {right.size:,} bytes"
+        return f"has other files than {where}: {size}, not {right_size}"
+    if model.digest != right.digest:
+        difference = "other file names or other contents of small files"
+        return f"has the same size as on {where}, but {difference}"
+    return ""
+
+
+def planned_ranks(
+    cluster: ClusterFile, facts: Sequence[NodeFacts], model: ServedModel
+) -> list[PlannedRank]:
+    """Return each node's part, the head's first.
+
+    Raises HostError for a node without vLLM or with another one than its head, and what the
+    functions of ``runtime/node`` and ``serve_args`` raise, with the node's name before it.
+    """
+    ranks: list[PlannedRank] = []
+    head: EnvFile | None = None
+    for number, (node, node_facts) in enumerate(zip(cluster.node, facts, strict=True)):
+        with name_node(node.ssh):
+            _require_vllm(cluster, node_facts)
+            rank = _plan_rank(cluster, number, node_facts, model, head)
+            _check_address(node, rank)
+        if number == 0:
+            head = env_file(rank.text, f"{node.ssh}'s env file")
+        ranks.append(rank)
+    return ranks
+
+
+def _require_vllm(cluster: ClusterFile, facts: NodeFacts) -> None:
+    """Raise HostError for a node without vLLM in its environment or image."""
+    software = facts.host.software
+    has_place = bool(cluster.serve.image or facts.venv)
+    if software and software.vllm and has_place:
+        return
+
+    place = cluster.serve.image or cluster.venv
+    raise HostError(
+        f"there is no vLLM in {place}" if has_place else f"{place} is not there",
+        why="if vLLM is in another environment or image, set `venv` or `image` in cluster.toml",
+        hint="patchkit cluster install",
+    )
+
+
+def _check_address(node: ClusterNode, rank: PlannedRank) -> None:
+    """Raise HostError for an ``address`` of the file that is not the node's."""
+    if node.address in ("", rank.address):
+        return
+    where = f"it is reached at {rank.address}"
+    if not rank.address:
+        host = rank.facts.host
+        # Nobody reaches a node that serves alone: any address of its own will do.
+        if host.has_address(node.address):
+            return
+        where = f"it has {' and '.join(host.addresses) or 'none'}"
+    raise HostError(
+        f"{node.address} is not its address: {where}",
+        hint="correct `address` in its [[node]] of cluster.toml, or leave it out",
+    )
+
+
+@contextmanager
+def name_node(node: str) -> Iterator[None]:
+    """Put a node's name before the text of an error, and before a command in its hint.
+
+    Flags of a node's verbs become the keys of cluster.toml.
+    """
+    try:
+        yield
+    except PatchkitError as error:
+        hint = error.hint
+        for flags, keys in _FLAGS.items():
+            hint = re.sub(flags, keys, hint)
+        if "`patchkit " in hint:
+            hint = f"on {node}: {hint}"
+        raise type(error)(f"{node}: {error.what}", why=error.why, hint=hint) from None
+
+
+def node_addresses(
+    cluster: ClusterFile, facts: Sequence[NodeFacts], choices: Mapping[str, str]
+) -> list[str]:
+    """Return each node's IPv4 address in the cluster, the head's first, vLLM there or not.
+
+    ``choices`` are keys of ``[serve]``. Raises HostError for a node that has none.
+    """
+    nodes = len(cluster.node)
+    if nodes == 1:
+        return [""]
+    addresses: list[str] = []
+    for node, node_facts in zip(cluster.node, facts, strict=True):
+        with name_node(node.ssh):
+            attachment = choose_attachment(
+                node_facts.host,
+                role="worker" if addresses else "head",
+                topology=choices.get("topology") or "auto",
+                nodes=nodes,
+                head=addresses[0] if addresses else cluster.head.address,
+                target=choices.get("target") or node_facts.host.target,
+            )
+        addresses.append(attachment.address)
+    return addresses
+
+
+def _plan_rank(
+    cluster: ClusterFile,
+    number: int,
+    facts: NodeFacts,
+    model: ServedModel,
+    head: EnvFile | None,
+) -> PlannedRank:
+    # The folder of the installed vLLM is on another machine: nothing may look into it.
+    software = facts.host.software and replace(facts.host.software, vllm_home="")
+    facts = replace(facts, host=replace(facts.host, software=software))
+    serve = cluster.serve
+    rules = load_variable_rules()
+    variables = {rule.id for rule in rules.rules}
+    of_variables = _choose_rules(serve, lambda rule: rule in variables)
+    of_flags = _choose_rules(serve, lambda rule: rule not in variables)
+
+    node = _decide_rank(cluster, number, facts, model, of_variables, head)
+    env = make_cluster_env(
+        node,
+        facts.host,
+        rules,
+        ptxas=facts.ptxas,
+        caches=f"{facts.home}/{CACHES}",
+        model=model.name,
+    )
+    if head:
+        env = adopt_shared_settings(env, head, dict(serve.set))
+    command = None
+    if node.role != "worker" or node.executor.name != "ray":
+        request = _serve_request(cluster, number, facts, model, node)
+        command = serve_args(replace(request, choice=of_flags), load_flag_rules())
+
+    # systemd reads the values for a program, an engine those for a container.
+    form = Format.DOCKER if serve.image else Format.SYSTEMD
+    hostname = facts.host.system.hostname
+    text = file_text(env, form, hostname=hostname, target=serve.target)
+    return PlannedRank(facts=facts, env=env, text=text, command=command)
+
+
+def _choose_rules(serve: ServeChoices, accept: Callable[[str], bool]) -> RuleChoice:
+    """Return the wanted and unwanted rules of a cluster's file that ``accept`` is true for."""
+    return RuleChoice(
+        wanted=frozenset(filter(accept, serve.wanted)),
+        unwanted=frozenset(filter(accept, serve.unwanted)),
+    )
+
+
+def _serve_request(
+    cluster: ClusterFile, number: int, facts: NodeFacts, model: ServedModel, node: Node
+) -> ServeRequest:
+    """Return what the rank of a node serves, and with which memory."""
+    serve = cluster.serve
+    files = facts.models.get(model.folder)
+    return ServeRequest(
+        model=absolute(model.source, facts),
+        node=node,
+        memory=memory_pool(facts.host, node),
+        rank=number if node.role != "single" else None,
+        host=serve.host or listen_address(serve.listen, node, facts.host),
+        port=serve.port,
+        folder_gib=files.weights / BYTES_PER_GIB if files and files.weights else None,
+        architectures=files.architectures if files else (),
+        stacks=f"{facts.home}/{STACKS}",
+        frozen=serve.frozen,
+        master_port=serve.ranks_port(MASTER_PORT),
+    )
+
+
+def _decide_rank(
+    cluster: ClusterFile,
+    number: int,
+    facts: NodeFacts,
+    model: ServedModel,
+    choice: RuleChoice,
+    head: EnvFile | None,
+) -> Node:
+    """Return what a node is; a worker takes over the choices in its head's file."""
+    serve = cluster.serve
+    nodes = len(cluster.node)
+    options = NodeOptions(
+        role="worker" if number else "single",
+        target=serve.target,
+        model=model.preset.id if model.preset else "",
+        choice=choice,
+        extra=dict(serve.set),
+    )
+    if number == 0:
+        options = replace(options, nodes=nodes, executor=serve.executor)
+        if nodes > 1:
+            address = cluster.head.address
+            options = replace(
+                options, role="head", head=address, topology=serve.topology
+            )
+
+    node = decide_node(options, facts.host, head)
+    is_podman = facts.image is not None and facts.image.program.endswith("podman")
+    if is_podman and node.executor.name == "ray":
+        raise UsageError(
+            "no server by Ray runs in podman's containers",
+            why="vLLM looks for Ray among its own processes, and podman lets no container that "
+            "stays in its unit's control group see those of another one",
+            hint='engine = "docker", or executor = "mp" where vLLM has it, in [serve]',
+        )
+    return node
+
+
+def absolute(path: str, facts: NodeFacts) -> str:
+    """Return a path of a node with its user's home in it."""
+    return f"{facts.home}/{path[2:]}" if path.startswith("~/") else path

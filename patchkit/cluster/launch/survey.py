@@ -1,0 +1,175 @@
+"""Check what nodes need to serve one model together. Pure.
+
+The texts of the findings are in recipes/doctor/survey.toml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from patchkit.cluster.agent.image_facts import ImageFacts
+from patchkit.cluster.agent.node_facts import NodeFacts
+from patchkit.cluster.net.addressing import find_cages
+from patchkit.cluster.net.checks import pair_checks
+from patchkit.cluster.ssh.ssh import ssh_command
+from patchkit.errors import StorageError
+from patchkit.finding import Finding, Level, finding_from_text
+from patchkit.runtime.host.host import Host
+
+IMAGE_DISK_FULL = "image-disk-full"
+
+_TEXTS = "survey.toml"
+_SPARK = ("GB10", "DGX_Spark")  # in the product's name, NVIDIA's or another maker's
+_CORES = "Cortex-X925"  # of GB10's CPU
+_START = ("sudo", "systemctl", "start", "docker")
+_NO_DAEMON = "cannot connect to the docker"  # docker's own words
+_DISK_FULL = "no space left"  # the kernel's words, as engines pass them on
+_LIMIT_FOLDER = "/etc/systemd/system/user@.service.d"
+_RAISE_LIMIT = (
+    f"mkdir -p {_LIMIT_FOLDER} && printf '[Service]\\nLimitMEMLOCK=infinity\\n' > "
+    f"{_LIMIT_FOLDER}/patchkit.conf"
+)
+
+
+def survey_nodes(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[Finding]:
+    """Yield what is wrong, node by node, then between the head and each worker."""
+    between = list(pair_findings(names, facts))
+    # The content of an image that is not the pinned one does not matter.
+    strays = {finding.where for finding in between if finding.about == "image-other"}
+    for name, node in zip(names, facts, strict=True):
+        for finding in node_findings(name, node):
+            if not (name in strays and finding.about == "image-silent"):
+                yield finding
+    yield from between
+
+
+def pair_findings(
+    names: Sequence[str], facts: Sequence[NodeFacts]
+) -> Iterator[Finding]:
+    """Yield what is wrong between the head, the first of these nodes, and each worker."""
+    head_name, *worker_names = names
+    head, *workers = facts
+    cages = find_cages(head.host, cabled=True)
+    for name, worker in zip(worker_names, workers, strict=True):
+        pair = f"{head_name}, {name}"
+        for finding in pair_checks(head.host, cages, worker.host) if cages else ():
+            if finding.level is not Level.OK:
+                what = f"{finding.where}: {finding.what}"
+                yield replace(finding, where=pair, what=what)
+        yield from _software_findings(head_name, name, head, worker)
+
+
+def _software_findings(
+    first: str, second: str, head: NodeFacts, worker: NodeFacts
+) -> Iterator[Finding]:
+    """Yield which installations, images and devices of a head and a worker differ."""
+    pair = f"{first}, {second}"
+    names = {"first": first, "second": second}
+    if head.host.system.machine == worker.host.system.machine:
+        if head.venv and worker.venv and head.installation != worker.installation:
+            yield finding_from_text(
+                _TEXTS,
+                "installation",
+                pair,
+                **names,
+                venv=head.venv,
+                one=head.installation or "one of its own",
+                other=worker.installation or "one of its own",
+            )
+        contents = {node.image.content for node in (head, worker) if node.image}
+        if len(contents - {""}) > 1:
+            yield _image_difference({first: head.image, second: worker.image})
+
+    targets = (head.host.target, worker.host.target)
+    if targets[0] != targets[1]:
+        yield finding_from_text(
+            _TEXTS, "devices", pair, **names, one=targets[0], other=targets[1]
+        )
+
+
+def _image_difference(images: dict[str, ImageFacts | None]) -> Finding:
+    """Return that two nodes have different images; the pin says which is wrong, if it is known."""
+    ids = {name: image.id if image else "none" for name, image in images.items()}
+    tagged = [name for name, image in images.items() if image and image.by_tag]
+    if len(tagged) == 1:
+        (stray,) = tagged
+        return finding_from_text(_TEXTS, "image-other", stray, image=ids[stray])
+
+    first, second = images
+    return finding_from_text(
+        _TEXTS,
+        "images",
+        f"{first}, {second}",
+        first=first,
+        second=second,
+        one=ids[first],
+        other=ids[second],
+    )
+
+
+def image_finding(name: str, image: ImageFacts) -> Finding:
+    """Return the problem that a node has with its engine or image."""
+    look: tuple[str, ...] = ("sudo", "apt", "install", "podman")
+    if image.program:
+        look = (image.program, "version")
+    # It takes effect at a boot.
+    join = ("sudo", "usermod", "-aG", "docker", image.login)
+    # Words of the engine → the finding, and the command of its cure.
+    causes = {
+        "permission denied": (image.problem, join),
+        _NO_DAEMON: ("engine-stopped", _START),
+        _DISK_FULL: (IMAGE_DISK_FULL, (image.program, "system", "df")),
+        "": (image.problem, look),
+    }
+    words = image.said.lower()
+    about, cure = next(cause for text, cause in causes.items() if text in words)
+    finding = finding_from_text(
+        _TEXTS, about, name, said=image.said, command=ssh_command(name, *cure)
+    )
+    if about == IMAGE_DISK_FULL:
+        return replace(finding, kind=StorageError)
+    return finding
+
+
+def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
+    """Yield what a node lacks."""
+
+    def lack(about: str, *cure: str, **fields: object) -> Finding:
+        command = ssh_command(name, *cure)
+        return finding_from_text(_TEXTS, about, name, command=command, **fields)
+
+    if note := _describe_missing_gpu(facts.host):
+        yield lack("gpu", "nvidia-smi", note=note)
+    if facts.systemd == 0 or "systemctl" not in facts.has:
+        yield lack("systemd")
+    if not facts.linger:
+        yield lack("linger", "loginctl", "enable-linger", user=facts.user)
+    if facts.image and facts.image.problem:
+        yield image_finding(name, facts.image)
+    limit = _low_memlock(facts)
+    if limit is not None:
+        # It takes effect at a boot.
+        yield lack("memlock", "sudo", "sh", "-c", _RAISE_LIMIT, mib=limit >> 20)
+    if not facts.persistent_journal:
+        yield lack("journal", "sudo", "mkdir", "-p", "/var/log/journal")
+    if "rsync" not in facts.has:
+        yield lack("rsync", "sudo", "apt", "install", "rsync")
+
+
+def _describe_missing_gpu(host: Host) -> str:
+    """Return why a GPU is missing on a machine that has one by its firmware or CPU, or ""."""
+    is_spark = _CORES in host.system.cpu or any(
+        part in host.system.product for part in _SPARK
+    )
+    if host.gpus or not is_spark:
+        return ""
+    return next((note for note in host.notes if "GPU" in note), "no GPU is found")
+
+
+def _low_memlock(facts: NodeFacts) -> int | None:
+    """Return the limit of locked memory, in bytes, that keeps ranks from RDMA; None for none."""
+    has_rdma = any(port.active for port in facts.host.rdma)
+    # Docker's daemon belongs to root, and has no limit.
+    is_docker = facts.image is not None and facts.image.program.endswith("docker")
+    return facts.memlock if has_rdma and not is_docker else None
