@@ -45,9 +45,9 @@ from patchkit.cluster.launch.install import (
     install_image,
     resolve_image,
 )
+from patchkit.cluster.launch.pinning import pin_image
 from patchkit.cluster.launch.ranks import node_addresses
 from patchkit.cluster.launch.survey import survey_nodes
-from patchkit.cluster.models.names import pin_image
 from patchkit.errors import HostError, UsageError
 from patchkit.finding import Finding, Level, finding, worst
 from patchkit.patching.recipe import load_recipe

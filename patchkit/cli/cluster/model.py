@@ -36,14 +36,15 @@ from patchkit.cli.render import (
     rendered,
 )
 from patchkit.cluster.launch.cluster import Cluster
+from patchkit.cluster.launch.pinning import pin_model
 from patchkit.cluster.models.fetch import FetchPlan, fetch_model, plan_fetch
 from patchkit.cluster.models.model_check import ModelCheck, check_model, compare_records
-from patchkit.cluster.models.names import SHORT, pin, split_revision
+from patchkit.cluster.models.model_folder import SHORT, split_revision
 from patchkit.cluster.models.sync import (
     ModelNode,
+    find_holders,
     find_source,
     models_of,
-    sources_of,
     sync_model,
 )
 from patchkit.cluster.ssh.node import Remote, require_all, run_on_all
@@ -103,7 +104,7 @@ def get_model(
         )
     whole = not check.exit_code
     if whole and file:
-        pin(file, repo, plan.commit)
+        pin_model(file, repo, plan.commit)
     fields = {**record_fields(check), "complete": whole}
     yield Record({"plan": plan, "dry_run": False, "check": fields})
     yield from _check_blocks(head.destination, check)
@@ -139,7 +140,7 @@ def sync_models(specs: Sequence[str], *, cluster: Cluster) -> Iterator[Block]:
     models_by_node = models_of(nodes)
     results: list[tuple[ModelNode, ModelCheck | PatchkitError]] = []
     for spec in specs:
-        holders = sources_of(nodes, models_by_node, *_find_commit(cluster, spec))
+        holders = find_holders(nodes, models_by_node, *_find_commit(cluster, spec))
         with progress() as report:
             source, model, damaged_sources = find_source(holders, spec, report)
             others = [node for node in nodes if node is not source]
@@ -167,7 +168,7 @@ def check_models(spec: str, *, cluster: Cluster, quick: bool) -> Iterator[Block]
     nodes = _model_nodes(cluster)
     models_by_node = models_of(nodes)
     require_all(models_by_node)  # a node that is silent is no node without the model
-    sources = sources_of(
+    sources = find_holders(
         nodes, models_by_node, *_find_commit(cluster, spec), whole=False
     )
     found = {node.ssh: model.folder for node, model in sources}

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 
 from patchkit.cluster.agent.node_facts import ModelPrint, NodeFacts
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode, ServeChoices
-from patchkit.cluster.models.names import SHORT, ModelFolder
+from patchkit.cluster.models.model_folder import SHORT, ModelFolder
 from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.runtime.envfile.env_file import EnvFile, env_file
 from patchkit.runtime.envfile.syntax import Format

@@ -5,31 +5,29 @@ The Hub is asked through huggingface_hub and hf of vLLM's environment, which als
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from patchkit import process
-from patchkit.cluster.models.model_check import (
+from patchkit.cluster.models.hashing import HASH
+from patchkit.cluster.models.model_check import Checking, check_model
+from patchkit.cluster.models.model_files import (
     CACHE,
-    HASH,
-    RECORD,
-    Checking,
     ModelRecord,
-    check_model,
     choose_files,
+    file_size,
+    write_record,
 )
-from patchkit.cluster.models.names import (
+from patchkit.cluster.models.model_folder import (
     Commit,
     ModelFolder,
     models_folder,
     require_room,
 )
-from patchkit.durable.atomic import replacing
 from patchkit.durable.lock import locked
 from patchkit.errors import (
     HostError,
@@ -38,7 +36,7 @@ from patchkit.errors import (
     StorageError,
     translated,
 )
-from patchkit.follow import Follow
+from patchkit.follow import Completed, Follow
 from patchkit.records import RecordError, record
 
 _ASK = """
@@ -61,7 +59,7 @@ except Exception as error:
         answer["kind"] = "refused"
 """
 _PATIENCE = 60.0  # seconds
-_SAID = 400  # characters of hf's words
+_MOST_WORDS = 400  # characters of what the Hub says
 _PYTHON = "name the environment of vLLM: `venv` in cluster.toml, or --venv DIR"
 _ERRORS: Mapping[str, tuple[type[PatchkitError], str]] = {
     "missing": (HostError, _PYTHON),
@@ -85,7 +83,7 @@ class HubListing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchPlan:
-    """What a fetch takes, in bytes: all chosen files, what of them is left, the room there is."""
+    """Sizes of a fetch in bytes: all chosen files, what is left of them, and the free room."""
 
     repo: str
     commit: str
@@ -98,16 +96,17 @@ class FetchPlan:
 
 def plan_fetch(models: str, python: str, repo: str, revision: str) -> FetchPlan:
     """Return the plan. ``python`` is the one that has vLLM. Raises what a fetch would."""
-    made, folder = _ask_hub(models, python, repo, revision)
-    size = sum(file.size for file in made.files.values())
-    left = size - _count_bytes(folder, made)
+    chosen, folder = _ask_hub(models, python, repo, revision)
+    size = sum(file.size for file in chosen.files.values())
+    left = size - _count_bytes(folder, chosen)
+
     # Parts of an interrupted download are gone on with, or removed.
-    free = require_room(folder, left, sum(map(_file_size, _find_parts(folder))))
+    free = require_room(folder, left, _parts_size(folder))
     return FetchPlan(
-        repo=made.repo,
-        commit=made.commit,
+        repo=chosen.repo,
+        commit=chosen.commit,
         folder=str(folder),
-        files=len(made.files),
+        files=len(chosen.files),
         size=size,
         left=left,
         free=free,
@@ -116,27 +115,28 @@ def plan_fetch(models: str, python: str, repo: str, revision: str) -> FetchPlan:
 
 def fetch_model(models: str, python: str, repo: str, commit: str) -> Checking:
     """Fetch a commit, and check its folder in full; yield the progress in bytes."""
-    made, folder = _ask_hub(models, python, repo, commit)
+    chosen, folder = _ask_hub(models, python, repo, commit)
     with translated(at=folder):
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
-            (folder / RECORD).parent.mkdir(parents=True, exist_ok=True)
-            with replacing(folder / RECORD) as file:
-                file.write(json.dumps(asdict(made), indent=1).encode())
-            for name, its in made.files.items():
-                place = folder / name
-                # hf would take a file of another size for what it has fetched.
-                if place.is_symlink() or (
-                    place.is_file() and place.stat().st_size != its.size
-                ):
-                    place.unlink()
-            for part in _find_parts(folder):
-                if _LOST.search(part.name):
-                    part.unlink(missing_ok=True)
-            yield from _run_hf_download(python, made, folder)
+            write_record(folder, chosen)
+            _clear_folder(folder, chosen)
+            yield from _run_hf_download(python, chosen, folder)
             for part in _find_parts(folder):
                 part.unlink(missing_ok=True)
             return (yield from check_anew(str(folder)))
+
+
+def _clear_folder(folder: Path, chosen: ModelRecord) -> None:
+    """Remove the files that hf would take for what it has fetched, and parts that it lost."""
+    for name, file in chosen.files.items():
+        place = folder / name
+        has_other_size = place.is_file() and place.stat().st_size != file.size
+        if place.is_symlink() or has_other_size:
+            place.unlink()
+    for part in _find_parts(folder):
+        if _LOST.search(part.name):
+            part.unlink(missing_ok=True)
 
 
 def check_anew(folder: str) -> Checking:
@@ -145,10 +145,10 @@ def check_anew(folder: str) -> Checking:
     hf and rsync would keep them: size and time are right.
     """
     check = yield from check_model(folder, full=True)
-    for found in check.findings:
-        if found.about == HASH:
+    for finding in check.findings:
+        if finding.about == HASH:
             with translated(at=Path(folder)):
-                Path(folder, found.where).unlink(missing_ok=True)
+                Path(folder, finding.where).unlink(missing_ok=True)
     return check
 
 
@@ -157,74 +157,83 @@ def _ask_hub(
 ) -> tuple[ModelRecord, Path]:
     """Return the files of a commit that vLLM loads, and their folder.
 
-    What the Hub refuses is said in hf's words. Raises SourceError for names that lead elsewhere,
-    too.
+    Errors quote the words of the Hub. Raises SourceError also for names that lead elsewhere.
     """
-    program = Path(python).expanduser()
-    answer = process.ask(program, _ASK, repo, revision, timeout=_PATIENCE, hint=_PYTHON)
-    what = f"{repo}{revision and '@'}{revision}"
-    if isinstance(answer, dict) and answer.get("kind") in _ERRORS:
-        kind, hint = _ERRORS[answer["kind"]]
-        said = " ".join(str(answer.get("says")).split())[:_SAID]
-        raise kind(
-            f"{what}: {said}", hint=hint.format(repo=repo, hf=program.with_name("hf"))
-        )
-    try:
-        listing = record(HubListing, answer)
-    except RecordError as error:
-        raise HostError(
-            f"{what}: an odd answer of the Hub: {error}", hint=_PYTHON
-        ) from None
+    listing = _list_commit(Path(python).expanduser(), repo, revision)
     try:
         files = {name: listing.files[name] for name in choose_files(listing.files)}
-        made = record(
-            ModelRecord, {"repo": repo, "commit": listing.commit, "files": files}
-        )
+        fields = {"repo": repo, "commit": listing.commit, "files": files}
+        chosen = record(ModelRecord, fields)
     except RecordError as error:
         hint = f"tell its owner: https://huggingface.co/{repo}/discussions"
         raise SourceError(f"{repo}: {error}", hint=hint) from None
-    return made, models_folder(models) / ModelFolder(repo=repo, commit=made.commit).name
+    folder = ModelFolder(repo=repo, commit=chosen.commit)
+    return chosen, models_folder(models) / folder.name
+
+
+def _list_commit(python: Path, repo: str, revision: str) -> HubListing:
+    answer = process.ask(python, _ASK, repo, revision, timeout=_PATIENCE, hint=_PYTHON)
+    spec = f"{repo}@{revision}" if revision else repo
+    if isinstance(answer, dict) and answer.get("kind") in _ERRORS:
+        kind, hint = _ERRORS[answer["kind"]]
+        words = " ".join(str(answer.get("says")).split())[:_MOST_WORDS]
+        hint = hint.format(repo=repo, hf=python.with_name("hf"))
+        raise kind(f"{spec}: {words}", hint=hint)
+    try:
+        return record(HubListing, answer)
+    except RecordError as error:
+        raise HostError(
+            f"{spec}: an odd answer of the Hub: {error}", hint=_PYTHON
+        ) from None
 
 
 def _run_hf_download(
-    python: str, made: ModelRecord, folder: Path
+    python: str, chosen: ModelRecord, folder: Path
 ) -> Iterator[tuple[int, int]]:
     """Fetch what is not there; yield the progress."""
     names = [
         name
-        for name, file in made.files.items()
-        if _file_size(folder / name) != file.size
+        for name, file in chosen.files.items()
+        if file_size(folder / name) != file.size
     ]
     if not names:
         return
-    total = sum(file.size for file in made.files.values())
-    program = Path(python).expanduser().with_name("hf")
-    # Not the user's cache: hf would take what it has unseen.
-    own = {"HF_HUB_CACHE": str(folder / CACHE / "patchkit" / "hub")}
-    quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1"}
-    running = Follow(
-        *(str(program), "download", made.repo, *names),
-        *("--revision", made.commit, "--local-dir", str(folder)),
-        env={"HF_XET_HIGH_PERFORMANCE": "1", **os.environ, **quiet, **own},
-    )
-    with running:
+
+    total = sum(file.size for file in chosen.files.values())
+    words = [str(Path(python).expanduser().with_name("hf")), "download", chosen.repo]
+    words += names
+    words += ["--revision", chosen.commit, "--local-dir", str(folder)]
+    environment = {
+        "HF_XET_HIGH_PERFORMANCE": "1",
+        **os.environ,
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_UPDATE_CHECK": "1",
+        # Not the user's cache: hf would take what it has unseen.
+        "HF_HUB_CACHE": str(folder / CACHE / "patchkit" / "hub"),
+    }
+    with Follow(*words, env=environment) as running:
         for _line in running:
-            size = _count_bytes(folder, made) + sum(
-                map(_file_size, _find_parts(folder))
-            )
+            size = _count_bytes(folder, chosen) + _parts_size(folder)
             yield min(size, total), total
-    done = running.done
+    _require_downloaded(chosen.repo, running.done)
+
+
+def _require_downloaded(repo: str, done: Completed) -> None:
+    """Raise HostError if hf did not start, StorageError with its last words if it failed."""
     if not done.started:
         raise done.error(hint=_PYTHON)
-    if done.trouble:
-        lines = [line.strip() for line in done.output.split("\n")]
-        said = [
-            line for line in lines if line and "%|" not in line and "it/s" not in line
-        ]
-        raise StorageError(
-            f"{made.repo}: hf download failed: {said[-1] if said else done.trouble}",
-            hint="run the same command again: the files that are whole are kept",
-        )
+    if not done.trouble:
+        return
+
+    words = done.trouble
+    for line in done.output.split("\n"):
+        is_progress = "%|" in line or "it/s" in line
+        if line.strip() and not is_progress:
+            words = line.strip()
+    raise StorageError(
+        f"{repo}: hf download failed: {words}",
+        hint="run the same command again: the files that are whole are kept",
+    )
 
 
 def _find_parts(folder: Path) -> list[Path]:
@@ -232,17 +241,14 @@ def _find_parts(folder: Path) -> list[Path]:
     return sorted((folder / CACHE / "huggingface" / "download").rglob("*.incomplete"))
 
 
-def _count_bytes(folder: Path, made: ModelRecord) -> int:
+def _parts_size(folder: Path) -> int:
+    return sum(file_size(part) for part in _find_parts(folder))
+
+
+def _count_bytes(folder: Path, chosen: ModelRecord) -> int:
     """Return the bytes of the files that are whole."""
     return sum(
         file.size
-        for name, file in made.files.items()
-        if _file_size(folder / name) == file.size
+        for name, file in chosen.files.items()
+        if file_size(folder / name) == file.size
     )
-
-
-def _file_size(path: Path) -> int:
-    try:
-        return path.stat().st_size if path.is_file() else -1
-    except OSError:
-        return -1

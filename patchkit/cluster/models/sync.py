@@ -1,37 +1,40 @@
 """Bring a model from a node that has it whole to another one with rsync, and check it there.
 
-The source is hashed first, against the record of its fetch: what is rotten there goes nowhere. What
-is sent lies aside, in ``.sync`` beside the models' folders, until it is hashed as well: a copy that
+The source is hashed first, against the record of its fetch: rotten files go nowhere. Files that are
+sent lie aside, in ``.sync`` beside the models' folders, until they are hashed as well: a copy that
 fails leaves a node with all that it had, and one that is cut short is no model yet.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from patchkit.cluster.models.model_check import (
-    CACHE,
+from patchkit.cluster.models.hashing import (
     HASH,
-    RECORD,
-    Checking,
-    ModelCheck,
-    ModelFile,
-    ModelRecord,
-    check_model,
     hash_files,
     hash_findings,
+    unreadable_finding,
+)
+from patchkit.cluster.models.model_check import (
+    Checking,
+    ModelCheck,
+    check_model,
     held_models,
     list_files,
     quick_check,
-    read_record,
-    unreadable_finding,
 )
-from patchkit.cluster.models.names import (
+from patchkit.cluster.models.model_files import (
+    ModelFile,
+    ModelRecord,
+    file_size,
+    read_record,
+    write_record,
+)
+from patchkit.cluster.models.model_folder import (
     SHORT,
     FileName,
     folder_of,
@@ -41,7 +44,7 @@ from patchkit.cluster.models.names import (
 from patchkit.cluster.ssh.node import Remote, check_peer, run_on_all
 from patchkit.cluster.ssh.rsync import Copied, Copying, copy_files, require_rsync
 from patchkit.cluster.ssh.ssh import ssh_words
-from patchkit.durable.atomic import replacing, sync
+from patchkit.durable.atomic import sync
 from patchkit.errors import (
     HashMismatchError,
     PatchkitError,
@@ -54,8 +57,8 @@ from patchkit.quoting import quoted
 from patchkit.records import RecordError, record
 
 Progress = Callable[[int, int], None]
-_ASIDE = ".sync"  # beside the folders of models: what is not yet hashed
-_ANY_SHA256 = "0" * 64  # says by which hash a file without a record is named
+_ASIDE = ".sync"  # beside the folders of models: files that are not hashed yet
+_ANY_SHA256 = "0" * 64  # tells by which hash a file without a record is to be named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +72,9 @@ class ModelNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """What a node gives to others: the check of its folder, its files, and its record, if any.
+    """A model that a node gives to others: its check, its files, and its record, if any.
 
-    A file that the record does not name has the hash that it has there.
+    A file that the record does not name has the hash of its bytes there.
     """
 
     check: ModelCheck
@@ -81,7 +84,7 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStage:
-    """Where files lie until they are hashed: those that a node lacks, and those to be sent."""
+    """The folder of files until they are hashed; the files that a node lacks, and those to send."""
 
     staging: str
     lacking: tuple[FileName, ...]
@@ -91,15 +94,13 @@ class ModelStage:
 def models_of(nodes: Sequence[ModelNode]) -> list[list[ModelCheck] | PatchkitError]:
     """Return the quick check of each node's models, or why it did not say."""
 
-    return run_on_all(
-        nodes,
-        lambda node: Remote(node.ssh).call(
-            list[ModelCheck], held_models, models=node.models
-        ),
-    )
+    def call(node: ModelNode) -> list[ModelCheck]:
+        return Remote(node.ssh).call(list[ModelCheck], held_models, models=node.models)
+
+    return run_on_all(nodes, call)
 
 
-def sources_of(
+def find_holders(
     nodes: Sequence[ModelNode],
     models_by_node: Sequence[list[ModelCheck] | PatchkitError],
     repo: str,
@@ -111,16 +112,18 @@ def sources_of(
 
     Raises SourceError if there is none, and if commits of it differ and none was named.
     """
-    matches = [
+    holders = [
         (node, model)
         for node, models in zip(nodes, models_by_node, strict=True)
         if not isinstance(models, PatchkitError)
         for model in models
-        if model.repo == repo and _same_commit(model.commit, commit)
-        if not (whole and model.exit_code)
+        if model.repo == repo and _is_same_commit(model.commit, commit)
     ]
-    commits = sorted({model.commit[:SHORT] for _node, model in matches})
-    spec = f"{repo}{commit and '@'}{commit}"
+    if whole:
+        holders = [holder for holder in holders if not holder[1].exit_code]
+
+    commits = sorted({model.commit[:SHORT] for _node, model in holders})
+    spec = f"{repo}@{commit}" if commit else repo
     if not commits:
         what = "no node has the whole model" if whole else "lies on no node"
         raise SourceError(
@@ -131,16 +134,16 @@ def sources_of(
             f"{spec}: several commits of it are there: {', '.join(commits)}",
             hint="`patchkit model list` shows them; name one: REPO@COMMIT",
         )
-    return matches
+    return holders
 
 
-def _same_commit(held: str, wanted: str) -> bool:
+def _is_same_commit(held: str, wanted: str) -> bool:
     """Compare commits of which either may be shortened: a folder's name has its first digits."""
     return held.startswith(wanted) or wanted.startswith(held)
 
 
 def find_source(
-    nodes: Sequence[tuple[ModelNode, ModelCheck]],
+    holders: Sequence[tuple[ModelNode, ModelCheck]],
     spec: str,
     report: Callable[[str], Progress],
 ) -> tuple[ModelNode, ModelSource, list[tuple[ModelNode, ModelCheck]]]:
@@ -151,7 +154,7 @@ def find_source(
     none: HashMismatchError, or without any other bytes the first node's.
     """
     damaged_sources: list[tuple[ModelNode, ModelCheck]] = []
-    for node, model in sorted(nodes, key=lambda entry: not entry[1].recorded):
+    for node, model in sorted(holders, key=lambda holder: not holder[1].recorded):
         bar = report(f"{node.ssh}: hashing")
         try:
             source = Remote(node.ssh).follow(
@@ -160,6 +163,7 @@ def find_source(
         except PatchkitError as error:
             damaged_sources.append((node, _failed_check(node, model, error)))
             continue
+
         if not source.check.exit_code:
             return node, source, damaged_sources
         damaged_sources.append((node, source.check))
@@ -178,23 +182,21 @@ def _no_source_error(
     spec: str, damaged_sources: Sequence[tuple[ModelNode, ModelCheck]]
 ) -> PatchkitError:
     """Return the error that names each node and what is wrong there."""
-    faults = [
-        (f"{node.ssh}: {model.folder}", fault)
-        for node, model in damaged_sources
-        for fault in model.errors
-    ]
-    lines = [
-        f"{place}/{fault.where}: {fault.what}"
-        if fault.where
-        else f"{place}: {fault.what}"
-        for place, fault in faults
-    ]
-    what = "\n".join([f"{spec}: no node has it as it was fetched:", *lines])
+    faults = []
+    lines = [f"{spec}: no node has it as it was fetched:"]
+    for node, model in damaged_sources:
+        for fault in model.errors:
+            file = f"/{fault.where}" if fault.where else ""
+            lines.append(f"{node.ssh}: {model.folder}{file}: {fault.what}")
+            faults.append(fault)
+
+    what = "\n".join(lines)
     again = quoted("patchkit", "model", "get", spec)
-    if any(fault.about == HASH for _place, fault in faults):
+    if any(fault.about == HASH for fault in faults):
         why = "a disk lost bytes, or somebody changed them; nothing was copied"
         return HashMismatchError(what, why=why, hint=again)
-    _place, first = faults[0]
+
+    first = faults[0]
     why = "; ".join(filter(None, [first.why, "nothing was copied"]))
     return first.kind(what, why=why, hint=first.hint or again)
 
@@ -208,33 +210,39 @@ def read_source(folder: str) -> Generator[tuple[int, int], None, ModelSource]:
 
     model_record = read_record(place)
     recorded = model_record.files if model_record else {}
-    sizes, _broken = list_files(place)
+    unrecorded = _list_unrecorded(place, recorded)
+    hashes = yield from hash_files(place, unrecorded)
+    if hashes.troubles:
+        faults = [
+            unreadable_finding(name, trouble)
+            for name, trouble in hashes.troubles.items()
+        ]
+        check = replace(check, findings=(*check.findings, *faults))
+        return ModelSource(check=check, files={})
+
+    hashed = {
+        name: replace(unrecorded[name], digest=digest)
+        for name, digest in hashes.digests.items()
+    }
+    return ModelSource(check=check, files={**recorded, **hashed}, record=model_record)
+
+
+def _list_unrecorded(
+    folder: Path, recorded: Mapping[str, ModelFile]
+) -> dict[FileName, ModelFile]:
+    """Return the files that no record names. Raises SourceError for a name that leads elsewhere."""
+    sizes, _broken = list_files(folder)
+    files = {
+        name: {"size": size, "digest": _ANY_SHA256}
+        for name, size in sizes.items()
+        if name not in recorded
+    }
     try:
-        unnamed = record(
-            dict[FileName, ModelFile],
-            {
-                name: {"size": size, "digest": _ANY_SHA256}
-                for name, size in sizes.items()
-                if name not in recorded
-            },
-        )
+        return record(dict[FileName, ModelFile], files)
     except RecordError as error:
         raise SourceError(
             f"{folder}: {error}", hint="rename that file, or remove it"
         ) from None
-    hashes = yield from hash_files(place, unnamed)
-    faults = [
-        unreadable_finding(unread, said) for unread, said in hashes.troubles.items()
-    ]
-    if faults:
-        return ModelSource(
-            check=replace(check, findings=(*check.findings, *faults)), files={}
-        )
-    others = {
-        name: replace(unnamed[name], digest=digest)
-        for name, digest in hashes.digests.items()
-    }
-    return ModelSource(check=check, files={**recorded, **others}, record=model_record)
 
 
 def sync_model(
@@ -244,26 +252,38 @@ def sync_model(
     report: Callable[[str], Progress],
 ) -> ModelCheck:
     """Copy what a node lacks of a model, and put it in its place once it has the right hashes."""
-    other = Remote(node.ssh)
+    receiver = Remote(node.ssh)
     name = model.check.folder.rpartition("/")[2]
-    files = {each: asdict(file) for each, file in model.files.items()}
-    place = {"models": node.models, "name": name}
+    files = {path: asdict(file) for path, file in model.files.items()}
 
     bar = report(f"{node.ssh}: checking what is there")
-    stage = other.follow(ModelStage, bar, stage_model, **place, files=files)
+    stage = receiver.follow(
+        ModelStage, bar, stage_model, models=node.models, name=name, files=files
+    )
     sent = Copied(0, 0.0)
     if stage.files_to_send:
         check_peer(Remote(source.ssh), node.peer)
         bar = report(f"{node.ssh}: copying")
-        way = {"destination": node.peer, "target": stage.staging}
-        parts = {"folder": model.check.folder, "names": list(stage.files_to_send)}
-        sent = Remote(source.ssh).follow(Copied, bar, send_model, **way, **parts)
+        sent = Remote(source.ssh).follow(
+            Copied,
+            bar,
+            send_model,
+            folder=model.check.folder,
+            names=list(stage.files_to_send),
+            destination=node.peer,
+            target=stage.staging,
+        )
 
     bar = report(f"{node.ssh}: checking")
-    model_record = asdict(model.record) if model.record else None
-    lacking = {each: files[each] for each in stage.lacking}
-    asked = {**place, "files": lacking, "model_record": model_record}
-    check = other.follow(ModelCheck, bar, place_model, **asked)
+    check = receiver.follow(
+        ModelCheck,
+        bar,
+        place_model,
+        models=node.models,
+        name=name,
+        files={path: files[path] for path in stage.lacking},
+        model_record=asdict(model.record) if model.record else None,
+    )
     return replace(check, sent=sent)
 
 
@@ -282,8 +302,8 @@ def stage_model(
         files_to_send = yield from _lacking_files(staging, lacking)
         # What lies there may be longer than the file: rsync makes no room of that for another one.
         left = sum(
-            max(0, file.size - _size(staging / each))
-            for each, file in files_to_send.items()
+            max(0, file.size - _size(staging / path))
+            for path, file in files_to_send.items()
         )
         require_room(folder, left)
         staging.mkdir(parents=True, exist_ok=True)
@@ -293,7 +313,7 @@ def stage_model(
 
 
 def _places(models: str, name: str) -> tuple[Path, Path]:
-    """Return the folder of a model, and where its files lie until they are hashed."""
+    """Return the folder of a model, and the folder of its files until they are hashed."""
     if folder_of(name) is None:
         raise UsageError(
             f"{name!r} is no folder of a model", hint="`patchkit model list`"
@@ -318,8 +338,7 @@ def _lacking_files(
 
 
 def _size(path: Path) -> int:
-    """Return the size of a file in bytes, 0 if there is none."""
-    return path.stat().st_size if path.is_file() else 0
+    return max(0, file_size(path))
 
 
 def send_model(
@@ -354,7 +373,7 @@ def place_model(
 
         _move_files(staging, folder, arrived)
         if model_record is not None:
-            _write_record(folder, record(ModelRecord, model_record))
+            write_record(folder, record(ModelRecord, model_record))
     return replace(quick_check(folder), full=True)
 
 
@@ -375,15 +394,7 @@ def _move_files(staging: Path, folder: Path, names: Iterable[str]) -> None:
         (staging / name).replace(target)
     for place in folders:
         sync(place)
+
     shutil.rmtree(staging)
     with contextlib.suppress(OSError):  # another model's files are there
         staging.parent.rmdir()
-
-
-def _write_record(folder: Path, model_record: ModelRecord) -> None:
-    place = folder / RECORD
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(place) as file:
-        file.write(json.dumps(asdict(model_record), indent=1).encode())
-    sync(folder / CACHE)
-    sync(folder)

@@ -9,12 +9,12 @@ import venv
 
 import pytest
 
-from patchkit.cluster.models.names import ModelFolder
+from patchkit.cluster.models.model_folder import ModelFolder
 from patchkit.cluster.models.sync import (
     ModelNode,
+    find_holders,
     find_source,
     models_of,
-    sources_of,
     sync_model,
 )
 from patchkit.errors import HashMismatchError, HostError, SourceError
@@ -227,7 +227,7 @@ def test_sync_refuses_what_is_not_whole_and_names_what_is_missing(nodes, tmp_pat
 
 
 def whole(nodes):
-    return sources_of(nodes, models_of(nodes), "org/small", COMMIT[:12])
+    return find_holders(nodes, models_of(nodes), "org/small", COMMIT[:12])
 
 
 CLUSTER = """\

@@ -6,16 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from patchkit.cluster.models.hashing import hash_files
 from patchkit.cluster.models.model_check import (
-    RECORD,
     ModelCheck,
-    ModelFile,
     check_model,
     compare_records,
-    hash_files,
     held_models,
 )
-from patchkit.cluster.models.names import ModelFolder
+from patchkit.cluster.models.model_files import RECORD, ModelFile
+from patchkit.cluster.models.model_folder import ModelFolder
 from patchkit.cluster.ssh.node import Remote
 from patchkit.errors import HostError
 from support import write_files

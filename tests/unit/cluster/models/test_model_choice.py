@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from patchkit.cluster.models.model_check import choose_files, read_shards
-from patchkit.cluster.models.names import (
+from patchkit.cluster.models.model_files import choose_files, read_shards
+from patchkit.cluster.models.model_folder import (
     ModelFolder,
     folder_of,
     models_folder,

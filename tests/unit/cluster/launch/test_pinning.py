@@ -7,7 +7,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from patchkit.cluster.models.names import pin, pin_image
+from patchkit.cluster.launch.pinning import pin_image, pin_model
 from patchkit.errors import UsageError
 
 OLD, NEW = "a" * 40, "b" * 40
@@ -37,7 +37,7 @@ OLD, NEW = "a" * 40, "b" * 40
 def test_one_line_is_written(before, after, tmp_path):
     file = tmp_path / "cluster.toml"
     file.write_bytes(before.encode())
-    pin(file, "org/a", NEW)
+    pin_model(file, "org/a", NEW)
     assert file.read_bytes() == after.encode()
 
 
@@ -47,7 +47,7 @@ def test_two_that_pin_at_once_lose_no_line(tmp_path):
     names = [f"org/{number}" for number in range(12)]
 
     with ProcessPoolExecutor(4, get_context("fork")) as pool:
-        list(pool.map(pin, [file] * 12, names, [NEW] * 12))
+        list(pool.map(pin_model, [file] * 12, names, [NEW] * 12))
 
     assert tomllib.loads(file.read_text())["models"] == dict.fromkeys(names, NEW)
 
@@ -66,7 +66,7 @@ def test_two_that_pin_at_once_lose_no_line(tmp_path):
 )
 def test_what_cannot_be_edited_by_lines_is_refused_with_the_line(text, tmp_path):
     (tmp_path / "cluster.toml").write_text(text)
-    write = pin_image if "image" in text else partial(pin, repo="org/a")
+    write = pin_image if "image" in text else partial(pin_model, repo="org/a")
     with pytest.raises(UsageError) as refused:
         write(
             tmp_path / "cluster.toml", **{"image" if "image" in text else "commit": NEW}

@@ -1,0 +1,195 @@
+"""Choose the files of a model that vLLM loads, and record them.
+
+The record that a fetch writes says which files a folder has to hold.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+
+from patchkit.cluster.models.model_folder import Commit, Digest, FileName
+from patchkit.durable.atomic import replacing, sync
+from patchkit.durable.paths import is_file
+from patchkit.errors import PatchkitError, SourceError
+from patchkit.reading import LARGEST_IN_TREE, read_text
+from patchkit.records import RecordError, read_json, record
+
+INDEXES = (
+    "model.safetensors.index.json",
+    "consolidated.safetensors.index.json",
+    "pytorch_model.bin.index.json",
+)
+"""Files that name the shards of a model, the first one of which vLLM loads."""
+
+CACHE = ".cache"
+"""The folder beside the files in which hf and patchkit keep what they know of them."""
+
+RECORD = f"{CACHE}/patchkit/model.json"
+"""The record. A fetch writes it before the first file: an unfinished folder is known as one."""
+
+# The same weights in forms that vLLM does not load, or for another program.
+_ELSEWHERE = {"original", "metal", "onnx", "openvino", "coreml", "gguf", "flax", "runs"}
+_TEXTS = (
+    "*.json",
+    "*.txt",
+    "*.model",
+    "*.jinja",
+    "*.py",
+    "*.tiktoken",
+    "*.spm",
+    "*.yaml",
+)
+_WEIGHTS = (
+    "*.safetensors",
+    "*.bin",
+    "*.pt",
+    "*.pth",
+    "*.gguf",
+    "*.onnx",
+    "*.h5",
+    "*.msgpack",
+)
+# In this order: the first kind that is there is loaded, in the main folder alone.
+_KINDS = ("*.safetensors", "consolidated*.safetensors", "*.bin", "*.pt")
+_OF_TRAINING = {
+    "training_args.bin",
+    "optimizer.bin",
+    "optimizer.pt",
+    "scheduler.pt",
+    "scaler.pt",
+}
+
+
+def choose_files(names: Collection[str]) -> tuple[str, ...]:
+    """Return the files to fetch, sorted. Raises SourceError without weights, RecordError."""
+    # A name that leads elsewhere tells of the others.
+    record(tuple[FileName, ...], list(names))
+
+    kind = _loaded_kind(names)
+    weights = {name for name in names if _is_kind(name, kind)}
+    texts = {name for name in names if _is_text(name)}
+    other_indexes = {
+        name for name in INDEXES if not _is_kind(name.removesuffix(".index.json"), kind)
+    }
+    return tuple(sorted((weights | texts) - other_indexes))
+
+
+def _loaded_kind(names: Collection[str]) -> str:
+    """Return the pattern of the weights that vLLM loads. Raises SourceError without any."""
+    for kind in _KINDS:
+        if any(_is_kind(name, kind) for name in names):
+            return kind
+
+    suffixes = {PurePosixPath(name).suffix for name in names if is_weights(name)}
+    raise SourceError(
+        "the repository has no weights that vLLM loads from a folder",
+        why=f"it holds {', '.join(sorted(suffixes)) or 'no weights at all'}",
+        hint="name the repository of the safetensors",
+    )
+
+
+def _is_kind(name: str, kind: str) -> bool:
+    if "/" in name or name in _OF_TRAINING or not fnmatchcase(name, kind):
+        return False
+    # Beside the others, consolidated ones are the same weights once more.
+    return kind.startswith("consolidated") or not name.startswith("consolidated")
+
+
+def _is_text(name: str) -> bool:
+    *folders, filename = name.split("/")
+    is_hidden = any(part.startswith(".") for part in (*folders, filename))
+    if is_hidden or not _ELSEWHERE.isdisjoint(folders):
+        return False
+    return _matches(filename, _TEXTS)
+
+
+def _matches(name: str, patterns: Collection[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def is_weights(name: str) -> bool:
+    """Return whether a file holds weights, by its name."""
+    return _matches(name, _WEIGHTS)
+
+
+def is_loaded(name: str) -> bool:
+    """Return whether vLLM may load a file of a model's folder, by its name."""
+    return _matches(name.rpartition("/")[2], (*_TEXTS, *_WEIGHTS))
+
+
+def is_safetensors(name: str) -> bool:
+    """Return whether a file is one of the weights that vLLM loads from the main folder."""
+    return "/" not in name and name.endswith(".safetensors")
+
+
+def read_shards(folder: Path, names: Collection[str]) -> list[str]:
+    """Return the shards that the first index of a folder names.
+
+    Raises RecordError, beginning with the index's name, for what is no index.
+    """
+    index = next((name for name in INDEXES if name in names), "")
+    if not index:
+        return []
+
+    try:
+        text = read_text(folder / index, limit=LARGEST_IN_TREE)
+        shards = record(dict[str, FileName], json.loads(text)["weight_map"])
+    except PatchkitError as error:
+        raise RecordError(f"{index}: {error.what}") from None
+    except RecordError as error:
+        raise RecordError(f"{index}: {error}") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise RecordError(f"{index}: is no index of shards") from None
+    return sorted({*shards.values()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFile:
+    """A file of a commit: its size in bytes, and its sha256, or git's sha1 of a small one."""
+
+    size: int
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRecord:
+    """A commit of a model, and the files of it that were chosen."""
+
+    repo: str
+    commit: Commit
+    files: Mapping[FileName, ModelFile]
+
+
+def read_record(folder: Path) -> ModelRecord | None:
+    """Return patchkit's record of a folder, None if there is none. Raises RecordError."""
+    place = folder / RECORD
+    if not is_file(place):
+        return None
+
+    try:
+        text = read_text(place, limit=LARGEST_IN_TREE, follow=False)
+        return read_json(ModelRecord, text)
+    except PatchkitError as error:
+        raise RecordError(error.what) from None
+
+
+def write_record(folder: Path, model_record: ModelRecord) -> None:
+    """Write the record of a folder, and bring it to the disk. Raises OSError, StorageError."""
+    place = folder / RECORD
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(place) as file:
+        file.write(json.dumps(asdict(model_record), indent=1).encode())
+    sync(folder / CACHE)
+    sync(folder)
+
+
+def file_size(path: Path) -> int:
+    """Return the size of a file in bytes, -1 if there is none or nobody can say."""
+    try:
+        return path.stat().st_size if path.is_file() else -1
+    except OSError:
+        return -1
