@@ -1,6 +1,6 @@
 """Follow a program while it runs: read its lines as they come, within limits, and write to it.
 
-What it prints is read as UTF-8, with U+FFFD for what is not.
+Its output is read as UTF-8, with U+FFFD for other bytes.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ if TYPE_CHECKING:
 
 FOLLOWED: set[subprocess.Popen[bytes]] = set()
 _SHOWN = 8  # lines of a program's output that an error shows
-_TAIL, _WIDEST = (
-    400,
-    1 << 14,
-)  # lines of a program's output that are kept, characters of each
+_TAIL = 400  # lines of a program's output that are kept
+_WIDEST = 1 << 14  # characters of each line that is kept
 _ERRORS = 1 << 18  # bytes of a program's errors that are kept
 _LONGEST = 1 << 20  # bytes of a line that are waited for, without a limit
-_SILENCE_S, _GRACE_S, _FAREWELL_S = 0.5, 10, 3
+_PIECE = 1 << 16  # bytes that are read at once
+_SILENCE_S = 0.5  # seconds until a silent program is reported as such
+_GRACE_S = 10  # seconds for a program to end when it is told to
+_FAREWELL_S = 3  # seconds for a program to end when its pipes are closed
 # Signals that come from outside: the kernel's for want of memory, a person's, an administrator's.
 _FROM_OUTSIDE = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP}
@@ -61,9 +62,9 @@ class Completed:
 
     @property
     def ended_itself(self) -> bool:
-        """True unless it did not start, or something else ended it.
+        """Return whether it started, and was not ended from outside.
 
-        A limit on its resources counts as its own doing: the same input breaks it again.
+        A limit on its resources counts as its own fault: the same input breaks it again.
         """
         return self.status is not None and -self.status not in _FROM_OUTSIDE
 
@@ -77,7 +78,7 @@ class Completed:
     def error(
         self, kind: type[PatchkitError] = HostError, *, why: str = "", hint: str = ""
     ) -> PatchkitError:
-        """Return the error that says what went wrong; if it did not start, that is a HostError."""
+        """Return the failure as an error of ``kind``; HostError if it did not start."""
         if not self.started:
             what = f"{self.command[0]} {self.trouble}"
             return HostError(what, why=why, hint=hint or "install it, or look at PATH")
@@ -87,9 +88,10 @@ class Completed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowLimits:
-    """When a program is given up: after seconds of silence, or in all; bytes of a line, or in all.
+    """The limits of a program: seconds of silence and in all, bytes of a line and in all.
 
-    Lines without ``mark`` are no sign of life and are not yielded, those with it from behind it.
+    A line without ``mark`` is no sign of life and is not yielded; of a line with it, the text after
+    it is.
     """
 
     mark: str = ""
@@ -101,9 +103,9 @@ class FollowLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What a program may take: bytes of address space, seconds of processor, bytes of a file.
+    """Limits that the kernel holds: bytes of address space, seconds of processor, bytes of a file.
 
-    The kernel holds it to that. None is no limit.
+    None is no limit.
     """
 
     memory: int | None = None
@@ -111,25 +113,27 @@ class Resources:
     written: int | None = None
 
     def bind(self, process: int) -> None:
-        """Set the limits of a process that was just started, and of what it starts itself.
+        """Set the limits of a process that was just started, and of its children.
 
-        Not between fork and exec, where Python may not run beside other threads: what a program
-        does until then is to load itself.
+        Not between fork and exec, where Python may not run beside other threads: until then a
+        program only loads itself.
         """
-        for kind, most in (
-            (resource.RLIMIT_AS, self.memory),
-            (resource.RLIMIT_CPU, self.processor),
-            (resource.RLIMIT_FSIZE, self.written),
-        ):
-            if most is not None:
-                # A hard limit of the caller's own can only be lowered.
-                _, hard = resource.getrlimit(kind)
-                least = most if hard == resource.RLIM_INFINITY else min(most, hard)
-                with contextlib.suppress(ProcessLookupError):  # it has ended already
-                    resource.prlimit(process, kind, (least, hard))
+        limits = {
+            resource.RLIMIT_AS: self.memory,
+            resource.RLIMIT_CPU: self.processor,
+            resource.RLIMIT_FSIZE: self.written,
+        }
+        for kind, limit in limits.items():
+            if limit is None:
+                continue
+            # The hard limit of this process can only be lowered.
+            hard = resource.getrlimit(kind)[1]
+            soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+            with contextlib.suppress(ProcessLookupError):  # it has ended already
+                resource.prlimit(process, kind, (soft, hard))
 
     def breach(self, status: int) -> str:
-        """Return which limit a signal tells of; "" for none. Of memory only the program tells."""
+        """Return the limit that a signal is about; "" for none. None is about memory."""
         match -status:
             case signal.SIGXCPU:
                 return f"it took more than {self.processor} s of the processor"
@@ -142,18 +146,18 @@ class Resources:
 class Follow(contextlib.AbstractContextManager["Follow"]):
     """A program whose lines are read while it runs; ``done`` says how it ended once all are read.
 
-    As an iterator it gives each line with its line feed, errors among the others, and "" while the
+    Its iterator yields each line with its line feed, errors among the others, and "" while the
     program is silent. A carriage return ends a line as well: that is how progress is drawn. The
-    output in ``done`` are the last 400 lines. A block of ``with`` that is left early ends the
+    output in ``done`` is the last 400 lines. A block of ``with`` that is left early ends the
     program. With ``inherit`` it keeps this process's open files, such as a lock.
 
     With ``given`` it is a dialogue: the program reads that while its lines are read, neither is in
     memory as a whole, errors are apart, and an error of ``given`` is raised here. ``done`` has the
-    last 8 lines. With ``beat`` the program is sent a line feed each so many seconds, so that it can
-    tell that somebody listens, and its input ends with the block: it may not outlive its output.
+    last 8 lines. With ``beat`` the program gets a line feed every so many seconds, so that it knows
+    that somebody listens, and its input ends with the block: it may not outlive its output.
 
-    One that breaks a limit is killed: its status is None then. ``resources`` are held by the
-    kernel; its status is then that of the program.
+    A program that breaks one of ``limits`` is killed, and its status is None. The kernel holds
+    ``resources``; the status is then that of the program.
     """
 
     done: Completed
@@ -173,12 +177,17 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
         import subprocess
         import threading
 
-        self._command, self._limits, self._beat = tuple(map(str, words)), limits, beat
+        self._command = tuple(map(str, words))
+        self._limits = limits
+        self._beat = beat
         self._resources = resources
         self._process: subprocess.Popen[bytes] | None = None
         self._feeder: threading.Thread | None = None
-        self._over, self._errors, self._given_up = threading.Event(), bytearray(), ""
+        self._over = threading.Event()
+        self._errors = bytearray()
+        self._given_up = ""
         self._failed: list[BaseException] = []
+        is_dialogue = given is not None
         try:
             self._process = subprocess.Popen(
                 self._command,
@@ -186,26 +195,20 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
                 cwd=cwd,
                 umask=umask,
                 close_fds=not inherit,
-                stdin=subprocess.DEVNULL if given is None else subprocess.PIPE,
+                stdin=subprocess.PIPE if is_dialogue else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT if given is None else subprocess.PIPE,
+                stderr=subprocess.PIPE if is_dialogue else subprocess.STDOUT,
                 bufsize=0,
             )
         except (OSError, ValueError) as error:
-            program, path = (
-                self._command[0],
-                None if env is None else env.get("PATH", os.defpath),
-            )
-            # ENOENT alone may also be about the folder, or about the interpreter of a script.
-            absent = "/" not in program and shutil.which(program, path=path) is None
-            what = getattr(error, "strerror", None) or str(error)
-            if isinstance(error, OSError) and error.filename not in (None, program):
-                what = f"{error.filename}: {what}"  # the folder
-            trouble = "is not installed" if absent else f"does not run: {what}"
             self.done = Completed(
-                command=self._command, status=None, trouble=trouble, started=False
+                command=self._command,
+                status=None,
+                trouble=_start_trouble(self._command[0], env, error),
+                started=False,
             )
             return
+
         FOLLOWED.add(self._process)
         resources.bind(self._process.pid)
         self._began = self._heard = time.monotonic()
@@ -244,18 +247,21 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
             if mark in line:
                 yield line.partition(mark)[2] if mark else line
                 self._heard = time.monotonic()
+
         self._hang_up()
         if self._failed:
             raise self._failed[0]
-        output, errors = "".join(tail), self._errors.decode(errors="replace")
-        status, trouble = process.wait(), self._given_up
+        self.done = self._complete(process.wait(), "".join(tail))
+
+    def _complete(self, status: int, output: str) -> Completed:
+        """Return how the program ended, with its last words."""
+        errors = self._errors.decode(errors="replace")
+        trouble = self._given_up
         if status and not trouble:
-            words = (errors.strip() or output.strip() or "it printed nothing").split(
-                "\n"
-            )[-_SHOWN:]
-            end = self._resources.breach(status) or ending(status)
-            trouble = f"{end}: {chr(10).join(words)}"
-        self.done = Completed(
+            words = errors.strip() or output.strip() or "it printed nothing"
+            last = "\n".join(words.split("\n")[-_SHOWN:])
+            trouble = f"{self._resources.breach(status) or ending(status)}: {last}"
+        return Completed(
             command=self._command,
             status=None if self._given_up else status,
             output=output,
@@ -274,9 +280,9 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
                 stdin.write(b"\n")
 
     def _without_errors(self, given: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield what the program reads, and keep an error: one of a thread is seen by nobody.
+        """Yield the program's input, and keep an error: nobody sees an error of a thread.
 
-        It is kept before the program's input ends: once that is noticed, nobody asks again.
+        It is kept before the program's input ends: once that is noticed, nobody looks again.
         """
         try:
             yield from given
@@ -290,23 +296,26 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
 
     def _lines(self) -> Iterator[str]:
         """Yield each line, the last one of a program that ended even if it is a part."""
-        rest, taken, limits = bytearray(), 0, self._limits
-        for read in self._parts():
-            taken += len(read)
-            if taken > limits.size:
+        limits = self._limits
+        rest = bytearray()
+        size = 0
+        for part in self._parts():
+            if not part:
+                yield ""
+                continue
+            size += len(part)
+            if size > limits.size:
                 self._give_up(f"it sent more than {limits.size / BYTES_PER_MIB:g} MiB")
                 return
-            rest += read if self._feeder else read.replace(b"\r", b"\n")
-            if not read:
-                yield ""
-            elif b"\n" in rest[-len(read) :]:
-                *whole, last = bytes(rest).split(b"\n")
-                rest = bytearray(last)
-                yield from (line.decode(errors="replace") + "\n" for line in whole)
+
+            data = part if self._feeder else part.replace(b"\r", b"\n")
+            rest += data
+            if b"\n" in data:
+                *lines, rest = rest.split(b"\n")
+                yield from (line.decode(errors="replace") + "\n" for line in lines)
             elif len(rest) > limits.line:
-                self._give_up(
-                    f"it sent a line of more than {limits.line / BYTES_PER_MIB:g} MiB"
-                )
+                longest = limits.line / BYTES_PER_MIB
+                self._give_up(f"it sent a line of more than {longest:g} MiB")
                 return
             elif len(rest) > _LONGEST and limits.line == math.inf:
                 yield rest.decode(errors="replace")
@@ -315,36 +324,47 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
             yield rest.decode(errors="replace")
 
     def _parts(self) -> Iterator[bytes]:
-        """Yield what comes until it ends, or for as long as it may take; keep the last errors."""
-        process, limits = cast("subprocess.Popen[bytes]", self._process), self._limits
+        """Yield the output as it comes, b"" in silence, until it ends or breaks a limit of time.
+
+        The last errors are kept.
+        """
+        process = cast("subprocess.Popen[bytes]", self._process)
         stdout = self._pipe("stdout")
         stderr = self._pipe("stderr") if self._feeder else None
         ends = [stdout, stderr] if stderr else [stdout]
         while stdout in ends or (ends and not self._beat and process.poll() is None):
-            end = min(self._heard + limits.silence, self._began + limits.seconds)
-            left = max(end - time.monotonic(), 0.0)
-            # Behind its time only an answer counts: errors may come for ever.
-            open_ends = [each for each in ends if left or each is stdout]
-            ready = select.select(open_ends, [], [], min(left, _SILENCE_S))[0]
+            deadline, reason = self._deadline()
+            left = max(deadline - time.monotonic(), 0.0)
+            # After the deadline only an answer counts: errors may come for ever.
+            awaited = ends if left else [end for end in ends if end is stdout]
+            ready = select.select(awaited, [], [], min(left, _SILENCE_S))[0]
             if not ready and not left:
-                silent = self._heard + limits.silence == end
-                late = f"no sign of life for {limits.silence:g} s"
-                self._give_up(
-                    late if silent else f"no answer within {limits.seconds:g} s"
-                )
+                self._give_up(reason)
                 return
+
             if stderr in ready and stderr:
-                said = os.read(stderr.fileno(), 1 << 16)
-                self._errors[:] = (self._errors + said)[-_ERRORS:]
-                if not said:
+                errors = os.read(stderr.fileno(), _PIECE)
+                self._keep_errors(errors)
+                if not errors:
                     ends.remove(stderr)
             if stdout in ready:
-                if read := os.read(stdout.fileno(), 1 << 16):
-                    yield read
+                if part := os.read(stdout.fileno(), _PIECE):
+                    yield part
                 else:
                     ends.remove(stdout)
             elif not ready and not stderr:
                 yield b""
+
+    def _deadline(self) -> tuple[float, str]:
+        """Return the time at which the program is given up, and why."""
+        silent = self._heard + self._limits.silence
+        late = self._began + self._limits.seconds
+        if silent <= late:
+            return silent, f"no sign of life for {self._limits.silence:g} s"
+        return late, f"no answer within {self._limits.seconds:g} s"
+
+    def _keep_errors(self, errors: bytes) -> None:
+        self._errors[:] = (self._errors + errors)[-_ERRORS:]
 
     def _give_up(self, why: str) -> None:
         assert self._process is not None
@@ -354,7 +374,7 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
     def _hang_up(self) -> None:
         """End a dialogue: close both pipes and wait for the end of the program, for some seconds.
 
-        What is left of its errors is read; ssh's master in the background keeps them open.
+        The rest of its errors is read as far as it came: ssh's master keeps that pipe open.
         """
         import subprocess
 
@@ -365,20 +385,40 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
         if feeder.is_alive():
             self._process.kill()  # it does not read
             feeder.join(1)
+
         self._pipe("stdout").close()
         try:
             self._process.wait(_FAREWELL_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-        if not (stderr := self._pipe("stderr")).closed:
+
+        stderr = self._pipe("stderr")
+        if not stderr.closed:
             os.set_blocking(stderr.fileno(), False)
-            self._errors[:] = (self._errors + (stderr.read(_ERRORS) or b""))[-_ERRORS:]
+            self._keep_errors(stderr.read(_ERRORS) or b"")
             stderr.close()
+
+
+def _start_trouble(
+    program: str, env: Mapping[str, str] | None, error: Exception
+) -> str:
+    """Return why a program did not start."""
+    path = None if env is None else env.get("PATH", os.defpath)
+    # ENOENT alone may also be about the folder, or about the interpreter of a script.
+    if "/" not in program and shutil.which(program, path=path) is None:
+        return "is not installed"
+    reason = getattr(error, "strerror", None) or str(error)
+    file = getattr(error, "filename", None)
+    if file not in (None, program):
+        reason = f"{file}: {reason}"  # the folder
+    return f"does not run: {reason}"
 
 
 def ending(status: int) -> str:
     """Return how a process ended: ``exit code 2``, ``killed by SIGKILL``, "" for status 0."""
     if status >= 0:
         return f"exit code {status}" if status else ""
-    names = {each.value: each.name for each in signal.Signals}
-    return f"killed by {names.get(-status, f'signal {-status}')}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
