@@ -99,8 +99,9 @@ def read_entries(
         for entry in _Reader(stream, section, name).walk():
             entries.append(entry)
             if len(entries) > _MOST_ENTRIES:
-                what = f"it has more than {_MOST_ENTRIES:,} pieces of device code"
-                raise damaged(name, what)
+                raise damaged(
+                    name, f"it has more than {_MOST_ENTRIES:,} pieces of device code"
+                )
     return tuple(entries)
 
 
@@ -118,15 +119,16 @@ class _Reader:
             magic, version, header, size = self._read_header(CONTAINER, place, end)
             is_known = (magic, version) == (MAGIC, 1) and header >= CONTAINER.size
             self._check(is_known, place, "there is no fat binary of version 1 here")
-            last = place + header + size
-            self._check(last <= end, place, "the fat binary ends behind its section")
+            container = place
+            place += header
+            stop = place + size
+            complaint = "the fat binary ends behind its section"
+            self._check(stop <= end, container, complaint)
 
-            entry_place = place + header
-            while entry_place < last:
-                entry = self._read_entry(entry_place, last, place)
+            while place < stop:
+                entry = self._read_entry(place, stop, container)
                 yield entry
-                entry_place += entry.size
-            place = last
+                place += entry.size
 
     def _skip_zeros(self, place: int, end: int) -> int:
         """Return where zeros end: padding, or a container that a tool has cleared."""

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 
 from patchkit.target import Load, Target
 from patchkit.wheel.device.fatbin import CodeEntry
-from patchkit.wheel.device.inspect import Binary, best_load, fat_binaries
+from patchkit.wheel.device.inspect import Binary, best_load
 
 SECONDS_PER_MB = 4.1
 """Seconds that 10**6 bytes of PTX take the driver: 45.9 s for 11.3 MB and 80.2 s for 19.7 MB of
@@ -21,7 +21,7 @@ def jit_entries(binary: Binary, target: Target) -> tuple[CodeEntry, ...]:
     """Return the PTX that the driver compiles for the device, one entry of each fat binary."""
     return tuple(
         _newest_ptx(group, target)
-        for group in fat_binaries(binary.live)
+        for group in binary.fat_binaries
         if best_load(group, target) is Load.JIT
     )
 

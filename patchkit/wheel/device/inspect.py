@@ -9,8 +9,8 @@ one set of kernels for several archs, and the driver takes the best that loads.
 from __future__ import annotations
 
 import io
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from io import BufferedIOBase
 from pathlib import Path
@@ -20,7 +20,7 @@ from patchkit.elf import Library, parse_library
 from patchkit.errors import ProofError, SourceError
 from patchkit.reading import require_file
 from patchkit.records import RECIPES, read_toml
-from patchkit.target import Arch, Load, Target, parse_arch, targets
+from patchkit.target import Load, Target, parse_arch, targets
 from patchkit.wheel.device.fatbin import CodeEntry, DeviceCode, read_entries
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.wheelfile import WheelFile
@@ -59,9 +59,14 @@ class Binary:
         live = _summarize(self.live, LIVE)
         return (*live, *_summarize(self.relocatable, RELOCATABLE))
 
+    @property
+    def fat_binaries(self) -> tuple[tuple[CodeEntry, ...], ...]:
+        """The entries of each live fat binary."""
+        return _grouped(self.live)
+
     def loads(self, target: Target) -> Counter[Load]:
         """Count the live fat binaries by how they reach the device."""
-        return Counter(best_load(group, target) for group in fat_binaries(self.live))
+        return Counter(best_load(group, target) for group in self.fat_binaries)
 
     def load(self, target: Target) -> Load:
         """Return the best way that code of this binary reaches the device."""
@@ -71,22 +76,22 @@ class Binary:
 
     def linked_anew(self, target: Target) -> bool:
         """Check whether live code does not load, but all that it was linked from does."""
-        parts = fat_binaries(self.relocatable)
-        is_lost = bool(self.live) and best_load(self.live, target) is Load.NONE
-        return (
-            is_lost and bool(parts) and all(best_load(part, target) for part in parts)
-        )
+        if not self.live or not self.relocatable:
+            return False
+        if best_load(self.live, target) is not Load.NONE:
+            return False
+        return all(best_load(part, target) for part in _grouped(self.relocatable))
 
 
 def _summarize(entries: Iterable[CodeEntry], section: str) -> list[CodeSummary]:
-    sizes: dict[tuple[str, Arch, str], list[int]] = {}
+    sizes = defaultdict(list)
     for entry in entries:
-        sort = (entry.kind, entry.arch, entry.compression)
-        sizes.setdefault(sort, []).append(entry.size)
-    return sorted(
-        (CodeSummary(*sort, section, len(of), sum(of)) for sort, of in sizes.items()),
-        key=lambda code: (code.kind != "sass", *astuple(code)[:3]),
-    )
+        sizes[entry.kind, entry.arch, entry.compression].append(entry.size)
+    codes = [
+        CodeSummary(*sort, section, len(stored), sum(stored))
+        for sort, stored in sizes.items()
+    ]
+    return sorted(codes, key=lambda code: (code.kind != "sass", *astuple(code)[:3]))
 
 
 def inspect_file(path: Path) -> tuple[Binary, ...]:
@@ -111,11 +116,18 @@ def inspect_wheel(
     Raises SourceError if one is damaged or for another CPU than the wheel's name says; if there is
     none in the whole wheel.
     """
-    # ELF's names of other CPUs are not known here.
-    promised = wheel.name.cpus & {target.cpu for target in targets().values()}
     binaries = wheel.read_libraries(
         lambda name, member: _read_binary(name, member, f"{wheel.path}: {name}"), only
     )
+    if not binaries and only is None:
+        raise SourceError(
+            f"{wheel.path} holds no library",
+            why="it is a wheel of Python alone",
+            hint="name a wheel with compiled libraries",
+        )
+
+    # ELF's names of other CPUs are not known here.
+    promised = wheel.name.cpus & {target.cpu for target in targets().values()}
     for binary in binaries:
         cpu = binary.library.machine
         if promised and cpu not in promised:
@@ -125,33 +137,27 @@ def inspect_wheel(
                 why=f"the wheel's name says {cpus}; pip would install it where it cannot be loaded",
                 hint="build the wheel again, with the library of the right CPU",
             )
-
-    if not binaries and only is None:
-        raise SourceError(
-            f"{wheel.path} holds no library",
-            why="it is a wheel of Python alone",
-            hint="name a wheel with compiled libraries",
-        )
     return tuple(binaries)
 
 
 def _read_binary(name: str, stream: BufferedIOBase, where: str) -> Binary:
     library = parse_library(stream, where)
     if library.machine == "cuda":
-        hint = "give the library that it goes into"
-        raise SourceError(f"{where} is bare device code", hint=hint)
+        raise SourceError(
+            f"{where} is bare device code", hint="give the library that it goes into"
+        )
 
-    def entries_of(kind: str) -> tuple[CodeEntry, ...]:
+    def read_section(kind: str) -> tuple[CodeEntry, ...]:
         sections = [section for section in library.sections if section.name == kind]
         return read_entries(stream, sections, where)
 
     return Binary(
         name=name,
-        live=entries_of(LIVE),
-        relocatable=entries_of(RELOCATABLE),
         size=stream.seek(0, io.SEEK_END),
         cuda=library_rules().cuda_majors(library.needed),
         library=library,
+        live=read_section(LIVE),
+        relocatable=read_section(RELOCATABLE),
     )
 
 
@@ -163,44 +169,48 @@ def best_load(entries: Iterable[CodeEntry], target: Target) -> Load:
 def prove_exact(binary: Binary, target: Target, *, cpu: str | None = None) -> None:
     """Raise ProofError unless NCCL's own kernels are built for the target, and for nothing else.
 
-    Every live fat binary must have machine code of the target's own capability and no other. Aside
-    are those that NCCL always adds (``recipes/nccl/kernels.toml``), and PTX beside machine code:
-    the driver never compiles it here. ``cpu`` is that of the build, else the target's.
+    Every live fat binary must have machine code of the target's own capability and no other. Two
+    kinds are passed over: what NCCL always adds (``recipes/nccl/kernels.toml``), and PTX beside
+    machine code, which the driver never compiles here. ``cpu`` is the CPU of the build, by default
+    the target's.
     """
-    wanted = cpu or target.cpu
-    if binary.library.machine != wanted:
+    machine = binary.library.machine
+    if machine != (cpu or target.cpu):
         raise ProofError(
-            f"{binary.name} is for {binary.library.machine}, not for {wanted}",
+            f"{binary.name} is for {machine}, not for {cpu or target.cpu}",
             why="the compiler of the host code was one for another CPU",
-            hint="" if cpu else f"build it for {wanted}, the CPU of {target.title}",
+            hint="" if cpu else f"build it for {target.cpu}, the CPU of {target.title}",
         )
 
-    groups = list(_own_binaries(binary))
-    loads = [entry.reach(target) for group in groups for entry in group]
-    exact = loads.count(Load.EXACT)
-    foreign = [entry for group in groups for entry in _foreign_entries(group, target)]
-    if exact and not foreign:
-        return
+    exact = 0
+    foreign: list[CodeEntry] = []
+    for group in _own_binaries(binary):
+        entries = [entry for entry in group if entry.reach(target) is not Load.EXACT]
+        exact += len(group) - len(entries)
+        # PTX beside exact machine code is never compiled.
+        is_exact = len(entries) < len(group)
+        foreign += [entry for entry in entries if not is_exact or entry.kind != "ptx"]
+    if foreign or not exact:
+        raise _inexact_error(binary, target, exact, foreign)
 
+
+def _inexact_error(
+    binary: Binary, target: Target, exact: int, foreign: Sequence[CodeEntry]
+) -> ProofError:
     number = "{}{}".format(*target.capability)
-    what = f"{binary.name} is not exact for {target.title}: {exact} live entries are sm_{number}"
-    why = "it holds no device code, or only what NCCL's makefiles always add"
+    count = f"{exact} live entries are sm_{number}"
+    reason = "it holds no device code, or only what NCCL's makefiles always add"
     if foreign:
-        counts = Counter(entry.name for entry in foreign)
-        names = ", ".join(f"{count} {name}" for name, count in counts.items())
+        names = Counter(entry.name for entry in foreign)
+        listing = ", ".join(f"{count} {name}" for name, count in names.items())
         place = f"the first at byte {foreign[0].container} of the file"
-        what += f", {len(foreign)} are not: {names} ({place})"
-        why = "it was built for other archs, or for more than this one"
-    hint = f"build with NVCC_GENCODE=-gencode=arch=compute_{number},code=sm_{number}"
-    raise ProofError(what, why=why, hint=hint)
-
-
-def _foreign_entries(group: Collection[CodeEntry], target: Target) -> list[CodeEntry]:
-    """Return what is not exact, without PTX beside exact machine code."""
-    entries = [entry for entry in group if entry.reach(target) is not Load.EXACT]
-    if len(entries) == len(group):
-        return entries
-    return [entry for entry in entries if entry.kind != "ptx"]
+        count += f", {len(foreign)} are not: {listing} ({place})"
+        reason = "it was built for other archs, or for more than this one"
+    return ProofError(
+        f"{binary.name} is not exact for {target.title}: {count}",
+        why=reason,
+        hint=f"build with NVCC_GENCODE=-gencode=arch=compute_{number},code=sm_{number}",
+    )
 
 
 def _own_binaries(binary: Binary) -> Iterator[tuple[CodeEntry, ...]]:
@@ -208,14 +218,14 @@ def _own_binaries(binary: Binary) -> Iterator[tuple[CodeEntry, ...]]:
     table = RECIPES / "nccl" / "kernels.toml"
     rows = read_toml(tuple[dict[str, Any], ...], table, key="always")
     always = {("sass", parse_arch(row["arch"])) for row in rows}
-    for group in fat_binaries(binary.live):
+    for group in binary.fat_binaries:
         if not {(entry.kind, entry.arch) for entry in group} <= always:
             yield group
 
 
-def fat_binaries(entries: Iterable[CodeEntry]) -> tuple[tuple[CodeEntry, ...], ...]:
+def _grouped(entries: Iterable[CodeEntry]) -> tuple[tuple[CodeEntry, ...], ...]:
     """Group entries by fat binary: a device takes one entry of each binary."""
-    groups: dict[int, list[CodeEntry]] = {}
+    groups = defaultdict(list)
     for entry in entries:
-        groups.setdefault(entry.container, []).append(entry)
+        groups[entry.container].append(entry)
     return tuple(map(tuple, groups.values()))

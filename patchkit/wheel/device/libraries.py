@@ -24,12 +24,11 @@ from packaging.version import Version
 from patchkit.elf import by_version
 from patchkit.errors import BuildError, ProofError, SourceError
 from patchkit.finding import Finding, finding
-from patchkit.quoting import quoted
 from patchkit.recipes.vllm.archs import Group
 from patchkit.recipes.vllm.libraries import KnownLibrary, library_table
 from patchkit.recipes.vllm.sources import CudaSource, codes_of, default_codes
 from patchkit.target import Load, Target, parse_arch
-from patchkit.wheel.device.inspect import Binary, best_load, fat_binaries
+from patchkit.wheel.device.inspect import Binary, best_load
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.metadata import WheelMetadata
 
@@ -77,42 +76,42 @@ class Judged:
             return f"{self.use.value}: {self.known.cost}"
         if self.use is not Use.PARTLY:
             return self.use.value
+
         archs = " and ".join(self.lost)
-        count = self.lost.total()
-        return f"{self.use.value}; fat binaries with {archs} alone do not, {count}"
+        return f"{self.use.value}; fat binaries with {archs} alone do not, {self.lost.total()}"
 
 
 def judge_libraries(
     binaries: Sequence[Binary], target: Target, version: Version
 ) -> tuple[Judged, ...]:
     """Judge each library of a wheel on the device, and those that a release ought to have."""
-    expected = [known for known in library_table().library if known.covers(version)]
+    expected = [entry for entry in library_table().library if entry.covers(version)]
     judged = [_judge(binary, expected, target) for binary in binaries]
     present = [library.known for library in judged]
-    absent = [
-        Judged(name=known.file, use=Use.ABSENT, known=known)
-        for known in expected
-        if known not in present and known.used_on(target)
-    ]
-    return (*judged, *absent)
+
+    for entry in expected:
+        if entry not in present and entry.used_on(target):
+            absent = Judged(name=entry.file, use=Use.ABSENT, known=entry)
+            judged.append(absent)
+    return tuple(judged)
 
 
 def _judge(binary: Binary, expected: list[KnownLibrary], target: Target) -> Judged:
-    matches = [known for known in expected if fnmatchcase(binary.name, known.file)]
-    known = matches[0] if matches else None
+    matches = (entry for entry in expected if fnmatchcase(binary.name, entry.file))
+    entry = next(matches, None)
     lost = _lost_archs(binary, target)
     return Judged(
         name=binary.name,
-        use=_use_of(binary, known, target, bool(lost)),
-        known=known,
+        use=_use_of(binary, entry, target, bool(lost)),
+        known=entry,
         loads=binary.loads(target),
         lost=lost,
     )
 
 
 def _lost_archs(binary: Binary, target: Target) -> Counter[str]:
-    lost: Counter[str] = Counter()
-    for group in fat_binaries(binary.live):
+    lost = Counter[str]()
+    for group in binary.fat_binaries:
         names = {entry.name for entry in group if entry.arch.major == target.major}
         if names and best_load(group, target) is Load.NONE:
             lost[", ".join(sorted(names))] += 1
@@ -120,14 +119,14 @@ def _lost_archs(binary: Binary, target: Target) -> Counter[str]:
 
 
 def _use_of(
-    binary: Binary, known: KnownLibrary | None, target: Target, has_lost: bool
+    binary: Binary, entry: KnownLibrary | None, target: Target, has_lost: bool
 ) -> Use:
-    if known is None:
+    if entry is None:
         return Use.UNKNOWN
-    if not known.used_on(target):
+    if not entry.used_on(target):
         return Use.OTHER
-    if known.code != "embedded":
-        return Use.JIT if known.code == "jit" else Use.HOST
+    if entry.code != "embedded":
+        return Use.JIT if entry.code == "jit" else Use.HOST
     if binary.load(target) is Load.NONE:
         return Use.LOST
     return Use.PARTLY if has_lost else Use.LOADS
@@ -149,8 +148,8 @@ def require_loading(judged: Iterable[Judged], target: Target, version: Version) 
 
 def from_source(version: Version, target: Target) -> str:
     """Return the hint for a wheel whose kernels do not serve a device."""
-    words = ("--version", version.public, "--target", target.name)
-    return f"build it from source: {quoted('patchkit', 'build', 'vllm', *words)}"
+    command = f"patchkit build vllm --version {version.public} --target {target.name}"
+    return f"build it from source: {command}"
 
 
 def cuda_major(binaries: Iterable[Binary]) -> str:
@@ -159,12 +158,10 @@ def cuda_major(binaries: Iterable[Binary]) -> str:
     if len(majors) == 1:
         return majors[0]
 
-    why = "it is a build for the CPU alone"
-    if majors:
-        why = "it holds libraries of several builds"
+    reason = "it holds libraries of several builds"
     raise ProofError(
         f"the wheel's libraries need {' and '.join(majors) or 'no'} libcudart",
-        why=why,
+        why=reason if majors else "it is a build for the CPU alone",
         hint="name upstream's wheel: patchkit repack vllm==X.Y.Z",
     )
 
@@ -207,10 +204,13 @@ def _check_folders(binary: Binary) -> Iterator[Finding]:
     for label, folders in (("RPATH", library.rpath), ("RUNPATH", library.runpath)):
         for folder in folders:
             if not folder.startswith(_ORIGIN):
-                what = f"{label} {folder} is a folder of the machine that built it"
-                hint = "link without it, or take it out with patchelf"
-                why = "libraries are taken from there if somebody has such a folder"
-                yield finding(SourceError, binary.name, what, hint, why)
+                yield finding(
+                    SourceError,
+                    binary.name,
+                    f"{label} {folder} is a folder of the machine that built it",
+                    "link without it, or take it out with patchelf",
+                    "libraries are taken from there if somebody has such a folder",
+                )
 
 
 def _check_glibc(binary: Binary, glibc: str) -> Iterator[Finding]:
@@ -225,22 +225,26 @@ def _check_glibc(binary: Binary, glibc: str) -> Iterator[Finding]:
     for family, limit in limits.items():
         needed = binary.library.highest(family)
         if by_version(needed) > by_version(f"{family}_{limit}"):
-            what = (
-                f"needs {needed}, the name of the wheel promises {glibc} to be enough"
+            yield finding(
+                SourceError,
+                binary.name,
+                f"needs {needed}, the name of the wheel promises {glibc} to be enough",
+                "give the wheel the tag that auditwheel shows for it",
+                "pip installs it where it cannot be loaded",
             )
-            hint = "give the wheel the tag that auditwheel shows for it"
-            why = "pip installs it where it cannot be loaded"
-            yield finding(SourceError, binary.name, what, hint, why)
 
 
 def _check_member(project: str, member: str) -> Iterator[Finding]:
     """Find whether a library is one of which a process must have one copy."""
     if shared := library_rules().foreign(project, member):
         owners = " or ".join(shared.owners).replace("nvidia-*", "NVIDIA's wheels")
-        what = f"is a private copy of a library of {owners or 'the driver'}"
-        hint = "leave it out (auditwheel repair --exclude), and let the loader find the one"
-        why = "a process with two of them has two CUDA contexts, or crashes"
-        yield finding(SourceError, member, what, hint, why)
+        yield finding(
+            SourceError,
+            member,
+            f"is a private copy of a library of {owners or 'the driver'}",
+            "leave it out (auditwheel repair --exclude), and let the loader find the one",
+            "a process with two of them has two CUDA contexts, or crashes",
+        )
 
 
 def _check_cuda(filename: str, binaries: Sequence[Binary]) -> Iterator[Finding]:
@@ -249,25 +253,32 @@ def _check_cuda(filename: str, binaries: Sequence[Binary]) -> Iterator[Finding]:
     for binary in binaries:
         for major in binary.cuda:
             names[major].append(binary.name)
+
     if len(names) > 1:
-        what = f"its libraries need {len(names)} versions of CUDA"
         rows = [f"CUDA {major}: {', '.join(row)}" for major, row in names.items()]
-        hint = "build all of it with one toolkit"
-        yield finding(SourceError, filename, what, hint, "; ".join(rows))
+        yield finding(
+            SourceError,
+            filename,
+            f"its libraries need {len(names)} versions of CUDA",
+            "build all of it with one toolkit",
+            "; ".join(rows),
+        )
 
 
 def missed(
     version: Version, judged: Sequence[Judged], target: Target, filename: str = ""
 ) -> Iterator[Finding]:
     """Find libraries of vLLM that the device lacks, and say what that costs."""
-    hint = from_source(version, target)
     for library in judged:
         if library.missed:
-            what = f"{library.name} {library.phrase}" if filename else library.phrase
-            why = (
-                "vLLM cannot do without it" if library.fatal else "vLLM does without it"
+            verb = "cannot do" if library.fatal else "does"
+            yield finding(
+                ProofError,
+                filename or library.name,
+                f"{library.name} {library.phrase}" if filename else library.phrase,
+                from_source(version, target),
+                f"vLLM {verb} without it",
             )
-            yield finding(ProofError, filename or library.name, what, hint, why)
 
 
 # nvcc's -gencode arch=compute_121a,code=sm_121a; one code= may hold a list of several.
@@ -316,9 +327,8 @@ def prove_groups(groups: Iterable[Group], sources: Sequence[CudaSource]) -> str:
 
     # A comparison of nothing must not pass for a proof.
     if not proved:
-        raise ProofError(
-            "no kernel group of the arch proof is among what CMake compiles"
-        )
+        complaint = "no kernel group of the arch proof is among what CMake compiles"
+        raise ProofError(complaint)
     return f"{proved} kernel groups are compiled for the archs that were proved"
 
 
@@ -372,7 +382,7 @@ def _prove_linked(sources: Sequence[CudaSource], binary: Binary) -> None:
     expected = Counter(source.names for source in sources)
     # By name: an arch that a fat binary tells also knows whether PTX is beside it.
     linked = Counter(
-        frozenset(entry.name for entry in group) for group in fat_binaries(binary.live)
+        frozenset(entry.name for entry in group) for group in binary.fat_binaries
     )
     for names, count in (expected - linked).items():
         example = next(source.source for source in sources if source.names == names)

@@ -17,7 +17,6 @@ from patchkit.wheel.device.fatbin import CodeEntry
 from patchkit.wheel.device.first_use import jit_entries
 from patchkit.wheel.device.inspect import (
     Binary,
-    fat_binaries,
     inspect_file,
     inspect_wheel,
 )
@@ -141,7 +140,7 @@ def _list_binaries(
             yield DeviceLibrary(
                 project=project,
                 name=name or binary.name,
-                fat_binaries=len(fat_binaries(binary.live)),
+                fat_binaries=len(binary.fat_binaries),
                 entries=called_entries(binary, target, dispatch, name),
                 closed=library_rules().is_closed(project, binary.name),
             )

@@ -18,7 +18,7 @@ from patchkit.target import Load, Target
 from patchkit.unreached import NOTHING_READ, Dispatch, Unreached
 from patchkit.wheel.device.fatbin import CONTAINER, CodeEntry
 from patchkit.wheel.device.first_use import jit_entries
-from patchkit.wheel.device.inspect import Binary, best_load, fat_binaries, inspect_file
+from patchkit.wheel.device.inspect import Binary, best_load, inspect_file
 from patchkit.wheel.native.assemble import Assembled, Assembler, Job
 from patchkit.wheel.native.relink import replace_device_code
 from patchkit.wheel.native.schedule import assemble_all
@@ -161,12 +161,12 @@ def _write_library(
     with source.open("rb") as stream:
         pieces = {
             group[0].container: _new_pieces(stream, group, codes, target)
-            for group in fat_binaries(binary.live)
+            for group in binary.fat_binaries
         }
     replace_device_code(source, dest, pieces)
 
     (after,) = inspect_file(dest)
-    groups = zip(fat_binaries(binary.live), fat_binaries(after.live), strict=True)
+    groups = zip(binary.fat_binaries, after.fat_binaries, strict=True)
     for old, new in groups:
         place = old[0].container
         least = Load.FAMILY if place in codes else best_load(old, target)

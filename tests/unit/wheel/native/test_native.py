@@ -23,7 +23,7 @@ from patchkit.target import targets
 from patchkit.unreached import Dispatch, Unreached
 from patchkit.wheel.device.fatbin import read_entries
 from patchkit.wheel.device.first_use import jit_entries
-from patchkit.wheel.device.inspect import fat_binaries, inspect_file
+from patchkit.wheel.device.inspect import inspect_file
 from patchkit.wheel.native import schedule
 from patchkit.wheel.native.assemble import Assembled, Job
 from patchkit.wheel.native.make import make_native
@@ -99,7 +99,7 @@ def test_ptx_becomes_machine_code(assembler, tmp_path, cpu):
         "lz4",
         "none",
     ]
-    assert [[e.name for e in group] for group in fat_binaries(after.live)] == [
+    assert [[e.name for e in group] for group in after.fat_binaries] == [
         *[["sm_121"]] * 3,
         ["sm_120"],  # the device loads it: PTX and sm_90 beside it leave
     ]
@@ -122,9 +122,7 @@ def test_the_loader_finds_it(assembler, tmp_path):
 def test_sections_of_any_size(tmp_path, cpu, size):
     """A small one is cut, a middle one stays in place, a large one gets a segment."""
     source, dest = LIBRARIES / f"ptx-{cpu}.so", tmp_path / "lib.so"
-    containers = [
-        group[0].container for group in fat_binaries(inspect_file(source)[0].live)
-    ]
+    containers = [group[0].container for group in inspect_file(source)[0].fat_binaries]
     new = [b"\x50\xed\x55\xba\1\0\x10\0" + size.to_bytes(8, "little") + bytes(size)]
     replace_device_code(source, dest, dict.fromkeys(containers, new))
     with source.open("rb") as old, dest.open("rb") as stream:
@@ -424,7 +422,7 @@ def test_what_the_release_never_calls_stays_as_it_is(assembler, tmp_path):
     (made,) = make_native(files, GB10, tmp_path, assembler, *quiet)
     assert (len(made.ptx), made.refused, made.unreached) == (1, (), (row, row))
     before, after = (inspect_file(path)[0] for path in (LIBRARIES / HERE, made.path))
-    old, new = (fat_binaries(binary.live) for binary in (before, after))
+    old, new = (binary.fat_binaries for binary in (before, after))
     names = [
         [[entry.name for entry in group] for group in groups] for groups in (old, new)
     ]
@@ -478,7 +476,7 @@ def test_mutated_libraries(changes):
         source, dest = Path(folder, "old.so"), Path(folder, "new.so")
         source.write_bytes(mutated)
         with contextlib.suppress(SourceError, BuildError):
-            groups = fat_binaries(inspect_file(source)[0].live)
+            groups = inspect_file(source)[0].fat_binaries
             replace_device_code(
                 source, dest, {group[0].container: [CODE] for group in groups}
             )
