@@ -1,7 +1,7 @@
 """Read from the lines of NCCL_DEBUG=INFO which network each rank took, and judge it. Pure.
 
-``host:pid:tid [gpu] NCCL INFO`` stands before each form, and before that whatever Ray, vLLM,
-journald or docker put there.
+``host:pid:tid [gpu] NCCL INFO`` is before each form; Ray, vLLM, journald or docker may write more
+before that.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from patchkit.doctor.peers.node_report import make_finding
 from patchkit.finding import Finding
 from patchkit.records import RECIPES, read_toml
 
-_HCA, _OFF, _NET = "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_NET"
-_COMPARED = (_HCA, "NCCL_SOCKET_IFNAME", _OFF, _NET)
+_COMPARED = ("NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE", "NCCL_NET")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _LINE = re.compile(
     r"(?P<host>[\w.-]{1,64}):(?P<pid>\d{1,9}):\d{1,9} \[-?\d{1,3}\] "
@@ -26,14 +25,15 @@ _SET = re.compile(r"(NCCL_\w+) set (?:by environment )?to (\S+?)\.?(?:\s|$)")
 _TEXTS = read_toml(dict[str, str], RECIPES / "doctor" / "nccl.toml", key="forms")
 _FORMS = {form: re.compile(text) for form, text in _TEXTS.items()}
 _ENTRY = re.compile(r"\[\d+\]([^:\s]+):")
-_LONGEST, _MOST = 4096, 4096  # characters of a line, and processes that are kept
+_LONGEST = 4096  # characters of a line
+_MOST_RANKS = 4096
 
 
 @dataclass(slots=True, kw_only=True)
 class NcclRank:
-    """Hold what one process said: by form what came first, devices, and the variables it was given.
+    """The words of one process: the first of each form, its devices, and the variables that it got.
 
-    ``network`` is the one that its channels go over, else the one that was chosen, as ``evidence``
+    ``network`` is the one of its channels, else the one that NCCL chose, as the line ``evidence``
     says; "" if unknown. ``ranks`` is the size of its largest group.
     """
 
@@ -41,47 +41,66 @@ class NcclRank:
     ranks: int = 0
     network: str = ""
     evidence: str = ""
-    said: dict[str, str] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=dict)
     devices: dict[str, None] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
 
     def read_line(self, text: str) -> None:
-        """Take what one line says."""
-        if given := _SET.match(text):
-            self.settings.setdefault(given[1], given[2])
-        elif (init := _INIT.search(text)) and int(init[2]) > self.ranks:
-            # A process is in several groups; in the largest is what people call its rank.
-            self.name, self.ranks = f"rank {init[1]}", int(init[2])
+        """Take the facts of one line."""
+        setting = _SET.match(text)
+        group = _INIT.search(text)
+        if setting:
+            self.settings.setdefault(setting[1], setting[2])
+        elif group and int(group[2]) > self.ranks:
+            # A process is in several groups; its rank in the largest is its name.
+            self.name = f"rank {group[1]}"
+            self.ranks = int(group[2])
+
         for form, pattern in _FORMS.items():
-            if found := pattern.match(text):
-                self.said.setdefault(form, found[1])
-                if form == "channel" or (
-                    form == "network" and "channel" not in self.said
-                ):
-                    self.network, self.evidence = found[1], text
-                elif form == "devices":
-                    self.devices = dict.fromkeys(_ENTRY.findall(found[1]))
-                elif form == "virtual":  # both halves of a cable, or one
-                    self.devices |= dict.fromkeys(found[1].split("+"))
+            if match := pattern.match(text):
+                self.words.setdefault(form, match[1])
+                self._read_form(form, match[1], text)
+
+    def _read_form(self, form: str, words: str, text: str) -> None:
+        match form:
+            case "network" if "channel" in self.words:
+                pass  # the channels tell it
+            case "network" | "channel":
+                self.network = words
+                self.evidence = text
+            case "devices":
+                self.devices = dict.fromkeys(_ENTRY.findall(words))
+            case "virtual":  # both halves of a cable, or one
+                self.devices |= dict.fromkeys(words.split("+"))
+
+    @property
+    def interfaces(self) -> str:
+        """Return the devices or interfaces of the network, "" if unknown."""
+        # NCCL's own IB, or the plugin of HPC-X, which is IBext_v10.
+        if self.network.startswith("IB") and self.devices:
+            return ", ".join(self.devices)
+        return ", ".join(_ENTRY.findall(self.words.get("sockets", "")))
 
 
 def read_nccl(lines: Iterable[str]) -> list[NcclRank]:
-    """Return what each process said in the lines of a log; lines of others are passed over."""
-    found: dict[tuple[str, str], NcclRank] = {}
-    for whole in lines:
-        if "NCCL" not in whole:
+    """Return what each process wrote in the lines of a log; other lines are ignored."""
+    ranks: dict[tuple[str, str], NcclRank] = {}
+    for line in lines:
+        if "NCCL" not in line:
             continue
-        line = _ANSI.sub("", whole[:_LONGEST]).rstrip()
-        if match := _LINE.search(line):
-            host, pid = key = match["host"], match["pid"]
-            if key in found or len(found) < _MOST:
-                rank = found.setdefault(key, NcclRank(name=f"process {pid} on {host}"))
-                rank.read_line(match["text"])
-    return [*found.values()]
+        match = _LINE.search(_ANSI.sub("", line[:_LONGEST]).rstrip())
+        if match is None:
+            continue
+        key = (match["host"], match["pid"])
+        if key not in ranks and len(ranks) < _MOST_RANKS:
+            ranks[key] = NcclRank(name=f"process {match['pid']} on {match['host']}")
+        if key in ranks:
+            ranks[key].read_line(match["text"])
+    return list(ranks.values())
 
 
 def nccl_findings(
-    where: str, ranks: Sequence[NcclRank], meant: Mapping[str, str]
+    where: str, ranks: Sequence[NcclRank], variables: Mapping[str, str]
 ) -> Iterator[Finding]:
     """Yield what a node's ranks took, against the variables of its env file.
 
@@ -92,50 +111,53 @@ def nccl_findings(
     for rank in ranks:
         if rank.ranks == 1:
             yield make_finding("nccl-alone", where)
-            continue
-        if not rank.network:
+        elif not rank.network:
             yield make_finding("nccl-not-said", where, rank=rank.name)
-            continue
-        # NCCL's own IB, or the plugin of HPC-X, which is IBext_v10.
-        sockets = _ENTRY.findall(rank.said.get("sockets", ""))
-        used = ", ".join((rank.network.startswith("IB") and rank.devices) or sockets)
-        common = {
-            "rank": rank.name,
-            "evidence": rank.evidence,
-            "used": used or "what it hides",
-        }
-        differs = False
-        for name in _COMPARED:
-            if (
-                name in meant
-                and (taken := rank.settings.get(name, meant[name])) != meant[name]
-            ):
-                values = {
-                    "name": name,
-                    "taken": taken,
-                    "meant": meant[name] or "nothing",
-                }
-                yield make_finding("nccl-value", where, **common, **values)
-                differs = True
-        off = (
-            meant.get(_OFF, "") not in ("", "0")
-            or meant.get(_NET, "").casefold() == "socket"
-        )
-        no_ib = rank.said.get("no_ib", "")
-        if rank.network == "Socket" and not off and (no_ib or meant.get(_HCA)):
+        else:
+            yield from _judge_rank(where, rank, variables)
+
+
+def _judge_rank(
+    where: str, rank: NcclRank, variables: Mapping[str, str]
+) -> Iterator[Finding]:
+    common = {
+        "rank": rank.name,
+        "evidence": rank.evidence,
+        "used": rank.interfaces or "what it hides",
+    }
+    differs = False
+    for name in _COMPARED:
+        meant = variables.get(name)
+        value = rank.settings.get(name, meant)
+        if meant is not None and value != meant:
+            differs = True
             yield make_finding(
-                "nccl-socket", where, seen=no_ib and f": {no_ib}", **common
-            )
-        elif not differs:
-            version, bootstrap = (
-                rank.said.get("version", ""),
-                rank.said.get("bootstrap", ""),
-            )
-            yield make_finding(
-                "nccl-took",
+                "nccl-value",
                 where,
-                version=version and f"{version} ",
-                network=f"NET/{rank.network}",
-                interface=bootstrap and f"; the ranks meet over {bootstrap}",
+                name=name,
+                taken=value,
+                meant=meant or "nothing",
                 **common,
             )
+
+    no_ib = rank.words.get("no_ib", "")
+    wants_ib = no_ib or variables.get("NCCL_IB_HCA")
+    if rank.network == "Socket" and wants_ib and not _turns_ib_off(variables):
+        seen = f": {no_ib}" if no_ib else ""
+        yield make_finding("nccl-socket", where, seen=seen, **common)
+    elif not differs:
+        version = rank.words.get("version")
+        bootstrap = rank.words.get("bootstrap")
+        yield make_finding(
+            "nccl-took",
+            where,
+            version=f"{version} " if version else "",
+            network=f"NET/{rank.network}",
+            interface=f"; the ranks meet over {bootstrap}" if bootstrap else "",
+            **common,
+        )
+
+
+def _turns_ib_off(variables: Mapping[str, str]) -> bool:
+    is_disabled = variables.get("NCCL_IB_DISABLE", "") not in ("", "0")
+    return is_disabled or variables.get("NCCL_NET", "").casefold() == "socket"

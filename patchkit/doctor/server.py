@@ -1,4 +1,4 @@
-"""Judge what a server said of itself: whether it answers, what it sends, its load. Pure."""
+"""Judge the answers of a server: whether it answers, what it sends, its load. Pure."""
 
 from __future__ import annotations
 
@@ -11,103 +11,94 @@ from patchkit.doctor.peers.node_report import make_finding
 from patchkit.finding import Finding
 from patchkit.http_exchange import PathAnswer
 
-_FULL = 0.95  # of the KV cache: what is left does not hold another long request
+_FULL = 0.95  # of the KV cache: no room for another long request is left
 _COUNTED = {
     "preemptions": "server-preemptions",
     "failed": "server-errors",
     "corrupted": "server-corrupted",
 }
-_Judged = Iterator[
-    tuple[str, Mapping[str, object]]
-]  # ids of recipes/doctor/server.toml, fields
+# Ids of recipes/doctor/server.toml, with fields of their texts.
+_Judged = Iterator[tuple[str, Mapping[str, object]]]
 
 
 def server_findings(
-    node: str, said: ServerAnswers, units: Sequence[UnitState] = ()
+    node: str, answers: ServerAnswers, units: Sequence[UnitState] = ()
 ) -> Iterator[Finding]:
-    """Yield what is to be said of a server on a node; ``units`` are its cluster's."""
-    url, known = said.url.rstrip("/"), said.figures
+    """Yield the findings of a server on a node; ``units`` are its cluster's."""
+    logs = "look into its log: patchkit doctor --log FILE"
+    status = ssh_command(node, "ss", "-ltn")
+    if units:
+        logs = "patchkit logs"
+        status = "patchkit status"
+    models = f"{answers.url.rstrip('/')}/v1/models"
+    states = [f"; {unit.unit} is {unit.active}" for unit in units if unit.unit]
     common: dict[str, object] = {
         "node": node,
-        "url": said.url,
-        "logs": "patchkit logs"
-        if units
-        else "look into its log: patchkit doctor --log FILE",
-        "status": "patchkit status" if units else ssh_command(node, "ss", "-ltn"),
-        "look": ssh_command(node, "curl", "-sS", "-m", "10", f"{url}/v1/models"),
-        "units": "".join(
-            f"; {unit.unit} is {unit.active}" for unit in units if unit.unit
-        ),
-        "found": _describe_key(said),
-        "model": said.asked,
-        "version": said.version or "of an unknown release",
-        "running": f"{known['running']:.0f}" if "running" in known else "unknown",
-        "waiting": f"{known['waiting']:.0f}" if "waiting" in known else "unknown",
+        "url": answers.url,
+        "logs": logs,
+        "status": status,
+        "look": ssh_command(node, "curl", "-sS", "-m", "10", models),
+        "units": "".join(states),
+        "found": _describe_key(answers),
+        "model": answers.asked,
+        "version": answers.version or "of an unknown release",
+        "running": _show_count(answers, "running"),
+        "waiting": _show_count(answers, "waiting"),
     }
-    for about, fields in _judge(said):
+    for about, fields in _judge(answers):
         yield make_finding(about, node, **{**common, **fields})
 
 
-def _describe_key(said: ServerAnswers) -> str:
+def _show_count(answers: ServerAnswers, figure: str) -> str:
+    count = answers.figures.get(figure)
+    return "unknown" if count is None else f"{count:.0f}"
+
+
+def _describe_key(answers: ServerAnswers) -> str:
     """Return what became of the key that is known here."""
-    if said.strangers:
-        return (
-            f", and none was sent: another listens there, {'; '.join(said.strangers)}"
-        )
-    return f", and the one in {said.key} is not it" if said.key else ""
+    if answers.strangers:
+        strangers = "; ".join(answers.strangers)
+        return f", and none was sent: another listens there, {strangers}"
+    return f", and the one in {answers.key} is not it" if answers.key else ""
 
 
-def describe_server(said: ServerAnswers) -> str:
-    """Return what answers requests, "" where nothing does."""
-    if not said.health.status:
+def describe_server(answers: ServerAnswers) -> str:
+    """Return what answers requests, "" if nothing does."""
+    if not answers.health.status:
         return ""
-    if said.models:
-        release = f"by vLLM {said.version}" if said.version else "and is no vLLM"
-        return f"it serves {', '.join(said.models[:3])}, {release}"
-    return f"/health says {said.health.status}, /v1/models {said.listing.status or 'nothing'}"
+    if answers.models:
+        release = f"by vLLM {answers.version}" if answers.version else "and is no vLLM"
+        return f"it serves {', '.join(answers.models[:3])}, {release}"
+    listing = answers.listing.status or "nothing"
+    return f"/health says {answers.health.status}, /v1/models {listing}"
 
 
-def _judge(said: ServerAnswers) -> _Judged:
-    if not said.health.status:
-        trouble = said.health.trouble or "no answer"
+def _judge(answers: ServerAnswers) -> _Judged:
+    health = answers.health
+    if not health.status:
+        trouble = health.trouble or "no answer"
         hangs = trouble.startswith("no answer in")
-        yield (
-            "server-health-silent" if hangs else "server-answers",
-            {"trouble": trouble},
-        )
+        about = "server-health-silent" if hangs else "server-answers"
+        yield about, {"trouble": trouble}
         return
-    if said.health.status == 503:
+    if health.status == 503:
         yield "server-health-dead", {}
-    elif said.health.status != 200:
-        yield "server-health", _path_fields(said.health)
-    if said.listing.status in (401, 403):
-        yield "server-key", _path_fields(said.listing)
-    elif not said.models:
-        yield "server-models", _path_fields(said.listing)
-    # Whatever asks below /v1 without the key has been told so.
-    if said.token and said.token.status not in (401, 403):
-        yield from _judge_token(said, said.token)
-    metrics, figures = said.metrics, said.figures
-    if "kv-usage" not in figures:
-        none = (
-            "has none of the figures"
-            if metrics.status == 200
-            else f"says {metrics.status}"
-        )
-        yield "server-metrics", {"reason": metrics.trouble or f"/metrics {none}"}
-        return
-    full = figures["kv-usage"] > _FULL and figures.get("waiting")
-    queries, hits = figures.get("prefix-queries", 0), figures.get("prefix-hits", 0)
-    fields = {
-        "usage": f"{figures['kv-usage'] * 100:.0f}",
-        "hits": f"; prefix cache: {100 * hits / queries:.0f} % hits"
-        if hits and queries
-        else "",
-    }
-    yield "server-kv" if full else "server-load", fields
-    for figure, about in _COUNTED.items():
-        if figures.get(figure):
-            yield about, {"count": f"{figures[figure]:.0f}"}
+    elif health.status != 200:
+        yield "server-health", _path_fields(health)
+
+    if _is_refused(answers.listing.status):
+        yield "server-key", _path_fields(answers.listing)
+    elif not answers.models:
+        yield "server-models", _path_fields(answers.listing)
+
+    # Without the key all paths below /v1 are refused: "server-key" says so.
+    if answers.token and not _is_refused(answers.token.status):
+        yield from _judge_token(answers, answers.token)
+    yield from _judge_load(answers)
+
+
+def _is_refused(status: int) -> bool:
+    return status in (401, 403)
 
 
 def _path_fields(path: PathAnswer) -> Mapping[str, object]:
@@ -115,27 +106,49 @@ def _path_fields(path: PathAnswer) -> Mapping[str, object]:
     return {"status": path.status or "no answer", "trouble": trouble}
 
 
-def _judge_token(said: ServerAnswers, answer: TokenAnswer) -> _Judged:
-    refused = {"status": answer.status, "said": answer.said or answer.trouble}
+def _judge_load(answers: ServerAnswers) -> _Judged:
+    figures = answers.figures
+    if "kv-usage" not in figures:
+        reason = f"/metrics says {answers.metrics.status}"
+        if answers.metrics.status == 200:
+            reason = "/metrics has none of the figures"
+        yield "server-metrics", {"reason": answers.metrics.trouble or reason}
+        return
+
+    shown_hits = ""
+    hits = figures.get("prefix-hits")
+    queries = figures.get("prefix-queries")
+    if hits and queries:
+        shown_hits = f"; prefix cache: {100 * hits / queries:.0f} % hits"
+    is_full = figures["kv-usage"] > _FULL and figures.get("waiting")
+    fields = {"usage": f"{figures['kv-usage'] * 100:.0f}", "hits": shown_hits}
+    yield "server-kv" if is_full else "server-load", fields
+
+    for figure, about in _COUNTED.items():
+        if figures.get(figure):
+            yield about, {"count": f"{figures[figure]:.0f}"}
+
+
+def _judge_token(answers: ServerAnswers, answer: TokenAnswer) -> _Judged:
+    """Yield the findings about a question that wants one token."""
+    refusal = {"status": answer.status, "said": answer.said or answer.trouble}
+    has_refused = answer.status not in (0, 200)
     if answer.fields == EMBEDDING:
-        yield "server-token-other", {**refused, "said": "an embedding or a score came"}
+        refusal["said"] = "an embedding or a score came"
+        yield "server-token-other", refusal
     elif answer.status in (400, 404, 405, 501):
-        yield "server-token-other", refused
-    elif answer.status not in (0, 200) or (answer.said and not answer.fields):
-        yield "server-token-refused", refused
-    elif not answer.fields and not answer.tokens:
-        waits = said.figures.get("waiting")
-        trouble = answer.trouble or "the answer has none"
-        yield (
-            "server-token-queue" if waits else "server-token-none",
-            {"trouble": trouble},
-        )
-    elif not answer.fields:
-        yield (
-            "server-content",
-            {"tokens": answer.tokens, "finish": answer.finish or "none"},
-        )
-    else:
+        yield "server-token-other", refusal
+    elif has_refused or (answer.said and not answer.fields):
+        yield "server-token-refused", refusal
+    elif answer.fields:
         yield "server-token", {"ms": f"{answer.ms:.0f}"}
-        if thoughts := [name for name in answer.fields if name.startswith("reasoning")]:
+        thoughts = [name for name in answer.fields if name.startswith("reasoning")]
+        if thoughts:
             yield "server-reasoning", {"field": " and ".join(thoughts)}
+    elif answer.tokens:
+        finish = answer.finish or "none"
+        yield "server-content", {"tokens": answer.tokens, "finish": finish}
+    else:
+        waits = answers.figures.get("waiting")
+        about = "server-token-queue" if waits else "server-token-none"
+        yield about, {"trouble": answer.trouble or "the answer has none"}

@@ -26,7 +26,7 @@ def judged(text, **meant):
 def test_what_a_log_says():
     (rank,) = read_nccl(OWN.splitlines())
     assert (rank.name, rank.ranks, rank.network) == ("rank 0", 2, "IB")
-    assert (rank.said["version"], rank.said["bootstrap"]) == ("2.29.7", "enp1s0f0np0")
+    assert (rank.words["version"], rank.words["bootstrap"]) == ("2.29.7", "enp1s0f0np0")
     assert [*rank.devices] == ["rocep1s0f0", "roceP2p1s0f0"]
     assert rank.settings == {"NCCL_IB_HCA": "=rocep1s0f0,roceP2p1s0f0"}
     (plugin,) = read_nccl(PLUGIN.splitlines())
