@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from patchkit.cluster.agent.unit_state import UnitState
-from patchkit.cluster.openai.server_answers import EMBEDDING, ServerAnswers, TokenAnswer
+from patchkit.cluster.openai.server_answers import ServerAnswers
+from patchkit.cluster.openai.token_answer import EMBEDDING, TokenAnswer
 from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.doctor.peers.node_report import make_finding
 from patchkit.finding import Finding

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from patchkit.cluster.agent import group_script, processes
+from patchkit.cluster.agent import processes
 from patchkit.cluster.agent.alive_script import (
     find_group_work,
     is_paused,
@@ -28,107 +27,17 @@ from patchkit.cluster.agent.judge import (
     read_counters,
 )
 from patchkit.cluster.agent.node_state import read_settings
+from patchkit.cluster.openai.metrics import read_figures, wanted_metrics
+from patchkit.cluster.openai.token_answer import TokenAnswer, ask_token
 from patchkit.errors import HostError, PatchkitError, UsageError
-from patchkit.foreign import read_count, whole_number
 from patchkit.http_exchange import HttpAnswer, HttpServer, PathAnswer, clean, usable_key
 from patchkit.reading import read_text
-from patchkit.records import RECIPES, read_toml
 
-_LINE = re.compile(
-    r"(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)(?: \d+)?"
-)
-_LABEL = re.compile(r'\b(\w+)="((?:[^"\\]|\\.)*)"')
 _KEY = "VLLM_API_KEY"
-_LONGEST = 1 << 16  # characters of a line
-_UNASKED = ServerLife(DOUBT, "it was not asked")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WantedMetric:
-    """A figure: its names, one for each group of releases; the sum of its series, or ``max``.
-
-    ``where`` are labels that a series has to have.
-    """
-
-    id: str
-    names: tuple[str, ...]
-    fold: str = "sum"
-    where: Mapping[str, str] = field(default_factory=dict)
-
-
-_Series = tuple[Mapping[str, str], float]  # labels, and a figure
-
-
-def read_figures(text: str, wanted: Sequence[WantedMetric]) -> dict[str, float]:
-    """Return what a text has of the figures, by their ids; what it does not have is left out."""
-    series = _read_series(text, {name for metric in wanted for name in metric.names})
-    figures: dict[str, float] = {}
-    for metric in wanted:
-        rows = next((series[name] for name in metric.names if name in series), [])
-        values = [
-            value for labels, value in rows if metric.where.items() <= labels.items()
-        ]
-        if values:
-            figures[metric.id] = max(values) if metric.fold == "max" else sum(values)
-        elif rows and metric.where:
-            figures[metric.id] = (
-                0.0  # a counter has no series before the first event of its kind
-            )
-    return figures
-
-
-def _read_series(text: str, names: Collection[str]) -> dict[str, list[_Series]]:
-    """Return the series of these names; what is no finite number from 0 on is left out."""
-    series: dict[str, list[_Series]] = {}
-    for line in text.splitlines():
-        match = _LINE.fullmatch(line) if len(line) < _LONGEST else None
-        if match is None or match["name"] not in names:
-            continue
-        with contextlib.suppress(ValueError):
-            labels = dict(_LABEL.findall(match["labels"] or ""))
-            series.setdefault(match["name"], []).append(
-                (labels, read_count(match["value"]))
-            )
-    return series
-
-
-_PATIENCE = 120.0  # seconds, where nothing watches: the default of `frozen`
-_FEW = 16  # tokens: the first ones of some models are marks that no text is made of
-_HELLO = "Say: ready"
-# vLLM up to 0.11.0 sends reasoning_content, 0.11.1 to 0.15 both, from 0.16 reasoning; `text` is a
-# completion's; `refusal` stands in the place of content where a model declines.
-_TEXTS = ("content", "reasoning", "reasoning_content", "refusal", "text")
-EMBEDDING = ("data",)  # of models that embed or score
-_ANSWERED = ("choices", "data", "usage")
+_MOST_KEYS = 1 << 16  # bytes of a file with keys
 _MODELS = 64  # names that are kept
-_MOST_TOKENS = 1 << 40
-# The text of an error is at the top from vLLM up to 0.10, and from FastAPI.
-_ERRORS = (
-    ("error", "message"),
-    ("error", "detail"),
-    ("message",),
-    ("detail",),
-    ("error",),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenAnswer(PathAnswer):
-    """How a question was answered: ``fields`` are the names under which text came.
-
-    ``tokens`` are those that the server counted, ``finish`` is its reason to end, ``said`` what it
-    says instead of an answer.
-    """
-
-    fields: tuple[str, ...] = ()
-    tokens: int | None = None
-    finish: str = ""
-    said: str = ""
-
-    @property
-    def came(self) -> bool:
-        """Return whether a token came, or an embedding."""
-        return self.status == 200 and bool(self.fields or self.tokens)
+_PATIENCE = 120.0  # seconds, where nothing watches: the default of `frozen`
+_UNASKED = ServerLife(DOUBT, "it was not asked")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,22 +63,35 @@ class ServerAnswers:
     life: ServerLife = _UNASKED
 
 
-def find_key(key_file: str) -> tuple[str, str]:
-    """Return the server's key and where it was found: the file that the unit reads, or here.
+@dataclass(frozen=True, slots=True)
+class ServerKey:
+    """The key of a server, and where it was found; "" for none."""
 
-    "" for none, and for one that no header can hold.
+    value: str = ""
+    place: str = ""
+
+
+def find_key(key_file: str) -> ServerKey:
+    """Return the server's key: that of the file that the unit reads, or of the environment.
+
+    A key that no header can hold is none.
     """
-    key, where = os.environ.get(_KEY, ""), "the environment"
+    key = ServerKey(os.environ.get(_KEY, ""), "the environment")
     with contextlib.suppress(PatchkitError, OSError, ValueError):
-        path = Path(key_file).expanduser()
-        for line in (
-            read_text(path, limit=1 << 16).splitlines() if path.is_file() else ()
-        ):
-            name, sign, value = line.strip().partition("=")
-            if sign and name.strip() == _KEY:
-                key, where = " ".join(shlex.split(value)), key_file
-                break
-    return (key, where) if key and usable_key(key) else ("", "")
+        value = _read_key(Path(key_file).expanduser())
+        if value is not None:
+            key = ServerKey(value, key_file)
+    return key if key.value and usable_key(key.value) else ServerKey()
+
+
+def _read_key(file: Path) -> str | None:
+    if not file.is_file():
+        return None
+    for line in read_text(file, limit=_MOST_KEYS).splitlines():
+        name, sign, value = line.strip().partition("=")
+        if sign and name.strip() == _KEY:
+            return " ".join(shlex.split(value))
+    return None
 
 
 def server_at(url: str, key: str = "") -> HttpServer:
@@ -199,40 +121,32 @@ def ask_server(
     url = url or str(group.get("url", "")) or _raise_no_server(group)
     started = _start_at(group, url)
     strangers = _find_strangers(url, started)
-    key, where = ("", "") if strangers else find_key(key_file)
-    server = server_at(url, key)
-    answers = ServerAnswers(
-        url=clean(url), key=where, strangers=strangers, health=PathAnswer()
-    )
+    key = ServerKey() if strangers else find_key(key_file)
+    server = server_at(url, key.value)
+
     health = server.ask("/health")
-    if not health.status:
+    answers = ServerAnswers(
+        url=clean(url), key=key.place, strangers=strangers, health=health.outcome
+    )
+    if health.status:
+        # Before the question, whose own request would be counted.
+        metrics = server.ask("/metrics")
+        answers = _ask_models(server, _add_metrics(answers, metrics), seconds)
+        counters = read_counters(metrics.text)
+        signs = _find_signs(server, counters, answers, started, seconds)
+    else:
         signs = ServerSigns(
             refused=health.closed,
             metrics_trouble=describe_trouble("/health", health.status, health.trouble),
             work=_find_work(started),
         )
-        life = judge(signs, _patience(started))
-        return replace(answers, health=health.outcome, life=life)
+    patience = float(started.get("frozen") or _PATIENCE)
+    return replace(answers, life=judge(signs, patience))
 
-    # Before the question, whose own request would be counted.
-    metrics = server.ask("/metrics")
-    answers = replace(
-        _ask_models(server, seconds),
-        url=answers.url,
-        key=where,
-        strangers=strangers,
-        health=health.outcome,
-        metrics=metrics.outcome,
-        figures=read_figures(metrics.text, _wanted_metrics()),
-    )
-    others = "; ".join(strangers) if started else ""
-    signs = ServerSigns(other_listeners=others, token_came=True)
-    if not (answers.token and answers.token.came):
-        signs = _look_further(
-            server, read_counters(metrics.text), answers, started, seconds
-        )
-        signs = replace(signs, other_listeners=others)
-    return replace(answers, life=judge(signs, _patience(started)))
+
+def _add_metrics(answers: ServerAnswers, metrics: HttpAnswer) -> ServerAnswers:
+    figures = read_figures(metrics.text, wanted_metrics())
+    return replace(answers, metrics=metrics.outcome, figures=figures)
 
 
 def _start_at(group: Mapping[str, Any], url: str) -> Mapping[str, Any]:
@@ -267,20 +181,17 @@ def _find_strangers(url: str, started: Mapping[str, Any]) -> tuple[str, ...]:
     """Return who listens there and must not get the key: not the group's, or another user's."""
     if started:
         return tuple(processes.strangers(url, started["unit"], started["name"]))
-    trusted = (0, os.getuid())
     try:
         listeners = processes.listeners_at(url)
     except ValueError:  # it is no URL, which is said later
         return ()
+
+    trusted = (0, os.getuid())
     return tuple(
         f"port {listener.port}: {listener.holder}"
         for listener in listeners
         if listener.user not in trusted
     )
-
-
-def _patience(started: Mapping[str, Any]) -> float:
-    return float(started.get("frozen") or _PATIENCE)
 
 
 def _find_work(started: Mapping[str, Any]) -> str:
@@ -292,25 +203,30 @@ def _find_work(started: Mapping[str, Any]) -> str:
     return ""
 
 
-def _look_further(
+def _find_signs(
     server: HttpServer,
     former: Counters,
     answers: ServerAnswers,
     started: Mapping[str, Any],
     seconds: float,
 ) -> ServerSigns:
-    """Return what shows of a server that gave no token while it was asked for one."""
+    """Return the signs of a server that was asked for a token."""
+    others = "; ".join(answers.strangers) if started else ""
+    if answers.token and answers.token.came:
+        return ServerSigns(other_listeners=others, token_came=True)
+
     work = _find_work(started)  # first: what it was done for counts then
     metrics = server.ask("/metrics")
     reply = answers.token or answers.listing
-    late = answers.token is not None and reply.ms >= seconds * 1000
-    refused = is_question_refused(reply.status)
-    refusal = "" if late else _describe_refusal(answers)
+    is_late = answers.token is not None and reply.ms >= seconds * 1000
+    is_refused = is_question_refused(reply.status)
+    refusal = "" if is_late else _describe_refusal(answers)
     return replace(
         read_metrics_signs(metrics, former or read_counters(metrics.text), server.url),
-        token_wait_s=reply.ms / 1000 if late else 0.0,
-        token_refusal="" if refused else refusal,
-        question_refusal=refusal if refused else "",
+        other_listeners=others,
+        token_wait_s=reply.ms / 1000 if is_late else 0.0,
+        token_refusal="" if is_refused else refusal,
+        question_refusal=refusal if is_refused else "",
         paused=is_paused(server),
         work=work,
     )
@@ -318,103 +234,39 @@ def _look_further(
 
 def _describe_refusal(answers: ServerAnswers) -> str:
     """Return what the server says instead of a token."""
-    token, listing = answers.token, answers.listing
+    token = answers.token
+    listing = answers.listing
     if token is None:
-        return (
-            listing.trouble or f"/v1/models says {listing.status}, and names no model"
-        )
+        nameless = f"/v1/models says {listing.status}, and names no model"
+        return listing.trouble or nameless
     if token.status not in (0, 200):
         return f"HTTP {token.status} {token.said}".rstrip()
     return token.trouble or token.said or "an answer without a token"
 
 
-def _wanted_metrics() -> tuple[WantedMetric, ...]:
-    return read_toml(
-        tuple[WantedMetric, ...], RECIPES / "doctor" / "server.toml", key="metric"
-    )
-
-
-def _ask_models(server: HttpServer, seconds: float) -> ServerAnswers:
-    """Return which models a server names, and what the first one of them answers."""
+def _ask_models(
+    server: HttpServer, answers: ServerAnswers, seconds: float
+) -> ServerAnswers:
+    """Add the models that a server names, and the answer of the first one."""
     listing = server.ask("/v1/models")
-    rows = listing.value("data")
-    rows = (
-        [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    )
-    names = [row.get("id") for row in rows[:_MODELS]]
-    models = tuple(server.clean(name) for name in names if isinstance(name, str))
-    asked = models[0] if models else ""
-    token = _ask_token(server, asked, seconds) if asked else None
+    models = _model_names(server, listing)
+    token = ask_token(server, models[0], seconds) if models else None
     version = server.ask("/version").value("version")
-    return ServerAnswers(
-        url="",
-        health=PathAnswer(),
+    return replace(
+        answers,
         version=server.clean(version, 60) if isinstance(version, str) else "",
         models=models,
         listing=listing.outcome,
-        asked=asked,
+        asked=models[0] if models else "",
         token=token,
     )
 
 
-def _ask_token(server: HttpServer, model: str, seconds: float) -> TokenAnswer:
-    """Ask for some tokens by chat, by completion, or an embedding: the first that is served."""
-    answer = _ask_first_served(server, model, seconds)
-    error = next(filter(None, (answer.value(*keys) for keys in _ERRORS)), "")
-    trouble = answer.trouble
-    if answer.status == 200 and not (
-        trouble or error or any(map(answer.value, _ANSWERED))
-    ):
-        trouble = "what came is no answer of the OpenAI API"
-    return TokenAnswer(
-        status=answer.status,
-        ms=answer.ms,
-        trouble=trouble,
-        fields=_text_fields(answer),
-        tokens=_token_count(answer),
-        finish=server.clean(str(answer.value("choices", 0, "finish_reason") or ""), 40),
-        said=server.clean(error) if isinstance(error, str) else "",
-    )
-
-
-def _ask_first_served(server: HttpServer, model: str, seconds: float) -> HttpAnswer:
-    """Return the first answer to a question that the server has; of a chat, if it has none."""
-    common = {"model": model, "temperature": 0, "max_tokens": _FEW}
-    questions = {
-        "/v1/chat/completions": {
-            "messages": [{"role": "user", "content": _HELLO}],
-            **common,
-        },
-        "/v1/completions": {"prompt": _HELLO, **common},
-    }
-    for path, question in group_script.QUESTIONS.items():
-        questions.setdefault(path, {"model": model, **question})
-
-    refusals = []
-    for path, question in questions.items():
-        answer = server.ask(path, question, seconds)
-        if answer.status not in group_script.NOT_HERE:
-            return answer
-        refusals.append(answer)
-    return refusals[0]
-
-
-def _text_fields(answer: HttpAnswer) -> tuple[str, ...]:
-    """Return the names under which an answer has text, or what stands in its place."""
-    if isinstance(answer.value("data", 0), dict):
-        return EMBEDDING
-    choice = answer.value("choices", 0)
-    message = answer.value("choices", 0, "message")
-    place = message if message is not None else choice  # a completion has no message
-    if not isinstance(place, dict):
+def _model_names(server: HttpServer, listing: HttpAnswer) -> tuple[str, ...]:
+    rows = listing.value("data")
+    if not isinstance(rows, list):
         return ()
+    names = [row.get("id") for row in rows if isinstance(row, dict)]
     return tuple(
-        name for name in _TEXTS if isinstance(place.get(name), str) and place[name]
+        server.clean(name) for name in names[:_MODELS] if isinstance(name, str)
     )
-
-
-def _token_count(answer: HttpAnswer) -> int | None:
-    try:
-        return whole_number(answer.value("usage", "completion_tokens"), _MOST_TOKENS)
-    except ValueError:
-        return None

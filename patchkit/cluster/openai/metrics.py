@@ -1,0 +1,67 @@
+"""Read the figures of a server's metrics for Prometheus. Runs on the head."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from patchkit.foreign import read_count
+from patchkit.records import RECIPES, read_toml
+
+_LINE = re.compile(
+    r"(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)(?: \d+)?"
+)
+_LABEL = re.compile(r'\b(\w+)="((?:[^"\\]|\\.)*)"')
+_LONGEST = 1 << 16  # characters of a line
+_Series = tuple[Mapping[str, str], float]  # labels, and a figure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedMetric:
+    """A figure: its names, one for each group of releases; the sum of its series, or ``max``.
+
+    ``where`` are labels that a series has to have.
+    """
+
+    id: str
+    names: tuple[str, ...]
+    fold: str = "sum"
+    where: Mapping[str, str] = field(default_factory=dict)
+
+
+def wanted_metrics() -> tuple[WantedMetric, ...]:
+    """Load the metrics of ``server.toml``."""
+    file = RECIPES / "doctor" / "server.toml"
+    return read_toml(tuple[WantedMetric, ...], file, key="metric")
+
+
+def read_figures(text: str, wanted: Sequence[WantedMetric]) -> dict[str, float]:
+    """Return the wanted figures that a text has, by their ids."""
+    series = _read_series(text, {name for metric in wanted for name in metric.names})
+    figures: dict[str, float] = {}
+    for metric in wanted:
+        rows = next((series[name] for name in metric.names if name in series), [])
+        labels = metric.where.items()
+        values = [value for present, value in rows if labels <= present.items()]
+        if values:
+            figures[metric.id] = max(values) if metric.fold == "max" else sum(values)
+        elif rows and metric.where:
+            # A counter has no series before the first event of its kind.
+            figures[metric.id] = 0.0
+    return figures
+
+
+def _read_series(text: str, names: Collection[str]) -> dict[str, list[_Series]]:
+    """Return the series of these names; what is no finite number from 0 on is left out."""
+    series: dict[str, list[_Series]] = {}
+    for line in text.splitlines():
+        match = _LINE.fullmatch(line) if len(line) < _LONGEST else None
+        if match is None or match["name"] not in names:
+            continue
+        with contextlib.suppress(ValueError):
+            value = read_count(match["value"])
+            labels = dict(_LABEL.findall(match["labels"] or ""))
+            series.setdefault(match["name"], []).append((labels, value))
+    return series

@@ -1,0 +1,109 @@
+"""Ask a server of the OpenAI API for some tokens. Runs on the head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from patchkit.cluster.agent import group_script
+from patchkit.foreign import whole_number
+from patchkit.http_exchange import HttpAnswer, HttpServer, PathAnswer
+
+_FEW = 16  # tokens: the first ones of some models are marks that no text is made of
+_HELLO = "Say: ready"
+# vLLM up to 0.11.0 sends reasoning_content, 0.11.1 to 0.15 both, from 0.16 reasoning; `text` is a
+# completion's; `refusal` stands in the place of content where a model declines.
+_TEXTS = ("content", "reasoning", "reasoning_content", "refusal", "text")
+EMBEDDING = ("data",)
+"""The field of models that embed or score."""
+_ANSWERED = ("choices", "data", "usage")
+_MOST_TOKENS = 1 << 40
+# The text of an error is at the top from vLLM up to 0.10, and from FastAPI.
+_ERRORS = (
+    ("error", "message"),
+    ("error", "detail"),
+    ("message",),
+    ("detail",),
+    ("error",),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenAnswer(PathAnswer):
+    """How a question was answered: ``fields`` are the names under which text came.
+
+    ``tokens`` are those that the server counted, ``finish`` is its reason to end, ``said`` the text
+    of its error.
+    """
+
+    fields: tuple[str, ...] = ()
+    tokens: int | None = None
+    finish: str = ""
+    said: str = ""
+
+    @property
+    def came(self) -> bool:
+        """Return whether a token came, or an embedding."""
+        return self.status == 200 and bool(self.fields or self.tokens)
+
+
+def ask_token(server: HttpServer, model: str, seconds: float) -> TokenAnswer:
+    """Ask for some tokens by chat, by completion, or an embedding: the first that is served."""
+    answer = _ask_first_served(server, model, seconds)
+    errors = (answer.value(*keys) for keys in _ERRORS)
+    error = next(filter(None, errors), "")
+    trouble = answer.trouble
+    is_empty = not (trouble or error or any(map(answer.value, _ANSWERED)))
+    if answer.status == 200 and is_empty:
+        trouble = "what came is no answer of the OpenAI API"
+
+    finish = str(answer.value("choices", 0, "finish_reason") or "")
+    return TokenAnswer(
+        status=answer.status,
+        ms=answer.ms,
+        trouble=trouble,
+        fields=_text_fields(answer),
+        tokens=_token_count(answer),
+        finish=server.clean(finish, 40),
+        said=server.clean(error) if isinstance(error, str) else "",
+    )
+
+
+def _ask_first_served(server: HttpServer, model: str, seconds: float) -> HttpAnswer:
+    """Return the first answer to a question that the server has; of a chat, if it has none."""
+    common = {"model": model, "temperature": 0, "max_tokens": _FEW}
+    messages = [{"role": "user", "content": _HELLO}]
+    questions = {
+        "/v1/chat/completions": {"messages": messages, **common},
+        "/v1/completions": {"prompt": _HELLO, **common},
+    }
+    for path, question in group_script.QUESTIONS.items():
+        questions.setdefault(path, {"model": model, **question})
+
+    refusals = []
+    for path, question in questions.items():
+        answer = server.ask(path, question, seconds)
+        if answer.status not in group_script.NOT_HERE:
+            return answer
+        refusals.append(answer)
+    return refusals[0]
+
+
+def _text_fields(answer: HttpAnswer) -> tuple[str, ...]:
+    """Return the names under which an answer has text, or what stands in its place."""
+    if isinstance(answer.value("data", 0), dict):
+        return EMBEDDING
+
+    message = answer.value("choices", 0, "message")
+    if message is None:  # as in a completion
+        message = answer.value("choices", 0)
+    if not isinstance(message, dict):
+        return ()
+    texts = {name: message.get(name) for name in _TEXTS}
+    return tuple(name for name, text in texts.items() if text and isinstance(text, str))
+
+
+def _token_count(answer: HttpAnswer) -> int | None:
+    try:
+        return whole_number(answer.value("usage", "completion_tokens"), _MOST_TOKENS)
+    except ValueError:
+        return None
