@@ -8,6 +8,13 @@ from collections.abc import Iterable, Sequence
 MADE_OF_RECIPE = "<!-- Made by tools/regenerate.py from the recipe. Do not edit. -->\n"
 
 
+def index(words: Iterable[str]) -> str:
+    """Return entries of the site's index, which its search ranks above all else."""
+    # A semicolon and an exclamation mark have a meaning there; `!` marks a main entry.
+    plain = [word for word in dict.fromkeys(words) if not re.search(r"[;!{}\n]", word)]
+    return "".join(f"```{{index}} ! single: {word}\n```\n\n" for word in plain)
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table; bars in cells are escaped."""
     lines = [list(header), ["---"] * len(header), *map(list, rows)]

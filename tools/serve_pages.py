@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from patchkit.runtime.rules.flags import FlagRule, FlagRules, LeaveOut, Limit
 from patchkit.runtime.rules.presets import Preset
 from patchkit.runtime.rules.rule import Advice, describe_condition
-from tools.markdown import table
+from tools.markdown import index, table
 
 MADE = "<!-- Made by tools/regenerate.py from recipes/env/. Do not edit. -->\n"
 INTRODUCTION = """\
@@ -30,6 +30,7 @@ def page(rules: FlagRules, presets: Sequence[Preset]) -> str:
 
 def _parts(rules: FlagRules, presets: Sequence[Preset]) -> Iterator[str]:
     yield f"{MADE}# The flags of vllm serve\n\n{INTRODUCTION}"
+    yield index(rule.flag for rule in rules.rules)
     yield "## What is set\n\n" + table(
         ("rule", "flag", "when", "on", "why", "evidence"), map(_rule, rules.rules)
     )

@@ -33,6 +33,7 @@ html_theme = "furo"
 html_title = "patchkit"
 html_copy_source = False
 myst_heading_anchors = 4
+smartquotes = False # what is pasted into a shell stays as it is
 """
 _LINK = re.compile(
     r"(!?)\[(?P<text>[^\]]*)\]\((?P<path>(?!https?:)[^)#]+)(?P<anchor>#[^)]*)?\)"

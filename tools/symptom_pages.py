@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 import tomllib
 from collections.abc import Iterator
 
 from patchkit.doctor.symptoms.symptom import SYMPTOM_FILES, Cause, Symptom, symptoms
 from patchkit.runtime.rules.rule import describe_condition
 from support.failures import VERDICTS, matrix
-from tools.markdown import replaced, table
+from tools.markdown import index, replaced, table
 
 MADE = "<!-- Made by tools/regenerate.py from recipes/symptoms/. Do not edit. -->\n"
 INTRODUCTION = """\
@@ -50,11 +49,9 @@ def accuracy(text: str) -> str:
 
 
 def _section(symptom: Symptom) -> Iterator[str]:
-    # Search ranks headings above texts, and who searches has the program's words.
-    printed = textwrap.shorten(symptom.says[0], 60, placeholder=" …")
-    yield f"## {symptom.title}: “{printed}”\n"
-    yield from (f"    {text}" for text in symptom.says)
-    yield ""
+    yield f"## {symptom.title}\n"
+    yield index(symptom.says)
+    yield "\n".join(["```text", *symptom.says, "```", ""])
     if symptom.level == "note":
         yield "Nothing to worry about.\n"
     if symptom.follows:
