@@ -1,6 +1,7 @@
 """Write the command that runs a rank in a container, as its unit's main process. Pure.
 
-Files lie where they lie outside; nothing is privileged, and no secret stands in a command line.
+Files have the same paths inside as outside; nothing is privileged, and no secret stands in a
+command line.
 """
 
 from __future__ import annotations
@@ -16,10 +17,15 @@ from patchkit.quoting import quoted
 from patchkit.runtime.rules.variable_rules import CACHES
 
 _SNAPSHOT = re.compile("(/models--[^/]+)/snapshots/.*")
-# What the unit has from itself or from secrets.env is handed on by its name, if it is set.
+# Variables of the unit or of secrets.env: the engine hands on those that are set, by name.
 _BY_NAME = (
-    *(MARK, "PYTHONFAULTHANDLER", "RAY_ADDRESS"),
-    *("VLLM_API_KEY", "HF_TOKEN", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"),
+    MARK,
+    "PYTHONFAULTHANDLER",
+    "RAY_ADDRESS",
+    "VLLM_API_KEY",
+    "HF_TOKEN",
+    "RAY_AUTH_MODE",
+    "RAY_AUTH_TOKEN",
 )
 
 
@@ -27,8 +33,8 @@ _BY_NAME = (
 class Container:
     """A container of a rank, or of Ray's head, in the cluster ``group``.
 
-    ``folders`` may be read in it, and ``caches`` are variables of the unit for what is compiled;
-    one in the env file goes before them.
+    ``folders`` may be read in it. ``caches`` are variables of the unit for what is compiled; the
+    env file goes before them.
     """
 
     name: str
@@ -40,36 +46,45 @@ class Container:
 
     def words(self, command: tuple[str, ...], *more: str) -> tuple[str, ...]:
         """Return the words of the engine, with ``more`` options, that run a command."""
-        home, written = self.rank.facts.home, {it.name for it in self.rank.env.settings}
-        by_name = [name for name in (*_BY_NAME, *self.caches) if name not in written]
+        home = self.rank.facts.home
+        options = [
+            f"--name={self.name}",
+            f"--label={LABEL}={self.group}",
+            "--network=host",
+            "--ipc=host",
+            *self._devices(),
+            f"--env-file={home}/.config/patchkit/{self.group}/node.env",
+            *self._variables(),
+        ]
+        # A snapshot in the Hub's cache links to files beside it.
+        folders = (_SNAPSHOT.sub(r"\1", folder) for folder in self.folders)
+        options += [mount(folder, "", "readonly") for folder in folders]
+        options += [mount(f"{home}/{CACHES}"), mount(self._hub), *more]
+        if not self.image.wraps:
+            options.append("--entrypoint=")
+        return (*self.image.run, *options, self.image.id, *command)
+
+    def _devices(self) -> list[str]:
+        devices = []
+        if self.rank.facts.host.gpus:
+            has_cdi = self.image.spec or self.image.program.endswith("podman")
+            devices.append("--device=nvidia.com/gpu=all" if has_cdi else "--gpus=all")
+        if self.image.infiniband:
+            devices.append("--device=/dev/infiniband")
+        return devices
+
+    def _variables(self) -> list[str]:
+        """Return the options for variables that the env file does not set."""
         values = {
             "HOME": self._home,
             "USER": self.rank.facts.user,
             "HF_HOME": self._hub,
         }
-        gpus = ("--device=nvidia.com/gpu=all",)
-        if not (self.image.spec or self.image.program.endswith("podman")):
-            gpus = ("--gpus=all",)
-        return (
-            *self.image.run,
-            *(f"--name={self.name}", f"--label={LABEL}={self.group}"),
-            *("--network=host", "--ipc=host"),
-            *(gpus if self.rank.facts.host.gpus else ()),
-            *(("--device=/dev/infiniband",) if self.image.infiniband else ()),
-            f"--env-file={home}/.config/patchkit/{self.group}/node.env",
-            *(f"--env={name}" for name in by_name),
-            *(
-                f"--env={name}={value}"
-                for name, value in values.items()
-                if name not in written
-            ),
-            # A snapshot in the Hub's cache links to what lies beside it.
-            *(mount(_SNAPSHOT.sub(r"\1", it), "", "readonly") for it in self.folders),
-            *(mount(folder) for folder in (f"{home}/{CACHES}", self._hub)),
-            *more,
-            *(() if self.image.wraps else ("--entrypoint=",)),
-            *(self.image.id, *command),
-        )
+        variables = {name: name for name in (*_BY_NAME, *self.caches)}
+        variables |= {name: f"{name}={value}" for name, value in values.items()}
+        for setting in self.rank.env.settings:
+            variables.pop(setting.name, None)
+        return [f"--env={variable}" for variable in variables.values()]
 
     @property
     def _home(self) -> str:
@@ -78,29 +93,33 @@ class Container:
 
     @property
     def _hub(self) -> str:
-        chosen = (it.value for it in self.rank.env.settings if it.name == "HF_HOME")
-        return next(chosen, f"{self.rank.facts.home}/.cache/huggingface")
+        for setting in self.rank.env.settings:
+            if setting.name == "HF_HOME":
+                return setting.value
+        return f"{self.rank.facts.home}/.cache/huggingface"
 
     @property
     def prepare(self) -> tuple[str, ...]:
-        """Return the words that remove what an engine may have kept, and make what is mounted."""
+        """Return the words that remove a former container, and make the folders to be mounted."""
         folders = quoted("mkdir", "-p", self._home, self._hub)
         return ("/bin/sh", "-c", f"{self.remove[-1]}; exec {folders}")
 
     @property
     def remove(self) -> tuple[str, ...]:
-        """Return the words that end what goes on without its engine's program in the foreground."""
-        # Mostly there is none, which is no error to be read in a journal. What podman's first call
-        # after a boot leaves running is no process of the cluster's.
-        removed = quoted(*self.image.remove, self.name)
-        return ("/bin/sh", "-c", f"unset {MARK}; {removed} >/dev/null 2>&1")
+        """Return the words that end a container that outlived its engine's program."""
+        # Usually nothing is left; that is not an error. podman's first call after a boot leaves a
+        # process running, which must not have the cluster's mark.
+        removal = quoted(*self.image.remove, self.name)
+        return ("/bin/sh", "-c", f"unset {MARK}; {removal} >/dev/null 2>&1")
 
 
 def mount(folder: str, at: str = "", *more: str) -> str:
     """Return the option that gives a container a folder, by default at the path that it has."""
     parts = ["type=bind", f"src={folder}", f"dst={at or folder}", *more]
-    # A line of CSV, as Go reads it.
-    quotes = [it.replace('"', '""') for it in parts]
-    return "--mount=" + ",".join(
-        f'"{it}"' if set(it) & set(',"') else it for it in quotes
-    )
+    return "--mount=" + ",".join(map(_csv_field, parts))
+
+
+def _csv_field(text: str) -> str:
+    """Return a field of a line of CSV, as Go reads it."""
+    field = text.replace('"', '""')
+    return f'"{field}"' if "," in text or '"' in text else field

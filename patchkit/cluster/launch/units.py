@@ -14,6 +14,7 @@ from string import Template
 from patchkit import foreign, http_exchange
 from patchkit.cluster.agent import alive_script, group_script, judge, processes
 from patchkit.cluster.agent.group_script import ALONE
+from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.processes import MARK
 from patchkit.cluster.launch.cluster_file import ClusterFile, ServeChoices
 from patchkit.cluster.launch.containers import Container, mount
@@ -43,26 +44,25 @@ SCRIPTS = {
 RAY_PORT = 6379
 
 _RAY_FILES = "/tmp/ray"  # noqa: S108 - in a container: Ray's own default
-# What does not depend on the model's size: kernels that are compiled at the first start, CUDA
-# graphs, the rendezvous of the ranks.
+# Seconds of a start for any model: kernels that are compiled at the first start, CUDA graphs, the
+# rendezvous of the ranks.
 _BEFORE_SECONDS = 900
 # Of a node's weights: mapped files on unified memory were reported to load at 0.1 GiB/s and less;
 # read ahead they load at 1 GiB/s and more.
 _SECONDS_PER_GIB = 12
-_MOST_GIB = 120  # what a node's memory holds at most
+_MOST_GIB = 120  # weights in a node's memory at most
 _PROGRAMS = "/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin"
 _STATE, _CACHES = CACHES.rsplit("/", 1)
-_STATE_SINCE = (
-    254  # of systemd: a user's StateDirectory= is below _STATE, before it was ~/.config
-)
+# Release of systemd from which on a user's StateDirectory= is below _STATE, not ~/.config.
+_STATE_SINCE = 254
 _HEADER = "# Written by patchkit up; replaced by the next one.\n"
 
 
 def head_ports(serve: ServeChoices) -> dict[str, dict[int, str]]:
-    """Return the ports at the head's address, and for what: by what starts the ranks."""
-    rendezvous = "the rendezvous of the ranks, --master-port"
+    """Return the ports at the head's address with their purpose, by what starts the ranks."""
+    master_port = serve.ranks_port(MASTER_PORT)
     return {
-        "mp": {serve.ranks_port(MASTER_PORT): rendezvous},
+        "mp": {master_port: "the rendezvous of the ranks, --master-port"},
         "ray": {serve.ranks_port(RAY_PORT): "Ray's head"},
     }
 
@@ -78,7 +78,7 @@ class GroupUnits:
 
     @property
     def url(self) -> str:
-        """Return where the server is asked, on the head."""
+        """Return the URL of the server, on the head."""
         command = self.ranks[0].command
         assert command is not None
         return models_url(command.request).removesuffix("/v1/models")
@@ -87,239 +87,290 @@ class GroupUnits:
     def ray(self) -> str:
         """Return where Ray's head listens, "" where Ray does not start the ranks."""
         head = self.ranks[0]
-        return (
-            f"{head.address}:{self._ray_port}"
-            if head.env.node.executor.name == "ray"
-            else ""
-        )
+        if head.env.node.executor.name != "ray":
+            return ""
+        return f"{head.address}:{self._ray_port}"
 
     @property
     def _ray_port(self) -> int:
         return self.cluster.serve.ranks_port(RAY_PORT)
 
-    def words(self, number: int, *, ray: bool = False) -> tuple[str, ...]:
-        """Return the command of a rank, or of ``ray``; a worker of Ray's has none but that."""
+    def words(self, number: int) -> tuple[str, ...]:
+        """Return the command of a rank; that of a worker of Ray starts Ray alone."""
         rank = self.ranks[number]
-        # In an image its PATH says where they are.
-        programs = "" if rank.facts.image else f"{rank.facts.venv}/bin/"
-        if rank.command is not None and not ray:
-            program, verb, source, *flags = rank.command.words
-            named = (
-                ()
-                if source == self.model.name
-                else ("--served-model-name", self.model.name)
-            )
-            first = f"{programs}{program}"
-            return (first, verb, source, *flags, *named, *self.cluster.serve.args)
-        place = (
-            (f"--address={self.ray}",)
-            if number
-            else ("--head", f"--port={self._ray_port}")
-        )
-        address = f"--node-ip-address={rank.address}"
-        return (f"{programs}ray", "start", "--block", address, *place)
+        if rank.command is None:
+            return self._ray_words(number)
+
+        program, verb, source, *flags = rank.command.words
+        if source != self.model.name:
+            flags += ["--served-model-name", self.model.name]
+        path = _program_folder(rank) + program
+        return (path, verb, source, *flags, *self.cluster.serve.args)
+
+    def _ray_words(self, number: int) -> tuple[str, ...]:
+        rank = self.ranks[number]
+        words = [f"{_program_folder(rank)}ray", "start", "--block"]
+        words.append(f"--node-ip-address={rank.address}")
+        if number:
+            words.append(f"--address={self.ray}")
+        else:
+            words += ["--head", f"--port={self._ray_port}"]
+        return tuple(words)
 
     def node_files(self) -> list[dict[str, str]]:
         """Return the files of each node by name, the head's first.
 
-        Each node's ``group.json`` has the same id, a digest of all files of all nodes, and the
-        digests of the node's own, by which `doctor` sees what was edited, and the model's folder.
+        Each node's ``group.json`` has the same id, a digest of all files of all nodes; and for the
+        node itself the digests of its files, by which `doctor` sees edits, and the model's folder.
         """
-        bare = [self._rank_files(number) for number in range(len(self.ranks))]
-        group = digest(json.dumps([bare, self.links, self.url], sort_keys=True))[:16]
+        node_files = [self._rank_files(number) for number in range(len(self.ranks))]
+        content = json.dumps([node_files, self.links, self.url], sort_keys=True)
         settings: dict[str, object] = {
-            "id": group,
+            "id": digest(content)[:16],
             "name": self.cluster.name,
             "unit": self.cluster.unit,
             "nodes": [node.ssh for node in self.cluster.node],
         }
+        for number, files in enumerate(node_files):
+            group = {**settings}
+            if number == 0:
+                group |= self._head_settings()
+            group |= self._node_settings(self.ranks[number], files)
+            files["group.json"] = json.dumps(group, indent=1) + "\n"
+        return node_files
+
+    def _head_settings(self) -> dict[str, object]:
+        """Return the settings of ``group.json`` on the head alone."""
         workers = {
             str(number): {"node": self.cluster.node[number].ssh, "ssh": words}
             for number, words in enumerate(self.links, start=1)
         }
         ray = {"ray": self.ray} if self.ray else {}
-        frozen = {"frozen": self.cluster.serve.frozen}
-        of_head = {
+        return {
             "model": self.model.name,
             "url": self.url,
             **ray,
             "workers": workers,
-            **frozen,
+            "frozen": self.cluster.serve.frozen,
+            "caches": cache_folders(CACHES, self.ranks[0].env.node.vllm)["cache"],
         }
-        of_head["caches"] = cache_folders(CACHES, self.ranks[0].env.node.vllm)["cache"]
-        texts = [settings | of_head] + [settings] * len(workers)
-        for files, text, rank in zip(bare, texts, self.ranks, strict=True):
-            digests = {name: digest(content) for name, content in files.items()}
-            device = targets().get(rank.env.node.target)
-            own = {
-                "watts": device.hung_watts if device else 0,
-                "stacks": f"{rank.facts.home}/{STACKS}",
-                "folder": absolute(self.model.folder, rank.facts),
-                "address": rank.address,
-                "files": digests,
-            }
-            if image := rank.facts.image:  # what runs a program in its container
-                own["inside"] = [image.program, "exec", f"patchkit-{self.cluster.name}"]
-                own["image"] = image.id
-            else:  # by which `status` sees that another one was installed since
-                own["venv"] = rank.facts.venv
-                own["link"] = absolute(self.cluster.venv, rank.facts)
-            files["group.json"] = json.dumps({**text, **own}, indent=1) + "\n"
-        return bare
+
+    def _node_settings(
+        self, rank: PlannedRank, files: dict[str, str]
+    ) -> dict[str, object]:
+        """Return the settings of ``group.json`` that each node has for itself."""
+        device = targets().get(rank.env.node.target)
+        settings: dict[str, object] = {
+            "watts": device.hung_watts if device else 0,
+            "stacks": f"{rank.facts.home}/{STACKS}",
+            "folder": absolute(self.model.folder, rank.facts),
+            "address": rank.address,
+            "files": {name: digest(content) for name, content in files.items()},
+        }
+        image = rank.facts.image
+        if image:  # the words that run a program in its container
+            inside = [image.program, "exec", f"patchkit-{self.cluster.name}"]
+            return {**settings, "inside": inside, "image": image.id}
+        # By these `status` sees that another environment was installed since.
+        link = absolute(self.cluster.venv, rank.facts)
+        return {**settings, "venv": rank.facts.venv, "link": link}
 
     def _rank_files(self, number: int) -> dict[str, str]:
-        file, head = self.cluster, number == 0
-        templates = {file.unit: "head" if head else "worker"}
-        if head and len(self.ranks) > 1:
-            templates[file.unit_name("-worker@")] = "watch"
-        if head and file.serve.frozen:
-            templates[file.guard_unit] = "alive"
-        if head and self.ray:
-            templates[file.unit_name("-ray")] = "ray"
-        files = {"node.env": self.ranks[number].text}
-        files |= node_scripts()
+        """Return the files of a node by name, without ``group.json``."""
         values = self._unit_values(number)
-        common = (RECIPES / "units" / "common.service").read_text(encoding="utf-8")
-        for unit, template in templates.items():
-            text = (RECIPES / "units" / f"{template}.service").read_text(
-                encoding="utf-8"
-            )
-            values |= self._run_values(number, ray=template == "ray")
-            lines = text.replace("$common\n", common).splitlines(keepends=True)
-            filled = [
-                Template(each).substitute(values) for each in lines if each[0] != "#"
-            ]
-            files[unit] = _HEADER + "".join(
-                it for it in filled if it.partition("=")[2] != "\n"
-            )
+        common = _read_template("common")
+        files = {"node.env": self.ranks[number].text, **node_scripts()}
+        for unit, name in self._unit_templates(number).items():
+            template = _read_template(name).replace("$common\n", common)
+            run_values = self._run_values(number, ray=name == "ray")
+            files[unit] = _fill_template(template, {**values, **run_values})
         return files
 
+    def _unit_templates(self, number: int) -> dict[str, str]:
+        """Return the units of a node, each with the name of its template."""
+        file = self.cluster
+        if number:
+            return {file.unit: "worker"}
+        templates = {file.unit: "head"}
+        if len(self.ranks) > 1:
+            templates[file.unit_name("-worker@")] = "watch"
+        if file.serve.frozen:
+            templates[file.guard_unit] = "alive"
+        if self.ray:
+            templates[file.unit_name("-ray")] = "ray"
+        return templates
+
     def _unit_values(self, number: int) -> dict[str, str]:
-        """Return what stands for the names in a rank's templates, however it is run."""
-        file, rank, count = self.cluster, self.ranks[number], len(self.ranks)
-        folder, frozen = f"%h/.config/patchkit/{file.name}", file.serve.frozen
+        """Return the values for the names in a rank's templates, however the rank is run."""
+        file = self.cluster
+        rank = self.ranks[number]
+        count = len(self.ranks)
+        frozen = file.serve.frozen
+        script = f"/usr/bin/python3 {ALONE} %h/.config/patchkit/{file.name}"
         ray_unit = file.unit_name("-ray") if self.ray else ""
         # A percent sign begins a specifier.
         model = " ".join(self.model.name.split()).replace("%", "%%")
         part = f", rank {number} of {count}" if count > 1 else ""
-        command, executor = self.ranks[0].command, rank.env.node.executor
-        weights = command.request.weights if command else None
-        # A name tells the least, by which a start would be given up too early.
-        gib = weights.gib if weights and not weights.from_name else _MOST_GIB * count
-        # A Ray that overwrites brings the head's to workers, whose homes may be others.
-        of_head = executor.name == "ray" and executor.copies != "fills in"
-        # Where a rank keeps what it compiles; a folder that systemd has elsewhere is made by hand.
-        asked = (rank.env.node.vllm, self.model.name)
-        caches = cache_variables(f"%h/{CACHES}", *asked).items()
-        kept = [row for row in caches if not (of_head and row[0].startswith("VLLM_"))]
-        own = rank.facts.systemd >= _STATE_SINCE
-        graphs = cache_folders(_CACHES, *asked)["graphs"]
-        start = f"-systemctl --user --no-block start {file.guard_unit}"
+        start_guard = f"-systemctl --user --no-block start {file.guard_unit}"
+
+        # The folder of compiled graphs; an older systemd would make it elsewhere.
+        graphs = cache_folders(_CACHES, rank.env.node.vllm, self.model.name)["graphs"]
+        has_state = rank.facts.systemd >= _STATE_SINCE
         return {
             "name": file.name,
             "unit": file.unit,
             "description": f"vLLM {model}{part} (cluster {file.name})",
-            "script": f"/usr/bin/python3 {ALONE} {folder}/group.py",
-            "alive": f"/usr/bin/python3 {ALONE} {folder}/alive.py",
-            "watched": start if frozen else "",
+            "script": f"{script}/group.py",
+            "alive": f"{script}/alive.py",
+            "watched": start_guard if frozen else "",
             "frozen": str(frozen),
             "frozen_status": str(alive_script.FROZEN),
             "before": " ".join([ray_unit, *file.watch_units]).strip(),
-            "seconds": str(_BEFORE_SECONDS + round(_SECONDS_PER_GIB * gib / count)),
+            "seconds": str(self._start_seconds()),
             "mark": f"{MARK}={file.name}",
-            "state": graphs if own else "",
-            "make_state": "" if own else f"/usr/bin/mkdir -p %h/{_STATE}/{graphs}",
-            "caches": " ".join(map("=".join, kept)),
+            "state": graphs if has_state else "",
+            "make_state": ""
+            if has_state
+            else f"/usr/bin/mkdir -p %h/{_STATE}/{graphs}",
+            "caches": self._cache_assignments(rank),
             "ray_unit": ray_unit,
             "ray_address": f"RAY_ADDRESS={self.ray}" if self.ray else "",
             "ray_signal": "SIGKILL" if self.ray else "",
         }
 
+    def _start_seconds(self) -> int:
+        """Return how long a start may take."""
+        count = len(self.ranks)
+        command = self.ranks[0].command
+        weights = command.request.weights if command else None
+        gib: float = _MOST_GIB * count
+        # The size in a model's name is a lower bound: a start would be given up too early.
+        if weights and not weights.from_name:
+            gib = weights.gib
+        return _BEFORE_SECONDS + round(_SECONDS_PER_GIB * gib / count)
+
+    def _cache_assignments(self, rank: PlannedRank) -> str:
+        """Return the variables that say where a rank keeps what it compiles."""
+        node = rank.env.node
+        variables = cache_variables(f"%h/{CACHES}", node.vllm, self.model.name)
+        # Some releases of Ray overwrite a worker's variables with those of the head, whose home
+        # may be another one.
+        overwrites = node.executor.name == "ray" and node.executor.copies != "fills in"
+        return " ".join(
+            f"{name}={value}"
+            for name, value in variables.items()
+            if not (overwrites and name.startswith("VLLM_"))
+        )
+
     def _run_values(self, number: int, *, ray: bool) -> dict[str, str]:
-        """Return what templates say of how a rank, or Ray's head, is run: in a container or not."""
-        rank, name, words = (
-            self.ranks[number],
-            self.cluster.name,
-            self.words(number, ray=ray),
-        )
-        facts, image, first = rank.facts, rank.facts.image, f"patchkit-{name}"
-        if image is None:
-            of_container = dict.fromkeys(("prepare", "remove", "runtime"), "")
-            return of_container | {
-                "command": unit_line(words),
-                "env_file": f"%h/.config/patchkit/{name}/node.env",
-                "kill_mode": "control-group",
-                "path": unit_word(f"PATH={facts.venv}/bin:{_PROGRAMS}"),
-            }
-        models, folder = (
-            absolute(it, facts) for it in (self.cluster.model_folder, self.model.folder)
-        )
+        """Return the values for how a rank, or Ray's head, is run: in a container or not."""
+        facts = self.ranks[number].facts
+        words = self._ray_words(number) if ray else self.words(number)
+        if facts.image:
+            return self._container_values(number, facts.image, words, ray=ray)
+        return {
+            "command": unit_line(words),
+            "env_file": f"%h/.config/patchkit/{self.cluster.name}/node.env",
+            "kill_mode": "control-group",
+            "path": unit_word(f"PATH={facts.venv}/bin:{_PROGRAMS}"),
+            "prepare": "",
+            "remove": "",
+            "runtime": "",
+        }
+
+    def _container_values(
+        self, number: int, image: ImageFacts, words: tuple[str, ...], *, ray: bool
+    ) -> dict[str, str]:
+        rank = self.ranks[number]
+        rank_name = f"patchkit-{self.cluster.name}"
+        ray_name = f"{rank_name}-ray"
         container = Container(
-            name=f"{first}-ray" if ray else first,
-            group=name,
+            name=ray_name if ray else rank_name,
+            group=self.cluster.name,
             rank=rank,
             image=image,
-            folders=(models,)
-            if folder.startswith(f"{models}/")
-            else (folder,)
-            if folder
-            else (),
+            folders=self._model_folders(rank),
             caches=tuple(cache_variables("", rank.env.node.vllm)),
         )
-        more = []
+        options = []
         if self.ray and number == 0:
-            # The server finds Ray's head by its files and processes, which are in another one.
-            runtime = f"/run/user/{image.user.partition(':')[0]}/{first}-ray"
-            more = [mount(runtime, _RAY_FILES)]
-            more += [] if ray else [f"--pid=container:{first}-ray"]
+            # The server finds Ray's head by files and processes of the other container.
+            runtime = f"/run/user/{image.user.partition(':')[0]}/{ray_name}"
+            options.append(mount(runtime, _RAY_FILES))
+            if not ray:
+                options.append(f"--pid=container:{ray_name}")
         return {
-            "command": unit_line(container.words(words, *more)),
+            "command": unit_line(container.words(words, *options)),
             "env_file": "",  # the engine reads it
             "kill_mode": "mixed",  # its program in the foreground hands signals on
             "path": "",
             "prepare": unit_line(container.prepare),
             "remove": f"-{unit_line(container.remove)}",
-            "runtime": f"{first}-ray" if self.ray else "",
+            "runtime": ray_name if self.ray else "",
         }
+
+    def _model_folders(self, rank: PlannedRank) -> tuple[str, ...]:
+        """Return the folders that a container needs to read the model."""
+        models = absolute(self.cluster.model_folder, rank.facts)
+        folder = absolute(self.model.folder, rank.facts)
+        if folder.startswith(f"{models}/"):
+            return (models,)
+        return (folder,) if folder else ()
 
 
 def node_scripts() -> dict[str, str]:
-    """Return the scripts of a node: there they stand side by side, without patchkit."""
-    texts = {
-        name: Path(str(module.__file__)).read_text(encoding="utf-8")
-        for name, module in SCRIPTS.items()
-    }
+    """Return the scripts of a node: they lie side by side there, without patchkit."""
+    imports = {}
     for name, module in SCRIPTS.items():
         stem = name.removesuffix(".py")
         package, _, module_name = module.__name__.rpartition(".")
-        imports = {
-            f"from {package} import {module_name} as {stem}\n": f"import {stem}\n",
-            f"from {module.__name__} import": f"from {stem} import",
-        }
-        for here, there in imports.items():
-            texts = {
-                script: text.replace(here, there) for script, text in texts.items()
-            }
+        alias = f"from {package} import {module_name} as {stem}\n"
+        imports[alias] = f"import {stem}\n"
+        imports[f"from {module.__name__} import"] = f"from {stem} import"
+
+    texts = {}
+    for name, module in SCRIPTS.items():
+        text = Path(str(module.__file__)).read_text(encoding="utf-8")
+        for packaged, copied in imports.items():
+            text = text.replace(packaged, copied)
+        texts[name] = text
     return texts
+
+
+def _program_folder(rank: PlannedRank) -> str:
+    """Return the folder of a rank's programs; "" in an image, whose PATH has them."""
+    return "" if rank.facts.image else f"{rank.facts.venv}/bin/"
+
+
+def _read_template(name: str) -> str:
+    return (RECIPES / "units" / f"{name}.service").read_text(encoding="utf-8")
+
+
+def _fill_template(template: str, values: dict[str, str]) -> str:
+    """Return a unit, without comments and without lines whose value is empty."""
+    lines = template.splitlines(keepends=True)
+    used = (Template(line) for line in lines if line[0] != "#")
+    filled = [line.substitute(values) for line in used]
+    return _HEADER + "".join(line for line in filled if line.partition("=")[2] != "\n")
 
 
 def unit_word(word: str) -> str:
     """Return a word of a unit's command line or assignment, quoted as systemd.syntax(7) says."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
-    kept = "".join(
-        c if c.isprintable() else "".join(f"\\x{b:02x}" for b in c.encode())
-        for c in escaped
-    )
-    return (
-        f'"{kept}"'
-        if not word or set(word) & set(" \t\"'\\;") or kept != escaped
-        else kept
-    )
+    written = "".join(map(_printable_character, escaped))
+    is_special = bool(set(word) & set(" \t\"'\\;"))
+    if not word or is_special or written != escaped:
+        return f'"{written}"'
+    return written
+
+
+def _printable_character(character: str) -> str:
+    if character.isprintable():
+        return character
+    return "".join(f"\\x{byte:02x}" for byte in character.encode())
 
 
 def unit_line(words: Sequence[str]) -> str:
     """Return a command line for ExecStart: in it a dollar sign begins a variable."""
-    first, *rest = words
-    return " ".join(
-        [unit_word(first), *(unit_word(each).replace("$", "$$") for each in rest)]
-    )
+    program, *arguments = map(unit_word, words)
+    return " ".join([program, *(word.replace("$", "$$") for word in arguments)])
