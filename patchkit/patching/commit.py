@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -58,45 +58,37 @@ def commit_plan(
     libraries: Mapping[str, Path] = NO_LIBRARIES,
 ) -> Applied:
     """Write the texts of a plan, with the ledger and the originals: all files or none."""
-    tree, verdicts = workspace.tree, tuple(map(mark_applied, plan.verdicts))
-    files = {
-        path: (digest(before), digest(after)) for path, (before, after) in texts.items()
-    }
+    tree = workspace.tree
+    verdicts = tuple(map(mark_applied, plan.verdicts))
     ledger = Ledger(
         patchkit=__version__,
         recipe=recipe.digest,
         project=tree.project,
         version=str(tree.version),
         request=LedgerRequest.of(plan.request),
-        files=files,
-        seen={
-            path: known
-            for path, known in sorted(tree.seen.items())
-            if path not in files
-        },
-        verdicts=tuple(
-            LedgerVerdict(it.fix.id, it.state, it.severity or "", it.reason, it.note)
-            for it in verdicts
-        ),
+        files={path: (digest(old), digest(new)) for path, (old, new) in texts.items()},
+        seen={path: sha for path, sha in tree.seen.items() if path not in texts},
+        verdicts=tuple(map(LedgerVerdict.of, verdicts)),
         proofs=proofs,
         date=today(),
     )
     written = commit_texts(workspace, texts, ledger, libraries)
-    ours = {
-        *texts,
-        *libraries,
-        *tree.pristine,
-    }  # the last: what goes back to upstream's text
-    named = tuple(
-        path for path in written if path in ours and not path.endswith("/RECORD")
+
+    # Pristine files are among the written ones if they go back to upstream's text.
+    sources = {*texts, *libraries, *tree.pristine}
+    named = [path for path in written if path in sources]
+    return Applied(
+        verdicts=verdicts,
+        proofs=proofs,
+        written=tuple(path for path in named if not path.endswith("/RECORD")),
     )
-    return Applied(verdicts=verdicts, proofs=proofs, written=named)
 
 
 def mark_applied(verdict: Verdict) -> Verdict:
     """Return a verdict as it is after the commit: what was to be applied is applied."""
-    applied = replace(verdict, state=State.APPLIED, reason=verdict.done)
-    return applied if verdict.state is State.APPLY else verdict
+    if verdict.state is State.APPLY:
+        return replace(verdict, state=State.APPLIED, reason=verdict.done)
+    return verdict
 
 
 def commit_texts(
@@ -107,117 +99,161 @@ def commit_texts(
 ) -> list[str]:
     """Write texts, ledger and originals, and remove what is not needed any more; return the paths.
 
-    Without a ledger everything becomes as upstream shipped it; also where it would name no file.
+    Without a ledger, or with one that would name no file, all becomes as upstream shipped it.
 
     ``libraries``: path → its new file, which becomes the tree's: it gets a second name there, and
-    the owner and mode of the old one. Those that an earlier run replaced stay, unless they are
+    the owner and mode of the old one. Libraries that an earlier run replaced stay, unless they are
     named; upstream's own file puts one back.
     """
-    tree, state, past = workspace.tree, workspace.state, workspace.ledger
-    before = _encode_texts(
-        {**tree.pristine, **{path: pair[0] for path, pair in texts.items()}}
-    )
-    after = {path: pair[1].encode() for path, pair in texts.items()}
-    # Files of an earlier plan that this one leaves alone go back to upstream's text.
-    wanted: dict[str, bytes | None] = {**before, **after}
-    home = state.relative_to(tree.root)
-    kept = {path: before[path] for path in texts if before[path] is not None}
+    tree = workspace.tree
+    past = workspace.ledger
     if past and ledger is None:
         libraries = {path: workspace.upstream_library(path) for path in past.libraries}
     replaced, changes = _swap_libraries(workspace, libraries)
-    ledger = (
-        replace(ledger, libraries=replaced) if ledger and (texts or replaced) else None
-    )
+    if ledger:
+        is_needed = texts or replaced
+        ledger = replace(ledger, libraries=replaced) if is_needed else None
+
+    read_texts = {path: before for path, (before, _after) in texts.items()}
+    upstream = _encode_texts({**tree.pristine, **read_texts})
+    patched = {path: after.encode() for path, (_before, after) in texts.items()}
+    # Files of an earlier plan that this one leaves alone go back to upstream's text.
+    targets: dict[str, bytes | None] = {**upstream, **patched}
+    originals = {
+        path: before.encode()
+        for path, before in read_texts.items()
+        if before is not None
+    }
+
     if tree.kind == "installed":
         record = record_path(tree)
-        listed = before.get(record) or _unpatched_record(workspace, record)
-        # Without a ledger nothing is patched any more: upstream's own lines come back.
-        wanted[record] = listed
-        if ledger is not None:
+        shipped = upstream.get(record) or _unpatched_record(workspace, record)
+        targets[record] = shipped
+        if ledger:
             # RECORD is patched like any other file, so a revert needs upstream's.
-            kept[record] = listed
-            # pip uninstalls what RECORD lists: patchkit's own files have to go with the package.
-            own = [str(original_path(home, path)) for path in (*kept, *replaced)]
-            rows = {path: (digest(data), len(data)) for path, data in after.items()}
-            for path, (_, now) in replaced.items():
-                rows[path] = (now, libraries.get(path, tree.root / path).stat().st_size)
-            text = rewrite_record(listed.decode(), rows, [str(ledger_path(home)), *own])
-            wanted[record] = text.encode()
-            pair = (digest(listed), digest(text))
+            originals[record] = shipped
+            rows = _rows_of(patched)
+            for path, (_upstream, sha256) in replaced.items():
+                library = libraries.get(path, tree.root / path)
+                rows[path] = (sha256, library.stat().st_size)
+            text = _patched_record(workspace, shipped, rows, [*originals, *replaced])
+            targets[record] = text
+            pair = (digest(shipped), digest(text))
             ledger = replace(ledger, files={**ledger.files, record: pair})
-    wanted[str(ledger_path(home))] = ledger.to_json() if ledger else None
-    # `git status` must not show patchkit's own folder, nor `git add` take it along.
-    if tree.kind == "git":
-        wanted[str(home / ".gitignore")] = b"*\n" if ledger else None
-    # Originals that an earlier plan kept, and this one does not need, are removed.
-    for path in {*(past.files if past else ()), *kept}:
-        wanted[str(original_path(home, path))] = kept.get(path)
-    places = {path: tree.root / path for path in wanted}
-    found = {
-        path: at.read_bytes() if at.is_file() else None for path, at in places.items()
-    }
+
+    targets |= _state_files(workspace, ledger, originals)
+    present = {path: _read_file(tree.root / path) for path in targets}
     # The commit refuses what is no longer as the plan read it, and what has appeared since.
-    found |= {path: before[path] for path in texts if path not in tree.pristine}
-    differing = (path for path in wanted if found[path] != wanted[path])
-    changes += [Change(path, digest(found[path]), wanted[path]) for path in differing]
+    present |= {path: upstream[path] for path in texts if path not in tree.pristine}
+    for path, data in targets.items():
+        if present[path] != data:
+            changes.append(Change(path, digest(present[path]), data))
+
+    home = workspace.home
     changes.sort(key=lambda change: (_change_turn(home, change), change.path))
-    journal_of(tree, state).commit(changes)
+    journal_of(tree, workspace.state).commit(changes)
     return [change.path for change in changes]
 
 
 def _swap_libraries(
     workspace: Workspace, libraries: Mapping[str, Path]
 ) -> tuple[dict[str, tuple[str, str]], list[Change]]:
-    """Return sha256 (upstream's, ours) of what is not upstream's any more, and how it comes there.
+    """Return sha256 (upstream's, ours) of replaced libraries, and the changes that replace them.
 
     Content moves by second names: no library is in memory, nor twice on the disk.
     """
-    root, home = workspace.tree.root, workspace.state.relative_to(workspace.tree.root)
-    known = workspace.ledger.libraries if workspace.ledger else {}
-    replaced, changes = {}, []
-    for path in sorted({*known, *libraries}):
-        place, kept, source = (
-            root / path,
-            original_path(home, path),
-            libraries.get(path),
-        )
+    root = workspace.tree.root
+    past = workspace.ledger.libraries if workspace.ledger else {}
+    replaced = {}
+    changes = []
+    for path in sorted({*past, *libraries}):
+        place = root / path
+        new = libraries.get(path)
         now = workspace.libraries.get(path) or sha256_of(place_of(root, path))
-        before = known[path][0] if path in known else now
-        after = sha256_of(source) if source else now
-        if after != before:
-            replaced[path] = (before, after)
-        if (path in known) != (path in replaced):
-            original = place if path in replaced else None
-            changes.append(Change(str(kept), file_digest(root / kept), original))
-        if source and after != now:
-            if path in replaced:
-                with translated(), source.open("rb") as stream:
+        upstream = past[path][0] if path in past else now
+        after = sha256_of(new) if new else now
+
+        is_replaced = after != upstream
+        if is_replaced:
+            replaced[path] = (upstream, after)
+        if is_replaced != (path in past):
+            original = original_path(workspace.home, path)
+            source = place if is_replaced else None
+            changes.append(Change(str(original), file_digest(root / original), source))
+
+        if new and after != now:
+            if is_replaced:
+                with translated(), new.open("rb") as stream:
                     give(stream.fileno(), place.stat(), place.parent)
-            changes.append(Change(path, now, source))
+            changes.append(Change(path, now, new))
     return replaced, changes
+
+
+def _state_files(
+    workspace: Workspace, ledger: Ledger | None, originals: Mapping[str, bytes]
+) -> dict[str, bytes | None]:
+    """Return the content of the state folder by path: None for a file that is not needed."""
+    home = workspace.home
+    files = {str(ledger_path(home)): ledger.to_json() if ledger else None}
+    # `git status` must not show the folder, nor `git add` take it along.
+    if workspace.tree.kind == "git":
+        files[str(home / ".gitignore")] = b"*\n" if ledger else None
+
+    past_files = workspace.ledger.files if workspace.ledger else {}
+    for path in {*past_files, *originals}:
+        files[str(original_path(home, path))] = originals.get(path)
+    return files
+
+
+def _read_file(place: Path) -> bytes | None:
+    return place.read_bytes() if place.is_file() else None
 
 
 def _change_turn(home: Path, change: Change) -> int:
     """Return when to change a file: none of upstream's ever lacks its original and its ledger."""
     if not Path(change.path).is_relative_to(home):
         return 2
-    early, late = (1, 3) if change.path == str(ledger_path(home)) else (0, 4)
-    return late if change.after is None else early
+    is_ledger = change.path == str(ledger_path(home))
+    if change.after is None:
+        return 3 if is_ledger else 4
+    return 1 if is_ledger else 0
+
+
+def _patched_record(
+    workspace: Workspace,
+    shipped: bytes,
+    rows: Mapping[str, tuple[str, int]],
+    originals: Iterable[str],
+) -> bytes:
+    """Return RECORD with the rows of patched files and of patchkit's own files.
+
+    pip uninstalls what RECORD lists: patchkit's files have to go with the package.
+    """
+    home = workspace.home
+    added = [ledger_path(home), *(original_path(home, path) for path in originals)]
+    return rewrite_record(shipped.decode(), rows, map(str, added)).encode()
 
 
 def _unpatched_record(workspace: Workspace, record: str) -> bytes:
     """Return RECORD of a package that was patched before it was installed, or not at all."""
-    data, ledger = workspace.tree.read_bytes(record), workspace.ledger
+    data = workspace.tree.read_bytes(record)
     text = decoded(data, str(workspace.tree.root / record))
+    ledger = workspace.ledger
     if ledger is None:
         return data
-    home = workspace.state.relative_to(workspace.tree.root)
-    own = [ledger_path(home), *(original_path(home, path) for path in ledger.files)]
+
+    home = workspace.home
     shipped = _encode_texts(workspace.tree.pristine)
-    back = {path: data for path, data in shipped.items() if data is not None}
-    created = [*map(str, own), *(shipped.keys() - back.keys())]
-    rows = {path: (digest(data), len(data)) for path, data in back.items()}
-    return rewrite_record(text, rows, dropped=created).encode()
+    back = {path: text for path, text in shipped.items() if text is not None}
+    created = [path for path in shipped if path not in back]
+    created.append(str(ledger_path(home)))
+    created += [str(original_path(home, path)) for path in ledger.files]
+    return rewrite_record(text, _rows_of(back), dropped=created).encode()
+
+
+def _rows_of(files: Mapping[str, bytes]) -> dict[str, tuple[str, int]]:
+    """Return sha256 and size of files, as rows of a RECORD have them."""
+    return {path: (digest(data), len(data)) for path, data in files.items()}
 
 
 def _encode_texts(texts: Mapping[str, str | None]) -> dict[str, bytes | None]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from patchkit.durable.journal import Change
 from patchkit.durable.lock import locked
 from patchkit.durable.paths import file_digest, is_file, place_of
 from patchkit.errors import PatchkitError, SourceError
-from patchkit.patching.ledger import journal_of, original_path, read_ledger
+from patchkit.patching.ledger import Ledger, journal_of, original_path, read_ledger
 from patchkit.reading import LARGEST_IN_TREE
 from patchkit.source.detect import state_folder
 from patchkit.source.tree import SourceTree
@@ -19,7 +20,7 @@ ASIDE = ".patchkit-aside"
 
 
 @dataclass(frozen=True, slots=True)
-class Rescued:
+class ForcedRevert:
     """Paths that were restored, and those whose content was moved to ``aside``.
 
     ``created`` is False if no ledger says which files patchkit had created: those stay.
@@ -33,71 +34,113 @@ class Rescued:
     aside: Path
 
 
-def revert_by_force(tree: SourceTree) -> Rescued:
+@dataclass(frozen=True, slots=True)
+class _WayBack:
+    """The changes of a forced revert, and what becomes of each path."""
+
+    changes: list[Change] = field(default_factory=list)
+    restored: list[str] = field(default_factory=list)
+    moved: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+
+def revert_by_force(tree: SourceTree) -> ForcedRevert:
     """Put back every original though ledger, journal or patched files are damaged or edited.
 
     Raises SourceError if there is nothing of patchkit's, StorageError for I/O.
     """
     state = state_folder(tree)
     with locked(tree.root):
-        number, aside = 1, tree.root / ASIDE
-        while aside.exists():
-            number += 1
-            aside = tree.root / f"{ASIDE}-{number}"
-        journal, moved = journal_of(tree, state), []
+        aside = _free_folder(tree.root)
+        journal = journal_of(tree, state)
+        way = _WayBack()
         try:
             journal.recover()
         except PatchkitError:
             # Moved, not removed: it may hold the only copy of a text.
             journal.discard(aside / "transaction")
-            moved.append("transaction")
-        if not state.is_dir() and not moved:
+            way.moved.append("transaction")
+        if not state.is_dir() and not way.moved:
             raise SourceError(f"{tree.root}: patchkit has changed nothing here")
-        ours, known = _known_files(state, tree.project)
-        changes, restored, lost = [], [], []
-        for path, (wanted, left) in ours.items():
-            original = original_path(state, path)
-            kept = file_digest(original) if is_file(original) else ""
-            # A damaged original must not overwrite the file, which may be the better copy.
-            if kept != wanted:
-                lost.append(path)
-                if kept:
-                    changes.append(
-                        Change(f"{aside.name}/originals/{path}", "", original)
-                    )
-                continue
-            found = file_digest(place_of(tree.root, path))
-            # Neither upstream's text nor patchkit's: edits of the user's, which must not be lost.
-            if found not in (wanted, left) and found:
-                moved.append(path)
-                # By its name, so that it keeps its mode.
-                changes.append(Change(f"{aside.name}/{path}", "", tree.root / path))
-            if found != wanted:
-                changes.append(
-                    Change(path, found, _content(original) if kept else None)
-                )
-            restored.append(path)
+
+        ledger = _ledger_if_sound(state, tree.project)
+        pairs = _kept_originals(state)
+        if ledger is not None:
+            pairs = {**ledger.files, **ledger.libraries}
+        for path, pair in pairs.items():
+            _add_file(way, tree.root, state, aside, path, pair)
         for file in filter(is_file, sorted(state.rglob("*"))):
             path = file.relative_to(tree.root).as_posix()
-            changes.append(Change(path, file_digest(file), None))
-        journal.commit(changes)
-        return Rescued(tuple(restored), tuple(moved), tuple(lost), known, aside)
+            way.changes.append(Change(path, file_digest(file), None))
+
+        journal.commit(way.changes)
+        return ForcedRevert(
+            restored=tuple(way.restored),
+            moved=tuple(way.moved),
+            lost=tuple(way.lost),
+            created=ledger is not None,
+            aside=aside,
+        )
 
 
-def _known_files(state: Path, project: str) -> tuple[dict[str, tuple[str, str]], bool]:
-    """Return path → sha256 (of the original, as patchkit left it), and whether a ledger says so."""
-    try:
-        ledger = read_ledger(state, project)
-    except PatchkitError:
-        ledger = None
-    if ledger is not None:
-        return {**ledger.files, **ledger.libraries}, True
+def _add_file(
+    way: _WayBack,
+    root: Path,
+    state: Path,
+    aside: Path,
+    path: str,
+    pair: tuple[str, str],
+) -> None:
+    """Add what brings a file back; ``pair`` is sha256 (of the original, as patchkit left it)."""
+    upstream, patched = pair
+    original = original_path(state, path)
+    kept = file_digest(original) if is_file(original) else ""
+    # A damaged original must not overwrite the file, which may be the better copy.
+    if kept != upstream:
+        way.lost.append(path)
+        if kept:
+            way.changes.append(Change(f"{aside.name}/originals/{path}", "", original))
+        return
+
+    now = file_digest(place_of(root, path))
+    # Neither upstream's text nor patchkit's: edits of the user, which must not be lost.
+    if now not in ("", upstream, patched):
+        way.moved.append(path)
+        # By its name, so that it keeps its mode.
+        way.changes.append(Change(f"{aside.name}/{path}", "", root / path))
+    if now != upstream:
+        content = _content(original) if kept else None
+        way.changes.append(Change(path, now, content))
+    way.restored.append(path)
+
+
+def _free_folder(root: Path) -> Path:
+    """Return a folder for what is in the way, which does not exist yet."""
+    aside = root / ASIDE
+    number = 1
+    while aside.exists():
+        number += 1
+        aside = root / f"{ASIDE}-{number}"
+    return aside
+
+
+def _ledger_if_sound(state: Path, project: str) -> Ledger | None:
+    with contextlib.suppress(PatchkitError):
+        return read_ledger(state, project)
+    return None
+
+
+def _kept_originals(state: Path) -> dict[str, tuple[str, str]]:
+    """Return path → (sha256 of the original, "") of every original.
+
+    Without a ledger it is not known what patchkit wrote: the present files go aside.
+    """
     home = original_path(state, "")
-    files = filter(is_file, sorted(home.rglob("*")))
-    # Without a ledger it is not known what patchkit wrote: the present files go aside.
     return {
-        file.relative_to(home).as_posix(): (file_digest(file), "") for file in files
-    }, False
+        file.relative_to(home).as_posix(): (file_digest(file), "")
+        for file in sorted(home.rglob("*"))
+        if is_file(file)
+    }
 
 
 def _content(place: Path) -> bytes | Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime
@@ -23,7 +24,7 @@ from patchkit.errors import (
     SourceError,
     UsageError,
 )
-from patchkit.patching.fix import Id, Patch, Request, Severity, State
+from patchkit.patching.fix import Id, Patch, Request, Severity, State, Verdict
 from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_bytes, read_text
 from patchkit.records import RecordError, Sha256, Utf8, matching, one_of, read_json
@@ -57,19 +58,20 @@ class LedgerRequest:
 
     @classmethod
     def of(cls, request: Request) -> LedgerRequest:
-        named = (request.only, request.skip, request.also)
-        only, skip, also = (tuple(sorted(ids)) for ids in named)
-        device = {"target": request.target.name, "arch": request.arch}
-        return cls(**device, only=only, skip=skip, also=also, patches=request.patches)
+        return cls(
+            target=request.target.name,
+            arch=request.arch,
+            only=tuple(sorted(request.only)),
+            skip=tuple(sorted(request.skip)),
+            also=tuple(sorted(request.also)),
+            patches=request.patches,
+        )
 
     def fields(self) -> dict[str, object]:
-        """Return it as JSON has it."""
-        lists = {
-            "only": list(self.only),
-            "skip": list(self.skip),
-            "also": list(self.also),
-        }
-        return {"target": self.target, "arch": self.arch, **lists}
+        """Return the request as JSON has it, without the texts of patches."""
+        fields = asdict(self)
+        del fields["patches"]
+        return fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,16 @@ class LedgerVerdict:
     severity: Severity | Literal[""]
     reason: Utf8
     note: Utf8
+
+    @classmethod
+    def of(cls, verdict: Verdict) -> LedgerVerdict:
+        return cls(
+            id=verdict.fix.id,
+            state=verdict.state,
+            severity=verdict.severity or "",
+            reason=verdict.reason,
+            note=verdict.note,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,14 +127,14 @@ class Ledger:
 
     def to_json(self) -> bytes:
         """Return JSON: the same patch on the same release and day gives the same bytes."""
-        new = ("date", "libraries")  # which a ledger without them leaves out, as before
-        fields = {
-            name: value
-            for name, value in asdict(self).items()
-            if value or name not in new
-        }
+        fields = asdict(self)
+        # Ledgers of former versions have none of these.
+        for name in ("date", "libraries"):
+            if not fields[name]:
+                del fields[name]
         if not self.request.patches:
             del fields["request"]["patches"]
+
         # Sorted, since dicts keep the order in which files were looked at.
         return (json.dumps(fields, indent=1, sort_keys=True) + "\n").encode()
 
@@ -132,15 +144,14 @@ def today() -> str:
 
     Raises UsageError if it is not a number of seconds.
     """
-    epoch = os.environ.get("SOURCE_DATE_EPOCH")
+    epoch = os.environ.get("SOURCE_DATE_EPOCH") or time.time()
     try:
-        moment = datetime.fromtimestamp(int(epoch), UTC) if epoch else datetime.now(UTC)
+        return datetime.fromtimestamp(int(epoch), UTC).date().isoformat()
     except (ValueError, OverflowError, OSError):
         raise UsageError(
             f"SOURCE_DATE_EPOCH is {epoch!r}, which is no number of seconds since 1970",
             hint="unset SOURCE_DATE_EPOCH",
         ) from None
-    return moment.date().isoformat()
 
 
 def journal_of(tree: SourceTree, state: Path) -> Journal:
@@ -179,14 +190,14 @@ def read_ledger(state: Path, project: str = "vllm") -> Ledger | None:
     # lexists: a dangling link is no missing ledger, but one that cannot be believed.
     if not os.path.lexists(place):
         return None
+
     try:
         return read_json(Ledger, read_text(place, limit=LARGEST_IN_TREE, follow=False))
     except (UsageError, SourceError) as error:
-        raise unusable(state, project, error.what.removeprefix(f"{place}: ")) from None
+        problem = error.what.removeprefix(f"{place}: ")
     except RecordError as error:
-        raise unusable(
-            state, project, f"not a ledger of this patchkit: {error}"
-        ) from None
+        problem = f"not a ledger of this patchkit: {error}"
+    raise unusable(state, project, problem)
 
 
 def unusable(state: Path, project: str, what: str) -> DriftError:
@@ -204,9 +215,10 @@ def originals(state: Path, ledger: Ledger) -> dict[str, bytes | None]:
     for path, (before, _after) in ledger.files.items():
         place = original_path(state, path)
         data = None
-        # No file of sound size: that is not the original either.
+        # What is no file of sound size is not the original either.
         with contextlib.suppress(UsageError, SourceError):
             data = read_bytes(place, limit=LARGEST_IN_TREE, follow=False)
+
         if digest(data) != before:
             raise damaged_original(place, path)
         texts[path] = data

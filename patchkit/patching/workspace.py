@@ -45,6 +45,11 @@ class Workspace:
     ledger: Ledger | None
     libraries: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def home(self) -> Path:
+        """The folder of ledger and originals, relative to the tree."""
+        return self.state.relative_to(self.tree.root)
+
     def make_folder(self) -> Path:
         """Make a folder for new libraries on the disk of the tree; the end of the run clears it.
 
@@ -62,15 +67,13 @@ class Workspace:
         """
         if self.ledger is None or path not in self.ledger.libraries:
             place = place_of(self.tree.root, path)
-            self.libraries.setdefault(
-                path, sha256_of(place)
-            )  # before somebody reads it
+            # Before somebody reads it.
+            self.libraries.setdefault(path, sha256_of(place))
             return place
+
         original = original_path(self.state, path)
-        if (
-            not is_file(original)
-            or sha256_of(original) != self.ledger.libraries[path][0]
-        ):
+        sha256, _ours = self.ledger.libraries[path]
+        if not is_file(original) or sha256_of(original) != sha256:
             raise damaged_original(original, path)
         return original
 
@@ -112,24 +115,41 @@ def read_workspace(tree: SourceTree, *, writing: bool = False) -> Workspace:
     ledger = read_ledger(state, tree.project)
     if ledger is None:
         return Workspace(tree=tree, state=state, ledger=None)
-    pairs = {**ledger.files, **ledger.libraries}
-    now = {path: digest_now(tree, path) for path in pairs}
-    if edited := [path for path, pair in pairs.items() if now[path] not in pair]:
-        why = "the ledger knows another content, and your edits must not be lost"
-        hint = f"take your edits out, then run again; upstream's files are in {state / 'originals'}"
-        if ledger.version != str(tree.version):
-            why = f"the tree was {ledger.version} when it was patched, and is {tree.version} now"
-            hint = f"remove {state} if nothing of it is left; else revert {ledger.version} first"
-        wrote = "it" if len(edited) == 1 else "them"
-        what = f"{', '.join(edited)}: edited since patchkit wrote {wrote}; nothing was changed"
-        raise DriftError(what, why=why, hint=hint)
-    pristine = {
-        path: None if data is None else decoded(data, str(original_path(state, path)))
-        for path, data in originals(state, ledger).items()
-    }
-    tree = replace(tree, pristine=pristine)
-    libraries = {path: now[path] for path in ledger.libraries}
-    return Workspace(tree=tree, state=state, ledger=ledger, libraries=libraries)
+
+    digests = _check_unedited(tree, state, ledger)
+    pristine: dict[str, str | None] = dict.fromkeys(ledger.files)
+    for path, data in originals(state, ledger).items():
+        if data is not None:
+            pristine[path] = decoded(data, str(original_path(state, path)))
+    return Workspace(
+        tree=replace(tree, pristine=pristine),
+        state=state,
+        ledger=ledger,
+        libraries={path: digests[path] for path in ledger.libraries},
+    )
+
+
+def _check_unedited(tree: SourceTree, state: Path, ledger: Ledger) -> dict[str, str]:
+    """Return the digest of every patched file. Raises DriftError if one was edited since."""
+    digests = {}
+    edited = []
+    for path, pair in [*ledger.files.items(), *ledger.libraries.items()]:
+        digests[path] = digest_now(tree, path)
+        if digests[path] not in pair:
+            edited.append(path)
+    if not edited:
+        return digests
+
+    why = "the ledger knows another content, and your edits must not be lost"
+    hint = f"take your edits out, then run again; upstream's files are in {state / 'originals'}"
+    if ledger.version != str(tree.version):
+        why = f"the tree was {ledger.version} when it was patched, and is {tree.version} now"
+        hint = f"remove {state} if nothing of it is left; else revert {ledger.version} first"
+    wrote = "it" if len(edited) == 1 else "them"
+    what = (
+        f"{', '.join(edited)}: edited since patchkit wrote {wrote}; nothing was changed"
+    )
+    raise DriftError(what, why=why, hint=hint)
 
 
 def known_verdicts(
@@ -139,34 +159,38 @@ def known_verdicts(
 
     Raises DriftError unless they are about the recipe's fixes.
     """
-    ledger, tree = workspace.ledger, workspace.tree
-    if ledger is None:
+    ledger = workspace.ledger
+    if ledger is None or not _is_current(ledger, workspace.tree, recipe, request):
         return None
-    # Another engine or another fact may decide otherwise about the same files.
-    wrote = (ledger.patchkit, ledger.recipe, ledger.version, ledger.request)
-    if wrote != (
-        __version__,
-        recipe.digest,
-        str(tree.version),
-        LedgerRequest.of(request),
-    ):
-        return None
-    expected = {path: after for path, (_before, after) in ledger.files.items()} | {
-        **ledger.seen
-    }
-    if any(digest_now(tree, path) != known for path, known in expected.items()):
-        return None
+
     fixes = {fix.id: fix for fix in fixes_for(recipe.fixes, request)}
     if {entry.id for entry in ledger.verdicts} != set(fixes):
         what = "its verdicts are not about the fixes of the recipe that it names"
         raise unusable(workspace.state, recipe.project, what)
     return tuple(
         Verdict(
-            fixes[it.id],
-            it.state,
-            it.reason,
-            severity=it.severity or None,
-            note=it.note,
+            fixes[entry.id],
+            entry.state,
+            entry.reason,
+            severity=entry.severity or None,
+            note=entry.note,
         )
-        for it in ledger.verdicts
+        for entry in ledger.verdicts
+    )
+
+
+def _is_current(
+    ledger: Ledger, tree: SourceTree, recipe: Recipe, request: Request
+) -> bool:
+    """Return whether engine, facts and files are those about which a ledger was written."""
+    # Another engine or another fact may decide otherwise about the same files.
+    basis = (ledger.patchkit, ledger.recipe, ledger.version, ledger.request)
+    version = str(tree.version)
+    if basis != (__version__, recipe.digest, version, LedgerRequest.of(request)):
+        return False
+
+    patched = {path: after for path, (_before, after) in ledger.files.items()}
+    return all(
+        digest_now(tree, path) == sha256
+        for path, sha256 in {**patched, **ledger.seen}.items()
     )
