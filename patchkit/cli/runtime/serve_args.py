@@ -25,11 +25,11 @@ from patchkit.runtime.rules.presets import Preset, load_presets
 from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.serve.args import ServeCommand, serve_args
 from patchkit.runtime.serve.checkpoint import find_checkpoint
-from patchkit.runtime.serve.facts import drafter_of
 from patchkit.runtime.serve.listen import CHOICES as LISTEN
 from patchkit.runtime.serve.listen import listen_address, models_url
-from patchkit.runtime.serve.model import memory_pool, preset_of, weights_gib
+from patchkit.runtime.serve.model import choose_preset, memory_pool, weights_gib
 from patchkit.runtime.serve.request import ServeRequest
+from patchkit.runtime.serve.rule_facts import find_drafter
 
 _HEADS = (
     "model",
@@ -175,7 +175,7 @@ def serve_command(
         model = preset.id
         request = replace(request, model="", preset=preset)
     else:
-        preset = preset_of(model, options.get("preset"), os.environ)
+        preset = choose_preset(model, options.get("preset"), os.environ)
         request = replace(request, model=preset.id if preset else "")
 
     # The line may be for another machine, so this one need not have the address.
@@ -237,7 +237,7 @@ def _served_name(model: str, preset: Preset | None) -> str:
 
 def _drafter_gib(serving: ServeRequest) -> float | None:
     """Return the size of the model that drafts tokens; None without one."""
-    settings = json.loads(drafter_of(serving)[0] or "{}")
+    settings = json.loads(find_drafter(serving).setting or "{}")
     drafter = str(settings.get("model", ""))
     return weights_gib(drafter, os.environ) if drafter else None
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from patchkit.errors import DriftError, UsageError
-from patchkit.finding import SINGLE_REPORT
-from patchkit.quoting import quoted
 from patchkit.records import read_json
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.broken import Broken
@@ -29,24 +27,24 @@ from patchkit.runtime.rules.presets import (
     load_presets,
     same_value,
 )
-from patchkit.runtime.rules.releases import within
-from patchkit.runtime.rules.rule import Advice, select_entries
-from patchkit.runtime.rules.secret_texts import find_code_risk
+from patchkit.runtime.rules.rule import Advice, RuleChoice, select_entries
+from patchkit.runtime.serve.command_notes import flag_notes, model_notes
 from patchkit.runtime.serve.context import context_notes
-from patchkit.runtime.serve.facts import fill_rules
-from patchkit.runtime.serve.listen import listening
+from patchkit.runtime.serve.listen import listen_notes
 from patchkit.runtime.serve.model import SPARK
 from patchkit.runtime.serve.request import (
     ServeRequest,
     check_request,
     check_size,
-    fit_of,
+    measure_fit,
     release_faults,
 )
-from patchkit.runtime.serve.roofline import fastest_stream
+from patchkit.runtime.serve.roofline import speed_notes
+from patchkit.runtime.serve.rule_facts import fill_rules
 from patchkit.target import DEFAULT_TARGET
 
 SHARE = "--gpu-memory-utilization"
+_FROM_PRESET = ("preset", "drafter")  # origins of flags that a release may lack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +85,7 @@ class ServeCommand:
         flags = {flag.flag: flag.value for flag in self.flags}
         return (
             *filter(None, [self.request.memory.note]),
-            *fastest_stream(self.request, flags),
+            *speed_notes(self.request, flags),
         )
 
 
@@ -99,60 +97,64 @@ def serve_args(
     faults = release_faults(request)
 
     situation = request.node.situation
-    active = _active_rules(request, rules)
-    on, off = request.choice.divide(active)
+    active, idle = request.choice.divide(_fitting_rules(request, rules))
     left_out = select_entries(rules.leave_out, situation)
 
-    refused: dict[str, str] = {}
-    chosen = _choose_flags(on, request, rules, refused)
+    refused = _limited_flags(request, rules)
+    chosen = _choose_flags(active, request, rules, refused)
     refused |= _refused_flags(chosen, left_out, request.node, home)
     kept = [flag for flag in _in_order(chosen, rules) if flag.flag not in refused]
     values = {flag.flag: flag.value for flag in kept}
 
     # Not before the flags are chosen: a rule, the preset or the user may set the share.
     share = float(values.get(SHARE, rules.memory.share))
-    fit = fit_of(request, share, drafts=DRAFTING in values)
+    fit = measure_fit(request, share, drafts=DRAFTING in values)
     if fit:
         check_size(request, share, fit)
 
-    unwanted = {
-        it.flag: f"--without {it.id}" for it in off if it.id in request.choice.unwanted
-    }
-    unlike = tuple(_unlike_recipe(request.node.preset, values, {**unwanted, **refused}))
+    reasons = {**_unwanted_flags(idle, request.choice), **refused}
+    unlike = list(_unlike_recipe(request.node.preset, values, reasons))
     one_holds = "yes" if fit and fit.fitting_nodes == 1 else "no"
-    general_advice = select_entries(rules.advice, {**situation, "one_holds": one_holds})
+    advice = [_fault_advice(fault, request) for fault in faults]
+    advice += select_entries(rules.advice, {**situation, "one_holds": one_holds})
 
     return ServeCommand(
         request=request,
         flags=tuple(kept),
         left_out=(*(_flag_of_rule(rule, rule.values) for rule in left_out), *unlike),
-        off=off,
-        advice=(*(_fault_advice(row, request) for row in faults), *general_advice),
+        off=idle,
+        advice=tuple(advice),
         notes=(
-            *listening(request),
-            *_model_notes(request),
+            *listen_notes(request),
+            *model_notes(request),
             *context_notes(request, values, fit),
-            *fastest_stream(request, values),
-            *_notes_on_flags(kept, refused, unlike),
+            *speed_notes(request, values),
+            *_refusal_notes(refused, unlike),
+            *flag_notes(values),
         ),
     )
 
 
-def _active_rules(request: ServeRequest, rules: FlagRules) -> tuple[FlagRule, ...]:
+def _fitting_rules(request: ServeRequest, rules: FlagRules) -> tuple[FlagRule, ...]:
     """Return the rules that hold here. Raises UsageError for one that is wanted and does not."""
     request.choice.check(rules.rules, "`patchkit serve-args … --explain` lists them")
-    active = tuple(
-        fill_rules(select_entries(rules.rules, request.node.situation), request)
-    )
-    idle = sorted(request.choice.wanted - {rule.id for rule in active})
-    if idle:
+    candidates = select_entries(rules.rules, request.node.situation)
+    fitting = tuple(fill_rules(candidates, request))
+    without_effect = sorted(request.choice.wanted - {rule.id for rule in fitting})
+    if without_effect:
         raise UsageError(
-            f"--with {idle[0]} would change nothing here",
+            f"--with {without_effect[0]} would change nothing here",
             why="its condition does not hold for this release, model and place, or it is about "
             "what a checkpoint says that is not here",
             hint="`--explain` lists the rules that can be turned on",
         )
-    return active
+    return fitting
+
+
+def _unwanted_flags(idle: Sequence[FlagRule], choice: RuleChoice) -> dict[str, str]:
+    """Return flag → the option by which the user turned its rule off."""
+    unwanted = [rule for rule in idle if rule.id in choice.unwanted]
+    return {rule.flag: f"--without {rule.id}" for rule in unwanted}
 
 
 def _refused_flags(
@@ -164,22 +166,26 @@ def _refused_flags(
     """Return flag → why it is not passed on: a rule against it, or the release lacks it."""
     refused = {}
     for name, flag in chosen.items():
-        rules = (
-            rule for rule in left_out if rule.flag == name and rule.matches(flag.value)
-        )
-        against = next(rules, None)
-        why = against.reason if against else _check_known(flag, node, home)
-        if why:
-            refused[name] = why
+        reason = _reason_against(flag, left_out) or _check_known(flag, node, home)
+        if reason:
+            refused[name] = reason
     return refused
+
+
+def _reason_against(flag: ServeFlag, left_out: Sequence[LeaveOut]) -> str:
+    for rule in left_out:
+        if rule.flag == flag.flag and rule.matches(flag.value):
+            return rule.reason
+    return ""
 
 
 def _in_order(chosen: Mapping[str, ServeFlag], rules: FlagRules) -> Iterator[ServeFlag]:
     """Yield the flags in the order of the data, so that two releases' lines can be compared."""
-    order = dict.fromkeys(
-        [*(rule.flag for rule in rules.rules), *rules.preset, *chosen]
-    )
-    yield from (chosen[name] for name in order if name in chosen)
+    rule_flags = (rule.flag for rule in rules.rules)
+    order = dict.fromkeys((*rule_flags, *rules.preset, *chosen))
+    for name in order:
+        if name in chosen:
+            yield chosen[name]
 
 
 def _fault_advice(fault: Broken, request: ServeRequest) -> Advice:
@@ -195,50 +201,79 @@ def _fault_advice(fault: Broken, request: ServeRequest) -> Advice:
     )
 
 
+def _limited_flags(request: ServeRequest, rules: FlagRules) -> dict[str, str]:
+    """Return ``FLAG VALUE`` → why a value of the preset is larger than a flag should have."""
+    preset = request.node.preset
+    if preset is None:
+        return {}
+    situation = request.node.situation
+    if request.memory.whose == SPARK:
+        situation = {**situation, "target": DEFAULT_TARGET}
+
+    reasons = {}
+    for limit in select_entries(rules.limits, situation):
+        value = preset.flags.get(limit.flag, False)
+        if value is False or limit.unless in preset.flags:
+            continue
+        if float(value) > limit.most:
+            reasons[f"{limit.flag} {value}"] = f"{limit.reason} Take {limit.instead}"
+    return reasons
+
+
 def _choose_flags(
-    on: Sequence[FlagRule],
+    active: Sequence[FlagRule],
     request: ServeRequest,
     rules: FlagRules,
-    refused: dict[str, str],
+    refused: Mapping[str, str],
 ) -> dict[str, ServeFlag]:
     """Return first the rules, then the preset, then what the user asks for: the last one counts.
 
-    ``refused`` gets what the preset asks for and a limit forbids.
+    ``refused`` has the ``FLAG VALUE`` of the preset that a limit forbids.
     """
-    preset, situation = request.node.preset, request.node.situation
-    chosen = {rule.flag: _flag_of_rule(rule, rule.value) for rule in on if rule.default}
-    if request.memory.whose == SPARK:
-        situation = {**situation, "target": DEFAULT_TARGET}
-    limits = {limit.flag: limit for limit in select_entries(rules.limits, situation)}
-    if preset:
-        for name, value in preset.flags.items():
-            limit = limits.get(name)
-            if value is False:
-                # It takes a flag away from rules; --with, the user's own word, still sets it.
-                chosen.pop(name, None)
-            elif (
-                limit and limit.unless not in preset.flags and float(value) > limit.most
-            ):
-                refused[f"{name} {value}"] = f"{limit.reason} Take {limit.instead}"
-            elif name != DRAFTING:
-                reason = f"{rules.preset.get(name, '')} As {preset.name} is served."
-                chosen[name] = _flag(preset, name, value, reason.strip(), "preset")
+    default_rules = [rule for rule in active if rule.default]
+    chosen = {rule.flag: _flag_of_rule(rule, rule.value) for rule in default_rules}
+    if preset := request.node.preset:
+        _add_preset_flags(preset, chosen, refused, rules)
     if not request.memory.shared:
         # That of a Spark leaves the CPU its part; a GPU's own memory is vLLM's to divide.
         chosen.pop(SHARE, None)
-    wanted = request.choice.wanted
-    chosen |= {
-        rule.flag: _flag_of_rule(rule, rule.value) for rule in on if rule.id in wanted
-    }
-    # FLAG.KEY joins the JSON of FLAG, in whose place vLLM would take it.
-    for name in [name for name in chosen if "." in name]:
-        part, (whole, _, key) = chosen.pop(name), name.partition(".")
-        if whole in chosen:
-            reason = f"{chosen[whole].reason} {part.reason}"
-            values = {**json.loads(chosen[whole].value), key: part.value}
-            text = json.dumps(values, separators=(",", ":"))
-            chosen[whole] = replace(chosen[whole], value=text, reason=reason)
-    return chosen
+    for rule in active:
+        if rule.id in request.choice.wanted:
+            chosen[rule.flag] = _flag_of_rule(rule, rule.value)
+    return _join_parts(chosen)
+
+
+def _add_preset_flags(
+    preset: Preset,
+    chosen: dict[str, ServeFlag],
+    refused: Mapping[str, str],
+    rules: FlagRules,
+) -> None:
+    """Add the preset's flags to those of the rules, or take them away."""
+    for name, value in preset.flags.items():
+        if value is False:
+            # It takes a flag away from rules; --with, the user's own word, still sets it.
+            chosen.pop(name, None)
+        elif name != DRAFTING and f"{name} {value}" not in refused:
+            reason = f"{rules.preset.get(name, '')} As {preset.name} is served.".strip()
+            chosen[name] = _flag(preset, name, value, reason, "preset")
+
+
+def _join_parts(chosen: Mapping[str, ServeFlag]) -> dict[str, ServeFlag]:
+    """Join FLAG.KEY to the JSON of FLAG, in whose place vLLM would take it."""
+    joined = {name: flag for name, flag in chosen.items() if "." not in name}
+    for name, part in chosen.items():
+        whole_name, dot, key = name.partition(".")
+        if not dot or whole_name not in joined:
+            continue
+        whole = joined[whole_name]
+        values = {**json.loads(whole.value), key: part.value}
+        joined[whole_name] = replace(
+            whole,
+            value=json.dumps(values, separators=(",", ":")),
+            reason=f"{whole.reason} {part.reason}",
+        )
+    return joined
 
 
 def _flag_of_rule(rule: FlagRule | LeaveOut, value: str) -> ServeFlag:
@@ -252,133 +287,85 @@ def _flag(
     reason: str,
     origin: str,
 ) -> ServeFlag:
-    word = "" if value is True else str(value)
-    grounds = {"source": by.source, "evidence": by.evidence}
-    return ServeFlag(flag=flag, value=word, reason=reason, origin=origin, **grounds)
+    return ServeFlag(
+        flag=flag,
+        value="" if value is True else str(value),
+        reason=reason,
+        origin=origin,
+        source=by.source,
+        evidence=by.evidence,
+    )
 
 
 def _check_known(flag: ServeFlag, node: Node, home: Path | None) -> str:
     """Return what the release lacks of a preset's flag, "" for nothing. Raises DriftError."""
-    choices, values, trouble = load_choices(), [(flag.flag, flag.value)], ""
+    trouble = _find_lack(flag, node.vllm, home)
+    if not trouble:
+        return ""
+    build = node.preset.build if node.preset else ""
+    if build:
+        raise DriftError(
+            f"{trouble} ({flag.origin})",
+            why=f"the preset is for {build}",
+            hint="name the Python that has that build with --python; "
+            "or flags that fit any model: --preset none",
+        )
+    if flag.origin not in _FROM_PRESET:
+        raise DriftError(
+            f"{trouble} ({flag.origin})",
+            why="the rules know another vLLM than this one",
+            hint="leave the rule out with --without ID, or --preset none; and report it",
+        )
+    return trouble
+
+
+def _find_lack(flag: ServeFlag, vllm: str, home: Path | None) -> str:
+    """Return that a release has no such flag or does not take its value, "" if it does."""
+    if not has_flag(flag.flag, vllm, home):
+        return f"vLLM {vllm} has no {flag.flag}"
+    for name, value in _values_of(flag):
+        choices = load_choices().get(name)
+        if choices and not choices.allowed_by(vllm).allows(value):
+            return f"vLLM {vllm} does not take {flag.flag} {value}"
+    return ""
+
+
+def _values_of(flag: ServeFlag) -> Iterator[tuple[str, str]]:
+    """Yield the values of a flag by the names under which their choices are known."""
+    yield flag.flag, flag.value
     if flag.flag == DRAFTING:
         for key, value in read_json(dict[str, Any], flag.value).items():
             # What drafts may have kernels of its own.
-            values += [
-                (f"{DRAFTING}.{key}", str(value)),
-                (f"--{key.replace('_', '-')}", str(value)),
-            ]
-    if not has_flag(flag.flag, node.vllm, home):
-        trouble = f"vLLM {node.vllm} has no {flag.flag}"
-    for name, value in values:
-        if name in choices and not choices[name].allowed_by(node.vllm).allows(value):
-            trouble = trouble or f"vLLM {node.vllm} does not take {flag.flag} {value}"
-    build = node.preset.build if node.preset else ""
-    if not trouble or (flag.origin in ("preset", "drafter") and not build):
-        return trouble
-    raise DriftError(
-        f"{trouble} ({flag.origin})",
-        why=f"the preset is for {build}"
-        if build
-        else "the rules know another vLLM than this one",
-        hint="name the Python that has that build with --python; "
-        "or flags that fit any model: --preset none"
-        if build
-        else "leave the rule out with --without ID, or --preset none; and report it",
-    )
+            yield f"{DRAFTING}.{key}", str(value)
+            yield f"--{key.replace('_', '-')}", str(value)
 
 
 def _unlike_recipe(
     preset: Preset | None, values: Mapping[str, str], refused: Mapping[str, str]
 ) -> Iterator[ServeFlag]:
     """Yield what upstream's recipe has for a GB10 and the command has not, each with the reason."""
-    recipe = find_recipe(preset.id) if preset in load_presets() else None
-    for name, value in recipe.settings.items() if preset and recipe else ():
-        if preset and not same_value({**values, **preset.variables}.get(name), value):
-            why = refused.get(name) or refused.get(f"{name} {value}", "")
-            yield _flag(
-                preset, name, value, preset.reason(name, value) or why, "recipe"
-            )
-
-
-def _notes_on_flags(
-    kept: Sequence[ServeFlag], refused: Mapping[str, str], unlike: Sequence[ServeFlag]
-) -> Iterator[str]:
-    """Yield what is left out, what is not as in upstream's recipe, and what some flags mean."""
-    yield from (f"{what} is left out: {why}" for what, why in refused.items())
-    common = load_flag_rules().recipe.values()
-    if told := [each.flag for each in unlike if each.reason not in common]:
-        yield f"not as upstream's recipe for a GB10: {', '.join(told)}; --explain says why"
-    values = {flag.flag: flag.value for flag in kept}
-    yield from (f"{name}: {why}" for name in values if (why := find_code_risk(name)))
-    drafting = read_json(dict[str, Any], values.get(DRAFTING, "{}"))
-    if drafting:
-        by = f" with the checkpoint {drafting['model']}" if "model" in drafting else ""
-        yield f"it drafts{by}: faster, for code above all; --without drafter leaves it out"
-    given = (values.get(f"--max-num-{what}", "") for what in ("seqs", "batched-tokens"))
-    sequences, tokens = (int(text) if text.isdigit() else 0 for text in given)
-    depth = drafting.get("num_speculative_tokens")
-    depth = depth if isinstance(depth, int) else 0
-    # As vLLM's config/vllm.py has it.
-    if (
-        drafting.get("method") in ("dflash", "dspark")
-        and 0 < tokens < depth * sequences
-    ):
-        each = f"each drafts {depth} tokens, and --max-num-batched-tokens is {tokens}"
-        yield f"{tokens // depth} of {sequences} sequences are computed at once: {each}"
-
-
-def _model_notes(request: ServeRequest) -> Iterator[str]:
-    """Yield notes on the memory and the model."""
-    preset = request.node.preset
-    yield from _weight_notes(request)
-    if preset:
-        yield from _preset_notes(preset, request.node.vllm)
-        if request.weights and request.memory.gib:
-            yield from _fewer_nodes_note(request.node.nodes, preset)
+    if preset is None or preset not in load_presets():
         return
-
-    recipe = find_recipe(request.model)
-    oldest = recipe.min_vllm if recipe else ""
-    if recipe and oldest[:1].isdigit() and not within(request.node.vllm, f">={oldest}"):
-        yield f"upstream's recipe of {recipe.id} takes vLLM {oldest} or newer"
-
-
-def _weight_notes(request: ServeRequest) -> Iterator[str]:
-    """Yield who says how large the model is, and what it was weighed against."""
-    weights = request.weights
-    if request.node.preset is None and request.folder_gib is None:
-        more = "" if weights else ", and whether it fits was not checked"
-        yield f"{request.model} has no preset: these flags fit any model{more}"
-    elif weights is None:
-        yield "whether it fits was not checked: nobody names the size of its weights"
-
-    if weights and weights.from_name:
-        yield f"at least {weights.gib:.0f} GiB of weights, by {weights.source}"
-    if weights and request.memory.note:
-        yield request.memory.note
+    recipe = find_recipe(preset.id)
+    if recipe is None:
+        return
+    settings = {**values, **preset.variables}
+    for name, value in recipe.settings.items():
+        if same_value(settings.get(name), value):
+            continue
+        reason = preset.reason(name, value)
+        refusal = refused.get(name) or refused.get(f"{name} {value}", "")
+        yield _flag(preset, name, value, reason or refusal, "recipe")
 
 
-def _fewer_nodes_note(nodes: int, preset: Preset) -> Iterator[str]:
-    if nodes < preset.nodes:
-        place = "one Spark" if nodes == 1 else f"{nodes} Sparks"
-        yield f"it fits {place}, and is meant for {preset.nodes}"
+def _refusal_notes(
+    refused: Mapping[str, str], unlike: Iterable[ServeFlag]
+) -> Iterator[str]:
+    """Yield which flags are left out, and what is not as in upstream's recipe."""
+    for setting, reason in refused.items():
+        yield f"{setting} is left out: {reason}"
 
-
-def _preset_notes(preset: Preset, vllm: str) -> Iterator[str]:
-    if preset.build:
-        yield f"served with {preset.build}; no release is known to do"
-    if preset.measured_with and not within(vllm, f">={preset.measured_with}"):
-        yield f"measured with vLLM {preset.measured_with}; that {vllm} serves it is upstream's word"
-    if preset.variables:
-        pairs = [f"{name}={value}" for name, value in preset.variables.items()]
-        options = [word for pair in pairs for word in ("--set", pair)]
-        if preset in load_presets():
-            options = ["--model", preset.id]
-        command = quoted("patchkit", "env", *options)
-        yield f"the environment must hold {' '.join(pairs)}: `{command}` writes it"
-    if preset.needs_token:
-        yield f"{preset.id} needs its licence accepted at Hugging Face, and HF_TOKEN"
-    if preset.evidence == SINGLE_REPORT:
-        yield f"the preset rests on one report ({preset.source})"
-    if preset.note:
-        yield preset.note
+    common_reasons = load_flag_rules().recipe.values()
+    names = [flag.flag for flag in unlike if flag.reason not in common_reasons]
+    if names:
+        yield f"not as upstream's recipe for a GB10: {', '.join(names)}; --explain says why"

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from patchkit.records import read_json
-from patchkit.runtime.serve.model import download
+from patchkit.runtime.serve.model import download_folder
 
 PLAIN = ("BF16", "F16")
-"""Types of 16 bits, in which nothing is that is quantised."""
+"""Types of 16 bits: a tensor of these types is not quantised."""
 
 # Names in the configs of different models, and in their tensors.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_TAKEN = (
+_EXPERTS_PER_TOKEN = (
     "num_experts_per_tok",
     "top_k_experts",
     "num_experts_per_token",
@@ -29,7 +29,8 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _EMBEDDINGS = re.compile(
     r"(?:^|\.)(?:embed_tokens|tok_embeddings|embeddings|embed|wte)\."
 )
-_OF = re.compile(r"-of-0*(\d+)\.")
+_FILE_COUNT = re.compile(r"-of-0*(\d+)\.")
+_LONGEST_HEADER = 10**8  # bytes: the limit of safetensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +46,10 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A folder's config, with its text's on top, and tensors; ``aside`` is not for each token.
+    """The config and the tensors of a folder; the config of its part for texts counts first.
 
-    ``aside`` has what drafts, sees or hears; ``reads`` are the bytes of weights that a token reads.
+    ``aside`` are the names of tensors that draft, see or hear, which not each token passes;
+    ``reads`` are the bytes of weights that a token reads.
     """
 
     config: Mapping[str, Any]
@@ -58,67 +60,106 @@ class Checkpoint:
     @property
     def has_plain_head(self) -> bool:
         """Return whether the head is in 16 bits and nothing that drafts has another one."""
-        heads = [tensor for tensor in self.tensors if "head." in tensor.name]
-        heads = heads or [
-            tensor for tensor in self.tensors if _EMBEDDINGS.search(tensor.name)
-        ]
-        return (
-            len(heads) == 1
-            and heads[0].dtype in PLAIN
-            and not any("head." in it for it in self.aside)
-        )
+        if any(_is_head(name) for name in self.aside):
+            return False
+        heads = [tensor for tensor in self.tensors if _is_head(tensor.name)]
+        if not heads:
+            heads = [row for row in self.tensors if _EMBEDDINGS.search(row.name)]
+        return len(heads) == 1 and heads[0].dtype in PLAIN
+
+
+def _is_head(name: str) -> bool:
+    return "head." in name
 
 
 def find_checkpoint(model: str, environment: Mapping[str, str]) -> Checkpoint | None:
     """Return a folder's or a download's, of several the one that reads most; None for none."""
-    found = []
-    for folder in (Path(model), *download(model, environment).glob("snapshots/*")):
+    checkpoints = []
+    for folder in (
+        Path(model),
+        *download_folder(model, environment).glob("snapshots/*"),
+    ):
         with contextlib.suppress(
             OSError, ValueError, LookupError, TypeError, ArithmeticError
         ):
-            found.append(_read_checkpoint(folder))
-    return max(found, key=lambda each: each.reads, default=None)
+            checkpoints.append(_read_checkpoint(folder))
+    return max(checkpoints, key=lambda checkpoint: checkpoint.reads, default=None)
 
 
 def _read_checkpoint(folder: Path) -> Checkpoint:
-    whole = read_json(dict[str, Any], (folder / "config.json").read_bytes())
-    named = tuple(
-        whole.get("architectures") or ()
-    )  # which those of a part may say otherwise
-    config = {**whole, **whole.get("text_config", {}), "architectures": named}
-    taken, there = (
-        max(config.get(k) or 0 for k in keys) for keys in (_TAKEN, _EXPERTS)
+    """Return what a folder has. Raises OSError, ValueError and whatever odd data leads to."""
+    config = _read_config(folder / "config.json")
+    tensors = []
+    aside = []
+    for name, header in _read_headers(folder).items():
+        tensor = _make_tensor(name, header)
+        # What sees or hears works on prompts.
+        if _ASIDE.search(name) or _is_beyond_last(tensor.layer, config):
+            aside.append(name)
+        else:
+            tensors.append(tensor)
+    return Checkpoint(
+        config=config,
+        tensors=tuple(tensors),
+        aside=tuple(aside),
+        reads=_count_reads(config, tensors),
     )
+
+
+def _is_beyond_last(layer: int | None, config: Mapping[str, Any]) -> bool:
+    """Return whether a layer is one of those behind the last, which draft."""
+    return layer is not None and layer >= int(config["num_hidden_layers"])
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """Return the config, with that of the part for texts on top."""
+    config = read_json(dict[str, Any], path.read_bytes())
+    # That of the part may have other classes.
+    architectures = tuple(config.get("architectures") or ())
+    text_config = config.get("text_config", {})
+    return {**config, **text_config, "architectures": architectures}
+
+
+def _read_headers(folder: Path) -> dict[str, Any]:
+    """Return tensor → its type, shape and place in a file."""
     # Some repositories have the same weights once more, as consolidated.safetensors.
     paths = [*folder.glob("model*.safetensors")] or [*folder.glob("*.safetensors")]
-    if any(int(count) != len(paths) for it in paths for count in _OF.findall(it.name)):
-        raise ValueError("a file is still to be downloaded")
     headers: dict[str, Any] = {}
     for path in paths:
+        count = _FILE_COUNT.search(path.name)
+        if count and int(count[1]) != len(paths):
+            raise ValueError("a file is still to be downloaded")
         with path.open("rb") as file:
-            length = min(int.from_bytes(file.read(8), "little"), 10**8)  # its own limit
-            headers |= read_json(dict[str, Any], file.read(length))
+            length = int.from_bytes(file.read(8), "little")
+            headers |= read_json(
+                dict[str, Any], file.read(min(length, _LONGEST_HEADER))
+            )
     headers.pop("__metadata__", None)
-    tensors, aside = [], []
-    for name, said in headers.items():
-        # Layers beyond the last are for drafting; what sees or hears works on prompts.
-        place = _LAYER.search(name)
-        layer = int(place[1]) if place else None
-        if _ASIDE.search(name) or (
-            layer is not None and layer >= config["num_hidden_layers"]
-        ):
-            aside.append(name)
-            continue
-        begin, end = said["data_offsets"]
-        shape, kind = tuple(map(int, said.get("shape", ()))), str(said.get("dtype"))
-        tensors.append(
-            Tensor(name=name, dtype=kind, shape=shape, size=end - begin, layer=layer)
-        )
-    tied = not any("head." in tensor.name for tensor in tensors)
-    reads = 0.0
-    for it in tensors:
-        if tied or not _EMBEDDINGS.search(it.name):
-            reads += it.size * (taken / there if ".experts." in it.name else 1)
-    return Checkpoint(
-        config=config, tensors=tuple(tensors), aside=tuple(aside), reads=reads
+    return headers
+
+
+def _make_tensor(name: str, header: Mapping[str, Any]) -> Tensor:
+    begin, end = header["data_offsets"]
+    layer = _LAYER.search(name)
+    return Tensor(
+        name=name,
+        dtype=str(header.get("dtype")),
+        shape=tuple(map(int, header.get("shape", ()))),
+        size=end - begin,
+        layer=int(layer[1]) if layer else None,
     )
+
+
+def _count_reads(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:
+    """Return the bytes of weights that a token reads: all, but of experts those it is sent to."""
+    experts = max(config.get(key) or 0 for key in _EXPERTS)
+    experts_per_token = max(config.get(key) or 0 for key in _EXPERTS_PER_TOKEN)
+    # Without a head of its own the model reads its embeddings as one.
+    is_tied = not any(_is_head(tensor.name) for tensor in tensors)
+    reads = 0.0
+    for tensor in tensors:
+        if ".experts." in tensor.name:
+            reads += tensor.size * (experts_per_token / experts)
+        elif is_tied or not _EMBEDDINGS.search(tensor.name):
+            reads += tensor.size
+    return reads

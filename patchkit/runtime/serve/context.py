@@ -38,11 +38,10 @@ def context_notes(
         return
 
     needed = tokens * token_bytes / BYTES_PER_GIB
-    if needed <= fit.left_gib:
-        return
     longest = int(fit.left_gib * BYTES_PER_GIB / token_bytes)
-    if longest < 1:
+    if needed <= fit.left_gib or longest < 1:
         return
+
     yield (
         f"a context of {tokens} tokens does not fit: its KV cache takes {needed:.1f} GiB per node, "
         f"{fit.left_gib:.1f} are free beside the weights, and vLLM would not start. "
@@ -52,10 +51,10 @@ def context_notes(
 
 def _read_length(config: Mapping[str, Any], flags: Mapping[str, str]) -> int:
     """Return the longest context that is asked for, 0 where nobody says."""
-    asked = flags.get(LENGTH, "")
-    if asked.isdecimal() and len(asked) <= _LENGTH_DIGITS:
-        return int(asked)
-    return 0 if asked else _read_count(config, "max_position_embeddings")
+    given = flags.get(LENGTH, "")
+    if given.isdecimal() and len(given) <= _LENGTH_DIGITS:
+        return int(given)
+    return 0 if given else _read_count(config, "max_position_embeddings")
 
 
 def _read_count(config: Mapping[str, Any], key: str) -> int:
@@ -79,17 +78,17 @@ def _token_bytes(config: Mapping[str, Any], flags: Mapping[str, str]) -> float:
 
 def _full_layers(config: Mapping[str, Any]) -> int:
     """Return the number of layers that keep all tokens, 0 where the config does not tell."""
-    kinds = config.get("layer_types")
     if any(name.startswith(_OTHER_CACHE) for name in config):
         return 0
+    kinds = config.get("layer_types")
     if isinstance(kinds, list):
         return kinds.count(_FULL)
 
-    is_windowed = config.get("sliding_window") and config.get(
-        "use_sliding_window", True
-    )
-    is_mixed = any(name.startswith(_RECURRENT) for name in config)
-    return 0 if is_windowed or is_mixed else _read_count(config, "num_hidden_layers")
+    if any(name.startswith(_RECURRENT) for name in config):
+        return 0
+    if config.get("sliding_window") and config.get("use_sliding_window", True):
+        return 0
+    return _read_count(config, "num_hidden_layers")
 
 
 def _layer_values(config: Mapping[str, Any], parts: int) -> float:

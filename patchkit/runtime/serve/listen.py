@@ -18,7 +18,10 @@ from patchkit.runtime.node.fabric import find_fabric
 from patchkit.runtime.serve.request import LOCAL, ServeRequest
 
 CHOICES = ("local", "cable", "lan")
-_ANY = ("0.0.0.0", "::")  # noqa: S104 (recognized, never chosen)
+_LAN_KINDS = ("ethernet", "wifi")
+
+# Every interface (recognized, never chosen) → the address where a client on this machine asks.
+_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 
 
 def listen_address(choice: str, node: Node, host: Host) -> str:
@@ -26,53 +29,66 @@ def listen_address(choice: str, node: Node, host: Host) -> str:
     if choice == "local" or node.role == "worker":  # a worker answers no requests
         return LOCAL
     if choice == "cable":
-        # The control may go over the LAN, and the data over the cable.
-        if node.head and node.attachment.data == node.attachment.netdev:
-            return node.head
-        try:
-            fabric = find_fabric(host, node.nodes, node.head)
-            return choose_address(host, "roce", "head", "", fabric)[1]
-        except HostError as error:
-            raise HostError(
-                f"--listen cable: {error.what}",
-                hint="take --listen lan, or name one: --host ADDRESS",
-            ) from None
-    fast = {rdma.netdev for rdma in host.rdma}
-    found = {
-        str(own.ip): netdev.name
-        for netdev in host.netdevs
-        if netdev.kind in ("ethernet", "wifi") and netdev.up
-        if netdev.cage is None and netdev.name not in fast
-        for own in netdev.lasting
-    }
-    if len(found) == 1:
-        return next(iter(found))
-    what = ", ".join(f"{address} on {name}" for address, name in found.items())
-    raise (UsageError if found else HostError)(
-        f"--listen lan: {what or 'no interface beside the QSFP cages has an IPv4 address'}",
-        hint="name the address: --host ADDRESS"
-        if found
-        else "take --listen local or cable",
-    )
+        return _cable_address(node, host)
+    return _lan_address(host)
 
 
-def listening(request: ServeRequest) -> Iterator[str]:
+def _cable_address(node: Node, host: Host) -> str:
+    # The control may go over the LAN, and the data over the cable.
+    is_head_on_cable = node.attachment.data == node.attachment.netdev
+    if node.head and is_head_on_cable:
+        return node.head
+    try:
+        fabric = find_fabric(host, node.nodes, node.head)
+        return choose_address(host, "roce", "head", "", fabric)[1]
+    except HostError as error:
+        raise HostError(
+            f"--listen cable: {error.what}",
+            hint="take --listen lan, or name one: --host ADDRESS",
+        ) from None
+
+
+def _lan_address(host: Host) -> str:
+    """Return the only lasting address beside the QSFP cages. Raises HostError, UsageError."""
+    netdev_by_address = {}
+    rdma_netdevs = {rdma.netdev for rdma in host.rdma}
+    for netdev in host.netdevs:
+        is_in_cage = netdev.cage is not None or netdev.name in rdma_netdevs
+        is_lan = netdev.kind in _LAN_KINDS and netdev.up
+        if is_lan and not is_in_cage:
+            for address in netdev.lasting:
+                netdev_by_address[str(address.ip)] = netdev.name
+
+    if not netdev_by_address:
+        raise HostError(
+            "--listen lan: no interface beside the QSFP cages has an IPv4 address",
+            hint="take --listen local or cable",
+        )
+    chosen, *others = netdev_by_address
+    if others:
+        places = [f"{ip} on {name}" for ip, name in netdev_by_address.items()]
+        raise UsageError(
+            f"--listen lan: {', '.join(places)}",
+            hint="name the address: --host ADDRESS",
+        )
+    return chosen
+
+
+def listen_notes(request: ServeRequest) -> Iterator[str]:
     """Yield who reaches the server; nothing for a worker."""
-    node, host = request.node, request.host
+    node = request.node
+    host = request.host
     if node.role == "worker":
         return
-    try:
-        local = ip_address(host).is_loopback
-    except ValueError:
-        local = host == "localhost"
-    if local:
+    if _is_loopback(host):
         yield f"it listens on {host}, for this machine alone; --listen cable or lan opens it"
         return
+
     if host in _ANY:
         yield "it listens on every interface"
     else:
-        local_url = f"localhost:{request.port}"
-        yield f"it listens on {host} alone: `{quoted('curl', local_url)}` is refused"
+        command = quoted("curl", f"localhost:{request.port}")
+        yield f"it listens on {host} alone: `{command}` is refused"
     if host != node.head:
         yield (
             f"everybody who reaches {host} can use the model: vLLM asks nobody for a key "
@@ -80,14 +96,17 @@ def listening(request: ServeRequest) -> Iterator[str]:
         )
 
 
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def models_url(request: ServeRequest) -> str:
     """Return where to ask for the models that are served; "" for a worker."""
-    host = dict(zip(_ANY, ("127.0.0.1", "::1"), strict=True)).get(
-        request.host, request.host
-    )
+    if request.node.role == "worker":
+        return ""
+    host = _ANY.get(request.host, request.host)
     shown = f"[{host}]" if ":" in host else host
-    return (
-        ""
-        if request.node.role == "worker"
-        else f"http://{shown}:{request.port}/v1/models"
-    )
+    return f"http://{shown}:{request.port}/v1/models"

@@ -1,4 +1,4 @@
-"""Say what a node is to serve, and check that this makes sense and that it fits."""
+"""Describe what a node is to serve, and check that this makes sense and that it fits."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.rule import BY_DEFAULT, RuleChoice
 from patchkit.runtime.serve.checkpoint import Checkpoint
 from patchkit.runtime.serve.model import MemoryPool
-from patchkit.runtime.serve.weights import Weights, weigh
+from patchkit.runtime.serve.weights import Weights, find_weights
 
 LOCAL = "127.0.0.1"
-_MOST_NODES = 8  # for more than that the advice is another checkpoint, not more Sparks
-
 MASTER_PORT = 29501  # of vLLM, by default
+_MOST_NODES = 8  # for more than that the advice is another checkpoint, not more Sparks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeRequest:
-    """A model and the node that serves it, or its part of it.
+    """A model and the node that serves it, or a part of it.
 
-    ``rank`` is the node's number, None for the only one that it can be; ``memory`` is what the
-    model must fit into, ``folder_gib`` the size of a local checkpoint or of a download, None where
-    there is none, as ``checkpoint``, what it says of itself; ``architectures`` are the classes that
-    a checkpoint on another machine names; ``drafter_gib`` is the size of the checkpoint that
-    drafts; ``stacks`` is the folder for stacks of a frozen server, "" for none;
-    ``frozen`` are the seconds after which it is restarted, 0 for never; ``choice`` is of rules
-    about flags; ``master_port`` is where the ranks meet, at the head's address.
+    ``memory``: what the model must fit into.
+    ``rank``: the node's number, None for the only one that it can have.
+    ``folder_gib``: the size of a local checkpoint or of a download, None where there is none.
+    ``checkpoint``: what that checkpoint says of itself.
+    ``architectures``: the classes that a checkpoint on another machine names.
+    ``drafter_gib``: the size of the checkpoint that drafts.
+    ``stacks``: the folder for stacks of a frozen server, "" for none.
+    ``frozen``: the seconds after which a frozen server is restarted, 0 for never.
+    ``choice``: the rules about flags that the user turns on and off.
+    ``master_port``: where the ranks meet, at the head's address.
     """
 
     model: str
@@ -53,7 +55,7 @@ class ServeRequest:
     @property
     def weights(self) -> Weights | None:
         """Return the size of the weights, None where nobody names one."""
-        return weigh(
+        return find_weights(
             self.model, self.node.preset, self.folder_gib, self.node.quantization
         )
 
@@ -65,34 +67,21 @@ class ServeRequest:
 
 def check_request(request: ServeRequest) -> None:
     """Raise UsageError for a request that makes no sense."""
-    model, node = request.model, request.node
+    _check_model(request.model, request.node)
+    _check_rank(request)
+
+
+def _check_model(model: str, node: Node) -> None:
     # `vllm serve` would take a dash for an option.
     if not model or model.startswith("-") or not model.isprintable():
         raise UsageError(
             f"{model!r} is not a model",
             hint="write OWNER/NAME as at Hugging Face, or a folder",
         )
-    if node.role == "worker" and node.executor.name == "ray":
-        raise UsageError(
-            "a worker under Ray serves nothing",
-            why="the head's `vllm serve` starts what runs on it",
-            hint="on the worker, with its env file loaded: "
-            + quoted("ray", "start", f"--address={node.head or 'HEAD'}:6379"),
-        )
-    if request.rank is None and node.role == "worker" and node.nodes > 2:
-        raise UsageError(
-            f"missing --node-rank: there are {node.nodes - 1} workers",
-            hint="number them from 1: --node-rank 1",
-        )
-    if (request.number == 0) == (
-        node.role == "worker"
-    ) or not 0 <= request.number < node.nodes:
-        raise UsageError(
-            f"rank {request.number} of {node.nodes} nodes cannot be a {node.role}'s",
-            hint="the head is 0, each worker has a number of its own: --node-rank 1 …",
-        )
-    preset = node.preset if node.preset in load_presets() else None
-    if preset and "/" not in preset.id and model.lower() == preset.id.lower():
+    preset = node.preset
+    if preset is None or "/" in preset.id or preset not in load_presets():
+        return
+    if model.lower() == preset.id.lower():
         raise UsageError(
             f"ambiguous preset {preset.id!r}: give OWNER/NAME",
             why="checkpoints of several owners have this name",
@@ -100,31 +89,58 @@ def check_request(request: ServeRequest) -> None:
         )
 
 
+def _check_rank(request: ServeRequest) -> None:
+    node = request.node
+    is_worker = node.role == "worker"
+    if is_worker and node.executor.name == "ray":
+        address = f"--address={node.head or 'HEAD'}:6379"
+        command = quoted("ray", "start", address)
+        raise UsageError(
+            "a worker under Ray serves nothing",
+            why="the head's `vllm serve` starts what runs on it",
+            hint=f"on the worker, with its env file loaded: {command}",
+        )
+    if is_worker and request.rank is None and node.nodes > 2:
+        raise UsageError(
+            f"missing --node-rank: there are {node.nodes - 1} workers",
+            hint="number them from 1: --node-rank 1",
+        )
+
+    ranks = range(1, node.nodes) if is_worker else range(1)
+    if request.number not in ranks:
+        raise UsageError(
+            f"rank {request.number} of {node.nodes} nodes cannot be a {node.role}'s",
+            hint="the head is 0, each worker has a number of its own: --node-rank 1 …",
+        )
+
+
 def release_faults(request: ServeRequest) -> tuple[Broken, ...]:
     """Return how this release may be broken for this model. Raises HostError if it surely is."""
-    preset, checkpoint, node = request.node.preset, request.checkpoint, request.node
-    architectures = (
-        checkpoint.config["architectures"] if checkpoint else request.architectures
-    )
-    # A folder may have any name; --preset says what lies in it.
-    names = (request.model, preset.id if preset else request.model)
-    rows = broken_for(names, architectures, node.situation)
-    for row in rows:
-        if row.is_certain(node.situation):
-            here = " and ".join(
-                f"{name} {node.situation[name]}" for name in row.installed
-            )
+    node = request.node
+    names = [request.model]
+    if node.preset:
+        # A folder may have any name; --preset says what lies in it.
+        names.append(node.preset.id)
+    architectures = request.architectures
+    if request.checkpoint:
+        architectures = request.checkpoint.config["architectures"]
+
+    faults = broken_for(names, architectures, node.situation)
+    for fault in faults:
+        if fault.is_certain(node.situation):
+            packages = [f"{name} {node.situation[name]}" for name in fault.installed]
+            here = " and ".join(packages)
             raise HostError(
-                f"{request.model} on vLLM {node.vllm} {row.effect}, and {here} is installed here",
-                why=row.cause,
-                hint=f"{row.cure} `{row.command}`" if row.command else row.cure,
+                f"{request.model} on vLLM {node.vllm} {fault.effect}, and {here} is installed here",
+                why=fault.cause,
+                hint=f"{fault.cure} `{fault.command}`" if fault.command else fault.cure,
             )
-    return rows
+    return faults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """What a model takes, and has, of the memory: all its weights, and the room of one node.
+    """The GiB of all weights of a model, and the room for them on each of ``nodes``.
 
     ``fitting_nodes`` is the least number of such nodes that hold the weights, 0 for none.
     """
@@ -144,22 +160,32 @@ class Fit:
         return self.room_gib - self.weights_gib / self.nodes
 
 
-def fit_of(request: ServeRequest, share: float, *, drafts: bool = False) -> Fit | None:
+def measure_fit(
+    request: ServeRequest, share: float, *, drafts: bool = False
+) -> Fit | None:
     """Return how the weights fit ``share`` of the memory; None where a size is not known."""
-    weights, pool, nodes = request.weights, request.memory, request.node.nodes
+    weights = request.weights
+    pool = request.memory
     if weights is None or pool.gib is None:
         return None
 
-    gib = weights.gib + (request.drafter_gib or 0) * drafts
+    gib = weights.gib
+    if drafts and request.drafter_gib:
+        gib += request.drafter_gib
     # Weights are not all: activations and a least KV cache come out of the same share.
     room = pool.gib * share - load_flag_rules().memory.margin_gib
-    fitting = math.ceil(gib / room) if room > 0 else 0
+    fitting_nodes = math.ceil(gib / room) if room > 0 else 0
 
     preset = request.node.preset
     # A least size says less than the preset, which says that one Spark does not hold the model.
-    if pool.shared and weights.is_least and preset and not preset.single:
-        fitting = max(fitting, preset.nodes)
-    return Fit(weights_gib=gib, room_gib=room, nodes=nodes, fitting_nodes=fitting)
+    if preset and not preset.single and pool.shared and weights.is_least:
+        fitting_nodes = max(fitting_nodes, preset.nodes)
+    return Fit(
+        weights_gib=gib,
+        room_gib=room,
+        nodes=request.node.nodes,
+        fitting_nodes=fitting_nodes,
+    )
 
 
 def check_size(request: ServeRequest, share: float, fit: Fit) -> None:
@@ -167,27 +193,37 @@ def check_size(request: ServeRequest, share: float, fit: Fit) -> None:
     if fit.is_enough:
         return
 
-    weights, preset, pool = request.weights, request.node.preset, request.memory
+    pool = request.memory
+    weights = request.weights
+    size = f"{fit.weights_gib / fit.nodes:.0f}"
+    source = ""
+    if weights and weights.is_least:
+        size = f"at least {size}"
+        source = f" (by {weights.source})"
     margin = load_flag_rules().memory.margin_gib
-    ways_out = [(preset.instead if preset else "") or "a checkpoint in fewer bits"]
-    if not pool.shared:
-        enough = math.ceil((fit.weights_gib / fit.nodes + margin) / share)
-        ways_out += [
-            f"a GPU with {enough} GiB",
-            "for a line that a Spark runs: --target gb10",
-        ]
-    elif 0 < fit.fitting_nodes <= _MOST_NODES:
-        count = fit.fitting_nodes
-        ways_out.insert(0, f"{count} nodes: --role head --nodes {count}")
-
-    is_least = weights is not None and weights.is_least
-    size = f"{'at least ' if is_least else ''}{fit.weights_gib / fit.nodes:.0f}"
-    source = f" (by {weights.source})" if weights and is_least else ""
     rest = "; the CPU needs the rest of the memory" if pool.shared else ""
     raise HostError(
         f"{request.model} does not fit: {size} GiB of weights per node{source}, and there is room "
         f"for {max(fit.room_gib, 0):.0f}",
         why=f"{share:.2f} of {pool.gib:.1f} GiB ({pool.whose}), less {margin:.0f} for "
         f"activations and the least KV cache{rest}",
-        hint="take " + "; or ".join(ways_out),
+        hint="take " + "; or ".join(_ways_out(request, share, fit)),
     )
+
+
+def _ways_out(request: ServeRequest, share: float, fit: Fit) -> list[str]:
+    """Return what to take instead of a model that does not fit, the best first."""
+    preset = request.node.preset
+    instead = (preset.instead if preset else "") or "a checkpoint in fewer bits"
+    if not request.memory.shared:
+        margin = load_flag_rules().memory.margin_gib
+        enough = math.ceil((fit.weights_gib / fit.nodes + margin) / share)
+        return [
+            instead,
+            f"a GPU with {enough} GiB",
+            "for a line that a Spark runs: --target gb10",
+        ]
+    nodes = fit.fitting_nodes
+    if 0 < nodes <= _MOST_NODES:
+        return [f"{nodes} nodes: --role head --nodes {nodes}", instead]
+    return [instead]

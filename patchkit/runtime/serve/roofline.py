@@ -4,37 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from patchkit.runtime.serve.dense import dense_layers
+from patchkit.runtime.serve.checkpoint import Checkpoint
+from patchkit.runtime.serve.dense_layers import find_dense_layers
 from patchkit.runtime.serve.model import SPARK
 from patchkit.runtime.serve.request import ServeRequest
 from patchkit.target import DEFAULT_TARGET, targets
 
 
-def fastest_stream(request: ServeRequest, flags: Mapping[str, str]) -> Iterator[str]:
+def speed_notes(request: ServeRequest, flags: Mapping[str, str]) -> Iterator[str]:
     """Yield the most tokens per second for one stream; nothing where no figure for it is known."""
-    preset, memory, checkpoint = request.node.preset, request.memory, request.checkpoint
-    reads, least = preset and preset.reads_gb, "at least "
+    preset = request.node.preset
+    checkpoint = request.checkpoint
     if checkpoint and checkpoint.reads:
-        dense = dense_layers(checkpoint, request.node.nodes)
-        taken = dense and flags.get("--quantization-config") == dense.setting
-        reads, least = (
-            (checkpoint.reads - (dense.saved if dense and taken else 0)) / 1e9,
-            "",
-        )
-    device = targets().get(
-        DEFAULT_TARGET if memory.whose == SPARK else request.node.target
+        prefix = ""
+        read_gb = _read_bytes(checkpoint, request.node.nodes, flags) / 1e9
+    else:
+        prefix = "at least "
+        read_gb = (preset.reads_gb if preset else None) or 0
+
+    name = DEFAULT_TARGET if request.memory.whose == SPARK else request.node.target
+    device = targets().get(name)
+    bandwidth = device.bandwidth if device and request.memory.shared else 0
+    if not read_gb or not bandwidth:
+        return
+
+    # A pipeline's nodes read in turns.
+    nodes = int(flags.get("--tensor-parallel-size", 1))
+    speed = bandwidth * nodes
+    place = f"{nodes} nodes" if nodes > 1 else "one node"
+    alone = " without drafting" if "--speculative-config" in flags else ""
+    yield (
+        f"at most {speed / read_gb:.3g} tok/s for one stream{alone} on {place}: {prefix}"
+        f"{read_gb:.3g} GB of weights are read for each token, at {speed} GB/s; its context's "
+        "cache adds to that"
     )
-    if reads and memory.shared and device and device.bandwidth:
-        parts = int(
-            flags.get("--tensor-parallel-size", 1)
-        )  # a pipeline's nodes read in turns
-        alone = " without drafting" if "--speculative-config" in flags else ""
-        nodes, speed = (
-            f"{parts} nodes" if parts > 1 else "one node",
-            device.bandwidth * parts,
-        )
-        yield (
-            f"at most {speed / reads:.3g} tok/s for one stream{alone} on {nodes}: {least}"
-            f"{reads:.3g} GB of weights are read for each token, at {speed} GB/s; its context's "
-            "cache adds to that"
-        )
+
+
+def _read_bytes(checkpoint: Checkpoint, nodes: int, flags: Mapping[str, str]) -> float:
+    """Return the bytes of weights that a token reads under these flags."""
+    dense = find_dense_layers(checkpoint, nodes)
+    if dense and flags.get("--quantization-config") == dense.setting:
+        return checkpoint.reads - dense.saved
+    return checkpoint.reads

@@ -32,7 +32,7 @@ class Weights:
     from_name: bool = False
 
 
-def weigh(
+def find_weights(
     model: str, preset: Preset | None, folder_gib: float | None, quantization: str = ""
 ) -> Weights | None:
     """Return the size that the best source names; None where not even the name tells."""
@@ -41,8 +41,9 @@ def weigh(
     if preset and preset.weights_gib:
         return Weights(gib=preset.weights_gib, source="its preset")
 
-    for name in (model, preset.id if preset else ""):
-        recipe = find_recipe(name) if name else None
+    names = [model, preset.id] if preset else [model]
+    for name in filter(None, names):
+        recipe = find_recipe(name)
         if recipe and recipe.weights_gib:
             return Weights(
                 gib=recipe.weights_gib, source="upstream's recipe", is_least=True

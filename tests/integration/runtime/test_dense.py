@@ -10,7 +10,7 @@ import pytest
 from patchkit.patching.workspace import open_workspace
 from patchkit.proof.upstream_code import Code
 from patchkit.runtime.rules.flags import load_flag_rules
-from patchkit.runtime.serve.dense import dense_layers
+from patchkit.runtime.serve.dense_layers import find_dense_layers
 from support.hub import checkpoint
 
 pytestmark = [pytest.mark.releases, pytest.mark.usefixtures("run_here")]
@@ -178,7 +178,7 @@ def test_layers_get_what_is_said(methods, case, tmp_path):
     architecture, own, expected = CASES[case]
     tensors = REST | own
     found = weights(tmp_path, architecture, tensors)
-    dense = dense_layers(found, 1)
+    dense = find_dense_layers(found, 1)
     assert (dense is None) == (not expected)
     if dense:
         layers = vllm_layers(tensors, gpt_oss=case == "gpt-oss")
@@ -191,7 +191,7 @@ def test_layers_get_what_is_said(methods, case, tmp_path):
         parts = sum(len(FUSED.get(name.rpartition(".")[2], "1")) for name in chosen)
         assert dense.saved == parts * 256 * 256 * (2 - 1 - 1 / 32)
         assert (
-            dense_layers(found, 4) is None
+            find_dense_layers(found, 4) is None
         )  # a quarter of a side is too small for the kernel
 
 

@@ -4,7 +4,12 @@ import pytest
 
 from patchkit.errors import HostError, UsageError
 from patchkit.runtime.host.host import Address, Host, Netdev, System
-from patchkit.runtime.serve.listen import LOCAL, listen_address, listening, models_url
+from patchkit.runtime.serve.listen import (
+    LOCAL,
+    listen_address,
+    listen_notes,
+    models_url,
+)
 from tools import serve_lines
 
 HEAD = {
@@ -109,7 +114,7 @@ def test_no_address_of_the_choice(choice, role, netdevs, error, says):
 )
 def test_who_reaches_it_and_where(address, curl, says):
     request = asked(host=address, **HEAD)
-    first, *more = listening(request)
+    first, *more = listen_notes(request)
     assert says in first
     assert models_url(request) == curl
     # The Sparks of the cluster may ask: everybody else is worth a word.

@@ -10,9 +10,9 @@ from patchkit.cli import group
 from patchkit.errors import HostError, UsageError
 from patchkit.runtime.rules.variables import variable_table
 from patchkit.runtime.serve.context import context_notes
-from patchkit.runtime.serve.model import preset_of, weights_gib
-from patchkit.runtime.serve.request import fit_of
-from patchkit.runtime.serve.weights import weigh
+from patchkit.runtime.serve.model import choose_preset, weights_gib
+from patchkit.runtime.serve.request import measure_fit
+from patchkit.runtime.serve.weights import find_weights
 from support import write_files
 from support.hub import checkpoint
 from tools.serve_lines import served
@@ -25,9 +25,9 @@ def test_a_slip_is_an_error():
         ("qwen2.5-7b", "Qwen2.5-7B-Instruct"),
     ):
         with pytest.raises(UsageError, match="no model is known") as caught:
-            preset_of(model, None, {})
+            choose_preset(model, None, {})
         assert f"did you mean {meant}? If there is such" in caught.value.hint
-        assert preset_of(model, "none", {}) is None
+        assert choose_preset(model, "none", {}) is None
 
 
 def test_a_slip_gives_a_pipeline_nothing_to_run(cli):
@@ -42,7 +42,7 @@ def test_a_slip_gives_a_pipeline_nothing_to_run(cli):
 
 def test_another_model_is_none_of_the_presets():
     for model in ("some/model", "Qwen/Qwen3.5-27B-FP8", "/models/gtp-oss-120b-of-mine"):
-        assert preset_of(model, None, {}) is None
+        assert choose_preset(model, None, {}) is None
 
 
 @pytest.mark.parametrize("where", ["folder", "cache", "home", "default"])
@@ -57,9 +57,9 @@ def test_what_is_there_is_no_slip(tmp_path, monkeypatch, where):
         "default": (f".cache/huggingface/hub/{downloaded}", {"HOME": "."}),
     }[where]
     with pytest.raises(UsageError, match="no model is known as"):
-        preset_of(model, None, environment)
+        choose_preset(model, None, environment)
     (tmp_path / place).mkdir(parents=True)
-    assert preset_of(model, None, environment) is None
+    assert choose_preset(model, None, environment) is None
 
 
 def test_a_download_is_weighed(tmp_path):
@@ -234,10 +234,10 @@ def test_what_one_spark_cannot_hold_is_refused(model, says, hint):
     ],
 )
 def test_a_name_is_the_last_resort(name, gib):
-    weights = weigh(name, None, None)
+    weights = find_weights(name, None, None)
     assert (weights and weights.gib) == gib
     assert weights is None or (weights.from_name and weights.is_least)
-    assert weigh(name, None, 7.0).gib == 7
+    assert find_weights(name, None, 7.0).gib == 7
 
 
 def test_two_copies_are_for_what_one_spark_holds():
@@ -296,7 +296,7 @@ def test_a_context_that_cannot_fit_is_told(tmp_path, config, most):
     if most:
         assert "a context of 131072 tokens does not fit" in notes[0]
         unreadable = {"--max-model-len": "²"}
-        fit = fit_of(told.request, 0.8, drafts=False)
+        fit = measure_fit(told.request, 0.8, drafts=False)
         assert list(context_notes(told.request, unreadable, fit)) == []
         number = int(re.search(r"Add --max-model-len (\d+) or less", notes[0])[1])
         assert number == pytest.approx(most, rel=0.01)

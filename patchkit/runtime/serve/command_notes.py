@@ -1,0 +1,122 @@
+"""Word what a user should know of a command: the model, its size, what flags mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+from patchkit.finding import SINGLE_REPORT
+from patchkit.quoting import quoted
+from patchkit.records import read_json
+from patchkit.runtime.rules.presets import DRAFTING, Preset, find_recipe, load_presets
+from patchkit.runtime.rules.releases import within
+from patchkit.runtime.rules.secret_texts import find_code_risk
+from patchkit.runtime.serve.request import ServeRequest
+
+_SEQUENCES = "--max-num-seqs"
+_BATCHED_TOKENS = "--max-num-batched-tokens"
+_BLOCK_DRAFTERS = ("dflash", "dspark")  # each sequence drafts a block of tokens at once
+
+
+def flag_notes(values: Mapping[str, str]) -> Iterator[str]:
+    """Yield what some flags mean: code that runs, and how many sequences draft at once."""
+    for name in values:
+        if risk := find_code_risk(name):
+            yield f"{name}: {risk}"
+
+    drafting = read_json(dict[str, Any], values.get(DRAFTING, "{}"))
+    if drafting:
+        by = f" with the checkpoint {drafting['model']}" if "model" in drafting else ""
+        yield f"it drafts{by}: faster, for code above all; --without drafter leaves it out"
+        yield from _drafting_limit_notes(drafting, values)
+
+
+def _drafting_limit_notes(
+    drafting: Mapping[str, Any], values: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield that too few tokens are batched for all sequences to draft, by config/vllm.py."""
+    depth = drafting.get("num_speculative_tokens")
+    if drafting.get("method") not in _BLOCK_DRAFTERS or not isinstance(depth, int):
+        return
+    sequences = _read_count(values, _SEQUENCES)
+    tokens = _read_count(values, _BATCHED_TOKENS)
+    if 0 < tokens < depth * sequences:
+        yield (
+            f"{tokens // depth} of {sequences} sequences are computed at once: "
+            f"each drafts {depth} tokens, and {_BATCHED_TOKENS} is {tokens}"
+        )
+
+
+def _read_count(values: Mapping[str, str], flag: str) -> int:
+    text = values.get(flag, "")
+    return int(text) if text.isdigit() else 0
+
+
+def model_notes(request: ServeRequest) -> Iterator[str]:
+    """Yield notes on the memory and the model."""
+    yield from _weight_notes(request)
+    vllm = request.node.vllm
+    preset = request.node.preset
+    if preset is None:
+        yield from _recipe_notes(request.model, vllm)
+        return
+    yield from _preset_notes(preset, vllm)
+    if request.weights and request.memory.gib:
+        yield from _node_count_notes(request.node.nodes, preset)
+
+
+def _recipe_notes(model: str, vllm: str) -> Iterator[str]:
+    """Yield that a release is older than upstream's recipe of a model."""
+    recipe = find_recipe(model)
+    if recipe is None or not recipe.min_vllm[:1].isdigit():
+        return
+    if not within(vllm, f">={recipe.min_vllm}"):
+        yield f"upstream's recipe of {recipe.id} takes vLLM {recipe.min_vllm} or newer"
+
+
+def _weight_notes(request: ServeRequest) -> Iterator[str]:
+    """Yield who says how large the model is, and what it was weighed against."""
+    weights = request.weights
+    if request.node.preset is None and request.folder_gib is None:
+        more = "" if weights else ", and whether it fits was not checked"
+        yield f"{request.model} has no preset: these flags fit any model{more}"
+    elif weights is None:
+        yield "whether it fits was not checked: nobody names the size of its weights"
+
+    if weights and weights.from_name:
+        yield f"at least {weights.gib:.0f} GiB of weights, by {weights.source}"
+    if weights and request.memory.note:
+        yield request.memory.note
+
+
+def _node_count_notes(nodes: int, preset: Preset) -> Iterator[str]:
+    if nodes < preset.nodes:
+        place = "one Spark" if nodes == 1 else f"{nodes} Sparks"
+        yield f"it fits {place}, and is meant for {preset.nodes}"
+
+
+def _preset_notes(preset: Preset, vllm: str) -> Iterator[str]:
+    """Yield what a preset takes, and how well it is known to work."""
+    if preset.build:
+        yield f"served with {preset.build}; no release is known to do"
+    if preset.measured_with and not within(vllm, f">={preset.measured_with}"):
+        yield f"measured with vLLM {preset.measured_with}; that {vllm} serves it is upstream's word"
+    if preset.variables:
+        pairs = [f"{name}={value}" for name, value in preset.variables.items()]
+        command = _env_command(preset, pairs)
+        yield f"the environment must hold {' '.join(pairs)}: `{command}` writes it"
+    if preset.needs_token:
+        yield f"{preset.id} needs its licence accepted at Hugging Face, and HF_TOKEN"
+    if preset.evidence == SINGLE_REPORT:
+        yield f"the preset rests on one report ({preset.source})"
+    if preset.note:
+        yield preset.note
+
+
+def _env_command(preset: Preset, pairs: Iterable[str]) -> str:
+    """Return the command that writes the variables of a preset, by its name if it has one."""
+    if preset in load_presets():
+        return quoted("patchkit", "env", "--model", preset.id)
+    options = chain.from_iterable(("--set", pair) for pair in pairs)
+    return quoted("patchkit", "env", *options)

@@ -1,0 +1,108 @@
+"""Find the dense layers that a quantised checkpoint has in 16 bits, and that vLLM can read in 8.
+
+Layers are named as vLLM names them, fused as it fuses them: a pattern that matches a fused layer is
+asked about none of its parts (``find_matching_patterns``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from patchkit.runtime.rules.flags import DenseNames, load_flag_rules
+from patchkit.runtime.serve.checkpoint import PLAIN, Checkpoint, Tensor
+
+_BLOCK = 32  # MXFP8 has a scale of one byte for as many weights
+_LEAST_SIDE = 128  # in FlashInfer's kernel
+_PLAIN_BYTES = 2
+_MXFP8_BYTES = 1 + 1 / _BLOCK
+
+PartsByLayer = Mapping[int, Sequence[Tensor]]
+"""The number of a layer → the tensors that vLLM fuses to one of its dense layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseLayers:
+    """The value of ``--quantization-config``, and the bytes per token that it saves."""
+
+    setting: str
+    saved: float
+
+
+def find_dense_layers(checkpoint: Checkpoint, nodes: int) -> DenseLayers | None:
+    """Return the layers in 16 bits of a checkpoint whose experts are quantised; None for none."""
+    row = _names_for(checkpoint)
+    if row is None or not _has_quantised_experts(checkpoint):
+        return None
+
+    targets: list[str] = []
+    saved = 0.0
+    for layer in row.layers:
+        parts_by_layer = _find_parts(layer, checkpoint.tensors)
+        convertible = {
+            number: parts
+            for number, parts in parts_by_layer.items()
+            if _can_convert(parts, nodes)
+        }
+        # A pattern for all, or a name for each where others have it quantised already.
+        is_everywhere = len(convertible) == len(parts_by_layer)
+        places = ["*"] if convertible and is_everywhere else list(convertible)
+        targets += [f"*model.layers.{place}.{layer}" for place in places]
+        saved += sum(map(_saved_bytes, convertible.values()))
+    if not targets:
+        return None
+
+    config = {"targets": dict.fromkeys(targets, "mxfp8")}
+    setting = json.dumps(config, separators=(",", ":"))
+    return DenseLayers(setting=setting, saved=saved)
+
+
+def _names_for(checkpoint: Checkpoint) -> DenseNames | None:
+    """Return the names of dense layers of the checkpoint's architecture."""
+    architectures = set(checkpoint.config["architectures"])
+    for row in load_flag_rules().dense:
+        if not architectures.isdisjoint(row.architectures):
+            return row
+    return None
+
+
+def _has_quantised_experts(checkpoint: Checkpoint) -> bool:
+    experts = [tensor for tensor in checkpoint.tensors if ".experts." in tensor.name]
+    return any(tensor.dtype not in (*PLAIN, "F32") for tensor in experts)
+
+
+def _find_parts(layer: str, tensors: Iterable[Tensor]) -> PartsByLayer:
+    """Return the tensors of a dense layer, named as vLLM names it: ``attn.qkv_proj``."""
+    parent, _dot, name = layer.rpartition(".")
+    # gpt-oss has as self_attn what is attn in vLLM; GPTQ calls weights qweight.
+    parts = "|".join(load_flag_rules().dense_parts.get(name, (name,)))
+    tensor_name = re.compile(
+        rf"\.(?:self_)?{re.escape(parent)}\.(?:{parts})\.q?weight\w*$"
+    )
+    parts_by_layer: dict[int, list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.layer is not None and tensor_name.search(tensor.name):
+            parts_by_layer.setdefault(tensor.layer, []).append(tensor)
+    return parts_by_layer
+
+
+def _can_convert(parts: Sequence[Tensor], nodes: int) -> bool:
+    """Return whether all parts are plain matrices, of sizes that the kernel takes on each node."""
+    if not all(map(_is_plain_matrix, parts)):
+        return False
+    rows = sum(part.shape[0] for part in parts)
+    columns = parts[0].shape[1]
+    has_blocks = rows % (_BLOCK * nodes) == columns % (_BLOCK * nodes) == 0
+    return has_blocks and min(rows, columns) // nodes >= _LEAST_SIDE
+
+
+def _is_plain_matrix(tensor: Tensor) -> bool:
+    is_matrix = tensor.name.endswith(".weight") and len(tensor.shape) == 2
+    return is_matrix and tensor.dtype in PLAIN
+
+
+def _saved_bytes(parts: Sequence[Tensor]) -> float:
+    weights = sum(part.size for part in parts) / _PLAIN_BYTES
+    return weights * (_PLAIN_BYTES - _MXFP8_BYTES)

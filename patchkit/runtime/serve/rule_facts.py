@@ -1,0 +1,123 @@
+"""Fill in what flags take from the node and the checkpoint; a rule without its fact is left out."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from patchkit.runtime.rules.flags import FlagRule
+from patchkit.runtime.rules.presets import DRAFTING, find_recipe
+from patchkit.runtime.serve.dense_layers import find_dense_layers
+from patchkit.runtime.serve.request import ServeRequest
+
+_FACT = re.compile(r"\{(\w+)\}")
+# How the names of flags and keys of configs begin that are about Mamba and GDN layers.
+_RECURRENT = ("mamba", "ssm_", "linear_")
+_RECURRENT_BLOCK = "16"  # the blocks of attention are multiples of it
+
+
+def fill_rules(rules: Iterable[FlagRule], request: ServeRequest) -> Iterator[FlagRule]:
+    """Yield the rules with ``{facts}`` in value and reason filled in, less those without one."""
+    drafter = find_drafter(request)
+    facts = {
+        **_node_facts(request),
+        "drafter": drafter.setting,
+        "match_unit": _RECURRENT_BLOCK if _is_recurrent(request) else "",
+        "draft_head": "fp8" if _shares_plain_head(request, drafter) else "",
+        **_dense_facts(request),
+    }
+    for rule in rules:
+        needed_facts = _FACT.findall(rule.value + rule.reason)
+        if all(facts[name] for name in needed_facts):
+            is_other_drafter = rule.flag == DRAFTING and not drafter.is_default
+            yield replace(
+                rule,
+                value=_fill_in(rule.value, facts),
+                reason=_fill_in(rule.reason, facts),
+                optional=rule.optional or is_other_drafter,
+            )
+
+
+def _fill_in(text: str, facts: Mapping[str, str]) -> str:
+    return _FACT.sub(lambda fact: facts[fact[1]], text)
+
+
+def _node_facts(request: ServeRequest) -> dict[str, str]:
+    """Return what is known of the node and of the server."""
+    # Stacks are there before the server is killed; without an end vLLM's own default.
+    hung_seconds = request.frozen // 2 or 300
+    return {
+        "nodes": str(request.node.nodes),
+        "rank": str(request.number),
+        "head": request.node.head,
+        "host": request.host,
+        "port": str(request.port),
+        "master_port": str(request.master_port),
+        "stacks": request.stacks,
+        "hung": str(hung_seconds),
+        "watched": "/metrics" if request.frozen else "",
+    }
+
+
+def _is_recurrent(request: ServeRequest) -> bool:
+    """Return whether flags or config of the model are about Mamba or GDN layers."""
+    preset = request.node.preset
+    names = [flag.lstrip("-") for flag in (preset.flags if preset else ())]
+    if request.checkpoint:
+        names += request.checkpoint.config
+    return any(name.startswith(_RECURRENT) for name in names)
+
+
+def _dense_facts(request: ServeRequest) -> dict[str, str]:
+    """Return the dense layers in 16 bits, and the GB that a token reads with and without them."""
+    checkpoint = request.checkpoint
+    dense = checkpoint and find_dense_layers(checkpoint, request.node.nodes)
+    if not checkpoint or not dense:
+        return {"dense": "", "reads": "", "less": ""}
+    return {
+        "dense": dense.setting,
+        "reads": f"{checkpoint.reads / 1e9:.3g}",
+        "less": f"{(checkpoint.reads - dense.saved) / 1e9:.3g}",
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """The JSON of ``--speculative-config``, "" if nothing drafts.
+
+    ``is_default`` says that it drafts unless a user turns it off.
+    """
+
+    setting: str
+    is_default: bool
+
+    @property
+    def config(self) -> Mapping[str, object]:
+        """Return the setting as a mapping, {} if nothing drafts."""
+        config: dict[str, object] = json.loads(self.setting or "{}")
+        return config
+
+
+def find_drafter(request: ServeRequest) -> Drafter:
+    """Return what drafts by the preset, else by upstream's recipe."""
+    preset = request.node.preset
+    if preset:
+        setting = str(preset.flags.get(DRAFTING) or "")
+        return Drafter(setting or preset.drafter, is_default=bool(setting))
+    recipe = find_recipe(request.model)
+    return Drafter(recipe.drafter if recipe else "", is_default=False)
+
+
+def _shares_plain_head(request: ServeRequest, drafter: Drafter) -> bool:
+    """Return whether the drafter is on and reads the model's own head, which is in 16 bits."""
+    checkpoint = request.checkpoint
+    if checkpoint is None or not checkpoint.has_plain_head:
+        return False
+    choice = request.choice
+    is_on_by_default = drafter.is_default and "drafter" not in choice.unwanted
+    if not is_on_by_default and "drafter" not in choice.wanted:
+        return False
+    # With a second checkpoint the drafter may have a head of its own.
+    return drafter.config.get("method") == "mtp" and "model" not in drafter.config
