@@ -1,7 +1,7 @@
 """Read TOML and JSON as frozen dataclasses, with every key and every type checked.
 
 The class is the description: a field without a default has to be there, a key that is no field is
-refused, and a value is taken only if it is of the field's type. Types are ``str``, ``int``,
+refused, and a value has to be of the field's type. Types are ``str``, ``int``,
 ``float``, ``bool``, ``None``, unions of them, ``Literal``, enums by value, other dataclasses,
 ``tuple``, ``frozenset`` and ``Mapping`` of these, and classes that are made of a text, such as
 ``Version``. ``Annotated[str, check]`` calls the check, which raises ValueError, and so may
@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -57,10 +57,10 @@ class RecordError(ValueError):
 
     def __str__(self) -> str:
         """Return ``rule[3].when: is 5, not a text``; entries of lists count from 1."""
-        shown = "".join(
-            f"[{k + 1}]" if isinstance(k, int) else f".{k[:_SHOWN]}" for k in self.keys
-        )
-        return f"{shown.removeprefix('.')}: {self.what}" if shown else self.what
+        path = ""
+        for key in self.keys:
+            path += f"[{key + 1}]" if isinstance(key, int) else f".{key[:_SHOWN]}"
+        return f"{path.removeprefix('.')}: {self.what}" if path else self.what
 
 
 class UnknownKeyError(RecordError):
@@ -68,19 +68,19 @@ class UnknownKeyError(RecordError):
 
 
 def record(kind: type[T], value: object) -> T:
-    """Return a value, as ``json`` or ``tomllib`` gives it, as what it has to be.
+    """Return a value of ``json`` or ``tomllib`` as ``kind``, a dataclass or another type above.
 
-    Raises RecordError. ``kind`` is a dataclass, or another of the types above.
+    Raises RecordError.
     """
     try:
-        found: T = _reader_of(cast("Any", kind))(value)
+        read = _reader_of(cast("Any", kind))
+        return cast("T", read(value))
     except RecursionError:
         raise RecordError("is nested too deeply") from None
-    return found
 
 
 def read_json(kind: type[T], text: str | bytes) -> T:
-    """Return what a text in JSON holds. Raises RecordError, also for what is no JSON."""
+    """Return a text in JSON as ``kind``. Raises RecordError, also for a text that is not JSON."""
     try:
         value = json.loads(text)
     except RecursionError:
@@ -93,18 +93,21 @@ def read_json(kind: type[T], text: str | bytes) -> T:
 def read_toml(
     kind: type[T], path: Path, error: type[PatchkitError] = UsageError, *, key: str = ""
 ) -> T:
-    """Return what a TOML file of patchkit's own holds; others' files are read within limits.
+    """Return a TOML file of patchkit's own as ``kind``; files of others are read within limits.
 
-    With ``key`` that is one table of the file, whose others have readers of their own. Raises
-    ``error``, naming the file and the key. One that a user writes: ``read_user_toml``.
+    ``key`` selects one table of the file; the other tables have readers of their own. Raises
+    ``error``, naming the file and the key. For a file that a user writes: ``read_user_toml``.
     """
+    keys = (key,) if key else ()
     try:
-        table = _parse_toml(path.read_text(encoding="utf-8"))
-        if key and key not in table:
-            raise RecordError("is missing")
-        return record(kind, table[key] if key else table)
+        value = _parse_toml(path.read_text(encoding="utf-8"))
+        for name in keys:
+            if name not in value:
+                raise RecordError("is missing")
+            value = value[name]
+        return record(kind, value)
     except RecordError as wrong:
-        what = RecordError(wrong.what, *((key, *wrong.keys) if key else wrong.keys))
+        what = RecordError(wrong.what, *keys, *wrong.keys)
     except ValueError as wrong:  # TOMLDecodeError, which a launcher does not import
         what = RecordError(f"is not TOML: {wrong}")
     raise error(
@@ -115,29 +118,32 @@ def read_toml(
 
 
 def read_user_toml(kind: type[T], path: Path) -> T:
-    """Return what a TOML file holds that a user writes.
+    """Return a TOML file that a user writes as ``kind``.
 
     Raises UsageError, naming the key, its line, and the table that an unknown key belongs to.
     """
     text = ""
+    places: list[str] = []
     try:
         text = path.read_text(encoding="utf-8")
         return record(kind, _parse_toml(text))
     except RecordError as wrong:
-        line = find_key_line(text, wrong.keys)
+        line = _find_key_line(text, wrong.keys)
         what = str(wrong)
         places = _tables_with(kind, wrong)
     except ValueError as wrong:  # TOMLDecodeError, UnicodeDecodeError
         number = re.search(r"at line (\d+)", str(wrong))
         line = int(number[1]) if number else 0
         what = f"is not TOML: {wrong}"
-        places = []
 
-    where = f"{path}:{line}" if line else f"{path}"
-    correct = f"correct line {line} of {path}" if line else f"correct {path}"
+    where = f"{path}"
+    hint = f"correct {path}"
+    if line:
+        where = f"{path}:{line}"
+        hint = f"correct line {line} of {path}"
     if places:
-        correct = f"move it into {' or '.join(places)}"
-    raise UsageError(f"{where}: {what}", hint=correct)
+        hint = f"move it into {' or '.join(places)}"
+    raise UsageError(f"{where}: {what}", hint=hint)
 
 
 _TOML_KEY = r"""(?:[\w-]+|"[^"]*"|'[^']*')"""
@@ -145,14 +151,15 @@ _TOML_HEADER = re.compile(rf"\s*(\[\[?)\s*({_TOML_KEY}(?:\s*\.\s*{_TOML_KEY})*)\
 _TOML_PAIR = re.compile(rf"\s*({_TOML_KEY}(?:\s*\.\s*{_TOML_KEY})*)\s*=")
 
 
-def find_key_line(text: str, keys: Sequence[str | int]) -> int:
-    """Return the line of a TOML text where a key stands, or what is nearest above it; or 0."""
-    wanted = tuple(key for key in keys if isinstance(key, str))
-    entry = next((key for key in keys if isinstance(key, int)), 0)
+def _find_key_line(text: str, keys: Sequence[str | int]) -> int:
+    """Return the line of a TOML text where a key stands, or the nearest table above it; or 0."""
+    path = tuple(key for key in keys if isinstance(key, str))
+    numbers = [key for key in keys if isinstance(key, int)]
+    entry = numbers[0] if numbers else 0
     nearest = 0
     depth = 0
     for number, place, table_entry in _toml_places(text):
-        is_above = place == wanted[: len(place)] and table_entry in (entry, None)
+        is_above = place == path[: len(place)] and table_entry in (entry, None)
         if is_above and len(place) > depth:
             nearest = number
             depth = len(place)
@@ -160,9 +167,9 @@ def find_key_line(text: str, keys: Sequence[str | int]) -> int:
 
 
 def _toml_places(text: str) -> Iterator[tuple[int, tuple[str, ...], int | None]]:
-    """Yield each line of a header or a key, with its names from the top.
+    """Yield each line of a header or a key: its number, its names, and its entry.
 
-    The last is which entry of an array of tables it stands in, None outside of one.
+    The entry counts the tables of an array; it is None outside of one.
     """
     entries: Counter[tuple[str, ...]] = Counter()
     table: tuple[str, ...] = ()
@@ -182,24 +189,26 @@ def _toml_names(dotted: str) -> tuple[str, ...]:
 
 
 def _tables_with(kind: type, wrong: RecordError) -> list[str]:
-    """Return the tables of a file to which a key belongs that is unknown where it stands."""
+    """Return the tables of a file to which a key belongs that is unknown in its place."""
     if not isinstance(wrong, UnknownKeyError):
         return []
+
     key = wrong.keys[-1]
-    places = ["the lines above the first table"] if key in _known_keys(kind) else []
+    tables = []
+    if key in _fields_by_key(kind):
+        tables.append("the lines above the first table")
     for name, hint in get_type_hints(kind).items():
-        several = get_args(hint)[:1] if get_origin(hint) is tuple else ()
-        inner = several[0] if several else hint
-        if is_dataclass(inner) and key in _known_keys(cast("type", inner)):
-            places.append(f"[[{name}]]" if several else f"[{name}]")
-    return places
+        is_array = get_origin(hint) is tuple
+        entry = get_args(hint)[0] if is_array else hint
+        if is_dataclass(entry) and key in _fields_by_key(cast("type", entry)):
+            tables.append(f"[[{name}]]" if is_array else f"[{name}]")
+    return tables
 
 
-def _known_keys(kind: type) -> dict[str, Any]:
+def _fields_by_key(kind: type) -> dict[str, Any]:
     """Return the fields of a dataclass by their keys in a file."""
-    return {
-        each.metadata.get("key", each.name): each for each in fields(kind) if each.init
-    }
+    settable = (field for field in fields(kind) if field.init)
+    return {field.metadata.get("key", field.name): field for field in settable}
 
 
 # A file of several tables is read once for each `key`.
@@ -211,7 +220,7 @@ def _parse_toml(text: str) -> dict[str, Any]:
 
 
 def matching(pattern: str, what: str) -> Callable[[str], None]:
-    """Return a check for ``Annotated``: the whole text has this form, which ``what`` names."""
+    """Return a check for ``Annotated``: the whole text matches; ``what`` names its form."""
     form = re.compile(pattern)
 
     def check(text: str) -> None:
@@ -229,47 +238,56 @@ Utf8 = Annotated[
 
 
 def one_of(*values: str) -> Callable[[str], None]:
-    """Return a check for ``Annotated``: the text is one of these, which are known at run time."""
+    """Return a check for ``Annotated``: the text is one of these values of the run time."""
     return partial(_read_member, dict.fromkeys(values))
 
 
 @cache
 def _reader_of(kind: Any) -> _Read:
     """Return the function that checks values of a type; made once, since tables are long."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if kind in (Any, object, ...):
-        return lambda value: value
+    origin = get_origin(kind)
+    arguments = get_args(kind)
+    if origin is None:
+        return _plain_reader(kind)
     if origin is Annotated:
         return partial(_read_checked, _reader_of(arguments[0]), arguments[1:])
     if origin in (Union, UnionType):
-        kinds = sorted(arguments, key=lambda each: each is not NoneType)
+        kinds = sorted(arguments, key=lambda kind: kind is not NoneType)
         return partial(_read_any_of, [*map(_reader_of, kinds)])
+
     if origin in (tuple, frozenset, list):
-        entries = [*map(_reader_of, arguments)]
-        return partial(
-            _read_list, origin, origin is not tuple or ... in arguments, entries
-        )
+        is_open = origin is not tuple or ... in arguments
+        return partial(_read_list, origin, is_open, [*map(_reader_of, arguments)])
     if origin in (dict, Mapping):
         return partial(_read_table, *map(_reader_of, arguments))
+    if origin is Literal:
+        return partial(_read_member, dict(zip(arguments, arguments, strict=True)))
+    return partial(_read_member, {})  # type[…]: data names no class
+
+
+def _plain_reader(kind: Any) -> _Read:
+    """Return the function that checks values of a type without parameters."""
+    if kind in (Any, object, ...):
+        return lambda value: value
     if is_dataclass(kind):
         return _dataclass_reader(kind)
-    if origin in (Literal, type):  # data names no class
-        return partial(
-            _read_member, {each: each for each in arguments if origin is Literal}
-        )
     if issubclass(kind, Enum):
-        return partial(_read_member, {each.value: each for each in kind})
+        return partial(_read_member, {member.value: member for member in kind})
     return partial(_read_scalar, kind)
 
 
 def _read_scalar(kind: Any, value: Any) -> Any:
-    """Return a word, or what is made of a text."""
-    its = kind if kind in (*_WORDS, NoneType) else str
+    """Return a scalar, or the object of a class that is made of a text."""
+    scalar = kind if kind in (*_WORDS, NoneType) else str
     # Not isinstance: to Python True is a number.
-    if type(value) is not its and (its is not float or type(value) is not int):
-        raise RecordError(f"is {_show_value(value)}, not {_WORDS.get(its, 'null')}")
+    is_right = type(value) is scalar or (scalar is float and type(value) is int)
+    if not is_right:
+        raise RecordError(f"is {_show_value(value)}, not {_WORDS.get(scalar, 'null')}")
+    if scalar is kind:
+        return value
+
     try:
-        return value if its is kind else kind(value)
+        return kind(value)
     except RecordError:
         raise
     except ValueError:
@@ -278,31 +296,27 @@ def _read_scalar(kind: Any, value: Any) -> Any:
 
 def _read_member(members: Mapping[Any, Any], value: Any) -> Any:
     # Lists and tables cannot be looked up in a dict, and True would be found as 1.
-    if (
-        isinstance(value, str | int)
-        and not isinstance(value, bool)
-        and value in members
-    ):
+    is_scalar = isinstance(value, str | int) and not isinstance(value, bool)
+    if is_scalar and value in members:
         return members[value]
-    raise RecordError(
-        f"is {_show_value(value)}, not one of {', '.join(map(str, members))}"
-    )
+    names = ", ".join(map(str, members))
+    raise RecordError(f"is {_show_value(value)}, not one of {names}")
 
 
 def _read_checked(read: _Read, checks: tuple[Any, ...], value: Any) -> Any:
-    found = read(value)
+    content = read(value)
     try:
         for check in checks:
-            check(found)
+            check(content)
     except RecordError:
         raise
     except ValueError as error:
         raise RecordError(str(error)) from None
-    return found
+    return content
 
 
 def _read_any_of(readers: list[_Read], value: Any) -> Any:
-    # The last type of a union has its say on errors, so it is tried outside of the loop.
+    # The error is that of the last type, so it is tried outside of the loop.
     for read in readers[:-1]:
         with suppress(RecordError):
             return read(value)
@@ -318,16 +332,18 @@ def _read_list(
         readers = readers[:1] * len(value)
     if len(value) != len(readers):
         raise RecordError(f"has {len(value)} entries, not {len(readers)}")
-    return make(_read_below(n, readers[n], each) for n, each in enumerate(value))
+    pairs = enumerate(zip(readers, value, strict=True))
+    return make(_read_below(number, read, entry) for number, (read, entry) in pairs)
 
 
 def _read_table(key: _Read, inner: _Read, value: Any) -> Any:
     if not isinstance(value, dict):
         raise RecordError(f"is {_show_value(value)}, not a table")
-    return {
-        _read_below(str(name), key, name): _read_below(str(name), inner, each)
-        for name, each in value.items()
-    }
+    table = {}
+    for name, content in value.items():
+        place = str(name)
+        table[_read_below(place, key, name)] = _read_below(place, inner, content)
+    return table
 
 
 def _read_below(key: str | int, read: _Read, value: Any) -> Any:
@@ -341,15 +357,9 @@ def _read_below(key: str | int, read: _Read, value: Any) -> Any:
 def _dataclass_reader(kind: Any) -> _Read:
     # With extras, since Annotated holds the checks.
     hints = get_type_hints(kind, include_extras=True)
-    known = _known_keys(kind)
-    readers = {
-        key: (each.name, _reader_of(hints[each.name])) for key, each in known.items()
-    }
-    needed = {
-        key
-        for key, each in known.items()
-        if each.default is MISSING and each.default_factory is MISSING
-    }
+    known = _fields_by_key(kind)
+    readers = {key: _reader_of(hints[field.name]) for key, field in known.items()}
+    needed = {key for key, field in known.items() if _is_needed(field)}
 
     def read(value: Any) -> Any:
         if not isinstance(value, dict):
@@ -360,12 +370,12 @@ def _dataclass_reader(kind: Any) -> _Read:
                 raise UnknownKeyError(f"unknown key; known are {', '.join(known)}", key)
         for key in sorted(needed - value.keys()):
             raise RecordError(f"lacks the key {key!r}")
-        rows = ((*readers[key], key, each) for key, each in value.items())
-        values = {
-            name: _read_below(key, reader, each) for name, reader, key, each in rows
-        }
+
+        content = {}
+        for key, part in value.items():
+            content[known[key].name] = _read_below(key, readers[key], part)
         try:
-            return kind(**values)
+            return kind(**content)
         except RecordError:
             raise
         except ValueError as error:  # of __post_init__
@@ -374,10 +384,15 @@ def _dataclass_reader(kind: Any) -> _Read:
     return read
 
 
+def _is_needed(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
 def _show_value(value: object) -> str:
-    if isinstance(value, dict | list):
-        return "a table" if isinstance(value, dict) else "a list"
-    text = (
-        json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
-    )
+    if isinstance(value, dict):
+        return "a table"
+    if isinstance(value, list):
+        return "a list"
+    is_word = value is None or isinstance(value, bool)
+    text = json.dumps(value) if is_word else repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
