@@ -20,6 +20,18 @@ from patchkit.records import RECIPES, read_json, read_toml
 from patchkit.source.detect import projects
 from patchkit.source.releases import Bug
 
+# Files of a recipe, and of all recipes, that decide a plan.
+_DECISIVE = (
+    "recipe.toml",
+    "*.csv",
+    "*.tsv",
+    "*.py",
+    "*.cmake",
+    "fixes/*.py",
+    "moe_configs/*",
+)
+_SHARED = ("kit.py", "targets.toml", "toolchain.toml")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
@@ -104,24 +116,11 @@ def load_recipe(project: str = "vllm") -> Recipe:
     home = RECIPES / project
     place = home / "recipe.toml"
     table = read_toml(dict[str, Any], place)
-    # The list of versions, or of the tables per release those whose files were read.
-    versions = table.get("releases") or [
-        release["version"] for release in table["release"] if release.get("read", True)
-    ]
-    # Everything that decides a plan: facts, fixes, what they use, targets.
-    patterns = (
-        "recipe.toml",
-        "*.csv",
-        "*.tsv",
-        "*.py",
-        "*.cmake",
-        "fixes/*.py",
-        "moe_configs/*",
-    )
-    files = [path for pattern in patterns for path in sorted(home.glob(pattern))]
-    files += [
-        home.parent / name for name in ("kit.py", "targets.toml", "toolchain.toml")
-    ]
+    # A list of versions, or a table for each release: those whose files were read count.
+    versions = table.get("releases")
+    if versions is None:
+        versions = [r["version"] for r in table["release"] if r.get("read", True)]
+
     return Recipe(
         project=project,
         home=home,
@@ -130,11 +129,16 @@ def load_recipe(project: str = "vllm") -> Recipe:
         fixes=load_fixes(home, read_toml(list[str], place, key="fixes")),
         build=read_toml(BuildVariable, place, key="build"),
         bugs=read_toml(tuple[Bug, ...], place, key="bug") if "bug" in table else (),
-        # A separator, so that text moved from one file to the next is another digest.
-        digest=hashlib.sha256(
-            b"\0".join(path.read_bytes() for path in files)
-        ).hexdigest(),
+        digest=_digest_of(home),
     )
+
+
+def _digest_of(home: Path) -> str:
+    """Return the sha256 of all that decides a plan: facts, fixes, what they use, targets."""
+    files = [path for pattern in _DECISIVE for path in sorted(home.glob(pattern))]
+    files += [home.parent / name for name in _SHARED]
+    # A separator, so that text moved from one file to the next is another digest.
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def load_recipes() -> tuple[Recipe, ...]:

@@ -187,33 +187,43 @@ def _read_paths(text: str, strip: str, name: str) -> list[str]:
 
 def _read_part(path: str, part: str, strip: str, name: str) -> list[FileDiff]:
     """Return what a part does to its file, and to the file that it moves or copies."""
-    head, *hunks = _HUNK.split(part)
     where = f"{name}, {path[:_SHOWN]}"
-    if len(_NAMES.findall(part)) > 1:
-        raise _refused(f"{where}: has hunks of another file")
+    head, *hunks = _HUNK.split(part)
     for index in range(0, len(hunks), 4):
         start, before, after, body = hunks[index : index + 4]
-        number = index // 4 + 1
-        _check_hunk(int(start), int(before or 1), int(after or 1), body, where, number)
+        count = int(before or 1)
+        total = int(after or 1)
+        _check_hunk(f"{where}: hunk {index // 4 + 1}", int(start), count, total, body)
 
     # In a part of diff itself, a line of its own may follow the hunks.
     change = _BEYOND.search(head if part.startswith("diff ") else part)
-    beyond = change[0] if change else ""
     moved = _MOVED.search(head)
-    creates = "\nnew file mode " in head
-    if names := _NAMES.search(part):
-        old, new = (_bare_name(name) for name in names.groups())
-        creates = old == _NOTHING
-        if new == _NOTHING:
-            beyond = beyond or f"{old} → {new}"
-        elif not (creates or moved or old == new):
-            raise _refused(f"{where}: is named {old[:_SHOWN]!r} as well")
-
     blob = _BLOB.search(head)
-    file = FileDiff(path, part, strip, creates, beyond, blob[1] if blob else "")
+    file = FileDiff(
+        path=path,
+        part=part,
+        strip=strip,
+        creates="\nnew file mode " in head or "--- /dev/null" in head,
+        beyond=change[0] if change else "",
+        blob=blob[1] if blob else "",
+    )
     if moved:
         return [file, replace(file, path=moved[1].strip('"'))]
-    return [file]
+    return [_check_names(file, where)]
+
+
+def _check_names(file: FileDiff, where: str) -> FileDiff:
+    """Return a file, as deleted if the second name says so. Raises UsageError for two names."""
+    names = _NAMES.findall(file.part)
+    if len(names) > 1:
+        raise _refused(f"{where}: has hunks of another file")
+
+    for old, new in ((_bare_name(old), _bare_name(new)) for old, new in names):
+        if new == _NOTHING:
+            return replace(file, beyond=file.beyond or f"{old} → {new}")
+        if old not in (_NOTHING, new):
+            raise _refused(f"{where}: is named {old[:_SHOWN]!r} as well")
+    return file
 
 
 def _bare_name(name: str) -> str:
@@ -221,17 +231,15 @@ def _bare_name(name: str) -> str:
     return re.sub(r'^("?)[a-z]/', r"\1", name.strip())
 
 
-def _check_hunk(
-    start: int, count: int, total: int, body: str, where: str, number: int
-) -> None:
+def _check_hunk(where: str, start: int, count: int, total: int, body: str) -> None:
     """Raise UsageError for a hunk that git takes, though no program writes such a one."""
     rows = (row for row in body.split("\n") if not row.startswith("\\"))
     before: list[str] = []
     after: list[str] = []
-    signs = set()
+    signs = ""
     while len(before) < count or len(after) < total:
         row = next(rows) or " "  # mailers strip the blank of an empty line
-        signs.add(row[0])
+        signs += row[0]
         if row[0] != "+":
             before.append(row[1:])
         if row[0] != "-":
@@ -239,13 +247,11 @@ def _check_hunk(
 
     # The end of a mail, "-- ", may follow, but no line of a hunk: git would ignore it.
     if re.match(r"[ +@]|-(?!-)|Binary ", next(rows, "")):
-        raise _refused(f"{where}: hunk {number} has other lines than its head says")
-    is_same = before == after and "\n\\ " not in body
-    is_alone = " " not in signs and start > 1
-    if is_same or is_alone:
-        raise _refused(
-            f"{where}: hunk {number} has no change, or no lines around it (-U0)"
-        )
+        raise _refused(f"{where} has other lines than its head says")
+    ends_differ = "\n\\ " in body
+    has_lines_around = start <= 1 or " " in signs
+    if (before == after and not ends_differ) or not has_lines_around:
+        raise _refused(f"{where} has no change, or no lines around it (-U0)")
 
 
 def _check_paths(paths: Sequence[str], name: str) -> None:

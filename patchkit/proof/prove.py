@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from patchkit.edit.python import parsed
 from patchkit.errors import ProofError
-from patchkit.patching.fix import Case, State
+from patchkit.patching.fix import Case, Fix, State
 from patchkit.patching.fix_file import explain_failure
 from patchkit.patching.plan import Plan, with_edits
 
@@ -21,25 +23,39 @@ def prove(plan: Plan) -> tuple[str, ...]:
         if path.endswith(".py"):
             parsed(path, after)
     for verdict in plan.verdicts:
-        again = verdict.fix.look(plan.patched, plan.request) if verdict.edits else None
-        if again and again.state is not State.APPLIED:
-            raise ProofError(
-                f"{verdict.fix.id} does not recognise its own result: {again.reason}",
-                hint="please report this with the version",
-            )
-    active = frozenset(v.fix.id for v in plan.verdicts if v.state in _IN_EFFECT)
-    cases, found = [], plan.stock
-    for verdict in plan.verdicts:
-        fix, upstream = verdict.fix, verdict.state is State.UPSTREAM
-        if (upstream and fix.prove_upstream) or verdict.state in _PROVABLE:
-            stock = plan.stock if fix.prove_from_stock else found
-            case = Case(
-                stock=stock, patched=plan.patched, request=plan.request, active=active
-            )
-            cases.append((fix, case))
-        found = with_edits(found, verdict.edits)
+        if verdict.edits:
+            _check_recognised(verdict.fix, plan)
+
     proofs = []
-    for fix, case in cases:
-        with explain_failure(fix):
-            proofs += [fix.prove(case)] if fix.prove else []
+    for fix, case in list(_cases_of(plan)):
+        if fix.prove:
+            with explain_failure(fix):
+                proofs.append(fix.prove(case))
     return tuple(proofs)
+
+
+def _check_recognised(fix: Fix, plan: Plan) -> None:
+    observation = fix.look(plan.patched, plan.request)
+    if observation.state is not State.APPLIED:
+        raise ProofError(
+            f"{fix.id} does not recognise its own result: {observation.reason}",
+            hint="please report this with the version",
+        )
+
+
+def _cases_of(plan: Plan) -> Iterator[tuple[Fix, Case]]:
+    """Yield each fix whose effect can be proved, with the trees to compare."""
+    active = frozenset(v.fix.id for v in plan.verdicts if v.state in _IN_EFFECT)
+    tree = plan.stock
+    for verdict in plan.verdicts:
+        fix = verdict.fix
+        is_upstream = verdict.state is State.UPSTREAM and fix.prove_upstream
+        if is_upstream or verdict.state in _PROVABLE:
+            case = Case(
+                stock=plan.stock if fix.prove_from_stock else tree,
+                patched=plan.patched,
+                request=plan.request,
+                active=active,
+            )
+            yield fix, case
+        tree = with_edits(tree, verdict.edits)
