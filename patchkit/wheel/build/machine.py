@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
@@ -34,6 +35,7 @@ from patchkit.wheel.build.toolchain import find_cxx, missing_tools
 _MEMINFO = Path("/proc/meminfo")
 # With g++-13-aarch64-linux-gnu; Debian 12 and Ubuntu 22.04 end with GCC 12 for another CPU.
 _HAVE_GCC_13 = "Debian 13, Ubuntu 24.04"
+_MACRO = re.compile(r"^#define (\w+) (.*)$", re.MULTILINE)
 _ASK = """\
 import importlib.util, platform, sysconfig
 from pathlib import Path
@@ -57,7 +59,7 @@ class BuildPlan:
         if not self.missing:
             return
 
-        worst = max(self.missing, key=lambda lack: lack.kind.exit_code)
+        worst = max(self.missing, key=attrgetter("kind.exit_code"))
         lines = [f"    {lack.what}: {lack.hint}" for lack in self.missing]
         raise worst.kind(
             "\n".join([f"this machine cannot build {self.title}:", *lines]),
@@ -99,25 +101,29 @@ def _python_lacks(needs: Needs, python: Path) -> Iterator[Finding]:
 
     version = facts["version"]
     if not SpecifierSet(needs.python).contains(version, prereleases=True):
-        what = f"Python {version} is outside {needs.python}"
-        yield _lack(what, "install patchkit into another one")
+        yield _lack(
+            f"Python {version} is outside {needs.python}",
+            "install patchkit into another one",
+        )
 
-    package = f"python{version.rpartition('.')[0]}"
+    supply = f"apt install python{version.rpartition('.')[0]}"
     if not facts["header"]:
-        what = f"{python} has no headers (Python.h)"
-        yield _lack(what, quoted("apt", "install", f"{package}-dev"))
+        yield _lack(f"{python} has no headers (Python.h)", f"{supply}-dev")
     if not facts["venv"]:
-        what = f"{python} has no module venv"
-        yield _lack(what, quoted("apt", "install", f"{package}-venv"))
+        yield _lack(f"{python} has no module venv", f"{supply}-venv")
 
 
 def _compiler_lacks(needs: Needs, cxx: Path | None, across: str) -> Iterator[Finding]:
     # The first GCC with -std=c++20, where the release itself names none.
     default = "10" if needs.standard >= 20 else ""
     oldest = needs.gcc or default
-    triple = f"{across.replace('_', '-')}-linux-gnu" if across else ""
     major = oldest.partition(".")[0]
-    supply = quoted("apt", "install", "-".join(filter(None, ("g++", major, triple))))
+
+    supply = "apt install g++"
+    if major:
+        supply += f"-{major}"
+    if across:
+        supply += f"-{across.replace('_', '-')}-linux-gnu"
 
     if cxx is None:
         cpu = f" for {across}" if across else ""
@@ -132,10 +138,10 @@ def _compiler_lacks(needs: Needs, cxx: Path | None, across: str) -> Iterator[Fin
     compiler = f"g++-{major}"
     if across:
         compiler = f"{across}-linux-gnu-{compiler}"
-        supply = f"{supply} ({_HAVE_GCC_13})"
-    request = f"C++{needs.standard}, GCC {oldest} or later"
+        supply += f" ({_HAVE_GCC_13})"
     yield _lack(
-        f"{cxx} is GCC {version}; the release takes {request}",
+        f"{cxx} is GCC {version}; "
+        f"the release takes C++{needs.standard}, GCC {oldest} or later",
         f"{supply}; then CXX={compiler}",
     )
 
@@ -146,11 +152,12 @@ def _gcc_version(cxx: Path) -> Version | None:
     Any program may be called g++, and clang defines __GNUC__ as well.
     """
     listing = attempt(cxx, "-dM", "-E", "-x", "c++", "/dev/null")
-    macros = dict(re.findall(r"^#define (\w+) (.*)$", listing.output, re.MULTILINE))
+    macros = dict(_MACRO.findall(listing.output))
     if "__GNUC__" not in macros or "__clang__" in macros:
         return None
-    names = ("__GNUC__", "__GNUC_MINOR__", "__GNUC_PATCHLEVEL__")
-    return Version(".".join(macros.get(name, "0") for name in names))
+    minor = macros.get("__GNUC_MINOR__", "0")
+    patch = macros.get("__GNUC_PATCHLEVEL__", "0")
+    return Version(f"{macros['__GNUC__']}.{minor}.{patch}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +168,10 @@ class Jobs:
     reason: str
 
 
-def jobs_for(memory: int, wanted: int | None = None) -> Jobs:
+def jobs_for(memory: int, number: int | None = None) -> Jobs:
     """Return one job per core, or fewer if each needs ``memory`` bytes of what is available."""
-    if wanted:
-        return Jobs(wanted, "as asked for")
+    if number:
+        return Jobs(number, "as asked for")
 
     # Cores that this process may use; os.cpu_count() ignores affinity and cpusets.
     cores = len(os.sched_getaffinity(0))
@@ -289,8 +296,9 @@ def work_folder(
             stamp.write_text(facts, encoding="utf-8")
 
         if shutil.disk_usage(root).free < free:
-            what = f"{root}: less than {free >> 30} GiB free"
-            raise StorageError(what, hint="free some space")
+            raise StorageError(
+                f"{root}: less than {free >> 30} GiB free", hint="free some space"
+            )
         yield root
 
 

@@ -173,17 +173,18 @@ def _read_step(line: str, done: int, objects: int | None) -> tuple[int, int] | N
 
 def _build_error(ended: Completed, log: Path) -> BuildError:
     lines = ended.output.splitlines()
-    telling = [line for line in lines if _FAILURE.search(line)][:8] or lines[-8:]
-
-    hint = f"the whole log is {log}; run again to go on from here, with --fresh to begin anew"
+    telling = list(filter(_FAILURE.search, lines))[:8] or lines[-8:]
+    error = BuildError(
+        "\n    ".join([f"the build ended with {ended.status}", *telling]),
+        hint=f"the whole log is {log}; run again to go on from here, with --fresh to begin anew",
+    )
     # Not every tool says that the disk is full.
-    why = f"the disk of {log.parent} is full" if is_full(log) else ""
+    if is_full(log):
+        error.why = f"the disk of {log.parent} is full"
     if _OUT_OF_MEMORY.search(ended.output):
-        why = "the system ran out of memory, and ended a compiler"
-        hint = f"use fewer --jobs; {hint}"
-
-    what = "\n    ".join([f"the build ended with {ended.status}", *telling])
-    return BuildError(what, why=why, hint=hint)
+        error.why = "the system ran out of memory, and ended a compiler"
+        error.hint = f"use fewer --jobs; {error.hint}"
+    return error
 
 
 def drop_partial(build: Path) -> None:
@@ -209,9 +210,18 @@ def platform_tag(wheel: Path, provided: Collection[str] = ()) -> str:
     ``libtorch*.so``. Raises ProofError if it keeps none: a library that nothing brings, or another
     CPU's.
     """
-    command = [sys.executable, "-m", "auditwheel", "show", "--json", str(wheel)]
-    why = "its library is not for the CPU of its file name, or is no ELF file"
-    report = json.loads(run(*command, kind=ProofError, why=why, timeout=None).output)
+    done = run(
+        sys.executable,
+        "-m",
+        "auditwheel",
+        "show",
+        "--json",
+        wheel,
+        kind=ProofError,
+        why="its library is not for the CPU of its file name, or is no ELF file",
+        timeout=None,
+    )
+    report = json.loads(done.output)
 
     foreign = [
         name

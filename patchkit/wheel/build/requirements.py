@@ -145,12 +145,16 @@ def make_environment(
 
 def _make_venv(home: Path) -> None:
     # The module itself is there (see machine.missing_needs).
-    why = "the disk is full, or the module venv, a package of its own on Ubuntu, is damaged"
-    hint = (
-        "free some: an environment with torch takes 6 GB; or: apt install python3-venv"
+    run(
+        sys.executable,
+        "-m",
+        "venv",
+        home,
+        kind=StorageError,
+        why="the disk is full, or the module venv, a package of its own on Ubuntu, is damaged",
+        hint="free some: an environment with torch takes 6 GB; or: apt install python3-venv",
+        timeout=None,
     )
-    command = (sys.executable, "-m", "venv", home)
-    run(*command, kind=StorageError, why=why, hint=hint, timeout=None)
 
 
 @contextlib.contextmanager
@@ -242,13 +246,12 @@ def _pip_error(output: str, name: str, *, offline: bool) -> PatchkitError:
         )
 
     lines = output.splitlines()
-    telling = [line for line in lines if _TELLING.search(line)] or lines
-    causes = [cause for text, cause in _CAUSES.items() if text in output]
-    hint = "pip's own settings (PIP_FIND_LINKS, PIP_INDEX_URL) say where it looks"
-    if offline:
-        hint += "; --offline leaves only PIP_FIND_LINKS"
-    return BuildError(
+    telling = list(filter(_TELLING.search, lines)) or lines
+    error = BuildError(
         "\n    ".join([f"pip could not install {name}", *telling[:8]]),
-        why=causes[0] if causes else "",
-        hint=hint,
+        why=next((cause for text, cause in _CAUSES.items() if text in output), ""),
+        hint="pip's own settings (PIP_FIND_LINKS, PIP_INDEX_URL) say where it looks",
     )
+    if offline:
+        error.hint += "; --offline leaves only PIP_FIND_LINKS"
+    return error

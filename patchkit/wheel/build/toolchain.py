@@ -20,7 +20,6 @@ from patchkit.errors import HostError, UsageError, translated
 from patchkit.extras import BUILD, lacking, missing_libraries
 from patchkit.finding import Finding, Level, finding
 from patchkit.process import attempt, run
-from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
 from patchkit.source.fetch import Progress, cache_dir, fetch
 from patchkit.source.releases import LockEntry
@@ -149,9 +148,13 @@ def _missing_cxx(machine: str) -> Finding:
 
 
 def _missing_tool(tool: str, package: str) -> Finding:
-    what = f"{tool} is not on this machine"
-    hint = quoted("apt", "install", package)
-    return finding(HostError, "", what, hint, "the build compiles host code with it")
+    return finding(
+        HostError,
+        "",
+        f"{tool} is not on this machine",
+        f"apt install {package}",
+        "the build compiles host code with it",
+    )
 
 
 def find_cxx(machine: str) -> Path | None:
@@ -237,21 +240,21 @@ def locked_toolkit(
     return home
 
 
-def _choose_wheels(
-    host: str, machine: str, cuda: str, only: str
-) -> tuple[ToolkitWheel, ...]:
+def _choose_wheels(host: str, machine: str, cuda: str, only: str) -> list[ToolkitWheel]:
     rows = [row for row in locked_toolkit_wheels() if row.cuda == cuda]
     if only:
         rows = [row for row in rows if row.project == only]
 
-    native = [row for row in rows if row.machine == host]
-    if machine == host:
-        return tuple(native)
-
-    # The other CPU's compiler wheel is for a header alone (fatbinary_section.h).
-    cross = [row for row in rows if row.machine == machine]
-    needed = [row for row in cross if row.role == "runtime" or row.project == COMPILER]
-    return (*native, *needed)
+    wheels = [row for row in rows if row.machine == host]
+    if machine != host:
+        # The other CPU's compiler wheel is for a header alone (fatbinary_section.h).
+        wheels += [
+            row
+            for row in rows
+            if row.machine == machine
+            and (row.role == "runtime" or row.project == COMPILER)
+        ]
+    return wheels
 
 
 def _unpack_wheel(archive: Path, wheel: ToolkitWheel, tree: Path, host: str) -> None:

@@ -116,8 +116,12 @@ def driver_stand_in(header: Path, cxx: Path, library: Path) -> None:
         str(cxx), "-x", "c", "-w", "-fno-builtin", "-shared", "-fPIC", "-nostdlib",
         "-Wl,-soname,libcuda.so.1", str(source), "-o", str(library),
     ]  # fmt: skip
-    why = "it cannot link a shared library"
-    run(*command, why=why, hint="apt install g++", timeout=None)
+    run(
+        *command,
+        why="it cannot link a shared library",
+        hint="apt install g++",
+        timeout=None,
+    )
     source.unlink()
 
 
@@ -194,7 +198,7 @@ def python_headers(python: Path, machine: str, dest: Path) -> None:
     except (OSError, UnicodeDecodeError) as error:
         raise HostError(
             f"{python} has no headers: {error}",
-            hint=quoted("apt", "install", facts["package"]),
+            hint=f"apt install {facts['package']}",
         ) from error
 
     # Macros that the interpreter's own header does not have are left out.
@@ -243,7 +247,7 @@ def _c_compiler(cxx: Path) -> Path:
         raise HostError(
             f"{compiler} is not there beside {cxx.name}",
             why="the compilers of C and C++ come in packages of their own",
-            hint=quoted("apt", "install", f"gcc{version}-{triple}"),
+            hint=f"apt install gcc{version}-{triple}",
         )
     return compiler
 
