@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import click
 
-from patchkit.cli.cluster.cluster_options import cluster_here
+from patchkit.cli.cluster.cluster_options import VENV_OPTION, cluster_here
 from patchkit.cli.out import PATH, LaidOut, table, tell
 from patchkit.cli.render import (
     Block,
@@ -23,6 +23,7 @@ from patchkit.cluster.bench.figures import (
     ENOUGH,
     MAIN,
     FigureDifference,
+    Series,
     compare_series,
     find_changes,
     read_conditions,
@@ -67,9 +68,10 @@ class _Bench(VerbGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Take a first word that is no verb for the model of `run`."""
-        verb = [] if args[0] in self.commands or args[0] == "--help" else [self.default]
-        return super().resolve_command(ctx, [*verb, *args])
+        """Take a first word that is no command for the model of `run`."""
+        if args[0] not in self.commands and args[0] != "--help":
+            args = [self.default, *args]
+        return super().resolve_command(ctx, args)
 
 
 @click.group(cls=_Bench)
@@ -88,24 +90,33 @@ def bench_command() -> None:
 @bench_command.command("run")
 @click.argument("model")
 @click.argument("args", nargs=-1)
-@click.option(
-    "--url", metavar="URL", default="", help="Measure the server that runs there."
-)
+@click.option("--url", metavar="URL", help="Measure the server that runs there.")
 @click.option(
     "--compare", nargs=2, metavar="A B", type=PATH, help="Two cluster files, in turns."
 )
+@click.option("--cluster", metavar="FILE", type=PATH, help="Serve on this cluster.")
+@VENV_OPTION
 @click.option(
-    "--cluster", metavar="FILE", type=PATH, help="Serve it there, under units."
+    "--input",
+    "depth",
+    type=click.IntRange(1),
+    default=1024,
+    show_default=True,
+    help="Tokens of a prompt.",
 )
 @click.option(
-    "--venv", metavar="DIR", default="", help="The environment that has vLLM."
+    "--output",
+    type=click.IntRange(1),
+    default=128,
+    show_default=True,
+    help="Tokens of an answer.",
 )
 @click.option(
-    "--input", "depth", type=click.IntRange(1), default=1024, show_default=True
-)
-@click.option("--output", type=click.IntRange(1), default=128, show_default=True)
-@click.option(
-    "--concurrency", default="1,8,32", show_default=True, callback=_read_numbers
+    "--concurrency",
+    default="1,8,32",
+    show_default=True,
+    callback=_read_numbers,
+    help="Requests at once.",
 )
 @click.option("--rounds", default=ENOUGH, show_default=True, help="Repetitions.")
 @click.option("--tokenizer", metavar="DIR", default="", help="Default: the model's.")
@@ -114,64 +125,76 @@ def bench_command() -> None:
 )
 @rendered
 def run_bench(
-    model: str,
-    *,
-    args: tuple[str, ...],
-    url: str,
-    venv: str,
-    folder: Path | None,
-    **given: Any,
+    model: str, *, args: tuple[str, ...], folder: Path | None, **options: Any
 ) -> Iterator[Block]:
     """Serve a model in one way or two, in turns, and measure each; called again it goes on.
 
     Words behind `--` are added to the `vllm serve` of each.
     """
-    compare, cluster = given["compare"], given["cluster"]
-    if sum(map(bool, (url, compare, cluster))) > 1:
-        raise UsageError("--url, --compare, --cluster: one of them")
-    if url:
-        server = server_at(url.rstrip("/").removesuffix("/v1"))
-        variants = [
-            PlannedVariant(name="served", python=venv_python(venv), url=server.url)
-        ]
-    elif files := compare or (cluster and [cluster]):
-        variants = [
-            plan_cluster(read_cluster_file(path), path.stem, model, venv, args)
-            for path in files
-        ]
-    else:
-        variants = [
-            plan_cluster(cluster_here(venv or None).file, "served", model, venv, args)
-        ]
-    size = {"depth": given["depth"], "output": given["output"]}
+    variants = list(_planned_variants(model, args, options))
     loads = [
-        BenchLoad(**size, concurrency=count, prompts=_PROMPTS * count)
-        for count in given["concurrency"]
+        BenchLoad(
+            depth=options["depth"],
+            output=options["output"],
+            concurrency=count,
+            prompts=_PROMPTS * count,
+        )
+        for count in options["concurrency"]
     ]
+    day = date.today().isoformat()
     plan = BenchPlan(
         model=model,
         variants=variants,
         loads=loads,
-        rounds=given["rounds"],
-        folder=folder or Path(f"bench-{Path(model).name}-{date.today().isoformat()}"),
+        rounds=options["rounds"],
+        folder=folder or Path(f"bench-{Path(model).name}-{day}"),
         conditions=describe_conditions(model, variants, loads),
-        tokenizer=given["tokenizer"],
+        tokenizer=options["tokenizer"],
     )
     measure_variants(plan, _SILENT, tell)
+
     all_series = read_series(plan.folder)
     yield Record({"folder": plan.folder, "figures": all_series})
-    main = [series for series in all_series if series.measure in MAIN]
-    yield from table(
-        (it.load, it.measure.name, it.variant, f"{it.text} {it.measure.unit}")
-        for it in main
-    )
-    first, *others = (
-        [it for it in main if it.variant == variant.name] for variant in variants
-    )
-    for second in others:
-        yield f"{second[0].variant} against {first[0].variant}, by round:"
-        yield from _difference_lines(compare_series(first, second))
+    main_series = [series for series in all_series if series.measure in MAIN]
+    yield from table(map(_series_row, main_series))
+    baseline, *compared = [
+        [series for series in main_series if series.variant == variant.name]
+        for variant in variants
+    ]
+    for group in compared:
+        yield f"{group[0].variant} against {baseline[0].variant}, by round:"
+        yield from _difference_lines(compare_series(baseline, group))
     yield f"kept: {plan.folder}/digest.json, raw/"
+
+
+def _planned_variants(
+    model: str, args: tuple[str, ...], options: Mapping[str, Any]
+) -> Iterator[PlannedVariant]:
+    """Yield the server of --url, those of --compare or --cluster, or one on this machine."""
+    url = options["url"]
+    venv = options["venv"] or ""
+    files = list(options["compare"] or ())
+    if sum(map(bool, (url, files, options["cluster"]))) > 1:
+        raise UsageError("--url, --compare, --cluster: one of them")
+
+    if url:
+        server = server_at(url.rstrip("/").removesuffix("/v1"))
+        python = venv_python(venv)
+        yield PlannedVariant(name="served", python=python, url=server.url)
+        return
+    if options["cluster"]:
+        files = [options["cluster"]]
+    for path in files:
+        yield plan_cluster(read_cluster_file(path), path.stem, model, venv, args)
+    if not files:
+        file = cluster_here(venv).file
+        yield plan_cluster(file, "served", model, venv, args)
+
+
+def _series_row(series: Series) -> tuple[str, ...]:
+    measure = series.measure
+    figures = f"{series.text} {measure.unit}"
+    return series.load, measure.name, series.variant, figures
 
 
 @bench_command.command("diff")
@@ -182,31 +205,27 @@ def run_bench(
 def compare_results(first: Path, second: Path, *, verbose: bool) -> Iterator[Block]:
     """Say what differs between two setups, and whether the figures do by more than their spread."""
     changes = find_changes(read_conditions(first), read_conditions(second))
-    setup = [{"what": at, "first": old, "second": new} for at, old, new in changes]
+    setup = [{"what": name, "first": old, "second": new} for name, old, new in changes]
     pairs = compare_series(read_series(first), read_series(second))
     yield Record({"setup": setup, "figures": pairs})
+
     yield "the setups differ in:" if changes else "the setups are the same"
     limit = None if verbose else 40
-    yield from table((at, old[:limit], new[:limit]) for at, old, new in changes)
+    yield from table((name, old[:limit], new[:limit]) for name, old, new in changes)
     if not pairs:
         raise UsageError(f"{first} and {second} have no variant and load in common")
     yield f"figures, {second} by {first}:"
-    yield from _difference_lines(
-        [it for it in pairs if verbose or it.first.measure in MAIN]
-    )
+    shown = [pair for pair in pairs if verbose or pair.first.measure in MAIN]
+    yield from _difference_lines(shown)
 
 
 def _difference_lines(pairs: Sequence[FigureDifference]) -> Iterator[Block]:
-    yield from table(
-        (
-            pair.first.variant,
-            pair.first.load,
-            pair.first.measure.name,
-            pair.text,
-            pair.verdict,
-        )
-        for pair in pairs
-    )
+    rows = []
+    for pair in pairs:
+        series = pair.first
+        name = series.measure.name
+        rows.append((series.variant, series.load, name, pair.text, pair.verdict))
+    yield from table(rows)
     yield LaidOut(
         "better, worse: no value of one reaches the other's; by chance so in 1 of 10 pairs\n"
         "of equals with three repetitions. The figures do not say why."

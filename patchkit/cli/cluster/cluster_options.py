@@ -1,17 +1,16 @@
-"""Share options between the verbs that serve: which machines, and on whose behalf."""
+"""Share options between the verbs about several machines, and read the cluster they name."""
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import click
 
 from patchkit.cli.out import PATH, record_fields
-from patchkit.cli.render import gigabytes
+from patchkit.cli.render import Verb, gigabytes
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import (
     FILE,
@@ -24,41 +23,49 @@ from patchkit.cluster.ssh.rsync import Copied
 from patchkit.cluster.ssh.ssh import HERE
 from patchkit.errors import PatchkitError
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-_FEW = 1e8  # bytes; a speed of less says nothing
+_RATE_BYTES = 1e8  # bytes; the speed of a smaller copy says nothing
 FILE_OPTION = click.option(
-    "--file", type=PATH, default=FILE, show_default=True, help="Its file."
+    "--file", type=PATH, default=FILE, show_default=True, help="Cluster file."
+)
+# Where a command without it is about this machine.
+OTHER_FILE_OPTION = click.option(
+    "--file", type=PATH, help="Cluster file, instead of cluster.toml."
+)
+VENV_OPTION = click.option(
+    "--venv", metavar="DIR", help="Environment that has vLLM; default: this one."
 )
 
 
-def cluster_option(function: F) -> F:
-    """Add ``--file`` and ``--here``, and hand over the cluster that they name."""
+def cluster_option(verb: Verb) -> Verb:
+    """Add ``--file`` and ``--here``; the verb takes the cluster that they name."""
 
     @FILE_OPTION
     @click.option(
-        "--here", is_flag=True, help="This machine; the default without cluster.toml."
+        "--here", is_flag=True, help="This machine; the default without a file."
     )
-    @functools.wraps(function)
+    @functools.wraps(verb)
     def wrapped(*arguments: Any, file: Path, here: bool, **options: Any) -> Any:
-        alone = here or (file == FILE and not file.exists())
-        cluster = cluster_here() if alone else Cluster(read_cluster_file(file))
-        return function(*arguments, cluster=cluster, **options)
+        is_missing = file == FILE and not file.exists()
+        is_alone = here or is_missing
+        cluster = cluster_here() if is_alone else Cluster(read_cluster_file(file))
+        return verb(*arguments, cluster=cluster, **options)
 
-    return cast("F", wrapped)
+    return wrapped
 
 
 def cluster_here(venv: str | None = None, **choices: Any) -> Cluster:
     """Return this machine as a cluster of one; by default with the environment that runs this."""
-    own = Path(sys.prefix)
-    place = venv or (str(own) if (own / "bin" / "vllm").exists() else VENV)
+    place = venv or VENV
+    prefix = Path(sys.prefix)
+    if not venv and (prefix / "bin" / "vllm").exists():
+        place = str(prefix)
     if not place.startswith("~"):
         place = str(Path(place).absolute())
     return Cluster(ClusterFile(node=(ClusterNode(ssh=HERE),), venv=place, **choices))
 
 
 def node_fields(node: str, answer: object, **more: object) -> dict[str, object]:
-    """Return what --json says of a node: its answer, or why it gave none."""
+    """Return a node as JSON has it: its answer, or the error of a node that gave none."""
     if isinstance(answer, PatchkitError):
         return {
             "node": node,
@@ -71,9 +78,7 @@ def node_fields(node: str, answer: object, **more: object) -> dict[str, object]:
 
 def sent_amount(sent: Copied) -> str:
     """Return how much was copied, and how fast."""
-    fast = (
-        f", {sent.sent / 1e9 / max(sent.seconds, 1e-3):.2f} GB/s"
-        if sent.sent >= _FEW
-        else ""
-    )
-    return f"{gigabytes(sent.sent)} in {sent.seconds:,.1f} s{fast}"
+    text = f"{gigabytes(sent.sent)} in {sent.seconds:,.1f} s"
+    if sent.sent >= _RATE_BYTES:
+        text += f", {sent.sent / 1e9 / max(sent.seconds, 1e-3):.2f} GB/s"
+    return text

@@ -9,7 +9,11 @@ from typing import Any
 
 import click
 
-from patchkit.cli.cluster.cluster_options import cluster_here
+from patchkit.cli.cluster.cluster_options import (
+    OTHER_FILE_OPTION,
+    VENV_OPTION,
+    cluster_here,
+)
 from patchkit.cli.out import FILE_OR_DASH, PATH, table, tell
 from patchkit.cli.render import (
     Block,
@@ -47,33 +51,24 @@ _READER = "patchkit doctor --log -"
 @click.option(
     "--cluster", "with_cluster", is_flag=True, help="Every node, and between them."
 )
-@click.option("--file", type=PATH, help="The cluster's file, instead of cluster.toml.")
+@OTHER_FILE_OPTION
 @click.option(
-    "--log", type=FILE_OR_DASH, help="What a program wrote; - is standard input."
+    "--log", type=FILE_OR_DASH, help="Output of a program; - is standard input."
 )
 @click.option(
-    "--port", type=click.IntRange(1, 65535), metavar="N", help="The server's, not 8000."
+    "--port", type=click.IntRange(1, 65535), metavar="N", help="Port; default: 8000."
 )
-@click.option(
-    "--gpu", is_flag=True, help="Also try the GPUs, one by one and together: minutes."
-)
-@click.option(
-    "--save",
-    type=PATH,
-    help="Keep all of it for a report, without names, addresses and secrets.",
-)
-@click.option(
-    "--venv", metavar="DIR", help="The environment that has vLLM; default: this one."
-)
+@click.option("--gpu", is_flag=True, help="Also try the GPUs; takes minutes.")
+@click.option("--save", type=PATH, help="Keep a report, without names and secrets.")
+@VENV_OPTION
 @verbose_option
 @rendered
 def doctor_command(
     *,
-    file: Path | None,
     log: Path | None,
-    port: int | None,
     save: Path | None,
-    **given: Any,
+    verbose: bool,
+    **options: Any,
 ) -> Iterator[Block]:
     """Find what is wrong, why, and what cures it. Exits with 0 only if nothing is.
 
@@ -84,46 +79,56 @@ def doctor_command(
       patchkit doctor --log vllm.log
       docker logs vllm 2>&1 | patchkit doctor --log -
     """
-    several = given["with_cluster"] or file is not None
-    gpu = given["gpu"]
-    verbose = given["verbose"]
-    if sum((log is not None, several, port is not None)) > 1:
-        raise UsageError(
-            "--log, --cluster, --port: one of them", hint="patchkit doctor --cluster"
-        )
+    is_several = options["with_cluster"] or options["file"] is not None
+    subjects = (log is not None, is_several, options["port"] is not None)
+    if sum(subjects) > 1:
+        hint = "patchkit doctor --cluster"
+        raise UsageError("--log, --cluster, --port: one of them", hint=hint)
     if log is None:
         require_libraries(BASE)
     if save is not None:
         require_new(save)
-    if log is not None:
-        examination = _read_visit(log, given["venv"])
-    elif several:
-        examination = examine_cluster(
-            Cluster(read_cluster_file(file or FILE)), gpu=gpu, here=False
-        )
-    else:
-        choices = {"serve": ServeChoices(port=port)} if port else {}
-        cluster = cluster_here(venv=given["venv"], **choices)
-        examination = examine_cluster(cluster, gpu=gpu, port=port or 0, here=True)
-    examination = add_first_use(examination, look_at_device_code)
-    findings = [_masked(finding) for finding in examination.findings]
+
+    examination = add_first_use(_examine(log=log, **options), look_at_device_code)
+    findings = list(map(_masked, examination.findings))
     yield Record({"findings": [finding.fields() for finding in findings]})
     if log and not verbose:
         yield from (finding.what for finding in findings if finding.level is Level.OK)
     yield from finding_lines(findings, verbose=verbose)
     if save is not None:
-        yield from _saved(examination, save, verbose=verbose)
+        yield from _save_report(examination, save, verbose=verbose)
     yield ExitCode(worst(findings, Level.ERROR, Level.WARNING))
 
 
-def _read_visit(log: Path, venv: str | None) -> Examination:
-    """Return what is known of what a program wrote."""
+def _examine(
+    *,
+    log: Path | None,
+    file: Path | None,
+    port: int | None,
+    venv: str | None,
+    gpu: bool,
+    with_cluster: bool,
+) -> Examination:
+    """Look at a log, at a cluster, or at this machine."""
+    if log is not None:
+        return _examine_log(log, venv)
+    if with_cluster or file is not None:
+        return examine_cluster(
+            Cluster(read_cluster_file(file or FILE)), gpu=gpu, here=False
+        )
+    choices = {"serve": ServeChoices(port=port)} if port else {}
+    cluster = cluster_here(venv, **choices)
+    return examine_cluster(cluster, gpu=gpu, port=port or 0, here=True)
+
+
+def _examine_log(log: Path, venv: str | None) -> Examination:
+    """Return the findings in the output of a program."""
     where = STDIN if str(log) == "-" else str(log)
     pieces = read_chunks(log, reader=_READER, hint=f"docker logs vllm 2>&1 | {_READER}")
     chunks = text_chunks(pieces, where)
-    read = read_log(chunks, local_facts(cluster_here(venv=venv)))
-    lines = tuple((f"{where}:{number}", text) for number, text in read.lines.items())
-    return Examination(findings=tuple(log_findings(read, where)), lines=lines)
+    read = read_log(chunks, local_facts(cluster_here(venv)))
+    lines = [(f"{where}:{number}", text) for number, text in read.lines.items()]
+    return Examination(findings=tuple(log_findings(read, where)), lines=tuple(lines))
 
 
 def _masked(finding: Finding) -> Finding:
@@ -136,7 +141,9 @@ def _masked(finding: Finding) -> Finding:
     )
 
 
-def _saved(examination: Examination, place: Path, *, verbose: bool) -> Iterator[Block]:
+def _save_report(
+    examination: Examination, place: Path, *, verbose: bool
+) -> Iterator[Block]:
     """Keep a report in an archive, and tell what was taken out of it."""
     parts = examination.report_content()
     logs = {"journal": parts.pop("journal")}

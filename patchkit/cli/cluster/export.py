@@ -39,9 +39,9 @@ def export_command() -> None:
     "--base",
     required=True,
     metavar="IMAGE@sha256:…",
-    help="What it is built on: Ubuntu or Debian with the wheelhouse's Python; 24.04 has 3.12.",
+    help="Ubuntu or Debian that has the wheelhouse's Python.",
 )
-@click.option("--unpinned", is_flag=True, help="Take a base without a digest.")
+@click.option("--unpinned", is_flag=True, help="Accept a base without a digest.")
 @house_option
 @click.option("-o", "--output", type=PATH, help="Default: standard output.")
 @click.option("--force", is_flag=True, help="Replace a FILE with another content.")

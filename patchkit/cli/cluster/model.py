@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import click
 
@@ -14,8 +15,7 @@ from patchkit.cli.cluster.cluster_options import (
 )
 from patchkit.cli.out import (
     Shown,
-    next_step,
-    program,
+    next_verb,
     record_fields,
     style,
     table,
@@ -30,9 +30,10 @@ from patchkit.cli.render import (
     ExitCode,
     Record,
     VerbGroup,
+    dry_run_option,
     finding_blocks,
     gigabytes,
-    lead_word,
+    note,
     rendered,
 )
 from patchkit.cluster.launch.cluster import Cluster
@@ -52,68 +53,77 @@ from patchkit.durable.atomic import status_of_file
 from patchkit.errors import PatchkitError, SourceError, UsageError
 from patchkit.quoting import quoted
 
-_Results = Sequence[tuple[ModelNode, ModelCheck | PatchkitError]]
+_Result = tuple[ModelNode, ModelCheck | PatchkitError]
 
 
 @click.group(cls=VerbGroup)
 def model_command() -> None:
     """Fetch a model once, copy it to the other nodes, and know that it is whole.
 
-    One folder holds one commit: MODELS/ORG--NAME@COMMIT. `get` fetches with the `hf` of vLLM's own
+    A folder holds one commit: MODELS/ORG--NAME@COMMIT. `get` fetches with the `hf` of vLLM's own
     environment, `sync` copies with rsync, and `check` needs no network.
     """
 
 
 @model_command.command("get")
 @click.argument("spec", metavar="REPO[@REVISION]")
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@dry_run_option
 @click.option(
-    "--venv", metavar="DIR", help="The environment that has vLLM; default: the file's."
+    "--venv", metavar="DIR", help="Environment that has vLLM; default: the file's."
 )
 @cluster_option
 @rendered
 def get_model(
     spec: str, *, cluster: Cluster, dry_run: bool, venv: str | None
 ) -> Iterator[Block]:
-    """Fetch what vLLM loads of a model, to the first node.
+    """Fetch the files that vLLM loads of a model, to the first node.
 
-    Says the size first, goes on where it was, and hashes every file at the end. Who is logged in
-    there is known to `hf`, or by HF_TOKEN there.
+    Says the size first, resumes after an interrupt, and hashes every file at the end. `hf` or
+    HF_TOKEN on that node knows who is logged in.
     """
     repo, revision = _find_commit(cluster, spec)
-    given = click.get_current_context().params
-    file = None if given["here"] or not given["file"].exists() else given["file"]
+    file = _existing_file()
     if file:
         status_of_file(file)  # hours before it gets its line
     head = cluster.head
     python = f"{venv or cluster.file.venv}/bin/python"
-    asked = {"models": cluster.file.model_folder, "python": python, "repo": repo}
-    plan = head.call(FetchPlan, plan_fetch, **asked, revision=revision)
-    tell(style(f"{repo}@{plan.commit}", bold=True))
-    tell(
-        f"  {plan.files} files, {gigabytes(plan.size)}, into {head.destination}:{plan.folder}"
-    )
-    tell(f"  {gigabytes(plan.left)} to download; {gigabytes(plan.free)} free")
+    place = {"models": cluster.file.model_folder, "python": python, "repo": repo}
+    plan = head.call(FetchPlan, plan_fetch, **place, revision=revision)
+    _tell_plan(repo, head, plan)
     if dry_run:
         yield Record({"plan": plan, "dry_run": True})
         yield "nothing was changed"
         return
+
     with progress() as report:
-        check = head.follow(
-            ModelCheck, report(repo), fetch_model, **asked, commit=plan.commit
-        )
-    whole = not check.exit_code
-    if whole and file:
+        bar = report(repo)
+        check = head.follow(ModelCheck, bar, fetch_model, **place, commit=plan.commit)
+    is_whole = not check.exit_code
+    if is_whole and file:
         pin_model(file, repo, plan.commit)
-    fields = {**record_fields(check), "complete": whole}
+    fields = {**record_fields(check), "complete": is_whole}
     yield Record({"plan": plan, "dry_run": False, "check": fields})
     yield from _check_blocks(head.destination, check)
-    if not whole:
-        yield next_step(*program(), "model", "get", f"{repo}@{plan.commit}")
+    if not is_whole:
+        yield next_verb("model", "get", f"{repo}@{plan.commit}")
     elif file:
         yield f"{file} pins {repo} to {plan.commit}"
         if len(cluster.nodes) > 1:
-            yield next_step(*program(), "model", "sync", repo)
+            yield next_verb("model", "sync", repo)
+
+
+def _existing_file() -> Path | None:
+    """Return the cluster file of the command line; None for --here or without a file."""
+    options = click.get_current_context().params
+    file: Path = options["file"]
+    return None if options["here"] or not file.exists() else file
+
+
+def _tell_plan(repo: str, head: Remote, plan: FetchPlan) -> None:
+    place = f"{head.destination}:{plan.folder}"
+    tell(style(f"{repo}@{plan.commit}", bold=True))
+    tell(f"  {plan.files} files, {gigabytes(plan.size)}, into {place}")
+    tell(f"  {gigabytes(plan.left)} to download; {gigabytes(plan.free)} free")
 
 
 @model_command.command("sync")
@@ -123,9 +133,9 @@ def get_model(
 def sync_models(specs: Sequence[str], *, cluster: Cluster) -> Iterator[Block]:
     """Copy models from the first node that has them whole to the others, and check them there.
 
-    Without a name all that the cluster file pins. rsync runs there, over ssh and the cable, side by
-    side; run it again after an interrupt. Every file is hashed where it comes from and where it
-    goes; until then it lies aside, and nothing is replaced.
+    Without a name: all models that the cluster file pins. rsync copies over ssh and the cable, to
+    all nodes at once; run it again after an interrupt. Every file is hashed on both sides; until
+    then it lies aside, and nothing is replaced.
     """
     nodes = _model_nodes(cluster)
     if len(nodes) < 2:
@@ -133,26 +143,31 @@ def sync_models(specs: Sequence[str], *, cluster: Cluster) -> Iterator[Block]:
             "there is one node, and nothing to copy to",
             hint="name the nodes in cluster.toml: patchkit cluster init spark-1 spark-2",
         )
-    if not specs and not (specs := tuple(cluster.file.models)):
-        raise UsageError(
-            "no model is named, and none is pinned", hint="name one: org/name"
-        )
+    specs = specs or tuple(cluster.file.models)
+    if not specs:
+        what = "no model is named, and none is pinned"
+        raise UsageError(what, hint="name one: org/name")
+
     models_by_node = models_of(nodes)
-    results: list[tuple[ModelNode, ModelCheck | PatchkitError]] = []
+    results: list[_Result] = []
     for spec in specs:
         holders = find_holders(nodes, models_by_node, *_find_commit(cluster, spec))
         with progress() as report:
             source, model, damaged_sources = find_source(holders, spec, report)
-            others = [node for node in nodes if node is not source]
+            targets = [node for node in nodes if node is not source]
             copy = functools.partial(sync_model, source, model, report=report)
-            results += zip(others, run_on_all(others, copy), strict=True)
+            results += zip(targets, run_on_all(targets, copy), strict=True)
         for node, check in damaged_sources:
-            for finding in check.errors:
-                text = " ".join(
-                    filter(None, [f"{node.ssh}:", finding.where, finding.what])
-                )
-                yield lead_word("note") + f"{text}; the copy of {source.ssh} is taken"
-    yield from _checked_blocks(specs, results, source=True)
+            yield from _damage_lines(node, check, source)
+    yield from _checked_blocks(specs, results, has_source=True)
+
+
+def _damage_lines(
+    node: ModelNode, check: ModelCheck, source: ModelNode
+) -> Iterator[str]:
+    for error in check.errors:
+        words = filter(None, (f"{node.ssh}:", error.where, error.what))
+        yield note(f"{' '.join(words)}; the copy of {source.ssh} is taken")
 
 
 @model_command.command("check")
@@ -167,29 +182,27 @@ def check_models(spec: str, *, cluster: Cluster, quick: bool) -> Iterator[Block]
     """
     nodes = _model_nodes(cluster)
     models_by_node = models_of(nodes)
-    require_all(models_by_node)  # a node that is silent is no node without the model
-    sources = find_holders(
-        nodes, models_by_node, *_find_commit(cluster, spec), whole=False
-    )
-    found = {node.ssh: model.folder for node, model in sources}
+    require_all(models_by_node)  # a silent node may have the model
+    commit = _find_commit(cluster, spec)
+    sources = find_holders(nodes, models_by_node, *commit, whole=False)
+    folders = {node.ssh: model.folder for node, model in sources}
     with progress() as report:
 
         def check_on(node: ModelNode) -> ModelCheck:
-            if node.ssh not in found:
+            if node.ssh not in folders:
                 again = quoted("patchkit", "model", "sync", spec)
                 raise SourceError(f"{node.ssh}: {spec} is not there", hint=again)
-            asked = {"folder": found[node.ssh], "full": not quick}
-            bar = report(f"{node.ssh}: hashing")
-            return Remote(node.ssh).follow(ModelCheck, bar, check_model, **asked)
+            return Remote(node.ssh).follow(
+                ModelCheck,
+                report(f"{node.ssh}: hashing"),
+                check_model,
+                folder=folders[node.ssh],
+                full=not quick,
+            )
 
-        results = run_on_all(nodes, check_on)
-    results = compare_records(results)
-    whole = any(
-        isinstance(result, ModelCheck) and result.complete for result in results
-    )
-    yield from _checked_blocks(
-        [spec], list(zip(nodes, results, strict=True)), source=whole
-    )
+        results = compare_records(run_on_all(nodes, check_on))
+    pairs = list(zip(nodes, results, strict=True))
+    yield from _checked_blocks([spec], pairs, has_source=any(map(_is_whole, results)))
 
 
 @model_command.command("list")
@@ -203,26 +216,25 @@ def list_models(*, cluster: Cluster) -> Iterator[Block]:
     for node, answer in zip(nodes, models_of(nodes), strict=True):
         if isinstance(answer, PatchkitError):
             fields.append(node_fields(node.ssh, answer))
-            yield from _check_blocks(node.ssh, answer)
+            yield from _error_blocks(node.ssh, answer)
             continue
-        models = [
-            {**record_fields(check), "complete": check.complete} for check in answer
-        ]
-        fields.append({"node": node.ssh, "models": models})
+
         if not answer:
             yield f"{node.ssh}: no models in {node.models}"
-        for model in answer:
-            name = style(model.repo, bold=True)
-            row = (
-                node.ssh,
-                name,
-                model.commit[:SHORT],
-                gigabytes(model.size),
-                _state(model),
-            )
-            rows.append(row)
+        fields.append({"node": node.ssh, "models": list(map(_model_fields, answer))})
+        rows += [_model_row(node, model) for model in answer]
     yield Record({"nodes": fields})
     yield from table(rows, heads=("node", "model", "commit", "size", "state"))
+
+
+def _model_fields(model: ModelCheck) -> dict[str, object]:
+    return {**record_fields(model), "complete": model.complete}
+
+
+def _model_row(node: ModelNode, model: ModelCheck) -> tuple[str, ...]:
+    name = style(model.repo, bold=True)
+    commit = model.commit[:SHORT]
+    return node.ssh, name, commit, gigabytes(model.size), _state(model)
 
 
 def _state(model: ModelCheck) -> Shown:
@@ -236,8 +248,8 @@ def _state(model: ModelCheck) -> Shown:
 def _model_nodes(cluster: Cluster) -> list[ModelNode]:
     folder = cluster.file.model_folder
     return [
-        ModelNode(ssh=it.ssh, peer=it.from_head, models=folder)
-        for it in cluster.file.node
+        ModelNode(ssh=node.ssh, peer=node.from_head, models=folder)
+        for node in cluster.file.node
     ]
 
 
@@ -247,49 +259,55 @@ def _find_commit(cluster: Cluster, spec: str) -> tuple[str, str]:
     return repo, commit or cluster.file.models.get(repo, "")
 
 
-def _check_blocks(node: str, answer: ModelCheck | PatchkitError) -> Iterator[Block]:
-    """Yield how much was copied and how fast, the verdict, and each finding; or what is wrong."""
-    yield ExitCode(answer.exit_code)
-    if isinstance(answer, PatchkitError):
-        yield BAD + (
-            answer.what if answer.what.startswith(node) else f"{node}: {answer.what}"
-        )
-        if answer.hint:
-            yield style(f"  next: {answer.hint}", dim=True)
-        return
-    if sent := answer.sent:
+def _error_blocks(node: str, error: PatchkitError) -> Iterator[Block]:
+    """Yield why a node gave no answer."""
+    yield ExitCode(error.exit_code)
+    is_named = error.what.startswith(node)
+    yield BAD + (error.what if is_named else f"{node}: {error.what}")
+    if error.hint:
+        yield style(f"  next: {error.hint}", dim=True)
+
+
+def _check_blocks(node: str, check: ModelCheck) -> Iterator[Block]:
+    """Yield how much was copied and how fast, the verdict, and each finding."""
+    yield ExitCode(check.exit_code)
+    if sent := check.sent:
         yield f"{node}: {sent_amount(sent) if sent.sent else 'had it all'}"
-    place = f"{node}:{answer.folder}"
-    amount = f"{answer.files} files, {gigabytes(answer.size)}"
-    how = "every hash" if answer.full else "sizes, shards and links; not the hashes"
-    if answer.exit_code:
-        yield BAD + f"{place}: not a whole model"
-    elif answer.recorded:
-        yield GOOD + f"{place}: complete: {amount}; checked: {how}"
-    else:
-        yield (
-            UNSURE
-            + f"{place}: {amount}; nothing is wrong, but there is no record to check it against"
-        )
-    yield from finding_blocks(answer.findings)
+    yield _verdict(f"{node}:{check.folder}", check)
+    yield from finding_blocks(check.findings)
+
+
+def _verdict(place: str, check: ModelCheck) -> Shown:
+    amount = f"{check.files} files, {gigabytes(check.size)}"
+    if check.exit_code:
+        return BAD + f"{place}: not a whole model"
+    if not check.recorded:
+        text = "nothing is wrong, but there is no record to check it against"
+        return UNSURE + f"{place}: {amount}; {text}"
+    depth = "every hash" if check.full else "sizes, shards and links; not the hashes"
+    return GOOD + f"{place}: complete: {amount}; checked: {depth}"
+
+
+def _is_whole(result: ModelCheck | PatchkitError) -> bool:
+    return isinstance(result, ModelCheck) and result.complete
 
 
 def _checked_blocks(
-    specs: Sequence[str], results: _Results, *, source: bool
+    specs: Sequence[str], results: Sequence[_Result], *, has_source: bool
 ) -> Iterator[Block]:
-    """Yield what came of it on each node, the code of the worst, and what cures it.
+    """Yield the result on each node, the code of the worst, and the command that cures it.
 
-    With a ``source`` some node has the whole model.
+    ``has_source`` says whether some node has the whole model.
     """
     nodes = []
+    is_broken = False
     for node, result in results:
-        whole = isinstance(result, ModelCheck) and result.complete
-        nodes.append(node_fields(node.ssh, result, complete=whole))
-        yield from _check_blocks(node.ssh, result)
+        nodes.append(node_fields(node.ssh, result, complete=_is_whole(result)))
+        if isinstance(result, PatchkitError):
+            yield from _error_blocks(node.ssh, result)
+        else:
+            yield from _check_blocks(node.ssh, result)
+            is_broken = is_broken or bool(result.exit_code)
     yield Record({"nodes": nodes})
-
-    broken = any(
-        isinstance(result, ModelCheck) and result.exit_code for _node, result in results
-    )
-    if broken:
-        yield next_step(*program(), "model", "sync" if source else "get", *specs)
+    if is_broken:
+        yield next_verb("model", "sync" if has_source else "get", *specs)

@@ -7,7 +7,11 @@ from pathlib import Path
 
 import click
 
-from patchkit.cli.cluster.cluster_options import cluster_here
+from patchkit.cli.cluster.cluster_options import (
+    OTHER_FILE_OPTION,
+    VENV_OPTION,
+    cluster_here,
+)
 from patchkit.cli.out import PATH, LaidOut, next_step, tell
 from patchkit.cli.render import Block, ExitCode, Record, rendered
 from patchkit.cluster.launch.cluster import Cluster
@@ -31,10 +35,8 @@ from patchkit.wheel.device.installed_code import look_at_device_code
     help="The archive: .tar.gz.",
 )
 @click.option("--cluster", "several", is_flag=True, help="Also NCCL between the nodes.")
-@click.option("--file", type=PATH, help="The cluster's file, instead of cluster.toml.")
-@click.option(
-    "--venv", metavar="DIR", help="The environment that has vLLM; default: this one."
-)
+@OTHER_FILE_OPTION
+@VENV_OPTION
 @click.option(
     "--model", metavar="NAME", default="", help="Serve it instead of random weights."
 )
@@ -48,11 +50,11 @@ def proof_command(
     venv: str | None,
     model: str,
 ) -> Iterator[Block]:
-    """Try kernels, routing, NCCL and a server here; keep what came of it, without names.
+    """Try kernels, routing, NCCL and a server here; keep the results, without names.
 
     It takes some 15 minutes and the GPU for itself; nothing is sent anywhere. Words behind `--` are
-    added to `vllm serve`. The exit code is 9 without a GPU, 5 if a part failed. Ctrl-C keeps what
-    was done until then.
+    added to `vllm serve`. The exit code is 9 without a GPU, 5 if a part failed. After Ctrl-C the
+    results so far are kept.
 
     \b
       patchkit proof -o gb10.tar.gz
@@ -60,14 +62,16 @@ def proof_command(
     """
     require_libraries(BASE)
     require_new(place)
-    named = several or file is not None
-    cluster = Cluster(read_cluster_file(file or FILE)) if named else cluster_here(venv)
-    own = "random weights, 4.6 GiB of memory; nothing is downloaded"
-    tell(f"serves {model or own}")
+    cluster = cluster_here(venv)
+    if several or file:
+        cluster = Cluster(read_cluster_file(file or FILE))
+    random = "random weights, 4.6 GiB of memory; nothing is downloaded"
+    tell(f"serves {model or random}")
     proof, archive, interrupt = collect_proof(
         cluster, model, args, tell, look_at_device_code
     )
     save_archive(archive, place)
+
     summary = summary_lines(proof)
     yield Record({"archive": place, "summary": summary, "parts": proof.parts})
     yield from map(LaidOut, summary)
