@@ -1,10 +1,11 @@
-"""Share what `build nccl`, `build vllm` and `repack` have in common: options, and the report."""
+"""Share the options and the report of `build nccl`, `build vllm` and `repack`."""
 
 from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from patchkit.cli.render import (
     ExitCode,
     Record,
     finding_blocks,
-    lead_word,
+    note,
     with_options,
 )
 from patchkit.finding import worst
@@ -30,10 +31,15 @@ from patchkit.wheel.file.wheelfile import ANY, wheel_name
 from patchkit.wheel.wheelhouse.contents import add_wheel, load_manifest
 
 cpu_option = click.option(
-    "--cpu", type=click.Choice(MACHINES), help="Default: the target's."
+    "--cpu", type=click.Choice(MACHINES), help="CPU; default: the target's."
 )
 house_option = click.option(
-    "--dir", "house", type=PATH, default="wheelhouse", show_default=True
+    "--dir",
+    "house",
+    type=PATH,
+    default="wheelhouse",
+    show_default=True,
+    help="Folder of wheels.",
 )
 build_options = with_options(
     cpu_option,
@@ -47,6 +53,21 @@ build_options = with_options(
         "--dry-run", is_flag=True, help="Say what would be done, and what is missing."
     ),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class BuildReport:
+    """What a build tells of its wheel.
+
+    ``title`` is the release, ``device`` what it was built for, ``checks`` are the lines about what
+    was proved, ``notes`` the lines to heed; a ``reduced`` wheel is for tests.
+    """
+
+    title: str
+    device: str
+    checks: Sequence[str]
+    notes: Sequence[str]
+    reduced: bool
 
 
 def plan_blocks(plan: BuildPlan, jobs: Jobs) -> Iterator[Block]:
@@ -63,54 +84,56 @@ def built_blocks(
     built: BuiltWheel,
     house: Path,
     began: float,
-    what: tuple[str, str],
     tools: Toolchain,
-    lines: Iterable[str],
-    *,
-    reduced: bool,
-    notes: Iterable[str] = (),
-    **more: object,
+    report: BuildReport,
+    **fields: object,
 ) -> Iterator[Block]:
-    """Put a wheel into the wheelhouse; yield what was proved, notes, and what comes next.
+    """Put a wheel into the wheelhouse; yield the report of its build, and what comes next.
 
-    ``what`` is the release, and what it was built for; ``more`` belongs to the record.
+    ``began`` is the start by ``time.monotonic``; ``fields`` belong to the record as well.
     """
     wheel = add_wheel(house, built.wheel, built.facts, say=tell)
     seconds = time.monotonic() - began
-    known = {
-        "wheel": wheel,
-        "facts": built.facts,
-        "log": built.log,
-        "seconds": round(seconds, 1),
-    }
-    yield Record(known | more)
-    across = f" on {platform.machine()}" if platform.machine() != tools.machine else ""
-    yield style(what[0], bold=True) + f"  →  {what[1]}, {tools.machine}{across}"
-    placed = f"{wheel}  {wheel.stat().st_size / 1e6:.1f} MB, {seconds:.0f} s"
-    for line in (f"nvcc {tools.cuda}, {tools.compiler}", *lines, placed):
-        yield GOOD + line
-    if reduced:
-        yield lead_word("note") + "reduced: for tests, not for use"
-    yield from notes
+    yield Record(
+        {
+            "wheel": wheel,
+            "facts": built.facts,
+            "log": built.log,
+            "seconds": round(seconds, 1),
+            **fields,
+        }
+    )
+    machine = tools.machine
+    if platform.machine() != machine:
+        machine += f" on {platform.machine()}"
+    yield style(report.title, bold=True) + f"  →  {report.device}, {machine}"
+    yield GOOD + f"nvcc {tools.cuda}, {tools.compiler}"
+    yield from (GOOD + check for check in report.checks)
+    yield GOOD + f"{wheel}  {wheel.stat().st_size / 1e6:.1f} MB, {seconds:.0f} s"
+    if report.reduced:
+        yield note("reduced: for tests, not for use")
+    yield from report.notes
+
     # The folder may not have been there before the wheel was.
-    taken = {override.takes.project for override in load_manifest(house).overrides}
-    overrides = wheel_name(wheel.name).project in taken
-    yield from install_steps(wheel, built.facts, ["--no-deps"] if overrides else [])
+    overridden = {row.takes.project for row in load_manifest(house).overrides}
+    is_overridden = wheel_name(wheel.name).project in overridden
+    options = ["--no-deps"] if is_overridden else []
+    yield from install_steps(wheel, built.facts, options)
 
 
 def install_steps(
     wheel: Path, facts: Mapping[str, Any], options: Sequence[str] = ()
 ) -> Sequence[Shown]:
-    """Return what installs a wheel that was made for a target: here, or how it gets there."""
+    """Return the commands that install a wheel: here, or that take it to its device."""
     cpus = wheel_name(wheel.name).cpus
     if ANY in cpus or platform.machine() in cpus:
         return [next_step(*pip(), "install", *options, wheel)]
+
     target = targets().get(str(facts.get("target")))
-    device = f"{target.title if target else 'node'}, {' or '.join(sorted(cpus))}"
+    device = target.title if target else "node"
+    where = f"to take it to the {device}, {' or '.join(sorted(cpus))}"
     words = ["pip", "install", *options, wheel.name]
     return [
-        next_step(
-            "rsync", "-P", wheel, "USER@HOST:", where=f"to take it to the {device}"
-        ),
+        next_step("rsync", "-P", wheel, "USER@HOST:", where=where),
         next_step(*words, where="there, in vLLM's environment"),
     ]

@@ -13,7 +13,7 @@ from patchkit.cli.out import style
 from patchkit.cli.render import Block, Record, lead_word, rendered
 from patchkit.errors import UsageError
 from patchkit.extras import BASE, require_libraries
-from patchkit.runtime.python.libnccl import loaded
+from patchkit.runtime.python.libnccl import Answer, NcclCopy, loaded
 from patchkit.target import DEFAULT_TARGET, targets
 
 
@@ -28,9 +28,14 @@ from patchkit.target import DEFAULT_TARGET, targets
     help=f"Device to judge for; default: {DEFAULT_TARGET}.",
 )
 @click.option(
-    "--loaded", "of_python", is_flag=True, help="Which libnccl torch and vLLM load."
+    "--loaded",
+    "of_python",
+    is_flag=True,
+    help="Show which libnccl torch and vLLM load.",
 )
-@click.option("--python", default=sys.executable, metavar="EXE", help="That has torch.")
+@click.option(
+    "--python", default=sys.executable, metavar="EXE", help="Python that has torch."
+)
 @rendered
 def inspect_command(
     file: Path | None, *, target: str, of_python: bool, python: str
@@ -40,37 +45,42 @@ def inspect_command(
     It loads as exact, family, compatible, jit (from PTX) or none, by NVIDIA's rules; no GPU and no
     toolkit is needed. A device runs live code (.nv_fatbin), which is linked from __nv_relfatbin.
 
-    Of a wheel also: pins, SBOMs, what patchkit did to it, which CUDA and which glibc its libraries
-    need, and its problems.
+    For a wheel also: pins, SBOMs, the changes by patchkit, the CUDA and the glibc that its
+    libraries need, and its problems.
     """
     if (file is None) != of_python:
         raise UsageError("name a FILE, or say --loaded", hint="patchkit inspect --help")
-    if file is not None:
-        require_libraries(BASE)
-        # --loaded, which runs on nodes, does without what that needs.
-        from patchkit.cli.wheel.inspect_view import inspected_blocks
-
-        yield from inspected_blocks(file, targets()[target])
+    if file is None:
+        yield from _loaded_blocks(loaded(python, os.environ))
         return
-    answer = loaded(python, os.environ)
+
+    require_libraries(BASE)
+    # --loaded runs on nodes, which lack the libraries of this module.
+    from patchkit.cli.wheel.inspect_view import inspected_blocks
+
+    yield from inspected_blocks(file, targets()[target])
+
+
+def _loaded_blocks(answer: Answer) -> Iterator[Block]:
+    """Yield which libnccl torch and vLLM load, and the others that a Python has."""
     yield Record(answer)
     vllm = f"vLLM {answer.vllm_version}" if answer.vllm_version else "no vLLM"
     torch = f"torch {answer.torch_version or 'of no package'}"
     yield style(f"{answer.python}: {torch}, {vllm}", bold=True)
     copies = {copy.path: copy for copy in answer.copies}
-    for who, choice in (("torch", answer.torch), ("vLLM ", answer.vllm)):
-        copy = copies.get(choice.path or "")
-        taken = f"{copy.version} {copy.path}" if copy else "none"
-        yield (
-            f"{who} takes "
-            + style(taken, fg="green" if copy else "red")
-            + f": {choice.why}"
-        )
+    for name, choice in (("torch", answer.torch), ("vLLM ", answer.vllm)):
+        chosen = style("none", fg="red")
+        if copy := copies.get(choice.path or ""):
+            chosen = style(f"{copy.version} {copy.path}", fg="green")
+        yield f"{name} takes " + chosen + f": {choice.why}"
     for copy in answer.copies:
         yield style(copy.path, dim=None if copy.mapped else True)
-        package = " and ".join(map(str, copy.owners)) or "no package"
-        mapped = "mapped" if copy.mapped else "not mapped"
-        version = copy.version or "unknown version"
-        hashed = f"{version}, {package}, sha256 {copy.sha256[:16]}"
-        yield style(f"  {hashed}, {mapped}: {copy.found}", dim=True)
+        yield style(f"  {_copy_text(copy)}", dim=True)
     yield from (lead_word("warning") + warning for warning in answer.warnings)
+
+
+def _copy_text(copy: NcclCopy) -> str:
+    version = copy.version or "unknown version"
+    package = " and ".join(map(str, copy.owners)) or "no package"
+    mapped = "mapped" if copy.mapped else "not mapped"
+    return f"{version}, {package}, sha256 {copy.sha256[:16]}, {mapped}: {copy.found}"

@@ -8,14 +8,15 @@ from pathlib import Path
 import click
 
 from patchkit.cli.options import offline_option
-from patchkit.cli.out import PATH, next_step, program, record_fields, style, table
+from patchkit.cli.out import PATH, next_verb, record_fields, style, table
 from patchkit.cli.progress import progress
-from patchkit.cli.render import GOOD, Block, Record, counted_noun, lead_word, rendered
-from patchkit.target import DEFAULT_TARGET, targets
+from patchkit.cli.render import GOOD, Block, Record, counted_noun, note, rendered
+from patchkit.target import DEFAULT_TARGET, Target, targets
 from patchkit.wheel.device.first_use import compile_seconds, first_use_phrase
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.native.installed import make_installed_native, revert_installed
 from patchkit.wheel.native.listing import DeviceLibrary, find_site, list_libraries
+from patchkit.wheel.native.make import NativeLibrary
 from patchkit.wheel.native.new_wheel import write_native_library, write_native_wheel
 
 
@@ -24,13 +25,15 @@ from patchkit.wheel.native.new_wheel import write_native_library, write_native_w
     "path", metavar="WHEEL|LIBRARY|ENVIRONMENT", type=click.Path(path_type=Path)
 )
 @click.option(
-    "--target", "name", type=click.Choice(list(targets())), default=DEFAULT_TARGET
+    "--target",
+    "name",
+    type=click.Choice(list(targets())),
+    default=DEFAULT_TARGET,
+    help=f"Device to compile for; default: {DEFAULT_TARGET}.",
 )
 @click.option("--write", is_flag=True, help="Assemble it: in place, or as a new file.")
 @click.option("--revert", is_flag=True, help="Put an environment's own libraries back.")
-@click.option(
-    "--force", is_flag=True, help="Revert though files were edited or are damaged."
-)
+@click.option("--force", is_flag=True, help="Revert edited or damaged files, too.")
 @click.option(
     "-o", "--output", type=PATH, default=Path(), help="Folder of the new file."
 )
@@ -53,94 +56,107 @@ def native_command(
       patchkit native .venv --write
 
     A driver compiles PTX where a library has no machine code for the device: on one core, before
-    the first call returns, again in every fresh container. --write has ptxas of the locked CUDA
-    toolkit do it once. A wheel becomes a new one with a version of its own; an environment is
-    changed in place, with a ledger, and --revert takes that back. NVIDIA's own libraries are
-    listed, and never rewritten.
+    the first call returns, again in every fresh container. --write compiles it once with the pinned
+    ptxas. A wheel becomes a new one with a version of its own; an environment is changed in place,
+    with a ledger, and --revert takes that back. NVIDIA's own libraries are listed, and never
+    rewritten.
     """
     target = targets()[name]
     if revert:
-        restored = revert_installed(find_site(path), force=force)
-        yield Record({"restored": restored})
-        count = sum(map(len, restored.values()))
-        done = f"put back as upstream shipped it: {counted_noun(count, 'file')}"
-        yield (
-            GOOD + done
-            if count
-            else "nothing to do: patchkit has changed no library here"
-        )
-        return
-    found = list_libraries(path, target)
-    if not write:
-        fields = [
-            record_fields(it, "entries")
-            | {"compiled": len(it.entries), "seconds": compile_seconds(it.entries)}
-            for it in found
-        ]
-        yield Record({"target": name, "libraries": fields})
-        yield from _listed(found, target.title)
-        if any(library.writable for library in found):
-            yield next_step(
-                *program(), "native", path, "--write", where="to compile it now"
-            )
-        return
+        yield from _revert_blocks(path, force=force)
+    elif write:
+        yield from _write_blocks(path, target, output, offline=offline)
+    else:
+        yield from _list_blocks(path, target)
+
+
+def _revert_blocks(path: Path, *, force: bool) -> Iterator[Block]:
+    restored = revert_installed(find_site(path), force=force)
+    yield Record({"restored": restored})
+    if count := sum(map(len, restored.values())):
+        yield GOOD + f"put back as upstream shipped it: {counted_noun(count, 'file')}"
+    else:
+        yield "nothing to do: patchkit has changed no library here"
+
+
+def _list_blocks(path: Path, target: Target) -> Iterator[Block]:
+    libraries = list_libraries(path, target)
+    yield Record(
+        {"target": target.name, "libraries": list(map(_library_fields, libraries))}
+    )
+    slowest_first = sorted(libraries, key=lambda row: -compile_seconds(row.entries))
+    heads = ("library", "fat binaries", "compiled", "at first use", "")
+    yield from table(map(_library_row, slowest_first), heads=heads)
+    yield _first_use_line(libraries, target)
+    if any(library.writable for library in libraries):
+        yield next_verb("native", path, "--write", where="to compile it now")
+
+
+def _library_fields(library: DeviceLibrary) -> dict[str, object]:
+    return {
+        **record_fields(library, "entries"),
+        "compiled": len(library.entries),
+        "seconds": compile_seconds(library.entries),
+    }
+
+
+def _library_row(library: DeviceLibrary) -> tuple[str, ...]:
+    entries = library.entries
+    return (
+        library.name,
+        str(library.fat_binaries),
+        style(str(len(entries)), fg="yellow" if entries else None),
+        f"{compile_seconds(entries):.0f} s" if entries else "-",
+        "NVIDIA's" if library.closed else "",
+    )
+
+
+def _first_use_line(libraries: Sequence[DeviceLibrary], target: Target) -> str:
+    entries = [entry for library in libraries for entry in library.entries]
+    if entries:
+        return note(f"on {target.title}, {first_use_phrase(entries)}")
+    if libraries:
+        return GOOD + f"on {target.title} nothing is compiled at first use"
+    return "nothing here holds device code"
+
+
+def _write_blocks(
+    path: Path, target: Target, output: Path, *, offline: bool
+) -> Iterator[Block]:
+    """Assemble the PTX of an environment in place, or of a file into a new one."""
+    new_file = None
     with progress() as report:
         assembler = Assembler(offline=offline, progress=report("Fetching the compiler"))
         if path.is_dir():
             bar = report("Assembling PTX")
-            made, new = (
-                make_installed_native(find_site(path), target, assembler, bar),
-                None,
-            )
+            site = find_site(path)
+            libraries = make_installed_native(site, target, assembler, bar)
         else:
-            write_file = (
-                write_native_wheel if path.suffix == ".whl" else write_native_library
-            )
+            is_wheel = path.suffix == ".whl"
+            write_file = write_native_wheel if is_wheel else write_native_library
             written = write_file(path, output, target, assembler, report)
-            made, new = written.libraries, written.path
-    yield Record(
-        {"target": name, "wheel": new, "libraries": [record_fields(it) for it in made]}
-    )
-    for library in made:
-        if library.path:
-            made_of = counted_noun(len(library.ptx), "fat binary", "fat binaries")
-            yield GOOD + f"{library.name}: {made_of} assembled"
-        yield from (
-            lead_word("note") + f"{why}; it stays as it is" for why in library.refused
-        )
-        for row in library.unreached:
-            told = (
-                f"{row.name} of {library.name} stays PTX: {row.source} never calls it"
-            )
-            yield lead_word("note") + told
-    if new:
-        yield GOOD + f"{new}  {new.stat().st_size / 1e6:.1f} MB"
-    elif made:
-        yield next_step(*program(), "native", path, "--revert", where="to take it back")
+            libraries = written.libraries
+            new_file = written.path
+
+    fields = list(map(record_fields, libraries))
+    yield Record({"target": target.name, "wheel": new_file, "libraries": fields})
+    for library in libraries:
+        yield from _written_lines(library)
+    if new_file:
+        yield GOOD + f"{new_file}  {new_file.stat().st_size / 1e6:.1f} MB"
+    elif libraries:
+        yield next_verb("native", path, "--revert", where="to take it back")
     else:
         yield "nothing to do: the device compiles nothing here"
 
 
-def _listed(found: Sequence[DeviceLibrary], title: str) -> Iterator[Block]:
-    rows = [
-        (
-            library.name,
-            str(library.fat_binaries),
-            style(str(len(library.entries)), fg="yellow" if library.entries else None),
-            f"{compile_seconds(library.entries):.0f} s" if library.entries else "-",
-            "NVIDIA's" if library.closed else "",
-        )
-        for library in sorted(
-            found, key=lambda library: -compile_seconds(library.entries)
-        )
-    ]
-    yield from table(
-        rows, heads=("library", "fat binaries", "compiled", "at first use", "")
-    )
-    entries = [entry for library in found for entry in library.entries]
-    if entries:
-        yield lead_word("note") + f"on {title}, {first_use_phrase(entries)}"
-    elif found:
-        yield GOOD + f"on {title} nothing is compiled at first use"
-    else:
-        yield "nothing here holds device code"
+def _written_lines(library: NativeLibrary) -> Iterator[str]:
+    """Yield what was assembled in a library, and what stays PTX."""
+    if library.path:
+        count = counted_noun(len(library.ptx), "fat binary", "fat binaries")
+        yield GOOD + f"{library.name}: {count} assembled"
+    for reason in library.refused:
+        yield note(f"{reason}; it stays as it is")
+    for row in library.unreached:
+        place = f"{row.name} of {library.name}"
+        yield note(f"{place} stays PTX: {row.source} never calls it")

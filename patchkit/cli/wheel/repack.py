@@ -20,7 +20,7 @@ from patchkit.cli.options import (
 from patchkit.cli.out import Shown, record_fields, style, table, tell
 from patchkit.cli.patch.verdict_view import proof_lines, verdict_fields, verdict_lines
 from patchkit.cli.progress import progress
-from patchkit.cli.render import GOOD, Block, Record, lead_word, rendered, verbose_option
+from patchkit.cli.render import GOOD, Block, Record, note, rendered, verbose_option
 from patchkit.cli.wheel.build_options import cpu_option, house_option, install_steps
 from patchkit.cli.wheel.inspect_view import count_loads, for_any_python
 from patchkit.errors import UsageError
@@ -29,16 +29,19 @@ from patchkit.patching.recipe import load_recipe
 from patchkit.target import Load
 from patchkit.wheel.device.libraries import Judged, Use
 from patchkit.wheel.native.assemble import Assembler
-from patchkit.wheel.vllm.repack import repack_wheel
+from patchkit.wheel.vllm.repack import Repacked, repack_wheel
 from patchkit.wheel.vllm.repack_origin import find_wheel
 from patchkit.wheel.wheelhouse.contents import check_folder
 
 _USES: Mapping[Use, Mapping[str, Any]] = {
-    **{
-        use: {"fg": "yellow"} for use in (Use.LOST, Use.ABSENT, Use.UNKNOWN, Use.PARTLY)
-    },
-    **{use: {"fg": "green"} for use in (Use.LOADS, Use.JIT)},
-    **{use: {"dim": True} for use in (Use.OTHER, Use.HOST)},
+    Use.LOST: {"fg": "yellow"},
+    Use.ABSENT: {"fg": "yellow"},
+    Use.UNKNOWN: {"fg": "yellow"},
+    Use.PARTLY: {"fg": "yellow"},
+    Use.LOADS: {"fg": "green"},
+    Use.JIT: {"fg": "green"},
+    Use.OTHER: {"dim": True},
+    Use.HOST: {"dim": True},
 }
 
 
@@ -49,14 +52,12 @@ _USES: Mapping[Use, Mapping[str, Any]] = {
 @cpu_option
 @request_options
 @click.option(
-    "--native", is_flag=True, help="Assemble what the device compiles at first use."
+    "--native", is_flag=True, help="Compile code for the device now, not at first use."
 )
 @click.option(
-    "--keep-libraries", is_flag=True, help="With --native: those for other devices."
+    "--keep-libraries", is_flag=True, help="With --native: keep those of other devices."
 )
-@click.option(
-    "--sha256", metavar="HEX", help="SHA-256 of a wheel that the lock does not know."
-)
+@click.option("--sha256", metavar="HEX", help="SHA-256 of a wheel that is not locked.")
 @offline_option
 @trust_source
 @house_option
@@ -69,7 +70,7 @@ def repack_command(
     *,
     trusted: bool,
     verbose: bool,
-    **given: Any,
+    **options: Any,
 ) -> Iterator[Block]:
     """Repack upstream's wheel with the fixes that are Python or data, under a version of its own.
 
@@ -77,64 +78,72 @@ def repack_command(
       patchkit repack vllm==0.33.0
       patchkit repack vllm==0.33.0 --native
 
-    Its kernels stay as they are; whether they load on the device is checked first. If they do not,
-    nothing is written, and only a build from source helps.
+    Its kernels stay as they are. If they do not load on the device, nothing is written, and only a
+    build from source helps.
     """
     began = time.monotonic()
-    request, offline, keep = (
-        selection.request(),
-        given["offline"],
-        given["keep_libraries"],
-    )
-    if keep and not given["native"]:
-        raise UsageError(
-            "--keep-libraries is for --native: without it, all libraries stay"
-        )
+    request = selection.request()
+    if options["keep_libraries"] and not options["native"]:
+        what = "--keep-libraries is for --native: without it, all libraries stay"
+        raise UsageError(what)
     check_folder(house)  # before a wheel is fetched and read
+
+    offline = options["offline"]
     with (
         progress() as report,
         find_wheel(
             wheel,
-            given["cpu"] or request.target.cpu,
-            sha256=given["sha256"],
+            options["cpu"] or request.target.cpu,
+            sha256=options["sha256"],
             offline=offline,
             report=report,
             check=load_recipe("vllm").check,
         ) as origin,
     ):
-        bar = report("Fetching the compiler")
-        done = repack_wheel(
+        assembler = None
+        if options["native"]:
+            bar = report("Fetching the compiler")
+            assembler = Assembler(offline=offline, progress=bar)
+        is_locked = origin.locked and not request.patches
+        repacked = repack_wheel(
             origin,
             request,
             house,
             report=report,
             say=tell,
-            assembler=Assembler(offline=offline, progress=bar)
-            if given["native"]
-            else None,
-            keep_libraries=keep,
-            sandboxed=choose_sandbox(
-                locked=origin.locked and not request.patches, trusted=trusted
-            ),
+            assembler=assembler,
+            keep_libraries=options["keep_libraries"],
+            sandboxed=choose_sandbox(locked=is_locked, trusted=trusted),
         )
+
     seconds = time.monotonic() - began
-    verdicts, proofs = done.outcome.verdicts, done.outcome.proofs
-    libraries = list(map(_library_fields, done.libraries))
-    fixes = list(map(verdict_fields, verdicts))
-    own = {"fixes": fixes, "proofs": proofs, "seconds": round(seconds, 1)}
-    known = record_fields(done, "version", "outcome", "libraries")
-    yield Record({**known, "libraries": libraries, **own})
-    whose = "upstream's" if done.source["upstream"] else "not upstream's"
-    title = style(f"vllm {done.version}", bold=True)
-    yield title + f"  {done.source['file']} ({whose})  →  {request.target.title}"
-    yield from _library_lines(done.libraries, verbose=verbose)
+    yield Record(_repacked_fields(repacked, seconds))
+    upstream = "upstream's" if repacked.source["upstream"] else "not upstream's"
+    release = style(f"vllm {repacked.version}", bold=True)
+    origin_text = f"{repacked.source['file']} ({upstream})"
+    yield release + f"  {origin_text}  →  {request.target.title}"
+    yield from _library_lines(repacked.libraries, verbose=verbose)
+    verdicts = repacked.outcome.verdicts
     applied = [verdict for verdict in verdicts if verdict.state is State.APPLIED]
     yield from verdict_lines(applied, verbose=verbose)
-    yield from proof_lines(proofs, verbose=verbose)
-    yield from (lead_word("note") + note for note in done.notes)
-    what = f"{done.wheel}  {done.size / 1e6:.1f} MB, {seconds:.0f} s"
-    yield GOOD + what if done.fresh else f"nothing to do, it is there already: {what}"
-    yield from install_steps(done.wheel, done.facts)
+    yield from proof_lines(repacked.outcome.proofs, verbose=verbose)
+    yield from map(note, repacked.notes)
+    what = f"{repacked.wheel}  {repacked.size / 1e6:.1f} MB, {seconds:.0f} s"
+    if repacked.fresh:
+        yield GOOD + what
+    else:
+        yield f"nothing to do, it is there already: {what}"
+    yield from install_steps(repacked.wheel, repacked.facts)
+
+
+def _repacked_fields(repacked: Repacked, seconds: float) -> dict[str, Any]:
+    return {
+        **record_fields(repacked, "version", "outcome", "libraries"),
+        "libraries": list(map(_library_fields, repacked.libraries)),
+        "fixes": list(map(verdict_fields, repacked.outcome.verdicts)),
+        "proofs": repacked.outcome.proofs,
+        "seconds": round(seconds, 1),
+    }
 
 
 def _library_fields(library: Judged) -> dict[str, Any]:
@@ -149,14 +158,16 @@ def _library_fields(library: Judged) -> dict[str, Any]:
 
 
 def _library_lines(libraries: Sequence[Judged], *, verbose: bool) -> Sequence[str]:
-    """Return the libraries by what becomes of them on the device; or a row for each."""
+    """Return the libraries by their use on the device; or a row for each."""
     rows: list[tuple[str, ...]] = []
-    groups: dict[Shown, dict[str, None]] = {}
-    for use, how in _USES.items():
-        for library in (library for library in libraries if library.use is use):
-            said, name = style(use.value, **how), library.name.removeprefix("vllm/")
-            rows.append((said, name, count_loads(library.loads) or "-"))
-            groups.setdefault(said, {})[for_any_python(name)] = None
+    names_by_use: dict[Shown, dict[str, None]] = {}
+    for use, styles in _USES.items():
+        for library in libraries:
+            if library.use is use:
+                title = style(use.value, **styles)
+                name = library.name.removeprefix("vllm/")
+                rows.append((title, name, count_loads(library.loads) or "-"))
+                names_by_use.setdefault(title, {})[for_any_python(name)] = None
     if verbose:
         return table(rows, heads=("on the device", "library", "fat binaries"))
-    return [said + f": {', '.join(names)}" for said, names in groups.items()]
+    return [title + f": {', '.join(names)}" for title, names in names_by_use.items()]

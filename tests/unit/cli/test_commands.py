@@ -54,6 +54,9 @@ def commands(place):
                     if words[:1] == ["patchkit"]:
                         yield node.lineno, words[1:]
                     continue
+                case ast.Call(func=ast.Name(id="next_verb"), args=args):
+                    yield node.lineno, [*itertools.chain(*map(_words, args))]
+                    continue
                 case _:
                     continue
             yield from ((node.lineno, words) for words in _named(said))
