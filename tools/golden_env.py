@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from patchkit.cli import group
 from patchkit.errors import PatchkitError, UsageError
-from patchkit.runtime.envfile.syntax import Format, parse
+from patchkit.runtime.envfile.syntax import Format, parse_assignments
 from support import hosts
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "env"
@@ -206,7 +206,7 @@ def run(name: str, folder: Path) -> tuple[str, dict[str, Any]]:
     assert done.exit_code == 0, (name, done.output, done.exception)
     notes = done.stderr.splitlines()
     return done.stdout, {
-        "variables": parse(Format.ENV, done.stdout, name),
+        "variables": parse_assignments(Format.ENV, done.stdout, name),
         "notes": notes,
     }
 

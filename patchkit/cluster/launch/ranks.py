@@ -15,7 +15,7 @@ from patchkit.cluster.agent.node_facts import ModelPrint, NodeFacts
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode, ServeChoices
 from patchkit.cluster.models.model_folder import SHORT, ModelFolder
 from patchkit.errors import HostError, PatchkitError, UsageError
-from patchkit.runtime.envfile.env_file import EnvFile, env_file
+from patchkit.runtime.envfile.env_file import EnvFile, parse_env_file
 from patchkit.runtime.envfile.syntax import Format
 from patchkit.runtime.node.cluster_env import (
     ClusterEnv,
@@ -154,7 +154,7 @@ def planned_ranks(
             rank = _plan_rank(cluster, number, node_facts, model, head)
             _check_address(node, rank)
         if number == 0:
-            head = env_file(rank.text, f"{node.ssh}'s env file")
+            head = parse_env_file(rank.text, f"{node.ssh}'s env file")
         ranks.append(rank)
     return ranks
 

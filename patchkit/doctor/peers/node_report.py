@@ -23,7 +23,7 @@ from patchkit.digests import digest
 from patchkit.errors import PatchkitError
 from patchkit.finding import Finding, Level, finding_from_text, finding_texts
 from patchkit.foreign import read_json
-from patchkit.runtime.envfile.env_file import EnvFile, env_file
+from patchkit.runtime.envfile.env_file import EnvFile, parse_env_file
 from patchkit.runtime.host.advice import find_remark
 from patchkit.runtime.host.host import Host
 
@@ -130,7 +130,7 @@ def placed_files(files: Mapping[str, str], unit: str) -> PlacedFiles | None:
         return None
     env = None
     with suppress(PatchkitError):
-        env = env_file(files.get(_ENV, ""), _ENV, accept_edited=True)
+        env = parse_env_file(files.get(_ENV, ""), _ENV, accept_edited=True)
 
     group = {}
     with suppress(ValueError):

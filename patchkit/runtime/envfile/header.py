@@ -12,10 +12,16 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from patchkit.errors import UsageError
-from patchkit.runtime.envfile.syntax import EnvEntry, Format, assignment, comment
+from patchkit.runtime.envfile.syntax import (
+    EnvEntry,
+    Format,
+    render_assignment,
+    render_comment,
+)
 from patchkit.runtime.rules.presets import find_preset
 from patchkit.runtime.rules.releases import read_env_data
 from patchkit.runtime.rules.rule import CHOICES
@@ -30,12 +36,12 @@ _LINE = re.compile(
 NODES_MAX = int(read_env_data("network")["plan"]["nodes_max"])
 """The most nodes of a cluster."""
 
-_LISTED = ("role", "topology", "twin", "executor", "target", "quantization")
-_WORDS = {**{name: CHOICES[name] for name in _LISTED}, "format": tuple(Format)}
+_CHOSEN = ("role", "topology", "twin", "executor", "target", "quantization")
+_CHOICES = {**{name: CHOICES[name] for name in _CHOSEN}, "format": tuple(Format)}
 _FORMS: Mapping[str, Mapping[str, str]] = {
     **{
-        name: {"form": "|".join(them), "takes": ", ".join(them)}
-        for name, them in _WORDS.items()
+        name: {"form": "|".join(words), "takes": ", ".join(words)}
+        for name, words in _CHOICES.items()
     },
     **read_env_data("facts")["header"],
 }
@@ -46,64 +52,83 @@ def render_env_file(
 ) -> str:
     """Return a whole file: facts (``role=head …``), lines to read, entries. Raises UsageError."""
     first, *notes = header or [""]
-    if wrong := [fact for fact in first.split() if not _FACT.fullmatch(fact)]:
-        raise UsageError(f"{wrong[0]!r} cannot stand in the first line of an env file")
-    known = dict(fact.split("=", 1) for fact in first.split()) | {"format": str(kind)}
-    names = [entry.name for entry in entries]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    _check_twice(entries)
+    facts = {**_read_facts(first), "format": str(kind)}
+    shown = " ".join(f"{name}={value}" for name, value in facts.items())
+
+    head = [f"# {MARK} {shown} digest={BLANK}"]
+    for note in notes:
+        head += render_comment(note)
+    blocks = [head]
+    for entry in entries:
+        assignment = render_assignment(kind, entry)
+        blocks.append([*render_comment(entry.comment), assignment])
+    text = "\n\n".join("\n".join(block) for block in blocks)
+    return with_digest(f"{text}\n")
+
+
+def _check_twice(entries: Sequence[EnvEntry]) -> None:
+    counts = Counter(entry.name for entry in entries)
+    twice = sorted(name for name, count in counts.items() if count > 1)
+    if twice:
         raise UsageError(f"{', '.join(twice)}: set twice in one file")
-    first = " ".join(f"{name}={value}" for name, value in known.items())
-    head = [
-        f"# {MARK} {first} digest={BLANK}",
-        *(row for line in notes for row in comment(line)),
-    ]
-    blocks = [[*comment(entry.comment), assignment(kind, entry)] for entry in entries]
-    return sealed("\n\n".join("\n".join(block) for block in [head, *blocks]) + "\n")
+
+
+def _read_facts(line: str) -> dict[str, str]:
+    """Return name → value of ``role=head …``. Raises UsageError for what is no fact."""
+    for fact in line.split():
+        if not _FACT.fullmatch(fact):
+            raise UsageError(f"{fact!r} cannot stand in the first line of an env file")
+    return dict(fact.split("=", 1) for fact in line.split())
 
 
 def head_facts(text: str) -> dict[str, str]:
     """Return the facts of the first line; none if patchkit did not write the file."""
     match = _LINE.match(text)
-    found = match["facts"].split() if match else []
-    # A damaged or hostile header is not one of patchkit's.
-    return (
-        dict(fact.split("=", 1) for fact in found)
-        if all(map(_FACT.fullmatch, found))
-        else {}
-    )
+    try:
+        return _read_facts(match["facts"]) if match else {}
+    except UsageError:
+        return {}  # a damaged or hostile header is not one of patchkit's
 
 
-def sealed(text: str) -> str:
+def with_digest(text: str) -> str:
     """Return the text with its digest; without a place for one as it is."""
     match = _LINE.match(text)
     if not match:
         return text
     start, end = match.span("digest")
+    blank = text[:start] + BLANK + text[end:]
     # Half a surrogate pair is no UTF-8, and must not raise here.
-    blank = (text[:start] + BLANK + text[end:]).encode(errors="surrogatepass")
-    return text[:start] + hashlib.sha256(blank).hexdigest()[:16] + text[end:]
+    sha256 = hashlib.sha256(blank.encode(errors="surrogatepass"))
+    return text[:start] + sha256.hexdigest()[: len(BLANK)] + text[end:]
 
 
 def is_untouched(text: str) -> bool:
     """Return whether patchkit wrote this file, and nobody changed it since."""
-    return _LINE.match(text) is not None and sealed(text) == text
+    return _LINE.match(text) is not None and with_digest(text) == text
 
 
 def fact_problems(facts: Mapping[str, str]) -> dict[str, str]:
     """Return what is wrong with each fact that is wrong, in words: name → ``takes …``."""
-    found = {}
+    problems = {}
     for name, value in facts.items():
-        row = _FORMS.get(name)
-        if row is None:
-            found[name] = "is not a fact that this patchkit knows"
-            continue
-        fits = re.fullmatch(row["form"], value, re.ASCII) is not None
-        too_many = fits and name == "nodes" and int(value) > NODES_MAX
-        preset = find_preset(value) if name == "model" else None
-        if (
-            not fits
-            or too_many
-            or (name == "model" and (preset is None or preset.id != value))
-        ):
-            found[name] = f"takes {row['takes'].format(most=NODES_MAX)}"
-    return found
+        if name not in _FORMS:
+            problems[name] = "is not a fact that this patchkit knows"
+        elif not _is_fact(name, value):
+            takes = _FORMS[name]["takes"].format(most=NODES_MAX)
+            problems[name] = f"takes {takes}"
+    return problems
+
+
+def _is_fact(name: str, value: str) -> bool:
+    """Return whether a fact has its form, and means something here."""
+    if not re.fullmatch(_FORMS[name]["form"], value, re.ASCII):
+        return False
+    match name:
+        case "nodes":
+            return int(value) <= NODES_MAX
+        case "model":
+            preset = find_preset(value)
+            return preset is not None and preset.id == value
+        case _:
+            return True

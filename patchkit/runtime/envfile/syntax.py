@@ -13,6 +13,7 @@ import textwrap
 from dataclasses import dataclass
 from enum import StrEnum
 
+from patchkit.errors import PatchkitError
 from patchkit.runtime.rules.refusals import refusal
 from patchkit.runtime.rules.releases import read_env_data
 from patchkit.runtime.rules.secret_texts import is_secret
@@ -20,20 +21,23 @@ from patchkit.runtime.rules.secret_texts import is_secret
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # POSIX.1-2024, base definitions 8.1
 _FORMS = read_env_data("formats")
 _LONGEST = 131_071  # bytes of NAME=value: MAX_ARG_STRLEN of Linux less its NUL
-_DOCKER_LONGEST = (
-    65_535  # bytes of a line: bufio.MaxScanTokenSize of Go less the newline
-)
+# Bytes of a line: bufio.MaxScanTokenSize of Go less the newline.
+_DOCKER_LONGEST = 65_535
 _WIDTH = 100  # columns of a comment
+_SHOWN = 5  # signs in a message
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Format(StrEnum):
-    """``env`` is the subset that sh, systemd and docker read alike."""
+    """Formats of env files; ``env`` is the subset that sh, systemd and docker read alike."""
 
     ENV = "env"
     SH = "sh"
     SYSTEMD = "systemd"
     DOCKER = "docker"
 
+
+_OF_SHELLS = (Format.ENV, Format.SH)
 
 # systemd ends a comment at a CR, and before 254 a backslash at its end swallows the next line.
 _SKIPPED = re.compile(r"[ \t]*(?:#[^\r\n]*(?<!\\))?(?:\n|\Z)")
@@ -49,46 +53,64 @@ class EnvEntry:
     comment: str = ""
 
 
-def assignment(kind: Format, entry: EnvEntry) -> str:
+def render_assignment(kind: Format, entry: EnvEntry) -> str:
     """Return the lines that set a variable, or refer to a secret. Raises UsageError."""
-    name, form = entry.name, _FORMS[kind]
+    name = entry.name
     if not _NAME.fullmatch(name):
         raise refusal("no-name", name=name)
     if is_secret(name) and entry.value:
         raise refusal("secret-value", name=name)
     if trouble := _format_trouble(kind, name, entry.value):
-        able = [
-            other for other in Format if not _format_trouble(other, name, entry.value)
-        ]
-        if not able:
-            raise refusal("no-format", name=name, trouble=trouble)
-        words = {"format": kind, "able": ", ".join(able)}
-        raise refusal("other-format", name=name, trouble=trouble, **words)
+        raise _refuse_value(kind, entry, trouble)
+
     if is_secret(name):
-        file = read_env_data("secrets")["files"].get(name, "")
-        text = form["secret"] + (form["from_file"] if file else "")
-        lines = comment(f"{name} {text}.".format(name=name, file=file))
-        passes = form.get("passes", "").format(name=name)
-        return "\n".join(filter(None, [*lines, passes]))
-    if kind is Format.SH:
-        value = entry.value.replace("'", r"'\''")
-        return f"export {name}='{value}'"
-    if kind is Format.SYSTEMD:
-        value = re.sub(r'(["$\\`])', r"\\\1", entry.value)
-        return f'{name}="{value}"'
-    return f"{name}={entry.value}"
+        return _refer_to_secret(kind, name)
+    match kind:
+        case Format.SH:
+            value = entry.value.replace("'", r"'\''")
+            return f"export {name}='{value}'"
+        case Format.SYSTEMD:
+            value = re.sub(r'(["$\\`])', r"\\\1", entry.value)
+            return f'{name}="{value}"'
+        case _:
+            return f"{name}={entry.value}"
 
 
-def comment(text: str) -> list[str]:
+def _refuse_value(kind: Format, entry: EnvEntry, trouble: str) -> PatchkitError:
+    """Return the error for a value, with the formats that can hold it."""
+    name = entry.name
+    able = [form for form in Format if not _format_trouble(form, name, entry.value)]
+    if not able:
+        return refusal("no-format", name=name, trouble=trouble)
+    return refusal(
+        "other-format", name=name, trouble=trouble, format=kind, able=", ".join(able)
+    )
+
+
+def _refer_to_secret(kind: Format, name: str) -> str:
+    """Return the lines that say where a secret comes from."""
+    form = _FORMS[kind]
+    file_variable = read_env_data("secrets")["files"].get(name, "")
+    text = form["secret"]
+    if file_variable:
+        text += form["from_file"]
+    sentence = f"{name} {text}.".format(name=name, file=file_variable)
+    lines = render_comment(sentence)
+    if "passes" in form:
+        lines.append(form["passes"].format(name=name))
+    return "\n".join(lines)
+
+
+def render_comment(text: str) -> list[str]:
     """Return comment lines, which nothing in the text can end: each starts with ``# ``.
 
     systemd before 254 takes a backslash at the end of a comment for a continuation, which would
     swallow the variable below it.
     """
-    line = "".join(
-        sign if sign.isprintable() else "?" for sign in " ".join(text.split())
-    )
-    lines = textwrap.wrap(line, _WIDTH - len("# "), break_on_hyphens=False)
+    one_line = " ".join(text.split())
+    signs = [sign if sign.isprintable() else "?" for sign in one_line]
+    width = _WIDTH - len("# ")
+    lines = textwrap.wrap("".join(signs), width, break_on_hyphens=False)
     return [f"# {line}." if line.endswith("\\") else f"# {line}" for line in lines]
 
 
@@ -98,24 +120,27 @@ def _format_trouble(kind: Format, name: str, value: str) -> str:
     size = len(f"{name}={value}".encode(errors="surrogatepass"))
     if "\0" in value:
         return "the value holds a NUL, which no environment variable can"
-    if re.search("[\ud800-\udfff]", value):
+    if _SURROGATE.search(value):
         return "the value holds half a surrogate pair, which is not UTF-8"
     if size > _LONGEST:
         return f"{size:,} bytes are more than Linux hands to a process in one variable"
-    if kind in (Format.ENV, Format.SH) and re.fullmatch(_FORMS["shell"]["owns"], name):
+
+    if kind in _OF_SHELLS and re.fullmatch(_FORMS["shell"]["owns"], name):
         return "a shell sets this variable itself"
     if kind is Format.DOCKER and size > _DOCKER_LONGEST:
         return f"{size:,} bytes are more than docker reads of a line"
     form = _FORMS[kind]
-    if "odd" in form and (odd := sorted({*re.findall(form["odd"], value)})):
-        return f"the value holds {', '.join(map(repr, odd[:5]))}, {form['why']}"
+    odd_signs = sorted(set(re.findall(form["odd"], value))) if "odd" in form else []
+    if odd_signs:
+        shown = ", ".join(map(repr, odd_signs[:_SHOWN]))
+        return f"the value holds {shown}, {form['why']}"
     return ""
 
 
-def parse(kind: Format, text: str, where: str) -> dict[str, str]:
+def parse_assignments(kind: Format, text: str, where: str) -> dict[str, str]:
     """Return the variables that a file sets. Raises SourceError, naming ``where:line``."""
     statement = re.compile(rf"(?:{_FORMS[kind]['line']})(?:\n|\Z)")
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     position = 0
     while position < len(text):
         match = _SKIPPED.match(text, position) or statement.match(text, position)
@@ -126,12 +151,14 @@ def parse(kind: Format, text: str, where: str) -> dict[str, str]:
             )
         position = match.end()
         parts = match.groupdict()
-        if (quoted := parts.get("quoted")) is not None:
-            found[parts["name"]] = (
-                re.sub(r"\\(.)", r"\1", quoted)
-                if kind is Format.SYSTEMD
-                else "".join(inner or sign for inner, sign in _PIECES.findall(quoted))
-            )
+        if parts.get("quoted") is not None:
+            variables[parts["name"]] = _unquote(kind, parts["quoted"])
         elif parts.get("plain") is not None:
-            found[parts["name"]] = parts["plain"]
-    return found
+            variables[parts["name"]] = parts["plain"]
+    return variables
+
+
+def _unquote(kind: Format, quoted: str) -> str:
+    if kind is Format.SYSTEMD:
+        return re.sub(r"\\(.)", r"\1", quoted)
+    return "".join(inner or sign for inner, sign in _PIECES.findall(quoted))

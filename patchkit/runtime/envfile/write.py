@@ -28,25 +28,33 @@ def write(
         status = status_of_file(path)
         # Not followed: the path could have become a link since then.
         old = read_bytes(path, follow=False) if status else b""
-        before = old.decode(errors="replace")
         # The same bytes are no reason to leave a secret readable for others.
-        too_open = private and status and stat.S_IMODE(status.st_mode) & ~_PRIVATE
-        if status and old == text.encode() and not too_open:
+        is_too_open = private and status and stat.S_IMODE(status.st_mode) & ~_PRIVATE
+        if status and old == text.encode() and not is_too_open:
             return "unchanged"
-        if status and not force and before != text and not is_untouched(before):
-            import difflib  # 5 ms, and seldom needed
-
-            old_lines, new_lines = (
-                mask_secrets(side).splitlines() for side in (before, text)
-            )
-            lines = difflib.unified_diff(
-                old_lines, new_lines, str(path), by, lineterm=""
-            )
-            raise UsageError(
-                "\n".join([f"{path}: is there already, with another content", *lines]),
-                why="patchkit did not write it, or it was edited since",
-                hint="--force replaces it; or name another file",
-            )
+        if status and not force:
+            _check_replaceable(path, old.decode(errors="replace"), text, by)
         with replacing(path, private=private) as file:
             file.write(text.encode())
     return "replaced" if status else "created"
+
+
+def _check_replaceable(path: Path, old: str, new: str, by: str) -> None:
+    """Raise UsageError, with the difference, for a text that patchkit does not replace."""
+    if old == new or is_untouched(old):
+        return
+    import difflib  # 5 ms, and seldom needed
+
+    difference = difflib.unified_diff(
+        mask_secrets(old).splitlines(),
+        mask_secrets(new).splitlines(),
+        str(path),
+        by,
+        lineterm="",
+    )
+    heading = f"{path}: is there already, with another content"
+    raise UsageError(
+        "\n".join([heading, *difference]),
+        why="patchkit did not write it, or it was edited since",
+        hint="--force replaces it; or name another file",
+    )

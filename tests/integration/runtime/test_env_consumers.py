@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from patchkit.errors import SourceError, UsageError
 from patchkit.runtime.envfile.header import render_env_file
-from patchkit.runtime.envfile.syntax import EnvEntry, Format, parse
+from patchkit.runtime.envfile.syntax import EnvEntry, Format, parse_assignments
 from support.env_consumers import (
     docker,
     read_by_systemd,
@@ -81,7 +81,7 @@ def written(kind, batch, folder):
         render_env_file(kind, ["role=head", "about: \n A=b"], entries).encode()
     )
     expected = {entry.name: entry.value for entry in entries}
-    assert parse(kind, path.read_bytes().decode(), "file") == expected
+    assert parse_assignments(kind, path.read_bytes().decode(), "file") == expected
     return path, expected
 
 
@@ -103,7 +103,7 @@ def test_what_is_parsed_of_any_file_is_what_the_program_reads(program, folder, t
     begin = "export V" if kind is Format.SH else "V"
     text = "".join(f"{begin}{number}={tail}\n" for number, tail in enumerate(tails))
     try:
-        expected = parse(kind, text, "file")
+        expected = parse_assignments(kind, text, "file")
     except SourceError:
         return
     path = folder / f"any.{kind}"

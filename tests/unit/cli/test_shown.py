@@ -29,7 +29,7 @@ from patchkit.patching.fix import State
 from patchkit.patching.ledger import Ledger, LedgerRequest, LedgerVerdict, ledger_path
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import visible
-from patchkit.runtime.envfile.header import BLANK, sealed
+from patchkit.runtime.envfile.header import BLANK, with_digest
 from support import hosts, terminal, write_files
 from support.terminal import runnable
 from support.wheels import write_wheel
@@ -333,7 +333,7 @@ def env_file(folder, name):
     }
     header = {"digest": BLANK, **known, "executor": f"{name}{MARK}"}
     head.write_text(
-        sealed(json.dumps({"header": header, "environment": {}}, indent=1) + "\n")
+        with_digest(json.dumps({"header": header, "environment": {}}, indent=1) + "\n")
     )
     single = ["env", "--role", "single", *node]
     yield ["env", "--role", "worker", *node, "--from", str(head)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from patchkit.errors import SourceError, StorageError, UsageError
 from patchkit.runtime.envfile.header import head_facts, is_untouched, render_env_file
-from patchkit.runtime.envfile.syntax import EnvEntry, Format, parse
+from patchkit.runtime.envfile.syntax import EnvEntry, Format, parse_assignments
 from patchkit.runtime.envfile.write import write
 
 HEADER = [
@@ -32,7 +32,7 @@ def test_what_a_format_cannot_hold_names_those_that_can():
     for (value, able), kind in product(ABLE.items(), Format):
         if kind in able.split():
             text = render_env_file(kind, [], [EnvEntry("A", value)])
-            assert parse(kind, text, "x") == {"A": value}
+            assert parse_assignments(kind, text, "x") == {"A": value}
             continue
         with pytest.raises(UsageError, match=r"^A: the value holds") as error:
             render_env_file(kind, [], [EnvEntry("A", value)])
@@ -74,7 +74,7 @@ def test_a_reason_stays_a_comment(kind, reason):
         kind, [*HEADER, reason], [EnvEntry("A", "1", reason), EnvEntry("B", "2")]
     )
 
-    assert parse(kind, text, "x") == {"A": "1", "B": "2"}
+    assert parse_assignments(kind, text, "x") == {"A": "1", "B": "2"}
     rows = [row for row in text.splitlines() if row]
     assert len([row for row in rows if not row.startswith("#")]) == 2
     assert max(map(len, rows[1:])) <= 101
@@ -105,7 +105,7 @@ def test_a_secret_is_never_written(kind):
         kind, HEADER, [EnvEntry("HF_TOKEN", "", "Gated models."), TWINS]
     )
 
-    assert parse(kind, text, "x") == {TWINS.name: TWINS.value}
+    assert parse_assignments(kind, text, "x") == {TWINS.name: TWINS.value}
     assert "HF_TOKEN_PATH" in text
     with pytest.raises(
         UsageError, match=r"^HF_TOKEN: the value of a secret is not"
@@ -132,7 +132,7 @@ def test_what_cannot_be_read_is_told_with_its_line():
         (Format.DOCKER, "A=1\nexport B=2\n", r"^f:2: is not NAME=value or NAME"),
     ):
         with pytest.raises(SourceError, match=message):
-            parse(kind, text, "f")
+            parse_assignments(kind, text, "f")
 
 
 ONE = render_env_file(Format.ENV, HEADER, [EnvEntry("A", "1")])

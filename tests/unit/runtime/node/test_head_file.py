@@ -16,7 +16,7 @@ from patchkit.errors import (
     UsageError,
 )
 from patchkit.runtime.envfile.env_file import read_env_file
-from patchkit.runtime.envfile.header import BLANK, NODES_MAX, sealed
+from patchkit.runtime.envfile.header import BLANK, NODES_MAX, with_digest
 from patchkit.runtime.rules.secret_texts import find_code_risk
 from support import hosts
 from tools import golden_env
@@ -40,7 +40,7 @@ CODE = {
 
 def resealed(text: str) -> str:
     """The text with the digest that patchkit would give it: the algorithm is no secret."""
-    return sealed(re.sub(r"digest=[0-9a-f]{16}", f"digest={BLANK}", text, count=1))
+    return with_digest(re.sub(r"digest=[0-9a-f]{16}", f"digest={BLANK}", text, count=1))
 
 
 def with_set(text: str, names) -> str:
