@@ -7,11 +7,10 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from patchkit.durable.staging import is_full
 from patchkit.elf import parse_library
@@ -21,6 +20,7 @@ from patchkit.process import attempt, run
 from patchkit.source.archive import Progress
 from patchkit.wheel.build.toolchain import Toolchain
 from patchkit.wheel.device.inspect import Binary
+from patchkit.wheel.file.wheelfile import Facts
 from patchkit.wheel.file.write import EPOCH
 
 # The only variables of the caller that a build sees: they find programs and caches. Flags and paths
@@ -54,7 +54,7 @@ class BuiltWheel:
     """
 
     wheel: Path
-    facts: Mapping[str, Any]
+    facts: Facts
     binaries: tuple[Binary, ...]
     log: Path
     proofs: tuple[str, ...] = ()

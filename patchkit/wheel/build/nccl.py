@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from patchkit import __version__
 from patchkit.apply import apply
@@ -37,7 +35,7 @@ from patchkit.wheel.build.make import (
 from patchkit.wheel.build.toolchain import Toolchain, check_toolchain
 from patchkit.wheel.device.inspect import inspect_file, prove_exact
 from patchkit.wheel.file.sbom import CUDA_LICENSE, as_text, digest_label, nccl_sbom
-from patchkit.wheel.file.wheelfile import FACTS
+from patchkit.wheel.file.wheelfile import FACTS, Facts
 from patchkit.wheel.file.write import seal_wheel
 
 # 2.29.7 for one arch leaves 204 MB, and compilers write as they go.
@@ -127,7 +125,7 @@ def _copy_source(origin: Path, source: Path) -> None:
         )
 
 
-def _patch_source(order: NcclOrder, source: Path) -> dict[str, Any]:
+def _patch_source(order: NcclOrder, source: Path) -> Facts:
     """Apply the fixes, and return the facts of the build."""
     # Patches that a user applied to a folder stay in it.
     ledger = open_workspace(source, "nccl").ledger
@@ -156,10 +154,10 @@ def _compile_wheel(
     return raw
 
 
-def _nccl_facts(order: NcclOrder, source: Path, outcome: Applied) -> dict[str, Any]:
+def _nccl_facts(order: NcclOrder, source: Path, outcome: Applied) -> Facts:
     # Releases differ in their licence, so each one's own text decides.
     apache = "Apache License" in (source / _LICENSE).read_text(encoding="utf-8")
-    facts: dict[str, Any] = {
+    facts: Facts = {
         "project": "nccl",
         "version": order.version,
         "patchkit": __version__,
@@ -185,7 +183,7 @@ def _nccl_facts(order: NcclOrder, source: Path, outcome: Applied) -> dict[str, A
     return facts | {"wheel": version}
 
 
-def _write_project(root: Path, order: NcclOrder, facts: Mapping[str, Any]) -> None:
+def _write_project(root: Path, order: NcclOrder, facts: Facts) -> None:
     """Write the scikit-build-core project; ``pip wheel ROOT/project`` would also build it."""
     settings = {
         "NCCL_SOURCE": root / "source",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 from patchkit.errors import SourceError
 from patchkit.wheel.file.library_rules import library_rules
-from patchkit.wheel.file.wheelfile import WheelFile, WheelName, record_digest
+from patchkit.wheel.file.wheelfile import Facts, WheelFile, WheelName, record_digest
 
 T = TypeVar("T")
 # In .dist-info; PEP 427 gives them no digest.
@@ -36,7 +36,7 @@ class WheelMetadata:
     requires: tuple[Requirement, ...] = ()
     requires_python: str = ""
     sboms: tuple[str, ...] = ()
-    facts: Mapping[str, Any]
+    facts: Facts
     faults: tuple[str, ...] = ()
 
     @property

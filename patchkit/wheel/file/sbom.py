@@ -15,10 +15,13 @@ from patchkit.digests import digest
 from patchkit.edit.splice import git_diff
 from patchkit.patching.fix import Verdict
 from patchkit.patching.plan import Texts
+from patchkit.wheel.file.wheelfile import Facts
 
 _GITHUB = re.compile(r"https://github\.com/([^/@]+/[^/@]+?)(?:\.git)?@([0-9a-f]{40})")
 CUDA_LICENSE = "NVIDIA CUDA Toolkit EULA"
 """A name: SPDX has no identifier for it."""
+
+JsonObject = dict[str, Any]
 
 _SCHEMA = "http://cyclonedx.org/schema/bom-1.6.schema.json"
 
@@ -35,9 +38,7 @@ def digest_label(*texts: str) -> str:
     return short if not short.isdigit() else f"a{short[1:]}"
 
 
-def wheel_sbom(
-    facts: Mapping[str, Any], steps: Iterable[tuple[Verdict, Texts]]
-) -> dict[str, Any]:
+def wheel_sbom(facts: Facts, steps: Iterable[tuple[Verdict, Texts]]) -> JsonObject:
     """Make CycloneDX 1.6 for a wheel of upstream's from the facts that ``patchkit.json`` holds.
 
     ``steps`` are those of the plan (``Plan.steps``). Its pedigree names what upstream released (an
@@ -72,7 +73,7 @@ def wheel_sbom(
     return _make_document(subject, tools, components)
 
 
-def _describe_ancestor(facts: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_ancestor(facts: Facts) -> JsonObject:
     """Describe the sdist or the wheel that upstream released."""
     project = facts["project"]
     version = facts["version"]
@@ -87,7 +88,7 @@ def _describe_ancestor(facts: Mapping[str, Any]) -> dict[str, Any]:
     return ancestor
 
 
-def _describe_patch(verdict: Verdict, texts: Texts) -> dict[str, Any]:
+def _describe_patch(verdict: Verdict, texts: Texts) -> JsonObject:
     """Describe what a fix changes, and the symptom that it resolves."""
     fix = verdict.fix
     diff = "".join(git_diff(path, *pair) for path, pair in texts.items())
@@ -104,16 +105,16 @@ def _describe_patch(verdict: Verdict, texts: Texts) -> dict[str, Any]:
     }
 
 
-def _describe_native(name: str, digests: Iterable[str]) -> dict[str, Any]:
+def _describe_native(name: str, digests: Iterable[str]) -> JsonObject:
     role = "machine code assembled from the PTX that upstream's library holds"
     rows = [("ptx", f"sha256:{sha256}") for sha256 in digests]
     library = {"bom-ref": f"patchkit:native/{name}", "type": "file", "name": name}
     return library | _properties([("role", role), *rows])
 
 
-def _describe_source(option: str, identity: str, spdx: str | None) -> dict[str, Any]:
+def _describe_source(option: str, identity: str, spdx: str | None) -> JsonObject:
     """Describe code of another project in the wheel; a commit on GitHub has a package URL."""
-    source: dict[str, Any] = {
+    source: JsonObject = {
         "bom-ref": f"patchkit:{option}",
         "type": "library",
         "name": option,
@@ -131,7 +132,7 @@ def _describe_source(option: str, identity: str, spdx: str | None) -> dict[str, 
     return source | _properties([("role", role), ("source", identity)])
 
 
-def _linked_components(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _linked_components(facts: Facts) -> Iterator[JsonObject]:
     """Yield what was compiled against, and is not in the wheel."""
     role = _properties([("role", "compiled against")])
     torch, _, _cuda = facts["environment"]["torch"].partition(",")
@@ -143,7 +144,7 @@ def _linked_components(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield _make_component(toolkit, "CUDA toolkit", cuda, terms) | role
 
 
-def nccl_sbom(facts: Mapping[str, Any]) -> dict[str, Any]:
+def nccl_sbom(facts: Facts) -> JsonObject:
     """Make CycloneDX 1.6 for a libnccl wheel from the facts that ``patchkit.json`` holds.
 
     No serial number and no time stamp: the same build has the same SBOM.
@@ -167,16 +168,16 @@ def nccl_sbom(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _make_document(
-    subject: dict[str, Any],
+    subject: JsonObject,
     tools: Mapping[str, str],
-    components: Sequence[dict[str, Any]],
-) -> dict[str, Any]:
+    components: Sequence[JsonObject],
+) -> JsonObject:
     """Make the whole, with the components that the subject depends on."""
     programs = [
         {"type": "application", "name": name, "version": version}
         for name, version in tools.items()
     ]
-    document: dict[str, Any] = {
+    document: JsonObject = {
         "$schema": _SCHEMA,
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
@@ -193,11 +194,9 @@ def _make_document(
     return document
 
 
-def _make_component(
-    purl: str, name: str, version: str, terms: str = ""
-) -> dict[str, Any]:
+def _make_component(purl: str, name: str, version: str, terms: str = "") -> JsonObject:
     """Make a library that has a package URL; ``terms`` are an SPDX expression, or a name."""
-    component: dict[str, Any] = {
+    component: JsonObject = {
         "bom-ref": purl,
         "type": "library",
         "name": name,
@@ -211,13 +210,13 @@ def _make_component(
     return component
 
 
-def _fix_pairs(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _fix_pairs(facts: Facts) -> Iterator[tuple[str, str]]:
     for fix in facts["fixes"]:
         yield "fix", fix
     for patch in facts.get("patches", ()):
         yield "patch", f"{patch['id']} sha256:{patch['sha256']} {patch['title']}"
 
 
-def _properties(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
+def _properties(pairs: Iterable[tuple[str, str]]) -> JsonObject:
     rows = [{"name": f"patchkit:{name}", "value": value} for name, value in pairs]
     return {"properties": rows}

@@ -45,6 +45,9 @@ T = TypeVar("T")
 FACTS = "patchkit.json"
 """The file in .dist-info that holds the facts."""
 
+Facts = dict[str, Any]
+"""What patchkit states of a wheel that it made, as JSON."""
+
 _FACTS_PATH = re.compile(rf"[^/]*\.dist-info/{re.escape(FACTS)}")
 _HEAD = struct.Struct("<16xHH")  # of an ELF file: e_type and e_machine
 # ET_EXEC, ET_DYN, EM_CUDA
@@ -152,7 +155,7 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
         return home
 
     @cached_property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """Contents of patchkit.json; empty if patchkit did not make the wheel."""
         paths = [path for path in self.members if _FACTS_PATH.fullmatch(path)]
         if len(paths) != 1:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from io import BufferedIOBase
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from patchkit.errors import BuildError, PatchkitError, ProofError, SourceError
 from patchkit.source.fetch import Progress
@@ -19,6 +18,7 @@ from patchkit.unreached import NOTHING_READ, Dispatch, Unreached
 from patchkit.wheel.device.fatbin import CONTAINER, CodeEntry
 from patchkit.wheel.device.first_use import jit_entries
 from patchkit.wheel.device.inspect import Binary, best_load, inspect_file
+from patchkit.wheel.file.wheelfile import Facts
 from patchkit.wheel.native.assemble import Assembled, Assembler, Job
 from patchkit.wheel.native.relink import replace_device_code
 from patchkit.wheel.native.schedule import assemble_all
@@ -130,7 +130,7 @@ def native_facts(
     libraries: Sequence[NativeLibrary],
     assembler: Assembler,
     dropped: Sequence[str] = (),
-) -> dict[str, Any]:
+) -> Facts:
     """Return what a wheel says of its native parts, with the SHA-256 of all PTX by library."""
     assembled = {}
     refused = {}

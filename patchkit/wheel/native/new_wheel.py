@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from patchkit import __version__
 from patchkit.digests import digest
 from patchkit.durable.atomic import replacing
 from patchkit.errors import SourceError, UsageError, translated
-from patchkit.source.fetch import Progress
+from patchkit.source.resolve import Report
 from patchkit.target import Target
 from patchkit.unreached import known_dispatch
 from patchkit.wheel.build.machine import staging
 from patchkit.wheel.file.sbom import as_text, digest_label, wheel_sbom
-from patchkit.wheel.file.wheelfile import FACTS, WheelFile
+from patchkit.wheel.file.wheelfile import FACTS, Facts, WheelFile
 from patchkit.wheel.file.write import rewrite_wheel
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.native.listing import list_libraries
@@ -40,7 +39,7 @@ def write_native_library(
     dest: Path,
     target: Target,
     assembler: Assembler,
-    report: Callable[[str], Progress],
+    report: Report,
 ) -> NewFile:
     """Write a library into ``dest``, native, under its own name. Raises as for a wheel."""
     if any(library.closed for library in list_libraries(path, target)):
@@ -60,7 +59,7 @@ def write_native_wheel(
     dest: Path,
     target: Target,
     assembler: Assembler,
-    report: Callable[[str], Progress],
+    report: Report,
 ) -> NewFile:
     """Assemble what the device would compile in a wheel, and write the new wheel into ``dest``.
 
@@ -118,7 +117,7 @@ def _rename_version(wheel: WheelFile, version: str) -> bytes:
     return text.encode()
 
 
-def _native_facts(wheel: WheelFile, target: Target, version: str) -> dict[str, Any]:
+def _native_facts(wheel: WheelFile, target: Target, version: str) -> Facts:
     name = wheel.name
     spdx = wheel.message("METADATA").get("License-Expression", "NOASSERTION")
     return {

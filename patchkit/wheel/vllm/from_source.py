@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from patchkit.errors import BuildError, ProofError, SourceError
 from patchkit.patching.recipe import load_recipe
@@ -25,6 +24,7 @@ from patchkit.recipes.vllm.leave_out import asked_targets
 from patchkit.records import RecordError, record
 from patchkit.source.archive import Progress
 from patchkit.source.detect import detect
+from patchkit.source.resolve import Report
 from patchkit.source.tree import Sandboxed
 from patchkit.units import BYTES_PER_GIB
 from patchkit.wheel.build.machine import (
@@ -57,12 +57,12 @@ from patchkit.wheel.device.libraries import (
 from patchkit.wheel.file.metadata import read_metadata
 from patchkit.wheel.file.sbom import as_text, wheel_sbom
 from patchkit.wheel.file.torch import installed_torch, require_torch
-from patchkit.wheel.file.wheelfile import FACTS, WheelFile
+from patchkit.wheel.file.wheelfile import FACTS, Facts, WheelFile
 from patchkit.wheel.file.write import seal_wheel
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.native.make import make_native
 from patchkit.wheel.vllm.native_parts import native_parts, read_kernels
-from patchkit.wheel.vllm.prepare import Prepared, Report, prepare
+from patchkit.wheel.vllm.prepare import Prepared, prepare
 from patchkit.wheel.vllm.source import VllmOrder
 from patchkit.wheel.vllm.upstream_parts import (
     fetch_upstream,
@@ -198,7 +198,7 @@ def _seal_vllm_wheel(
     root: Path,
     raw: Path,
     prepared: Prepared,
-    facts: Mapping[str, Any],
+    facts: Facts,
     libraries: Mapping[str, bytes],
 ) -> Path:
     texts = {

@@ -6,10 +6,9 @@ A library leaves if it is for other devices alone, and if every import of it may
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from packaging.version import Version
 
@@ -22,7 +21,7 @@ from patchkit.unreached import NOTHING_READ, Dispatch
 from patchkit.wheel.device.first_use import jit_entries
 from patchkit.wheel.device.inspect import Binary, inspect_wheel
 from patchkit.wheel.device.libraries import Judged, Use, cuda_major, judge_libraries
-from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.file.wheelfile import Facts, WheelFile
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.native.make import NativeLibrary, make_native, native_facts
 from patchkit.wheel.vllm.upstream_parts import members_of
@@ -59,7 +58,7 @@ class NativeParts:
 
     libraries: tuple[NativeLibrary, ...] = ()
     dropped: tuple[str, ...] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)
 
     @property
     def members(self) -> dict[str, bytes]:

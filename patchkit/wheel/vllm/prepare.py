@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from patchkit import __version__
 from patchkit.apply import apply
@@ -37,21 +36,20 @@ from patchkit.recipes.vllm.leave_out import (
     only_extensions,
     take_installed,
 )
-from patchkit.source.archive import Progress, unpack
+from patchkit.source.archive import unpack
 from patchkit.source.detect import FORK, detect
 from patchkit.source.releases import foreign_file, release_files
+from patchkit.source.resolve import Report
 from patchkit.source.tree import Sandboxed, SourceTree
 from patchkit.wheel.build.machine import WORK
 from patchkit.wheel.build.requirements import Environment, make_environment
 from patchkit.wheel.build.torch_toolkit import install_torch_stand_in, target_site
 from patchkit.wheel.file.sbom import CUDA_LICENSE, as_text, digest_label
 from patchkit.wheel.file.torch import installed_torch, require_torch
+from patchkit.wheel.file.wheelfile import Facts
 from patchkit.wheel.vllm.inputs import Gathered, check_given, gather_sources
 from patchkit.wheel.vllm.repack_additions import fix_states
 from patchkit.wheel.vllm.source import VllmOrder
-
-Report = Callable[[str], Progress]
-"""Gives a long task, by its name, its progress."""
 
 _VERSION = "import sys; answer = '%d.%d' % sys.version_info[:2]"
 _LARGE = 10**8  # bytes; upstream's wheel has more, and all else is there in seconds
@@ -65,7 +63,7 @@ class Prepared:
     the CPU that is built for.
     """
 
-    facts: Mapping[str, Any]
+    facts: Facts
     texts: Mapping[str, str]
     steps: Sequence[tuple[Verdict, Texts]]
     gathered: Gathered
@@ -267,14 +265,14 @@ def _vllm_facts(
     outcome: Applied,
     gathered: Gathered,
     environment: Environment,
-) -> dict[str, Any]:
+) -> Facts:
     recipe = load_recipe("vllm")
     torch = installed_torch(environment.python)
     identities = {}
     for external in gathered.sources:
         doubt = "" if external.verified else " (not compared with the pin)"
         identities[external.option] = f"{external.identity}{doubt}"
-    facts: dict[str, Any] = {
+    facts: Facts = {
         "project": "vllm",
         "made": "build",
         "version": order.version.public,

@@ -24,7 +24,7 @@ from patchkit.patching.fix import Request, Severity
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import open_workspace
 from patchkit.recipes.vllm.libraries import library_table
-from patchkit.source.archive import Progress
+from patchkit.source.resolve import Report
 from patchkit.source.tree import Sandboxed
 from patchkit.target import Target, toolkits
 from patchkit.unreached import known_dispatch
@@ -33,6 +33,7 @@ from patchkit.wheel.device.fatbin import CodeEntry
 from patchkit.wheel.device.first_use import first_use_phrase
 from patchkit.wheel.device.libraries import Judged, Use, require_loading
 from patchkit.wheel.file.metadata import read_metadata
+from patchkit.wheel.file.wheelfile import Facts
 from patchkit.wheel.file.write import rewrite_wheel
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.native.listing import called_entries
@@ -46,7 +47,6 @@ from patchkit.wheel.vllm.repack_additions import DIST_INFO, PatchedTree, make_ad
 from patchkit.wheel.vllm.repack_origin import Origin
 from patchkit.wheel.wheelhouse.contents import add_wheel, check_room, load_manifest
 
-Report = Callable[[str], Progress]
 _NEEDED = (
     "vllm/__init__.py",
     "vllm/_version.py",
@@ -71,7 +71,7 @@ class Repacked:
     outcome: Applied
     libraries: tuple[Judged, ...]
     notes: tuple[str, ...]
-    facts: Mapping[str, Any]
+    facts: Facts
 
 
 def repack_wheel(

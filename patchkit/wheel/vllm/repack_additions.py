@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from email.parser import HeaderParser
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from packaging.version import Version
 
@@ -28,7 +27,7 @@ from patchkit.patching.workspace import Workspace
 from patchkit.wheel.device.libraries import needed_versions
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.sbom import as_text, digest_label, wheel_sbom
-from patchkit.wheel.file.wheelfile import FACTS
+from patchkit.wheel.file.wheelfile import FACTS, Facts
 from patchkit.wheel.file.write import set_tag
 from patchkit.wheel.vllm.native_parts import Kernels, NativeParts
 from patchkit.wheel.vllm.repack_origin import Origin
@@ -54,7 +53,7 @@ class Additions:
     filename: str
     dist_info: tuple[str, str]
     members: Mapping[str, bytes]
-    facts: Mapping[str, Any]
+    facts: Facts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,9 +173,7 @@ def _patched_files(patched: PatchedTree, version: str) -> dict[str, bytes]:
     return members
 
 
-def _metadata_files(
-    patched: PatchedTree, facts: Mapping[str, Any], tag: str
-) -> dict[str, bytes]:
+def _metadata_files(patched: PatchedTree, facts: Facts, tag: str) -> dict[str, bytes]:
     """Return the files that name the version, the tag and the facts."""
     version = facts["wheel"]
     home = f"vllm-{version}.dist-info"
@@ -200,7 +197,7 @@ def _read_metadata(patched: PatchedTree) -> bytes:
 
 def _repack_facts(
     patched: PatchedTree, kernels: Kernels, native: NativeParts, version: str
-) -> dict[str, Any]:
+) -> Facts:
     origin = patched.origin
     request = patched.request
     digests = [

@@ -14,8 +14,9 @@ from patchkit.errors import HashMismatchError, SourceError, UsageError
 from patchkit.quoting import quoted
 from patchkit.reading import require_file
 from patchkit.records import RECIPES
-from patchkit.source.fetch import Progress, fetch
+from patchkit.source.fetch import fetch
 from patchkit.source.releases import LockEntry, meant, named_version, read_wheel_lock
+from patchkit.source.resolve import Report
 from patchkit.wheel.file.wheelfile import WheelFile, wheel_name
 
 _RELEASE = re.compile(r"vllm\s*==\s*(?P<version>[^/\s]+)", re.IGNORECASE)
@@ -50,7 +51,7 @@ def find_wheel(
     *,
     sha256: str | None = None,
     offline: bool = False,
-    report: Callable[[str], Progress],
+    report: Report,
     check: Callable[[Version], None],
 ) -> Iterator[Origin]:
     """Open the wheel that ``vllm==X.Y.Z`` or a path names.
