@@ -1,10 +1,10 @@
 """Try what vLLM needs of a GPU, one step a run. Run by the Python that has vLLM.
 
-A script of its own, standard library, torch and vLLM only: that Python need not have patchkit.
-Arguments: a step's name, its settings as JSON, with ``seconds`` to try for. Its last words on
-standard output are a line that begins with a mark, with JSON: ``state`` is ok, failed or not-run,
-``reason`` says why, ``kernel`` is what was taken, ``figures`` are what was measured. A step that
-takes too long prints where it is and ends itself.
+The script imports the standard library, torch and vLLM only: that Python need not have patchkit.
+Its arguments are the name of a step and its settings as JSON, with a limit of ``seconds``. It ends
+standard output with a mark and JSON: ``state`` is ok, failed or not-run, ``reason`` says why,
+``kernel`` is the kernel that it took, ``figures`` are its measurements. A step that takes too long
+prints where it is and ends itself.
 """
 
 from __future__ import annotations
@@ -26,34 +26,26 @@ from typing import Any, NamedTuple
 
 MARK = "patchkit-gpu: "
 _BYTES_PER_GIB = 2**30
-_LEAST_FREE = (
-    2 * _BYTES_PER_GIB
-)  # of device memory: more than any step takes, with CUDA's own
+# Of device memory: more than any step takes, with CUDA's own.
+_LEAST_FREE = 2 * _BYTES_PER_GIB
 _NOT_THERE = "torch sees no CUDA device"
+# The largest error of a product, in units of the result's root mean square.
 # Operands are exact in their formats, and so are the scales that a kernel may take for activations:
-# each group holds the largest value. What is left is the rounding of the sum, whichever kernel.
-# Largest error of a product, in units of the result's root mean square. Rounding a value between 4
-# and 8 of these to bfloat16 costs up to 0.016; Hopper's FP8 tensor cores keep about 13 bits of a
-# running sum, 0.01. Half as much again; a wrong scale or a swapped row costs 0.1 and more.
+# each group holds the largest value. Only the rounding of the sum is left, whichever kernel runs.
+# Rounding a value between 4 and 8 units to bfloat16 costs up to 0.016; Hopper's FP8 tensor cores
+# keep about 13 bits of a running sum: 0.01. The bound is half as much again as both; a wrong scale
+# or a swapped row costs 0.1 and more.
 _PRODUCT = 0.04
 _FP8_MAX = 448.0
-_E2M1 = (
-    0.0,
-    0.5,
-    1.0,
-    1.5,
-    2.0,
-    3.0,
-    4.0,
-    6.0,
-)  # what four bits stand for, and their negatives
+# The values of four bits; their negatives are the others.
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _TOKENS = (1, 64)  # decoding and prefill: other tiles, often other kernels
-_WIDE, _DEEP = 1024, 2048
+_WIDE = 1024
+_DEEP = 2048
 
 Answer = dict[str, Any]
-tl: Any = (
-    None  # triton.language, once it is imported: a kernel has to find it by this name
-)
+# triton.language, once it is imported: a kernel has to find it by this name.
+tl: Any = None
 
 
 class NotRunError(Exception):
@@ -61,22 +53,22 @@ class NotRunError(Exception):
 
 
 class WrongError(Exception):
-    """A step ran and its result is wrong: what is, and the rest of the answer."""
+    """The fault of a result that is wrong, and the rest of the answer."""
 
 
 def main() -> None:
     """Run the step that the arguments name, and write its answer."""
     answers = os.dup(1)
-    os.dup2(
-        2, 1
-    )  # vLLM and NCCL print to standard output, where the answer alone may go
-    # A neighbour of this script is no module of that name.
+    # vLLM and NCCL print to standard output, where only the answer may go.
+    os.dup2(2, 1)
+    # Else an import could find a neighbour of this script.
     sys.path[:] = [path for path in sys.path if path != str(Path(__file__).parent)]
-    step, settings = sys.argv[1], json.loads(sys.argv[2])
+    settings = json.loads(sys.argv[2])
     faulthandler.enable()
     faulthandler.dump_traceback_later(settings["seconds"], exit=True)
+
     try:
-        answer = {"state": "ok", **STEPS[step](settings)}
+        answer = {"state": "ok", **STEPS[sys.argv[1]](settings)}
     except NotRunError as error:
         answer = {"state": "not-run", "reason": str(error)}
     except WrongError as error:
@@ -90,10 +82,11 @@ def main() -> None:
             f"vLLM, torch or Triton is called otherwise here: {error}".splitlines()[0]
         )
         answer = {"state": "not-run", "reason": reason}
+
     # One write with a line end before it: NCCL's threads print at the same time.
     os.write(answers, f"\n{MARK}{json.dumps(answer)}\n".encode())
     sys.stdout.flush()
-    os._exit(0)  # a library's end may hang, and says nothing of the step
+    os._exit(0)  # the end of a library may hang, and is not part of the step
 
 
 def _import_torch() -> Any:
@@ -104,15 +97,15 @@ def _import_torch() -> Any:
 
 
 def _require_gpu() -> Any:
-    """Return torch; raise NotRunError without a GPU, or with too little free memory."""
+    """Return torch. Raise NotRunError without a GPU, or with too little free memory."""
     torch = _import_torch()
     if not torch.cuda.is_available():
         raise NotRunError(_NOT_THERE)
-    free, _ = torch.cuda.mem_get_info()
+
+    free, _memory = torch.cuda.mem_get_info()
     if free < _LEAST_FREE:
-        raise NotRunError(
-            f"only {free / _BYTES_PER_GIB:.1f} GiB of the GPU's memory are free"
-        )
+        gib = f"{free / _BYTES_PER_GIB:.1f} GiB"
+        raise NotRunError(f"only {gib} of the GPU's memory are free")
     return torch
 
 
@@ -122,24 +115,25 @@ def try_device(_: Answer) -> Answer:
     if not torch.version.cuda:
         raise NotRunError(f"torch {torch.__version__} is built without CUDA")
     if not torch.cuda.is_available():
-        # Says why: a driver that is too old is another thing than none.
+        # A driver that is too old differs from none: this call says so.
         try:
             torch.cuda.init()
         except Exception as error:  # noqa: BLE001 - its words are the answer
             raise NotRunError(f"{_NOT_THERE}: {error}".splitlines()[0]) from None
         raise NotRunError(_NOT_THERE)
-    device = torch.cuda.get_device_properties(0)
+
     ones = torch.ones(1000, device="cuda", dtype=torch.float64)
-    if (total := float(ones.cumsum(0).sum())) != 500500:
+    total = float(ones.cumsum(0).sum())
+    if total != 500500:
         raise WrongError(f"the sum of 1 to 1000 is {total:g} on the GPU", {})
+
+    device = torch.cuda.get_device_properties(0)
     free, memory = torch.cuda.mem_get_info()
-    driver = Path("/proc/driver/nvidia/version")
-    said = driver.read_text(encoding="utf-8").split("\n")[0] if driver.is_file() else ""
     return {
         "figures": {
             "device": device.name,
             "capability": f"{device.major}.{device.minor}",
-            "driver": next((word for word in said.split() if word[:1].isdigit()), ""),
+            "driver": _driver_version(),
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
             "free_gib": round(free / _BYTES_PER_GIB, 2),
@@ -148,31 +142,45 @@ def try_device(_: Answer) -> Answer:
     }
 
 
+def _driver_version() -> str:
+    """Return the first word with a digit in front, "" without the driver."""
+    file = Path("/proc/driver/nvidia/version")
+    if file.is_file():
+        for word in file.read_text(encoding="utf-8").partition("\n")[0].split():
+            if word[:1].isdigit():
+                return word
+    return ""
+
+
 def try_triton(_: Answer) -> Answer:
     """Compile a kernel anew, run it, and compare with float64."""
     torch = _require_gpu()
     with tempfile.TemporaryDirectory() as place:
-        # What lies in the user's cache would prove nothing of the compiler.
+        # A kernel from the user's cache would not test the compiler.
         os.environ["TRITON_CACHE_DIR"] = place
         try:
             compiler = importlib.import_module("triton")
             globals()["tl"] = importlib.import_module("triton.language")
         except ImportError as error:
             raise NotRunError(f"triton cannot be imported: {error}") from None
-        size = 64
+
         kernel = compiler.jit(_triton_product)
+        size = 64
         torch.manual_seed(0)
-        a, b = (
-            torch.randn(size, size, device="cuda", dtype=torch.float16) for _ in "ab"
-        )
+        a = torch.randn(size, size, device="cuda", dtype=torch.float16)
+        b = torch.randn(size, size, device="cuda", dtype=torch.float16)
         out = torch.full((size, size), float("nan"), device="cuda", dtype=torch.float32)
+
         start = time.perf_counter()
         kernel[(1,)](a, b, out, SIZE=size)
         torch.cuda.synchronize()
         seconds = round(time.perf_counter() - start, 2)
-        figures = {"triton": compiler.__version__, "compile_seconds": seconds}
+        exact = a.double() @ b.double() + 1
         return _judge_products(
-            "tl.dot", [(out, a.double() @ b.double() + 1)], **figures
+            "tl.dot",
+            [(out, exact)],
+            triton=compiler.__version__,
+            compile_seconds=seconds,
         )
 
 
@@ -184,10 +192,10 @@ def _triton_product(a, b, out, SIZE: "tl.constexpr"):  # type: ignore[no-untyped
 
 
 def try_fp8(settings: Answer) -> Answer:
-    """Multiply with FP8 weights as a linear layer of vLLM does, by tensor or by blocks."""
+    """Multiply with FP8 weights as a linear layer of vLLM does, with a scale each or by blocks."""
     torch = _require_gpu()
-    block = 128 if settings.get("block") else 0
     torch.manual_seed(0)
+    block = 128 if settings.get("block") else 0
 
     def make_values(*shape: int) -> Any:
         values = torch.randn(*shape, device="cuda") * 64
@@ -197,42 +205,38 @@ def try_fp8(settings: Answer) -> Answer:
     for x in inputs:
         x[:, ::128] = _FP8_MAX
     weight = make_values(_WIDE, _DEEP)
-    scales = scale = torch.tensor([0.01], device="cuda")
+    scale = torch.tensor([0.01], device="cuda")
+    scales = scale
     if block:
         scale = torch.rand(_WIDE // block, _DEEP // block, device="cuda") * 0.01 + 0.005
         scales = scale.repeat_interleave(block, 0).repeat_interleave(block, 1)
     exact = weight.double() * scales.double()
+
     with _vllm_groups(torch):
-        module = importlib.import_module("vllm.model_executor.layers.quantization.fp8")
-        shape = [block, block] if block else None
         layer = torch.nn.Module()
+        sizes = (_DEEP, [_WIDE], _DEEP, _WIDE)
         with torch.device("cuda"):
-            method = module.Fp8LinearMethod(
-                module.Fp8Config(True, "dynamic", weight_block_size=shape)
-            )
-            sizes = (_DEEP, [_WIDE], _DEEP, _WIDE)
+            method = _fp8_method(block)
             method.create_weights(
                 layer, *sizes, torch.bfloat16, weight_loader=lambda *_: None
             )
         layer.weight.data.copy_(weight)
-        (layer.weight_scale_inv if block else layer.weight_scale).data.copy_(scale)
+        layer_scale = layer.weight_scale_inv if block else layer.weight_scale
+        layer_scale.data.copy_(scale)
         method.process_weights_after_loading(layer)
         kernel = getattr(method, "fp8_linear", None)
-        name = type(kernel).__name__ if kernel is not None else "unknown"
+        name = "unknown" if kernel is None else type(kernel).__name__
 
         scales_are = "as given"
-        rounded = (
-            _round_scales(torch, weight.float() * scales, block) if block else None
-        )
-        if rounded and _are_equal(
-            torch, getattr(layer, "weight", None), rounded.stored
-        ):
-            x = inputs[-1].double()
-            cost = _largest_error(x @ rounded.exact.t(), x @ exact.t())
-            scales_are = (
-                f"rounded to powers of two (E8M0), which alone costs {cost:.2g}"
-            )
-            exact = rounded.exact
+        if block:
+            rounded = _round_scales(torch, weight.float() * scales, block)
+            if _are_equal(torch, getattr(layer, "weight", None), rounded.stored):
+                x = inputs[-1].double()
+                cost = _largest_error(x @ rounded.exact.t(), x @ exact.t())
+                scales_are = (
+                    f"rounded to powers of two (E8M0), which alone costs {cost:.2g}"
+                )
+                exact = rounded.exact
 
         products = (
             (method.apply(layer, x.bfloat16()), x.double() @ exact.t()) for x in inputs
@@ -240,8 +244,16 @@ def try_fp8(settings: Answer) -> Answer:
         return _judge_products(name, products, scales=scales_are)
 
 
+def _fp8_method(block: int) -> Any:
+    """Return vLLM's method for linear layers, with one scale if ``block`` is 0."""
+    fp8 = importlib.import_module("vllm.model_executor.layers.quantization.fp8")
+    shape = [block, block] if block else None
+    config = fp8.Fp8Config(True, "dynamic", weight_block_size=shape)
+    return fp8.Fp8LinearMethod(config)
+
+
 class RoundedWeights(NamedTuple):
-    """FP8 weights whose blocks have powers of two as scales: how they are stored, their values."""
+    """FP8 weights whose blocks have powers of two as scales: as stored, and their exact values."""
 
     stored: Any
     exact: Any
@@ -251,7 +263,7 @@ def _round_scales(torch: Any, values: Any, block: int) -> RoundedWeights:
     """Quantise weights once more, with a power of two as each block's scale, as E8M0 has it.
 
     vLLM does so for DeepGEMM, which changes the weights (requant_weight_ue8m0_inplace in 0.24.0
-    and 0.33.0; off with VLLM_USE_DEEP_GEMM_E8M0=0). In float32, as there: bit by bit the same.
+    and 0.33.0; off with VLLM_USE_DEEP_GEMM_E8M0=0). It computes in float32, too.
     """
     tall, wide = values.shape
     blocks = values.view(tall // block, block, wide // block, block)
@@ -264,7 +276,7 @@ def _round_scales(torch: Any, values: Any, block: int) -> RoundedWeights:
 
 
 def _are_equal(torch: Any, stored: Any, weight: Any) -> bool:
-    """Return whether a layer holds these weights, in the order and type in which they came."""
+    """Return whether a layer holds these weights, in their order and type."""
     if stored is None or (stored.dtype, stored.shape) != (weight.dtype, weight.shape):
         return False
     return bool(torch.equal(stored.float(), weight.float()))
@@ -275,41 +287,44 @@ def try_nvfp4(_: Answer) -> Answer:
     torch = _require_gpu()
     torch.manual_seed(0)
     values = torch.tensor(_E2M1 + tuple(-value for value in _E2M1), device="cuda")
-    inputs = [
-        values[torch.randint(0, 16, (tokens, _DEEP), device="cuda")]
-        for tokens in _TOKENS
-    ]
-    for x in inputs:
+    inputs = []
+    for tokens in _TOKENS:
+        x = values[torch.randint(0, 16, (tokens, _DEEP), device="cuda")]
         x[:, ::16] = max(_E2M1)
+        inputs.append(x)
+
     codes = torch.randint(0, 16, (_WIDE, _DEEP), device="cuda")
-    scales = (torch.rand(_WIDE, _DEEP // 16, device="cuda") * 3 + 1).to(
-        torch.float8_e4m3fn
-    )
+    wide_scales = torch.rand(_WIDE, _DEEP // 16, device="cuda") * 3 + 1
+    scales = wide_scales.to(torch.float8_e4m3fn)
     overall = 0.02
     exact = values[codes].double() * scales.double().repeat_interleave(16, 1) * overall
+
     with _vllm_groups(torch):
         linear = importlib.import_module("vllm.model_executor.kernels.linear")
         if not hasattr(linear, "init_nvfp4_linear_kernel"):
             raise NotRunError("this vLLM does not say which NVFP4 kernel it takes")
         kernel = linear.init_nvfp4_linear_kernel()
-        # What vLLM's own loading leaves for its NVFP4 kernels.
+
+        # The parameters that vLLM's loading leaves for its NVFP4 kernels.
         layer = torch.nn.Module()
-        one = torch.tensor(
-            1.0, device="cuda"
-        )  # so that a group's scale for activations is exact
-        for name, value in {
+        # A scale of 1, so that a group's scale for activations is exact.
+        one = torch.tensor(1.0, device="cuda")
+        parameters = {
             "weight": (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8),
             "weight_scale": scales,
             "weight_global_scale": one * overall,
             "input_global_scale": one.clone(),
             "input_global_scale_inv": one.clone(),
             "alpha": one * overall,
-        }.items():
+        }
+        for name, value in parameters.items():
             setattr(layer, name, torch.nn.Parameter(value, requires_grad=False))
         layer.logical_widths = [_WIDE]
-        layer.input_size_per_partition, layer.output_size_per_partition = _DEEP, _WIDE
+        layer.input_size_per_partition = _DEEP
+        layer.output_size_per_partition = _WIDE
         layer.params_dtype = torch.bfloat16
         kernel.process_weights_after_loading(layer)
+
         run = kernel.apply_weights
         products = ((run(layer, x.bfloat16()), x.double() @ exact.t()) for x in inputs)
         return _judge_products(type(kernel).__name__, products)
@@ -317,14 +332,15 @@ def try_nvfp4(_: Answer) -> Answer:
 
 @contextmanager
 def _vllm_groups(torch: Any) -> Iterator[None]:
-    """Hold what vLLM's layers expect around them: a config, and groups of one rank."""
+    """Set up the config and the groups of one rank that vLLM's layers need."""
     try:
         config = importlib.import_module("vllm.config")
         state = importlib.import_module("vllm.distributed.parallel_state")
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "vllm":
             raise NotRunError(f"vllm cannot be imported: {error}") from None
-        raise  # a vLLM that is there and does not load is what the step looks for
+        raise  # an installed vLLM that does not load is a fault that the step looks for
+
     torch.set_default_dtype(torch.bfloat16)
     # The group of one rank is no test of the network.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -335,41 +351,50 @@ def _vllm_groups(torch: Any) -> Iterator[None]:
         state.init_distributed_environment(1, 0, f"file://{place}/ranks", 0, "gloo")
         state.initialize_model_parallel(1, 1)
         # Layers ask it for their type, DeepGEMM's for the text's; no groups would be made for it.
-        text = types.SimpleNamespace(model_type="")
-        its = {"dtype": torch.bfloat16, "is_moe": False, "quantization_config": None}
-        settings.model_config = types.SimpleNamespace(**its, hf_text_config=text)
+        settings.model_config = types.SimpleNamespace(
+            dtype=torch.bfloat16,
+            is_moe=False,
+            quantization_config=None,
+            hf_text_config=types.SimpleNamespace(model_type=""),
+        )
         yield
 
 
 def try_all_reduce(settings: Answer) -> Answer:
     """Add up data over all ranks, and time it: ``rank``, ``world``, ``meeting``."""
-    rank, world = settings["rank"], settings["world"]
+    world = settings["world"]
     torch = _require_gpu()
     torch.cuda.set_device(0)
-    figures: Answer = {
-        "ranks": world,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
-    }
+    version = ".".join(map(str, torch.cuda.nccl.version()))
+    figures: Answer = {"ranks": world, "nccl": version}
+
     dist = importlib.import_module("torch.distributed")
-    patience = timedelta(seconds=0.8 * settings["seconds"])
-    ranks = {"rank": rank, "world_size": world, "timeout": patience}
-    dist.init_process_group("nccl", init_method=settings["meeting"], **ranks)
+    dist.init_process_group(
+        "nccl",
+        init_method=settings["meeting"],
+        rank=settings["rank"],
+        world_size=world,
+        timeout=timedelta(seconds=0.8 * settings["seconds"]),
+    )
     for size in settings["sizes"]:
         data = torch.empty(size // 4, device="cuda", dtype=torch.float32)
         times = []
         for turn in range(12):
-            data.fill_(rank + 1 + turn)
+            data.fill_(settings["rank"] + 1 + turn)
             torch.cuda.synchronize()
             start = time.perf_counter()
             dist.all_reduce(data)
             torch.cuda.synchronize()
             times.append(time.perf_counter() - start)
+
             expected = world * (world + 1) // 2 + world * turn
-            if wrong := int((data != expected).sum()):
+            wrong = int((data != expected).sum())
+            if wrong:
                 what = f"{wrong} of {data.numel()} sums over {world} ranks are wrong"
                 raise WrongError(what, {})
+
         seconds = sorted(times[2:])[5]  # the first ones make connections
-        # As nccl-tests counts: so much has to cross each rank's link, whatever their number.
+        # As nccl-tests counts: the bytes that cross each rank's link, whatever their number.
         moved = size * 2 * (world - 1) / world
         figures[f"microseconds_{size}"] = round(seconds * 1e6, 1)
         figures[f"gigabytes_per_second_{size}"] = round(moved / seconds / 1e9, 3)
@@ -380,7 +405,7 @@ def try_all_reduce(settings: Answer) -> Answer:
 def _judge_products(
     kernel: str, products: Iterable[tuple[Any, Any]], **figures: Any
 ) -> Answer:
-    """Return the largest error of products beside exact ones; raise WrongError beyond the bound."""
+    """Return the largest error of products. Raise WrongError beyond the bound."""
     error = max(_largest_error(out, exact) for out, exact in products)
     # JSON has no infinity.
     figures = {"error": float(f"{min(error, 1e30):.2g}"), "bound": _PRODUCT, **figures}

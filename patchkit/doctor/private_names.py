@@ -10,12 +10,12 @@ from pathlib import Path
 from patchkit.cluster.agent.node_facts import NodeFacts
 
 MAC = re.compile(r"(?:[0-9a-f]{2}[:-]){5}[0-9a-f]{2}", re.IGNORECASE)
-_LOCAL_BIT = 0x02  # of a MAC's first octet: EUI-64 has it the other way round
+_LOCAL_BIT = 0x02  # of a MAC's first octet: an EUI-64 has it inverted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivateNames:
-    """What nodes say of themselves: ``hosts`` are the names of each node, one list a node.
+    """The names in the reports of nodes: ``hosts`` has a list of names for each node.
 
     ``models`` are names and folders of what is served.
     """
@@ -28,7 +28,7 @@ class PrivateNames:
 
 
 def mac_key(text: str) -> str:
-    """Return the octets that a MAC and its EUI-64 share, whatever stands between them."""
+    """Return the octets that a MAC and its EUI-64 share, without separators."""
     digits = re.sub(r"^0x|[:.-]", "", text.casefold())
     if len(digits) == 16 and digits[6:10] in ("fffe", "ffff", "0300"):
         digits = digits[:6] + digits[10:]
@@ -42,22 +42,22 @@ def mac_form(key: str) -> str:
     octets = re.findall("..", key)
     local = f"{int(octets[0], 16) | _LOCAL_BIT:02x}"
     sign = "[:.-]?"
-    half = sign.join((f"(?:{octets[0]}|{local})", *octets[1:3]))
+    first_half = sign.join((f"(?:{octets[0]}|{local})", *octets[1:3]))
     middle = rf"(?:{sign}[0-9a-f]{{2}}{sign}[0-9a-f]{{2}})?"
-    rest = sign.join(octets[3:])
-    return rf"(?<![0-9a-f])(?:0x)?{half}{middle}{sign}{rest}(?![0-9a-f])"
+    last_half = sign.join(octets[3:])
+    return rf"(?<![0-9a-f])(?:0x)?{first_half}{middle}{sign}{last_half}(?![0-9a-f])"
 
 
 def _short_names(names: Iterable[str]) -> list[str]:
-    """Return the first parts of names, by which a host is called as well; an address has none."""
-    parts = [name.partition(".")[0] for name in names if "." in name]
-    return [part for part in parts if not part.isdigit() and len(part) > 2]
+    """Return the first labels of names, by which a host is called as well; an address has none."""
+    labels = [name.partition(".")[0] for name in names if "." in name]
+    return [label for label in labels if not label.isdigit() and len(label) > 2]
 
 
 def private_names(
     nodes: Iterable[tuple[str, NodeFacts | None]], models: Sequence[str] = ()
 ) -> PrivateNames:
-    """Return what nodes say of themselves: destinations as ssh takes them, with known facts.
+    """Return the names in the facts of nodes; a node is its destination for ssh, and its facts.
 
     ``models`` are names and folders of what is served.
     """
@@ -72,12 +72,16 @@ def private_names(
         if facts is not None:
             names.append(facts.host.system.hostname)
             users += [facts.user, Path(facts.home).name]
-            for device in facts.host.netdevs:
-                addresses += [str(address.address) for address in device.addresses]
-                serials.append(device.mac)
+            for netdev in facts.host.netdevs:
+                addresses += [address.address for address in netdev.addresses]
+                serials.append(netdev.mac)
             for rdma in facts.host.rdma:
                 addresses += [gid.address for gid in rdma.gids]
         hosts.append([*names, *_short_names(names)])
     return PrivateNames(
-        hosts=hosts, users=users, addresses=addresses, serials=serials, models=models
+        hosts=hosts,
+        users=users,
+        addresses=addresses,
+        serials=serials,
+        models=models,
     )

@@ -1,4 +1,4 @@
-"""Hold a proof: what its archive says, its summary, and how somebody else's archive is read."""
+"""Hold a proof, with the archive that is handed on and its summary."""
 
 from __future__ import annotations
 
@@ -19,29 +19,28 @@ from patchkit.target import Load
 
 SCHEMA: Literal[1] = 1
 _LONG = re.compile(r"(ScaledMM)?(Linear)?Kernel\b")
-_FIGURES = (  # in a line of the summary
-    *(
-        "ready_s",
-        "tokens_per_s",
-        "cores_busy",
-        "cores_idle",
-        "first_s",
-        "first_kept_s",
-        "error",
-    ),
-    *("microseconds_8", "most_gigabytes_per_second"),
+_SUMMARY_FIGURES = (
+    "ready_s",
+    "tokens_per_s",
+    "cores_busy",
+    "cores_idle",
+    "first_s",
+    "first_kept_s",
+    "error",
+    "microseconds_8",
+    "most_gigabytes_per_second",
 )
-_LINES = 20  # of a summary, unless reasons take more
+_SUMMARY_LINES = 20  # unless reasons take more
 _WIDTH = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What proof.json holds.
+    """The content of proof.json.
 
-    ``code`` has, of each library of vLLM, how many fat binaries hold which device code.
+    ``code`` counts the fat binaries of each library of vLLM by the device code that they hold.
     ``machines`` and ``findings`` are doctor's. ``parts`` are without their lines, which are logs;
-    ``seconds`` is how long all took, some of them side by side.
+    ``seconds`` is the time for all parts, some of which ran side by side.
     """
 
     schema: Literal[1]
@@ -60,9 +59,11 @@ class Proof:
     seconds: float = 0.0
 
     def part(self, name: str) -> GpuStep:
-        """Return a part, one that was not run if there is none of that name."""
-        none = GpuStep(step=name, state="not-run", reason="it is not in the archive")
-        return next((part for part in self.parts if part.step == name), none)
+        """Return a part; a name that the archive lacks is one that was not run."""
+        for part in self.parts:
+            if part.step == name:
+                return part
+        return GpuStep(step=name, state="not-run", reason="it is not in the archive")
 
 
 def pack_proof(
@@ -75,55 +76,57 @@ def pack_proof(
     return clean_proof, pack_archive("proof", clean, summary_lines(clean_proof))
 
 
-# What it says in a few lines
+# The summary
 
 
 def summary_lines(proof: Proof) -> list[str]:
-    """Return what a person reads first, 80 characters wide: 20 lines, and every reason whole."""
+    """Return the lines to read first, 80 characters wide: 20 lines, and every reason whole."""
     shown = []
     for text in (*_head_lines(proof), *_reason_lines(proof)):
         shown += _wrapped(text)
 
     for part in reversed(proof.parts):
-        if part.state == "ok" and len(shown) < _LINES:
+        if part.state == "ok" and len(shown) < _SUMMARY_LINES:
             shown += _wrapped(_figures_line(part))
     return shown
 
 
 def _head_lines(proof: Proof) -> Iterator[str]:
-    """Yield what was tried, how many parts went well, and what the device has to compile."""
+    """Yield the subject of a proof, its counts of parts, and what the device has to compile."""
     counts = Counter(part.state for part in proof.parts)
-    states = ", ".join(
-        f"{counts[state]} {state}" for state in ("ok", "failed", "not-run")
-    )
+    states = [f"{counts[state]} {state}" for state in ("ok", "failed", "not-run")]
     yield f"patchkit {proof.patchkit}, {proof.date}: {proof.device} ({proof.capability or '?'})"
     yield f"driver {proof.driver or '?'}, vLLM {proof.vllm or '?'}, torch {proof.torch or '?'}"
-    yield f"parts: {states}; {proof.seconds:.0f} s"
+    yield f"parts: {', '.join(states)}; {proof.seconds:.0f} s"
     if proof.code and proof.capability[:1].isdigit():
         yield f"compiled at first use: {first_use(proof) or 'nothing'}"
 
 
-def _reason_lines(proof: Proof) -> list[str]:
-    """Return why parts failed or were not run: each reason once, failures first."""
-    reasons: dict[str, list[str]] = {}
+def _reason_lines(proof: Proof) -> Iterator[str]:
+    """Yield why parts failed or were not run: each reason once, failures first."""
+    names_by_reason: dict[str, list[str]] = {}
     for state in ("failed", "not-run"):
         for part in reversed(proof.parts):
             if part.state == state:
                 kernels = short_kernels(part)
                 name = f"{part.step} ({kernels})" if kernels else part.step
-                reasons.setdefault(f"{state}: {part.reason}", []).append(name)
-    return [
-        f"{', '.join(names) if len(names) < 3 else f'{len(names)} parts'}: {reason}"
-        for reason, names in reasons.items()
-    ]
+                reason = f"{state}: {part.reason}"
+                names_by_reason.setdefault(reason, []).append(name)
+
+    for reason, names in names_by_reason.items():
+        shown = f"{len(names)} parts" if len(names) > 2 else ", ".join(names)
+        yield f"{shown}: {reason}"
 
 
 def _figures_line(part: GpuStep) -> str:
-    figures = (
-        f"{name} {part.figures[name]}" for name in _FIGURES if name in part.figures
-    )
-    words = [word for word in (short_kernels(part), *figures) if word not in part.step]
-    return f"{part.step}: {', '.join(words)}"
+    words = [short_kernels(part)]
+    words += [
+        f"{name} {part.figures[name]}"
+        for name in _SUMMARY_FIGURES
+        if name in part.figures
+    ]
+    shown = ", ".join(word for word in words if word not in part.step)
+    return f"{part.step}: {shown}"
 
 
 def _wrapped(text: str) -> list[str]:
@@ -133,17 +136,16 @@ def _wrapped(text: str) -> list[str]:
 
 
 def first_use(proof: Proof) -> str:
-    """Return how many fat binaries of a library the device compiles, of those that it uses."""
-    found = []
+    """Return how many fat binaries in use the device compiles, by library."""
     if not re.fullmatch(r"\d{1,2}\.\d", proof.capability):
         return ""
+    shown = []
     for name, loads in count_loads(proof.code, proof.capability, proof.vllm).items():
-        short = name.partition(".")[0].removesuffix("_stable_libtorch").strip("_")
         if loads[Load.JIT]:
-            found.append(
-                f"{short} {loads[Load.JIT]} of {loads.total() - loads[Load.NONE]}"
-            )
-    return ", ".join(found)
+            short = name.partition(".")[0].removesuffix("_stable_libtorch").strip("_")
+            used = loads.total() - loads[Load.NONE]
+            shown.append(f"{short} {loads[Load.JIT]} of {used}")
+    return ", ".join(shown)
 
 
 def short_kernels(part: GpuStep) -> str:

@@ -1,7 +1,7 @@
 """Call a kernel of vLLM, or build a model, for a proof. Run by the Python that has vLLM.
 
-As doctor's script, whose answers and checks it takes: a step a run, the standard library, torch and
-vLLM only.
+The script runs one step, with the answers and checks of doctor's gpu_script.py beside it. It
+imports the standard library, torch and vLLM only.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-_FOUND: Any = importlib.util.spec_from_file_location(
+_SPEC: Any = importlib.util.spec_from_file_location(
     "gpu_script", Path(__file__).with_name("gpu_script.py")
 )
-gpu: Any = importlib.util.module_from_spec(_FOUND)
-_FOUND.loader.exec_module(gpu)
+gpu: Any = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(gpu)
 
-_TOKENS, _WIDE, _DEEP, _FP8_MAX = 64, 1024, 2048, 448.0
+_TOKENS = 64
+_WIDE = 1024
+_DEEP = 2048
+_FP8_MAX = 448.0
 # A call that a GPU answers, and what a CPU computes in float64.
 Prepared = tuple[Callable[[], Any], Any]
 
@@ -34,22 +37,22 @@ def try_kernel(settings: dict[str, Any]) -> dict[str, Any]:
     torch = gpu._require_gpu()
     torch.manual_seed(0)
     torch.zeros(1, device="cuda")
-    prepare, *more = GROUPS[settings["group"]]
+    prepare, *arguments = GROUPS[settings["group"]]
     try:
-        call, exact = prepare(torch, *more)
+        call, exact = prepare(torch, *arguments)
     except ModuleNotFoundError as error:
         raise gpu.NotRunError(f"this vLLM has it elsewhere: {error}") from None
-    # Layers for experts expect a config around them.
-    around = gpu._vllm_groups(torch) if prepare is prepare_experts else nullcontext()
-    with around:
+
+    # Layers for experts need a config around them.
+    is_layer = prepare is prepare_experts
+    with gpu._vllm_groups(torch) if is_layer else nullcontext():
         torch.cuda.synchronize()
         begin = time.perf_counter()
         out = call()
         torch.cuda.synchronize()
         first = round(time.perf_counter() - begin, 3)
-    answer: dict[str, Any] = gpu._judge_products(
-        settings["group"], [(out.cpu(), exact)]
-    )
+    products = [(out.cpu(), exact)]
+    answer: dict[str, Any] = gpu._judge_products(settings["group"], products)
     return {**answer, "figures": {**answer["figures"], "first_s": first}}
 
 
@@ -57,64 +60,90 @@ def _normal(torch: Any, *shape: int) -> Any:
     return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
 
 
+def _exact(tensor: Any) -> Any:
+    return tensor.cpu().double()
+
+
 def prepare_norm(torch: Any) -> Prepared:
     """``_C``: an RMS norm."""
     ops = importlib.import_module("vllm._custom_ops")
     x = _normal(torch, _TOKENS, _DEEP)
     weight = (torch.rand(_DEEP, device="cuda") / 2 + 0.5).bfloat16()
-    out, wide = torch.empty_like(x), x.cpu().double()
-    exact = (
-        wide
-        / (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-        * weight.cpu().double()
-    )
-    return lambda: (ops.rms_norm(out, x, weight, 1e-6), out)[1], exact
+    out = torch.empty_like(x)
+
+    def call() -> Any:
+        ops.rms_norm(out, x, weight, 1e-6)
+        return out
+
+    wide = _exact(x)
+    norm = (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    return call, wide / norm * _exact(weight)
 
 
 def prepare_attention(torch: Any) -> Prepared:
     """FlashAttention 2 with keys in pages of 16, causal, 8 heads and 2 of keys, size 128."""
     flash = importlib.import_module("vllm.vllm_flash_attn.flash_attn_interface")
-    queries, keys, heads, pairs, size = (64, 5), (300, 511), 8, 2, 128
+    queries = (64, 5)
+    keys = (300, 511)
+    heads = 8
+    pairs = 2
+    size = 128
     pages = -(-max(keys) // 16)
     table = torch.randperm(2 * pages, device="cuda").int().view(2, pages)
     q = _normal(torch, sum(queries), heads, size)
-    k, v = (_normal(torch, 2 * pages, 16, pairs, size) for _ in "kv")
+    k = _normal(torch, 2 * pages, 16, pairs, size)
+    v = _normal(torch, 2 * pages, 16, pairs, size)
+
     rows = []
-    for number, (asked, held) in enumerate(zip(queries, keys, strict=True)):
-        pages_of = table[number].long()
-        its = (each[pages_of].flatten(0, 1)[:held] for each in (k, v))
-        wide = [each.repeat_interleave(heads // pairs, 1) for each in its]
-        wide.insert(0, q[sum(queries[:number]) :][:asked])
-        seen = torch.ones(asked, held).tril(held - asked).bool()
-        attend = torch.nn.functional.scaled_dot_product_attention
-        out = attend(
-            *(each.cpu().double().transpose(0, 1) for each in wide), attn_mask=seen
+    for number, (tokens, length) in enumerate(zip(queries, keys, strict=True)):
+        in_use = table[number].long()
+        begin = sum(queries[:number])
+        wide = [q[begin : begin + tokens]]
+        for cache in (k, v):
+            kept = cache[in_use].flatten(0, 1)[:length]
+            wide.append(kept.repeat_interleave(heads // pairs, 1))
+        out = torch.nn.functional.scaled_dot_product_attention(
+            *(_exact(tensor).transpose(0, 1) for tensor in wide),
+            attn_mask=torch.ones(tokens, length).tril(length - tokens).bool(),
         )
         rows.append(out.transpose(0, 1))
-    starts, used = (torch.tensor(it, device="cuda").int() for it in ((0, 64, 69), keys))
-    how = {
-        "max_seqlen_q": 64,
-        "cu_seqlens_q": starts,
-        "max_seqlen_k": max(keys),
-        "causal": True,
-    }
-    how |= {"seqused_k": used, "block_table": table, "fa_version": 2}
-    return lambda: flash.flash_attn_varlen_func(q, k, v, **how), torch.cat(rows)
+
+    starts = torch.tensor((0, 64, 69), device="cuda").int()
+    lengths = torch.tensor(keys, device="cuda").int()
+
+    def call() -> Any:
+        return flash.flash_attn_varlen_func(
+            q,
+            k,
+            v,
+            max_seqlen_q=64,
+            cu_seqlens_q=starts,
+            max_seqlen_k=max(keys),
+            causal=True,
+            seqused_k=lengths,
+            block_table=table,
+            fa_version=2,
+        )
+
+    return call, torch.cat(rows)
 
 
 def prepare_scaled_mm(torch: Any) -> Prepared:
     """CUTLASS of ``_C``: FP8 by FP8, a scale for each tensor."""
     ops = importlib.import_module("vllm._custom_ops")
-    shapes = ((_TOKENS, _DEEP), (_WIDE, _DEEP))
-    wide = (
-        (_normal(torch, *shape) * 64).clamp(-_FP8_MAX, _FP8_MAX) for shape in shapes
-    )
-    a, b = (each.to(torch.float8_e4m3fn) for each in wide)
-    scales = [torch.tensor([each], device="cuda") for each in (0.01, 0.02)]
-    exact = (
-        a.cpu().double() @ b.cpu().double().t() * (scales[0] * scales[1]).cpu().double()
-    )
-    return lambda: ops.cutlass_scaled_mm(a, b.t(), *scales, torch.bfloat16), exact
+
+    def make_values(*shape: int) -> Any:
+        wide = (_normal(torch, *shape) * 64).clamp(-_FP8_MAX, _FP8_MAX)
+        return wide.to(torch.float8_e4m3fn)
+
+    a = make_values(_TOKENS, _DEEP)
+    b = make_values(_WIDE, _DEEP)
+    scale_a = torch.tensor([0.01], device="cuda")
+    scale_b = torch.tensor([0.02], device="cuda")
+    exact = _exact(a) @ _exact(b).t() * _exact(scale_a * scale_b)
+    return lambda: ops.cutlass_scaled_mm(
+        a, b.t(), scale_a, scale_b, torch.bfloat16
+    ), exact
 
 
 def prepare_marlin(torch: Any, width: int) -> Prepared:
@@ -122,60 +151,66 @@ def prepare_marlin(torch: Any, width: int) -> Prepared:
     function = importlib.import_module("vllm._custom_ops").marlin_gemm
     utils = "vllm.model_executor.layers.quantization.utils.marlin_utils"
     kinds = importlib.import_module("vllm.scalar_type").scalar_types
-    made = importlib.import_module(f"{utils}_fp{width}")
-    a, weight, overall = (
-        _normal(torch, _TOKENS, _DEEP),
-        _normal(torch, _WIDE, _DEEP),
-        None,
-    )
+    weights = importlib.import_module(f"{utils}_fp{width}")
+    a = _normal(torch, _TOKENS, _DEEP)
+    weight = _normal(torch, _WIDE, _DEEP)
+    overall = None
     if width == 8:
-        exact, packed, scales = made.marlin_quant_fp8_torch(weight, 128)
+        kind = kinds.float8_e4m3fn
+        exact, packed, scales = weights.marlin_quant_fp8_torch(weight, 128)
     else:
-        exact, packed, scales, overall = made.rand_marlin_weight_nvfp4_like(weight, 16)
+        kind = kinds.float4_e2m1f
+        made = weights.rand_marlin_weight_nvfp4_like(weight, 16)
+        exact, packed, scales, overall = made
+
     workspace = importlib.import_module(utils).marlin_make_workspace_new(a.device)
-    given = {"a": a, "b_q_weight": packed, "b_scales": scales, "global_scale": overall}
-    given |= {
+    # Releases until 0.29 also need an order of GPTQ's.
+    arguments: dict[str, Any] = {
+        parameter.name: None
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.default is parameter.empty
+    }
+    arguments |= {
+        "a": a,
+        "b_q_weight": packed,
+        "b_scales": scales,
+        "global_scale": overall,
         "size_m": _TOKENS,
         "size_n": _WIDE,
         "size_k": _DEEP,
         "use_fp32_reduce": True,
+        "workspace": workspace,
+        "b_q_type": kind,
     }
-    kind = kinds.float8_e4m3fn if width == 8 else kinds.float4_e2m1f
-    given |= {"workspace": workspace, "b_q_type": kind}
-    # Releases until 0.29 also ask for an order of GPTQ's.
-    asked = inspect.signature(function).parameters.values()
-    given = {it.name: None for it in asked if it.default is it.empty} | given
-    return lambda: function(**given), a.cpu().double() @ exact.cpu().double()
+    return lambda: function(**arguments), _exact(a) @ _exact(exact)
 
 
 def prepare_experts(torch: Any) -> Prepared:
     """``_moe_C`` and Triton: two of eight experts a token, bfloat16."""
     ops = importlib.import_module("vllm._custom_ops")
     layer = importlib.import_module("vllm.model_executor.layers.fused_moe")
-    experts, deep, wide = 8, 512, 256
-    x, gates = (
-        _normal(torch, _TOKENS, deep),
-        torch.randn(_TOKENS, experts, device="cuda"),
-    )
+    experts = 8
+    deep = 512
+    wide = 256
+    x = _normal(torch, _TOKENS, deep)
+    gates = torch.randn(_TOKENS, experts, device="cuda")
     up = _normal(torch, experts, 2 * wide, deep) / deep**0.5
     down = _normal(torch, experts, deep, wide) / wide**0.5
     weights = torch.empty(_TOKENS, 2, device="cuda")
-    ids, order = (
-        torch.empty(_TOKENS, 2, device="cuda", dtype=torch.int32) for _ in "io"
-    )
+    ids = torch.empty(_TOKENS, 2, device="cuda", dtype=torch.int32)
+    order = torch.empty_like(ids)
 
     def call() -> Any:
         ops.topk_softmax(weights, ids, order, gates, True)
         return layer.fused_experts(x, up, down, weights, ids)
 
-    shares, chosen = gates.cpu().double().softmax(-1).topk(2)
+    shares, chosen = _exact(gates).softmax(-1).topk(2)
     shares /= shares.sum(-1, keepdim=True)
-    wide_x, wide_up, wide_down = (each.cpu().double() for each in (x, up, down))
-    gate, value = torch.einsum("td,tewd->tew", wide_x, wide_up[chosen]).chunk(2, -1)
-    each = torch.einsum(
-        "tew,tedw->ted", gate * gate.sigmoid() * value, wide_down[chosen]
-    )
-    return call, (each * shares[..., None]).sum(1)
+    inner = torch.einsum("td,tewd->tew", _exact(x), _exact(up)[chosen])
+    gate, value = inner.chunk(2, -1)
+    active = gate * gate.sigmoid() * value
+    by_expert = torch.einsum("tew,tedw->ted", active, _exact(down)[chosen])
+    return call, (by_expert * shares[..., None]).sum(1)
 
 
 def try_routing(settings: dict[str, Any]) -> dict[str, Any]:
@@ -183,14 +218,16 @@ def try_routing(settings: dict[str, Any]) -> dict[str, Any]:
     gpu._require_gpu()
     vllm = importlib.import_module("vllm")
     with tempfile.TemporaryDirectory() as place:
-        Path(place, "config.json").write_text(
-            json.dumps(settings["config"]), encoding="utf-8"
-        )
+        config = json.dumps(settings["config"])
+        Path(place, "config.json").write_text(config, encoding="utf-8")
         engine = vllm.LLM(place, **settings["engine"])
-    asked = vllm.SamplingParams(
-        temperature=0, max_tokens=4, ignore_eos=True, detokenize=False
+    sampling = vllm.SamplingParams(
+        temperature=0,
+        max_tokens=4,
+        ignore_eos=True,
+        detokenize=False,
     )
-    engine.generate([{"prompt_token_ids": [5, 6, 7]}], asked, use_tqdm=False)
+    engine.generate([{"prompt_token_ids": [5, 6, 7]}], sampling, use_tqdm=False)
     return {}
 
 
