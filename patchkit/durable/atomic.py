@@ -33,23 +33,8 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     changed, StorageError if it was and may not last.
     """
     status_of_file(path)
-    # What killed runs left of the same file: parts that nobody holds. A name may hold * or [.
-    for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
-        with contextlib.suppress(OSError):
-            # O_NONBLOCK: a FIFO of such a name would wait for a writer.
-            handle = os.open(
-                part, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-            )
-            with os.fdopen(handle, "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                part.unlink()
-    while True:
-        part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-        fresh = open(part, "x+b", opener=lambda p, flags: os.open(p, flags, 0o600))  # noqa: SIM115
-        # Locked, no sweep takes it for a left one.
-        if _lock_part(fresh, part):
-            break
-        fresh.close()  # a sweep was quicker
+    _sweep_parts(path)
+    fresh, part = _new_part(path)
     with fresh:
         try:
             yield fresh
@@ -58,6 +43,33 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
             with contextlib.suppress(OSError):  # what is left, the next run sweeps
                 part.unlink(missing_ok=True)
             raise
+
+    _sync_folder_of(path)
+
+
+def _sweep_parts(path: Path) -> None:
+    """Remove what killed runs left of the same file: parts that nobody holds."""
+    # A name may hold * or [.
+    for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        with contextlib.suppress(OSError):
+            # O_NONBLOCK: a FIFO of such a name would wait for a writer.
+            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(part, flags), "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                part.unlink()
+
+
+def _new_part(path: Path) -> tuple[IO[bytes], Path]:
+    """Return a new file beside a path, open and locked: no sweep takes it for a left one."""
+    while True:
+        part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+        fresh = open(part, "x+b", opener=lambda p, flags: os.open(p, flags, 0o600))  # noqa: SIM115
+        if _lock_part(fresh, part):
+            return fresh, part
+        fresh.close()  # a sweep was quicker
+
+
+def _sync_folder_of(path: Path) -> None:
     # fsync of a file does not make its name last; fsync of its folder does.
     with translated(f"{path} was written, but may not outlast a power cut"):
         sync(path.parent)
@@ -76,28 +88,30 @@ def continuing(path: Path) -> Iterator[IO[bytes]]:
     if not is_file(part):  # a FIFO of that name would wait for a writer
         with contextlib.suppress(OSError):
             part.unlink()
-    handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(handle, "r+b") as file:
+
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    with os.fdopen(os.open(part, flags, 0o600), "r+b") as file:
         if not _lock_part(file, part):
             with replacing(path) as fresh:
                 yield fresh
             return
+
         try:
             yield file
             _put_in_place(file, part, path)
         except BaseException as error:
             with contextlib.suppress(OSError):
-                full = getattr(error, "errno", 0) in _FULL
-                if full or file.seek(0, os.SEEK_END) == 0:
+                is_full = getattr(error, "errno", 0) in _FULL
+                if is_full or file.seek(0, os.SEEK_END) == 0:
                     part.unlink(missing_ok=True)
                 else:
                     committed(f"{part} keeps what is there, for the next run")
             raise
-    with translated(f"{path} was written, but may not outlast a power cut"):
-        sync(path.parent)
+
+    _sync_folder_of(path)
 
 
-def kept(path: Path) -> int:
+def partial_size(path: Path) -> int:
     """Return how many bytes of a file an earlier run left for the next one."""
     with contextlib.suppress(OSError):
         return path.with_name(f".{path.name}.partial").lstat().st_size
@@ -110,6 +124,7 @@ def _put_in_place(
     file.flush()
     give(file.fileno(), status_of_file(path), path.parent, private=private)
     os.fsync(file.fileno())
+
     # An interrupt in between would say that nothing was changed.
     with deferred():
         part.replace(path)
@@ -122,6 +137,7 @@ def status_of_file(path: Path) -> os.stat_result | None:
         status = path.lstat()
     except FileNotFoundError:
         return None
+
     if stat.S_ISLNK(status.st_mode):
         raise UsageError(
             f"{path}: is a link to {path.readlink()}",
@@ -149,12 +165,14 @@ def give(
     if like is not None:
         with contextlib.suppress(PermissionError):  # a group that the user is not in
             os.fchown(handle, like.st_uid, like.st_gid)
+
     if mode is None and old:
         mode = stat.S_IMODE(old.st_mode)
     elif mode is None:
         umask = os.umask(0o077)  # it can only be read by setting it
         os.umask(umask)
         mode = 0o666 & ~umask
+
     # After chown, which clears the set-user-ID bits.
     os.fchmod(handle, mode & 0o600 if private else mode)
 

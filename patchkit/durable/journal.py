@@ -126,9 +126,9 @@ class Journal:
         """
         if not changes:
             return
+
         self.check_finished()
-        with translated():
-            place_inside(self.root, self.folder.relative_to(self.root).as_posix())
+        self._check_folder()
         with deferred():
             with translated():
                 try:
@@ -137,6 +137,7 @@ class Journal:
                 except BaseException:
                     self._clear()
                     raise
+
             try:
                 (self.folder / "draft").rename(self.folder / "back.json")
                 sync(self.folder)
@@ -145,6 +146,7 @@ class Journal:
             except BaseException as error:
                 self._give_up(steps, error)
                 raise
+
             count = len(steps.steps)
             files = f"{count} file{'' if count == 1 else 's'}"
             committed(f"the commit was finished, {files}", self.root)
@@ -156,37 +158,44 @@ class Journal:
         needs is damaged: both before anything is touched.
         """
         with deferred(), translated("an interrupted commit is still unfinished"):
-            place_inside(self.root, self.folder.relative_to(self.root).as_posix())
-            if not (journal := self.unfinished()):
+            self._check_folder()
+            journal = self.unfinished()
+            if journal is None:
                 self._clear()  # what is staged without a journal was never committed
                 return
-            try:
-                # follow=False: patchkit writes no link there, so one is somebody else's.
-                steps = read_json(
-                    Steps, read_bytes(journal, limit=_LARGEST, follow=False)
-                )
-                for step in steps.steps:
-                    if not self.allowed(step.path):
-                        raise RecordError(
-                            f"{step.path!r} is not a file that patchkit changes here"
-                        )
-            except (UsageError, SourceError, RecordError) as error:
-                what = str(error).partition("\n")[0].removeprefix(f"{journal}: ")
-                raise self._damaged(
-                    f"{journal}: cannot be understood: {what}"
-                ) from None
+
+            steps = self._read_steps(journal)
             self._check_possible(steps)
             self._put_back(steps)
             self._clear()
             committed("an interrupted commit was taken back")
 
+    def _read_steps(self, journal: Path) -> Steps:
+        try:
+            # follow=False: patchkit writes no link there, so one is somebody else's.
+            data = read_bytes(journal, limit=_LARGEST, follow=False)
+            steps = read_json(Steps, data)
+            for step in steps.steps:
+                if not self.allowed(step.path):
+                    what = f"{step.path!r} is not a file that patchkit changes here"
+                    raise RecordError(what)
+        except (UsageError, SourceError, RecordError) as error:
+            what = str(error).partition("\n")[0].removeprefix(f"{journal}: ")
+            raise self._damaged(f"{journal}: cannot be understood: {what}") from None
+        return steps
+
+    def _check_folder(self) -> None:
+        """Raise SourceError if a link leads to the journal's folder."""
+        place_inside(self.root, self.folder.relative_to(self.root).as_posix())
+
     def discard(self, to: Path) -> bool:
         """Move a journal that cannot be read aside; return whether there was one."""
         with translated():
-            place_inside(self.root, self.folder.relative_to(self.root).as_posix())
+            self._check_folder()
             shutil.rmtree(f"{self.folder}.gone", ignore_errors=True)
             if not self.folder.exists():
                 return False
+
             make_folders(to.parent)
             # One damaged journal is kept, the latest.
             shutil.rmtree(to, ignore_errors=True)
@@ -205,53 +214,58 @@ class Journal:
             shutil.rmtree(self.folder / side, ignore_errors=True)
             make_folders(self.folder / side)
         (self.folder / "draft").unlink(missing_ok=True)
-        steps = []
-        for number, change in enumerate(changes):
-            place = place_of(self.root, change.path)
-            if file_digest(place) != change.before:
-                raise _changed_meanwhile(change.path)
-            # Root may write anywhere; a file without a write bit is still not meant to be written.
-            if change.before and not place.stat().st_mode & 0o222:
-                raise StorageError(
-                    f"{change.path}: is read-only; {NOTHING}",
-                    hint=quoted("chmod", "u+w", place),
-                )
-            self._check_disk(place)
-            result = self.folder / "after" / str(number)
-            if change.before:
-                # It takes no space, and the rename that replaces the file leaves it alone.
-                second_name(place, self.folder / "before" / str(number))
-            if isinstance(change.after, Path):
-                second_name(change.after, result)
-                after = sha256_of(result)
-            else:
-                after = digest(change.after)
-                if change.after is not None:
-                    old = place.stat() if change.before else None
-                    folder = next(each for each in place.parents if each.is_dir())
-                    write_staged(result, change.after, old, folder)
-            steps.append(Step(change.path, change.before, after))
-        kept = [
-            self.root / change.path for change in changes if change.after is not None
-        ]
-        made = {
-            folder.relative_to(self.root).as_posix()
-            for place in kept
-            for folder in place.parents
-            if self.root in folder.parents and not folder.exists()
-        }
-        found = Steps((*steps,), tuple(sorted(made)))
-        draft = json.dumps(asdict(found), indent=1).encode()
+
+        steps = [self._stage_change(n, change) for n, change in enumerate(changes)]
+        staged = Steps(tuple(steps), self._new_folders(changes))
+        draft = json.dumps(asdict(staged), indent=1).encode()
         write_staged(self.folder / "draft", draft, None, self.root)
+
         # All names have to last before that of the journal does.
         for folder in (self.folder / "before", self.folder / "after", self.folder):
             sync(folder)
-        return found
+        return staged
+
+    def _stage_change(self, number: int, change: Change) -> Step:
+        place = place_of(self.root, change.path)
+        if file_digest(place) != change.before:
+            raise _changed_meanwhile(change.path)
+        # Root may write anywhere; a file without a write bit is still not meant to be written.
+        if change.before and not place.stat().st_mode & 0o222:
+            raise StorageError(
+                f"{change.path}: is read-only; {NOTHING}",
+                hint=quoted("chmod", "u+w", place),
+            )
+        self._check_disk(place)
+
+        old = None
+        if change.before:
+            # It takes no space, and the rename that replaces the file leaves it alone.
+            second_name(place, self.folder / "before" / str(number))
+            old = place.stat()
+
+        result = self.folder / "after" / str(number)
+        if isinstance(change.after, Path):
+            second_name(change.after, result)
+            return Step(change.path, change.before, sha256_of(result))
+        if change.after is not None:
+            write_staged(result, change.after, old, _nearest_folder(place))
+        return Step(change.path, change.before, digest(change.after))
+
+    def _new_folders(self, changes: Sequence[Change]) -> tuple[str, ...]:
+        """Return the folders that the changes make, relative to the root, outer ones first."""
+        folders: set[Path] = set()
+        for change in changes:
+            if change.after is not None:
+                folders.update((self.root / change.path).parents)
+
+        made = [f for f in folders if self.root in f.parents and not f.exists()]
+        return tuple(
+            sorted(folder.relative_to(self.root).as_posix() for folder in made)
+        )
 
     def _check_disk(self, place: Path) -> None:
         # A rename, by which a file is replaced, does not lead to another file system.
-        folder = next(each for each in place.parents if each.is_dir())
-        if folder.stat().st_dev != self.root.stat().st_dev:
+        if _nearest_folder(place).stat().st_dev != self.root.stat().st_dev:
             raise StorageError(
                 f"{place}: lies on another file system than {self.root}; {NOTHING}",
                 why="what is there cannot be replaced together with the other files",
@@ -259,21 +273,24 @@ class Journal:
             )
 
     def _carry_out(self, steps: Steps) -> None:
-        """Bring every file to its ``after``; those that are there already stay."""
+        """Bring every file to its ``after``; a file that is so already stays."""
         touched = set()
         for number, step in enumerate(steps.steps):
             place = place_of(self.root, step.path)
+            present = file_digest(place)
             # Once more: staging takes time, in which another program may have written to it.
-            if (found := file_digest(place)) not in (step.before, step.after):
+            if present not in (step.before, step.after):
                 raise _changed_meanwhile(step.path)
-            if found == step.after:  # a run that was cut short came this far
+            if present == step.after:  # a run that was cut short came this far
                 continue
+
             if step.after:
                 make_folders(place.parent)
                 move(self.folder / "after" / str(number), place)
             else:
                 place.unlink()
             touched.add(place.parent)
+
         for folder in touched:
             sync(folder)
 
@@ -288,31 +305,40 @@ class Journal:
             self._put_back(steps)
             self._clear()
         except (OSError, PatchkitError) as worse:
-            new: list[str] = []
-            odd: list[str] = []
-            for step in steps.steps:
-                found: str | None = None
-                with contextlib.suppress(OSError, PatchkitError):
-                    found = file_digest(place_of(self.root, step.path))
-                if found != step.before:
-                    (new if found == step.after else odd).append(step.path)
-            changed = f"{len(new)} of {len(steps.steps)} files changed"
-            changed += f": {', '.join(new)}" if new else ""
-            unknown = f"; unknown: {', '.join(odd)}" if odd else ""
             kind = type(error) if isinstance(error, PatchkitError) else StorageError
-            said, then = (
-                reason(each) if isinstance(each, OSError) else getattr(each, "what", "")
-                for each in (error, worse)
-            )
+            cause = _words_of(error) or type(error).__name__
             raise kind(
-                f"{said or type(error).__name__}; and taking it back failed, too: {then}\n"
-                f"  {changed}{unknown}; the rest is as before",
+                f"{cause}; and taking it back failed, too: {_words_of(worse)}\n"
+                f"  {self._describe_files(steps)}; the rest is as before",
                 why=f"{self.folder} has what is needed to go on",
                 hint=f"once the cause is mended: {self.again}",
             ) from error
+
         if isinstance(error, OSError):
             with translated():
                 raise error
+
+    def _describe_files(self, steps: Steps) -> str:
+        """Return which files are changed, and of which that cannot be said."""
+        changed = []
+        unknown = []
+        for step in steps.steps:
+            present = None
+            with contextlib.suppress(OSError, PatchkitError):
+                present = file_digest(place_of(self.root, step.path))
+            if present == step.before:
+                continue
+            if present == step.after:
+                changed.append(step.path)
+            else:
+                unknown.append(step.path)
+
+        text = f"{len(changed)} of {len(steps.steps)} files changed"
+        if changed:
+            text += f": {', '.join(changed)}"
+        if unknown:
+            text += f"; unknown: {', '.join(unknown)}"
+        return text
 
     def _put_back(self, steps: Steps) -> None:
         """Bring every file back to its ``before``, but for those that somebody edited meanwhile.
@@ -326,6 +352,7 @@ class Journal:
                 place = place_of(self.root, step.path)
                 if step.before == step.after or file_digest(place) != step.after:
                     continue
+
                 if step.before:
                     move(self.folder / "before" / str(number), place)
                 else:
@@ -333,32 +360,36 @@ class Journal:
                 touched.add(place.parent)
             except (OSError, PatchkitError) as error:
                 failed.append(error)
+
         if failed:
             raise failed[0]
         for folder in touched:
             sync(folder)
+
         # They are sorted, so a folder comes before those in it: the deepest goes first.
         for path in reversed(steps.folders):
-            with contextlib.suppress(
-                OSError
-            ):  # never made, or somebody put something there
+            # It was never made, or somebody put something there.
+            with contextlib.suppress(OSError):
                 (self.root / path).rmdir()
 
     # What lies there after a run was cut short.
 
     def _check_possible(self, steps: Steps) -> None:
         """Raise unless every file is as before or as after, and what goes back is whole."""
-        edited, lost = [], []
+        edited = []
+        lost = []
         for number, step in enumerate(steps.steps):
             place = place_of(self.root, step.path)
             self._check_disk(place)
-            if (found := file_digest(place)) not in (step.before, step.after):
+            present = file_digest(place)
+            if present not in (step.before, step.after):
                 edited.append(step.path)
-            if step.before not in ("", found):
+            if step.before not in ("", present):
                 staged = self.folder / "before" / str(number)
-                plain_file = is_file(staged) and not staged.parent.is_symlink()
-                if not plain_file or sha256_of(staged) != step.before:
+                is_plain_file = is_file(staged) and not staged.parent.is_symlink()
+                if not is_plain_file or sha256_of(staged) != step.before:
                     lost.append(step.path)
+
         if edited:
             raise DriftError(
                 f"{', '.join(edited)}: edited since an interrupted run",
@@ -386,6 +417,7 @@ class Journal:
             with contextlib.suppress(OSError):  # nothing can be taken back from here on
                 sync(self.folder.parent)
             shutil.rmtree(gone, ignore_errors=True)
+
         if self.home is not None:
             for place, _, _ in os.walk(self.home, topdown=False):
                 with contextlib.suppress(OSError):
@@ -399,3 +431,12 @@ def _changed_meanwhile(path: str) -> DriftError:
         why="another program wrote to it",
         hint="run the same command again",
     )
+
+
+def _nearest_folder(place: Path) -> Path:
+    """Return the innermost folder above a path that is there."""
+    return next(folder for folder in place.parents if folder.is_dir())
+
+
+def _words_of(error: BaseException) -> str:
+    return reason(error) if isinstance(error, OSError) else getattr(error, "what", "")

@@ -37,6 +37,7 @@ def locked(folder: Path, patience: float = 0.0) -> Iterator[int]:
                         hint="wait until it is done",
                     ) from None
             time.sleep(_PAUSE)
+
         yield handle
     finally:
         os.close(handle)
@@ -44,13 +45,14 @@ def locked(folder: Path, patience: float = 0.0) -> Iterator[int]:
 
 def holder(folder: Path) -> int | None:
     """Return the process that holds a folder; None if no process of this user does."""
-    own = folder.stat()
+    status = folder.stat()
     for line in Path("/proc/locks").read_text().splitlines():
-        _number, kind, _how, _access, pid, place, *_range = line.split()
-        if kind != "FLOCK" or not place.endswith(f":{own.st_ino}"):
+        _number, kind, _mode, _access, pid, place, *_range = line.split()
+        if kind != "FLOCK" or not place.endswith(f":{status.st_ino}"):
             continue
+
         for handle in Path(f"/proc/{pid}/fd").glob("*"):
             with contextlib.suppress(OSError):
-                if os.path.samestat(handle.stat(), own):
+                if os.path.samestat(handle.stat(), status):
                     return int(pid)
     return None

@@ -18,14 +18,13 @@ from patchkit.errors import PatchkitError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-_held = 0  # blocks that are not to be interrupted, one within another
+_blocks = 0  # that are not to be interrupted, one within another
 _pending: list[int] = []
 _committed: list[tuple[str, Path | None]] = []  # what was changed for good, and where
 _raised: WeakSet[Interrupted] = WeakSet()  # while they are on their way
 _raised_at = 0.0
-_SAME = (
-    1.0  # seconds; a signal that comes so soon does not disturb what the first one ends
-)
+# Seconds: a signal that comes so soon does not disturb what the first one ends.
+_SAME = 1.0
 
 
 # As KeyboardInterrupt, so that no `except Exception` swallows it.
@@ -45,8 +44,11 @@ class Interrupted(BaseException):
 
     def __str__(self) -> str:
         # A scratch tree is gone by now, and its changes with it.
-        kept = [what for what, place in _committed if place is None or place.is_dir()]
-        return f"interrupted; {'; '.join(dict.fromkeys(kept)) or 'nothing was changed'}"
+        lasting = [
+            text for text, place in _committed if place is None or place.is_dir()
+        ]
+        changes = "; ".join(dict.fromkeys(lasting)) or "nothing was changed"
+        return f"interrupted; {changes}"
 
 
 def raise_interrupts() -> None:
@@ -76,8 +78,8 @@ def leave_interrupts() -> None:
 
 def _begin_child() -> None:
     """Forget, after a fork, what is the parent's: a child has changed nothing yet."""
-    global _held
-    _held = 0
+    global _blocks
+    _blocks = 0
     _pending.clear()
     _committed.clear()
     _raised.clear()
@@ -96,14 +98,24 @@ def unwrapped() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        origin: BaseException | None = error
-        while origin is not None and not isinstance(origin, Interrupted):
+        interrupt = _interrupt_behind(error)
+        if interrupt is None:
+            raise
+        raise interrupt from None
+
+
+def _interrupt_behind(error: BaseException) -> Interrupted | None:
+    """Return the interrupt that an error came from."""
+    origin: BaseException | None = error
+    while origin is not None:
+        if isinstance(origin, Interrupted):
+            return origin
+        if isinstance(origin, PatchkitError | OSError):
             # What fails while an interrupted change is put away has to be said.
-            meant = isinstance(origin, PatchkitError | OSError)
-            origin = origin.__cause__ or (None if meant else origin.__context__)
-        if origin is not None:
-            raise origin from None
-        raise
+            origin = origin.__cause__
+        else:
+            origin = origin.__cause__ or origin.__context__
+    return None
 
 
 def _strike_again(unraisable: Any) -> None:
@@ -127,19 +139,25 @@ def _later(number: int) -> None:
 
 def _strike(number: int, frame: FrameType | None) -> None:
     # Each word to a terminal that was closed would be an error of its own, up to the last flush.
-    for stream in (1, 2) if number == signal.SIGHUP else ():
-        with contextlib.suppress(OSError):
-            if stat.S_ISCHR(os.fstat(stream).st_mode) and not os.isatty(stream):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    if number == signal.SIGHUP:
+        _leave_closed_terminal()
+
     # Here, whether it is held back is just being changed, and would not be changed to its end.
     if frame and frame.f_code.co_filename == _strike.__code__.co_filename:
         _later(number)
     elif _raised and time.monotonic() < _raised_at + _SAME:
         pass  # it belongs to the one that is on its way
-    elif _held:
+    elif _blocks:
         _pending.append(number)
     else:
         raise Interrupted(number)
+
+
+def _leave_closed_terminal() -> None:
+    for stream in (1, 2):
+        with contextlib.suppress(OSError):
+            if stat.S_ISCHR(os.fstat(stream).st_mode) and not os.isatty(stream):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
 
 # Both are classes: contextlib has code of its own between a block and what follows it.
@@ -147,15 +165,15 @@ class deferred:  # noqa: N801
     """Hold Interrupted back until the block ends. An error of the block comes before it."""
 
     def __enter__(self) -> None:
-        global _held
-        _held += 1
+        global _blocks
+        _blocks += 1
 
     def __exit__(
         self, _kind: object, error: BaseException | None, _traceback: object
     ) -> None:
-        global _held
-        _held -= 1
-        if error is None and not _held:
+        global _blocks
+        _blocks -= 1
+        if error is None and not _blocks:
             _raise_pending()
 
 
@@ -163,14 +181,14 @@ class undeferred:  # noqa: N801
     """Let Interrupted come at once in a part of a deferred block, unless that is in another."""
 
     def __enter__(self) -> None:
-        global _held
-        if _held == 1:
+        global _blocks
+        if _blocks == 1:
             _raise_pending()
-        _held -= 1
+        _blocks -= 1
 
     def __exit__(self, *_: object) -> None:
-        global _held
-        _held += 1
+        global _blocks
+        _blocks += 1
 
 
 def _raise_pending() -> None:

@@ -12,10 +12,9 @@ from pathlib import Path
 from patchkit.durable.atomic import give
 from patchkit.durable.signals import deferred
 
-_LITTLE, _FEW = (
-    16 << 20,
-    64,
-)  # bytes and files: a tool that fails clears away what it had written
+# Less room than that counts as none: a tool that fails clears away what it had written.
+_LITTLE = 16 << 20  # bytes
+_FEW = 64  # files
 
 
 def second_name(source: Path, name: Path) -> None:
@@ -52,11 +51,13 @@ def make_folders(folder: Path) -> None:
     """Make a folder and those above it, each with the owner that a new file there would get."""
     if folder.is_dir():
         return
+
     make_folders(folder.parent)
     try:
         folder.mkdir()
     except FileExistsError:  # another run was quicker
         return
+
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         mode = stat.S_IMODE(os.fstat(handle).st_mode)
@@ -74,6 +75,7 @@ def move(source: Path, place: Path) -> None:
             raise
     else:
         return
+
     # Renaming does not lead to another mount: a copy beside it first.
     draft = place.with_name(f".{place.name}.new")
     draft.unlink(missing_ok=True)
@@ -84,9 +86,9 @@ def move(source: Path, place: Path) -> None:
 def is_full(place: Path) -> bool:
     """Return whether a disk has next to no room, or no room for files: not every tool says so."""
     disk = os.statvfs(place)
-    return disk.f_bavail * disk.f_frsize < _LITTLE or (
-        disk.f_files > 0 and disk.f_favail < _FEW
-    )
+    if disk.f_bavail * disk.f_frsize < _LITTLE:
+        return True
+    return disk.f_files > 0 and disk.f_favail < _FEW
 
 
 class ScratchFolder(tempfile.TemporaryDirectory[str]):
