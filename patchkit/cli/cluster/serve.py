@@ -35,6 +35,12 @@ from patchkit.cluster.agent.node_state import NodeState
 from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch import up as launch
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
+from patchkit.cluster.launch.stop import (
+    check_stopped,
+    end_left_nodes,
+    stop_command,
+    stop_group,
+)
 from patchkit.cluster.ssh.node import Remote, require_all
 from patchkit.doctor.symptoms.findings import explain_failed_start
 from patchkit.durable.signals import Interrupted
@@ -158,8 +164,8 @@ def down_command(*, cluster: Cluster) -> Iterator[Block]:
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(HostError):  # a head that is off keeps nobody out
             stack.enter_context(cluster.alone())
-        results = launch.stop_group(cluster)
-        remains = launch.end_left_nodes(cluster, results)
+        results = stop_group(cluster)
+        remains = end_left_nodes(cluster, results)
 
     nodes = []
     for node, result in zip(cluster.nodes, results, strict=True):
@@ -169,7 +175,7 @@ def down_command(*, cluster: Cluster) -> Iterator[Block]:
     yield from (BAD + text for text in remains)
     if remains:
         yield ExitCode(HostError.exit_code)
-    launch.check_stopped(cluster, results)
+    check_stopped(cluster, results)
 
 
 def _stopped_lines(node: Remote, result: NodeState | PatchkitError) -> Iterator[str]:
@@ -189,7 +195,7 @@ def other_clusters(node: Remote, state: NodeState) -> str:
     """Return which other clusters run on a node, and the command that stops one on its head."""
     names = []
     for name, is_head in state.others.items():
-        stop = f" (stop: `{launch.stop_command(node, name)}`)" if is_head else ""
+        stop = f" (stop: `{stop_command(node, name)}`)" if is_head else ""
         names.append(name + stop)
     return f"other clusters run here: {', '.join(names)}"
 

@@ -33,7 +33,6 @@ from patchkit.cluster.launch.cluster import Cluster, read_group_journal
 from patchkit.cluster.launch.cluster_file import ClusterNode
 from patchkit.cluster.launch.condition import ServerCondition, server_condition
 from patchkit.cluster.launch.survey import image_finding
-from patchkit.cluster.launch.up import kill_sentence
 from patchkit.cluster.ssh.node import Remote
 from patchkit.doctor.machine import disk_trouble
 from patchkit.doctor.symptoms.findings import read_journals
@@ -290,7 +289,8 @@ def _node_notes(node: Remote, state: NodeState) -> Iterator[str]:
             text = f"{name}: {disk.folder}: {trouble}; a rank that ends may not start again"
             yield lead_word("full") + text
     for kill in state.troubles.killed:
-        yield lead_word("killed") + kill_sentence(node, kill)
+        text = f"on {node.destination} the kernel killed {kill}, for memory"
+        yield lead_word("killed") + text
 
 
 # The table of nodes

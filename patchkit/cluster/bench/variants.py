@@ -14,7 +14,7 @@ from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.bench.benchmark import BenchLoad
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterFile
-from patchkit.cluster.launch.up import make_plan
+from patchkit.cluster.launch.start_plan import make_plan
 from patchkit.errors import HostError, UsageError
 from patchkit.records import RecordError
 from patchkit.runtime.host.host import Host

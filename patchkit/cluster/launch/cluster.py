@@ -18,6 +18,7 @@ from patchkit.cluster.agent.links import PeerLink
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.agent.node_state import NodeState
 from patchkit.cluster.agent.unit_journal import JournalLine, read_units
+from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.ssh.node import Remote, require_all, run_on_all
 from patchkit.cluster.ssh.ssh import sent_error, ssh_command
@@ -36,11 +37,11 @@ class Cluster:
 
     @property
     def nodes(self) -> list[Remote]:
-        return [Remote(each.ssh) for each in self.file.node]
+        return [Remote(node.ssh) for node in self.file.node]
 
     @property
     def units(self) -> list[str]:
-        """Return the units that a head may have; a worker has the first alone."""
+        """Return the units that a head may have; a worker has only the first one."""
         ray = self.file.unit_name("-ray")
         return [self.file.unit, *self.file.watch_units, ray, self.file.guard_unit]
 
@@ -54,52 +55,62 @@ class Cluster:
 
     def facts(self, models: Sequence[str] = ()) -> list[NodeFacts]:
         """Return the facts of all nodes. Raises the first error of a node, naming the others."""
-        asked = {"name": self.file.name, "venv": self.file.venv, "models": list(models)}
-        image, look = self.file.serve.image_asked, node_facts.look_at_node
-        return require_all(
-            run_on_all(
-                self.nodes,
-                lambda node: node.call(NodeFacts, look, **asked, image=image),
+
+        def look(node: Remote) -> NodeFacts:
+            return node.call(
+                NodeFacts,
+                node_facts.look_at_node,
+                name=self.file.name,
+                venv=self.file.venv,
+                models=list(models),
+                image=self.file.serve.image_asked,
             )
-        )
+
+        return require_all(run_on_all(self.nodes, look))
 
     def states(self) -> list[NodeState | PatchkitError]:
         """Return the state of each node, or why it is not known."""
 
-        def ask(node: Remote) -> NodeState:
-            asked = {"name": self.file.name, "units": self.units_of(node)}
-            state = node.call(NodeState, node_state.read_node_state, **asked)
-            if [unit.unit for unit in state.units] != self.units_of(node):
-                raise HostError(f"{node.destination}: does not say how its units are")
+        def look(node: Remote) -> NodeState:
+            state = node.call(
+                NodeState,
+                node_state.read_node_state,
+                name=self.file.name,
+                units=self.units_of(node),
+            )
+            self.check_units(node, state.units)
             return state
 
-        return run_on_all(self.nodes, ask)
+        return run_on_all(self.nodes, look)
+
+    def check_units(self, node: Remote, states: Sequence[UnitState]) -> None:
+        """Raise HostError for an answer of a node that has not the state of each of its units."""
+        if [state.unit for state in states] != self.units_of(node):
+            raise HostError(f"{node.destination}: does not say how its units are")
 
     def links(self, addresses: Sequence[str]) -> list[PeerLink]:
         """Return how the head reaches each worker, by their addresses on the cable.
 
         Raises HostError for a worker that it does not reach, with the command that tries it.
         """
-        workers, name = self.file.node[1:], self.head.destination
-        peers = [
-            [it.from_head, address]
-            for it, address in zip(workers, addresses, strict=True)
-        ]
-        found = (
-            self.head.call(list[PeerLink], on_head.try_links, peers=peers)
-            if peers
-            else []
-        )
-        if len(found) != len(peers):
+        workers = self.file.node[1:]
+        if not workers:
+            return []
+        name = self.head.destination
+        pairs = zip(workers, addresses, strict=True)
+        peers = [[worker.from_head, address] for worker, address in pairs]
+        links = self.head.call(list[PeerLink], on_head.try_links, peers=peers)
+        if len(links) != len(peers):
             raise HostError(f"{name}: does not say how it reaches each worker")
-        for worker, link in zip(workers, found, strict=True):
+
+        for worker, link in zip(workers, links, strict=True):
             if link.error:
                 raise HostError(
                     sent_error(link.error, f"from {name}").what,
                     why=f"the head starts and watches {worker.ssh} by ssh, without a password",
                     hint=ssh_command(name, "ssh", worker.from_head),
                 )
-        return found
+        return links
 
     def check_ports(self, addresses: Sequence[str]) -> None:
         """Raise HostError if a firewall keeps the head and a worker from each other.
@@ -110,28 +121,29 @@ class Cluster:
         targets = [workers, *([head] for _ in workers)]
         pairs = list(zip(self.nodes, targets, strict=True))
 
-        def ask(pair: tuple[Remote, list[str]]) -> list[str]:
-            asked = {"addresses": pair[1], "port": on_head.CHOSEN_PORT}
-            return pair[0].call(list[str], on_head.try_ports, **asked)
+        def connect(pair: tuple[Remote, list[str]]) -> list[str]:
+            node, peers = pair
+            port = on_head.CHOSEN_PORT
+            return node.call(list[str], on_head.try_ports, addresses=peers, port=port)
 
-        names = dict(zip(addresses, self.nodes, strict=True))
-        for (node, tried), troubles in zip(
-            pairs, require_all(run_on_all(pairs, ask)), strict=True
-        ):
-            for address, trouble in zip(tried, troubles, strict=True):
+        nodes = dict(zip(addresses, self.nodes, strict=True))
+        answers = require_all(run_on_all(pairs, connect))
+        for (node, peers), troubles in zip(pairs, answers, strict=True):
+            for peer, trouble in zip(peers, troubles, strict=True):
                 if trouble:
-                    raise _firewall_error(node, names[address], address, trouble)
+                    raise _firewall_error(node, nodes[peer], peer, trouble)
 
     def put_files(self, files: Sequence[dict[str, str]]) -> None:
         """Write the files of all nodes, the workers' first. Raises as that does on a node."""
-        pairs, put = list(zip(self.nodes, files, strict=True)), node_files.put_files
-        name = self.file.name
-        for some in (pairs[1:], pairs[:1]):
-            require_all(
-                run_on_all(
-                    some, lambda at: at[0].call(NoneType, put, name=name, files=at[1])
-                )
-            )
+
+        def put(pair: tuple[Remote, dict[str, str]]) -> None:
+            node, content = pair
+            put = node_files.put_files
+            node.call(NoneType, put, name=self.file.name, files=content)
+
+        head, *workers = zip(self.nodes, files, strict=True)
+        require_all(run_on_all(workers, put))
+        require_all(run_on_all([head], put))
 
     def alone(self) -> AbstractContextManager[bool]:
         """Hold the cluster: no other patchkit changes it meanwhile. Raises BusyError."""
@@ -141,13 +153,14 @@ class Cluster:
 def _firewall_error(
     node: Remote, peer: Remote, address: str, trouble: str
 ) -> HostError:
+    what = f"{node.destination}: {peer.destination} lets no TCP through at {address}"
+    rules = ssh_command(peer.destination, "sudo", "nft", "list", "ruleset")
     return HostError(
-        f"{node.destination}: {peer.destination} lets no TCP through at {address}: port "
-        f"{on_head.CHOSEN_PORT}: {trouble}",
+        f"{what}: port {on_head.CHOSEN_PORT}: {trouble}",
         why="a firewall; besides ssh, ranks need ports there that the system chooses for torch, "
         "gloo and NCCL",
         hint="let the nodes reach each other on the cable; what is filtered there: "
-        f"`{ssh_command(peer.destination, 'sudo', 'nft', 'list', 'ruleset')}`",
+        f"`{rules}`",
     )
 
 
@@ -160,7 +173,7 @@ _QUEUED = 1000  # lines: a node may write faster than somebody reads
 class GroupJournal:
     """The lines of all ranks by time, by this machine's clock, each with its node.
 
-    ``silent`` are nodes that did not answer, and why: more may come with the lines.
+    ``silent`` are nodes that did not answer, and why; reading ``lines`` may add nodes.
     """
 
     lines: Iterator[tuple[str, JournalLine]]
@@ -181,51 +194,55 @@ def read_group_journal(
     """
     chosen = [node for node in cluster.nodes if not nodes or node.destination in nodes]
     silent: dict[str, PatchkitError] = {}
-    ahead: dict[Remote, float] = {}
-    # As it was sent: what the login and Python take before that is not in it.
-    clocks = run_on_all(
-        chosen,
-        lambda node: 0.0 if node.here else node.call(float, time.time) - time.time(),
-    )
+    offsets: dict[Remote, float] = {}
+    clocks = run_on_all(chosen, _clock_offset)
     for node, offset in zip(chosen, clocks, strict=True):
         if isinstance(offset, PatchkitError):
             silent[node.destination] = offset
-        elif abs(offset) > _LONGEST:
-            silent[node.destination] = HostError(
-                f"{node.destination}: its clock says nothing"
-            )
         else:
-            ahead[node] = offset
-    base = ahead.get(cluster.head, 0.0)
+            offsets[node] = offset
+    head_offset = offsets.get(cluster.head, 0.0)
 
     def read(node: Remote, offset: float) -> Iterator[tuple[str, JournalLine]]:
-        start = (
-            f"@{float(since[1:]) + offset - base:.6f}"
-            if _EPOCH.fullmatch(since)
-            else since
-        )
-        asked = {"since": start, "lines": lines, "follow": follow}
+        start = since
+        if _EPOCH.fullmatch(since):
+            start = f"@{float(since[1:]) + offset - head_offset:.6f}"
         try:
             for line in node.stream(
-                JournalLine, read_units, units=cluster.units_of(node), **asked
+                JournalLine,
+                read_units,
+                units=cluster.units_of(node),
+                since=start,
+                lines=lines,
+                follow=follow,
             ):
-                yield (
-                    node.destination,
-                    replace(line, time=line.time - round(offset * 1e6)),
-                )
+                moment = line.time - round(offset * 1e6)
+                yield node.destination, replace(line, time=moment)
         except PatchkitError as error:
             silent[node.destination] = error
 
-    journals = [read(node, offset) for node, offset in ahead.items()]
-    by_time = heapq.merge(*journals, key=lambda entry: (entry[1].time, entry[0]))
-    return GroupJournal(
-        lines=_merge_arriving(journals) if follow else by_time, silent=silent
-    )
+    journals = [read(node, offset) for node, offset in offsets.items()]
+    merged = heapq.merge(*journals, key=lambda entry: (entry[1].time, entry[0]))
+    if follow:
+        return GroupJournal(lines=_merge_arriving(journals), silent=silent)
+    return GroupJournal(lines=merged, silent=silent)
+
+
+def _clock_offset(node: Remote) -> float:
+    """Return by how many seconds a node's clock is ahead. Raises HostError for an absurd answer."""
+    if node.here:
+        return 0.0
+    # The node looks at its clock last: the time of the login and of Python's start is not in it.
+    offset = node.call(float, time.time) - time.time()
+    if abs(offset) > _LONGEST:
+        raise HostError(f"{node.destination}: its clock says nothing")
+    return offset
 
 
 def _merge_arriving(
     journals: Sequence[Iterator[tuple[str, JournalLine]]],
 ) -> Iterator[tuple[str, JournalLine]]:
+    """Yield the lines of journals as they arrive."""
     arrived: queue.Queue[tuple[str, JournalLine] | None] = queue.Queue(_QUEUED)
 
     def pump(lines: Iterator[tuple[str, JournalLine]]) -> None:
@@ -235,6 +252,6 @@ def _merge_arriving(
 
     for lines in journals:
         threading.Thread(target=pump, args=[lines], daemon=True).start()
-    for _ in journals:
+    for _journal in journals:
         while (entry := arrived.get()) is not None:
             yield entry

@@ -6,8 +6,8 @@ import pytest
 
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.containers import mount
+from patchkit.cluster.launch.start_plan import make_plan
 from patchkit.cluster.launch.survey import survey_nodes
-from patchkit.cluster.launch.up import make_plan
 from patchkit.errors import HostError, StorageError, UsageError
 from support.checked import check_text
 from support.clusters import cluster, image_facts, node_facts, units_of
