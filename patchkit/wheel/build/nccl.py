@@ -101,8 +101,10 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
             binaries = inspect_file(raw)
             for binary in binaries:
                 prove_exact(binary, order.target, cpu=order.toolchain.machine)
+
+            tag = platform_tag(raw)
             return BuiltWheel(
-                wheel=seal_wheel(raw, emptied(root / "sealed"), platform_tag(raw)),
+                wheel=seal_wheel(raw, emptied(root / "sealed"), tag, {}, {}),
                 facts=facts,
                 binaries=binaries,
                 log=root / "log.txt",

@@ -57,19 +57,22 @@ class LibraryRules:
         for shared in self._shared_of(member):
             if not any(fnmatchcase(project, owner) for owner in shared.owners):
                 return shared
+
         return None
 
     def is_closed(self, project: str, member: str) -> bool:
         """Check whether a library is NVIDIA's own, by its project or by its name."""
-        owners = {
-            owner for shared in self._shared_of(member) for owner in shared.owners
-        }
-        return self.closed.cover(project) or bool(owners & self.closed.names)
+        if self.closed.cover(project):
+            return True
+
+        shared = self._shared_of(member)
+        return any(self.closed.names.intersection(row.owners) for row in shared)
 
     def _shared_of(self, member: str) -> list[SharedLibraries]:
         match = _FILE.fullmatch(PurePosixPath(member).name)
         if match is None:
             return []
+
         return [shared for shared in self.shared if match["name"] in shared.names]
 
     def cuda_majors(self, needed: Iterable[str]) -> tuple[int, ...]:
@@ -77,8 +80,9 @@ class LibraryRules:
         majors = set()
         for name in needed:
             match = _FILE.fullmatch(name)
-            if match and match["name"] in self.cuda.names and match["number"]:
+            if match and match["number"] and match["name"] in self.cuda.names:
                 majors.add(int(match["number"]))
+
         return tuple(sorted(majors))
 
     def promised_glibc(self, tag: str) -> str:
@@ -90,6 +94,7 @@ class LibraryRules:
             else:
                 legacy = part.platform.partition("_")[0]
                 versions.append(self.legacy.get(legacy, ""))
+
         return min(versions, key=by_version) if all(versions) else ""
 
 

@@ -48,10 +48,12 @@ class WheelMetadata:
             # Beside a second specifier == is no pin.
             if len(specifiers) != 1 or "extra" in str(requirement.marker or ""):
                 continue
+
             (specifier,) = specifiers
             is_exact = specifier.operator in ("==", "===")
             if is_exact and not specifier.version.endswith(".*"):
                 pins[canonicalize_name(requirement.name)] = specifier.version
+
         return pins
 
     @property

@@ -52,8 +52,7 @@ def wheel_sbom(facts: Facts, steps: Iterable[tuple[Verdict, Texts]]) -> JsonObje
         "ancestors": [_describe_ancestor(facts)],
         "patches": [_describe_patch(verdict, texts) for verdict, texts in steps],
     }
-    rows = [(name, facts[name]) for name in ("made", "target")]
-    subject |= _properties([*rows, *_fix_pairs(facts)])
+    subject |= _fix_properties(facts, ("made", "target"))
 
     tools = {"patchkit": facts["patchkit"]}
     native = facts.get("native", {})
@@ -63,6 +62,7 @@ def wheel_sbom(facts: Facts, steps: Iterable[tuple[Verdict, Texts]]) -> JsonObje
         _describe_native(library, digests)
         for library, digests in native.get("assembled", {}).items()
     ]
+
     if facts["made"] == "build":
         tools |= {"nvcc": facts["cuda"], "g++": facts["compiler"], **facts["tools"]}
         sources = [
@@ -158,8 +158,7 @@ def nccl_sbom(facts: Facts) -> JsonObject:
     source = f"pkg:github/nvidia/nccl@{facts['version']}"
     terms = facts["license"]
     nccl = _make_component(source, "NCCL", facts["version"], terms["nccl"])
-    rows = [(name, facts[name]) for name in ("source", "tree")]
-    nccl |= _properties([*rows, *_fix_pairs(facts)])
+    nccl |= _fix_properties(facts, ("source", "tree"))
 
     purl = f"pkg:generic/nvidia-cuda-runtime@{cuda}"
     title = "CUDA runtime (libcudart_static.a)"
@@ -210,13 +209,19 @@ def _make_component(purl: str, name: str, version: str, terms: str = "") -> Json
     return component
 
 
-def _fix_pairs(facts: Facts) -> Iterator[tuple[str, str]]:
-    for fix in facts["fixes"]:
-        yield "fix", fix
+def _fix_properties(facts: Facts, names: Iterable[str]) -> JsonObject:
+    """Return facts of these names, the fixes, and the user's patches."""
+    pairs = [(name, facts[name]) for name in names]
+    pairs += [("fix", fix) for fix in facts["fixes"]]
     for patch in facts.get("patches", ()):
-        yield "patch", f"{patch['id']} sha256:{patch['sha256']} {patch['title']}"
+        text = f"{patch['id']} sha256:{patch['sha256']} {patch['title']}"
+        pairs.append(("patch", text))
+    return _properties(pairs)
 
 
 def _properties(pairs: Iterable[tuple[str, str]]) -> JsonObject:
-    rows = [{"name": f"patchkit:{name}", "value": value} for name, value in pairs]
-    return {"properties": rows}
+    return {
+        "properties": [
+            {"name": f"patchkit:{name}", "value": value} for name, value in pairs
+        ]
+    }

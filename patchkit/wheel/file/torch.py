@@ -51,12 +51,14 @@ def torch_of(
     names = [
         canonicalize_name(Requirement(requirement).name) for requirement in requires
     ]
-    nvidia = [name for name in names if name.startswith(_CUDA)]
     major = _cuda_major(version, names)
+
     if members is not None:
         if _LIBRARY in members:
             return Torch(version, major, f"it has {_LIBRARY}")
         return Torch(version, None, f"it has no {_LIBRARY}")
+
+    nvidia = [name for name in names if name.startswith(_CUDA)]
     if nvidia:
         return Torch(version, major, f"it requires {', '.join(nvidia[:2])} …")
     if major:
@@ -68,6 +70,7 @@ def _cuda_major(version: Version, names: Iterable[str]) -> int:
     """Return the CUDA that a label or the name of a required package tells, 0 if none does."""
     if label := _LABEL.match(version.local or ""):
         return int(label["major"])
+
     matches = filter(None, map(_NAMED.fullmatch, names))
     return max((int(match["major"]) for match in matches), default=0)
 
@@ -107,11 +110,11 @@ def require_torch(torch: InstalledTorch, version: str, cuda: str, when: str) -> 
     if is_release and is_major and Version(torch.cuda) >= Version(cuda):
         return
 
-    what = "no CUDA: it is for CPUs alone"
+    kind = "no CUDA: it is for CPUs alone"
     if torch.cuda:
-        what = f"CUDA {torch.cuda}"
+        kind = f"CUDA {torch.cuda}"
     raise BuildError(
-        f"{when}, torch is {torch.version} with {what}; wanted: {version} with CUDA {cuda}",
+        f"{when}, torch is {torch.version} with {kind}; wanted: {version} with CUDA {cuda}",
         why="something replaced it: for some releases the package index has torch for CPUs, or for "
         "CUDA 12, under the same version",
         hint=f"{_REINSTALL.format(torch.python.parents[1])}; torch for CUDA 13 comes from the "

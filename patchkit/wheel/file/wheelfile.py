@@ -96,6 +96,7 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
             self._stream = opened.enter_context(path.open("rb"))
             self._archive = opened.enter_context(zipfile.ZipFile(self._stream))
             self.size = os.fstat(self._stream.fileno()).st_size
+
             infos = self._archive.infolist()
             self._check_members(infos)
             self.members = {info.filename: info for info in infos if not info.is_dir()}
@@ -111,22 +112,27 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
         for info in infos:
             # As a path: a/b and a//b are two names of one file.
             place = PurePosixPath(info.filename)
-            room -= info.file_size
             if place.is_absolute() or ".." in place.parts or "\\" in info.filename:
                 raise self._hostile(info, "leads out of the wheel")
             if place in places:
-                complaint = "is there twice, and either could be installed"
-                raise self._hostile(info, complaint)
+                raise self._hostile(
+                    info, "is there twice, and either could be installed"
+                )
+            places.add(place)
+
             # Zip bombs do that: many members, each of them the same few bytes.
             if info.header_offset in starts:
                 raise self._hostile(info, "has the same bytes as another one")
+            starts.add(info.header_offset)
+
             if info.compress_type not in _METHODS:
                 raise self._hostile(info, "is compressed as no wheel is")
+
+            room -= info.file_size
             if room < 0:
-                complaint = f"makes it more than {_MOST_GROWTH} times as large"
-                raise self._hostile(info, complaint)
-            places.add(place)
-            starts.add(info.header_offset)
+                raise self._hostile(
+                    info, f"makes it more than {_MOST_GROWTH} times as large"
+                )
 
     def __exit__(self, *_error: object) -> None:
         self._opened.close()
@@ -145,6 +151,7 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
             path.partition("/")[0] for path in self.members if ".dist-info/" in path
         }
         home = homes.pop() if len(homes) == 1 else ""
+
         project, _, version = home.removesuffix(".dist-info").rpartition("-")
         if not self.is_of(project, version):
             raise SourceError(
@@ -160,12 +167,14 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
         paths = [path for path in self.members if _FACTS_PATH.fullmatch(path)]
         if len(paths) != 1:
             return {}
+
         (path,) = paths
         try:
             facts = read_json(self.text(path))
         except ValueError as error:
-            what = f"{self.path}: {path}: is no JSON: {str(error)[:80]}"
-            raise SourceError(what) from None
+            raise SourceError(
+                f"{self.path}: {path}: is no JSON: {str(error)[:80]}"
+            ) from None
         if not isinstance(facts, dict):
             raise SourceError(f"{self.path}: {path}: is no JSON object")
         return facts
@@ -198,10 +207,13 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
         """Read a member that is no library. Raises SourceError if it is missing or too large."""
         info = self.members.get(path)
         if info is None:
-            what = f"{self.path}: {path}: is missing"
-            raise SourceError(what, hint="download or build the wheel again")
+            raise SourceError(
+                f"{self.path}: {path}: is missing",
+                hint="download or build the wheel again",
+            )
         if info.file_size > _MOST_TEXT:
             raise self._hostile(info, f"has {info.file_size:,} bytes")
+
         with self._reading():
             return self._archive.read(info)
 
@@ -257,11 +269,13 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
         with self._reading():
             if info.flag_bits & _ENCRYPTED:
                 raise damaged(str(self.path), f"{path} is encrypted")
+
             self._stream.seek(info.header_offset)
             mark, name, extra = _LOCAL.unpack(self._stream.read(_LOCAL.size))
             if mark != _LOCAL_MARK:
-                complaint = f"{path} is not where the list of members says"
-                raise damaged(str(self.path), complaint)
+                raise damaged(
+                    str(self.path), f"{path} is not where the list of members says"
+                )
 
             # The member's own header may be longer or shorter than the one in the directory.
             position = info.header_offset + _LOCAL.size + name + extra
@@ -278,6 +292,7 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
         """Check whether a member begins as what a machine loads; objects and device code do not."""
         with self._reading(), self._archive.open(self.members[path]) as member:
             head = member.read(_HEAD.size)
+
         if len(head) < _HEAD.size or not head.startswith(MAGIC):
             return False
         kind, machine = _HEAD.unpack(head)
@@ -303,6 +318,7 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
                     why="the disk is full, or the file cannot be read",
                     hint="free some space, or set TMPDIR to a folder that has some",
                 ) from error
+
             raise damaged(str(self.path), str(error) or type(error).__name__) from error
 
 
@@ -342,8 +358,9 @@ def wheel_name(filename: str) -> WheelName:
     """Parse a file name. Raises SourceError unless it names a wheel for Linux or any platform."""
     try:
         if not _CHARACTERS.fullmatch(filename):
-            complaint = "a character that file names of wheels do not have"
-            raise InvalidWheelFilename(complaint)
+            raise InvalidWheelFilename(
+                "a character that file names of wheels do not have"
+            )
         project, version, _build, tags = parse_wheel_filename(filename)
     except ValueError as error:
         raise SourceError(

@@ -42,8 +42,8 @@ def seal_wheel(
     raw: Path,
     folder: Path,
     platform: str,
-    added: Mapping[str, str] | None = None,
-    replaced: Mapping[str, bytes] | None = None,
+    added: Mapping[str, str],
+    replaced: Mapping[str, bytes],
 ) -> Path:
     """Write a freshly built wheel anew into ``folder``, with one platform tag; return its path.
 
@@ -56,12 +56,13 @@ def seal_wheel(
     tag = f"{interpreter}-{abi}-{platform}"
     sealed = folder / f"{name}-{version}-{tag}.whl"
 
-    changed = dict(replaced or {})
+    changed = dict(replaced)
     licenses = []
-    for path, text in (added or {}).items():
+    for path, text in added.items():
         changed[f"{home}/{path}"] = text.encode()
         if path.startswith("licenses/"):
             licenses.append(path.removeprefix("licenses/"))
+
     with WheelFile(raw) as wheel:
         changed[f"{home}/WHEEL"] = set_tag(wheel.read(f"{home}/WHEEL"), tag)
         if licenses:
@@ -104,20 +105,26 @@ def rewrite_wheel(
     for path in source.members:
         if path in dropped or path == old_record:
             continue
+
         new_path = path
         if path.startswith(f"{old_home}/"):
             new_path = f"{new_home}{path.removeprefix(old_home)}"
+
         if unpack:
             members[new_path] = _unpacked_member(source, path, new_path)
         else:
             row = rows.get(path, ("", ""))
             members[new_path] = _stored_member(source, path, new_path, row)
+
     for path, data in changed.items():
-        attributes = members[path].info.external_attr if path in members else 0
+        attributes = 0
+        if path in members:
+            attributes = members[path].info.external_attr
         members[path] = _new_member(path, data, attributes)
 
     # .dist-info last, as the specification recommends, and RECORD after all of it.
-    paths = sorted(members, key=lambda path: (path.startswith(f"{new_home}/"), path))
+    paths = sorted(path for path in members if not path.startswith(f"{new_home}/"))
+    paths += sorted(members.keys() - paths)
     ordered = [members[path] for path in paths]
     ordered.append(_make_record(record, ordered))
     _write_archive(dest, ordered, progress)
@@ -127,7 +134,9 @@ def _make_record(path: str, members: Iterable[_Member]) -> _Member:
     table = io.StringIO()
     # csv writes CRLF by default.
     writer = csv.writer(table, lineterminator="\n")
-    writer.writerows((member.info.filename, *member.row) for member in members)
+    for member in members:
+        writer.writerow((member.info.filename, *member.row))
+
     # RECORD has neither digest nor size of itself.
     writer.writerow((path, "", ""))
     return _new_member(path, table.getvalue().encode())
@@ -141,18 +150,20 @@ def _write_archive(dest: Path, members: Sequence[_Member], progress: Progress) -
         for member in members:
             member.info.header_offset = sink.tell()
             sink.write(member.info.FileHeader())
+
             for chunk in member.chunks():
                 sink.write(chunk)
                 done += len(chunk)
                 progress(done, total)
+
             archive.filelist.append(member.info)
             archive.start_dir = sink.tell()
 
 
 def set_tag(wheel: bytes, tag: str) -> bytes:
     """Return the text of a WHEEL file with this one tag, and patchkit as its generator."""
-    rest = _REPLACED.sub(b"", wheel).rstrip(b"\n")
-    return rest + f"\nGenerator: patchkit {__version__}\nTag: {tag}\n".encode()
+    fields = _REPLACED.sub(b"", wheel).rstrip(b"\n")
+    return fields + f"\nGenerator: patchkit {__version__}\nTag: {tag}\n".encode()
 
 
 def _stored_member(
@@ -161,6 +172,7 @@ def _stored_member(
     """Take over a member as it is stored, with the digest of upstream's RECORD."""
     if not row[0]:
         raise damaged(str(source.path), f"its RECORD has no digest of {path}")
+
     old = source.members[path]
     info = _describe_member(new_path, old.file_size, old.CRC, old.external_attr)
     info.compress_size = old.compress_size

@@ -65,7 +65,7 @@ def write_raw(folder, contents=CONTENTS, *, seed=None, folders=True):
 def sealed(folder, **how):
     place = Path(folder) / "sealed"
     place.mkdir(exist_ok=True)
-    return seal_wheel(write_raw(folder, **how), place, "manylinux_2_35_aarch64")
+    return seal_wheel(write_raw(folder, **how), place, "manylinux_2_35_aarch64", {}, {})
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_licences_that_are_added_are_named(tmp_path):
     described = CONTENTS[f"{HOME}/METADATA"] + b"\nText.\n\nMore.\n"
     added = {"licenses/b/LICENSE": "B", "licenses/a/NOTICE": "A", "x.json": "{}"}
     raw = write_raw(tmp_path, {**CONTENTS, f"{HOME}/METADATA": described})
-    wheel = seal_wheel(raw, tmp_path, "manylinux_2_35_aarch64", added)
+    wheel = seal_wheel(raw, tmp_path, "manylinux_2_35_aarch64", added, {})
     with zipfile.ZipFile(wheel) as bundle:
         metadata = bundle.read(f"{HOME}/METADATA").decode()
         assert bundle.read(f"{HOME}/licenses/b/LICENSE") == b"B"
