@@ -115,6 +115,7 @@ def host_checks(host: Host, cages: Cages) -> Iterator[Finding]:
 
     clashes = list(overlaps(host, [half.name for half in halves]))
     speeds = {half.speed for half in list_halves(used) if half.carrier}
+
     # A slower cage, or one in the network of another interface, leads to a switch.
     if len(used) > 1 and len(speeds) == 1 and not clashes:
         what = f"two cages are in use; if that is a ring: {_TRIANGLE}"
@@ -126,6 +127,7 @@ def host_checks(host: Host, cages: Cages) -> Iterator[Finding]:
         what = f"{clash.address} is in one network with {other}"
         remove = _removal(clash.address, name)
         yield judge_check(False, name, "networks of its own", what, remove=remove)
+
     if used and not clashes:
         what = "no other interface is in them"
         yield check_fine("this host", "networks of its own", what)
@@ -164,36 +166,36 @@ def _check_cage(
 
     where = _join_names(twins)
     networks = [address.network for twin in twins for address in twin.lasting]
-    seen = ", ".join(map(str, networks))
+    state = ", ".join(map(str, networks))
     pairs = combinations(networks, 2)
     if len(twins) < 2 and number is not None:
         what = f"cage {number} has one half only"
         yield judge_check(False, where, "both twins", what)
     elif any(first.overlaps(second) for first, second in pairs):
-        what = f"{seen} overlap: Linux answers for both addresses on both interfaces"
+        what = f"{state} overlap: Linux answers for both addresses on both interfaces"
         remove = _removal(twins[-1].lasting[0], twins[-1].name)
         yield judge_check(False, where, "different networks", what, remove=remove)
     elif all(twin.lasting for twin in twins):
-        yield check_fine(where, "different networks", seen)
+        yield check_fine(where, "different networks", state)
 
 
 def _check_half(
     host: Host, netdev: Netdev, others: Sequence[Netdev]
 ) -> Iterator[Finding]:
-    lit = [other for other in others if other.carrier]
+    linked = [other for other in others if other.carrier]
     is_unused = not netdev.carrier and not netdev.ipv4
-    if lit and is_unused:
+    if linked and is_unused:
         return  # if that costs bandwidth, a remark says so
 
-    seen = f"{netdev.state}, {'a' if netdev.carrier else 'no'} carrier"
+    state = f"{netdev.state}, {'a' if netdev.carrier else 'no'} carrier"
     up = quoted("sudo", "ip", "link", "set", netdev.name, "up")
-    yield judge_check(netdev.up and netdev.carrier, netdev.name, "link", seen, up=up)
+    yield judge_check(netdev.up and netdev.carrier, netdev.name, "link", state, up=up)
     yield _check_speed(netdev)
-    yield _check_mtu(netdev, lit)
+    yield _check_mtu(netdev, linked)
 
     # A remark is about a half without an address beside one that has one, or in a bond.
-    elsewhere = netdev.master or any(other.ipv4 or other.master for other in others)
-    if netdev.ipv4 or not elsewhere:
+    has_remark = netdev.master or any(other.ipv4 or other.master for other in others)
+    if netdev.ipv4 or not has_remark:
         yield _check_address(netdev, others)
         yield _check_gid(host, netdev)
     yield _check_lanes(netdev)
@@ -206,17 +208,19 @@ def _check_speed(netdev: Netdev) -> Finding:
         return check_unknown(netdev.name, "speed", "the driver does not say", command)
     right = _NETWORK["link"]["speed"]
     low, high = _NETWORK["link"]["twin_gbits"]
-    seen = f"{netdev.speed} of {right} Mbit/s for the cage; {low} to {high} Gb/s a twin"
-    return judge_check(netdev.speed == right, netdev.name, "speed", seen)
+    state = (
+        f"{netdev.speed} of {right} Mbit/s for the cage; {low} to {high} Gb/s a twin"
+    )
+    return judge_check(netdev.speed == right, netdev.name, "speed", state)
 
 
-def _check_mtu(netdev: Netdev, lit: Sequence[Netdev]) -> Finding:
+def _check_mtu(netdev: Netdev, linked: Sequence[Netdev]) -> Finding:
     """Check the MTU: any will do that both ends have; jumbo frames are better."""
-    larger = next((other for other in lit if other.mtu > netdev.mtu), None)
+    larger = next((other for other in linked if other.mtu > netdev.mtu), None)
     if larger:
-        seen = f"{netdev.mtu}, its other half {larger.name} has {larger.mtu}"
+        state = f"{netdev.mtu}, its other half {larger.name} has {larger.mtu}"
         plan = NetPlanOptions(mtu=larger.mtu).command_line()
-        return check_warned(netdev.name, "MTU", seen, plan)
+        return check_warned(netdev.name, "MTU", state, plan)
     if netdev.mtu < _MTU:
         return _note_small_mtu(netdev.name, netdev.mtu)
     return check_fine(netdev.name, "MTU", str(netdev.mtu))
@@ -224,12 +228,12 @@ def _check_mtu(netdev: Netdev, lit: Sequence[Netdev]) -> Finding:
 
 def _check_address(netdev: Netdev, others: Sequence[Netdev]) -> Finding:
     """Check for an IPv4 address; a remark is about link-local ones on two halves."""
-    seen = ", ".join(map(str, netdev.ipv4))
-    is_drawn = bool(seen) and not netdev.lasting
+    state = ", ".join(map(str, netdev.ipv4))
+    is_drawn = bool(state) and not netdev.lasting
     if is_drawn and not any(other.ipv4 for other in others):
-        seen += ": link-local, drawn anew at any boot unless somebody set it"
-        return judge_check(False, netdev.name, "drawn", seen, about="IPv4")
-    return judge_check(bool(seen), netdev.name, "IPv4", seen or "no address")
+        state += ": link-local, drawn anew at any boot unless somebody set it"
+        return judge_check(False, netdev.name, "drawn", state, about="IPv4")
+    return judge_check(bool(state), netdev.name, "IPv4", state or "no address")
 
 
 def _check_lanes(netdev: Netdev) -> Finding:
@@ -237,8 +241,8 @@ def _check_lanes(netdev: Netdev) -> Finding:
         what = "sysfs does not say"
         return check_unknown(netdev.name, "PCIe lanes", what, "sudo lspci -vv")
     needed = _NETWORK["link"]["lanes"]
-    seen = f"x{netdev.lanes} of x{needed}"
-    return judge_check(netdev.lanes >= needed, netdev.name, "PCIe lanes", seen)
+    state = f"x{netdev.lanes} of x{needed}"
+    return judge_check(netdev.lanes >= needed, netdev.name, "PCIe lanes", state)
 
 
 def _check_gid(host: Host, netdev: Netdev) -> Finding:
@@ -253,14 +257,14 @@ def _check_gid(host: Host, netdev: Netdev) -> Finding:
         what = f"{device.name} is {device.state}"
         return net_finding(Level.ERROR, name, about, what, "the link, as above")
 
-    addresses = sorted({str(address.ip) for address in netdev.ipv4})
     for gid in device.gids:
-        if gid.kind == "RoCE v2" and gid.address in addresses:
-            seen = f"{device.name} index {gid.index} for {gid.address}"
-            return check_fine(name, about, seen)
-    wanted = ", ".join(addresses) or "an address that is missing"
-    seen = f"{device.name} has none for {wanted}"
-    return judge_check(False, name, about, seen, netdev=name)
+        if gid.kind == "RoCE v2" and gid.address in netdev.ips:
+            state = f"{device.name} index {gid.index} for {gid.address}"
+            return check_fine(name, about, state)
+
+    addresses = ", ".join(sorted(set(netdev.ips))) or "an address that is missing"
+    state = f"{device.name} has none for {addresses}"
+    return judge_check(False, name, about, state, netdev=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,10 +289,10 @@ def pair_checks(host: Host, cages: Cages, peer: Host) -> Iterator[Finding]:
     peer_twins = _name_twins(peer_ends)
     for pair in shared:
         where = f"{pair.netdev.name} {pair.network}"
-        seen = f"{_join_names(pair.peers) or 'no interface'} of the peer is in it"
+        state = f"{_join_names(pair.peers) or 'no interface'} of the peer is in it"
         plan = NetPlanOptions(network=pair.network).command_line()
         is_one = len(pair.peers) == 1
-        yield judge_check(is_one, where, "peer's end", seen, plan=plan)
+        yield judge_check(is_one, where, "peer's end", state, plan=plan)
         if is_one:
             yield from _compare_ends(pair, where, twins, peer_twins)
 
@@ -297,14 +301,16 @@ def pair_checks(host: Host, cages: Cages, peer: Host) -> Iterator[Finding]:
     are_rings = len(_find_used(ends)) > 1 and len(_find_used(peer_ends)) > 1
     if len(links) == 1 and are_rings:
         ((port, peer_port),) = links
-        seen = f"port {port} here leads to port {peer_port} there"
+        state = f"port {port} here leads to port {peer_port} there"
         yield judge_check(
-            port != peer_port, "both ends", "ports", seen, triangle=_TRIANGLE
+            port != peer_port, "both ends", "ports", state, triangle=_TRIANGLE
         )
 
-    twice = sorted(_addresses(list_halves(ends)) & _addresses(peer.netdevs))
-    shown = ", ".join(map(str, twice)) or "none"
-    yield judge_check(not twice, "both ends", "addresses", f"{shown} on both hosts")
+    addresses = {address.ip for half in list_halves(ends) for address in half.ipv4}
+    addresses &= {address.ip for netdev in peer.netdevs for address in netdev.ipv4}
+    shown = ", ".join(map(str, sorted(addresses))) or "none"
+    what = f"{shown} on both hosts"
+    yield judge_check(not addresses, "both ends", "addresses", what)
 
 
 def _with_masters(host: Host, cages: Cages) -> Cages:
@@ -332,22 +338,18 @@ def _compare_ends(
     """Yield how two interfaces of one network compare."""
     netdev = pair.netdev
     peer = pair.peers[0]
-    seen = f"{netdev.mtu} here, {peer.mtu} at the peer's {peer.name}"
-    yield judge_check(netdev.mtu == peer.mtu, where, "equal MTU", seen)
+    state = f"{netdev.mtu} here, {peer.mtu} at the peer's {peer.name}"
+    yield judge_check(netdev.mtu == peer.mtu, where, "equal MTU", state)
 
     names = f"{netdev.name} and {peer.name}"
-    here = twins.get(netdev.name, "")
-    there = peer_twins.get(peer.name, "")
-    if there:
-        seen = f"{here} here, {there} there"
-        yield judge_check(here == there, names, "same twin", seen)
+    twin = twins.get(netdev.name, "")
+    peer_twin = peer_twins.get(peer.name, "")
+    if peer_twin:
+        state = f"{twin} here, {peer_twin} there"
+        yield judge_check(twin == peer_twin, names, "same twin", state)
     else:
         what = "the peer's interface has no RDMA device"
         yield check_unknown(names, "same twin", what)
-
-
-def _addresses(netdevs: Iterable[Netdev]) -> set[IPv4Address]:
-    return {address.ip for netdev in netdevs for address in netdev.ipv4}
 
 
 def _find_shared_networks(ends: Cages, peer: Host) -> Iterator[_SharedNetwork]:
@@ -358,10 +360,9 @@ def _find_shared_networks(ends: Cages, peer: Host) -> Iterator[_SharedNetwork]:
     for twins in ends.values():
         pairs = []
         for netdev in twins:
-            for address in netdev.lasting:
-                network = address.network
-                peers = tuple(other for other in peer.netdevs if other.is_in(network))
-                pairs.append(_SharedNetwork(netdev, network, peers))
+            for network in (address.network for address in netdev.lasting):
+                peers = [other for other in peer.netdevs if network in other.networks]
+                pairs.append(_SharedNetwork(netdev, network, tuple(peers)))
         if len(ends) == 1 or any(pair.peers for pair in pairs):
             yield from pairs
 
@@ -390,17 +391,18 @@ def verify_network(
         for way in try_ways(list(targets)):
             yield from _check_way(host, halves, way)
         return
-    why = "these facts are of another machine"
+
+    what = "these facts are of another machine"
     hint = ""
     if live:
-        why = "no peer's address is known"
+        what = "no peer's address is known"
         hint = "--peer with the peer's address there, or all at once: --ssh"
-    yield check_unknown(_join_names(halves), "way to a peer", why, hint)
+    yield check_unknown(_join_names(halves), "way to a peer", what, hint)
 
 
 def _find_targets(host: Host, halves: Iterable[Netdev], peer: Host) -> Iterator[str]:
     """Yield the peer's addresses in our networks; it may have others, such as on its LAN."""
-    networks = [address.network for half in halves for address in half.ipv4]
+    networks = [network for half in halves for network in half.networks]
     for netdev in peer.netdevs:
         for address in netdev.lasting:
             is_near = any(address.ip in network for network in networks)
@@ -416,12 +418,12 @@ def _check_way(host: Host, halves: Sequence[Netdev], way: Way) -> Iterator[Findi
         yield net_finding(Level.ERROR, where, "same network", what, "name the peer's")
         return
 
-    pairs = [(half.name, address.network) for half in halves for address in half.ipv4]
+    pairs = [(half.name, network) for half in halves for network in half.networks]
     ours = ", ".join(str(network) for _name, network in pairs)
-    names = [name for name, network in pairs if IPv4Address(where) in network]
-    name = names[0] if names else ""
-    seen = f"that of {name}" if name else f"is in none of {ours or 'ours'}"
-    yield judge_check(bool(name), where, "same network", seen, ours=ours or "none")
+    names = (name for name, network in pairs if IPv4Address(where) in network)
+    name = next(names, "")
+    state = f"that of {name}" if name else f"is in none of {ours or 'ours'}"
+    yield judge_check(bool(name), where, "same network", state, ours=ours or "none")
 
     route = _check_route(way, name)
     yield route
@@ -444,12 +446,12 @@ def _check_route(way: Way, name: str) -> Finding:
         what = f"ip: {way.said}"
         return check_unknown(way.address, "route", what, "sudo apt install iproute2")
     is_right = way.netdev == name and not way.gateway
-    seen = f"through {way.netdev}"
+    state = f"through {way.netdev}"
     if way.gateway:
-        seen += f", by way of {way.gateway}"
+        state += f", by way of {way.gateway}"
     if not is_right:
-        seen += f", not {name or 'a QSFP interface'}"
-    return judge_check(is_right, way.address, "route", seen)
+        state += f", not {name or 'a QSFP interface'}"
+    return judge_check(is_right, way.address, "route", state)
 
 
 def _check_echo(
@@ -462,7 +464,7 @@ def _check_echo(
         hint = f"{ping}; without it: sudo apt install iputils-ping"
         return check_unknown(way.address, about, way.said, hint)
     is_answered = outcome == "answers"
-    seen = "came back" if is_answered else way.said or "no answer"
+    state = "came back" if is_answered else way.said or "no answer"
     return judge_check(
-        is_answered, way.address, check, seen, about, netdev=way.netdev, mtu=way.mtu
+        is_answered, way.address, check, state, about, netdev=way.netdev, mtu=way.mtu
     )

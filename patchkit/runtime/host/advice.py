@@ -12,8 +12,8 @@ from patchkit.runtime.host.networks import one_half_fills, overlaps, twin_state
 from patchkit.runtime.rules.releases import read_env_data, within
 from patchkit.target import toolkits
 
-# The id of a remark, and what fills its text in.
 Facts = Iterator[tuple[str, dict[str, object]]]
+"""Yields the id of a remark, and the fields of its text."""
 
 
 def find_remarks(host: Host, verb: str = "probe") -> tuple[Finding, ...]:
@@ -24,11 +24,9 @@ def find_remarks(host: Host, verb: str = "probe") -> tuple[Finding, ...]:
         key=lambda half: half.pci,
     )
     facts = defaultdict(list)
-    for name, fields in (
-        *_find_on_machine(host, halves),
-        *_find_in_cages(host, halves),
-    ):
-        facts[name].append(fields)
+    for check in _CHECKS:
+        for name, fields in check(host, halves):
+            facts[name].append(fields)
 
     findings = []
     for entry in read_env_data("hardware")["remark"]:
@@ -56,128 +54,171 @@ def _fill_in(entry: Mapping[str, str], fields: Mapping[str, object]) -> Finding:
     )
 
 
-def _find_on_machine(host: Host, halves: Sequence[Netdev]) -> Facts:
-    yield from _check_kernel_reserve(host)
-    yield from _check_ptx_driver(host)
-
-    cards = [device for device in host.rdma if device.cage is not None]
-    if host.target == "gb10" and not (cards or halves):
-        yield "no-connectx", {}
-    owned = {device.netdev for device in host.rdma}
-    if bare := [half.name for half in halves if half.name not in owned]:
-        yield "no-rdma", {"netdevs": ", ".join(bare)}
-
-    for overlap in overlaps(host, {half.name for half in halves if half.up}):
-        # The remark same-subnet is about two halves of one cage.
-        if overlap.other.cage is None or overlap.other.cage != overlap.netdev.cage:
-            yield (
-                "shared-network",
-                {
-                    "netdev": overlap.netdev.name,
-                    "address": overlap.address,
-                    "other": overlap.other.name,
-                    "present": overlap.present,
-                },
-            )
-
-    drawn = [
-        f"{half.name} {interface}"
-        for half in halves
-        for interface in half.ipv4
-        if half.carrier and interface.is_link_local
-    ]
-    if drawn:
-        yield "link-local", {"addresses": ", ".join(drawn)}
+def _fact(name: str, **fields: object) -> tuple[str, dict[str, object]]:
+    return name, fields
 
 
-def _check_kernel_reserve(host: Host) -> Facts:
+def _check_kernel_reserve(host: Host, _halves: Sequence[Netdev]) -> Facts:
     reserve = read_env_data("hardware")["kernel_reserve"]
     kernel = host.system.kernel
     memory = host.memory
     if memory is None or host.system.kho in reserve["kho_off"]:
         return
+
     if memory.cma_total is None:
         if kernel in reserve["kernels"]:
-            yield "kernel-reserve", {"kernel": kernel, "seen": ""}
+            yield _fact("kernel-reserve", kernel=kernel, seen="")
     elif memory.cma_total == 0 and memory.cma_free:
-        seen = f" (CmaTotal 0, CmaFree {memory.cma_free} kB)"
-        yield "kernel-reserve", {"kernel": kernel, "seen": seen}
+        counted = f" (CmaTotal 0, CmaFree {memory.cma_free} kB)"
+        yield _fact("kernel-reserve", kernel=kernel, seen=counted)
 
 
-def _check_ptx_driver(host: Host) -> Facts:
+def _check_ptx_driver(host: Host, _halves: Sequence[Netdev]) -> Facts:
     """Yield a driver that loads the machine code of torch's CUDA, and does not compile its PTX."""
     cuda = host.software.cuda if host.software else ""
     drivers = {row.cuda: row.driver for row in toolkits()}
+    drivers |= read_env_data("hardware")["ptx_drivers"]
     oldest = toolkits()[0].driver
-    needed = (drivers | read_env_data("hardware")["ptx_drivers"]).get(cuda, oldest)
+    needed = drivers.get(cuda, oldest)
+
     versions = (gpu.driver for gpu in host.gpus if gpu.driver[:1].isdigit())
     driver = next(versions, "")
     if driver and within(driver, f">={oldest},<{needed}"):
-        yield "ptx-driver", {"driver": driver, "cuda": cuda, "needed": needed}
+        yield _fact("ptx-driver", driver=driver, cuda=cuda, needed=needed)
 
 
-def _find_in_cages(host: Host, halves: Sequence[Netdev]) -> Facts:
+def _check_devices(host: Host, halves: Sequence[Netdev]) -> Facts:
+    cages = {device.cage for device in host.rdma} - {None}
+    if host.target == "gb10" and not cages and not halves:
+        yield _fact("no-connectx")
+
+    rdma_names = {device.netdev for device in host.rdma}
+    bare = [half.name for half in halves if half.name not in rdma_names]
+    if bare:
+        yield _fact("no-rdma", netdevs=", ".join(bare))
+
+
+def _check_networks(host: Host, halves: Sequence[Netdev]) -> Facts:
+    names = {half.name for half in halves if half.up}
+    for overlap in overlaps(host, names):
+        # The remark same-subnet is about two halves of one cage.
+        cage = overlap.other.cage
+        if cage is None or cage != overlap.netdev.cage:
+            yield _fact(
+                "shared-network",
+                netdev=overlap.netdev.name,
+                address=overlap.address,
+                other=overlap.other.name,
+                present=overlap.present,
+            )
+
+    drawn = []
+    for half in halves:
+        if half.carrier:
+            addresses = [address for address in half.ipv4 if address.is_link_local]
+            drawn += [f"{half.name} {address}" for address in addresses]
+    if drawn:
+        yield _fact("link-local", addresses=", ".join(drawn))
+
+
+def _check_masters(host: Host, halves: Sequence[Netdev]) -> Facts:
     for master in host.masters(halves):
-        parts = ", ".join(half.name for half in halves if half.master == master.name)
-        yield (
+        parts = [half.name for half in halves if half.master == master.name]
+        yield _fact(
             "part-of-master",
-            {
-                "netdevs": parts,
-                "master": master.name,
-                "addresses": ", ".join(map(str, master.ipv4)) or "no IPv4 address",
-                "head": str(master.ipv4[0].ip) if master.ipv4 else "ADDRESS",
-            },
+            netdevs=", ".join(parts),
+            master=master.name,
+            addresses=", ".join(map(str, master.ipv4)) or "no IPv4 address",
+            head=next(iter(master.ips), "ADDRESS"),
         )
 
+
+def _check_lanes(_host: Host, halves: Sequence[Netdev]) -> Facts:
     right = read_env_data("hardware")["connectx"]["lanes"]
     for half in halves:
         if half.twin and half.lanes is not None and half.lanes < right:
-            place = {"cage": half.cage, "netdev": half.name, "pci": half.pci}
-            yield "lanes", {"lanes": half.lanes, "right": right, **place}
+            yield _fact(
+                "lanes",
+                cage=half.cage,
+                netdev=half.name,
+                pci=half.pci,
+                lanes=half.lanes,
+                right=right,
+            )
 
+
+def _check_cages(host: Host, halves: Sequence[Netdev]) -> Facts:
     for cage in host.cabled:
         members = [half for half in halves if half.cage == cage]
+        names = ", ".join(half.name for half in members)
         if not any(half.ipv4 or half.master for half in members):
-            yield "no-address", {"netdevs": ", ".join(half.name for half in members)}
-        first = members[0]
-        for second in members[1:]:
-            if second.name == first.twin:
-                for name, fields in _compare_halves(host, first, second):
-                    yield name, {"cage": cage, **fields}
+            yield _fact("no-address", netdevs=names)
+
+        twin = host.netdev(members[0].twin)
+        if twin:
+            for name, fields in _compare_halves(host, members[0], twin):
+                yield name, {"cage": cage, **fields}
+
+
+_CHECKS = (
+    _check_kernel_reserve,
+    _check_ptx_driver,
+    _check_devices,
+    _check_networks,
+    _check_masters,
+    _check_lanes,
+    _check_cages,
+)
 
 
 def _compare_halves(host: Host, first: Netdev, second: Netdev) -> Facts:
-    names = {"netdev": first.name, "twin": second.name}
     yield from _compare_with_twin(host, first, second)
     yield from _compare_with_twin(host, second, first)
 
     state = twin_state(host, first)
     if state == "random":
         drawn, lasting = sorted((first, second), key=lambda half: bool(half.lasting))
-        fields = {"address": lasting.lasting[0], "random": drawn.ipv4[0]}
-        yield "random-twin", {"netdev": lasting.name, "twin": drawn.name, **fields}
-
-    networks = {interface.network for interface in first.ipv4}
-    for interface in second.lasting:
-        if interface.network in networks:
-            network = interface.network
-            yield "same-subnet", {"network": network, "address": interface, **names}
+        yield _fact(
+            "random-twin",
+            netdev=lasting.name,
+            address=lasting.lasting[0],
+            twin=drawn.name,
+            random=drawn.ipv4[0],
+        )
     if first.ipv4 and state == "link-local":
         pair = f"{first.name} {first.ipv4[0]}, {second.name} {second.ipv4[0]}"
-        yield "link-local-twins", {"addresses": pair, "twin": second.name}
+        yield _fact("link-local-twins", addresses=pair, twin=second.name)
 
-    are_up = first.up and second.up
-    are_known = first.mtu and second.mtu
-    if are_up and are_known and first.mtu != second.mtu:
-        yield "twin-mtu", {"mtu": first.mtu, "other": second.mtu, **names}
+    for address in second.lasting:
+        if address.network in first.networks:
+            yield _fact(
+                "same-subnet",
+                netdev=first.name,
+                twin=second.name,
+                network=address.network,
+                address=address,
+            )
+
+    mtus = {first.mtu, second.mtu}
+    if first.up and second.up and len(mtus) == 2 and 0 not in mtus:
+        yield _fact(
+            "twin-mtu",
+            netdev=first.name,
+            mtu=first.mtu,
+            twin=second.name,
+            other=second.mtu,
+        )
 
 
 def _compare_with_twin(host: Host, half: Netdev, twin: Netdev) -> Facts:
     """Yield what a half has, and its twin lacks."""
-    state = twin_state(host, half)
-    names = {"netdev": half.name, "twin": twin.name}
-    if half.ipv4 and state in ("bare", "bare-first"):
-        fields = {"address": half.ipv4[0], "without": twin.name}
-        yield "one-twin-address", {**fields, **names}
+    is_bare = twin_state(host, half) in ("bare", "bare-first")
+    if half.ipv4 and is_bare:
+        yield _fact(
+            "one-twin-address",
+            netdev=half.name,
+            address=half.ipv4[0],
+            without=twin.name,
+        )
     if half.up and not twin.up and not one_half_fills(half.speed):
-        yield "half-down", {"state": twin.state, **names}
+        yield _fact("half-down", netdev=half.name, twin=twin.name, state=twin.state)

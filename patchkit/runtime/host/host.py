@@ -65,12 +65,14 @@ class Netdev:
             if address.family == "inet"
         )
 
-    def has_address(self, address: str) -> bool:
-        return any(str(interface.ip) == address for interface in self.ipv4)
+    @property
+    def ips(self) -> list[str]:
+        """Return the IPv4 addresses as texts, without their prefixes."""
+        return [str(interface.ip) for interface in self.ipv4]
 
-    def is_in(self, network: IPv4Network) -> bool:
-        """Return whether an IPv4 address is in exactly this network."""
-        return any(interface.network == network for interface in self.ipv4)
+    @property
+    def networks(self) -> list[IPv4Network]:
+        return [interface.network for interface in self.ipv4]
 
     @property
     def lasting(self) -> tuple[IPv4Interface, ...]:
@@ -198,15 +200,15 @@ class Host:
     @property
     def addresses(self) -> list[str]:
         """Return its IPv4 addresses, without those of the loopback."""
-        interfaces = [address for netdev in self.netdevs for address in netdev.ipv4]
-        return [str(address.ip) for address in interfaces if not address.is_loopback]
+        ips = [ip for netdev in self.netdevs for ip in netdev.ips]
+        return [ip for ip in ips if not ip.startswith("127.")]
 
     def has_address(self, address: str) -> bool:
         return self.netdev_of(address) is not None
 
     def netdev_of(self, address: str) -> Netdev | None:
         """Return the first netdev that has an IPv4 address."""
-        holders = (netdev for netdev in self.netdevs if netdev.has_address(address))
+        holders = (netdev for netdev in self.netdevs if address in netdev.ips)
         return next(holders, None)
 
     def netdev(self, name: str) -> Netdev | None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from ipaddress import IPv4Interface, ip_address, ip_network
-from itertools import product
 from typing import Literal
 
 from patchkit.runtime.host.host import Host, Netdev
@@ -29,18 +28,23 @@ class Overlap:
 
 def overlaps(host: Host, names: Collection[str]) -> Iterator[Overlap]:
     """Yield where another interface is in a network of the named ones, link-local aside."""
-    named = []
-    others = []
-    for netdev in host.netdevs:
-        pairs = [(netdev, address) for address in netdev.lasting]
-        if netdev.name in names:
-            named += pairs
-        elif netdev.kind != "loopback":
-            others += pairs
+    named = [netdev for netdev in host.netdevs if netdev.name in names]
+    unnamed = [netdev for netdev in host.netdevs if netdev.name not in names]
+    for netdev, address in _list_lasting(named):
+        for other, present in _list_lasting(unnamed):
+            is_apart = not present.network.overlaps(address.network)
+            if is_apart or other.kind == "loopback":
+                continue
+            yield Overlap(
+                netdev=netdev,
+                address=address,
+                other=other,
+                present=present,
+            )
 
-    for (netdev, address), (other, present) in product(named, others):
-        if present.network.overlaps(address.network):
-            yield Overlap(netdev=netdev, address=address, other=other, present=present)
+
+def _list_lasting(netdevs: Iterable[Netdev]) -> list[tuple[Netdev, IPv4Interface]]:
+    return [(netdev, address) for netdev in netdevs for address in netdev.lasting]
 
 
 def twin_state(host: Host, netdev: Netdev) -> TwinState:
@@ -89,8 +93,6 @@ def in_reach(netdev: Netdev, address: str) -> list[IPv4Interface]:
 
 def describe_addresses(host: Host) -> str:
     """Return ``192.168.100.10 on enp1s0f0np0, …``, without addresses of the loopback."""
-    places = []
-    for netdev in host.netdevs:
-        ips = [str(interface.ip) for interface in netdev.ipv4]
-        places += [f"{ip} on {netdev.name}" for ip in ips if not ip.startswith("127.")]
-    return ", ".join(places) or "no IPv4 address"
+    places = [f"{ip} on {netdev.name}" for netdev in host.netdevs for ip in netdev.ips]
+    shown = [place for place in places if not place.startswith("127.")]
+    return ", ".join(shown) or "no IPv4 address"

@@ -50,6 +50,7 @@ def cable_refusal(host: Host, key: str, **fields: object) -> PatchkitError:
 def _worker_address(host: Host, head: str, fabric: Fabric) -> tuple[Netdev, str]:
     if host.has_address(head):
         raise refusal("head-here", head=head)
+
     data_names = {port.netdev.name for port in fabric.ports}
     rdma_names = {port.netdev.name for port in fabric.usable}
 
@@ -62,33 +63,52 @@ def _worker_address(host: Host, head: str, fabric: Fabric) -> tuple[Netdev, str]
     near = [netdev for netdev in host.netdevs if netdev.up and in_reach(netdev, head)]
     if not near:
         raise cable_refusal(host, "no-way-to-head", head=head)
-    nearest = min(near, key=rank)
+
+    netdev = min(near, key=rank)
     # An interface may have several addresses; the head reaches this one directly.
-    return nearest, str(in_reach(nearest, head)[0].ip)
+    return netdev, str(in_reach(netdev, head)[0].ip)
 
 
 def _head_address(host: Host, topology: str, fabric: Fabric) -> tuple[Netdev, str]:
-    rdma_names = {rdma.netdev for rdma in host.rdma}
-    addressed = [netdev for netdev in host.netdevs if netdev.up and netdev.ipv4]
-    wired = [netdev for netdev in addressed if netdev.kind == "ethernet"]
     # The interfaces that a head may announce, best first.
     choices: list[Netdev] = []
     if topology in ("ring", "hetero"):
         # A ring's cables join neighbours alone, and a Thor has no RDMA: the LAN reaches all nodes.
-        wireless = [netdev for netdev in addressed if netdev.kind == "wifi"]
-        lan = [*wired, *wireless]
-        choices += [netdev for netdev in lan if netdev.name not in rdma_names]
+        choices += _find_lan(host)
     if topology != "ring":
         choices += [port.netdev for port in fabric.ports]
-        cabled = [dev for dev in wired if dev.name in rdma_names or dev.port]
-        choices += sorted(
-            cabled, key=lambda netdev: (not netdev.lasting, netdev.pci, netdev.name)
-        )
+        choices += _find_cabled(host)
 
-    if not choices and topology == "ring":
-        raise refusal("ring-without-lan", has=describe_addresses(host))
     if not choices:
+        if topology == "ring":
+            raise refusal("ring-without-lan", has=describe_addresses(host))
         raise cable_refusal(host, "no-cable")
+    netdev = choices[0]
     # A link-local address is drawn anew at each boot, so any other one is better.
-    stays = min(choices[0].ipv4, key=lambda interface: interface.ip.is_link_local)
-    return choices[0], str(stays.ip)
+    interface = next(iter(netdev.lasting), netdev.ipv4[0])
+    return netdev, str(interface.ip)
+
+
+def _find_addressed(host: Host, kind: str) -> list[Netdev]:
+    """Return the interfaces of a kind that are up and have an IPv4 address."""
+    netdevs = [netdev for netdev in host.netdevs if netdev.kind == kind]
+    return [netdev for netdev in netdevs if netdev.up and netdev.ipv4]
+
+
+def _find_lan(host: Host) -> list[Netdev]:
+    """Return the interfaces without RDMA, wired ones first."""
+    rdma_names = {rdma.netdev for rdma in host.rdma}
+    netdevs = _find_addressed(host, "ethernet") + _find_addressed(host, "wifi")
+    return [netdev for netdev in netdevs if netdev.name not in rdma_names]
+
+
+def _find_cabled(host: Host) -> list[Netdev]:
+    """Return the interfaces with RDMA or with a named port, those with a lasting address first."""
+    rdma_names = {rdma.netdev for rdma in host.rdma}
+    netdevs = _find_addressed(host, "ethernet")
+    cabled = [netdev for netdev in netdevs if netdev.port or netdev.name in rdma_names]
+
+    def rank(netdev: Netdev) -> tuple[bool, str, str]:
+        return not netdev.lasting, netdev.pci, netdev.name
+
+    return sorted(cabled, key=rank)

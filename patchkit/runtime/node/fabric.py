@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network
@@ -19,11 +20,19 @@ class Port:
     twin: Rdma | None
     state: TwinState  # of the other half's interface
 
+    @property
+    def cage(self) -> int | None:
+        return self.device.cage
+
     def has_room(self, nodes: int) -> bool:
         """Return whether one of its networks has addresses for so many nodes."""
-        sizes = [address.network.num_addresses for address in self.netdev.ipv4]
-        # Both addresses of a /31 are hosts (RFC 3021).
-        return any((size if size <= 2 else size - 2) >= nodes for size in sizes)
+        return any(_count_hosts(network) >= nodes for network in self.netdev.networks)
+
+
+def _count_hosts(network: IPv4Network) -> int:
+    size = network.num_addresses
+    # Both addresses of a /31 are hosts (RFC 3021).
+    return size if size <= 2 else size - 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,41 +65,41 @@ def find_fabric(host: Host, nodes: int, head: str) -> Fabric:
     """
     usable = _find_usable_ports(host)
     spanning = _choose_spanning_ports(host, usable, nodes)
-    # This host is the head, or it reaches the head by a cable, or nothing tells the cage.
-    head_ports = tuple(port for port in usable if port.netdev.has_address(head))
-    near = [port for port in spanning if head and in_reach(port.netdev, head)]
-    cages = _rank_cages(head_ports or near or spanning)
-    if nodes > 2 and len(cages) > 1:
-        cages = _find_switch_cage(cages, spanning)
-
-    ports: tuple[Port, ...] = ()
-    if cages:
-        ports = tuple(port for port in spanning if port.device.cage == cages[0])
-        # A port that is not in `spanning` counts if it has the very address that was named.
-        ports = ports or head_ports
-
-    states = [
-        f"{rdma.name} {rdma.state or 'of unknown state'} on {rdma.netdev or 'nothing'}"
-        for rdma in host.rdma
-    ]
     return Fabric(
         usable=usable,
         spanning=spanning,
-        ports=ports,
+        ports=_choose_ports(usable, spanning, nodes, head),
         names=tuple(rdma.name for rdma in host.rdma),
-        described=", ".join(states) or "no RDMA device",
+        described=_describe_devices(host),
     )
+
+
+def _describe_devices(host: Host) -> str:
+    states = []
+    for rdma in host.rdma:
+        state = rdma.state or "of unknown state"
+        netdev = rdma.netdev or "nothing"
+        states.append(f"{rdma.name} {state} on {netdev}")
+    return ", ".join(states) or "no RDMA device"
 
 
 def _find_usable_ports(host: Host) -> tuple[Port, ...]:
     """Return the active RDMA devices whose interface is up and has an IPv4 address."""
     devices = {rdma.name: rdma for rdma in host.rdma}
+    addressed = {
+        netdev.name: netdev for netdev in host.netdevs if netdev.up and netdev.ipv4
+    }
     ports = []
     for rdma in sorted(host.rdma, key=lambda rdma: (rdma.pci, rdma.name)):
-        netdev = host.netdev(rdma.netdev)
-        if rdma.active and netdev and netdev.up and netdev.ipv4:
-            twin = devices.get(rdma.twin)
-            ports.append(Port(rdma, netdev, twin, twin_state(host, netdev)))
+        netdev = addressed.get(rdma.netdev)
+        if rdma.active and netdev:
+            port = Port(
+                device=rdma,
+                netdev=netdev,
+                twin=devices.get(rdma.twin),
+                state=twin_state(host, netdev),
+            )
+            ports.append(port)
     return tuple(ports)
 
 
@@ -102,12 +111,33 @@ def _choose_spanning_ports(
     Ports that share a network with another interface are left out, unless all of them do.
     """
     roomy = [port for port in usable if port.has_room(nodes)] or usable
+
     names = {port.netdev.name for port in roomy}
     shared = {overlap.netdev.name for overlap in overlaps(host, names)}
     apart = [port for port in roomy if port.netdev.name not in shared] or roomy
-    return tuple(
-        sorted(apart, key=lambda port: (not port.netdev.lasting, port.device.pci))
-    )
+
+    def rank(port: Port) -> tuple[bool, str]:
+        return not port.netdev.lasting, port.device.pci
+
+    return tuple(sorted(apart, key=rank))
+
+
+def _choose_ports(
+    usable: tuple[Port, ...], spanning: tuple[Port, ...], nodes: int, head: str
+) -> tuple[Port, ...]:
+    """Return the ports of the cage that joins the nodes; none if two cages could be that one."""
+    # This host is the head, or it reaches the head by a cable, or nothing tells the cage.
+    head_ports = tuple(port for port in usable if head in port.netdev.ips)
+    near = [port for port in spanning if head and in_reach(port.netdev, head)]
+    cages = _rank_cages(head_ports or near or spanning)
+    if nodes > 2 and len(cages) > 1:
+        cages = _find_switch_cage(cages, spanning)
+    if not cages:
+        return ()
+
+    ports = tuple(port for port in spanning if port.cage == cages[0])
+    # A port that is not in `spanning` counts if it has the very address that was named.
+    return ports or head_ports
 
 
 def _rank_cages(ports: Iterable[Port]) -> list[int | None]:
@@ -115,7 +145,7 @@ def _rank_cages(ports: Iterable[Port]) -> list[int | None]:
     cages: list[int | None] = []
     cage_of: dict[IPv4Network, int | None] = {}
     for port in ports:
-        cage = port.device.cage
+        cage = port.cage
         # Link-local networks do not tell where a cable leads.
         networks = {address.network for address in port.netdev.lasting}
         if any(cage_of.get(network, cage) != cage for network in networks):
@@ -134,10 +164,10 @@ def _find_switch_cage(
 
     A cable between two Sparks has its full speed: a slower cage leads to a switch.
     """
-    speeds: dict[int | None, int] = {}
+    speeds: dict[int | None, int] = defaultdict(int)
     for port in spanning:
-        cage = port.device.cage
-        speeds[cage] = max(speeds.get(cage, 0), port.netdev.speed or 0)
+        speeds[port.cage] = max(speeds[port.cage], port.netdev.speed or 0)
     fastest = max(speeds.values(), default=0)
-    slower = [cage for cage in cages if 0 < speeds.get(cage, 0) < fastest]
+
+    slower = [cage for cage in cages if 0 < speeds[cage] < fastest]
     return slower if len(slower) == 1 else []

@@ -69,9 +69,8 @@ def choose_attachment(
         notes.append(
             f"{address} is link-local and changes at a boot: write this file anew then"
         )
-    ips = [str(interface.ip) for interface in netdev.ipv4]
-    if rest := ", ".join(ip for ip in ips if ip != address):
-        notes.append(f"{netdev.name} has {rest} as well; {address} is taken")
+    if unused := ", ".join(ip for ip in netdev.ips if ip != address):
+        notes.append(f"{netdev.name} has {unused} as well; {address} is taken")
     return replace(attachment, address=address, netdev=netdev.name, notes=tuple(notes))
 
 
@@ -99,11 +98,11 @@ def _choose_topology(
     if topology == "auto" and nodes <= largest_ring:
         return "ring"
 
-    cages: dict[int | None, str] = {}
+    places: dict[int | None, str] = {}
     for port in fabric.spanning:
-        place = f"{port.netdev.ipv4[0].ip} on {port.netdev.name}"
-        cages.setdefault(port.device.cage, place)
-    raise refusal("two-cages", nodes=nodes, cages=" or ".join(cages.values()))
+        netdev = port.netdev
+        places.setdefault(port.cage, f"{netdev.ips[0]} on {netdev.name}")
+    raise refusal("two-cages", nodes=nodes, cages=" or ".join(places.values()))
 
 
 def _attach_sockets(
@@ -114,12 +113,14 @@ def _attach_sockets(
         return alone
 
     note = ""
-    if not fabric.usable:
+    rdma_names = {port.netdev.name: port.device.name for port in fabric.usable}
+    if not rdma_names:
         note = f"sockets, since no RDMA device is usable here: {fabric.described}"
-    elif netdev not in [port.netdev for port in fabric.usable]:
-        places = [f"{port.device.name} on {port.netdev.name}" for port in fabric.usable]
+    elif netdev.name not in rdma_names:
+        places = [f"{device} on {name}" for name, device in rdma_names.items()]
         fast = ", ".join(places)
         note = f"sockets, as asked for; RoCE could use {fast}: --topology roce"
+
     # TCP can use both halves of a cage, as RDMA does.
     is_whole = twin_state(host, netdev) in _ADDRESSED
     return replace(
