@@ -13,7 +13,7 @@ from patchkit.cli.out import style
 from patchkit.cli.render import Block, Record, lead_word, rendered
 from patchkit.errors import UsageError
 from patchkit.extras import BASE, require_libraries
-from patchkit.runtime.python.libnccl import Answer, NcclCopy, loaded
+from patchkit.runtime.python.libnccl import NcclCopy, NcclReport, find_loaded_nccl
 from patchkit.target import DEFAULT_TARGET, targets
 
 
@@ -51,7 +51,7 @@ def inspect_command(
     if (file is None) != of_python:
         raise UsageError("name a FILE, or say --loaded", hint="patchkit inspect --help")
     if file is None:
-        yield from _loaded_blocks(loaded(python, os.environ))
+        yield from _loaded_blocks(find_loaded_nccl(python, os.environ))
         return
 
     require_libraries(BASE)
@@ -61,7 +61,7 @@ def inspect_command(
     yield from inspected_blocks(file, targets()[target])
 
 
-def _loaded_blocks(answer: Answer) -> Iterator[Block]:
+def _loaded_blocks(answer: NcclReport) -> Iterator[Block]:
     """Yield which libnccl torch and vLLM load, and the others that a Python has."""
     yield Record(answer)
     vllm = f"vLLM {answer.vllm_version}" if answer.vllm_version else "no vLLM"

@@ -36,8 +36,11 @@ from patchkit.records import RecordError, Sha256, matching, read_json, record
 from patchkit.runtime.host.gpu import read_gpus
 from patchkit.runtime.host.host import Gpu
 from patchkit.runtime.host.machine_root import LIVE, Reader
-from patchkit.runtime.python.distributions import distributions, header
-from patchkit.runtime.python.libnccl import loaded
+from patchkit.runtime.python.distributions import (
+    find_distributions,
+    read_header,
+)
+from patchkit.runtime.python.libnccl import find_loaded_nccl
 
 MARKER = "patchkit-installed.json"
 """The file in a whole environment that describes it: an ``InstalledVenv``."""
@@ -279,13 +282,13 @@ def _require_unused(place: Path) -> None:
 def _describe_venv(place: Path, wheels: Iterable[str]) -> InstalledVenv:
     """Return the content of an environment. Raises HostError for a wheel that is missing."""
     (site,) = place.glob("lib/python3.*/site-packages")
-    homes = distributions([str(site)])
+    homes = find_distributions([str(site)])
     projects = {name.partition("-")[0].lower().replace(".", "_") for name in wheels}
     if absent := sorted(projects - {*homes}):
         raise HostError(f"{place}: {absent[0]} is not installed", hint=_AGAIN)
     fields: dict[str, Any] = {}
     if "torch" in homes:
-        answer = loaded(str(place / "bin" / "python"), os.environ)
+        answer = find_loaded_nccl(str(place / "bin" / "python"), os.environ)
         fields["warnings"] = answer.warnings
         for copy in answer.copies:
             if copy.path == answer.torch.path:
@@ -296,7 +299,9 @@ def _describe_venv(place: Path, wheels: Iterable[str]) -> InstalledVenv:
         name=place.name,
         folder=str(place),
         python=site.parent.name.removeprefix("python"),
-        versions={name: header(homes[name][0], "Version") for name in sorted(projects)},
+        versions={
+            name: read_header(homes[name][0], "Version") for name in sorted(projects)
+        },
         record=_digest_records(site, projects),
         **fields,
     )
@@ -316,7 +321,7 @@ def _read_whole(place: Path) -> InstalledVenv | None:
 
 
 def _digest_records(site: Path, projects: Iterable[str]) -> str:
-    homes = distributions([str(site)])
+    homes = find_distributions([str(site)])
     installed = (name for name in projects if name in homes)
     rows = [f"{name} {digest_record(homes[name][0])}" for name in installed]
     return digest("\n".join(sorted(rows)))

@@ -35,9 +35,9 @@ from patchkit.runtime.host.probe import probe
 from patchkit.runtime.host.software import find_ptxas
 from patchkit.runtime.python.distributions import (
     LostFile,
-    distributions,
-    header,
+    find_distributions,
     lost_files,
+    read_header,
 )
 from patchkit.runtime.python.startup import STEM, ask_interpreter
 from patchkit.units import BYTES_PER_MIB
@@ -232,8 +232,8 @@ def _ask_together(parts: Mapping[str, Callable[[], object]]) -> dict[str, Any]:
 
 def python_contents(path: Sequence[str], software: Software | None) -> PythonContents:
     """Return what lies on a ``sys.path``; ``software`` says which libnccl is loaded there."""
-    homes = {name: folders[0] for name, folders in distributions(path).items()}
-    versions = {name: header(homes[name], "Version") for name in sorted(homes)}
+    homes = {name: folders[0] for name, folders in find_distributions(path).items()}
+    versions = {name: read_header(homes[name], "Version") for name in sorted(homes)}
     digests = {name: digest_record(homes[name]) for name in _DIGESTED if name in homes}
     nccl = {}
     if software:

@@ -13,7 +13,7 @@ from pathlib import Path
 from patchkit.foreign import read_json
 from patchkit.runtime.host.host import Nccl, Software
 from patchkit.runtime.python import startup
-from patchkit.runtime.python.distributions import find_version, owners
+from patchkit.runtime.python.distributions import find_owners, find_version
 from patchkit.runtime.python.libnccl import nccl_version
 
 # The file of a package with its version, and the line that has it.
@@ -31,10 +31,10 @@ def read_software(python: str | None, environment: Mapping[str, str]) -> Softwar
     torch_nccl = vllm_nccl = None
     if facts.torch:
         process = startup.start_process(facts, environment)
-        # In this order: torch_choice maps what torch loads.
-        torch_nccl = _read_nccl(startup.torch_choice(process), facts)
+        # In this order: choose_for_torch maps what torch loads.
+        torch_nccl = _read_nccl(startup.choose_for_torch(process), facts)
         if facts.vllm:
-            vllm_nccl = _read_nccl(startup.vllm_choice(process), facts)
+            vllm_nccl = _read_nccl(startup.choose_for_vllm(process), facts)
     return Software(
         python=python,
         vllm=_package_version("vllm", facts.vllm, facts),
@@ -113,6 +113,8 @@ def _read_nccl(choice: startup.Choice, facts: startup.InterpreterFacts) -> Nccl:
     if choice.path:
         path = os.path.realpath(choice.path)
         version = nccl_version(Path(path))
-        if not version and (packages := owners(facts.path, startup.STEM).get(path)):
+        if not version and (
+            packages := find_owners(facts.path, startup.STEM).get(path)
+        ):
             version = packages[0].version
     return Nccl(path=choice.path or "", version=version, why=choice.why)

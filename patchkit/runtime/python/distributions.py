@@ -6,6 +6,7 @@ import csv
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain, takewhile
 from pathlib import Path
 
 _SUFFIX = ".dist-info"
@@ -32,77 +33,92 @@ class LostFile(Owner):
         return f"{self.path}, which {self.project} {self.version} has installed"
 
 
-def distributions(path: Iterable[str]) -> dict[str, tuple[Path, ...]]:
+def find_distributions(path: Iterable[str]) -> dict[str, tuple[Path, ...]]:
     """Return project, like ``nvidia_nccl_cu13`` → its folders on ``sys.path``; the first counts."""
-    found: dict[str, tuple[Path, ...]] = {}
+    homes_by_project: dict[str, tuple[Path, ...]] = {}
     for folder in dict.fromkeys(path):
-        try:
-            homes = sorted(Path(folder).iterdir())
-        except OSError:  # sys.path may name archives, and folders that do not exist
-            continue
-        for home in homes:
+        for home in _list_folder(Path(folder)):
             if home.name.endswith(_SUFFIX):
-                whole = home.name.removesuffix(_SUFFIX)
+                name = home.name.removesuffix(_SUFFIX)
                 # The version is what follows the last dash; a damaged name may have none.
-                project = (whole.rpartition("-")[0] or whole).lower()
-                project = project.replace("-", "_").replace(".", "_")
-                found[project] = (*found.get(project, ()), home)
-    return found
+                project = name.rpartition("-")[0] or name
+                key = project.lower().replace("-", "_").replace(".", "_")
+                homes_by_project[key] = (*homes_by_project.get(key, ()), home)
+    return homes_by_project
 
 
-def headers(home: Path, name: str) -> Iterator[str]:
+def _list_folder(folder: Path) -> list[Path]:
+    """Return what is in a folder of sys.path, which may be an archive, or not there."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def read_headers(home: Path, name: str) -> Iterator[str]:
     """Yield every value of a field of METADATA. After the first empty line comes prose."""
-    for line in _file_lines(home / "METADATA"):
-        field, _, value = line.partition(":")
+    for line in takewhile(str.strip, _read_lines(home / "METADATA")):
+        field, _colon, value = line.partition(":")
         if field.strip().lower() == name.lower():
             yield value.strip()
-        if not line.strip():
-            break
 
 
-def header(home: Path, name: str) -> str:
+def read_header(home: Path, name: str) -> str:
     """Return a field of METADATA, "" if there is none."""
-    return next(headers(home, name), "")
+    return next(read_headers(home, name), "")
 
 
 def find_version(path: Iterable[str], *projects: str) -> str:
     """Return the version of the first of these projects that is installed, "" if none is."""
-    found = distributions(path)
-    homes = (home for project in projects for home in found.get(project, ()))
-    return next(filter(None, (header(home, "Version") for home in homes)), "")
+    homes_by_project = find_distributions(path)
+    for project in projects:
+        for home in homes_by_project.get(project, ()):
+            if version := read_header(home, "Version"):
+                return version
+    return ""
 
 
-def owners(path: Iterable[str], stem: str) -> dict[str, tuple[Owner, ...]]:
+def find_owners(path: Iterable[str], stem: str) -> dict[str, tuple[Owner, ...]]:
     """Return real path → owners, of files below ``sys.path`` whose names begin with ``stem``."""
-    found: dict[str, tuple[Owner, ...]] = {}
-    homes = (home for homes in distributions(path).values() for home in homes)
-    for home in sorted(homes):
-        # A RECORD of torch has thousands of lines: only those that matter are parsed.
-        lines = [line for line in _file_lines(home / "RECORD") if f"/{stem}" in line]
-        project, _, version = home.name.removesuffix(_SUFFIX).rpartition("-")
-        for row in csv.reader(lines):
-            if Path(row[0]).name.startswith(stem):
-                place = os.path.realpath(home.parent / row[0])
-                owner = Owner(
-                    header(home, "Name") or project, header(home, "Version") or version
-                )
-                if owner not in found.setdefault(place, ()):
-                    found[place] += (owner,)
-    return found
+    owners_by_file: dict[str, tuple[Owner, ...]] = {}
+    for home in sorted(chain.from_iterable(find_distributions(path).values())):
+        for file in _recorded_files(home, stem):
+            owner = _read_owner(home)
+            owners = owners_by_file.get(file, ())
+            if owner not in owners:
+                owners_by_file[file] = (*owners, owner)
+    return owners_by_file
+
+
+def _recorded_files(home: Path, stem: str) -> Iterator[str]:
+    """Yield the real paths of a distribution's files whose names begin with ``stem``."""
+    # A RECORD of torch has thousands of lines: only those that matter are parsed.
+    lines = [line for line in _read_lines(home / "RECORD") if f"/{stem}" in line]
+    for row in csv.reader(lines):
+        if Path(row[0]).name.startswith(stem):
+            yield os.path.realpath(home.parent / row[0])
+
+
+def _read_owner(home: Path) -> Owner:
+    project, _dash, version = home.name.removesuffix(_SUFFIX).rpartition("-")
+    return Owner(
+        read_header(home, "Name") or project, read_header(home, "Version") or version
+    )
 
 
 def lost_files(path: Iterable[str], stem: str) -> tuple[LostFile, ...]:
-    """Return the files below ``sys.path``, by the begin of their names, that pip believes in."""
-    gone = {
-        place: its
-        for place, its in owners(path, stem).items()
-        if not os.path.lexists(place)
-    }
-    pairs = ((place, owner) for place, its in gone.items() for owner in its)
-    return tuple(LostFile(path=place, **asdict(owner)) for place, owner in pairs)
+    """Return the files below ``sys.path`` that pip believes in, and that are gone.
+
+    ``stem`` is how their names begin.
+    """
+    files = []
+    for place, owners in find_owners(path, stem).items():
+        if not os.path.lexists(place):
+            files += [LostFile(path=place, **asdict(owner)) for owner in owners]
+    return tuple(files)
 
 
-def _file_lines(place: Path) -> list[str]:
+def _read_lines(place: Path) -> list[str]:
     try:
         return place.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

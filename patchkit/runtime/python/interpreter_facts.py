@@ -14,38 +14,47 @@ import sys
 from collections.abc import Iterator
 
 
-def mappings() -> Iterator[tuple[int, int, str]]:
+def find_mappings() -> Iterator[tuple[int, int, str]]:
     """Yield start, end and path of each file that is mapped."""
     with open("/proc/self/maps", errors="surrogateescape") as file:  # noqa: PTH123
         for line in file:
             fields = line.split(None, 5)
             if len(fields) > 5 and fields[5].startswith("/"):
-                start, end = (int(part, 16) for part in fields[0].split("-"))
-                yield start, end, fields[5].rstrip("\n")
+                start, _dash, end = fields[0].partition("-")
+                yield int(start, 16), int(end, 16), fields[5].rstrip("\n")
 
 
-def provider(symbol: str, name: str | None = None) -> str | None:
+def find_provider(symbol: str, name: str | None = None) -> str | None:
     """Return the library that defines a symbol, for every other or the one of a name; or None."""
     try:
         function = getattr(ctypes.CDLL(name), symbol)
     except (AttributeError, OSError):
         return None
     address = ctypes.cast(function, ctypes.c_void_p).value or 0
-    return next(
-        (path for start, end, path in mappings() if start <= address < end), None
-    )
+    for start, end, path in find_mappings():
+        if start <= address < end:
+            return path
+    return None
+
+
+def find_origin(package: str) -> str | None:
+    """Return the file that an import would run, None if there is no such package."""
+    spec = importlib.util.find_spec(package)
+    return spec.origin if spec else None
 
 
 if __name__ == "__main__":
-    specs = {name: importlib.util.find_spec(name) for name in ("torch", "vllm")}
+    mapped = dict.fromkeys(path for _start, _end, path in find_mappings())
     answer = {
-        # The files that an import would run.
-        **{name: spec.origin if spec else None for name, spec in specs.items()},
+        "torch": find_origin("torch"),
+        "vllm": find_origin("vllm"),
         "executable": os.path.realpath(sys.executable),
         "path": sys.path,
-        "mapped": list(dict.fromkeys(path for _, _, path in mappings())),
-        "provider": provider("ncclGetVersion"),
+        "mapped": list(mapped),
+        "provider": find_provider("ncclGetVersion"),
+        "asked": None,
     }
     # As vLLM does; last, since it maps what it finds.
     name = os.environ.get("VLLM_NCCL_SO_PATH") or "libnccl.so.2"
-    answer["asked"] = provider("ncclGetVersion", name) if "/" not in name else None
+    if "/" not in name:
+        answer["asked"] = find_provider("ncclGetVersion", name)

@@ -1,7 +1,7 @@
 """Tell which libnccl torch and vLLM would load in a Python environment, and why.
 
-Nothing is imported: the Python that is asked about says where it finds what and what is mapped
-already, the dynamic loader what torch's libraries need, and torch's own text what it preloads.
+Nothing is imported. The Python itself says where it finds packages and which files it has mapped,
+the dynamic loader what torch's libraries need, and the text of torch what torch preloads.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import mmap
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,11 +19,11 @@ from patchkit.errors import HostError
 from patchkit.runtime.python import startup
 from patchkit.runtime.python.distributions import (
     Owner,
-    distributions,
+    find_distributions,
+    find_owners,
     find_version,
-    headers,
     lost_files,
-    owners,
+    read_headers,
 )
 from patchkit.runtime.rules.releases import release
 
@@ -34,7 +35,7 @@ _VERSION = re.compile(rb"NCCL version (\d[\w.]*\+cuda[\d.]+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NcclCopy:
-    """One libnccl file: its own word on its ``version``; ``found`` says what leads there."""
+    """One libnccl file, with the ``version`` that it states; ``found`` says what leads there."""
 
     path: str
     version: str
@@ -48,10 +49,11 @@ class NcclCopy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """The result of ``loaded``; ``copies`` with those that are mapped first, in their order.
+class NcclReport:
+    """The libnccl that torch and vLLM would load in a Python, and all that lie there.
 
-    ``pin`` is what torch's METADATA requires, ``nvidia-nccl-cu13==2.28.9``, "" if it says nothing.
+    ``copies`` begin with those that are mapped, in the order in which they came. ``pin`` is what
+    torch's METADATA requires, ``nvidia-nccl-cu13==2.28.9``, "" if it says nothing.
     """
 
     python: str
@@ -64,7 +66,7 @@ class Answer:
     pin: str = ""
 
 
-def loaded(python: str, environment: Mapping[str, str]) -> Answer:
+def find_loaded_nccl(python: str, environment: Mapping[str, str]) -> NcclReport:
     """Return what torch and vLLM would load under these variables. Raises HostError."""
     facts = startup.ask_interpreter(python, environment)
     if facts.torch is None:
@@ -74,110 +76,124 @@ def loaded(python: str, environment: Mapping[str, str]) -> Answer:
         )
     process = startup.start_process(facts, environment)
     # In this order: vLLM finds what torch has mapped already.
-    torch, vllm = startup.torch_choice(process), startup.vllm_choice(process)
-    copies = tuple(_nccl_copies(process, facts))
-    torch_homes = distributions(facts.path).get("torch", ())[:1]
-    requires = (text for home in torch_homes for text in headers(home, "Requires-Dist"))
-    pins = (
-        f"{pin['project']}=={pin['version']}"
-        for pin in map(_PIN.match, requires)
-        if pin
-    )
-    answer = Answer(
+    torch = startup.choose_for_torch(process)
+    vllm = startup.choose_for_vllm(process)
+    report = NcclReport(
         python=python,
         torch_version=find_version(facts.path, "torch"),
         vllm_version=find_version(facts.path, "vllm"),
         torch=torch,
         vllm=vllm,
-        copies=copies,
-        pin=next(pins, ""),
+        copies=tuple(_find_copies(process, facts)),
+        pin=_read_pin(facts),
         warnings=(),
     )
-    gone = (f"{file}, is gone" for file in lost_files(facts.path, startup.STEM))
-    return replace(answer, warnings=(*_find_warnings(answer), *gone))
+    lost = (f"{file}, is gone" for file in lost_files(facts.path, startup.STEM))
+    return replace(report, warnings=(*_find_warnings(report), *lost))
+
+
+def _read_pin(facts: startup.InterpreterFacts) -> str:
+    """Return the NCCL that torch's METADATA requires, ``nvidia-nccl-cu13==2.28.9``, or ""."""
+    for home in find_distributions(facts.path).get("torch", ())[:1]:
+        for requirement in read_headers(home, "Requires-Dist"):
+            if pin := _PIN.match(requirement):
+                return f"{pin['project']}=={pin['version']}"
+    return ""
 
 
 def nccl_version(place: Path) -> str:
     """Return ``2.30.7+cuda13.3``; "" if the file does not say, or cannot be read."""
-    try:
-        with (
-            place.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-        ):
-            start = data.find(_WORDS)
-            while start >= 0:
-                if match := _VERSION.match(data, start):
-                    return match[1].decode()
-                start = data.find(_WORDS, start + 1)
-    except (OSError, ValueError):  # an empty file cannot be mapped
-        pass
+    # An empty file cannot be mapped, which is a ValueError.
+    with (
+        suppress(OSError, ValueError),
+        place.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
+        start = data.find(_WORDS)
+        while start >= 0:
+            if match := _VERSION.match(data, start):
+                return match[1].decode()
+            start = data.find(_WORDS, start + 1)
     return ""
 
 
-def _nccl_copies(
+def _find_copies(
     process: startup.Process, facts: startup.InterpreterFacts
 ) -> Iterator[NcclCopy]:
     """Yield every file once, whether it is taken or not, and whatever names it has."""
-    folders = process.library_path()
-    candidates = [
-        (f"{folder}/{startup.SONAME}", "LD_LIBRARY_PATH") for folder in folders
-    ]
-    places = (
-        sorted(Path(entry).glob(f"nvidia/nccl/lib/{startup.STEM}*"))
-        for entry in facts.path
-    )
-    candidates += [(str(place), "on sys.path") for found in places for place in found]
-    candidates += [
-        (str(facts.torch_home / "lib" / startup.SONAME), "beside torch's libraries")
-    ]
     # A copy that is mapped is named by the path by which it came in.
-    copies = {
-        os.path.realpath(each.path): (each.path, each.why, True)
-        for each in process.mapped
-    }
-    for path, found in candidates:
+    reasons = {mapped.path: mapped.why for mapped in process.mapped}
+    for path, reason in _find_candidates(process, facts):
         if Path(path).is_file():
-            copies.setdefault(os.path.realpath(path), (path, found, False))
-    known = owners(facts.path, startup.STEM)
-    for real, (path, found, mapped) in copies.items():
+            reasons.setdefault(path, reason)
+
+    mapped_files = {os.path.realpath(mapped.path) for mapped in process.mapped}
+    owners_by_file = find_owners(facts.path, startup.STEM)
+    seen = set()
+    for path, reason in reasons.items():
+        file = os.path.realpath(path)
+        if file in seen:
+            continue
+        seen.add(file)
         yield NcclCopy(
             path=path,
-            version=nccl_version(Path(real)),
-            sha256=sha256_if_readable(Path(real)),
-            owners=known.get(real, ()),
-            found=found,
-            mapped=mapped,
+            version=nccl_version(Path(file)),
+            sha256=sha256_if_readable(Path(file)),
+            owners=owners_by_file.get(file, ()),
+            found=reason,
+            mapped=file in mapped_files,
         )
 
 
-def _find_warnings(answer: Answer) -> Iterator[str]:
-    copies = {copy.path: copy for copy in answer.copies}
-    torch, vllm = (
-        copies.get(choice.path or "") for choice in (answer.torch, answer.vllm)
-    )
+def _find_candidates(
+    process: startup.Process, facts: startup.InterpreterFacts
+) -> Iterator[tuple[str, str]]:
+    """Yield the paths where a libnccl may lie, and what leads there."""
+    for folder in process.library_path():
+        yield f"{folder}/{startup.SONAME}", "LD_LIBRARY_PATH"
+    for entry in facts.path:
+        for place in sorted(Path(entry).glob(f"nvidia/nccl/lib/{startup.STEM}*")):
+            yield str(place), "on sys.path"
+    beside_torch = facts.torch_home / "lib" / startup.SONAME
+    yield str(beside_torch), "beside torch's libraries"
+
+
+def _find_warnings(report: NcclReport) -> Iterator[str]:
+    copies = {copy.path: copy for copy in report.copies}
+    torch = copies.get(report.torch.path or "")
+    vllm = copies.get(report.vllm.path or "")
     if torch and vllm and torch is not vllm:
-        same = (
-            "the same bytes twice"
-            if torch.sha256 == vllm.sha256
-            else "not the same bytes"
-        )
+        is_same = torch.sha256 == vllm.sha256
+        same = "the same bytes twice" if is_same else "not the same bytes"
         yield f"two NCCLs in one process, {same}: torch takes {torch}, vLLM {vllm}"
-    for choice, who in ((answer.torch, "torch"), (answer.vllm, "vLLM")):
-        if choice.path is None:
-            yield f"{who} takes none: {choice.why}"
-    for copy in answer.copies:
-        if copy not in (torch, vllm) and copy.mapped:
-            yield f"{copy} is mapped as well ({copy.found}), and nobody calls it"
-        elif copy not in (torch, vllm) and copy.found == "LD_LIBRARY_PATH":
-            why = f"torch's is {answer.torch.why}"
-            yield f"LD_LIBRARY_PATH leads to {copy}, which is not taken: {why}"
+    if report.torch.path is None:
+        yield f"torch takes none: {report.torch.why}"
+    if report.vllm.path is None:
+        yield f"vLLM takes none: {report.vllm.why}"
+
+    for copy in report.copies:
+        if copy not in (torch, vllm):
+            yield from _warn_of_unused(copy, report.torch)
         if len(copy.owners) > 1:
             names = " and ".join(map(str, copy.owners))
             yield f"{copy.path} belongs to {names}: uninstalling one deletes it for the other"
-    taken, pinned = (
-        torch.version.partition("+")[0] if torch else "",
-        answer.pin.partition("==")[2],
-    )
-    if taken and pinned and release(taken) < release(pinned):
-        pinned = f"torch {answer.torch_version} pins {answer.pin}"
-        yield f"{pinned}, and {taken} is taken: torch may call what an older NCCL lacks"
+    if torch:
+        yield from _warn_of_older(torch, report)
+
+
+def _warn_of_unused(copy: NcclCopy, torch: startup.Choice) -> Iterator[str]:
+    if copy.mapped:
+        yield f"{copy} is mapped as well ({copy.found}), and nobody calls it"
+    elif copy.found == "LD_LIBRARY_PATH":
+        yield f"LD_LIBRARY_PATH leads to {copy}, which is not taken: torch's is {torch.why}"
+
+
+def _warn_of_older(taken: NcclCopy, report: NcclReport) -> Iterator[str]:
+    """Yield that torch takes an older NCCL than it pins."""
+    version = taken.version.partition("+")[0]
+    pinned = report.pin.partition("==")[2]
+    if version and pinned and release(version) < release(pinned):
+        yield (
+            f"torch {report.torch_version} pins {report.pin}, and {version} is taken: "
+            "torch may call what an older NCCL lacks"
+        )

@@ -5,15 +5,17 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, product
 from pathlib import Path
 
 from patchkit import elf, process
 from patchkit.errors import HostError, SourceError
 from patchkit.records import RecordError, record
 
-STEM, SONAME = "libnccl.so", "libnccl.so.2"
+STEM = "libnccl.so"
+SONAME = "libnccl.so.2"
 _VARIABLE = "VLLM_NCCL_SO_PATH"
 _PRELOADED = "LD_PRELOAD, before everything else"
 _STARTUP = (
@@ -25,6 +27,7 @@ _SYMBOL = "ncclGetVersion"
 _GLOBAL_DEPS = "libtorch_global_deps.so"
 # A library in the current folder has no path.
 _RESOLVED = re.compile(r"\s*(?P<name>\S+)(?: => (?P<path>\S.*))? \(0x[0-9a-f]+\)")
+_ORIGIN = re.compile(r"\$ORIGIN|\$\{ORIGIN\}")
 # A row of torch's list of what to preload: a folder below nvidia/, and a pattern.
 _ROW = re.compile(
     r"""["'](?P<folder>\w+)["'][,:]\s*["'](?P<pattern>lib[\w-]+\.so[^"']*)["']"""
@@ -40,7 +43,11 @@ _CUDA = re.compile(r"""^cuda\b[^=]*=\s*["'](?P<version>[\d.]+)["']""", re.MULTIL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterpreterFacts:
-    """The answer of ``interpreter_facts``; ``asked`` is the library that vLLM's name leads to."""
+    """The answer of ``interpreter_facts``.
+
+    ``mapped`` are the files that Python has mapped when it has started. ``provider`` is the library
+    whose ncclGetVersion is global. ``asked`` is the library that vLLM gets by the name it loads.
+    """
 
     executable: str
     path: tuple[str, ...]
@@ -59,12 +66,9 @@ class InterpreterFacts:
     def cuda(self) -> str:
         """Return the CUDA that torch is built for, "" for a build without it."""
         place = self.torch_home / "version.py"
-        text = (
-            place.read_text(encoding="utf-8", errors="replace")
-            if place.is_file()
-            else ""
-        )
-        match = _CUDA.search(text)
+        if not place.is_file():
+            return ""
+        match = _CUDA.search(place.read_text(encoding="utf-8", errors="replace"))
         return match["version"] if match else ""
 
 
@@ -100,56 +104,73 @@ class Mapped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """A Python that starts torch and vLLM; ``mapped`` are the libnccl in it, in their order."""
+    """A Python that starts torch and vLLM.
+
+    ``mapped`` are the libnccl files in it, in the order in which they came.
+    """
 
     facts: InterpreterFacts
     environment: Mapping[str, str]
     mapped: list[Mapped] = field(default_factory=list)
 
-    def open(self, path: str, why: str, name: str = "") -> Mapped | None:
+    def map_file(self, path: str, why: str, name: str = "") -> Mapped | None:
         """Map a path as ``dlopen`` does. The same file is not mapped twice, a copy of it is."""
         place = os.path.abspath(path)  # noqa: PTH100  (LD_LIBRARY_PATH may name the current folder)
-        library, own = read_dynamic(place), read_dynamic(self.facts.executable)
-        if library is None or (own and library.machine != own.machine):
+        library = read_dynamic(place)
+        program = read_dynamic(self.facts.executable)
+        if library is None or (program and library.machine != program.machine):
             return None
-        for known in self.mapped:
-            # As glibc: by device and inode, not by name.
-            if Path(known.path).samefile(place):
-                return known
-        self.mapped.append(Mapped(place, why, frozenset({library.soname, name} - {""})))
-        return self.mapped[-1]
 
-    def need(self, name: str, path: str, library: elf.Dynamic) -> Mapped | None:
-        """Map what a library needs by a name without a slash."""
-        for known in self.mapped:
-            if name in known.names:
-                return known
-        output = process.attempt("ldd", path, env=self.environment).output
-        for match in filter(None, map(_RESOLVED.fullmatch, output.splitlines())):
-            if match["name"] == name:
-                found = match["path"] or name
-                folder, (origin, who) = (
-                    os.path.realpath(Path(found).parent),
-                    os.path.split(path),
-                )
-                reasons = {
-                    f"DT_RPATH of {who}, before LD_LIBRARY_PATH": library.rpath,
-                    "LD_LIBRARY_PATH": self.library_path(),
-                    f"DT_RUNPATH of {who}, after LD_LIBRARY_PATH": library.runpath,
-                }
-                for why, folders in reasons.items():
-                    places = (
-                        re.sub(r"\$ORIGIN|\$\{ORIGIN\}", origin, it) for it in folders
-                    )
-                    if folder in map(os.path.realpath, places):
-                        return self.open(found, why, name)
-                return self.open(found, "the system's ld.so.cache or folders", name)
+        for mapped in self.mapped:
+            # As glibc: by device and inode, not by name.
+            if Path(mapped.path).samefile(place):
+                return mapped
+        names = frozenset({library.soname, name} - {""})
+        mapped = Mapped(place, why, names)
+        self.mapped.append(mapped)
+        return mapped
+
+    def map_needed(self, name: str, user: str, library: elf.Dynamic) -> Mapped | None:
+        """Map what a library, whose path is ``user``, needs by a name without a slash."""
+        for mapped in self.mapped:
+            if name in mapped.names:
+                return mapped
+        place = self._resolve(name, user)
+        if place is None:
+            return None
+        return self.map_file(place, self._why_there(place, user, library), name)
+
+    def _resolve(self, name: str, user: str) -> str | None:
+        """Return the file that the dynamic loader takes for a name, None for none."""
+        output = process.attempt("ldd", user, env=self.environment).output
+        for line in output.splitlines():
+            match = _RESOLVED.fullmatch(line)
+            if match and match["name"] == name:
+                return match["path"] or name
         return None
+
+    def _why_there(self, place: str, user: str, library: elf.Dynamic) -> str:
+        """Return what leads the loader from a library to a file, in the loader's order."""
+        origin, user_name = os.path.split(user)
+        folders_by_reason = {
+            f"DT_RPATH of {user_name}, before LD_LIBRARY_PATH": library.rpath,
+            "LD_LIBRARY_PATH": self.library_path(),
+            f"DT_RUNPATH of {user_name}, after LD_LIBRARY_PATH": library.runpath,
+        }
+        folder = os.path.realpath(Path(place).parent)
+        for reason, folders in folders_by_reason.items():
+            for entry in folders:
+                searched = _ORIGIN.sub(lambda _match: origin, entry)
+                if os.path.realpath(searched) == folder:
+                    return reason
+        return "the system's ld.so.cache or folders"
 
     def library_path(self) -> list[str]:
         """Return the folders of LD_LIBRARY_PATH; an empty entry is the current one."""
-        value = self.environment.get("LD_LIBRARY_PATH", "")
-        return [folder or "." for folder in re.split("[:;]", value)] if value else []
+        value = self.environment.get("LD_LIBRARY_PATH")
+        if not value:
+            return []
+        return [folder or "." for folder in re.split("[:;]", value)]
 
 
 def read_dynamic(path: str) -> elf.Dynamic | None:
@@ -163,65 +184,94 @@ def read_dynamic(path: str) -> elf.Dynamic | None:
 def start_process(facts: InterpreterFacts, environment: Mapping[str, str]) -> Process:
     """Return the process before torch is imported."""
     started = Process(facts=facts, environment=environment)
+    entries = re.split("[: ]+", environment.get("LD_PRELOAD", ""))
     # Paths, or names without a slash, which are searched for.
-    preloads = {
-        Path(entry).name
-        for entry in re.split("[: ]+", environment.get("LD_PRELOAD", ""))
-    }
+    preloaded_names = {Path(entry).name for entry in entries}
     for path in facts.mapped:
-        try:
-            brings_nccl = Path(path).name.startswith(STEM) or elf.exports(
-                Path(path), _SYMBOL
-            )
-        except (SourceError, OSError):  # a damaged one does not
-            brings_nccl = False
-        if brings_nccl:
-            started.open(path, _PRELOADED if Path(path).name in preloads else _STARTUP)
+        if _brings_nccl(Path(path)):
+            is_preloaded = Path(path).name in preloaded_names
+            started.map_file(path, _PRELOADED if is_preloaded else _STARTUP)
     return started
 
 
-def torch_choice(started: Process) -> Choice:
+def _brings_nccl(path: Path) -> bool:
+    if path.name.startswith(STEM):
+        return True
+    try:
+        return elf.exports(path, _SYMBOL)
+    except (SourceError, OSError):  # a damaged one does not
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class _NcclUser:
+    """A library of torch, and the names of the libnccl that it needs."""
+
+    path: str
+    library: elf.Dynamic
+    needs: Sequence[str]
+
+
+def choose_for_torch(started: Process) -> Choice:
     """Return whose functions torch calls, and map what importing torch loads."""
-    facts = started.facts
-    home = facts.torch_home / "lib"
-    read = ((str(path), read_dynamic(str(path))) for path in sorted(home.glob("*.so*")))
-    libraries = {path: library for path, library in read if library}
-    needs = {
-        path: [name for name in library.needed if name.startswith(STEM)]
-        for path, library in libraries.items()
-    }
-    users = [path for path in libraries if needs[path]]
+    home = started.facts.torch_home / "lib"
+    users = list(_find_users(home))
     if not users:
         return Choice(
             path=None,
             why=f"no library in {home} needs {SONAME}: torch is built without NCCL, "
             "or has it inside",
         )
-    if deps := libraries.get(first := str(home / _GLOBAL_DEPS)):
-        for name in needs[first]:
-            started.need(name, first, deps)
-        # Torch preloads by path if this library brought CUDA's runtime.
-        if any(name.startswith("libcudart") for name in deps.needed):
-            text = (facts.torch_home / "__init__.py").read_text(
-                encoding="utf-8", errors="replace"
-            )
-            if found := find_preloaded(text, facts.cuda, facts.path):
-                started.open(found, _OF_TORCH)
+    _load_global_deps(started, home / _GLOBAL_DEPS)
     loads = [
-        started.need(name, path, libraries[path])
-        for path in users
-        for name in needs[path]
+        started.map_needed(name, user.path, user.library)
+        for user in users
+        for name in user.needs
     ]
-    # A function that is global before torch comes is torch's too, whatever torch loads.
-    everybodys = (
-        library for library in started.mapped if library.path == facts.provider
-    )
+
+    for mapped in started.mapped:
+        # A function that is global before torch comes is torch's too, whatever torch loads.
+        if mapped.path == started.facts.provider:
+            return Choice(path=mapped.path, why=mapped.why)
     # The first library that needs it decides for all: the loader maps one soname once.
-    taken = next(everybodys, loads[0])
-    if taken is None:
-        who = Path(users[0]).name
-        return Choice(path=None, why=f"{who} needs {SONAME}, and the loader finds none")
-    return Choice(path=taken.path, why=taken.why)
+    first = loads[0]
+    if first is None:
+        name = Path(users[0].path).name
+        return Choice(
+            path=None, why=f"{name} needs {SONAME}, and the loader finds none"
+        )
+    return Choice(path=first.path, why=first.why)
+
+
+def _find_users(home: Path) -> Iterator[_NcclUser]:
+    for path in sorted(home.glob("*.so*")):
+        library = read_dynamic(str(path))
+        needs = (
+            [name for name in library.needed if name.startswith(STEM)]
+            if library
+            else []
+        )
+        if library and needs:
+            yield _NcclUser(str(path), library, needs)
+
+
+def _load_global_deps(started: Process, place: Path) -> None:
+    """Load the library that torch loads before all others, and what torch preloads for it."""
+    library = read_dynamic(str(place))
+    if library is None:
+        return
+    for name in library.needed:
+        if name.startswith(STEM):
+            started.map_needed(name, str(place), library)
+    # Torch preloads by path if this library brought CUDA's runtime.
+    if not any(name.startswith("libcudart") for name in library.needed):
+        return
+    facts = started.facts
+    init = facts.torch_home / "__init__.py"
+    text = init.read_text(encoding="utf-8", errors="replace")
+    preloaded = find_preloaded(text, facts.cuda, facts.path)
+    if preloaded:
+        started.map_file(preloaded, _OF_TORCH)
 
 
 def find_preloaded(text: str, cuda: str, path: Sequence[str]) -> str | None:
@@ -229,48 +279,53 @@ def find_preloaded(text: str, cuda: str, path: Sequence[str]) -> str | None:
 
     torch stops, silently, at the first library of the list that is in no folder of ``sys.path``.
     """
+    if not _CALL.search(text):
+        return None
     major = cuda.partition(".")[0]
-    for row in _ROW.finditer(text) if _CALL.search(text) else ():
-        folder, pattern = row["folder"], row["pattern"]
-        candidates = (
-            candidate
-            for entry in path
-            for place in (f"nvidia/{folder}", f"nvidia/cu{major}", folder)
-            # In the order of the file system, unsorted as in torch: pathlib's is not the same.
-            for candidate in glob.glob(f"{glob.escape(entry)}/{place}/lib/{pattern}")  # noqa: PTH207
+    for row in _ROW.finditer(text):
+        folder = row["folder"]
+        places = (f"nvidia/{folder}", f"nvidia/cu{major}", folder)
+        patterns = (
+            f"{glob.escape(entry)}/{place}/lib/{row['pattern']}"
+            for entry, place in product(path, places)
         )
-        found = next(candidates, None)
-        if found is None or folder == "nccl":
-            return found
+        # In the order of the file system, unsorted as in torch: pathlib's is not the same.
+        candidates = chain.from_iterable(map(glob.iglob, patterns))
+        library = next(candidates, None)
+        if library is None or folder == "nccl":
+            return library
     return None
 
 
-def vllm_choice(started: Process) -> Choice:
+def choose_for_vllm(started: Process) -> Choice:
     """Return what vLLM's own communicator loads, after torch."""
-    path = started.environment.get(_VARIABLE)
-    if not path and not started.facts.cuda:
+    named = started.environment.get(_VARIABLE)
+    if not named and not started.facts.cuda:
         return Choice(
             path=None, why="torch is built without CUDA, so vLLM looks for no libnccl"
         )
-    if path and "/" in path:
-        found = started.open(path, f"{_VARIABLE} names it")
-        why = (
-            f"{_VARIABLE} names it"
-            if found
-            else f"{_VARIABLE} is {path}, which cannot be loaded"
-        )
-        return Choice(path=found.path if found else None, why=why)
-    name = path or SONAME
-    known = next((library for library in started.mapped if name in library.names), None)
-    if known:
-        return Choice(
-            path=known.path, why=f"vLLM asks for {name}, which is loaded already"
-        )
+    if named and "/" in named:
+        return _choose_named(started, named)
+
+    name = named or SONAME
+    for mapped in started.mapped:
+        if name in mapped.names:
+            why = f"vLLM asks for {name}, which is loaded already"
+            return Choice(path=mapped.path, why=why)
     # The Python itself has tried that.
-    if started.facts.asked and (
-        found := started.open(started.facts.asked, "vLLM loads it", name)
-    ):
-        return Choice(
-            path=found.path, why=f"vLLM asks for {name}, and the loader finds it"
-        )
-    return Choice(path=None, why=f"vLLM asks for {name}, and the loader finds none")
+    asked = started.facts.asked
+    library = started.map_file(asked, "vLLM loads it", name) if asked else None
+    if library is None:
+        return Choice(path=None, why=f"vLLM asks for {name}, and the loader finds none")
+    return Choice(
+        path=library.path, why=f"vLLM asks for {name}, and the loader finds it"
+    )
+
+
+def _choose_named(started: Process, path: str) -> Choice:
+    """Return the copy that VLLM_NCCL_SO_PATH names, if it can be loaded."""
+    why = f"{_VARIABLE} names it"
+    library = started.map_file(path, why)
+    if library is None:
+        return Choice(path=None, why=f"{_VARIABLE} is {path}, which cannot be loaded")
+    return Choice(path=library.path, why=why)
