@@ -1,9 +1,9 @@
-"""Read and write ``cluster.toml``: which machines are a cluster, and what it serves how."""
+"""Read and write ``cluster.toml``: the machines of a cluster, and the choices for its server."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ _IMAGE = (
     f"|(?:{_REGISTRY})?{_PART}(?:/{_PART})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?"
     "(?:@sha256:[0-9a-f]{64})?"
 )
-_SOONEST = 30  # seconds: a quarter of them passes between two tokens that are asked for
+_SOONEST = 30  # seconds of `frozen`: a quarter of them passes between two questions for a token
 _DAY = 86_400
 _PORT = 8000
 _UNPRIVILEGED = 1024  # the first port that a user may take
@@ -40,8 +40,8 @@ _PORTS = 1 << 16
 class ClusterNode:
     """A machine: ``ssh`` leads there from here, ``peer`` from the head, by default the same.
 
-    ``address`` is its IPv4 address on the cable, "" for what its facts say. A worker's has to be
-    the one that its facts say.
+    ``address`` is its IPv4 address on the cable, "" for the one that its facts name. That of a
+    worker has to be the one that its facts name.
     """
 
     ssh: str
@@ -49,15 +49,14 @@ class ClusterNode:
     address: str = ""
 
     def __post_init__(self) -> None:
-        checks = {
-            "ssh": check_destination,
-            "peer": check_destination,
-            "address": check_ipv4,
-        }
+        checks: dict[str, Callable[[str], object]] = {"ssh": check_destination}
+        if self.peer:
+            checks["peer"] = check_destination
+        if self.address:
+            checks["address"] = check_ipv4
         for key, check in checks.items():
             try:
-                if key == "ssh" or getattr(self, key):
-                    check(getattr(self, key))
+                check(getattr(self, key))
             except UsageError as error:
                 raise RecordError(error.what, key) from None
 
@@ -70,9 +69,9 @@ class ClusterNode:
 class ServeChoices:
     """The choices about the server: those of `patchkit env` and `patchkit serve-args`.
 
-    ``args`` are words that are added to `vllm serve`; ``set`` are variables of every node.
-    ``image`` is the container image that has vLLM, "" for the environment ``venv``; ``frozen`` are
-    the seconds after which a server that gives nothing is restarted, 0 for never.
+    ``args`` are added to the words of `vllm serve`; ``set`` are variables of every node. ``image``
+    is the container image that has vLLM, "" for the environment ``venv``; ``frozen`` are the
+    seconds after which a server without a sign of life is restarted, 0 for never.
     """
 
     image: Annotated[str, matching(_IMAGE, "an image: NAME[:TAG][@sha256:HEX]")] = ""
@@ -96,11 +95,10 @@ class ServeChoices:
         if not 0 < self.port < _PORTS:
             raise RecordError(f"is {self.port}, not a port", "port")
         if self.frozen != 0 and not _SOONEST <= self.frozen <= _DAY:
-            raise RecordError(
-                f"is {self.frozen}: 0, or {_SOONEST} seconds to a day", "frozen"
-            )
-        for each in self.args:
-            if flag := secret_flag(each):
+            what = f"is {self.frozen}: 0, or {_SOONEST} seconds to a day"
+            raise RecordError(what, "frozen")
+        for word in self.args:
+            if flag := secret_flag(word):
                 raise RecordError(
                     f"every user of the node would see what follows {flag}; put VLLM_API_KEY or "
                     "HF_TOKEN into ~/.config/patchkit/secrets.env there",
@@ -108,7 +106,7 @@ class ServeChoices:
                 )
 
     def ranks_port(self, default: int) -> int:
-        """Return the port of the ranks that is as far from their default as ``port`` from its own.
+        """Return a port of the ranks: as far from its default as ``port`` is from its own.
 
         So clusters whose servers have different ports can share their nodes.
         """
@@ -123,19 +121,23 @@ class ServeChoices:
 
     @property
     def image_asked(self) -> dict[str, Any]:
-        """Return what a node is asked about its image, {} without one: ``look_at_image``."""
+        """Return the arguments of ``look_at_image`` for a node, {} without an image."""
+        if not self.image:
+            return {}
         name, _at, pin = self.image.partition("@")
-        # The tag comes last: somebody may have given it to another image.
-        digits = pin.removeprefix("sha256:")
-        names = [digits, self.reference, self.local_image] if pin else [name]
-        return {"engine": self.engine, "names": names} if self.image else {}
+        names = [name]
+        if pin:
+            # The tag comes last: somebody may have given it to another image.
+            names = [pin.removeprefix("sha256:"), self.reference, self.local_image]
+        return {"engine": self.engine, "names": names}
 
     @property
     def reference(self) -> str:
         """Return the pinned image without its tag, which not every engine takes beside a digest."""
         name, at, pin = self.image.partition("@")
-        place, slash, last = name.rpartition("/")
-        return place + slash + last.partition(":")[0] + at + pin
+        place, slash, repository = name.rpartition("/")
+        repository = repository.partition(":")[0]
+        return f"{place}{slash}{repository}{at}{pin}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +159,7 @@ class ClusterFile:
     def __post_init__(self) -> None:
         if not self.node:
             raise RecordError("a cluster has at least one node", "node")
-        names = [each.ssh for each in self.node]
+        names = [node.ssh for node in self.node]
         if twice := [name for name in names if names.count(name) > 1]:
             raise RecordError(f"{twice[0]} is named twice", "node")
         for key in ("venv", "model_folder"):
@@ -177,9 +179,8 @@ class ClusterFile:
     @property
     def watch_units(self) -> list[str]:
         """Return the names of the units that watch the other ranks, on the head."""
-        return [
-            self.unit_name(f"-worker@{number}") for number in range(1, len(self.node))
-        ]
+        ranks = range(1, len(self.node))
+        return [self.unit_name(f"-worker@{rank}") for rank in ranks]
 
     @property
     def guard_unit(self) -> str:
@@ -187,19 +188,19 @@ class ClusterFile:
         return self.unit_name("-alive")
 
     def unit_name(self, part: str) -> str:
-        """Return the name of another unit of the cluster's."""
+        """Return the name of another unit of the cluster."""
         return f"patchkit-{self.name}{part}.service"
 
 
 def read_cluster_file(path: Path = FILE) -> ClusterFile:
-    """Return what a file says. Raises UsageError with its line for what it must not say."""
+    """Return the content of a file. Raises UsageError with the line of a wrong key or value."""
     require_file(path, "write one: patchkit cluster init spark-1 spark-2")
     return read_user_toml(ClusterFile, path)
 
 
 def new_cluster_text(nodes: Iterable[ClusterNode], choices: Mapping[str, str]) -> str:
     """Return the text of a new file; ``choices`` are keys of ``[serve]`` that are not default."""
-    # JSON's form is TOML's, but for halves of surrogate pairs.
+    # TOML takes JSON's form of a text, except halves of surrogate pairs.
     quote = partial(json.dumps, ensure_ascii=False)
     lines = [
         "# The machines of a cluster, by rank: the head first. Yours to edit; every key is in",
@@ -211,10 +212,13 @@ def new_cluster_text(nodes: Iterable[ClusterNode], choices: Mapping[str, str]) -
         "[serve]",
         'listen = "local"  # who may ask: local, cable or lan',
         "port = 8000",
-        *(f"{key} = {quote(value)}" for key, value in choices.items()),
     ]
-    for each in nodes:
-        lines += ["", "[[node]]", f"ssh = {quote(each.ssh)}"]
-        lines += [f"peer = {quote(each.peer)}  # from the head"] if each.peer else []
-        lines += [f"address = {quote(each.address)}"] if each.address else []
+    for key, value in choices.items():
+        lines += [f"{key} = {quote(value)}"]
+    for node in nodes:
+        lines += ["", "[[node]]", f"ssh = {quote(node.ssh)}"]
+        if node.peer:
+            lines.append(f"peer = {quote(node.peer)}  # from the head")
+        if node.address:
+            lines.append(f"address = {quote(node.address)}")
     return "\n".join([*lines, "", "[models]", ""])

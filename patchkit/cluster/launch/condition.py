@@ -1,4 +1,4 @@
-"""Say how the server of a cluster is: whether it answers, what watches it, and what comes next."""
+"""Judge the server of a cluster: whether it answers, what watches it, and what comes next."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from patchkit.errors import HostError, PatchkitError
 from patchkit.quoting import quoted
 
 _STATUS = quoted("patchkit", "status")
-# What a server shows that lives and gives no token until somebody lets it → why.
+# Signs of a server that lives and gives no token until somebody wakes it → why.
 _HALTS = {
     SLEEPS: "somebody sent it POST /sleep; POST /wake_up ends that",
     PAUSED: "somebody sent it POST /pause; POST /resume ends that",
@@ -35,10 +35,11 @@ _HALTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCondition:
-    """``life`` is what the server shows when it is asked; None where its unit is not active.
+    """The server of a cluster: ``life`` is its answer, None where its unit is not active.
 
     ``unasked`` says why it could not be asked. ``watch`` is the last word of the unit that watches
-    it, and ``unwatched`` says that this unit does not run though it should. ``model`` is served.
+    it; ``unwatched`` is the state of that unit if it does not run though it should. ``model`` is
+    served.
     """
 
     life: ServerLife | None = None
@@ -54,7 +55,7 @@ class ServerCondition:
 
     @property
     def hangs(self) -> str:
-        """Return what shows that the server hangs, "" for one that does not."""
+        """Return the sign that the server hangs, "" if it does not."""
         return self.life.text if self.life and self.life.state == DOUBT else ""
 
 
@@ -64,19 +65,23 @@ def ask_life(cluster: Cluster) -> ServerLife:
 
 
 def server_condition(cluster: Cluster, head: NodeState | None) -> ServerCondition:
-    """Return how the server is, by its head's units and its own answer."""
+    """Return the condition of the server, by its head's units and its own answer."""
     if head is None or head.units[0].active != "active":
         return ServerCondition()
     try:
         life = ask_life(cluster)
     except PatchkitError as error:
         return ServerCondition(unasked=error.what)
-    guard = head.unit(cluster.file.guard_unit)
+
+    watch = None
+    unwatched = ""
+    if guard := head.unit(cluster.file.guard_unit):
+        if guard.active not in OFF:
+            watch = read_life(guard.text)
+        if is_unwatched(cluster, guard):
+            unwatched = guard.active
     return ServerCondition(
-        life=life,
-        watch=read_life(guard.text) if guard and guard.active not in OFF else None,
-        unwatched=guard.active if guard and is_unwatched(cluster, guard) else "",
-        model=head.model,
+        life=life, watch=watch, unwatched=unwatched, model=head.model
     )
 
 
@@ -88,17 +93,16 @@ def is_unwatched(cluster: Cluster, guard: UnitState) -> bool:
 def standstill_error(
     cluster: Cluster, life: ServerLife, guard: UnitState | None
 ) -> HostError | None:
-    """Return why it is in vain to wait for a token; None for a server that works on."""
+    """Return why no token will come; None for a server that goes on working."""
     if life.state not in (LIVES, WORKS):
         return silence_error(cluster, life, guard)
-
-    name = cluster.head.destination
-    if why := _HALTS.get(life.text):
-        again = f"`{quoted('patchkit', 'down')}`, then `patchkit up` again"
-        return HostError(
-            f"{name}: {life.text}, and gives no token", why=why, hint=again
-        )
-    return None
+    if life.text not in _HALTS:
+        return None
+    return HostError(
+        f"{cluster.head.destination}: {life.text}, and gives no token",
+        why=_HALTS[life.text],
+        hint=f"`{quoted('patchkit', 'down')}`, then `patchkit up` again",
+    )
 
 
 def silence_error(
@@ -124,16 +128,15 @@ def silence_error(
             why="whether its engine works is not known; a key in VLLM_API_KEY may have changed",
             hint=quoted("patchkit", "doctor", "--cluster"),
         )
+
     what = f"{name}: the model hangs: {life.text}"
     frozen = cluster.file.serve.frozen
     if not frozen or guard is None or is_unwatched(cluster, guard):
         why = "its unit runs, its server gives no token, and nothing watches it"
         return HostError(what, why=why, hint=quoted("patchkit", "down"))
+
+    why = f"after {frozen} s without a sign of life the watch kills it, and systemd starts it again"
     watch = read_life(guard.text)
-    doubt = f" ({watch.text})" if watch and watch.state == DOUBT else ""
-    return HostError(
-        what,
-        why=f"after {frozen} s without a sign of life the watch kills it, and systemd starts it "
-        f"again{doubt}",
-        hint=_STATUS,
-    )
+    if watch and watch.state == DOUBT:
+        why = f"{why} ({watch.text})"
+    return HostError(what, why=why, hint=_STATUS)

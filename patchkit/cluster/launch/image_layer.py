@@ -14,7 +14,7 @@ from patchkit.cluster.agent import images
 from patchkit.cluster.agent.image_facts import ImageContents, ImageFacts
 from patchkit.cluster.agent.images import BuiltImage
 from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.launch.install import Progress, Report, send_files, well_image
+from patchkit.cluster.launch.install import Progress, Report, require_image, send_files
 from patchkit.cluster.ssh.node import Remote
 from patchkit.cluster.ssh.ssh import HERE
 from patchkit.digests import digest, tree_digest
@@ -59,7 +59,7 @@ def patch_image(
         if image.layer == label:
             return None
 
-        contents = well_image(head, image).contents
+        contents = require_image(head, image).contents
         software = contents.software
         if not (software and software.vllm_home and contents.glibc):
             what = f"{head.destination}: the image's Python finds no vLLM"

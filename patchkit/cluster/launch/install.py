@@ -12,6 +12,7 @@ from patchkit.cluster.agent import image_facts, images, installation
 from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.installation import InstalledVenv, InstallState, WheelLock
 from patchkit.cluster.launch.cluster import Cluster
+from patchkit.cluster.launch.cluster_file import ServeChoices
 from patchkit.cluster.launch.survey import image_finding
 from patchkit.cluster.ssh.node import Remote, check_peer, require_all, run_on_all
 from patchkit.cluster.ssh.rsync import Copied
@@ -22,7 +23,7 @@ from patchkit.runtime.host.host import OTHER, Gpu
 
 Progress = Callable[[int, int], None]
 Report = Callable[[str], Progress]
-"""Takes a task; returns what takes its progress."""
+"""Takes the name of a task; returns the function that takes its progress."""
 
 _SHOWN = 12  # digits of a digest in a table
 _DIGEST = re.compile("([^@]+)@sha256:([0-9a-f]{64})")
@@ -30,7 +31,7 @@ _DIGEST = re.compile("([^@]+)@sha256:([0-9a-f]{64})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BroughtVenv:
-    """What an installation came to on a node: what it had ``before``, and what was ``sent``.
+    """The environment that a node has now: its state ``before``, and the files that were ``sent``.
 
     ``note`` says that the wheels were made for another device, "" for those of its own.
     """
@@ -45,47 +46,45 @@ class BroughtVenv:
 def install_everywhere(
     cluster: Cluster, folder: Path, lock: WheelLock, report: Report
 ) -> list[BroughtVenv]:
-    """Copy what nodes lack, make the environment on each, and switch to it once all are equal.
+    """Copy the wheels that nodes lack, make the environment on each, and switch all to it.
 
-    Raises what stands in the way of any node before a byte is copied; HostError if they differ.
+    Raises an obstacle of any node before a byte is copied; HostError if the environments differ.
     """
-    nodes, wheels = cluster.nodes, {"lock": asdict(lock)}
+    venv = cluster.file.venv
+    fields = asdict(lock)
 
-    def bring(entry: tuple[Remote, InstallState]) -> BroughtVenv:
-        node, before = entry
-        name, sent = node.destination, None
-        if lacking := [folder / wheel for wheel in before.lacking]:
+    def look(node: Remote) -> InstallState:
+        look = installation.look_at_installation
+        return node.call(InstallState, look, venv=venv, lock=fields)
+
+    def bring(pair: tuple[Remote, InstallState]) -> BroughtVenv:
+        node, before = pair
+        name = node.destination
+        sent = None
+        if before.lacking:
+            files = [folder / wheel for wheel in before.lacking]
             bar = report(f"{name}: copying")
-            sent = send_files(Remote(HERE), lacking, name, before.store, bar)
+            sent = send_files(Remote(HERE), files, name, before.store, bar)
         bar = report(f"{name}: installing")
-        venv = node.follow(InstalledVenv, bar, installation.install_wheels, **wheels)
+        installed = node.follow(
+            InstalledVenv, bar, installation.install_wheels, lock=fields
+        )
         note = device_note(lock, before.gpu)
-        return BroughtVenv(node=name, before=before, venv=venv, sent=sent, note=note)
+        return BroughtVenv(
+            node=name, before=before, venv=installed, sent=sent, note=note
+        )
+
+    def switch(node: Remote) -> None:
+        node.call(NoneType, installation.switch_link, venv=venv, name=lock.id)
 
     with cluster.alone():
-        look, asked = (
-            installation.look_at_installation,
-            {"venv": cluster.file.venv, **wheels},
-        )
-        states = require_all(
-            run_on_all(nodes, lambda node: node.call(InstallState, look, **asked))
-        )
-        devices = {
-            node.destination: state.gpu
-            for node, state in zip(nodes, states, strict=True)
-        }
-        require_devices(lock, devices)
-        brought = require_all(run_on_all(list(zip(nodes, states, strict=True)), bring))
-        _check_equal(
-            cluster, [_describe(its.venv) for its in brought], "patchkit verify"
-        )
-        switch, place = (
-            installation.switch_link,
-            {"venv": cluster.file.venv, "name": lock.id},
-        )
-        require_all(
-            run_on_all(nodes, lambda node: node.call(NoneType, switch, **place))
-        )
+        states = require_all(run_on_all(cluster.nodes, look))
+        pairs = list(zip(cluster.nodes, states, strict=True))
+        require_devices(lock, {node.destination: state.gpu for node, state in pairs})
+        brought = require_all(run_on_all(pairs, bring))
+        contents = [_describe(result.venv) for result in brought]
+        _check_equal(cluster, contents, "patchkit verify")
+        require_all(run_on_all(cluster.nodes, switch))
     return brought
 
 
@@ -103,25 +102,30 @@ def require_devices(lock: WheelLock, devices: Mapping[str, Gpu | None]) -> None:
     if not (lock.native and wrong):
         return
 
+    targets = {gpu.target for gpu in devices.values() if gpu}
     raise HostError(
         "\n".join(wrong),
         why="wheels made with --native hold code for their own device alone",
-        hint=_repack_hint(lock, {gpu.target for gpu in devices.values() if gpu}),
+        hint=_repack_hint(lock, targets),
     )
 
 
-def _repack_hint(lock: WheelLock, kinds: Collection[str]) -> str:
-    """Return what makes a wheelhouse for devices: native for a single kind, else for all."""
+def _repack_hint(lock: WheelLock, targets: Collection[str]) -> str:
+    """Return the commands for a new wheelhouse: native for a single device, else for all."""
     house = "wheelhouse-any"
     options: tuple[str, ...] = ()
-    if len(kinds) == 1 and OTHER not in kinds:
-        (target,) = kinds
+    if len(targets) == 1 and OTHER not in targets:
+        (target,) = targets
         house = f"wheelhouse-{target}"
         options = ("--native", "--target", target)
-    names = [wheel.name.split("-") for wheel in lock.wheels]
-    releases = [name[1].partition("+")[0] for name in names if name[0] == "vllm"]
-    spec = f"vllm=={releases[0]}" if releases else "vllm==X"
-    repack = quoted("patchkit", "repack", spec, *options, "--dir", house)
+
+    release = "X"
+    for wheel in lock.wheels:
+        parts = wheel.name.split("-")
+        if parts[0] == "vllm":
+            release = parts[1].partition("+")[0]
+            break
+    repack = quoted("patchkit", "repack", f"vllm=={release}", *options, "--dir", house)
     fill = quoted("patchkit", "wheelhouse", "fill", "--dir", house)
     return f"{repack} && {fill}, then install with `--wheelhouse {house}`"
 
@@ -133,18 +137,18 @@ def send_files(
     target: str,
     progress: Progress,
 ) -> Copied:
-    """Send files from one node to a folder of another one, which is reached from there so."""
+    """Send files from one node to a folder of another node, by the name that it has there."""
     check_peer(source, destination)
-    words = (
-        () if destination == HERE else ssh_words(destination, "-o", "ControlMaster=no")
-    )
+    ssh: tuple[str, ...] = ()
+    if destination != HERE:
+        ssh = ssh_words(destination, "-o", "ControlMaster=no")[:-2]
     return source.follow(
         Copied,
         progress,
         installation.send_wheels,
         folder=str(files[0].parent),
         names=[file.name for file in files],
-        ssh=words[:-2],
+        ssh=ssh,
         destination="" if destination == HERE else destination,
         target=target,
     )
@@ -160,30 +164,30 @@ def _describe(venv: InstalledVenv) -> dict[str, str]:
 
 
 def _check_equal(
-    cluster: Cluster, found: Sequence[Mapping[str, str]], hint: str
+    cluster: Cluster, contents: Sequence[Mapping[str, str]], hint: str
 ) -> None:
-    """Raise HostError with a line for each thing that is not the same everywhere."""
+    """Raise HostError with a line for each part of the contents that differs between nodes."""
     lines = []
-    for name in sorted({name for its in found for name in its}):
-        values = [its.get(name, "none") for its in found]
+    for name in sorted(set[str]().union(*contents)):
+        values = [content.get(name, "none") for content in contents]
         if len(set(values)) > 1:
-            nodes = (node.destination for node in cluster.nodes)
-            pairs = zip(nodes, values, strict=True)
-            lines.append(
-                f"  {name}: " + ", ".join(f"{value} on {node}" for node, value in pairs)
-            )
-    if lines:
-        what = "what is installed differs from node to node, and nothing was switched:"
-        raise HostError(
-            "\n".join([what, *lines]),
-            why="one rank would not do what the other does",
-            hint=hint,
-        )
+            pairs = zip(values, cluster.nodes, strict=True)
+            texts = [f"{value} on {node.destination}" for value, node in pairs]
+            lines.append(f"  {name}: {', '.join(texts)}")
+    if not lines:
+        return
+
+    what = "what is installed differs from node to node, and nothing was switched:"
+    raise HostError(
+        "\n".join([what, *lines]),
+        why="one rank would not do what the other does",
+        hint=hint,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BroughtImage:
-    """An image on a node: whether it was pulled there, or ``sent``; neither if it was there."""
+    """An image on a node: it was ``pulled`` there, or ``sent``, or was there before."""
 
     node: str
     image: ImageFacts
@@ -192,54 +196,67 @@ class BroughtImage:
 
 
 def find_images(cluster: Cluster, nodes: Sequence[Remote]) -> list[ImageFacts]:
-    """Return what nodes have of the cluster's image. Raises HostError for an engine that fails."""
+    """Return the cluster's image on nodes. Raises HostError for an engine that fails."""
+    query = cluster.file.serve.image_asked
 
     def look(node: Remote) -> ImageFacts:
-        found = node.call(
-            ImageFacts, image_facts.find_image, **cluster.file.serve.image_asked
-        )
-        return found if found.problem == "image-missing" else well_image(node, found)
+        image = node.call(ImageFacts, image_facts.find_image, **query)
+        if image.problem == "image-missing":
+            return image
+        return require_image(node, image)
 
     return require_all(run_on_all(nodes, look))
 
 
-def well_image(node: Remote, image: ImageFacts) -> ImageFacts:
-    """Return what a node has. Raises HostError with its problem, if any."""
-    if image.problem:
-        wrong = image_finding(node.destination, image)
-        raise wrong.kind(f"{wrong.where}: {wrong.what}", why=wrong.why, hint=wrong.hint)
-    return image
+def require_image(node: Remote, image: ImageFacts) -> ImageFacts:
+    """Return the image of a node. Raises HostError with its problem, if any."""
+    if not image.problem:
+        return image
+    finding = image_finding(node.destination, image)
+    what = f"{finding.where}: {finding.what}"
+    raise finding.kind(what, why=finding.why, hint=finding.hint)
 
 
 def resolve_image(cluster: Cluster, report: Report) -> str:
     """Return the cluster's image by a digest; one without is asked for once, on the head.
 
-    It is the registry's, else the id of the image that the head has. Raises what a pull raises.
+    The digest is the registry's, else the id of the image that the head has. Raises what a pull
+    raises.
     """
-    serve, head = cluster.file.serve, cluster.head
+    serve = cluster.file.serve
     if serve.local_image:
         return serve.image
-    (held,) = find_images(cluster, [head])
+    (image,) = find_images(cluster, [cluster.head])
     try:
-        held = _pull_image(cluster, head, serve.image, report)
+        image = _pull_image(cluster, cluster.head, serve.image, report)
     except HostError:
-        if not held.id:
+        if not image.id:
             raise
-    if serve.image.startswith("localhost/"):  # podman gives those a digest, too
-        return f"{serve.image}@sha256:{held.digits}"
-    named = (_DIGEST.fullmatch(digest) for digest in held.digests)
-    known = {_short_name(its[1]): its[2] for its in named if its}
-    return (
-        f"{serve.image}@sha256:{known.get(_short_name(serve.reference), held.digits)}"
-    )
+    return f"{serve.image}@sha256:{_find_pin(serve, image)}"
+
+
+def _find_pin(serve: ServeChoices, image: ImageFacts) -> str:
+    """Return the digest of an image in its registry; its id if it has none."""
+    # podman gives images of localhost a digest, too, which no registry knows.
+    if not serve.image.startswith("localhost/"):
+        for digest in reversed(image.digests):
+            parts = _DIGEST.fullmatch(digest)
+            if parts and _short_name(parts[1]) == _short_name(serve.reference):
+                return parts[2]
+    return image.digits
 
 
 def _pull_image(
     cluster: Cluster, node: Remote, reference: str, report: Report
 ) -> ImageFacts:
-    asked = {**cluster.file.serve.image_asked, "reference": reference}
-    bar = report(f"{node.destination}: pulling")
-    return well_image(node, node.follow(ImageFacts, bar, images.pull_image, **asked))
+    image = node.follow(
+        ImageFacts,
+        report(f"{node.destination}: pulling"),
+        images.pull_image,
+        **cluster.file.serve.image_asked,
+        reference=reference,
+    )
+    return require_image(node, image)
 
 
 def _short_name(name: str) -> str:
@@ -249,87 +266,103 @@ def _short_name(name: str) -> str:
 def install_image(cluster: Cluster, report: Report) -> list[BroughtImage]:
     """Bring the pinned image to every node, and give it the name by which `up` finds it.
 
-    It is pulled by its digest; where that fails, it is copied from a node that has it. Raises what
-    stands in the way of any node; HostError if nodes have different ones.
+    It is pulled by its digest; where that fails, it is copied from a node that has it. Raises an
+    obstacle of any node; HostError if nodes have different images.
     """
-    serve, nodes = cluster.file.serve, cluster.nodes
-    reference, pin = serve.reference, serve.image.partition("@sha256:")[2]
+    serve = cluster.file.serve
+    pin = serve.image.partition("@sha256:")[2]
 
     def bring(pair: tuple[Remote, ImageFacts]) -> BroughtImage:
         node, image = pair
         name = node.destination
-        # One that has the tag alone counts unless it is another one than where the pin is known.
-        if image.id and (not right or image.content == right):
+        # An image found by its tag alone counts unless the content of the pin is known and another.
+        if image.id and content in ("", image.content):
             return BroughtImage(node=name, image=image)
-        if local:
+        if is_local:
             raise HostError(
                 f"{name}: {serve.image} is not there, nor in a registry",
                 why="it was built on a node, and is gone there",
                 hint="name the one that it was built from in cluster.toml, then install again",
             )
-        image = _pull_image(cluster, node, reference, report)
+        image = _pull_image(cluster, node, serve.reference, report)
         return BroughtImage(node=name, image=image, pulled=True)
 
-    def tag(its: BroughtImage) -> None:
-        named = {"image": its.image.digits, "tag": serve.local_image}
-        Remote(its.node).call(NoneType, images.tag_image, engine=serve.engine, **named)
+    def tag(brought: BroughtImage) -> None:
+        Remote(brought.node).call(
+            NoneType,
+            images.tag_image,
+            engine=serve.engine,
+            image=brought.image.digits,
+            tag=serve.local_image,
+        )
 
     with cluster.alone():
-        held = find_images(cluster, nodes)
-        right = next(
-            (image.content for image in held if image.id and not image.by_tag), ""
-        )
-        local = reference.startswith("localhost/") or pin in {
-            its.digits for its in held
-        }
-        found = run_on_all(list(zip(nodes, held, strict=True)), bring)
-        if not any(isinstance(its, BroughtImage) for its in found):
-            require_all(found)
-        brought = _copy_image(cluster, found, held, report)
-        rows = [{"image": its.image.content[:_SHOWN]} for its in brought]
+        present = find_images(cluster, cluster.nodes)
+        pinned = (image for image in present if image.id and not image.by_tag)
+        content = next((image.content for image in pinned), "")
+        is_built = pin in {image.digits for image in present}
+        is_local = is_built or serve.reference.startswith("localhost/")
+        pairs = list(zip(cluster.nodes, present, strict=True))
+        results = run_on_all(pairs, bring)
+        brought = _copy_image(cluster, results, present, report)
+
+        rows = [{"image": result.image.content[:_SHOWN]} for result in brought]
         untag = quoted(serve.engine, "image", "rm", serve.local_image)
-        _check_equal(
-            cluster,
-            rows,
-            f"on the node with the wrong one `{untag}`, then install again",
-        )
+        hint = f"on the node with the wrong one `{untag}`, then install again"
+        _check_equal(cluster, rows, hint)
         require_all(run_on_all(brought, tag))
     return brought
 
 
 def _copy_image(
     cluster: Cluster,
-    found: Sequence[BroughtImage | PatchkitError],
-    held: Sequence[ImageFacts],
+    results: Sequence[BroughtImage | PatchkitError],
+    present: Sequence[ImageFacts],
     report: Report,
 ) -> list[BroughtImage]:
-    """Send the image of the first node that has it to those without, and load it there."""
-    missing = [
-        number for number, its in enumerate(found) if isinstance(its, PatchkitError)
-    ]
-    first = next(its for its in found if isinstance(its, BroughtImage))
-    if not missing:
-        return require_all(found)
-    source, image, size = Remote(first.node), first.image.digits, first.image.size
-    own, bar = {"engine": cluster.file.serve.engine}, report(f"{first.node}: saving")
+    """Send the image of the first node that has it to those without, and load it there.
+
+    Raises the error of a node if none has it.
+    """
+    holders = [result for result in results if isinstance(result, BroughtImage)]
+    if not holders or len(holders) == len(results):
+        return require_all(results)
+    source = Remote(holders[0].node)
+    image = holders[0].image.digits
+    size = holders[0].image.size
+    engine = cluster.file.serve.engine
+    bar = report(f"{source.destination}: saving")
     archive = Path(
-        source.follow(str, bar, images.save_image, image=image, size=size, **own)
+        source.follow(
+            str, bar, images.save_image, engine=engine, image=image, size=size
+        )
     )
 
     def copy(number: int) -> BroughtImage:
-        node, peer = cluster.nodes[number], cluster.file.node[number].from_head
-        room = {"root": held[number].storage.folder, "size": size, **own}
-        target = node.call(str, images.make_image_room, **room)
-        sent = send_files(
-            source, [archive], peer, target, report(f"{node.destination}: copying")
+        node = cluster.nodes[number]
+        name = node.destination
+        peer = cluster.file.node[number].from_head
+        root = present[number].storage.folder
+        room = images.make_image_room
+        folder = node.call(str, room, engine=engine, root=root, size=size)
+        bar = report(f"{name}: copying")
+        sent = send_files(source, [archive], peer, folder, bar)
+        loaded = node.follow(
+            ImageFacts,
+            report(f"{name}: loading"),
+            images.load_image,
+            engine=engine,
+            archive=f"{folder}/{archive.name}",
+            image=image,
         )
-        bar, place = report(f"{node.destination}: loading"), f"{target}/{archive.name}"
-        its = node.follow(
-            ImageFacts, bar, images.load_image, archive=place, image=image, **own
-        )
-        return BroughtImage(
-            node=node.destination, image=well_image(node, its), sent=sent
-        )
+        return BroughtImage(node=name, image=require_image(node, loaded), sent=sent)
 
+    missing = [
+        number
+        for number, result in enumerate(results)
+        if isinstance(result, PatchkitError)
+    ]
     copies = dict(zip(missing, run_on_all(missing, copy), strict=True))
-    return require_all([copies.get(number, its) for number, its in enumerate(found)])
+    return require_all(
+        [copies.get(number, result) for number, result in enumerate(results)]
+    )
