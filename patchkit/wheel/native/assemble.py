@@ -79,11 +79,14 @@ class Job:
     def resources(self) -> Resources:
         """The limits of one ptxas, by the size of its PTX alone: on every machine the same."""
         figures = ptxas_figures()
-        least, more = figures.split_memory if self.is_split else figures.memory
+        memory, memory_more = figures.memory
+        if self.is_split:
+            memory, memory_more = figures.split_memory
         seconds, seconds_more = figures.processor
         written, written_more = figures.written
+
         return Resources(
-            memory=least * BYTES_PER_MIB + more * self.size,
+            memory=memory * BYTES_PER_MIB + memory_more * self.size,
             processor=seconds + seconds_more * self.size // 10**6,
             written=written * BYTES_PER_MIB + written_more * self.size,
         )
@@ -141,6 +144,7 @@ class Assembler:
         self._unpack(toolkits()[0].cuda, progress=progress)
         self._used: set[str] = set()
         self.stopped = threading.Event()
+
         self.cache = cache_dir() / "native"
         with translated(at=self.cache):
             self.cache.mkdir(parents=True, exist_ok=True)
@@ -168,15 +172,16 @@ class Assembler:
         words = [f"-arch=sm_{job.arch}", *_checked_options(ptx.options)]
         if job.is_split:
             words.append(f"--split-compile={ptxas_figures().split}")
+
         text, names = neutral(ptx.text)
-        made_of = (str(_FORMAT), toolkit.nvcc, *words)
-        whole = digest(ptx.text)
-        name = digest("\0".join((whole, *made_of)))
+        recipe = "\0".join([str(_FORMAT), toolkit.nvcc, *words])
+        sha256 = digest(ptx.text)
+        name = digest(f"{sha256}\0{recipe}")
         return Task(
             job=job,
-            key=digest("\0".join((digest(text), *made_of))),
+            key=digest(f"{digest(text)}\0{recipe}"),
             place=self.cache / f"{name}.fatbin",
-            ptx=whole,
+            ptx=sha256,
             names=names,
             kernels=frozenset(ptx.kernels),
             words=tuple(words),
@@ -188,21 +193,23 @@ class Assembler:
 
         Raises BuildError if ptxas does not take it, HostError or StorageError if it cannot run.
         """
-        first = tasks[0]
         missing = [task for task in tasks if not task.is_done]
         if not missing:
             return
 
-        tools = self._unpack(first.toolkit.cuda, progress=None) / "bin"
+        example = tasks[0]
+        job = example.job
+        tools = self._unpack(example.toolkit.cuda, progress=None) / "bin"
         with (
             translated(at=self.cache),
-            tempfile.TemporaryDirectory(prefix=_MAKING, dir=self.cache) as made,
+            tempfile.TemporaryDirectory(prefix=_MAKING, dir=self.cache) as scratch,
         ):
-            folder = Path(made)
-            text, _names = neutral(first.job.read_ptx().text)
+            folder = Path(scratch)
+            text, _names = neutral(job.read_ptx().text)
             (folder / "x.ptx").write_bytes(text)
-            words = (*first.words, "x.ptx", "-o", "x.cubin")
-            self._run(tools / "ptxas", *words, folder=folder, job=first.job)
+            words = (*example.words, "x.ptx", "-o", "x.cubin")
+            self._run(tools / "ptxas", *words, folder=folder, job=job)
+
             code = (folder / "x.cubin").read_bytes()
             for task in missing:
                 (folder / "x.cubin").write_bytes(named(code, task.names))
@@ -247,15 +254,17 @@ class Assembler:
 
         done = running.done
         if not done.ended_itself:
-            why = f"{job.where}: it was killed, or cannot run here"
-            hint = "free some memory, and run again: what is assembled already is kept"
-            raise done.error(HostError, why=why, hint=hint)
-        if not done.trouble:
-            return
-        if shutil.disk_usage(folder).free < BYTES_PER_MIB:
-            what = f"{folder.parent}: the disk is full"
-            raise StorageError(what, hint="free some space (0.1 GB)")
-        raise done.error(BuildError, why=job.where)
+            raise done.error(
+                HostError,
+                why=f"{job.where}: it was killed, or cannot run here",
+                hint="free some memory, and run again: what is assembled already is kept",
+            )
+        if done.trouble and shutil.disk_usage(folder).free < BYTES_PER_MIB:
+            raise StorageError(
+                f"{folder.parent}: the disk is full", hint="free some space (0.1 GB)"
+            )
+        if done.trouble:
+            raise done.error(BuildError, why=job.where)
 
     def _check_stopped(self, job: Job) -> None:
         if self.stopped.is_set():
@@ -267,6 +276,7 @@ def _reader_of(job: Job) -> Toolkit:
     for row in toolkits():
         if job.entry.version <= row.ptx:
             return row
+
     version = ".".join(map(str, job.entry.version))
     raise BuildError(
         f"{job.where} is PTX {version}; ptxas {toolkits()[-1].nvcc} is older"

@@ -52,12 +52,14 @@ def list_libraries(path: Path, target: Target) -> tuple[DeviceLibrary, ...]:
     """
     if path.is_dir():
         return tuple(list_installed(find_site(path), target))
+
     if path.suffix == ".whl":
         with WheelFile(path) as wheel:
             name = wheel.name
             dispatch = known_dispatch(name.project, name.version, target)
             binaries = inspect_wheel(wheel)
         return tuple(_list_binaries(binaries, target, name.project, dispatch))
+
     return tuple(_list_binaries(inspect_file(path), target, "", NOTHING_READ))
 
 
@@ -81,6 +83,7 @@ def find_site(path: Path) -> Path:
     for folder in (path, *path.parents[:1]):
         if any(folder.glob("*.dist-info")):
             return folder
+
     sites = sorted(path.glob("lib/python3*/site-packages"))
     if len(sites) != 1:
         raise UsageError(
@@ -99,10 +102,12 @@ def list_installed(
         project = canonicalize_name("".join(package.metadata.get_all("Name", [])))
         if only not in ("", project):
             continue
+
         dispatch = known_dispatch(project, package.version, target)
         for file in package.files or ():
             if not _is_library(site, file):
                 continue
+
             try:
                 binaries = inspect_file(site / file)
             except SourceError:
@@ -124,6 +129,7 @@ def package_libraries(tree: SourceTree, target: Target) -> list[str]:
             f"{tree.root}: a source tree holds no libraries yet",
             hint="build it, or name an installed vLLM: SITE-PACKAGES/vllm",
         )
+
     libraries = list_installed(tree.root, target, tree.project)
     return [library.name for library in libraries if library.writable]
 

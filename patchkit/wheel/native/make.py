@@ -68,17 +68,18 @@ def make_native(
         for entry in jit_entries(binary, target):
             arch = f"{number}{entry.arch.suffix}"
             job = Job(name=name, path=files[name], entry=entry, arch=arch)
-            wanted = jobs.setdefault(name, [])
+            of_library = jobs.setdefault(name, [])
             if row := _never_called(job, dispatch):
                 unreached.setdefault(name, []).append(row)
             else:
-                wanted.append(job)
+                of_library.append(job)
 
     results = assemble_all(assembler, list(chain(*jobs.values())), progress)
+
     libraries: list[NativeLibrary] = []
-    for name, wanted in jobs.items():
+    for name, of_library in jobs.items():
         dest = folder / f"{len(libraries)}-{files[name].name}"
-        codes = {job.entry.container: results[job] for job in wanted}
+        codes = {job.entry.container: results[job] for job in of_library}
         library = _make_library(name, files[name], dest, binaries[name], codes, target)
         rows = tuple(unreached.get(name, ()))
         libraries.append(replace(library, unreached=rows))
@@ -88,10 +89,12 @@ def make_native(
 def _never_called(job: Job, dispatch: Dispatch) -> Unreached | None:
     if not dispatch.knows(job.name):
         return None
+
     try:
         kernels = job.read_ptx().kernels
     except SourceError:
         return None  # the assembler says what is wrong with it
+
     return dispatch.never_calls(job.name, kernels)
 
 
@@ -118,6 +121,7 @@ def _make_library(
     except BuildError as error:  # of the whole library
         codes = {}
         refused = [error.what]
+
     return NativeLibrary(
         name=name,
         path=dest if codes else None,
@@ -142,6 +146,7 @@ def native_facts(
             refused[library.name] = len(library.refused)
         if library.unreached:
             unreached[library.name] = [row.name for row in library.unreached]
+
     return {
         "ptxas": assembler.version,
         "assembled": assembled,
@@ -178,6 +183,7 @@ def _write_library(
                 why="it was written wrongly",
                 hint="please report this with the library",
             )
+
     # What the loader reads is as it was; sections lie elsewhere.
     if replace(after.library, sections=()) != replace(binary.library, sections=()):
         raise ProofError(f"{binary.name}: the loader would read another library of it")

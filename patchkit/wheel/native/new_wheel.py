@@ -44,14 +44,17 @@ def write_native_library(
     """Write a library into ``dest``, native, under its own name. Raises as for a wheel."""
     if any(library.closed for library in list_libraries(path, target)):
         raise UsageError(f"{path}: is NVIDIA's own, which patchkit never rewrites")
+
+    new = dest / path.name
+    files = {path.name: path}
     with staging() as folder:
-        made = make_native(
-            {path.name: path}, target, folder, assembler, report("Assembling PTX")
-        )
-        if not made or made[0].path is None:
-            raise _nothing_error(path, target, made)
-        _place_file(made[0].path, dest / path.name)
-    return NewFile(path=dest / path.name, libraries=made)
+        bar = report("Assembling PTX")
+        libraries = make_native(files, target, folder, assembler, bar)
+        if not libraries or libraries[0].path is None:
+            raise _nothing_error(path, target, libraries)
+        _place_file(libraries[0].path, new)
+
+    return NewFile(path=new, libraries=libraries)
 
 
 def write_native_wheel(
@@ -69,22 +72,26 @@ def write_native_wheel(
     names = [
         library.name for library in list_libraries(path, target) if library.writable
     ]
+
     with staging() as folder, WheelFile(path) as wheel:
         files = wheel.extract(names, folder / "old")
         dispatch = known_dispatch(wheel.name.project, wheel.name.version, target)
         bar = report("Assembling PTX")
-        made = make_native(files, target, folder, assembler, bar, dispatch)
+        libraries = make_native(files, target, folder, assembler, bar, dispatch)
         members = {
-            library.name: library.path.read_bytes() for library in made if library.path
+            library.name: library.path.read_bytes()
+            for library in libraries
+            if library.path
         }
         if not members:
-            raise _nothing_error(path, target, made)
+            raise _nothing_error(path, target, libraries)
 
         version = _native_version(wheel, target, members)
         project = wheel.dist_info.removesuffix(".dist-info").rpartition("-")[0]
         home = f"{project}-{version}.dist-info"
         facts = _native_facts(wheel, target, version)
-        facts["native"] = native_facts(made, assembler)
+        facts["native"] = native_facts(libraries, assembler)
+
         members[f"{home}/METADATA"] = _rename_version(wheel, version)
         members[f"{home}/{FACTS}"] = as_text(facts).encode()
         members[f"{home}/{_SBOM}"] = as_text(wheel_sbom(facts, ())).encode()
@@ -94,7 +101,8 @@ def write_native_wheel(
         homes = (wheel.dist_info, home)
         rewrite_wheel(wheel, written, homes, members, report("Writing"))
         _place_file(written, new)
-    return NewFile(path=new, libraries=made)
+
+    return NewFile(path=new, libraries=libraries)
 
 
 def _native_version(
@@ -134,20 +142,22 @@ def _native_facts(wheel: WheelFile, target: Target, version: str) -> Facts:
     }
 
 
-def _place_file(made: Path, new: Path) -> None:
-    with made.open("rb") as stream, translated(at=new):
+def _place_file(written: Path, new: Path) -> None:
+    with written.open("rb") as stream, translated(at=new):
         new.parent.mkdir(parents=True, exist_ok=True)
         if new.exists():
-            hint = "name another folder with --output"
-            raise UsageError(f"{new}: is there already", hint=hint)
+            raise UsageError(
+                f"{new}: is there already", hint="name another folder with --output"
+            )
+
         with replacing(new) as sink:
             shutil.copyfileobj(stream, sink)
 
 
 def _nothing_error(
-    path: Path, target: Target, made: Sequence[NativeLibrary]
+    path: Path, target: Target, libraries: Sequence[NativeLibrary]
 ) -> UsageError:
-    reasons = [reason for library in made for reason in library.refused]
+    reasons = [reason for library in libraries for reason in library.refused]
     reasons.append("the device compiles nothing of it")
     return UsageError(
         f"{path}: nothing in it can be assembled for {target.title}",

@@ -79,9 +79,9 @@ class _Tables:
     def __init__(self, old: mmap.mmap, name: str) -> None:
         """Read them. Raises BuildError for a file without the two sections."""
         self.file = name
-        header = HEADER.unpack_from(old)
-        machine, phoff, shoff = header[2], header[5], header[6]
-        phnum, shnum, shstrndx = header[10], header[12], header[13]
+        _, _, machine, _, _, phoff, shoff, *_, phnum, _, shnum, shstrndx = (
+            HEADER.unpack_from(old)
+        )
         self.relative = _RELATIVE.get(machine, 0)
         self.shoff = shoff
 
@@ -89,6 +89,7 @@ class _Tables:
         sections_end = shoff + shnum * SECTION.size
         fits = max(programs_end, sections_end) <= len(old) and shstrndx < shnum
         self.check(fits, "its tables end behind the file")
+
         programs = PROGRAM.iter_unpack(old[phoff:programs_end])
         sections = SECTION.iter_unpack(old[shoff:sections_end])
         self.segments = [_Segment(*fields) for fields in programs]
@@ -99,6 +100,7 @@ class _Tables:
         for section in self.sections:
             start = names + section.name
             by_name[old[start : old.find(b"\0", start)]] = section
+
         for needed in (b".nv_fatbin", b".nvFatBinSegment"):
             self.check(needed in by_name, f"it has no section {needed.decode()}")
         self.code = by_name[b".nv_fatbin"]
@@ -147,8 +149,9 @@ def replace_device_code(source: Path, dest: Path, codes: FatBinaries) -> None:
             _write_library(old, dest, _Tables(old, source.name), dict(codes))
     # Numbers that no file can hold.
     except (struct.error, ValueError, OverflowError) as error:
-        what = f"{source.name}: its tables contradict each other: {error}"
-        raise BuildError(what) from None
+        raise BuildError(
+            f"{source.name}: its tables contradict each other: {error}"
+        ) from None
     dest.chmod(source.stat().st_mode & 0o777)
 
 
@@ -157,6 +160,7 @@ def _write_library(
 ) -> None:
     code = tables.code
     pointers = _find_pointers(old, tables, codes)
+
     size = 0
     starts = {}
     for offset in sorted(codes):
@@ -173,8 +177,10 @@ def _write_library(
         for offset, start in starts.items():
             new.seek(layout.offset + start)
             new.writelines(codes[offset])
+
             for position in pointers[offset]:
                 _write_number(new, layout.moved(position), layout.address + start)
+
         _write_segments(new, tables, layout)
         _write_sections(new, tables, layout, size)
 
@@ -190,25 +196,24 @@ def _find_pointers(
     code = tables.code
     records = tables.records
     relocated = _find_relocations(old, tables)
-    offsets = {code.address + offset - code.offset: offset for offset in codes}
     pointers: dict[int, list[int]] = {offset: [] for offset in codes}
     for at in range(records.offset, records.offset + records.size, _RECORD.size):
         tables.check(at + _RECORD.size <= len(old), ".nvFatBinSegment is cut off")
         magic, _, address, _ = _RECORD.unpack_from(old, at)
+
         places = [at + 8] if address else []
         position = relocated.pop(records.address + at - records.offset + 8, None)
         if position is not None:
             places.append(position)
 
-        values = {int.from_bytes(old[place : place + 8], "little") for place in places}
+        values = {_read_number(old, place) for place in places}
         value = min(values, default=0)
         offset = value - code.address + code.offset
-        is_empty = old[offset : offset + len(_EMPTY)] == _EMPTY
-        if value not in offsets and is_empty:
+        if offset not in codes and old[offset : offset + len(_EMPTY)] == _EMPTY:
             codes[offset] = [_EMPTY]
-            offsets[value] = offset
             pointers[offset] = []
-        fits = magic == _RECORD_MAGIC and values == {value} and value in offsets
+
+        fits = magic == _RECORD_MAGIC and values == {value} and offset in codes
         complaint = f"the record of a fat binary at byte {at} is none that nvcc makes"
         tables.check(fits, complaint)
         pointers[offset] += places
@@ -225,6 +230,7 @@ def _find_relocations(old: mmap.mmap, tables: _Tables) -> dict[int, int]:
     for section in tables.sections:
         if section.kind != _SHT_RELA:
             continue
+
         for place in range(
             section.offset, section.offset + section.size - size + 1, size
         ):
@@ -297,16 +303,17 @@ def _split_segments(
 ) -> list[_Segment]:
     """Return the segments if ``home`` ends at ``end``, and another one begins at ``after``."""
     used = end - home.offset
-    rest = after - home.offset
+    skipped = after - home.offset
     start = replace(home, stored=used, size=used)
     tail = replace(
         home,
         offset=after - cut,
-        address=home.address + rest,
-        physical=home.physical + rest,
-        stored=home.stored - rest,
-        size=home.size - rest,
+        address=home.address + skipped,
+        physical=home.physical + skipped,
+        stored=home.stored - skipped,
+        size=home.size - skipped,
     )
+
     segments: list[_Segment] = []
     for segment in tables.segments:
         if segment == home:
@@ -338,6 +345,7 @@ def _write_segments(new: IO[bytes], tables: _Tables, layout: _Layout) -> None:
                 size=length,
             )
         new.write(PROGRAM.pack(*astuple(segment)))
+
     _write_number(new, _PHOFF, layout.table)
     _write_number(new, _PHNUM, count, width=2)
 
@@ -348,6 +356,7 @@ def _write_sections(
     """Write the section headers, and what the ELF header says of them."""
     shoff = layout.moved(tables.shoff)
     _write_number(new, _SHOFF, shoff)
+
     new.seek(shoff)
     for section in tables.sections:
         changed = replace(section, offset=layout.moved(section.offset))
@@ -356,6 +365,10 @@ def _write_sections(
                 section, offset=layout.offset, address=layout.address, size=size
             )
         new.write(SECTION.pack(*astuple(changed)))
+
+
+def _read_number(old: mmap.mmap, place: int) -> int:
+    return int.from_bytes(old[place : place + 8], "little")
 
 
 def _write_number(new: IO[bytes], place: int, number: int, width: int = 8) -> None:

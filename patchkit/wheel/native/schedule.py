@@ -33,6 +33,7 @@ def assemble_all(
     """
     pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
     memory = _Memory(int(available_memory() * _SHARE))
+
     try:
         results, groups = _plan_all(pool, assembler, jobs, memory)
         results |= _make_all(pool, assembler, groups, memory, progress)
@@ -42,6 +43,7 @@ def assemble_all(
     finally:
         pool.shutdown(cancel_futures=True)
         assembler.stopped.clear()
+
     return results
 
 
@@ -67,6 +69,7 @@ def _plan_all(
             results[job] = assembler.result(task)
         else:
             groups.setdefault(task.key, []).append(task)
+
     return results, list(groups.values())
 
 
@@ -92,6 +95,7 @@ def _make_all(
     work = {pool.submit(make, group): group for group in longest_first}
     total = sum(group[0].job.size for group in groups)
     results: Results = {}
+
     progress(0, total)
     pending: set[Future[PatchkitError | None]] = set(work)
     while pending:
@@ -100,6 +104,7 @@ def _make_all(
             error = future.result()
             for task in work[future]:
                 results[task.job] = error or assembler.result(task)
+
         progress(reckoning.done, total)
     return results
 

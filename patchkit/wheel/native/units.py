@@ -25,26 +25,27 @@ _LONGEST = 240  # characters; longer names stay as they are
 _MOST_DIGITS = 4
 
 
-def _stand_in(form: bytes) -> bytes:
-    return b"%d%s" % (_LONGEST, form.ljust(_LONGEST, b"0"))
-
-
 def neutral(text: bytes) -> tuple[bytes, Mapping[bytes, bytes]]:
     """Return PTX with stand-ins for the names of its unit, and the real name of each.
 
     A text in which they are not clear stays as it is: with names of several units, for example. So
-    does one with numbers of lines, since its machine code has names in more places.
+    does a text with numbers of lines, since its machine code has names in more places.
     """
-    names: dict[bytes, bytes] = {}
     if b".file" in text:
         return text, {}
+
+    names: dict[bytes, bytes] = {}
     for form in _FORMS:
-        stand_in = _stand_in(form)
         units = {_whole_name(text, start, form) for start in _places(text, form)}
-        if None in units or len(units) > 1 or stand_in in text:
+        if not units:
+            continue
+
+        unit = units.pop()
+        stand_in = b"%d%s" % (_LONGEST, form.ljust(_LONGEST, b"0"))
+        if unit is None or units or stand_in in text:
             return text, {}
-        if units:
-            (names[stand_in],) = filter(None, units)
+        names[stand_in] = unit
+
     for stand_in, unit in names.items():
         text = text.replace(unit, stand_in)
     return text, names
@@ -66,18 +67,26 @@ def _whole_name(text: bytes, start: int, form: bytes) -> bytes | None:
     with anything else, a piece of the program would leave with it.
     """
     file = _FILE.match(text, start + len(form))
-    number = _NUMBER.match(text, file.end() + int(file[1])) if file else None
+    if file is None:
+        return None
+    number = _NUMBER.match(text, file.end() + int(file[1]))
     length = _LENGTH.search(text[max(0, start - _MOST_DIGITS) : start])
     if number is None or length is None:
         return None
+
     shortest = number.start(1) + 1 - start
     longest = min(number.end(1) - start, _LONGEST)
-    readings = {int(length[0][place:]) for place in range(len(length[0]))}
-    fitting = [size for size in readings if shortest <= size <= longest]
-    if len(fitting) != 1:
+    digits = length[0]
+    readings = {int(digits[place:]) for place in range(len(digits))}
+    sizes = [size for size in readings if shortest <= size <= longest]
+    if len(sizes) != 1:
         return None
-    name = text[start : start + fitting[0]]
-    return b"%d%s" % (fitting[0], name) if _IDENTIFIER.fullmatch(name) else None
+
+    (size,) = sizes
+    name = text[start : start + size]
+    if not _IDENTIFIER.fullmatch(name):
+        return None
+    return b"%d%s" % (size, name)
 
 
 def named(code: bytes, names: Mapping[bytes, bytes]) -> bytes:
@@ -88,14 +97,14 @@ def named(code: bytes, names: Mapping[bytes, bytes]) -> bytes:
     """
     if not names:
         return code
+
     renamed = bytearray(code)
     for section in parse_library(BytesIO(code), "the machine code").sections:
         if section.name in _TABLES:
-            end = section.offset + section.size
-            table = code[section.offset : end].split(b"\0")
-            renamed[section.offset : end] = b"\0".join(
-                _renamed(name, names) for name in table
-            )
+            place = slice(section.offset, section.offset + section.size)
+            entries = code[place].split(b"\0")
+            renamed[place] = b"\0".join(_renamed(entry, names) for entry in entries)
+
     return bytes(renamed)
 
 
