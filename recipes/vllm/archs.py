@@ -1,4 +1,4 @@
-"""Which kernel group is built for which archs, as the release's own CMake says.
+"""Evaluate which kernel group is built for which archs, by the release's own CMake.
 
 The CMake files are read to find every group; then the release's CMakeLists.txt runs in script mode
 (no compiler, no torch, no GPU) and its trace says what each group gets. A group that was read but
@@ -8,7 +8,7 @@ not reached is not built; a call that was reached but not read is an error.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -28,13 +28,14 @@ INTERSECTION = "cuda_archs_loose_intersection"
 _SCRIPT = Path(__file__).with_name("arch_trace.cmake")
 _FLAG = "set_gencode_flag_for_srcs"  # what the release's own GENCODE calls
 # Calls that arch_trace.cmake adds for the trace alone.
-_LIST, _CODE = "patchkit_archs", "patchkit_code"
+_LIST = "patchkit_archs"
+_CODE = "patchkit_code"
 _COMMANDS = (_FLAG, _LIST, _CODE, GENCODE, INTERSECTION)
 _CODE_NAME = re.compile(r"(sm|compute)_[0-9]{2,4}[af]?")
 
-Place = tuple[
-    str, int
-]  # file, ordinal of the call in that file: lines may move, ordinals do not
+# File, ordinal of the call in that file: lines may move, ordinals do not.
+Place = tuple[str, int]
+Site = tuple[str, int]  # file, line of a call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +54,15 @@ class Group:
         return f"{self.place[0]}:{self.line}"
 
     @property
+    def site(self) -> Site:
+        return self.place[0], self.line
+
+    @property
     def switches(self) -> tuple[str, ...]:
-        """What the group switches on, for example ``NVFP4_SM120``."""
+        """Return the switches that the group sets, for example ``NVFP4_SM120``."""
         return tuple(
-            d.removeprefix("-DENABLE_").removesuffix("=1") for d in self.defines
+            define.removeprefix("-DENABLE_").removesuffix("=1")
+            for define in self.defines
         )
 
 
@@ -68,11 +74,23 @@ def evaluate(
     ``arch_list`` is TORCH_CUDA_ARCH_LIST, or ``Auto`` for what torch detects on the device;
     ``cuda`` the compiler's version. Raises ProofError if CMake stops or a group cannot be read.
     """
-    texts, gencode = cmake_texts(tree), target.gencode_flags(arch_list)
+    texts = cmake_texts(tree)
+    gencode = target.gencode_flags(arch_list)
     key = (gencode, cuda, *texts.items())
-    if key in tree.answers:  # several proofs ask the same
-        return [*tree.answers[key]]
-    groups = [group for path in texts for group in _find_groups(path, texts[path])]
+    # Several proofs ask the same.
+    if key not in tree.answers:
+        groups = [group for path in texts for group in _find_groups(path, texts[path])]
+        _require_lists(groups, texts)
+        known = {group.site for group in groups}
+        archs = _archs_by_site(_trace_calls(tree, texts, gencode, cuda), known)
+        tree.answers[key] = [
+            replace(group, archs=archs.get(group.site, ())) for group in groups
+        ]
+    return [*tree.answers[key]]
+
+
+def _require_lists(groups: Iterable[Group], texts: Mapping[str, str]) -> None:
+    """Raise DriftError for a group whose list nothing sets: it would silently not be built."""
     set_here = {
         argument.value
         for path, text in texts.items()
@@ -81,20 +99,12 @@ def evaluate(
         for argument in call.arguments[:2]
     }
     for group in groups:
-        # It would silently not be built.
         if group.variable and group.variable not in set_here:
             raise DriftError(
                 f"{group.where}: {group.name} is built for {group.variable}, which nothing sets",
                 why="the file was edited by hand: the list was removed or renamed",
                 hint="restore the file from the release",
             )
-    known = {(group.place[0], group.line) for group in groups}
-    archs = _archs_by_place(_trace_calls(tree, texts, gencode, cuda), known)
-    tree.answers[key] = [
-        replace(group, archs=archs.get((group.place[0], group.line), ()))
-        for group in groups
-    ]
-    return [*tree.answers[key]]
 
 
 def cmake_texts(tree: SourceTree) -> dict[str, str]:
@@ -115,44 +125,41 @@ def _is_build_file(path: str) -> bool:
 
 def _find_groups(path: str, text: str) -> Iterator[Group]:
     """Yield calls that give sources an arch list, and lists that no such call in the file uses."""
-    calls = parsed(path, text) if _is_build_file(path) else ()
-    used = {
-        _keyword_variable(call, "CUDA_ARCHS") for call in calls if call.name == GENCODE
-    }
+    if not _is_build_file(path):
+        return
+
+    calls = parsed(path, text)
+    names = {call.name for call in calls}
+    # An external project that builds itself only asks whether its list is empty.
+    builds_itself = path != ROOT_FILE and GENCODE not in names
     ordinal = 0
     for index, call in enumerate(calls):
         place = (path, ordinal)
         if call.name == GENCODE:
-            # The -D flags that the same branch switches on.
-            beside = [
-                c
-                for c in calls
-                if c.name == "list" and call.block and c.block == call.block
-            ]
             yield Group(
                 place=place,
                 line=call.line,
                 name=_first_source(calls[:index], _keyword_variable(call, "SRCS")),
                 variable=_keyword_variable(call, "CUDA_ARCHS"),
-                defines=tuple(
-                    argument.value
-                    for other in beside
-                    for argument in other.arguments
-                    if argument.value.startswith("-DENABLE_")
-                ),
+                defines=_defines_beside(call, calls),
             )
-        # An external project that builds itself only asks whether its list is empty.
-        elif (
-            call.name == INTERSECTION
-            and call.arguments
-            and path != ROOT_FILE
-            and not used
-        ):
-            variable, name = call.arguments[0].value, PurePosixPath(path).stem
+            ordinal += 1
+        elif builds_itself and call.name == INTERSECTION and call.arguments:
+            variable = call.arguments[0].value
+            name = PurePosixPath(path).stem
             yield Group(place=place, line=call.line, name=name, variable=variable)
-        else:
-            continue
-        ordinal += 1
+            ordinal += 1
+
+
+def _defines_beside(call: Command, calls: Iterable[Command]) -> tuple[str, ...]:
+    """Return the -D flags that the same branch switches on."""
+    return tuple(
+        argument.value
+        for other in calls
+        if other.name == "list" and call.block and other.block == call.block
+        for argument in other.arguments
+        if argument.value.startswith("-DENABLE_")
+    )
 
 
 def _keyword_variable(call: Command, keyword: str) -> str:
@@ -170,13 +177,12 @@ def _first_source(before: tuple[Command, ...], variable: str) -> str:
         values = [argument.value for argument in call.arguments]
         sources = [value for value in values if value.endswith((".cu", ".cpp"))]
         if sources and call.name in ("set", "file") and variable in values[:2]:
-            name = next(
-                (source for source in sources if source.endswith(".cu")), sources[0]
-            )
+            cuda_sources = [source for source in sources if source.endswith(".cu")]
+            name = [*cuda_sources, *sources][0]
             break
-    parts = [
-        part for part in PurePosixPath(name).with_suffix("").parts if part != "csrc"
-    ]
+
+    parts = PurePosixPath(name).with_suffix("").parts
+    parts = tuple(part for part in parts if part != "csrc")
     return "/".join(part for part in parts[-2:] if not part.startswith("${"))
 
 
@@ -189,29 +195,27 @@ def _trace_calls(
     it, those of external sources to them. Raises ProofError if CMake stops.
     """
     with ScratchFolder() as folder:
-        root, scratch, log = (
-            Path(folder) / name for name in ("tree", "scratch", "trace")
-        )
+        root = Path(folder, "tree")
+        scratch = Path(folder, "scratch")
+        log = Path(folder, "trace")
         mirror(tree, texts, root)
-        (scratch / "include/cutlass").mkdir(parents=True)
-        (
-            scratch / "include/cutlass/cutlass.h"
-        ).touch()  # some projects look whether it is there
+        # Some projects look whether it is there.
+        header = scratch / "include/cutlass/cutlass.h"
+        header.parent.mkdir(parents=True)
+        header.touch()
+
         sources = [*filter(_is_build_file, texts), _SCRIPT.name]
-        arguments = [
-            *(f"--trace-source={path}" for path in sources),
-            f"-DPATCHKIT_GENCODE={gencode}",
-            f"-DPATCHKIT_CUDA={cuda}",
-            f"-DPATCHKIT_SCRATCH={scratch}",
-        ]
+        arguments = [f"--trace-source={path}" for path in sources]
+        arguments.append(f"-DPATCHKIT_GENCODE={gencode}")
+        arguments.append(f"-DPATCHKIT_CUDA={cuda}")
+        arguments.append(f"-DPATCHKIT_SCRATCH={scratch}")
         ended = run_script(
             tree, _SCRIPT, arguments, folder=root, beside=Path(folder), log=log
         )
         if ended.trouble:
-            lines = ended.error_text.replace(f"{root}/", "").splitlines() or [
-                ended.trouble
-            ]
-            shown = "\n".join(f"    {line}" for line in lines if line.strip())
+            output = ended.error_text.replace(f"{root}/", "") or ended.trouble
+            lines = [f"    {line}" for line in output.splitlines() if line.strip()]
+            shown = "\n".join(lines)
             raise ProofError(
                 f"CMake stopped while it decided the arch lists ({ended.trouble}):\n{shown}",
                 why="the release's own CMake rejects this arch list, or the files were edited by "
@@ -222,42 +226,56 @@ def _trace_calls(
         return list(read_trace(log, _COMMANDS, root, scratch))
 
 
-def _archs_by_place(
-    calls: Iterable[Traced], known: set[tuple[str, int]]
-) -> dict[tuple[str, int], tuple[str, ...]]:
+def _archs_by_site(
+    calls: Iterable[Traced], known: Collection[Site]
+) -> dict[Site, tuple[str, ...]]:
     """Return what nvcc is told to make at each known site, as an arch list.
 
     A call hands over what is wanted; the flags that come of it are what counts.
     """
-    found: dict[tuple[str, int], tuple[str, ...]] = {}
+    archs: dict[Site, tuple[str, ...]] = {}
     codes: list[str] = []
-    sources = project = None  # what the next records are about
+    # The sites that the next records are about.
+    sources: Site | None = None
+    project: Site | None = None
     for call in calls:
-        if call.command == _FLAG or (
-            call.command == GENCODE and call.where not in known
-        ):
-            raise _unreadable_call(call)
+        _require_readable(call, known)
         if call.command == GENCODE:
-            sources, codes = call.where, []
-            found[sources] = ()
+            sources = call.where
+            codes = []
+            archs[sources] = ()
         elif call.command == _CODE and sources:
-            if not (call.arguments and _CODE_NAME.fullmatch(call.arguments[0])):
-                raise _unreadable_call(call)
-            codes.append(call.arguments[0])
-            found[sources] = list_archs(codes)
+            codes.append(_read_code(call))
+            archs[sources] = list_archs(codes)
         elif call.command == INTERSECTION:
             project = call.where if call.where in known else None
         elif call.command == _LIST and project:
-            archs = tuple(
-                arch for text in call.arguments[1:] for arch in text.split(";") if arch
-            )
-            try:
-                for arch in archs:
-                    parse_arch(arch)
-            except UsageError:
-                raise _unreadable_call(call) from None
-            found[project], project = archs, None
-    return found
+            archs[project] = _read_archs(call)
+            project = None
+    return archs
+
+
+def _require_readable(call: Traced, known: Collection[Site]) -> None:
+    """Raise ProofError for sources that no file shows, or that another call builds."""
+    is_unknown = call.command == GENCODE and call.where not in known
+    if call.command == _FLAG or is_unknown:
+        raise _unreadable_call(call)
+
+
+def _read_code(call: Traced) -> str:
+    if not call.arguments or not _CODE_NAME.fullmatch(call.arguments[0]):
+        raise _unreadable_call(call)
+    return call.arguments[0]
+
+
+def _read_archs(call: Traced) -> tuple[str, ...]:
+    archs = tuple(filter(None, ";".join(call.arguments[1:]).split(";")))
+    try:
+        for arch in archs:
+            parse_arch(arch)
+    except UsageError:
+        raise _unreadable_call(call) from None
+    return archs
 
 
 def _unreadable_call(call: Traced) -> ProofError:

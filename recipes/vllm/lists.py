@@ -16,10 +16,7 @@ from patchkit.recipes.vllm.archs import INTERSECTION, parsed
 SUPPORTED = "CUDA_SUPPORTED_ARCHS"
 MLA = "MLA_ARCHS"
 _CUDA = Version("13.0")
-_LISTING = {
-    INTERSECTION: 3,
-    "set": 2,
-}  # how many arguments a call has that gives a list
+_LISTING = {INTERSECTION: 3, "set": 2}  # the arguments of a call that gives a list
 _COMPILER = (
     "CMAKE_CUDA_COMPILER_VERSION",
     "${CMAKE_CUDA_COMPILER_VERSION}",
@@ -52,42 +49,44 @@ class ArchList:
 @lru_cache(maxsize=64)
 def cuda13_lists(path: str, text: str) -> tuple[ArchList, ...]:
     """Return the lists of a file that a compiler of CUDA 13 reads, in order."""
-    calls, lists = parsed(path, text), []
+    calls = parsed(path, text)
+    lists = []
     for index, call in enumerate(calls):
-        values = [argument.value for argument in call.arguments[:3]]
-        if len(call.arguments) != _LISTING.get(call.name) or (
-            call.name == "set" and values[0] != SUPPORTED
-        ):
-            continue
-        excluded = (condition for branch in call.block for condition in branch.excluded)
-        # The else of ``>= 13.0`` is only taken by older compilers.
-        rests = [
-            [word for word in words if word not in _COMPILER] for words in excluded
-        ]
-        if not any(
-            rest[0] == "VERSION_GREATER_EQUAL" and Version(rest[1]) <= _CUDA
-            for rest in rests
-            if len(rest) == 2
-        ):
-            sm100 = values[0] == MLA or _switches_sm100_on(call, calls[index + 1 :])
-            lists.append(ArchList(path, values[0], call.arguments[1], sm100))
+        if _gives_list(call) and not _is_for_older_cuda(call):
+            variable = call.arguments[0].value
+            sm100 = variable == MLA or _switches_sm100_on(call, calls[index + 1 :])
+            lists.append(ArchList(path, variable, call.arguments[1], sm100))
     return tuple(lists)
+
+
+def _gives_list(call: Command) -> bool:
+    if len(call.arguments) != _LISTING.get(call.name):
+        return False
+    return call.name != "set" or call.arguments[0].value == SUPPORTED
+
+
+def _is_for_older_cuda(call: Command) -> bool:
+    """Return whether a call stands in the else of ``>= 13.0``, which older compilers take."""
+    for branch in call.block:
+        for condition in branch.excluded:
+            match [word for word in condition if word not in _COMPILER]:
+                case ["VERSION_GREATER_EQUAL", version] if Version(version) <= _CUDA:
+                    return True
+    return False
 
 
 def _switches_sm100_on(call: Command, later: Sequence[Command]) -> bool:
     """Return whether the next -DENABLE_… before a list of another name is an SM100 one."""
+    if call.name != INTERSECTION:
+        return False
     for following in later:
-        if (
-            following.name == INTERSECTION
-            and len(following.arguments) == 3
-            and following.arguments[0].value != call.arguments[0].value
-        ):
+        values = [argument.value for argument in following.arguments]
+        is_list = following.name == INTERSECTION and len(values) == 3
+        if is_list and values[0] != call.arguments[0].value:
             return False
-        defines = [
-            a.value for a in following.arguments if a.value.startswith("-DENABLE_")
-        ]
+        defines = [value for value in values if value.startswith("-DENABLE_")]
         if defines:
-            return call.name == INTERSECTION and defines[0].endswith("_SM100=1")
+            return defines[0].endswith("_SM100=1")
     return False
 
 

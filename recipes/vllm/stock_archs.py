@@ -1,9 +1,9 @@
-"""Know what releases build, so that a hand-edited arch list is noticed."""
+"""Compare arch lists with those of the releases, so that a hand-edited one is noticed."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +12,8 @@ from packaging.version import Version
 from patchkit.errors import DriftError
 from patchkit.recipes.vllm.archs import Group
 
-Key = tuple[
-    str, str, str, int
-]  # group, switches, variable, which one of those that agree
+# Group, switches, variable, and the number among those that agree in all three.
+Key = tuple[str, str, str, int]
 
 
 def check_stock(
@@ -23,35 +22,37 @@ def check_stock(
     version: Version,
     patched: Callable[[Group], set[frozenset[str]]],
 ) -> None:
-    """Compare what a known release's tree builds with the table.
+    """Compare the arch lists of a known release's tree with the table.
 
-    ``table`` is a CSV that tools/tables.py writes: what each group gets for the family's first
-    member, by ranges of releases (inclusive). ``patched`` says what a group of the table may get in
-    a tree that is patched already. Raises DriftError that names every group that differs.
+    ``table`` is a CSV that tools/tables.py writes: the archs of each group for the family's first
+    member, by ranges of releases (inclusive). ``patched`` returns the archs that a group of the
+    table may get in a tree that is patched already. Raises DriftError that names every group that
+    differs.
     """
-    expected: dict[Key, tuple[str, ...]] = {}
-    with table.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            if Version(row["since"]) <= version <= Version(row["until"]):
-                archs = tuple(filter(None, row["archs"].split(";")))
-                name = (row["group"], row["switches"], row["variable"])
-                expected[*name, sum(key[:3] == name for key in expected)] = archs
-    found: dict[Key, Group] = {}
-    for group in groups:
-        name = (group.name, " ".join(group.switches), group.variable)
-        found[*name, sum(key[:3] == name for key in found)] = group
+    expected = _read_table(table, version)
     if not expected:  # not added to the tables yet: nobody knows what it builds
         return
-    wrong = [f"{key[0]} ({key[2]}) is missing" for key in expected if key not in found]
-    for key, group in found.items():
+
+    by_key: dict[Key, Group] = {}
+    for group in groups:
+        names = (group.name, " ".join(group.switches), group.variable)
+        by_key[_next_key(by_key, *names)] = group
+    wrong = [
+        f"{name} ({variable}) is missing"
+        for name, switches, variable, number in expected
+        if (name, switches, variable, number) not in by_key
+    ]
+    for key, group in by_key.items():
+        title = f"{group.where}: {group.name} ({group.variable})"
         if key not in expected:
-            wrong.append(f"{group.where}: {group.name} ({group.variable}) is new")
-        elif group.archs != (archs := expected[key]) and frozenset(
-            group.archs
-        ) not in patched(replace(group, archs=archs)):
+            wrong.append(f"{title} is new")
+            continue
+        archs = expected[key]
+        if group.archs == archs:
+            continue
+        if frozenset(group.archs) not in patched(replace(group, archs=archs)):
             wrong.append(
-                f"{group.where}: {group.name} ({group.variable}) is built for "
-                f"{';'.join(group.archs) or 'nothing'}, not for {';'.join(archs) or 'nothing'}"
+                f"{title} is built for {_archs_text(group.archs)}, not for {_archs_text(archs)}"
             )
     if wrong:
         raise DriftError(
@@ -59,3 +60,23 @@ def check_stock(
             why="a CMake file was edited by hand",
             hint="restore the CMake files from the release",
         )
+
+
+def _read_table(table: Path, version: Version) -> dict[Key, tuple[str, ...]]:
+    """Return the archs of each group in a release."""
+    archs: dict[Key, tuple[str, ...]] = {}
+    with table.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if Version(row["since"]) <= version <= Version(row["until"]):
+                key = _next_key(archs, row["group"], row["switches"], row["variable"])
+                archs[key] = tuple(filter(None, row["archs"].split(";")))
+    return archs
+
+
+def _next_key(keys: Collection[Key], group: str, switches: str, variable: str) -> Key:
+    names = (group, switches, variable)
+    return (*names, sum(key[:3] == names for key in keys))
+
+
+def _archs_text(archs: tuple[str, ...]) -> str:
+    return ";".join(archs) or "nothing"
