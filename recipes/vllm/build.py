@@ -28,7 +28,10 @@ WITHOUT_RUST = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """What is fetched from a release on; ``commit`` is the one that a tag names, "" if unknown."""
+    """The commit or tag of a source from a release on.
+
+    ``commit`` is the one that a tag names, "" if unknown.
+    """
 
     since: Version = field(metadata={"key": "from"})
     pin: str
@@ -39,13 +42,13 @@ class Pin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForReleases:
-    """What holds for some releases, a PEP 440 specifier."""
+    """A fact about some releases, a PEP 440 specifier."""
 
     versions: str
 
     def covers(self, version: Version) -> bool:
         # A pre-release counts as its release: specifiers leave pre-releases out by default.
-        return SpecifierSet(self.versions).contains(version.base_version)
+        return version.base_version in SpecifierSet(self.versions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,16 +118,15 @@ class KnownSource:
 
     def is_ready(self, version: Version) -> bool:
         """Return whether a release's own wheel gives it, so that nothing of it is compiled."""
-        return bool(self.ready) and SpecifierSet(self.ready).contains(
-            version.base_version
-        )
+        return bool(self.ready) and version.base_version in SpecifierSet(self.ready)
 
     def serves(self, major: int, version: Version) -> bool:
         """Return whether a release uses it on devices of this major capability."""
         base = Version(version.base_version)
-        majors = next(
-            (e.majors for e in reversed(self.later) if e.since <= base), self.majors
-        )
+        majors = self.majors
+        for served in self.later:
+            if served.since <= base:
+                majors = served.majors
         return not majors or major in majors
 
 
@@ -173,14 +175,15 @@ def read_needs(tree: SourceTree) -> Needs:
 
 
 def recorded_needs(version: Version) -> Needs:
-    """Return what the recipe has for a release, or for the newest one before it."""
+    """Return the needs of a release in the recipe, or of the newest one before it."""
     base = Version(version.base_version)
-    merged: dict[str, Any] = {}
+    needs: dict[str, Any] = {}
+    # Each entry has only what changed, from the oldest release to the newest.
     for entry in read_toml(tuple[dict[str, Any], ...], _FILE, key="needs"):
-        # Each entry has only what changed, from the oldest release to the newest.
-        if Version(entry["from"]) <= base:
-            merged |= {name: value for name, value in entry.items() if name != "from"}
-    return record(Needs, merged)
+        since = Version(entry.pop("from"))
+        if since <= base:
+            needs |= entry
+    return record(Needs, needs)
 
 
 def locked_requirements(torch: str, given: Path | None = None) -> Path:
@@ -212,64 +215,66 @@ def across() -> Across:
 @cache
 def known_externals() -> tuple[KnownSource, ...]:
     """Return every external source that some release fetches."""
-    return tuple(
-        replace(
-            external,
-            pins=tuple(
-                replace(pin, url=pin.url or external.url) for pin in external.pins
-            ),
-        )
-        for external in read_toml(tuple[KnownSource, ...], _FILE, key="external")
-    )
+    sources = read_toml(tuple[KnownSource, ...], _FILE, key="external")
+    return tuple(replace(source, pins=_located_pins(source)) for source in sources)
+
+
+def _located_pins(source: KnownSource) -> tuple[Pin, ...]:
+    return tuple(replace(pin, url=pin.url or source.url) for pin in source.pins)
 
 
 def by_option(names: Iterable[str]) -> tuple[KnownSource, ...]:
-    """Return what options such as ``--without flash-attn`` name. Raises UsageError."""
+    """Return the sources of options such as ``--without flash-attn``. Raises UsageError."""
     known = {external.option: external for external in known_externals()}
-    names = tuple(dict.fromkeys(names))
+    chosen = {}
     for name in names:
         if name not in known:
             raise UsageError(
                 f"no source or extension is called {name!r}",
                 hint=f"there are: {', '.join(sorted(known))}",
             )
-    return tuple(known[name] for name in names)
+        chosen[name] = known[name]
+    return tuple(chosen.values())
 
 
 def wanted(
-    found: Iterable[External], version: Version, *, release: bool
+    sources: Iterable[External], version: Version, *, release: bool
 ) -> tuple[Wanted, ...]:
-    """Return what a tree fetches, each source compared with what is known.
+    """Return the sources that a tree fetches, each compared with what is known.
 
     ``release`` says whether the version is in the table, so that its pins are known; those of
     another tree are what its files say. Raises DriftError for an unknown source, or another pin.
     """
-    by_name, taken = {external.name: external for external in known_externals()}, []
-    for external in found:
+    by_name = {known.name: known for known in known_externals()}
+    checked = []
+    for external in sources:
         known = by_name.get(external.name)
         if known is None:
-            raise _drift(
-                external, f"fetches {external.name}, which patchkit does not know"
-            )
-        pin = known.pin_of(version)
-        if release and (
-            pin is None or (pin.url, pin.pin) != (external.url, external.pin)
-        ):
-            expected = f"{pin.url} at {pin.pin}" if pin else "nothing"
-            problem = f"fetches {external.url} at {external.pin} instead of {expected}"
+            problem = f"fetches {external.name}, which patchkit does not know"
             raise _drift(external, problem)
-        pins = (
-            pin
-            for pin in known.pins
-            if (pin.url, pin.pin) == (external.url, external.pin)
-        )
-        commit = (
-            external.pin
-            if external.is_commit
-            else next((pin.commit for pin in pins), "")
-        )
-        taken.append(Wanted(external, known, commit))
-    return tuple(taken)
+        if release:
+            _require_pin(external, known.pin_of(version))
+        checked.append(Wanted(external, known, _commit_of(external, known)))
+    return tuple(checked)
+
+
+def _require_pin(external: External, pin: Pin | None) -> None:
+    if pin is None or not _is_pin_of(pin, external):
+        expected = f"{pin.url} at {pin.pin}" if pin else "nothing"
+        problem = f"fetches {external.url} at {external.pin} instead of {expected}"
+        raise _drift(external, problem)
+
+
+def _commit_of(external: External, known: KnownSource) -> str:
+    """Return the commit of a source, "" where only a tag is known."""
+    if external.is_commit:
+        return external.pin
+    pins = (pin for pin in known.pins if _is_pin_of(pin, external))
+    return next((pin.commit for pin in pins), "")
+
+
+def _is_pin_of(pin: Pin, external: External) -> bool:
+    return (pin.url, pin.pin) == (external.url, external.pin)
 
 
 def _drift(external: External, problem: str) -> DriftError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -24,8 +25,14 @@ _DECLARING = frozenset({"fetchcontent_declare", "fetchcontent_populate"})
 _FOREIGN = frozenset({"externalproject_add", "cpmaddpackage", "cpmfindpackage"})
 _RUNNING = frozenset({"execute_process", "add_custom_command", "add_custom_target"})
 _PLACES = frozenset(
-    {"URL", "GIT_REPOSITORY", "SVN_REPOSITORY", "HG_REPOSITORY", "CVS_REPOSITORY"}
-    | {"DOWNLOAD_COMMAND"}
+    {
+        "URL",
+        "GIT_REPOSITORY",
+        "SVN_REPOSITORY",
+        "HG_REPOSITORY",
+        "CVS_REPOSITORY",
+        "DOWNLOAD_COMMAND",
+    }
 )
 # Words of a command line that bring something from elsewhere.
 _GETTERS = re.compile(
@@ -40,8 +47,6 @@ _KEYWORDS = frozenset(
         "GIT_SHALLOW",
         "GIT_SUBMODULES",
         "BINARY_DIR",
-    }
-    | {
         "SOURCE_DIR",
         "SOURCE_SUBDIR",
         "SUBBUILD_DIR",
@@ -57,10 +62,10 @@ _HINT = "tell patchkit about it in recipes/vllm/build.toml, or build a release t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class External:
-    """One source: FetchContent's name, where it comes from, and what takes its place.
+    """One source: FetchContent's name, its URL, and the variable that names a folder instead.
 
-    ``pin`` is a commit id or the name of a tag, ``submodules`` what is asked for by name (None for
-    all of them), ``subdir`` the folder in it that CMake enters.
+    ``pin`` is a commit id or the name of a tag, ``submodules`` are those that are named (None for
+    all of them), ``subdir`` is the folder in it that CMake enters.
     """
 
     name: str
@@ -87,81 +92,98 @@ def externals(tree: SourceTree) -> tuple[External, ...]:
     Raises DriftError, with the place, for a fetch in a form that is not understood, or that no
     variable replaces.
     """
-    found: dict[str, External] = {}
+    sources: dict[str, External] = {}
+    for path, calls in _read_files(tree).items():
+        for call in calls:
+            external = _find_external(path, call, calls)
+            if external is None:
+                continue
+            if external.name in sources:
+                problem = f"{external.name} is fetched twice"
+                raise _unseen_form(path, call.line, problem)
+            sources[external.name] = external
+    return tuple(sources.values())
+
+
+def _read_files(tree: SourceTree) -> dict[str, tuple[Command, ...]]:
+    """Return the commands that a CUDA build reaches, by file."""
     files: dict[str, tuple[Command, ...]] = {}
     waiting = [ROOT_FILE]
     while waiting:
         path = waiting.pop(0)
-        if path not in files:
-            read = commands(tree.read(path), path)
-            files[path] = tuple(call for call in read if for_cuda(call.block))
-            waiting += filter(
-                None, (_entered_file(tree, path, call) for call in files[path])
-            )
-    for path, calls in files.items():
-        for call in calls:
-            if external := _find_external(path, call, calls):
-                if external.name in found:
-                    raise _unseen_form(
-                        path, call.line, f"{external.name} is fetched twice"
-                    )
-                found[external.name] = external
-    return tuple(found.values())
+        if path in files:
+            continue
+        calls = commands(tree.read(path), path)
+        files[path] = tuple(call for call in calls if for_cuda(call.block))
+        entered = (_entered_file(tree, path, call) for call in files[path])
+        waiting += filter(None, entered)
+    return files
 
 
 def _entered_file(tree: SourceTree, path: str, call: Command) -> str:
     """Return the file of the tree that a command reads; "" for CMake's own modules."""
     if call.name not in ("include", "add_subdirectory") or not call.arguments:
         return ""
+
     value = call.arguments[0].value
-    folder = str(PurePosixPath(path).parent)
     if value.startswith(_HERE):
-        value = str(PurePosixPath(folder) / value.partition("/")[2])
+        value = str(PurePosixPath(path).parent / value.partition("/")[2])
     elif value.startswith(_ROOT):
         value = value.partition("/")[2]
     if call.name == "add_subdirectory":
         value = f"{value}/{ROOT_FILE}"
-    if call.name == "include" and re.fullmatch(r"\w+", value):
+    elif re.fullmatch(r"\w+", value):
         return ""
+
     if "$" in value or not tree.exists(value):
-        raise _unseen_form(
-            path, call.line, f"{call.name}({value}) leads to no file of the tree"
-        )
+        problem = f"{call.name}({value}) leads to no file of the tree"
+        raise _unseen_form(path, call.line, problem)
     return value
 
 
 def for_cuda(block: tuple[Branch, ...]) -> bool:
     """Return whether a CUDA build can be inside of all these branches."""
-    return not any(
-        _condition_holds(branch.condition) is False
-        or any(map(_condition_holds, branch.excluded))
-        for branch in block
-    )
+    for branch in block:
+        if _condition_holds(branch.condition) is False:
+            return False
+        if any(map(_condition_holds, branch.excluded)):
+            return False
+    return True
 
 
 def _condition_holds(condition: tuple[str, ...]) -> bool | None:
-    """Return what a condition is in a CUDA build, None if that is unknown.
+    """Return the value of a condition in a CUDA build, None if that is unknown.
 
     Understood are comparisons of the device with a text, and those joined by OR or AND.
     """
     if "(" in condition:
         return None
-    for joint, decides in (("OR", True), ("AND", False)):
-        if joint in condition:
-            cut = condition.index(joint)
-            parts = (
-                _condition_holds(condition[:cut]),
-                _condition_holds(condition[cut + 1 :]),
-            )
-            if decides in parts:
-                return decides
-            return None if None in parts else not decides
-    if condition[:1] == ("NOT",):
-        inner = _condition_holds(condition[1:])
-        return None if inner is None else not inner
-    if len(condition) == 3 and condition[1] == "STREQUAL" and condition[0] in _DEVICE:
-        return _DEVICE[condition[0]] == condition[2]
+    if "OR" in condition:
+        return _joined_holds(condition, "OR", decisive=True)
+    if "AND" in condition:
+        return _joined_holds(condition, "AND", decisive=False)
+
+    match condition:
+        case ["NOT", *words]:
+            holds = _condition_holds(tuple(words))
+            return None if holds is None else not holds
+        case [variable, "STREQUAL", text] if variable in _DEVICE:
+            return _DEVICE[variable] == text
     return None
+
+
+def _joined_holds(
+    condition: tuple[str, ...], joint: str, *, decisive: bool
+) -> bool | None:
+    """Return the value of two conditions, one of which decides if it has the decisive value."""
+    cut = condition.index(joint)
+    values = [
+        _condition_holds(condition[:cut]),
+        _condition_holds(condition[cut + 1 :]),
+    ]
+    if decisive in values:
+        return decisive
+    return None if None in values else not decisive
 
 
 def _find_external(
@@ -169,60 +191,51 @@ def _find_external(
 ) -> External | None:
     """Return the source that a command fetches, None if it fetches nothing."""
     values = [argument.value for argument in call.arguments]
-    runs_getter = call.name in _RUNNING and _GETTERS.search(" ".join(values))
-    downloads = call.name == "file" and values[:1] == ["DOWNLOAD"]
-    if call.name in _FOREIGN or runs_getter or downloads:
-        raise _unseen_form(
-            path, call.line, f"{call.name} fetches something in an unknown way"
-        )
+    if _fetches_unseen(call.name, values):
+        problem = f"{call.name} fetches something in an unknown way"
+        raise _unseen_form(path, call.line, problem)
     if call.name not in _DECLARING:
         return None
+
     places = _PLACES.intersection(values)
-    local = "SOURCE_DIR" in values and call.name == "fetchcontent_declare"
+    is_local = "SOURCE_DIR" in values and call.name == "fetchcontent_declare"
     # One argument: it was declared before, and is looked at there.
-    if not places and (local or len(values) == 1):
+    if not places and (is_local or len(values) == 1):
         return None
     if places != {"GIT_REPOSITORY"}:
         raise _unseen_form(path, call.line, f"{values[0]} is not fetched with git")
     return _declared_external(path, call, values, calls)
 
 
+def _fetches_unseen(name: str, values: list[str]) -> bool:
+    if name in _RUNNING:
+        return _GETTERS.search(" ".join(values)) is not None
+    return name in _FOREIGN or (name == "file" and values[:1] == ["DOWNLOAD"])
+
+
 def _declared_external(
     path: str, call: Command, values: list[str], calls: tuple[Command, ...]
 ) -> External:
-    # variable → the texts that the file sets it to before the command
-    texts: defaultdict[str, set[str]] = defaultdict(set)
-    for other in calls:
-        if (
-            other.name == "set"
-            and other.start < call.start
-            and len(other.arguments) > 1
-        ):
-            texts[other.arguments[0].value].add(other.arguments[1].value)
-
-    def text(match: re.Match[str]) -> str:
-        known = texts[match[1]]
-        return next(iter(known)) if len(known) == 1 else match[0]
+    texts = _texts_before(call, calls)
 
     def field(keyword: str) -> tuple[str, ...]:
-        rest = values[values.index(keyword) + 1 :] if keyword in values else []
-        given = itertools.takewhile(lambda value: value not in _KEYWORDS, rest)
-        resolved = tuple(_REFERENCE.sub(text, value) for value in given)
+        behind = values[values.index(keyword) + 1 :] if keyword in values else []
+        words = itertools.takewhile(lambda value: value not in _KEYWORDS, behind)
+        resolved = tuple(_fill_in(word, texts) for word in words)
         if any("$" in value for value in resolved):
-            raise _unseen_form(
-                path, call.line, f"{keyword} is not set to one text in this file"
-            )
+            problem = f"{keyword} is not set to one text in this file"
+            raise _unseen_form(path, call.line, problem)
         return resolved
 
-    if not field("GIT_TAG"):
-        raise _unseen_form(
-            path, call.line, f"{values[0]} has no GIT_TAG: any commit could come"
-        )
+    pin = field("GIT_TAG")
+    if not pin:
+        problem = f"{values[0]} has no GIT_TAG: any commit could come"
+        raise _unseen_form(path, call.line, problem)
     return External(
         name=values[0],
-        variable=_find_override(path, call, calls, values[0]),
+        variable=_find_override(path, call, calls),
         url=field("GIT_REPOSITORY")[0].removesuffix(".git"),
-        pin=field("GIT_TAG")[0],
+        pin=pin[0],
         submodules=field("GIT_SUBMODULES") if "GIT_SUBMODULES" in values else None,
         subdir="".join(field("SOURCE_SUBDIR")),
         path=path,
@@ -230,30 +243,50 @@ def _declared_external(
     )
 
 
-def _find_override(
-    path: str, call: Command, calls: tuple[Command, ...], name: str
-) -> str:
-    """Return the environment variable that replaces a fetch: its branch is the one without it."""
-    # Variables that the file sets to those of the environment, where there are any.
-    taken = set()
+def _texts_before(
+    call: Command, calls: tuple[Command, ...]
+) -> Mapping[str, Collection[str]]:
+    """Return variable → the texts that the file sets it to before a command."""
+    texts: defaultdict[str, set[str]] = defaultdict(set)
     for other in calls:
-        words = [argument.value for argument in other.arguments]
-        name = words[0] if words else ""
-        defined = any(
-            branch.condition == ("DEFINED", f"ENV{{{name}}}") for branch in other.block
-        )
-        if other.name == "set" and words == [name, f"$ENV{{{name}}}"] and defined:
-            taken.add(name)
-    for condition in (passed for branch in call.block for passed in branch.excluded):
-        if len(condition) == 1 and condition[0] in taken:
-            return condition[0]
-        if (
-            len(condition) == 2
-            and condition[0] == "DEFINED"
-            and condition[1].startswith("ENV{")
-        ):
-            return condition[1].removeprefix("ENV{").removesuffix("}")
+        if other.name == "set" and other.start < call.start:
+            values = [argument.value for argument in other.arguments]
+            if len(values) > 1:
+                texts[values[0]].add(values[1])
+    return texts
+
+
+def _fill_in(word: str, texts: Mapping[str, Collection[str]]) -> str:
+    """Put texts in the place of variables that are set to one text."""
+
+    def text(match: re.Match[str]) -> str:
+        known = texts.get(match[1], ())
+        return next(iter(known)) if len(known) == 1 else match[0]
+
+    return _REFERENCE.sub(text, word)
+
+
+def _find_override(path: str, call: Command, calls: tuple[Command, ...]) -> str:
+    """Return the environment variable that replaces a fetch: its branch is the one without it."""
+    environment = {name for other in calls for name in _environment_copy(other)}
+    for branch in call.block:
+        for condition in branch.excluded:
+            match condition:
+                case [name] if name in environment:
+                    return name
+                case ["DEFINED", name] if name.startswith("ENV{"):
+                    return name.removeprefix("ENV{").removesuffix("}")
+    name = call.arguments[0].value
     raise _unseen_form(path, call.line, f"no variable names a folder to use for {name}")
+
+
+def _environment_copy(call: Command) -> Iterator[str]:
+    """Yield the variable that a command sets to the one of the environment, if there is any."""
+    match [argument.value for argument in call.arguments]:
+        case [name, value] if call.name == "set" and value == f"$ENV{{{name}}}":
+            condition = ("DEFINED", f"ENV{{{name}}}")
+            if any(branch.condition == condition for branch in call.block):
+                yield name
 
 
 def _unseen_form(path: str, line: int, problem: str) -> DriftError:

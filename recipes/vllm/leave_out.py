@@ -1,4 +1,4 @@
-"""Optional extensions taken out of a tree, or taken as they are installed in upstream's wheel.
+"""Take optional extensions out of a tree, or take them as upstream's wheel has them installed.
 
 What is left out is neither fetched, nor built, nor asked for by setup.py. Three places know an
 extension: ``CMakeLists.txt``, which includes its file; ``setup.py``, which asks for its targets and
@@ -9,9 +9,8 @@ model.
 from __future__ import annotations
 
 import ast
-import contextlib
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 
 from packaging.version import Version
 
@@ -90,32 +89,43 @@ def leave_out(tree: SourceTree, left: Iterable[KnownSource]) -> SourceTree:
                 f"--without {source.option}: vLLM {tree.version} has no {source.option}",
                 hint="leave the option away for this release",
             )
-        note, text, cmake = source.option, tree.read(_SETUP), tree.read(ROOT_FILE)
-        included = f"include({source.file})", f"# {source.file}: {_MARK}"
         edits = [
-            *swap_text(ROOT_FILE, cmake, *included, note=note),
-            *_setup_edits(text, source.targets, note),
+            *swap_text(
+                ROOT_FILE,
+                tree.read(ROOT_FILE),
+                f"include({source.file})",
+                f"# {source.file}: {_MARK}",
+                note=source.option,
+            ),
+            *_setup_edits(tree.read(_SETUP), source.targets, source.option),
             *_guard_imports(tree, source),
         ]
         tree = with_edits(tree, tuple(edits))
-        # Nothing may ask for what is left out any more.
-        reached = [
-            call.arguments[0].value
-            for call in commands(tree.read(ROOT_FILE), ROOT_FILE)
-            if call.name == "include" and call.arguments and for_cuda(call.block)
-        ]
-        if any(value.endswith(source.file) for value in reached):
-            raise _still_named(ROOT_FILE, f"includes {source.file}")
-        calls = commands(tree.read(source.file), source.file)
-        built = {
-            c.arguments[0].value for c in calls if c.name in _TARGETS and c.arguments
-        }
-        if extra := sorted(built - set(source.targets)):
-            what = f"builds {extra[0]}, which is not known to belong to {source.option}"
-            raise _still_named(source.file, what)
-        if asked := sorted(asked_targets(tree) & set(source.targets)):
-            raise _still_named(_SETUP, f"asks for {asked[0]}")
+        _require_left_out(tree, source)
     return tree
+
+
+def _require_left_out(tree: SourceTree, source: KnownSource) -> None:
+    """Raise DriftError if anything still asks for a source that was left out."""
+    included = [
+        call.arguments[0].value
+        for call in commands(tree.read(ROOT_FILE), ROOT_FILE)
+        if call.name == "include" and call.arguments and for_cuda(call.block)
+    ]
+    if any(value.endswith(source.file) for value in included):
+        raise _still_named(ROOT_FILE, f"includes {source.file}")
+
+    targets = set(source.targets)
+    built = {
+        call.arguments[0].value
+        for call in commands(tree.read(source.file), source.file)
+        if call.name in _TARGETS and call.arguments
+    }
+    if extra := sorted(built - targets):
+        what = f"builds {extra[0]}, which is not known to belong to {source.option}"
+        raise _still_named(source.file, what)
+    if still_asked := sorted(asked_targets(tree) & targets):
+        raise _still_named(_SETUP, f"asks for {still_asked[0]}")
 
 
 def take_installed(tree: SourceTree, taken: Iterable[Wanted]) -> SourceTree:
@@ -127,14 +137,18 @@ def take_installed(tree: SourceTree, taken: Iterable[Wanted]) -> SourceTree:
     targets as ever. Raises DriftError if ``CMakeLists.txt`` does not include a source as expected.
     """
     for part in taken:
-        known, text = part.known, tree.read(ROOT_FILE)
-        ours = _INSTALLED.format(
+        known = part.known
+        installed = _INSTALLED.format(
             option=known.option,
             targets=" ".join(known.targets),
             variable=part.external.variable,
         )
         edits = swap_text(
-            ROOT_FILE, text, f"include({known.file})", ours, note=known.option
+            ROOT_FILE,
+            tree.read(ROOT_FILE),
+            f"include({known.file})",
+            installed,
+            note=known.option,
         )
         tree = with_edits(tree, tuple(edits))
     return tree
@@ -149,32 +163,42 @@ def idle_sources(
     Options that are ``named`` are wanted nonetheless. What is not known to leave a tree cleanly,
     such as one that upstream changed, stays in.
     """
-    asked, major, idle = asked_targets(tree), request.target.major, {}
+    asked = asked_targets(tree)
+    idle = {}
     for known in known_externals():
         if not known.optional or known.option in named or not tree.exists(known.file):
             continue
-        fixes = [
-            unused.fix
-            for unused in known.unused
-            if major in unused.majors
-            and (
-                unused.fix in request.only
-                if request.only
-                else unused.fix not in request.skip
-            )
-        ]
-        reason = (
-            f"vLLM does not choose it there, by the fix {fixes[0]}" if fixes else ""
-        )
-        if not asked & set(known.targets):
-            reason = "setup.py builds nothing of it"
-        if not known.serves(major, tree.version):
-            reason = f"of no use to {request.target.title}"
-        with contextlib.suppress(DriftError, UsageError):
-            if reason:
-                leave_out(tree, [known])
-                idle[known.option] = reason
+        reason = _idle_reason(known, tree, request, asked)
+        if reason and _can_leave(tree, known):
+            idle[known.option] = reason
     return idle
+
+
+def _idle_reason(
+    known: KnownSource, tree: SourceTree, request: Request, asked: Collection[str]
+) -> str:
+    """Return why nothing on the device needs a source, "" if something does."""
+    major = request.target.major
+    if not known.serves(major, tree.version):
+        return f"of no use to {request.target.title}"
+    if not set(known.targets).intersection(asked):
+        return "setup.py builds nothing of it"
+    for unused in known.unused:
+        if major in unused.majors and _is_applied(unused.fix, request):
+            return f"vLLM does not choose it there, by the fix {unused.fix}"
+    return ""
+
+
+def _is_applied(fix: str, request: Request) -> bool:
+    return fix in request.only if request.only else fix not in request.skip
+
+
+def _can_leave(tree: SourceTree, known: KnownSource) -> bool:
+    try:
+        leave_out(tree, [known])
+    except (DriftError, UsageError):
+        return False
+    return True
 
 
 def only_extensions(tree: SourceTree, names: Collection[str]) -> SourceTree:
@@ -183,13 +207,14 @@ def only_extensions(tree: SourceTree, names: Collection[str]) -> SourceTree:
     Raises UsageError for a target that it does not ask for.
     """
     text = tree.read(_SETUP)
-    asked = {target for _statement, target in _asked_extensions(text)}
-    if unknown := sorted(set(names) - asked):
+    targets = {target for _statement, target in _asked_extensions(text)}
+    if unknown := sorted(set(names) - targets):
         raise UsageError(
             f"vLLM {tree.version} has no extension {unknown[0]!r}",
-            hint=f"there are {', '.join(sorted(asked))}",
+            hint=f"there are {', '.join(sorted(targets))}",
         )
-    return with_edits(tree, tuple(_setup_edits(text, asked - set(names), "extensions")))
+    edits = _setup_edits(text, targets - set(names), "extensions")
+    return with_edits(tree, tuple(edits))
 
 
 def _setup_edits(text: str, targets: Collection[str], note: str) -> list[Edit]:
@@ -199,8 +224,9 @@ def _setup_edits(text: str, targets: Collection[str], note: str) -> list[Edit]:
         for statement, target in _asked_extensions(text)
         if target in targets
     ]
-    copied = "triton_kernels" in targets
-    return edits + (swap(_SETUP, text, *_COPYING, note=note) if copied else [])
+    if "triton_kernels" in targets:
+        edits += swap(_SETUP, text, *_COPYING, note=note)
+    return edits
 
 
 def asked_targets(tree: SourceTree) -> set[str]:
@@ -208,18 +234,13 @@ def asked_targets(tree: SourceTree) -> set[str]:
 
     CMake knows more of them, and builds those that it is asked for.
     """
-    text = tree.read(_SETUP)
-    calls = [
-        node for node in ast.walk(parsed(_SETUP, text)) if isinstance(node, ast.Call)
-    ]
-    named = (
-        str(part.value)
-        for call in calls
-        if ast.unparse(call.func) == "CMakeExtension"
-        for part in ast.walk(call)
-        if isinstance(part, ast.Constant)
-    )
-    return {value.rpartition(".")[2] for value in named}
+    targets = set()
+    for node in ast.walk(parsed(_SETUP, tree.read(_SETUP))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "CMakeExtension":
+            for part in ast.walk(node):
+                if isinstance(part, ast.Constant):
+                    targets.add(str(part.value).rpartition(".")[2])
+    return targets
 
 
 def check(known: KnownSource, version: Version) -> None:
@@ -251,12 +272,16 @@ def _asked_extensions(text: str) -> Iterator[tuple[ast.stmt, str]]:
                     ],
                 )
             ):
-                names = (k.value for k in keywords if k.arg == "name")
-                for name in names:
-                    if isinstance(name, ast.Constant) and (
-                        match := _EXTENSION.fullmatch(str(name.value))
-                    ):
-                        yield node, match[1]
+                for target in _named_targets(keywords):
+                    yield node, target
+
+
+def _named_targets(keywords: Iterable[ast.keyword]) -> Iterator[str]:
+    for keyword in keywords:
+        match keyword:
+            case ast.keyword(arg="name", value=ast.Constant(value=str(name))):
+                if extension := _EXTENSION.fullmatch(name):
+                    yield extension[1]
 
 
 def _guard_imports(tree: SourceTree, left: KnownSource) -> Iterator[Edit]:
@@ -266,30 +291,40 @@ def _guard_imports(tree: SourceTree, left: KnownSource) -> Iterator[Edit]:
     """
     if "_vllm_fa2_C" not in left.targets:
         return
-    path = next((p for p in _FLASH_IMPORTS if tree.exists(p)), _FLASH_IMPORTS[0])
+
+    path = next(
+        (path for path in _FLASH_IMPORTS if tree.exists(path)), _FLASH_IMPORTS[0]
+    )
     text = tree.read(path)
-    # Imports of flash-attention in the branch for CUDA, and whether they may fail.
-    found = [
-        (part, isinstance(statement, ast.Try))
-        for node in parsed(path, text).body
-        if isinstance(node, ast.If)
-        and ast.unparse(node.test) == "current_platform.is_cuda()"
-        for statement in node.body
-        for part in (statement.body if isinstance(statement, ast.Try) else [statement])
-        if isinstance(part, ast.ImportFrom) and part.module == _FLASH_ATTENTION
-    ]
-    if len(found) != 1:
+    imports = [*_flash_imports(parsed(path, text))]
+    if len(imports) != 1:
         raise DriftError(
-            f"{path}: {len(found)} imports of {_FLASH_ATTENTION} under is_cuda(), expected 1",
+            f"{path}: {len(imports)} imports of {_FLASH_ATTENTION} under is_cuda(), expected 1",
             why="upstream moved it, or the file was edited by hand",
             hint=HINT,
         )
-    statement, guarded = found[0]
-    if not guarded:
+    statement, is_guarded = imports[0]
+    if not is_guarded:
         start, stop = _span(text, statement)
         body = text[start:stop].replace("\n", "\n    ")
         guard = _GUARD.format(mark=_MARK, body=body)
         yield Edit(path, start, stop, guard, left.option)
+
+
+def _flash_imports(module: ast.Module) -> Iterator[tuple[ast.ImportFrom, bool]]:
+    """Yield imports of flash-attention in the branch for CUDA, and whether they may fail."""
+    for node in module.body:
+        if not isinstance(node, ast.If):
+            continue
+        if ast.unparse(node.test) != "current_platform.is_cuda()":
+            continue
+        for statement in node.body:
+            is_guarded = isinstance(statement, ast.Try)
+            for part in (
+                statement.body if isinstance(statement, ast.Try) else [statement]
+            ):
+                if isinstance(part, ast.ImportFrom) and part.module == _FLASH_ATTENTION:
+                    yield part, is_guarded
 
 
 def _still_named(path: str, problem: str) -> DriftError:
@@ -302,14 +337,14 @@ def _still_named(path: str, problem: str) -> DriftError:
 
 def _span(text: str, node: ast.stmt) -> tuple[int, int]:
     """Return where a statement stands, in code points."""
-    lines: Sequence[str] = text.split("\n")
     assert node.end_lineno is not None
     assert node.end_col_offset is not None
+    lines = text.split("\n")
 
     def offset(line: int, column: int) -> int:
         before = sum(len(line) + 1 for line in lines[: line - 1])
         return before + len(lines[line - 1].encode()[:column].decode())
 
-    return offset(node.lineno, node.col_offset), offset(
-        node.end_lineno, node.end_col_offset
-    )
+    start = offset(node.lineno, node.col_offset)
+    stop = offset(node.end_lineno, node.end_col_offset)
+    return start, stop
