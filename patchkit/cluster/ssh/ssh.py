@@ -114,13 +114,13 @@ def ssh_error(done: Completed, destination: str) -> PatchkitError:
     line = done.trouble
     if done.status is not None:
         line = _find_known_line(lines).strip("@ ")
-    why, hint = explain_failure(line, destination)
-    return HostError(f"{destination}: {line}", why=why, hint=hint)
+    reason, hint = explain_failure(line, destination)
+    return HostError(f"{destination}: {line}", why=reason, hint=hint)
 
 
 def _find_known_line(lines: list[str]) -> str:
     """Return the line with the first cause that is known, else the last line."""
-    for text, _why, _hint in _CAUSES[:-1]:
+    for text, _reason, _hint in _CAUSES[:-1]:
         for line in lines:
             if text in line:
                 return line
@@ -129,9 +129,9 @@ def _find_known_line(lines: list[str]) -> str:
 
 def explain_failure(line: str, destination: str) -> tuple[str, str]:
     """Return why ssh prints this line about a destination, and what to do."""
-    causes = ((why, hint) for text, why, hint in _CAUSES if text in line)
-    why, hint = next(causes)
-    return why, hint.format(node=quoted(destination))
+    causes = (cause for cause in _CAUSES if cause[0] in line)
+    _text, reason, hint = next(causes)
+    return reason, hint.format(node=quoted(destination))
 
 
 _LONGEST = 2000  # characters of a text from a node
@@ -167,18 +167,19 @@ def sent_error(fields: object, where: str) -> PatchkitError:
         return kind(f"{where}: {sent.what}", why=sent.why, hint=sent.hint)
 
     what = _one_line(sent.what)
-    why = _one_line(sent.why)
+    reason = _one_line(sent.why)
     advice = _one_line(sent.hint)
     if kind is StorageError:
-        why = why or advice
+        reason = reason or advice
         if "No space left" in what:
-            why = "the disk there is full"
+            reason = "the disk there is full"
         look = ssh_command(where, "df", "-h", ".")
-        return kind(f"{where}: {what}", why=why, hint=look)
+        return kind(f"{where}: {what}", why=reason, hint=look)
+
     if advice:
         advice = f"{where} advises: {advice}"
-    why = "; ".join(filter(None, (why, advice)))
-    return kind(f"{where}: {what}", why=why, hint=ssh_command(where))
+    reason = "; ".join(filter(None, (reason, advice)))
+    return kind(f"{where}: {what}", why=reason, hint=ssh_command(where))
 
 
 def _error_kind(name: str) -> type[PatchkitError]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from patchkit.errors import DriftError, PatchkitError, UsageError
-from patchkit.finding import Finding, Level
+from patchkit.finding import Level
 from patchkit.runtime.envfile.env_file import EnvFile
 from patchkit.runtime.envfile.header import render_env_file
 from patchkit.runtime.envfile.syntax import EnvEntry, Format
@@ -122,33 +122,37 @@ def make_cluster_env(
     # A stable sort: the rules keep their order, which is that of the data.
     settings.sort(key=lambda setting: setting.scope != "shared")
 
-    advice = []
-    notes = [*node.attachment.notes]
-    for remark in _find_remarks(node, host):
-        # A grave one says what will fail, and what to do instead.
-        if remark.hint and remark.level in (Level.ERROR, Level.WARNING):
-            advice.append(Caveat(remark.what, remark.hint))
-        else:
-            notes.append("; ".join(filter(None, (remark.what, remark.hint))))
     values = {setting.name: setting.value for setting in settings}
-    rows = select_entries(rules.advice, node.situation)
-    advice += [Caveat(row.says, row.instead) for row in rows if not row.solved(values)]
-    notes += _note_gaps(node, host, values)
+    caveats, notes = _divide_remarks(node, host)
+    for row in select_entries(rules.advice, node.situation):
+        if not row.solved(values):
+            caveats += [Caveat(row.says, row.instead)]
     return ClusterEnv(
         node=node,
         settings=tuple(settings),
-        advice=tuple(advice),
+        advice=tuple(caveats),
         off=off,
-        notes=tuple(notes),
+        notes=(*node.attachment.notes, *notes, *_note_gaps(node, host, values)),
     )
 
 
-def _find_remarks(node: Node, host: Host) -> list[Finding]:
-    """Return the remarks about the machine and about the cages that carry the data."""
+def _divide_remarks(node: Node, host: Host) -> tuple[list[Caveat], list[str]]:
+    """Return grave remarks and notes about the machine and the cages that carry the data."""
+    caveats: list[Caveat] = []
+    notes: list[str] = []
     if node.role == "single":
-        return []
+        return caveats, notes
+
     places = {"", *(f"cage {number}" for number in node.attachment.cages)}
-    return [remark for remark in find_remarks(host, "env") if remark.where in places]
+    for remark in find_remarks(host, "env"):
+        if remark.where not in places:
+            continue
+        # A grave one says what will fail, and what to do instead.
+        if remark.hint and remark.level in (Level.ERROR, Level.WARNING):
+            caveats.append(Caveat(remark.what, remark.hint))
+        else:
+            notes.append("; ".join(filter(None, (remark.what, remark.hint))))
+    return caveats, notes
 
 
 def _note_gaps(node: Node, host: Host, values: Mapping[str, str]) -> Iterator[str]:
@@ -284,20 +288,21 @@ def adopt_shared_settings(
     on this node. Raises HostError if the two contradict each other.
     """
     _check_overwritten(env, head)
-    here = {
+    own = {
         setting.name: setting.value
         for setting in env.settings
         if setting.scope == "shared" and not is_secret(setting.name)
     }
-    there = _select_shared(env, head)
-    missing = {name: value for name, value in there.items() if name not in here}
+    shared = _select_shared(env, head)
+    missing = {name: value for name, value in shared.items() if name not in own}
     # A variable that makes vLLM run code is compared even if this node does not set it.
-    compared = [*here, *filter(find_code_risk, missing)]
-    problems = [
-        f"{name} is {here.get(name, 'not set')} here and {there.get(name, 'not set')} there"
-        for name in compared
-        if here.get(name) != there.get(name)
-    ]
+    compared = [*own, *filter(find_code_risk, missing)]
+    problems = []
+    for name in compared:
+        if own.get(name) != shared.get(name):
+            value = own.get(name, "not set")
+            head_value = shared.get(name, "not set")
+            problems.append(f"{name} is {value} here and {head_value} there")
     if problems:
         raise refusal("against-head", file=head.where, problems="; ".join(problems))
 
@@ -400,14 +405,16 @@ def file_text(env: ClusterEnv, kind: Format, *, hostname: str, target: str = "")
         *(f"Note: {note}." for note in env.notes),
         *(f"Beware: {row.says}. Instead: {row.instead}." for row in env.advice),
     ]
-    entries = []
-    stated = set()
-    for setting in env.settings:
-        # A reason stands above the first variable of its rule.
+    return render_env_file(kind, header, list(_list_entries(env.settings)))
+
+
+def _list_entries(settings: Iterable[Setting]) -> Iterator[EnvEntry]:
+    """Yield the lines of an env file; a reason stands above the first variable of its rule."""
+    explained = set()
+    for setting in settings:
         comment = setting.comment
-        if setting.rule in stated:
+        if setting.rule in explained:
             comment = f"as above ({setting.rule})"
         elif not setting.rule.startswith("--"):
-            stated.add(setting.rule)
-        entries.append(EnvEntry(setting.name, setting.value, comment))
-    return render_env_file(kind, header, entries)
+            explained.add(setting.rule)
+        yield EnvEntry(setting.name, setting.value, comment)

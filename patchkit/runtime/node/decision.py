@@ -117,55 +117,76 @@ def decide_node(
     if file:
         _check_options(options, file, host.versions["vllm"])
         request = _fill_in(options, file)
-    vllm = request.vllm or host.versions["vllm"]
-    if not vllm:
-        raise refusal("no-vllm")
-    versions = _find_versions(options, host, vllm)
-    role = request.role or "single"
-    nodes = request.nodes or (1 if role == "single" else 2)
-    preset = request.preset
-    if request.model and not preset:
-        preset = named_preset(request.model)
+    request = _fill_defaults(request, host)
+    versions = _find_versions(request, host)
 
     if file and _is_from_head(options, file):
-        _check_head_file(options, file, host, vllm, versions["nccl"])
+        nccl = versions["nccl"]
+        _check_head_file(request, file, host, nccl, options.extra)
     elif file and not (addressed or options.role):
         _check_own_file(file, host)
-    _check_cluster(role, nodes, request.head)
-    if preset:
-        _check_preset(preset, request.quantization, vllm)
+    _check_cluster(request)
+    if request.preset:
+        _check_preset(request.preset, request)
 
-    target = request.target or (host.target if host.gpus else DEFAULT_TARGET)
-    attachment = Attachment(topology="single" if role == "single" else request.topology)
-    # A command line for another node asks this host only for what is not given.
-    needs_host = addressed or request.topology == "auto" or not request.head
-    if role != "single" and needs_host:
-        attachment = choose_attachment(
-            host,
-            role=role,
-            topology=request.topology,
-            nodes=nodes,
-            head=request.head,
-            target=target,
-        )
-    executor = choose_executor(vllm, role, request.executor, request.choice.wanted)
+    attachment = _attach(request, host, addressed=addressed)
     return Node(
-        role=role,
-        nodes=nodes,
+        role=request.role,
+        nodes=request.nodes,
         head=request.head or attachment.address,
-        vllm=vllm,
-        executor=executor,
+        vllm=request.vllm,
+        executor=choose_executor(
+            request.vllm, request.role, request.executor, request.choice.wanted
+        ),
         attachment=attachment,
-        target=target,
+        target=request.target,
         versions=versions,
         quantization=request.quantization,
-        preset=preset,
+        preset=request.preset,
         choice=request.choice,
         extra=request.extra,
     )
 
 
-def _find_versions(options: NodeOptions, host: Host, vllm: str) -> dict[str, str]:
+def _fill_defaults(options: NodeOptions, host: Host) -> NodeOptions:
+    """Return the options with role, nodes, vLLM, device and preset. Raises UsageError."""
+    vllm = options.vllm or host.versions["vllm"]
+    if not vllm:
+        raise refusal("no-vllm")
+    role = options.role or "single"
+    default_nodes = 1 if role == "single" else 2
+    default_target = host.target if host.gpus else DEFAULT_TARGET
+    preset = options.preset
+    if options.model and not preset:
+        preset = named_preset(options.model)
+    return replace(
+        options,
+        vllm=vllm,
+        role=role,
+        nodes=options.nodes or default_nodes,
+        target=options.target or default_target,
+        preset=preset,
+    )
+
+
+def _attach(request: NodeOptions, host: Host, *, addressed: bool) -> Attachment:
+    """Return how the node is attached; a node alone is not. Raises HostError, UsageError."""
+    if request.role == "single":
+        return Attachment(topology="single")
+    # A command line for another node needs this host only for facts that are not given.
+    if not addressed and request.head and request.topology != "auto":
+        return Attachment(topology=request.topology)
+    return choose_attachment(
+        host,
+        role=request.role,
+        topology=request.topology,
+        nodes=request.nodes,
+        head=request.head,
+        target=request.target,
+    )
+
+
+def _find_versions(options: NodeOptions, host: Host) -> dict[str, str]:
     """Return the versions of packages that rules ask for: the user's, else those installed."""
     installed = host.versions
     versions = {
@@ -174,7 +195,7 @@ def _find_versions(options: NodeOptions, host: Host, vllm: str) -> dict[str, str
         "nccl": options.nccl or installed["nccl"],
     }
     # The transformers beside this vLLM may not be those of another release.
-    if plain_version(vllm) == plain_version(installed["vllm"]):
+    if plain_version(options.vllm) == plain_version(installed["vllm"]):
         versions["transformers"] = installed["transformers"]
     return versions
 
@@ -244,16 +265,23 @@ def _fill_in(options: NodeOptions, file: EnvFile) -> NodeOptions:
 
 
 def _check_head_file(
-    options: NodeOptions, file: EnvFile, host: Host, vllm: str, nccl: str
+    request: NodeOptions,
+    file: EnvFile,
+    host: Host,
+    nccl: str,
+    extra: Mapping[str, str],
 ) -> None:
     """Raise HostError for another NCCL or on the head, SourceError for what must not travel."""
     head_nccl = plain_version(file.facts.get("nccl", ""))
     if nccl and head_nccl and plain_version(nccl) != head_nccl:
         raise refusal("other-nccl", here=plain_version(nccl), there=head_nccl)
 
-    of_vllm = vllm_variables(vllm, host.vllm_home(vllm))
-    of_nccl = nccl_variables(options.nccl)
-    check_transfer(file, {*of_vllm, *of_nccl, *other_variables()}, options.extra)
+    names = {
+        *vllm_variables(request.vllm, host.vllm_home(request.vllm)),
+        *nccl_variables(request.nccl),
+        *other_variables(),
+    }
+    check_transfer(file, names, extra)
     if host.has_address(file.facts["head"]):
         raise refusal("head-here", head=file.facts["head"])
 
@@ -272,31 +300,32 @@ def _check_own_file(file: EnvFile, host: Host) -> None:
     )
 
 
-def _check_cluster(role: str, nodes: int, head: str) -> None:
+def _check_cluster(request: NodeOptions) -> None:
     """Raise UsageError for a role, a number of nodes and a head that do not go together."""
-    if role == "single":
-        if nodes > 1 or head:
+    if request.role == "single":
+        if request.nodes > 1 or request.head:
             raise refusal("single-with-head")
-    elif nodes < 2:
-        raise refusal("one-node", role=role)
-    elif role == "worker" and not head:
+    elif request.nodes < 2:
+        raise refusal("one-node", role=request.role)
+    elif request.role == "worker" and not request.head:
         raise refusal("no-head")
 
 
-def _check_preset(preset: Preset, quantization: str, vllm: str) -> None:
+def _check_preset(preset: Preset, request: NodeOptions) -> None:
     """Raise UsageError for a preset of another quantization, or of a later release."""
-    if preset.quantization and quantization not in ("", preset.quantization):
+    quantizations = ("", preset.quantization)
+    if preset.quantization and request.quantization not in quantizations:
         raise refusal(
             "other-quantization",
             model=preset.id,
             has=preset.quantization,
-            asked=quantization,
+            asked=request.quantization,
         )
-    if preset.min_vllm and not within(vllm, f">={preset.min_vllm}"):
+    if preset.min_vllm and not within(request.vllm, f">={preset.min_vllm}"):
         raise refusal(
             "older-vllm",
             model=preset.id,
             oldest=preset.min_vllm,
             source=preset.source,
-            vllm=vllm,
+            vllm=request.vllm,
         )
