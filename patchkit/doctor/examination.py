@@ -144,8 +144,8 @@ def _add_server(
     if not is_single_vllm or not head.listeners:
         return replace(head, serving=describe_server(answers))
     # The listener at vLLM's port is the server, whoever started it.
-    others = tuple(listener for listener in head.listeners if listener.port != port)
-    return replace(head, listeners=others)
+    listeners = [listener for listener in head.listeners if listener.port != port]
+    return replace(head, listeners=tuple(listeners))
 
 
 def _as_needed_by_up(finding: Finding) -> Finding:
@@ -194,34 +194,50 @@ def _judge_journals(
     if not started:
         return
 
-    head = reports[0]
-    unit = head.state.unit(cluster.file.unit) if head.state else None
     # The lines since the server runs, or the newest ones if it does not.
-    since = unit.since if unit and unit.active == "active" else ""
-    names = [report.node for report in started]
+    head = reports[0]
+    since = _serving_since(head, cluster.file.unit)
     journal = read_group_journal(
         cluster,
         since=since,
         lines=0 if since else _JOURNAL_LINES,
-        nodes=names,
+        nodes=[report.node for report in started],
     )
     for name, error in journal.silent.items():
         yield unchecked("log", name, error.what)
-    lines += journal.lines
-    if not lines:
-        return
 
-    log, writers = read_journals(lines, facts_for_causes(head))
-    unremarkable = dict.fromkeys(names)
+    lines += journal.lines
+    if lines:
+        yield from _judge_lines(lines, started, facts_for_causes(head))
+        if len(reports) > 1:
+            yield from _judge_nccl(started, lines)
+
+
+def _serving_since(head: NodeReport, unit_name: str) -> str:
+    """Return the time from which on the head's rank runs, "" if it does not."""
+    unit = head.state.unit(unit_name) if head.state else None
+    return unit.since if unit and unit.active == "active" else ""
+
+
+def _judge_lines(
+    lines: Sequence[tuple[str, JournalLine]],
+    reports: Sequence[NodeReport],
+    facts: Situation,
+) -> Iterator[Finding]:
+    log, writers = read_journals(lines, facts)
+    quiet_nodes = dict.fromkeys(report.node for report in reports)
     for finding in log_findings(log, nodes=writers):
-        unremarkable.pop(finding.where, None)
+        quiet_nodes.pop(finding.where, None)
         yield finding
-    for name in unremarkable:
+
+    for name in quiet_nodes:
         count = writers.count(name)
-        what = f"{count} lines of the journal: nothing that is known"
-        yield Finding(level=Level.OK, where=name, about="log", what=what)
-    if len(reports) > 1:
-        yield from _judge_nccl(started, lines)
+        yield Finding(
+            level=Level.OK,
+            where=name,
+            about="log",
+            what=f"{count} lines of the journal: nothing that is known",
+        )
 
 
 def _judge_nccl(
@@ -360,9 +376,10 @@ def _add_address(
 def _meet_others(cluster: Cluster, reports: Sequence[NodeReport]) -> list[NodeReport]:
     """Return the reports with what each node finds of the others, and of its models."""
     head = reports[0]
-    peers = []
-    for node, report in zip(cluster.file.node[1:], reports[1:], strict=True):
-        peers.append([node.from_head, report.address])
+    links = [
+        [node.from_head, report.address]
+        for node, report in zip(cluster.file.node[1:], reports[1:], strict=True)
+    ]
     models = _model_folders(cluster.file, head)
 
     def meet(pair: tuple[Remote, NodeReport]) -> NodeReport:
@@ -370,7 +387,7 @@ def _meet_others(cluster: Cluster, reports: Sequence[NodeReport]) -> list[NodeRe
         if report.silence:
             return report
         if report is head:
-            return _meet(node, report, reports[1:], models, peers)
+            return _meet(node, report, reports[1:], models, links)
         return _meet(node, report, reports[:1], models, None)
 
     met = []
@@ -398,17 +415,18 @@ def _model_folders(file: ClusterFile, head: NodeReport) -> list[str]:
 def _meet(
     node: Remote,
     report: NodeReport,
-    others: Sequence[NodeReport],
+    peers: Sequence[NodeReport],
     models: Sequence[str],
-    peers: Sequence[Sequence[str]] | None,
+    links: Sequence[Sequence[str]] | None,
 ) -> NodeReport:
-    """Have a node try the ways to others, a head also ssh to its ``peers``, and read models."""
+    """Have a node try the ways to its peers and read models; a head also tries ssh ``links``."""
     names = []
     addresses = []
-    for other in others:
-        for address in _cable_addresses(report, other):
-            names.append(other.node)
-            addresses.append(address)
+    for peer in peers:
+        peer_addresses = _cable_addresses(report, peer)
+        names += [peer.node] * len(peer_addresses)
+        addresses += peer_addresses
+
     # Each node has the model where its own rank was told to look.
     if models and report.placed and report.placed.folder:
         models = [report.placed.folder, *models[1:]]
@@ -417,7 +435,7 @@ def _meet(
         _SentAnswer,
         node_facts.meet,
         addresses=addresses,
-        peers=peers or [],
+        peers=links or [],
         models=models,
     )
     ways = None
@@ -428,7 +446,7 @@ def _meet(
     return replace(
         report,
         models=sent.models,
-        links=None if peers is None else sent.links,
+        links=None if links is None else sent.links,
         ways=ways,
         missing={**report.missing, **sent.missing(report.node)},
     )
@@ -438,20 +456,21 @@ def _set_address(way: Way, address: str) -> Way:
     return replace(way, address=address)
 
 
-def _cable_addresses(report: NodeReport, other: NodeReport) -> list[str]:
-    """Return the addresses of another node on both halves of the cable, as a node sees them."""
-    addresses = [other.address] if other.address else []
-    if report.facts is None or other.facts is None:
+def _cable_addresses(report: NodeReport, peer: NodeReport) -> list[str]:
+    """Return the addresses of a peer on both halves of the cable, as a node sees them."""
+    addresses = [peer.address] if peer.address else []
+    if report.facts is None or peer.facts is None:
         return addresses
 
+    host = report.facts.host
     networks = set[IPv4Network]()
-    local_addresses = set[str]()
-    for netdev in report.facts.host.netdevs:
-        local_addresses.update(str(address.ip) for address in netdev.ipv4)
+    for netdev in host.netdevs:
         if netdev.cage is not None and netdev.carrier:
             networks.update(address.network for address in netdev.lasting)
-    for netdev in other.facts.host.netdevs:
+
+    for netdev in peer.facts.host.netdevs:
         addresses += [
             str(address.ip) for address in netdev.lasting if address.network in networks
         ]
-    return [name for name in dict.fromkeys(addresses) if name not in local_addresses]
+    unique = dict.fromkeys(addresses)
+    return [address for address in unique if not host.has_address(address)]

@@ -125,27 +125,23 @@ def _judge_rank(
         "evidence": rank.evidence,
         "used": rank.interfaces or "what it hides",
     }
-    differs = False
-    for name in _COMPARED:
-        meant = variables.get(name)
-        value = rank.settings.get(name, meant)
-        if meant is not None and value != meant:
-            differs = True
-            yield make_finding(
-                "nccl-value",
-                where,
-                name=name,
-                taken=value,
-                meant=meant or "nothing",
-                **common,
-            )
+    changed = _changed_variables(rank, variables)
+    for name in changed:
+        yield make_finding(
+            "nccl-value",
+            where,
+            name=name,
+            taken=rank.settings[name],
+            meant=variables[name] or "nothing",
+            **common,
+        )
 
     no_ib = rank.words.get("no_ib", "")
     wants_ib = no_ib or variables.get("NCCL_IB_HCA")
     if rank.network == "Socket" and wants_ib and not _turns_ib_off(variables):
-        seen = f": {no_ib}" if no_ib else ""
-        yield make_finding("nccl-socket", where, seen=seen, **common)
-    elif not differs:
+        reason = f": {no_ib}" if no_ib else ""
+        yield make_finding("nccl-socket", where, seen=reason, **common)
+    elif not changed:
         version = rank.words.get("version")
         bootstrap = rank.words.get("bootstrap")
         yield make_finding(
@@ -156,6 +152,16 @@ def _judge_rank(
             interface=f"; the ranks meet over {bootstrap}" if bootstrap else "",
             **common,
         )
+
+
+def _changed_variables(rank: NcclRank, variables: Mapping[str, str]) -> list[str]:
+    """Return the variables that reached a rank with other values than its env file has."""
+    changed = []
+    for name in _COMPARED:
+        meant = variables.get(name)
+        if meant is not None and rank.settings.get(name, meant) != meant:
+            changed.append(name)
+    return changed
 
 
 def _turns_ib_off(variables: Mapping[str, str]) -> bool:

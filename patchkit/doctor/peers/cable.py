@@ -308,11 +308,26 @@ def _judge_way(end: CableEnd, peer: CableEnd, way: Way) -> dict[str, Finding]:
         reason = f"{peer.node} does not answer"
         return {"way": silence, **_unknown(node, reason, "mtu")}
 
+    return _judge_frames(end, peer, way)
+
+
+def _judge_frames(end: CableEnd, peer: CableEnd, way: Way) -> dict[str, Finding]:
+    """Return whether large frames fail to arrive over a way that small ones take."""
     if end.mtu != peer.mtu:
-        return _unknown(node, f"{peer.node} has another MTU", "mtu")
+        return _unknown(end.node, f"{peer.node} has another MTU", "mtu")
     if way.full == "unknown":
-        return _unknown(node, way.said, "mtu")
-    return {"mtu": _lost_frames(end, peer, way)} if way.full == "silent" else {}
+        return _unknown(end.node, way.said, "mtu")
+    if way.full != "silent":
+        return {}
+
+    payload = str(way.mtu - HEADERS)
+    fault = make_finding(
+        "mtu",
+        f"{end.node}, {peer.node}",
+        what=f"frames of {way.mtu} bytes do not arrive at {peer.node} ({way.address})",
+        command=_ping_command(end, way, "-M", "do", "-s", payload),
+    )
+    return {"mtu": fault}
 
 
 def _unknown(node: str, reason: str, *checks: str) -> dict[str, Finding]:
@@ -333,16 +348,6 @@ def _netdev_towards(end: CableEnd, way: Way) -> Netdev | None:
 def _ping_command(end: CableEnd, way: Way, *options: str) -> str:
     words = ("ping", "-c", "3", "-I", way.netdev, *options)
     return end.report.command(*words, way.address)
-
-
-def _lost_frames(end: CableEnd, peer: CableEnd, way: Way) -> Finding:
-    payload = str(way.mtu - HEADERS)
-    return make_finding(
-        "mtu",
-        f"{end.node}, {peer.node}",
-        what=f"frames of {way.mtu} bytes do not arrive at {peer.node} ({way.address})",
-        command=_ping_command(end, way, "-M", "do", "-s", payload),
-    )
 
 
 @check("link")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from patchkit.cluster.agent.node_facts import ModelPrint
+from patchkit.cluster.agent.node_facts import ModelPrint, PythonContents
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.ranks import other_model
 from patchkit.cluster.models.model_folder import folder_of
@@ -36,29 +36,37 @@ def software_findings(
         return
 
     contents = {}
+    lacking = []
     for node in nodes:
         has_vllm = node.facts and node.facts.host.versions["vllm"]
         if node.contents and has_vllm:
             contents[node.node] = node.contents
-    if len(contents) < 2:
-        where = ", ".join(node.node for node in nodes)
-        lacking = ", ".join(node.node for node in nodes if node.node not in contents)
-        reason = f"there is nothing to compare: no vLLM is known of {lacking}"
-        for about in ("nccl", *_DISTRIBUTIONS):
-            yield unchecked(about, where, reason)
+        else:
+            lacking.append(node.node)
+    if len(contents) > 1:
+        yield from _compare_contents(contents)
         return
 
+    where = ", ".join(node.node for node in nodes)
+    names = ", ".join(lacking)
+    reason = f"there is nothing to compare: no vLLM is known of {names}"
+    for about in ("nccl", *_DISTRIBUTIONS):
+        yield unchecked(about, where, reason)
+
+
+def _compare_contents(contents: Mapping[str, PythonContents]) -> Iterator[Finding]:
+    """Yield whether the libnccl in use and the distributions are the same on all nodes."""
     # The host's checks compare vLLM's libnccl with torch's.
     copies = {}
-    for node_name, content in contents.items():
+    for node, content in contents.items():
         nccl = content.nccl
-        copies[node_name] = nccl.get("vllm") or nccl.get("torch", _NO_NCCL)
+        copies[node] = nccl.get("vllm") or nccl.get("torch", _NO_NCCL)
     yield _compare("nccl", copies, "no libnccl is known to be loaded everywhere")
     for name in _DISTRIBUTIONS:
         row = {}
-        for node_name, content in contents.items():
+        for node, content in contents.items():
             version = content.versions.get(name, "")
-            row[node_name] = (version, content.digests.get(name, ""))
+            row[node] = (version, content.digests.get(name, ""))
         yield _compare(name, row, "it is installed on no node")
 
 
@@ -110,15 +118,18 @@ def model_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[F
             yield unchecked("model", node.node, reason)
 
     for number in range(count):
-        prints = {node.node: node.models[number] for node in nodes if node.models}
-        whole = {name: model for name, model in prints.items() if not model.problem}
+        whole = {}
         for node in nodes:
-            if node.node in prints:
-                yield _judge_model(file, node, prints[node.node], whole)
+            if node.models and not node.models[number].problem:
+                whole[node.node] = node.models[number]
+        for node in nodes:
+            if node.models:
+                yield _judge_model(file, node, node.models[number], whole)
             else:
                 yield unchecked("model", node.node, node.why_not("models"))
         if len(nodes) > 1:
-            yield _check_same_model(file, ", ".join(node.node for node in nodes), whole)
+            names = ", ".join(node.node for node in nodes)
+            yield _check_same_model(file, names, whole)
 
 
 def _judge_model(
@@ -178,18 +189,18 @@ def _check_same_model(
         return unchecked("model-same", where, "fewer than two nodes have it whole")
     if difference := other_model(whole):
         node, what = difference
-        others = {name: model for name, model in whole.items() if name != node}
+        sources = {name: model for name, model in whole.items() if name != node}
         return make_finding(
             "model-same",
             where,
             folder=whole[node].folder,
             what=f"{node} {what}",
-            command=_copy_command(file, node, whole[node], others),
+            command=_copy_command(file, node, whole[node], sources),
         )
 
-    first = next(iter(whole.values()))
-    if first.commit:
+    model = next(iter(whole.values()))
+    if model.commit:
         return make_fine("model-same", where)
     reason = "sizes are the same, and no digest of the weights was written down at a download"
-    hint = quoted("patchkit", "model", "check", first.folder)
+    hint = quoted("patchkit", "model", "check", model.folder)
     return unchecked("model-same", where, reason, hint)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import count
 
 from patchkit.cluster.agent.processes import Listener
@@ -70,8 +70,8 @@ def check_env_address(node: NodeReport, again: str) -> Outcome:
 
 def unit_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[Finding]:
     """Yield findings about files, units, taken ports, and processes that are stopped or left."""
-    placed = [node.placed for node in nodes if node.placed]
-    model = placed[0].model if placed else ""
+    models = [node.placed.model for node in nodes if node.placed]
+    model = models[0] if models else ""
     again = quoted("patchkit", "up", model or "MODEL")
     for node in nodes:
         yield from check_start(node, nodes, again)
@@ -106,28 +106,34 @@ def check_ports_taken(
     node: NodeReport, file: ClusterFile, unit: UnitState | None
 ) -> Outcome:
     """Return who has a port that the head's rank needs; a worker needs no certain port."""
-    listeners = node.part("listeners")
+    node.part("listeners")
     executor = node.env.facts.get("executor", "mp") if node.env else "mp"
     needs = {file.serve.port: "the server", **head_ports(file.serve).get(executor, {})}
-    ranks = {process.pid for process in node.processes or ()}
-    taken = {}
-    for listener in listeners:
-        if listener.port in needs and listener.pid not in ranks:
-            taken[listener.port] = listener
-    if _is_on(unit) and node.state:
-        # A rank that runs has its ports: others listen elsewhere, or share the server's.
-        shared = " ".join(node.state.strangers)
-        taken = {
-            port: listener
-            for port, listener in taken.items()
-            if listener.pid and f"(process {listener.pid})" in shared
-        }
+    # A rank that runs has its ports: others listen elsewhere, or share the server's.
+    is_running = _is_on(unit) and node.state is not None
 
     findings = []
-    for port, listener in taken.items():
-        serves = port == file.serve.port and bool(node.serving)
-        findings.append(_describe_taken(node, listener, needs, serves=serves))
+    for port, listener in _strange_listeners(node, needs).items():
+        if not is_running or _shares_port(node, listener):
+            serves = port == file.serve.port and bool(node.serving)
+            findings.append(_describe_taken(node, listener, needs, serves=serves))
     return findings or {"ports": ", ".join(map(str, sorted(needs)))}
+
+
+def _strange_listeners(node: NodeReport, needs: Container[int]) -> dict[int, Listener]:
+    """Return the listeners at needed ports that are not of the node's rank."""
+    ranks = {process.pid for process in node.processes or ()}
+    listeners = {}
+    for listener in node.listeners or ():
+        if listener.port in needs and listener.pid not in ranks:
+            listeners[listener.port] = listener
+    return listeners
+
+
+def _shares_port(node: NodeReport, listener: Listener) -> bool:
+    strangers = node.state.strangers if node.state else ()
+    shown = f"(process {listener.pid})"
+    return listener.pid > 0 and any(shown in stranger for stranger in strangers)
 
 
 def _describe_taken(

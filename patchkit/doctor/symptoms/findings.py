@@ -25,6 +25,16 @@ def log_findings(
 
     ``where`` is the file, whose lines have numbers; or ``nodes`` are the writers of each line.
     """
+    for finding in _all_findings(log):
+        writer = nodes[finding.line - 1] if nodes and finding.line else ""
+        if writer:
+            yield replace(finding, where=writer, line=0)
+        else:
+            yield replace(finding, where=where)
+
+
+def _all_findings(log: ReadLog) -> list[Finding]:
+    """Return the errors, what followed from them, and how the log was read."""
     findings = [_unknown_error(log, log.strange)] if log.strange else []
     consequences = _consequences(log)
     for diagnosis in log.diagnoses:
@@ -49,13 +59,7 @@ def log_findings(
         findings.append(unread)
     elif log.serving and is_well:
         findings.append(_nothing_fatal(log))
-
-    for finding in findings:
-        writer = nodes[finding.line - 1] if nodes and finding.line else ""
-        if writer:
-            yield replace(finding, where=writer, line=0)
-        else:
-            yield replace(finding, where=where)
+    return findings
 
 
 def _consequences(log: ReadLog) -> list[Diagnosis]:
