@@ -1,4 +1,4 @@
-"""Which FlashAttention a vLLM release takes on a device, asked of its own code.
+"""Ask a vLLM release's own code which FlashAttention it takes on a device.
 
 A wheel has the libraries that were built: the code is run as if those, and no others, could be
 imported.
@@ -40,59 +40,58 @@ def attention_code(
     configuration = Off(
         attention_config=attention, cache_config=Off(), model_config=None
     )
-    # Up to 0.16 the interface comes with flash-attention; read in upstream's wheels of these.
-    loads = {2: FA2 in built, 3: FA3 in built and capability[0] == 9}
-    given: dict[str, object] = {
+    names: dict[str, object] = {
         "get_current_vllm_config": lambda: configuration,
         "get_current_vllm_config_or_none": lambda: configuration,
-        **(
-            {}
-            if tree.exists(INTERFACE)
-            else {"is_fa_version_supported": loads.__getitem__}
-        ),
     }
-    code = on_device(tree, capability, environ, names=given)
     if tree.exists(INTERFACE):
+        code = on_device(tree, capability, environ, names=names)
         code.module(INTERFACE).update(_guarded(code, built))
-    return code
+        return code
+
+    # Up to 0.16 the interface comes with flash-attention; read in upstream's wheels of these.
+    loads = {2: FA2 in built, 3: FA3 in built and capability[0] == 9}
+    names["is_fa_version_supported"] = loads.__getitem__
+    return on_device(tree, capability, environ, names=names)
 
 
 def flash_attention(code: Code, tree: SourceTree) -> dict[str, object]:
-    """Return the version that a release takes, None for none, and what it then says it can do."""
+    """Return the version that a release takes, None for none, and the features it claims then."""
     path = first_existing(tree, _DECIDING)
-    named = {name: f"flash_attn_supports_{name}" for name in _SUPPORTS}
-    return {
-        "version": code.get(path, "get_flash_attn_version")(),
-        **{
-            name: code.get(path, function)()
-            for name, function in named.items()
-            if code.has(path, function)
-        },
-    }
+    answers = {"version": code.get(path, "get_flash_attn_version")()}
+    for feature in _SUPPORTS:
+        function = f"flash_attn_supports_{feature}"
+        if code.has(path, function):
+            answers[feature] = code.get(path, function)()
+    return answers
 
 
 def _guarded(code: Code, built: Collection[str]) -> dict[str, object]:
     """Return what the guarded imports of the libraries leave behind."""
 
-    def imported(
+    def import_library(
         name: str, _globals: object, _locals: object, wanted: object, _level: int
     ) -> object:
         assert isinstance(wanted, tuple)
-        if missing := [name for name in wanted if name not in built]:
+        missing = [name for name in wanted if name not in built]
+        if missing:
             raise ImportError(f"No module named {missing[0]!r}")
         return Anything(name)
 
-    space: dict[str, object] = {
-        "__builtins__": {**vars(builtins), "__import__": imported}
-    }
+    own_builtins = {**vars(builtins), "__import__": import_library}
+    space: dict[str, object] = {"__builtins__": own_builtins}
     for node in code.module(INTERFACE).source.body:
-        body = node.body if isinstance(node, ast.Try) else []
-        names = [
-            a.name
-            for part in body
-            if isinstance(part, ast.ImportFrom)
-            for a in part.names
-        ]
-        if {FA2, FA3}.intersection(names):
+        if isinstance(node, ast.Try) and _imports_library(node):
             execute(compile(ast.Module([node], []), INTERFACE, "exec"), space)
-    return {name: value for name, value in space.items() if name != "__builtins__"}
+    del space["__builtins__"]
+    return space
+
+
+def _imports_library(node: ast.Try) -> bool:
+    names = {
+        alias.name
+        for part in node.body
+        if isinstance(part, ast.ImportFrom)
+        for alias in part.names
+    }
+    return FA2 in names or FA3 in names

@@ -1,4 +1,4 @@
-"""Which kernels a vLLM release takes for a quantised layer, asked of its own code.
+"""Ask a vLLM release's own code which kernels it takes for a quantised layer.
 
 Only what is outside the tree is stood in for: the compiled operators' answers, the libraries that
 are installed, and a configuration with every optional feature off.
@@ -52,23 +52,20 @@ SCALES = {
 
 # FlashInfer and DeepGEMM come with vLLM's wheels; the others are extras.
 _INSTALLED = (
-    *(
-        "has_deep_gemm",
-        "has_flashinfer",
-        "has_flashinfer_moe",
-        "has_flashinfer_cutedsl",
-    ),
-    *("has_flashinfer_cutlass_fused_moe", "has_flashinfer_trtllm_fused_moe"),
+    "has_deep_gemm",
+    "has_flashinfer",
+    "has_flashinfer_moe",
+    "has_flashinfer_cutedsl",
+    "has_flashinfer_cutlass_fused_moe",
+    "has_flashinfer_trtllm_fused_moe",
     "has_flashinfer_cutedsl_grouped_gemm_nt_masked",
 )
 _MISSING = (
-    *(
-        "has_b12x",
-        "has_flashinfer_b12x_gemm",
-        "has_flashinfer_b12x_moe",
-        "has_hpc",
-        "has_humming",
-    ),
+    "has_b12x",
+    "has_flashinfer_b12x_gemm",
+    "has_flashinfer_b12x_moe",
+    "has_hpc",
+    "has_humming",
     "has_flashinfer_cutedsl_moe_nvfp4",
 )
 
@@ -133,7 +130,7 @@ def on_device(
     )
     model = Off(hf_text_config=Off(model_type="qwen3_moe"))
     configuration = Off(kernel_config=kernels, model_config=model)
-    given: dict[str, object] = {
+    stand_ins: dict[str, object] = {
         **dict.fromkeys(_INSTALLED, lambda *_args, **_named: True),
         **dict.fromkeys(_MISSING, lambda *_args, **_named: False),
         "ops": SimpleNamespace(**_COMPILED),
@@ -145,15 +142,18 @@ def on_device(
         "get_current_vllm_config_or_none": lambda: configuration,
         **(names or {}),
     }
-    code = Code(tree, given)
-    given["envs"] = Settings(code, variables)
+    code = Code(tree, stand_ins)
+    stand_ins["envs"] = Settings(code, variables)
+    stand_ins["current_platform"] = _make_platform(code, capability)
+    return code
+
+
+def _make_platform(code: Code, capability: tuple[int, int]) -> object:
+    """Return the release's own platform of CUDA, on a device of ``capability``."""
     base = code.get("vllm/platforms/cuda.py", "CudaPlatformBase")
     value = code.get("vllm/platforms/interface.py", "DeviceCapability")(*capability)
     answer = classmethod(lambda _cls, *_device, **_named: value)
-    given["current_platform"] = type(
-        "Device", (base,), {"get_device_capability": answer}
-    )()
-    return code
+    return type("Device", (base,), {"get_device_capability": answer})()
 
 
 class _Chosen(BaseException):
@@ -175,30 +175,44 @@ def fp8_linear(code: Code, scales: str) -> str:
         return str(operator.w8a8_blockscale_op.__name__)
     if code.has(_W8A8, "Fp8LinearOp"):
         code.put(_W8A8, "QuantFP8", Anything("QuantFP8"))
-        return str(
-            code.get(_W8A8, "Fp8LinearOp")(False, pad_output=False).preferred_backend
-        )
+        operator = code.get(_W8A8, "Fp8LinearOp")(False, pad_output=False)
+        return str(operator.preferred_backend)
+    return _registered_kernel(code, scales)
+
+
+def _registered_kernel(code: Code, scales: str) -> str:
+    """Return the kernel class that the registry of a release chooses, from 0.16 on."""
     path = next(path for path in REGISTRIES if code.has(path, _FP8_INIT))
-    weight, activation = (code.get(KEYS, key) for key in SCALES[scales])
-    given = {
-        "weight_quant_key": weight,
-        "activation_quant_key": activation,
-        "input_dtype": Anything("torch.bfloat16"),
-        "out_dtype": Anything("torch.bfloat16"),
-        "weight_shape": (4096, 4096),
-    }
-    init, choose = code.get(path, _FP8_INIT), code.get(path, _CHOOSE)
+    weight_key, activation_key = SCALES[scales]
+    init = code.get(path, _FP8_INIT)
+    choose = code.get(path, _CHOOSE)
 
     def stop(*args: object, **named: object) -> None:
         raise _Chosen(choose(*args, **named))
 
     code.put(path, _CHOOSE, stop)
-    taken = inspect.signature(init).parameters
+    layer = {
+        "weight_quant_key": code.get(KEYS, weight_key),
+        "activation_quant_key": code.get(KEYS, activation_key),
+        "input_dtype": Anything("torch.bfloat16"),
+        "out_dtype": Anything("torch.bfloat16"),
+        "weight_shape": (4096, 4096),
+    }
     try:
-        init(**{name: value for name, value in given.items() if name in taken})
+        _call_with_known(init, layer)
     except _Chosen as chosen:
         return str(chosen.args[0].__name__)
     raise ProofError(f"{path}: {_FP8_INIT} does not call {_CHOOSE}")
+
+
+def _call_with_known(
+    function: Callable[..., Any], arguments: Mapping[str, object]
+) -> Any:
+    """Call a function with those of the arguments that its release has parameters for."""
+    parameters = inspect.signature(function).parameters
+    return function(
+        **{name: value for name, value in arguments.items() if name in parameters}
+    )
 
 
 def nvfp4_linear(code: Code) -> str:
@@ -216,84 +230,82 @@ def nvfp4_scheme(code: Code) -> str:
     for name in ("CompressedTensorsW4A4Fp4", "CompressedTensorsW4A16Fp4"):
         code.put(_COMPRESSED, name, lambda name=name, **_named: name)
     code.put(_COMPRESSED, "is_activation_quantization_format", lambda _format: True)
-    four_bits = dict.fromkeys(
-        ("_is_fp4a4_nvfp4", "_is_nvfp4_format"), lambda *_quants: True
+
+    config = Off(
+        _is_fp4a4_nvfp4=lambda *_quants: True,
+        _is_nvfp4_format=lambda *_quants: True,
+        **dict.fromkeys(_OTHER_SCHEMES, lambda *_quants: False),
     )
-    other = dict.fromkeys(_OTHER_SCHEMES, lambda *_quants: False)
-    return str(
-        choose(Off(**four_bits, **other), Off(), Off(), format="nvfp4-pack-quantized")
-    )
+    return str(choose(config, Off(), Off(), format="nvfp4-pack-quantized"))
 
 
 def fp8_moe(code: Code, scales: str, *, compressed_tensors: bool = False) -> str:
     """Return the backend of an FP8 MoE layer; compressed-tensors may take vLLM's CUTLASS."""
-    if not code.has(FP8_MOE, "select_fp8_moe_backend"):
-        select = code.get(f"{_QUANTIZATION}/fp8.py", "get_fp8_moe_backend")
-        given: dict[str, object] = {"block_quant": scales == "block"}
-        others = {"moe_parallel_config": Off(tp_size=1), "with_lora_support": False}
-    else:
-        select = code.get(FP8_MOE, "select_fp8_moe_backend")
-        given = {"allow_vllm_cutlass": compressed_tensors}
-        others = {
-            "block_quant": scales == "block",
-            "tp_size": 1,
-            "with_lora_support": False,
-        }
-    return _backend(code, select, given | others, SCALES[scales])
+    select = "select_fp8_moe_backend"
+    arguments: dict[str, object] = {
+        "block_quant": scales == "block",
+        "with_lora_support": False,
+    }
+    if code.has(FP8_MOE, select):
+        arguments |= {"allow_vllm_cutlass": compressed_tensors, "tp_size": 1}
+        return _backend(code, code.get(FP8_MOE, select), arguments, SCALES[scales])
+
+    older = code.get(f"{_QUANTIZATION}/fp8.py", "get_fp8_moe_backend")
+    parallel = {"moe_parallel_config": Off(tp_size=1)}
+    return _backend(code, older, arguments | parallel, SCALES[scales])
 
 
 def nvfp4_moe(code: Code, *, is_weight_only: bool = False) -> str:
     """Return the backend of an NVFP4 MoE layer; before 0.14 "MARLIN" or what else there is."""
-    if code.has(NVFP4_MOE, "select_nvfp4_moe_backend"):
-        select = code.get(NVFP4_MOE, "select_nvfp4_moe_backend")
-        return _backend(
-            code,
-            select,
-            {},
-            ("kNvfp4Static", "" if is_weight_only else "kNvfp4Dynamic"),
-        )
+    select = "select_nvfp4_moe_backend"
+    if code.has(NVFP4_MOE, select):
+        keys = ("kNvfp4Static", "" if is_weight_only else "kNvfp4Dynamic")
+        return _backend(code, code.get(NVFP4_MOE, select), {}, keys)
+
     support = code.get(_NVFP4_SUPPORT, "detect_nvfp4_moe_support")()
-    flashinfer = "FLASHINFER_CUTLASS" if support.allow_flashinfer else "VLLM_CUTLASS"
-    return "MARLIN" if support.use_marlin else flashinfer
+    if support.use_marlin:
+        return "MARLIN"
+    return "FLASHINFER_CUTLASS" if support.allow_flashinfer else "VLLM_CUTLASS"
 
 
 def _backend(
     code: Code,
     select: Callable[..., Any],
-    given: Mapping[str, object],
+    arguments: Mapping[str, object],
     keys: tuple[str, str],
 ) -> str:
-    taken = inspect.signature(select).parameters
-    if "weight_key" in taken:
-        # 64 experts of 768 by 2048, SiLU, one GPU: half the experts of Qwen3-30B-A3B
-        silu = (
-            code.get(_ACTIVATION, "MoEActivation").SILU
-            if code.has(_ACTIVATION, "MoEActivation")
-            else "silu"
+    if "weight_key" in inspect.signature(select).parameters:
+        weight_key, activation_key = (
+            code.get(KEYS, key) if key else None for key in keys
         )
-        config = Off(
-            moe_backend=code.names[
-                "get_current_vllm_config"
-            ]().kernel_config.moe_backend,
-            activation=silu,
-            in_dtype=Anything("torch.bfloat16"),
-            is_act_and_mul=True,
-            swiglu_limit=None,
-            hidden_dim=2048,
-            hidden_dim_unpadded=2048,
-            intermediate_size_per_partition=768,
-            num_experts=64,
-            num_local_experts=64,
-            experts_per_token=8,
-            router_logits_dtype=None,
-            moe_parallel_config=Off(ep_size=1, tp_size=1, dp_size=1),
-        )
-        weight, activation = (code.get(KEYS, key) if key else None for key in keys)
-        given = {
-            **given,
-            "config": config,
-            "weight_key": weight,
-            "activation_key": activation,
+        arguments = {
+            **arguments,
+            "config": _moe_config(code),
+            "weight_key": weight_key,
+            "activation_key": activation_key,
         }
-    chosen = select(**{name: value for name, value in given.items() if name in taken})
-    return str((chosen[0] if isinstance(chosen, tuple) else chosen).name)
+    chosen = _call_with_known(select, arguments)
+    backend = chosen[0] if isinstance(chosen, tuple) else chosen
+    return str(backend.name)
+
+
+def _moe_config(code: Code) -> Off:
+    """Return a layer of 64 experts of 768 by 2048, half of those of Qwen3-30B-A3B, on one GPU."""
+    has_enum = code.has(_ACTIVATION, "MoEActivation")
+    silu = code.get(_ACTIVATION, "MoEActivation").SILU if has_enum else "silu"
+    configuration = code.names["get_current_vllm_config"]()
+    return Off(
+        moe_backend=configuration.kernel_config.moe_backend,
+        activation=silu,
+        in_dtype=Anything("torch.bfloat16"),
+        is_act_and_mul=True,
+        swiglu_limit=None,
+        hidden_dim=2048,
+        hidden_dim_unpadded=2048,
+        intermediate_size_per_partition=768,
+        num_experts=64,
+        num_local_experts=64,
+        experts_per_token=8,
+        router_logits_dtype=None,
+        moe_parallel_config=Off(ep_size=1, tp_size=1, dp_size=1),
+    )

@@ -87,30 +87,39 @@ def prove_decisions(case: Case, decisions: Sequence[Decision]) -> list[str]:
     One child answers for all of them. Raises ProofError on the first difference; returns a sentence
     about each decision.
     """
-    asked = [
+    questions = [
         partial(outcome, decision.ask, tree, capability)
         for decision in decisions
         for tree, capabilities in ((case.patched, ALL), (case.stock, decision.others))
         for capability in capabilities
     ]
-    answers = iter(ask(case.stock, asked, object))
-    said = []
+    answers = iter(ask(case.stock, questions, object))
+    sentences = []
     for decision in decisions:
         after = dict(zip(ALL, answers, strict=False))
         before = dict(zip(decision.others, answers, strict=False))
-        for capability, got in after.items():
-            expected = before.get(capability, decision.wanted)
-            if got != expected:
-                raise ProofError(
-                    f"{decision.what}: {got} on {capability}, expected {expected}",
-                    why="the code was edited by hand, or decides by something else as well",
-                )
-        changed, same = (
-            map(str, devices) for devices in (decision.changed, decision.others)
+        _require_expected(decision, before, after)
+
+        changed = " and ".join(map(str, decision.changed))
+        others = ", ".join(map(str, decision.others))
+        sentences.append(
+            f"{decision.what}: {decision.wanted} on {changed}, unchanged on {others}"
         )
-        where = f"on {' and '.join(changed)}, unchanged on {', '.join(same)}"
-        said.append(f"{decision.what}: {decision.wanted} {where}")
-    return said
+    return sentences
+
+
+def _require_expected(
+    decision: Decision,
+    before: Mapping[Capability, object],
+    after: Mapping[Capability, object],
+) -> None:
+    for capability, answer in after.items():
+        expected = before.get(capability, decision.wanted)
+        if answer != expected:
+            raise ProofError(
+                f"{decision.what}: {answer} on {capability}, expected {expected}",
+                why="the code was edited by hand, or decides by something else as well",
+            )
 
 
 def prove_decision(
