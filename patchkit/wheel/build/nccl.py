@@ -89,14 +89,14 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
         check_toolchain(order.toolchain, order.gencode, staged, env)
 
         source = staged / "source"
-        _copy_source(order.origin.path, source)
+        _copy_nccl(order.origin.path, source)
         facts = _patch_source(order, source)
 
         with work_folder(
             order.work, [source], as_text(facts), fresh=order.fresh, free=_FREE
         ) as root:
             _write_project(root, order, facts)
-            raw = _compile_wheel(root, order, env, progress)
+            raw = _compile_nccl(root, order, env, progress)
 
             binaries = inspect_file(raw)
             for binary in binaries:
@@ -111,7 +111,7 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
             )
 
 
-def _copy_source(origin: Path, source: Path) -> None:
+def _copy_nccl(origin: Path, source: Path) -> None:
     if origin.is_dir():
         # Neither history nor earlier objects: the digest of the tree is one of the facts.
         aside = shutil.ignore_patterns(".git", "build")
@@ -140,7 +140,7 @@ def _patch_source(order: NcclOrder, source: Path) -> Facts:
     return _nccl_facts(order, source, outcome) | request.patch_facts
 
 
-def _compile_wheel(
+def _compile_nccl(
     root: Path, order: NcclOrder, env: dict[str, str], progress: Progress
 ) -> Path:
     drop_partial(root / "build")

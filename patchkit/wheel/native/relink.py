@@ -146,7 +146,7 @@ def replace_device_code(source: Path, dest: Path, codes: FatBinaries) -> None:
             source.open("rb") as stream,
             mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as old,
         ):
-            _write_library(old, dest, _Tables(old, source.name), dict(codes))
+            _write_relinked(old, dest, _Tables(old, source.name), dict(codes))
     # Numbers that no file can hold.
     except (struct.error, ValueError, OverflowError) as error:
         raise BuildError(
@@ -155,7 +155,7 @@ def replace_device_code(source: Path, dest: Path, codes: FatBinaries) -> None:
     dest.chmod(source.stat().st_mode & 0o777)
 
 
-def _write_library(
+def _write_relinked(
     old: mmap.mmap, dest: Path, tables: _Tables, codes: dict[int, Sequence[bytes]]
 ) -> None:
     code = tables.code

@@ -113,6 +113,7 @@ def build_vllm(order: VllmOrder, report: Report) -> BuiltWheel:
                 variables = build_variables(root, order, prepared)
                 bar = report("compiling")
                 raw = compile_wheel(root, prepared.python, variables, bar)
+
                 wait_ahead()
                 return _make_vllm_wheel(root, raw, order, prepared, assembler, report)
 
@@ -136,6 +137,7 @@ def _make_vllm_wheel(
     target = order.request.target
     circumstance = network()
     note(root, circumstance)
+
     # The torch that was compiled against is a fact of the wheel: it must still be that one.
     torch = installed_torch(prepared.python)
     require_torch(torch, order.torch, target.cuda, "after the build")
@@ -146,10 +148,12 @@ def _make_vllm_wheel(
             require_loading(kernels.judged, target, order.version)
         proofs = list(_prove_compiled(root, order, kernels.binaries))
         proofs += _prove_installed(root, order, prepared, wheel)
+
         # Also of what was compiled: upstream's CMake asks for PTX alone here and there.
         folder = emptied(root / "native")
         bar = _in_mb(report("assembling PTX, in MB"))
         native = native_parts(wheel, kernels, target, folder, assembler, bar, keep=True)
+
     if native.count:
         ptxas = f"ptxas {assembler.version}"
         proofs.append(f"{native.count} fat binaries are assembled from PTX, by {ptxas}")
@@ -171,12 +175,14 @@ def _prove_compiled(
     root: Path, order: VllmOrder, binaries: Sequence[Binary]
 ) -> Iterator[str]:
     """Prove that CMake compiled what was asked for, and that the libraries hold it."""
-    target = order.request.target
-    archs = target.arch_list(order.request.arch)
     source = root / "source"
     compiled = compiled_sources(source / "build", source)
+
+    target = order.request.target
+    archs = target.arch_list(order.request.arch)
     tree = detect(source, sandboxed=Sandboxed.IF_POSSIBLE)  # it has been built
-    yield prove_groups(evaluate(tree, target, archs, order.toolchain.cuda), compiled)
+    groups = evaluate(tree, target, archs, order.toolchain.cuda)
+    yield prove_groups(groups, compiled)
 
     libraries = asked_targets(tree)
     linked = [source for source in compiled if source.library in libraries]
@@ -218,6 +224,7 @@ def _require_portable(sealed: Path) -> tuple[Binary, ...]:
     with WheelFile(sealed) as wheel:
         metadata = read_metadata(wheel)
         binaries = inspect_wheel(wheel)
+
     faults = list(check_wheel(metadata, binaries))
     if not faults:
         return binaries
@@ -234,10 +241,10 @@ def _require_portable(sealed: Path) -> tuple[Binary, ...]:
 def _assembling_ahead(
     order: VllmOrder, folder: Path, assembler: Assembler, report: Report
 ) -> Iterator[Callable[[], object]]:
-    """Assemble the libraries of upstream's wheel beside the block, for the cache alone.
+    """Assemble the libraries of upstream's wheel while the block runs, for the cache alone.
 
-    Threads take the time that compilers leave. The block waits for the end by calling what this
-    yields. An error is told when the wheel is made.
+    It uses time that compilers leave. The block calls what this yields to wait for the end. An
+    error is told when the wheel is made.
     """
     if order.extensions or not order.taken:
         yield lambda: None
@@ -255,6 +262,7 @@ def _assembling_ahead(
         for known in order.taken:
             parts = upstream_parts(known, order.version, cpu, target, True, None)
             parts.fill(folder / known.option)
+
         files = {str(path): path for path in sorted(folder.rglob("*.so"))}
         make_native(files, target, folder, assembler, bar)
 
@@ -294,13 +302,13 @@ def read_build_system(pyproject: Path) -> BuildSystem:
         project = tomllib.loads(pyproject.read_text(encoding="utf-8"))
         return record(BuildSystem, project.get("build-system", {}))
     except RecordError as error:
-        what = f"[build-system]: {error}"
+        complaint = f"[build-system]: {error}"
     except ValueError as error:  # no TOML, or no UTF-8
-        what = f"is not TOML: {error}"
+        complaint = f"is not TOML: {error}"
     except FileNotFoundError:
-        what = "is missing"
+        complaint = "is missing"
     raise SourceError(
-        f"{pyproject}: {what}",
+        f"{pyproject}: {complaint}",
         why="the source was edited, or is damaged",
         hint="build from an unchanged release",
     )

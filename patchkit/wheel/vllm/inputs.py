@@ -80,6 +80,7 @@ class Gathered:
             # The files do not say how several combine (AND, OR).
             if len(names) == 1:
                 licenses[source.option] = names.pop()
+
         return licenses
 
 
@@ -95,6 +96,7 @@ def parse_given(texts: Sequence[str]) -> dict[str, str]:
             )
         by_option([option])
         given[option] = spec
+
     return given
 
 
@@ -111,13 +113,14 @@ def check_given(
             f"--source {idle[0]}: this build takes no {idle[0]}",
             why=f"vLLM {version} does not fetch it, or it is left out with --without",
         )
+
     release = version.public
     for option, spec in given.items():
         if is_upstream(spec) and spec.partition("==")[2].strip() != release:
             raise UsageError(
                 f"--source {option}={spec}: this build is of vLLM {release}",
                 why="parts of another release are made for other Python, and perhaps another torch",
-                hint=quoted("--source", f"{option}=vllm=={release}"),
+                hint=f"--source {option}=vllm=={release}",
             )
 
 
@@ -174,6 +177,7 @@ def gather_sources(
             defines[known.define.variable] = str(folder / known.folder)
         else:
             environment[external.external.variable] = str(folder / known.folder)
+
     return Gathered(
         environment=environment,
         defines=defines,
@@ -186,12 +190,11 @@ def _require_compilable(known: KnownSource, version: Version, cpu: str) -> None:
     """Raise UsageError for a source that cannot be compiled for another CPU."""
     machine = platform.machine()
     if known.native and cpu != machine:
-        upstream = quoted("--source", f"{known.option}=vllm=={version.public}")
-        without = quoted("--without", known.option)
+        upstream = f"--source {known.option}=vllm=={version.public}"
         raise UsageError(
             f"{known.option} cannot be compiled for {cpu} on {machine}",
             why=known.native,
-            hint=f"take upstream's: {upstream}; or {without}",
+            hint=f"take upstream's: {upstream}; or --without {known.option}",
         )
 
 
@@ -211,6 +214,7 @@ def _find_source(
         identity = f"folder, tree sha256:{tree_digest(place.absolute())}"
         fill = partial(_copy_folder, place.absolute(), known.folder)
         return FoundSource(identity, False, fill)
+
     if place.is_file() and spec.endswith(_ARCHIVES):
         identity = f"archive {place.name}, sha256:{sha256_of(place)}"
         return FoundSource(identity, False, partial(unpack, place.absolute()))
@@ -258,6 +262,7 @@ def notices(source: Path, files: Iterable[str]) -> dict[str, str]:
         if match and "Copyright" in match["text"]:
             lines = _EDGE.sub("", match["text"]).strip().splitlines()
             return {"LICENSE": "".join(f"{line.rstrip()}\n" for line in lines)}
+
     return {}
 
 

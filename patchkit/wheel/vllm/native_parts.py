@@ -135,6 +135,7 @@ def prove_unneeded(wheel: WheelFile, libraries: Collection[str]) -> None:
     for path in wheel.members:
         if not path.endswith(".py"):
             continue
+
         text = wheel.text(path)
         if not any(module in text for module in paths):
             continue
@@ -161,7 +162,9 @@ def _needed_imports(node: ast.AST) -> Iterator[tuple[str, int]]:
             for name in ".".join(parts).split("."):
                 yield name, node.lineno
 
-    guarded = node.body if isinstance(node, ast.Try) and _catches_import(node) else []
+    guarded: list[ast.stmt] = []
+    if isinstance(node, ast.Try) and _catches_import(node):
+        guarded = node.body
     for child in ast.iter_child_nodes(node):
         if child not in guarded:
             yield from _needed_imports(child)
@@ -173,4 +176,5 @@ def _catches_import(node: ast.Try) -> bool:
             name = ast.unparse(kind).rpartition(".")[2] if kind else ""
             if name in _CATCHING:
                 return True
+
     return False

@@ -83,6 +83,7 @@ def prepare(order: VllmOrder, staged: Path, report: Report) -> Prepared:
     possible = Sandboxed.IF_POSSIBLE
     request = order.compiling
     outcome = apply(source, load_recipe("vllm"), request, anew=True, sandboxed=possible)
+
     workspace = open_workspace(source)
     texts = {}
     if workspace.ledger:  # without its date: the wheel is the same on every day
@@ -99,10 +100,12 @@ def prepare(order: VllmOrder, staged: Path, report: Report) -> Prepared:
     gathered = _gather_sources(order, reduced, staged, report)
     _write_overlay(take_installed(reduced, gathered.installed))
     environment, site = _make_environment(order, report)
+
     # The licences of what is compiled in (PEP 639).
     for external in gathered.sources:
         for name, text in external.notices.items():
             texts[f"licenses/{external.option}/{name}"] = text
+
     return Prepared(
         facts=_vllm_facts(order, source, outcome, gathered, environment),
         texts=texts,
@@ -138,6 +141,7 @@ def _require_applied(tree: SourceTree, request: Request, outcome: Applied) -> No
     for verdict in outcome.verdicts:
         if verdict.state is not State.APPLIED:
             continue
+
         finding = verdict.fix.look(tree, request)
         if finding.state is not State.APPLIED:
             raise ProofError(
@@ -154,7 +158,7 @@ def choose_idle(
     extensions: Collection[str],
     given: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return option → reason, of the sources that the build does without at no cost.
+    """Return option → reason, of sources whose absence costs nothing.
 
     Raises UsageError, or DriftError, unless the tree can be built as it is asked for.
     """
@@ -164,6 +168,7 @@ def choose_idle(
         if not set(known.targets).isdisjoint(extensions)
     }
     idle = idle_sources(tree, request, {*given, *without, *built})
+
     reduced = choose_parts(tree, {*without, *idle}, extensions)
     check_given(_list_externals(reduced), tree.version, given)
     return idle
@@ -180,7 +185,9 @@ def choose_parts(
 ) -> SourceTree:
     """Return the tree without what is left out; if ``extensions`` are named, with these alone."""
     reduced = leave_out(tree, by_option(without))
-    return only_extensions(reduced, extensions) if extensions else reduced
+    if extensions:
+        return only_extensions(reduced, extensions)
+    return reduced
 
 
 def _make_environment(order: VllmOrder, report: Report) -> tuple[Environment, Path]:
@@ -196,6 +203,7 @@ def _make_environment(order: VllmOrder, report: Report) -> tuple[Environment, Pa
     )
     library = environment.python.parents[1] / "lib"
     site = next(library.glob("python*/site-packages"))
+
     if order.across:
         machine = order.toolchain.machine
         stand_in_site = site
@@ -235,6 +243,7 @@ def _gather_sources(
     for source in sources:
         if spec := order.source_of(source.known):
             given[source.known.option] = spec
+
     gathered = gather_sources(
         sources,
         order.version,
@@ -272,6 +281,7 @@ def _vllm_facts(
     for external in gathered.sources:
         doubt = "" if external.verified else " (not compared with the pin)"
         identities[external.option] = f"{external.identity}{doubt}"
+
     facts: Facts = {
         "project": "vllm",
         "made": "build",

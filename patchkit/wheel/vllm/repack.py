@@ -167,6 +167,7 @@ def _patch_tree(
         path = tree / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
+
     for pattern in _NEEDED:
         count = len(list(tree.glob(pattern)))
         if count != 1:
@@ -200,20 +201,20 @@ def _fixes_around(origin: Origin, request: Request, kernels: Kernels) -> set[str
         need = fix.need(origin.version, request.arch, "installed") if fix else None
         if need and need.severity is Severity.OPTIONAL:
             around.add(fix_id)
+
     return around
 
 
 def _unchanged_error(origin: Origin, target: Target, *, native: bool) -> UsageError:
-    why = "the release needs none there, or they were left out"
-    hint = "install the wheel as it is, make it --native, or choose fixes with --with"
-    if native:
-        why += "; and no machine code could be assembled"
-        hint = "install the wheel as it is, or choose fixes with --with"
-    return UsageError(
+    error = UsageError(
         f"no fix changes anything in the wheel of vllm {origin.version} for {target.title}",
-        why=why,
-        hint=hint,
+        why="the release needs none there, or they were left out",
+        hint="install the wheel as it is, make it --native, or choose fixes with --with",
     )
+    if native:
+        error.why += "; and no machine code could be assembled"
+        error.hint = "install the wheel as it is, or choose fixes with --with"
+    return error
 
 
 def _is_in_wheelhouse(house: Path, filename: str, digest: str) -> bool:
@@ -222,6 +223,7 @@ def _is_in_wheelhouse(house: Path, filename: str, digest: str) -> bool:
         wheels = load_manifest(house).wheels
     except (UsageError, SourceError, StorageError):
         return False  # no folder yet, or a change that add_wheel finishes
+
     path = house / filename
     is_listed = (filename, digest) in [
         (wheel.filename, wheel.sha256) for wheel in wheels
@@ -236,17 +238,20 @@ def _install_notes(patched: PatchedTree, kernels: Kernels) -> Iterator[str]:
     if not origin.locked:
         name = origin.wheel.name.filename
         yield f"not upstream's wheel: {name}, sha256:{origin.wheel.sha256}"
+
     if origin.cpu != target.cpu:
         yield (
             f"for {origin.cpu}, and {target.title} has {target.cpu}: "
             "a wheel for tests elsewhere"
         )
+
     cuda = kernels.cuda
     if cuda != target.cuda.partition(".")[0]:
         yield (
             f"the kernels are linked with CUDA {cuda} (libcudart.so.{cuda}), not with "
             f"{target.cuda}; the wheel's version says so"
         )
+
     for library in kernels.judged:
         if library.missed or library.use is Use.PARTLY:
             yield f"{library.name} {library.phrase}"
@@ -279,6 +284,7 @@ def _native_notes(patched: PatchedTree, native: NativeParts) -> Iterator[str]:
     if native.dropped:
         stems = [PurePosixPath(path).name.partition(".")[0] for path in native.dropped]
         yield f"left out, as they are for other devices: {', '.join(stems)}"
+
     title = patched.request.target.title
     for library in native.libraries:
         yield from library.refused_notes

@@ -117,6 +117,7 @@ def make_additions(
     cuda = f"cu{kernels.cuda}"
     if target.cuda.startswith(f"{kernels.cuda}."):
         cuda = target.cuda_tag
+
     label = f"{cuda}.{target.name}.{_UNLABELLED}"
     version = f"{origin.version.public}+{label}"
 
@@ -136,6 +137,7 @@ def make_additions(
         if not data.startswith(MAGIC):
             data = data.replace(label.encode(), final.encode())
         labelled[path.replace(label, final)] = data
+
     return Additions(
         filename=f"vllm-{version}-{tag}.whl",
         dist_info=(patched.dist_info.name, f"vllm-{version}.dist-info"),
@@ -151,6 +153,7 @@ def _wheel_tag(origin: Origin, kernels: Kernels) -> str:
     needed = needed_versions(kernels.binaries).get("GLIBC", "")
     if not promised or by_version(needed) <= by_version(f"GLIBC_{promised}"):
         return tag
+
     glibc = "_".join(re.findall(r"\d+", needed)[:2])
     return f"{tag.rpartition('-')[0]}-manylinux_{glibc}_{origin.cpu}"
 
@@ -177,9 +180,11 @@ def _metadata_files(patched: PatchedTree, facts: Facts, tag: str) -> dict[str, b
     """Return the files that name the version, the tag and the facts."""
     version = facts["wheel"]
     home = f"vllm-{version}.dist-info"
-    head, gap, body = _read_metadata(patched).partition(b"\n\n")
+    metadata = (patched.dist_info / "METADATA").read_bytes()
+    head, gap, body = metadata.partition(b"\n\n")
     head = _replace_once(head, r"(?m)^Version:.*$", f"Version: {version}", "METADATA")
     wheel = _BUILD.sub(b"", (patched.dist_info / "WHEEL").read_bytes())
+
     steps = patch_steps(patched.workspace.tree, patched.outcome.verdicts)
     own_version = (patched.root / _OWN_VERSION).read_bytes()
     return {
@@ -191,10 +196,6 @@ def _metadata_files(patched: PatchedTree, facts: Facts, tag: str) -> dict[str, b
     }
 
 
-def _read_metadata(patched: PatchedTree) -> bytes:
-    return (patched.dist_info / "METADATA").read_bytes()
-
-
 def _repack_facts(
     patched: PatchedTree, kernels: Kernels, native: NativeParts, version: str
 ) -> Facts:
@@ -203,7 +204,8 @@ def _repack_facts(
     digests = [
         f"{after}  {path}\n" for path, (_, after) in sorted(patched.files.items())
     ]
-    metadata = HeaderParser().parsestr(_read_metadata(patched).decode())
+    metadata = (patched.dist_info / "METADATA").read_text(encoding="utf-8")
+    spdx = HeaderParser().parsestr(metadata).get("License-Expression", "NOASSERTION")
     facts = {
         "project": "vllm",
         "version": origin.version.public,
@@ -221,11 +223,12 @@ def _repack_facts(
         "machine": origin.cpu,
         "cuda": kernels.cuda,
         "libraries": {library.name: library.use.value for library in kernels.judged},
-        "license": {"vllm": metadata.get("License-Expression", "NOASSERTION")},
+        "license": {"vllm": spdx},
         "wheel": version,
     }
     if native.facts:
         facts["native"] = native.facts
+
     return facts | request.patch_facts
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from packaging.version import Version
 
 from patchkit.errors import HashMismatchError, SourceError, UsageError
-from patchkit.quoting import quoted
 from patchkit.reading import require_file
 from patchkit.records import RECIPES
 from patchkit.source.fetch import fetch
@@ -82,6 +81,7 @@ def find_wheel(
         if not locked:
             _refuse_repacked(wheel, cpu)
             _require_vouched(wheel, sha256, entry)
+
         yield Origin(wheel=wheel, version=version, cpu=cpu, locked=locked)
 
 
@@ -89,10 +89,12 @@ def _named_release(path: Path) -> Version:
     require_file(path, meant(str(path), ["vllm"]) or _EXAMPLE)
     if path.suffix != ".whl":
         raise SourceError(f"{path}: is not a wheel", hint=_EXAMPLE)
+
     name = wheel_name(path.name)
     if name.project != "vllm":
-        what = f"{path}: is a wheel of {name.project}, not of vllm"
-        raise SourceError(what, hint=_EXAMPLE)
+        raise SourceError(
+            f"{path}: is a wheel of {name.project}, not of vllm", hint=_EXAMPLE
+        )
     return name.version
 
 
@@ -107,12 +109,12 @@ def _require_cpu(path: Path, cpu: str) -> None:
 
 def _refuse_repacked(wheel: WheelFile, cpu: str) -> None:
     if facts := wheel.facts:
-        release = f"vllm=={wheel.name.version.public}"
+        release = wheel.name.version.public
         raise UsageError(
             f"{wheel.path}: patchkit {facts.get('patchkit')} made it already, for "
             f"{facts.get('target')}",
             why="a repack begins with what upstream released",
-            hint=quoted("patchkit", "repack", release, "--cpu", cpu),
+            hint=f"patchkit repack vllm=={release} --cpu {cpu}",
         )
 
 
@@ -142,12 +144,13 @@ def _require_vouched(
             why="it is a build of your own, or newer than the lock",
             hint=f"--sha256 {wheel.sha256} takes it nonetheless",
         )
-    why = "it was changed, or it is a build of your own by upstream's name"
-    if wheel.size < entry.size:
-        why = f"it has {wheel.size:,} bytes of {entry.size:,}: it was cut short"
-    upstream = quoted("patchkit", "repack", f"vllm=={entry.version}")
-    raise HashMismatchError(
+
+    error = HashMismatchError(
         f"{wheel.path} has the sha256 {wheel.sha256}, but the lock says {entry.sha256}",
-        why=why,
-        hint=f"`{upstream}` takes upstream's; --sha256 {wheel.sha256} takes this one",
+        why="it was changed, or it is a build of your own by upstream's name",
+        hint=f"`patchkit repack vllm=={entry.version}` takes upstream's; "
+        f"--sha256 {wheel.sha256} takes this one",
     )
+    if wheel.size < entry.size:
+        error.why = f"it has {wheel.size:,} bytes of {entry.size:,}: it was cut short"
+    raise error

@@ -82,6 +82,7 @@ class VllmOrder:
         sdist = read_lock(RECIPES / "vllm" / "lock.toml").get(release)
         if sdist is None or self.identity != f"sha256:{sdist.sha256}":
             return False
+
         return release in upstream_wheels().get(self.toolchain.machine, {})
 
     def source_of(self, known: KnownSource) -> str:
@@ -92,6 +93,7 @@ class VllmOrder:
         """
         if spec := self.given.get(known.option):
             return spec
+
         is_fixed = known.compiled in self.request.also | self.request.only
         if is_fixed or not known.is_ready(self.version) or not self.released:
             return ""
@@ -113,6 +115,7 @@ class VllmOrder:
         """Return the request with the fixes on that belong to sources which are compiled."""
         if self.request.only:
             return self.request
+
         aside = self.without | {known.option for known in self.taken}
         fixes = {
             known.compiled for known in known_externals() if known.option not in aside
@@ -171,6 +174,7 @@ def vllm_source(
     else:
         # CMake puts what it fetches into .deps, which is not of the sources.
         identity = f"folder:sha256:{tree_digest(path, aside=('.deps',))}"
+
     return VllmSource(
         path=path.absolute(), identity=identity, version=tree.version, needs=needs
     )

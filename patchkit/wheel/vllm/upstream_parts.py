@@ -18,7 +18,6 @@ from packaging.version import Version
 
 from patchkit.digests import sha256_of
 from patchkit.errors import ProofError, SourceError, UsageError, translated
-from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import KnownSource, known_externals
 from patchkit.source.fetch import Progress, fetch
 from patchkit.target import Target
@@ -71,6 +70,7 @@ def fetch_upstream(
             why="that is no release, or one that this patchkit does not know",
             hint="name a folder, an archive or git+URL@COMMIT with --source",
         )
+
     entries = {entry.version: entry}
     return fetch("vllm", entry.version, entries, offline=offline, progress=progress)
 
@@ -86,7 +86,7 @@ def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> FoundSourc
     spec = f"--source {option}=vllm=={version}"
     members = members_of(known, wheel.members)
     if not members:
-        raise _nothing_error(spec, wheel, option)
+        raise _no_parts_error(spec, wheel, option)
 
     binaries = {binary.name: binary for binary in inspect_wheel(wheel, only=members)}
     judged = [
@@ -100,8 +100,9 @@ def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> FoundSourc
         raise UsageError(
             f"{spec}: its libraries are for other devices than {target.title}",
             why=f"{', '.join(sorted(idle))} alone",
-            hint=f"leave it out: {quoted('--without', option)}",
+            hint=f"leave it out: --without {option}",
         )
+
     served = [binaries[library.name] for library in used]
     _require_serving(option, served, used, target)
 
@@ -115,7 +116,7 @@ def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> FoundSourc
     return FoundSource(identity, True, fill, installed=True)
 
 
-def _nothing_error(spec: str, wheel: WheelFile, option: str) -> UsageError:
+def _no_parts_error(spec: str, wheel: WheelFile, option: str) -> UsageError:
     options = [
         known.option for known in known_externals() if members_of(known, wheel.members)
     ]
@@ -134,6 +135,7 @@ def _list_codes(binaries: Iterable[Binary]) -> str:
         # One of a name for each Python: _C.cpython-312-aarch64-linux-gnu.so.
         stem = PurePosixPath(binary.name).name.partition(".")[0]
         words.append(f"{stem} ({codes})" if codes else stem)
+
     return ", ".join(dict.fromkeys(words))
 
 
@@ -166,6 +168,7 @@ def prove_parts(wheel: WheelFile, folder: Path, option: str) -> str:
                 why="it was not installed, or another source installs a file of that name",
                 hint="run again with --fresh",
             )
+
     return f"{option}: {len(files)} files are those of upstream's wheel"
 
 
@@ -173,6 +176,7 @@ def _member_digest(wheel: WheelFile, path: str) -> str:
     """Return the SHA-256 of a member as hex, "" if the wheel has none of that name."""
     if path not in wheel.members:
         return ""
+
     digest = hashlib.sha256()
     for chunk in wheel.unpacked(path):
         digest.update(chunk)
@@ -183,7 +187,7 @@ def _require_serving(
     option: str, binaries: list[Binary], judged: list[Judged], target: Target
 ) -> None:
     """Raise ProofError for libraries that do not load, or are linked with another CUDA."""
-    hint = f"build it from its source: {quoted('--source', f'{option}=FOLDER')}"
+    hint = f"build it from its source: --source {option}=FOLDER"
     for library in judged:
         if library.missed:
             raise ProofError(
@@ -193,6 +197,7 @@ def _require_serving(
             )
     if not binaries:
         return
+
     cuda = cuda_major(binaries)
     if cuda != target.cuda.partition(".")[0]:
         raise ProofError(
