@@ -17,6 +17,7 @@ Progress = Callable[[int, int], None]
 """Takes the bytes or steps done, and those in all."""
 
 _DAMAGE = (tarfile.TarError, zlib.error, lzma.LZMAError)
+_Parts = tuple[str, ...]  # of a path
 _TRY_AGAIN = "fetch the archive again, from a source that you trust"
 
 
@@ -39,6 +40,7 @@ def unpack(archive: Path, dest: Path, *, progress: Progress | None = None) -> Pa
     with _explain_failures(archive, dest):
         target = dest.resolve()
         _require_vacant(target)
+
         # In the nearest folder that exists: same file system, so the rename is atomic.
         beside = next(parent for parent in target.parents if parent.exists())
         with tempfile.TemporaryDirectory(
@@ -49,12 +51,13 @@ def unpack(archive: Path, dest: Path, *, progress: Progress | None = None) -> Pa
                 # tarfile stops at the end marker, but gzip's checksum of it all comes after that.
                 while tar.fileobj is not None and tar.fileobj.read(1 << 20):
                     pass
+
                 # Every name is judged before anything is written: nothing has to be taken back.
                 top = _check_members(archive, members)
+                reported = _report_members(members, progress)
                 # PEP 706's filter besides: it drops owners, set-uid bits, others' right to write.
-                tar.extractall(
-                    scratch, _report_members(members, progress), filter="data"
-                )
+                tar.extractall(scratch, reported, filter="data")
+
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 Path(scratch, top).rename(target)
@@ -76,9 +79,10 @@ def _explain_failures(archive: Path, dest: Path) -> Iterator[None]:
                 f"cannot unpack {archive} to {dest}: {error.strerror}",
                 hint="free some space, check the permissions, or choose another destination",
             ) from error
-        said = str(error).partition("\n")[0] or type(error).__name__
+
+        problem = str(error).partition("\n")[0] or type(error).__name__
         raise SourceError(
-            f"{archive} cannot be unpacked: {said}",
+            f"{archive} cannot be unpacked: {problem}",
             why="the file is damaged, cut short, or no archive of tar's at all",
             hint=_TRY_AGAIN,
         ) from error
@@ -97,7 +101,8 @@ def _report_members(
     members: list[TarInfo], progress: Progress | None
 ) -> Iterator[TarInfo]:
     """Yield the members, and report each to ``progress`` once the consumer is through with it."""
-    done, total = 0, sum(member.size for member in members)
+    total = sum(member.size for member in members)
+    done = 0
     for member in members:
         yield member
         done += member.size
@@ -111,44 +116,50 @@ def _check_members(archive: Path, members: list[TarInfo]) -> str:
     top = next((parts[0] for _, parts in named if parts), "")
     if not top:
         raise SourceError(f"{archive} holds no files", hint=_TRY_AGAIN)
-    leaves = {parts for member, parts in named if not member.isdir()}
-    seen: set[tuple[str, ...]] = set()
+
+    leaves: set[_Parts] = set()
     for member, parts in named:
         complaint = _complaint(member, parts, top)
-        if any(
-            parts[:length] in leaves for length in range(1, len(parts) + member.isdir())
-        ):
-            complaint = (
-                complaint or "lies inside another member that is a file or a link"
-            )
-        elif parts in seen and not member.isdir():
-            complaint = complaint or "is there twice"
+        if not complaint and not member.isdir():
+            complaint = "is there twice" if parts in leaves else ""
+            leaves.add(parts)
         if complaint:
-            raise SourceError(
-                f"{archive}: the member {member.name!r} {complaint}",
-                why="no source distribution is built like that; nothing was unpacked",
-                hint=_TRY_AGAIN,
-            )
-        seen.add(parts)
+            raise _unsafe_member(archive, member, complaint)
+
+    for member, parts in named:
+        folders = [parts[:length] for length in range(1, len(parts) + member.isdir())]
+        if not leaves.isdisjoint(folders):
+            what = "lies inside another member that is a file or a link"
+            raise _unsafe_member(archive, member, what)
     return top
 
 
-def _complaint(member: TarInfo, parts: tuple[str, ...], top: str) -> str:
+def _unsafe_member(archive: Path, member: TarInfo, complaint: str) -> SourceError:
+    return SourceError(
+        f"{archive}: the member {member.name!r} {complaint}",
+        why="no source distribution is built like that; nothing was unpacked",
+        hint=_TRY_AGAIN,
+    )
+
+
+def _complaint(member: TarInfo, parts: _Parts, top: str) -> str:
     """Return what is wrong with a member by itself, which the filter alone might take."""
     if member.name.startswith("/") or ".." in parts:
         return "leads out of the tree"
     if not (member.isfile() or member.isdir() or member.issym()):
         return "is neither a file, a folder nor a symbolic link (a device, a hard link or the like)"
-    if (len(parts) < 2 and not member.isdir()) or (parts and parts[0] != top):
+
+    is_beside = len(parts) < 2 and not member.isdir()
+    if is_beside or parts[:1] not in ((), (top,)):
         return f"lies beside the top-level folder {top!r}, not in it"
-    if member.issym():
-        # '..' only leads: behind a name, which may be a link itself, it is not what the text says.
-        target = PurePosixPath(member.linkname).parts
-        up = target.count("..")
-        if (
-            member.linkname.startswith("/")
-            or ".." in target[up:]
-            or up > len(parts) - 2
-        ):
-            return f"is a link that leads out of the tree: {member.linkname!r}"
+    if member.issym() and _leads_out(member.linkname, depth=len(parts) - 2):
+        return f"is a link that leads out of the tree: {member.linkname!r}"
     return ""
+
+
+def _leads_out(link: str, depth: int) -> bool:
+    """Return whether a link leads out of the tree, from ``depth`` folders below its root."""
+    target = PurePosixPath(link).parts
+    up = target.count("..")
+    # '..' only leads: behind a name, which may be a link itself, it is not what the text says.
+    return link.startswith("/") or ".." in target[up:] or up > depth

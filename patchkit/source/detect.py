@@ -20,7 +20,7 @@ from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_bytes, read_text
 from patchkit.records import RECIPES, RecordError, read_json, read_toml
 from patchkit.source.git import NO_FETCH
-from patchkit.source.releases import meant, release_files
+from patchkit.source.releases import guess_release, release_files
 from patchkit.source.tree import RESTORE, Sandboxed, SourceTree
 
 # setuptools-scm's: what a user says there goes before any tag, in the build as well.
@@ -61,43 +61,25 @@ def detect(
     unknown.
     """
     root = path.resolve()
-    if project == "vllm" and root.name == "vllm" and (root / "__init__.py").is_file():
+    if project == "vllm" and _is_vllm_package(root):
         if (root.parent / "setup.py").is_file():
             what = f"{root}: is the package inside a source tree"
             raise SourceError(what, hint=f"name {root.parent} instead")
         return replace(detect_installed(root.parent, "vllm"), sandboxed=sandboxed)
-    known, of_git, note = projects()[project], (root / ".git").exists(), ""
-    if not root.exists():
-        raise UsageError(f"{path}: no such directory", hint=f"name {known.spelled}")
-    if not root.is_dir():
-        raise SourceError(f"{path}: is not a directory", hint=f"name {known.spelled}")
-    if missing := [marker for marker in known.markers if not (root / marker).is_file()]:
-        raise SourceError(
-            f"{path}: not a source tree of {known.title}: {missing[0]} is missing",
-            why="the path is one level too high or too low, or the tree is incomplete",
-            hint=f"name the folder that holds {known.where}",
-        )
-    if (
-        project == "nccl"
-    ):  # its makefiles say the version, with and without a git history
-        version, kind = _make_version(root), "git" if of_git else "archive"
-    elif (place := root / "PKG-INFO").is_file():
-        if (name := _metadata_field(place, "Name")).lower() != "vllm":
-            raise SourceError(f"{place}: describes {name or 'nothing'}, not vllm")
-        version = _version(_metadata_field(place, "Version"), place)
-        if (
-            _version(named := os.environ.get(VERSION_VARIABLE, str(version)), place)
-            != version
-        ):
-            what = f"{place}: is of {version}, not of {named}"
-            hint = f"leave out --source-version, and unset {VERSION_VARIABLE}"
-            raise UsageError(
-                what, why="a version is named for a checkout without one", hint=hint
-            )
-        kind = "archive" if _metadata_field(place, "Summary") == FORK else "sdist"
+
+    _check_markers(path, root, projects()[project])
+    has_history = (root / ".git").exists()
+    kind = "git" if has_history else "archive"
+    note = ""
+    if project == "nccl":
+        # The makefiles say the version, with and without a git history.
+        version = _make_version(root)
+    elif (metadata := root / "PKG-INFO").is_file():
+        version = _sdist_version(metadata)
+        is_fork = _metadata_field(metadata, "Summary") == FORK
+        kind = "archive" if is_fork else "sdist"
     else:
-        kind = "git" if of_git else "archive"
-        version, note = _copy_version(root, of_git=of_git)
+        version, note = _copy_version(root, has_history=has_history)
     return SourceTree(
         root=root,
         project=project,
@@ -106,6 +88,39 @@ def detect(
         sandboxed=sandboxed,
         note=note,
     )
+
+
+def _check_markers(path: Path, root: Path, project: Project) -> None:
+    """Raise UsageError for no folder, SourceError for a folder that is not the project's."""
+    if not root.exists():
+        raise UsageError(f"{path}: no such directory", hint=f"name {project.spelled}")
+    if not root.is_dir():
+        raise SourceError(f"{path}: is not a directory", hint=f"name {project.spelled}")
+
+    for marker in project.markers:
+        if not (root / marker).is_file():
+            raise SourceError(
+                f"{path}: not a source tree of {project.title}: {marker} is missing",
+                why="the path is one level too high or too low, or the tree is incomplete",
+                hint=f"name the folder that holds {project.where}",
+            )
+
+
+def _sdist_version(metadata: Path) -> Version:
+    """Return the version of an sdist of vLLM, by its PKG-INFO."""
+    name = _metadata_field(metadata, "Name")
+    if name.lower() != "vllm":
+        raise SourceError(f"{metadata}: describes {name or 'nothing'}, not vllm")
+
+    version = _version(_metadata_field(metadata, "Version"), metadata)
+    named = os.environ.get(VERSION_VARIABLE, str(version))
+    if _version(named, metadata) != version:
+        raise UsageError(
+            f"{metadata}: is of {version}, not of {named}",
+            why="a version is named for a checkout without one",
+            hint=f"leave out --source-version, and unset {VERSION_VARIABLE}",
+        )
+    return version
 
 
 def project_of(spec: str) -> str:
@@ -117,23 +132,30 @@ def project_of(spec: str) -> str:
     release = re.fullmatch(r"([A-Za-z0-9._-]+)==[^/]+", spec)
     if release and release[1].lower() in projects():
         return release[1].lower()
-    if path.is_dir() and (there := _project_there(path.resolve())):
-        return there
-    named = [name for name in projects() if name in path.name.lower()]
-    if len(named) == 1:
-        return named[0]
-    if "/" in spec and "://" not in spec and not path.exists():
+    if path.is_dir() and (project := _project_in(path.resolve())):
+        return project
+
+    candidates = [name for name in projects() if name in path.name.lower()]
+    if len(candidates) == 1:
+        return candidates[0]
+    is_path = "/" in spec and "://" not in spec
+    if is_path and not path.exists():
         raise UsageError(f"{spec}: no such file or folder", hint=_list_nearest(path))
+
+    options = " or ".join(f"--{name}-src" for name in projects())
     raise UsageError(
         f"{spec}: neither its name nor what lies there says whether it is vLLM or NCCL",
-        hint=meant(spec, projects())
-        or f"name it with {' or '.join(f'--{name}-src' for name in projects())}",
+        hint=guess_release(spec, projects()) or f"name it with {options}",
     )
 
 
-def _project_there(root: Path) -> str:
-    """Return the project whose tree or package a folder is, "" if it is none's."""
-    if root.name == "vllm" and (root / "__init__.py").is_file():
+def _is_vllm_package(root: Path) -> bool:
+    return root.name == "vllm" and (root / "__init__.py").is_file()
+
+
+def _project_in(root: Path) -> str:
+    """Return the project whose tree or package a folder is, "" if there is none."""
+    if _is_vllm_package(root):
         return "vllm"
     for name, project in projects().items():
         if all((root / marker).is_file() for marker in project.markers):
@@ -153,9 +175,8 @@ def _make_version(root: Path) -> Version:
     PKG_REVISION is no part of it: it counts packagings of one version, and is 1 in every tag.
     """
     place = root / "makefiles/version.mk"
-    text = read_bytes(place, limit=LARGEST_IN_TREE, hint=RESTORE).decode(
-        errors="replace"
-    )
+    data = read_bytes(place, limit=LARGEST_IN_TREE, hint=RESTORE)
+    text = data.decode(errors="replace")
     values = {match["name"]: match["value"] for match in _ASSIGNED.finditer(text)}
     names = ("NCCL_MAJOR", "NCCL_MINOR", "NCCL_PATCH")
     if missing := [name for name in names if not values.get(name, "").isdecimal()]:
@@ -164,6 +185,7 @@ def _make_version(root: Path) -> Version:
             why="the file was edited by hand, or cut short",
             hint=RESTORE,
         )
+
     release = ".".join(values[name] for name in names)
     return _version(f"{release}{values.get('NCCL_SUFFIX', '')}", place)
 
@@ -179,25 +201,23 @@ def state_folder(tree: SourceTree) -> Path:
 
 def dist_info(tree: SourceTree) -> Path:
     """Return the .dist-info folder of an installed package. Raises SourceError."""
-    folders = sorted(tree.root.glob("*.dist-info"))
-    found = [
-        f
-        for f in folders
-        if canonicalize_name(f.name.partition("-")[0]) == tree.project
+    folders = [
+        folder
+        for folder in sorted(tree.root.glob("*.dist-info"))
+        if canonicalize_name(folder.name.partition("-")[0]) == tree.project
     ]
-    if len(found) != 1:
+    if len(folders) != 1:
         raise SourceError(
-            f"{tree.root}: {len(found)} folders {tree.project}-*.dist-info, expected 1",
+            f"{tree.root}: {len(folders)} folders {tree.project}-*.dist-info, expected 1",
             why="the package was not installed by pip, or its installation is damaged",
-            hint=quoted(
-                "pip",
-                "install",
-                "--force-reinstall",
-                "--no-deps",
-                f"{tree.project}==X.Y.Z",
-            ),
+            hint=_install_again(tree.project, "X.Y.Z"),
         )
-    return found[0]
+    return folders[0]
+
+
+def _install_again(name: str, version: object) -> str:
+    words = ("pip", "install", "--force-reinstall", "--no-deps", f"{name}=={version}")
+    return quoted(*words)
 
 
 def record_path(tree: SourceTree) -> str:
@@ -215,44 +235,39 @@ def detect_installed(site: Path, name: str) -> SourceTree:
         kind="installed",
     )
     folder = dist_info(tree)
-    version = _version(
-        _metadata_field(folder / "METADATA", "Version"), folder / "METADATA"
-    )
+    metadata = folder / "METADATA"
+    version = _version(_metadata_field(metadata, "Version"), metadata)
     if not (folder / "RECORD").is_file():
         raise SourceError(
             f"{folder}: has no RECORD, so pip could not uninstall a patched {name}",
             why="the package was not installed by pip",
-            hint=quoted(
-                "pip", "install", "--force-reinstall", "--no-deps", f"{name}=={version}"
-            ),
+            hint=_install_again(name, version),
         )
     return replace(tree, version=version)
 
 
 def _metadata_field(place: Path, name: str) -> str:
     """Return a field of core metadata (mail headers); "" if it is not there."""
-    data = (
-        read_bytes(place, limit=LARGEST_IN_TREE, hint=RESTORE)
-        if place.is_file()
-        else b""
-    )
+    if not place.is_file():
+        return ""
+    data = read_bytes(place, limit=LARGEST_IN_TREE, hint=RESTORE)
     head = data.decode(errors="replace").partition("\n\n")[0]
     match = re.search(rf"^{name}:[ \t]*(.*)$", head, re.MULTILINE)
     return match[1].strip() if match else ""
 
 
-def _copy_version(root: Path, *, of_git: bool) -> tuple[Version, str]:
+def _copy_version(root: Path, *, has_history: bool) -> tuple[Version, str]:
     """Return the version of a checkout, or of a copy of one, and a note if no tag says it.
 
     It is what the user names, a tag, what an earlier run took it for, or that of the release which
     the files are like. Raises SourceError.
     """
     if named := os.environ.get(VERSION_VARIABLE):
-        return _version(
-            named, Path(VERSION_VARIABLE)
-        ), f"the version, {named}, is as it was named"
+        version = _version(named, Path(VERSION_VARIABLE))
+        return version, f"the version, {named}, is as it was named"
+
     try:
-        if of_git:
+        if has_history:
             return _git_version(root), ""
         raise SourceError(
             f"{root}: neither PKG-INFO nor .git tells the version",
@@ -261,34 +276,48 @@ def _copy_version(root: Path, *, of_git: bool) -> tuple[Version, str]:
         )
     except SourceError as error:
         untold = error
-    with contextlib.suppress(
-        PatchkitError, RecordError, KeyError
-    ):  # whoever reads it all says why
-        ledger = read_text(
-            root / ".patchkit/ledger.json", limit=LARGEST_IN_TREE, follow=False
-        )
+
+    # Whoever reads the whole ledger says what is wrong with it.
+    with contextlib.suppress(PatchkitError, RecordError, KeyError):
+        place = root / ".patchkit/ledger.json"
+        ledger = read_text(place, limit=LARGEST_IN_TREE, follow=False)
         return _version(str(read_json(dict[str, Any], ledger)["version"]), root), ""
-    note = f"no tag says the version ({(untold.why or untold.what).splitlines()[0]})"
+
+    problem = (untold.why or untold.what).splitlines()[0]
+    note = f"no tag says the version ({problem})"
     if named := os.environ.get("SETUPTOOLS_SCM_PRETEND_VERSION"):
-        return _version(
-            named, root
-        ), f"{note}: it is {named}, by SETUPTOOLS_SCM_PRETEND_VERSION"
-    tree = SourceTree(root=root, project="vllm", version=Version("0"), kind="archive")
-    same, count, release = 0, 1, ""
-    for name, files in release_files("vllm").items():
-        there = {path: begins for path, begins in files.items() if begins}
-        alike = sum(
-            tree.digest_of(path).startswith(begins) for path, begins in there.items()
-        )
-        if alike * count >= same * len(there):  # the newest of those that are alike
-            same, count, release = alike, len(there), name
-    if not same:
+        version = _version(named, root)
+        return version, f"{note}: it is {named}, by SETUPTOOLS_SCM_PRETEND_VERSION"
+
+    alike = _most_alike(root)
+    if not alike.same:
         raise untold
-    note += f": {same} of {count} files that fixes look at are as in {release}"
-    if same == count:
-        return Version(release), note
-    version = Version(f"{release}.dev0+untagged")
+    note += f": {alike.same} of {alike.count} files that fixes look at are as in {alike.release}"
+    if alike.same == alike.count:
+        return Version(alike.release), note
+    version = Version(f"{alike.release}.dev0+untagged")
     return version, f"{note}; the code alone decides, --source-version names another"
+
+
+@dataclass(frozen=True, slots=True)
+class _Likeness:
+    """How many of the ``count`` files of a release a tree has."""
+
+    same: int
+    count: int
+    release: str
+
+
+def _most_alike(root: Path) -> _Likeness:
+    """Return the release with the largest part of the same files, the newest of several."""
+    tree = SourceTree(root=root, project="vllm", version=Version("0"), kind="archive")
+    best = _Likeness(0, 1, "")
+    for release, files in release_files("vllm").items():
+        begins = {path: begin for path, begin in files.items() if begin}
+        same = sum(tree.digest_of(p).startswith(begin) for p, begin in begins.items())
+        if same * best.count >= best.same * len(begins):
+            best = _Likeness(same, len(begins), release)
+    return best
 
 
 def _git_version(root: Path) -> Version:
@@ -302,9 +331,11 @@ def _git_version(root: Path) -> Version:
             why=result.errors.strip() or f"git {result.trouble}",
             hint=quoted("git", "-C", root, "fetch", "--tags", "--unshallow"),
         )
+
     tag = _version(match["tag"].removeprefix("v"), root)
     if match["distance"] == "0":
         return tag
+
     # setuptools-scm's default, guess-next-dev: a commit after 0.19.1 is on its way to 0.19.2.
     following = ".".join(map(str, (*tag.release[:-1], tag.release[-1] + 1)))
     if tag.pre:

@@ -10,7 +10,6 @@ import hashlib
 import os
 import re
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
@@ -44,7 +43,9 @@ if TYPE_CHECKING:
 CHUNK = 1 << 18  # bytes that are read and written at once
 _CACHE_HINT = "check the folder, or choose another cache with PATCHKIT_CACHE_DIR"
 TIMEOUT = (20.0, 60.0)  # seconds to connect, seconds without a byte
-_PARTIAL, _UNSATISFIABLE = 206, 416  # HTTP statuses: a part of the file; no such part
+# HTTP statuses: a part of the file; no such part.
+_PARTIAL = 206
+_UNSATISFIABLE = 416
 _LARGEST = BYTES_PER_GIB  # bytes of a file of unknown size
 _PORTS = {"http": 80, "https": 443}
 _Server = tuple[str, str | None, int | None]  # scheme, host, port
@@ -59,13 +60,13 @@ def cache_dir() -> Path:
 def _known_hint(project: str, version: str, lock: Mapping[str, LockEntry]) -> str:
     """Return the release that is meant, such as 0.33.0 by 0.33, or the range of those supported."""
     refused = refused_ranges(project)
-    supported = [it for it in lock if not any(it in versions for versions in refused)]
-    known = sorted(supported, key=Version) or ["none"]
+    supported = [v for v in lock if not any(v in versions for versions in refused)]
+    releases = sorted(supported, key=Version) or ["none"]
 
-    meant = [it for it in known if it.startswith(f"{version}.")]
-    if meant:
-        return f"did you mean {' or '.join(f'{project}=={it}' for it in meant)}?"
-    return f"known are {known[0]} to {known[-1]}"
+    close = [f"{project}=={v}" for v in releases if v.startswith(f"{version}.")]
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return f"known are {releases[0]} to {releases[-1]}"
 
 
 def fetch(
@@ -90,11 +91,13 @@ def fetch(
             why="it is mistyped, or newer or older than what patchkit covers",
             hint=_known_hint(project, version, lock),
         )
+
     path = cache_dir() / "sdists" / entry.filename
     with translated(at=path, hint=_CACHE_HINT):
         cached = sha256_of(path) if path.exists() else None
     if cached == entry.sha256:
         return path
+
     if offline and cached is not None:
         raise _mismatch_error(str(path), entry, cached)
     if offline:
@@ -103,6 +106,7 @@ def fetch(
             why=f"it was never fetched into {path.parent}",
             hint=f"run once without --offline, or copy the file to {path}",
         )
+
     with translated(at=path, hint=_CACHE_HINT):
         make_folders(path.parent)
         ask = partial(_offered, project, entry.filename)
@@ -111,18 +115,17 @@ def fetch(
             digest, size = transfer(stream, ask, entry.sha256, entry.size, progress)
             if (digest, size) != (entry.sha256, entry.size):
                 stream.truncate(0)
-                raise _mismatch_error(
-                    f"the download of {entry.filename}", entry, digest, size
-                )
+                where = f"the download of {entry.filename}"
+                raise _mismatch_error(where, entry, digest, size)
     return path
 
 
 def _mismatch_error(
     where: str, entry: LockEntry, actual: str, size: int | None = None
 ) -> PatchkitError:
-    sizes = (
-        "" if size in {None, entry.size} else f" ({size} bytes instead of {entry.size})"
-    )
+    sizes = ""
+    if size not in (None, entry.size):
+        sizes = f" ({size} bytes instead of {entry.size})"
     return HashMismatchError(
         f"{where} has the sha256 {actual}, but the lock says {entry.sha256}{sizes}",
         why="the file is damaged, or it is not the one that was released",
@@ -145,31 +148,44 @@ def transfer(
     is left in ``stream``.
     """
     left = stream.seek(0, os.SEEK_END)
-    for start in (left, 0) if left and (not size or left < size) else (0,):
+    can_continue = left and (not size or left < size)
+    for start in (left, 0) if can_continue else (0,):
         with ask(start) as response:
-            done = start if response.status_code == _PARTIAL else 0
-            stream.seek(0)
-            stream.truncate(done)
-            digest = hashlib.sha256()
-            for chunk in iter(partial(stream.read, CHUNK), b""):
-                digest.update(chunk)
-            limit = (
-                size
-                or done + int(response.headers.get("Content-Length", 0))
-                or _LARGEST
-            )
-            for chunk in response.iter_content(CHUNK):
-                stream.write(chunk)
-                digest.update(chunk)
-                done += len(chunk)
-                if progress is not None:
-                    progress(min(done, limit), limit)
-                # A server that never stops must not fill the disk.
-                if done > limit:
-                    break
-        if digest.hexdigest() == sha256:
-            return sha256, done
+            begin = start if response.status_code == _PARTIAL else 0
+            digest, done = _receive(stream, response, begin, size, progress)
+        if digest == sha256:
+            return digest, done
+
     stream.truncate(0)
+    return digest, done
+
+
+def _receive(
+    stream: IO[bytes],
+    response: requests.Response,
+    begin: int,
+    size: int,
+    progress: Progress | None,
+) -> tuple[str, int]:
+    """Append a response to the first ``begin`` bytes; return the sha256 and the size of both."""
+    stream.seek(0)
+    stream.truncate(begin)
+    digest = hashlib.sha256()
+    for chunk in iter(partial(stream.read, CHUNK), b""):
+        digest.update(chunk)
+
+    announced = begin + int(response.headers.get("Content-Length", 0))
+    limit = size or announced or _LARGEST
+    done = begin
+    for chunk in response.iter_content(CHUNK):
+        stream.write(chunk)
+        digest.update(chunk)
+        done += len(chunk)
+        if progress is not None:
+            progress(min(done, limit), limit)
+        # A server that never stops must not fill the disk.
+        if done > limit:
+            break
     return digest.hexdigest(), done
 
 
@@ -185,18 +201,20 @@ def opened(
     headers = {"Accept-Encoding": "identity"}
     get = partial(session.get, url, stream=True, timeout=TIMEOUT)
     with _explain_failures(url), ExitStack() as stack:
-        response = get(
-            headers=headers | ({"Range": f"bytes={start}-"} if start else {})
-        )
-        stack.enter_context(response)
-        span = response.headers.get("Content-Range", "")
-        other = response.status_code == _PARTIAL and not span.startswith(
-            f"bytes {start}-"
-        )
-        if start and (other or response.status_code == _UNSATISFIABLE):
+        span = {"Range": f"bytes={start}-"} if start else {}
+        response = stack.enter_context(get(headers=headers | span))
+        if start and not _is_from(response, start):
             response = stack.enter_context(get(headers=headers))
         response.raise_for_status()
         yield response
+
+
+def _is_from(response: requests.Response, start: int) -> bool:
+    """Return whether a response can be used for what was left: it begins there, or is whole."""
+    if response.status_code == _PARTIAL:
+        span = response.headers.get("Content-Range", "")
+        return span.startswith(f"bytes {start}-")
+    return response.status_code != _UNSATISFIABLE
 
 
 @contextmanager
@@ -204,10 +222,10 @@ def _offered(project: str, filename: str, start: int) -> Iterator[requests.Respo
     """Open one file of the project at the index, from a byte on if the server can."""
     with index_client() as client:
         packages = client.get_project_page(project, timeout=TIMEOUT).packages
-        package = next((each for each in packages if each.filename == filename), None)
-        if package is None:
+        urls = {package.filename: package.url for package in packages}
+        if filename not in urls:
             raise not_offered(client.endpoint, filename)
-        with opened(package.url, client.s, start) as response:
+        with opened(urls[filename], client.s, start) as response:
             yield response
 
 
@@ -277,23 +295,23 @@ def pip_settings() -> dict[str, str]:
     Environment variables (``PIP_INDEX_URL``) come before its files. As for pip, a setting that is
     empty is none, and one with several values separates them by white space.
     """
-    values = defaultdict(set)
+    settings: dict[str, str] = {}
     for line in _pip_config("list").splitlines():
         name, _, value = line.partition("=")
-        if name.startswith("global."):
-            # pip prints the repr of each value.
-            values[name.removeprefix("global.")].add(str(ast.literal_eval(value)))
-    # "list" of newer pips has the values of all files, in an order that is not their precedence.
-    found = {
-        name: given.pop()
-        if len(given) == 1
-        else _pip_config("get", f"global.{name}").strip()
-        for name, given in values.items()
-    }
+        if not name.startswith("global."):
+            continue
+        option = name.removeprefix("global.")
+        # pip prints the repr of each value.
+        text = str(ast.literal_eval(value))
+        if settings.setdefault(option, text) != text:
+            # Newer pips list the values of all files, in an order that is not their precedence.
+            settings[option] = _pip_config("get", name).strip()
+
     for name, value in os.environ.items():
         if name.startswith("PIP_") and value:
-            found[name.removeprefix("PIP_").lower().replace("_", "-")] = value
-    return {name: value for name, value in found.items() if value}
+            option = name.removeprefix("PIP_").lower().replace("_", "-")
+            settings[option] = value
+    return {option: value for option, value in settings.items() if value}
 
 
 def index_session(settings: Mapping[str, str]) -> requests.Session:
@@ -325,8 +343,8 @@ def _index_logins(settings: Mapping[str, str]) -> dict[_Server, tuple[str, str]]
             with suppress(ValueError):  # what is no URL is told of when it is asked
                 parts = urlsplit(url)
                 if parts.username is not None:
-                    login = unquote(parts.username), unquote(parts.password or "")
-                    logins[_server_of(url)] = login
+                    password = unquote(parts.password or "")
+                    logins[_server_of(url)] = (unquote(parts.username), password)
     return logins
 
 

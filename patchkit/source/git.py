@@ -16,6 +16,7 @@ from patchkit.follow import Completed, Resources
 from patchkit.process import attempt
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_GIT_URL = re.compile(r"git\+([a-z][a-z0-9+.-]*://[^/]*(?:/[^@]*)?)(?:@([^@]*))?")
 _TIMEOUT_S = 900
 # Of git on texts: bytes of memory, seconds of processor, bytes of a file.
 _GIT_RESOURCES = Resources(memory=2 << 30, processor=60, written=64 << 20)
@@ -49,9 +50,7 @@ class GitSource:
 def parse_git(spec: str) -> GitSource | None:
     """Read ``git+URL@NAME``; None for anything else, the name ``""`` if there is none."""
     # An @ in front of the host is a user's name.
-    match = re.fullmatch(
-        r"git\+([a-z][a-z0-9+.-]*://[^/]*(?:/[^@]*)?)(?:@([^@]*))?", spec
-    )
+    match = _GIT_URL.fullmatch(spec)
     return GitSource(match[1], match[2] or "") if match else None
 
 
@@ -74,25 +73,28 @@ def commit_archive(
                 hint="run once without --offline",
             )
         _fetch_commit(url, commit, repository)
-    done = _call_git(
-        repository, "fsck", "--full", "--no-dangling", "--no-progress", commit
-    )
+
+    words = ("fsck", "--full", "--no-dangling", "--no-progress", commit)
+    done = _call_git(repository, *words)
     if done.status:
         raise HashMismatchError(
             f"{repository}: is damaged: {_last_words(done.errors)}",
             why="a file in the cache was changed, or the disk failed",
             hint=f"remove {repository}, then run again",
         )
+
     archive = cache / f"{prefix}-{commit}.tar"
     with translated(at=archive), replacing(archive) as file:
-        made = (
+        _call_git(
+            repository,
+            *_PLAIN,
             "archive",
             "--format=tar",
             f"--prefix={prefix}/",
             f"--output={file.name}",
             commit,
+            check=True,
         )
-        _call_git(repository, *_PLAIN, *made, check=True)
     return archive
 
 
@@ -111,34 +113,39 @@ def submodules(url: str, commit: str, *, cache: Path) -> tuple[Submodule, ...]:
     The commit names those of its submodules, so that they need no other voucher. Raises SourceError
     for one whose URL is missing.
     """
-    repository, found = cache / "git" / commit, []
-    listed = _call_git(repository, "ls-tree", "-r", "-z", "--full-tree", commit).output
+    repository = cache / "git" / commit
+    listing = _call_git(repository, "ls-tree", "-r", "-z", "--full-tree", commit).output
     # 160000 is the mode of a submodule in a git tree; its id is a commit of the other repository.
-    rows = [
-        line.partition("\t")
-        for line in listed.split("\0")
-        if line.startswith("160000 ")
-    ]
-    settings: dict[str, dict[str, str]] = {}
-    if rows:
-        query = ("-z", "--get-regexp", r"^submodule\..*\.(path|url)$")
-        said = _call_git(
-            repository, "config", f"--blob={commit}:.gitmodules", *query
-        ).output
-        for entry in filter(None, said.split("\0")):
-            key, _, value = entry.partition("\n")
-            name, _, what = key.rpartition(".")
-            settings.setdefault(name, {})[what] = value
-    urls = {each["path"]: each["url"] for each in settings.values() if len(each) == 2}
+    rows = [line for line in listing.split("\0") if line.startswith("160000 ")]
+    if not rows:
+        return ()
+
+    urls = _submodule_urls(repository, commit)
     scheme, _, home = url.partition("://")
-    for head, _, path in rows:
-        if (target := urls.get(path)) is None:
+    submodules = []
+    for row in rows:
+        head, _, path = row.partition("\t")
+        target = urls.get(path)
+        if target is None:
             what = f".gitmodules does not say where {path} comes from"
             raise SourceError(f"{url}: {what}")
         if target.startswith(("./", "../")):  # counts from the repository's own URL
             target = f"{scheme}://{normpath(f'{home}/{target}')}"
-        found.append(Submodule(path, target, head.split()[2]))
-    return tuple(found)
+        submodules.append(Submodule(path, target, head.split()[2]))
+    return tuple(submodules)
+
+
+def _submodule_urls(repository: Path, commit: str) -> dict[str, str]:
+    """Return the URL of each submodule by its path, as .gitmodules has them."""
+    blob = f"--blob={commit}:.gitmodules"
+    pattern = r"^submodule\..*\.(path|url)$"
+    output = _call_git(repository, "config", blob, "-z", "--get-regexp", pattern).output
+    settings: dict[str, dict[str, str]] = {}
+    for entry in filter(None, output.split("\0")):
+        key, _, value = entry.partition("\n")
+        name, _, field = key.rpartition(".")
+        settings.setdefault(name, {})[field] = value
+    return {row["path"]: row["url"] for row in settings.values() if len(row) == 2}
 
 
 def read_blob(root: Path, blob: str) -> str:
@@ -192,21 +199,19 @@ def call_git_alone(folder: Path, *arguments: str, input: bytes = b"") -> Complet
 
 def _fetch_commit(url: str, commit: str, repository: Path) -> None:
     """Fetch one commit into a bare repository beside, then put that in place."""
+    home = repository.parent
     try:
-        repository.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            prefix=".fetch.", dir=repository.parent
-        ) as scratch:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetch.", dir=home) as scratch:
             fresh = Path(scratch) / "repository"
             # An empty template: the user's may bring hooks.
-            _call_git(
-                None, "init", "--quiet", "--bare", "--template=", str(fresh), check=True
-            )
+            words = ("init", "--quiet", "--bare", "--template=", str(fresh))
+            _call_git(None, *words, check=True)
             (fresh / "info").mkdir(exist_ok=True)
             (fresh / "info/attributes").write_text(_ATTRIBUTES, encoding="utf-8")
-            done = _call_git(
-                fresh, "fetch", "--quiet", "--depth=1", "--no-tags", url, commit
-            )
+
+            words = ("fetch", "--quiet", "--depth=1", "--no-tags", url, commit)
+            done = _call_git(fresh, *words)
             if done.status:
                 raise StorageError(
                     f"git cannot fetch the commit {commit} from {url}: {_last_words(done.errors)}",
@@ -216,12 +221,12 @@ def _fetch_commit(url: str, commit: str, repository: Path) -> None:
                 )
             if _call_git(fresh, "cat-file", "-e", f"{commit}^{{commit}}").status:
                 raise SourceError(f"{commit} is no commit in {url}")
+
             try:
                 fresh.rename(repository)
             except OSError:
-                if not (
-                    repository / "HEAD"
-                ).is_file():  # another process may have been quicker
+                # Another process may have been quicker.
+                if not (repository / "HEAD").is_file():
                     raise
     except OSError as error:
         raise StorageError(
@@ -240,20 +245,16 @@ def _call_git(
 ) -> Completed:
     """Run git on a bare repository. The user's settings stay: proxies and credentials are there."""
     where = [] if repository is None else [f"--git-dir={repository}"]
-    # Others of git's variables would send it to another repository than the one named.
-    kept = ("GIT_SSH", "GIT_SSL", "GIT_CONFIG")
-    inherited = {
-        k: v for k, v in os.environ.items() if k[:4] != "GIT_" or k.startswith(kept)
+    # Further variables of git would send it to another repository than the one named.
+    connecting = ("GIT_SSH", "GIT_SSL", "GIT_CONFIG")
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("GIT_") or name.startswith(connecting)
     }
-    done = attempt(
-        *("git", *where, *arguments),
-        env={
-            **inherited,
-            "GIT_TERMINAL_PROMPT": "0",
-            "LC_ALL": "C",
-        },  # no question for a password
-        timeout=_TIMEOUT_S,
-    )
+    # No question for a password.
+    environment |= {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    done = attempt("git", *where, *arguments, env=environment, timeout=_TIMEOUT_S)
     if not done.started:
         raise done.error(hint="install git, or use an archive")
     if done.status is None:  # the command is not shown: a URL may hold a password

@@ -32,17 +32,19 @@ def rewrite_record(
             why="it was edited, or its package was not installed by pip",
             hint="install the package again: pip install --force-reinstall --no-deps ...",
         ) from None
-    rows += [
-        [path, "", ""] for path in sorted({*changed, *added} - {row[0] for row in rows})
-    ]
+
+    listed = {row[0] for row in rows}
+    rows += [[path, "", ""] for path in sorted({*changed, *added} - listed)]
     out = io.StringIO()
     # pip writes CRLF, uv writes LF; lines that do not change must stay as they are.
     writer = csv.writer(out, lineterminator="\r\n" if "\r\n" in record else "\n")
-    for row in (row for row in rows if row[0] not in dropped):
-        if row[0] in changed:
-            sha256, size = changed[row[0]]
+    for row in rows:
+        path = row[0]
+        if path in changed:
+            sha256, size = changed[path]
             # PEP 376 and 427: URL-safe base64 without its padding.
             encoded = base64.urlsafe_b64encode(bytes.fromhex(sha256)).rstrip(b"=")
-            row = [row[0], f"sha256={encoded.decode()}", str(size)]
-        writer.writerow(row)
+            writer.writerow([path, f"sha256={encoded.decode()}", size])
+        elif path not in dropped:
+            writer.writerow(row)
     return out.getvalue()

@@ -25,12 +25,12 @@ from patchkit.errors import (
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect, projects
 from patchkit.source.fetch import cache_dir
-from patchkit.source.git import commit_archive, parse_git
+from patchkit.source.git import GitSource, commit_archive, parse_git
 from patchkit.source.releases import (
     Release,
     ReleaseFacts,
+    guess_release,
     load_facts,
-    meant,
     named_version,
 )
 
@@ -76,24 +76,15 @@ def nccl_tree(
             f"{sha256!r} is not a sha256",
             hint="64 lower-case hex digits, as sha256sum prints them",
         )
-    facts, path = facts or load_facts(PROJECT), Path(spec)
+
+    facts = facts or load_facts(PROJECT)
+    path = Path(spec)
     if path.is_dir():
-        if sha256 is not None:
-            raise UsageError(f"{spec} is a folder; --sha256 is for an archive")
-        identity = f"tree:sha256:{tree_digest(path.resolve())}"
-        origin = SourceOrigin(
-            path=path, version=detect(path, PROJECT).version, identity=identity
-        )
+        origin = _take_folder(path, sha256)
     elif path.is_file():
         origin = _take_archive(path, sha256, facts)
     elif source := parse_git(spec):
-        if not source.exact:
-            raise UsageError(
-                f"{source.url}: {source.name!r} is not a commit",
-                why="tags and branches can be moved, and upstream has moved a release's tag",
-                hint=f"write git+{source.url}@ and the 40 hex digits of the commit "
-                "(git ls-remote shows them)",
-            )
+        _require_commit(source)
         origin = _take_commit(source.url, source.name, offline=offline)
     elif match := _RELEASE.fullmatch(spec):
         version = named_version(match["version"], "for example nccl==2.29.7")
@@ -102,10 +93,32 @@ def nccl_tree(
     else:
         raise UsageError(
             f"{spec}: no such file or directory, and neither a git URL nor a release",
-            hint=meant(spec, projects()) or f"name {projects()[PROJECT].spelled}",
+            hint=guess_release(spec, projects())
+            or f"name {projects()[PROJECT].spelled}",
         )
+
     check(origin.version)
     return origin
+
+
+def _take_folder(path: Path, sha256: str | None) -> SourceOrigin:
+    if sha256 is not None:
+        raise UsageError(f"{path} is a folder; --sha256 is for an archive")
+    return SourceOrigin(
+        path=path,
+        version=detect(path, PROJECT).version,
+        identity=f"tree:sha256:{tree_digest(path.resolve())}",
+    )
+
+
+def _require_commit(source: GitSource) -> None:
+    if not source.exact:
+        raise UsageError(
+            f"{source.url}: {source.name!r} is not a commit",
+            why="tags and branches can be moved, and upstream has moved a release's tag",
+            hint=f"write git+{source.url}@ and the 40 hex digits of the commit "
+            "(git ls-remote shows them)",
+        )
 
 
 def _take_archive(path: Path, sha256: str | None, facts: ReleaseFacts) -> SourceOrigin:
@@ -117,7 +130,8 @@ def _take_archive(path: Path, sha256: str | None, facts: ReleaseFacts) -> Source
             why="it is damaged, or not the archive that was meant",
             hint="fetch it again, from a source that you trust",
         )
-    release = next((each for each in facts.releases if each.sha256 == actual), None)
+
+    release = next((r for r in facts.releases if r.sha256 == actual), None)
     version = _version_inside(path, release, str(path))
     if release is None and sha256 is None:
         raise SourceError(
@@ -145,6 +159,7 @@ def _take_release(
     if release.sha256 and archive.is_file() and sha256_of(archive) == release.sha256:
         identity = f"sha256:{release.sha256}"
         return SourceOrigin(path=archive, version=release.version, identity=identity)
+
     hint = f"clone {facts.git}, check {release.tag} out and name the folder"
     if not release.commit:
         raise SourceError(
@@ -173,6 +188,7 @@ def _version_inside(archive: Path, release: Release | None, name: str) -> Versio
             raise SourceError(
                 what, why=error.why, hint="name an archive of NCCL"
             ) from None
+
     if release is not None and release.version != version:
         raise SourceError(
             f"{name}: its files say {version}, the recipe says {release.version}"

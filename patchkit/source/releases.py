@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -46,11 +47,15 @@ class ExactPin(str):
     version: Version
 
     def __new__(cls, text: str) -> Self:
-        if not (match := _PIN.fullmatch(text)):
+        match = _PIN.fullmatch(text)
+        if match is None:
             raise ValueError(f"is {text!r}, not PROJECT==VERSION")
-        project, version = canonicalize_name(match[1]), Version(match[2])
+
+        project = canonicalize_name(match[1])
+        version = Version(match[2])
         pin = super().__new__(cls, f"{project}=={version}")
-        pin.project, pin.version = project, version
+        pin.project = project
+        pin.version = version
         return pin
 
 
@@ -70,20 +75,22 @@ def refused_ranges(project: str) -> tuple[SpecifierSet, ...]:
     return tuple(SpecifierSet(row["versions"], prereleases=True) for row in rows)
 
 
-def meant(spec: str, projects: Iterable[str]) -> str:
+def guess_release(spec: str, projects: Iterable[str]) -> str:
     """Return a hint with the releases that ``vllm=0.25.1``, ``vlm==0.25.1`` or ``0.25.1`` may mean.
 
     It is empty if the text does not look like a release of one of the projects.
     """
     match = _MISTYPED.fullmatch(spec)
+    if match is None:
+        return ""
     try:
-        Version(match["version"] if match else "")
+        Version(match["version"])
     except InvalidVersion:
         return ""
-    assert match is not None
-    named = match["name"].lower()
-    close = difflib.get_close_matches(named, projects, n=1) if named else projects
-    releases = " or ".join(f"{name}=={match['version']}" for name in close)
+
+    name = match["name"].lower()
+    close = difflib.get_close_matches(name, projects, n=1) if name else projects
+    releases = " or ".join(f"{project}=={match['version']}" for project in close)
     return f"did you mean {releases}?" if releases else ""
 
 
@@ -102,9 +109,9 @@ def read_lock(path: Path) -> dict[str, LockEntry]:
 
     Raises SourceError, naming the file and the key, if it is not a lock.
     """
-    listed = read_toml(tuple[LockEntry, ...], path, SourceError, key="sdist")
-    entries = {entry.version: entry for entry in listed}
-    if len(entries) < len(listed):
+    rows = read_toml(tuple[LockEntry, ...], path, SourceError, key="sdist")
+    entries = {entry.version: entry for entry in rows}
+    if len(entries) < len(rows):
         raise SourceError(f"{path}: a version is there twice")
     return entries
 
@@ -178,13 +185,13 @@ class ReleaseFacts:
     torch: Mapping[str, ExactPin]
 
     def release(self, version: Version) -> Release | None:
-        return next((each for each in self.releases if each.version == version), None)
+        return next((r for r in self.releases if r.version == version), None)
 
     def known(self, version: Version) -> Release:
         """Return the release of a version. Raises SourceError, naming those that are known."""
-        if found := self.release(version):
-            return found
-        names = ", ".join(str(each.version) for each in self.releases)
+        if release := self.release(version):
+            return release
+        names = ", ".join(str(release.version) for release in self.releases)
         raise SourceError(
             f"NCCL {version} is not among the releases that this patchkit knows",
             why="it is mistyped, or newer than the recipe",
@@ -202,16 +209,15 @@ def release_files(project: str) -> dict[str, dict[str, str]]:
     place = RECIPES / project / "release_files.tsv"
     text = place.read_text(encoding="utf-8") if place.is_file() else ""
     rows = [line.split("\t") for line in text.splitlines() if not line.startswith("#")]
-    names = (
-        read_toml(list[str], place.with_name("recipe.toml"), key="releases")
-        if rows
-        else []
-    )
-    found: dict[str, dict[str, str]] = {}
+    if not rows:
+        return {}
+
+    names = read_toml(list[str], place.with_name("recipe.toml"), key="releases")
+    files: dict[str, dict[str, str]] = {}
     for path, first, last, begins in rows:
         for name in names[names.index(first) : names.index(last) + 1]:
-            found.setdefault(name, {})[path] = begins
-    return found
+            files.setdefault(name, {})[path] = begins
+    return files
 
 
 def foreign_file(tree: SourceTree, seen: Mapping[str, str]) -> str:
@@ -219,19 +225,24 @@ def foreign_file(tree: SourceTree, seen: Mapping[str, str]) -> str:
 
     ``seen`` is path → sha256. What git does not know as the fork's was edited by hand.
     """
-    known = release_files(tree.project)
-    theirs = (
-        known.get(tree.version.public, {}) if tree.kind in ("git", "archive") else {}
-    )
-    for path, now in seen.items() if theirs else ():
-        elsewhere = any(path in files for files in known.values())
-        if now[:16] != theirs.get(path, None if elsewhere else now[:16]):
-            committed = (
-                read_blob(tree.root, f"HEAD:{path}") if tree.kind == "git" else None
-            )
-            if committed is None or digest(committed) == (now or digest("")):
-                return path
+    releases = release_files(tree.project)
+    files = releases.get(tree.version.public)
+    if tree.kind not in ("git", "archive") or not files:
+        return ""
+
+    tabled = set(chain.from_iterable(releases.values()))
+    for path, sha256 in seen.items():
+        is_as_released = sha256[:16] == files.get(path)
+        if path in tabled and not is_as_released and _is_of_fork(tree, path, sha256):
+            return path
     return ""
+
+
+def _is_of_fork(tree: SourceTree, path: str, sha256: str) -> bool:
+    """Return whether a file is the fork's: as its commit has it, where there is a history."""
+    if tree.kind != "git":
+        return True
+    return digest(read_blob(tree.root, f"HEAD:{path}")) == (sha256 or digest(""))
 
 
 @cache

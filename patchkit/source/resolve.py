@@ -19,7 +19,7 @@ from patchkit.source.archive import Progress, unpack
 from patchkit.source.detect import detect, projects
 from patchkit.source.fetch import fetch
 from patchkit.source.nccl import nccl_tree
-from patchkit.source.releases import meant, named_version, read_lock
+from patchkit.source.releases import guess_release, named_version, read_lock
 
 _RELEASE = re.compile(r"(?P<project>[A-Za-z0-9._-]+)==(?P<version>[^/]+)")
 Report = Callable[[str], Progress]
@@ -64,26 +64,31 @@ def resolved(
     if before := patched_before(source.spec, source.project):
         yield Resolved(before)
         return
-    found = _find_archive(source, check, report)
-    if found is None:
+
+    archive = _find_archive(source, check, report)
+    if archive is None:
         yield Resolved(Path(source.spec))
     elif keep:
-        folder = Path("build") / f"{source.project}-{found.label}"
-        if folder.is_dir() and any(folder.iterdir()):
-            # A second run names the same release: the tree of the first is the one to work on.
-            _check_version(folder, source.project, found.version)
-            yield Resolved(folder)
-        else:
-            root = unpack(found.path, folder, progress=report("Unpacking"))
-            # An interrupt from here on says so, since the folder stays.
-            committed(f"{folder} was unpacked")
-            yield Resolved(root, found.locked)
+        yield _unpack_to_keep(archive, source.project, report)
     else:
         with ScratchFolder() as scratch:
-            tree = unpack(
-                found.path, Path(scratch) / "tree", progress=report("Unpacking")
-            )
-            yield Resolved(tree, found.locked)
+            place = Path(scratch) / "tree"
+            tree = unpack(archive.path, place, progress=report("Unpacking"))
+            yield Resolved(tree, archive.locked)
+
+
+def _unpack_to_keep(archive: _Archive, project: str, report: Report) -> Resolved:
+    """Unpack an archive below build/, unless an earlier run did it."""
+    folder = Path("build") / f"{project}-{archive.label}"
+    if folder.is_dir() and any(folder.iterdir()):
+        # A second run names the same release: the tree of the first is the one to work on.
+        _check_version(folder, project, archive.version)
+        return Resolved(folder)
+
+    root = unpack(archive.path, folder, progress=report("Unpacking"))
+    # An interrupt from here on says so, since the folder stays.
+    committed(f"{folder} was unpacked")
+    return Resolved(root, archive.locked)
 
 
 def patched_before(spec: str, project: str) -> Path | None:
@@ -91,11 +96,14 @@ def patched_before(spec: str, project: str) -> Path | None:
 
     Raises SourceError if another version lies there.
     """
-    if Path(spec).exists() or (version := _release(spec, project)) is None:
+    version = None if Path(spec).exists() else _release(spec, project)
+    if version is None:
         return None
+
     folder = Path("build") / f"{project}-{version}"
     if not (folder / ".patchkit").is_dir():
         return None
+
     _check_version(folder, project, version)
     return folder
 
@@ -108,6 +116,7 @@ def patched_tree(spec: str, project: str) -> Path:
     version = None if Path(spec).exists() else _release(spec, project)
     if version is None:
         return Path(spec)
+
     folder = patched_before(spec, project) or Path("build") / f"{project}-{version}"
     if not folder.is_dir():
         raise UsageError(
@@ -123,13 +132,12 @@ def fetch_release(source: SourceOptions, check: Check, report: Report) -> Path:
     project = source.project
     version = _release(source.spec, project)
     if version is None:
-        hint = (
-            meant(source.spec, projects())
-            or f"for example {projects()[project].example}"
-        )
+        example = f"for example {projects()[project].example}"
+        hint = guess_release(source.spec, projects()) or example
         raise UsageError(f"{source.spec!r} names no release", hint=hint)
     if project == "nccl":
         return nccl_tree(source.spec, offline=source.offline, check=check).path
+
     lock = read_lock(RECIPES / project / "lock.toml")
     progress = report(f"Fetching {source.spec}")
     return fetch(project, version, lock, offline=source.offline, progress=progress)
@@ -149,42 +157,49 @@ def _find_archive(
     source: SourceOptions, check: Check, report: Report
 ) -> _Archive | None:
     """Return the archive that is named; None for a folder."""
-    project, spec, path = source.project, source.spec, Path(source.spec)
+    spec = source.spec
+    path = Path(spec)
     if path.is_dir():
         return None
-    version = _release(spec, project)
-    if project == "nccl":
-        origin = nccl_tree(
-            spec, sha256=source.sha256, offline=source.offline, check=check
-        )
-        label = str(origin.version)
-        if version is None:
-            # Commits and archives of one version differ; a release is one thing.
-            label += f"-{origin.identity.rpartition(':')[2][:8]}"
-        return _Archive(origin.path, str(origin.version), label, version is not None)
+
+    version = _release(spec, source.project)
+    if source.project == "nccl":
+        return _find_nccl_archive(source, check, is_release=version is not None)
     if path.is_file():
         # vllm-0.19.1.tar.gz, as sdists are named (PEP 625).
-        name = re.match(
-            r"(?P<project>.+?)-(?P<version>\d[^-]*?)(\.tar\.gz|\.tar)$", path.name
-        )
-        named = name["version"] if name else path.stem
-        return _Archive(path, named, named)
+        name = re.match(r".+?-(\d[^-]*?)(\.tar\.gz|\.tar)$", path.name)
+        label = name[1] if name else path.stem
+        return _Archive(path, label, label)
     if version is None:
+        spelled = f"name {projects()[source.project].spelled}"
         raise UsageError(
             f"{spec}: no such file or directory",
-            hint=meant(spec, projects()) or f"name {projects()[project].spelled}",
+            hint=guess_release(spec, projects()) or spelled,
         )
+
     check(Version(version))
     return _Archive(fetch_release(source, check, report), version, version, locked=True)
+
+
+def _find_nccl_archive(
+    source: SourceOptions, check: Check, *, is_release: bool
+) -> _Archive:
+    origin = nccl_tree(
+        source.spec, sha256=source.sha256, offline=source.offline, check=check
+    )
+    label = str(origin.version)
+    if not is_release:
+        # Commits and archives of one version differ; a release is one thing.
+        label += f"-{origin.identity.rpartition(':')[2][:8]}"
+    return _Archive(origin.path, str(origin.version), label, is_release)
 
 
 def _release(spec: str, project: str) -> str | None:
     match = _RELEASE.fullmatch(spec)
     if match is None or match["project"].lower() != project:
         return None
-    return str(
-        named_version(match["version"], f"for example {projects()[project].example}")
-    )
+    example = projects()[project].example
+    return str(named_version(match["version"], f"for example {example}"))
 
 
 def _check_version(folder: Path, project: str, version: str) -> None:

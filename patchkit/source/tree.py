@@ -6,7 +6,7 @@ import enum
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
@@ -58,13 +58,13 @@ class SourceTree:
     def exists(self, path: str) -> bool:
         if path in self.overlay:
             return True
-        ours = path in self.pristine
-        found = (
-            self.pristine[path] is not None if ours else (self.root / path).is_file()
-        )
-        if not found:
+        if path in self.pristine:
+            exists = self.pristine[path] is not None
+        else:
+            exists = (self.root / path).is_file()
+        if not exists:
             self.seen.setdefault(path, "")
-        return found
+        return exists
 
     def read(self, path: str) -> str:
         """Return the text of a file.
@@ -80,26 +80,11 @@ class SourceTree:
                 raise self._missing(path)
             self.seen.setdefault(path, digest(text))
             return text
+
         if path not in self.texts:
             data = self.read_bytes(path)
             self.seen.setdefault(path, digest(data))
-            try:
-                text = data.decode("utf-8")
-            except UnicodeDecodeError as error:
-                line = data.count(b"\n", 0, error.start) + 1
-                raise DriftError(
-                    f"{path}:{line}: not UTF-8",
-                    why="every release ships UTF-8, so this file was converted",
-                    hint=RESTORE,
-                ) from None
-            if "\r" in text:
-                line = text.count("\n", 0, text.index("\r")) + 1
-                raise DriftError(
-                    f"{path}:{line}: has CR line endings",
-                    why="every release ships LF; git's core.autocrlf or an editor changed them",
-                    hint="git config core.autocrlf false; then check the file out again",
-                )
-            self.texts[path] = text
+            self.texts[path] = _decode(path, data)
         return self.texts[path]
 
     def digest_of(self, path: str) -> str:
@@ -119,9 +104,8 @@ class SourceTree:
             raise self._missing(path)
         try:
             return read_bytes(place, limit=LARGEST_IN_TREE, follow=False)
-        except (
-            UsageError
-        ) as error:  # it is the tree that makes no sense, not the request
+        except UsageError as error:
+            # It is the tree that makes no sense, not the request.
             what = error.what.removeprefix(f"{place}: ")
             raise SourceError(f"{path}: {what}", hint=RESTORE) from None
 
@@ -134,12 +118,8 @@ class SourceTree:
 
     def glob(self, pattern: str) -> list[str]:
         """Return the paths of upstream's files that match, sorted; ``**`` spans folders."""
-        found = (
-            path.relative_to(self.root)
-            for path in self.root.glob(pattern)
-            if path.is_file()
-        )
-        paths = sorted(str(PurePosixPath(path)) for path in found)
+        files = filter(Path.is_file, self.root.glob(pattern))
+        paths = sorted(file.relative_to(self.root).as_posix() for file in files)
         # None: patchkit created it, so it is not upstream's.
         return [path for path in paths if self.pristine.get(path, "") is not None]
 
@@ -151,10 +131,33 @@ class SourceTree:
         return replace(self, overlay={**self.overlay, **texts})
 
 
+def _decode(path: str, data: bytes) -> str:
+    """Return the text of a file. Raises DriftError if it is not UTF-8, or not LF."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DriftError(
+            f"{path}:{line}: not UTF-8",
+            why="every release ships UTF-8, so this file was converted",
+            hint=RESTORE,
+        ) from None
+
+    if "\r" in text:
+        line = text.count("\n", 0, text.index("\r")) + 1
+        raise DriftError(
+            f"{path}:{line}: has CR line endings",
+            why="every release ships LF; git's core.autocrlf or an editor changed them",
+            hint="git config core.autocrlf false; then check the file out again",
+        )
+    return text
+
+
 def first_existing(tree: SourceTree, paths: Sequence[str]) -> str:
     """Return the first of the paths that exists in the tree. Raises AbsentError."""
-    if found := next((path for path in paths if tree.exists(path)), None):
-        return found
+    for path in paths:
+        if tree.exists(path):
+            return path
     raise AbsentError(
         f"{paths[0]}: not found, nor {' nor '.join(paths[1:])}",
         why="upstream moved the file, or the tree is incomplete",

@@ -14,7 +14,12 @@ from patchkit.errors import HashMismatchError, SourceError, UsageError
 from patchkit.reading import require_file
 from patchkit.records import RECIPES
 from patchkit.source.fetch import fetch
-from patchkit.source.releases import LockEntry, meant, named_version, read_wheel_lock
+from patchkit.source.releases import (
+    LockEntry,
+    guess_release,
+    named_version,
+    read_wheel_lock,
+)
 from patchkit.source.resolve import Report
 from patchkit.wheel.file.wheelfile import WheelFile, wheel_name
 
@@ -86,7 +91,7 @@ def find_wheel(
 
 
 def _named_release(path: Path) -> Version:
-    require_file(path, meant(str(path), ["vllm"]) or _EXAMPLE)
+    require_file(path, guess_release(str(path), ["vllm"]) or _EXAMPLE)
     if path.suffix != ".whl":
         raise SourceError(f"{path}: is not a wheel", hint=_EXAMPLE)
 
