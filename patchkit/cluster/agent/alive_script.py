@@ -91,6 +91,7 @@ def alive(settings: group.Settings) -> None:
                 doubt = f"no sign of life for {watch.silent:.0f} s: {life.text}"
                 group.say(doubt)
                 group.notify(f"STATUS={ServerLife(DOUBT, doubt).line}")
+
             time.sleep(patience / 12)
     except FiredError:
         # The server may be well, and this process did not get to run: look once more.
@@ -137,12 +138,14 @@ class Liveness:
         self.server = group.own_server(settings)
         self.counters: Counters | None = None
         self.other_listeners = ""
+
         # On the monotonic clock.
         self.last_proof_at = time.monotonic()
         self.last_step_at = self.last_proof_at
         self.last_question_at = self.last_proof_at
         self.question: threading.Thread | None = None
         self.reply: group.TokenReply | None = None
+
         self.token_refusal = ""
         self.question_refusal = ""
 
@@ -162,6 +165,7 @@ class Liveness:
             workers = self.settings["workers"].values() if asks_workers else ()
             work = find_group_work(self.settings, workers, self.silent)
             life = judge(replace(signs, work=work), self.patience)
+
         return life
 
     def look_at_server(self, seconds: float) -> ServerSigns:
@@ -177,6 +181,7 @@ class Liveness:
 
         answered = self._ask_engine(signs.has_clients)
         wait = time.monotonic() - self.last_question_at if self.question else 0.0
+
         return replace(
             signs,
             other_listeners=self.other_listeners,
@@ -241,6 +246,7 @@ def read_metrics_signs(answer: HttpAnswer, former: Counters, url: str) -> Server
     trouble = describe_trouble("/metrics", answer.status, answer.trouble)
     # A count that is no number hides how many requests there are.
     is_uncounted = bool(trouble) or (bool(counters) and counters.requests is None)
+
     return ServerSigns(
         refused=answer.closed,
         has_counters=bool(counters),
@@ -271,6 +277,7 @@ def find_group_work(
     """Return what shows that this node works, or one of these workers, "" for nothing."""
     if work := find_work(settings, silent):
         return work
+
     for worker in workers:
         words = group.worker_words(worker, settings, f"{_SCRIPT} working", silent)
         if line := re.search(f"{_WORKS}(.+)", _try_tool(*words)):
@@ -282,6 +289,7 @@ def find_work(settings: group.Settings, silent: float) -> str:
     """Return what shows that this node works though nothing is counted, "" for nothing."""
     if silent < _COMPILE and (compiler := _find_compiler(settings["name"])):
         return f"{compiler} compiles"
+
     if settings["watts"] and silent < _STEP:
         watts = _read_watts()
         if watts > settings["watts"]:
@@ -320,6 +328,7 @@ def find_stacks(settings: group.Settings) -> None:
         with contextlib.suppress(BrokenPipeError):
             link.stdin.write(b"\n")
             link.stdin.flush()
+
     write_stacks(settings)
     for link in links:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -335,6 +344,7 @@ def write_stacks(settings: group.Settings) -> None:
     began = time.time()
     count = 0
     trouble = ""
+
     for main in (False, True):
         trouble = _abort_processes(settings, main) or trouble
         count = _count_stacks(unit, began, count)
@@ -381,6 +391,7 @@ def _abort_processes(settings: group.Settings, main: bool) -> str:
 def _abort_in_container(inside: Iterable[str], main: bool) -> str:
     pids = 1 if main else -1  # -1: all but the first one
     script = f"kill -ABRT {pids}; kill -CONT {pids}"
+
     try:
         trouble = run_tool(*inside, "sh", "-c", script, seconds=_TOOL).stderr
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -393,6 +404,7 @@ def _count_stacks(unit: str, since: float, former: int) -> int:
     words = ("journalctl", "--quiet", "--output=cat", f"--since=@{since:.6f}")
     deadline = time.monotonic() + _STACKS / 2
     count = former
+
     while time.monotonic() < deadline:
         time.sleep(0.5)
         former_count = count

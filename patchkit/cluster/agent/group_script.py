@@ -75,6 +75,7 @@ def main(*works: Callable[..., None]) -> None:
     """Do what the first argument names."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)
+
     file = Path(__file__).with_name("group.json")
     settings = json.loads(file.read_text(encoding="utf-8"))
 
@@ -110,6 +111,7 @@ def _require_units(settings: Settings) -> None:
     parts = [f"worker@{rank}" for rank in settings["workers"]]
     if "ray" in settings:
         parts.append("ray")
+
     for part in parts:
         unit = settings["unit"].replace(".service", f"-{part}.service")
         if show_property(unit, "ActiveState") != "active":
@@ -122,6 +124,7 @@ def ready(settings: Settings) -> None:
     _require_units(settings)
     server = own_server(settings)
     began = time.monotonic()
+
     while server.ask("/health").status != 200:
         _check_alive()
         time.sleep(0.5)
@@ -140,6 +143,7 @@ def ready(settings: Settings) -> None:
         if reply.status in (401, 403):
             hint = "is VLLM_API_KEY in the env?"
             leave(1, f"the server refuses its own machine: {reply.refusal}; {hint}")
+
         say(f"no token yet: {reply.refusal}")
         _check_alive()
         time.sleep(2)
@@ -156,6 +160,7 @@ def ray(settings: Settings) -> None:
             socket.create_connection((host, int(port)), 5),
         ):
             return
+
         _check_alive()
         time.sleep(0.5)
 
@@ -206,6 +211,7 @@ def _copy_files(words: list[str], names: Iterable[str], seconds: float) -> str:
         )
     except subprocess.TimeoutExpired:
         return "no time was left"
+
     if count := re.search(r"files transferred: ([\d,]+)", done.stdout):
         return f"{count[1]} files of compiled code"
     return done.stderr.strip()[-300:]
@@ -249,6 +255,7 @@ def ask_token(server: HttpServer) -> TokenReply:
         answer = server.ask(path, {"model": model, **question}, _FIRST_TOKEN)
         if answer.status not in NOT_HERE:
             break
+
     refusal = _describe_refusal(path, answer)
     return TokenReply(model=server.clean(model), status=answer.status, refusal=refusal)
 
@@ -298,6 +305,7 @@ def _follow_link(link: subprocess.Popen[str]) -> LinkEnding:
     assert link.stdout
     sign_at = time.monotonic()
     last_line = ""
+
     while True:
         with contextlib.suppress(BrokenPipeError):
             link.stdin.write("\n")
@@ -353,6 +361,7 @@ def _connect(worker: Settings, settings: Settings) -> subprocess.Popen[str]:
             errors="replace",
             start_new_session=True,  # a signal to this process is not one to ssh
         )
+
         assert link.stdout
         last_line = ""
         for line in link.stdout:
@@ -435,6 +444,7 @@ def held(settings: Settings) -> None:
     if done.returncode:
         leave_link(1, f"{unit} does not start: {done.stderr.strip()}")
     process = int(show_property(unit, "MainPID") or 0)
+
     try:
         rank = os.pidfd_open(process)
     except (OSError, ValueError):
@@ -445,6 +455,7 @@ def held(settings: Settings) -> None:
         ending = _await_end(rank)
     except (KeyboardInterrupt, BrokenPipeError):
         ending = "gone"
+
     run_tool(*_SYSTEMCTL, "stop", unit)
 
     # A node that shuts down ends the rank: that is no fault of the rank.

@@ -83,11 +83,13 @@ def process_limits(process: str, root: Path = LIVE) -> ProcessLimits:
     memlock = re.search(r"^Max locked memory +(\S+)", limits, re.MULTILINE)
     if memlock is None:
         raise ValueError("its limits are hidden")
+
     status = _read_text(folder / "status")
     capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
     locks = None
     if capabilities:
         locks = bool(int(capabilities[1], 16) >> _LOCKS & 1)
+
     return ProcessLimits(
         memlock=int(memlock[1]) if memlock[1].isdigit() else None, locks=locks
     )
@@ -101,6 +103,7 @@ def container_limits(root: Path = LIVE) -> ContainerLimits:
         with contextlib.suppress(OSError):
             os.close(os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
             verbs_open += 1
+
     return ContainerLimits(
         kind=_container_kind(root), verbs=len(files), verbs_open=verbs_open
     )
@@ -111,10 +114,12 @@ def _container_kind(root: Path) -> str:
         return "podman"
     if (root / ".dockerenv").exists():
         return "docker"
+
     # A container of LXC or nspawn is a machine of its own, with a systemd that starts the ranks.
     word = _read_text(root / "run/systemd/container").strip()
     if word in ("docker", "podman", "oci"):
         return word
+
     group = _read_text(root / "proc/1/cgroup")
     return next((kind for name, kind in _GROUPS.items() if name in group), "")
 
@@ -183,6 +188,7 @@ def collect_health(venv: str, unit: str) -> NodeHealth:
     words = ("show", "--property=MainPID", "--value", "--", unit)
     shown = run_for_user("systemctl", *words)
     pid = int(shown.output) if shown.output.strip().isdigit() else 0
+
     parts: dict[str, Callable[[], object]] = {
         "page_cache": _page_cache,
         "guards": _running_guards,
@@ -195,6 +201,7 @@ def collect_health(venv: str, unit: str) -> NodeHealth:
             Path(venv).expanduser(), _read_environment(pid)
         ),
     }
+
     unread: dict[str, str] = {}
     if pid:
         parts["unit"] = lambda: process_limits(str(pid))
@@ -243,6 +250,7 @@ def _running_guards() -> tuple[str, ...]:
     states = attempt("systemctl", "is-active", *names, timeout=_SECONDS).output.split()
     if len(states) != len(names):
         raise UnreadError("systemctl does not say which services run")
+
     pairs = zip(names, states, strict=True)
     return tuple(name for name, state in pairs if state == "active")
 
@@ -252,6 +260,7 @@ def find_compilers(venv: Path, environment: Mapping[str, str]) -> Compilers:
     path = os.pathsep.join((f"{venv}/bin", environment.get("PATH", os.defpath)))
     compilers = (shutil.which(name, path=path) for name in ("gcc", "cc", "clang"))
     compiler = next(filter(None, compilers), "")
+
     python = venv / "bin" / "python"
     if not python.exists():
         return Compilers(compiler=compiler)
@@ -282,6 +291,7 @@ def _read_kernel_text() -> str:
     if not any(map(_has_readable_journal, ("/var/log/journal", "/run/log/journal"))):
         access = "the journal of the system is for root and the group adm"
         raise UnreadError(f"{reason}; {access}")
+
     options = ("--dmesg", "--quiet", "--no-pager", "--output=short-iso")
     done = attempt("journalctl", *options, timeout=_SECONDS)
     if done.trouble or not done.output.strip():
@@ -300,6 +310,7 @@ def gpu_state() -> GpuState:
     (row, *_rows) = parse_rows(query_gpus(f"--query-gpu={_STATE}", "--id=0"), 5)
     celsius, watts, mhz, busy, throttled = row
     is_hex = re.fullmatch("0x[0-9a-fA-F]+", throttled)
+
     return GpuState(
         celsius=parse_whole(celsius),
         watts=float(watts) if re.fullmatch(r"\d{1,9}(\.\d+)?", watts) else None,
@@ -323,6 +334,7 @@ def gpu_users() -> tuple[GpuUser, ...]:
             users.append(
                 GpuUser(pid=int(pid), name=program, user=user, mib=parse_whole(mib))
             )
+
     return tuple(users)
 
 

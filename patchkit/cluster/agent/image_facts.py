@@ -166,9 +166,11 @@ def look_at_image(engine: str, names: Sequence[str]) -> ImageFacts:
     image = find_image(engine, names)
     if image.problem:
         return image
+
     entry = () if image.wraps else ("--entrypoint=",)
     options = ("--interactive", "--network=none", *entry)
     way = (*image.run, *options, image.id, "sh", "-c")
+
     try:
         contents = Remote("the image", way=way).call(ImageContents, contents_inside)
     except HostError as error:
@@ -185,9 +187,11 @@ def find_image(engine: str, names: Sequence[str], root: str = "/") -> ImageFacts
     program = shutil.which(engine, path=path)
     if not program:
         return ImageFacts(problem="engine-missing")
+
     user = pwd.getpwuid(os.getuid())
     owner = f"{user.pw_uid}:{user.pw_gid}"
     facts = ImageFacts(program=program, user=owner, login=user.pw_name)
+
     try:
         # As a unit would: a login may be in a group that the user's systemd is not in.
         options = ("--quiet", "--pipe", "--wait", "--collect")
@@ -195,6 +199,7 @@ def find_image(engine: str, names: Sequence[str], root: str = "/") -> ImageFacts
         done = run_for_user("systemd-run", *words, timeout=_PATIENCE)
         if done.trouble:
             return replace(facts, problem="engine-refuses", said=last_line(done))
+
         info = read_json(done.output)
         if refusals := info.get("ServerErrors"):  # docker: no failure with --format
             return replace(facts, problem="engine-refuses", said=str(refusals[0]))
@@ -218,6 +223,7 @@ def _read_info(info: Any, root: str) -> dict[str, Any]:
         version = info["ServerVersion"]
         storage = info["DockerRootDir"]
         folders = info.get("CDISpecDirs") or ()
+
     spec = ""
     driver = ""
     for folder in folders:
@@ -254,6 +260,7 @@ def _read_devices(root: str) -> dict[str, Any]:
         is_open = status.st_mode & 6 == 6 or status.st_uid == os.getuid()
         if not is_open:
             closed.append(str(file))
+
     return {"infiniband": folder.is_dir(), "closed": tuple(closed)}
 
 
@@ -271,12 +278,14 @@ def _image_fields(image: Any) -> dict[str, Any]:
     """Return the fields from an engine's description of an image."""
     if not _ID.fullmatch(image["Id"]):
         raise ValueError(image["Id"])
+
     config = image["Config"]
     cpu = str(image["Architecture"])
     keys = ("Entrypoint", "Cmd", "Env", "User", "WorkingDir")
     settings = [config.get(key) or "" for key in keys]
     entry = " ".join(config.get("Entrypoint") or ())
     labels = config.get("Labels") or {}
+
     return {
         "id": image["Id"],
         "content": digest(json.dumps([cpu, image["RootFS"]["Layers"], *settings])),

@@ -72,6 +72,7 @@ def save_image(engine: str, image: str, size: int) -> str:
     """Save an image; return its archive, which is whole or does not exist."""
     archive = share_folder("images") / f"{image[:12]}.tar"
     part = archive.with_suffix(".part")
+
     with translated(at=part):
         if not archive.exists():
             require_room(archive.parent, size, hint=_MAKE_ROOM)
@@ -86,14 +87,17 @@ def make_image_room(engine: str, root: str, size: int) -> str:
     """Return the folder for the archive of an image. Raises StorageError if it has no room."""
     require_rsync()
     folder = share_folder("images")
+
     with translated(at=folder):
         folder.mkdir(parents=True, exist_ok=True)
         files = (file for file in folder.iterdir() if file.is_file())
         present = sum(file.stat().st_size for file in files)
         unpacked = size * _COPIES[engine]
+
         # On one disk both share what is free.
         is_shared = Path(root).stat().st_dev == folder.stat().st_dev
         archive = size + unpacked * is_shared
+
         require_room(folder, archive - present, hint=_MAKE_ROOM)
         require_room(Path(root), unpacked, hint=_MAKE_ROOM)
     return str(folder)
@@ -125,6 +129,7 @@ def build_layer(
         shutil.rmtree(folder, ignore_errors=True)
         # Python before 3.11.4 has no filter in tarfile.
         shutil.unpack_archive(kit, folder)
+
     number = folder.with_name("kit.id")
     words = [engine, "build", "--network=none", *_TIMES[engine]]
     words += [f"--label={LAYER}={label}", "--file", str(folder / "Containerfile")]

@@ -142,6 +142,7 @@ def look_at_installation(venv: str, lock: Any) -> InstallState:
     store = share_folder("wheelhouse")
     current = leads_to(Path(venv).expanduser(), check=True)
     installed = _read_whole(share_folder("venvs") / house.id) is not None
+
     lacking: list[str] = []
     if not installed:
         _find_python(house)
@@ -149,6 +150,7 @@ def look_at_installation(venv: str, lock: Any) -> InstallState:
         lacking = [wheel.name for wheel in wheels]
     if lacking:
         require_rsync()
+
     return InstallState(
         store=str(store),
         installed=installed,
@@ -171,6 +173,7 @@ def _find_python(house: WheelLock) -> str:
     machine = platform.machine()
     if house.cpu not in ("", machine):
         raise HostError(f"is a machine of {machine}; the wheels are for {house.cpu}")
+
     release = ".".join(map(str, sys.version_info[:2]))
     python = sys.executable if house.python == release else f"python{house.python}"
     # A shim on PATH may stand for a Python that is not installed.
@@ -202,12 +205,14 @@ def install_wheels(lock: Any) -> Generator[tuple[int, int], None, InstalledVenv]
     folder = share_folder("venvs")
     place = folder / house.id
     size = sum(wheel.unpacked for wheel in house.wheels)
+
     with translated(at=folder):
         folder.mkdir(parents=True, exist_ok=True)
     with locked(folder, _PATIENCE):
         if venv := _read_whole(place):
             return venv
         _require_unused(place)
+
         try:
             return (yield from _make_venv(place, house, size))
         except (OSError, PatchkitError) as error:
@@ -243,6 +248,7 @@ def _run_pip(place: Path, wheels: int, size: int) -> Iterator[tuple[int, int]]:
     """Install the list of an environment; yield the bytes so far, by the wheels begun, of all."""
     links = ("--find-links", share_folder("wheelhouse"))
     words = (place / "bin" / "python", *_PIP, *links, "-r", place / _LIST)
+
     begun = 0
     with Follow(*words, env={**os.environ, "LC_ALL": "C.UTF-8"}) as pip:
         for line in pip:
@@ -263,6 +269,7 @@ def _require_unused(place: Path) -> None:
     """Raise HostError for a damaged environment that a unit serves from."""
     if not place.exists():
         return
+
     users = [
         file.name
         for file in unit_folder().glob("patchkit-*.service")
@@ -270,6 +277,7 @@ def _require_unused(place: Path) -> None:
     ]
     if not users:
         return
+
     states = run_for_user("systemctl", "is-active", *users).output.split()
     if "active" in states or "activating" in states:
         raise HostError(
@@ -286,6 +294,7 @@ def _describe_venv(place: Path, wheels: Iterable[str]) -> InstalledVenv:
     projects = {name.partition("-")[0].lower().replace(".", "_") for name in wheels}
     if absent := sorted(projects - {*homes}):
         raise HostError(f"{place}: {absent[0]} is not installed", hint=_AGAIN)
+
     fields: dict[str, Any] = {}
     if "torch" in homes:
         answer = find_loaded_nccl(str(place / "bin" / "python"), os.environ)
@@ -295,6 +304,7 @@ def _describe_venv(place: Path, wheels: Iterable[str]) -> InstalledVenv:
                 fields["nccl"] = copy.path.removeprefix(f"{place}/")
                 fields["nccl_version"] = copy.version
                 fields["nccl_sha256"] = copy.sha256
+
     return InstalledVenv(
         name=place.name,
         folder=str(place),
@@ -315,6 +325,7 @@ def _read_whole(place: Path) -> InstalledVenv | None:
         (site,) = place.glob("lib/python3.*/site-packages")
     except (OSError, ValueError, RecordError, PatchkitError):
         return None
+
     if venv.name != place.name or _digest_records(site, venv.versions) != venv.record:
         return None
     return venv
@@ -337,6 +348,7 @@ def digest_record(home: Path) -> str:
         rows = list(csv.reader(read_text(home / "RECORD", limit=_LARGEST).splitlines()))
     except (PatchkitError, csv.Error):
         return ""
+
     left_out = ("../", f"{home.name}/")
     files = []
     for row in rows:
@@ -380,6 +392,7 @@ def describe_successor(link: str, served: str) -> str:
     place = Path(served)
     if not current or current == place.name:
         return ""
+
     installed = _describe_release(share_folder("venvs") / current)
     return f"{installed} is installed, and {_describe_release(place)} serves until the next `up`"
 

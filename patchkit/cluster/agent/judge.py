@@ -131,9 +131,11 @@ def judge(signs: ServerSigns, frozen: float) -> ServerLife:
     """Return the life that the signs show; ``frozen`` are the seconds of the cluster's file."""
     metrics_answer = not signs.metrics_trouble
     is_patient = signs.token_wait_s < _PREFILL * frozen
+
     # A server that counts nothing shows no prefill either.
     is_uncounted = metrics_answer and not signs.has_counters and not signs.token_refusal
     is_idle = metrics_answer and not signs.has_clients and not signs.asked_in_vain
+
     strangers = f"not only the model listens: {signs.other_listeners}"
     refusal = f"it refuses the question: {signs.question_refusal}"
     no_counters = "it answers /metrics, which has no counters"
@@ -151,6 +153,7 @@ def judge(signs: ServerSigns, frozen: float) -> ServerLife:
         (is_idle, LIVES, "it has nothing to do"),
         (signs.work, WORKS, signs.work),
     )
+
     for holds, state, text in rows:
         if holds:
             return ServerLife(state, text)
@@ -160,6 +163,7 @@ def judge(signs: ServerSigns, frozen: float) -> ServerLife:
 def _describe_doubt(signs: ServerSigns) -> str:
     count = "an unknown number of" if signs.requests is None else signs.requests
     parts = [signs.metrics_trouble or f"{count} requests, and no step"]
+
     if signs.token_refusal:
         parts.append(f"no token: {signs.token_refusal}")
     elif signs.token_wait_s:
@@ -191,6 +195,7 @@ def read_counters(text: str) -> Counters:
             sums[name] = sums.get(name, 0.0) + read_count(value)
         except ValueError:
             odd.add(name)
+
     for name in odd:
         sums.pop(name, None)
 
@@ -198,6 +203,7 @@ def read_counters(text: str) -> Counters:
     if _RUNNING in sums and _WAITING not in odd:
         count = sums[_RUNNING] + sums.get(_WAITING, 0.0)
         requests = round(min(count, _MOST))
+
     return Counters(
         steps={name: sums[name] for name in _STEPS if name in sums},
         gauges={name: sums[name] for name in _GAUGES if name in sums},

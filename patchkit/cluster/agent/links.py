@@ -51,17 +51,20 @@ def try_links(peers: Sequence[tuple[str, str]]) -> list[PeerLink]:
     environment = {**os.environ}
     environment.pop("SSH_AUTH_SOCK", None)
     links = []
+
     for destination, address in peers:
         check_destination(destination)
         settings = [*_OWN_CONNECTION]
         if address:
             settings += _settings_over_cable(destination, address)
         options = [word for setting in settings for word in ("-o", setting)]
+
         words = ssh_words(destination, *options)
         done = attempt(*words, "true", env=environment, timeout=30)
         error = {}
         if done.trouble:
             error = error_fields(ssh_error(done, destination))
+
         links.append(PeerLink(words=words, error=error))
     return links
 
@@ -146,6 +149,7 @@ def _try_way(address: str) -> Way:
     except (ValueError, TypeError, KeyError, AttributeError):
         silence = done.trouble or "ip says nothing about the route"
         return Way(address=address, said=silence)
+
     mtu = 0
     with contextlib.suppress(OSError, ValueError):
         mtu = int(Path("/sys/class/net", netdev, "mtu").read_text(encoding="ascii"))
@@ -167,6 +171,7 @@ def _ping(way: Way) -> Way:
         plain, full = pool.map(
             lambda size: attempt(*words, str(size), way.address), sizes
         )
+
     lines = (full.errors or plain.errors).strip().splitlines()
     return replace(
         way,

@@ -116,9 +116,11 @@ def look_at_node(
     host = probe(LIVE, python=str(python) if has_venv else None, environment=os.environ)
     if inside:
         host = replace(host, software=inside.contents.software)
+
     user = pwd.getpwuid(os.getuid()).pw_name
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/bin"
     tools = (tool for tool in ("rsync", "systemctl") if shutil.which(tool, path=path))
+
     return NodeFacts(
         host=host,
         user=user,
@@ -141,6 +143,7 @@ def _read_memlock() -> int | None:
     """Return the bytes that the user manager's units may lock, None for no limit."""
     words = ("show", "--property=DefaultLimitMEMLOCK", "--value")
     limit = run_for_user("systemctl", *words).output.strip()
+
     is_limited = limit.isdigit() and int(limit) < _UNLIMITED
     return int(limit) if is_limited else None
 
@@ -196,9 +199,11 @@ def _facts_and_contents(
     name: str, venv: str, image: Mapping[str, str] | None
 ) -> tuple[NodeFacts, PythonContents]:
     facts = look_at_node(name, venv, image=image)
+
     path: Sequence[str] = ()
     if facts.venv:
         path = ask_interpreter(f"{facts.venv}/bin/python", os.environ).path
+
     return facts, python_contents(path, None if image else facts.host.software)
 
 
@@ -222,6 +227,7 @@ def meet(
 def _ask_together(parts: Mapping[str, Callable[[], object]]) -> dict[str, Any]:
     """Return the values of the parts, and in ``errors`` the fields of the errors of the others."""
     answer, failures = run_parts(parts, (PatchkitError, OSError, ValueError))
+
     errors = {}
     for name, failure in failures.items():
         if not isinstance(failure, PatchkitError):
@@ -235,12 +241,14 @@ def python_contents(path: Sequence[str], software: Software | None) -> PythonCon
     homes = {name: folders[0] for name, folders in find_distributions(path).items()}
     versions = {name: read_header(homes[name], "Version") for name in sorted(homes)}
     digests = {name: digest_record(homes[name]) for name in _DIGESTED if name in homes}
+
     nccl = {}
     if software:
         copies = {"vllm": software.vllm_nccl, "torch": software.torch_nccl}
         for name, copy in copies.items():
             if copy and copy.path:
                 nccl[name] = (copy.version, sha256_if_readable(Path(copy.path)))
+
     lost = lost_files(path, STEM)
     return PythonContents(versions=versions, digests=digests, nccl=nccl, lost=lost)
 
@@ -250,10 +258,12 @@ def model_print(folder: str) -> ModelPrint:
     place = Path(folder).expanduser()
     if not place.is_dir():
         return ModelPrint(folder=str(place), problem="no such folder")
+
     check = quick_check(place)
     problem = ""
     if check.errors:
         problem = f"{check.errors[0].where} {check.errors[0].what}"
+
     record = None
     with contextlib.suppress(RecordError):
         record = read_record(place)
@@ -261,10 +271,12 @@ def model_print(folder: str) -> ModelPrint:
     sizes, _broken = list_files(place)
     parts = record.files if record else set(filter(is_loaded, sizes))
     loaded = {name: size for name, size in sizes.items() if name in parts}
+
     rows = []
     for name, size in list(loaded.items())[:_MOST]:
         content = sha256_if_readable(place / name) if size <= _SMALL else ""
         rows.append(f"{name} {size} {content}")
+
     return ModelPrint(
         folder=str(place),
         problem=problem,
@@ -284,6 +296,7 @@ def _read_architectures(folder: Path) -> tuple[str, ...]:
     with contextlib.suppress(*odd):
         config = read_text(folder / "config.json", limit=_SMALL)
         names = read_json(config)["architectures"]
+
     if not isinstance(names, list):
         return ()
     return tuple(name for name in names[:_CLASSES] if isinstance(name, str))

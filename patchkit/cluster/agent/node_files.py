@@ -52,6 +52,7 @@ def run_for_user(
     """
     environment = {"XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}", **os.environ}
     done = attempt(program, "--user", *words, env=environment, timeout=timeout)
+
     if check and done.trouble:
         cures = (cure for text, cure in _CURES.items() if text in done.trouble)
         raise HostError(
@@ -73,6 +74,7 @@ def _placed_files(folder: Path) -> Iterator[Path]:
         for file in sorted(folder.iterdir()):
             if _FILE.fullmatch(file.name):
                 yield file
+
     for part in ("", "-worker@", "-ray", "-alive"):
         file = unit_folder() / f"patchkit-{folder.name}{part}.service"
         if file.is_file():
@@ -89,9 +91,11 @@ def put_files(name: str, files: Mapping[str, str]) -> None:
     """
     folder = config_folder(name)
     unit = f"patchkit-{name}.service"
+
     # Only the head of this start comes back at a boot, whatever this node was in the former one.
     if "[Install]" not in files.get(unit, ""):
         run_for_user("systemctl", "disable", "--quiet", unit)
+
     with translated(_BETWEEN):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         unit_folder().mkdir(parents=True, exist_ok=True)
@@ -100,6 +104,7 @@ def put_files(name: str, files: Mapping[str, str]) -> None:
                 path.unlink()
         for file in sorted(files, key=lambda name: name == "group.json"):
             _put_file(folder, file, files[file])
+
     run_for_user("systemctl", "daemon-reload", check=True)
 
 
@@ -110,6 +115,7 @@ def _put_file(folder: Path, name: str, text: str) -> None:
         raise UsageError(f"{name!r} is no file of a cluster")
     if path.is_file() and path.read_text(encoding="utf-8") == text:
         return
+
     # Variables may be private: no other user may read them.
     with translated(_BETWEEN, at=path), replacing(path, private=True) as part:
         part.write(text.encode())
@@ -123,6 +129,7 @@ def hold_alone(name: str) -> Iterator[bool]:
     folder = config_folder(name)
     with translated():
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
     try:
         with locked(folder, patience=2):
             yield True
@@ -144,8 +151,10 @@ def _describe_holder(folder: Path) -> str:
         environment = Path(f"/proc/{process}/environ").read_bytes()
     except OSError:
         return "another user's process"
+
     place = "on this machine"
     if peer := re.search(rb"(?:^|\0)SSH_CONNECTION=([^ \0]+)", environment):
         place = f"from {peer[1].decode(errors='replace')}"
+
     since = attempt("ps", "-o", "lstart=", "-p", str(process)).output.strip()
     return f"process {process}, {place}, since {since or 'some time ago'}"

@@ -100,12 +100,14 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
     gpu = None
     with contextlib.suppress(ToolUnavailable):  # without nvidia-smi
         gpu = gpu_state()
+
     settings = read_settings(name)
     successor, image = look_at_served(settings)
     # A worker's files name no server.
     url = settings.get("url")
     listeners = strangers(url, units[0], name) if isinstance(url, str) else []
     states = tuple(unit_states(units))
+
     return NodeState(
         units=states,
         processes=tuple(process.pid for process in group_processes(name)),
@@ -136,12 +138,12 @@ def _count_starts(unit: str) -> int:
 def _last_kill_of_watch(unit: str) -> str:
     """Return when and why a watch killed the server as frozen, the last time within a day."""
     kill = None
-    with contextlib.suppress(
-        HostError
-    ):  # the state of units is known without a journal
+    # The state of units is known without a journal.
+    with contextlib.suppress(HostError):
         for line in read_journal([unit], since="-24h"):
             if line.text.startswith("frozen: "):
                 kill = line
+
     if kill is None:
         return ""
     return time.strftime("%F %T ", time.localtime(kill.time / 1e6)) + kill.text
@@ -199,6 +201,7 @@ def find_containers(name: str, *, end: bool = False) -> list[str]:
         program = read_settings(name)["inside"][0]
     except (LookupError, TypeError):
         return []  # nothing was started here, or not in a container
+
     words = ("ps", "--all", "--format={{.Names}}", f"--filter=label={LABEL}={name}")
     containers = attempt(program, *words).output.split()
     if end and containers:
@@ -270,6 +273,7 @@ def end_group(name: str, units: list[str], disable: bool) -> NodeState:
     parts = ("worker@*", "ray", "alive")
     helpers = [f"patchkit-{name}-{part}.service" for part in parts]
     running = [unit.unit for unit in unit_states(units) if unit.active != "inactive"]
+
     if disable:
         run_for_user("systemctl", "disable", "--quiet", units[0])
     run_for_user("systemctl", "stop", hold, timeout=_PATIENCE)

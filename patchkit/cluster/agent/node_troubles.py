@@ -50,11 +50,13 @@ def look_for_troubles(settings: Mapping[str, Any]) -> NodeTroubles:
     addresses = tuple(_own_addresses())
     address = str(settings.get("address", ""))
     is_lost = bool(address and addresses) and address not in addresses
+
     try:
         killed = tuple(memory_kills(read_kernel_log(), time.time()))
     except UnreadError:
         # The log is for root and the group adm; systemd tells this user of the user's units.
         killed = tuple(_unit_kills(str(settings.get("unit", ""))))
+
     return NodeTroubles(
         disks=tuple(disk_rooms(["~", _STATE])),
         killed=killed[-_MOST:],
@@ -89,6 +91,7 @@ def _unit_kills(unit: str) -> Iterator[str]:
     """Yield when a process of a unit was ended for memory, by the journal of the user's systemd."""
     words = ["--quiet", "--no-pager", "--output=short-iso", f"--since=-{_RECENT:.0f}s"]
     words += [f"_UID={os.getuid()}", f"USER_UNIT={unit}"]
+
     for line in attempt("journalctl", *words).output.splitlines():
         if _OF_UNIT in line:
             yield f"a process of {unit} at {line[:19].replace('T', ' ')}"
@@ -98,6 +101,7 @@ def _own_addresses() -> Iterator[str]:
     """Yield the IPv4 addresses of this node, except those that lead back to itself."""
     words = ("ip", "-json", "-4", "address", "show", "scope", "global")
     text = attempt(*words).output
+
     with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
         for netdev in json.loads(text):
             for address in netdev["addr_info"]:

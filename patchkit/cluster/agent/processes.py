@@ -60,6 +60,7 @@ def strangers(url: str, unit: str, name: str = "") -> list[str]:
         cluster = read_mark(process)
         if (name and cluster == name) or _is_in_units(process, unit):
             continue
+
         suffix = f" of the cluster {cluster}" if cluster else ""
         place = f"{listener.address} port {listener.port}"
         descriptions.append(f"{place}: {listener.holder}{suffix}")
@@ -69,6 +70,7 @@ def strangers(url: str, unit: str, name: str = "") -> list[str]:
 def _is_in_units(process: Path, unit: str) -> bool:
     """Return whether a process belongs to a unit, or to one whose name begins so with a dash."""
     prefix = unit.removesuffix(".service") + "-"
+
     with contextlib.suppress(OSError):  # it ended
         path = (process / "cgroup").read_text(errors="replace")
         parts = re.split("[/\n]", path)
@@ -106,6 +108,7 @@ def listeners_at(url: str) -> list[Listener]:
         listeners = list(find_listeners([place.port or 80]))
     except OSError:
         return []
+
     return [listener for listener in listeners if listener.address in addresses]
 
 
@@ -133,6 +136,7 @@ def _plain_address(text: str) -> str:
     A listener at ``::ffff:127.0.0.1`` gets what is sent to 127.0.0.1.
     """
     bare = text.partition("%")[0].strip("[]").replace("*", "::")
+
     with contextlib.suppress(ValueError):
         address = ipaddress.ip_address(bare)
         return str(getattr(address, "ipv4_mapped", None) or address)

@@ -62,6 +62,7 @@ def unit_states(units: Sequence[str]) -> Iterator[UnitState]:
     properties = ",".join(_PROPERTIES.values())
     words = ("show", f"--property={properties}", "--", *units)
     shown = run_for_user("systemctl", *words, check=True).output
+
     for block in shown.strip().split("\n\n"):
         yield _read_unit(block)
 
@@ -72,8 +73,10 @@ def _read_unit(block: str) -> UnitState:
     fields: dict[str, Any] = {
         name: values.get(key, "") for name, key in _PROPERTIES.items()
     }
+
     if fields["sub"].startswith("auto-restart"):
         fields["sub"] = "auto-restart"  # systemd 254 has auto-restart-queued as well
+
     has_job = fields.pop("job")
     if has_job and fields["sub"] in _STUCK:
         fields.update(active="activating", sub="waiting", invocation="")

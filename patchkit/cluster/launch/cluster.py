@@ -96,6 +96,7 @@ class Cluster:
         workers = self.file.node[1:]
         if not workers:
             return []
+
         name = self.head.destination
         pairs = zip(workers, addresses, strict=True)
         peers = [[worker.from_head, address] for worker, address in pairs]
@@ -123,8 +124,12 @@ class Cluster:
 
         def connect(pair: tuple[Remote, list[str]]) -> list[str]:
             node, peers = pair
-            port = on_head.CHOSEN_PORT
-            return node.call(list[str], on_head.try_ports, addresses=peers, port=port)
+            return node.call(
+                list[str],
+                on_head.try_ports,
+                addresses=peers,
+                port=on_head.CHOSEN_PORT,
+            )
 
         nodes = dict(zip(addresses, self.nodes, strict=True))
         answers = require_all(run_on_all(pairs, connect))
@@ -138,8 +143,12 @@ class Cluster:
 
         def put(pair: tuple[Remote, dict[str, str]]) -> None:
             node, content = pair
-            put = node_files.put_files
-            node.call(NoneType, put, name=self.file.name, files=content)
+            node.call(
+                NoneType,
+                node_files.put_files,
+                name=self.file.name,
+                files=content,
+            )
 
         head, *workers = zip(self.nodes, files, strict=True)
         require_all(run_on_all(workers, put))
@@ -195,18 +204,21 @@ def read_group_journal(
     chosen = [node for node in cluster.nodes if not nodes or node.destination in nodes]
     silent: dict[str, PatchkitError] = {}
     offsets: dict[Remote, float] = {}
+
     clocks = run_on_all(chosen, _clock_offset)
     for node, offset in zip(chosen, clocks, strict=True):
         if isinstance(offset, PatchkitError):
             silent[node.destination] = offset
         else:
             offsets[node] = offset
+
     head_offset = offsets.get(cluster.head, 0.0)
 
     def read(node: Remote, offset: float) -> Iterator[tuple[str, JournalLine]]:
         start = since
         if _EPOCH.fullmatch(since):
             start = f"@{float(since[1:]) + offset - head_offset:.6f}"
+
         try:
             for line in node.stream(
                 JournalLine,
@@ -223,6 +235,7 @@ def read_group_journal(
 
     journals = [read(node, offset) for node, offset in offsets.items()]
     merged = heapq.merge(*journals, key=lambda entry: (entry[1].time, entry[0]))
+
     if follow:
         return GroupJournal(lines=_merge_arriving(journals), silent=silent)
     return GroupJournal(lines=merged, silent=silent)
@@ -232,6 +245,7 @@ def _clock_offset(node: Remote) -> float:
     """Return by how many seconds a node's clock is ahead. Raises HostError for an absurd answer."""
     if node.here:
         return 0.0
+
     # The node looks at its clock last: the time of the login and of Python's start is not in it.
     offset = node.call(float, time.time) - time.time()
     if abs(offset) > _LONGEST:
@@ -252,6 +266,7 @@ def _merge_arriving(
 
     for lines in journals:
         threading.Thread(target=pump, args=[lines], daemon=True).start()
+
     for _journal in journals:
         while (entry := arrived.get()) is not None:
             yield entry

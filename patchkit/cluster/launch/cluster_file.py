@@ -54,6 +54,7 @@ class ClusterNode:
             checks["peer"] = check_destination
         if self.address:
             checks["address"] = check_ipv4
+
         for key, check in checks.items():
             try:
                 check(getattr(self, key))
@@ -97,6 +98,7 @@ class ServeChoices:
         if self.frozen != 0 and not _SOONEST <= self.frozen <= _DAY:
             what = f"is {self.frozen}: 0, or {_SOONEST} seconds to a day"
             raise RecordError(what, "frozen")
+
         for word in self.args:
             if flag := secret_flag(word):
                 raise RecordError(
@@ -124,6 +126,7 @@ class ServeChoices:
         """Return the arguments of ``look_at_image`` for a node, {} without an image."""
         if not self.image:
             return {}
+
         name, _at, pin = self.image.partition("@")
         names = [name]
         if pin:
@@ -159,9 +162,11 @@ class ClusterFile:
     def __post_init__(self) -> None:
         if not self.node:
             raise RecordError("a cluster has at least one node", "node")
+
         names = [node.ssh for node in self.node]
         if twice := [name for name in names if names.count(name) > 1]:
             raise RecordError(f"{twice[0]} is named twice", "node")
+
         for key in ("venv", "model_folder"):
             path = getattr(self, key)
             if not path.startswith(("/", "~/")) or not path.isprintable():
@@ -213,8 +218,10 @@ def new_cluster_text(nodes: Iterable[ClusterNode], choices: Mapping[str, str]) -
         'listen = "local"  # who may ask: local, cable or lan',
         "port = 8000",
     ]
+
     for key, value in choices.items():
         lines += [f"{key} = {quote(value)}"]
+
     for node in nodes:
         lines += ["", "[[node]]", f"ssh = {quote(node.ssh)}"]
         if node.peer:

@@ -68,6 +68,7 @@ def server_condition(cluster: Cluster, head: NodeState | None) -> ServerConditio
     """Return the condition of the server, by its head's units and its own answer."""
     if head is None or head.units[0].active != "active":
         return ServerCondition()
+
     try:
         life = ask_life(cluster)
     except PatchkitError as error:
@@ -80,6 +81,7 @@ def server_condition(cluster: Cluster, head: NodeState | None) -> ServerConditio
             watch = read_life(guard.text)
         if is_unwatched(cluster, guard):
             unwatched = guard.active
+
     return ServerCondition(
         life=life, watch=watch, unwatched=unwatched, model=head.model
     )
@@ -96,6 +98,7 @@ def standstill_error(
     """Return why no token will come; None for a server that goes on working."""
     if life.state not in (LIVES, WORKS):
         return silence_error(cluster, life, guard)
+
     if life.text not in _HALTS:
         return None
     return HostError(
@@ -136,6 +139,7 @@ def silence_error(
         return HostError(what, why=why, hint=quoted("patchkit", "down"))
 
     why = f"after {frozen} s without a sign of life the watch kills it, and systemd starts it again"
+
     watch = read_life(guard.text)
     if watch and watch.state == DOUBT:
         why = f"{why} ({watch.text})"

@@ -56,10 +56,12 @@ class Container:
             f"--env-file={home}/.config/patchkit/{self.group}/node.env",
             *self._variables(),
         ]
+
         # A snapshot in the Hub's cache links to files beside it.
         folders = (_SNAPSHOT.sub(r"\1", folder) for folder in self.folders)
         options += [mount(folder, "", "readonly") for folder in folders]
         options += [mount(f"{home}/{CACHES}"), mount(self._hub), *more]
+
         if not self.image.wraps:
             options.append("--entrypoint=")
         return (*self.image.run, *options, self.image.id, *command)
@@ -80,8 +82,10 @@ class Container:
             "USER": self.rank.facts.user,
             "HF_HOME": self._hub,
         }
+
         variables = {name: name for name in (*_BY_NAME, *self.caches)}
         variables |= {name: f"{name}={value}" for name, value in values.items()}
+
         for setting in self.rank.env.settings:
             variables.pop(setting.name, None)
         return [f"--env={variable}" for variable in variables.values()]

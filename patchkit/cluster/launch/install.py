@@ -54,8 +54,12 @@ def install_everywhere(
     fields = asdict(lock)
 
     def look(node: Remote) -> InstallState:
-        look = installation.look_at_installation
-        return node.call(InstallState, look, venv=venv, lock=fields)
+        return node.call(
+            InstallState,
+            installation.look_at_installation,
+            venv=venv,
+            lock=fields,
+        )
 
     def bring(pair: tuple[Remote, InstallState]) -> BroughtVenv:
         node, before = pair
@@ -65,10 +69,12 @@ def install_everywhere(
             files = [folder / wheel for wheel in before.lacking]
             bar = report(f"{name}: copying")
             sent = send_files(Remote(HERE), files, name, before.store, bar)
+
         bar = report(f"{name}: installing")
         installed = node.follow(
             InstalledVenv, bar, installation.install_wheels, lock=fields
         )
+
         note = device_note(lock, before.gpu)
         return BroughtVenv(
             node=name, before=before, venv=installed, sent=sent, note=note
@@ -82,6 +88,7 @@ def install_everywhere(
         pairs = list(zip(cluster.nodes, states, strict=True))
         require_devices(lock, {node.destination: state.gpu for node, state in pairs})
         brought = require_all(run_on_all(pairs, bring))
+
         contents = [_describe(result.venv) for result in brought]
         _check_equal(cluster, contents, "patchkit verify")
         require_all(run_on_all(cluster.nodes, switch))
@@ -125,6 +132,7 @@ def _repack_hint(lock: WheelLock, targets: Collection[str]) -> str:
         if parts[0] == "vllm":
             release = parts[1].partition("+")[0]
             break
+
     repack = quoted("patchkit", "repack", f"vllm=={release}", *options, "--dir", house)
     fill = quoted("patchkit", "wheelhouse", "fill", "--dir", house)
     return f"{repack} && {fill}, then install with `--wheelhouse {house}`"
@@ -142,6 +150,7 @@ def send_files(
     ssh: tuple[str, ...] = ()
     if destination != HERE:
         ssh = ssh_words(destination, "-o", "ControlMaster=no")[:-2]
+
     return source.follow(
         Copied,
         progress,
@@ -212,6 +221,7 @@ def require_image(node: Remote, image: ImageFacts) -> ImageFacts:
     """Return the image of a node. Raises HostError with its problem, if any."""
     if not image.problem:
         return image
+
     finding = image_finding(node.destination, image)
     what = f"{finding.where}: {finding.what}"
     raise finding.kind(what, why=finding.why, hint=finding.hint)
@@ -226,12 +236,14 @@ def resolve_image(cluster: Cluster, report: Report) -> str:
     serve = cluster.file.serve
     if serve.local_image:
         return serve.image
+
     (image,) = find_images(cluster, [cluster.head])
     try:
         image = _pull_image(cluster, cluster.head, serve.image, report)
     except HostError:
         if not image.id:
             raise
+
     return f"{serve.image}@sha256:{_find_pin(serve, image)}"
 
 
@@ -249,6 +261,7 @@ def _find_pin(serve: ServeChoices, image: ImageFacts) -> str:
 def _pull_image(
     cluster: Cluster, node: Remote, reference: str, report: Report
 ) -> ImageFacts:
+
     image = node.follow(
         ImageFacts,
         report(f"{node.destination}: pulling"),
@@ -275,6 +288,7 @@ def install_image(cluster: Cluster, report: Report) -> list[BroughtImage]:
     def bring(pair: tuple[Remote, ImageFacts]) -> BroughtImage:
         node, image = pair
         name = node.destination
+
         # An image found by its tag alone counts unless the content of the pin is known and another.
         if image.id and content in ("", image.content):
             return BroughtImage(node=name, image=image)
@@ -284,6 +298,7 @@ def install_image(cluster: Cluster, report: Report) -> list[BroughtImage]:
                 why="it was built on a node, and is gone there",
                 hint="name the one that it was built from in cluster.toml, then install again",
             )
+
         image = _pull_image(cluster, node, serve.reference, report)
         return BroughtImage(node=name, image=image, pulled=True)
 
@@ -302,6 +317,7 @@ def install_image(cluster: Cluster, report: Report) -> list[BroughtImage]:
         content = next((image.content for image in pinned), "")
         is_built = pin in {image.digits for image in present}
         is_local = is_built or serve.reference.startswith("localhost/")
+
         pairs = list(zip(cluster.nodes, present, strict=True))
         results = run_on_all(pairs, bring)
         brought = _copy_image(cluster, results, present, report)
@@ -327,10 +343,12 @@ def _copy_image(
     holders = [result for result in results if isinstance(result, BroughtImage)]
     if not holders or len(holders) == len(results):
         return require_all(results)
+
     source = Remote(holders[0].node)
     image = holders[0].image.digits
     size = holders[0].image.size
     engine = cluster.file.serve.engine
+
     bar = report(f"{source.destination}: saving")
     archive = Path(
         source.follow(
@@ -343,10 +361,17 @@ def _copy_image(
         name = node.destination
         peer = cluster.file.node[number].from_head
         root = present[number].storage.folder
-        room = images.make_image_room
-        folder = node.call(str, room, engine=engine, root=root, size=size)
+        folder = node.call(
+            str,
+            images.make_image_room,
+            engine=engine,
+            root=root,
+            size=size,
+        )
+
         bar = report(f"{name}: copying")
         sent = send_files(source, [archive], peer, folder, bar)
+
         loaded = node.follow(
             ImageFacts,
             report(f"{name}: loading"),
@@ -362,6 +387,7 @@ def _copy_image(
         for number, result in enumerate(results)
         if isinstance(result, PatchkitError)
     ]
+
     copies = dict(zip(missing, run_on_all(missing, copy), strict=True))
     return require_all(
         [copies.get(number, result) for number, result in enumerate(results)]

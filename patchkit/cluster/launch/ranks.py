@@ -82,6 +82,7 @@ def served_model(cluster: ClusterFile, model: str) -> ServedModel:
     name = model
     if preset and model.lower() == preset.name.lower():
         name = preset.id
+
     if commit := cluster.models.get(name):
         folder = ModelFolder(repo=name, commit=commit).name
         source = str(PurePosixPath(cluster.model_folder, folder))
@@ -109,8 +110,10 @@ def other_model(
     The right model is that of the first node with a record, without records that of the first node;
     ``pin`` is the commit of cluster.toml, "" for none.
     """
+
     recorded = [node for node, model in prints.items() if model.commit]
     right_node = next(iter(recorded or prints))
+
     for node, model in prints.items():
         if model.commit and pin and model.commit != pin:
             commit = model.commit[:SHORT]
@@ -153,6 +156,7 @@ def planned_ranks(
             _require_vllm(cluster, node_facts)
             rank = _plan_rank(cluster, number, node_facts, model, head)
             _check_address(node, rank)
+
         if number == 0:
             head = parse_env_file(rank.text, f"{node.ssh}'s env file")
         ranks.append(rank)
@@ -178,6 +182,7 @@ def _check_address(node: ClusterNode, rank: PlannedRank) -> None:
     """Raise HostError for an ``address`` of the file that is not the node's."""
     if node.address in ("", rank.address):
         return
+
     where = f"it is reached at {rank.address}"
     if not rank.address:
         host = rank.facts.host
@@ -185,6 +190,7 @@ def _check_address(node: ClusterNode, rank: PlannedRank) -> None:
         if host.has_address(node.address):
             return
         where = f"it has {' and '.join(host.addresses) or 'none'}"
+
     raise HostError(
         f"{node.address} is not its address: {where}",
         hint="correct `address` in its [[node]] of cluster.toml, or leave it out",
@@ -218,6 +224,7 @@ def node_addresses(
     nodes = len(cluster.node)
     if nodes == 1:
         return [""]
+
     addresses: list[str] = []
     for node, node_facts in zip(cluster.node, facts, strict=True):
         with name_node(node.ssh):
@@ -258,8 +265,10 @@ def _plan_rank(
         caches=f"{facts.home}/{CACHES}",
         model=model.name,
     )
+
     if head:
         env = adopt_shared_settings(env, head, dict(serve.set))
+
     command = None
     if node.role != "worker" or node.executor.name != "ray":
         request = _serve_request(cluster, number, facts, model, node)
@@ -286,6 +295,7 @@ def _serve_request(
     """Return what the rank of a node serves, and with which memory."""
     serve = cluster.serve
     files = facts.models.get(model.folder)
+
     return ServeRequest(
         model=absolute(model.source, facts),
         node=node,

@@ -59,6 +59,7 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
             why="a tag means another image tomorrow, and on another node",
             hint="patchkit cluster install",
         )
+
     served = served_model(cluster.file, model)
     facts = cluster.facts([served.folder] if served.folder else [])
     _require_ready(cluster, facts)
@@ -73,6 +74,7 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
         ranks=tuple(ranks),
         links=tuple(link.words for link in cluster.links(addresses[1:])),
     )
+
     if len(ranks) > 1:
         cluster.check_ports(addresses)
     _require_free_ports(cluster, units)
@@ -83,6 +85,7 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
 def _require_ready(cluster: Cluster, facts: Sequence[NodeFacts]) -> None:
     """Raise the first error of a node that keeps a start from being tried."""
     names = [node.ssh for node in cluster.file.node]
+
     for finding in survey_nodes(names, facts):
         if finding.about in _OBSTACLES:
             what = f"{finding.where}: {finding.what}"
@@ -97,9 +100,11 @@ def _require_same_model(
     prints = {}
     for node, node_facts in zip(cluster.file.node, facts, strict=True):
         prints[node.ssh] = node_facts.models.get(served.folder, silent)
+
     broken = [
         f"{name}: {model.problem}" for name, model in prints.items() if model.problem
     ]
+
     other = other_model(prints, cluster.file.models.get(served.name, ""))
     if broken:
         what = f"{served.name} is not whole: {'; '.join(broken)}"

@@ -37,6 +37,7 @@ def survey_nodes(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[F
     between = list(pair_findings(names, facts))
     # The content of an image that is not the pinned one does not matter.
     strays = {finding.where for finding in between if finding.about == "image-other"}
+
     for name, node in zip(names, facts, strict=True):
         for finding in node_findings(name, node):
             if not (name in strays and finding.about == "image-silent"):
@@ -51,6 +52,7 @@ def pair_findings(
     head_name, *worker_names = names
     head, *workers = facts
     cages = find_cages(head.host, cabled=True)
+
     for name, worker in zip(worker_names, workers, strict=True):
         pair = f"{head_name}, {name}"
         for finding in pair_checks(head.host, cages, worker.host) if cages else ():
@@ -77,6 +79,7 @@ def _software_findings(
                 one=head.installation or "one of its own",
                 other=worker.installation or "one of its own",
             )
+
         contents = {node.image.content for node in (head, worker) if node.image}
         if len(contents - {""}) > 1:
             yield _image_difference({first: head.image, second: worker.image})
@@ -92,6 +95,7 @@ def _image_difference(images: dict[str, ImageFacts | None]) -> Finding:
     """Return that two nodes have different images; the pin says which is wrong, if it is known."""
     ids = {name: image.id if image else "none" for name, image in images.items()}
     tagged = [name for name, image in images.items() if image and image.by_tag]
+
     if len(tagged) == 1:
         (stray,) = tagged
         return finding_from_text(_TEXTS, "image-other", stray, image=ids[stray])
@@ -115,6 +119,7 @@ def image_finding(name: str, image: ImageFacts) -> Finding:
         look = (image.program, "version")
     # It takes effect at a boot.
     join = ("sudo", "usermod", "-aG", "docker", image.login)
+
     # Words of the engine → the finding, and the command of its cure.
     causes = {
         "permission denied": (image.problem, join),
@@ -122,11 +127,13 @@ def image_finding(name: str, image: ImageFacts) -> Finding:
         _DISK_FULL: (IMAGE_DISK_FULL, (image.program, "system", "df")),
         "": (image.problem, look),
     }
+
     words = image.said.lower()
     about, cure = next(cause for text, cause in causes.items() if text in words)
     finding = finding_from_text(
         _TEXTS, about, name, said=image.said, command=ssh_command(name, *cure)
     )
+
     if about == IMAGE_DISK_FULL:
         return replace(finding, kind=StorageError)
     return finding
@@ -147,6 +154,7 @@ def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
         yield lack("linger", "loginctl", "enable-linger", user=facts.user)
     if facts.image and facts.image.problem:
         yield image_finding(name, facts.image)
+
     limit = _low_memlock(facts)
     if limit is not None:
         # It takes effect at a boot.
@@ -159,9 +167,8 @@ def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
 
 def _describe_missing_gpu(host: Host) -> str:
     """Return why a GPU is missing on a machine that has one by its firmware or CPU, or ""."""
-    is_spark = _CORES in host.system.cpu or any(
-        part in host.system.product for part in _SPARK
-    )
+    is_product = any(part in host.system.product for part in _SPARK)
+    is_spark = is_product or _CORES in host.system.cpu
     if host.gpus or not is_spark:
         return ""
     return next((note for note in host.notes if "GPU" in note), "no GPU is found")

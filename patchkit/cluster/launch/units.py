@@ -111,6 +111,7 @@ class GroupUnits:
         rank = self.ranks[number]
         words = [f"{_program_folder(rank)}ray", "start", "--block"]
         words.append(f"--node-ip-address={rank.address}")
+
         if number:
             words.append(f"--address={self.ray}")
         else:
@@ -125,12 +126,14 @@ class GroupUnits:
         """
         node_files = [self._rank_files(number) for number in range(len(self.ranks))]
         content = json.dumps([node_files, self.links, self.url], sort_keys=True)
+
         settings: dict[str, object] = {
             "id": digest(content)[:16],
             "name": self.cluster.name,
             "unit": self.cluster.unit,
             "nodes": [node.ssh for node in self.cluster.node],
         }
+
         for number, files in enumerate(node_files):
             group = {**settings}
             if number == 0:
@@ -146,6 +149,7 @@ class GroupUnits:
             for number, words in enumerate(self.links, start=1)
         }
         ray = {"ray": self.ray} if self.ray else {}
+
         return {
             "model": self.model.name,
             "url": self.url,
@@ -167,10 +171,12 @@ class GroupUnits:
             "address": rank.address,
             "files": {name: digest(content) for name, content in files.items()},
         }
+
         image = rank.facts.image
         if image:  # the words that run a program in its container
             inside = [image.program, "exec", f"patchkit-{self.cluster.name}"]
             return {**settings, "inside": inside, "image": image.id}
+
         # By these `status` sees that another environment was installed since.
         link = absolute(self.cluster.venv, rank.facts)
         return {**settings, "venv": rank.facts.venv, "link": link}
@@ -180,6 +186,7 @@ class GroupUnits:
         values = self._unit_values(number)
         common = _read_template("common")
         files = {"node.env": self.ranks[number].text, **node_scripts()}
+
         for unit, name in self._unit_templates(number).items():
             template = _read_template(name).replace("$common\n", common)
             run_values = self._run_values(number, ray=name == "ray")
@@ -191,6 +198,7 @@ class GroupUnits:
         file = self.cluster
         if number:
             return {file.unit: "worker"}
+
         templates = {file.unit: "head"}
         if len(self.ranks) > 1:
             templates[file.unit_name("-worker@")] = "watch"
@@ -208,6 +216,7 @@ class GroupUnits:
         frozen = file.serve.frozen
         script = f"/usr/bin/python3 {ALONE} %h/.config/patchkit/{file.name}"
         ray_unit = file.unit_name("-ray") if self.ray else ""
+
         # A percent sign begins a specifier.
         model = " ".join(self.model.name.split()).replace("%", "%%")
         part = f", rank {number} of {count}" if count > 1 else ""
@@ -215,7 +224,9 @@ class GroupUnits:
 
         # The folder of compiled graphs; an older systemd would make it elsewhere.
         graphs = cache_folders(_CACHES, rank.env.node.vllm, self.model.name)["graphs"]
+        make_state = f"/usr/bin/mkdir -p %h/{_STATE}/{graphs}"
         has_state = rank.facts.systemd >= _STATE_SINCE
+
         return {
             "name": file.name,
             "unit": file.unit,
@@ -229,9 +240,7 @@ class GroupUnits:
             "seconds": str(self._start_seconds()),
             "mark": f"{MARK}={file.name}",
             "state": graphs if has_state else "",
-            "make_state": ""
-            if has_state
-            else f"/usr/bin/mkdir -p %h/{_STATE}/{graphs}",
+            "make_state": "" if has_state else make_state,
             "caches": self._cache_assignments(rank),
             "ray_unit": ray_unit,
             "ray_address": f"RAY_ADDRESS={self.ray}" if self.ray else "",
@@ -244,6 +253,7 @@ class GroupUnits:
         command = self.ranks[0].command
         weights = command.request.weights if command else None
         gib: float = _MOST_GIB * count
+
         # The size in a model's name is a lower bound: a start would be given up too early.
         if weights and not weights.from_name:
             gib = weights.gib
@@ -253,6 +263,7 @@ class GroupUnits:
         """Return the variables that say where a rank keeps what it compiles."""
         node = rank.env.node
         variables = cache_variables(f"%h/{CACHES}", node.vllm, self.model.name)
+
         # Some releases of Ray overwrite a worker's variables with those of the head, whose home
         # may be another one.
         overwrites = node.executor.name == "ray" and node.executor.copies != "fills in"
@@ -266,6 +277,7 @@ class GroupUnits:
         """Return the values for how a rank, or Ray's head, is run: in a container or not."""
         facts = self.ranks[number].facts
         words = self._ray_words(number) if ray else self.words(number)
+
         if facts.image:
             return self._container_values(number, facts.image, words, ray=ray)
         return {
@@ -284,6 +296,7 @@ class GroupUnits:
         rank = self.ranks[number]
         rank_name = f"patchkit-{self.cluster.name}"
         ray_name = f"{rank_name}-ray"
+
         container = Container(
             name=ray_name if ray else rank_name,
             group=self.cluster.name,
@@ -292,6 +305,7 @@ class GroupUnits:
             folders=self._model_folders(rank),
             caches=tuple(cache_variables("", rank.env.node.vllm)),
         )
+
         options = []
         if self.ray and number == 0:
             # The server finds Ray's head by files and processes of the other container.
@@ -299,6 +313,7 @@ class GroupUnits:
             options.append(mount(runtime, _RAY_FILES))
             if not ray:
                 options.append(f"--pid=container:{ray_name}")
+
         return {
             "command": unit_line(container.words(words, *options)),
             "env_file": "",  # the engine reads it
@@ -313,6 +328,7 @@ class GroupUnits:
         """Return the folders that a container needs to read the model."""
         models = absolute(self.cluster.model_folder, rank.facts)
         folder = absolute(self.model.folder, rank.facts)
+
         if folder.startswith(f"{models}/"):
             return (models,)
         return (folder,) if folder else ()

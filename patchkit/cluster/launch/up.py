@@ -52,6 +52,7 @@ def wait_until_answered(cluster: Cluster, since: str, watcher: StartWatcher) -> 
     head = cluster.head
     invocation = ""
     stream = head.stream(list[UnitState], unit_state.follow_units, units=cluster.units)
+
     # An error that is kept would keep the connection, until Python ends.
     with closing(stream):
         for units in stream:
@@ -59,6 +60,7 @@ def wait_until_answered(cluster: Cluster, since: str, watcher: StartWatcher) -> 
             unit = units[0]
             shown = replace(unit, text=_watch_text(cluster, units))
             watcher.tell(shown, time.monotonic() - began)
+
             if unit.active == "active":
                 if not since:
                     _wait_for_token(cluster, units, watcher, began)
@@ -87,9 +89,11 @@ def _explain_failure(
     journal = read_group_journal(cluster, since=since)
     lines = list(journal.lines)  # only after them the silent nodes are known
     reasons = [f"systemd says {unit.result}, status {unit.status}"]
+
     if is_retry:
         cure = "`patchkit down` ends that"
         reasons.append(f"it tries again, at most four times an hour: {cure}")
+
     silent = journal.silent.values()
     reasons += [f"without the lines of {error.what}" for error in silent]
     return watcher.explain(lines, "; ".join(reasons))
@@ -104,9 +108,11 @@ def _wait_for_token(
     """
     guards = (unit for unit in units if unit.unit == cluster.file.guard_unit)
     guard = next(guards, None)
+
     while (life := ask_life(cluster)).state != ANSWERS:
         if error := standstill_error(cluster, life, guard):
             raise error
+
         busy = replace(units[0], sub="busy", text=f"gives no token yet: {life.text}")
         watcher.tell(busy, time.monotonic() - began)
         time.sleep(_PAUSE)
@@ -129,6 +135,7 @@ def bring_up(
 def _start_group(cluster: Cluster, plan: GroupPlan, watcher: StartWatcher) -> str:
     states = require_all(cluster.states())
     head = states[0]
+
     # A start that failed and waits to be tried again begins now: its fault may be mended.
     waits = head.units[0].sub == "auto-restart"
     if plan.files == plan.former and head.serves and not waits:
@@ -137,9 +144,11 @@ def _start_group(cluster: Cluster, plan: GroupPlan, watcher: StartWatcher) -> st
 
     for text in end_left_nodes(cluster, states):
         watcher.warn(text)
+
     if head.serves or any(state.processes or state.containers for state in states):
         committed("what ran before is stopped")
         check_stopped(cluster, stop_group(cluster, disable=False))
+
     committed("the files of this start are on the nodes")
     return _begin_with(cluster, plan.files, f"{plan.units.model.name} is started")
 
@@ -149,6 +158,7 @@ def _watch_again(cluster: Cluster, head: NodeState, watcher: StartWatcher) -> No
     guard = head.unit(cluster.file.guard_unit)
     if guard is None or head.units[0].active != "active":
         return
+
     if is_unwatched(cluster, guard):
         cluster.head.call(NoneType, unit_state.begin_unit, unit=guard.unit)
         text = f"{guard.unit} was {guard.active}, and is started again"
@@ -189,9 +199,11 @@ def switch_model(cluster: Cluster, model: str, watcher: StartWatcher) -> None:
         is_detached = since is not None and isinstance(error, Interrupted)
         if former is None or is_detached:
             raise
+
         began = _begin_again(cluster, former)
         if isinstance(error, Interrupted):
             raise
+
         what = f"{model} was not started: {error.what}"
         _wait_for_former(cluster, former, began, watcher, what)
         back = f"{former.model} is served again"
@@ -205,6 +217,7 @@ def _former_start(cluster: Cluster, plan: GroupPlan) -> FormerStart | None:
     Raises UsageError if that runs on other nodes than the file has: it could not be started again.
     """
     states = require_all(cluster.states())
+
     head = states[0]
     starts = {state.start for state in states}
     serves = any(state.serves for state in states)
@@ -258,6 +271,7 @@ def serve_model(
     try:
         wait_until_answered(cluster, since, watcher)
         yield units
+
     finally:
         with cluster.alone():
             results = stop_group(cluster)
