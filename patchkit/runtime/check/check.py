@@ -51,6 +51,7 @@ def find_problems(checked: CheckedText) -> tuple[Finding, ...]:
         check_server_flags,
         _check_advice,
     )
+
     findings = list(checked.content.problems)
     for check in checks:
         findings += check(checked)
@@ -58,6 +59,7 @@ def find_problems(checked: CheckedText) -> tuple[Finding, ...]:
     if "patchkit:" in checked.text:
         lines = ["", *checked.text.split("\n"), ""]
         findings = [row for row in findings if not _is_silenced(row, lines)]
+
     # Two checks may come to the same finding.
     return tuple(sorted(dict.fromkeys(findings), key=lambda finding: finding.line))
 
@@ -66,6 +68,7 @@ def _is_silenced(finding: Finding, lines: Sequence[str]) -> bool:
     """Return whether a comment on the line of a finding, or above its command, silences it."""
     above = max(finding.line - 1, 0)
     highest = finding.line - _LONGEST
+
     # A continued line has no room for a comment.
     while above > highest and lines[above].rstrip().endswith("\\"):
         above -= 1
@@ -75,6 +78,7 @@ def _is_silenced(finding: Finding, lines: Sequence[str]) -> bool:
             ids = mark["ids"].replace(",", " ").split()
             if not ids or finding.id in ids:
                 return True
+
     return False
 
 
@@ -82,6 +86,7 @@ def _check_header(checked: CheckedText) -> Iterator[Finding]:
     """Yield what is wrong in a file with patchkit's first line; nothing of a file of others."""
     if not checked.text.startswith(f"# {MARK}"):
         return
+
     if not is_untouched(checked.text):
         yield build_finding("edited", 1)
 
@@ -104,6 +109,7 @@ def _is_set_by_rule(variable: Assignment) -> bool:
             form = form.replace(r"\{ptxas\}", "/[^\n]*/ptxas")
             if re.fullmatch(form, variable.value):
                 return True
+
     return False
 
 
@@ -119,10 +125,13 @@ def _check_line_syntax(checked: CheckedText) -> Iterator[Finding]:
     has_format = "format" in head_facts(text)
     if has_format or kind != ENV or not is_env_file(text):
         return
+
     lines = text.replace("\r\n", "\n").split("\n")
+
     for finding_id, row in read_env_data("findings").items():
         if "form" not in row:
             continue
+
         places = _find_lines(re.compile(row["form"]), lines)
         if places:
             first = places[0]
@@ -136,6 +145,7 @@ def _find_lines(form: re.Pattern[str], lines: Sequence[str]) -> list[Assignment]
     for number, line in enumerate(lines, 1):
         if match := form.match(line):
             places.append(Assignment(number, match["name"], ""))
+
     return places
 
 
@@ -143,13 +153,16 @@ def _check_advice(checked: CheckedText) -> Iterator[Finding]:
     """Yield the problems of these versions in a cluster that no rule solves."""
     values = {row.name: row.value for row in checked.content.assignments}
     situation = {**checked.situation}
+
     if not checked.role and not values.keys().isdisjoint(_BETWEEN_NODES):
         situation["role"] = "head"
 
     for advice in select_entries(load_variable_rules().advice, situation):
         if advice.solved(values):
             continue
+
         stated = (row.line for row in checked.versions if row.project in advice.when)
         facts = " and ".join(f"{name} {situation[name]}" for name in advice.when)
+
         line = next(stated, 1)
         yield build_rule_finding(advice, line, advice.says, f"Known of {facts}.")

@@ -83,6 +83,7 @@ class CommandReader:
         """Read a script; a private variable that it exports anywhere is environment."""
         if place.depth > _DEEPEST:
             return
+
         for statement in split_statements(text, line):
             words = statement.words
             block = words[0].line if statement.is_indented else place.block
@@ -98,6 +99,7 @@ class CommandReader:
         """Read one command: its variables, then what it starts."""
         while words and words[0].text in _SHELL["keywords"]:
             words = words[1:]
+
         if not words:
             return
 
@@ -105,6 +107,7 @@ class CommandReader:
         program = texts[0].rpartition("/")[2]
         if _SPEECH.fullmatch(program):
             return
+
         if program in _DECLARATIONS:
             if program == "export" or "-x" in texts:
                 self.set_variables(words[1:], place.block)
@@ -132,6 +135,7 @@ class CommandReader:
         block = words[0].line
         start = _find_start(words)
         index = start.index if start else _count_pairs(words)
+
         variables = [word for word in words[:index] if "=" in word.text]
         self.set_variables(variables, block)
 
@@ -148,11 +152,13 @@ class CommandReader:
     def _read_arguments(self, words: Sequence[Word], place: Place) -> None:
         """Read the words of an unknown program: variables behind -e, scripts as behind ssh."""
         option = ""
+
         for word in words:
             if option in ("-e", "--env", "-x") and _PAIR.fullmatch(word.text):
                 self.set_variables([word], place.block)
             elif _SCRIPT.search(word.text):
                 self.read_script(word.text, word.line, place.inside)
+
             option = word.text
 
     def _add_server(self, program: str, words: Sequence[Word], block: int) -> None:
@@ -160,6 +166,7 @@ class CommandReader:
         command = CommandLine(
             program=program, words=tuple(words), line=line, block=block
         )
+
         self.content.commands.append(command)
 
     def _read_container(self, words: Sequence[Word], place: Place) -> None:
@@ -178,9 +185,11 @@ class CommandReader:
             option = _OPTION.fullmatch(word.text)
             if option is None or _SWITCHES.fullmatch(word.text):
                 continue
+
             value = Word(option["value"] or "", word.line)
             if option["value"] is None:
                 value = next(remaining, value)
+
             if _SETS_VARIABLE.fullmatch(option["name"]):
                 self.set_variables([value], place.block)
 
@@ -190,7 +199,9 @@ class CommandReader:
         """Read what a container is given: a command, or arguments of its image's entrypoint."""
         if not words or place.depth > _DEEPEST:
             return
+
         is_program = _PROGRAM.fullmatch(words[0].text) or _find_start(words)
+
         image = Image(place.image, 0, 0)
         # A model, or flags: arguments of `vllm serve`, in an image that starts it.
         are_of_server = image.row.get("program") or _has_server_flag(words)
@@ -201,6 +212,7 @@ class CommandReader:
 
         count = len(self.content.commands)
         self.read_command(words, place.inside)
+
         # Whatever starts it in there, it has the container's variables.
         for index in range(count, len(self.content.commands)):
             command = self.content.commands[index]
@@ -209,22 +221,30 @@ class CommandReader:
 
 def _find_start(words: Sequence[Word]) -> _Start | None:
     """Return the first server or container that a command starts."""
-    texts = [word.text for word in words]
-    for index, (text, next_text) in enumerate(pairwise(texts)):
+    for index, (word, next_word) in enumerate(pairwise(words)):
         arguments = words[index + 2 :]
-        if next_text == "serve" and _VLLM.fullmatch(text):
-            return _Start(SERVE, index, arguments)
-        if text == "-m" and next_text in _SERVER["modules"]:
-            return _Start(SERVE, index, arguments)
-        if next_text == "start" and text.rpartition("/")[2] == "ray":
-            return _Start(RAY, index, arguments)
-        if not _DOCKER.fullmatch(text):
-            continue
-        near_words = texts[index + 1 : index + 1 + _VERB_DISTANCE]
-        for distance, verb in enumerate(near_words):
-            if verb in _CONTAINER_VERBS:
-                return _Start(_CONTAINER, index, arguments[distance:])
+        program = _find_server(word.text, next_word.text)
+        if program:
+            return _Start(program, index, arguments)
+
+        if _DOCKER.fullmatch(word.text):
+            near_words = words[index + 1 : index + 1 + _VERB_DISTANCE]
+            for distance, verb in enumerate(near_words):
+                if verb.text in _CONTAINER_VERBS:
+                    return _Start(_CONTAINER, index, arguments[distance:])
+
     return None
+
+
+def _find_server(program: str, verb: str) -> str:
+    """Return the server that two words start, "" for none."""
+    if verb == "serve" and _VLLM.fullmatch(program):
+        return SERVE
+    if program == "-m" and verb in _SERVER["modules"]:
+        return SERVE
+    if verb == "start" and program.rpartition("/")[2] == "ray":
+        return RAY
+    return ""
 
 
 def _count_pairs(words: Sequence[Word]) -> int:
@@ -232,6 +252,7 @@ def _count_pairs(words: Sequence[Word]) -> int:
     for index, word in enumerate(words):
         if not _PAIR.fullmatch(word.text):
             return index
+
     return len(words)
 
 
@@ -242,4 +263,5 @@ def _are_kept_flags(words: Sequence[Word]) -> bool:
 
 def _has_server_flag(words: Sequence[Word]) -> bool:
     names = (word.text.partition("=")[0].replace("_", "-") for word in words)
+
     return any(name in _SERVER["flags"] for name in names)

@@ -89,9 +89,11 @@ class Image:
     def _split(self) -> tuple[str, str]:
         name = _OPEN_TAG.sub("", self.text).partition("@")[0]
         repository, colon, tag = name.rpartition(":")
+
         # A colon before a slash is that of a port.
         if colon and "/" not in tag:
             return repository, tag
+
         return name, ""
 
 
@@ -118,6 +120,7 @@ class Assignment:
     def is_given(self) -> bool:
         """Return whether the value can be checked: known, and not still to be filled in."""
         is_known = bool(self.value) and self.is_literal
+
         return is_known and not is_placeholder(self.name, self.value)
 
     @property
@@ -143,6 +146,7 @@ class GivenFlag:
     def shown(self) -> str:
         """Return flag and value for messages, without a secret."""
         shown = mask_secrets(f"{shorten(self.written)} {shorten(self.value)}".strip())
+
         return f"{shown} of {shorten(self.kept_in)}" if self.kept_in else shown
 
 
@@ -165,9 +169,11 @@ class CommandLine:
         """Return ``--flag value``, ``--flag=value`` and ``--flag`` in their order, up to ``--``."""
         flags = []
         end = Word("--", 0)
+
         for word, next_word in zip(self.words, (*self.words[1:], end), strict=False):
             if word.text == "--":
                 break
+
             written, sign, value = word.text.partition("=")
             if not _FLAG.fullmatch(written):
                 continue
@@ -186,12 +192,18 @@ class CommandLine:
                 kept_in=self.kept_in,
             )
             flags.append(flag)
+
         return tuple(flags)
 
     @cached_property
     def flag_names(self) -> frozenset[str]:
         """Return the names of all flags."""
         return frozenset(flag.name for flag in self.flags)
+
+    @property
+    def has_parser_plugin(self) -> bool:
+        """Return whether a plugin brings parsers of its own."""
+        return any(name.endswith("-parser-plugin") for name in self.flag_names)
 
     def find_flag(self, name: str) -> GivenFlag | None:
         """Return the last flag of a name, which is the one that counts; None if it is not given."""
@@ -266,10 +278,12 @@ class CheckedText:
     def upstream_by_block(self) -> Mapping[int, bool]:
         """Return block → whether all of its images are upstream's own; 0 is the whole file."""
         by_block: dict[int, bool] = {}
+
         for image in self.content.images:
             blocks = {image.block, 0} if is_literal(image.text) else {image.block}
             for block in blocks:
                 by_block[block] = by_block.get(block, True) and image.is_upstream
+
         return by_block
 
     def runs_upstream(self, block: int = 0) -> bool | None:

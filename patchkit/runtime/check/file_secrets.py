@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from patchkit.finding import Finding, Level
+from patchkit.finding import Finding
 from patchkit.runtime.check.content import (
     RUNNING,
     Assignment,
@@ -38,6 +38,7 @@ def check_secrets(checked: CheckedText) -> Iterator[Finding]:
     for variable in checked.content.variables:
         if is_secret(variable.name) and variable.is_literal:
             yield from _check_variable(variable, checked)
+
     for flag in checked.content.flags:
         if secret_flag(flag.name):
             yield from _check_flag(flag)
@@ -52,6 +53,7 @@ def _check_variable(variable: Assignment, checked: CheckedText) -> Iterator[Find
     # A script has many names of its own, so only the form of an issued key counts there.
     is_issued = matches_one(_TEXTS["tokens"], variable.value)
     is_likely = not variable.is_private and _may_be_secret(variable.value)
+
     if checked.content.kind == RUNNING or not (is_issued or is_likely):
         return
 
@@ -59,14 +61,16 @@ def _check_variable(variable: Assignment, checked: CheckedText) -> Iterator[Find
     readable = ""
     if is_readable_for_others:
         readable = f", which others may read ({checked.mode:04o})"
+
     file_variable = read_env_data("secrets")["files"].get(variable.name)
     hint = _HAND_OVER
     if file_variable:
         hint = f"keep it in a file of mode 0600 that {file_variable} names"
+
     yield build_finding(
         "secret-in-file",
         variable,
-        level=Level.ERROR if is_readable_for_others and is_issued else None,
+        is_error=is_readable_for_others and is_issued,
         readable=readable,
         hint=hint,
     )
@@ -95,6 +99,7 @@ def _is_open_default(name: str, value: str) -> bool:
     # With a known key a server is open to everybody, whatever the key looks like.
     if name == API_KEY and not matches_one(_TEXTS["dummies"], value):
         return True
+
     return _may_be_secret(value) and not _is_placeholder_key(value)
 
 
@@ -105,4 +110,5 @@ def _is_placeholder_key(value: str) -> bool:
 def _may_be_secret(value: str) -> bool:
     """Return whether a value is no path, no dummy and no name of another variable."""
     is_dummy = matches_one(_TEXTS["dummies"], value)
+
     return not is_dummy and not is_readable(value, quoted=True)

@@ -16,13 +16,17 @@ def build_finding(
     place: int | Assignment | GivenFlag,
     *,
     level: Level | None = None,
+    is_error: bool = False,
     **fields: object,
 ) -> Finding:
     """Return a finding about a line, a variable or a flag, filled in with ``fields``.
 
-    ``level`` replaces the level that findings.toml has for it.
+    ``level`` replaces the level that findings.toml has for it; ``is_error`` makes it an error.
     """
     row = read_env_data("findings")[finding_id]
+    if is_error:
+        level = Level.ERROR
+
     if isinstance(place, int):
         line = place
         about = ""

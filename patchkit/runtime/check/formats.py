@@ -56,6 +56,7 @@ def read_file(path: Path) -> CheckedText:
     """Return what a file, or - for standard input, says. Raises UsageError, SourceError."""
     is_stdin = str(path) == "-"
     text = read_text(None if is_stdin else path, hint=_OTHER_FILE)
+
     return CheckedText(
         where=str(path),
         content=read_content(text, str(path)),
@@ -68,16 +69,19 @@ def read_content(text: str, where: str) -> FileContent:
     """Return what a file of this name says literally; what cannot be read is a problem of it."""
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     content = FileContent(kind_of(text, where))
+
     try:
         _read_kind(text, content)
     except RecursionError:
         problem = "it is nested too deeply"
         content.problems.append(build_finding("not-yaml", 1, problem=problem))
+
     return content
 
 
 def _read_kind(text: str, content: FileContent) -> None:
     readers = {DOCKERFILE: _read_dockerfile, UNIT: _read_unit, YAML: read_yaml}
+
     if content.kind == PYTHON:
         finding = build_finding("not-read", 1, what="a Python program")
         content.problems.append(finding)
@@ -94,6 +98,7 @@ def _read_kind(text: str, content: FileContent) -> None:
 def kind_of(text: str, where: str) -> str:
     """Return the kind of a file by its name, else by its text; ``where`` is - or "" for none."""
     name = re.sub(_KINDS["variants"], "", PurePath(where).name.lower())
+
     for form, kind in _KINDS["names"]:
         if re.search(form, name):
             is_json = kind == ENV and text.startswith("{")
@@ -101,9 +106,11 @@ def kind_of(text: str, where: str) -> str:
 
     if is_env_file(text):
         return ENV
+
     for form, kind in _KINDS["texts"]:
         if re.match(form, text):
             return str(kind)
+
     return SHELL
 
 
@@ -111,8 +118,10 @@ def is_env_file(text: str) -> bool:
     """Return whether a text is a list of NAME=value alone, as systemd and docker read it."""
     if text.startswith("#!"):
         return False
+
     lines = [line for line in text.split("\n") if line.strip()]
     assignments = [line for line in lines if line.lstrip()[0] not in "#;"]
+
     return bool(assignments) and all(map(_ENV_LINE.fullmatch, assignments))
 
 
@@ -121,9 +130,11 @@ def _read_env_file(text: str, content: FileContent) -> None:
         match = _ENV_LINE.fullmatch(line)
         if match is None:
             continue
+
         if match["value"] is None:
             content.passed.add(match["name"])
             continue
+
         value = _ENV_VALUE.match(match["value"])
         plain = unquote(value[0].strip()) if value else ""
         content.variables.append(Assignment(number, match["name"], plain))
@@ -133,9 +144,11 @@ def _read_unit(text: str, content: FileContent) -> None:
     """Add what a systemd unit sets and runs, by systemd.exec(5)."""
     reader = CommandReader(content)
     uncommented = re.sub(r"(?m)^\s*;.*", "", text)
+
     for statement in split_statements(uncommented):
         first, *others = statement.words
         key, _sign, value = first.text.partition("=")
+
         if key in _UNIT_VARIABLES:
             reader.set_variables([Word(value, first.line), *others], 0)
         elif _UNIT_COMMAND.match(first.text):
@@ -149,9 +162,11 @@ def _read_dockerfile(text: str, content: FileContent) -> None:
     place = Place()
     entrypoint: list[Word] = []
     instructions = map(_spell_exec_form, _split_instructions(text))
+
     for statement in split_statements("\n".join(instructions)):
         first, *words = statement.words
         name = first.text.upper()
+
         if first.text != "CMD":
             words = _skip_options(words)
 
@@ -181,6 +196,7 @@ def _skip_options(words: list[Word]) -> list[Word]:
     for index, word in enumerate(words):
         if not word.text.startswith("--"):
             return words[index:]
+
     return []
 
 
@@ -188,6 +204,7 @@ def _join_value(words: list[Word]) -> list[Word]:
     """Return ``ENV NAME several words`` as one word NAME=value; other words as they are."""
     if len(words) < 2 or "=" in words[0].text:
         return words
+
     name, *values = (word.text for word in words)
     return [Word(f"{name}={' '.join(values)}", words[0].line)]
 
@@ -195,13 +212,16 @@ def _join_value(words: list[Word]) -> list[Word]:
 def _split_instructions(text: str) -> Iterator[str]:
     """Yield each instruction of a Dockerfile, with the lines in which it goes on."""
     lines: list[str] = []
+
     for line in text.split("\n"):
         if lines and not lines[-1].endswith("\\"):
             yield "\n".join(lines)
             lines = []
+
         # Comments and empty lines do not end an instruction that goes on below.
         is_skipped = lines and re.match(r"\s*(#|$)", line)
         lines.append("\\" if is_skipped else line.rstrip())
+
     yield "\n".join(lines)
 
 
@@ -213,10 +233,12 @@ def _spell_exec_form(instruction: str) -> str:
     form = _EXEC_FORM.fullmatch(instruction)
     if form is None:
         return instruction
+
     try:
         read_json(tuple[str, ...], form["words"].replace(_CONTINUATION, ""))
     except RecordError:
         return instruction
+
     return form["head"] + _JSON_PIECE.sub(_spell_json_piece, form["words"])
 
 
@@ -224,6 +246,9 @@ def _spell_json_piece(piece: re.Match[str]) -> str:
     """Return a word of JSON as one of a shell, in as many lines; brackets and commas as a blank."""
     if piece["text"] is None:
         return " "
+
     text = str(json.loads(piece[0].replace(_CONTINUATION, "")))
+    # A script in the word stays in its line.
+    word = shlex.quote(text.replace("\n", ";"))
     continuations = f" {_CONTINUATION}" * piece[0].count(_CONTINUATION)
-    return shlex.quote(text.replace("\n", ";")) + continuations
+    return word + continuations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from patchkit.finding import Finding, Level
@@ -25,6 +25,7 @@ def check_host(checked: CheckedText) -> Iterator[Finding]:
     """Yield what this host lacks or has down; of several values of a name one has to fit."""
     if checked.host is None:
         return
+
     problems_by_name: dict[str, list[list[Finding]]] = {}
     for variable in checked.content.assignments:
         if variable.is_given and not variable.value.startswith("^"):
@@ -43,7 +44,9 @@ def _check_address(variable: Assignment, host: Host) -> Iterator[Finding]:
     is_own_address = variable.name in _NAMES["own_address"]
     if not is_own_address or variable.value.startswith("127."):
         return
+
     addresses = [row.address for netdev in host.netdevs for row in netdev.addresses]
+
     if variable.value not in addresses:
         others = [text for text in addresses if not text.startswith(_LOOPBACK)]
         yield build_finding(
@@ -56,35 +59,49 @@ def _check_address(variable: Assignment, host: Host) -> Iterator[Finding]:
 
 def _check_devices(variable: Assignment, host: Host) -> Iterator[Finding]:
     """Yield the interfaces and RDMA devices of a list that are not there, or down."""
-    name = variable.name
-    if name not in (*_NAMES["netdevs"], *_NAMES["devices"]):
+    if variable.name not in (*_NAMES["netdevs"], *_NAMES["devices"]):
         return
-    takes_prefixes = name in _NAMES["prefixes"] and not variable.value.startswith("=")
     for part in variable.value.lstrip("=").split(","):
-        if part == "all":
-            continue
         device, colon, _port = part.partition(":")
         # UCX names an RDMA device with its port (mlx5_0:1), and an interface as it is.
-        is_rdma = bool(colon) or name not in _NAMES["netdevs"]
-        states = {netdev.name: netdev.up for netdev in host.netdevs}
-        if is_rdma:
+        if colon or variable.name not in _NAMES["netdevs"]:
+            kind = "RDMA device"
             states = {rdma.name: rdma.active for rdma in host.rdma}
+        else:
+            kind = "interface"
+            states = {netdev.name: netdev.up for netdev in host.netdevs}
+        if part != "all":
+            yield from _check_device(device, kind, variable, states)
 
-        matching = [known for known in states if known == device]
-        if takes_prefixes:
-            matching = [known for known in states if known.startswith(device)]
-        if not matching:
-            others = [known for known in states if known != "lo"]
-            yield build_finding(
-                "host-lacks",
-                variable,
-                # NCCL passes over a device that is not there; without an interface nothing starts.
-                level=Level.WARNING if name in _NAMES["devices"] else None,
-                what=f"no {'RDMA device' if is_rdma else 'interface'} {device}",
-                has=", ".join(others) or _NONE,
-            )
-        elif not any(states[known] for known in matching):
-            yield build_finding("host-down", variable, what=f"{device} is down")
+
+def _check_device(
+    device: str, kind: str, variable: Assignment, states: Mapping[str, bool]
+) -> Iterator[Finding]:
+    """Yield that a host has no device of a name, or that all of that name are down."""
+    matching = _find_matching(device, variable, states)
+    if not matching:
+        # NCCL passes over a device that is not there; without an interface nothing starts.
+        is_optional = variable.name in _NAMES["devices"]
+        others = [name for name in states if name != "lo"]
+        yield build_finding(
+            "host-lacks",
+            variable,
+            level=Level.WARNING if is_optional else None,
+            what=f"no {kind} {device}",
+            has=", ".join(others) or _NONE,
+        )
+    elif not any(matching.values()):
+        yield build_finding("host-down", variable, what=f"{device} is down")
+
+
+def _find_matching(
+    device: str, variable: Assignment, states: Mapping[str, bool]
+) -> dict[str, bool]:
+    """Return the devices of a host that a name in a list means, and whether they are up."""
+    is_exact = variable.value.startswith("=")
+    if variable.name in _NAMES["prefixes"] and not is_exact:
+        return {name: up for name, up in states.items() if name.startswith(device)}
+    return {device: states[device]} if device in states else {}
 
 
 def find_half_cages(hca: Assignment, host: Host | None) -> Iterator[Finding]:
@@ -93,6 +110,7 @@ def find_half_cages(hca: Assignment, host: Host | None) -> Iterator[Finding]:
     names = [part.partition(":")[0] for part in hca.value.lstrip("=").split(",")]
     twins = [_find_twin(name, host) for name in names]
     missing = [twin for twin in twins if twin and twin not in names]
+
     if missing:
         yield build_finding(
             "half-cage",
@@ -106,14 +124,16 @@ def find_half_cages(hca: Assignment, host: Host | None) -> Iterator[Finding]:
 
 def _find_twin(name: str, host: Host | None) -> str:
     """Return the RDMA device that is the other half of a device's cage, "" if it is not used."""
-    for device in host.rdma if host else ():
-        if host and device.name == name:
-            return _find_used_twin(device, host)
+    if host is not None:
+        for device in host.rdma:
+            if device.name == name:
+                return _find_used_twin(device, host)
 
     (row,) = read_env_data("values")["twins"]
     first_prefix, second_prefix = row["half"]
     if not re.fullmatch(row["pattern"], name):
         return ""
+
     if name.startswith(first_prefix):
         return str(second_prefix + name.removeprefix(first_prefix))
     return str(first_prefix + name.removeprefix(second_prefix))
@@ -123,7 +143,9 @@ def _find_used_twin(device: Rdma, host: Host) -> str:
     netdev = host.netdev(device.netdev)
     if netdev and twin_state(host, netdev) in _LEFT_OUT:
         return ""
+
     for twin in host.rdma:
         if twin.name == device.twin and twin.active:
             return twin.name
+
     return ""

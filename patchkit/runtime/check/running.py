@@ -36,6 +36,7 @@ def find_running(name: str, root: Path) -> list[CheckedText]:
             continue
         if process.content.commands:
             servers.append(process)
+
     if not servers:
         raise HostError(
             "no vLLM server runs here that this user may read",
@@ -68,6 +69,7 @@ def _read_strings(path: Path) -> list[str]:
     """Return the strings of a file of /proc, which end with NUL."""
     with path.open("rb") as file:
         text = file.read(_LARGEST).decode(errors="replace")
+
     return [string for string in text.split("\0") if string]
 
 
@@ -83,12 +85,14 @@ def _inspect_container(name: str) -> CheckedText:
             f"no container {name!r}: {inspection.trouble}",
             hint="`docker ps` lists those that run; a process is named by its number",
         )
+
     try:
         content = _read_inspection(inspection.output)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise HostError(
             f"{program} inspect {name}: an answer that cannot be read: {error}"
         ) from None
+
     return CheckedText(where=f"container {name}", content=content)
 
 
@@ -97,8 +101,10 @@ def _read_inspection(output: str) -> FileContent:
     (container,) = read_json(output)
     config = container["Config"]
     image = Image(str(config["Image"]), 1, 1)
+
     words = [container["Path"], *(container["Args"] or ())]
     place = Place(image.block, image.text)
+
     content = _read_started(config["Env"] or (), words, place)
     content.images.append(image)
     return content
@@ -108,9 +114,11 @@ def _read_started(
     pairs: Iterable[str], words: Sequence[str], place: Place
 ) -> FileContent:
     content = FileContent(RUNNING)
+
     for pair in pairs:
         name, _sign, value = pair.partition("=")
         content.variables.append(Assignment(1, name, value, place.block))
+
     command = [Word(word, 1) for word in words]
     CommandReader(content).read_entry(command, place, has_entry=False)
     return content

@@ -22,6 +22,7 @@ from patchkit.runtime.check.finding_texts import build_finding
 from patchkit.runtime.check.shell_words import split_words
 from patchkit.runtime.rules.flags import (
     FLAGS,
+    LeaveOut,
     Limit,
     flags,
     has_flag,
@@ -51,30 +52,20 @@ def check_server_flags(checked: CheckedText) -> Iterator[Finding]:
     rules = load_flag_rules()
     slips = Slips(flags(checked.vllm, checked.home))
     limits = select_entries(rules.limits, checked.situation)
-    # What reports disagree about is the owner's choice, and no fault of a file.
-    advised = [
-        rule
-        for rule in select_entries(rules.leave_out, checked.situation)
-        if rule.confidence != "contested"
-    ]
-    for server in (*_started_servers(checked.content), *_kept_servers(checked.content)):
+
+    discouraged = select_entries(rules.leave_out, checked.situation)
+
+    commands = checked.content.commands
+    started = [command for command in commands if command.program == SERVE]
+    for server in (*started, *_kept_servers(checked.content)):
         for flag in server.flags:
             if not _is_taken(flag, checked):
                 yield from _find_unknown(flag, server, checked, slips)
                 continue
+
             yield from _check_choice(flag, server, checked)
-            for rule in advised:
-                if rule.flag == flag.name and rule.matches(flag.value):
-                    yield build_finding(
-                        "discouraged-flag", flag, why=rule.reason, source=rule.source
-                    )
+            yield from _check_discouraged(flag, discouraged)
             yield from _check_limits(flag, server, limits)
-
-
-def _started_servers(content: FileContent) -> Iterator[CommandLine]:
-    for command in content.commands:
-        if command.program == SERVE:
-            yield command
 
 
 def _kept_servers(content: FileContent) -> Iterator[CommandLine]:
@@ -84,6 +75,7 @@ def _kept_servers(content: FileContent) -> Iterator[CommandLine]:
     """
     if content.kind == RUNNING:
         return
+
     for variable in content.variables:
         flag = _KEPT["values"].get(variable.name)
         if flag:
@@ -92,6 +84,7 @@ def _kept_servers(content: FileContent) -> Iterator[CommandLine]:
             words = split_words(variable.value, variable.line)
         else:
             continue
+
         yield CommandLine(
             program=SERVE,
             words=tuple(words),
@@ -108,6 +101,7 @@ def _is_taken(flag: GivenFlag, checked: CheckedText) -> bool:
         return True
     if has_flag(flag.name, checked.vllm, checked.home):
         return True
+
     known_flags = flags(checked.vllm, checked.home)
     return sum(name.startswith(flag.name) for name in known_flags) == 1
 
@@ -120,8 +114,8 @@ def _find_unknown(
     if flag.kept_in and not life:
         return  # it may be the script's own
 
-    runs_release = bool(checked.vllm) and bool(checked.runs_upstream(server.block))
-    is_certain = runs_release or bool(checked.vllm and life)
+    is_refused = life is not None or checked.runs_upstream(server.block)
+    is_certain = checked.vllm and is_refused
     hint = "of a fork? Then keep it, else leave it out"
     if is_certain:
         hint = "leave it out"
@@ -137,10 +131,11 @@ def _find_unknown(
         meant = slips.find_meant(flag.name)
         if meant:
             hint = f"did you mean {meant}?"
+
     yield build_finding(
         "unknown-flag",
         flag,
-        level=Level.ERROR if is_certain else None,
+        is_error=bool(is_certain),
         what=what,
         why=_reason_against(flag),
         hint=hint,
@@ -152,7 +147,22 @@ def _reason_against(flag: GivenFlag) -> str:
     for row in load_flag_rules().leave_out:
         if row.flag == flag.name and not row.when:
             return row.reason
+
     return _UNRECOGNIZED
+
+
+def _check_discouraged(flag: GivenFlag, rules: Sequence[LeaveOut]) -> Iterator[Finding]:
+    """Yield that a flag is better left out."""
+    for rule in rules:
+        # What reports disagree about is the owner's choice, and no fault of a file.
+        is_against = rule.matches(flag.value) and rule.confidence != "contested"
+        if rule.flag == flag.name and is_against:
+            yield build_finding(
+                "discouraged-flag",
+                flag,
+                why=rule.reason,
+                source=rule.source,
+            )
 
 
 def _check_limits(
@@ -160,10 +170,12 @@ def _check_limits(
 ) -> Iterator[Finding]:
     """Yield a value above the most that the rules allow."""
     value = float(flag.value) if _NUMBER.fullmatch(flag.value) else 0.0
+
     for limit in limits:
         is_over = flag.name == limit.flag and value > limit.most
         if not is_over or limit.unless in server.flag_names:
             continue
+
         finding = build_finding(
             "over-limit",
             flag,
@@ -173,6 +185,7 @@ def _check_limits(
             hint=limit.instead,
             source=limit.source,
         )
+
         yield replace(finding, id=f"{limit.flag.lstrip('-')}-high")
 
 
@@ -183,12 +196,12 @@ def _check_choice(
     choices = load_choices().get(flag.name)
     if choices is None or not flag.value:
         return
+
     taken = choices.allowed_by(checked.vllm)
     if taken.allows(flag.value):
         return
-    if flag.name.endswith("-parser") and any(
-        name.endswith("-parser-plugin") for name in server.flag_names
-    ):
+
+    if flag.name.endswith("-parser") and server.has_parser_plugin:
         return
 
     listed = f"it takes {', '.join(taken.words[:_SHOWN])}"
@@ -196,7 +209,7 @@ def _check_choice(
     yield build_finding(
         "unknown-flag-value",
         flag,
-        level=Level.ERROR if is_certain else None,
+        is_error=bool(is_certain),
         reader=f"vLLM {checked.vllm}" if checked.vllm else "any known vLLM",
         value=shorten(flag.value),
         hint=nearest_hint(flag.value, taken.words, listed),
@@ -224,8 +237,10 @@ def _has_key(command: CommandLine, content: FileContent) -> bool:
     """Return whether a server gets an API key, whoever it comes from."""
     if API_KEY in content.passed:
         return True
+
     for variable in content.variables:
         is_of_server = variable.is_private or variable.block in (0, command.block)
         if variable.name == API_KEY and is_of_server:
             return True
+
     return any(secret_flag(flag.name) == "--api-key" for flag in command.flags)

@@ -55,9 +55,11 @@ def _strip_quotes(quoted: re.Match[str]) -> str:
     single, double, escaped = quoted.groups()
     if single is not None:
         return str(single)
+
     if double is not None:
         # A backslash before a line break stays: what reads the text as a script counts lines.
         return re.sub(r"\\([$`\"\\])", r"\1", double)
+
     return str(escaped).strip("\n")
 
 
@@ -75,9 +77,11 @@ def split_statements(text: str, line: int = 1) -> Iterator[Statement]:
     is_indented = False
     in_array = False  # A=( … ) is one list of words in several lines
     is_target = False  # the file of a redirection is no word of the command
+
     for piece in _read_pieces(text, line):
         if begins_line:
             is_indented = piece.kind == "blank"
+
         if piece.kind == "array":
             in_array = True
         elif piece.text == ")":
@@ -89,7 +93,9 @@ def split_statements(text: str, line: int = 1) -> Iterator[Statement]:
         elif piece.kind == "stop" and words and not in_array:
             yield Statement(words, is_indented)
             words = []
+
         is_target = piece.kind == "redirect" and "&" not in piece.text
+
     if words:
         yield Statement(words, is_indented)
 
@@ -99,12 +105,15 @@ def _read_pieces(text: str, line: int) -> Iterator[_Piece]:
     position = 0
     document_ends: list[str] = []
     endless = 0
+
     while match := _PIECE.match(text, position):
         yield _Piece(str(match.lastgroup), match[0], line)
         position = match.end()
         line += match[0].count("\n")
+
         if match["end"]:
             document_ends.append(match["end"])
+
         if match[0] != "\n":
             continue
 
@@ -113,9 +122,11 @@ def _read_pieces(text: str, line: int) -> Iterator[_Piece]:
                 break
             end_line = rf"^[ \t]*{re.escape(end)}[ \t]*$\n?"
             document = re.compile(end_line, re.MULTILINE).search(text, position)
+
             if document is None:
                 endless += 1
                 continue
+
             line += text.count("\n", position, document.end())
             position = document.end()
         document_ends.clear()

@@ -56,6 +56,7 @@ def add_situation(
     situation = {"target": DEFAULT_TARGET}
     for facts in (found_facts, _header_facts(checked.text), requested):
         situation |= {name: value for name, value in facts.items() if value}
+
     if _is_of_several_nodes(content, situation["target"]):
         situation.setdefault("role", "head")
 
@@ -80,6 +81,7 @@ def _image_versions(content: FileContent) -> Iterator[StatedVersion]:
     for image in content.images:
         row = image.row
         tag = _TAG.fullmatch(image.tag)
+
         if tag and row.get("version") and within(tag["version"], row["versions"]):
             yield StatedVersion(row["version"], tag["version"], image.line, image.text)
 
@@ -87,11 +89,14 @@ def _image_versions(content: FileContent) -> Iterator[StatedVersion]:
 def _pinned_versions(text: str) -> Iterator[StatedVersion]:
     """Yield the versions of ``NAME==VERSION`` outside of comments."""
     projects = read_env_data("said")["distributions"]
+
     if "==" not in text:
         return
+
     for number, line in enumerate(text.split("\n"), 1):
         for match in _PINNED.finditer(line.partition("#")[0]):
             distribution = re.sub(r"[-_.]+", "-", match["name"]).lower()
+
             if distribution in projects:
                 project = projects[distribution]
                 yield StatedVersion(project, match["version"], number, match[0])
@@ -101,26 +106,33 @@ def _judge_versions(versions: Sequence[StatedVersion]) -> dict[str, str]:
     """Return project → the only version that is stated of it, "" if that is not certain."""
     table = variable_table("vllm")
     facts = {}
+
     for project in _SOFTWARE:
         stated = [row.version for row in versions if row.project == project]
+
         if not stated:
             continue
+
         facts[project] = stated[0] if len(stated) == 1 else ""
 
         # Other images have tags of their own numbers.
         is_release = table.oldest <= release(stated[0]) <= release(table.newest)
         if project == "vllm" and not is_release:
             facts[project] = ""
+
     return facts
 
 
 def _host_facts(host: Host, content: FileContent) -> dict[str, str]:
     facts = {} if content.images else dict(host.versions)
     # An unknown device, as a laptop is one, says nothing of the machine that the file is for.
+
     if host.target in targets():
         facts["target"] = host.target
+
     if any(device.active for device in host.rdma):
         facts["topology"] = "roce"
+
     return facts
 
 
@@ -128,6 +140,7 @@ def _header_facts(text: str) -> dict[str, str]:
     """Return the facts of patchkit's first line that have the form of a fact."""
     facts = head_facts(text)
     wrong = fact_problems(facts)
+
     return {
         name: facts[name]
         for name in _HEADER_FACTS
@@ -145,4 +158,5 @@ def _is_of_several_nodes(content: FileContent, target: str) -> bool:
         count = flag.value[:_RANK_DIGITS]
         if flag.name in counting_flags and count.isdecimal() and int(count) > 1:
             return True
+
     return False

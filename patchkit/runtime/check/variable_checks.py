@@ -57,24 +57,25 @@ def check_names(checked: CheckedText) -> Iterator[Finding]:
     """Yield what is wrong with names, and what the rules say against their values."""
     avoids_by_name = _group_avoids(checked.situation)
     readers = _make_readers(checked)
+    other_names = variables.other_variables()
+
     # A name that is handed on under the same name is not used.
     used_names = frozenset(_USE.findall(_HANDING_ON.sub("", checked.text)))
+
     for variable in checked.content.assignments:
         name = variable.name
         if not variable.value:
             continue  # to all who read these, an empty variable is one that is not set
 
-        reader = readers.get(name[:5])
         is_used = name in used_names
+        reader = readers.get(name[:5])
         # A name of no project that the file itself uses is its own, whoever else has one like it.
-        is_of_file = is_used and not reader and name not in variables.other_variables()
-        advised = []
-        if variable.is_literal and not is_of_file:
-            rules = avoids_by_name.get(name, ())
-            advised = [rule for rule in rules if rule.matches(variable.value)]
+        is_of_file = is_used and not reader and name not in other_names
+        advised = [] if is_of_file else _find_avoids(variable, avoids_by_name)
         for rule in advised:
             what = f"{variable.shown} is advised against"
             yield build_rule_finding(rule, variable.line, what, rule.reason, name)
+
         # One finding for each name: advice says more than that nobody reads it.
         if reader and not advised:
             yield from _check_reader(variable, reader, checked, is_used=is_used)
@@ -83,10 +84,22 @@ def check_names(checked: CheckedText) -> Iterator[Finding]:
 def _group_avoids(situation: Situation) -> Mapping[str, Sequence[Avoid]]:
     """Return variable → the rules against it that hold in a situation."""
     avoids_by_name: dict[str, list[Avoid]] = {}
+
     for avoid in select_entries(load_variable_rules().avoids, situation):
         for name in avoid.variables:
             avoids_by_name.setdefault(name, []).append(avoid)
+
     return avoids_by_name
+
+
+def _find_avoids(
+    variable: Assignment, avoids_by_name: Mapping[str, Sequence[Avoid]]
+) -> list[Avoid]:
+    """Return the rules against the value of a variable."""
+    if not variable.is_literal:
+        return []
+    rules = avoids_by_name.get(variable.name, ())
+    return [rule for rule in rules if rule.matches(variable.value)]
 
 
 def _make_readers(checked: CheckedText) -> Mapping[str, _Reader]:
@@ -94,6 +107,7 @@ def _make_readers(checked: CheckedText) -> Mapping[str, _Reader]:
     nccl = checked.situation.get("nccl", "")
     vllm_names = variables.vllm_variables(checked.vllm, checked.home)
     nccl_names = variables.nccl_variables(nccl)
+
     return {
         "VLLM_": _Reader(
             "vLLM", checked.vllm, vllm_names, Slips(vllm_names), "vLLM envs.py"
@@ -109,6 +123,7 @@ def _check_reader(
     name = variable.name
     if reader.version and name in reader.names:
         return
+
     if life := variables.lifetime(name):
         if reader.version or not life.is_current:
             yield build_finding(
@@ -140,6 +155,7 @@ def _replacement_of(name: str) -> str:
     for row in read_env_data("values")["gone"]:
         if name in row["names"]:
             return str(row["instead"])
+
     return "leave it out"
 
 
@@ -165,36 +181,42 @@ def _fits(name: str, variable: Assignment, role: str) -> bool:
     """Return whether a variable of this name can have the value of another, as far as known."""
     if not variable.is_literal:
         return True
+
     life = variables.lifetime(name)
     takes_number = life is not None and life.default.isdecimal()
     if takes_number and read_number(variable.value) is None:
         return False
+
     return not any(find_value_problems(name, variable.value, role))
 
 
 def _has_owner(name: str) -> bool:
     """Return whether another program, a script or an image is known to set or read a name."""
     owners = read_env_data("owners")["owner"]
+
     return any(fnmatchcase(name, form) for row in owners for form in row["names"])
 
 
 def check_values(checked: CheckedText) -> Iterator[Finding]:
     """Yield values that a variable cannot have."""
     taken_by_name = vllm_values(checked.vllm)
+
     for variable in checked.content.assignments:
         name = variable.name
         if not variable.is_literal:
             continue
+
         for problem in find_value_problems(name, variable.value, checked.role):
             yield build_finding(
                 "value",
                 variable,
-                level=Level.ERROR if problem.stops else None,
+                is_error=problem.stops,
                 problem=problem.what,
                 why=problem.why,
                 hint=problem.hint,
                 source=problem.source,
             )
+
         if name.startswith("VLLM_") and name in taken_by_name:
             yield from _check_taken(variable, taken_by_name[name], checked)
 
@@ -210,11 +232,14 @@ def _check_taken(
 
     kind = "one of these" if taken.words else "a number"
     hint = f"write {kind}, or leave {variable.name} out"
+
     number = _NAMES["switch"].get(value.lower())
     if number and not taken.words:
         hint = f"write {variable.name}={number}"
+
     # A fork of a release may take more.
     level = Level.WARNING if checked.runs_upstream() is False else None
+
     yield build_finding(
         "value-refused",
         variable,
@@ -228,24 +253,29 @@ def _check_taken(
 def check_placeholders(checked: CheckedText) -> Iterator[Finding]:
     """Yield variables and flags of the launch whose values are still to be filled in."""
     for variable in checked.content.assignments:
-        name = variable.name
-        is_of_launch = _LAUNCH_NAMES.fullmatch(name) or ADDRESS_NAMES.fullmatch(name)
-        # A secret that is not there yet is another finding.
-        if not is_of_launch or is_secret(name) or not variable.is_literal:
-            continue
-        if is_placeholder(name, variable.value):
-            level = Level.ERROR if _NEEDED_NAMES.fullmatch(name) else None
-            yield build_finding("placeholder", variable, level=level)
+        is_open = is_placeholder(variable.name, variable.value)
+        if is_open and variable.is_literal and _is_of_launch(variable.name):
+            is_needed = _NEEDED_NAMES.fullmatch(variable.name) is not None
+            yield build_finding("placeholder", variable, is_error=is_needed)
 
     for flag in checked.content.flags:
-        address = flag.value.rpartition(":")[0] or flag.value
-        if flag.name in _NAMES["address_flags"] and is_placeholder("_IP", address):
-            yield build_finding("placeholder", flag, level=Level.ERROR)
+        if flag.name in _NAMES["address_flags"]:
+            address = flag.value.rpartition(":")[0] or flag.value
+            if is_placeholder("_IP", address):
+                yield build_finding("placeholder", flag, is_error=True)
+
+
+def _is_of_launch(name: str) -> bool:
+    """Return whether the launch reads a variable; a secret that is missing is another finding."""
+    if is_secret(name):
+        return False
+    return bool(_LAUNCH_NAMES.fullmatch(name) or ADDRESS_NAMES.fullmatch(name))
 
 
 def check_contradictions(checked: CheckedText) -> Iterator[Finding]:
     """Check each block by itself: two services or commands do not contradict each other."""
     blocks: dict[int, list[Assignment]] = {}
+
     for variable in checked.content.assignments:
         if variable.is_given:
             blocks.setdefault(variable.block, []).append(variable)
@@ -255,12 +285,14 @@ def check_contradictions(checked: CheckedText) -> Iterator[Finding]:
         may_change = block == 0 and checked.content.kind in (SHELL, DOCKERFILE)
         if not may_change:
             yield from _find_set_twice(together)
+
         last_by_name = {variable.name: variable for variable in together}
         yield from _check_rdma(last_by_name, checked)
 
 
 def _find_set_twice(together: Sequence[Assignment]) -> Iterator[Finding]:
     first_by_name: dict[str, Assignment] = {}
+
     for variable in together:
         first = first_by_name.setdefault(variable.name, variable)
         if first.value != variable.value and _COMPARED_NAMES.match(variable.name):
@@ -275,6 +307,7 @@ def _check_rdma(
     """Yield settings of RDMA where it is off, and half of a cage."""
     switch = last_by_name.get("NCCL_IB_DISABLE")
     hca = last_by_name.get("NCCL_IB_HCA")
+
     if switch and switch.value != "0":
         for name, variable in last_by_name.items():
             if _RDMA_NAMES.fullmatch(name):

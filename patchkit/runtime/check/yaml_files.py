@@ -23,6 +23,7 @@ def read_yaml(text: str, content: FileContent) -> None:
     """Add what YAML or JSON says; what cannot be read is a problem of the content."""
     if text.lstrip().startswith("{"):
         text = text.replace("\t", " ")  # JSON may be indented with tabs, YAML may not
+
     try:
         documents = read_nodes(text)
     except YamlError as error:
@@ -48,6 +49,7 @@ class _YamlReader:
         """Add what a node says."""
         if node is None:
             return
+
         if node.id == "sequence":
             for item in node.value:
                 self.read_node(item, block)
@@ -58,11 +60,13 @@ class _YamlReader:
         if any(key in fields for key in (*_KEYS["images"], *_KEYS["commands"])):
             block = _line_of(node)
         place = self._read_image(fields, block)
+
         for key, inner in fields.items():
             if _ENVIRONMENT.fullmatch(key):
                 self._read_environment(inner, block)
             elif key not in _KEYS["commands"] or inner.id == "mapping":
                 self.read_node(inner, block)
+
         self._read_command(fields, place)
 
     def _read_image(self, fields: dict[str, Any], block: int) -> Place:
@@ -70,14 +74,17 @@ class _YamlReader:
         node = next((fields[key] for key in _KEYS["images"] if key in fields), None)
         if node is None or node.id != "scalar" or not re.fullmatch(r"\S+", node.value):
             return Place(block)
+
         image = Image(node.value, _line_of(node), block)
         self.commands.content.images.append(image)
+
         return Place(block, image.text)
 
     def _read_environment(self, node: Any, block: int) -> None:
         """Add the variables of a mapping, or of a list of NAME=value or of Kubernetes' pairs."""
         if node is None:
             return
+
         if node.id == "mapping":
             for name, value in node.value:
                 self._add_variable(name, value, block)
@@ -107,23 +114,39 @@ class _YamlReader:
 
     def _read_command(self, fields: dict[str, Any], place: Place) -> None:
         """Read what a container runs: its entrypoint and arguments, words or a script."""
-        nodes = [fields[key] for key in _KEYS["commands"] if key in fields]
-        nodes = [node for node in nodes if node.id != "mapping" and node.value]
-        has_arguments_alone = "args" in fields and len(nodes) == 1
-        if not nodes or (has_arguments_alone and not place.image):
+        nodes = _find_nodes(fields, _KEYS["commands"])
+        if not nodes:
             return
+
+        first = nodes[0]
+        if len(nodes) == 1:
+            # Arguments alone are those of an image.
+            if "args" in fields and not place.image:
+                return
+            is_text = first.id == "scalar" and "\n" in first.value
+            if is_text and not self.is_compose:
+                self.commands.read_script(first.value, _text_line(first), place.inside)
+                return
 
         words: list[Word] = []
         for node in nodes:
-            if node.id == "sequence":
-                items = [item for item in node.value if _is_scalar(item) and item.value]
-                words += [Word(item.value, _text_line(item)) for item in items]
-            elif len(nodes) == 1 and "\n" in node.value and not self.is_compose:
-                self.commands.read_script(node.value, _text_line(node), place.inside)
-            else:
-                words += split_words(node.value, _text_line(node))
+            words += _read_words(node)
         has_entry = "entrypoint" in fields or {"command", "args"} <= fields.keys()
         self.commands.read_entry(words, place, has_entry=has_entry)
+
+
+def _find_nodes(fields: dict[str, Any], keys: list[str]) -> list[Any]:
+    """Return the scalars and sequences of some keys that are not empty."""
+    nodes = [fields[key] for key in keys if key in fields]
+    return [node for node in nodes if node.id != "mapping" and node.value]
+
+
+def _read_words(node: Any) -> list[Word]:
+    """Return the words of a command: the items of a sequence, or those of a shell's line."""
+    if node.id == "scalar":
+        return split_words(node.value, _text_line(node))
+    items = [item for item in node.value if _is_scalar(item) and item.value]
+    return [Word(item.value, _text_line(item)) for item in items]
 
 
 def _read_fields(node: Any) -> dict[str, Any]:
