@@ -35,11 +35,20 @@ _PLAN = NetPlanOptions(mtu=_MTU).command_line()
 
 
 def net_finding(
-    level: Level, where: str, about: str, what: str, hint: str = ""
+    level: Level,
+    where: str,
+    about: str,
+    what: str,
+    hint: str = "",
 ) -> Finding:
-    """Return a finding at an interface, an address or a pair; ``about`` names what was checked."""
+    """Return a finding at an interface, an address or a pair; ``about`` names the check."""
     return Finding(
-        level=level, where=where, about=about, what=what, hint=hint, kind=HostError
+        level=level,
+        where=where,
+        about=about,
+        what=what,
+        hint=hint,
+        kind=HostError,
     )
 
 
@@ -50,15 +59,22 @@ check_unknown = partial(net_finding, Level.UNKNOWN)
 
 
 def judge_check(
-    fine: bool, where: str, check: str, what: str, about: str = "", **fields: Any
+    passed: bool,
+    where: str,
+    check: str,
+    what: str,
+    about: str = "",
+    **fields: Any,
 ) -> Finding:
     """Return that a check of network.toml, called ``about``, passed, or what to do."""
-    if fine:
-        return check_fine(where, about or check, what)
+    about = about or check
+    if passed:
+        return check_fine(where, about, what)
+
     row = _NETWORK["checks"][check]
     hint = row["hint"].format_map(fields)
     level = Level(row.get("bad", "error"))
-    return net_finding(level, where, about or check, what, hint)
+    return net_finding(level, where, about, what, hint)
 
 
 def choose_checked_cages(host: Host, names: Sequence[str] = ()) -> Cages:
@@ -69,6 +85,7 @@ def choose_checked_cages(host: Host, names: Sequence[str] = ()) -> Cages:
     selected = select_cages(host, names)
     if names:
         return selected
+
     return find_cages(host, cabled=True) or _find_used(selected) or selected
 
 
@@ -84,14 +101,19 @@ def _find_used(cages: Cages) -> Cages:
 def plan_remarks(host: Host, plan: NetPlan) -> Iterator[Finding]:
     """Yield what to know of a plan and of the addresses that it keeps, possible failures first."""
     changed = {f"cage {line.cage}" for line in plan.changes}
-    netdevs = [netdev for line in plan.lines if (netdev := host.netdev(line.netdev))]
+    names = {line.netdev for line in plan.lines}
+    netdevs = [netdev for netdev in host.netdevs if netdev.name in names]
     for remark in _machine_remarks(host, "plan", netdevs):
-        # A remark about a cage that changes is the reason, and the plan is the cure.
-        yield replace(remark, hint="") if remark.where in changed else remark
+        if remark.where in changed:
+            # The remark is the reason for the plan, and the plan is the cure.
+            remark = replace(remark, hint="")
+        yield remark
+
     if plan.topology == "ring":
         yield check_noted("this ring", "cabling", _TRIANGLE)
     for line in plan.lines:
-        if line.action == "keep" and line.addresses and line.mtu < _MTU:
+        is_kept = line.action == "keep" and line.addresses
+        if is_kept and line.mtu < _MTU:
             yield _note_small_mtu(line.netdev, line.mtu)
 
 
@@ -103,6 +125,7 @@ def host_checks(host: Host, cages: Cages) -> Iterator[Finding]:
     """Yield the checks that one end allows."""
     halves = list_halves(cages)
     used = _find_used(cages)
+
     yield from _machine_remarks(host, "verify", halves)
     for number, twins in cages.items():
         if number in used or not used:
@@ -110,8 +133,8 @@ def host_checks(host: Host, cages: Cages) -> Iterator[Finding]:
         else:
             second = _NETWORK["owners"]["second"]
             what = f"cabled, but without an address; not used: {second}"
-            about = f"cage {number}"
-            yield judge_check(False, _join_names(twins), "unused cage", what, about)
+            where = _join_names(twins)
+            yield judge_check(False, where, "unused cage", what, f"cage {number}")
 
     clashes = list(overlaps(host, [half.name for half in halves]))
     speeds = {half.speed for half in list_halves(used) if half.carrier}
@@ -124,9 +147,13 @@ def host_checks(host: Host, cages: Cages) -> Iterator[Finding]:
     for clash in clashes:
         name = clash.netdev.name
         other = f"{clash.other.name} ({clash.present})"
-        what = f"{clash.address} is in one network with {other}"
-        remove = _removal(clash.address, name)
-        yield judge_check(False, name, "networks of its own", what, remove=remove)
+        yield judge_check(
+            False,
+            name,
+            "networks of its own",
+            f"{clash.address} is in one network with {other}",
+            remove=_removal(clash.address, name),
+        )
 
     if used and not clashes:
         what = "no other interface is in them"
@@ -137,10 +164,12 @@ def _machine_remarks(
     host: Host, verb: str, halves: Iterable[Netdev]
 ) -> Iterator[Finding]:
     """Yield the remarks of hardware.toml about the machine, and about the cages of some netdevs."""
-    places = {"", *(f"cage {netdev.cage}" for netdev in halves)}
+    places = {f"cage {netdev.cage}" for netdev in halves}
+    places.add("")
     for remark in advice.find_remarks(host, verb):
         if remark.where not in places:
             continue
+
         level = remark.level
         if remark.about == "link-local-twins":
             # A note for one node, but a warning for two that are joined.
@@ -168,13 +197,19 @@ def _check_cage(
     networks = [address.network for twin in twins for address in twin.lasting]
     state = ", ".join(map(str, networks))
     pairs = combinations(networks, 2)
+    do_overlap = any(first.overlaps(second) for first, second in pairs)
     if len(twins) < 2 and number is not None:
         what = f"cage {number} has one half only"
         yield judge_check(False, where, "both twins", what)
-    elif any(first.overlaps(second) for first, second in pairs):
-        what = f"{state} overlap: Linux answers for both addresses on both interfaces"
-        remove = _removal(twins[-1].lasting[0], twins[-1].name)
-        yield judge_check(False, where, "different networks", what, remove=remove)
+    elif do_overlap:
+        twin = twins[-1]
+        yield judge_check(
+            False,
+            where,
+            "different networks",
+            f"{state} overlap: Linux answers for both addresses on both interfaces",
+            remove=_removal(twin.lasting[0], twin.name),
+        )
     elif all(twin.lasting for twin in twins):
         yield check_fine(where, "different networks", state)
 
@@ -187,9 +222,7 @@ def _check_half(
     if linked and is_unused:
         return  # if that costs bandwidth, a remark says so
 
-    state = f"{netdev.state}, {'a' if netdev.carrier else 'no'} carrier"
-    up = quoted("sudo", "ip", "link", "set", netdev.name, "up")
-    yield judge_check(netdev.up and netdev.carrier, netdev.name, "link", state, up=up)
+    yield _check_link(netdev)
     yield _check_speed(netdev)
     yield _check_mtu(netdev, linked)
 
@@ -201,11 +234,23 @@ def _check_half(
     yield _check_lanes(netdev)
 
 
+def _check_link(netdev: Netdev) -> Finding:
+    carrier = "a" if netdev.carrier else "no"
+    return judge_check(
+        netdev.up and netdev.carrier,
+        netdev.name,
+        "link",
+        f"{netdev.state}, {carrier} carrier",
+        up=quoted("sudo", "ip", "link", "set", netdev.name, "up"),
+    )
+
+
 def _check_speed(netdev: Netdev) -> Finding:
     """Check the speed: each twin shows that of the cage, although its PCIe half carries less."""
     if netdev.speed is None:
         command = quoted("ethtool", netdev.name)
         return check_unknown(netdev.name, "speed", "the driver does not say", command)
+
     right = _NETWORK["link"]["speed"]
     low, high = _NETWORK["link"]["twin_gbits"]
     state = (
@@ -216,11 +261,12 @@ def _check_speed(netdev: Netdev) -> Finding:
 
 def _check_mtu(netdev: Netdev, linked: Sequence[Netdev]) -> Finding:
     """Check the MTU: any will do that both ends have; jumbo frames are better."""
-    larger = next((other for other in linked if other.mtu > netdev.mtu), None)
-    if larger:
-        state = f"{netdev.mtu}, its other half {larger.name} has {larger.mtu}"
-        plan = NetPlanOptions(mtu=larger.mtu).command_line()
-        return check_warned(netdev.name, "MTU", state, plan)
+    for twin in linked:
+        if twin.mtu > netdev.mtu:
+            state = f"{netdev.mtu}, its other half {twin.name} has {twin.mtu}"
+            plan = NetPlanOptions(mtu=twin.mtu).command_line()
+            return check_warned(netdev.name, "MTU", state, plan)
+
     if netdev.mtu < _MTU:
         return _note_small_mtu(netdev.name, netdev.mtu)
     return check_fine(netdev.name, "MTU", str(netdev.mtu))
@@ -249,7 +295,8 @@ def _check_gid(host: Host, netdev: Netdev) -> Finding:
     """Check for a RoCE v2 GID of the interface's IPv4 address."""
     name = netdev.name
     about = "RoCE v2 GID"
-    device = next((device for device in host.rdma if device.netdev == name), None)
+    devices = (device for device in host.rdma if device.netdev == name)
+    device = next(devices, None)
     if device is None:
         look = "ls /sys/class/infiniband"
         return check_unknown(name, about, "no RDMA device here", look)
@@ -289,28 +336,42 @@ def pair_checks(host: Host, cages: Cages, peer: Host) -> Iterator[Finding]:
     peer_twins = _name_twins(peer_ends)
     for pair in shared:
         where = f"{pair.netdev.name} {pair.network}"
-        state = f"{_join_names(pair.peers) or 'no interface'} of the peer is in it"
-        plan = NetPlanOptions(network=pair.network).command_line()
+        names = _join_names(pair.peers) or "no interface"
         is_one = len(pair.peers) == 1
-        yield judge_check(is_one, where, "peer's end", state, plan=plan)
+        yield judge_check(
+            is_one,
+            where,
+            "peer's end",
+            f"{names} of the peer is in it",
+            plan=NetPlanOptions(network=pair.network).command_line(),
+        )
         if is_one:
             yield from _compare_ends(pair, where, twins, peer_twins)
+    if len(_find_used(ends)) > 1 and len(_find_used(peer_ends)) > 1:
+        yield from _check_ring(shared)
 
-    # A ring's cable leads from port 0 to port 1; a single one may lead anywhere.
-    links = {(pair.netdev.cage, pair.peers[0].cage) for pair in shared if pair.peers}
-    are_rings = len(_find_used(ends)) > 1 and len(_find_used(peer_ends)) > 1
-    if len(links) == 1 and are_rings:
-        ((port, peer_port),) = links
-        state = f"port {port} here leads to port {peer_port} there"
-        yield judge_check(
-            port != peer_port, "both ends", "ports", state, triangle=_TRIANGLE
-        )
-
-    addresses = {address.ip for half in list_halves(ends) for address in half.ipv4}
-    addresses &= {address.ip for netdev in peer.netdevs for address in netdev.ipv4}
+    addresses = _list_ips(list_halves(ends)) & _list_ips(peer.netdevs)
     shown = ", ".join(map(str, sorted(addresses))) or "none"
     what = f"{shown} on both hosts"
     yield judge_check(not addresses, "both ends", "addresses", what)
+
+
+def _list_ips(netdevs: Iterable[Netdev]) -> set[IPv4Address]:
+    return {address.ip for netdev in netdevs for address in netdev.ipv4}
+
+
+def _check_ring(shared: Iterable[_SharedNetwork]) -> Iterator[Finding]:
+    """Check that a ring's cable leads from port 0 to port 1; a single one may lead anywhere."""
+    links = {(pair.netdev.cage, pair.peers[0].cage) for pair in shared if pair.peers}
+    if len(links) == 1:
+        ((port, peer_port),) = links
+        yield judge_check(
+            port != peer_port,
+            "both ends",
+            "ports",
+            f"port {port} here leads to port {peer_port} there",
+            triangle=_TRIANGLE,
+        )
 
 
 def _with_masters(host: Host, cages: Cages) -> Cages:
@@ -381,12 +442,12 @@ def verify_network(
     """
     halves = list_halves(cages)
     halves += host.masters(halves)
+
     yield from host_checks(host, cages)
     targets = dict.fromkeys(map(str, addresses))
     if peer:
         yield from pair_checks(host, cages, peer)
         targets |= dict.fromkeys(_find_targets(host, halves, peer))
-
     if live and targets:
         for way in try_ways(list(targets)):
             yield from _check_way(host, halves, way)
@@ -445,6 +506,7 @@ def _check_route(way: Way, name: str) -> Finding:
     if not way.netdev:
         what = f"ip: {way.said}"
         return check_unknown(way.address, "route", what, "sudo apt install iproute2")
+
     is_right = way.netdev == name and not way.gateway
     state = f"through {way.netdev}"
     if way.gateway:
@@ -455,7 +517,11 @@ def _check_route(way: Way, name: str) -> Finding:
 
 
 def _check_echo(
-    way: Way, check: str, about: str, outcome: str, untried: str
+    way: Way,
+    check: str,
+    about: str,
+    outcome: str,
+    untried: str,
 ) -> Finding:
     if untried:
         return check_unknown(way.address, about, untried)
@@ -463,8 +529,16 @@ def _check_echo(
         ping = quoted("sudo", "ping", "-M", "do", "-I", way.netdev, way.address)
         hint = f"{ping}; without it: sudo apt install iputils-ping"
         return check_unknown(way.address, about, way.said, hint)
-    is_answered = outcome == "answers"
-    state = "came back" if is_answered else way.said or "no answer"
+
+    state = way.said or "no answer"
+    if outcome == "answers":
+        state = "came back"
     return judge_check(
-        is_answered, way.address, check, state, about, netdev=way.netdev, mtu=way.mtu
+        outcome == "answers",
+        way.address,
+        check,
+        state,
+        about,
+        netdev=way.netdev,
+        mtu=way.mtu,
     )
