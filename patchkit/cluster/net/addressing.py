@@ -12,9 +12,11 @@ random address is changed. With ``network`` all addresses are counted anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Interface, IPv4Network
+from itertools import chain, groupby
+from operator import attrgetter
 
 from patchkit.errors import PatchkitError
 from patchkit.quoting import quoted
@@ -99,6 +101,11 @@ class Line:
         return "keep" if self.mtu == self.mtu_before else "mtu"
 
     @property
+    def is_written(self) -> bool:
+        """Return whether it stands in patchkit's file, now or after the plan."""
+        return self.ours or self.action != "keep"
+
+    @property
     def place(self) -> str:
         """Return ``cage 0, twin A``, or ``by name``."""
         if self.cage is None:
@@ -118,7 +125,7 @@ class NetPlan:
     @property
     def written(self) -> tuple[Line, ...]:
         """Return the lines of patchkit's file: kept addresses stay with whoever set them."""
-        return tuple(line for line in self.lines if line.action != "keep" or line.ours)
+        return tuple(line for line in self.lines if line.is_written)
 
     @property
     def changes(self) -> tuple[Line, ...]:
@@ -132,11 +139,13 @@ def find_cages(host: Host, *, cabled: bool = False) -> Cages:
     ``cabled`` selects the cages with a link on at least one of their twins.
     """
     halves = [netdev for netdev in host.netdevs if netdev.cage is not None]
-    halves.sort(key=lambda half: (half.cage, half.pci, half.name))
+    if cabled:
+        halves = [half for half in halves if half.cage in host.cabled]
+    halves.sort(key=attrgetter("cage", "pci", "name"))
+
     cages: dict[int | None, tuple[Netdev, ...]] = {}
-    for half in halves:
-        if half.cage in host.cabled or not cabled:
-            cages[half.cage] = (*cages.get(half.cage, ()), half)
+    for number, twins in groupby(halves, key=attrgetter("cage")):
+        cages[number] = tuple(twins)
     return cages
 
 
@@ -153,9 +162,11 @@ def select_cages(host: Host, names: Sequence[str]) -> Cages:
     netdevs = {netdev.name: netdev for netdev in host.netdevs}
     for name in names:
         if name not in netdevs:
-            raise refusal("no-netdev", name=name, there=", ".join(netdevs) or "none")
+            present = ", ".join(netdevs) or "none"
+            raise refusal("no-netdev", name=name, there=present)
     if names:
-        return {None: tuple(netdevs[name] for name in dict.fromkeys(names))}
+        unique = dict.fromkeys(names)
+        return {None: tuple(netdevs[name] for name in unique)}
 
     if cages := find_cages(host):
         return cages
@@ -172,26 +183,42 @@ def make_net_plan(
     Raises UsageError for options that contradict each other or are missing, HostError if no cage
     is cabled.
     """
-    facts = _NETWORK["plan"]
-    network = options.network or IPv4Network(facts["network"])
+    network = options.network or IPv4Network(_NETWORK["plan"]["network"])
     _check_numbers(options, network)
 
     written = written or WrittenPlan()
     planner = _Planner(host, options, written, network)
     cages = planner.choose_cages()
-    topology = "cable" if options.nodes == 2 else "switch"
-    if len(cages) > 1:
-        topology = "ring" if options.nodes == RING else "as found"
-    lines = tuple(planner.make_lines(cages, topology))
+    topology = _name_topology(options.nodes, len(cages))
+    plan = NetPlan(
+        node=options.node or written.node or None,
+        nodes=options.nodes,
+        topology=topology,
+        lines=tuple(planner.make_lines(cages, topology)),
+    )
+    for line in plan.changes:
+        _check_mtu(line)
+    return plan
 
-    least, most = facts["mtu_min"], facts["mtu_max"]
-    for line in lines:
-        if line.action != "keep" and not least <= line.mtu <= most:
-            raise refusal(
-                "net-mtu", mtu=line.mtu, netdev=line.netdev, least=least, most=most
-            )
-    node = options.node or written.node or None
-    return NetPlan(node=node, nodes=options.nodes, topology=topology, lines=lines)
+
+def _name_topology(nodes: int, cages: int) -> str:
+    if cages > 1:
+        return "ring" if nodes == RING else "as found"
+    return "cable" if nodes == 2 else "switch"
+
+
+def _check_mtu(line: Line) -> None:
+    """Raise UsageError for an MTU that the interface does not take."""
+    least = _NETWORK["plan"]["mtu_min"]
+    most = _NETWORK["plan"]["mtu_max"]
+    if not least <= line.mtu <= most:
+        raise refusal(
+            "net-mtu",
+            mtu=line.mtu,
+            netdev=line.netdev,
+            least=least,
+            most=most,
+        )
 
 
 def _check_numbers(options: NetPlanOptions, network: IPv4Network) -> None:
@@ -234,6 +261,7 @@ class _Planner:
         """
         if self.options.network:
             return ()
+
         texts = self.written.addresses.get(netdev.name, ())
         ours = tuple(map(IPv4Interface, texts))
         if self.options.node in (None, self.written.node):
@@ -275,6 +303,7 @@ class _Planner:
         for twins in linked.values():
             names = tuple(twin.name for twin in twins)
             commands.append(replace(options, netdevs=names).command_line())
+
         return refusal(
             "two-cables",
             cages=_show_cages(linked),
@@ -293,14 +322,24 @@ class _Planner:
         for cage, twins in cages.items():
             link = self.find_link(cage, topology)
             addresses = self.choose_addresses(twins, link)
-            kept = [twin for twin in twins if addresses[twin.name] == twin.ipv4 != ()]
-            usual_mtu = kept[0].mtu if kept else _NETWORK["plan"]["mtu"]
+            usual_mtu = self.find_usual_mtu(twins, addresses)
             for number, twin in enumerate(twins):
                 line = self.make_line(twin, addresses[twin.name], usual_mtu)
-                # Nobody said where an address leads that the interface had before.
-                is_new = line.addresses != twin.ipv4
-                peer = link.peer if is_new else 0
-                yield replace(line, cage=cage, twin=number, peer=peer or None)
+                peer = link.peer or None
+                if line.addresses == twin.ipv4:
+                    # Nobody said where an address leads that the interface had before.
+                    peer = None
+                yield replace(line, cage=cage, twin=number, peer=peer)
+
+    def find_usual_mtu(
+        self, twins: Iterable[Netdev], addresses: Mapping[str, Addresses]
+    ) -> int:
+        """Return the MTU of the first twin that keeps its addresses, else that of new plans."""
+        for twin in twins:
+            if twin.ipv4 and addresses[twin.name] == twin.ipv4:
+                return twin.mtu
+        mtu: int = _NETWORK["plan"]["mtu"]
+        return mtu
 
     def find_link(self, cage: int | None, topology: str) -> _Link:
         """Return what is known about the cable of a cage."""
@@ -322,22 +361,19 @@ class _Planner:
         """Return the addresses of each twin by its name. Raises UsageError without a number."""
         kept = {twin.name: self.kept_addresses(twin) for twin in twins}
         if not any(kept.values()):
-            numbered = enumerate(twins, link.network)
-            return {twin.name: self.count_address(number) for number, twin in numbered}
+            for number, twin in enumerate(twins, link.network):
+                kept[twin.name] = self.count_address(number)
+            return kept
 
-        lasting = [
-            address
-            for addresses in kept.values()
-            for address in addresses
-            if not address.is_link_local
-        ]
+        every = chain.from_iterable(kept.values())
+        lasting = [address for address in every if not address.is_link_local]
+        if not lasting:
+            return kept
+
         for name, addresses in kept.items():
-            is_drawn = addresses and all(address.is_link_local for address in addresses)
-            if lasting and is_drawn:
-                # In the network after that of its twin, with the twin's host number.
-                network = lasting[0].network
-                number = int(lasting[0].ip) + network.num_addresses
-                kept[name] = (IPv4Interface((number, network.prefixlen)),)
+            is_random = all(address.is_link_local for address in addresses)
+            if addresses and is_random:
+                kept[name] = (_following_address(lasting[0]),)
         return kept
 
     def count_address(self, number: int) -> Addresses:
@@ -345,6 +381,7 @@ class _Planner:
         node = self.options.node
         if node is None:
             raise refusal("net-no-node", nodes=self.options.nodes)
+
         base = self.base
         start = int(base.network_address) + number * base.num_addresses
         if start >> 32:  # above 255.255.255.255
@@ -354,26 +391,38 @@ class _Planner:
     def make_line(self, netdev: Netdev, addresses: Addresses, usual_mtu: int) -> Line:
         """Return the line of one interface, without the place of it."""
         texts = self.written.addresses.get(netdev.name, ())
-        is_ours = bool(addresses) and {*map(str, addresses)} <= {*texts}
-        before = netdev.ipv4 or self.kept_addresses(netdev)
-        mtu = mtu_before = netdev.mtu
-        # Without an address an interface is in no file of patchkit's.
-        if addresses:
-            written_mtu = self.written.mtu if is_ours else 0
-            if not netdev.ipv4:
-                # An interface that is down tells nothing of what patchkit's file says.
-                mtu_before = written_mtu or netdev.mtu
-            present_mtu = mtu_before if addresses == before else usual_mtu
-            mtu = self.options.mtu or written_mtu or present_mtu
-        return Line(
+        is_ours = bool(addresses) and set(texts).issuperset(map(str, addresses))
+        line = Line(
             netdev=netdev.name,
             addresses=addresses,
-            before=before,
-            mtu=mtu,
-            mtu_before=mtu_before,
+            before=netdev.ipv4 or self.kept_addresses(netdev),
+            mtu=netdev.mtu,
+            mtu_before=netdev.mtu,
             twin=0,
             ours=is_ours,
         )
+        if not addresses:
+            # Without an address an interface is in no file of patchkit's.
+            return line
+
+        written_mtu = self.written.mtu if is_ours else 0
+        mtu_before = netdev.mtu
+        if written_mtu and not netdev.ipv4:
+            # An interface that is down does not have the MTU of patchkit's file yet.
+            mtu_before = written_mtu
+        mtu = mtu_before if addresses == line.before else usual_mtu
+        return replace(
+            line,
+            mtu=self.options.mtu or written_mtu or mtu,
+            mtu_before=mtu_before,
+        )
+
+
+def _following_address(address: IPv4Interface) -> IPv4Interface:
+    """Return the same host number in the network that follows."""
+    network = address.network
+    number = int(address.ip) + network.num_addresses
+    return IPv4Interface((number, network.prefixlen))
 
 
 def remove_joined(host: Host, cages: Cages) -> Cages:
@@ -395,18 +444,16 @@ def other_node_options(plan: NetPlan, options: NetPlanOptions) -> NetPlanOptions
     addresses = [address for line in plan.lines for address in line.addresses]
     if plan.topology != "cable" or not addresses:
         return None
-    # Link-local ones are drawn there; in a small network there is no room to count.
-    for address in addresses:
-        if address.is_link_local or address.network.prefixlen > 29:
-            return None
 
     base = addresses[0].network
     node = 1 if (plan.node or 1) > 1 else 2
-    numbers = range(len(addresses))
-    starts = [base.network_address + n * base.num_addresses for n in numbers]
-    if [address.network.network_address for address in addresses] != starts:
-        return None
-    others = {start + _FIRST_HOST + node for start in starts}
-    if others.intersection(address.ip for address in addresses):
-        return None
+    for number, address in enumerate(addresses):
+        network = address.network
+        # Link-local ones are drawn there; in a small network there is no room to count.
+        if address.is_link_local or network.prefixlen > 29:
+            return None
+        start = base.network_address + number * base.num_addresses
+        is_other_node = address.ip == start + _FIRST_HOST + node
+        if network.network_address != start or is_other_node:
+            return None
     return NetPlanOptions(node=node, network=base, mtu=options.mtu)

@@ -53,6 +53,7 @@ def render_netplan(plan: NetPlan) -> str:
     for line in plan.written:
         if not _NAME.fullmatch(line.netdev):
             raise refusal("netdev-name", name=line.netdev)
+
         rows += [
             # Quoted: YAML could read a name as a number, a boolean (1.1: also y, no, on) or null.
             f'    "{line.netdev}": # {line.place}',
@@ -74,18 +75,21 @@ def read_written_plan(path: Path) -> WrittenPlan | None:
     text = _read_if_allowed(path)
     if text is None:
         return None
+
     addresses: dict[str, tuple[str, ...]] = {}
     for netdev, rows in _INTERFACE.findall(text):
         # Somebody may have edited it.
         with contextlib.suppress(ValueError):
             texts = re.findall(r"^ {8}- (\S+)$", rows, re.MULTILINE)
             addresses[netdev] = tuple(str(IPv4Interface(address)) for address in texts)
+
     mtus = set(re.findall(r"^ {6}mtu: (\d{1,5})$", text, re.MULTILINE))
+    mtu = mtus.pop() if len(mtus) == 1 else "0"
     node = _FOR_NODE.match(text)
     return WrittenPlan(
         addresses=addresses,
         node=int(node[1]) if node else 0,
-        mtu=int(mtus.pop()) if len(mtus) == 1 else 0,
+        mtu=int(mtu),
     )
 
 
@@ -144,13 +148,17 @@ def check_conflicts(
         *_find_same_networks(request),
         *_find_configured(request),
     ]
-    if conflicts:
-        hints = [hint for conflict in conflicts for hint in conflict.hints]
-        raise HostError(
-            "\n".join(conflict.what for conflict in conflicts),
-            why="two settings for one interface or one network end in one of them at random",
-            hint="; or ".join(dict.fromkeys(hints)),
-        )
+    if not conflicts:
+        return
+
+    hints: dict[str, None] = {}
+    for conflict in conflicts:
+        hints |= dict.fromkeys(conflict.hints)
+    raise HostError(
+        "\n".join(conflict.what for conflict in conflicts),
+        why="two settings for one interface or one network end in one of them at random",
+        hint="; or ".join(hints),
+    )
 
 
 def _find_configured(request: _Request) -> Iterator[_Conflict]:
@@ -159,11 +167,13 @@ def _find_configured(request: _Request) -> Iterator[_Conflict]:
     for line in request.plan.written:
         for path, text in request.files.items():
             number = _find_row(text or "", line.netdev, request.host)
-            if number:
-                aside = quoted("sudo", "mv", path, f"{path}.off")
-                hint = f"put it aside, if nothing else needs it: {aside} && {again}"
-                what = f"{path}:{number}: also configures {line.netdev}"
-                yield _Conflict(what, (hint,))
+            if not number:
+                continue
+
+            aside = quoted("sudo", "mv", path, f"{path}.off")
+            hint = f"put it aside, if nothing else needs it: {aside} && {again}"
+            what = f"{path}:{number}: also configures {line.netdev}"
+            yield _Conflict(what, (hint,))
 
 
 def _find_row(text: str, name: str, host: Host) -> int:
@@ -176,6 +186,7 @@ def _find_row(text: str, name: str, host: Host) -> int:
     for number, row in enumerate(text.splitlines(), 1):
         if row.lstrip().startswith("#"):
             continue
+
         key = _KEY.match(row)
         if key and key[1] == name:
             return number
@@ -195,22 +206,25 @@ def _find_foreign_addresses(request: _Request) -> Iterator[_Conflict]:
     for line in request.plan.changes:
         netdev = request.host.netdev(line.netdev)
         planned = [str(address) for address in line.addresses]
-        ours = (*planned, *request.written.addresses.get(line.netdev, ()))
-        present = [str(address) for address in netdev.lasting] if netdev else []
+        written = request.written.addresses.get(line.netdev, ())
+        present = map(str, netdev.lasting if netdev else ())
         for address in present:
-            if address not in ours:
-                who, cure = _find_giver(request.files, line.netdev, address)
-                yield _Conflict(
-                    f"{line.netdev} has the address {address}, {who}; "
-                    f"planned is {', '.join(planned)}",
-                    (f"keep it: {keep}", f"give it up: {cure}"),
-                )
+            if address in planned or address in written:
+                continue
+
+            giver, cure = _find_giver(request.files, line.netdev, address)
+            yield _Conflict(
+                f"{line.netdev} has the address {address}, {giver}; "
+                f"planned is {', '.join(planned)}",
+                (f"keep it: {keep}", f"give it up: {cure}"),
+            )
 
 
 def _find_giver(files: NetplanFiles, netdev: str, address: str) -> tuple[str, str]:
     """Return the file that gives an address to a netdev, in words, and what takes it away."""
     giver = "which is in no netplan file that could be read"
-    cure = _NETWORK["plan"]["give_up"].format(netdev=quoted(netdev))
+    give_up = _NETWORK["plan"]["give_up"]
+    cure = give_up.format(netdev=quoted(netdev))
     pattern = rf"(?<![\d.]){re.escape(address)}(?!\d)"
     for path, text in files.items():
         match = re.search(pattern, text or "")
@@ -228,16 +242,15 @@ def _find_same_networks(request: _Request) -> Iterator[_Conflict]:
     free = _choose_network(request.host)
     elsewhere = replace(request.options, network=free).command_line()
     hint = f"choose another, on every node: {elsewhere}"
+
     for line in request.plan.changes:
         # An address that the line had already is not new, and none of the plan's.
         new = [address for address in line.addresses if address not in line.before]
         for (name, other), address in itertools.product(present, new):
             if other.network.overlaps(address.network):
-                yield _Conflict(
-                    f"{address.network}, planned for {line.netdev}, is also the network of "
-                    f"{name} ({other})",
-                    (hint,),
-                )
+                planned = f"{address.network}, planned for {line.netdev}"
+                what = f"{planned}, is also the network of {name} ({other})"
+                yield _Conflict(what, (hint,))
 
 
 def _find_unchanged(request: _Request) -> Iterator[tuple[str, IPv4Interface]]:
@@ -246,6 +259,7 @@ def _find_unchanged(request: _Request) -> Iterator[tuple[str, IPv4Interface]]:
     for netdev in request.host.netdevs:
         if netdev.name in changed or netdev.kind == "loopback":
             continue
+
         ours = request.written.addresses.get(netdev.name, ())
         for address in netdev.ipv4:
             if str(address) not in ours:  # those go with patchkit's file
@@ -257,9 +271,10 @@ def _choose_network(host: Host) -> IPv4Network:
 
     The networks that follow a base are twin B's and those of further links.
     """
-    taken = [address.network for netdev in host.netdevs for address in netdev.ipv4]
+    taken = [network for netdev in host.netdevs for network in netdev.networks]
     bases = [IPv4Network(base) for base in _NETWORK["plan"]["networks"]]
     for base in bases:
-        if not any(base.supernet(4).overlaps(network) for network in taken):
+        following = base.supernet(4)
+        if not any(map(following.overlaps, taken)):
             return base
     return bases[1]
