@@ -287,13 +287,13 @@ def work_folder(
         os.set_inheritable(handle, True)
 
         stamp = root / _FACTS
-        is_same = stamp.is_file() and stamp.read_text(encoding="utf-8") == facts
+        is_same = stamp.is_file() and stamp.read_text("utf-8") == facts
         if fresh or not is_same:
             stamp.unlink(missing_ok=True)  # first: without it no build goes on
             emptied(root)
             for source in sources:
                 source.rename(root / source.name)
-            stamp.write_text(facts, encoding="utf-8")
+            stamp.write_text(facts, "utf-8")
 
         if shutil.disk_usage(root).free < free:
             raise StorageError(

@@ -158,7 +158,7 @@ def _compile_nccl(
 
 def _nccl_facts(order: NcclOrder, source: Path, outcome: Applied) -> Facts:
     # Releases differ in their licence, so each one's own text decides.
-    apache = "Apache License" in (source / _LICENSE).read_text(encoding="utf-8")
+    apache = "Apache License" in (source / _LICENSE).read_text("utf-8")
     facts: Facts = {
         "project": "nccl",
         "version": order.version,
@@ -215,7 +215,7 @@ def _write_project(root: Path, order: NcclOrder, facts: Facts) -> None:
     project = root / "project"
     (project / "sboms").mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        (project / name).write_text(text, encoding="utf-8")
+        (project / name).write_text(text, "utf-8")
 
 
 def _make_variables(order: NcclOrder) -> dict[str, object]:

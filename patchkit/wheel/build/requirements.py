@@ -81,15 +81,15 @@ def read_requirements(path: Path) -> tuple[Pinned, ...]:
     """Read the packages of a file in pip's format. Raises SourceError for any other line."""
     with translated("it cannot be read", path, "name a file that is there"):
         # pip joins a line that ends with a backslash to the next one.
-        text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+        text = path.read_text("utf-8").replace("\\\n", " ")
 
     lines = [line.strip() for line in text.splitlines()]
     return tuple(
-        _read_pin(path, line) for line in lines if line and not line.startswith("#")
+        _parse_pin(path, line) for line in lines if line and not line.startswith("#")
     )
 
 
-def _read_pin(path: Path, line: str) -> Pinned:
+def _parse_pin(path: Path, line: str) -> Pinned:
     requirement, _, condition = _HASH.sub("", line).partition(";")
     try:
         pin = ExactPin(requirement)
@@ -136,14 +136,14 @@ def make_environment(
     python = home / "bin" / "python"
     with made_once(home, python) as is_empty:
         if is_empty:
-            _make_venv(home)
+            _make_python(home)
             install_locked(
                 python, requirements, pins, offline=offline, progress=progress
             )
     return Environment(python=python, digest=file_digest, packages=packages)
 
 
-def _make_venv(home: Path) -> None:
+def _make_python(home: Path) -> None:
     # The module itself is there (see machine.missing_needs).
     run(
         sys.executable,

@@ -111,7 +111,7 @@ def driver_stand_in(header: Path, cxx: Path, library: Path) -> None:
 
     library.parent.mkdir(parents=True, exist_ok=True)
     source = library.with_suffix(".c")
-    source.write_text("".join(calls), encoding="utf-8")
+    source.write_text("".join(calls), "utf-8")
     command = [
         str(cxx), "-x", "c", "-w", "-fno-builtin", "-shared", "-fPIC", "-nostdlib",
         "-Wl,-soname,libcuda.so.1", str(source), "-o", str(library),
@@ -176,7 +176,7 @@ def cross_toolkit(
         "CMAKE_FIND_ROOT_PATH_MODE_PROGRAM": "NEVER",
     }
     lines = [f'set({name} "{value}")\n' for name, value in settings.items()]
-    (dest / _TOOLCHAIN_FILE).write_text("".join(lines), encoding="utf-8")
+    (dest / _TOOLCHAIN_FILE).write_text("".join(lines), "utf-8")
 
 
 def python_headers(python: Path, machine: str, dest: Path) -> None:
@@ -189,12 +189,12 @@ def python_headers(python: Path, machine: str, dest: Path) -> None:
     facts = ask(python, _ASK)
     header = Path(facts["header"])
     try:
-        text = header.read_text(encoding="utf-8")
+        text = header.read_text("utf-8")
         cross = _find_include(text, f"{machine}-linux-gnu")
         native = _find_include(text, facts["triple"])
         if not cross or not native:
             return
-        text = (header.parents[1] / native).read_text(encoding="utf-8")
+        text = (header.parents[1] / native).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise HostError(
             f"{python} has no headers: {error}",
@@ -213,7 +213,7 @@ def python_headers(python: Path, machine: str, dest: Path) -> None:
     place = dest / cross
     with translated("Python's headers are not complete", place):
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text, encoding="utf-8")
+        place.write_text(text, "utf-8")
 
 
 def _find_include(text: str, triple: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 
 from patchkit.target import Load, Target
 from patchkit.wheel.device.fatbin import CodeEntry
-from patchkit.wheel.device.inspect import Binary, best_load
+from patchkit.wheel.device.inspect import Binary, best_reach
 
 SECONDS_PER_MB = 4.1
 """Seconds that 10**6 bytes of PTX take the driver: 45.9 s for 11.3 MB and 80.2 s for 19.7 MB of
@@ -22,7 +22,7 @@ def jit_entries(binary: Binary, target: Target) -> tuple[CodeEntry, ...]:
     return tuple(
         _newest_ptx(group, target)
         for group in binary.fat_binaries
-        if best_load(group, target) is Load.JIT
+        if best_reach(group, target) is Load.JIT
     )
 
 

@@ -66,21 +66,21 @@ class Binary:
 
     def loads(self, target: Target) -> Counter[Load]:
         """Count the live fat binaries by how they reach the device."""
-        return Counter(best_load(group, target) for group in self.fat_binaries)
+        return Counter(best_reach(group, target) for group in self.fat_binaries)
 
     def load(self, target: Target) -> Load:
         """Return the best way that code of this binary reaches the device."""
         if self.linked_anew(target):
             return Load.JIT  # the driver takes time on the device for it, as for PTX
-        return best_load(self.live, target)
+        return best_reach(self.live, target)
 
     def linked_anew(self, target: Target) -> bool:
         """Check whether live code does not load, but all that it was linked from does."""
         if not self.live or not self.relocatable:
             return False
-        if best_load(self.live, target) is not Load.NONE:
+        if best_reach(self.live, target) is not Load.NONE:
             return False
-        return all(best_load(part, target) for part in _grouped(self.relocatable))
+        return all(best_reach(part, target) for part in _grouped(self.relocatable))
 
 
 def _summarize(entries: Iterable[CodeEntry], section: str) -> list[CodeSummary]:
@@ -161,7 +161,7 @@ def _read_binary(name: str, stream: BufferedIOBase, where: str) -> Binary:
     )
 
 
-def best_load(entries: Iterable[CodeEntry], target: Target) -> Load:
+def best_reach(entries: Iterable[CodeEntry], target: Target) -> Load:
     """Return the best way that any of the entries reaches the device; NONE without entries."""
     return max((entry.reach(target) for entry in entries), default=Load.NONE)
 

@@ -28,7 +28,7 @@ from patchkit.recipes.vllm.archs import Group
 from patchkit.recipes.vllm.libraries import KnownLibrary, library_table
 from patchkit.recipes.vllm.sources import CudaSource, codes_of, default_codes
 from patchkit.target import Load, Target, parse_arch
-from patchkit.wheel.device.inspect import Binary, best_load
+from patchkit.wheel.device.inspect import Binary, best_reach
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.metadata import WheelMetadata
 
@@ -86,7 +86,7 @@ def judge_libraries(
 ) -> tuple[Judged, ...]:
     """Judge each library of a wheel on the device, and those that a release ought to have."""
     expected = [entry for entry in library_table().library if entry.covers(version)]
-    judged = [_judge(binary, expected, target) for binary in binaries]
+    judged = [_judge_binary(binary, expected, target) for binary in binaries]
     present = [library.known for library in judged]
 
     for entry in expected:
@@ -96,7 +96,9 @@ def judge_libraries(
     return tuple(judged)
 
 
-def _judge(binary: Binary, expected: list[KnownLibrary], target: Target) -> Judged:
+def _judge_binary(
+    binary: Binary, expected: list[KnownLibrary], target: Target
+) -> Judged:
     matches = (entry for entry in expected if fnmatchcase(binary.name, entry.file))
     entry = next(matches, None)
     lost = _lost_archs(binary, target)
@@ -113,7 +115,7 @@ def _lost_archs(binary: Binary, target: Target) -> Counter[str]:
     lost = Counter[str]()
     for group in binary.fat_binaries:
         names = {entry.name for entry in group if entry.arch.major == target.major}
-        if names and best_load(group, target) is Load.NONE:
+        if names and best_reach(group, target) is Load.NONE:
             lost[", ".join(sorted(names))] += 1
     return lost
 
@@ -296,7 +298,7 @@ def compiled_sources(build: Path, source: Path) -> tuple[CudaSource, ...]:
     if not listings:
         raise BuildError(f"{build}: CMake left no compile_commands.json")
     sources = []
-    for entry in json.loads(listings[0].read_text(encoding="utf-8")):
+    for entry in json.loads(listings[0].read_text("utf-8")):
         path = Path(entry["file"])
         command = entry["command"]
         if path.suffix != ".cu":

@@ -112,13 +112,13 @@ def find_faults(path: Path) -> Iterator[str]:
     """
     try:
         with WheelFile(path) as wheel:
-            yield from _check_names(wheel)
+            yield from _check_identity(wheel)
             yield from _check_record(wheel)
     except SourceError as error:
         yield _without_path(error, path)
 
 
-def _check_names(wheel: WheelFile) -> Iterator[str]:
+def _check_identity(wheel: WheelFile) -> Iterator[str]:
     name = wheel.name
     metadata = wheel.message("METADATA")
     project = metadata.get("Name", "")

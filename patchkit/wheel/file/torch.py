@@ -51,7 +51,7 @@ def torch_of(
     names = [
         canonicalize_name(Requirement(requirement).name) for requirement in requires
     ]
-    major = _cuda_major(version, names)
+    major = _named_cuda(version, names)
 
     if members is not None:
         if _LIBRARY in members:
@@ -66,7 +66,7 @@ def torch_of(
     return Torch(version, None, "it requires none of NVIDIA's libraries there")
 
 
-def _cuda_major(version: Version, names: Iterable[str]) -> int:
+def _named_cuda(version: Version, names: Iterable[str]) -> int:
     """Return the CUDA that a label or the name of a required package tells, 0 if none does."""
     if label := _LABEL.match(version.local or ""):
         return int(label["major"])

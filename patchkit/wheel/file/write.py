@@ -110,11 +110,8 @@ def rewrite_wheel(
         if path.startswith(f"{old_home}/"):
             new_path = f"{new_home}{path.removeprefix(old_home)}"
 
-        if unpack:
-            members[new_path] = _unpacked_member(source, path, new_path)
-        else:
-            row = rows.get(path, ("", ""))
-            members[new_path] = _stored_member(source, path, new_path, row)
+        row = None if unpack else rows.get(path, ("", ""))
+        members[new_path] = _old_member(source, path, new_path, row)
 
     for path, data in changed.items():
         attributes = 0
@@ -166,25 +163,21 @@ def set_tag(wheel: bytes, tag: str) -> bytes:
     return fields + f"\nGenerator: patchkit {__version__}\nTag: {tag}\n".encode()
 
 
-def _stored_member(
-    source: WheelFile, path: str, new_path: str, row: tuple[str, str]
+def _old_member(
+    source: WheelFile, path: str, new_path: str, row: tuple[str, str] | None
 ) -> _Member:
-    """Take over a member as it is stored, with the digest of upstream's RECORD."""
-    if not row[0]:
-        raise damaged(str(source.path), f"its RECORD has no digest of {path}")
-
+    """Take over a member as it is stored with its row of RECORD; without a row, unpack it."""
     old = source.members[path]
     info = _describe_member(new_path, old.file_size, old.CRC, old.external_attr)
+    if row is None:
+        row = (record_digest(source.unpacked(path)), str(old.file_size))
+        return _Member(info, partial(source.unpacked, path), row)
+
+    if not row[0]:
+        raise damaged(str(source.path), f"its RECORD has no digest of {path}")
     info.compress_size = old.compress_size
     info.compress_type = old.compress_type
     return _Member(info, partial(source.stored, path), row)
-
-
-def _unpacked_member(source: WheelFile, path: str, new_path: str) -> _Member:
-    old = source.members[path]
-    info = _describe_member(new_path, old.file_size, old.CRC, old.external_attr)
-    row = (record_digest(source.unpacked(path)), str(old.file_size))
-    return _Member(info, partial(source.unpacked, path), row)
 
 
 def _new_member(path: str, data: bytes, attributes: int = 0) -> _Member:

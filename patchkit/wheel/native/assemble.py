@@ -167,7 +167,7 @@ class Assembler:
 
     def plan(self, job: Job) -> Task:
         """Read the PTX of a job. Raises SourceError for damaged PTX, BuildError for refused."""
-        toolkit = _reader_of(job)
+        toolkit = _oldest_toolkit(job)
         ptx = job.read_ptx()
         words = [f"-arch=sm_{job.arch}", *_checked_options(ptx.options)]
         if job.is_split:
@@ -271,7 +271,7 @@ class Assembler:
             raise HostError(f"{job.where}: the assembling was stopped")
 
 
-def _reader_of(job: Job) -> Toolkit:
+def _oldest_toolkit(job: Job) -> Toolkit:
     """Return the oldest toolkit that reads the PTX of a job. Raises BuildError if none does."""
     for row in toolkits():
         if job.entry.version <= row.ptx:

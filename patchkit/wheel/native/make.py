@@ -17,7 +17,7 @@ from patchkit.target import Load, Target
 from patchkit.unreached import NOTHING_READ, Dispatch, Unreached
 from patchkit.wheel.device.fatbin import CONTAINER, CodeEntry
 from patchkit.wheel.device.first_use import jit_entries
-from patchkit.wheel.device.inspect import Binary, best_load, inspect_file
+from patchkit.wheel.device.inspect import Binary, best_reach, inspect_file
 from patchkit.wheel.file.wheelfile import Facts
 from patchkit.wheel.native.assemble import Assembled, Assembler, Job
 from patchkit.wheel.native.relink import replace_device_code
@@ -174,8 +174,8 @@ def _write_library(
     groups = zip(binary.fat_binaries, after.fat_binaries, strict=True)
     for old, new in groups:
         place = old[0].container
-        least = Load.FAMILY if place in codes else best_load(old, target)
-        load = best_load(new, target)
+        least = Load.FAMILY if place in codes else best_reach(old, target)
+        load = best_reach(new, target)
         if load < least:
             raise ProofError(
                 f"{binary.name}: the device code at byte {place} became "

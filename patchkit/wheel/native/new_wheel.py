@@ -89,7 +89,7 @@ def write_native_wheel(
         version = _native_version(wheel, target, members)
         project = wheel.dist_info.removesuffix(".dist-info").rpartition("-")[0]
         home = f"{project}-{version}.dist-info"
-        facts = _native_facts(wheel, target, version)
+        facts = _wheel_facts(wheel, target, version)
         facts["native"] = native_facts(libraries, assembler)
 
         members[f"{home}/METADATA"] = _rename_version(wheel, version)
@@ -125,7 +125,7 @@ def _rename_version(wheel: WheelFile, version: str) -> bytes:
     return text.encode()
 
 
-def _native_facts(wheel: WheelFile, target: Target, version: str) -> Facts:
+def _wheel_facts(wheel: WheelFile, target: Target, version: str) -> Facts:
     name = wheel.name
     spdx = wheel.message("METADATA").get("License-Expression", "NOASSERTION")
     return {

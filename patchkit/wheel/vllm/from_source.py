@@ -62,7 +62,7 @@ from patchkit.wheel.file.write import seal_wheel
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.native.make import make_native
 from patchkit.wheel.vllm.native_parts import native_parts, read_kernels
-from patchkit.wheel.vllm.prepare import Prepared, prepare
+from patchkit.wheel.vllm.prepare import Prepared, prepare_build
 from patchkit.wheel.vllm.source import VllmOrder
 from patchkit.wheel.vllm.upstream_parts import (
     fetch_upstream,
@@ -102,7 +102,7 @@ def build_vllm(order: VllmOrder, report: Report) -> BuiltWheel:
         with _assembling_ahead(
             order, staged / "ahead", assembler, report
         ) as wait_ahead:
-            prepared = prepare(order, staged, report)
+            prepared = prepare_build(order, staged, report)
             _write_toolkit(order, prepared, staged / "cuda")
 
             folders = [staged / name for name in ("source", "external", "cuda")]
@@ -136,7 +136,7 @@ def _make_vllm_wheel(
 ) -> BuiltWheel:
     target = order.request.target
     circumstance = network()
-    note(root, circumstance)
+    log_line(root, circumstance)
 
     # The torch that was compiled against is a fact of the wheel: it must still be that one.
     torch = installed_torch(prepared.python)
@@ -299,7 +299,7 @@ class BuildSystem:
 def read_build_system(pyproject: Path) -> BuildSystem:
     """Return which backend builds a source. Raises SourceError."""
     try:
-        project = tomllib.loads(pyproject.read_text(encoding="utf-8"))
+        project = tomllib.loads(pyproject.read_text("utf-8"))
         return record(BuildSystem, project.get("build-system", {}))
     except RecordError as error:
         complaint = f"[build-system]: {error}"
@@ -351,7 +351,7 @@ def compile_wheel(
         warnings.simplefilter("always")
         hooks.build_wheel(str(out), {"--build-option": [_ABI]})
     for warning in caught:
-        note(root, f"{warning.filename}:{warning.lineno}: {warning.message}")
+        log_line(root, f"{warning.filename}:{warning.lineno}: {warning.message}")
 
     wheels = sorted(out.glob("*.whl"))
     if len(wheels) != 1:
@@ -359,7 +359,7 @@ def compile_wheel(
     return wheels[0]
 
 
-def note(root: Path, line: str) -> None:
+def log_line(root: Path, line: str) -> None:
     """Add a line to the log of a build."""
     with (root / "log.txt").open("a", encoding="utf-8") as log:
         log.write(f"{line}\n")

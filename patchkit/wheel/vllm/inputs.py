@@ -249,7 +249,7 @@ def notices(source: Path, files: Iterable[str]) -> dict[str, str]:
     ``files``.
     """
     licenses = {
-        path.name: _read_text(path)
+        path.name: _license_text(path)
         for path in sorted(source.iterdir())
         if _NAMES.fullmatch(path.name) and path.is_file()
     }
@@ -257,7 +257,7 @@ def notices(source: Path, files: Iterable[str]) -> dict[str, str]:
         return licenses
 
     for path in (source / name for name in files):
-        text = _read_text(path).lstrip() if path.is_file() else ""
+        text = _license_text(path).lstrip() if path.is_file() else ""
         match = _COMMENT.match(text)
         if match and "Copyright" in match["text"]:
             lines = _EDGE.sub("", match["text"]).strip().splitlines()
@@ -266,7 +266,7 @@ def notices(source: Path, files: Iterable[str]) -> dict[str, str]:
     return {}
 
 
-def _read_text(path: Path) -> str:
+def _license_text(path: Path) -> str:
     return read_bytes(path, limit=LARGEST_IN_TREE).decode(errors="replace")
 
 
@@ -342,7 +342,7 @@ def _write_source(dest: Path, wanted: Wanted, source: FoundSource) -> Path:
             if not source.installed:
                 _require_files(wanted, fresh)
             fresh.rename(folder)
-        stamp.write_text(source.identity, encoding="utf-8")
+        stamp.write_text(source.identity, "utf-8")
     return folder
 
 

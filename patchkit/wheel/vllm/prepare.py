@@ -71,7 +71,7 @@ class Prepared:
     site: Path
 
 
-def prepare(order: VllmOrder, staged: Path, report: Report) -> Prepared:
+def prepare_build(order: VllmOrder, staged: Path, report: Report) -> Prepared:
     """Put the patched source and those of other projects below ``staged``.
 
     Raises BuildError, DriftError, HostError, ProofError, SourceError, StorageError, UsageError.
@@ -133,7 +133,7 @@ def _copy_source(order: VllmOrder, source: Path) -> None:
         paths = release_files("vllm").get(origin.version.public, ())
         if foreign_file(origin, {path: origin.digest_of(path) for path in paths}):
             metadata += f"Summary: {FORK}\n"
-        info.write_text(metadata, encoding="utf-8")
+        info.write_text(metadata, "utf-8")
 
 
 def _require_applied(tree: SourceTree, request: Request, outcome: Applied) -> None:
@@ -224,7 +224,7 @@ def _make_environment(order: VllmOrder, report: Report) -> tuple[Environment, Pa
 
 def _write_overlay(tree: SourceTree) -> SourceTree:
     for path, text in tree.overlay.items():
-        (tree.root / path).write_text(text, encoding="utf-8")
+        (tree.root / path).write_text(text, "utf-8")
     return tree
 
 

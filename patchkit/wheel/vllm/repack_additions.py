@@ -204,7 +204,7 @@ def _repack_facts(
     digests = [
         f"{after}  {path}\n" for path, (_, after) in sorted(patched.files.items())
     ]
-    metadata = (patched.dist_info / "METADATA").read_text(encoding="utf-8")
+    metadata = (patched.dist_info / "METADATA").read_text("utf-8")
     spdx = HeaderParser().parsestr(metadata).get("License-Expression", "NOASSERTION")
     facts = {
         "project": "vllm",
