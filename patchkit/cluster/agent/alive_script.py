@@ -111,7 +111,11 @@ def alive(settings: group.Settings) -> None:
         group.notify("STATUS=")  # which systemd keeps until the next start
 
 
-def working(settings: group.Settings, start: str, silent: str) -> None:
+def working(
+    settings: group.Settings,
+    start: str,
+    silent: str,
+) -> None:
     """Say what shows that this node works."""
     group.enter_start(settings, start)
     if work := find_work(settings, float(silent)):
@@ -237,7 +241,11 @@ class Liveness:
         self.reply = group.ask_token(self.server)
 
 
-def read_metrics_signs(answer: HttpAnswer, former: Counters, url: str) -> ServerSigns:
+def read_metrics_signs(
+    answer: HttpAnswer,
+    former: Counters,
+    url: str,
+) -> ServerSigns:
     """Return what an answer of /metrics shows since the ``former`` counters.
 
     The watch and `status` both begin with it, and ask for tokens afterwards.
@@ -272,7 +280,9 @@ def has_clients(url: str) -> bool:
 
 
 def find_group_work(
-    settings: group.Settings, workers: Iterable[group.Settings], silent: float
+    settings: group.Settings,
+    workers: Iterable[group.Settings],
+    silent: float,
 ) -> str:
     """Return what shows that this node works, or one of these workers, "" for nothing."""
     if work := find_work(settings, silent):
@@ -399,7 +409,11 @@ def _abort_in_container(inside: Iterable[str], main: bool) -> str:
     return " ".join(trouble.split())[-300:]
 
 
-def _count_stacks(unit: str, since: float, former: int) -> int:
+def _count_stacks(
+    unit: str,
+    since: float,
+    former: int,
+) -> int:
     """Wait until more processes have written than before, and then no more do; return how many."""
     words = ("journalctl", "--quiet", "--output=cat", f"--since=@{since:.6f}")
     deadline = time.monotonic() + _STACKS / 2

@@ -199,7 +199,11 @@ def _find_compiled_code(cache: Path) -> dict[str, int]:
     return sizes
 
 
-def _copy_files(words: list[str], names: Iterable[str], seconds: float) -> str:
+def _copy_files(
+    words: list[str],
+    names: Iterable[str],
+    seconds: float,
+) -> str:
     """Run rsync for these files; return in words what came of it."""
     try:
         done = subprocess.run(
@@ -249,7 +253,10 @@ def ask_token(server: HttpServer) -> TokenReply:
     model = listing.value("data", 0, "id")
     if not isinstance(model, str):
         silence = f"/v1/models says {listing.status}, and names no model"
-        return TokenReply(status=listing.status, refusal=listing.trouble or silence)
+        return TokenReply(
+            status=listing.status,
+            refusal=listing.trouble or silence,
+        )
 
     for path, question in QUESTIONS.items():
         answer = server.ask(path, {"model": model, **question}, _FIRST_TOKEN)
@@ -257,7 +264,11 @@ def ask_token(server: HttpServer) -> TokenReply:
             break
 
     refusal = _describe_refusal(path, answer)
-    return TokenReply(model=server.clean(model), status=answer.status, refusal=refusal)
+    return TokenReply(
+        model=server.clean(model),
+        status=answer.status,
+        refusal=refusal,
+    )
 
 
 def _describe_refusal(path: str, answer: HttpAnswer) -> str:

@@ -211,7 +211,11 @@ def collect_health(venv: str, unit: str) -> NodeHealth:
     expected = (UnreadError, ToolUnavailable, OSError, LookupError, ValueError)
     facts, errors = run_parts(parts, expected)
     unread |= {name: str(error) for name, error in errors.items()}
-    return NodeHealth(**facts, manager=not shown.trouble, unread=unread)
+    return NodeHealth(
+        **facts,
+        manager=not shown.trouble,
+        unread=unread,
+    )
 
 
 def run_parts(
@@ -332,7 +336,12 @@ def gpu_users() -> tuple[GpuUser, ...]:
             user, _, name = shown.strip().partition(" ")
             program = name.strip()
             users.append(
-                GpuUser(pid=int(pid), name=program, user=user, mib=parse_whole(mib))
+                GpuUser(
+                    pid=int(pid),
+                    name=program,
+                    user=user,
+                    mib=parse_whole(mib),
+                )
             )
 
     return tuple(users)

@@ -81,7 +81,12 @@ _DRIVER = re.compile(r"/libcuda\.so\.(\d+\.[\d.]*\d)")
 # Variables of images of nvidia/cuda and NGC.
 _CUDA = ("CUDA_VERSION", "NV_CUDA_LIB_VERSION", "NVIDIA_REQUIRE_CUDA")
 _GLIBC = r"(2\.(1[7-9]|[2-9]\d))?"
-_NOWHERE = DiskRoom(folder="/", free=0, total=0, files=None)
+_NOWHERE = DiskRoom(
+    folder="/",
+    free=0,
+    total=0,
+    files=None,
+)
 _PYTHON_CODE = """
 import platform, sys
 answer = {"release": "%d.%d" % sys.version_info[:2], "machine": platform.machine()}
@@ -174,11 +179,19 @@ def look_at_image(engine: str, names: Sequence[str]) -> ImageFacts:
     try:
         contents = Remote("the image", way=way).call(ImageContents, contents_inside)
     except HostError as error:
-        return replace(image, problem="image-silent", said=error.what)
+        return replace(
+            image,
+            problem="image-silent",
+            said=error.what,
+        )
     return replace(image, contents=contents)
 
 
-def find_image(engine: str, names: Sequence[str], root: str = "/") -> ImageFacts:
+def find_image(
+    engine: str,
+    names: Sequence[str],
+    root: str = "/",
+) -> ImageFacts:
     """Return the facts of an engine, and of the image that has the first of these names.
 
     ``root`` is the folder of the machine's files.
@@ -190,7 +203,11 @@ def find_image(engine: str, names: Sequence[str], root: str = "/") -> ImageFacts
 
     user = pwd.getpwuid(os.getuid())
     owner = f"{user.pw_uid}:{user.pw_gid}"
-    facts = ImageFacts(program=program, user=owner, login=user.pw_name)
+    facts = ImageFacts(
+        program=program,
+        user=owner,
+        login=user.pw_name,
+    )
 
     try:
         # As a unit would: a login may be in a group that the user's systemd is not in.
@@ -198,11 +215,19 @@ def find_image(engine: str, names: Sequence[str], root: str = "/") -> ImageFacts
         words = (*options, program, "info", "--format={{json .}}")
         done = run_for_user("systemd-run", *words, timeout=_PATIENCE)
         if done.trouble:
-            return replace(facts, problem="engine-refuses", said=last_line(done))
+            return replace(
+                facts,
+                problem="engine-refuses",
+                said=last_line(done),
+            )
 
         info = read_json(done.output)
         if refusals := info.get("ServerErrors"):  # docker: no failure with --format
-            return replace(facts, problem="engine-refuses", said=str(refusals[0]))
+            return replace(
+                facts,
+                problem="engine-refuses",
+                said=str(refusals[0]),
+            )
 
         if "host" in info and (podman := shutil.which("podman", path=path)):
             facts = replace(facts, program=podman)  # the name docker may lead to it
@@ -210,7 +235,11 @@ def find_image(engine: str, names: Sequence[str], root: str = "/") -> ImageFacts
         return replace(facts, **_inspect_image(facts.program, names))
     except _ODD as error:
         odd = f"{engine}: an answer that cannot be read: {error}"
-        return replace(facts, problem="engine-refuses", said=odd)
+        return replace(
+            facts,
+            problem="engine-refuses",
+            said=odd,
+        )
 
 
 def _read_info(info: Any, root: str) -> dict[str, Any]:
@@ -313,7 +342,11 @@ def contents_inside() -> ImageContents:
     installed = read_software(None, os.environ)
     ptxas = find_ptxas(LIVE, os.environ)
     answer = ask(installed.python, _PYTHON_CODE)
-    return ImageContents(software=installed, ptxas=ptxas, **answer)
+    return ImageContents(
+        software=installed,
+        ptxas=ptxas,
+        **answer,
+    )
 
 
 def last_line(done: Completed) -> str:

@@ -55,7 +55,11 @@ class BuiltImage:
     said: tuple[str, ...]
 
 
-def pull_image(engine: str, reference: str, names: Sequence[str]) -> ImageFacts:
+def pull_image(
+    engine: str,
+    reference: str,
+    names: Sequence[str],
+) -> ImageFacts:
     """Pull an image; return its facts. Raises StorageError for a full disk, else HostError."""
     done = attempt(engine, "pull", reference, timeout=None)
     if not done.trouble:
@@ -63,12 +67,24 @@ def pull_image(engine: str, reference: str, names: Sequence[str]) -> ImageFacts:
 
     what = f"cannot pull {reference}: {last_line(done)}"
     if "no space left" in done.output + done.errors:
-        raise StorageError(what, why="the disk is full", hint=_MAKE_ROOM)
+        raise StorageError(
+            what,
+            why="the disk is full",
+            hint=_MAKE_ROOM,
+        )
     why = "no such image, no network, or no login there"
-    raise HostError(what, why=why, hint=quoted(engine, "pull", reference))
+    raise HostError(
+        what,
+        why=why,
+        hint=quoted(engine, "pull", reference),
+    )
 
 
-def save_image(engine: str, image: str, size: int) -> str:
+def save_image(
+    engine: str,
+    image: str,
+    size: int,
+) -> str:
     """Save an image; return its archive, which is whole or does not exist."""
     archive = share_folder("images") / f"{image[:12]}.tar"
     part = archive.with_suffix(".part")
@@ -83,7 +99,11 @@ def save_image(engine: str, image: str, size: int) -> str:
     return str(archive)
 
 
-def make_image_room(engine: str, root: str, size: int) -> str:
+def make_image_room(
+    engine: str,
+    root: str,
+    size: int,
+) -> str:
     """Return the folder for the archive of an image. Raises StorageError if it has no room."""
     require_rsync()
     folder = share_folder("images")
@@ -103,7 +123,11 @@ def make_image_room(engine: str, root: str, size: int) -> str:
     return str(folder)
 
 
-def load_image(engine: str, archive: str, image: str) -> ImageFacts:
+def load_image(
+    engine: str,
+    archive: str,
+    image: str,
+) -> ImageFacts:
     """Load an image from its archive, and remove that; return its facts."""
     done = run(engine, "load", "--input", archive, timeout=None, hint=_MAKE_ROOM)
     Path(archive).unlink()
@@ -111,14 +135,20 @@ def load_image(engine: str, archive: str, image: str) -> ImageFacts:
     return find_image(engine, [image, *_LOADED.findall(done.output)])
 
 
-def tag_image(engine: str, image: str, tag: str) -> None:
+def tag_image(
+    engine: str,
+    image: str,
+    tag: str,
+) -> None:
     """Give an image the name by which `up` finds it; remove the archives of its transfer."""
     run(engine, "tag", image, tag, hint=quoted(engine, "info"))
     shutil.rmtree(share_folder("images"), ignore_errors=True)
 
 
 def build_layer(
-    engine: str, kit: str, label: str
+    engine: str,
+    kit: str,
+    label: str,
 ) -> Generator[tuple[int, int], None, BuiltImage]:
     """Build an image from a kit that was sent; yield the progress of its native part, in bytes.
 
@@ -149,7 +179,10 @@ def build_layer(
         troubles = troubles or [last_line(building.done)]
         what = "\n".join(["the layer was not built:", *troubles[:3]])
         raise BuildError(what, hint=quoted(*words))
-    return BuiltImage(id=number.read_text().removeprefix("sha256:"), said=tuple(lines))
+    return BuiltImage(
+        id=number.read_text().removeprefix("sha256:"),
+        said=tuple(lines),
+    )
 
 
 def _bytes(megabytes: str) -> int:

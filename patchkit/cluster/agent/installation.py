@@ -189,7 +189,11 @@ def _find_python(house: WheelLock) -> str:
 
 
 def send_wheels(
-    folder: str, names: Sequence[str], ssh: Sequence[str], destination: str, target: str
+    folder: str,
+    names: Sequence[str],
+    ssh: Sequence[str],
+    destination: str,
+    target: str,
 ) -> Copying:
     """Copy files of a folder, as ``copy_files`` does."""
     sources = [Path(folder).expanduser() / name for name in names]
@@ -227,7 +231,9 @@ def install_wheels(lock: Any) -> Generator[tuple[int, int], None, InstalledVenv]
 
 
 def _make_venv(
-    place: Path, house: WheelLock, size: int
+    place: Path,
+    house: WheelLock,
+    size: int,
 ) -> Generator[tuple[int, int], None, InstalledVenv]:
     """Make an environment in place of anything there; the marker is its last file."""
     shutil.rmtree(place, ignore_errors=True)
@@ -244,7 +250,11 @@ def _make_venv(
     return venv
 
 
-def _run_pip(place: Path, wheels: int, size: int) -> Iterator[tuple[int, int]]:
+def _run_pip(
+    place: Path,
+    wheels: int,
+    size: int,
+) -> Iterator[tuple[int, int]]:
     """Install the list of an environment; yield the bytes so far, by the wheels begun, of all."""
     links = ("--find-links", share_folder("wheelhouse"))
     words = (place / "bin" / "python", *_PIP, *links, "-r", place / _LIST)

@@ -172,7 +172,11 @@ def _describe_doubt(signs: ServerSigns) -> str:
     return "; ".join(parts)
 
 
-def describe_trouble(path: str, status: int, trouble: str) -> str:
+def describe_trouble(
+    path: str,
+    status: int,
+    trouble: str,
+) -> str:
     """Return why a path says nothing of the server; "" where it answers."""
     if trouble:
         return f"{path} does not answer: {trouble}"

@@ -153,7 +153,14 @@ def _try_way(address: str) -> Way:
     mtu = 0
     with contextlib.suppress(OSError, ValueError):
         mtu = int(Path("/sys/class/net", netdev, "mtu").read_text(encoding="ascii"))
-    return _ping(Way(address=address, netdev=netdev, gateway=gateway, mtu=mtu))
+    return _ping(
+        Way(
+            address=address,
+            netdev=netdev,
+            gateway=gateway,
+            mtu=mtu,
+        )
+    )
 
 
 def _ping(way: Way) -> Way:

@@ -113,7 +113,11 @@ def look_at_node(
     has_venv = not image and os.access(python, os.X_OK)
     inside = look_at_image(**image) if image else None
 
-    host = probe(LIVE, python=str(python) if has_venv else None, environment=os.environ)
+    host = probe(
+        LIVE,
+        python=str(python) if has_venv else None,
+        environment=os.environ,
+    )
     if inside:
         host = replace(host, software=inside.contents.software)
 
@@ -196,7 +200,9 @@ def examine(
 
 
 def _facts_and_contents(
-    name: str, venv: str, image: Mapping[str, str] | None
+    name: str,
+    venv: str,
+    image: Mapping[str, str] | None,
 ) -> tuple[NodeFacts, PythonContents]:
     facts = look_at_node(name, venv, image=image)
 
@@ -250,7 +256,12 @@ def python_contents(path: Sequence[str], software: Software | None) -> PythonCon
                 nccl[name] = (copy.version, sha256_if_readable(Path(copy.path)))
 
     lost = lost_files(path, STEM)
-    return PythonContents(versions=versions, digests=digests, nccl=nccl, lost=lost)
+    return PythonContents(
+        versions=versions,
+        digests=digests,
+        nccl=nccl,
+        lost=lost,
+    )
 
 
 def model_print(folder: str) -> ModelPrint:

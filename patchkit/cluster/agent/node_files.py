@@ -51,7 +51,13 @@ def run_for_user(
     With ``check`` raises HostError if it fails, by its last line: a command may be long.
     """
     environment = {"XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}", **os.environ}
-    done = attempt(program, "--user", *words, env=environment, timeout=timeout)
+    done = attempt(
+        program,
+        "--user",
+        *words,
+        env=environment,
+        timeout=timeout,
+    )
 
     if check and done.trouble:
         cures = (cure for text, cure in _CURES.items() if text in done.trouble)
@@ -108,7 +114,11 @@ def put_files(name: str, files: Mapping[str, str]) -> None:
     run_for_user("systemctl", "daemon-reload", check=True)
 
 
-def _put_file(folder: Path, name: str, text: str) -> None:
+def _put_file(
+    folder: Path,
+    name: str,
+    text: str,
+) -> None:
     is_unit = _UNIT.fullmatch(name)
     path = (unit_folder() if is_unit else folder) / name
     if not is_unit and not _FILE.fullmatch(name):

@@ -228,7 +228,11 @@ def group_processes(name: str) -> Iterator[GroupProcess]:
                 before, _, after = text.rpartition(")")
                 program = before.partition("(")[2]
                 state = after.strip()[:1]
-                yield GroupProcess(pid=int(folder.name), name=program, state=state)
+                yield GroupProcess(
+                    pid=int(folder.name),
+                    name=program,
+                    state=state,
+                )
 
 
 def listeners(ports: Collection[int]) -> list[Listener]:
@@ -264,7 +268,11 @@ def end_start(name: str, start: str) -> str:
     return end_group(name, [f"patchkit-{name}.service"], disable=True).left
 
 
-def end_group(name: str, units: list[str], disable: bool) -> NodeState:
+def end_group(
+    name: str,
+    units: list[str],
+    disable: bool,
+) -> NodeState:
     """Stop a node's units; wait until the group has no process and its memory is free again.
 
     A node that was the head of the former start has more units than ``units`` of a worker.

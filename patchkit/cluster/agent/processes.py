@@ -48,7 +48,11 @@ def read_mark(process: Path) -> str:
     return ""
 
 
-def strangers(url: str, unit: str, name: str = "") -> list[str]:
+def strangers(
+    url: str,
+    unit: str,
+    name: str = "",
+) -> list[str]:
     """Return who listens at the address of a server beside the server: processes of other units.
 
     Processes in containers of the cluster ``name`` belong to the server as well: their control

@@ -33,7 +33,10 @@ class JournalLine:
 
 
 def read_units(
-    units: Sequence[str], since: str = "", lines: int = 0, follow: bool = False
+    units: Sequence[str],
+    since: str = "",
+    lines: int = 0,
+    follow: bool = False,
 ) -> Iterator[JournalLine]:
     """Yield the journal of units, oldest first, with what the kernel killed for memory.
 
@@ -54,7 +57,11 @@ def read_units(
     with contextlib.suppress(UnreadError):
         kernel = read_kernel_log()
     kills = [
-        JournalLine(time=moment, unit="kernel", text=text)
+        JournalLine(
+            time=moment,
+            unit="kernel",
+            text=text,
+        )
         for moment, text in own_kills(kernel, os.getuid())
         if moment >= oldest.time
     ]
@@ -63,7 +70,10 @@ def read_units(
 
 
 def read_journal(
-    units: Sequence[str], since: str, lines: int = 0, follow: bool = False
+    units: Sequence[str],
+    since: str,
+    lines: int = 0,
+    follow: bool = False,
 ) -> Iterator[JournalLine]:
     """Yield the journal of units as ``read_units`` does, without the kernel."""
     count = 0
@@ -81,7 +91,10 @@ def read_journal(
 
 
 def _journal_words(
-    units: Sequence[str], since: str, lines: int, follow: bool
+    units: Sequence[str],
+    since: str,
+    lines: int,
+    follow: bool,
 ) -> list[str]:
     words = ["journalctl", "--output=json", "--quiet", "--no-pager"]
     if since:

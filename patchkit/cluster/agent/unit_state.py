@@ -79,7 +79,11 @@ def _read_unit(block: str) -> UnitState:
 
     has_job = fields.pop("job")
     if has_job and fields["sub"] in _STUCK:
-        fields.update(active="activating", sub="waiting", invocation="")
+        fields.update(
+            active="activating",
+            sub="waiting",
+            invocation="",
+        )
 
     fields["restarts"] = int(fields["restarts"] or 0)
     fields["drop_ins"] = tuple(fields["drop_ins"].split())

@@ -160,7 +160,10 @@ class Cluster:
 
 
 def _firewall_error(
-    node: Remote, peer: Remote, address: str, trouble: str
+    node: Remote,
+    peer: Remote,
+    address: str,
+    trouble: str,
 ) -> HostError:
     what = f"{node.destination}: {peer.destination} lets no TCP through at {address}"
     rules = ssh_command(peer.destination, "sudo", "nft", "list", "ruleset")

@@ -93,7 +93,9 @@ def is_unwatched(cluster: Cluster, guard: UnitState) -> bool:
 
 
 def standstill_error(
-    cluster: Cluster, life: ServerLife, guard: UnitState | None
+    cluster: Cluster,
+    life: ServerLife,
+    guard: UnitState | None,
 ) -> HostError | None:
     """Return why no token will come; None for a server that goes on working."""
     if life.state not in (LIVES, WORKS):
@@ -109,7 +111,9 @@ def standstill_error(
 
 
 def silence_error(
-    cluster: Cluster, life: ServerLife, guard: UnitState | None
+    cluster: Cluster,
+    life: ServerLife,
+    guard: UnitState | None,
 ) -> HostError:
     """Return what is wrong with a server that gives no token, and what becomes of it."""
     name = cluster.head.destination
@@ -136,11 +140,19 @@ def silence_error(
     frozen = cluster.file.serve.frozen
     if not frozen or guard is None or is_unwatched(cluster, guard):
         why = "its unit runs, its server gives no token, and nothing watches it"
-        return HostError(what, why=why, hint=quoted("patchkit", "down"))
+        return HostError(
+            what,
+            why=why,
+            hint=quoted("patchkit", "down"),
+        )
 
     why = f"after {frozen} s without a sign of life the watch kills it, and systemd starts it again"
 
     watch = read_life(guard.text)
     if watch and watch.state == DOUBT:
         why = f"{why} ({watch.text})"
-    return HostError(what, why=why, hint=_STATUS)
+    return HostError(
+        what,
+        why=why,
+        hint=_STATUS,
+    )

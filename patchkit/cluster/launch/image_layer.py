@@ -41,7 +41,11 @@ _ROOT = ("", "0", "root", "0:0", "root:root")
 
 
 def patch_image(
-    cluster: Cluster, report: Report, add_needs: AddNeeds, *, native: bool
+    cluster: Cluster,
+    report: Report,
+    add_needs: AddNeeds,
+    *,
+    native: bool,
 ) -> BuiltImage | None:
     """Patch the pinned image on the only node, which has it, for the node's target.
 
@@ -96,7 +100,11 @@ def _pack(folder: Path) -> Path:
 
 
 def _build_layer(
-    cluster: Cluster, image: ImageFacts, archive: Path, label: str, report: Report
+    cluster: Cluster,
+    image: ImageFacts,
+    archive: Path,
+    label: str,
+    report: Report,
 ) -> BuiltImage:
     """Send the archive to the head, and build the layer there."""
     head = cluster.head
@@ -122,7 +130,12 @@ def _build_layer(
     )
 
 
-def layer_text(base: str, software: Software, user: str, options: Sequence[str]) -> str:
+def layer_text(
+    base: str,
+    software: Software,
+    user: str,
+    options: Sequence[str],
+) -> str:
     """Return the Containerfile. Raises UsageError for a user that does not fit into a line."""
     if not _USER.fullmatch(user):
         raise UsageError(

@@ -44,7 +44,10 @@ class BroughtVenv:
 
 
 def install_everywhere(
-    cluster: Cluster, folder: Path, lock: WheelLock, report: Report
+    cluster: Cluster,
+    folder: Path,
+    lock: WheelLock,
+    report: Report,
 ) -> list[BroughtVenv]:
     """Copy the wheels that nodes lack, make the environment on each, and switch all to it.
 
@@ -81,7 +84,12 @@ def install_everywhere(
         )
 
     def switch(node: Remote) -> None:
-        node.call(NoneType, installation.switch_link, venv=venv, name=lock.id)
+        node.call(
+            NoneType,
+            installation.switch_link,
+            venv=venv,
+            name=lock.id,
+        )
 
     with cluster.alone():
         states = require_all(run_on_all(cluster.nodes, look))
@@ -173,7 +181,9 @@ def _describe(venv: InstalledVenv) -> dict[str, str]:
 
 
 def _check_equal(
-    cluster: Cluster, contents: Sequence[Mapping[str, str]], hint: str
+    cluster: Cluster,
+    contents: Sequence[Mapping[str, str]],
+    hint: str,
 ) -> None:
     """Raise HostError with a line for each part of the contents that differs between nodes."""
     lines = []
@@ -224,7 +234,11 @@ def require_image(node: Remote, image: ImageFacts) -> ImageFacts:
 
     finding = image_finding(node.destination, image)
     what = f"{finding.where}: {finding.what}"
-    raise finding.kind(what, why=finding.why, hint=finding.hint)
+    raise finding.kind(
+        what,
+        why=finding.why,
+        hint=finding.hint,
+    )
 
 
 def resolve_image(cluster: Cluster, report: Report) -> str:
@@ -259,7 +273,10 @@ def _find_pin(serve: ServeChoices, image: ImageFacts) -> str:
 
 
 def _pull_image(
-    cluster: Cluster, node: Remote, reference: str, report: Report
+    cluster: Cluster,
+    node: Remote,
+    reference: str,
+    report: Report,
 ) -> ImageFacts:
 
     image = node.follow(
@@ -300,7 +317,11 @@ def install_image(cluster: Cluster, report: Report) -> list[BroughtImage]:
             )
 
         image = _pull_image(cluster, node, serve.reference, report)
-        return BroughtImage(node=name, image=image, pulled=True)
+        return BroughtImage(
+            node=name,
+            image=image,
+            pulled=True,
+        )
 
     def tag(brought: BroughtImage) -> None:
         Remote(brought.node).call(
@@ -380,7 +401,11 @@ def _copy_image(
             archive=f"{folder}/{archive.name}",
             image=image,
         )
-        return BroughtImage(node=name, image=require_image(node, loaded), sent=sent)
+        return BroughtImage(
+            node=name,
+            image=require_image(node, loaded),
+            sent=sent,
+        )
 
     missing = [
         number

@@ -86,13 +86,21 @@ def served_model(cluster: ClusterFile, model: str) -> ServedModel:
     if commit := cluster.models.get(name):
         folder = ModelFolder(repo=name, commit=commit).name
         source = str(PurePosixPath(cluster.model_folder, folder))
-        return ServedModel(name=name, source=source, preset=preset)
+        return ServedModel(
+            name=name,
+            source=source,
+            preset=preset,
+        )
 
     is_short = not preset and "/" not in model
     if is_short and (suggestions := suggest_presets(model)):
         hint = f"did you mean {' or '.join(suggestions)}?"
         raise UsageError(f"no model is known as {model}", hint=hint)
-    return ServedModel(name=name, source=name, preset=preset)
+    return ServedModel(
+        name=name,
+        source=name,
+        preset=preset,
+    )
 
 
 def _choose_preset(choice: str, model: str) -> Preset | None:
@@ -124,7 +132,11 @@ def other_model(
     return None
 
 
-def _model_difference(model: ModelPrint, right: ModelPrint, where: str) -> str:
+def _model_difference(
+    model: ModelPrint,
+    right: ModelPrint,
+    where: str,
+) -> str:
     """Return how a model differs from the one that another node has, "" if it does not."""
     if right.commit and not model.commit:
         return f"has no record of its files, and {where} has one: probably an incomplete copy"
@@ -142,7 +154,9 @@ def _model_difference(model: ModelPrint, right: ModelPrint, where: str) -> str:
 
 
 def planned_ranks(
-    cluster: ClusterFile, facts: Sequence[NodeFacts], model: ServedModel
+    cluster: ClusterFile,
+    facts: Sequence[NodeFacts],
+    model: ServedModel,
 ) -> list[PlannedRank]:
     """Return each node's part, the head's first.
 
@@ -211,11 +225,17 @@ def name_node(node: str) -> Iterator[None]:
             hint = re.sub(flags, keys, hint)
         if "`patchkit " in hint:
             hint = f"on {node}: {hint}"
-        raise type(error)(f"{node}: {error.what}", why=error.why, hint=hint) from None
+        raise type(error)(
+            f"{node}: {error.what}",
+            why=error.why,
+            hint=hint,
+        ) from None
 
 
 def node_addresses(
-    cluster: ClusterFile, facts: Sequence[NodeFacts], choices: Mapping[str, str]
+    cluster: ClusterFile,
+    facts: Sequence[NodeFacts],
+    choices: Mapping[str, str],
 ) -> list[str]:
     """Return each node's IPv4 address in the cluster, the head's first, vLLM there or not.
 
@@ -277,8 +297,18 @@ def _plan_rank(
     # systemd reads the values for a program, an engine those for a container.
     form = Format.DOCKER if serve.image else Format.SYSTEMD
     hostname = facts.host.system.hostname
-    text = file_text(env, form, hostname=hostname, target=serve.target)
-    return PlannedRank(facts=facts, env=env, text=text, command=command)
+    text = file_text(
+        env,
+        form,
+        hostname=hostname,
+        target=serve.target,
+    )
+    return PlannedRank(
+        facts=facts,
+        env=env,
+        text=text,
+        command=command,
+    )
 
 
 def _choose_rules(serve: ServeChoices, accept: Callable[[str], bool]) -> RuleChoice:
@@ -290,7 +320,11 @@ def _choose_rules(serve: ServeChoices, accept: Callable[[str], bool]) -> RuleCho
 
 
 def _serve_request(
-    cluster: ClusterFile, number: int, facts: NodeFacts, model: ServedModel, node: Node
+    cluster: ClusterFile,
+    number: int,
+    facts: NodeFacts,
+    model: ServedModel,
+    node: Node,
 ) -> ServeRequest:
     """Return what the rank of a node serves, and with which memory."""
     serve = cluster.serve
@@ -330,7 +364,11 @@ def _decide_rank(
         extra=dict(serve.set),
     )
     if number == 0:
-        options = replace(options, nodes=nodes, executor=serve.executor)
+        options = replace(
+            options,
+            nodes=nodes,
+            executor=serve.executor,
+        )
         if nodes > 1:
             address = cluster.head.address
             options = replace(

@@ -79,7 +79,11 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
         cluster.check_ports(addresses)
     _require_free_ports(cluster, units)
     former = [node.files for node in facts]
-    return GroupPlan(units=units, files=units.node_files(), former=former)
+    return GroupPlan(
+        units=units,
+        files=units.node_files(),
+        former=former,
+    )
 
 
 def _require_ready(cluster: Cluster, facts: Sequence[NodeFacts]) -> None:
@@ -89,11 +93,17 @@ def _require_ready(cluster: Cluster, facts: Sequence[NodeFacts]) -> None:
     for finding in survey_nodes(names, facts):
         if finding.about in _OBSTACLES:
             what = f"{finding.where}: {finding.what}"
-            raise finding.kind(what, why=finding.why, hint=finding.hint)
+            raise finding.kind(
+                what,
+                why=finding.why,
+                hint=finding.hint,
+            )
 
 
 def _require_same_model(
-    cluster: Cluster, served: ServedModel, facts: Sequence[NodeFacts]
+    cluster: Cluster,
+    served: ServedModel,
+    facts: Sequence[NodeFacts],
 ) -> None:
     """Raise HostError for a node whose folder is not whole, or holds another model."""
     silent = ModelPrint(folder=served.folder, problem="says nothing of it")
@@ -120,7 +130,11 @@ def _require_same_model(
     if served.name == served.folder:
         hint = "copy it there, to the same path on every node"
     why = f"{served.folder} has to hold the same files on every node"
-    raise HostError(what, why=why, hint=hint)
+    raise HostError(
+        what,
+        why=why,
+        hint=hint,
+    )
 
 
 def _require_free_ports(cluster: Cluster, units: GroupUnits) -> None:
@@ -135,7 +149,13 @@ def _require_free_ports(cluster: Cluster, units: GroupUnits) -> None:
     name = cluster.file.name
     unit = cluster.file.unit
     for url in urls:
-        for listener in head.call(list[str], strangers, url=url, unit=unit, name=name):
+        for listener in head.call(
+            list[str],
+            strangers,
+            url=url,
+            unit=unit,
+            name=name,
+        ):
             raise _taken_port_error(head, listener)
 
 
@@ -149,4 +169,8 @@ def _taken_port_error(head: Remote, listener: str) -> HostError:
         why = f"cluster.toml had another `name` when {name} was started, or both serve at once"
         hint = f"`{stop_command(head, name)}` stops it; or set another `port`"
     what = f"{head.destination}: a port of the start is taken: {listener}"
-    return HostError(what, why=why, hint=hint)
+    return HostError(
+        what,
+        why=why,
+        hint=hint,
+    )

@@ -47,7 +47,12 @@ def end_left_nodes(
 
     def end(node: Remote) -> str:
         start = starts[node.destination]
-        return node.call(str, node_state.end_start, name=name, start=start)
+        return node.call(
+            str,
+            node_state.end_start,
+            name=name,
+            start=start,
+        )
 
     nodes = [Remote(member) for member in starts]
     remains = []

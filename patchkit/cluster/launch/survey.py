@@ -58,12 +58,19 @@ def pair_findings(
         for finding in pair_checks(head.host, cages, worker.host) if cages else ():
             if finding.level is not Level.OK:
                 what = f"{finding.where}: {finding.what}"
-                yield replace(finding, where=pair, what=what)
+                yield replace(
+                    finding,
+                    where=pair,
+                    what=what,
+                )
         yield from _software_findings(head_name, name, head, worker)
 
 
 def _software_findings(
-    first: str, second: str, head: NodeFacts, worker: NodeFacts
+    first: str,
+    second: str,
+    head: NodeFacts,
+    worker: NodeFacts,
 ) -> Iterator[Finding]:
     """Yield which installations, images and devices of a head and a worker differ."""
     pair = f"{first}, {second}"

@@ -291,7 +291,12 @@ class GroupUnits:
         }
 
     def _container_values(
-        self, number: int, image: ImageFacts, words: tuple[str, ...], *, ray: bool
+        self,
+        number: int,
+        image: ImageFacts,
+        words: tuple[str, ...],
+        *,
+        ray: bool,
     ) -> dict[str, str]:
         rank = self.ranks[number]
         rank_name = f"patchkit-{self.cluster.name}"

@@ -42,7 +42,11 @@ class StartWatcher:
     note: Callable[[str], None]
 
 
-def wait_until_answered(cluster: Cluster, since: str, watcher: StartWatcher) -> None:
+def wait_until_answered(
+    cluster: Cluster,
+    since: str,
+    watcher: StartWatcher,
+) -> None:
     """Wait until the head's unit is active: then a token has come back.
 
     Without ``since`` that may have been long ago, and the server is asked again. Raises HostError;
@@ -83,7 +87,11 @@ def _watch_text(cluster: Cluster, units: Sequence[UnitState]) -> str:
 
 
 def _explain_failure(
-    cluster: Cluster, since: str, watcher: StartWatcher, unit: UnitState, is_retry: bool
+    cluster: Cluster,
+    since: str,
+    watcher: StartWatcher,
+    unit: UnitState,
+    is_retry: bool,
 ) -> HostError:
     """Return the error of a start that failed, which systemd may try again."""
     journal = read_group_journal(cluster, since=since)
@@ -100,7 +108,10 @@ def _explain_failure(
 
 
 def _wait_for_token(
-    cluster: Cluster, units: Sequence[UnitState], watcher: StartWatcher, began: float
+    cluster: Cluster,
+    units: Sequence[UnitState],
+    watcher: StartWatcher,
+    began: float,
 ) -> None:
     """Ask a running server until a token comes, as long as something shows that it works.
 
@@ -113,13 +124,19 @@ def _wait_for_token(
         if error := standstill_error(cluster, life, guard):
             raise error
 
-        busy = replace(units[0], sub="busy", text=f"gives no token yet: {life.text}")
+        busy = replace(
+            units[0],
+            sub="busy",
+            text=f"gives no token yet: {life.text}",
+        )
         watcher.tell(busy, time.monotonic() - began)
         time.sleep(_PAUSE)
 
 
 def bring_up(
-    cluster: Cluster, model: str, watcher: StartWatcher
+    cluster: Cluster,
+    model: str,
+    watcher: StartWatcher,
 ) -> tuple[GroupUnits, str]:
     """Write what differs and start; a group that runs with the same files is left alone.
 
@@ -132,7 +149,11 @@ def bring_up(
         return plan.units, _start_group(cluster, plan, watcher)
 
 
-def _start_group(cluster: Cluster, plan: GroupPlan, watcher: StartWatcher) -> str:
+def _start_group(
+    cluster: Cluster,
+    plan: GroupPlan,
+    watcher: StartWatcher,
+) -> str:
     states = require_all(cluster.states())
     head = states[0]
 
@@ -153,7 +174,11 @@ def _start_group(cluster: Cluster, plan: GroupPlan, watcher: StartWatcher) -> st
     return _begin_with(cluster, plan.files, f"{plan.units.model.name} is started")
 
 
-def _watch_again(cluster: Cluster, head: NodeState, watcher: StartWatcher) -> None:
+def _watch_again(
+    cluster: Cluster,
+    head: NodeState,
+    watcher: StartWatcher,
+) -> None:
     """Start the unit that watches a running server, if somebody stopped it."""
     guard = head.unit(cluster.file.guard_unit)
     if guard is None or head.units[0].active != "active":
@@ -165,7 +190,11 @@ def _watch_again(cluster: Cluster, head: NodeState, watcher: StartWatcher) -> No
         watcher.note(f"{cluster.head.destination}: {text}")
 
 
-def _begin_with(cluster: Cluster, files: Sequence[dict[str, str]], begun: str) -> str:
+def _begin_with(
+    cluster: Cluster,
+    files: Sequence[dict[str, str]],
+    begun: str,
+) -> str:
     """Write the files of all nodes and start; return the time for the head's journal."""
     cluster.put_files(files)
     since = cluster.head.call(str, node_state.begin_group, name=cluster.file.name)
@@ -181,7 +210,11 @@ class FormerStart:
     files: list[dict[str, str]]
 
 
-def switch_model(cluster: Cluster, model: str, watcher: StartWatcher) -> None:
+def switch_model(
+    cluster: Cluster,
+    model: str,
+    watcher: StartWatcher,
+) -> None:
     """Serve another model; if it cannot be started or does not answer, the former one again.
 
     An interrupt before the start brings the former one back as well; after it, the new one goes on.
@@ -208,7 +241,11 @@ def switch_model(cluster: Cluster, model: str, watcher: StartWatcher) -> None:
         _wait_for_former(cluster, former, began, watcher, what)
         back = f"{former.model} is served again"
         why = "\n  back:  ".join(filter(None, (error.why, back)))
-        raise type(error)(what, why=why, hint=error.hint) from None
+        raise type(error)(
+            what,
+            why=why,
+            hint=error.hint,
+        ) from None
 
 
 def _former_start(cluster: Cluster, plan: GroupPlan) -> FormerStart | None:
@@ -245,23 +282,37 @@ def _begin_again(cluster: Cluster, former: FormerStart) -> str:
             return _begin_with(cluster, former.files, begun)
     except PatchkitError as error:
         what = f"{former.model} was stopped, and cannot be started again: {error.what}"
-        raise type(error)(what, why=error.why, hint=error.hint) from None
+        raise type(error)(
+            what,
+            why=error.why,
+            hint=error.hint,
+        ) from None
 
 
 def _wait_for_former(
-    cluster: Cluster, former: FormerStart, since: str, watcher: StartWatcher, what: str
+    cluster: Cluster,
+    former: FormerStart,
+    since: str,
+    watcher: StartWatcher,
+    what: str,
 ) -> None:
     """Wait until the former model answers again. Raises HostError with ``what`` if it does not."""
     try:
         wait_until_answered(cluster, since, watcher)
     except HostError as error:
         what += f"\nand {former.model}, served before, does not come back: {error.what}"
-        raise HostError(what, why=error.why, hint=error.hint) from None
+        raise HostError(
+            what,
+            why=error.why,
+            hint=error.hint,
+        ) from None
 
 
 @contextmanager
 def serve_model(
-    cluster: Cluster, model: str, watcher: StartWatcher
+    cluster: Cluster,
+    model: str,
+    watcher: StartWatcher,
 ) -> Iterator[GroupUnits]:
     """Serve a model during a block, then stop it on every node, and check.
 
