@@ -49,13 +49,14 @@ class _Index:
 
 
 class RecordingWriter:
-    """A copy, in ``folder``, of what a Reader reads below ``root``."""
+    """A copy, in ``folder``, of everything that a Reader reads below ``root``."""
 
     def __init__(self, root: Path, folder: Path) -> None:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UsageError(
-                f"{folder}: is there, and not empty", hint="name a new folder"
-            )
+        is_empty = folder.is_dir() and not any(folder.iterdir())
+        if folder.exists() and not is_empty:
+            what = f"{folder}: is there, and not empty"
+            raise UsageError(what, hint="name a new folder")
+
         self.root = Path(os.path.realpath(root))
         self.home = folder
         self.files = 0
@@ -71,8 +72,9 @@ class RecordingWriter:
         """Add a folder and its folders; files come when they are read."""
         self._place(path).mkdir(parents=True, exist_ok=True)
         for name in names:
-            if (self.root / path / name).is_dir():
-                self._place(f"{path}/{name}").mkdir(parents=True, exist_ok=True)
+            folder = f"{path}/{name}"
+            if (self.root / folder).is_dir():
+                self._place(folder).mkdir(parents=True, exist_ok=True)
 
     def finish(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
@@ -82,26 +84,27 @@ class RecordingWriter:
 
     def _place(self, path: str) -> Path:
         """Return where a path lies in the copy, and make the links on its way."""
-        here = "/"
+        folder = "/"
         for part in path.split("/"):
-            step = posixpath.join(here, part)
+            step = posixpath.join(folder, part)
             try:
                 target = str((self.root / step.lstrip("/")).readlink())
             except OSError:
-                here = step
+                folder = step
                 continue
-            folder = here
-            here = posixpath.normpath(posixpath.join(folder, target))
+
             # A link, absolute or not, is made again as a relative one within the copy.
+            place = posixpath.normpath(posixpath.join(folder, target))
             link = self.home / step.lstrip("/")
             link.parent.mkdir(parents=True, exist_ok=True)
             if not link.is_symlink():
-                link.symlink_to(posixpath.relpath(here, folder))
-        return self.home / here.lstrip("/")
+                link.symlink_to(posixpath.relpath(place, folder))
+            folder = place
+        return self.home / folder.lstrip("/")
 
 
 class Reader:
-    """Paths are relative to the root: ``sys/class/net``. ``notes`` says what could not be read."""
+    """Read paths relative to the root: ``sys/class/net``. ``notes`` name unreadable ones."""
 
     def __init__(self, root: Path, copy: RecordingWriter | None = None) -> None:
         # Resolved, since _place compares links with it.
@@ -109,11 +112,13 @@ class Reader:
         self.live = self.root == LIVE
         self.copy = copy
         self.notes: list[str] = []
-        if not any((self.root / name).is_dir() for name in ("sys", "proc")):
+        folders = (self.root / "sys", self.root / "proc")
+        if not any(map(Path.is_dir, folders)):
             raise SourceError(
                 f"{root}: is not a machine root: no sys/ or proc/ directory",
                 hint="name / or a folder that `patchkit probe --save` wrote",
             )
+
         self._errors = {} if self.live else self._read_index()
 
     def _read_index(self) -> dict[str, str]:
@@ -121,6 +126,7 @@ class Reader:
         index = self.root / _INDEX
         if not index.exists():  # a folder that was made by hand has none
             return {}
+
         try:
             return read_json(_Index, read_text(index)).errors
         except RecordError as error:
@@ -136,6 +142,7 @@ class Reader:
         except OSError as error:
             self._note_failure(path, error, needed=needed)
             return ""
+
         if self.copy:
             self.copy.add_file(path, data)
         return data.decode(errors="replace")
@@ -150,41 +157,49 @@ class Reader:
         number = parse_whole(text)
         if text and number is None:
             self.notes.append(f"/{path}: {text[:40]!r} is not a number")
+
         # -1, signed or not: the driver does not know.
         is_known = number and number > 0 and number not in _UNKNOWN
         return number if is_known else None
 
     def settings(self, path: str) -> dict[str, str]:
         """Return the lines ``NAME=value`` of a file, without quotes around values."""
-        pairs = (line.partition("=") for line in self.text(path).splitlines())
-        return {
-            name: printable(value).strip("\"'") for name, sign, value in pairs if sign
-        }
+        values = {}
+        for line in self.text(path).splitlines():
+            name, sign, value = line.partition("=")
+            if sign:
+                values[name] = printable(value).strip("\"'")
+        return values
 
     def names(self, path: str, *, needed: bool = False) -> tuple[str, ...]:
         """Return the names in a folder, sorted; none if it cannot be read."""
         try:
-            names = sorted(entry.name for entry in self._place(path).iterdir())
+            entries = list(self._place(path).iterdir())
         except OSError as error:
             self._note_failure(path, error, needed=needed)
             return ()
+
+        names = sorted(entry.name for entry in entries)
         if self.copy:
             self.copy.add_folder(path, names)
         return tuple(filter(str.isprintable, names))
 
     def folders(self, path: str, *, needed: bool = False) -> tuple[str, ...]:
         """Return the names of folders in a folder, and of links to folders."""
+        folder = self.root / path
         names = self.names(path, needed=needed)
-        return tuple(name for name in names if (self.root / path / name).is_dir())
+        return tuple(name for name in names if (folder / name).is_dir())
 
     def real(self, path: str) -> str:
-        """Return a path with its links followed, whether or not something is there."""
-        return os.path.relpath(os.path.realpath(self.root / path), self.root)
+        """Return a path with its links followed, even if it leads to nothing."""
+        real = os.path.realpath(self.root / path)
+        return os.path.relpath(real, self.root)
 
     def device(self, path: str) -> tuple[str, str]:
         """Return PCI address, if only of its controller, and driver of a device; "" for none."""
         fields = self.settings(f"{path}/uevent")
-        controllers = filter(_PCI.fullmatch, reversed(self.real(path).split("/")))
+        parts = self.real(path).split("/")
+        controllers = filter(_PCI.fullmatch, reversed(parts))
         pci = fields.get("PCI_SLOT_NAME", next(controllers, ""))
         return pci, fields.get("DRIVER", "")
 
@@ -200,13 +215,15 @@ class Reader:
             if self.copy:
                 self.copy.errors[path] = reason
             raise ToolUnavailable(reason) from None
+
         if self.copy:
             self.copy.add_file(path, text.encode())
         return text
 
     def _data(self, path: str) -> bytes:
         # A pipe in a recording would wait for a writer for ever.
-        handle = os.open(self._place(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        handle = os.open(self._place(path), flags)
         try:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 raise OSError(errno.EINVAL, "is not a regular file")
@@ -220,6 +237,7 @@ class Reader:
         if reason := self._errors.get(path):
             # Any errno that does not mean "none": the words are the recorded ones.
             raise OSError(errno.EIO, reason)
+
         place = self.root / path
         if not self.live:
             real = Path(os.path.realpath(place))
@@ -230,19 +248,22 @@ class Reader:
     def _note_failure(self, path: str, error: OSError, *, needed: bool) -> None:
         if not needed and error.errno in _NONE:
             return
+
         is_missing = error.errno in _MISSING
         reason = error.strerror or type(error).__name__
         note = f"/{path}: {'is not there' if is_missing else reason}"
         if note not in self.notes:
             self.notes.append(note)
+
         # A missing file is missing in the copy as well.
         if self.copy and not is_missing:
             self.copy.errors[path] = reason
 
 
 def parse_whole(text: str) -> int | None:
-    """Return a whole number of less than 20 digits, None for other text."""
-    return int(text) if text.removeprefix("-").isdecimal() and len(text) < 20 else None
+    """Return a whole number of less than 20 characters, None for other text."""
+    is_number = text.removeprefix("-").isdecimal()
+    return int(text) if is_number and len(text) < 20 else None
 
 
 def printable(text: str) -> str:

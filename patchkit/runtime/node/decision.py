@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from patchkit.runtime.envfile.env_file import EnvFile, check_transfer
 from patchkit.runtime.host.host import Host, plain_version
@@ -153,12 +154,14 @@ def _fill_defaults(options: NodeOptions, host: Host) -> NodeOptions:
     vllm = options.vllm or host.versions["vllm"]
     if not vllm:
         raise refusal("no-vllm")
+
     role = options.role or "single"
     default_nodes = 1 if role == "single" else 2
     default_target = host.target if host.gpus else DEFAULT_TARGET
     preset = options.preset
     if options.model and not preset:
         preset = named_preset(options.model)
+
     return replace(
         options,
         vllm=vllm,
@@ -176,6 +179,7 @@ def _attach(request: NodeOptions, host: Host, *, addressed: bool) -> Attachment:
     # A command line for another node needs this host only for facts that are not given.
     if not addressed and request.head and request.topology != "auto":
         return Attachment(topology=request.topology)
+
     return choose_attachment(
         host,
         role=request.role,
@@ -195,7 +199,7 @@ def _find_versions(options: NodeOptions, host: Host) -> dict[str, str]:
         "nccl": options.nccl or installed["nccl"],
     }
     # The transformers beside this vLLM may not be those of another release.
-    if plain_version(options.vllm) == plain_version(installed["vllm"]):
+    if _is_same(options.vllm, installed["vllm"]):
         versions["transformers"] = installed["transformers"]
     return versions
 
@@ -213,55 +217,66 @@ def _check_options(options: NodeOptions, file: EnvFile, installed: str) -> None:
     """Raise UsageError for options against the file, HostError for another ``installed`` vLLM."""
     facts = file.facts
     given = {
-        "--role": ("role", "" if _is_from_head(options, file) else options.role),
+        "--role": ("role", options.role),
         "--topology": ("topology", _without_auto(options.topology)),
         "--executor": ("executor", _without_auto(options.executor)),
         "--vllm": ("vllm", options.vllm),
         "--head-ip": ("head", options.head),
     }
+    if _is_from_head(options, file):
+        del given["--role"]
     for option, (fact, value) in given.items():
-        # Local parts (+cu130, +gb10) may differ: they name a build, not a release.
-        if value and plain_version(value) != plain_version(facts.get(fact, value)):
+        if value and not _is_same(value, facts.get(fact, value)):
             raise refusal(
                 "against-file",
                 option=f"{option} {value}",
                 file=file.where,
                 says=facts[fact],
             )
+
     vllm = options.vllm or installed
-    if vllm and plain_version(vllm) != plain_version(facts["vllm"]):
-        raise refusal("other-vllm", here=vllm, file=file.where, there=facts["vllm"])
+    if vllm and not _is_same(vllm, facts["vllm"]):
+        raise refusal(
+            "other-vllm",
+            here=vllm,
+            file=file.where,
+            there=facts["vllm"],
+        )
+
+
+def _is_same(version: str, other: str) -> bool:
+    """Compare without local parts (+cu130, +gb10): they name a build, not a release."""
+    return plain_version(version) == plain_version(other)
 
 
 def _fill_in(options: NodeOptions, file: EnvFile) -> NodeOptions:
     """Return the options, with the facts of the file in the place of those that are not given."""
     facts = file.facts
+    texts = ["role", "head", "topology", "executor", "vllm", "quantization"]
+    if not _is_from_head(options, file):
+        texts.append("target")  # each node has its own
+    filled: dict[str, Any] = {}
+    for name in texts:
+        filled[name] = _without_auto(getattr(options, name)) or facts.get(name, "")
 
-    def given_or_fact(name: str) -> str:
-        return _without_auto(getattr(options, name)) or facts.get(name, "")
-
-    def rule_ids(name: str) -> set[str]:
-        return set(filter(None, facts.get(name, "").split(",")))
-
-    is_from_head = _is_from_head(options, file)
+    if options.model is None:
+        filled["model"] = facts.get("model", "")
     return replace(
         options,
-        role=options.role or file.role,
+        **filled,
         nodes=options.nodes or int(facts["nodes"]),
-        head=given_or_fact("head"),
-        topology=given_or_fact("topology"),
-        executor=given_or_fact("executor"),
-        vllm=given_or_fact("vllm"),
-        # Each node has a target of its own.
-        target=options.target if is_from_head else given_or_fact("target"),
-        quantization=given_or_fact("quantization"),
-        model=facts.get("model", "") if options.model is None else options.model,
         choice=RuleChoice(
-            wanted=options.choice.wanted | rule_ids("with"),
-            unwanted=options.choice.unwanted | rule_ids("without"),
+            wanted=options.choice.wanted | _list_rules(file, "with"),
+            unwanted=options.choice.unwanted | _list_rules(file, "without"),
         ),
         extra={**file.extra, **options.extra},
     )
+
+
+def _list_rules(file: EnvFile, fact: str) -> set[str]:
+    """Return the ids of rules in a fact of the file."""
+    ids = file.facts.get(fact, "")
+    return set(filter(None, ids.split(",")))
 
 
 def _check_head_file(
@@ -272,9 +287,10 @@ def _check_head_file(
     extra: Mapping[str, str],
 ) -> None:
     """Raise HostError for another NCCL or on the head, SourceError for what must not travel."""
-    head_nccl = plain_version(file.facts.get("nccl", ""))
-    if nccl and head_nccl and plain_version(nccl) != head_nccl:
-        raise refusal("other-nccl", here=plain_version(nccl), there=head_nccl)
+    here = plain_version(nccl)
+    there = plain_version(file.facts.get("nccl", ""))
+    if here and there and here != there:
+        raise refusal("other-nccl", here=here, there=there)
 
     names = {
         *vllm_variables(request.vllm, host.vllm_home(request.vllm)),
@@ -288,9 +304,11 @@ def _check_head_file(
 
 def _check_own_file(file: EnvFile, host: Host) -> None:
     """Raise HostError for a file of another node than this host."""
-    address = file.variables.get("VLLM_HOST_IP", "") or file.facts.get("head", "")
+    own_address = file.variables.get("VLLM_HOST_IP", "")
+    address = own_address or file.facts.get("head", "")
     if file.role == "single" or not address or host.has_address(address):
         return
+
     raise refusal(
         "file-of-another",
         file=file.where,
