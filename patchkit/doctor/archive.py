@@ -54,38 +54,68 @@ def take_out_names(
     """Return content and logs with placeholders for private names; ``paths`` replaces folders."""
     redactor = Redactor(names, paths=paths)
     parts = [content, FieldMap(logs)]
+
     _walk(parts, redactor.learn)
     clean, clean_logs = _walk(parts, redactor.value)
+
     counts = dict(sorted(redactor.counts.items()))
-    return CleanContent(content=clean, logs=clean_logs, counts=counts)
+    return CleanContent(
+        content=clean,
+        logs=clean_logs,
+        counts=counts,
+    )
 
 
-def pack_archive(name: str, clean: CleanContent, summary: Iterable[str]) -> bytes:
+def pack_archive(
+    name: str,
+    clean: CleanContent,
+    summary: Iterable[str],
+) -> bytes:
     """Return an archive with NAME.json, the same bytes for the same content and summary."""
     files = {f"logs/{log}.txt": text for log, text in clean.logs.items() if text}
+
     files[f"{name}.json"] = _as_json(clean.content)
     files["summary.txt"] = "".join(f"{line}\n" for line in summary)
 
     digests = {}
     for file, text in files.items():
         digests[file] = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
-    manifest = {"note": _NOTE, "taken_out": clean.counts, "sha256": digests}
+
+    manifest = {
+        "note": _NOTE,
+        "taken_out": clean.counts,
+        "sha256": digests,
+    }
     files["manifest.json"] = _as_json(manifest)
     return _pack(files)
 
 
 def _as_json(content: object) -> str:
-    return json.dumps(content, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+    return (
+        json.dumps(
+            content,
+            indent=1,
+            ensure_ascii=False,
+            sort_keys=True,
+        )
+        + "\n"
+    )
 
 
 def _pack(files: Mapping[str, str]) -> bytes:
     packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+    with tarfile.open(
+        fileobj=packed,
+        mode="w",
+        format=tarfile.USTAR_FORMAT,
+    ) as archive:
         for name, text in sorted(files.items()):
             data = text.encode("utf-8", "replace")
             member = tarfile.TarInfo(name)
+
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
+
     return gzip.compress(packed.getvalue(), mtime=0)
 
 
@@ -111,7 +141,11 @@ def save_archive(packed: bytes, place: Path) -> None:
         file.write(packed)
 
 
-def _walk(value: Any, change: Callable[[Any, str], Any], key: str = "") -> Any:
+def _walk(
+    value: Any,
+    change: Callable[[Any, str], Any],
+    key: str = "",
+) -> Any:
     """Return a value of JSON; ``change`` gets each text, number and key that is data."""
     if isinstance(value, FieldMap):
         return {name: _walk(part, change, name) for name, part in value.items()}
@@ -119,6 +153,7 @@ def _walk(value: Any, change: Callable[[Any, str], Any], key: str = "") -> Any:
         changed = {}
         for name, part in value.items():
             changed[change(str(name), "")] = _walk(part, change, str(name))
+
         return changed
     if isinstance(value, list | tuple):
         return [_walk(part, change, key) for part in value]

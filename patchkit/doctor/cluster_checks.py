@@ -41,10 +41,12 @@ def cluster_findings(file: ClusterFile, reports: Sequence[NodeReport]) -> list[F
     for node in reports:
         findings += check_ssh(node)
         findings += check_disks(node)
+
     if len(reports) > 1:
         findings += cable_findings(reports)
     if not file.serve.image:
         findings += software_findings(file, reports)
+
     findings += model_findings(file, reports)
     findings += unit_findings(file, reports)
 
@@ -81,10 +83,17 @@ def _machine_findings(reports: Sequence[NodeReport]) -> list[Finding]:
     for name, facts in facts_by_name.items():
         findings += node_findings(name, facts)
         for finding in _host_findings(facts.host, has_peers=len(reports) > 1):
-            what = finding.what
+            text = finding.what
             if finding.where:
-                what = f"{finding.where}: {what}"
-            findings.append(replace(finding, where=name, what=what, kind=HostError))
+                text = f"{finding.where}: {text}"
+            findings.append(
+                replace(
+                    finding,
+                    where=name,
+                    what=text,
+                    kind=HostError,
+                )
+            )
 
     if reports[0].facts:
         findings += pair_findings(list(facts_by_name), list(facts_by_name.values()))
@@ -95,6 +104,7 @@ def _host_findings(host: Host, *, has_peers: bool) -> Iterator[Finding]:
     """Yield the remarks about a host, and the checks of its network that no remark covers."""
     remarks = list(advice.find_remarks(host))
     yield from remarks
+
     cages = find_cages(host, cabled=True) if has_peers else None
     if cages:
         covered = {remark.about for remark in remarks}
@@ -110,6 +120,7 @@ def _uncovered(
     covers = {"pcie-lanes": "lanes"}  # a remark
     for text in _peer_texts().values():
         covers.update(dict.fromkeys(text.covers, text.id))
+
     wrong = set[tuple[str, str]]()
     for finding in findings:
         wrong |= _faults(finding)
@@ -117,6 +128,7 @@ def _uncovered(
     for finding in of_machines:
         about = finding.about.lower().replace(" ", "-").replace("'", "")
         nodes = finding.where.split(", ")
+
         covering = covers.get(about, "")
         if not covering or wrong.isdisjoint((covering, node) for node in nodes):
             named = replace(finding, about=about)
@@ -134,7 +146,12 @@ def _faults(finding: Finding) -> set[tuple[str, str]]:
 @check("ssh")
 def check_ssh(node: NodeReport) -> Outcome:
     if error := node.silence:
-        return node.find("ssh", what=error.what, why=error.why, hint=error.hint)
+        return node.find(
+            "ssh",
+            what=error.what,
+            why=error.why,
+            hint=error.hint,
+        )
     return {}
 
 
@@ -144,10 +161,21 @@ def check_disks(node: NodeReport) -> Outcome:
     disks = require(node.disks or None, node.why_not("disks"))
     full = []
     for disk in disks:
-        if what := disk_trouble(disk):
+        if trouble := disk_trouble(disk):
             usage = quoted("du", "-xah", "-d", "1", disk.folder)
-            largest = ssh_command(node.node, "sh", "-c", f"{usage} | sort -h | tail")
-            finding = node.find("disk", folder=disk.folder, what=what, command=largest)
+            largest = ssh_command(
+                node.node,
+                "sh",
+                "-c",
+                f"{usage} | sort -h | tail",
+            )
+            finding = node.find(
+                "disk",
+                folder=disk.folder,
+                what=trouble,
+                command=largest,
+            )
             full.append(finding)
+
     least = min(disks, key=lambda disk: disk.free)
     return full or {"folder": least.folder, "free": least.free / 1e9}

@@ -60,10 +60,17 @@ class Examination:
         nodes = []
         for report in self.reports:
             fields_of_node = asdict(
-                replace(report, missing={}, no_address=None, placed=None, silence=None),
+                replace(
+                    report,
+                    missing={},
+                    no_address=None,
+                    placed=None,
+                    silence=None,
+                ),
                 dict_factory=FieldMap,
             )
             nodes.append(fields_of_node)
+
         return FieldMap(
             findings=[FieldMap(finding.fields()) for finding in self.findings],
             nodes=nodes,
@@ -73,17 +80,23 @@ class Examination:
     def private_names(self, model: str = "") -> PrivateNames:
         """Return the names in the reports, of what is served, and of a ``model``."""
         nodes = []
+
         models = {model}
         for report in self.reports:
             nodes.append((report.node, report.facts))
             models.update(model_print.folder for model_print in report.models or ())
             if report.placed:
                 models |= {report.placed.model, report.placed.folder}
+
         return private_names(nodes, sorted(models))
 
 
 def examine_cluster(
-    cluster: Cluster, *, gpu: bool = False, port: int = 0, here: bool
+    cluster: Cluster,
+    *,
+    gpu: bool = False,
+    port: int = 0,
+    here: bool,
 ) -> Examination:
     """Return what is wrong with the nodes of a cluster, between them, and with their server.
 
@@ -96,11 +109,18 @@ def examine_cluster(
     url = f"http://127.0.0.1:{port or cluster.file.serve.port}"
     if head.placed and head.placed.url and not port:
         url = head.placed.url  # where `up` let it listen
+
     answers = _ask_server(cluster, head, url)
 
     judged = list(reports)
     if isinstance(answers, ServerAnswers):
-        judged[0] = _add_server(head, answers, urlsplit(url).port, len(reports))
+        judged[0] = _add_server(
+            head,
+            answers,
+            urlsplit(url).port,
+            len(reports),
+        )
+
     findings = cluster_findings(cluster.file, judged)
     if here and not head.placed:
         findings = [_as_needed_by_up(finding) for finding in findings]
@@ -110,8 +130,10 @@ def examine_cluster(
     else:
         answers = replace(answers, url=url)
         findings += _server_findings(head, answers, is_named=port > 0)
+
     if gpu:
         findings += try_gpus(reports)
+
     journal: list[tuple[str, JournalLine]] = []
     findings += _judge_journals(cluster, reports, journal)
 
@@ -124,25 +146,36 @@ def examine_cluster(
 
 
 def _ask_server(
-    cluster: Cluster, head: NodeReport, url: str
+    cluster: Cluster,
+    head: NodeReport,
+    url: str,
 ) -> ServerAnswers | PatchkitError:
     """Return the answers of the server; it is asked on the head, where alone it may listen."""
     if head.silence:
         return head.silence
 
     def ask(node: Remote) -> ServerAnswers:
-        return node.call(ServerAnswers, ask_server, url=url, cluster=cluster.file.name)
+        return node.call(
+            ServerAnswers,
+            ask_server,
+            url=url,
+            cluster=cluster.file.name,
+        )
 
     return run_on_all([cluster.head], ask)[0]
 
 
 def _add_server(
-    head: NodeReport, answers: ServerAnswers, port: int | None, nodes: int
+    head: NodeReport,
+    answers: ServerAnswers,
+    port: int | None,
+    nodes: int,
 ) -> NodeReport:
     """Return the head's report with a description of what answers at the server's port."""
     is_single_vllm = nodes == 1 and answers.version
     if not is_single_vllm or not head.listeners:
         return replace(head, serving=describe_server(answers))
+
     # The listener at vLLM's port is the server, whoever started it.
     listeners = [listener for listener in head.listeners if listener.port != port]
     return replace(head, listeners=tuple(listeners))
@@ -152,18 +185,27 @@ def _as_needed_by_up(finding: Finding) -> Finding:
     """Return a note for a lack that only `up` suffers from."""
     if finding.about not in _NEEDED_BY_UP or finding.level in NOT_WRONG:
         return finding
+
     why = f"`patchkit up` needs it: {finding.why}"
     return replace(finding, level=Level.NOTE, why=why)
 
 
 def _server_findings(
-    head: NodeReport, answers: ServerAnswers, *, is_named: bool
+    head: NodeReport,
+    answers: ServerAnswers,
+    *,
+    is_named: bool,
 ) -> Iterator[Finding]:
     """Yield the findings of a server; silence at a port that a user named is an error."""
     units = head.state.units if head.state else ()
+
     for finding in server_findings(head.node, answers, units):
         if is_named and finding.about == "server-answers":
-            yield replace(finding, level=Level.ERROR, kind=HostError)
+            yield replace(
+                finding,
+                level=Level.ERROR,
+                kind=HostError,
+            )
         else:
             yield finding
 
@@ -225,6 +267,7 @@ def _judge_lines(
     facts: Situation,
 ) -> Iterator[Finding]:
     log, writers = read_journals(lines, facts)
+
     quiet_nodes = dict.fromkeys(report.node for report in reports)
     for finding in log_findings(log, nodes=writers):
         quiet_nodes.pop(finding.where, None)
@@ -273,11 +316,17 @@ def examine_nodes(cluster: Cluster) -> list[NodeReport]:
     answers = run_on_all(cluster.nodes, lambda node: _examine_node(cluster, node))
     for node, answer in zip(cluster.nodes, answers, strict=True):
         if isinstance(answer, PatchkitError):
-            reports.append(NodeReport(node=node.destination, silence=answer))
+            reports.append(
+                NodeReport(
+                    node=node.destination,
+                    silence=answer,
+                )
+            )
         else:
             reports.append(answer)
     if len(reports) > 1:
         reports = _add_addresses(cluster.file, reports)
+
     return _meet_others(cluster, reports)
 
 
@@ -286,6 +335,7 @@ def _examine_node(cluster: Cluster, node: Remote) -> NodeReport:
     ports = {file.serve.port}
     for needed in head_ports(file.serve).values():
         ports.update(needed)
+
     sent = node.call(
         _SentAnswer,
         node_facts.examine,
@@ -296,6 +346,7 @@ def _examine_node(cluster: Cluster, node: Remote) -> NodeReport:
         folders=["~", file.venv, file.model_folder, *_WRITTEN],
         image=file.serve.image_asked,
     )
+
     report = NodeReport(
         **{part.name: getattr(sent, part.name) for part in fields(NodeAnswer)},
         node=node.destination,
@@ -313,8 +364,13 @@ def _add_image(report: NodeReport) -> NodeReport:
     image = report.facts.image
     host = report.facts.host
     # The image's Python may not answer, and its folders are not the node's.
-    known = host.software or Software(python="")
-    software = replace(known, cuda=known.cuda or image.cuda, vllm_home="")
+    own_software = host.software or Software(python="")
+    software = replace(
+        own_software,
+        cuda=own_software.cuda or image.cuda,
+        vllm_home="",
+    )
+
     facts = replace(report.facts, host=replace(host, software=software))
     disks = report.disks or ()
     if image.storage.total not in {disk.total for disk in disks}:
@@ -329,9 +385,15 @@ def _add_addresses(
     addressed: list[NodeReport] = []
     for node, report in zip(file.node, reports, strict=True):
         report = replace(report, address=_written_address(node.address, report))
+
         head_address = addressed[0].address if addressed else file.head.address
         addressed.append(
-            _add_address(file, report, head_address, is_head=not addressed)
+            _add_address(
+                file,
+                report,
+                head_address,
+                is_head=not addressed,
+            )
         )
     return addressed
 
@@ -348,7 +410,11 @@ def _written_address(from_file: str, report: NodeReport) -> str:
 
 
 def _add_address(
-    file: ClusterFile, report: NodeReport, head_address: str, *, is_head: bool
+    file: ClusterFile,
+    report: NodeReport,
+    head_address: str,
+    *,
+    is_head: bool,
 ) -> NodeReport:
     """Return a report with the address that a start takes now, unless it has the written one."""
     if report.facts is None:
@@ -367,6 +433,7 @@ def _add_address(
         )
     except PatchkitError as error:
         return replace(report, no_address=error)
+
     # The others know the address that the last start took.
     if report.address and host.has_address(report.address):
         return report
@@ -380,6 +447,7 @@ def _meet_others(cluster: Cluster, reports: Sequence[NodeReport]) -> list[NodeRe
         [node.from_head, report.address]
         for node, report in zip(cluster.file.node[1:], reports[1:], strict=True)
     ]
+
     models = _model_folders(cluster.file, head)
 
     def meet(pair: tuple[Remote, NodeReport]) -> NodeReport:
@@ -405,6 +473,7 @@ def _model_folders(file: ClusterFile, head: NodeReport) -> list[str]:
     """Return the folder of the model that the head serves, else those of all pinned models."""
     if head.placed and head.placed.folder:
         return [head.placed.folder]
+
     folders = []
     for repo, commit in file.models.items():
         name = ModelFolder(repo=repo, commit=commit).name
@@ -438,6 +507,7 @@ def _meet(
         peers=links or [],
         models=models,
     )
+
     ways = None
     if sent.ways is not None and len(sent.ways) == len(addresses):
         # The address is the requested one, whatever the answer says.
@@ -472,5 +542,6 @@ def _cable_addresses(report: NodeReport, peer: NodeReport) -> list[str]:
         addresses += [
             str(address.ip) for address in netdev.lasting if address.network in networks
         ]
+
     unique = dict.fromkeys(addresses)
     return [address for address in unique if not host.has_address(address)]

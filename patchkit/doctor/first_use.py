@@ -66,6 +66,7 @@ def add_first_use(
         if report.placed:
             variables = cache_variables(f"~/{CACHES}", software.vllm)
             cache = variables["CUDA_CACHE_PATH"]
+
         processes = report.processes or ()
         try:
             return Remote(report.node).call(
@@ -79,15 +80,19 @@ def add_first_use(
             raise NotCheckedError(reason(error)) from None
 
     findings = list(examination.findings)
+
     reports = examination.reports  # none for a log
     for report, answer in zip(reports, run_on_all(reports, look_on), strict=True):
         findings += check_first_use(report, answer)
+
     findings.sort(key=lambda finding: finding.level in NOT_WRONG)
     return replace(examination, findings=tuple(findings))
 
 
 def count_loads(
-    codes: Mapping[str, Mapping[str, int]], capability: str, version: str = ""
+    codes: Mapping[str, Mapping[str, int]],
+    capability: str,
+    version: str = "",
 ) -> dict[str, Counter[Load]]:
     """Return how many fat binaries of each library reach a device of ``12.1``, and how.
 
@@ -116,7 +121,9 @@ def check_first_use(
 ) -> Outcome:
     if isinstance(answer, PatchkitError):
         raise NotCheckedError(answer.what)
+
     capability = node.host.gpus[0].capability if node.host.gpus else ""
+
     if not re.fullmatch(r"\d{1,2}\.\d", capability):
         raise NotCheckedError("no GPU says its compute capability")
     if answer.forced:
@@ -126,19 +133,32 @@ def check_first_use(
     compiled = Counter[str]()
     for library, loads in count_loads(answer.codes, capability, software.vllm).items():
         compiled[library] = loads[Load.JIT]
+
     shown = ", ".join(f"{name} ({count})" for name, count in (+compiled).most_common())
     if not shown:
         return {"what": "vLLM's libraries hold machine code for this GPU"}
+
     if answer.kept:
-        kept = f"{answer.cache} has {answer.kept / BYTES_PER_MIB:.0f} MiB"
-        what = f"{shown} hold PTX alone for this GPU; {kept} of what was compiled"
+        cache_size = f"{answer.cache} has {answer.kept / BYTES_PER_MIB:.0f} MiB"
+        what = f"{shown} hold PTX alone for this GPU; {cache_size} of what was compiled"
         return {"what": what}
 
     command = ssh_command(
-        node.node, "patchkit", "apply", "--native", software.vllm_home
+        node.node,
+        "patchkit",
+        "apply",
+        "--native",
+        software.vllm_home,
     )
+
     if node.node != HERE:  # where patchkit need not be
         release = f"vllm=={plain_version(software.vllm)}"
         repack = quoted("patchkit", "repack", release, "--native")
         command = f"`{repack}`, then `patchkit cluster install`"
-    return node.find("first-use", libraries=shown, cache=answer.cache, command=command)
+
+    return node.find(
+        "first-use",
+        libraries=shown,
+        cache=answer.cache,
+        command=command,
+    )

@@ -63,7 +63,9 @@ def smoke_test() -> dict[str, Any]:
 
 
 def run_steps(
-    node: GpuNode, steps: Sequence[Mapping[str, Any]], more: Mapping[str, str] = {}
+    node: GpuNode,
+    steps: Sequence[Mapping[str, Any]],
+    nccl_variables: Mapping[str, str] = {},
 ) -> list[GpuStep]:
     """Return the result of each step on a node. Raise HostError if it does not answer."""
     results = Remote(node.node).stream(
@@ -71,8 +73,9 @@ def run_steps(
         gpu_steps,
         python=node.python,
         steps=steps,
-        variables={**node.variables, **more},
+        variables={**node.variables, **nccl_variables},
     )
+
     return list(results)
 
 
@@ -86,6 +89,7 @@ def run_all_reduce(
     They meet at the first one's address. Raise HostError if the head does not answer.
     """
     head = nodes[0]
+
     port = Remote(head.node).call(int, free_port, address=head.address)
     common = {
         "step": RANK,
@@ -103,8 +107,13 @@ def run_all_reduce(
     results = []
     for answer in run_on_all(range(len(nodes)), run_rank):
         if isinstance(answer, PatchkitError):
-            answer = GpuStep(step=RANK, state="not-run", reason=answer.what)
+            answer = GpuStep(
+                step=RANK,
+                state="not-run",
+                reason=answer.what,
+            )
         results.append(answer)
+
     return results
 
 
@@ -117,17 +126,29 @@ def gpu_findings(node: str, steps: Iterable[GpuStep]) -> Iterator[Finding]:
             # The known cause of its words comes first: the step is the consequence.
             yield from _known_causes(node, step)
             yield make_finding(
-                step.step, node, seconds=step.seconds, reason=step.reason
+                step.step,
+                node,
+                seconds=step.seconds,
+                reason=step.reason,
             )
         else:
             figures = {name: step.figures.get(name, "?") for name in _FIGURES}
-            yield make_fine(step.step, node, kernel=step.kernel or "?", **figures)
+            yield make_fine(
+                step.step,
+                node,
+                kernel=step.kernel or "?",
+                **figures,
+            )
 
 
 def _known_causes(node: str, step: GpuStep) -> Iterator[Finding]:
     text = "\n".join(step.lines).encode()
     for diagnosis in read_log([text], whole=False).diagnoses:
-        yield replace(diagnosis_finding(diagnosis), where=node, line=0)
+        yield replace(
+            diagnosis_finding(diagnosis),
+            where=node,
+            line=0,
+        )
 
 
 def all_reduce_findings(
@@ -159,6 +180,7 @@ def all_reduce_findings(
 def _all_reduce_speed(names: str, ranks: Sequence[GpuStep]) -> Finding:
     """Return the figures of the slowest rank, for which all wait."""
     small, large = smoke_test()["sizes"]
+
     speed_name = f"gigabytes_per_second_{large}"
     latency_name = f"microseconds_{small}"
     return make_finding(
@@ -186,18 +208,22 @@ def find_gpu_nodes(reports: Sequence[NodeReport]) -> list[GpuNode]:
         facts = report.facts
         if facts is None or not facts.venv or not facts.host.software:
             continue
+
         variables = {}
         if netdev := facts.host.netdev_of(report.address):
             variables["NCCL_SOCKET_IFNAME"] = f"={netdev.name}"
         if report.env:
             variables.update(report.env.variables)
+
         node = GpuNode(
             node=report.node,
             python=f"{facts.venv}/bin/python",
             address=report.address,
             variables=variables,
         )
+
         nodes.append(node)
+
     return nodes
 
 
@@ -214,6 +240,7 @@ def try_gpus(reports: Sequence[NodeReport]) -> Iterator[Finding]:
     It takes minutes, and some memory of the GPU. A node that does not answer is a finding.
     """
     nodes = find_gpu_nodes(reports)
+
     names = {node.node for node in nodes}
     for report in reports:
         if report.node not in names:
@@ -231,6 +258,7 @@ def try_gpus(reports: Sequence[NodeReport]) -> Iterator[Finding]:
         else:
             yield from gpu_findings(node.node, answer)
             is_silent = answer[0].state != "ok"
+
         # The other ranks would wait for it until their time-out.
         if is_silent and not unreached:
             unreached = f"the GPU of {node.node} was not reached"
@@ -241,7 +269,9 @@ def try_gpus(reports: Sequence[NodeReport]) -> Iterator[Finding]:
 
 
 def _try_together(
-    reports: Sequence[NodeReport], nodes: Sequence[GpuNode], obstacle: str
+    reports: Sequence[NodeReport],
+    nodes: Sequence[GpuNode],
+    obstacle: str,
 ) -> Iterator[Finding]:
     ranks: list[GpuStep] = []
     try:
@@ -249,6 +279,7 @@ def _try_together(
             ranks = run_all_reduce(nodes)
     except PatchkitError as error:
         obstacle = error.what
+
     if obstacle:
         names = ", ".join(report.node for report in reports)
         yield unchecked(RANK, names, obstacle)

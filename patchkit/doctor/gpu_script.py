@@ -61,6 +61,7 @@ def main() -> None:
     answers = os.dup(1)
     # vLLM and NCCL print to standard output, where only the answer may go.
     os.dup2(2, 1)
+
     # Else an import could find a neighbour of this script.
     sys.path[:] = [path for path in sys.path if path != str(Path(__file__).parent)]
     settings = json.loads(sys.argv[2])
@@ -73,7 +74,11 @@ def main() -> None:
         answer = {"state": "not-run", "reason": str(error)}
     except WrongError as error:
         reason, more = error.args
-        answer = {"state": "failed", "reason": reason, **more}
+        answer = {
+            "state": "failed",
+            "reason": reason,
+            **more,
+        }
     except (AttributeError, TypeError) as error:
         if "_OpNamespace" in str(error):  # an operator that the compiled library lacks
             raise
@@ -122,12 +127,17 @@ def try_device(_: Answer) -> Answer:
             raise NotRunError(f"{_NOT_THERE}: {error}".splitlines()[0]) from None
         raise NotRunError(_NOT_THERE)
 
-    ones = torch.ones(1000, device="cuda", dtype=torch.float64)
+    ones = torch.ones(
+        1000,
+        device="cuda",
+        dtype=torch.float64,
+    )
     total = float(ones.cumsum(0).sum())
     if total != 500500:
         raise WrongError(f"the sum of 1 to 1000 is {total:g} on the GPU", {})
 
     device = torch.cuda.get_device_properties(0)
+
     free, memory = torch.cuda.mem_get_info()
     return {
         "figures": {
@@ -167,13 +177,29 @@ def try_triton(_: Answer) -> Answer:
         kernel = compiler.jit(_triton_product)
         size = 64
         torch.manual_seed(0)
-        a = torch.randn(size, size, device="cuda", dtype=torch.float16)
-        b = torch.randn(size, size, device="cuda", dtype=torch.float16)
-        out = torch.full((size, size), float("nan"), device="cuda", dtype=torch.float32)
+        a = torch.randn(
+            size,
+            size,
+            device="cuda",
+            dtype=torch.float16,
+        )
+        b = torch.randn(
+            size,
+            size,
+            device="cuda",
+            dtype=torch.float16,
+        )
+        out = torch.full(
+            (size, size),
+            float("nan"),
+            device="cuda",
+            dtype=torch.float32,
+        )
 
         start = time.perf_counter()
         kernel[(1,)](a, b, out, SIZE=size)
         torch.cuda.synchronize()
+
         seconds = round(time.perf_counter() - start, 2)
         exact = a.double() @ b.double() + 1
         return _judge_products(
@@ -204,6 +230,7 @@ def try_fp8(settings: Answer) -> Answer:
     inputs = [make_values(tokens, _DEEP) for tokens in _TOKENS]
     for x in inputs:
         x[:, ::128] = _FP8_MAX
+
     weight = make_values(_WIDE, _DEEP)
     scale = torch.tensor([0.01], device="cuda")
     scales = scale
@@ -218,12 +245,17 @@ def try_fp8(settings: Answer) -> Answer:
         with torch.device("cuda"):
             method = _fp8_method(block)
             method.create_weights(
-                layer, *sizes, torch.bfloat16, weight_loader=lambda *_: None
+                layer,
+                *sizes,
+                torch.bfloat16,
+                weight_loader=lambda *_: None,
             )
         layer.weight.data.copy_(weight)
+
         layer_scale = layer.weight_scale_inv if block else layer.weight_scale
         layer_scale.data.copy_(scale)
         method.process_weights_after_loading(layer)
+
         kernel = getattr(method, "fp8_linear", None)
         name = "unknown" if kernel is None else type(kernel).__name__
 
@@ -248,6 +280,7 @@ def _fp8_method(block: int) -> Any:
     """Return vLLM's method for linear layers, with one scale if ``block`` is 0."""
     fp8 = importlib.import_module("vllm.model_executor.layers.quantization.fp8")
     shape = [block, block] if block else None
+
     config = fp8.Fp8Config(True, "dynamic", weight_block_size=shape)
     return fp8.Fp8LinearMethod(config)
 
@@ -259,7 +292,11 @@ class RoundedWeights(NamedTuple):
     exact: Any
 
 
-def _round_scales(torch: Any, values: Any, block: int) -> RoundedWeights:
+def _round_scales(
+    torch: Any,
+    values: Any,
+    block: int,
+) -> RoundedWeights:
     """Quantise weights once more, with a power of two as each block's scale, as E8M0 has it.
 
     vLLM does so for DeepGEMM, which changes the weights (requant_weight_ue8m0_inplace in 0.24.0
@@ -268,6 +305,7 @@ def _round_scales(torch: Any, values: Any, block: int) -> RoundedWeights:
     tall, wide = values.shape
     blocks = values.view(tall // block, block, wide // block, block)
     largest = blocks.abs().amax(dim=(1, 3), keepdim=True)
+
     scales = torch.pow(2.0, torch.ceil(torch.log2(largest / _FP8_MAX)))
 
     stored = (blocks / scales).to(torch.float8_e4m3fn)
@@ -275,10 +313,15 @@ def _round_scales(torch: Any, values: Any, block: int) -> RoundedWeights:
     return RoundedWeights(stored.view(tall, wide), exact.view(tall, wide))
 
 
-def _are_equal(torch: Any, stored: Any, weight: Any) -> bool:
+def _are_equal(
+    torch: Any,
+    stored: Any,
+    weight: Any,
+) -> bool:
     """Return whether a layer holds these weights, in their order and type."""
     if stored is None or (stored.dtype, stored.shape) != (weight.dtype, weight.shape):
         return False
+
     return bool(torch.equal(stored.float(), weight.float()))
 
 
@@ -308,17 +351,18 @@ def try_nvfp4(_: Answer) -> Answer:
         # The parameters that vLLM's loading leaves for its NVFP4 kernels.
         layer = torch.nn.Module()
         # A scale of 1, so that a group's scale for activations is exact.
-        one = torch.tensor(1.0, device="cuda")
+        unit = torch.tensor(1.0, device="cuda")
         parameters = {
             "weight": (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8),
             "weight_scale": scales,
-            "weight_global_scale": one * overall,
-            "input_global_scale": one.clone(),
-            "input_global_scale_inv": one.clone(),
-            "alpha": one * overall,
+            "weight_global_scale": unit * overall,
+            "input_global_scale": unit.clone(),
+            "input_global_scale_inv": unit.clone(),
+            "alpha": unit * overall,
         }
         for name, value in parameters.items():
             setattr(layer, name, torch.nn.Parameter(value, requires_grad=False))
+
         layer.logical_widths = [_WIDE]
         layer.input_size_per_partition = _DEEP
         layer.output_size_per_partition = _WIDE
@@ -348,7 +392,14 @@ def _vllm_groups(torch: Any) -> Iterator[None]:
         settings = config.VllmConfig()
         stack.enter_context(config.set_current_vllm_config(settings))
         place = stack.enter_context(tempfile.TemporaryDirectory())
-        state.init_distributed_environment(1, 0, f"file://{place}/ranks", 0, "gloo")
+
+        state.init_distributed_environment(
+            1,
+            0,
+            f"file://{place}/ranks",
+            0,
+            "gloo",
+        )
         state.initialize_model_parallel(1, 1)
         # Layers ask it for their type, DeepGEMM's for the text's; no groups would be made for it.
         settings.model_config = types.SimpleNamespace(
@@ -377,7 +428,11 @@ def try_all_reduce(settings: Answer) -> Answer:
         timeout=timedelta(seconds=0.8 * settings["seconds"]),
     )
     for size in settings["sizes"]:
-        data = torch.empty(size // 4, device="cuda", dtype=torch.float32)
+        data = torch.empty(
+            size // 4,
+            device="cuda",
+            dtype=torch.float32,
+        )
         times = []
         for turn in range(12):
             data.fill_(settings["rank"] + 1 + turn)
@@ -385,19 +440,22 @@ def try_all_reduce(settings: Answer) -> Answer:
             start = time.perf_counter()
             dist.all_reduce(data)
             torch.cuda.synchronize()
+
             times.append(time.perf_counter() - start)
 
             expected = world * (world + 1) // 2 + world * turn
             wrong = int((data != expected).sum())
             if wrong:
-                what = f"{wrong} of {data.numel()} sums over {world} ranks are wrong"
-                raise WrongError(what, {})
+                fault = f"{wrong} of {data.numel()} sums over {world} ranks are wrong"
+                raise WrongError(fault, {})
 
         seconds = sorted(times[2:])[5]  # the first ones make connections
         # As nccl-tests counts: the bytes that cross each rank's link, whatever their number.
         moved = size * 2 * (world - 1) / world
+
         figures[f"microseconds_{size}"] = round(seconds * 1e6, 1)
         figures[f"gigabytes_per_second_{size}"] = round(moved / seconds / 1e9, 3)
+
     dist.barrier()
     return {"figures": figures}
 
@@ -408,18 +466,25 @@ def _judge_products(
     """Return the largest error of products. Raise WrongError beyond the bound."""
     error = max(_largest_error(out, exact) for out, exact in products)
     # JSON has no infinity.
-    figures = {"error": float(f"{min(error, 1e30):.2g}"), "bound": _PRODUCT, **figures}
+    figures = {
+        "error": float(f"{min(error, 1e30):.2g}"),
+        "bound": _PRODUCT,
+        **figures,
+    }
+
     if vllm := sys.modules.get("vllm"):
         figures["vllm"] = str(getattr(vllm, "__version__", "unknown"))
+
     answer = {"figures": figures, "kernel": kernel}
     if error > _PRODUCT:
-        what = f"{kernel}: the product is wrong: error {error:.2g}, bound {_PRODUCT}"
-        raise WrongError(what, answer)
+        fault = f"{kernel}: the product is wrong: error {error:.2g}, bound {_PRODUCT}"
+        raise WrongError(fault, answer)
     return answer
 
 
 def _largest_error(out: Any, exact: Any) -> float:
     """Return the largest error of a product, in units of the exact one's root mean square."""
+
     errors = (out.double() - exact).abs() / exact.square().mean().sqrt()
     return float(errors.nan_to_num(nan=float("inf")).max())
 

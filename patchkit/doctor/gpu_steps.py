@@ -48,7 +48,9 @@ class GpuStep:
 
 
 def gpu_steps(
-    python: str, steps: Sequence[Mapping[str, Any]], variables: Mapping[str, str]
+    python: str,
+    steps: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, str],
 ) -> Iterator[dict[str, Any]]:
     """Yield the result of each step as JSON takes it, as soon as the step ends.
 
@@ -59,9 +61,14 @@ def gpu_steps(
     obstacle = ""
     for settings in steps:
         if obstacle:
-            result = GpuStep(step=settings["step"], state="not-run", reason=obstacle)
+            result = GpuStep(
+                step=settings["step"],
+                state="not-run",
+                reason=obstacle,
+            )
         else:
             result = run_step(python, settings, variables)
+
         if settings["script"] == _FIRST and result.state != "ok":
             obstacle = result.reason
         yield asdict(result)
@@ -74,12 +81,20 @@ def free_port(address: str) -> int:
 
 
 def run_step(
-    python: str, settings: Mapping[str, Any], variables: Mapping[str, str]
+    python: str,
+    settings: Mapping[str, Any],
+    variables: Mapping[str, str],
 ) -> GpuStep:
     """Run a step; whatever happens to its process is a result."""
+
     file = str(settings.get("file", script.__file__))
     words = (python, file, str(settings["script"]), json.dumps(dict(settings)))
-    env = {**os.environ, **variables, "PYTHONUNBUFFERED": "1"}
+    env = {
+        **os.environ,
+        **variables,
+        "PYTHONUNBUFFERED": "1",
+    }
+
     limit = float(settings["seconds"])
     lines = deque[str](maxlen=_MOST_LINES)
     done = None
@@ -102,14 +117,20 @@ def run_step(
             answer = line.removeprefix(script.MARK)
         else:
             output.append(line[:_LONGEST])
+
     fields = _read_answer(answer)
+
     if fields is None:
         reason = _missing_answer(done, output)
         if seconds >= limit:
             reason = f"no answer within {limit:g} s"
         fields = {"state": "failed", "reason": reason}
+
     return GpuStep(
-        step=str(settings["step"]), seconds=seconds, lines=tuple(output), **fields
+        step=str(settings["step"]),
+        seconds=seconds,
+        lines=tuple(output),
+        **fields,
     )
 
 
@@ -128,11 +149,14 @@ def _missing_answer(done: Completed | None, output: Sequence[str]) -> str:
         return "it did not end"
     if not done.started:
         return f"{done.command[0]} {done.trouble}"
+
     ended = done.trouble.partition(":")[0] or "it ended without an answer"
-    last = "it printed nothing"
+
+    last_line = "it printed nothing"
     error = ""
     for line in output:
-        last = line.strip() or last
+        last_line = line.strip() or last_line
+
         if match := _ERROR.match(line):
             error = match[1]
-    return f"{ended}: {error or last}"
+    return f"{ended}: {error or last_line}"

@@ -28,13 +28,23 @@ from patchkit.units import KIB_PER_GIB
 
 _UNIFIED = ("gb10", "thor")
 # NVML's clocksThrottleReasons that are no choice of the user: nvml.h.
-_THROTTLED = {0x8: "hardware", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
+_THROTTLED = {
+    0x8: "hardware",
+    0x20: "heat",
+    0x40: "heat",
+    0x80: "power brake",
+}
 _MISMATCH = "mismatch"  # NVML_ERROR_LIB_RM_VERSION_MISMATCH in NVML's words
 _UNNAMED = "no environment with vLLM is known here: name it with --venv"
 _INSTALL = "patchkit cluster install"
 _LINUX_CPUS = {"amd64": "x86_64", "arm64": "aarch64"}  # by their names in Go
 _LIMITS = read_toml(dict[str, Any], RECIPES / "doctor" / "machine.toml", key="limits")
-_UNITS = {"celsius": "°C", "watts": "W", "mhz": "MHz", "busy": "%"}
+_UNITS = {
+    "celsius": "°C",
+    "watts": "W",
+    "mhz": "MHz",
+    "busy": "%",
+}
 
 
 def disk_trouble(disk: DiskRoom) -> str:
@@ -60,6 +70,7 @@ def machine_findings(node: NodeReport) -> Iterator[Finding]:
     yield from check_memory(node)
     yield from check_memory_guard(node)
     yield from check_rdma_files(node)
+
     if node.part("facts").image:
         yield from check_engine(node)
         yield from check_gpu_way(node)
@@ -72,8 +83,8 @@ def machine_findings(node: NodeReport) -> Iterator[Finding]:
 
 
 def _memory(node: NodeReport) -> Memory:
-    why = "the kernel does not tell how much memory there is"
-    return require(node.host.memory, why)
+    reason = "the kernel does not tell how much memory there is"
+    return require(node.host.memory, reason)
 
 
 @check("memory-left")
@@ -83,6 +94,7 @@ def check_memory(node: NodeReport) -> Outcome:
         "available": memory.available // KIB_PER_GIB,
         "total": memory.total // KIB_PER_GIB,
     }
+
     has_room = sizes["available"] >= _LIMITS["left_gib"]
     if has_room or node.host.target not in _UNIFIED or not node.processes:
         return sizes
@@ -92,6 +104,7 @@ def check_memory(node: NodeReport) -> Outcome:
 @check("memory-guard")
 def check_memory_guard(node: NodeReport) -> Outcome:
     guards = node.health_fact("guards")
+
     swap = _memory(node).swap_total
     if not swap and not guards and node.host.target in _UNIFIED:
         return node.find("memory-guard")
@@ -108,8 +121,10 @@ def check_kernel_log(node: NodeReport) -> Outcome:
         raise NotCheckedError(error.what, hint=hint) from None
 
     text = "".join(f"{line}\n" for line in lines).encode(errors="replace")
+
     # Most lines of the log were left out.
     log = read_log([text], facts_for_causes(node), whole=False)
+
     faults = []
     for finding in log_findings(log, nodes=[node.node] * (len(lines) + 1)):
         is_bad = finding.level in (Level.ERROR, Level.WARNING)
@@ -131,8 +146,9 @@ def check_gpu(node: NodeReport) -> Outcome:
         none = "" if node.host.gpus else "no GPU is found here: "
         raise NotCheckedError(f"{none}{error.what}") from None
 
-    why = "nvidia-smi does not tell why clocks are held down"
-    throttled = require(gpu.throttled, why)
+    reason = "nvidia-smi does not tell why clocks are held down"
+    throttled = require(gpu.throttled, reason)
+
     figures = {}
     for name, unit in _UNITS.items():
         value = getattr(gpu, name)
@@ -141,7 +157,12 @@ def check_gpu(node: NodeReport) -> Outcome:
     reasons = {word for bit, word in _THROTTLED.items() if throttled & bit}
     if reasons:
         shown = " and ".join(sorted(reasons))
-        return node.find("gpu-throttled", reasons=shown, **figures)
+        return node.find(
+            "gpu-throttled",
+            reasons=shown,
+            **figures,
+        )
+
     if node.host.target == "gb10" and _is_stuck(gpu):
         return node.find("gpu-stuck", **figures)
     return figures
@@ -159,12 +180,14 @@ def check_gpu_users(node: NodeReport) -> Outcome:
     users = node.health_fact("gpu_users")
     container = node.health_fact("container")
     ranks = {process.pid for process in node.part("processes")}
+
     others = [user for user in users if user.pid not in ranks]
     if not others:
         return {"count": len(users)}
+
     if container.kind:
-        why = "in a container processes have other numbers than the driver says"
-        raise NotCheckedError(why)
+        reason = "in a container processes have other numbers than the driver says"
+        raise NotCheckedError(reason)
 
     shown = []
     for user in others:
@@ -184,12 +207,19 @@ def check_driver(node: NodeReport) -> Outcome:
     software = node.host.software
     cuda = software.cuda if software else ""
     oldest = _LIMITS["drivers"].get(cuda.partition(".")[0], "")
+
     driver = node.driver
     if not oldest:
-        why = f"{driver} is there, and no torch says for which CUDA it is"
-        raise NotCheckedError(why)
+        reason = f"{driver} is there, and no torch says for which CUDA it is"
+        raise NotCheckedError(reason)
+
     if within(driver, f"<{oldest}"):
-        return node.find("driver", oldest=oldest, driver=driver, cuda=cuda)
+        return node.find(
+            "driver",
+            oldest=oldest,
+            driver=driver,
+            cuda=cuda,
+        )
     return {"driver": driver, "cuda": cuda}
 
 
@@ -197,6 +227,7 @@ def check_driver(node: NodeReport) -> Outcome:
 def check_rdma_files(node: NodeReport) -> Outcome:
     container = node.health_fact("container")
     opened = container.verbs_open
+
     active = sum(device.active for device in node.host.rdma)
     if opened >= active:
         return {"what": f"{opened} files of RDMA devices open, {active} active"}
@@ -219,7 +250,12 @@ def check_torch(node: NodeReport) -> Outcome:
     if not software.cuda and not node.host.gpus:
         raise NotCheckedError("torch is for CPUs, and there is no GPU")
 
-    fields = {"torch": software.torch, "vllm": software.vllm, "cuda": software.cuda}
+    fields = {
+        "torch": software.torch,
+        "vllm": software.vllm,
+        "cuda": software.cuda,
+    }
+
     local_version = software.vllm.partition("+")[2]
     built_for = ""
     if local_version.startswith("cu"):
@@ -230,14 +266,23 @@ def check_torch(node: NodeReport) -> Outcome:
     command = _INSTALL
     if not node.placed:
         command = _pip_install(node, f"vllm=={software.vllm}")
+
     about = "torch-other" if software.cuda else "torch-cpu"
     return node.find(about, command=command, **fields)
 
 
 def _pip_install(node: NodeReport, *words: str) -> str:
     venv = node.part("facts").venv
+
     python = f"{venv}/bin/python" if venv else "python3"
-    return ssh_command(node.node, python, "-m", "pip", "install", *words)
+    return ssh_command(
+        node.node,
+        python,
+        "-m",
+        "pip",
+        "install",
+        *words,
+    )
 
 
 @check("nccl-lost")
@@ -250,7 +295,14 @@ def check_lost_nccl(node: NodeReport) -> Outcome:
             if "+" in lost.version:  # a wheel that was built is in the house
                 words += ("--no-index", "--find-links", "wheelhouse")
             command = _pip_install(node, *words, f"{lost.project}=={lost.version}")
-        findings.append(node.find("nccl-lost", lost=lost, command=command))
+        findings.append(
+            node.find(
+                "nccl-lost",
+                lost=lost,
+                command=command,
+            )
+        )
+
     return findings
 
 
@@ -259,12 +311,19 @@ def check_nccl(node: NodeReport) -> Outcome:
     copies = node.part("contents").nccl
     of_vllm, vllm_digest = copies.get("vllm", ("", ""))
     of_torch, torch_digest = copies.get("torch", ("", ""))
+
     if not vllm_digest or not torch_digest:
         raise NotCheckedError("it is not known which libnccl torch and vLLM load")
     if vllm_digest == torch_digest:
         return {"version": of_vllm}
+
     python = quoted(f"{node.part('facts').venv}/bin/python")
-    return node.find("nccl-two", vllm=of_vllm, torch=of_torch, python=python)
+    return node.find(
+        "nccl-two",
+        vllm=of_vllm,
+        torch=of_torch,
+        python=python,
+    )
 
 
 @check("compiler")
@@ -272,6 +331,7 @@ def check_compilers(node: NodeReport) -> Outcome:
     compilers = node.health_fact("compilers")
     if not node.part("facts").venv:
         raise NotCheckedError(_UNNAMED)
+
     lacking = []
     if not compilers.compiler:
         lacking.append(node.find("compiler"))
@@ -297,9 +357,23 @@ def check_engine(node: NodeReport) -> Outcome:
     )
     if not engine.closed:
         return [fine, make_fine("engine-rdma", node.node)]
-    command = ssh_command(node.node, "sudo", "chmod", "a+rw", *engine.closed)
+
+    command = ssh_command(
+        node.node,
+        "sudo",
+        "chmod",
+        "a+rw",
+        *engine.closed,
+    )
     files = ", ".join(engine.closed)
-    return [fine, node.find("engine-rdma", files=files, command=command)]
+    return [
+        fine,
+        node.find(
+            "engine-rdma",
+            files=files,
+            command=command,
+        ),
+    ]
 
 
 @check("engine-gpu")
@@ -312,6 +386,7 @@ def check_gpu_way(node: NodeReport) -> Outcome:
         if not engine.hook:
             return node.find("engine-hook")
         return {"way": "by NVIDIA's hook, --gpus"}
+
     if engine.driver in ("", driver):
         return {"way": f"by {engine.spec}, which is for driver {driver}"}
 
@@ -331,9 +406,15 @@ def check_gpu_way(node: NodeReport) -> Outcome:
 def check_image_cpu(node: NodeReport) -> Outcome:
     cpu = node.engine.cpu
     machine = node.host.system.machine
+
     if not cpu or not machine:
         raise NotCheckedError("the image is not there, or no CPU is named here")
-    fields = {"cpu": cpu, "machine": machine, "program": node.engine.program}
+    fields = {
+        "cpu": cpu,
+        "machine": machine,
+        "program": node.engine.program,
+    }
+
     if _LINUX_CPUS.get(cpu, cpu) == machine:
         return fields
     return node.find("image-cpu", **fields)

@@ -48,6 +48,7 @@ class NcclRank:
     def read_line(self, text: str) -> None:
         """Take the facts of one line."""
         setting = _SET.match(text)
+
         group = _INIT.search(text)
         if setting:
             self.settings.setdefault(setting[1], setting[2])
@@ -61,7 +62,12 @@ class NcclRank:
                 self.words.setdefault(form, match[1])
                 self._read_form(form, match[1], text)
 
-    def _read_form(self, form: str, words: str, text: str) -> None:
+    def _read_form(
+        self,
+        form: str,
+        words: str,
+        text: str,
+    ) -> None:
         match form:
             case "network" if "channel" in self.words:
                 pass  # the channels tell it
@@ -88,19 +94,24 @@ def read_nccl(lines: Iterable[str]) -> list[NcclRank]:
     for line in lines:
         if "NCCL" not in line:
             continue
+
         match = _LINE.search(_ANSI.sub("", line[:_LONGEST]).rstrip())
         if match is None:
             continue
+
         key = (match["host"], match["pid"])
         if key not in ranks and len(ranks) < _MOST_RANKS:
             ranks[key] = NcclRank(name=f"process {match['pid']} on {match['host']}")
         if key in ranks:
             ranks[key].read_line(match["text"])
+
     return list(ranks.values())
 
 
 def nccl_findings(
-    where: str, ranks: Sequence[NcclRank], variables: Mapping[str, str]
+    where: str,
+    ranks: Sequence[NcclRank],
+    variables: Mapping[str, str],
 ) -> Iterator[Finding]:
     """Yield what a node's ranks took, against the variables of its env file.
 
@@ -118,7 +129,9 @@ def nccl_findings(
 
 
 def _judge_rank(
-    where: str, rank: NcclRank, variables: Mapping[str, str]
+    where: str,
+    rank: NcclRank,
+    variables: Mapping[str, str],
 ) -> Iterator[Finding]:
     common = {
         "rank": rank.name,
@@ -140,7 +153,12 @@ def _judge_rank(
     wants_ib = no_ib or variables.get("NCCL_IB_HCA")
     if rank.network == "Socket" and wants_ib and not _turns_ib_off(variables):
         reason = f": {no_ib}" if no_ib else ""
-        yield make_finding("nccl-socket", where, seen=reason, **common)
+        yield make_finding(
+            "nccl-socket",
+            where,
+            seen=reason,
+            **common,
+        )
     elif not changed:
         version = rank.words.get("version")
         bootstrap = rank.words.get("bootstrap")
@@ -156,11 +174,13 @@ def _judge_rank(
 
 def _changed_variables(rank: NcclRank, variables: Mapping[str, str]) -> list[str]:
     """Return the variables that reached a rank with other values than its env file has."""
+
     changed = []
     for name in _COMPARED:
         meant = variables.get(name)
         if meant is not None and rank.settings.get(name, meant) != meant:
             changed.append(name)
+
     return changed
 
 

@@ -32,8 +32,10 @@ def mac_key(text: str) -> str:
     digits = re.sub(r"^0x|[:.-]", "", text.casefold())
     if len(digits) == 16 and digits[6:10] in ("fffe", "ffff", "0300"):
         digits = digits[:6] + digits[10:]
+
     if len(digits) != 12:
         return digits
+
     return f"{int(digits[:2], 16) & ~_LOCAL_BIT:02x}{digits[2:]}"
 
 
@@ -41,8 +43,10 @@ def mac_form(key: str) -> str:
     """Return the pattern of a MAC in each spelling, and of the EUI-64 that devices make of it."""
     octets = re.findall("..", key)
     local = f"{int(octets[0], 16) | _LOCAL_BIT:02x}"
+
     sign = "[:.-]?"
     first_half = sign.join((f"(?:{octets[0]}|{local})", *octets[1:3]))
+
     middle = rf"(?:{sign}[0-9a-f]{{2}}{sign}[0-9a-f]{{2}})?"
     last_half = sign.join(octets[3:])
     return rf"(?<![0-9a-f])(?:0x)?{first_half}{middle}{sign}{last_half}(?![0-9a-f])"
@@ -65,9 +69,11 @@ def private_names(
     users: list[str] = []
     addresses: list[str] = []
     serials: list[str] = []
+
     for destination, facts in nodes:
         user, _, host = destination.rpartition("@")
         users.append(user)
+
         names = [host]
         if facts is not None:
             names.append(facts.host.system.hostname)
@@ -77,7 +83,9 @@ def private_names(
                 serials.append(netdev.mac)
             for rdma in facts.host.rdma:
                 addresses += [gid.address for gid in rdma.gids]
+
         hosts.append([*names, *_short_names(names)])
+
     return PrivateNames(
         hosts=hosts,
         users=users,

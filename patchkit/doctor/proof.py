@@ -79,7 +79,11 @@ def proof_settings() -> dict[str, Any]:
 
 
 def collect_proof(
-    cluster: Cluster, model: str, args: Sequence[str], tell: Tell, read_code: ReadCode
+    cluster: Cluster,
+    model: str,
+    args: Sequence[str],
+    tell: Tell,
+    read_code: ReadCode,
 ) -> tuple[Proof, bytes, Interrupted | None]:
     """Return a proof, its archive, and the interrupt that came before the last part.
 
@@ -96,8 +100,10 @@ def collect_proof(
     report = examination.reports[0]
     if report.facts is None:
         raise HostError(report.why_not("facts"))
+
     require_vllm(report.facts, cluster.file.venv)
     host = report.facts.host
+
     software = host.software or Software(python="")
 
     tell("libraries: their device code")
@@ -106,6 +112,7 @@ def collect_proof(
         code = read_code(software.vllm_home, 0, "")["codes"]
 
     nodes = find_gpu_nodes(examination.reports)
+
     quiet = {**proof_settings()["variables"], "HF_HUB_OFFLINE": "0" if model else "1"}
     with ScratchFolder() as place:
         quiet_nodes = [
@@ -120,6 +127,7 @@ def collect_proof(
             args=args,
             folder=Path(place),
         )
+
         parts, interrupt = run_parts(request, tell)
 
     gpu = next(iter(host.gpus), Gpu(name="no GPU"))
@@ -140,6 +148,7 @@ def collect_proof(
         machines=content["nodes"],
         findings=content["findings"],
     )
+
     logs = {part.step: "\n".join(part.lines) for part in parts if part.lines}
     logs["journal"] = content["journal"]
     return *pack_proof(proof, logs, examination.private_names(model)), interrupt
@@ -150,13 +159,15 @@ def require_vllm(facts: NodeFacts, venv: str) -> None:
     software = facts.host.software or Software(python="")
     if facts.venv and software.vllm:
         return
+
     if software.vllm:
-        why = f"vLLM {software.vllm} is imported by {software.python}, which is not that one"
+        reason = f"vLLM {software.vllm} is imported by {software.python}, which is not that one"
     else:
-        why = "it has none" if facts.venv else "there is none"
+        reason = "it has none" if facts.venv else "there is none"
+
     raise HostError(
         f"{venv}/bin/python: no Python with vLLM is there",
-        why=why,
+        why=reason,
         hint="name the environment that has it: patchkit proof -o FILE --venv DIR",
     )
 
@@ -172,9 +183,13 @@ def check_free(reports: Sequence[NodeReport]) -> None:
     """Raise BusyError if a model is served on one of the nodes."""
     for report in reports:
         if report.state and report.state.left:
-            why = "what is served takes the GPU and its memory: figures would be wrong"
+            reason = (
+                "what is served takes the GPU and its memory: figures would be wrong"
+            )
             raise BusyError(
-                f"{report.node}: {report.state.left}", why=why, hint="patchkit down"
+                f"{report.node}: {report.state.left}",
+                why=reason,
+                hint="patchkit down",
             )
 
 
@@ -214,7 +229,11 @@ def run_parts(
 
         done = {part.step for part in parts}
         parts += [
-            GpuStep(step=name, state="not-run", reason=reason)
+            GpuStep(
+                step=name,
+                state="not-run",
+                reason=reason,
+            )
             for name in names
             if name not in done
         ]
@@ -289,6 +308,7 @@ def run_beside(request: ProofRequest, steps: Sequence[dict[str, Any]]) -> list[G
 
     def work(step: dict[str, Any]) -> GpuStep:
         settings = {**step, "file": proof_script.__file__}
+
         variables = {**node.variables, **step["variables"]}
         return run_step(node.python, settings, variables)
 
@@ -299,13 +319,18 @@ def time_paths(request: ProofRequest) -> Iterator[GpuStep]:
     """Yield how long all nodes take to add up data of each size over each path."""
     if request.apart:
         raise HostError(request.apart)
+
     settings = proof_settings()["nccl"]
     for name, path in settings["paths"].items():
         ranks = run_all_reduce(request.nodes, settings["sizes"], path["variables"])
         yield judge_ranks(f"nccl-{name}", ranks, path["network"])
 
 
-def judge_ranks(step: str, ranks: Sequence[GpuStep], network: str) -> GpuStep:
+def judge_ranks(
+    step: str,
+    ranks: Sequence[GpuStep],
+    network: str,
+) -> GpuStep:
     """Return the result of an all-reduce; figures of another network do not count."""
     lines: tuple[str, ...] = ()
     failures = []
@@ -323,14 +348,22 @@ def judge_ranks(step: str, ranks: Sequence[GpuStep], network: str) -> GpuStep:
         lines=lines,
     )
 
-    wanted = all(name.startswith(network) for name in networks)
-    figures = slowest_figures(ranks) if wanted else {}
+    is_expected = all(name.startswith(network) for name in networks)
+    figures = slowest_figures(ranks) if is_expected else {}
     if failures:
         return replace(
-            result, state="failed", reason="; ".join(failures), figures=figures
+            result,
+            state="failed",
+            reason="; ".join(failures),
+            figures=figures,
         )
-    if not wanted:
-        return replace(result, state="not-run", reason=f"NCCL took no {network}")
+
+    if not is_expected:
+        return replace(
+            result,
+            state="not-run",
+            reason=f"NCCL took no {network}",
+        )
     return replace(result, figures=figures)
 
 
@@ -363,9 +396,11 @@ def measure_starts(request: ProofRequest) -> Iterator[GpuStep]:
 def write_random_model(folder: Path) -> None:
     """Write the config and the tokenizer of a model, whose weights vLLM makes up."""
     files = deepcopy(proof_settings()["serve"]["files"])
+
     size = files["config"]["vocab_size"]
     vocabulary = {f"w{number}": number for number in range(size)}
     files["tokenizer"]["model"]["vocab"] = vocabulary
+
     folder.mkdir()
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
@@ -384,7 +419,12 @@ def measure_start(request: ProofRequest, name: str) -> GpuStep:
     if not request.model:
         words += settings["random"]
     words += request.args
-    env = {**os.environ, **node.variables, **cache_variables(str(folder), request.vllm)}
+    env = {
+        **os.environ,
+        **node.variables,
+        **cache_variables(str(folder), request.vllm),
+    }
+
     log = folder / f"{name}.log"
     reason = ""
     figures: dict[str, Any] = {}
@@ -394,6 +434,7 @@ def measure_start(request: ProofRequest, name: str) -> GpuStep:
         with hold_server(words, env, log) as server:
             wait_until_ready(server, url, begin + settings["seconds"])
             figures["ready_s"] = round(time.monotonic() - begin, 1)
+
             benchmark = Benchmark(
                 python=node.python,
                 url=url,
@@ -407,7 +448,10 @@ def measure_start(request: ProofRequest, name: str) -> GpuStep:
     except PatchkitError as error:
         reason = error.what
 
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = log.read_text(
+        encoding="utf-8",
+        errors="replace",
+    ).splitlines()
     return GpuStep(
         step=name,
         state="failed" if reason else "ok",
@@ -419,7 +463,9 @@ def measure_start(request: ProofRequest, name: str) -> GpuStep:
 
 
 def measure_stream(
-    benchmark: Benchmark, result_file: Path, session: int
+    benchmark: Benchmark,
+    result_file: Path,
+    session: int,
 ) -> dict[str, float]:
     """Return the figures of `vllm bench serve` for one stream, and the cores in use by the server.
 
@@ -450,6 +496,7 @@ def measure_stream(
     figures = {
         name: answer[key] for name, key in settings["figures"].items() if key in answer
     }
+
     figures |= cores | {"cores_busy": sum(cores.values())}
     figures["cores_idle"] = sum(idle.values()) / tick / settings["idle"]
     return {name: round(value, 2) for name, value in figures.items()}
@@ -457,7 +504,9 @@ def measure_stream(
 
 @contextlib.contextmanager
 def hold_server(
-    command: Sequence[str], env: Mapping[str, str], log: Path
+    command: Sequence[str],
+    env: Mapping[str, str],
+    log: Path,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server in a session of its own for a block; none of its processes outlives that."""
     # An interrupt waits until the process is known that has to end, and until it has ended.
@@ -482,6 +531,7 @@ def end_session(server: subprocess.Popen[bytes]) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, number)
+
         end = time.monotonic() + _GRACE
         while server.poll() is None or session_ticks(server.pid):
             if time.monotonic() > end:
@@ -489,7 +539,11 @@ def end_session(server: subprocess.Popen[bytes]) -> None:
             time.sleep(0.1)
 
 
-def wait_until_ready(server: subprocess.Popen[bytes], url: str, end: float) -> None:
+def wait_until_ready(
+    server: subprocess.Popen[bytes],
+    url: str,
+    end: float,
+) -> None:
     """Return once a server answers. Raise HostError if it ends, or if the time is over."""
     while time.monotonic() < end:
         if server.poll() is not None:
@@ -506,8 +560,9 @@ def session_ticks(session: int) -> Counter[str]:
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             text = path.read_text(errors="replace").partition("(")[2]
-            name, _, rest = text.rpartition(")")
-            numbers = rest.split()
+            name, _, fields = text.rpartition(")")
+            numbers = fields.split()
             if int(numbers[3]) == session and numbers[0] != "Z":
                 ticks[name] += int(numbers[11]) + int(numbers[12])
+
     return ticks

@@ -63,15 +63,22 @@ class Proof:
         for part in self.parts:
             if part.step == name:
                 return part
-        return GpuStep(step=name, state="not-run", reason="it is not in the archive")
+        return GpuStep(
+            step=name,
+            state="not-run",
+            reason="it is not in the archive",
+        )
 
 
 def pack_proof(
-    proof: Proof, logs: Mapping[str, str], names: PrivateNames
+    proof: Proof,
+    logs: Mapping[str, str],
+    names: PrivateNames,
 ) -> tuple[Proof, bytes]:
     """Return a proof without private names, and its archive: the same bytes for the same proof."""
     content = asdict(proof, dict_factory=FieldMap)
     clean = take_out_names(content, logs, names, paths=True)
+
     clean_proof = record(Proof, clean.content)
     return clean_proof, pack_archive("proof", clean, summary_lines(clean_proof))
 
@@ -97,6 +104,7 @@ def _head_lines(proof: Proof) -> Iterator[str]:
     states = [f"{counts[state]} {state}" for state in ("ok", "failed", "not-run")]
     yield f"patchkit {proof.patchkit}, {proof.date}: {proof.device} ({proof.capability or '?'})"
     yield f"driver {proof.driver or '?'}, vLLM {proof.vllm or '?'}, torch {proof.torch or '?'}"
+
     yield f"parts: {', '.join(states)}; {proof.seconds:.0f} s"
     if proof.code and proof.capability[:1].isdigit():
         yield f"compiled at first use: {first_use(proof) or 'nothing'}"
@@ -110,6 +118,7 @@ def _reason_lines(proof: Proof) -> Iterator[str]:
             if part.state == state:
                 kernels = short_kernels(part)
                 name = f"{part.step} ({kernels})" if kernels else part.step
+
                 reason = f"{state}: {part.reason}"
                 names_by_reason.setdefault(reason, []).append(name)
 
@@ -120,11 +129,13 @@ def _reason_lines(proof: Proof) -> Iterator[str]:
 
 def _figures_line(part: GpuStep) -> str:
     words = [short_kernels(part)]
+
     words += [
         f"{name} {part.figures[name]}"
         for name in _SUMMARY_FIGURES
         if name in part.figures
     ]
+
     shown = ", ".join(word for word in words if word not in part.step)
     return f"{part.step}: {shown}"
 
@@ -132,6 +143,7 @@ def _figures_line(part: GpuStep) -> str:
 def _wrapped(text: str) -> list[str]:
     """Return a text in lines; the later ones are indented."""
     plain = " ".join(visible(text).split())
+
     return textwrap.wrap(plain, _WIDTH, subsequent_indent="  ") or [""]
 
 
@@ -145,6 +157,7 @@ def first_use(proof: Proof) -> str:
             short = name.partition(".")[0].removesuffix("_stable_libtorch").strip("_")
             used = loads.total() - loads[Load.NONE]
             shown.append(f"{short} {loads[Load.JIT]} of {used}")
+
     return ", ".join(shown)
 
 

@@ -50,14 +50,19 @@ def try_kernel(settings: dict[str, Any]) -> dict[str, Any]:
         begin = time.perf_counter()
         out = call()
         torch.cuda.synchronize()
-        first = round(time.perf_counter() - begin, 3)
+        seconds = round(time.perf_counter() - begin, 3)
+
     products = [(out.cpu(), exact)]
     answer: dict[str, Any] = gpu._judge_products(settings["group"], products)
-    return {**answer, "figures": {**answer["figures"], "first_s": first}}
+    return {**answer, "figures": {**answer["figures"], "first_s": seconds}}
 
 
 def _normal(torch: Any, *shape: int) -> Any:
-    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+    return torch.randn(
+        *shape,
+        device="cuda",
+        dtype=torch.bfloat16,
+    )
 
 
 def _exact(tensor: Any) -> Any:
@@ -68,6 +73,7 @@ def prepare_norm(torch: Any) -> Prepared:
     """``_C``: an RMS norm."""
     ops = importlib.import_module("vllm._custom_ops")
     x = _normal(torch, _TOKENS, _DEEP)
+
     weight = (torch.rand(_DEEP, device="cuda") / 2 + 0.5).bfloat16()
     out = torch.empty_like(x)
 
@@ -90,6 +96,7 @@ def prepare_attention(torch: Any) -> Prepared:
     size = 128
     pages = -(-max(keys) // 16)
     table = torch.randperm(2 * pages, device="cuda").int().view(2, pages)
+
     q = _normal(torch, sum(queries), heads, size)
     k = _normal(torch, 2 * pages, 16, pairs, size)
     v = _normal(torch, 2 * pages, 16, pairs, size)
@@ -100,12 +107,14 @@ def prepare_attention(torch: Any) -> Prepared:
         begin = sum(queries[:number])
         wide = [q[begin : begin + tokens]]
         for cache in (k, v):
-            kept = cache[in_use].flatten(0, 1)[:length]
-            wide.append(kept.repeat_interleave(heads // pairs, 1))
+            used = cache[in_use].flatten(0, 1)[:length]
+            wide.append(used.repeat_interleave(heads // pairs, 1))
+
         out = torch.nn.functional.scaled_dot_product_attention(
             *(_exact(tensor).transpose(0, 1) for tensor in wide),
             attn_mask=torch.ones(tokens, length).tril(length - tokens).bool(),
         )
+
         rows.append(out.transpose(0, 1))
 
     starts = torch.tensor((0, 64, 69), device="cuda").int()
@@ -138,11 +147,17 @@ def prepare_scaled_mm(torch: Any) -> Prepared:
 
     a = make_values(_TOKENS, _DEEP)
     b = make_values(_WIDE, _DEEP)
+
     scale_a = torch.tensor([0.01], device="cuda")
     scale_b = torch.tensor([0.02], device="cuda")
+
     exact = _exact(a) @ _exact(b).t() * _exact(scale_a * scale_b)
     return lambda: ops.cutlass_scaled_mm(
-        a, b.t(), scale_a, scale_b, torch.bfloat16
+        a,
+        b.t(),
+        scale_a,
+        scale_b,
+        torch.bfloat16,
     ), exact
 
 
@@ -154,6 +169,7 @@ def prepare_marlin(torch: Any, width: int) -> Prepared:
     weights = importlib.import_module(f"{utils}_fp{width}")
     a = _normal(torch, _TOKENS, _DEEP)
     weight = _normal(torch, _WIDE, _DEEP)
+
     overall = None
     if width == 8:
         kind = kinds.float8_e4m3fn
@@ -170,6 +186,7 @@ def prepare_marlin(torch: Any, width: int) -> Prepared:
         for parameter in inspect.signature(function).parameters.values()
         if parameter.default is parameter.empty
     }
+
     arguments |= {
         "a": a,
         "b_q_weight": packed,
@@ -182,6 +199,7 @@ def prepare_marlin(torch: Any, width: int) -> Prepared:
         "workspace": workspace,
         "b_q_type": kind,
     }
+
     return lambda: function(**arguments), _exact(a) @ _exact(exact)
 
 
@@ -192,12 +210,19 @@ def prepare_experts(torch: Any) -> Prepared:
     experts = 8
     deep = 512
     wide = 256
+
     x = _normal(torch, _TOKENS, deep)
     gates = torch.randn(_TOKENS, experts, device="cuda")
     up = _normal(torch, experts, 2 * wide, deep) / deep**0.5
     down = _normal(torch, experts, deep, wide) / wide**0.5
+
     weights = torch.empty(_TOKENS, 2, device="cuda")
-    ids = torch.empty(_TOKENS, 2, device="cuda", dtype=torch.int32)
+    ids = torch.empty(
+        _TOKENS,
+        2,
+        device="cuda",
+        dtype=torch.int32,
+    )
     order = torch.empty_like(ids)
 
     def call() -> Any:
@@ -205,9 +230,12 @@ def prepare_experts(torch: Any) -> Prepared:
         return layer.fused_experts(x, up, down, weights, ids)
 
     shares, chosen = _exact(gates).softmax(-1).topk(2)
+
     shares /= shares.sum(-1, keepdim=True)
     inner = torch.einsum("td,tewd->tew", _exact(x), _exact(up)[chosen])
+
     gate, value = inner.chunk(2, -1)
+
     active = gate * gate.sigmoid() * value
     by_expert = torch.einsum("tew,tedw->ted", active, _exact(down)[chosen])
     return call, (by_expert * shares[..., None]).sum(1)
@@ -220,7 +248,9 @@ def try_routing(settings: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         config = json.dumps(settings["config"])
         Path(place, "config.json").write_text(config, encoding="utf-8")
+
         engine = vllm.LLM(place, **settings["engine"])
+
     sampling = vllm.SamplingParams(
         temperature=0,
         max_tokens=4,

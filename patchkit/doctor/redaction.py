@@ -134,11 +134,13 @@ class Redactor:
         for number, node_names in enumerate(names.hosts, start=1):
             for host in node_names:
                 self._know_host(host, f"node-{number}")
+
         for user in names.users:
             if user and user not in self._data.accounts:
                 self._know(user, self._number("user", user))
         for serial in names.serials:
             self._know_serial(serial)
+
         for model in names.models:
             self._know_model(model)
 
@@ -157,6 +159,7 @@ class Redactor:
         """Take note of a node's name, and of the domains that it is in."""
         if host.casefold() in self._data.hosts or _parse_address(host):
             return
+
         self._know(host, placeholder)
         domain = host.partition(".")[2].casefold()
         while "." in domain and not self._is_public(domain):
@@ -166,6 +169,7 @@ class Redactor:
     def _know_serial(self, serial: str) -> None:
         if not serial:
             return
+
         if MAC.fullmatch(serial):
             self._macs.add(mac_key(serial))
             self._number("mac", mac_key(serial))
@@ -177,6 +181,7 @@ class Redactor:
         """Take note of a model's name or folder, unless it is a Hub's name or like a word."""
         if self._is_public_model(model):
             return
+
         placeholder = self._number("model", model)
         for name in (model, Path(model).name):
             if _is_distinctive(name):
@@ -191,6 +196,7 @@ class Redactor:
     def _number(self, kind: str, value: object) -> str:
         """Return the placeholder of a value, a new one if it has none; not counted."""
         numbers = self._numbers.setdefault(kind, {})
+
         key = value.casefold() if isinstance(value, str) else value
         return f"{kind}-{numbers.setdefault(key, len(numbers) + 1)}"
 
@@ -198,6 +204,7 @@ class Redactor:
         """Take note of the secrets and names in a text, or in a value that JSON has under a key."""
         text = _ANSI.sub("", str(value))
         spans = [(0, len(text))] if holds_secret(key) else secret_spans(text)
+
         for start, stop in spans:
             secret = text[start:stop]
             if self._is_name(secret):
@@ -216,14 +223,15 @@ class Redactor:
 
     def _is_name(self, word: str) -> bool:
         """Return whether the login in a URL is the name of a user, and not a token."""
-        known = self._known.get(word.casefold(), "")
-        return known.startswith(("user-", "node-")) or word in self._data.accounts
+        placeholder = self._known.get(word.casefold(), "")
+        return placeholder.startswith(("user-", "node-")) or word in self._data.accounts
 
     def _is_public(self, host: str) -> bool:
         """Return whether a host names nobody: this machine, an address, or a server for all."""
         plain = host.casefold().strip(".")
         if not plain or _parse_address(plain):
             return True
+
         labels = plain.split(".")[-_LABELS:]
         endings = {".".join(labels[number:]) for number in range(len(labels))}
         return not endings.isdisjoint(self._data.hosts)
@@ -244,6 +252,7 @@ class Redactor:
             parts += [clean[end : span.start], span.placeholder]
             self.counts[span.placeholder] += 1
             end = span.stop
+
         parts.append(clean[end:])
         return "".join(parts)
 
@@ -297,6 +306,7 @@ class Redactor:
             path = match.group().rstrip(".")
             if self._is_systems(path):
                 continue
+
             packages = _PACKAGES.search(path)
             private = path[: packages.start()] if packages else path
             stop = match.start() + len(private)
@@ -307,6 +317,7 @@ class Redactor:
         top = re.split("[/?]", path, maxsplit=2)[1].casefold()
         if top in self._data.paths:
             return True
+
         source_file = self._data.source_file_pattern
         return re.fullmatch(source_file, path, re.IGNORECASE) is not None
 
@@ -315,6 +326,7 @@ class Redactor:
         if self._pattern is None:
             longest_first = sorted(self._known, key=lambda word: (-len(word), word))
             known = "|".join(map(self._known_form, longest_first))
+
             macs = "|".join(map(mac_form, sorted(self._macs)))
             names = "|".join(map(re.escape, sorted(self._data.serial_keys - {"uuid"})))
             serials = rf"\b(?:{names.replace('_', '[ _]')}){_SIGN}[\w.-]{{4,}}"
@@ -326,6 +338,7 @@ class Redactor:
                 ("serial", serials),
                 *_NUMBERS,
             ]
+
             forms = []
             for number, (kind, form) in enumerate(kinds):
                 forms.append(f"(?P<{kind}_{number}>{form})")
@@ -335,6 +348,7 @@ class Redactor:
     def _known_form(self, word: str) -> str:
         """Return the pattern of a known word, in the spellings and with the borders of its kind."""
         form = re.escape(word)
+
         kind = self._known[word].rpartition("-")[0]
         match kind:
             case "address":
@@ -347,6 +361,7 @@ class Redactor:
         is_host = kind in ("node", "host")
         if is_host and len(word.replace("-", "")) >= _SHORT:
             form = form.replace(r"\-", "[-_]?")
+
         is_user_like_a_word = kind == "user" and not _is_distinctive(word)
         if len(word) < _SHORT or is_user_like_a_word:
             # Behind the \n of a text within a text a word begins, too.
@@ -361,6 +376,7 @@ class Redactor:
             return value
         if key.casefold() in self._data.serial_keys:
             return self._counted("serial", str(value))
+
         if not isinstance(value, str):
             return value
 
@@ -371,11 +387,13 @@ class Redactor:
 
     def _placeholder_for(self, kind: str, value: str) -> str:
         """Return the placeholder of a value, of whatever kind if it is known already."""
+
         known = self._known.get(value.casefold())
         return known or self._number(kind, value)
 
     def _counted(self, kind: str, value: str) -> str:
         placeholder = self._placeholder_for(kind, value)
+
         self.counts[placeholder] += 1
         return placeholder
 
@@ -410,15 +428,22 @@ class Redactor:
         small = word.casefold()
         if small in self._known:
             return small
+
         bare = re.sub("[-_]", "", small)
         spellings = (word for word in self._known if re.sub("[-_]", "", word) == bare)
         return next(spellings, small)
 
-    def _login_spans(self, kind: str, word: str, start: int) -> Iterator[Span]:
+    def _login_spans(
+        self,
+        kind: str,
+        word: str,
+        start: int,
+    ) -> Iterator[Span]:
         """Yield a user and, if it is named behind an @, the host of the login."""
         user, _, host = word.partition("@")
         middle = start + len(user)
         stop = start + len(word)
+
         address = _parse_address(host)
         is_known = host.casefold() in self._known
         if kind == "email" and not address and not is_known:
@@ -438,6 +463,7 @@ class Redactor:
         word = match.group()
         # The colon of a sentence, as in `::2: no route`.
         text = word if _parse_address(word) else word.removesuffix(":")
+
         address = _private_address(text)
         if address is None or text.startswith("255.25"):  # a mask
             return
@@ -455,6 +481,7 @@ class Redactor:
             return True
         if match.string.startswith("/", match.end()):  # a network
             return False
+
         before = match.string[max(0, match.start() - _BEFORE) : match.start()]
         line = before.rpartition("\n")[2]
         prefix = self._data.version_prefix_pattern
@@ -481,6 +508,7 @@ def _parse_address(text: str) -> _Address | None:
         address = ip_address(text)
     except ValueError:
         return None
+
     if isinstance(address, IPv6Address):
         return address.ipv4_mapped or address
     return address
@@ -493,6 +521,7 @@ def _private_address(text: str) -> _Address | None:
         return None
     if address.is_loopback or address.is_unspecified or address.is_multicast:
         return None
+
     for network in redaction_data().networks:
         if address in ip_network(network):
             return None

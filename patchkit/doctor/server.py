@@ -23,7 +23,9 @@ _Judged = Iterator[tuple[str, Mapping[str, object]]]
 
 
 def server_findings(
-    node: str, answers: ServerAnswers, units: Sequence[UnitState] = ()
+    node: str,
+    answers: ServerAnswers,
+    units: Sequence[UnitState] = (),
 ) -> Iterator[Finding]:
     """Yield the findings of a server on a node; ``units`` are its cluster's."""
     logs = "look into its log: patchkit doctor --log FILE"
@@ -31,8 +33,10 @@ def server_findings(
     if units:
         logs = "patchkit logs"
         status = "patchkit status"
+
     models = f"{answers.url.rstrip('/')}/v1/models"
     states = [f"; {unit.unit} is {unit.active}" for unit in units if unit.unit]
+
     common: dict[str, object] = {
         "node": node,
         "url": answers.url,
@@ -46,6 +50,7 @@ def server_findings(
         "running": _show_count(answers, "running"),
         "waiting": _show_count(answers, "waiting"),
     }
+
     for about, fields in _judge(answers):
         yield make_finding(about, node, **{**common, **fields})
 
@@ -70,6 +75,7 @@ def describe_server(answers: ServerAnswers) -> str:
     if answers.models:
         release = f"by vLLM {answers.version}" if answers.version else "and is no vLLM"
         return f"it serves {', '.join(answers.models[:3])}, {release}"
+
     listing = answers.listing.status or "nothing"
     return f"/health says {answers.health.status}, /v1/models {listing}"
 
@@ -82,6 +88,7 @@ def _judge(answers: ServerAnswers) -> _Judged:
         about = "server-health-silent" if hangs else "server-answers"
         yield about, {"trouble": trouble}
         return
+
     if health.status == 503:
         yield "server-health-dead", {}
     elif health.status != 200:
@@ -117,10 +124,13 @@ def _judge_load(answers: ServerAnswers) -> _Judged:
         return
 
     shown_hits = ""
+
     hits = figures.get("prefix-hits")
     queries = figures.get("prefix-queries")
+
     if hits and queries:
         shown_hits = f"; prefix cache: {100 * hits / queries:.0f} % hits"
+
     is_full = figures["kv-usage"] > _FULL and figures.get("waiting")
     fields = {"usage": f"{figures['kv-usage'] * 100:.0f}", "hits": shown_hits}
     yield "server-kv" if is_full else "server-load", fields
@@ -133,6 +143,7 @@ def _judge_load(answers: ServerAnswers) -> _Judged:
 def _judge_token(answers: ServerAnswers, answer: TokenAnswer) -> _Judged:
     """Yield the findings about a question that wants one token."""
     refusal = {"status": answer.status, "said": answer.said or answer.trouble}
+
     has_refused = answer.status not in (0, 200)
     if answer.fields == EMBEDDING:
         refusal["said"] = "an embedding or a score came"

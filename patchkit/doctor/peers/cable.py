@@ -64,6 +64,7 @@ def cable_findings(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
     ends = [_cable_end(node, nodes) for node in nodes]
     for end in ends:
         yield from check_cable(end)
+
         yield from check_address(end, ends[0])
         yield from check_address_twice(end)
         yield from check_networks(end)
@@ -85,6 +86,7 @@ def _other_mtu(head: CableEnd, worker: CableEnd) -> Finding:
     is_planned = smaller.mtu == read_env_data("network")["plan"]["mtu"]
     wrong = larger if is_planned else smaller
     right = smaller if is_planned else larger
+
     netdev = wrong.holder.name if wrong.holder else ""
     words = ("sudo", "ip", "link", "set", netdev, "mtu", str(right.mtu))
     return wrong.report.find(
@@ -96,16 +98,21 @@ def _other_mtu(head: CableEnd, worker: CableEnd) -> Finding:
 
 def _cable_end(node: NodeReport, nodes: Sequence[NodeReport]) -> CableEnd:
     if node.facts is None:
-        return CableEnd(report=node, obstacle=node.why_not("facts"))
+        return CableEnd(
+            report=node,
+            obstacle=node.why_not("facts"),
+        )
 
     host = node.facts.host
     holder = host.netdev_of(node.address)
     variables = node.env.variables if node.env else {}
+
     names: list[str] = []
     for variable in _INTERFACE_VARIABLES:
         names += variables.get(variable, "").lstrip("=").split(",")
     if holder:
         names.append(holder.name)
+
     netdevs = tuple(filter(None, map(host.netdev, dict.fromkeys(names))))
     taken = tuple(_taken_addresses(node, host, nodes))
     return CableEnd(
@@ -118,7 +125,9 @@ def _cable_end(node: NodeReport, nodes: Sequence[NodeReport]) -> CableEnd:
 
 
 def _taken_addresses(
-    node: NodeReport, host: Host, nodes: Sequence[NodeReport]
+    node: NodeReport,
+    host: Host,
+    nodes: Sequence[NodeReport],
 ) -> Iterator[TakenAddress]:
     peers = [peer for peer in nodes if peer is not node]
     for netdev in host.netdevs:
@@ -126,7 +135,9 @@ def _taken_addresses(
             for peer in peers:
                 if str(address.ip) == peer.address:
                     yield TakenAddress(
-                        owner=peer, netdev=netdev.name, address=str(address)
+                        owner=peer,
+                        netdev=netdev.name,
+                        address=str(address),
                     )
 
 
@@ -140,11 +151,14 @@ def _obstacle(
     """Return why nothing can be tried through a node's interfaces, "" if all can."""
     if taken:
         return f"{node} has the address of {taken[0].owner.node}"
+
     dark = ", ".join(netdev.name for netdev in netdevs if _is_dark(netdev))
     if dark:
         return f"{dark} of {node} has no carrier"
+
     if not holder:
         return f"{node} has no address in the cluster's network"
+
     if any(overlaps(host, [holder.name])):
         return f"{node} has two interfaces in one network"
     return ""
@@ -158,18 +172,26 @@ def _is_dark(netdev: Netdev) -> bool:
 def check_cable(end: CableEnd) -> Outcome:
     if not end.netdevs:
         raise NotCheckedError(end.obstacle or "no interface of the cluster is known")
+
     dark = []
     for netdev in filter(_is_dark, end.netdevs):
         carrier = "a carrier" if netdev.carrier else "no carrier"
         state = f"{netdev.state}, {carrier}"
-        dark.append(end.report.find("cable", netdev=netdev.name, state=state))
+        dark.append(
+            end.report.find(
+                "cable",
+                netdev=netdev.name,
+                state=state,
+            )
+        )
     return dark or {"netdevs": ", ".join(netdev.name for netdev in end.netdevs)}
 
 
 @check("address")
-def check_address(end: CableEnd, first: CableEnd) -> Outcome:
+def check_address(end: CableEnd, head: CableEnd) -> Outcome:
     report = end.report
     error = report.no_address
+
     if report.facts is None:
         raise NotCheckedError(end.obstacle)
     if end.holder and not error:
@@ -177,7 +199,7 @@ def check_address(end: CableEnd, first: CableEnd) -> Outcome:
     if end.holder or not all(netdev.carrier for netdev in end.netdevs):
         raise NotCheckedError(end.obstacle)
 
-    command = _former_address_command(end, first)
+    command = _former_address_command(end, head)
     if error is None:
         return report.find(
             "address",
@@ -193,16 +215,18 @@ def check_address(end: CableEnd, first: CableEnd) -> Outcome:
     )
 
 
-def _former_address_command(end: CableEnd, first: CableEnd) -> str:
-    """Return the command that gives a node its former address, in the first node's network."""
-    addresses = first.holder.ipv4 if first.holder else ()
+def _former_address_command(end: CableEnd, head: CableEnd) -> str:
+    """Return the command that gives a node its former address, in the head's network."""
+    addresses = head.holder.ipv4 if head.holder else ()
+
     prefixes = [
         address.network.prefixlen
         for address in addresses
-        if str(address.ip) == first.report.address
+        if str(address.ip) == head.report.address
     ]
     if not prefixes or not end.report.address or not end.netdevs:
         return ""
+
     address = f"{end.report.address}/{prefixes[-1]}"
     words = ("ip", "address", "add", address, "dev", end.netdevs[0].name)
     return end.report.command("sudo", *words)
@@ -238,6 +262,7 @@ def check_networks(end: CableEnd) -> Outcome:
             other=overlap.other.name,
         )
         findings.append(finding)
+
     return findings or {"netdev": holder.name}
 
 
@@ -276,7 +301,11 @@ def check_ways(end: CableEnd, peers: Sequence[CableEnd]) -> Outcome:
     return findings
 
 
-def _judge_way(end: CableEnd, peer: CableEnd, way: Way) -> dict[str, Finding]:
+def _judge_way(
+    end: CableEnd,
+    peer: CableEnd,
+    way: Way,
+) -> dict[str, Finding]:
     """Return by check what is wrong with one way, or why that is not known."""
     node = end.node
     if peer.obstacle or not way.netdev:
@@ -311,7 +340,11 @@ def _judge_way(end: CableEnd, peer: CableEnd, way: Way) -> dict[str, Finding]:
     return _judge_frames(end, peer, way)
 
 
-def _judge_frames(end: CableEnd, peer: CableEnd, way: Way) -> dict[str, Finding]:
+def _judge_frames(
+    end: CableEnd,
+    peer: CableEnd,
+    way: Way,
+) -> dict[str, Finding]:
     """Return whether large frames fail to arrive over a way that small ones take."""
     if end.mtu != peer.mtu:
         return _unknown(end.node, f"{peer.node} has another MTU", "mtu")
@@ -337,12 +370,14 @@ def _unknown(node: str, reason: str, *checks: str) -> dict[str, Finding]:
 def _netdev_towards(end: CableEnd, way: Way) -> Netdev | None:
     """Return the one interface in the network of a way's address, else that of the node's own."""
     ip = IPv4Address(way.address)
-    near = [
+
+    candidates = [
         netdev
         for netdev in end.report.host.netdevs
         if any(ip in address.network for address in netdev.ipv4)
     ]
-    return near[0] if len(near) == 1 else end.holder
+
+    return candidates[0] if len(candidates) == 1 else end.holder
 
 
 def _ping_command(end: CableEnd, way: Way, *options: str) -> str:
@@ -363,14 +398,16 @@ def check_links(head: CableEnd, workers: Sequence[CableEnd]) -> Outcome:
             findings.append(unchecked("link", head.node, obstacle))
         else:
             error = sent_error(link.error, f"from {head.node}")
-            why, hint = explain_failure(error.what, end.node)
+            reason, hint = explain_failure(error.what, end.node)
+
             finding = head.report.find(
                 "link",
                 what=error.what,
-                why=f"; {why}",
+                why=f"; {reason}",
                 hint=f"on {head.node}: {hint}",
             )
             findings.append(finding)
+
     if reached:
         findings.append(make_fine("link", head.node, others=", ".join(reached)))
     return findings

@@ -47,10 +47,10 @@ class NotCheckedError(PatchkitError):
     """The reason why a check could not be made, and what would let it be made."""
 
 
-def require(value: _Value | None, why: str) -> _Value:
+def require(value: _Value | None, reason: str) -> _Value:
     """Return a value that a check needs. Raise NotCheckedError for None."""
     if value is None:
-        raise NotCheckedError(why)
+        raise NotCheckedError(reason)
     return value
 
 
@@ -64,11 +64,13 @@ def make_finding(about: str, where: str, **fields: object) -> Finding:
     if run := finding_texts(file)[about].run:
         words = [word.format_map(fields) for word in run]
         fields.setdefault("command", ssh_command(where, *words))
+
     return finding_from_text(file, about, where, **fields)
 
 
 def make_fine(about: str, where: str, **fields: object) -> Finding:
     """Return the finding that nothing is wrong, with what was seen."""
+
     text = finding_texts(_file_of(about))[about]
     return Finding(
         level=Level.OK,
@@ -79,10 +81,21 @@ def make_fine(about: str, where: str, **fields: object) -> Finding:
     )
 
 
-def unchecked(about: str, where: str, reason: str, hint: str = "") -> Finding:
+def unchecked(
+    about: str,
+    where: str,
+    reason: str,
+    hint: str = "",
+) -> Finding:
     """Return the finding that a check was not made, with the reason."""
-    what = f"not checked: {reason}"
-    return Finding(level=Level.UNKNOWN, where=where, about=about, what=what, hint=hint)
+    text = f"not checked: {reason}"
+    return Finding(
+        level=Level.UNKNOWN,
+        where=where,
+        about=about,
+        what=text,
+        hint=hint,
+    )
 
 
 def check(
@@ -97,12 +110,16 @@ def check(
 
 
 def _run_check(
-    names: tuple[str, ...], function: Callable[..., Outcome], checked: Any, *args: Any
+    names: tuple[str, ...],
+    function: Callable[..., Outcome],
+    checked: Any,
+    *args: Any,
 ) -> list[Finding]:
     try:
         outcome = function(checked, *args)
     except NotCheckedError as error:
         return [unchecked(name, checked.node, error.what, error.hint) for name in names]
+
     if isinstance(outcome, Mapping):
         return [make_fine(names[0], checked.node, **outcome)]
     return [outcome] if isinstance(outcome, Finding) else list(outcome)
@@ -137,9 +154,11 @@ def placed_files(files: Mapping[str, str], unit: str) -> PlacedFiles | None:
         group = read_json(files.get(_GROUP, ""))
     if not isinstance(group, dict):
         group = {}
+
     digests = group.get("files")
     if not isinstance(digests, dict):
         digests = {_GROUP: ""}
+
     edited = [name for name in digests if digest(files.get(name)) != digests[name]]
     return PlacedFiles(
         id=str(group.get("id", "")),
@@ -190,6 +209,7 @@ class NodeReport(NodeAnswer):
         """Return why a part of the report is missing."""
         if self.silence:
             return f"{self.node} did not answer"
+
         error = self.missing.get(part)
         return error.what if error else "the node did not say"
 
@@ -227,6 +247,7 @@ class NodeReport(NodeAnswer):
     def health_fact(self, name: str) -> Any:
         """Return a fact of the node's health. Raise NotCheckedError if it is not known."""
         health = self.part("health")
+
         return require(getattr(health, name), health.why_not(name))
 
     def find(self, about: str, **fields: object) -> Finding:
@@ -244,6 +265,7 @@ def facts_for_causes(report: NodeReport) -> dict[str, str]:
         return {}
     host = report.facts.host
     health = report.health or NodeHealth()
+
     facts = {
         **host.versions,
         "target": host.target if host.gpus else "",
@@ -262,6 +284,7 @@ def facts_for_causes(report: NodeReport) -> dict[str, str]:
         if health.page_cache is not None:
             is_large = health.page_cache * 4 > memory.total
             facts["page_cache"] = "large" if is_large else "small"
+
     return {name: value for name, value in facts.items() if value}
 
 
@@ -275,12 +298,14 @@ def _memlock(facts: NodeFacts, health: NodeHealth) -> str:
     The unit's process tells it, if one runs. A container has no service manager: there the process
     that starts ranks tells it.
     """
+
     process = health.unit
     if process is None and health.container and health.container.kind:
         process = health.process
     if process:
         is_free = process.memlock is None or process.locks
         return "unlimited" if is_free else "limited"
+
     if facts.memlock is not None:
         return "limited"
     # A manager that does not answer sends no number, either.

@@ -61,6 +61,7 @@ def _compare_contents(contents: Mapping[str, PythonContents]) -> Iterator[Findin
     for node, content in contents.items():
         nccl = content.nccl
         copies[node] = nccl.get("vllm") or nccl.get("torch", _NO_NCCL)
+
     yield _compare("nccl", copies, "no libnccl is known to be loaded everywhere")
     for name in _DISTRIBUTIONS:
         row = {}
@@ -71,12 +72,16 @@ def _compare_contents(contents: Mapping[str, PythonContents]) -> Iterator[Findin
 
 
 def _compare(
-    about: str, row: Mapping[str, tuple[str, str]], nothing_known: str
+    about: str,
+    row: Mapping[str, tuple[str, str]],
+    nothing_known: str,
 ) -> Finding:
     """Return whether all nodes have the same version and digest; unknown digests do not differ."""
+
     where = ", ".join(row)
     versions = {version for version, _digest in row.values()}
     digests = {sha256 for _version, sha256 in row.values()}
+
     is_unknown = about == "nccl" and "" in digests
     if is_unknown or versions == {""}:
         return unchecked(about, where, nothing_known)
@@ -95,11 +100,13 @@ def check_python(node: NodeReport, file: ClusterFile) -> Outcome:
     venv = node.part("facts").venv
     if version := node.host.versions["vllm"]:
         return {"version": version, "venv": venv}
-    what = f"there is no vLLM in {venv}" if venv else f"{file.venv} is not there"
+
+    fault = f"there is no vLLM in {venv}" if venv else f"{file.venv} is not there"
     command = _INSTALL
+
     if [entry.ssh for entry in file.node] == [HERE]:
         command = "name the environment that has it: --venv DIR"
-    return node.find("python", what=what, command=command)
+    return node.find("python", what=fault, command=command)
 
 
 # Models
@@ -156,11 +163,20 @@ def _judge_model(
 
 
 def _copy_command(
-    file: ClusterFile, node: str, model: ModelPrint, whole: Mapping[str, ModelPrint]
+    file: ClusterFile,
+    node: str,
+    model: ModelPrint,
+    whole: Mapping[str, ModelPrint],
 ) -> str:
     """Return the command that brings a model to a node that lacks some of it."""
     if pinned := folder_of(model.folder.rpartition("/")[2]):
-        return quoted("patchkit", "model", "sync" if whole else "get", pinned.repo)
+        return quoted(
+            "patchkit",
+            "model",
+            "sync" if whole else "get",
+            pinned.repo,
+        )
+
     if not whole:
         return "copy it there from where you have it, to the same path on every node"
 
@@ -170,6 +186,7 @@ def _copy_command(
     # The head alone has ssh to all other nodes.
     if head not in (source, node):
         return f"copy {source_folder} from {source} to {model.folder} on {node}"
+
     destinations = {entry.ssh: f"{entry.from_head}:" for entry in file.node}
     destinations[head] = ""
     return ssh_command(
@@ -183,7 +200,9 @@ def _copy_command(
 
 
 def _check_same_model(
-    file: ClusterFile, where: str, whole: Mapping[str, ModelPrint]
+    file: ClusterFile,
+    where: str,
+    whole: Mapping[str, ModelPrint],
 ) -> Finding:
     if len(whole) < 2:
         return unchecked("model-same", where, "fewer than two nodes have it whole")
@@ -201,6 +220,7 @@ def _check_same_model(
     model = next(iter(whole.values()))
     if model.commit:
         return make_fine("model-same", where)
+
     reason = "sizes are the same, and no digest of the weights was written down at a download"
     hint = quoted("patchkit", "model", "check", model.folder)
     return unchecked("model-same", where, reason, hint)

@@ -27,28 +27,39 @@ _STOPPED = ("T", "t")  # by SIGSTOP, by a debugger
 
 
 @check("start")
-def check_start(node: NodeReport, nodes: Sequence[NodeReport], again: str) -> Outcome:
+def check_start(
+    node: NodeReport,
+    nodes: Sequence[NodeReport],
+    again: str,
+) -> Outcome:
     node.part("facts")
     if not any(other.placed for other in nodes):
         raise NotCheckedError(_NOTHING)
+
     head = require(nodes[0].placed, "the head's files are not known")
     if node.placed is None:
-        what = "it has no files of the start that other nodes have"
-        return node.find("start", what=what, command=again)
+        fault = "it has no files of the start that other nodes have"
+        return node.find("start", what=fault, command=again)
     if node.placed.id == head.id:
         return {}
+
     start = node.placed.id or "nobody knows"
-    what = f"its files are of the start {start}, the head's of {head.id}"
-    return node.find("start", what=what, command=again)
+    fault = f"its files are of the start {start}, the head's of {head.id}"
+    return node.find("start", what=fault, command=again)
 
 
 @check("edited")
 def check_edited(node: NodeReport, again: str) -> Outcome:
     node.part("facts")
+
     edited = require(node.placed, _NOTHING).edited
     if not edited:
         return {}
-    return node.find("edited", files=", ".join(edited), command=again)
+    return node.find(
+        "edited",
+        files=", ".join(edited),
+        command=again,
+    )
 
 
 @check("env-address")
@@ -56,6 +67,7 @@ def check_env_address(node: NodeReport, again: str) -> Outcome:
     """Return whether the node has another address than its node.env says."""
     host = node.host
     env = require(node.env, _NOTHING)
+
     address = env.variables.get("VLLM_HOST_IP", "")
     if not address:
         raise NotCheckedError("node.env names no address")
@@ -65,13 +77,18 @@ def check_env_address(node: NodeReport, again: str) -> Outcome:
         raise NotCheckedError("node.env was edited")
     if not host.has_address(node.address):  # the check "address" says so
         raise NotCheckedError(f"it has lost {address}")
-    return node.find("env-address", address=address, command=again)
+    return node.find(
+        "env-address",
+        address=address,
+        command=again,
+    )
 
 
 def unit_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[Finding]:
     """Yield findings about files, units, taken ports, and processes that are stopped or left."""
     models = [node.placed.model for node in nodes if node.placed]
     model = models[0] if models else ""
+
     again = quoted("patchkit", "up", model or "MODEL")
     for node in nodes:
         yield from check_start(node, nodes, again)
@@ -81,6 +98,7 @@ def unit_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[Fi
     units: dict[str, UnitState | None] = {}
     for node in nodes:
         units[node.node] = node.state.unit(file.unit) if node.state else None
+
     running = [name for name, unit in units.items() if _is_on(unit)]
     # The head's units start the other ranks one by one while the head's rank is started.
     if any(unit and unit.active in _ON[1:] for unit in units.values()):
@@ -103,10 +121,13 @@ def _is_on(unit: UnitState | None) -> bool:
 
 @check("port")
 def check_ports_taken(
-    node: NodeReport, file: ClusterFile, unit: UnitState | None
+    node: NodeReport,
+    file: ClusterFile,
+    unit: UnitState | None,
 ) -> Outcome:
     """Return who has a port that the head's rank needs; a worker needs no certain port."""
     node.part("listeners")
+
     executor = node.env.facts.get("executor", "mp") if node.env else "mp"
     needs = {file.serve.port: "the server", **head_ports(file.serve).get(executor, {})}
     # A rank that runs has its ports: others listen elsewhere, or share the server's.
@@ -122,6 +143,7 @@ def check_ports_taken(
 
 def _strange_listeners(node: NodeReport, needs: Container[int]) -> dict[int, Listener]:
     """Return the listeners at needed ports that are not of the node's rank."""
+
     ranks = {process.pid for process in node.processes or ()}
     listeners = {}
     for listener in node.listeners or ():
@@ -132,16 +154,28 @@ def _strange_listeners(node: NodeReport, needs: Container[int]) -> dict[int, Lis
 
 def _shares_port(node: NodeReport, listener: Listener) -> bool:
     strangers = node.state.strangers if node.state else ()
+
     shown = f"(process {listener.pid})"
     return listener.pid > 0 and any(shown in stranger for stranger in strangers)
 
 
 def _describe_taken(
-    node: NodeReport, listener: Listener, needs: Mapping[int, str], *, serves: bool
+    node: NodeReport,
+    listener: Listener,
+    needs: Mapping[int, str],
+    *,
+    serves: bool,
 ) -> Finding:
     """Return who has a port; a server that answers requests may be in use: it is not killed."""
     port = listener.port
-    command = node.command("sudo", "ss", "-ltnp", "sport", "=", f":{port}")
+    command = node.command(
+        "sudo",
+        "ss",
+        "-ltnp",
+        "sport",
+        "=",
+        f":{port}",
+    )
     if listener.pid:
         command = node.command("kill", str(listener.pid))
     return node.find(
@@ -163,20 +197,29 @@ def check_halted(node: NodeReport) -> Outcome:
     for process in processes:
         if process.state in _STOPPED:
             pid = str(process.pid)
-            stopped.append(node.find("rank-stopped", pid=pid, name=process.name))
+            stopped.append(
+                node.find(
+                    "rank-stopped",
+                    pid=pid,
+                    name=process.name,
+                )
+            )
+
     return stopped or {"count": len(processes)}
 
 
 @check("left-over")
 def check_left_over(node: NodeReport, unit: UnitState | None) -> Outcome:
-    left = [process for process in node.part("processes") if process.state != "Z"]
-    if _is_on(require(unit, node.why_not("state"))) or not left:
+    processes = [process for process in node.part("processes") if process.state != "Z"]
+
+    if _is_on(require(unit, node.why_not("state"))) or not processes:
         return {}
-    pids = [str(process.pid) for process in left]
+
+    pids = [str(process.pid) for process in processes]
     return node.find(
         "left-over",
-        count=len(left),
-        what=", ".join(f"{process.pid} ({process.name})" for process in left),
+        count=len(processes),
+        what=", ".join(f"{process.pid} ({process.name})" for process in processes),
         command=node.command("kill", "-KILL", *pids),
     )
 
@@ -185,41 +228,58 @@ def check_left_over(node: NodeReport, unit: UnitState | None) -> Outcome:
 def check_unit_file(node: NodeReport, unit: UnitState | None) -> Outcome:
     unit = require(unit, node.why_not("state"))
     if unit.changed:
-        what = "the unit's file was changed, and systemd has not read it since"
+        fault = "the unit's file was changed, and systemd has not read it since"
         command = node.command("systemctl", "--user", "daemon-reload")
     elif unit.drop_ins:
-        what = f"drop-ins change the unit: {', '.join(unit.drop_ins)}"
+        fault = f"drop-ins change the unit: {', '.join(unit.drop_ins)}"
         command = node.command("systemctl", "--user", "cat", "patchkit-*")
     else:
         return {}
-    return node.find("unit-file", what=what, command=command)
+    return node.find(
+        "unit-file",
+        what=fault,
+        command=command,
+    )
 
 
 @check("unit")
 def check_unit(
-    node: NodeReport, unit: UnitState | None, running: Sequence[str]
+    node: NodeReport,
+    unit: UnitState | None,
+    running: Sequence[str],
 ) -> Outcome:
     """Return whether a rank runs as the others do, on the nodes ``running``."""
     unit = require(unit, node.why_not("state"))
     ended = f"{unit.result}, status {unit.status}"
-    why = "its journal says why"
+
+    reason = "its journal says why"
     if unit.active == "failed":
-        what = f"failed: {ended}"
+        text = f"failed: {ended}"
     elif unit.sub == "auto-restart":
-        what = f"waits for its next start: {ended}"
+        text = f"waits for its next start: {ended}"
     elif not _is_on(unit) and running:
-        what = f"is {unit.active}, and runs on {', '.join(running)}"
-        why = "one rank waits for the other"
+        text = f"is {unit.active}, and runs on {', '.join(running)}"
+        reason = "one rank waits for the other"
     else:
         return {"state": _STATES.get(unit.active, "nothing is started")}
-    return node.find("unit", what=f"{unit.unit} {what}", why=why)
+    return node.find(
+        "unit",
+        what=f"{unit.unit} {text}",
+        why=reason,
+    )
 
 
 @check("restarts")
 def check_restarts(head: NodeReport, unit: UnitState | None) -> Outcome:
     if unit is None or head.state is None:
         raise NotCheckedError(head.why_not("state"))
+
     starts = head.state.starts
     if not unit.restarts:
         return {"starts": starts}
-    return head.find("restarts", starts=starts, restarts=unit.restarts, limit=_STARTS)
+    return head.find(
+        "restarts",
+        starts=starts,
+        restarts=unit.restarts,
+        limit=_STARTS,
+    )

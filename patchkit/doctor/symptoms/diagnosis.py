@@ -73,6 +73,7 @@ class Diagnosis:
     @property
     def is_root(self) -> bool:
         """Return whether it is an error that need not follow from another one."""
+
         is_consequence = self.symptom.follows or self.symptom.yields
         return self.level == "error" and not is_consequence
 
@@ -161,6 +162,7 @@ def read_log(
     for symptom in symptoms().values():
         if symptom.level == "note":
             notes.update(symptom.says)
+
     marks = log_words().marks
     starts = {*marks["start"], *marks["worker"]}
     log = scan(chunks, _searched_texts(), notes, starts)
@@ -170,14 +172,19 @@ def read_log(
     if log.before:
         former = _judge_start(log.before, {}, facts, whole)
         judged = _choose_start(judged, former)
-    return replace(judged, unread=log.unread, begun=log.begun.total())
+
+    return replace(
+        judged,
+        unread=log.unread,
+        begun=log.begun.total(),
+    )
 
 
-def _choose_start(last: ReadLog, former: ReadLog) -> ReadLog:
-    """Return the start that tells more: the former one if nothing is known of the last."""
-    if former.lead and not last.lead and not last.serving:
+def _choose_start(latest: ReadLog, former: ReadLog) -> ReadLog:
+    """Return the start that tells more: the former one if nothing is known of the latest one."""
+    if former.lead and not latest.lead and not latest.serving:
         return former
-    return replace(last, earlier=former.lead)
+    return replace(latest, earlier=former.lead)
 
 
 def _searched_texts() -> list[TextPattern]:
@@ -205,13 +212,24 @@ def _judge_start(
     log = merged_scan(streams)
     # A log may come from another machine: its facts count more.
     facts = {**machine_facts, **_stated_facts(log)}
+
     lives = server_lives(streams, answered)
 
     diagnoses = []
     for diagnosis in _diagnose(_Evidence(log, facts, whole)):
         unsurvived = list(unsurvived_hits(diagnosis.symptom, streams, lives))
-        hit = min(unsurvived, key=_by_number, default=diagnosis.hit)
-        diagnoses.append(replace(diagnosis, hit=hit, outlived=not unsurvived))
+        hit = min(
+            unsurvived,
+            key=_by_number,
+            default=diagnosis.hit,
+        )
+        diagnoses.append(
+            replace(
+                diagnosis,
+                hit=hit,
+                outlived=not unsurvived,
+            )
+        )
     diagnoses.sort(key=attrgetter("rank"))
     hits = [diagnosis.hit for diagnosis in diagnoses]
 
@@ -219,6 +237,7 @@ def _judge_start(
     if not any(diagnosis.is_root for diagnosis in diagnoses):
         strange_hits = _strange_hits(log, streams, lives)
         strange = min(strange_hits, key=_by_number, default=None)
+
     if strange:
         hits.append(strange)
 
@@ -236,6 +255,7 @@ def _lines_around(hits: Iterable[Hit], lines: Mapping[int, str]) -> dict[int, st
     numbers = set[int]()
     for hit in hits:
         numbers.update(range(hit.number - BEFORE, hit.number + BEHIND + 1))
+
     return {number: lines[number] for number in sorted(numbers & lines.keys())}
 
 
@@ -245,6 +265,7 @@ def _stated_facts(log: Scan) -> dict[str, str]:
     for fact in log_words().fact:
         values = {_stated_value(fact, hit) for hit in log.hits_of(fact.says)}
         stated.setdefault(fact.name, set()).update(values - {""})
+
     return {name: values.pop() for name, values in stated.items() if len(values) == 1}
 
 
@@ -257,7 +278,9 @@ def _stated_value(fact: LogFact, hit: Hit) -> str:
 
 
 def _strange_hits(
-    log: Scan, streams: Mapping[str, Scan], lives: Mapping[str, Life]
+    log: Scan,
+    streams: Mapping[str, Scan],
+    lives: Mapping[str, Life],
 ) -> Iterator[Hit]:
     """Yield the errors that are no symptom's, and that no server outlived."""
     known_lines = set[int]()
@@ -298,8 +321,10 @@ class _Evidence:
         """Return whether a fact, the text, or the rest of the log speaks against a cause."""
         if not is_met(self._known_conditions(cause), self.facts):
             return True
+
         if not re.search(cause.matches, hit.text):
             return True
+
         lacks_text = self.whole and not self._has_all(cause.seen)
         return lacks_text or not self.log.hits.keys().isdisjoint(cause.unseen)
 
@@ -336,6 +361,7 @@ def _diagnose(evidence: _Evidence) -> Iterator[Diagnosis]:
     for symptom in present:
         if any(_hides(rival, symptom, weights) for rival in present):
             continue
+
         hit = min(log.hits_of(symptom.says), key=_by_number)
         yield Diagnosis(
             symptom=symptom,
@@ -349,12 +375,17 @@ def _weights_by_line(symptom: Symptom, log: Scan) -> _Weights:
     by_line: dict[int, int] = {}
     for text in symptom.says:
         weight = text_pattern(text).weight
+
         for hit in log.hits_of([text]):
             by_line[hit.number] = max(weight, by_line.get(hit.number, 0))
     return by_line
 
 
-def _hides(rival: Symptom, symptom: Symptom, weights: Mapping[str, _Weights]) -> bool:
+def _hides(
+    rival: Symptom,
+    symptom: Symptom,
+    weights: Mapping[str, _Weights],
+) -> bool:
     """Return whether a rival has a more specific text in each line of a symptom.
 
     A rival that is benign, or tells of another error, never hides an error.
@@ -362,6 +393,7 @@ def _hides(rival: Symptom, symptom: Symptom, weights: Mapping[str, _Weights]) ->
     rival_rank = (_LEVELS.index(rival.level), rival.follows)
     if rival_rank > (_LEVELS.index(symptom.level), symptom.follows):
         return False
+
     rival_weights = weights[rival.id]
     return all(
         rival_weights.get(line, 0) > weight

@@ -19,7 +19,9 @@ _REPORT = "look at the lines before it; the same command with `--save report.tar
 
 
 def log_findings(
-    log: ReadLog, where: str = "", nodes: Sequence[str] = ()
+    log: ReadLog,
+    where: str = "",
+    nodes: Sequence[str] = (),
 ) -> Iterator[Finding]:
     """Yield the findings of a log.
 
@@ -36,6 +38,7 @@ def log_findings(
 def _all_findings(log: ReadLog) -> list[Finding]:
     """Return the errors, what followed from them, and how the log was read."""
     findings = [_unknown_error(log, log.strange)] if log.strange else []
+
     consequences = _consequences(log)
     for diagnosis in log.diagnoses:
         finding = diagnosis_finding(diagnosis)
@@ -50,6 +53,7 @@ def _all_findings(log: ReadLog) -> list[Finding]:
     )
     if log.earlier:
         findings.append(_earlier_start(log, log.earlier))
+
     if log.unread:
         unread = Finding(
             level=Level.UNKNOWN,
@@ -73,6 +77,7 @@ def _consequences(log: ReadLog) -> list[Diagnosis]:
 
 def _with_consequences(cause: Finding, consequences: Sequence[Diagnosis]) -> Finding:
     ids = ", ".join(diagnosis.symptom.id for diagnosis in consequences)
+
     plural = "s" if len(consequences) > 1 else ""
     count = f"{len(consequences)} consequence{plural}"
     return replace(cause, why=f"{cause.why}\n{count}: {ids}; -v".lstrip())
@@ -80,10 +85,11 @@ def _with_consequences(cause: Finding, consequences: Sequence[Diagnosis]) -> Fin
 
 def _unknown_error(log: ReadLog, hit: Hit) -> Finding:
     """Return the finding of an error that is no symptom's, with its writer's lines around it."""
-    last = hit.number + hit.text.count("\n") + _BEHIND
+    last_line = hit.number + hit.text.count("\n") + _BEHIND
+
     shown = ["its lines:"]
     for number, text in log.lines.items():
-        if hit.number - BEFORE <= number <= last:
+        if hit.number - BEFORE <= number <= last_line:
             line = log_line(number, text)
             if line.who == hit.who and line.text.strip():
                 shown.append(line.text.strip()[:_SHOWN])
@@ -125,8 +131,10 @@ def _shorten_hit(hit: Hit) -> str:
 def diagnosis_finding(diagnosis: Diagnosis) -> Finding:
     """Return a symptom as a finding: its cause, or the candidates and what tells them apart."""
     symptom = diagnosis.symptom
+
     times = f" ({diagnosis.count} times)" if diagnosis.count > 1 else ""
     outlived = ", which the server outlived" if diagnosis.outlived else ""
+
     title = f"{diagnosis.filled(symptom.title)}{outlived}{times}"
     finding = Finding(
         kind=HostError,
@@ -140,6 +148,7 @@ def diagnosis_finding(diagnosis: Diagnosis) -> Finding:
         return _with_candidates(finding, diagnosis)
 
     cause = diagnosis.causes[0]
+
     cure = (diagnosis.filled(cause.cure), diagnosis.pasted(cause.command))
     if not symptom.follows:  # else another error is the cause
         finding = replace(finding, sure=f"{cause.confidence}, {cause.evidence}")
@@ -165,7 +174,11 @@ def _with_candidates(finding: Finding, diagnosis: Diagnosis) -> Finding:
         cure = diagnosis.filled(candidate.cure)
         causes.append(f"- {diagnosis.filled(candidate.cause)}")
         cures.append(f"- {tell} tells; then: {cure}" if tell else f"- {cure}")
-    return replace(finding, why="\n".join(causes), hint="\n".join(cures))
+    return replace(
+        finding,
+        why="\n".join(causes),
+        hint="\n".join(cures),
+    )
 
 
 # Journals of several nodes
@@ -178,13 +191,17 @@ def read_journals(
 
     Raise HostError if grep does not run.
     """
+
     nodes = []
     written = []
     for node, line in lines:
         nodes.append(node)
+
         text = " ".join(line.text.splitlines()).encode(errors="replace")
+
         # The first line's number of a node names its writer; a longer line would count as two.
         written.append(b"node%d | %s\n" % (nodes.index(node), text[: LONGEST // 2]))
+
     return read_log(written, cluster_facts), nodes
 
 

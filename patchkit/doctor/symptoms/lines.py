@@ -53,6 +53,7 @@ def without_quotes(data: bytes) -> bytes:
     """Remove from lines what programs quote: prompts, answers, why a tactic was skipped."""
     for quote in _QUOTES:
         data = quote.sub(rb"\1", data)
+
     return data
 
 
@@ -63,6 +64,7 @@ def log_line(number: int, raw: str) -> LogLine:
     Escape sequences and unprintable characters are removed.
     """
     text = _UNSEEN.sub(" ", _ESCAPES.sub("", raw)).replace("\ufeff", "").rstrip()
+
     writers: dict[str, None] = {}
     level = ""
     stream = ""
@@ -73,18 +75,28 @@ def log_line(number: int, raw: str) -> LogLine:
             match = prefix.match(text)
             if match is None:
                 continue
+
             text = text[match.end() :]
+
             groups = match.groupdict()
             if "who" in groups:
                 writers[groups["who"]] = None
+
             level = level or groups.get("level") or ""
             stream = stream or groups.get("stream") or ""
-    return LogLine(number, " ".join(writers), text.rstrip(), level, stream)
+    return LogLine(
+        number,
+        " ".join(writers),
+        text.rstrip(),
+        level,
+        stream,
+    )
 
 
 def text_chunks(chunks: Iterable[bytes], where: str) -> Iterator[bytes]:
     """Yield a text in pieces, as they come. Raise SourceError if it is empty or not UTF-8."""
     pieces = iter(chunks)
+
     # A log that was cut while it was written begins with zeros, megabytes of them.
     first = next((piece for piece in pieces if piece.strip(b"\0")), b"")
     start = first.lstrip(b"\0")[:_FIRST_BYTES]
@@ -94,10 +106,15 @@ def text_chunks(chunks: Iterable[bytes], where: str) -> Iterator[bytes]:
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         file = () if where == STDIN else (where,)
         convert = quoted("iconv", "-f", "UTF-16", "-t", "UTF-8", *file)
-        raise refusal("log-utf16", where=where, convert=convert)
+        raise refusal(
+            "log-utf16",
+            where=where,
+            convert=convert,
+        )
 
     shown = start.decode(errors="replace")
     if 10 * len(_UNPRINTED.findall(shown)) > len(shown):
         raise refusal("log-binary", where=where)
+
     yield first
     yield from pieces

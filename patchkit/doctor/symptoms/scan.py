@@ -91,9 +91,15 @@ class Scan:
         for repeated, count in self.repeats.items():
             if not set(texts).isdisjoint(repeated):
                 total += count
+
         return total
 
-    def add(self, text: str, hit: Hit, window: Sequence[GrepLine]) -> bool:
+    def add(
+        self,
+        text: str,
+        hit: Hit,
+        window: Sequence[GrepLine],
+    ) -> bool:
         """Add a hit; return False if the other half of the text led to it already."""
         hits = self.hits.setdefault(text, [])
         if any(earlier.number == hit.number for earlier in hits):
@@ -102,6 +108,7 @@ class Scan:
         self.last[text] = hit.number
         if not hits:
             self.lines |= {line.number: line.text[:_SHOWN] for line in window}
+
         if len(hits) < _MOST_HITS:
             hits.append(hit)
         else:
@@ -137,6 +144,7 @@ class LogScan:
         """Start a stream anew; a line of each of the ``kinds`` is looked at once more."""
         for kind in kinds:
             kind.looks = min(kind.looks, _MOST_LOOKS - 1)
+
         if stream in self.streams:
             self.before[stream] = self.streams[stream]
         self.streams[stream] = Scan()
@@ -196,6 +204,7 @@ def scan(
         middle = read_lines[window.index(line)]
         if kind is None:
             kind = kinds[shape] = _Kind(middle.stream)
+
         hits = list(_find_hits(read_lines, middle, by_anchor, quoting))
         if any(found_text in starts for found_text, _hit in hits):
             log.begin(kind.stream, kinds.values())
@@ -205,6 +214,7 @@ def scan(
         for found_text, hit in hits:
             if part.add(found_text, hit, window):
                 kind.texts[found_text] = None
+
     return log
 
 
@@ -213,6 +223,7 @@ def _texts_by_anchor(texts: Iterable[TextPattern]) -> dict[str, list[TextPattern
     for text in texts:
         for anchor in text.anchors:
             by_anchor.setdefault(anchor, []).append(text)
+
     return by_anchor
 
 
@@ -227,9 +238,13 @@ def _find_hits(
     quoting: Collection[str],
 ) -> Iterator[tuple[str, Hit]]:
     """Yield the texts that are at least partly in ``line``; its writer's lines complete them."""
-    near = [other for other in window if other.who in (line.who, "")]
-    joined = "\n".join(other.text for other in near)
-    start = sum(len(other.text) + 1 for other in near if other.number < line.number)
+    neighbours = [neighbour for neighbour in window if neighbour.who in (line.who, "")]
+    joined = "\n".join(neighbour.text for neighbour in neighbours)
+    start = sum(
+        len(neighbour.text) + 1
+        for neighbour in neighbours
+        if neighbour.number < line.number
+    )
     end = start + len(line.text)
 
     matches: list[_Match] = []
@@ -240,7 +255,7 @@ def _find_hits(
     for text, match in matches:
         touches_line = match.start() <= end and match.end() >= start
         if touches_line and not _is_quoted(text, match, wider_matches):
-            yield text.text, _make_hit(match, near)
+            yield text.text, _make_hit(match, neighbours)
 
 
 def _anchored_texts(
@@ -252,15 +267,19 @@ def _anchored_texts(
     for anchor, anchored in by_anchor.items():
         if anchor in low:
             texts |= dict.fromkeys(anchored)
+
     return texts
 
 
 def _is_quoted(
-    text: TextPattern, match: re.Match[str], wider_matches: Iterable[_Match]
+    text: TextPattern,
+    match: re.Match[str],
+    wider_matches: Iterable[_Match],
 ) -> bool:
     """Return whether a text is there only as a part of another text."""
     for wider, wide_match in wider_matches:
         has_text = wider != text and text.text.lower() in wider.text.lower()
+
         starts_before = wide_match.start() <= match.start()
         if has_text and starts_before and match.end() <= wide_match.end():
             return True
@@ -269,11 +288,19 @@ def _is_quoted(
 
 def _make_hit(match: re.Match[str], lines: Sequence[LogLine]) -> Hit:
     joined = match.string
-    first = lines[joined.count("\n", 0, match.start())]
+
+    first_line = lines[joined.count("\n", 0, match.start())]
+
     begin = joined.rfind("\n", 0, match.start()) + 1
     rest_of_line = joined[match.end() :].partition("\n")[0]
     shown = joined[begin : match.end()] + rest_of_line
-    return Hit(first.number, first.who, shown, match.groupdict(), first.level)
+    return Hit(
+        first_line.number,
+        first_line.who,
+        shown,
+        match.groupdict(),
+        first_line.level,
+    )
 
 
 def _line_windows(
@@ -289,8 +316,15 @@ def _line_windows(
         file.write("\n".join(sorted(anchors)).encode())
         file.flush()
         options = ("-a", "-n", "-i", "-F", f"-B{BEFORE}", f"-A{BEHIND}", "-f")
+
         # In bytes: a log need not be UTF-8.
-        grep = Follow("grep", *options, file.name, given=chunks, env={"LC_ALL": "C"})
+        grep = Follow(
+            "grep",
+            *options,
+            file.name,
+            given=chunks,
+            env={"LC_ALL": "C"},
+        )
         with grep as running:
             for printed in chain(filter(None, running), ["--"]):
                 for line in _parse_printed(printed):
@@ -298,6 +332,7 @@ def _line_windows(
                     middle = lines[BEFORE]
                     if middle and middle.has_anchor:
                         yield [near for near in lines if near], middle
+
     if running.done.status not in (0, 1):  # 1: nothing matches
         raise running.done.error(HostError)
 
@@ -310,6 +345,7 @@ def _parse_printed(printed: str) -> list[GrepLine] | list[None]:
     parts = _NUMBERED.fullmatch(printed.rstrip("\n"))
     if parts is None:
         return [None] * BEHIND
+
     number, sign, text = parts.groups()
     return [GrepLine(int(number), text, has_anchor=sign == ":")]
 
@@ -319,11 +355,11 @@ def _whole_lines(chunks: Iterable[bytes], answered: dict[str, int]) -> Iterator[
 
     ``answered`` gets the last line of each stream that says that a request was answered.
     """
-    rest = b""
+    unfinished = b""
     number = 0
-    skips_line = False  # the rest of a long line is a quote
+    skips_line = False  # the unfinished of a long line is a quote
     for chunk in chunks:
-        data = rest + chunk
+        data = unfinished + chunk
         complete = data.removesuffix(b"\r")
         open_end = data[len(complete) :]  # a line feed may come
         data = complete.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
@@ -331,29 +367,35 @@ def _whole_lines(chunks: Iterable[bytes], answered: dict[str, int]) -> Iterator[
         if skips_line:
             _quote, line_feed, data = data.partition(b"\n")
             if not line_feed:
-                rest = open_end
+                unfinished = open_end
                 continue
             skips_line = False
 
         end = data.rfind(b"\n") + 1
         lines = without_quotes(data[:end])
-        rest = data[end:] + open_end
+        unfinished = data[end:] + open_end
+
         if max(map(len, lines.split(b"\n"))) > LONGEST:
             lines = _LONG.sub(rb"\g<0>\n", lines)
         _note_answer(lines, number, answered)
         number += lines.count(b"\n")
+
         yield lines
 
-        while len(rest) > LONGEST:
-            piece = without_quotes(rest[:LONGEST])
+        while len(unfinished) > LONGEST:
+            piece = without_quotes(unfinished[:LONGEST])
             skips_line = len(piece) < LONGEST
-            rest = b"" if skips_line else rest[LONGEST:]
+            unfinished = b"" if skips_line else unfinished[LONGEST:]
             number += 1
             yield piece + b"\n"
-    yield without_quotes(rest)
+    yield without_quotes(unfinished)
 
 
-def _note_answer(lines: bytes, number: int, answered: dict[str, int]) -> None:
+def _note_answer(
+    lines: bytes,
+    number: int,
+    answered: dict[str, int],
+) -> None:
     """Note the last line that says that a request was answered; ``number`` lines were before."""
     near = max(0, lines.rfind(b' HTTP/1.1" ') - LONGEST)
     answers = list(_ANSWERED.finditer(lines, near))
@@ -362,4 +404,5 @@ def _note_answer(lines: bytes, number: int, answered: dict[str, int]) -> None:
         begin = lines.rfind(b"\n", 0, place) + 1
         before = lines[begin:place].decode(errors="replace")
         stream = log_line(0, before).stream
+
         answered[stream] = number + lines.count(b"\n", 0, begin) + 1

@@ -50,9 +50,11 @@ def server_lives(
         name: _stream_life(part, answered.get(name, 0), endings)
         for name, part in streams.items()
     }
+
     served = [life for life in lives.values() if life.serving]
     if served:
         first_server = min(served, key=attrgetter("serving"))
+
         start_texts = log_words().marks["start"]
         for name, part in streams.items():
             starts_server = part.first_line_of(start_texts) > 0
@@ -65,34 +67,49 @@ def server_lives(
     return lives
 
 
-def _stream_life(part: Scan, answered: int, endings: list[str]) -> Life:
+def _stream_life(
+    part: Scan,
+    answered: int,
+    endings: list[str],
+) -> Life:
     marks = log_words().marks
     serving = part.first_line_of(marks["serving"])
     if 0 < part.first_line_of(endings) < serving:
         # The server ended before and did not begin anew: another program serves.
         serving = 0
+
     stopped = part.last_line_of(marks["stopped"])
     if stopped <= serving:
         stopped = 0
-    return Life(serving=serving, answered=answered, stopped=stopped)
+
+    return Life(
+        serving=serving,
+        answered=answered,
+        stopped=stopped,
+    )
 
 
 def unsurvived_hits(
-    symptom: Symptom, streams: Mapping[str, Scan], lives: Mapping[str, Life]
+    symptom: Symptom,
+    streams: Mapping[str, Scan],
+    lives: Mapping[str, Life],
 ) -> Iterator[Hit]:
     """Yield the first hit of each stream whose server did not outlive a symptom."""
     for name, part in streams.items():
         hits = sorted(part.hits_of(symptom.says), key=attrgetter("number"))
         if not hits:
             continue
+
         if symptom.lasts:
             yield hits[0]
             continue
 
         life = lives[name]
+
         while_serving = [hit for hit in hits if hit.number > life.serving]
-        first = (while_serving or hits)[0]
+        first_hit = (while_serving or hits)[0]
         is_clients_fault = symptom.request and life.serving > 0
+
         last_line = part.last_line_of(symptom.says)
-        if not is_clients_fault and not life.outlived(first.number, last_line):
-            yield first
+        if not is_clients_fault and not life.outlived(first_hit.number, last_line):
+            yield first_hit

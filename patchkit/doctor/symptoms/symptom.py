@@ -69,6 +69,7 @@ def text_pattern(text: str) -> TextPattern:
     """
     expression = ""
     names = set[str]()
+
     end = 0
     for part in _PART.finditer(text):
         name = part["name"]
@@ -97,6 +98,7 @@ def _part_expression(part: re.Match[str]) -> str:
         return re.escape(part[0][0])
     if part["gap"]:
         return _GAP
+
     if part["blank"]:
         return r"\s+"
 
@@ -112,14 +114,21 @@ def _anchors(text: str) -> tuple[str, ...]:
     A long run may break at the blank in its middle: then one half is in a line.
     """
     plain = _PART.sub(_plain_part, text)
+
     # grep ignores the case of ASCII letters alone.
     runs = [run.strip() for run in _OTHER_THAN_ASCII.split(plain)]
+
     longest = max(runs, key=len).lower()
     if len(longest) < _FEWEST:
         raise ValueError(f"has no {_FEWEST} characters in a row: {text!r}")
 
     blanks = (blank.start() for blank in re.finditer(" ", longest))
-    middle = min(blanks, key=lambda place: abs(2 * place - len(longest)), default=0)
+    middle = min(
+        blanks,
+        key=lambda place: abs(2 * place - len(longest)),
+        default=0,
+    )
+
     halves = (longest[:middle], longest[middle + 1 :])
     return halves if min(map(len, halves)) >= _RARE else (longest,)
 
@@ -128,6 +137,7 @@ def _plain_part(part: re.Match[str]) -> str:
     """Return a brace or a blank as it is; a line feed, which ends a run, for all else."""
     if part["brace"]:
         return part[0][0]
+
     is_one_blank = part["blank"] and len(part[0]) == 1
     return " " if is_one_blank else "\n"
 
@@ -194,6 +204,7 @@ def symptoms() -> Mapping[str, Symptom]:
     for file in SYMPTOM_FILES:
         for symptom in read_toml(tuple[Symptom, ...], file, key="symptom"):
             entries[symptom.id] = _with_broken(symptom)
+
     return entries
 
 
@@ -202,10 +213,12 @@ def _with_broken(symptom: Symptom) -> Symptom:
     shared = {part.name for part in fields(Cause)} & {
         part.name for part in fields(Broken)
     }
+
     causes = []
     for name in symptom.broken:
         row = load_broken()[name]
         causes.append(Cause(**{key: getattr(row, key) for key in shared}))
+
     return replace(symptom, cause=(*causes, *symptom.cause))
 
 
