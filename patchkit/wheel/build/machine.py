@@ -49,7 +49,7 @@ answer = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildPlan:
-    """``title`` says what is built."""
+    """What a build of ``title`` lacks on this machine."""
 
     title: str
     missing: tuple[Finding, ...] = ()
@@ -81,7 +81,10 @@ def plan_vllm(
 def missing_needs(
     needs: Needs, python: Path, cxx: Path | None, across: str = ""
 ) -> Iterator[Finding]:
-    """Yield what this machine lacks; ``cxx`` is its C++ compiler, ``across`` the other CPU."""
+    """Yield each thing that this machine lacks for a build.
+
+    ``cxx`` is its C++ compiler; ``across`` names the CPU to build for, if it is another one.
+    """
     yield from _python_lacks(needs, python)
     yield from _compiler_lacks(needs, cxx, across)
     if needs.patch and shutil.which("patch") is None:
@@ -194,10 +197,10 @@ def available_memory() -> int:
 
 
 def network() -> str:
-    """Say in a sentence whether a build here is cut off.
+    """Say in a sentence whether a build here is cut off from the network.
 
-    It is not part of a wheel: what is compiled is the same either way, since every source and tool
-    was fetched before and is known by its digest.
+    No wheel records it: the compiled code is the same either way, since every source and tool was
+    fetched before and is known by its digest.
     """
     if namespace_words():
         return "cut off from the network, in a namespace of its own"
@@ -209,7 +212,7 @@ def network() -> str:
 
 @cache
 def namespace_words() -> tuple[str, ...]:
-    """Return what begins a command that has no network; () if no namespace can be made."""
+    """Return the first words of a command without a network; () if no namespace can be made."""
     unshare = shutil.which("unshare")
     if unshare is None:
         return ()
@@ -234,9 +237,9 @@ _STALE = 86400  # seconds; nothing is staged for that long
 
 @contextlib.contextmanager
 def staging() -> Iterator[Path]:
-    """Make a folder of this run, beside the work folders: what is staged in it moves by a rename.
+    """Make a folder for this run, beside the work folders: a rename moves staged files there.
 
-    An OSError of the build, such as that of a full disk, becomes a StorageError.
+    An OSError of the build, for example a full disk, becomes a StorageError.
     """
     _require_private(WORK)
     for folder in WORK.glob(f"{_STAGED}*"):

@@ -159,9 +159,9 @@ def _make_python(home: Path) -> None:
 
 @contextlib.contextmanager
 def made_once(home: Path, part: Path) -> Iterator[bool]:
-    """Lock a folder, and yield whether the block has to fill it: once whole, it is not made again.
+    """Lock a folder, and yield True if the block has to fill it. A whole folder is kept.
 
-    The folder's name tells what is in it. ``part`` is a file or folder in it: a folder that
+    The folder's name tells its contents. ``part`` is a file or folder in it: a folder that
     somebody cleared out by hand lacks it. Raises BusyError while another process makes it,
     StorageError.
     """

@@ -1,6 +1,6 @@
 """Find the compilers of a build: nvcc of the locked toolkit, and the machine's C++ compiler.
 
-The toolkit is that of ``recipes/toolchain.toml``: NVIDIA's wheels, unpacked into one folder.
+``recipes/toolchain.toml`` locks the toolkit: wheels from NVIDIA, unpacked into one folder.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def find_toolchain(
 ) -> Toolchain:
     """Find the C++ compiler for ``machine``, and the locked toolkit of a CUDA beside it.
 
-    Raises HostError, naming the packages, for what is missing; and what a fetch raises.
+    Raises HostError that names missing packages, and the errors of a fetch.
     """
     for missing in missing_tools(machine):
         raise missing.error()
@@ -98,8 +98,8 @@ def check_toolchain(
 ) -> None:
     """Compile and link a few lines for the device, so that a long build does not end in surprise.
 
-    ``environment`` is what the build will see, by default this process's. Raises HostError with the
-    compiler's own words.
+    ``environment`` are the variables of the build, by default this process's. Raises HostError with
+    the compiler's own words.
     """
     source = folder / "check.cu"
     source.write_text("__global__ void check() {}\nint main() { check<<<1, 1>>>(); }\n")
@@ -121,9 +121,9 @@ def check_toolchain(
 
 
 def missing_tools(machine: str = "") -> Iterator[Finding]:
-    """Yield what a build runs that is not here, the C++ compiler of a named CPU included.
+    """Yield the programs of a build that this machine lacks, with the C++ compiler of a named CPU.
 
-    The libraries of the extra are a note: a plan takes none, and a build asks for them first.
+    Missing libraries of the extra are a note: a plan needs none, and a build checks them first.
     """
     if libraries := lacking(BUILD):
         error = missing_libraries(libraries, "build")
@@ -158,7 +158,7 @@ def _missing_tool(tool: str, package: str) -> Finding:
 
 
 def find_cxx(machine: str) -> Path | None:
-    """Return the C++ compiler for a CPU: what CXX names, or the distribution's; None without one.
+    """Return the C++ compiler for a CPU: CXX, or the distribution's; None if there is none.
 
     For another CPU than this machine's, CXX counts only if it names a compiler for that one.
     """
@@ -184,7 +184,7 @@ class ToolkitWheel(LockEntry):
     machine: str
 
     def fetch(self, offline: bool, progress: Progress | None) -> Path:
-        """Return the wheel as a file in the cache. Raises what a fetch raises."""
+        """Return the wheel as a file in the cache. Raises the errors of a fetch."""
         entries = {self.version: self}
         return fetch(
             self.project, self.version, entries, offline=offline, progress=progress
@@ -208,7 +208,7 @@ def locked_toolkit(
     """Return the locked toolkit of a CUDA, or one wheel of it, unpacked once in the cache.
 
     It runs on the CPU ``host`` and compiles for ``machine``. Raises UsageError for a host that it
-    has no wheels for, and what a fetch raises.
+    has no wheels for, and the errors of a fetch.
     """
     if host not in MACHINES:
         cpus = " and ".join(MACHINES)
@@ -258,7 +258,7 @@ def _choose_wheels(host: str, machine: str, cuda: str, only: str) -> list[Toolki
 
 
 def _unpack_wheel(archive: Path, wheel: ToolkitWheel, tree: Path, host: str) -> None:
-    """Unpack what a toolkit has of a wheel into ``tree``, the other CPU's below ``CROSS``."""
+    """Unpack a wheel's part of a toolkit into ``tree``, the other CPU's below ``CROSS``."""
     dest = tree
     parts = {"bin", "include", "lib", "nvvm"}
     if wheel.machine != host:

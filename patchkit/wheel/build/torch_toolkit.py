@@ -86,7 +86,7 @@ def full_toolkit(toolchain: Toolchain, site: Path, dest: Path) -> None:
 
 
 def _link_files(folder: Path, *sources: Path) -> None:
-    """Link to the files of some folders; where several have one, to that of the first."""
+    """Link to the files of some folders; an earlier folder goes before a later one."""
     folder.mkdir()
     for source in sources:
         for entry in sorted(source.iterdir()):
@@ -101,7 +101,7 @@ def _link_files(folder: Path, *sources: Path) -> None:
 
 
 def driver_stand_in(header: Path, cxx: Path, library: Path) -> None:
-    """Make a stand-in for the driver's library: its name, and those of its calls in ``cuda.h``.
+    """Make a stand-in for the driver's library, with all calls that ``cuda.h`` names.
 
     Each call answers as in NVIDIA's own stub library. Raises HostError if ``cxx`` cannot link it.
     """
@@ -217,7 +217,7 @@ def python_headers(python: Path, machine: str, dest: Path) -> None:
 
 
 def _find_include(text: str, triple: str) -> str:
-    """Return the path by which a ``pyconfig.h`` includes that of a CPU, "" if it does not."""
+    """Return the header for a CPU that a ``pyconfig.h`` includes, "" for none."""
     match = re.search(_INCLUDE.format(re.escape(triple)), text, re.MULTILINE)
     return match[1] if match else ""
 
@@ -314,7 +314,7 @@ def _stand_in_files(release: Version, target: Path) -> dict[str, bytes]:
 
 
 def _is_installed(site: Path, files: Mapping[str, bytes]) -> bool:
-    """Check whether a folder has these files, and torch's metadata of no other release."""
+    """Check whether a folder has these files, and no metadata of another release of torch."""
     for metadata in site.glob("torch-*.dist-info/METADATA"):
         if str(metadata.relative_to(site)) not in files:
             return False
@@ -339,7 +339,7 @@ def target_site(
     offline: bool = False,
     progress: Progress = lambda _done, _total: None,
 ) -> Path:
-    """Return a folder below ``folder`` with what a build for ``machine`` links with.
+    """Return a folder below ``folder`` with the libraries that a build for ``machine`` links with.
 
     It is laid out as site-packages, and made of the locked wheels for that CPU if it is not there
     yet; made in part, it is made anew. ``python``, of the version of this one, runs pip. Raises

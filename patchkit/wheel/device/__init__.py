@@ -1,1 +1,1 @@
-"""Tell which device code a library holds, and what of it loads on which device."""
+"""Read the device code of libraries, and tell which of it loads on a device."""

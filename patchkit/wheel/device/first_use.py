@@ -1,4 +1,4 @@
-"""Say what a device compiles at first use, and how long that takes it.
+"""Find the PTX that a device compiles at first use, and say how long that takes.
 
 If a fat binary has no machine code for the device, the driver compiles its PTX when the first
 kernel is called, on one core, and keeps the result in a cache of the user.

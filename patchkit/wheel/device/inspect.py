@@ -75,7 +75,7 @@ class Binary:
         return best_reach(self.live, target)
 
     def linked_anew(self, target: Target) -> bool:
-        """Check whether live code does not load, but all that it was linked from does."""
+        """Check whether live code does not load, but every part that it was linked from does."""
         if not self.live or not self.relocatable:
             return False
         if best_reach(self.live, target) is not Load.NONE:
@@ -97,8 +97,8 @@ def _summarize(entries: Iterable[CodeEntry], section: str) -> list[CodeSummary]:
 def inspect_file(path: Path) -> tuple[Binary, ...]:
     """Read a shared library, or each library and program in a wheel.
 
-    Raises UsageError if there is no such file; SourceError if it is neither, or damaged; and what
-    ``inspect_wheel`` raises.
+    Raises UsageError if there is no such file, SourceError if it is neither of both or damaged, and
+    the errors of ``inspect_wheel``.
     """
     require_file(path, "give a shared library or a wheel")
     if path.suffix == ".whl":

@@ -1,6 +1,6 @@
-"""Check a wheel by itself; decide what its libraries are on a device; prove what was compiled.
+"""Check a wheel by itself, judge its libraries on a device, and prove how they were compiled.
 
-``recipes/vllm/libraries.toml`` says what a library is for, its fat binaries say what is in it. A
+``recipes/vllm/libraries.toml`` tells the purpose of a library, its fat binaries its contents. A
 fat binary that does not load is either for other devices alone, or is lost: it has code for devices
 of the same major version, and ought to load.
 
@@ -237,7 +237,7 @@ def _check_glibc(binary: Binary, glibc: str) -> Iterator[Finding]:
 
 
 def _check_member(project: str, member: str) -> Iterator[Finding]:
-    """Find whether a library is one of which a process must have one copy."""
+    """Find a private copy of a library that a process must have once."""
     if shared := library_rules().foreign(project, member):
         owners = " or ".join(shared.owners).replace("nvidia-*", "NVIDIA's wheels")
         yield finding(
@@ -250,7 +250,7 @@ def _check_member(project: str, member: str) -> Iterator[Finding]:
 
 
 def _check_cuda(filename: str, binaries: Sequence[Binary]) -> Iterator[Finding]:
-    """Find whether libraries need several versions of CUDA."""
+    """Find libraries that need different versions of CUDA."""
     names = defaultdict(list)
     for binary in binaries:
         for major in binary.cuda:
@@ -270,7 +270,7 @@ def _check_cuda(filename: str, binaries: Sequence[Binary]) -> Iterator[Finding]:
 def missed(
     version: Version, judged: Sequence[Judged], target: Target, filename: str = ""
 ) -> Iterator[Finding]:
-    """Find libraries of vLLM that the device lacks, and say what that costs."""
+    """Find libraries of vLLM that the device lacks, and say which features that costs."""
     for library in judged:
         if library.missed:
             verb = "cannot do" if library.fatal else "does"
@@ -314,7 +314,7 @@ def compiled_sources(build: Path, source: Path) -> tuple[CudaSource, ...]:
 
 
 def prove_groups(groups: Iterable[Group], sources: Sequence[CudaSource]) -> str:
-    """Prove that nvcc compiles each kernel group for the archs of the arch proof; say so.
+    """Prove that nvcc compiles each kernel group for the archs of the arch proof, in a sentence.
 
     A group is known by its first CUDA source; a name that several sources share is left aside.
     Raises ProofError.
@@ -352,7 +352,7 @@ def _joined(names: Iterable[str]) -> str:
 def prove_compiled(
     sources: Sequence[CudaSource], binaries: Iterable[Binary], target: Target
 ) -> tuple[str, ...]:
-    """Prove that each library holds what its sources were compiled to; say so of each library.
+    """Prove that each library holds the code of its sources; return a sentence for each.
 
     Raises ProofError.
     """

@@ -23,7 +23,7 @@ _PEP600 = re.compile(r"manylinux_(\d+)_(\d+)_\w+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedLibraries:
-    """Libraries of which a process must have one copy, and the projects whose wheels carry it."""
+    """Libraries that a process must have once, and the projects whose wheels carry them."""
 
     owners: tuple[str, ...]
     names: frozenset[str]

@@ -1,4 +1,4 @@
-"""Read what a wheel says about itself, and find what in it contradicts its name or its RECORD."""
+"""Read the metadata of a wheel, and find contradictions to its name and its RECORD."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class WheelMetadata:
 
     @property
     def pins(self) -> dict[str, str]:
-        """Project → version, of what it requires as ``==`` and without an extra."""
+        """Project → version, of requirements with ``==`` and without an extra."""
         pins: dict[str, str] = {}
         for requirement in self.requires:
             specifiers = list(requirement.specifier)
@@ -64,7 +64,7 @@ class WheelMetadata:
 
 
 def read_metadata(wheel: WheelFile) -> WheelMetadata:
-    """Read what a wheel says about itself; malformed parts are among the faults, and no error."""
+    """Read the metadata of a wheel; malformed parts are among the faults, and no error."""
     faults: list[str] = []
 
     def tried(read: Callable[[], T], default: T) -> T:

@@ -39,11 +39,11 @@ def digest_label(*texts: str) -> str:
 
 
 def wheel_sbom(facts: Facts, steps: Iterable[tuple[Verdict, Texts]]) -> JsonObject:
-    """Make CycloneDX 1.6 for a wheel of upstream's from the facts that ``patchkit.json`` holds.
+    """Make CycloneDX 1.6 for a wheel of an upstream project from the facts in ``patchkit.json``.
 
-    ``steps`` are those of the plan (``Plan.steps``). Its pedigree names what upstream released (an
-    sdist, or for a repack a wheel), and each patch with the symptom that it resolves. Of a build it
-    also names the sources that were compiled in, what they were compiled against, and the tools.
+    ``steps`` come from the plan (``Plan.steps``). The pedigree names upstream's release (an sdist,
+    or for a repack a wheel), and each patch with the symptom that it resolves. A build's SBOM also
+    names the compiled sources, the libraries they were compiled against, and the tools.
     """
     project = facts["project"]
     purl = f"pkg:pypi/{project}@{quote(facts['wheel'])}"
@@ -89,7 +89,7 @@ def _describe_ancestor(facts: Facts) -> JsonObject:
 
 
 def _describe_patch(verdict: Verdict, texts: Texts) -> JsonObject:
-    """Describe what a fix changes, and the symptom that it resolves."""
+    """Describe the change of a fix, and the symptom that it resolves."""
     fix = verdict.fix
     diff = "".join(git_diff(path, *pair) for path, pair in texts.items())
     issue = {
@@ -133,7 +133,7 @@ def _describe_source(option: str, identity: str, spdx: str | None) -> JsonObject
 
 
 def _linked_components(facts: Facts) -> Iterator[JsonObject]:
-    """Yield what was compiled against, and is not in the wheel."""
+    """Yield the libraries that were compiled against, and are not in the wheel."""
     role = _properties([("role", "compiled against")])
     torch, _, _cuda = facts["environment"]["torch"].partition(",")
     yield _make_component(f"pkg:pypi/torch@{quote(torch)}", "torch", torch) | role
@@ -145,7 +145,7 @@ def _linked_components(facts: Facts) -> Iterator[JsonObject]:
 
 
 def nccl_sbom(facts: Facts) -> JsonObject:
-    """Make CycloneDX 1.6 for a libnccl wheel from the facts that ``patchkit.json`` holds.
+    """Make CycloneDX 1.6 for a libnccl wheel from the facts in ``patchkit.json``.
 
     No serial number and no time stamp: the same build has the same SBOM.
     """

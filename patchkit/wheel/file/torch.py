@@ -1,4 +1,4 @@
-"""Tell a torch for CUDA from one for CPUs alone: that of a wheel, and that of a Python.
+"""Tell a torch for CUDA from a torch for CPUs alone, in a wheel or in a Python.
 
 An index may have both kinds under one version.
 """
@@ -43,7 +43,7 @@ class Torch:
 def torch_of(
     version: Version, requires: Iterable[str], members: Collection[str] | None = None
 ) -> Torch:
-    """Tell what a torch is, from the requirements that hold on its machine.
+    """Tell the kind of a torch from the requirements that hold on its machine.
 
     ``members`` are the paths in its wheel, where that is at hand. Wheels for CUDA require NVIDIA's
     libraries, or have them inside and say so in their local version.

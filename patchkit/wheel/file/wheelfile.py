@@ -180,7 +180,7 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
         return facts
 
     def is_of(self, project: str, version: str) -> bool:
-        """Compare a project and a version, in any spelling, with those of the file name."""
+        """Compare a project and a version, in any spelling, with the file name."""
         versions = {
             canonicalize_version(spelling, strip_trailing_zero=True)
             for spelling in (version, self.name.version)
@@ -228,10 +228,10 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
         read: Callable[[str, BufferedIOBase], T],
         only: Collection[str] | None = None,
     ) -> list[T]:
-        """Return what ``read`` makes of the path and contents of each ELF library and program.
+        """Return the result of ``read(path, contents)`` for each ELF library and program.
 
-        ``only`` are the paths to look at. Several are unpacked at once, which is most of the time
-        that it takes; nothing is written under a name of the wheel's.
+        ``only`` are the paths to look at. Several members are unpacked at once, since that takes
+        most of the time; no file gets a name from the wheel.
         """
 
         def unpack_member(path: str) -> T:
@@ -289,7 +289,7 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
                 yield chunk
 
     def _is_program(self, path: str) -> bool:
-        """Check whether a member begins as what a machine loads; objects and device code do not."""
+        """Check whether a member begins like a library or a program for a CPU."""
         with self._reading(), self._archive.open(self.members[path]) as member:
             head = member.read(_HEAD.size)
 
@@ -307,7 +307,7 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        """Turn what damage raises, anywhere in zipfile, into an error that names the wheel."""
+        """Turn errors of zipfile that damage causes into an error that names the wheel."""
         try:
             yield
         except _DAMAGE as error:

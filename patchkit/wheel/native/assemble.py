@@ -1,8 +1,8 @@
-"""Make machine code of PTX with the locked toolkit's ptxas: what the driver does at first use.
+"""Make machine code of PTX with the locked toolkit's ptxas, as the driver does at first use.
 
 A result depends on the PTX, the options and the toolkit alone, and is kept in the cache under their
-digest: whatever was killed goes on, and a library of another release costs what is new in it. PTX
-that differs in the name of its translation unit alone is compiled once.
+digest. So a run that was killed goes on, and of another release only new PTX is compiled. PTX that
+differs only in the name of its translation unit is compiled once.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Job:
 
     @property
     def is_split(self) -> bool:
-        """Whether ptxas takes several threads for it."""
+        """True if ptxas takes several threads for it."""
         return self.size >= ptxas_figures().split_from
 
     @property
@@ -107,10 +107,10 @@ class Assembled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A job whose PTX was read: ``place`` is where its result is kept, ``ptx`` the sha256.
+    """A job whose PTX was read: ``place`` is the file of its result, ``ptx`` the sha256.
 
-    ``names`` are those of its translation unit; tasks of one ``key`` differ in nothing else.
-    ``words`` are the options for the ptxas of ``toolkit``.
+    ``names`` belong to its translation unit; tasks of one ``key`` differ in nothing else. ``words``
+    are the options for the ptxas of ``toolkit``.
     """
 
     job: Job
@@ -130,13 +130,13 @@ class Task:
 class Assembler:
     """The ptxas and fatbinary of the locked toolkits, for this machine.
 
-    PTX goes to the oldest that reads it: that of the CUDA which compiled it.
+    PTX goes to the oldest toolkit that reads it, which is of the CUDA that compiled it.
     """
 
     def __init__(
         self, *, offline: bool = False, progress: Progress | None = None
     ) -> None:
-        """Unpack the oldest toolkit's compiler, once. Raises what a fetch raises."""
+        """Unpack the oldest toolkit's compiler, once. Raises the errors of a fetch."""
         host = platform.machine()
         self._unpack = partial(
             locked_toolkit, host, host, offline=offline, only=COMPILER
@@ -189,7 +189,7 @@ class Assembler:
         )
 
     def make(self, tasks: Sequence[Task]) -> None:
-        """Make what is not yet in the cache of tasks that have one key, with one run of ptxas.
+        """Make the missing results of tasks that have one key, with one run of ptxas.
 
         Raises BuildError if ptxas does not take it, HostError or StorageError if it cannot run.
         """

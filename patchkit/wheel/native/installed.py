@@ -22,7 +22,7 @@ from patchkit.wheel.native.make import NativeLibrary, make_native
 def make_installed_native(
     site: Path, target: Target, assembler: Assembler, progress: Progress
 ) -> tuple[NativeLibrary, ...]:
-    """Replace what can be assembled in an environment; return all these libraries.
+    """Make the libraries of an environment native; return those with PTX to assemble.
 
     Each package is changed whole or not at all. Raises as ``make_native`` and ``commit_libraries``.
     """

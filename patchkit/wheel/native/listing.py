@@ -1,4 +1,4 @@
-"""List what a device would compile at first use in a library, a wheel or an environment."""
+"""List PTX that a device would compile at first use: of a library, a wheel, an environment."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class DeviceLibrary:
 def list_libraries(path: Path, target: Target) -> tuple[DeviceLibrary, ...]:
     """List the libraries with device code at ``path``: a wheel, a library, or an environment.
 
-    Raises UsageError for what is none of them, SourceError for a damaged file.
+    Raises UsageError for any other path, SourceError for a damaged file.
     """
     if path.is_dir():
         return tuple(list_installed(find_site(path), target))
@@ -97,7 +97,7 @@ def find_site(path: Path) -> Path:
 def list_installed(
     site: Path, target: Target, only: str = ""
 ) -> Iterator[DeviceLibrary]:
-    """List the libraries with device code of what is installed in a folder, or of one project."""
+    """List the libraries with device code of all installed packages, or of one project."""
     for package in metadata.distributions(path=[str(site)]):
         project = canonicalize_name("".join(package.metadata.get_all("Name", [])))
         if only not in ("", project):

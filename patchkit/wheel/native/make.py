@@ -106,7 +106,7 @@ def _make_library(
     results: Mapping[int, Assembled | PatchkitError],
     target: Target,
 ) -> NativeLibrary:
-    """Write one library with what could be assembled of it, by the place of its fat binaries."""
+    """Write one library with its new machine code; ``results`` are by offset of the fat binary."""
     codes: dict[int, Assembled] = {}
     refused = []
     for place, result in results.items():
@@ -135,7 +135,7 @@ def native_facts(
     assembler: Assembler,
     dropped: Sequence[str] = (),
 ) -> Facts:
-    """Return what a wheel says of its native parts, with the SHA-256 of all PTX by library."""
+    """Return a wheel's facts about its native parts, with the SHA-256 of all PTX by library."""
     assembled = {}
     refused = {}
     unreached = {}

@@ -64,10 +64,10 @@ def write_native_wheel(
     assembler: Assembler,
     report: Report,
 ) -> NewFile:
-    """Assemble what the device would compile in a wheel, and write the new wheel into ``dest``.
+    """Assemble the PTX that the device would compile in a wheel; write a new wheel into ``dest``.
 
-    Its version ends with the device and a digest of what is new. Raises UsageError if there is
-    nothing to assemble, and what ``make_native`` raises.
+    Its version ends with the device and a digest of the new libraries. Raises UsageError if there
+    is nothing to assemble, and the errors of ``make_native``.
     """
     names = [
         library.name for library in list_libraries(path, target) if library.writable
@@ -108,7 +108,7 @@ def write_native_wheel(
 def _native_version(
     wheel: WheelFile, target: Target, members: Mapping[str, bytes]
 ) -> str:
-    """Return the version with the device, and a digest of the wheel and what is new in it."""
+    """Return the version with the device, and a digest of the wheel and its new libraries."""
     lines = (f"{digest(data)}  {name}" for name, data in sorted(members.items()))
     label = f"{target.name}.{digest_label(wheel.sha256, target.name, *lines)}"
     version = wheel.name.version

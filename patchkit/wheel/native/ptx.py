@@ -1,4 +1,4 @@
-"""Take PTX out of a fat binary, and read what it says of itself."""
+"""Read the PTX in a fat binary, with its kernels and the options of its compiler."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Write a library anew with other device code; all else keeps its address and its bytes.
 
-``.nv_fatbin`` is packed anew, so that its fat binaries move. What points to them is
-``.nvFatBinSegment``, a record of 24 bytes for each::
+``.nv_fatbin`` is packed anew, so that its fat binaries move. ``.nvFatBinSegment`` points to them,
+with a record of 24 bytes for each::
 
     u32 magic 0x466243B1, u32 version, u64 address of the fat binary, u64 address or 0
 
@@ -139,7 +139,7 @@ class _Layout:
 def replace_device_code(source: Path, dest: Path, codes: FatBinaries) -> None:
     """Write ``source`` as ``dest`` with these fat binaries; ``codes`` has to have every one.
 
-    Raises BuildError if the library is not what nvcc and a linker make, OSError.
+    Raises BuildError if nvcc and a linker make no such library, and OSError.
     """
     try:
         with (
@@ -326,7 +326,7 @@ def _split_segments(
 
 
 def _write_segments(new: IO[bytes], tables: _Tables, layout: _Layout) -> None:
-    """Write the program headers, and what the ELF header says of them, if there is one more."""
+    """Write the program headers and their place in the ELF header, if there is one more."""
     count = len(layout.segments)
     if count == len(tables.segments):
         return
@@ -353,7 +353,7 @@ def _write_segments(new: IO[bytes], tables: _Tables, layout: _Layout) -> None:
 def _write_sections(
     new: IO[bytes], tables: _Tables, layout: _Layout, size: int
 ) -> None:
-    """Write the section headers, and what the ELF header says of them."""
+    """Write the section headers, and their place in the ELF header."""
     shoff = layout.moved(tables.shoff)
     _write_number(new, _SHOFF, shoff)
 

@@ -26,10 +26,10 @@ _OVERDUE = 0.95  # how much of a ptxas is done that runs longer than was reckone
 def assemble_all(
     assembler: Assembler, jobs: Sequence[Job], progress: Callable[[int, int], None]
 ) -> Results:
-    """Assemble on all cores, the longest first, and return what became of each job.
+    """Assemble on all cores, the longest first, and return the result of each job, or its error.
 
-    No more of them run at once than there is memory for. An error says why one has no result.
-    ``progress`` hears every second how many bytes of PTX are done, those at work reckoned.
+    No more jobs run at once than there is memory for. ``progress`` hears every second how many
+    bytes of PTX are done, with an estimate for running jobs.
     """
     pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
     memory = _Memory(int(available_memory() * _SHARE))
@@ -50,7 +50,7 @@ def assemble_all(
 def _plan_all(
     pool: ThreadPoolExecutor, assembler: Assembler, jobs: Sequence[Job], memory: _Memory
 ) -> tuple[Results, list[Group]]:
-    """Read all PTX. Return what cannot be assembled or is in the cache, and what is to be made."""
+    """Read all PTX. Return cached results and errors, and the groups that are to be made."""
 
     def plan(job: Job) -> Task | PatchkitError:
         try:
@@ -110,9 +110,9 @@ def _make_all(
 
 
 class _Reckoning:
-    """How many bytes of PTX are done: those of finished work, and a share of what runs.
+    """How many bytes of PTX are done: of finished jobs, and a share of running ones.
 
-    The pace of a core is that of ``recipes/toolchain.toml`` until work of this run has ended.
+    The pace of a core comes from ``recipes/toolchain.toml`` until a job of this run has ended.
     """
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ class _Reckoning:
 
 
 class _Memory:
-    """Lets threads wait until there is memory for what they do; one of them always goes on."""
+    """Lets threads wait until there is memory for their work; one of them always goes on."""
 
     def __init__(self, size: int) -> None:
         self._size = self._free = size

@@ -93,7 +93,7 @@ def named(code: bytes, names: Mapping[bytes, bytes]) -> bytes:
     """Return machine code of neutral PTX with the real names of its unit.
 
     Only the tables of names change: data may spell a stand-in, and stays. A shorter name is filled
-    up with NULs, so that every other byte keeps its place. Raises SourceError for what is no ELF.
+    up with NULs, so that every other byte keeps its place. Raises SourceError if it is no ELF file.
     """
     if not names:
         return code

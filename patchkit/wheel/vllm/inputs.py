@@ -48,7 +48,7 @@ _ASIDE = shutil.ignore_patterns(".git", "__pycache__")
 class InputSource:
     """A source in its folder.
 
-    ``identity`` says what it is; it is the pin if that was ``verified``. ``notices`` are the
+    ``identity`` names the commit or the digest; ``verified`` if it is the pin. ``notices`` are the
     licences: file name → text.
     """
 
@@ -63,7 +63,7 @@ class InputSource:
 class Gathered:
     """The sources, and where they lie: in variables of the environment and of CMake (``-D``).
 
-    ``installed`` are those whose folder holds what is installed: nothing of them is compiled.
+    ``installed`` sources are not compiled: their folders hold the files to install.
     """
 
     environment: Mapping[str, str]
@@ -103,7 +103,7 @@ def parse_given(texts: Sequence[str]) -> dict[str, str]:
 def check_given(
     wanted: Sequence[Wanted], version: Version, given: Mapping[str, str]
 ) -> None:
-    """Raise UsageError for an option that names what a release does not fetch.
+    """Raise UsageError for a source that the release does not fetch.
 
     Also for the wheel of another release of vLLM, before anything is downloaded.
     """
@@ -137,9 +137,9 @@ def gather_sources(
 ) -> Gathered:
     """Bring every source that a release fetches below ``dest``, which keeps them between builds.
 
-    ``cpu`` and ``target`` are those of the wheel that is built.
-    Raises UsageError for a name that the build does not use; SourceError, HashMismatchError,
-    StorageError and HostError for what cannot be had.
+    ``cpu`` and ``target`` belong to the wheel that is built. Raises UsageError for a name that the
+    build does not use; SourceError, HashMismatchError, StorageError and HostError for a source that
+    cannot be had.
     """
     check_given(wanted, version, given)
     with translated("the sources are not complete", dest):
@@ -323,7 +323,8 @@ def _check_out(
 def _write_source(dest: Path, wanted: Wanted, source: FoundSource) -> Path:
     """Return the folder of a source below ``dest``, written anew only if it is another source.
 
-    Files that are written again are newer, and what includes them would be compiled again.
+    Files that are written again are newer, and everything that includes them would be compiled
+    again.
     """
     option = wanted.known.option
     folder = dest / option

@@ -1,4 +1,4 @@
-"""Make the native parts of a wheel of vLLM: what is assembled in it, and what leaves it.
+"""Make the native parts of a wheel of vLLM: assemble libraries, and leave some out.
 
 A library leaves if it is for other devices alone, and if every import of it may fail.
 """
@@ -32,7 +32,7 @@ _CATCHING = {"", "ImportError", "ModuleNotFoundError", "Exception", "BaseExcepti
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The libraries of a wheel, and what each of them is on the device."""
+    """The libraries of a wheel, each judged on the device."""
 
     binaries: tuple[Binary, ...]
     judged: tuple[Judged, ...]
@@ -81,7 +81,7 @@ class NativeParts:
 
     @property
     def refused_notes(self) -> Iterator[str]:
-        """What the device still compiles, and why."""
+        """Sentences about the PTX that the device still compiles."""
         for library in self.libraries:
             yield from library.refused_notes
 
@@ -97,11 +97,11 @@ def native_parts(
     *,
     keep: bool = False,
 ) -> NativeParts:
-    """Assemble what the device would compile in a wheel's libraries; files go below ``folder``.
+    """Assemble PTX that the device would compile in a wheel's libraries, below ``folder``.
 
     Kernels that ``dispatch`` never calls stay PTX. ``keep`` leaves the libraries for other devices
-    in. Raises ProofError if the wheel's Python cannot do without one of them, and what
-    ``make_native`` raises.
+    in. Raises ProofError if the wheel's Python cannot do without one of them, and the errors of
+    ``make_native``.
     """
     dropped: tuple[str, ...] = ()
     if not keep:

@@ -1,4 +1,4 @@
-"""Bring together all that decides a vLLM wheel, before anything is compiled.
+"""Bring together everything that decides a vLLM wheel, before anything is compiled.
 
 source → patches → external sources → build environment → facts
 """
@@ -59,8 +59,8 @@ _LARGE = 10**8  # bytes; upstream's wheel has more, and all else is there in sec
 class Prepared:
     """The inputs of a build; ``texts`` go into .dist-info, by their path there.
 
-    ``steps`` are those of the plan; ``site`` is the folder with torch and NVIDIA's libraries for
-    the CPU that is built for.
+    ``steps`` come from the plan; ``site`` is the folder with torch and NVIDIA's libraries for the
+    CPU of the wheel.
     """
 
     facts: Facts
@@ -72,7 +72,7 @@ class Prepared:
 
 
 def prepare_build(order: VllmOrder, staged: Path, report: Report) -> Prepared:
-    """Put the patched source and those of other projects below ``staged``.
+    """Put the patched source and the sources of other projects below ``staged``.
 
     Raises BuildError, DriftError, HostError, ProofError, SourceError, StorageError, UsageError.
     """
@@ -183,7 +183,7 @@ def _list_externals(tree: SourceTree) -> tuple[Wanted, ...]:
 def choose_parts(
     tree: SourceTree, without: Collection[str], extensions: Collection[str]
 ) -> SourceTree:
-    """Return the tree without what is left out; if ``extensions`` are named, with these alone."""
+    """Return the tree without the sources in ``without``; with ``extensions``, only with these."""
     reduced = leave_out(tree, by_option(without))
     if extensions:
         return only_extensions(reduced, extensions)

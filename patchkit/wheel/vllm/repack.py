@@ -89,8 +89,8 @@ def repack_wheel(
 
     ``sandboxed`` says how proofs may run the wheel's own code. With an ``assembler`` the libraries
     become native, and those for other devices leave unless they are to be kept. Raises ProofError
-    if the kernels do not serve the device, UsageError if there is nothing to change; and what
-    ``apply`` and ``add_wheel`` raise.
+    if the kernels do not serve the device, UsageError if there is nothing to change, and the errors
+    of ``apply`` and ``add_wheel``.
     """
     # The CUDA is that of the torch which the wheel names, by its label.
     torch = read_metadata(origin.wheel).pins.get("torch", "0")
@@ -162,7 +162,7 @@ def _patch_tree(
     tree: Path,
     sandboxed: Sandboxed,
 ) -> PatchedTree:
-    """Unpack what fixes can read, which is no library, and apply them."""
+    """Unpack everything but libraries, and apply the fixes."""
     for name, data in origin.wheel.texts():
         path = tree / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -232,7 +232,7 @@ def _is_in_wheelhouse(house: Path, filename: str, digest: str) -> bool:
 
 
 def _install_notes(patched: PatchedTree, kernels: Kernels) -> Iterator[str]:
-    """Yield what somebody who installs the wheel has to know."""
+    """Yield notes for whoever installs the wheel."""
     origin = patched.origin
     target = patched.request.target
     if not origin.locked:
@@ -260,7 +260,7 @@ def _install_notes(patched: PatchedTree, kernels: Kernels) -> Iterator[str]:
 
 
 def _first_use_notes(origin: Origin, target: Target, kernels: Kernels) -> Iterator[str]:
-    """Yield what the device compiles at first use of a wheel that is not native."""
+    """Yield notes on PTX that the device compiles, for a wheel that is not native."""
     dispatch = known_dispatch("vllm", origin.version, target)
     entries: list[CodeEntry] = []
     for binary in kernels.binaries:
@@ -276,7 +276,7 @@ def _first_use_notes(origin: Origin, target: Target, kernels: Kernels) -> Iterat
 
 
 def _native_notes(patched: PatchedTree, native: NativeParts) -> Iterator[str]:
-    """Yield what is native in the wheel, and what is not."""
+    """Yield notes on the libraries that are native, and on those that are not."""
     refused = list(native.refused_notes)
     if native.count:
         end = "" if refused else ": none is compiled at first use"

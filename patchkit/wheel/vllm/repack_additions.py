@@ -1,4 +1,4 @@
-"""Make what is new in a repacked wheel: patched files, the ledger, its version, facts and SBOM.
+"""Make the new members of a repacked wheel: patched files, ledger, version, facts and SBOM.
 
 Everything here is text in, bytes out; ``rewrite_wheel`` puts it into the wheel.
 """
@@ -159,7 +159,7 @@ def _wheel_tag(origin: Origin, kernels: Kernels) -> str:
 
 
 def _patched_files(patched: PatchedTree, version: str) -> dict[str, bytes]:
-    """Return what the fixes leave in the wheel: patched files, originals and the ledger."""
+    """Return the files of the fixes: patched files, originals and the ledger."""
     if patched.ledger is None:
         return {}
 
@@ -233,7 +233,7 @@ def _repack_facts(
 
 
 def fix_states(outcome: Applied) -> list[str]:
-    """Return what became of each fix that applies to the release, for the facts."""
+    """Return the state of each fix that applies to the release, for the facts."""
     return [
         f"{verdict.fix.id}: {verdict.state.value}"
         for verdict in outcome.verdicts

@@ -1,4 +1,4 @@
-"""Describe what `patchkit build vllm` is asked to build, and find its sources."""
+"""Describe an order of `patchkit build vllm`, and find its sources."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class VllmOrder:
 
     @property
     def across(self) -> bool:
-        """Return whether it is built for another CPU than this one."""
+        """True if it is built for another CPU than this one."""
         return self.toolchain.machine != platform.machine()
 
     @property
@@ -63,7 +63,7 @@ class VllmOrder:
 
     @property
     def expected(self) -> str:
-        """Return the wheel's file name, but for what only the build can tell."""
+        """Return the wheel's file name, without the digest that only the build knows."""
         version = f"{self.version.public}+{self.label}"
         # cp38-abi3, as upstream's wheels: one wheel for every later Python.
         return f"vllm-{version}-cp38-abi3-linux_{self.toolchain.machine}.whl"
@@ -77,7 +77,7 @@ class VllmOrder:
 
     @property
     def released(self) -> bool:
-        """Return whether it is a release, sdist and wheel for this CPU known by their sha256."""
+        """True for a release whose sdist and wheel for this CPU are known by their sha256."""
         release = self.version.public
         sdist = read_lock(RECIPES / "vllm" / "lock.toml").get(release)
         if sdist is None or self.identity != f"sha256:{sdist.sha256}":
@@ -89,7 +89,7 @@ class VllmOrder:
         """Return where a source comes from, as ``--source`` names it; "" for git.
 
         By default it comes from upstream's wheel of the release, where that is ready, unless the
-        request names a fix of what is compiled.
+        request names a fix for the source's own code.
         """
         if spec := self.given.get(known.option):
             return spec
@@ -126,7 +126,7 @@ class VllmOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmSource:
-    """A folder or an sdist, what it is, its version, and what it takes of the machine."""
+    """A folder or an sdist, with its identity, its version, and its needs of the machine."""
 
     path: Path
     identity: str
@@ -142,7 +142,7 @@ def vllm_source(
     report: Report,
     offline: bool = False,
 ) -> VllmSource:
-    """Return the release of that version (default: the newest), or what is ``named`` instead.
+    """Return the release of that version (default: the newest), or the source that is ``named``.
 
     ``check`` raises if this tree cannot be built as it is asked for. Raises UsageError, SourceError
     for a release that is not supported or no tree of vLLM, DriftError for one that was edited, and

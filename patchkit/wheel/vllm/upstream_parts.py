@@ -54,7 +54,10 @@ def upstream_parts(
     offline: bool,
     progress: Progress | None,
 ) -> FoundSource:
-    """Find in upstream's wheel of a release what it holds of a source; raise as both do."""
+    """Find the parts of a source in upstream's wheel of a release.
+
+    Raises the errors of ``fetch_upstream`` and ``parts_of``.
+    """
     with WheelFile(fetch_upstream(version, cpu, offline, progress)) as wheel:
         return parts_of(wheel, known, target)
 
@@ -62,7 +65,7 @@ def upstream_parts(
 def fetch_upstream(
     version: Version, cpu: str, offline: bool, progress: Progress | None
 ) -> Path:
-    """Fetch upstream's wheel of a release. Raises SourceError for none that is locked."""
+    """Fetch upstream's wheel of a release. Raises SourceError if the lock has none."""
     entry = upstream_wheels().get(cpu, {}).get(version.public)
     if entry is None:
         raise SourceError(
@@ -76,7 +79,7 @@ def fetch_upstream(
 
 
 def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> FoundSource:
-    """Return what a wheel of vLLM holds of a source; libraries for other devices stay out.
+    """Return the parts of a source in a wheel of vLLM; libraries for other devices stay out.
 
     Raises UsageError if there is nothing for the device, ProofError for libraries that do not load
     on it or are linked with another CUDA.
@@ -155,7 +158,7 @@ def members_of(known: KnownSource, paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def prove_parts(wheel: WheelFile, folder: Path, option: str) -> str:
-    """Prove that a wheel has every file of the folder, with the same bytes; say so.
+    """Prove that a wheel has every file of the folder, with the same bytes, in a sentence.
 
     Raises ProofError.
     """
