@@ -96,7 +96,7 @@ def read_entries(
     """
     entries: list[CodeEntry] = []
     for section in sections:
-        for entry in _Reader(stream, section, name).walk():
+        for entry in _SectionReader(stream, section, name).walk():
             entries.append(entry)
             if len(entries) > _MOST_ENTRIES:
                 raise damaged(
@@ -106,7 +106,7 @@ def read_entries(
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class _SectionReader:
     stream: BufferedIOBase
     section: Section
     name: str
