@@ -93,6 +93,7 @@ def read_listed_wheels(
 def _read_wheel(entry: ManifestEntry, path: Path) -> ListedWheel:
     with WheelFile(path) as file:
         metadata = read_metadata(file)
+
         is_ours = entry.kind is Kind.BUILT and bool(metadata.facts)
         has_binaries = is_ours and ANY not in entry.name.cpus
         return ListedWheel(
@@ -141,6 +142,7 @@ def wheel_pins(
             for name in locked
             if name.project == TORCH
         }
+
     for filename, torch in torches.items():
         minor = f"{torch.version.major}.{torch.version.minor}"
         if pinned := load_facts().torch.get(minor):
@@ -171,6 +173,7 @@ def pins_in(house: Path) -> tuple[WheelPin, ...]:
             wheels.append(_read_requirements(path))
         else:
             absent.append(name)
+
     return wheel_pins(wheels, absent)
 
 
@@ -182,6 +185,7 @@ def _read_requirements(path: Path) -> WheelMetadata:
         fault = next(iter(metadata.faults), "")
     except SourceError as error:
         fault = error.what.removeprefix(str(path)).lstrip(": ")
+
     if fault:
         raise UsageError(
             f"{path}: its requirements cannot be read: {fault}",
@@ -200,6 +204,7 @@ def without_effect(
         present = [pin for pin in pins if pin.pin.project == project]
         if any(pin.pin == override.pin for pin in present):
             continue
+
         now = ", ".join(f"{pin.by} pins {pin.pin.version}" for pin in present)
         yield override, now or f"nothing here pins {project}"
 
@@ -225,12 +230,16 @@ def find_disagreements(
     house: Path, wheels: Sequence[ListedWheel], overrides: Sequence[Override]
 ) -> tuple[Finding, ...]:
     """Find everything that keeps these wheels from working together on a node, each thing once."""
-    findings = []
-    for override, now in without_effect(overrides, all_pins(wheels)):
-        what = f"has an override of {override.pin}: {now}"
-        hint = _lift_command(house, override)
-        why = "an override holds for the pin that it was made for, and no other"
-        findings.append(finding(UsageError, MANIFEST, what, hint, why))
+    findings = [
+        finding(
+            UsageError,
+            MANIFEST,
+            f"has an override of {override.pin}: {now}",
+            _lift_command(house, override),
+            "an override holds for the pin that it was made for, and no other",
+        )
+        for override, now in without_effect(overrides, all_pins(wheels))
+    ]
     findings += find_contradicted(overrides, wheels)
 
     for cpu in sorted({cpu for wheel in wheels for cpu in wheel.name.cpus} - {ANY}):
@@ -240,6 +249,7 @@ def find_disagreements(
         findings += _find_other_nccl(group, overrides)
         findings += _find_cuda_clash(cpu, group)
         findings += _find_device_clash(cpu, group)
+
     # A wheel for any CPU is in every group, and would be reported once for each.
     return tuple(dict.fromkeys(findings))
 
@@ -254,25 +264,35 @@ def _find_other_nccl(
         return
 
     for pin in all_pins(wheels):
+        if not is_nccl(pin.pin.project):
+            continue
         version = pin.pin.version
         specifier = SpecifierSet(f"=={version}")
-        if is_nccl(pin.pin.project) and not _is_met(specifier, nccl, overrides):
-            what = f"is for {pin.by}, which pins NCCL {version}; here is {nccl.name.pinned}"
-            why = "beside that torch pip replaces it by stock's, or installs nothing"
-            hint = _mend_command(nccl, version)
-            yield finding(UsageError, pin.wheel, what, hint, why)
+        if not _is_met(specifier, nccl, overrides):
+            yield finding(
+                UsageError,
+                pin.wheel,
+                f"is for {pin.by}, which pins NCCL {version}; here is {nccl.name.pinned}",
+                _mend_command(nccl, version),
+                "beside that torch pip replaces it by stock's, or installs nothing",
+            )
 
 
 def _find_device_clash(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
     devices = {
         wheel.target.name: wheel.name.filename for wheel in wheels if wheel.target
     }
-    if len(devices) > 1:
-        parts = [f"{name}: {filename}" for name, filename in sorted(devices.items())]
-        what = f"wheels for {cpu} are made for several devices: {'; '.join(parts)}"
-        hint = "a wheelhouse for each device: --dir"
-        why = "on either some of it does not load"
-        yield finding(UsageError, [*devices.values()][-1], what, hint, why)
+    if len(devices) < 2:
+        return
+
+    parts = [f"{name}: {filename}" for name, filename in sorted(devices.items())]
+    yield finding(
+        UsageError,
+        list(devices.values())[-1],
+        f"wheels for {cpu} are made for several devices: {'; '.join(parts)}",
+        "a wheelhouse for each device: --dir",
+        "on either some of it does not load",
+    )
 
 
 def find_contradicted(
@@ -280,15 +300,19 @@ def find_contradicted(
 ) -> Iterator[Finding]:
     """Find the wheels of another version than an override takes."""
     for override, wheel in product(overrides, wheels):
+        pin = override.takes
         version = wheel.name.version
-        taken = override.takes
-        # A build of what is taken has a label.
-        is_taken = Version(version.public) == taken.version
-        if wheel.name.project == taken.project and not is_taken:
-            what = f"is {version}, and the override takes {taken}"
-            hint = _mend_command(wheel, taken.version)
-            why = "the override was recorded after it was put here"
-            yield finding(UsageError, wheel.name.filename, what, hint, why)
+        if wheel.name.project != pin.project:
+            continue
+        # A build of that version has a label.
+        if Version(version.public) != pin.version:
+            yield finding(
+                UsageError,
+                wheel.name.filename,
+                f"is {version}, and the override takes {pin}",
+                _mend_command(wheel, pin.version),
+                "the override was recorded after it was put here",
+            )
 
 
 def all_pins(wheels: Sequence[ListedWheel]) -> tuple[WheelPin, ...]:
@@ -317,24 +341,30 @@ def _find_unmet_needs(
     by_project = {wheel.name.project: wheel for wheel in wheels}
     # Without a fill nothing but the built wheels is there, and needs are met from an index.
     is_complete = any(not wheel.built for wheel in wheels)
+
     for wheel in wheels:
-        filename = wheel.name.filename
         for requirement in _applicable_requirements(wheel.metadata, cpu, wheels):
-            specifier = requirement.specifier
-            other = by_project.get(canonicalize_name(requirement.name))
             # Its marker is met.
             need = f"needs {str(requirement).partition(';')[0].strip()}"
-            if other is None:
+            specifier = requirement.specifier
+            neighbour = by_project.get(canonicalize_name(requirement.name))
+            if neighbour is None:
                 if is_complete:
-                    what = f"{need}, which is not in the lock"
-                    hint = wheelhouse_command("fill", wheel.path.parent)
-                    why = "it was built after a fill"
-                    yield finding(UsageError, filename, what, hint, why)
-            elif not _is_met(specifier, other, overrides):
-                what = f"{need}; here is {other.name.pinned}"
-                hint = _mend_command(other, str(specifier).removeprefix("=="))
-                why = "pip finds no set that fits together (ResolutionImpossible)"
-                yield finding(UsageError, filename, what, hint, why)
+                    yield finding(
+                        UsageError,
+                        wheel.name.filename,
+                        f"{need}, which is not in the lock",
+                        wheelhouse_command("fill", wheel.path.parent),
+                        "it was built after a fill",
+                    )
+            elif not _is_met(specifier, neighbour, overrides):
+                yield finding(
+                    UsageError,
+                    wheel.name.filename,
+                    f"{need}; here is {neighbour.name.pinned}",
+                    _mend_command(neighbour, str(specifier).removeprefix("==")),
+                    "pip finds no set that fits together (ResolutionImpossible)",
+                )
 
 
 def _mend_command(wheel: ListedWheel, version: object) -> str:
@@ -352,9 +382,11 @@ def _mend_command(wheel: ListedWheel, version: object) -> str:
     build = quoted(
         "patchkit", "build", built_project, "--version", str(version), "--dir", house
     )
+
     present = wheel.name.version.public
     if not is_nccl(project) or str(version) not in SpecifierSet(f"<{present}"):
         return f"{drop} && {build}"
+
     keep = wheelhouse_command("override", house, f"{project}=={present}")
     return f"{drop} && {build}; or, to keep it: {keep}"
 
@@ -365,6 +397,7 @@ def _applicable_requirements(
     """Yield the requirements that hold on this CPU, with the Python of the lock if there is one."""
     if metadata is None:
         return
+
     environment = _marker_environment(cpu, wheels)
     for requirement in metadata.requires:
         if requirement.marker is None or requirement.marker.evaluate(environment):
@@ -374,6 +407,7 @@ def _applicable_requirements(
 def _marker_environment(cpu: str, wheels: Sequence[ListedWheel]) -> dict[str, str]:
     environment = {key: str(value) for key, value in default_environment().items()}
     environment["platform_machine"] = cpu
+
     # What only an extra requires is not needed here.
     environment["extra"] = ""
     pythons = [
@@ -381,6 +415,7 @@ def _marker_environment(cpu: str, wheels: Sequence[ListedWheel]) -> dict[str, st
         for wheel in wheels
         if not wheel.built and wheel.entry.facts.get("python")
     ]
+
     if pythons:
         parts = pythons[0].split(".")
         environment["python_version"] = ".".join(parts[:2])
@@ -394,22 +429,27 @@ def _find_cuda_clash(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Findin
     for wheel in wheels:
         if wheel.name.project != TORCH or wheel.metadata is None:
             continue
-        filename = wheel.name.filename
         requires = map(str, _applicable_requirements(wheel.metadata, cpu, wheels))
         torch = torch_of(wheel.name.version, requires, wheel.metadata.members)
-        if torch.cuda is None:
-            what = f"is a torch for CPUs alone: {torch.seen}"
-            again = wheelhouse_command("fill", wheel.path.parent)
-            yield finding(ProofError, filename, what, again)
-        elif torch.cuda:
-            majors[torch.cuda] = filename
+        if torch.cuda:
+            majors[torch.cuda] = wheel.name.filename
+        elif torch.cuda is None:
+            yield finding(
+                ProofError,
+                wheel.name.filename,
+                f"is a torch for CPUs alone: {torch.seen}",
+                wheelhouse_command("fill", wheel.path.parent),
+            )
 
     if len(majors) > 1:
         parts = [f"CUDA {major}: {name}" for major, name in sorted(majors.items())]
-        what = f"is for another CUDA than what lies beside it: {'; '.join(parts)}"
-        hint = "take all of it for one CUDA"
-        why = "a process loads both runtimes, and kernels of one do not see tensors of the other"
-        yield finding(ProofError, majors[max(majors)], what, hint, why)
+        yield finding(
+            ProofError,
+            majors[max(majors)],
+            f"is for another CUDA than what lies beside it: {'; '.join(parts)}",
+            "take all of it for one CUDA",
+            "a process loads both runtimes, and kernels of one do not see tensors of the other",
+        )
 
 
 def cuda_majors(wheels: Sequence[ListedWheel]) -> dict[int, str]:

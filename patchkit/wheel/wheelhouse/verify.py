@@ -72,14 +72,15 @@ def check_files(house: Path) -> tuple[Finding, ...]:
     Raises SourceError, StorageError, BusyError.
     """
     with open_for_reading(house):
-        listed = listed_manifest(house)
-        listed_names = {entry.filename for entry in listed.wheels}
+        manifest = listed_manifest(house)
+        listed_names = {entry.filename for entry in manifest.wheels}
+
         findings = [*find_leftovers(house)]
-        for entry in listed.wheels:
+        for entry in manifest.wheels:
             findings += _entry_findings(house, entry)
         findings += _find_unlisted(house, listed_names)
         findings += _find_rivals(house, listed_names)
-        findings += stale_documents(house, listed)
+        findings += stale_documents(house, manifest)
         return tuple(findings)
 
 
@@ -96,27 +97,39 @@ def _find_unlisted(house: Path, listed_names: Collection[str]) -> Iterator[Findi
 
 def _find_rivals(house: Path, listed_names: Collection[str]) -> Iterator[Finding]:
     for pair in combinations(wheels_there(house), 2):
-        if not rivals(*pair):
-            continue
-        # The wheel that nobody made here has to go.
-        gone, kept = sorted(pair, key=lambda name: name.filename in listed_names)
-        what = f"pip cannot resolve it beside {kept.filename} (ResolutionImpossible)"
-        hint = wheelhouse_command("prune", house, "--drop", gone.filename)
-        yield finding(UsageError, gone.filename, what, hint)
+        if rivals(*pair):
+            # The wheel that nobody made here has to go.
+            gone, listed = sorted(pair, key=lambda name: name.filename in listed_names)
+            yield finding(
+                UsageError,
+                gone.filename,
+                f"pip cannot resolve it beside {listed.filename} (ResolutionImpossible)",
+                wheelhouse_command("prune", house, "--drop", gone.filename),
+            )
 
 
 def _entry_findings(house: Path, entry: ManifestEntry) -> Iterator[Finding]:
     path = house / entry.filename
     again = _make_again(house, entry)
+
     if not os.path.lexists(path):
         if entry.held:
-            hint = f"{again}; or: {wheelhouse_command('prune', house)}"
-            what = "is listed, and not there"
-            yield finding(StorageError, entry.filename, what, hint)
+            yield finding(
+                StorageError,
+                entry.filename,
+                "is listed, and not there",
+                f"{again}; or: {wheelhouse_command('prune', house)}",
+            )
         return
+
     if not is_file(path):
-        hint = f"{quoted('rm', '--', path)}; then {again}"
-        yield finding(HashMismatchError, entry.filename, LINKED, hint, WHY_LINKED)
+        yield finding(
+            HashMismatchError,
+            entry.filename,
+            LINKED,
+            f"{quoted('rm', '--', path)}; then {again}",
+            WHY_LINKED,
+        )
         return
 
     faults = [*_find_change(path, entry)]
@@ -159,29 +172,32 @@ def find_leftovers(house: Path) -> Iterator[Finding]:
     prune = wheelhouse_command("prune", house)
     fill = wheelhouse_command("fill", house)
     either = f"{fill}; or: {prune}"
-    for name, what, hint in (
+
+    for name, problem, hint in (
         (JOURNAL, "left by an interrupted run", prune),
         (DAMAGED, "left by an interrupted run", prune),
         (FILLING, "left by an interrupted fill, or one is at work", either),
     ):
         if os.path.lexists(house / name):
-            yield finding(StorageError, name, what, hint)
+            yield finding(StorageError, name, problem, hint)
 
 
-def stale_documents(house: Path, listed: Manifest) -> Iterator[Finding]:
+def stale_documents(house: Path, manifest: Manifest) -> Iterator[Finding]:
     """Find documents that are missing, or not those of the listed wheels."""
-    if listed == Manifest() and not (house / MANIFEST).exists():
+    if manifest == Manifest() and not (house / MANIFEST).exists():
         return
+
     hint = f"to write it anew: {wheelhouse_command('prune', house)}"
-    for filename, text in write_documents(listed).items():
+    for filename, text in write_documents(manifest).items():
         path = house / filename
         if not os.path.lexists(path):
             yield finding(HashMismatchError, filename, "is missing", hint)
         elif not is_file(path):
             yield finding(HashMismatchError, filename, LINKED, hint)
         elif read_own(path) != text.encode():
-            what = "is not the one of these wheels"
-            yield finding(HashMismatchError, filename, what, hint)
+            yield finding(
+                HashMismatchError, filename, "is not the one of these wheels", hint
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,51 +221,54 @@ def verify_wheelhouse(house: Path) -> Verified:
 
     Raises SourceError if there is none, StorageError, BusyError.
     """
-    files = check_files(house)
-    listed = load_manifest(house)
+    findings = [*check_files(house)]
+    manifest = load_manifest(house)
     # A damaged wheel has its finding already, and is not opened.
-    damaged = {finding.where for finding in files}
-    wheels, unread = read_listed_wheels(house, listed.wheels, damaged)
-    findings = [*files, *unread]
+    damaged = {finding.where for finding in findings}
+    wheels, unread = read_listed_wheels(house, manifest.wheels, damaged)
+
+    findings += unread
     for wheel in wheels:
         if wheel.built and wheel.metadata and wheel.metadata.facts:
             findings += check_wheel(wheel.metadata, wheel.binaries)
         findings += find_unfit(wheel)
-    findings += find_disagreements(house, wheels, listed.overrides)
+    findings += find_disagreements(house, wheels, manifest.overrides)
 
     # `find_disagreements` reports what is missing in a wheelhouse that was filled.
     is_filled = any(not wheel.built for wheel in wheels)
     return Verified(
-        entries=listed.wheels,
+        entries=manifest.wheels,
         pins=_deciding_versions(wheels),
         findings=tuple(dict.fromkeys(findings)),
         unmet=() if is_filled else _unmet_pins(wheels),
-        overrides=listed.overrides,
-        offers=known_overrides(all_pins(wheels), listed.overrides),
+        overrides=manifest.overrides,
+        offers=known_overrides(all_pins(wheels), manifest.overrides),
     )
 
 
 def _deciding_versions(wheels: Sequence[ListedWheel]) -> dict[str, str]:
     """Return the versions of what was built, and of torch, triton and NCCL."""
+
     versions = {}
     for wheel in wheels:
         project = wheel.name.project
         if wheel.built or project in (TORCH, "triton") or is_nccl(project):
             versions[project] = str(wheel.name.version)
+
     return versions
 
 
 def _unmet_pins(wheels: Sequence[ListedWheel]) -> tuple[str, ...]:
     projects = {wheel.name.project for wheel in wheels}
-    pins: dict[str, None] = {}
+    pins = []
     for wheel in wheels:
-        decisive = wheel.metadata.decisive_pins if wheel.metadata else {}
-        pins |= {
-            f"{name}=={version}": None
-            for name, version in decisive.items()
-            if name not in projects
-        }
-    return tuple(pins)
+        if wheel.metadata:
+            pins += [
+                f"{name}=={version}"
+                for name, version in wheel.metadata.decisive_pins.items()
+                if name not in projects
+            ]
+    return tuple(dict.fromkeys(pins))
 
 
 def find_unfit(wheel: ListedWheel) -> Iterator[Finding]:
@@ -258,25 +277,27 @@ def find_unfit(wheel: ListedWheel) -> Iterator[Finding]:
     if not wheel.built or not facts:
         return
 
-    filename = wheel.name.filename
     if dict(wheel.entry.facts) != dict(facts):
-        what = f"patchkit.json in it does not say what {MANIFEST} says"
-        why = "one of the two was edited"
-        yield finding(SourceError, filename, what, "build it again", why)
+        yield finding(
+            SourceError,
+            wheel.name.filename,
+            f"patchkit.json in it does not say what {MANIFEST} says",
+            "build it again",
+            "one of the two was edited",
+        )
 
-    target = wheel.target
-    project = facts.get("project")
-    if target is None:
-        what = f"patchkit.json in it names no known target: {facts.get('target')!r}"
-        yield finding(SourceError, filename, what, "build it again, or update patchkit")
-    elif project == "nccl":
-        yield from _find_inexact(wheel, facts, target)
-    elif project == "vllm":
-        version = wheel.name.version
-        judged = judge_libraries(wheel.binaries, target, version)
-        fatal = [library for library in judged if library.fatal]
-        yield from missed(version, fatal, target, filename)
-        yield from _find_not_native(wheel, facts, target)
+    if wheel.target is None:
+        yield finding(
+            SourceError,
+            wheel.name.filename,
+            f"patchkit.json in it names no known target: {facts.get('target')!r}",
+            "build it again, or update patchkit",
+        )
+    elif facts.get("project") == "nccl":
+        yield from _find_inexact(wheel, facts, wheel.target)
+    elif facts.get("project") == "vllm":
+        yield from _find_missed(wheel, wheel.target)
+        yield from _find_not_native(wheel, facts, wheel.target)
 
 
 def _find_inexact(
@@ -290,6 +311,13 @@ def _find_inexact(
             yield finding(ProofError, filename, error.what, error.hint, error.why)
 
 
+def _find_missed(wheel: ListedWheel, target: Target) -> Iterator[Finding]:
+    version = wheel.name.version
+    judged = judge_libraries(wheel.binaries, target, version)
+    fatal = [library for library in judged if library.fatal]
+    yield from missed(version, fatal, target, wheel.name.filename)
+
+
 def _find_not_native(
     wheel: ListedWheel, facts: Mapping[str, Any], target: Target
 ) -> Iterator[Finding]:
@@ -298,8 +326,12 @@ def _find_not_native(
     claimed.difference_update(_native_claim(facts, "never_called"))
     for binary in wheel.binaries:
         if binary.name in claimed and jit_entries(binary, target):
-            what = f"{binary.name} is not native, though patchkit.json says it is"
-            yield finding(ProofError, wheel.name.filename, what, "repack it again")
+            yield finding(
+                ProofError,
+                wheel.name.filename,
+                f"{binary.name} is not native, though patchkit.json says it is",
+                "repack it again",
+            )
 
 
 def _native_claim(facts: Mapping[str, Any], key: str) -> Collection[str]:
@@ -331,22 +363,25 @@ def prune_wheelhouse(
     be read. Raises as ``add_wheel`` does, and SourceError if no manifest says what belongs here.
     """
     with open_for_reading(house) if dry_run else hold_wheelhouse(house):
-        cleared = [Pruned(left.where, left.what) for left in find_leftovers(house)]
+        cleared = [
+            Pruned(leftover.where, leftover.what) for leftover in find_leftovers(house)
+        ]
         if not dry_run:
             cleared += _clear_leftovers(house, force=force)
 
         manifest = listed_manifest(house)
         dropped = _find_dropped(house, set(drop))
         removed = [*_plan_removal(house, manifest.wheels, dropped)]
-        gone = {file.filename for file in removed}
-        left = [entry for entry in manifest.wheels if entry.filename not in gone]
-        kept = replace(manifest, wheels=tuple(left))
+        names = {file.filename for file in removed}
+        wheels = [entry for entry in manifest.wheels if entry.filename not in names]
+        manifest = replace(manifest, wheels=tuple(wheels))
+
         stale = [
             Pruned(document.where, "written anew")
-            for document in stale_documents(house, kept)
+            for document in stale_documents(house, manifest)
         ]
         if (stale or removed) and not dry_run:
-            commit_files(house, write_documents(kept), sorted(gone))
+            commit_files(house, write_documents(manifest), sorted(names))
     return (*cleared, *removed, *stale)
 
 
@@ -360,30 +395,33 @@ def _find_dropped(house: Path, drop: AbstractSet[str]) -> set[str]:
         unknown -= names
         if names & drop:
             dropped.add(wheel.filename)
+
     if unknown:
-        there = ", ".join(wheel.filename for wheel in wheels)
-        hint = f"there are {there or 'none'}"
-        raise UsageError(f"no wheel here is called {min(unknown)!r}", hint=hint)
+        filenames = ", ".join(wheel.filename for wheel in wheels)
+        raise UsageError(
+            f"no wheel here is called {min(unknown)!r}",
+            hint=f"there are {filenames or 'none'}",
+        )
     return dropped
 
 
 def _plan_removal(
-    house: Path, listed: Collection[ManifestEntry], dropped: AbstractSet[str]
+    house: Path, entries: Collection[ManifestEntry], dropped: AbstractSet[str]
 ) -> Iterator[Pruned]:
-    there = {path.name for path in house.glob("*.whl")}
-    if there - dropped and not (house / MANIFEST).exists():
+    present = {path.name for path in house.glob("*.whl")}
+    if present - dropped and not (house / MANIFEST).exists():
         raise SourceError(
             f"{house / MANIFEST}: is missing, so nothing says which wheels belong here",
             why="it was deleted, or this is not a wheelhouse of patchkit",
             hint="remove the wheels by hand, or build them again",
         )
 
-    listed_names = {entry.filename for entry in listed}
-    held_names = {entry.filename for entry in listed if entry.held}
+    listed = {entry.filename for entry in entries}
+    held = {entry.filename for entry in entries if entry.held}
     for names, reason in (
         (dropped, "dropped"),
-        (there - listed_names - dropped, f"not in {MANIFEST}"),
-        (held_names - there - dropped, "gone, listed no more"),
+        (present - listed - dropped, f"not in {MANIFEST}"),
+        (held - present - dropped, "gone, listed no more"),
     ):
         for name in sorted(names):
             yield Pruned(name, reason)
@@ -396,6 +434,7 @@ def _clear_leftovers(house: Path, *, force: bool) -> list[Pruned]:
         if damaged.is_symlink():
             damaged.unlink()
     shutil.rmtree(damaged, ignore_errors=True)
+
     journal = wheelhouse_journal(house)
     is_set_aside = force and journal.discard(damaged)
     journal.recover()
