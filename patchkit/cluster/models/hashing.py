@@ -37,19 +37,28 @@ def hash_findings(
     findings = [
         unreadable_finding(name, trouble) for name, trouble in hashes.troubles.items()
     ]
+
     for name, digest in hashes.digests.items():
         right = files[name].digest
         if digest != right:
-            what = f"has the hash {digest[:16]}…, not {right[:16]}…"
-            why = "its bytes are not those of the Hub"
-            findings.append(Finding(about=HASH, where=name, what=what, why=why))
+            findings.append(
+                Finding(
+                    about=HASH,
+                    where=name,
+                    what=f"has the hash {digest[:16]}…, not {right[:16]}…",
+                    why="its bytes are not those of the Hub",
+                )
+            )
     return findings
 
 
 def unreadable_finding(name: str, trouble: str) -> Finding:
     """Return the finding of a file that the system could not read."""
-    why = "whether its bytes are right is not known"
-    return Finding(where=name, what=f"cannot be read: {trouble}", why=why)
+    return Finding(
+        where=name,
+        what=f"cannot be read: {trouble}",
+        why="whether its bytes are right is not known",
+    )
 
 
 def hash_files(
@@ -61,8 +70,10 @@ def hash_files(
     """
     done = 0
     total = sum(file.size for file in files.values())
+
     digests: dict[str, str] = {}
     troubles: dict[str, str] = {}
+
     over = threading.Event()
     pool = ThreadPoolExecutor(min(_SIDE_BY_SIDE, os.cpu_count() or 1))
     try:
@@ -70,6 +81,7 @@ def hash_files(
             name: pool.submit(_hash_file, place / name, file.digest, over)
             for name, file in files.items()
         }
+
         for name, file in files.items():
             try:
                 digests[name] = hashes[name].result()
@@ -94,6 +106,7 @@ def _hash_file(path: Path, like: str, over: threading.Event) -> str:
         if len(like) == _SHA1:
             head = f"blob {os.fstat(file.fileno()).st_size}\0".encode()
             digest = hashlib.sha1(head, usedforsecurity=False)
+
         while (length := file.readinto(block)) and not over.is_set():
             digest.update(block[:length])
     return digest.hexdigest()

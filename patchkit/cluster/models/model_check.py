@@ -7,7 +7,14 @@ the headers of safetensors; the full one hashes every file as well. No network i
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import (
+    Collection,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -90,6 +97,7 @@ def check_model(folder: str, full: bool = False) -> Checking:
         raise UsageError(
             f"{place}: no such folder", hint="`patchkit model list` names the models"
         )
+
     check = quick_check(place)
     if not full:
         return check
@@ -137,9 +145,12 @@ def held_models(models: str) -> list[ModelCheck]:
 def quick_check(folder: Path) -> ModelCheck:
     """Return what is seen without hashing."""
     sizes, broken = list_files(folder)
-    why = "the folder of a cache was copied without what it links to"
     findings = [
-        Finding(where=name, what="is a link to nothing, or no file", why=why)
+        Finding(
+            where=name,
+            what="is a link to nothing, or no file",
+            why="the folder of a cache was copied without what it links to",
+        )
         for name in broken
     ]
 
@@ -147,17 +158,22 @@ def quick_check(folder: Path) -> ModelCheck:
     try:
         model_record = read_record(folder)
     except RecordError as error:
-        why = "without it the files cannot be checked"
-        findings.append(Finding(where=RECORD, what=str(error), why=why))
+        findings.append(
+            Finding(
+                where=RECORD,
+                what=str(error),
+                why="without it the files cannot be checked",
+            )
+        )
 
     wrong = {finding.where for finding in findings}
     findings += _check_files(folder, model_record, sizes, wrong)
     named = folder_of(folder.name)
-    short_commit = named.commit if named else ""
+    commit = named.commit if named else ""
     return ModelCheck(
         folder=str(folder),
         repo=named.repo if named else "",
-        commit=model_record.commit if model_record else short_commit,
+        commit=model_record.commit if model_record else commit,
         files=len(sizes),
         size=sum(sizes.values()),
         recorded=model_record is not None,
@@ -169,6 +185,7 @@ def list_files(folder: Path) -> tuple[dict[str, int], list[str]]:
     """Return a model's files with their sizes, and the names of what is neither file nor folder."""
     sizes: dict[str, int] = {}
     broken = []
+
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         if name.parts[0] in (CACHE, ".git"):
@@ -187,35 +204,47 @@ def _check_files(
     wrong: Collection[str],
 ) -> Iterator[Finding]:
     """Yield what is not there, what was cut off, and what nobody can say of it."""
-    if not any(name in sizes for name in CONFIGS):
-        why = "vLLM cannot tell what model this is"
-        yield Finding(where=CONFIGS[0], what="is missing", why=why)
+    if sizes.keys().isdisjoint(CONFIGS):
+        yield Finding(
+            where=CONFIGS[0],
+            what="is missing",
+            why="vLLM cannot tell what model this is",
+        )
 
     # vLLM loads those of the main folder.
     weights = [name for name in sizes if "/" not in name and is_weights(name)]
     if not weights:
-        why = "vLLM would have nothing to load"
-        yield Finding(what="there are no weights", why=why)
+        yield Finding(
+            what="there are no weights",
+            why="vLLM would have nothing to load",
+        )
     yield from _find_missing(folder, model_record, sizes, wrong)
 
     recorded = model_record.files if model_record else {}
     unrecorded = [name for name in weights if name not in recorded]
     yield from _check_headers(folder, unrecorded, sizes)
-    for where in unrecorded if model_record else [""]:
-        what = "was not fetched by patchkit: no hash is known"
-        hint = quoted("hf", "cache", "verify", "REPO", "--local-dir", folder)
-        yield Finding(level=Level.UNKNOWN, where=where, what=what, hint=hint)
+    for name in unrecorded if model_record else [""]:
+        yield Finding(
+            level=Level.UNKNOWN,
+            where=name,
+            what="was not fetched by patchkit: no hash is known",
+            hint=quoted("hf", "cache", "verify", "REPO", "--local-dir", folder),
+        )
     yield from _check_sizes(recorded, sizes)
 
 
 def _check_headers(
-    folder: Path, names: Sequence[str], sizes: Mapping[str, int]
+    folder: Path, names: Iterable[str], sizes: Mapping[str, int]
 ) -> Iterator[Finding]:
     """Yield the safetensors that were cut off, by their own headers."""
     for name in filter(is_safetensors, names):
-        if what := header_problem(folder / name, sizes[name]):
-            why = "its own header says how long it is"
-            yield Finding(where=name, what=what, why=why)
+        problem = header_problem(folder / name, sizes[name])
+        if problem:
+            yield Finding(
+                where=name,
+                what=problem,
+                why="its own header says how long it is",
+            )
 
 
 def _check_sizes(
@@ -225,8 +254,11 @@ def _check_sizes(
     for name, file in recorded.items():
         size = sizes.get(name, file.size)
         if size != file.size:
-            what = f"has {size:,} bytes, not {file.size:,}"
-            yield Finding(where=name, what=what, why="it was cut off")
+            yield Finding(
+                where=name,
+                what=f"has {size:,} bytes, not {file.size:,}",
+                why="it was cut off",
+            )
 
 
 def _find_missing(
@@ -238,53 +270,64 @@ def _find_missing(
     """Yield what a record, an index or the names of shards promise, and is not there."""
     reasons: dict[str, str] = {}
     if model_record:
-        why = "it was chosen when the model was fetched"
-        reasons |= dict.fromkeys(model_record.files, why)
-    why = "the names of the other shards count it"
-    reasons |= dict.fromkeys(_shards_by_name(sizes), why)
+        reasons |= dict.fromkeys(
+            model_record.files, "it was chosen when the model was fetched"
+        )
+    reasons |= dict.fromkeys(
+        _shards_by_name(sizes), "the names of the other shards count it"
+    )
     try:
-        shards = read_shards(folder, sizes)
-        reasons |= dict.fromkeys(shards, "the index of the weights names it")
+        reasons |= dict.fromkeys(
+            read_shards(folder, sizes), "the index of the weights names it"
+        )
     except RecordError as error:
-        index, _, what = error.what.partition(": ")
-        yield Finding(where=index, what=what)
+        index, _, problem = error.what.partition(": ")
+        yield Finding(where=index, what=problem)
 
-    for name, why in sorted(reasons.items()):
+    for name, reason in sorted(reasons.items()):
         if name not in sizes and name not in wrong:
-            yield Finding(where=name, what="is missing", why=why)
+            yield Finding(where=name, what="is missing", why=reason)
 
 
-def _shards_by_name(names: Collection[str]) -> Iterator[str]:
+def _shards_by_name(names: Iterable[str]) -> Iterator[str]:
     """Yield all shards of the sets of which one is there: NAME-00001-of-00002.safetensors."""
     sets = set()
     for name in names:
         match = _SHARD.fullmatch(name)
         if match and "/" not in name and is_weights(name):
-            sets.add((match["stem"], match["count"], match["suffix"]))
+            sets.add(match.group("stem", "count", "suffix"))
 
     for stem, count, suffix in sets:
-        for number in range(1, min(int(count), _MOST_SHARDS) + 1):
+        last = min(int(count), _MOST_SHARDS)
+        for number in range(1, last + 1):
             yield f"{stem}-{number:05}-of-{count}{suffix}"
 
 
 def header_problem(path: Path, size: int) -> str:
     """Return why a file of safetensors is not whole, by its own header; "" if it is."""
-    most = min(max(0, size - _LENGTH_BYTES), _LONGEST_HEADER)
     try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            if length > most:
-                return "is cut off, or no file of safetensors"
-            header = read_json(dict[str, Any], file.read(length))
-        header.pop("__metadata__", None)
-        ends = [
-            record(tuple[int, int], tensor["data_offsets"])[1]
-            for tensor in header.values()
-        ]
+        whole = _read_whole_size(path, size)
     except OSError as error:
         return f"cannot be read: {error.strerror or error}"
     except (RecordError, LookupError, TypeError):
         return "is no file of safetensors: its header cannot be read"
 
-    whole = _LENGTH_BYTES + length + max(ends, default=0)
+    if whole is None:
+        return "is cut off, or no file of safetensors"
     return "" if size == whole else f"has {size:,} bytes, not {whole:,}"
+
+
+def _read_whole_size(path: Path, size: int) -> int | None:
+    """Return the size that the header of safetensors tells, None if it is not all there."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        if length > min(max(0, size - _LENGTH_BYTES), _LONGEST_HEADER):
+            return None
+        tensors = read_json(dict[str, Any], file.read(length))
+
+    tensors.pop("__metadata__", None)
+    end = 0
+    for tensor in tensors.values():
+        offsets = record(tuple[int, int], tensor["data_offsets"])
+        end = max(end, offsets[1])
+    return _LENGTH_BYTES + length + end
