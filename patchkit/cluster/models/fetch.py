@@ -97,6 +97,7 @@ class FetchPlan:
 def plan_fetch(models: str, python: str, repo: str, revision: str) -> FetchPlan:
     """Return the plan. ``python`` is the one that has vLLM. Raises what a fetch would."""
     chosen, folder = _ask_hub(models, python, repo, revision)
+
     size = sum(file.size for file in chosen.files.values())
     left = size - _count_bytes(folder, chosen)
 
@@ -124,6 +125,7 @@ def fetch_model(models: str, python: str, repo: str, commit: str) -> Checking:
             yield from _run_hf_download(python, chosen, folder)
             for part in _find_parts(folder):
                 part.unlink(missing_ok=True)
+
             return (yield from check_anew(str(folder)))
 
 
@@ -167,12 +169,14 @@ def _ask_hub(
     except RecordError as error:
         hint = f"tell its owner: https://huggingface.co/{repo}/discussions"
         raise SourceError(f"{repo}: {error}", hint=hint) from None
+
     folder = ModelFolder(repo=repo, commit=chosen.commit)
     return chosen, models_folder(models) / folder.name
 
 
 def _list_commit(python: Path, repo: str, revision: str) -> HubListing:
     answer = process.ask(python, _ASK, repo, revision, timeout=_PATIENCE, hint=_PYTHON)
+
     spec = f"{repo}@{revision}" if revision else repo
     if isinstance(answer, dict) and answer.get("kind") in _ERRORS:
         kind, hint = _ERRORS[answer["kind"]]
@@ -203,6 +207,7 @@ def _run_hf_download(
     words = [str(Path(python).expanduser().with_name("hf")), "download", chosen.repo]
     words += names
     words += ["--revision", chosen.commit, "--local-dir", str(folder)]
+
     environment = {
         "HF_XET_HIGH_PERFORMANCE": "1",
         **os.environ,
@@ -211,10 +216,12 @@ def _run_hf_download(
         # Not the user's cache: hf would take what it has unseen.
         "HF_HUB_CACHE": str(folder / CACHE / "patchkit" / "hub"),
     }
+
     with Follow(*words, env=environment) as running:
         for _line in running:
             size = _count_bytes(folder, chosen) + _parts_size(folder)
             yield min(size, total), total
+
     _require_downloaded(chosen.repo, running.done)
 
 
@@ -230,6 +237,7 @@ def _require_downloaded(repo: str, done: Completed) -> None:
         is_progress = "%|" in line or "it/s" in line
         if line.strip() and not is_progress:
             words = line.strip()
+
     raise StorageError(
         f"{repo}: hf download failed: {words}",
         hint="run the same command again: the files that are whole are kept",

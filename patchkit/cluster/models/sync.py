@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -114,20 +114,18 @@ def find_holders(
     """
     holders = [
         (node, model)
-        for node, models in zip(nodes, models_by_node, strict=True)
-        if not isinstance(models, PatchkitError)
-        for model in models
+        for node, model in _all_models(nodes, models_by_node)
         if model.repo == repo and _is_same_commit(model.commit, commit)
     ]
     if whole:
-        holders = [holder for holder in holders if not holder[1].exit_code]
+        holders = [(node, model) for node, model in holders if not model.exit_code]
 
     commits = sorted({model.commit[:SHORT] for _node, model in holders})
     spec = f"{repo}@{commit}" if commit else repo
     if not commits:
-        what = "no node has the whole model" if whole else "lies on no node"
         raise SourceError(
-            f"{spec}: {what}", hint=quoted("patchkit", "model", "get", spec)
+            f"{spec}: {'no node has the whole model' if whole else 'lies on no node'}",
+            hint=quoted("patchkit", "model", "get", spec),
         )
     if len(commits) > 1:
         raise SourceError(
@@ -137,9 +135,19 @@ def find_holders(
     return holders
 
 
-def _is_same_commit(held: str, wanted: str) -> bool:
+def _all_models(
+    nodes: Sequence[ModelNode],
+    models_by_node: Sequence[list[ModelCheck] | PatchkitError],
+) -> Iterator[tuple[ModelNode, ModelCheck]]:
+    for node, models in zip(nodes, models_by_node, strict=True):
+        if not isinstance(models, PatchkitError):
+            for model in models:
+                yield node, model
+
+
+def _is_same_commit(short: str, commit: str) -> bool:
     """Compare commits of which either may be shortened: a folder's name has its first digits."""
-    return held.startswith(wanted) or wanted.startswith(held)
+    return short.startswith(commit) or commit.startswith(short)
 
 
 def find_source(
@@ -167,14 +175,19 @@ def find_source(
         if not source.check.exit_code:
             return node, source, damaged_sources
         damaged_sources.append((node, source.check))
+
     raise _no_source_error(spec, damaged_sources)
 
 
 def _failed_check(
     node: ModelNode, model: ModelCheck, error: PatchkitError
 ) -> ModelCheck:
-    what = error.what.removeprefix(f"{node.ssh}: ")
-    fault = Finding(kind=type(error), what=what, why=error.why, hint=error.hint)
+    fault = Finding(
+        kind=type(error),
+        what=error.what.removeprefix(f"{node.ssh}: "),
+        why=error.why,
+        hint=error.hint,
+    )
     return replace(model, findings=(fault,))
 
 
@@ -190,15 +203,18 @@ def _no_source_error(
             lines.append(f"{node.ssh}: {model.folder}{file}: {fault.what}")
             faults.append(fault)
 
-    what = "\n".join(lines)
+    text = "\n".join(lines)
     again = quoted("patchkit", "model", "get", spec)
     if any(fault.about == HASH for fault in faults):
-        why = "a disk lost bytes, or somebody changed them; nothing was copied"
-        return HashMismatchError(what, why=why, hint=again)
+        return HashMismatchError(
+            text,
+            why="a disk lost bytes, or somebody changed them; nothing was copied",
+            hint=again,
+        )
 
-    first = faults[0]
-    why = "; ".join(filter(None, [first.why, "nothing was copied"]))
-    return first.kind(what, why=why, hint=first.hint or again)
+    fault = faults[0]
+    reasons = filter(None, [fault.why, "nothing was copied"])
+    return fault.kind(text, why="; ".join(reasons), hint=fault.hint or again)
 
 
 def read_source(folder: str) -> Generator[tuple[int, int], None, ModelSource]:
@@ -211,6 +227,7 @@ def read_source(folder: str) -> Generator[tuple[int, int], None, ModelSource]:
     model_record = read_record(place)
     recorded = model_record.files if model_record else {}
     unrecorded = _list_unrecorded(place, recorded)
+
     hashes = yield from hash_files(place, unrecorded)
     if hashes.troubles:
         faults = [
@@ -296,6 +313,7 @@ def stage_model(
     """
     require_rsync()
     folder, staging = _places(models, name)
+
     wanted = record(dict[FileName, ModelFile], files)
     with translated(at=folder):
         lacking = yield from _lacking_files(folder, wanted)
@@ -307,6 +325,7 @@ def stage_model(
         )
         require_room(folder, left)
         staging.mkdir(parents=True, exist_ok=True)
+
     return ModelStage(
         staging=str(staging), lacking=tuple(lacking), files_to_send=tuple(files_to_send)
     )
@@ -318,6 +337,7 @@ def _places(models: str, name: str) -> tuple[Path, Path]:
         raise UsageError(
             f"{name!r} is no folder of a model", hint="`patchkit model list`"
         )
+
     folder = (models_folder(models) / name).resolve()
     return folder, folder.parent / _ASIDE / name
 
@@ -329,6 +349,7 @@ def _lacking_files(
     present = {
         name: file for name, file in files.items() if _size(place / name) == file.size
     }
+
     hashes = yield from hash_files(place, present)
     return {
         name: file
@@ -346,9 +367,11 @@ def send_model(
 ) -> Copying:
     """Copy files of a model to a node, as ``copy_files`` does."""
     *ssh, _dashes, _destination = ssh_words(destination, "-o", "ControlMaster=no")
+
     # Links are resolved: what they lead to lies on this node alone. What an interrupt left aside is
     # gone on with, whatever its time says.
     options = ("-RLtp", "--inplace", "--ignore-times")
+
     total = sum(_size(Path(folder, name)) for name in names)
     sources = [f"{folder}/./{name}" for name in names]
     return (yield from copy_files(options, sources, total, ssh, destination, target))
@@ -390,8 +413,10 @@ def _move_files(staging: Path, folder: Path, names: Iterable[str]) -> None:
         folders.update(
             parent for parent in target.parents if parent.is_relative_to(folder)
         )
+
         sync(staging / name)
         (staging / name).replace(target)
+
     for place in folders:
         sync(place)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -39,14 +40,18 @@ def wanted_metrics() -> tuple[WantedMetric, ...]:
 
 def read_figures(text: str, wanted: Sequence[WantedMetric]) -> dict[str, float]:
     """Return the wanted figures that a text has, by their ids."""
-    series = _read_series(text, {name for metric in wanted for name in metric.names})
+    names = {name for metric in wanted for name in metric.names}
+    series = _read_series(text, names)
+
     figures: dict[str, float] = {}
     for metric in wanted:
         rows = next((series[name] for name in metric.names if name in series), [])
-        labels = metric.where.items()
-        values = [value for present, value in rows if labels <= present.items()]
+        values = [
+            value for labels, value in rows if metric.where.items() <= labels.items()
+        ]
         if values:
-            figures[metric.id] = max(values) if metric.fold == "max" else sum(values)
+            fold = max if metric.fold == "max" else sum
+            figures[metric.id] = fold(values)
         elif rows and metric.where:
             # A counter has no series before the first event of its kind.
             figures[metric.id] = 0.0
@@ -55,13 +60,16 @@ def read_figures(text: str, wanted: Sequence[WantedMetric]) -> dict[str, float]:
 
 def _read_series(text: str, names: Collection[str]) -> dict[str, list[_Series]]:
     """Return the series of these names; what is no finite number from 0 on is left out."""
-    series: dict[str, list[_Series]] = {}
+    series: defaultdict[str, list[_Series]] = defaultdict(list)
     for line in text.splitlines():
-        match = _LINE.fullmatch(line) if len(line) < _LONGEST else None
+        if len(line) >= _LONGEST:
+            continue
+        match = _LINE.fullmatch(line)
         if match is None or match["name"] not in names:
             continue
+
         with contextlib.suppress(ValueError):
             value = read_count(match["value"])
             labels = dict(_LABEL.findall(match["labels"] or ""))
-            series.setdefault(match["name"], []).append((labels, value))
+            series[match["name"]].append((labels, value))
     return series

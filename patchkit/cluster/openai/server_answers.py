@@ -87,6 +87,7 @@ def find_key(key_file: str) -> ServerKey:
 def _read_key(file: Path) -> str | None:
     if not file.is_file():
         return None
+
     for line in read_text(file, limit=_MOST_KEYS).splitlines():
         name, sign, value = line.strip().partition("=")
         if sign and name.strip() == _KEY:
@@ -120,6 +121,7 @@ def ask_server(
     group = read_settings(cluster)
     url = url or str(group.get("url", "")) or _raise_no_server(group)
     started = _start_at(group, url)
+
     strangers = _find_strangers(url, started)
     key = ServerKey() if strangers else find_key(key_file)
     server = server_at(url, key.value)
@@ -140,6 +142,7 @@ def ask_server(
             metrics_trouble=describe_trouble("/health", health.status, health.trouble),
             work=_find_work(started),
         )
+
     patience = float(started.get("frozen") or _PATIENCE)
     return replace(answers, life=judge(signs, patience))
 
@@ -197,6 +200,7 @@ def _find_strangers(url: str, started: Mapping[str, Any]) -> tuple[str, ...]:
 def _find_work(started: Mapping[str, Any]) -> str:
     """Return what shows that a node of the group works, though its server gives no token."""
     settings = dict(started)
+
     # The file may have been edited, which doctor says.
     with contextlib.suppress(LookupError, TypeError):
         return find_group_work(settings, settings["workers"].values(), 0)
@@ -211,34 +215,38 @@ def _find_signs(
     seconds: float,
 ) -> ServerSigns:
     """Return the signs of a server that was asked for a token."""
-    others = "; ".join(answers.strangers) if started else ""
+    listeners = "; ".join(answers.strangers) if started else ""
     if answers.token and answers.token.came:
-        return ServerSigns(other_listeners=others, token_came=True)
+        return ServerSigns(other_listeners=listeners, token_came=True)
 
     work = _find_work(started)  # first: what it was done for counts then
     metrics = server.ask("/metrics")
+    signs = read_metrics_signs(
+        metrics, former or read_counters(metrics.text), server.url
+    )
+    signs = replace(
+        signs, other_listeners=listeners, paused=is_paused(server), work=work
+    )
+
     reply = answers.token or answers.listing
     is_late = answers.token is not None and reply.ms >= seconds * 1000
-    is_refused = is_question_refused(reply.status)
-    refusal = "" if is_late else _describe_refusal(answers)
-    return replace(
-        read_metrics_signs(metrics, former or read_counters(metrics.text), server.url),
-        other_listeners=others,
-        token_wait_s=reply.ms / 1000 if is_late else 0.0,
-        token_refusal="" if is_refused else refusal,
-        question_refusal=refusal if is_refused else "",
-        paused=is_paused(server),
-        work=work,
-    )
+    if is_late:
+        return replace(signs, token_wait_s=reply.ms / 1000)
+
+    refusal = _describe_refusal(answers)
+    if is_question_refused(reply.status):
+        return replace(signs, question_refusal=refusal)
+    return replace(signs, token_refusal=refusal)
 
 
 def _describe_refusal(answers: ServerAnswers) -> str:
     """Return what the server says instead of a token."""
     token = answers.token
-    listing = answers.listing
     if token is None:
+        listing = answers.listing
         nameless = f"/v1/models says {listing.status}, and names no model"
         return listing.trouble or nameless
+
     if token.status not in (0, 200):
         return f"HTTP {token.status} {token.said}".rstrip()
     return token.trouble or token.said or "an answer without a token"
@@ -251,6 +259,7 @@ def _ask_models(
     listing = server.ask("/v1/models")
     models = _model_names(server, listing)
     token = ask_token(server, models[0], seconds) if models else None
+
     version = server.ask("/version").value("version")
     return replace(
         answers,
@@ -266,6 +275,7 @@ def _model_names(server: HttpServer, listing: HttpAnswer) -> tuple[str, ...]:
     rows = listing.value("data")
     if not isinstance(rows, list):
         return ()
+
     names = [row.get("id") for row in rows if isinstance(row, dict)]
     return tuple(
         server.clean(name) for name in names[:_MODELS] if isinstance(name, str)

@@ -51,6 +51,7 @@ def ask_token(server: HttpServer, model: str, seconds: float) -> TokenAnswer:
     answer = _ask_first_served(server, model, seconds)
     errors = (answer.value(*keys) for keys in _ERRORS)
     error = next(filter(None, errors), "")
+
     trouble = answer.trouble
     is_empty = not (trouble or error or any(map(answer.value, _ANSWERED)))
     if answer.status == 200 and is_empty:
@@ -71,6 +72,7 @@ def ask_token(server: HttpServer, model: str, seconds: float) -> TokenAnswer:
 def _ask_first_served(server: HttpServer, model: str, seconds: float) -> HttpAnswer:
     """Return the first answer to a question that the server has; of a chat, if it has none."""
     common = {"model": model, "temperature": 0, "max_tokens": _FEW}
+
     messages = [{"role": "user", "content": _HELLO}]
     questions = {
         "/v1/chat/completions": {"messages": messages, **common},
@@ -98,6 +100,7 @@ def _text_fields(answer: HttpAnswer) -> tuple[str, ...]:
         message = answer.value("choices", 0)
     if not isinstance(message, dict):
         return ()
+
     texts = {name: message.get(name) for name in _TEXTS}
     return tuple(name for name, text in texts.items() if text and isinstance(text, str))
 
