@@ -15,7 +15,7 @@ import click
 from patchkit.cli import complete
 from patchkit.cli.out import PATH, tell
 from patchkit.cli.progress import progress
-from patchkit.cli.render import Option, Verb, with_options
+from patchkit.cli.render import Option, Verb, flag, with_options
 from patchkit.errors import UsageError
 from patchkit.patching.fix import Request
 from patchkit.patching.ledger import Ledger, LedgerRequest
@@ -42,14 +42,9 @@ def _set_version(
         os.environ[VERSION_VARIABLE] = str(named_version(version, "for example 0.33.0"))
 
 
-offline_option = click.option(
-    "--offline", is_flag=True, help="Download nothing; use only the cache."
-)
-trust_source = click.option(
-    "--trust-source",
-    "trusted",
-    is_flag=True,
-    help="Run the source's code without a sandbox.",
+offline_option = flag("--offline", "Download nothing; use only the cache.")
+trust_source = flag(
+    "--trust-source", "trusted", "Run the source's code without a sandbox."
 )
 _SOURCE = (
     click.argument(

@@ -85,6 +85,16 @@ def style(text: str, **styles: Any) -> Shown:
     return Shown(click.style(shown(text), **styles))
 
 
+def bold(text: str) -> Shown:
+    """Return text, escaped, in bold type."""
+    return style(text, bold=True)
+
+
+def dim(text: str) -> Shown:
+    """Return text, escaped, in a faint colour."""
+    return style(text, dim=True)
+
+
 def say(text: str, *, err: bool = False, end: str = "\n") -> None:
     """Print text for people; only in a terminal are its lines broken, and coloured.
 
@@ -197,7 +207,7 @@ def table(
     """
     # A name with a newline in it does not begin a line of its own.
     cells = [[shown(cell).replace("\n", "\\n") for cell in row] for row in rows]
-    bold_heads = [style(head, bold=True) for head in heads]
+    bold_heads = [bold(head) for head in heads]
     texts = grid(cells, columns(sys.stdout), heads=bold_heads, indent=indent)
     return list(map(LaidOut, texts))
 
@@ -337,7 +347,7 @@ _COMMAND = re.compile(rf"(?<![^\s(`])patchkit (?=(?:{'|'.join(VERBS)})\b)")
 def next_step(*words: str | Path, where: str = "") -> LaidOut:
     """Return the line with a command to paste; ``where`` names another machine, or the reason."""
     head = f"next, {where}:" if where else "next:"
-    return LaidOut(style(head, bold=True) + f" {quoted(*words)}")
+    return LaidOut(bold(head) + f" {quoted(*words)}")
 
 
 def next_verb(*words: str | Path, where: str = "") -> LaidOut:
@@ -347,7 +357,7 @@ def next_verb(*words: str | Path, where: str = "") -> LaidOut:
 
 def next_hint(hint: str) -> Shown:
     """Return the line with the cure of an error or a finding."""
-    return style("next:", bold=True) + f" {spelled(hint)}"
+    return bold("next:") + f" {spelled(hint)}"
 
 
 def program() -> list[str]:

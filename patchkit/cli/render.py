@@ -20,7 +20,9 @@ from patchkit.cli.out import (
     LaidOut,
     Shown,
     as_json,
+    bold,
     data,
+    dim,
     print_json,
     say,
     spelled,
@@ -34,11 +36,19 @@ from patchkit.target import Load
 
 Verb = Callable[..., Any]
 Option = Callable[[Any], Any]
+Row = tuple[str, ...]
+Lines = Iterator[str]
+Fields = dict[str, Any]
 
-verbose_option = click.option("-v", "--verbose", is_flag=True, help="Show all of it.")
-dry_run_option = click.option(
-    "--dry-run", is_flag=True, help="Only say what would be done."
-)
+
+def flag(*names: str) -> Option:
+    """Return an option without a value; the last word is its help."""
+    *declarations, text = names
+    return click.option(*declarations, is_flag=True, help=text)
+
+
+verbose_option = flag("-v", "--verbose", "Show all of it.")
+dry_run_option = flag("--dry-run", "Only say what would be done.")
 
 LOAD_STYLES: Mapping[Load, Mapping[str, Any]] = {
     Load.EXACT: {"fg": "green"},
@@ -93,6 +103,7 @@ class ExitCode:
 
 
 Block = str | Record | Data | ExitCode
+Blocks = Iterator[Block]
 
 
 class VerbGroup(click.Group):
@@ -186,7 +197,7 @@ def note(text: str) -> Shown:
 def fact_lines(facts: Mapping[str, object]) -> Sequence[LaidOut]:
     """Return a block of names and values; empty values are left out."""
     texts = {name: cell_text(value) for name, value in facts.items()}
-    rows = [(style(name, dim=True), text) for name, text in texts.items() if text]
+    rows = [(dim(name), text) for name, text in texts.items() if text]
     return table(rows, indent="  ")
 
 
@@ -229,7 +240,7 @@ def finding_lines(findings: Sequence[Finding], *, verbose: bool) -> Iterator[Sho
         for finding in findings:
             is_shown = verbose or _is_gpu_unchecked(finding)
             if finding.level is level and is_shown:
-                place = style(finding.where, bold=True)
+                place = bold(finding.where)
                 yield mark(level) + place + f"  {finding.about}: {finding.what}"
     yield finding_summary(findings)
 
@@ -250,7 +261,7 @@ def finding_blocks(
         yield from _labelled_lines("why", finding.why)
         if finding.sure and (verbose or finding.level is Level.ERROR):
             evidence = (finding.sure, finding.source, finding.holds)
-            yield style(f"  sure:  {'; '.join(filter(None, evidence))}", dim=True)
+            yield dim(f"  sure:  {'; '.join(filter(None, evidence))}")
         yield from _labelled_lines("next", spelled(finding.hint))
         yield from _labelled_lines("costs", finding.costs)
 
@@ -259,7 +270,7 @@ def _group_lines(group: Sequence[Finding]) -> Iterator[Shown]:
     """Yield the place of findings, and what is wrong there."""
     finding = group[0]
     where = f"{finding.where}:{finding.line}" if finding.line else finding.where
-    head = mark(finding.level) + style(where, bold=True)
+    head = mark(finding.level) + bold(where)
     if len(group) == 1:
         yield head + ("  " if where else "") + _subject(finding)
         return

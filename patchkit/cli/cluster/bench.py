@@ -12,8 +12,9 @@ import click
 from patchkit.cli.cluster.cluster_options import VENV_OPTION, cluster_here
 from patchkit.cli.out import PATH, LaidOut, table, tell
 from patchkit.cli.render import (
-    Block,
+    Blocks,
     Record,
+    Row,
     VerbGroup,
     rendered,
     verbose_option,
@@ -126,7 +127,7 @@ def bench_command() -> None:
 @rendered
 def run_bench(
     model: str, *, args: tuple[str, ...], folder: Path | None, **options: Any
-) -> Iterator[Block]:
+) -> Blocks:
     """Serve a model in one way or two, in turns, and measure each; called again it goes on.
 
     Words behind `--` are added to the `vllm serve` of each.
@@ -191,7 +192,7 @@ def _planned_variants(
         yield plan_cluster(file, "served", model, venv, args)
 
 
-def _series_row(series: Series) -> tuple[str, ...]:
+def _series_row(series: Series) -> Row:
     measure = series.measure
     figures = f"{series.text} {measure.unit}"
     return series.load, measure.name, series.variant, figures
@@ -202,7 +203,7 @@ def _series_row(series: Series) -> tuple[str, ...]:
 @click.argument("second", type=PATH)
 @verbose_option
 @rendered
-def compare_results(first: Path, second: Path, *, verbose: bool) -> Iterator[Block]:
+def compare_results(first: Path, second: Path, *, verbose: bool) -> Blocks:
     """Say what differs between two setups, and whether the figures do by more than their spread."""
     changes = find_changes(read_conditions(first), read_conditions(second))
     setup = [{"what": name, "first": old, "second": new} for name, old, new in changes]
@@ -219,7 +220,7 @@ def compare_results(first: Path, second: Path, *, verbose: bool) -> Iterator[Blo
     yield from _difference_lines(shown)
 
 
-def _difference_lines(pairs: Sequence[FigureDifference]) -> Iterator[Block]:
+def _difference_lines(pairs: Sequence[FigureDifference]) -> Blocks:
     rows = []
     for pair in pairs:
         series = pair.first

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,16 +15,19 @@ from patchkit.cli.cluster.cluster_options import (
     sent_amount,
 )
 from patchkit.cli.cluster.house_lock import read_house_lock
-from patchkit.cli.out import PATH, next_hint, next_verb, record_fields, style
+from patchkit.cli.out import PATH, bold, next_hint, next_verb, record_fields
 from patchkit.cli.progress import progress
 from patchkit.cli.render import (
     GOOD,
-    Block,
+    Blocks,
     ExitCode,
+    Fields,
+    Lines,
     Record,
     VerbGroup,
     counted_noun,
     finding_blocks,
+    flag,
     note,
     rendered,
 )
@@ -85,11 +88,11 @@ def cluster_command() -> None:
     "--head-ip", "address", default="", metavar="A", help="The head's IPv4 address."
 )
 @click.option("--target", metavar="NAME", help="Target device, not the detected one.")
-@click.option("--force", is_flag=True, help="Replace a different file.")
+@flag("--force", "Replace a different file.")
 @rendered
 def init_cluster(
     nodes: Sequence[str], *, file: Path, address: str, force: bool, **given: str | None
-) -> Iterator[Block]:
+) -> Blocks:
     """Look at each machine by ssh, and write cluster.toml; the first is the head.
 
     \b
@@ -144,7 +147,7 @@ def _node_line(name: str, host: Host) -> str:
     cages = counted_noun(len(host.cabled), "QSFP cage")
     version = host.versions["vllm"]
     vllm = f"vLLM {version}" if version else "no vLLM yet"
-    return style(name, bold=True) + f"  {gpu}, {memory}, {cages} cabled, {vllm}"
+    return bold(name) + f"  {gpu}, {memory}, {cages} cabled, {vllm}"
 
 
 def _next_step(findings: Sequence[Finding], facts: Sequence[NodeFacts]) -> str:
@@ -212,12 +215,12 @@ def _link_error(
     show_default=True,
     help="Folder of wheels.",
 )
-@click.option("--apply", "patched", is_flag=True, help="Patch the vLLM of an image.")
-@click.option("--native", is_flag=True, help="With --apply: assemble its PTX, too.")
+@flag("--apply", "patched", "Patch the vLLM of an image.")
+@flag("--native", "With --apply: assemble its PTX, too.")
 @rendered
 def install_vllm(
     *, cluster: Cluster, house: Path, patched: bool, native: bool
-) -> Iterator[Block]:
+) -> Blocks:
     """Install the same wheels, or the same image, on every node.
 
     \b
@@ -244,7 +247,7 @@ def install_vllm(
     yield next_verb("up", "MODEL")
 
 
-def _install_wheels(cluster: Cluster, house: Path) -> Iterator[Block]:
+def _install_wheels(cluster: Cluster, house: Path) -> Blocks:
     tell_hashing(house)
     lock = read_house_lock(house)
     with progress() as report:
@@ -269,7 +272,7 @@ def _is_changed(result: BroughtVenv) -> bool:
     return result.before.current != result.venv.name
 
 
-def _venv_fields(result: BroughtVenv) -> dict[str, object]:
+def _venv_fields(result: BroughtVenv) -> Fields:
     return {
         "node": result.node,
         "changed": _is_changed(result),
@@ -279,7 +282,7 @@ def _venv_fields(result: BroughtVenv) -> dict[str, object]:
     }
 
 
-def _venv_lines(result: BroughtVenv, link: str) -> Iterator[str]:
+def _venv_lines(result: BroughtVenv, link: str) -> Lines:
     """Yield how an environment came to be on a node, and warnings about it."""
     state = "as it is"
     uses = ""
@@ -303,7 +306,7 @@ def _contents(venv: InstalledVenv) -> str:
     return ", ".join(parts)
 
 
-def _install_image(cluster: Cluster, *, patched: bool, native: bool) -> Iterator[Block]:
+def _install_image(cluster: Cluster, *, patched: bool, native: bool) -> Blocks:
     file: Path = click.get_current_context().params["file"]
     notes: Sequence[str] = ()
     with progress() as report:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from patchkit.cli.out import PATH, record_fields
-from patchkit.cli.render import Verb, gigabytes
+from patchkit.cli.render import Fields, Verb, flag, gigabytes, with_options
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import (
     FILE,
@@ -31,6 +31,7 @@ FILE_OPTION = click.option(
 OTHER_FILE_OPTION = click.option(
     "--file", type=PATH, help="Cluster file, instead of cluster.toml."
 )
+_HERE_OPTION = flag("--here", "This machine; the default without a file.")
 VENV_OPTION = click.option(
     "--venv", metavar="DIR", help="Environment that has vLLM; default: this one."
 )
@@ -39,10 +40,6 @@ VENV_OPTION = click.option(
 def cluster_option(verb: Verb) -> Verb:
     """Add ``--file`` and ``--here``; the verb takes the cluster that they name."""
 
-    @FILE_OPTION
-    @click.option(
-        "--here", is_flag=True, help="This machine; the default without a file."
-    )
     @functools.wraps(verb)
     def wrapped(*arguments: Any, file: Path, here: bool, **options: Any) -> Any:
         is_missing = file == FILE and not file.exists()
@@ -50,7 +47,7 @@ def cluster_option(verb: Verb) -> Verb:
         cluster = cluster_here() if is_alone else Cluster(read_cluster_file(file))
         return verb(*arguments, cluster=cluster, **options)
 
-    return wrapped
+    return with_options(FILE_OPTION, _HERE_OPTION)(wrapped)
 
 
 def cluster_here(venv: str | None = None, **choices: Any) -> Cluster:
@@ -64,7 +61,7 @@ def cluster_here(venv: str | None = None, **choices: Any) -> Cluster:
     return Cluster(ClusterFile(node=(ClusterNode(ssh=HERE),), venv=place, **choices))
 
 
-def node_fields(node: str, answer: object, **more: object) -> dict[str, object]:
+def node_fields(node: str, answer: object, **more: object) -> Fields:
     """Return a node as JSON has it: its answer, or the error of a node that gave none."""
     if isinstance(answer, PatchkitError):
         return {

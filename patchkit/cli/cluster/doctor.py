@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,11 @@ from patchkit.cli.cluster.cluster_options import (
 )
 from patchkit.cli.out import FILE_OR_DASH, PATH, table, tell
 from patchkit.cli.render import (
-    Block,
+    Blocks,
     ExitCode,
     Record,
     finding_lines,
+    flag,
     rendered,
     verbose_option,
 )
@@ -48,9 +48,7 @@ _READER = "patchkit doctor --log -"
 
 
 @click.command()
-@click.option(
-    "--cluster", "with_cluster", is_flag=True, help="Every node, and between them."
-)
+@flag("--cluster", "with_cluster", "Every node, and between them.")
 @OTHER_FILE_OPTION
 @click.option(
     "--log", type=FILE_OR_DASH, help="Output of a program; - is standard input."
@@ -58,7 +56,7 @@ _READER = "patchkit doctor --log -"
 @click.option(
     "--port", type=click.IntRange(1, 65535), metavar="N", help="Port; default: 8000."
 )
-@click.option("--gpu", is_flag=True, help="Also try the GPUs; takes minutes.")
+@flag("--gpu", "Also try the GPUs; takes minutes.")
 @click.option("--save", type=PATH, help="Keep a report, without names and secrets.")
 @VENV_OPTION
 @verbose_option
@@ -69,7 +67,7 @@ def doctor_command(
     save: Path | None,
     verbose: bool,
     **options: Any,
-) -> Iterator[Block]:
+) -> Blocks:
     """Find what is wrong, why, and what cures it. Exits with 0 only if nothing is.
 
     \b
@@ -141,9 +139,7 @@ def _masked(finding: Finding) -> Finding:
     )
 
 
-def _save_report(
-    examination: Examination, place: Path, *, verbose: bool
-) -> Iterator[Block]:
+def _save_report(examination: Examination, place: Path, *, verbose: bool) -> Blocks:
     """Keep a report in an archive, and tell what was taken out of it."""
     parts = examination.report_content()
     logs = {"journal": parts.pop("journal")}

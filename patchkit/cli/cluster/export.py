@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -10,10 +9,11 @@ import click
 from patchkit.cli.out import PATH, LaidOut, tell
 from patchkit.cli.render import (
     GOOD,
-    Block,
+    Blocks,
     Data,
     Record,
     VerbGroup,
+    flag,
     rendered,
 )
 from patchkit.cli.wheel.build_options import house_option
@@ -41,14 +41,14 @@ def export_command() -> None:
     metavar="IMAGE@sha256:…",
     help="Ubuntu or Debian that has the wheelhouse's Python.",
 )
-@click.option("--unpinned", is_flag=True, help="Accept a base without a digest.")
+@flag("--unpinned", "Accept a base without a digest.")
 @house_option
 @click.option("-o", "--output", type=PATH, help="Default: standard output.")
-@click.option("--force", is_flag=True, help="Replace a FILE with another content.")
+@flag("--force", "Replace a FILE with another content.")
 @rendered
 def write_containerfile(
     *, base: str, unpinned: bool, house: Path, output: Path | None, force: bool
-) -> Iterator[Block]:
+) -> Blocks:
     """Write what docker, podman and buildah make an image of the wheelhouse from.
 
     \b

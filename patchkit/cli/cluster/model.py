@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -15,6 +15,8 @@ from patchkit.cli.cluster.cluster_options import (
 )
 from patchkit.cli.out import (
     Shown,
+    bold,
+    dim,
     next_verb,
     record_fields,
     style,
@@ -26,12 +28,16 @@ from patchkit.cli.render import (
     BAD,
     GOOD,
     UNSURE,
-    Block,
+    Blocks,
     ExitCode,
+    Fields,
+    Lines,
     Record,
+    Row,
     VerbGroup,
     dry_run_option,
     finding_blocks,
+    flag,
     gigabytes,
     note,
     rendered,
@@ -75,7 +81,7 @@ def model_command() -> None:
 @rendered
 def get_model(
     spec: str, *, cluster: Cluster, dry_run: bool, venv: str | None
-) -> Iterator[Block]:
+) -> Blocks:
     """Fetch the files that vLLM loads of a model, to the first node.
 
     Says the size first, resumes after an interrupt, and hashes every file at the end. `hf` or
@@ -121,7 +127,7 @@ def _existing_file() -> Path | None:
 
 def _tell_plan(repo: str, head: Remote, plan: FetchPlan) -> None:
     place = f"{head.destination}:{plan.folder}"
-    tell(style(f"{repo}@{plan.commit}", bold=True))
+    tell(bold(f"{repo}@{plan.commit}"))
     tell(f"  {plan.files} files, {gigabytes(plan.size)}, into {place}")
     tell(f"  {gigabytes(plan.left)} to download; {gigabytes(plan.free)} free")
 
@@ -130,7 +136,7 @@ def _tell_plan(repo: str, head: Remote, plan: FetchPlan) -> None:
 @click.argument("specs", metavar="[REPO[@COMMIT]]...", nargs=-1)
 @cluster_option
 @rendered
-def sync_models(specs: Sequence[str], *, cluster: Cluster) -> Iterator[Block]:
+def sync_models(specs: Sequence[str], *, cluster: Cluster) -> Blocks:
     """Copy models from the first node that has them whole to the others, and check them there.
 
     Without a name: all models that the cluster file pins. rsync copies over ssh and the cable, to
@@ -162,9 +168,7 @@ def sync_models(specs: Sequence[str], *, cluster: Cluster) -> Iterator[Block]:
     yield from _checked_blocks(specs, results, has_source=True)
 
 
-def _damage_lines(
-    node: ModelNode, check: ModelCheck, source: ModelNode
-) -> Iterator[str]:
+def _damage_lines(node: ModelNode, check: ModelCheck, source: ModelNode) -> Lines:
     for error in check.errors:
         words = filter(None, (f"{node.ssh}:", error.where, error.what))
         yield note(f"{' '.join(words)}; the copy of {source.ssh} is taken")
@@ -172,10 +176,10 @@ def _damage_lines(
 
 @model_command.command("check")
 @click.argument("spec", metavar="REPO[@COMMIT]")
-@click.option("--quick", is_flag=True, help="Sizes, shards and links only; no hashes.")
+@flag("--quick", "Sizes, shards and links only; no hashes.")
 @cluster_option
 @rendered
-def check_models(spec: str, *, cluster: Cluster, quick: bool) -> Iterator[Block]:
+def check_models(spec: str, *, cluster: Cluster, quick: bool) -> Blocks:
     """Check on every node that a model is complete and right; needs no network.
 
     Hashes are compared with those that the Hub named when it was fetched.
@@ -208,9 +212,9 @@ def check_models(spec: str, *, cluster: Cluster, quick: bool) -> Iterator[Block]
 @model_command.command("list")
 @cluster_option
 @rendered
-def list_models(*, cluster: Cluster) -> Iterator[Block]:
+def list_models(*, cluster: Cluster) -> Blocks:
     """List the models of every node, and whether they are complete."""
-    rows: list[tuple[str, ...]] = []
+    rows: list[Row] = []
     fields = []
     nodes = _model_nodes(cluster)
     for node, answer in zip(nodes, models_of(nodes), strict=True):
@@ -227,12 +231,12 @@ def list_models(*, cluster: Cluster) -> Iterator[Block]:
     yield from table(rows, heads=("node", "model", "commit", "size", "state"))
 
 
-def _model_fields(model: ModelCheck) -> dict[str, object]:
+def _model_fields(model: ModelCheck) -> Fields:
     return {**record_fields(model), "complete": model.complete}
 
 
-def _model_row(node: ModelNode, model: ModelCheck) -> tuple[str, ...]:
-    name = style(model.repo, bold=True)
+def _model_row(node: ModelNode, model: ModelCheck) -> Row:
+    name = bold(model.repo)
     commit = model.commit[:SHORT]
     return node.ssh, name, commit, gigabytes(model.size), _state(model)
 
@@ -259,16 +263,16 @@ def _find_commit(cluster: Cluster, spec: str) -> tuple[str, str]:
     return repo, commit or cluster.file.models.get(repo, "")
 
 
-def _error_blocks(node: str, error: PatchkitError) -> Iterator[Block]:
+def _error_blocks(node: str, error: PatchkitError) -> Blocks:
     """Yield why a node gave no answer."""
     yield ExitCode(error.exit_code)
     is_named = error.what.startswith(node)
     yield BAD + (error.what if is_named else f"{node}: {error.what}")
     if error.hint:
-        yield style(f"  next: {error.hint}", dim=True)
+        yield dim(f"  next: {error.hint}")
 
 
-def _check_blocks(node: str, check: ModelCheck) -> Iterator[Block]:
+def _check_blocks(node: str, check: ModelCheck) -> Blocks:
     """Yield how much was copied and how fast, the verdict, and each finding."""
     yield ExitCode(check.exit_code)
     if sent := check.sent:
@@ -294,7 +298,7 @@ def _is_whole(result: ModelCheck | PatchkitError) -> bool:
 
 def _checked_blocks(
     specs: Sequence[str], results: Sequence[_Result], *, has_source: bool
-) -> Iterator[Block]:
+) -> Blocks:
     """Yield the result on each node, the code of the worst, and the command that cures it.
 
     ``has_source`` says whether some node has the whole model.

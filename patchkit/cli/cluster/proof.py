@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -13,7 +12,7 @@ from patchkit.cli.cluster.cluster_options import (
     cluster_here,
 )
 from patchkit.cli.out import PATH, LaidOut, next_step, tell
-from patchkit.cli.render import Block, ExitCode, Record, rendered
+from patchkit.cli.render import Blocks, ExitCode, Record, flag, rendered
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import FILE, read_cluster_file
 from patchkit.doctor.archive import require_new, save_archive
@@ -34,7 +33,7 @@ from patchkit.wheel.device.installed_code import look_at_device_code
     metavar="FILE",
     help="The archive: .tar.gz.",
 )
-@click.option("--cluster", "several", is_flag=True, help="Also NCCL between the nodes.")
+@flag("--cluster", "several", "Also NCCL between the nodes.")
 @OTHER_FILE_OPTION
 @VENV_OPTION
 @click.option(
@@ -49,7 +48,7 @@ def proof_command(
     file: Path | None,
     venv: str | None,
     model: str,
-) -> Iterator[Block]:
+) -> Blocks:
     """Try kernels, routing, NCCL and a server here; keep the results, without names.
 
     It takes some 15 minutes and the GPU for itself; nothing is sent anywhere. Words behind `--` are

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import click
@@ -13,19 +13,21 @@ from patchkit.cli import complete
 from patchkit.cli.cluster.cluster_options import cluster_option, node_fields
 from patchkit.cli.out import (
     LaidOut,
+    dim,
     next_hint,
     next_step,
     next_verb,
     record_fields,
-    style,
     tell,
 )
 from patchkit.cli.render import (
     BAD,
     GOOD,
-    Block,
+    Blocks,
     ExitCode,
+    Lines,
     Record,
+    flag,
     lead_word,
     note,
     rendered,
@@ -66,7 +68,7 @@ _STOPPING = ("stop", "final", "cleaning")  # prefixes of the sub-states that end
 @_MODEL
 @cluster_option
 @rendered
-def up_command(model: str, *, cluster: Cluster) -> Iterator[Block]:
+def up_command(model: str, *, cluster: Cluster) -> Blocks:
     """Start a model, here or on the nodes of cluster.toml; return when it has answered.
 
     \b
@@ -95,7 +97,7 @@ def up_command(model: str, *, cluster: Cluster) -> Iterator[Block]:
 @_MODEL
 @cluster_option
 @rendered
-def switch_command(model: str, *, cluster: Cluster) -> Iterator[Block]:
+def switch_command(model: str, *, cluster: Cluster) -> Blocks:
     """Serve another model; if it does not answer, serve the former one again.
 
     The former model is stopped first, and its memory is freed. vLLM's sleep mode is not used.
@@ -125,7 +127,7 @@ def _watch_start(cluster: Cluster) -> launch.StartWatcher:
         if line != last_line:
             last_line = line
             head = cluster.head.destination
-            tell(style(f"  {seconds:5.0f} s  {head}: {line}", dim=True))
+            tell(dim(f"  {seconds:5.0f} s  {head}: {line}"))
 
     return launch.StartWatcher(
         tell=tell_unit,
@@ -144,7 +146,7 @@ def _unit_line(unit: UnitState) -> str:
     return _UNIT_WORDS.get(unit.sub, unit.sub)
 
 
-def _answered_blocks(cluster: Cluster, model: str, url: str = "") -> Iterator[Block]:
+def _answered_blocks(cluster: Cluster, model: str, url: str = "") -> Blocks:
     """Yield that a model answers, and the command that asks it."""
     yield Record({"model": model, "url": url, "answered": True})
     yield GOOD + f"{model} answers"
@@ -156,7 +158,7 @@ def _answered_blocks(cluster: Cluster, model: str, url: str = "") -> Iterator[Bl
 @click.command("down")
 @cluster_option
 @rendered
-def down_command(*, cluster: Cluster) -> Iterator[Block]:
+def down_command(*, cluster: Cluster) -> Blocks:
     """Stop the model on every node, and check: no unit, no process, the memory back.
 
     It stays down, even after a reboot, until you run `up`. A node that did not answer is named.
@@ -178,7 +180,7 @@ def down_command(*, cluster: Cluster) -> Iterator[Block]:
     check_stopped(cluster, results)
 
 
-def _stopped_lines(node: Remote, result: NodeState | PatchkitError) -> Iterator[str]:
+def _stopped_lines(node: Remote, result: NodeState | PatchkitError) -> Lines:
     """Yield that nothing is left on a node, and which other clusters run there.
 
     A node that is silent, or where something is left, is an error at the end.
@@ -202,7 +204,7 @@ def other_clusters(node: Remote, state: NodeState) -> str:
 
 @click.command("logs")
 @cluster_option
-@click.option("-f", "--follow", is_flag=True, help="Show new lines, until Ctrl-C.")
+@flag("-f", "--follow", "Show new lines, until Ctrl-C.")
 @click.option(
     "--node", "nodes", multiple=True, metavar="N", help="Only this node; repeatable."
 )
@@ -213,7 +215,7 @@ def other_clusters(node: Remote, state: NodeState) -> str:
 @rendered
 def logs_command(
     *, cluster: Cluster, follow: bool, nodes: tuple[str, ...], since: str, lines: int
-) -> Iterator[Block]:
+) -> Blocks:
     """Show what all ranks wrote, merged by time, by this machine's clock.
 
     Each node's journal keeps it; --json prints a line of JSON for each. --since is by each node's
@@ -238,12 +240,12 @@ def logs_command(
         line = replace(raw, text=mask_secrets(raw.text))
         yield Record({"node": node, **record_fields(line)}, line=True)
         clock = time.strftime("%H:%M:%S", time.localtime(line.time / 1e6))
-        head = style(f"{clock} {node.ljust(width)} ", dim=True)
+        head = dim(f"{clock} {node.ljust(width)} ")
         yield LaidOut(head + line.text)
     require_all(list(journal.silent.values()))
 
 
-def _silent_lines(errors: Sequence[PatchkitError]) -> Iterator[str]:
+def _silent_lines(errors: Sequence[PatchkitError]) -> Lines:
     for error in errors:
         yield lead_word("silent", "red") + error.what
         yield next_hint(error.hint)

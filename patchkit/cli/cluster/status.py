@@ -11,13 +11,23 @@ import click
 from patchkit.cli.cluster.cluster_options import cluster_option, node_fields
 from patchkit.cli.cluster.serve import other_clusters
 from patchkit.cli.out import (
+    bold,
+    dim,
     next_hint,
     next_verb,
     record_fields,
     style,
     table,
 )
-from patchkit.cli.render import Block, ExitCode, Record, lead_word, rendered
+from patchkit.cli.render import (
+    Blocks,
+    ExitCode,
+    Lines,
+    Record,
+    Row,
+    lead_word,
+    rendered,
+)
 from patchkit.cluster.agent.group_script import ANSWERED
 from patchkit.cluster.agent.judge import (
     BLIND,
@@ -85,7 +95,7 @@ class LastError:
 @click.command("status")
 @cluster_option
 @rendered
-def status_command(*, cluster: Cluster) -> Iterator[Block]:
+def status_command(*, cluster: Cluster) -> Blocks:
     """Show the state of every node: what systemd says, memory, temperature, the last error.
 
     The exit code is 0 while the model answers and is watched, 9 if not, or if a node is silent.
@@ -108,7 +118,7 @@ def status_command(*, cluster: Cluster) -> Iterator[Block]:
         }
     )
     if head:
-        yield style(head.units[0].description, bold=True)
+        yield bold(head.units[0].description)
     yield from _node_table(rows, _condition_word(condition))
     yield from (trouble.line for trouble in troubles)
     yield from _notes(cluster, condition, rows)
@@ -263,13 +273,11 @@ def _server_troubles(cluster: Cluster, condition: ServerCondition) -> Iterator[T
 # Notes: worth knowing, and no fault
 
 
-def _notes(
-    cluster: Cluster, condition: ServerCondition, rows: Sequence[_Row]
-) -> Iterator[str]:
+def _notes(cluster: Cluster, condition: ServerCondition, rows: Sequence[_Row]) -> Lines:
     """Yield the watch, its last restart, other clusters, full disks, kills, installations."""
     if condition.watch:
         text = f" {cluster.head.destination}: {condition.watch.text}"
-        yield style("watch", dim=True) + text
+        yield dim("watch") + text
     for node, state in _answered(rows):
         yield from _node_notes(node, state)
     for node, state in _answered(rows):
@@ -277,7 +285,7 @@ def _notes(
             yield lead_word("installed") + f"{node.destination}: {state.successor}"
 
 
-def _node_notes(node: Remote, state: NodeState) -> Iterator[str]:
+def _node_notes(node: Remote, state: NodeState) -> Lines:
     name = node.destination
     if state.frozen:
         yield lead_word("restarted") + state.frozen
@@ -296,11 +304,11 @@ def _node_notes(node: Remote, state: NodeState) -> Iterator[str]:
 # The table of nodes
 
 
-def _node_table(rows: Sequence[_Row], head_word: _Word | None) -> Iterator[str]:
+def _node_table(rows: Sequence[_Row], head_word: _Word | None) -> Lines:
     """Yield a row for each node; the head's has the state of its server."""
-    cells: list[tuple[str, ...]] = []
+    cells: list[Row] = []
     for number, (node, state) in enumerate(rows):
-        name = style(node.destination, bold=True)
+        name = bold(node.destination)
         if isinstance(state, PatchkitError):
             silent = style("silent", fg="red")
             cells.append((name, str(number), silent, "", "", "", ""))
@@ -310,9 +318,7 @@ def _node_table(rows: Sequence[_Row], head_word: _Word | None) -> Iterator[str]:
     yield from table(cells, heads=_HEADS)
 
 
-def _state_cells(
-    number: int, state: NodeState, head_word: _Word | None
-) -> tuple[str, ...]:
+def _state_cells(number: int, state: NodeState, head_word: _Word | None) -> Row:
     unit = state.units[0]
     word, colour = head_word or _unit_word(unit)
     if number and unit.active == "active":

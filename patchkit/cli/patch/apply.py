@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 from packaging.version import Version
@@ -23,6 +22,8 @@ from patchkit.cli.options import (
 )
 from patchkit.cli.out import (
     LaidOut,
+    bold,
+    dim,
     next_verb,
     program,
     record_fields,
@@ -40,10 +41,14 @@ from patchkit.cli.patch.verdict_view import (
 from patchkit.cli.progress import progress
 from patchkit.cli.render import (
     GOOD,
-    Block,
+    Blocks,
     ExitCode,
+    Fields,
+    Lines,
     Record,
+    Row,
     counted_noun,
+    flag,
     note,
     rendered,
     verbose_option,
@@ -70,8 +75,8 @@ from patchkit.source.resolve import SourceOptions
 @click.command("apply")
 @source_options
 @request_options
-@click.option("--dry-run", is_flag=True, help="Plan and prove, write nothing.")
-@click.option("--native", is_flag=True, help="Also assemble an installed vLLM's PTX.")
+@flag("--dry-run", "Plan and prove, write nothing.")
+@flag("--native", "Also assemble an installed vLLM's PTX.")
 @verbose_option
 @rendered
 def apply_command(
@@ -81,7 +86,7 @@ def apply_command(
     dry_run: bool,
     native: bool,
     verbose: bool,
-) -> Iterator[Block]:
+) -> Blocks:
     """Patch a tree for a device, prove the effect, and keep a way back.
 
     \b
@@ -137,7 +142,7 @@ def apply_command(
             yield next_verb("build", recipe.project, "--src", path, *words)
 
 
-def _recorded_lines(outcome: Applied, *, verbose: bool) -> Iterator[str]:
+def _recorded_lines(outcome: Applied, *, verbose: bool) -> Lines:
     """Yield the proofs that the maker of a package recorded; verbose: each of them."""
     proofs = outcome.recorded_proofs
     if not proofs:
@@ -151,20 +156,20 @@ def _recorded_lines(outcome: Applied, *, verbose: bool) -> Iterator[str]:
         yield head + f" {len(proofs)} effects"
 
 
-def _dry_run_lines(outcome: Applied) -> Iterator[str]:
+def _dry_run_lines(outcome: Applied) -> Lines:
     yield f"dry run: {counted_noun(len(outcome.pending), 'file')} would change"
     if outcome.pending:
         yield next_verb(*(word for word in sys.argv[1:] if word != "--dry-run"))
 
 
-def _written_lines(outcome: Applied, project: str, path: Path) -> Iterator[str]:
+def _written_lines(outcome: Applied, project: str, path: Path) -> Lines:
     """Yield how many files were changed, and the command that takes it back."""
     if not outcome.written:
         yield "nothing to do: the tree is as asked for"
         return
     yield GOOD + f"{counted_noun(len(outcome.written), 'file')} changed in {path}"
     undo = quoted(*program(), "revert", f"--{project}-src", path)
-    yield LaidOut(style("undo:", bold=True) + f" {undo}")
+    yield LaidOut(bold("undo:") + f" {undo}")
 
 
 def _make_libraries(
@@ -228,7 +233,7 @@ def fixes_command(
     selection: Selection,
     release: str | None,
     verbose: bool,
-) -> Iterator[Block]:
+) -> Blocks:
     """Show every fix and its state in SOURCE; write nothing. Without SOURCE, list the fixes.
 
     Without options, a patched tree is compared with what it was patched for. Exits with 4 if a fix
@@ -296,7 +301,7 @@ class _ListedFix:
     releases: Mapping[str, Mapping[str, str]]
 
 
-def _fix_list(version: Version | None, *, verbose: bool) -> Iterator[Block]:
+def _fix_list(version: Version | None, *, verbose: bool) -> Blocks:
     """Yield a row for each fix that a release needs; verbose, or without a release: for all."""
     recipes = list(load_recipes()) if version is None else [_recipe_of(version)]
     listed = []
@@ -356,7 +361,7 @@ def _listed_fix(
     return _ListedFix(recipe.project, fix, needs, releases)
 
 
-def _fix_fields(entry: _ListedFix) -> dict[str, Any]:
+def _fix_fields(entry: _ListedFix) -> Fields:
     names = ("id", "title", "layer", "arches", "upstream")
     fields = {name: getattr(entry.fix, name) for name in names}
     return {
@@ -367,7 +372,7 @@ def _fix_fields(entry: _ListedFix) -> dict[str, Any]:
     }
 
 
-def _fix_row(entry: _ListedFix) -> tuple[str, ...]:
+def _fix_row(entry: _ListedFix) -> Row:
     needs = []
     for need in entry.needs:
         limits = f" ({need.limits})" if need.limits else ""
@@ -378,5 +383,5 @@ def _fix_row(entry: _ListedFix) -> tuple[str, ...]:
         style(entry.fix.id, **emphasis),
         entry.fix.title,
         ", ".join(needs) or "not needed",
-        style(entry.fix.upstream, dim=True),
+        dim(entry.fix.upstream),
     )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import click
 
 from patchkit.cli.complete import explained
-from patchkit.cli.out import record_fields, style, table
+from patchkit.cli.out import bold, dim, record_fields, table
 from patchkit.cli.patch.verdict_view import diff_blocks
-from patchkit.cli.render import Block, Record, rendered
+from patchkit.cli.render import Blocks, Fields, Lines, Record, Row, rendered
 from patchkit.doctor.symptoms.diagnosis import Diagnosis, read_log
 from patchkit.doctor.symptoms.scan import Hit
 from patchkit.doctor.symptoms.symptom import Cause, Symptom, symptoms
@@ -27,13 +27,13 @@ _LEAST_WORD = 3  # characters of a text that is looked for as a word
 _CLAIMS = "What guides say"
 _REASONS = "`patchkit explain ID` has the reasons and the evidence."
 _MISTYPED = 0.8  # likeness of two ids, 0 to 1, from which one is the other mistyped
-_Rows = Sequence[tuple[str, ...]]
+_Rows = Sequence[Row]
 
 
 @click.command("explain")
 @click.argument("text", metavar="[ID|TEXT]", required=False, shell_complete=explained)
 @rendered
-def explain_command(text: str | None) -> Iterator[Block]:
+def explain_command(text: str | None) -> Blocks:
     """Explain a fix: symptom, reason, releases, evidence, before and after.
 
     ID may also be a claim that guides make: is it true? TEXT is a line of a log or a part of it,
@@ -61,7 +61,7 @@ def _as_id(text: str) -> str:
     return text.casefold().replace("-", "_").replace(" ", "_")
 
 
-def _search_blocks(text: str, by_id: Mapping[str, Fix | Claim]) -> Iterator[Block]:
+def _search_blocks(text: str, by_id: Mapping[str, Fix | Claim]) -> Blocks:
     """Yield the entries with a text, whole if they are few. Raises UsageError if there are none."""
     ids = {name.replace("-", "_"): name for name in (*by_id, *symptoms())}
     entries: list[Fix | Claim] = []
@@ -87,7 +87,7 @@ def _search_blocks(text: str, by_id: Mapping[str, Fix | Claim]) -> Iterator[Bloc
         yield from _result_list(entries, diagnoses)
 
 
-def _overview(fixes: Sequence[Fix], claims: Sequence[Claim]) -> Iterator[Block]:
+def _overview(fixes: Sequence[Fix], claims: Sequence[Claim]) -> Blocks:
     """Yield the ids of everything that can be explained."""
     symptom_titles = {symptom.id: symptom.title for symptom in symptoms().values()}
     yield Record(
@@ -107,7 +107,7 @@ def _overview(fixes: Sequence[Fix], claims: Sequence[Claim]) -> Iterator[Block]:
 
 def _result_list(
     entries: Sequence[Fix | Claim], diagnoses: Sequence[Diagnosis]
-) -> Iterator[Block]:
+) -> Blocks:
     """Yield a line for each fix, claim and symptom that a search found."""
     fixes = {entry.id: entry.title for entry in entries if isinstance(entry, Fix)}
     claims = [entry for entry in entries if isinstance(entry, Claim)]
@@ -157,10 +157,10 @@ def _fits(text: str, wording: str) -> bool:
     return all(re.search(rf"\b{re.escape(word)}\b", wording) for word in text.split())
 
 
-def _explanation(entry: Fix | Claim) -> Iterator[Block]:
+def _explanation(entry: Fix | Claim) -> Blocks:
     if isinstance(entry, Claim):
         yield Record(entry)
-        yield style(entry.id, bold=True) + f"  {entry.verdict} {entry.versions}\n"
+        yield bold(entry.id) + f"  {entry.verdict} {entry.versions}\n"
         yield from _paragraphs("Claim", entry.says)
         yield from _paragraphs("Why", entry.why)
         yield from _paragraphs("Instead", entry.instead)
@@ -169,7 +169,7 @@ def _explanation(entry: Fix | Claim) -> Iterator[Block]:
         yield from _fix_blocks(entry)
 
 
-def _fix_blocks(fix: Fix) -> Iterator[Block]:
+def _fix_blocks(fix: Fix) -> Blocks:
     names = (
         "id",
         "title",
@@ -187,7 +187,7 @@ def _fix_blocks(fix: Fix) -> Iterator[Block]:
         diffs.append({"version": example.version, "diff": diff})
     yield Record({**fields, "examples": diffs})
 
-    yield style(fix.id, bold=True) + f"  {fix.title}\n"
+    yield bold(fix.id) + f"  {fix.title}\n"
     yield from _paragraphs("Symptom", fix.symptom)
     yield from _paragraphs("Why", fix.why)
     yield from _paragraphs("Upstream", fix.upstream)
@@ -198,7 +198,7 @@ def _fix_blocks(fix: Fix) -> Iterator[Block]:
     yield from _section("Needed", needs)
     yield from _section("Evidence", _evidence_rows(fix.evidence))
     for row in diffs:
-        yield style("Before and after", bold=True) + f", as in {row['version']}"
+        yield bold("Before and after") + f", as in {row['version']}"
         yield from diff_blocks(row["diff"])
 
 
@@ -206,12 +206,12 @@ def _evidence_rows(evidence: Sequence[Evidence]) -> _Rows:
     return [(item.established, item.claim, item.source) for item in evidence]
 
 
-def _paragraphs(title: str, text: str) -> Iterator[Block]:
+def _paragraphs(title: str, text: str) -> Blocks:
     yield from _section(title, [(paragraph,) for paragraph in text.split("\n")])
 
 
-def _section(title: str, rows: _Rows) -> Iterator[Block]:
-    yield style(title, bold=True)
+def _section(title: str, rows: _Rows) -> Blocks:
+    yield bold(title)
     yield from table(rows, indent="  ")
     yield ""
 
@@ -240,7 +240,7 @@ def _unmet(symptom: Symptom) -> Diagnosis:
     return Diagnosis(symptom=symptom, hit=hit, count=0, causes=symptom.cause)
 
 
-def _symptom_blocks(diagnoses: Sequence[Diagnosis]) -> Iterator[Block]:
+def _symptom_blocks(diagnoses: Sequence[Diagnosis]) -> Blocks:
     """Yield what symptoms mean."""
     yield Record({"symptoms": list(map(_symptom_fields, diagnoses))})
     for number, diagnosis in enumerate(diagnoses):
@@ -249,7 +249,7 @@ def _symptom_blocks(diagnoses: Sequence[Diagnosis]) -> Iterator[Block]:
         yield from _symptom_lines(diagnosis)
 
 
-def _symptom_fields(diagnosis: Diagnosis) -> dict[str, object]:
+def _symptom_fields(diagnosis: Diagnosis) -> Fields:
     return {
         **record_fields(diagnosis.symptom, "cause"),
         "decided": diagnosis.decided,
@@ -258,28 +258,28 @@ def _symptom_fields(diagnosis: Diagnosis) -> dict[str, object]:
     }
 
 
-def _symptom_lines(diagnosis: Diagnosis) -> Iterator[str]:
+def _symptom_lines(diagnosis: Diagnosis) -> Lines:
     symptom = diagnosis.symptom
     title = f"  {diagnosis.filled(symptom.title)}"
     if symptom.follows:
         title += ", which follows from another error: look before it"
-    yield style(symptom.id, bold=True) + title
+    yield bold(symptom.id) + title
     for text in symptom.says[:3]:
-        yield style(f"  {text}", dim=True)
+        yield dim(f"  {text}")
     if len(diagnosis.causes) > 1:
         yield "One of these, the likeliest first:"
     for cause in diagnosis.causes:
         yield from _cause_lines(diagnosis, cause)
 
 
-def _cause_lines(diagnosis: Diagnosis, cause: Cause) -> Iterator[str]:
+def _cause_lines(diagnosis: Diagnosis, cause: Cause) -> Lines:
     """Yield a cause with its cure; ``tell`` is shown where it tells several causes apart."""
     margin = " " * 6
     yield ""
-    yield style("why   ", bold=True) + diagnosis.filled(cause.cause)
+    yield bold("why   ") + diagnosis.filled(cause.cause)
     if cause.when:
-        yield style(f"{margin}where: {describe_condition(cause.when)}", dim=True)
-    yield style("cure  ", bold=True) + diagnosis.filled(cause.cure)
+        yield dim(f"{margin}where: {describe_condition(cause.when)}")
+    yield bold("cure  ") + diagnosis.filled(cause.cure)
     if cause.command:
         yield margin + diagnosis.pasted(cause.command)
     if cause.costs:
@@ -290,4 +290,4 @@ def _cause_lines(diagnosis: Diagnosis, cause: Cause) -> Iterator[str]:
     confidence = f", confidence {cause.confidence}"
     if diagnosis.symptom.follows:
         confidence = ""
-    yield style(f"{margin}{cause.evidence}{confidence}: {cause.source}", dim=True)
+    yield dim(f"{margin}{cause.evidence}{confidence}: {cause.source}")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -21,14 +20,17 @@ from patchkit.cli.options import (
     source_options,
     vllm_options,
 )
-from patchkit.cli.out import next_verb, style, table, tell
+from patchkit.cli.out import dim, next_verb, style, table, tell
 from patchkit.cli.patch.verdict_view import diff_blocks, tree_blocks
 from patchkit.cli.progress import progress
 from patchkit.cli.render import (
     LOAD_STYLES,
-    Block,
+    Blocks,
     Data,
+    Fields,
     Record,
+    Row,
+    flag,
     rendered,
     verbose_option,
 )
@@ -45,7 +47,7 @@ from patchkit.target import Load, best_load
 @source_options
 @request_options
 @rendered
-def diff_command(source: SourceOptions, *, selection: Selection) -> Iterator[Block]:
+def diff_command(source: SourceOptions, *, selection: Selection) -> Blocks:
     """Show what apply would change, or did: a unified diff that git apply takes."""
     with opened(source, selection.patches) as (recipe, workspace):
         plan = plan_for(workspace, recipe, selection.request(workspace.ledger))
@@ -67,7 +69,7 @@ def diff_command(source: SourceOptions, *, selection: Selection) -> Iterator[Blo
 )
 @offline_option
 @rendered
-def fetch_command(release: str, *, offline: bool) -> Iterator[Block]:
+def fetch_command(release: str, *, offline: bool) -> Blocks:
     """Download a release: vLLM's sdist from the package index that pip is configured for, NCCL's
     sources from upstream's repository.
 
@@ -84,13 +86,9 @@ def fetch_command(release: str, *, offline: bool) -> Iterator[Block]:
 
 @click.command("revert")
 @folder_options
-@click.option(
-    "--force",
-    is_flag=True,
-    help="Revert edited or damaged files, too; move them aside.",
-)
+@flag("--force", "Revert edited or damaged files, too; move them aside.")
 @rendered
-def revert_command(source: SourceOptions, *, force: bool) -> Iterator[Block]:
+def revert_command(source: SourceOptions, *, force: bool) -> Blocks:
     """Put back what upstream shipped, byte by byte.
 
     SOURCE is the folder, or the release that `apply` unpacked and patched below build/. Refuses,
@@ -109,7 +107,7 @@ def revert_command(source: SourceOptions, *, force: bool) -> Iterator[Block]:
         yield "nothing to do: patchkit has changed nothing here"
 
 
-def _forced_blocks(path: Path, project: str) -> Iterator[Block]:
+def _forced_blocks(path: Path, project: str) -> Blocks:
     rescued = revert_by_force(detect(path, project))
     yield Record(rescued)
     yield f"{len(rescued.restored)} files are as upstream shipped them"
@@ -128,7 +126,7 @@ def _forced_blocks(path: Path, project: str) -> Iterator[Block]:
 @rendered
 def archs_command(
     source: SourceOptions, *, selection: Selection, verbose: bool
-) -> Iterator[Block]:
+) -> Blocks:
     """Compare which kernel group is built for which archs, stock beside patched.
 
     The release's own CMake decides; no compiler, torch or GPU is needed. The first column says how
@@ -171,7 +169,7 @@ class _GroupChange:
     load: Load
 
 
-def _group_fields(group: _GroupChange) -> dict[str, Any]:
+def _group_fields(group: _GroupChange) -> Fields:
     return {
         "group": group.patched.name,
         "where": group.patched.where,
@@ -183,15 +181,15 @@ def _group_fields(group: _GroupChange) -> dict[str, Any]:
     }
 
 
-def _group_row(group: _GroupChange) -> tuple[str, ...]:
+def _group_row(group: _GroupChange) -> Row:
     patched = group.patched
     styles = LOAD_STYLES[group.load]
     return (
         style(str(group.load), **styles),
         style(";".join(patched.archs) or "-", **styles),
-        style(";".join(group.stock.archs) or "-", dim=True),
+        dim(";".join(group.stock.archs) or "-"),
         style(patched.name, dim=None if patched.archs else True),
-        style(patched.where, dim=True),
+        dim(patched.where),
         " ".join(patched.switches),
     )
 

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from patchkit.cli.out import LaidOut, Shown, colour, style, table
-from patchkit.cli.render import BAD, Block, Data, Record, lead_word, note
+from patchkit.cli.out import LaidOut, Shown, bold, colour, dim, style, table
+from patchkit.cli.render import (
+    BAD,
+    Blocks,
+    Data,
+    Fields,
+    Lines,
+    Record,
+    Row,
+    lead_word,
+    note,
+)
 from patchkit.patching.fix import Request, Severity, State, Verdict
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import Workspace
@@ -40,7 +50,7 @@ _DIFF_STYLES: Mapping[str, _Style] = {
 }
 
 
-def tree_blocks(workspace: Workspace, request: Request, **more: Any) -> Iterator[Block]:
+def tree_blocks(workspace: Workspace, request: Request, **more: Any) -> Blocks:
     """Yield the tree and its device; for --json also the release's known bugs, and ``more``."""
     tree = workspace.tree
     target = request.target
@@ -59,12 +69,12 @@ def tree_blocks(workspace: Workspace, request: Request, **more: Any) -> Iterator
     }
     yield Record(fields | more)
 
-    release = style(f"{tree.project} {tree.version}", bold=True)
+    release = bold(f"{tree.project} {tree.version}")
     device = f"  {tree.kind}  →  {target.title}, {request.arch} "
-    yield release + device + style(built, bold=True)
+    yield release + device + bold(built)
 
 
-def verdict_fields(verdict: Verdict) -> dict[str, Any]:
+def verdict_fields(verdict: Verdict) -> Fields:
     """Return a verdict as JSON has it."""
     return {
         "id": verdict.fix.id,
@@ -76,7 +86,7 @@ def verdict_fields(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def verdict_lines(verdicts: Sequence[Verdict], *, verbose: bool) -> Iterator[Shown]:
+def verdict_lines(verdicts: Sequence[Verdict], *, verbose: bool) -> Lines:
     """Yield a row for each fix; or, if it is not verbose, a line for each state.
 
     A fix that drifted has a line of its own, with the reason.
@@ -89,7 +99,7 @@ def verdict_lines(verdicts: Sequence[Verdict], *, verbose: bool) -> Iterator[Sho
     groups: dict[tuple[State, Severity | None], list[str]] = {}
     for verdict in verdicts:
         if verdict.state is State.DRIFTED:
-            name = style(verdict.fix.id, bold=True)
+            name = bold(verdict.fix.id)
             yield BAD + name + f" drifted: {verdict.reason}"
         else:
             group = groups.setdefault((verdict.state, verdict.severity), [])
@@ -105,25 +115,25 @@ def verdict_lines(verdicts: Sequence[Verdict], *, verbose: bool) -> Iterator[Sho
         for (state, _severity), fixes in groups.items():
             counts[state] += len(fixes)
         texts = [f"{count} {_STYLES[state][1]}" for state, count in counts.items()]
-        yield style(f"= {', '.join(texts)}; -v lists them", dim=True)
+        yield dim(f"= {', '.join(texts)}; -v lists them")
 
 
-def _verdict_row(verdict: Verdict) -> tuple[str, ...]:
+def _verdict_row(verdict: Verdict) -> Row:
     sign, _title, styles = _STYLES[verdict.state]
     severity = ""
     if verdict.severity and verdict.state not in _UNSEVERE:
         severity = verdict.severity.value
-    dim = verdict.state in (State.NOT_APPLICABLE, State.OFF) or None
+    is_faint = verdict.state in (State.NOT_APPLICABLE, State.OFF) or None
     return (
         style(sign, **styles),
-        style(verdict.fix.id, dim=dim),
+        style(verdict.fix.id, dim=is_faint),
         style(verdict.state.value, **styles),
-        style(severity, dim=dim),
-        style(verdict.reason, dim=True),
+        style(severity, dim=is_faint),
+        dim(verdict.reason),
     )
 
 
-def verdict_notes(verdicts: Sequence[Verdict], tree: SourceTree) -> Iterator[Shown]:
+def verdict_notes(verdicts: Sequence[Verdict], tree: SourceTree) -> Lines:
     """Yield the notes of a tree and of verdicts, each once, and the known bugs of a release."""
     notes = [tree.note, *(verdict.note for verdict in verdicts)]
     yield from (note(text) for text in dict.fromkeys(notes) if text)
@@ -140,7 +150,7 @@ def proof_lines(proofs: Sequence[str], *, verbose: bool) -> list[Shown]:
     return [head + text]
 
 
-def diff_blocks(diff: str) -> Iterator[Block]:
+def diff_blocks(diff: str) -> Blocks:
     """Yield a unified diff: coloured in a terminal, byte for byte elsewhere."""
     is_coloured = sys.stdout.isatty() or colour()
     if not is_coloured or not diff:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchkit.cli.out import FILE_OR_DASH, style
+from patchkit.cli.out import FILE_OR_DASH, bold, dim, style
 from patchkit.cli.render import (
     BAD,
     GOOD,
     MARKS,
-    Block,
+    Blocks,
     ExitCode,
+    Lines,
     Record,
     counted_noun,
+    flag,
     rendered,
 )
 from patchkit.cli.runtime.node_options import NCCL, PYTHON, ROOT, TARGET, TRITON, VLLM
@@ -54,9 +56,7 @@ _COUNTED = (Level.ERROR, Level.WARNING, Level.NOTE)
 )
 @TARGET
 @PYTHON
-@click.option(
-    "--elsewhere", is_flag=True, help="Do not compare the files with this machine."
-)
+@flag("--elsewhere", "Do not compare the files with this machine.")
 @ROOT
 @rendered
 def check_command(
@@ -66,7 +66,7 @@ def check_command(
     root: Path,
     python: str | None,
     **options: Any,
-) -> Iterator[Block]:
+) -> Blocks:
     """Find settings that are unknown, obsolete, contradictory or dangerous.
 
     FILE is an env file, a shell script, a compose file, a Kubernetes manifest, a Dockerfile or a
@@ -110,16 +110,16 @@ def check_command(
     yield ExitCode(worst(chain.from_iterable(findings), Level.ERROR, Level.WARNING))
 
 
-def _problem_lines(checked: CheckedText, problem: Finding) -> Iterator[str]:
+def _problem_lines(checked: CheckedText, problem: Finding) -> Lines:
     place = f"{checked.where}:{problem.line}" if checked.text else checked.where
     level = style(problem.level, **MARKS[problem.level][1])
-    head = style(place, bold=True) + "  " + level
+    head = bold(place) + "  " + level
     yield head + f"  {problem.what}  [{problem.id}]"
     if problem.why:
         source = f" ({problem.source})" if problem.source else ""
         yield f"  why:  {problem.why}{source}"
     if problem.hint:
-        yield style(f"  next: {problem.hint}", dim=True)
+        yield dim(f"  next: {problem.hint}")
 
 
 def _summary(

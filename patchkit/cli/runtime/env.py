@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ import click
 from patchkit.cli.out import (
     FILE_OR_DASH,
     PATH,
+    bold,
+    dim,
     next_step,
     next_verb,
     record_fields,
@@ -23,11 +25,14 @@ from patchkit.cli.out import (
 )
 from patchkit.cli.render import (
     GOOD,
-    Block,
+    Blocks,
     Data,
+    Fields,
+    Lines,
     Record,
     VerbGroup,
     fact_lines,
+    flag,
     rendered,
 )
 from patchkit.cli.runtime.node_options import node_options, note_lines
@@ -85,12 +90,10 @@ _Entry = VariableRule | Avoid
 @click.option(
     "--format", "kind", type=click.Choice(list(map(str, Format))), default="env"
 )
-@click.option(
-    "--force", is_flag=True, help="Replace a file that patchkit did not write."
-)
+@flag("--force", "Replace a file that patchkit did not write.")
 @click.pass_context
 @rendered
-def env_command(context: click.Context, /, **options: Any) -> Iterator[Block]:
+def env_command(context: click.Context, /, **options: Any) -> Blocks:
     """Write an env file for this node, from what this node has.
 
     \b
@@ -107,7 +110,7 @@ def env_command(context: click.Context, /, **options: Any) -> Iterator[Block]:
 
 def _env_blocks(
     request: NodeOptions, choice: RuleChoice, host: Host, root: Path, **options: Any
-) -> Iterator[Block]:
+) -> Blocks:
     extra = _read_assignments(options["extra"])
     head = None
     if path := options["head_file"]:
@@ -172,7 +175,7 @@ def _read_assignments(texts: Sequence[str]) -> dict[str, str]:
     return variables
 
 
-def _env_fields(env: ClusterEnv) -> dict[str, Any]:
+def _env_fields(env: ClusterEnv) -> Fields:
     variables = {}
     for setting in env.settings:
         if not is_secret(setting.name):
@@ -181,20 +184,20 @@ def _env_fields(env: ClusterEnv) -> dict[str, Any]:
     return {"variables": variables, "reasons": reasons, "notes": env.notes}
 
 
-def _env_notes(env: ClusterEnv) -> Iterator[str]:
+def _env_notes(env: ClusterEnv) -> Lines:
     """Yield the notes of an env file, and the rules that are off by default."""
     yield from note_lines(env.notes, env.advice)
     off = [rule.id for rule in env.off if rule.id not in env.node.choice.unwanted]
     if off:
         explain = quoted("patchkit", "env", "explain", off[0])
         reason = f"`{explain}` says why, --with {off[0]} turns it on"
-        yield style("off", dim=True) + f" by default: {', '.join(off)}; {reason}"
+        yield dim("off") + f" by default: {', '.join(off)}; {reason}"
 
 
 @env_command.command("explain")
 @click.argument("name", metavar="[VARIABLE]", required=False)
 @rendered
-def explain_variable(name: str | None) -> Iterator[Block]:
+def explain_variable(name: str | None) -> Blocks:
     """Explain what a variable does here, why, since when, who says so, and what guides say.
 
     VARIABLE may be the id of a rule as well. Without it: everything that has a rule.
@@ -221,7 +224,7 @@ def explain_variable(name: str | None) -> Iterator[Block]:
             "claims": claims,
         }
     )
-    yield style(name, bold=True)
+    yield bold(name)
     yield from _reader_lines(name, life, reader)
     for entry in entries:
         yield ""
@@ -244,7 +247,7 @@ def _rule_fields(entries: Sequence[_Entry]) -> list[dict[str, Any]]:
     return [{**record_fields(rule), "default": rule.default} for rule in rules]
 
 
-def _claim_lines(claim: dict[str, str]) -> Iterator[str]:
+def _claim_lines(claim: dict[str, str]) -> Lines:
     text = f"  what guides say, {claim['verdict']}: {claim['says']}"
     yield style(claim["id"], fg="cyan") + text
     yield next_step("patchkit", "explain", claim["id"])
@@ -252,7 +255,7 @@ def _claim_lines(claim: dict[str, str]) -> Iterator[str]:
 
 def _reader_lines(
     name: str, life: Lifetime | None, reader: OtherVariable | None
-) -> Iterator[str]:
+) -> Lines:
     """Yield which releases read a variable, and which values they take."""
     if life:
         # Lifetimes are known of vLLM's and NCCL's variables alone.
@@ -286,7 +289,7 @@ def _claims_about(name: str) -> list[dict[str, str]]:
     ]
 
 
-def _overview_blocks(rules: VariableRules) -> Iterator[Block]:
+def _overview_blocks(rules: VariableRules) -> Blocks:
     yield Record(rules)
     rows = []
     for rule in rules.rules:
@@ -302,8 +305,8 @@ def _overview_blocks(rules: VariableRules) -> Iterator[Block]:
     yield "`patchkit env explain VARIABLE` says why, who says so, and what guides say."
 
 
-def _section(title: str, rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield style(title, bold=True)
+def _section(title: str, rows: Sequence[Sequence[str]]) -> Lines:
+    yield bold(title)
     yield from table(rows, indent="  ")
     yield ""
 
@@ -312,7 +315,7 @@ def _assignments(rule: VariableRule) -> str:
     return " ".join(f"{name}={value}" for name, value in rule.set.items())
 
 
-def _entry_lines(entry: _Entry) -> Iterator[str]:
+def _entry_lines(entry: _Entry) -> Lines:
     facts = {"when": describe_condition(entry.when) or "always", "why": entry.reason}
     if isinstance(entry, VariableRule):
         scope = "each node its own"

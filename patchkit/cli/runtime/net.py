@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from patchkit.cli.out import (
     FOLDER,
     PATH,
     LaidOut,
+    bold,
     next_step,
     next_verb,
     record_fields,
@@ -23,13 +24,15 @@ from patchkit.cli.out import (
 )
 from patchkit.cli.render import (
     GOOD,
-    Block,
+    Blocks,
     Data,
     ExitCode,
     Record,
+    Row,
     VerbGroup,
     finding_blocks,
     finding_summary,
+    flag,
     rendered,
     verbose_option,
 )
@@ -127,12 +130,12 @@ def net_command() -> None:
 @click.option(
     "-o", "--output", type=PATH, metavar="FILE", help="Write the netplan file there."
 )
-@click.option("--force", is_flag=True, help="Replace a FILE with another content.")
+@flag("--force", "Replace a FILE with another content.")
 @verbose_option
 @rendered
 def plan_network(
     *, root: Path, output: Path | None, force: bool, verbose: bool, **options: Any
-) -> Iterator[Block]:
+) -> Blocks:
     """Print what this node's network lacks; needs no rights, and leaves the network alone.
 
     The first line is the verdict; -v shows the netplan file, -o writes it, for `netplan try`.
@@ -210,7 +213,7 @@ def _read_options(role: str | None, node: int | None, **options: Any) -> NetPlan
 
 def _plan_blocks(
     plan: NetPlan, remarks: Sequence[Finding], netplan: dict[str, Any]
-) -> Iterator[Block]:
+) -> Blocks:
     """Yield the verdict in one line, a row for each interface, and remarks."""
     verdict = _verdict(plan, remarks)
     lines = [{"action": line.action, **record_fields(line)} for line in plan.lines]
@@ -223,7 +226,7 @@ def _plan_blocks(
         **netplan,
     }
     yield Record(fields)
-    yield style(verdict, bold=True)
+    yield bold(verdict)
     yield from table(map(_interface_row, plan.lines), indent="  ")
     yield from finding_blocks(remarks)
 
@@ -237,7 +240,7 @@ def _verdict(plan: NetPlan, remarks: Sequence[Finding]) -> str:
     return "this network is fine already: nothing to do"
 
 
-def _interface_row(line: Line) -> tuple[str, ...]:
+def _interface_row(line: Line) -> Row:
     addresses = ", ".join(map(str, line.addresses)) or "no IPv4"
     if line.action == "replace":
         addresses += f" (was {', '.join(map(str, line.before))})"
@@ -266,7 +269,7 @@ def _interface_row(line: Line) -> tuple[str, ...]:
 @_ROOT
 @verbose_option
 @rendered
-def verify_ends(*, verbose: bool, root: Path, **options: Any) -> Iterator[Block]:
+def verify_ends(*, verbose: bool, root: Path, **options: Any) -> Blocks:
     """Check the QSFP network; needs no rights, changes nothing.
 
     Link, speed, MTU, addresses and RoCE GIDs here; with --peer the way there, with jumbo frames;

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from patchkit.cli import complete
-from patchkit.cli.out import FOLDER, PRESENT_PATH, Shown
-from patchkit.cli.render import Option, Verb, lead_word, note, with_options
+from patchkit.cli.out import FOLDER, PRESENT_PATH
+from patchkit.cli.render import Lines, Option, Verb, flag, lead_word, note, with_options
 from patchkit.runtime.envfile.env_file import locked_versions
 from patchkit.runtime.envfile.header import NODES_MAX
 from patchkit.runtime.host.probe import probe
@@ -94,9 +94,7 @@ _OPTIONS = (
     TARGET,
     PYTHON,
     ROOT,
-    click.option(
-        "--accept-edited", is_flag=True, help="Accept a --from file that was edited."
-    ),
+    flag("--accept-edited", "Accept a --from file that was edited."),
     _rule_option("--with", "wanted", "Turn an optional rule on."),
     _rule_option("--without", "unwanted", "Turn a rule off."),
 )
@@ -140,7 +138,7 @@ def node_options(verb: Verb) -> Verb:
     return with_options(*_OPTIONS)(wrapped)
 
 
-def note_lines(notes: Iterable[str], advice: Iterable[Any]) -> Iterator[Shown]:
+def note_lines(notes: Iterable[str], advice: Iterable[Any]) -> Lines:
     """Yield the notes of a plan, and the problems that no setting solves."""
     yield from map(note, notes)
     for problem in advice:

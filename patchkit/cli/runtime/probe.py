@@ -9,8 +9,25 @@ from pathlib import Path
 
 import click
 
-from patchkit.cli.out import FOLDER, PATH, next_verb, shown, style, table, tell
-from patchkit.cli.render import Block, Record, finding_blocks, rendered
+from patchkit.cli.out import (
+    FOLDER,
+    PATH,
+    bold,
+    dim,
+    next_verb,
+    shown,
+    style,
+    table,
+    tell,
+)
+from patchkit.cli.render import (
+    Blocks,
+    Lines,
+    Record,
+    Row,
+    finding_blocks,
+    rendered,
+)
 from patchkit.quoting import quoted
 from patchkit.runtime.host.advice import find_remarks
 from patchkit.runtime.host.host import Gpu, Host, Memory, Nccl, Netdev, Rdma, Software
@@ -31,9 +48,7 @@ _NO_RDMA = ("-", "-")
 @click.option("--save", type=PATH, help="Copy everything read, for a bug report.")
 @click.option("--python", metavar="EXE", help="Python that has vLLM; default: this.")
 @rendered
-def probe_command(
-    *, root: Path, save: Path | None, python: str | None
-) -> Iterator[Block]:
+def probe_command(*, root: Path, save: Path | None, python: str | None) -> Blocks:
     """List the facts of this machine: GPU, memory, network, RDMA, cables, software.
 
     Reads sysfs and /proc, and asks ip and nvidia-smi if they are there; needs no rights and no GPU.
@@ -56,7 +71,7 @@ def _has_unified_memory(gpu: Gpu) -> bool:
     return gpu.capability in read_env_data("hardware")["capabilities"].values()
 
 
-def _next_steps(host: Host, root: Path) -> Iterator[str]:
+def _next_steps(host: Host, root: Path) -> Lines:
     at_root = () if root == LIVE else ("--root", root)
     halves = [netdev for netdev in host.netdevs if netdev.cage is not None]
     if host.cabled and not host.masters(halves):
@@ -67,7 +82,7 @@ def _next_steps(host: Host, root: Path) -> Iterator[str]:
         yield next_verb("repack", f"vllm=={variable_table('vllm').newest}")
 
 
-def host_lines(host: Host) -> Iterator[Block]:
+def host_lines(host: Host) -> Blocks:
     """Yield the facts of a machine: system, network, software, and remarks."""
     yield _title(host)
     yield from table(_summary_rows(host), "  ")
@@ -81,7 +96,7 @@ def host_lines(host: Host) -> Iterator[Block]:
     if remarks or host.notes:
         yield ""
     yield from finding_blocks(remarks, verbose=True)
-    yield from (style(f"- {note}", dim=True) for note in host.notes)
+    yield from (dim(f"- {note}") for note in host.notes)
 
 
 def _title(host: Host) -> str:
@@ -90,7 +105,7 @@ def _title(host: Host) -> str:
     if system.bios:
         parts.append(f"BIOS {system.bios} ({system.bios_date})")
     product = ", ".join(filter(None, parts))
-    name = style(system.hostname or "host", bold=True)
+    name = bold(system.hostname or "host")
     return name + f": {product}" if product else name
 
 
@@ -150,7 +165,7 @@ def _gpu_text(gpu: Gpu) -> str:
         memory = _gib_text(gpu.memory << 10)
     elif _has_unified_memory(gpu):
         memory = "its memory is the system's"
-    return style(gpu.name, bold=True) + f", {capability}, {driver}, {memory}"
+    return bold(gpu.name) + f", {capability}, {driver}, {memory}"
 
 
 def _cages_text(host: Host) -> str:
@@ -166,7 +181,7 @@ def _gib_text(kib: int) -> str:
     return f"{kib / KIB_PER_GIB:.1f} GiB"
 
 
-def _network_rows(host: Host) -> Iterator[tuple[str, ...]]:
+def _network_rows(host: Host) -> Iterator[Row]:
     """Yield cages first, with their halves side by side, then other hardware."""
     rdma_by_netdev = {device.netdev: device for device in host.rdma}
     for netdev in sorted(host.netdevs, key=_netdev_order):
@@ -183,7 +198,7 @@ def _netdev_order(netdev: Netdev) -> tuple[bool, int, int, str, str]:
     return netdev.cage is None, netdev.cage or 0, kind, netdev.pci, netdev.name
 
 
-def _netdev_cells(netdev: Netdev) -> tuple[str, ...]:
+def _netdev_cells(netdev: Netdev) -> Row:
     # Every interface that is up has a link-local address of IPv6, fe80::….
     addresses = [
         f"{address.address}/{address.prefix}"

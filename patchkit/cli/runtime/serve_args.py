@@ -13,8 +13,17 @@ from typing import Any
 import click
 
 from patchkit.cli import complete
-from patchkit.cli.out import PATH, next_step, record_fields, style, table, tell
-from patchkit.cli.render import Block, Data, Record, note, rendered
+from patchkit.cli.out import PATH, dim, next_step, record_fields, style, table, tell
+from patchkit.cli.render import (
+    Blocks,
+    Data,
+    Fields,
+    Record,
+    Row,
+    flag,
+    note,
+    rendered,
+)
 from patchkit.cli.runtime.node_options import node_options, note_lines
 from patchkit.errors import UsageError
 from patchkit.runtime.envfile.env_file import EnvFile, read_env_file
@@ -79,12 +88,8 @@ _FILE_FACTS = (
     help="Address to listen on, instead of --listen.",
 )
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
-@click.option(
-    "--explain", is_flag=True, help="Show the reason of each flag, and omitted flags."
-)
-@click.option(
-    "--list", "presets", is_flag=True, help="List the models that have presets."
-)
+@flag("--explain", "Show the reason of each flag, and omitted flags.")
+@flag("--list", "presets", "List the models that have presets.")
 @rendered
 def serve_args_command(
     model: str | None,
@@ -92,7 +97,7 @@ def serve_args_command(
     presets: bool,
     explain: bool,
     **options: Any,
-) -> Iterator[Block]:
+) -> Blocks:
     """Print the `vllm serve` flags that go with the env, valid for the installed version.
 
     \b
@@ -125,14 +130,14 @@ def serve_args_command(
         tell(next_step("curl", url, where="once it serves"))
 
 
-def _preset_blocks() -> Iterator[Block]:
+def _preset_blocks() -> Blocks:
     presets = load_presets()
     fields = [{**record_fields(preset), "name": preset.name} for preset in presets]
     yield Record(fields)
     yield from table(map(_preset_row, presets), heads=_HEADS)
 
 
-def _preset_row(preset: Preset) -> tuple[str, ...]:
+def _preset_row(preset: Preset) -> Row:
     return (
         preset.id,
         preset.quantization,
@@ -145,7 +150,7 @@ def _preset_row(preset: Preset) -> tuple[str, ...]:
     )
 
 
-def _command_fields(command: ServeCommand, url: str) -> dict[str, Any]:
+def _command_fields(command: ServeCommand, url: str) -> Fields:
     node = command.request.node
     preset = node.preset
     return {
@@ -242,16 +247,16 @@ def _drafter_gib(serving: ServeRequest) -> float | None:
     return weights_gib(drafter, os.environ) if drafter else None
 
 
-def _flag_rows(command: ServeCommand) -> Iterator[tuple[str, ...]]:
+def _flag_rows(command: ServeCommand) -> Iterator[Row]:
     """Yield each flag with its reason; then omitted flags, and those that a rule could turn on."""
-    dash = style("-", dim=True)
+    dash = dim("-")
     for sign, flags in (
         (style("✓", fg="green"), command.flags),
         (dash, command.left_out),
     ):
-        for flag in flags:
-            reason = f"{flag.reason} ({flag.origin}; {flag.source})"
-            yield sign, " ".join(flag.words), " ".join(reason.split())
+        for row in flags:
+            reason = f"{row.reason} ({row.origin}; {row.source})"
+            yield sign, " ".join(row.words), " ".join(reason.split())
     for rule in command.off:
         reason = f"{rule.reason} ({rule.id})"
-        yield style("off", dim=True), f"{rule.flag} {rule.value}", reason
+        yield dim("off"), f"{rule.flag} {rule.value}", reason

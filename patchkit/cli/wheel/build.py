@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from patchkit.cli import complete
 from patchkit.cli.options import Selection, request_options, target_option
 from patchkit.cli.out import PRESENT_PATH, tell
 from patchkit.cli.progress import progress
-from patchkit.cli.render import Block, VerbGroup, lead_word, note, rendered
+from patchkit.cli.render import Blocks, VerbGroup, lead_word, note, rendered
 from patchkit.cli.wheel.build_options import (
     BuildReport,
     build_options,
@@ -84,7 +84,7 @@ def build_command() -> None:
 @rendered
 def build_nccl_wheel(
     house: Path, cpu: str | None, target: str | None, **options: Any
-) -> Iterator[Block]:
+) -> Blocks:
     """Build libnccl for one device: the wheel replaces stock's nvidia-nccl-cu13.
 
     \b
@@ -208,7 +208,7 @@ def build_vllm_wheel(
     house: Path,
     requirements: Path | None,
     **options: Any,
-) -> Iterator[Block]:
+) -> Blocks:
     """Build vLLM for one device from its sources; `patchkit repack` takes seconds instead."""
     if not options["dry_run"]:
         require_libraries(BUILD, "build")

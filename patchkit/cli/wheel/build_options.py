@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,22 @@ from typing import Any
 import click
 
 from patchkit.cli.options import offline_option
-from patchkit.cli.out import PATH, Shown, next_step, pip, record_fields, style, tell
+from patchkit.cli.out import (
+    PATH,
+    Shown,
+    bold,
+    next_step,
+    pip,
+    record_fields,
+    tell,
+)
 from patchkit.cli.render import (
     GOOD,
-    Block,
+    Blocks,
     ExitCode,
     Record,
     finding_blocks,
+    flag,
     note,
     with_options,
 )
@@ -46,12 +55,10 @@ build_options = with_options(
     click.option(
         "--jobs", type=click.IntRange(min=1), metavar="N", help="Compilers at once."
     ),
-    click.option("--fresh", is_flag=True, help="Do not resume an interrupted build."),
+    flag("--fresh", "Do not resume an interrupted build."),
     offline_option,
     house_option,
-    click.option(
-        "--dry-run", is_flag=True, help="Say what would be done, and what is missing."
-    ),
+    flag("--dry-run", "Say what would be done, and what is missing."),
 )
 
 
@@ -70,10 +77,10 @@ class BuildReport:
     reduced: bool
 
 
-def plan_blocks(plan: BuildPlan, jobs: Jobs) -> Iterator[Block]:
+def plan_blocks(plan: BuildPlan, jobs: Jobs) -> Blocks:
     """Yield a plan, and the exit code of what is missing."""
     yield Record({"dry_run": True, **record_fields(plan), "jobs": jobs.number})
-    yield style(plan.title, bold=True) + f", with {jobs.number} jobs ({jobs.reason})"
+    yield bold(plan.title) + f", with {jobs.number} jobs ({jobs.reason})"
     yield from finding_blocks(plan.missing)
     obstacle = worst(plan.missing)
     yield "dry run: nothing was compiled" if obstacle else GOOD + "it could start"
@@ -87,7 +94,7 @@ def built_blocks(
     tools: Toolchain,
     report: BuildReport,
     **fields: object,
-) -> Iterator[Block]:
+) -> Blocks:
     """Put a wheel into the wheelhouse; yield the report of its build, and what comes next.
 
     ``began`` is the start by ``time.monotonic``; ``fields`` belong to the record as well.
@@ -106,7 +113,7 @@ def built_blocks(
     machine = tools.machine
     if platform.machine() != machine:
         machine += f" on {platform.machine()}"
-    yield style(report.title, bold=True) + f"  →  {report.device}, {machine}"
+    yield bold(report.title) + f"  →  {report.device}, {machine}"
     yield GOOD + f"nvcc {tools.cuda}, {tools.compiler}"
     yield from (GOOD + check for check in report.checks)
     yield GOOD + f"{wheel}  {wheel.stat().st_size / 1e6:.1f} MB, {seconds:.0f} s"

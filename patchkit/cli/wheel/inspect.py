@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from patchkit.cli.out import style
-from patchkit.cli.render import Block, Record, lead_word, rendered
+from patchkit.cli.out import bold, dim, style
+from patchkit.cli.render import Blocks, Record, flag, lead_word, rendered
 from patchkit.errors import UsageError
 from patchkit.extras import BASE, require_libraries
 from patchkit.runtime.python.libnccl import NcclCopy, NcclReport, find_loaded_nccl
@@ -27,19 +26,14 @@ from patchkit.target import DEFAULT_TARGET, targets
     default=DEFAULT_TARGET,
     help=f"Device to judge for; default: {DEFAULT_TARGET}.",
 )
-@click.option(
-    "--loaded",
-    "of_python",
-    is_flag=True,
-    help="Show which libnccl torch and vLLM load.",
-)
+@flag("--loaded", "of_python", "Show which libnccl torch and vLLM load.")
 @click.option(
     "--python", default=sys.executable, metavar="EXE", help="Python that has torch."
 )
 @rendered
 def inspect_command(
     file: Path | None, *, target: str, of_python: bool, python: str
-) -> Iterator[Block]:
+) -> Blocks:
     """Show which device code a shared library or a wheel holds, and how it loads on a device.
 
     It loads as exact, family, compatible, jit (from PTX) or none, by NVIDIA's rules; no GPU and no
@@ -61,12 +55,12 @@ def inspect_command(
     yield from inspected_blocks(file, targets()[target])
 
 
-def _loaded_blocks(answer: NcclReport) -> Iterator[Block]:
+def _loaded_blocks(answer: NcclReport) -> Blocks:
     """Yield which libnccl torch and vLLM load, and the others that a Python has."""
     yield Record(answer)
     vllm = f"vLLM {answer.vllm_version}" if answer.vllm_version else "no vLLM"
     torch = f"torch {answer.torch_version or 'of no package'}"
-    yield style(f"{answer.python}: {torch}, {vllm}", bold=True)
+    yield bold(f"{answer.python}: {torch}, {vllm}")
     copies = {copy.path: copy for copy in answer.copies}
     for name, choice in (("torch", answer.torch), ("vLLM ", answer.vllm)):
         chosen = style("none", fg="red")
@@ -75,7 +69,7 @@ def _loaded_blocks(answer: NcclReport) -> Iterator[Block]:
         yield f"{name} takes " + chosen + f": {choice.why}"
     for copy in answer.copies:
         yield style(copy.path, dim=None if copy.mapped else True)
-        yield style(f"  {_copy_text(copy)}", dim=True)
+        yield dim(f"  {_copy_text(copy)}")
     yield from (lead_word("warning") + warning for warning in answer.warnings)
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from patchkit.cli.out import Shown, next_verb, record_fields, style, table
+from patchkit.cli.out import Shown, bold, dim, next_verb, record_fields, style, table
 from patchkit.cli.render import (
     LOAD_STYLES,
-    Block,
+    Blocks,
+    Fields,
+    Lines,
     Record,
+    Row,
     counted_noun,
     fact_lines,
     finding_blocks,
@@ -47,7 +50,7 @@ _SHOWN_FACTS = ("made", "wheel", "version", "target", "machine", "cuda", "patchk
 _PYTHON = re.compile(r"\.cpython-3(\d+)-")
 
 
-def inspected_blocks(file: Path, target: Target) -> Iterator[Block]:
+def inspected_blocks(file: Path, target: Target) -> Blocks:
     """Yield the contents of a library or a wheel."""
     fields = {"file": file, "target": target.name, "wheel": None, "findings": []}
     if file.suffix == ".whl":
@@ -61,9 +64,7 @@ def inspected_blocks(file: Path, target: Target) -> Iterator[Block]:
     yield from _library_lines(binary, target, sha256)
 
 
-def _wheel_blocks(
-    file: Path, target: Target, fields: dict[str, Any]
-) -> Iterator[Block]:
+def _wheel_blocks(file: Path, target: Target, fields: dict[str, Any]) -> Blocks:
     judged: tuple[Judged, ...] = ()
     with WheelFile(file) as wheel:
         binaries = inspect_wheel(wheel)
@@ -85,7 +86,7 @@ def _wheel_blocks(
     fields |= {"wheel": wheel_fields, "binaries": rows, "findings": findings}
     yield Record(fields)
 
-    yield style(metadata.name.filename, bold=True)
+    yield bold(metadata.name.filename)
     yield from fact_lines(_wheel_facts(metadata, versions))
     yield ""
     if len(binaries) == 1:  # one library is shown whole; of many the table is enough
@@ -103,9 +104,7 @@ def _promised_glibc(metadata: WheelMetadata) -> str:
     return library_rules().promised_glibc(metadata.name.tag)
 
 
-def _wheel_fields(
-    metadata: WheelMetadata, versions: Mapping[str, str]
-) -> dict[str, Any]:
+def _wheel_fields(metadata: WheelMetadata, versions: Mapping[str, str]) -> Fields:
     return {
         **record_fields(metadata.name, "filename", "cpus"),
         **record_fields(metadata, "name", "members", "facts", "faults"),
@@ -116,9 +115,7 @@ def _wheel_fields(
     }
 
 
-def _wheel_facts(
-    metadata: WheelMetadata, versions: Mapping[str, str]
-) -> dict[str, object]:
+def _wheel_facts(metadata: WheelMetadata, versions: Mapping[str, str]) -> Fields:
     """Return what people read of a wheel; ``versions`` are the oldest ones that it runs with."""
     facts = metadata.facts
     at_least = ", ".join(versions.values())
@@ -138,7 +135,7 @@ def _wheel_facts(
     }
 
 
-def _native_facts(facts: Mapping[str, Any]) -> Iterator[str]:
+def _native_facts(facts: Mapping[str, Any]) -> Lines:
     """Yield the machine code that was put into a wheel, by its own word: anybody may write it."""
     native = facts.get("native")
     assembled = native.get("assembled") if isinstance(native, dict) else None
@@ -152,7 +149,7 @@ def _native_facts(facts: Mapping[str, Any]) -> Iterator[str]:
 
 def _first_use_lines(
     file: Path, metadata: WheelMetadata, binaries: Sequence[Binary], target: Target
-) -> Iterator[str]:
+) -> Lines:
     """Yield how much the device compiles at first use."""
     dispatch = known_dispatch(metadata.name.project, metadata.name.version, target)
     entries = [
@@ -195,9 +192,7 @@ def _library_table(
     return table([row[begin:] for row in rows], heads=heads[begin:])
 
 
-def _library_cells(
-    group: Sequence[Binary], folder: str, target: Target
-) -> tuple[str, ...]:
+def _library_cells(group: Sequence[Binary], folder: str, target: Target) -> Row:
     binary = group[0]
     load = binary.load(target)
     name = binary.name.removeprefix(folder)
@@ -208,8 +203,8 @@ def _library_cells(
         ", ".join(map(str, binary.cuda)) or "-",
         f"{binary.size * len(group) / 1e6:.1f}",
         name,
-        style(_live_archs(binary), dim=True),
-        style(count_loads(binary.loads(target)), dim=True),
+        dim(_live_archs(binary)),
+        dim(count_loads(binary.loads(target))),
     )
 
 
@@ -233,9 +228,9 @@ def for_any_python(name: str) -> str:
     return _PYTHON.sub(".cpython-3*-", name)
 
 
-def _library_lines(binary: Binary, target: Target, sha256: str = "") -> Iterator[str]:
+def _library_lines(binary: Binary, target: Target, sha256: str = "") -> Lines:
     """Yield everything about one library, and in a sentence how its code loads on the device."""
-    yield style(binary.name, bold=True) + f"  {binary.size:,} bytes"
+    yield bold(binary.name) + f"  {binary.size:,} bytes"
     facts = {
         **record_fields(binary.library, "sections", "needed"),
         "needs": binary.library.needed or "nothing",
@@ -279,7 +274,7 @@ def _load_sentence(binary: Binary, target: Target) -> str:
     return sentence
 
 
-def _binary_fields(binary: Binary, target: Target) -> dict[str, Any]:
+def _binary_fields(binary: Binary, target: Target) -> Fields:
     loads = binary.loads(target)
     return {
         **record_fields(binary, "library", "live", "relocatable"),

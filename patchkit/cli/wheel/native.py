@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -10,7 +10,18 @@ import click
 from patchkit.cli.options import offline_option
 from patchkit.cli.out import PATH, next_verb, record_fields, style, table
 from patchkit.cli.progress import progress
-from patchkit.cli.render import GOOD, Block, Record, counted_noun, note, rendered
+from patchkit.cli.render import (
+    GOOD,
+    Blocks,
+    Fields,
+    Lines,
+    Record,
+    Row,
+    counted_noun,
+    flag,
+    note,
+    rendered,
+)
 from patchkit.target import DEFAULT_TARGET, Target, targets
 from patchkit.wheel.device.first_use import compile_seconds, first_use_phrase
 from patchkit.wheel.native.assemble import Assembler
@@ -31,9 +42,9 @@ from patchkit.wheel.native.new_wheel import write_native_library, write_native_w
     default=DEFAULT_TARGET,
     help=f"Device to compile for; default: {DEFAULT_TARGET}.",
 )
-@click.option("--write", is_flag=True, help="Assemble it: in place, or as a new file.")
-@click.option("--revert", is_flag=True, help="Put an environment's own libraries back.")
-@click.option("--force", is_flag=True, help="Revert edited or damaged files, too.")
+@flag("--write", "Assemble it: in place, or as a new file.")
+@flag("--revert", "Put an environment's own libraries back.")
+@flag("--force", "Revert edited or damaged files, too.")
 @click.option(
     "-o", "--output", type=PATH, default=Path(), help="Folder of the new file."
 )
@@ -48,7 +59,7 @@ def native_command(
     force: bool,
     output: Path,
     offline: bool,
-) -> Iterator[Block]:
+) -> Blocks:
     """Show what a device compiles at first use, and how long that takes; or compile it now.
 
     \b
@@ -70,7 +81,7 @@ def native_command(
         yield from _list_blocks(path, target)
 
 
-def _revert_blocks(path: Path, *, force: bool) -> Iterator[Block]:
+def _revert_blocks(path: Path, *, force: bool) -> Blocks:
     restored = revert_installed(find_site(path), force=force)
     yield Record({"restored": restored})
     if count := sum(map(len, restored.values())):
@@ -79,7 +90,7 @@ def _revert_blocks(path: Path, *, force: bool) -> Iterator[Block]:
         yield "nothing to do: patchkit has changed no library here"
 
 
-def _list_blocks(path: Path, target: Target) -> Iterator[Block]:
+def _list_blocks(path: Path, target: Target) -> Blocks:
     libraries = list_libraries(path, target)
     yield Record(
         {"target": target.name, "libraries": list(map(_library_fields, libraries))}
@@ -92,7 +103,7 @@ def _list_blocks(path: Path, target: Target) -> Iterator[Block]:
         yield next_verb("native", path, "--write", where="to compile it now")
 
 
-def _library_fields(library: DeviceLibrary) -> dict[str, object]:
+def _library_fields(library: DeviceLibrary) -> Fields:
     return {
         **record_fields(library, "entries"),
         "compiled": len(library.entries),
@@ -100,7 +111,7 @@ def _library_fields(library: DeviceLibrary) -> dict[str, object]:
     }
 
 
-def _library_row(library: DeviceLibrary) -> tuple[str, ...]:
+def _library_row(library: DeviceLibrary) -> Row:
     entries = library.entries
     return (
         library.name,
@@ -120,9 +131,7 @@ def _first_use_line(libraries: Sequence[DeviceLibrary], target: Target) -> str:
     return "nothing here holds device code"
 
 
-def _write_blocks(
-    path: Path, target: Target, output: Path, *, offline: bool
-) -> Iterator[Block]:
+def _write_blocks(path: Path, target: Target, output: Path, *, offline: bool) -> Blocks:
     """Assemble the PTX of an environment in place, or of a file into a new one."""
     new_file = None
     with progress() as report:
@@ -150,7 +159,7 @@ def _write_blocks(
         yield "nothing to do: the device compiles nothing here"
 
 
-def _written_lines(library: NativeLibrary) -> Iterator[str]:
+def _written_lines(library: NativeLibrary) -> Lines:
     """Yield what was assembled in a library, and what stays PTX."""
     if library.path:
         count = counted_noun(len(library.ptx), "fat binary", "fat binaries")

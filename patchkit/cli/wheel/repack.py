@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,20 @@ from patchkit.cli.options import (
     request_options,
     trust_source,
 )
-from patchkit.cli.out import Shown, record_fields, style, table, tell
+from patchkit.cli.out import Shown, bold, record_fields, style, table, tell
 from patchkit.cli.patch.verdict_view import proof_lines, verdict_fields, verdict_lines
 from patchkit.cli.progress import progress
-from patchkit.cli.render import GOOD, Block, Record, note, rendered, verbose_option
+from patchkit.cli.render import (
+    GOOD,
+    Blocks,
+    Fields,
+    Record,
+    Row,
+    flag,
+    note,
+    rendered,
+    verbose_option,
+)
 from patchkit.cli.wheel.build_options import cpu_option, house_option, install_steps
 from patchkit.cli.wheel.inspect_view import count_loads, for_any_python
 from patchkit.errors import UsageError
@@ -51,12 +61,8 @@ _USES: Mapping[Use, Mapping[str, Any]] = {
 )
 @cpu_option
 @request_options
-@click.option(
-    "--native", is_flag=True, help="Compile code for the device now, not at first use."
-)
-@click.option(
-    "--keep-libraries", is_flag=True, help="With --native: keep those of other devices."
-)
+@flag("--native", "Compile code for the device now, not at first use.")
+@flag("--keep-libraries", "With --native: keep those of other devices.")
 @click.option("--sha256", metavar="HEX", help="SHA-256 of a wheel that is not locked.")
 @offline_option
 @trust_source
@@ -71,7 +77,7 @@ def repack_command(
     trusted: bool,
     verbose: bool,
     **options: Any,
-) -> Iterator[Block]:
+) -> Blocks:
     """Repack upstream's wheel with the fixes that are Python or data, under a version of its own.
 
     \b
@@ -119,7 +125,7 @@ def repack_command(
     seconds = time.monotonic() - began
     yield Record(_repacked_fields(repacked, seconds))
     upstream = "upstream's" if repacked.source["upstream"] else "not upstream's"
-    release = style(f"vllm {repacked.version}", bold=True)
+    release = bold(f"vllm {repacked.version}")
     origin_text = f"{repacked.source['file']} ({upstream})"
     yield release + f"  {origin_text}  →  {request.target.title}"
     yield from _library_lines(repacked.libraries, verbose=verbose)
@@ -136,7 +142,7 @@ def repack_command(
     yield from install_steps(repacked.wheel, repacked.facts)
 
 
-def _repacked_fields(repacked: Repacked, seconds: float) -> dict[str, Any]:
+def _repacked_fields(repacked: Repacked, seconds: float) -> Fields:
     return {
         **record_fields(repacked, "version", "outcome", "libraries"),
         "libraries": list(map(_library_fields, repacked.libraries)),
@@ -146,7 +152,7 @@ def _repacked_fields(repacked: Repacked, seconds: float) -> dict[str, Any]:
     }
 
 
-def _library_fields(library: Judged) -> dict[str, Any]:
+def _library_fields(library: Judged) -> Fields:
     return {
         **record_fields(library, "known", "loads"),
         "told": library.phrase,
@@ -159,7 +165,7 @@ def _library_fields(library: Judged) -> dict[str, Any]:
 
 def _library_lines(libraries: Sequence[Judged], *, verbose: bool) -> Sequence[str]:
     """Return the libraries by their use on the device; or a row for each."""
-    rows: list[tuple[str, ...]] = []
+    rows: list[Row] = []
     names_by_use: dict[Shown, dict[str, None]] = {}
     for use, styles in _USES.items():
         for library in libraries:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from patchkit.cli.out import (
     FOLDER,
     PATH,
     Shown,
+    bold,
+    dim,
     next_step,
     next_verb,
     pip,
@@ -25,14 +27,17 @@ from patchkit.cli.out import (
 from patchkit.cli.progress import progress
 from patchkit.cli.render import (
     GOOD,
-    Block,
+    Blocks,
     ExitCode,
+    Lines,
     Record,
+    Row,
     VerbGroup,
     cell_text,
     counted_noun,
     dry_run_option,
     finding_blocks,
+    flag,
     lead_word,
     note,
     rendered,
@@ -78,7 +83,7 @@ def wheelhouse_command() -> None:
 @house_option
 @verbose_option
 @rendered
-def list_wheels(house: Path, *, verbose: bool) -> Iterator[Block]:
+def list_wheels(house: Path, *, verbose: bool) -> Blocks:
     """List the wheels that were made here; -v also what fill brought."""
     manifest = load_manifest(house)
     wheels = manifest.wheels
@@ -100,7 +105,7 @@ def list_wheels(house: Path, *, verbose: bool) -> Iterator[Block]:
         yield next_verb("wheelhouse", "fill", "--dir", house)
 
 
-def _entry_row(entry: ManifestEntry) -> tuple[str, ...]:
+def _entry_row(entry: ManifestEntry) -> Row:
     is_repacked = entry.facts.get("made") == "repack"
     return (
         style(entry.name.project, bold=entry.kind is Kind.BUILT or None),
@@ -117,16 +122,16 @@ def _entry_row(entry: ManifestEntry) -> tuple[str, ...]:
 @house_option
 @click.option("--drop", multiple=True, help="Also remove this file, project or pin.")
 @dry_run_option
-@click.option("--force", is_flag=True, help="Set a damaged journal aside.")
+@flag("--force", "Set a damaged journal aside.")
 @rendered
 def prune_wheels(
     house: Path, *, drop: tuple[str, ...], dry_run: bool, force: bool
-) -> Iterator[Block]:
+) -> Blocks:
     """Remove what the manifest does not list and what interrupted runs left."""
     pruned = prune_wheelhouse(house, drop=drop, dry_run=dry_run, force=force)
     yield Record({"dir": house, "dry_run": dry_run, "changes": pruned})
     for file in pruned:
-        yield style(file.filename, bold=True) + f": {file.reason}"
+        yield bold(file.filename) + f": {file.reason}"
     if not pruned:
         yield f"{house}: nothing to remove"
     elif dry_run:
@@ -151,13 +156,13 @@ def prune_wheels(
     type=FOLDER,
     help="Another folder of wheels.",
 )
-@click.option("--offline", is_flag=True, help="Use only folders of wheels, no index.")
-@click.option("--lock-only", is_flag=True, help="Only lock; the nodes download.")
+@flag("--offline", "Use only folders of wheels, no index.")
+@flag("--lock-only", "Only lock; the nodes download.")
 @verbose_option
 @rendered
 def fill_wheels(
     house: Path, *, python: str | None, verbose: bool, **options: Any
-) -> Iterator[Block]:
+) -> Blocks:
     """Lock everything that the wheels need by hash, so that every node installs the same.
 
     uv resolves for the nodes' machine, from the index that pip is configured for. A torch for CPUs
@@ -232,7 +237,7 @@ def _install_step(house: Path, node: NodePlatform, options: Sequence[str]) -> Sh
 @rendered
 def override_pin(
     pin: str | None, *, reason: str, remove: str | None, house: Path
-) -> Iterator[Block]:
+) -> Blocks:
     """Take another version than a wheel pins, on the record.
 
     Without a pin: list the recorded overrides, and those that known bugs suggest.
@@ -283,7 +288,7 @@ def _exact_pin(text: str) -> ExactPin:
         raise UsageError(what, hint=hint) from None
 
 
-def _overrides_blocks(house: Path, overrides: Sequence[Override]) -> Iterator[Block]:
+def _overrides_blocks(house: Path, overrides: Sequence[Override]) -> Blocks:
     """Yield the overrides that are recorded, and those that known bugs suggest."""
     offers = known_overrides(pins_in(house), overrides)
     yield Record({"dir": house, "overrides": overrides, "offers": offers})
@@ -293,7 +298,7 @@ def _overrides_blocks(house: Path, overrides: Sequence[Override]) -> Iterator[Bl
         yield f"{house}: no overrides"
 
 
-def _offer_lines(house: Path, offers: Iterable[Override]) -> Iterator[Shown]:
+def _offer_lines(house: Path, offers: Iterable[Override]) -> Lines:
     """Yield the overrides that known bugs suggest, with the commands that record them."""
     for offer in offers:
         yield lead_word("beware") + f"{offer.reason} ({offer.word})"
@@ -301,18 +306,18 @@ def _offer_lines(house: Path, offers: Iterable[Override]) -> Iterator[Shown]:
         yield next_verb(*words, where="to take another one")
 
 
-def _override_lines(overrides: Iterable[Override]) -> Iterator[Shown]:
+def _override_lines(overrides: Iterable[Override]) -> Lines:
     """Yield the recorded overrides, and what they mean for an installation."""
     for override in overrides:
         yield lead_word("override") + str(override)
     if overrides:
-        yield style("  install with --no-deps; `pip check` names it", dim=True)
+        yield dim("  install with --no-deps; `pip check` names it")
 
 
 @click.command("verify")
 @click.argument("house", metavar="[WHEELHOUSE]", default=Path("wheelhouse"), type=PATH)
 @rendered
-def verify_command(house: Path) -> Iterator[Block]:
+def verify_command(house: Path) -> Blocks:
     """Check that the wheels of a wheelhouse are whole, load on their device, and fit together.
 
     It compares files with manifest, hashes and RECORD; device code with the target; vLLM, torch,
@@ -337,7 +342,7 @@ def verify_command(house: Path) -> Iterator[Block]:
         }
     )
     if verified.pins:
-        yield style(cell_text(verified.pins), dim=True)
+        yield dim(cell_text(verified.pins))
     yield from _override_lines(verified.overrides)
     yield from _offer_lines(house, verified.offers)
     if not verified.findings:
