@@ -159,6 +159,7 @@ def rendered(verb: Callable[..., Iterator[Block]]) -> Verb:
     def wrapped(*arguments: Any, as_json: bool, **options: Any) -> None:
         exit_code = 0
         blocks = cast("Generator[Block]", verb(*arguments, **options))
+
         # Closed even after an error: a folder that the verb unpacked is removed then.
         with contextlib.closing(blocks):
             for block in blocks:
@@ -166,6 +167,7 @@ def rendered(verb: Callable[..., Iterator[Block]]) -> Verb:
                     exit_code = max(exit_code, block.code)
                 else:
                     _print_block(block, as_json=as_json)
+
         if exit_code:
             raise SystemExit(exit_code)
 
@@ -215,6 +217,11 @@ def cell_text(value: object) -> str:
     return str(value)
 
 
+def dashed(*cells: str) -> Row:
+    """Return cells with a dash for empty ones."""
+    return tuple(cell or "-" for cell in cells)
+
+
 def counted_noun(count: int, noun: str, plural: str = "") -> str:
     """Return ``1 file``, ``2 files``."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
@@ -237,11 +244,11 @@ def finding_lines(findings: Sequence[Finding], *, verbose: bool) -> Iterator[Sho
     yield from finding_blocks(shown_whole, verbose=verbose)
 
     for level in (Level.UNKNOWN, Level.OK):
-        for finding in findings:
-            is_shown = verbose or _is_gpu_unchecked(finding)
-            if finding.level is level and is_shown:
-                place = bold(finding.where)
-                yield mark(level) + place + f"  {finding.about}: {finding.what}"
+        checks = [finding for finding in findings if finding.level is level]
+        for check in checks:
+            if verbose or _is_gpu_unchecked(check):
+                yield mark(level) + bold(check.where) + f"  {_subject(check)}"
+
     yield finding_summary(findings)
 
 
@@ -256,12 +263,15 @@ def finding_blocks(
         groups.setdefault(key, []).append(finding)
 
     for group in groups.values():
-        yield from _group_lines(group)
         finding = group[0]
+        yield from _group_lines(group)
         yield from _labelled_lines("why", finding.why)
-        if finding.sure and (verbose or finding.level is Level.ERROR):
+
+        shows_evidence = verbose or finding.level is Level.ERROR
+        if finding.sure and shows_evidence:
             evidence = (finding.sure, finding.source, finding.holds)
             yield dim(f"  sure:  {'; '.join(filter(None, evidence))}")
+
         yield from _labelled_lines("next", spelled(finding.hint))
         yield from _labelled_lines("costs", finding.costs)
 
@@ -272,8 +282,10 @@ def _group_lines(group: Sequence[Finding]) -> Iterator[Shown]:
     where = f"{finding.where}:{finding.line}" if finding.line else finding.where
     head = mark(finding.level) + bold(where)
     if len(group) == 1:
-        yield head + ("  " if where else "") + _subject(finding)
+        gap = "  " if where else ""
+        yield head + gap + _subject(finding)
         return
+
     yield head
     for finding in group:
         yield Shown("  ") + _subject(finding)
@@ -305,11 +317,16 @@ def finding_summary(findings: Sequence[Finding]) -> Shown:
             plural = _COUNTED.get(level, "")
             parts.append(counted_noun(counts[level], plural or level, plural))
 
-    sign = GOOD
-    if counts[Level.ERROR] or counts[Level.WARNING]:
-        sign = BAD
-    elif not counts[Level.OK] or any(map(_is_gpu_unchecked, findings)):
-        sign = UNSURE
-    is_hiding = counts[Level.NOTE] or counts[Level.UNKNOWN]
-    hint = "; -v shows all" if is_hiding else ""
-    return sign + (", ".join(parts) or "nothing found") + hint
+    text = ", ".join(parts) or "nothing found"
+    if counts[Level.NOTE] or counts[Level.UNKNOWN]:
+        text += "; -v shows all"
+    return _summary_mark(findings) + text
+
+
+def _summary_mark(findings: Sequence[Finding]) -> Shown:
+    levels = {finding.level for finding in findings}
+    if levels & {Level.ERROR, Level.WARNING}:
+        return BAD
+    if Level.OK not in levels or any(map(_is_gpu_unchecked, findings)):
+        return UNSURE
+    return GOOD

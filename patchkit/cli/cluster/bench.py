@@ -158,6 +158,7 @@ def run_bench(
     yield Record({"folder": plan.folder, "figures": all_series})
     main_series = [series for series in all_series if series.measure in MAIN]
     yield from table(map(_series_row, main_series))
+
     baseline, *compared = [
         [series for series in main_series if series.variant == variant.name]
         for variant in variants
@@ -165,6 +166,7 @@ def run_bench(
     for group in compared:
         yield f"{group[0].variant} against {baseline[0].variant}, by round:"
         yield from _difference_lines(compare_series(baseline, group))
+
     yield f"kept: {plan.folder}/digest.json, raw/"
 
 
@@ -183,10 +185,12 @@ def _planned_variants(
         python = venv_python(venv)
         yield PlannedVariant(name="served", python=python, url=server.url)
         return
+
     if options["cluster"]:
         files = [options["cluster"]]
     for path in files:
         yield plan_cluster(read_cluster_file(path), path.stem, model, venv, args)
+
     if not files:
         file = cluster_here(venv).file
         yield plan_cluster(file, "served", model, venv, args)
@@ -215,6 +219,7 @@ def compare_results(first: Path, second: Path, *, verbose: bool) -> Blocks:
     yield from table((name, old[:limit], new[:limit]) for name, old, new in changes)
     if not pairs:
         raise UsageError(f"{first} and {second} have no variant and load in common")
+
     yield f"figures, {second} by {first}:"
     shown = [pair for pair in pairs if verbose or pair.first.measure in MAIN]
     yield from _difference_lines(shown)

@@ -115,9 +115,11 @@ def init_cluster(
     by = "patchkit cluster init"
     outcome = str(write(file, text, force=force, private=False, by=by))
     yield Record({"file": file, "outcome": outcome, "text": text, "findings": findings})
+
     for name, node_facts in zip(nodes, facts, strict=True):
         yield _node_line(name, node_facts.host)
     yield from finding_blocks(row for row in findings if row.level is not Level.OK)
+
     yield GOOD + f"{file} {outcome}"
     yield _next_step(findings, facts)
     yield ExitCode(worst(findings))
@@ -134,6 +136,7 @@ def _file_choices(
     elif len(devices) > 1:
         # Tensor parallelism, the default, is not for a Spark beside a Thor.
         choices["topology"] = "hetero"
+
     if target:
         choices["target"] = target
     return choices
@@ -144,9 +147,11 @@ def _node_line(name: str, host: Host) -> str:
     memory = "? GiB"
     if host.memory:
         memory = f"{host.memory.total / KIB_PER_GIB:.0f} GiB"
+
     cages = counted_noun(len(host.cabled), "QSFP cage")
-    version = host.versions["vllm"]
-    vllm = f"vLLM {version}" if version else "no vLLM yet"
+    vllm = "no vLLM yet"
+    if version := host.versions["vllm"]:
+        vllm = f"vLLM {version}"
     return bold(name) + f"  {gpu}, {memory}, {cages} cabled, {vllm}"
 
 
@@ -154,6 +159,7 @@ def _next_step(findings: Sequence[Finding], facts: Sequence[NodeFacts]) -> str:
     for row in findings:
         if row.level is Level.ERROR and row.hint:
             return next_hint(row.hint)
+
     if all(node.host.versions["vllm"] for node in facts):
         return next_verb("up", "MODEL")
     return next_verb("cluster", "install")
@@ -180,6 +186,7 @@ def _link_nodes(
     for worker, address in zip(workers, addresses[1:], strict=True):
         user, at, _host = worker.ssh.rpartition("@")
         by_cable = replace(worker, peer=f"{user}{at}{address}")
+
         fault = _link_error(file, head, worker, address)
         if fault is None:
             members.append(worker)
@@ -240,6 +247,7 @@ def install_vllm(
             "--apply is for an image that cluster.toml names, and --native goes with it",
             hint="wheels are patched before they are installed: patchkit repack vllm==X --native",
         )
+
     if cluster.file.serve.image:
         yield from _install_image(cluster, patched=patched, native=native)
     else:
@@ -260,10 +268,12 @@ def _install_wheels(cluster: Cluster, house: Path) -> Blocks:
             copies.append({"node": result.node, "wheels": count, "sent": result.sent})
             amount = f"{counted_noun(count, 'wheel')}, {sent_amount(result.sent)}"
             yield f"{result.node}: {amount}"
+
     for result in brought:
         yield from _venv_lines(result, cluster.file.venv)
     nodes = list(map(_venv_fields, brought))
     yield Record({"venv": cluster.file.venv, "copies": copies, "nodes": nodes})
+
     same = "the same on every node: " if len(nodes) > 1 else ""
     yield f"{same}{_contents(brought[0].venv)}"
 
@@ -291,6 +301,7 @@ def _venv_lines(result: BroughtVenv, link: str) -> Lines:
         uses = f", and {link} uses it"
     if not result.before.installed:
         state = "installed anew"
+
     yield GOOD + f"{result.node}: {result.venv.name} {state}{uses}"
     for warning in (*result.venv.warnings, result.note):
         if warning:
@@ -315,6 +326,7 @@ def _install_image(cluster: Cluster, *, patched: bool, native: bool) -> Blocks:
             pin_image(file, pinned)
             cluster = cluster.with_image(pinned)
             yield f"{file} pins {pinned}"
+
         if patched:
             head = Cluster(replace(cluster.file, node=cluster.file.node[:1]))
             install_image(head, report)
@@ -324,6 +336,7 @@ def _install_image(cluster: Cluster, *, patched: bool, native: bool) -> Blocks:
                 pinned = f"localhost/patchkit@sha256:{built.id}"
                 pin_image(file, pinned, former=True)
                 cluster = cluster.with_image(pinned)
+
         brought = install_image(cluster, report)
 
     yield from notes
@@ -333,6 +346,7 @@ def _install_image(cluster: Cluster, *, patched: bool, native: bool) -> Blocks:
             yield f"{result.node}: {sent_amount(result.sent)}"
             state = "loaded"
         yield GOOD + f"{result.node}: {cluster.file.serve.local_image} {state}"
+
     yield Record({"image": pinned, "nodes": brought, "said": notes})
 
 

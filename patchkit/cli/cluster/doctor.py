@@ -82,6 +82,7 @@ def doctor_command(
     if sum(subjects) > 1:
         hint = "patchkit doctor --cluster"
         raise UsageError("--log, --cluster, --port: one of them", hint=hint)
+
     if log is None:
         require_libraries(BASE)
     if save is not None:
@@ -90,9 +91,11 @@ def doctor_command(
     examination = add_first_use(_examine(log=log, **options), look_at_device_code)
     findings = list(map(_masked, examination.findings))
     yield Record({"findings": [finding.fields() for finding in findings]})
+
     if log and not verbose:
         yield from (finding.what for finding in findings if finding.level is Level.OK)
     yield from finding_lines(findings, verbose=verbose)
+
     if save is not None:
         yield from _save_report(examination, save, verbose=verbose)
     yield ExitCode(worst(findings, Level.ERROR, Level.WARNING))
@@ -110,10 +113,11 @@ def _examine(
     """Look at a log, at a cluster, or at this machine."""
     if log is not None:
         return _examine_log(log, venv)
+
     if with_cluster or file is not None:
-        return examine_cluster(
-            Cluster(read_cluster_file(file or FILE)), gpu=gpu, here=False
-        )
+        cluster = Cluster(read_cluster_file(file or FILE))
+        return examine_cluster(cluster, gpu=gpu, here=False)
+
     choices = {"serve": ServeChoices(port=port)} if port else {}
     cluster = cluster_here(venv, **choices)
     return examine_cluster(cluster, gpu=gpu, port=port or 0, here=True)

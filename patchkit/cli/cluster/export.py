@@ -66,8 +66,10 @@ def write_containerfile(
     if output is None:
         yield Data(made.text)
         return
+
     outcome = write(output, made.text, force=force, private=False, by="patchkit export")
     yield GOOD + f"{output} {outcome}: {made.platform}"
+
     tell("build it with one of these, and name it in cluster.toml: `image` in [serve]")
     for words in builds:
         tell(LaidOut(f"  {quoted(*words)}"))

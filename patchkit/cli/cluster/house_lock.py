@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from patchkit.cluster.agent.installation import NodeWheel, WheelLock
 from patchkit.errors import UsageError
@@ -27,28 +26,44 @@ def read_house_lock(house: Path) -> WheelLock:
     """
     verified = verify_wheelhouse(house)
     _require_whole(house, verified)
-    dependencies = _facts_of(verified.entries, Kind.DEPENDENCY)
-    releases = {str(facts["python"]) for facts in dependencies if facts.get("python")}
-    cpus = {cpu for entry in verified.entries for cpu in entry.name.cpus} - {ANY}
-    lacking = [entry.name.pinned for entry in verified.entries if not entry.held]
-    lacking = [*verified.unmet, *lacking]
-    if lacking or len(releases) != 1 or len(cpus) > 1:
-        raise UsageError(
-            f"{house}: is not filled, for one CPU and one Python: it lacks "
-            f"{', '.join(lacking[:3]) or 'nothing'}, and has wheels for {', '.join(sorted(cpus))}",
-            why=_ALL_OF_IT,
-            hint=quoted("patchkit", "wheelhouse", "fill", "--dir", house),
-        )
 
-    built = _facts_of(verified.entries, Kind.BUILT)
-    targets = {str(facts["target"]) for facts in built if facts.get("target")}
+    entries = verified.entries
+    cpus = {cpu for entry in entries for cpu in entry.name.cpus} - {ANY}
+    pythons = _fact_values(entries, Kind.DEPENDENCY, "python")
+    missing = [entry.name.pinned for entry in entries if not entry.held]
+    missing = [*verified.unmet, *missing]
+    if missing or len(pythons) != 1 or len(cpus) > 1:
+        raise _not_filled(house, missing, cpus)
+
+    targets = _fact_values(entries, Kind.BUILT, "target")
+    release = pythons.pop().split(".")
     return WheelLock(
         requirements=read_text(house / REQUIREMENTS, limit=_LARGEST, follow=False),
         cpu="".join(cpus),
-        python=".".join(releases.pop().split(".")[:2]),
-        wheels=tuple(_node_wheel(house, entry) for entry in verified.entries),
+        python=".".join(release[:2]),
+        wheels=tuple(_node_wheel(house, entry) for entry in entries),
         target=targets.pop() if len(targets) == 1 else "",
-        native=any(facts.get("native") for facts in built),
+        native=bool(_fact_values(entries, Kind.BUILT, "native")),
+    )
+
+
+def _fact_values(entries: Sequence[ManifestEntry], kind: Kind, name: str) -> set[str]:
+    """Return the values of a fact of wheels, without empty ones."""
+    values = set()
+    for entry in entries:
+        if entry.kind is kind and entry.facts.get(name):
+            values.add(str(entry.facts[name]))
+    return values
+
+
+def _not_filled(house: Path, missing: Sequence[str], cpus: Iterable[str]) -> UsageError:
+    lacks = ", ".join(missing[:3]) or "nothing"
+    machines = ", ".join(sorted(cpus))
+    return UsageError(
+        f"{house}: is not filled, for one CPU and one Python: it lacks {lacks}, and has wheels "
+        f"for {machines}",
+        why=_ALL_OF_IT,
+        hint=quoted("patchkit", "wheelhouse", "fill", "--dir", house),
     )
 
 
@@ -60,6 +75,7 @@ def _require_whole(house: Path, verified: Verified) -> None:
         what = f"{house}: {worst.where}: {worst.what}"
         hint = quoted("patchkit", "verify", house)
         raise worst.kind(what, why=worst.why, hint=hint)
+
     if not verified.entries:
         newest = f"vllm=={load_recipe().newest}"
         repack = quoted("patchkit", "repack", newest, "--dir", house)
@@ -68,13 +84,10 @@ def _require_whole(house: Path, verified: Verified) -> None:
         raise UsageError(what, why=_ALL_OF_IT, hint=f"{repack} && {fill}")
 
 
-def _facts_of(entries: Sequence[ManifestEntry], kind: Kind) -> list[Mapping[str, Any]]:
-    return [entry.facts for entry in entries if entry.kind is kind]
-
-
 def _node_wheel(house: Path, entry: ManifestEntry) -> NodeWheel:
     with WheelFile(house / entry.filename) as wheel:
         unpacked = sum(member.file_size for member in wheel.members.values())
+
     return NodeWheel(
         name=entry.filename, sha256=entry.sha256, size=entry.size, unpacked=unpacked
     )

@@ -91,6 +91,7 @@ def get_model(
     file = _existing_file()
     if file:
         status_of_file(file)  # hours before it gets its line
+
     head = cluster.head
     python = f"{venv or cluster.file.venv}/bin/python"
     place = {"models": cluster.file.model_folder, "python": python, "repo": repo}
@@ -107,9 +108,11 @@ def get_model(
     is_whole = not check.exit_code
     if is_whole and file:
         pin_model(file, repo, plan.commit)
+
     fields = {**record_fields(check), "complete": is_whole}
     yield Record({"plan": plan, "dry_run": False, "check": fields})
     yield from _check_blocks(head.destination, check)
+
     if not is_whole:
         yield next_verb("model", "get", f"{repo}@{plan.commit}")
     elif file:
@@ -163,8 +166,10 @@ def sync_models(specs: Sequence[str], *, cluster: Cluster) -> Blocks:
             targets = [node for node in nodes if node is not source]
             copy = functools.partial(sync_model, source, model, report=report)
             results += zip(targets, run_on_all(targets, copy), strict=True)
+
         for node, check in damaged_sources:
             yield from _damage_lines(node, check, source)
+
     yield from _checked_blocks(specs, results, has_source=True)
 
 
@@ -205,6 +210,7 @@ def check_models(spec: str, *, cluster: Cluster, quick: bool) -> Blocks:
             )
 
         results = compare_records(run_on_all(nodes, check_on))
+
     pairs = list(zip(nodes, results, strict=True))
     yield from _checked_blocks([spec], pairs, has_source=any(map(_is_whole, results)))
 
@@ -227,6 +233,7 @@ def list_models(*, cluster: Cluster) -> Blocks:
             yield f"{node.ssh}: no models in {node.models}"
         fields.append({"node": node.ssh, "models": list(map(_model_fields, answer))})
         rows += [_model_row(node, model) for model in answer]
+
     yield Record({"nodes": fields})
     yield from table(rows, heads=("node", "model", "commit", "size", "state"))
 
@@ -285,9 +292,11 @@ def _verdict(place: str, check: ModelCheck) -> Shown:
     amount = f"{check.files} files, {gigabytes(check.size)}"
     if check.exit_code:
         return BAD + f"{place}: not a whole model"
+
     if not check.recorded:
         text = "nothing is wrong, but there is no record to check it against"
         return UNSURE + f"{place}: {amount}; {text}"
+
     depth = "every hash" if check.full else "sizes, shards and links; not the hashes"
     return GOOD + f"{place}: complete: {amount}; checked: {depth}"
 
@@ -312,6 +321,7 @@ def _checked_blocks(
         else:
             yield from _check_blocks(node.ssh, result)
             is_broken = is_broken or bool(result.exit_code)
+
     yield Record({"nodes": nodes})
     if is_broken:
         yield next_verb("model", "sync" if has_source else "get", *specs)

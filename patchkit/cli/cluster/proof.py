@@ -61,9 +61,11 @@ def proof_command(
     """
     require_libraries(BASE)
     require_new(place)
+
     cluster = cluster_here(venv)
     if several or file:
         cluster = Cluster(read_cluster_file(file or FILE))
+
     random = "random weights, 4.6 GiB of memory; nothing is downloaded"
     tell(f"serves {model or random}")
     proof, archive, interrupt = collect_proof(
@@ -74,10 +76,13 @@ def proof_command(
     summary = summary_lines(proof)
     yield Record({"archive": place, "summary": summary, "parts": proof.parts})
     yield from map(LaidOut, summary)
+
     yield f"{place}: {len(archive) / 1e3:.0f} kB; look into it before you hand it on"
     yield next_step("tar", "-xOzf", place, "proof.json")
+
     if interrupt is not None:
         raise interrupt
+
     if proof.part("gpu-device").state != "ok":
         yield ExitCode(HostError.exit_code)
     elif any(part.state == "failed" for part in proof.parts):

@@ -106,25 +106,26 @@ def status_command(*, cluster: Cluster) -> Blocks:
     error = _last_error(cluster, head.units[0]) if head else None
     troubles = list(_troubles(cluster, head, condition, rows))
     is_well = condition.answers and not troubles
+    description = head.units[0].description if head else None
 
     yield Record(
         {
             "answers": is_well,
             "hangs": condition.hangs or None,
             "server": record_fields(condition),
-            "serves": head.units[0].description if head else None,
+            "serves": description,
             "nodes": [node_fields(node.destination, state) for node, state in rows],
             "error": record_fields(error) if error else None,
         }
     )
-    if head:
-        yield bold(head.units[0].description)
+    if description:
+        yield bold(description)
     yield from _node_table(rows, _condition_word(condition))
     yield from (trouble.line for trouble in troubles)
     yield from _notes(cluster, condition, rows)
+
     if error:
-        clock = time.strftime("%F %T", time.localtime(error.time / 1e6))
-        yield lead_word("last error", "red") + f"{clock} {error.node}: {error.text}"
+        yield _error_line(error)
     if error or troubles:
         yield _next_of(cluster, troubles)
     if not is_well:
@@ -146,8 +147,14 @@ def _last_error(cluster: Cluster, unit: UnitState) -> LastError | None:
     log, _nodes = read_journals(entries, {})
     if not log.lead:
         return None
+
     node, line = entries[log.lead.number - 1]
     return LastError(node, log.lead.text.strip(), line.time)
+
+
+def _error_line(error: LastError) -> str:
+    clock = time.strftime("%F %T", time.localtime(error.time / 1e6))
+    return lead_word("last error", "red") + f"{clock} {error.node}: {error.text}"
 
 
 def _next_of(cluster: Cluster, troubles: Sequence[Trouble]) -> str:
@@ -155,8 +162,9 @@ def _next_of(cluster: Cluster, troubles: Sequence[Trouble]) -> str:
     for trouble in troubles:
         if trouble.cure:
             return next_hint(trouble.cure)
+
     is_alone = cluster.head.here and len(cluster.nodes) == 1
-    return next_verb("doctor", *([] if is_alone else ["--cluster"]))
+    return next_verb("doctor") if is_alone else next_verb("doctor", "--cluster")
 
 
 def _answered(rows: Sequence[_Row]) -> Iterator[tuple[Remote, NodeState]]:
@@ -191,6 +199,7 @@ def _head_troubles(cluster: Cluster, head: NodeState) -> Iterator[Trouble]:
     for unit in head.units:
         if unit.text and unit.unit != cluster.file.guard_unit:
             yield Trouble(unit.text)
+
     for stranger in head.strangers:
         yield _trouble("not the model", f"answers at {stranger}")
 
@@ -206,9 +215,12 @@ def _node_troubles(cluster: Cluster, rows: Sequence[_Row]) -> Iterator[Trouble]:
     """Yield which nodes are silent, have changed places, or lost the address of their start."""
     states = [state for _node, state in _answered(rows)]
     models = [state.model for state in states if state.model]
-    again = quoted("patchkit", "up", models[0] if models else "MODEL")
+    model = models[0] if models else "MODEL"
+    again = quoted("patchkit", "up", model)
+
     names = [node.destination for node, _state in rows]
     yield from _swapped_heads(names, states, again)
+
     for member, (node, state) in zip(cluster.file.node, rows, strict=True):
         if isinstance(state, PatchkitError):
             yield _trouble("silent", state.what, state.hint)
@@ -234,6 +246,7 @@ def _lost_address(
     lost = state.troubles.lost
     addresses = " and ".join(state.troubles.addresses)
     line = f"{node.destination} no longer has {lost}, the address it was started with"
+
     cure = again
     if member.address == lost:
         field = f"`address` of {node.destination} in cluster.toml"
@@ -256,6 +269,7 @@ def _server_troubles(cluster: Cluster, condition: ServerCondition) -> Iterator[T
     life = condition.life
     if condition.unasked:
         yield _trouble("not asked", f"{name}: {condition.unasked}")
+
     # Of a blind server, the head's troubles name the program that listens.
     if life and life.state in _LIVES and life.state != BLIND:
         word, colour = _LIVES[life.state]
@@ -263,6 +277,7 @@ def _server_troubles(cluster: Cluster, condition: ServerCondition) -> Iterator[T
         if life.state == ENDED:
             text += "; systemd starts it anew when its unit ends"
         yield Trouble(lead_word(word, colour) + text)
+
     if condition.unwatched:
         unit = f"{cluster.file.guard_unit} is {condition.unwatched}"
         cure = quoted("patchkit", "up", condition.model) if condition.model else ""
@@ -280,6 +295,7 @@ def _notes(cluster: Cluster, condition: ServerCondition, rows: Sequence[_Row]) -
         yield dim("watch") + text
     for node, state in _answered(rows):
         yield from _node_notes(node, state)
+
     for node, state in _answered(rows):
         if state.successor and state.serves:
             yield lead_word("installed") + f"{node.destination}: {state.successor}"
@@ -289,13 +305,16 @@ def _node_notes(node: Remote, state: NodeState) -> Lines:
     name = node.destination
     if state.frozen:
         yield lead_word("restarted") + state.frozen
+
     # A cluster that was renamed serves on under its former name; two of them may be meant.
     if any(state.others.values()):
         yield f"{name}: {other_clusters(node, state)}"
+
     for disk in state.troubles.disks:
         if trouble := disk_trouble(disk):
             text = f"{name}: {disk.folder}: {trouble}; a rank that ends may not start again"
             yield lead_word("full") + text
+
     for kill in state.troubles.killed:
         text = f"on {node.destination} the kernel killed {kill}, for memory"
         yield lead_word("killed") + text
@@ -307,29 +326,35 @@ def _node_notes(node: Remote, state: NodeState) -> Lines:
 def _node_table(rows: Sequence[_Row], head_word: _Word | None) -> Lines:
     """Yield a row for each node; the head's has the state of its server."""
     cells: list[Row] = []
+    row: Row
     for number, (node, state) in enumerate(rows):
-        name = bold(node.destination)
         if isinstance(state, PatchkitError):
-            silent = style("silent", fg="red")
-            cells.append((name, str(number), silent, "", "", "", ""))
+            row = (style("silent", fg="red"), "", "", "", "")
+        elif number == 0:
+            row = _state_cells(state, head_word or _unit_word(state.units[0]))
         else:
-            word = head_word if number == 0 else None
-            cells.append((name, str(number), *_state_cells(number, state, word)))
+            row = _state_cells(state, _rank_word(state.units[0]), starts=False)
+        cells.append((bold(node.destination), str(number), *row))
+
     yield from table(cells, heads=_HEADS)
 
 
-def _state_cells(number: int, state: NodeState, head_word: _Word | None) -> Row:
+def _state_cells(state: NodeState, word: _Word, *, starts: bool = True) -> Row:
     unit = state.units[0]
-    word, colour = head_word or _unit_word(unit)
-    if number and unit.active == "active":
-        word = "runs"  # only the head knows whether the model answers
+    title, colour = word
     return (
-        style(word, fg=colour) if colour else word,
+        style(title, fg=colour) if colour else title,
         _since(unit) if unit.active != "inactive" else "",
-        f"{state.starts} in 1 h" if number == 0 else "",
+        f"{state.starts} in 1 h" if starts else "",
         _free_memory(state.memory),
         _heat(state),
     )
+
+
+def _rank_word(unit: UnitState) -> _Word:
+    """Return the word for a worker: only the head knows whether the model answers."""
+    word, colour = _unit_word(unit)
+    return ("runs", colour) if unit.active == "active" else (word, colour)
 
 
 def _unit_word(unit: UnitState) -> _Word:

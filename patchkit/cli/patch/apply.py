@@ -129,6 +129,7 @@ def apply_command(
         yield from verdict_notes(outcome.verdicts, tree)
         yield from proof_lines(outcome.proofs, verbose=verbose)
         yield from _recorded_lines(outcome, verbose=verbose)
+
         if ledger and ledger.verdicts and not selection.chooses:
             yield "as the package was patched before; name fixes, or revert first, for others"
         if dry_run:
@@ -147,6 +148,7 @@ def _recorded_lines(outcome: Applied, *, verbose: bool) -> Lines:
     proofs = outcome.recorded_proofs
     if not proofs:
         return
+
     text = f"recorded as proved by {outcome.recorded_by}, not proved again:"
     head = style(text, fg="cyan")
     if verbose:
@@ -167,6 +169,7 @@ def _written_lines(outcome: Applied, project: str, path: Path) -> Lines:
     if not outcome.written:
         yield "nothing to do: the tree is as asked for"
         return
+
     yield GOOD + f"{counted_noun(len(outcome.written), 'file')} changed in {path}"
     undo = quoted(*program(), "revert", f"--{project}-src", path)
     yield LaidOut(bold("undo:") + f" {undo}")
@@ -192,6 +195,7 @@ def _make_libraries(
     for library in libraries:
         for reason in library.refused:
             tell(note(f"{reason}; it stays as it is"))
+
     return new_files(libraries)
 
 
@@ -202,6 +206,7 @@ def _build_words(
     words = []
     if request.target.name != "gb10":
         words += ["--target", request.target.name]
+
     if project == "nccl":  # which is cross-compiled, with all of its fixes
         return words
 
@@ -251,6 +256,7 @@ def fixes_command(
     with opened(source, selection.patches) as (recipe, workspace):
         request = selection.request(workspace.ledger)
         verdicts = _tree_verdicts(workspace, recipe, request)
+
         fields = list(map(verdict_fields, verdicts))
         yield from tree_blocks(workspace, request, fixes=fields)
         yield from verdict_lines(verdicts, verbose=verbose)

@@ -97,10 +97,12 @@ def _overview(fixes: Sequence[Fix], claims: Sequence[Claim]) -> Blocks:
             "claims": claims,
         }
     )
+
     for recipe in load_recipes():
         titles = [(fix.id, fix.title) for fix in recipe.fixes]
         yield from _section(f"Fixes of {recipe.project}", titles)
     yield from _section(_CLAIMS, _claim_rows(claims))
+
     yield _REASONS
     yield f"Also an error's text, one of {len(symptom_titles)} that are known, by any part of it."
 
@@ -114,6 +116,7 @@ def _result_list(
     titles = {}
     for diagnosis in diagnoses:
         titles[diagnosis.symptom.id] = diagnosis.filled(diagnosis.symptom.title)
+
     yield Record(
         {"fixes": _titled(fixes), "symptoms": _titled(titles), "claims": claims}
     )
@@ -152,6 +155,7 @@ def _fits(text: str, wording: str) -> bool:
     wording = wording.casefold()
     if len(text) < _LEAST_WORD:
         return False
+
     if len(text) >= _LEAST_PART and text in wording:
         return True
     return all(re.search(rf"\b{re.escape(word)}\b", wording) for word in text.split())
@@ -185,6 +189,7 @@ def _fix_blocks(fix: Fix) -> Blocks:
     for example in fix.examples:
         diff = unified_diff(example.path, example.before, example.after)
         diffs.append({"version": example.version, "diff": diff})
+
     yield Record({**fields, "examples": diffs})
 
     yield bold(fix.id) + f"  {fix.title}\n"
@@ -197,6 +202,7 @@ def _fix_blocks(fix: Fix) -> Blocks:
     ]
     yield from _section("Needed", needs)
     yield from _section("Evidence", _evidence_rows(fix.evidence))
+
     for row in diffs:
         yield bold("Before and after") + f", as in {row['version']}"
         yield from diff_blocks(row["diff"])
@@ -264,8 +270,10 @@ def _symptom_lines(diagnosis: Diagnosis) -> Lines:
     if symptom.follows:
         title += ", which follows from another error: look before it"
     yield bold(symptom.id) + title
+
     for text in symptom.says[:3]:
         yield dim(f"  {text}")
+
     if len(diagnosis.causes) > 1:
         yield "One of these, the likeliest first:"
     for cause in diagnosis.causes:

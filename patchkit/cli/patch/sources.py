@@ -79,6 +79,7 @@ def fetch_command(release: str, *, offline: bool) -> Blocks:
     with progress() as report:
         source = SourceOptions(project, release, offline=offline)
         path = fetch_release(source, load_recipe(project).check, report)
+
     yield Record({"path": path})
     yield Data(f"{path}\n")
     tell(next_verb("apply", release))
@@ -110,6 +111,7 @@ def revert_command(source: SourceOptions, *, force: bool) -> Blocks:
 def _forced_blocks(path: Path, project: str) -> Blocks:
     rescued = revert_by_force(detect(path, project))
     yield Record(rescued)
+
     yield f"{len(rescued.restored)} files are as upstream shipped them"
     if rescued.moved:
         yield f"moved to {rescued.aside}: {', '.join(rescued.moved)}"
@@ -153,6 +155,7 @@ def archs_command(
         fields = list(map(_group_fields, groups))
         yield from tree_blocks(workspace, request, **settings, groups=fields)
         yield f"TORCH_CUDA_ARCH_LIST={archs}, CUDA {target.cuda}"
+
         heads = ("loads", "patched", "stock", "kernel group", "where", "switches on")
         columns = len(heads) if verbose else 4
         rows = [_group_row(group)[:columns] for group in groups]

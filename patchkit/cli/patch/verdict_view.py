@@ -110,10 +110,11 @@ def verdict_lines(verdicts: Sequence[Verdict], *, verbose: bool) -> Lines:
             sign, title, styles = _STYLES[state]
             level = f", {severity.value}" if severity else ""
             yield style(f"{sign} {title}{level}:", **styles) + f" {', '.join(fixes)}"
-    if groups:
-        counts = Counter[State]()
-        for (state, _severity), fixes in groups.items():
-            counts[state] += len(fixes)
+
+    counts = Counter[State]()
+    for (state, _severity), fixes in groups.items():
+        counts[state] += len(fixes)
+    if counts:
         texts = [f"{count} {_STYLES[state][1]}" for state, count in counts.items()]
         yield dim(f"= {', '.join(texts)}; -v lists them")
 
@@ -123,6 +124,7 @@ def _verdict_row(verdict: Verdict) -> Row:
     severity = ""
     if verdict.severity and verdict.state not in _UNSEVERE:
         severity = verdict.severity.value
+
     is_faint = verdict.state in (State.NOT_APPLICABLE, State.OFF) or None
     return (
         style(sign, **styles),
@@ -137,6 +139,7 @@ def verdict_notes(verdicts: Sequence[Verdict], tree: SourceTree) -> Lines:
     """Yield the notes of a tree and of verdicts, each once, and the known bugs of a release."""
     notes = [tree.note, *(verdict.note for verdict in verdicts)]
     yield from (note(text) for text in dict.fromkeys(notes) if text)
+
     for bug in load_recipe(tree.project).bugs_of(tree.version):
         yield lead_word("known") + f"{bug.says}; instead: {bug.instead} ({bug.source})"
 
@@ -146,6 +149,7 @@ def proof_lines(proofs: Sequence[str], *, verbose: bool) -> list[Shown]:
     head = style("proved", fg="green")
     if verbose or len(proofs) < 2:
         return [head + f" {proof}" for proof in proofs]
+
     text = f" {len(proofs)} effects with the release's own code, such as: {proofs[0]}"
     return [head + text]
 

@@ -81,12 +81,13 @@ def check_command(
     from patchkit.runtime.check.situation import add_situation
 
     if not files and running is None:
-        raise UsageError(
-            "no file", hint="name files, or what runs: patchkit check --running"
-        )
+        hint = "name files, or what runs: patchkit check --running"
+        raise UsageError("no file", hint=hint)
+
     subjects = list(map(read_file, files))
     if running is not None:
         subjects += find_running(running, root)
+
     host = None
     if not options.pop("elsewhere"):
         host = probe(root, python=python, environment=os.environ)
@@ -106,15 +107,19 @@ def check_command(
         for problem in problems:
             yield from _problem_lines(checked, problem)
         yield _summary(checked, problems, is_target_given=bool(options["target"]))
+
     yield Record({"files": rows})
     yield ExitCode(worst(chain.from_iterable(findings), Level.ERROR, Level.WARNING))
 
 
 def _problem_lines(checked: CheckedText, problem: Finding) -> Lines:
-    place = f"{checked.where}:{problem.line}" if checked.text else checked.where
+    place = checked.where
+    if checked.text:
+        place += f":{problem.line}"
     level = style(problem.level, **MARKS[problem.level][1])
     head = bold(place) + "  " + level
     yield head + f"  {problem.what}  [{problem.id}]"
+
     if problem.why:
         source = f" ({problem.source})" if problem.source else ""
         yield f"  why:  {problem.why}{source}"
@@ -129,15 +134,18 @@ def _summary(
     counts = Counter(problem.level for problem in problems)
     parts = [counted_noun(counts[level], level) for level in _COUNTED if counts[level]]
     result = ", ".join(parts) or "no problems"
+    is_bad = counts.keys() - {Level.NOTE}
 
     facts = [_version_text(checked, project) for project in _PROJECTS]
+    host_target = ""
     if checked.host:
         facts.append("this host")
+        host_target = checked.host.target
+
     target = checked.situation["target"]
-    is_of_host = checked.host is not None and checked.host.target == target
-    if not is_target_given and not is_of_host:
+    if not is_target_given and target != host_target:
         facts[-1] += f"; judged for {target}, --target names another"
-    sign = BAD if counts.keys() - {Level.NOTE} else GOOD
+    sign = BAD if is_bad else GOOD
     return sign + f"{checked.where}: {result}; checked against {', '.join(facts)}"
 
 

@@ -128,6 +128,7 @@ def _env_blocks(
     )
     if head:
         env = adopt_shared_settings(env, head, extra)
+
     kind = Format(options["kind"])
     hostname = host.system.hostname
     text = file_text(env, kind, hostname=hostname, target=request.target)
@@ -147,6 +148,7 @@ def _env_blocks(
     what = f"{len(env.settings)} variables for {node.role}, {node.attachment.topology}"
     yield GOOD + f"{output} {outcome}: {what}{env.where}"
     yield from _env_notes(env)
+
     if node.role == "head":
         words: list[str | Path] = [
             "--role",
@@ -171,6 +173,7 @@ def _read_assignments(texts: Sequence[str]) -> dict[str, str]:
         if not name or not sign:
             hint = "write it as --set NAME=VALUE"
             raise UsageError(f"--set {text}: is not an assignment", hint=hint)
+
         variables[name] = value
     return variables
 
@@ -180,6 +183,7 @@ def _env_fields(env: ClusterEnv) -> Fields:
     for setting in env.settings:
         if not is_secret(setting.name):
             variables[setting.name] = setting.value
+
     reasons = {setting.name: setting.comment for setting in env.settings}
     return {"variables": variables, "reasons": reasons, "notes": env.notes}
 
@@ -226,9 +230,11 @@ def explain_variable(name: str | None) -> Blocks:
     )
     yield bold(name)
     yield from _reader_lines(name, life, reader)
+
     for entry in entries:
         yield ""
         yield from _entry_lines(entry)
+
     for claim in claims:
         yield ""
         yield from _claim_lines(claim)
@@ -265,9 +271,11 @@ def _reader_lines(
         yield f"  {project} reads it from {life.first} {until}; default: {default}"
         if not life.is_current:
             yield f"  {project} after {life.last} ignores it: leave it out there"
+
     for row in read_table(TAKEN).rows:
         if row.name == name:
             yield f"  {row.first} to {row.last}: {row.default}"
+
     if reader:
         program = f"  {reader.of} {reader.versions}".rstrip()
         yield f"{program} reads it: {reader.meaning}"
@@ -330,6 +338,7 @@ def _entry_lines(entry: _Entry) -> Lines:
 
     for releases, text in entry.by_release.items():
         facts[f"why in {releases}"] = text
+
     evidence = f"{entry.evidence}, confidence {entry.confidence}"
     facts |= {
         "leads": describe_routes(entry.routes),

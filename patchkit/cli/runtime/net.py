@@ -161,14 +161,19 @@ def plan_network(
             raise refusal("netplan-unread", file=file, open=command)
         outcome = write(output, text, force=force, private=True, by="patchkit net plan")
 
+    netplan = {
+        "yaml": text,
+        "file": output if outcome else None,
+        "outcome": outcome,
+    }
     remarks = tuple(plan_remarks(host, plan))
-    netplan = {"yaml": text, "file": output if outcome else None, "outcome": outcome}
     yield from _plan_blocks(plan, remarks, netplan)
     if verbose and text:
         yield f"\n{file}:"
         yield Data(text)
     if outcome:
         yield GOOD + f"{output} {outcome}"
+
     yield _next_step(plan, request, root, output)
     if peer := other_node_options(plan, request):
         unless = "" if plan.changes else ", if it has no address yet"
@@ -203,6 +208,7 @@ def _read_options(role: str | None, node: int | None, **options: Any) -> NetPlan
     if role == "worker" and node is None and nodes > 2:
         hint = f"its number: --node 2 to --node {nodes}"
         raise UsageError("--role worker is one of several", hint=hint)
+
     if role and node is None:
         node = 1 if role == "head" else 2
     if role and (node == 1) != (role == "head"):
@@ -226,6 +232,7 @@ def _plan_blocks(
         **netplan,
     }
     yield Record(fields)
+
     yield bold(verdict)
     yield from table(map(_interface_row, plan.lines), indent="  ")
     yield from finding_blocks(remarks)
@@ -235,6 +242,7 @@ def _verdict(plan: NetPlan, remarks: Sequence[Finding]) -> str:
     if changes := len(plan.changes):
         verb = "changes" if changes == 1 else "change"
         return f"{changes} of {len(plan.lines)} interfaces {verb}"
+
     if any(remark.level in (Level.ERROR, Level.WARNING) for remark in remarks):
         return "no address has to change, but see what is said below"
     return "this network is fine already: nothing to do"
@@ -244,14 +252,23 @@ def _interface_row(line: Line) -> Row:
     addresses = ", ".join(map(str, line.addresses)) or "no IPv4"
     if line.action == "replace":
         addresses += f" (was {', '.join(map(str, line.before))})"
+
     mtu = f"MTU {line.mtu}"
     if line.mtu != line.mtu_before:
         mtu += f" (was {line.mtu_before})"
+
     place = line.place
     if line.peer:
         place += f", to node {line.peer}"
-    action = style(line.action, fg=None if line.action == "keep" else "green")
-    return action, line.netdev, addresses, mtu, place
+
+    colour = None if line.action == "keep" else "green"
+    return (
+        style(line.action, fg=colour),
+        line.netdev,
+        addresses,
+        mtu,
+        place,
+    )
 
 
 @net_command.command("verify")
@@ -283,6 +300,7 @@ def verify_ends(*, verbose: bool, root: Path, **options: Any) -> Blocks:
         remote = Remote(options["ssh"])
         facts = remote.call(NodeFacts, look_at_node, name="patchkit", venv=VENV)
         peer = facts.host
+
     is_live = root.resolve() == _LIVE  # otherwise these are facts of another machine
     checks = list(verify_network(host, cages, peer, options["peers"], live=is_live))
 
@@ -290,6 +308,7 @@ def verify_ends(*, verbose: bool, root: Path, **options: Any) -> Blocks:
     yield Record({"checks": checks, "bandwidth": bandwidth})
     shown = [check for check in checks if verbose or check.level is not Level.OK]
     yield from finding_blocks(shown)
+
     yield "RDMA bandwidth is not measured; expect of `ib_write_bw -R --report_gbits`"
     yield from (f"  {line}" for line in bandwidth.values())
     yield finding_summary(checks)

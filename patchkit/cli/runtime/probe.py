@@ -25,6 +25,7 @@ from patchkit.cli.render import (
     Lines,
     Record,
     Row,
+    dashed,
     finding_blocks,
     rendered,
 )
@@ -58,8 +59,10 @@ def probe_command(*, root: Path, save: Path | None, python: str | None) -> Block
     host = probe(root, python=python, environment=os.environ, copy=copy)
     yield Record(asdict(host))
     yield from host_lines(host)
+
     if any(_has_unified_memory(gpu) for gpu in host.gpus):
         yield from _next_steps(host, root)
+
     if copy:
         folder = copy.home.name
         archive = quoted("tar", "-czf", Path(f"{folder}.tar.gz"), Path(folder))
@@ -76,6 +79,7 @@ def _next_steps(host: Host, root: Path) -> Lines:
     halves = [netdev for netdev in host.netdevs if netdev.cage is not None]
     if host.cabled and not host.masters(halves):
         yield next_verb("net", "plan", "--role", "head", *at_root)
+
     if host.software and host.software.vllm:
         yield next_verb("env", "--role", "single", "-o", "single.env", *at_root)
     else:
@@ -86,8 +90,10 @@ def host_lines(host: Host) -> Blocks:
     """Yield the facts of a machine: system, network, software, and remarks."""
     yield _title(host)
     yield from table(_summary_rows(host), "  ")
+
     yield ""
     yield from table(_network_rows(host), "  ", heads=_HEADS)
+
     if host.software:
         yield ""
         yield from table(_software_rows(host.software), "  ")
@@ -104,8 +110,9 @@ def _title(host: Host) -> str:
     parts = [f"{system.vendor} {system.product}".strip()]
     if system.bios:
         parts.append(f"BIOS {system.bios} ({system.bios_date})")
-    product = ", ".join(filter(None, parts))
+
     name = bold(system.hostname or "host")
+    product = ", ".join(filter(None, parts))
     return name + f": {product}" if product else name
 
 
@@ -113,6 +120,7 @@ def _software_rows(software: Software) -> Iterator[tuple[str, str]]:
     torch = software.torch or "not installed"
     if software.torch and software.cuda:
         torch += f" (CUDA {software.cuda})"
+
     facts = {
         "python": software.python,
         "vllm": software.vllm or "not installed",
@@ -122,39 +130,51 @@ def _software_rows(software: Software) -> Iterator[tuple[str, str]]:
         "torch's NCCL": _nccl_text(software.torch_nccl),
         "vLLM's NCCL": _nccl_text(software.vllm_nccl),
     }
-    yield from ((name, text) for name, text in facts.items() if text)
+    for name, text in facts.items():
+        if text:
+            yield name, text
 
 
 def _nccl_text(nccl: Nccl | None) -> str:
     if nccl is None:
         return ""
+
     text = "none"
     if nccl.path:
-        text = f"{nccl.version or 'unknown version'}, {nccl.path}"
-    return f"{text} ({nccl.why})" if nccl.why else text
+        version = nccl.version or "unknown version"
+        text = f"{version}, {nccl.path}"
+    if nccl.why:
+        text += f" ({nccl.why})"
+    return text
 
 
 def _summary_rows(host: Host) -> Iterator[tuple[str, str]]:
     system = host.system
     kernel = " ".join(filter(None, ("Linux", system.kernel, system.machine)))
     yield "system", ", ".join(filter(None, (system.os, kernel)))
-    yield "CPU", f"{system.cores} cores" + (f": {system.cpu}" if system.cpu else "")
+
+    cores = f"{system.cores} cores"
+    yield "CPU", f"{cores}: {system.cpu}" if system.cpu else cores
     yield "memory", _memory_text(host.memory)
+
     for gpu in host.gpus:
         yield "GPU", _gpu_text(gpu)
     if not host.gpus:
         yield "GPU", style("none found", fg="yellow")
+
     yield "cabled", _cages_text(host)
 
 
 def _memory_text(memory: Memory | None) -> str:
     if memory is None:
         return style("unknown", fg="yellow")
+
+    total = _gib_text(memory.total)
+    free = _gib_text(memory.available)
     swap = "no swap"
     if memory.swap_total:
         swap = f"swap {_gib_text(memory.swap_total)}"
-    free = f"{_gib_text(memory.available)} available"
-    return f"{_gib_text(memory.total)}, {free}, {swap}"
+    return f"{total}, {free} available, {swap}"
 
 
 def _gpu_text(gpu: Gpu) -> str:
@@ -165,6 +185,7 @@ def _gpu_text(gpu: Gpu) -> str:
         memory = _gib_text(gpu.memory << 10)
     elif _has_unified_memory(gpu):
         memory = "its memory is the system's"
+
     return bold(gpu.name) + f", {capability}, {driver}, {memory}"
 
 
@@ -172,8 +193,10 @@ def _cages_text(host: Host) -> str:
     cages = read_env_data("hardware")["connectx"]["cages"]
     names = []
     for number in host.cabled:
-        place = cages[number]["place"]
-        names.append(f"cage {number}" + (f" ({place})" if place else ""))
+        name = f"cage {number}"
+        if place := cages[number]["place"]:
+            name += f" ({place})"
+        names.append(name)
     return ", ".join(names) or "no QSFP cage"
 
 
@@ -188,14 +211,20 @@ def _network_rows(host: Host) -> Iterator[Row]:
         device = rdma_by_netdev.get(netdev.name)
         rdma = _rdma_cells(device) if device else _NO_RDMA
         yield *_netdev_cells(netdev), *rdma, *_place_cells(netdev)
+
     for device in host.rdma:
         if not device.netdev:
             yield *_NO_NETDEV, *_rdma_cells(device), *_place_cells(device)
 
 
 def _netdev_order(netdev: Netdev) -> tuple[bool, int, int, str, str]:
-    kind = _KINDS.index(netdev.kind)
-    return netdev.cage is None, netdev.cage or 0, kind, netdev.pci, netdev.name
+    return (
+        netdev.cage is None,
+        netdev.cage or 0,
+        _KINDS.index(netdev.kind),
+        netdev.pci,
+        netdev.name,
+    )
 
 
 def _netdev_cells(netdev: Netdev) -> Row:
@@ -205,24 +234,27 @@ def _netdev_cells(netdev: Netdev) -> Row:
         for address in netdev.addresses
         if address.family == "inet" or not address.link_local
     ]
-    return (
+    colour = "green" if netdev.up else None
+    speed = f"{netdev.speed / 1000:g}G" if netdev.speed else ""
+    return dashed(
         style(netdev.name, bold=netdev.up),
-        style(netdev.state, fg="green" if netdev.up else None),
-        f"{netdev.speed / 1000:g}G" if netdev.speed else "-",
+        style(netdev.state, fg=colour),
+        speed,
         str(netdev.mtu or "?"),
-        " ".join(addresses) or "-",
+        " ".join(addresses),
     )
 
 
-def _rdma_cells(device: Rdma) -> tuple[str, str]:
+def _rdma_cells(device: Rdma) -> Row:
     """Return name and state of an RDMA device, and its GIDs for RoCE v2 over IPv4."""
-    color = "green" if device.active else None
-    state = style(device.state or "unknown", fg=color)
+    colour = "green" if device.active else None
+    state = style(device.state or "unknown", fg=colour)
     gids = [
         str(gid.index) for gid in device.gids if gid.address and gid.kind == "RoCE v2"
     ]
-    return shown(f"{device.name} ") + state, " ".join(gids) or "-"
+    return dashed(shown(f"{device.name} ") + state, " ".join(gids))
 
 
-def _place_cells(device: Netdev | Rdma) -> tuple[str, str]:
-    return device.twin or "-", "-" if device.cage is None else str(device.cage)
+def _place_cells(device: Netdev | Rdma) -> Row:
+    cage = "" if device.cage is None else str(device.cage)
+    return dashed(device.twin, cage)

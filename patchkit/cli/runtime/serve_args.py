@@ -173,6 +173,7 @@ def serve_command(
     """Return the command that the options ask for. Raises what ``serve_args`` raises."""
     _refuse_both(options, listen="--listen", address="--host", text="where to listen")
     _refuse_both(options, recipe="--recipe", preset="--preset", text="how")
+
     file = _read_file(options)
     preset: Preset | None
     if recipe := options.get("recipe"):
@@ -214,6 +215,7 @@ def _read_file(options: Mapping[str, Any]) -> EnvFile | None:
     path = options.get("env_file")
     if path is None:
         return None
+
     file = read_env_file(path, accept_edited=options["accept_edited"])
     if file.edited:
         names = [name for name in _FILE_FACTS if name in file.facts]
@@ -257,6 +259,7 @@ def _flag_rows(command: ServeCommand) -> Iterator[Row]:
         for row in flags:
             reason = f"{row.reason} ({row.origin}; {row.source})"
             yield sign, " ".join(row.words), " ".join(reason.split())
+
     for rule in command.off:
         reason = f"{rule.reason} ({rule.id})"
         yield dim("off"), f"{rule.flag} {rule.value}", reason

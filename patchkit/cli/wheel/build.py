@@ -96,6 +96,7 @@ def build_nccl_wheel(
     """
     if not options["dry_run"]:
         require_libraries(BUILD, "build")
+
     began = time.monotonic()
     device = targets()[target or DEFAULT_TARGET]
     cuda = options["cuda"] or device.cuda
@@ -121,6 +122,7 @@ def build_nccl_wheel(
         require_wanted(house, origin.version)
         bar = report("CUDA toolkit")
         tools = find_toolchain(machine, toolkit, offline=offline, progress=bar)
+
     order = NcclOrder(
         origin=origin,
         target=device,
@@ -131,6 +133,7 @@ def build_nccl_wheel(
     )
     # Space and rights are checked before the build, not when it is done.
     check_room(house, order.expected)
+
     place = order.work
     tell(
         f"compiling in {place} with {order.jobs} jobs; what make says: {place}/log.txt"
@@ -212,6 +215,7 @@ def build_vllm_wheel(
     """Build vLLM for one device from its sources; `patchkit repack` takes seconds instead."""
     if not options["dry_run"]:
         require_libraries(BUILD, "build")
+
     began = time.monotonic()
     fixes = {fix.id for fix in load_recipe().fixes}
     # --without takes the names of fixes, and of extensions that are left out.
@@ -243,6 +247,7 @@ def build_vllm_wheel(
         if options["dry_run"]:
             yield from plan_blocks(plan, jobs)
             return
+
         plan.require()
         torch = source.needs.torch
         bar = report("CUDA toolkit")

@@ -110,15 +110,18 @@ def built_blocks(
             **fields,
         }
     )
+
     machine = tools.machine
     if platform.machine() != machine:
         machine += f" on {platform.machine()}"
+
     yield bold(report.title) + f"  →  {report.device}, {machine}"
     yield GOOD + f"nvcc {tools.cuda}, {tools.compiler}"
     yield from (GOOD + check for check in report.checks)
     yield GOOD + f"{wheel}  {wheel.stat().st_size / 1e6:.1f} MB, {seconds:.0f} s"
     if report.reduced:
         yield note("reduced: for tests, not for use")
+
     yield from report.notes
 
     # The folder may not have been there before the wheel was.

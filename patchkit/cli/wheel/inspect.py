@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
-from patchkit.cli.out import bold, dim, style
+from patchkit.cli.out import Shown, bold, dim, style
 from patchkit.cli.render import Blocks, Record, flag, lead_word, rendered
 from patchkit.errors import UsageError
 from patchkit.extras import BASE, require_libraries
 from patchkit.runtime.python.libnccl import NcclCopy, NcclReport, find_loaded_nccl
+from patchkit.runtime.python.startup import Choice
 from patchkit.target import DEFAULT_TARGET, targets
 
 
@@ -44,6 +46,7 @@ def inspect_command(
     """
     if (file is None) != of_python:
         raise UsageError("name a FILE, or say --loaded", hint="patchkit inspect --help")
+
     if file is None:
         yield from _loaded_blocks(find_loaded_nccl(python, os.environ))
         return
@@ -58,19 +61,27 @@ def inspect_command(
 def _loaded_blocks(answer: NcclReport) -> Blocks:
     """Yield which libnccl torch and vLLM load, and the others that a Python has."""
     yield Record(answer)
-    vllm = f"vLLM {answer.vllm_version}" if answer.vllm_version else "no vLLM"
+    vllm = "no vLLM"
+    if answer.vllm_version:
+        vllm = f"vLLM {answer.vllm_version}"
     torch = f"torch {answer.torch_version or 'of no package'}"
     yield bold(f"{answer.python}: {torch}, {vllm}")
+
     copies = {copy.path: copy for copy in answer.copies}
-    for name, choice in (("torch", answer.torch), ("vLLM ", answer.vllm)):
-        chosen = style("none", fg="red")
-        if copy := copies.get(choice.path or ""):
-            chosen = style(f"{copy.version} {copy.path}", fg="green")
-        yield f"{name} takes " + chosen + f": {choice.why}"
+    yield "torch takes " + _choice_text(answer.torch, copies)
+    yield "vLLM  takes " + _choice_text(answer.vllm, copies)
+
     for copy in answer.copies:
         yield style(copy.path, dim=None if copy.mapped else True)
         yield dim(f"  {_copy_text(copy)}")
     yield from (lead_word("warning") + warning for warning in answer.warnings)
+
+
+def _choice_text(choice: Choice, copies: Mapping[str, NcclCopy]) -> Shown:
+    chosen = style("none", fg="red")
+    if copy := copies.get(choice.path or ""):
+        chosen = style(f"{copy.version} {copy.path}", fg="green")
+    return chosen + f": {choice.why}"
 
 
 def _copy_text(copy: NcclCopy) -> str:

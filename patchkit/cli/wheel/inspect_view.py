@@ -72,6 +72,7 @@ def _wheel_blocks(file: Path, target: Target, fields: dict[str, Any]) -> Blocks:
         # Only for vLLM it is known which libraries a device needs.
         if wheel.name.project == "vllm":
             judged = judge_libraries(binaries, target, wheel.name.version)
+
     findings = [
         *check_wheel(metadata, binaries),
         *missed(metadata.name.version, judged, target),
@@ -88,6 +89,7 @@ def _wheel_blocks(file: Path, target: Target, fields: dict[str, Any]) -> Blocks:
 
     yield bold(metadata.name.filename)
     yield from fact_lines(_wheel_facts(metadata, versions))
+
     yield ""
     if len(binaries) == 1:  # one library is shown whole; of many the table is enough
         yield from _library_lines(binaries[0], target)
@@ -96,6 +98,7 @@ def _wheel_blocks(file: Path, target: Target, fields: dict[str, Any]) -> Blocks:
         loads = Counter(binary.load(target) for binary in binaries if binary.live)
         count = f"{loads.total()} libraries with device code"
         yield f"on {target.title}, of {count}: {count_loads(loads) or 'none'}"
+
     yield from _first_use_lines(file, metadata, binaries, target)
     yield from finding_blocks(findings)
 
@@ -121,6 +124,7 @@ def _wheel_facts(metadata: WheelMetadata, versions: Mapping[str, str]) -> Fields
     at_least = ", ".join(versions.values())
     if promised := _promised_glibc(metadata):
         at_least += f"; its name promises glibc {promised}"
+
     pins = metadata.decisive_pins.items()
     making = [f"{name} {facts[name]}" for name in _SHOWN_FACTS if facts.get(name)]
     return {
@@ -141,6 +145,7 @@ def _native_facts(facts: Mapping[str, Any]) -> Lines:
     assembled = native.get("assembled") if isinstance(native, dict) else None
     if not isinstance(assembled, dict):
         return
+
     for name, digests in assembled.items():
         if isinstance(digests, list):
             count = counted_noun(len(digests), "fat binary", "fat binaries")
@@ -174,6 +179,7 @@ def _library_table(
     for binary in binaries:
         key = (for_any_python(binary.name), binary.codes, binary.cuda)
         groups.setdefault(key, []).append(binary)
+
     rows = [
         (uses.get(group[0].name, "-"), *_library_cells(group, folder, target))
         for group in groups.values()
@@ -198,6 +204,7 @@ def _library_cells(group: Sequence[Binary], folder: str, target: Target) -> Row:
     name = binary.name.removeprefix(folder)
     if len(group) > 1:
         name = f"{for_any_python(name)} ({len(group)})"
+
     return (
         style(str(load), **LOAD_STYLES[load]) if binary.live else "-",
         ", ".join(map(str, binary.cuda)) or "-",
@@ -238,6 +245,7 @@ def _library_lines(binary: Binary, target: Target, sha256: str = "") -> Lines:
         "sha256": sha256,
     }
     yield from fact_lines(facts)
+
     rows = []
     for code in binary.codes:
         load = str(code.reach(target))
@@ -247,6 +255,7 @@ def _library_lines(binary: Binary, target: Target, sha256: str = "") -> Lines:
         rows.append((code.section, code.name, code.compression, count, reach))
     heads = ("section", "arch", "compressed", "count", "loads")
     yield from table(rows, heads=heads)
+
     styles = LOAD_STYLES[binary.load(target)]
     yield style(f"  {_load_sentence(binary, target)}", **styles)
 
@@ -257,6 +266,7 @@ def _load_sentence(binary: Binary, target: Target) -> str:
         if binary.relocatable:
             return "holds only code that was not linked: no device can load it"
         return "holds no device code"
+
     if binary.linked_anew(target):
         at_first_use = f"linked anew on the device at first use ({RELOCATABLE})"
         return f"loads on {target.title}: jit, {at_first_use}"
@@ -267,6 +277,7 @@ def _load_sentence(binary: Binary, target: Target) -> str:
     names = ", ".join(archs)
     if load is Load.NONE:
         return f"does not load on {target.title}: it holds only {names}"
+
     loads = binary.loads(target)
     sentence = f"loads on {target.title}: {load}, {names}"
     if len(loads) > 1:

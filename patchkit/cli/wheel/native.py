@@ -98,6 +98,7 @@ def _list_blocks(path: Path, target: Target) -> Blocks:
     slowest_first = sorted(libraries, key=lambda row: -compile_seconds(row.entries))
     heads = ("library", "fat binaries", "compiled", "at first use", "")
     yield from table(map(_library_row, slowest_first), heads=heads)
+
     yield _first_use_line(libraries, target)
     if any(library.writable for library in libraries):
         yield next_verb("native", path, "--write", where="to compile it now")
@@ -126,6 +127,7 @@ def _first_use_line(libraries: Sequence[DeviceLibrary], target: Target) -> str:
     entries = [entry for library in libraries for entry in library.entries]
     if entries:
         return note(f"on {target.title}, {first_use_phrase(entries)}")
+
     if libraries:
         return GOOD + f"on {target.title} nothing is compiled at first use"
     return "nothing here holds device code"
@@ -149,8 +151,10 @@ def _write_blocks(path: Path, target: Target, output: Path, *, offline: bool) ->
 
     fields = list(map(record_fields, libraries))
     yield Record({"target": target.name, "wheel": new_file, "libraries": fields})
+
     for library in libraries:
         yield from _written_lines(library)
+
     if new_file:
         yield GOOD + f"{new_file}  {new_file.stat().st_size / 1e6:.1f} MB"
     elif libraries:

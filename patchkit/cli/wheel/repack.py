@@ -92,8 +92,8 @@ def repack_command(
     if options["keep_libraries"] and not options["native"]:
         what = "--keep-libraries is for --native: without it, all libraries stay"
         raise UsageError(what)
-    check_folder(house)  # before a wheel is fetched and read
 
+    check_folder(house)  # before a wheel is fetched and read
     offline = options["offline"]
     with (
         progress() as report,
@@ -124,16 +124,19 @@ def repack_command(
 
     seconds = time.monotonic() - began
     yield Record(_repacked_fields(repacked, seconds))
+
     upstream = "upstream's" if repacked.source["upstream"] else "not upstream's"
     release = bold(f"vllm {repacked.version}")
     origin_text = f"{repacked.source['file']} ({upstream})"
     yield release + f"  {origin_text}  →  {request.target.title}"
     yield from _library_lines(repacked.libraries, verbose=verbose)
+
     verdicts = repacked.outcome.verdicts
     applied = [verdict for verdict in verdicts if verdict.state is State.APPLIED]
     yield from verdict_lines(applied, verbose=verbose)
     yield from proof_lines(repacked.outcome.proofs, verbose=verbose)
     yield from map(note, repacked.notes)
+
     what = f"{repacked.wheel}  {repacked.size / 1e6:.1f} MB, {seconds:.0f} s"
     if repacked.fresh:
         yield GOOD + what

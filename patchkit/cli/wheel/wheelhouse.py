@@ -93,11 +93,13 @@ def list_wheels(house: Path, *, verbose: bool) -> Blocks:
     listed = [*built, *dependencies] if verbose else built
     heads = ("project", "version", "kind", "target", "MB", "tag", "sha256")
     yield from table(map(_entry_row, listed), heads=heads)
+
     if dependencies:
         size = f"{sum(entry.size for entry in dependencies) / 1e6:,.0f} MB"
         hint = "" if verbose else "; -v lists them"
         yield f"{len(built)} made here, {len(dependencies)} dependencies, {size}{hint}"
     yield from _override_lines(manifest.overrides)
+
     if not wheels:
         yield f"{house} holds no wheels"
         yield next_verb("repack", f"vllm=={load_recipe().newest}", "--dir", house)
@@ -132,6 +134,7 @@ def prune_wheels(
     yield Record({"dir": house, "dry_run": dry_run, "changes": pruned})
     for file in pruned:
         yield bold(file.filename) + f": {file.reason}"
+
     if not pruned:
         yield f"{house}: nothing to remove"
     elif dry_run:
@@ -198,15 +201,18 @@ def fill_wheels(
     if verbose:
         yield from (style("+ ", fg="green") + name for name in filled.new)
         yield from (style("- ", fg="red") + name for name in filled.gone)
+
     state = "locked" if lock_only else "there and locked"
     size = sum(entry.size for entry in filled.dependencies) / 1e6
     hint = "" if verbose else "; -v lists them"
     changes = f"{len(filled.new)} new, {len(filled.gone)} gone{hint}"
     count = f"{len(filled.dependencies)} dependencies {state}"
     yield f"{count}, {size:,.0f} MB, for {node}: {changes}"
+
     if torch := filled.torch:
         cuda = f"CUDA {torch.cuda}" if torch.cuda else "CUDA"
         yield f"torch {torch.version}: {cuda}, as {torch.seen}"
+
     yield from _override_lines(overrides)
     yield _install_step(house, node, filled.manifest.install_options)
     if not lock_only:  # nodes take it by --find-links
@@ -222,6 +228,7 @@ def _install_step(house: Path, node: NodePlatform, options: Sequence[str]) -> Sh
     if node.machine != platform.machine():
         program = ["pip"]
         where = f"on a node, {node.machine}"
+
     words = ["--find-links", str(house), "--require-hashes"]
     requirements = str(house / REQUIREMENTS)
     return next_step(
@@ -341,10 +348,12 @@ def verify_command(house: Path) -> Blocks:
             "findings": verified.findings,
         }
     )
+
     if verified.pins:
         yield dim(cell_text(verified.pins))
     yield from _override_lines(verified.overrides)
     yield from _offer_lines(house, verified.offers)
+
     if not verified.findings:
         yield GOOD + f"{house}: {_wheel_counts(verified.entries)}, all as listed"
     if verified.unmet:
@@ -353,6 +362,7 @@ def verify_command(house: Path) -> Blocks:
             f"not here, and not checked: {', '.join(verified.unmet)} and what those need. pip "
             f"takes them from an index; this locks them for every node: `{fill}`"
         )
+
     yield from finding_blocks(verified.findings)
     yield ExitCode(worst(verified.findings))
 
@@ -361,6 +371,7 @@ def _require_wheels(house: Path, verified: Verified) -> None:
     """Raise UsageError for a folder without wheels, unless a finding says why."""
     if verified.entries or verified.findings:
         return
+
     newest = f"vllm=={load_recipe().newest}"
     repack = quoted("patchkit", "repack", newest, "--dir", house)
     raise UsageError(
