@@ -100,29 +100,29 @@ def _take_source(
 
     None if there is none and none is ``required``. Raises UsageError for several.
     """
-    specs = {}
-    for project in ("vllm", "nccl"):
-        if (option := f"{project}_src") in arguments:
-            specs[project] = arguments.pop(option)
-    fetching = {}
-    for name in ("offline", "sha256", "trusted"):
-        if name in arguments:
-            fetching[name] = arguments.pop(name)
-
-    sources = [(project, spec) for project, spec in specs.items() if spec is not None]
+    specs = _pop_options(arguments, ("vllm_src", "nccl_src"))
+    fetching = _pop_options(arguments, ("offline", "sha256", "trusted"))
+    sources = [(name, spec) for name, spec in specs.items() if spec is not None]
     if positional is not None:
-        sources.append((project_of(positional), positional))
+        sources.append((f"{project_of(positional)}_src", positional))
     if not sources and not required:
         return None
+
     if len(sources) != 1 or sources[0][0] not in specs:
-        text = ", ".join(spec for _project, spec in sources) or "no source"
-        hint = f"name one, with {' or '.join(f'--{name}-src' for name in specs)}"
+        text = ", ".join(spec for _name, spec in sources) or "no source"
+        options = " or ".join(f"--{name.replace('_', '-')}" for name in specs)
+        hint = f"name one, with {options}"
         raise UsageError(f"{text}: this verb takes one source", hint=hint)
 
-    source = SourceOptions(*sources[0], **fetching)
+    name, spec = sources[0]
+    source = SourceOptions(name.removesuffix("_src"), spec, **fetching)
     if source.sha256 is not None and source.project != "nccl":
         raise UsageError("--sha256 is for an archive of NCCL; vLLM's sdists are locked")
     return source
+
+
+def _pop_options(arguments: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: arguments.pop(name) for name in names if name in arguments}
 
 
 _EITHER = (*_SOURCE, _NCCL, _SHA256, *_FETCHING)

@@ -190,12 +190,16 @@ def _json_text(value: Any) -> Any:
 def _json_value(value: Any) -> Any:
     """Return a value that JSON has a type for: records as objects, others as lists or texts."""
     if hasattr(value, "fields"):
-        return {name: _json_text(field) for name, field in value.fields().items()}
+        fields = value.fields()
+        return {name: _json_text(field) for name, field in fields.items()}
     if dataclasses.is_dataclass(value):
         return record_fields(value)
+
     if isinstance(value, Mapping):
         return {str(key): item for key, item in value.items()}
-    return list(value) if isinstance(value, Set | Iterator) else str(value)
+    if isinstance(value, Set | Iterator):
+        return list(value)
+    return str(value)
 
 
 def table(
@@ -288,10 +292,12 @@ def wrap(text: str, width: int | None, hang: int = 2) -> list[str]:
     if width is None or length(text) <= width or _PASTED.match(bare):
         return [text.rstrip(" ")]
 
-    margin = " " * (len(bare) - len(bare.lstrip(" ")) + hang)
+    indent = len(bare) - len(bare.lstrip(" "))
+    margin = " " * (indent + hang)
     # Commands in backticks are not broken. No text for a terminal holds a NUL: it is escaped.
     joined = _BACKTICKED.sub(lambda command: command[0].replace(" ", "\0"), text)
     line, *words = [word.replace("\0", " ") for word in joined.split(" ")]
+
     lines = []
     for word in words:
         is_blank = not click.unstyle(line).strip()
@@ -300,6 +306,7 @@ def wrap(text: str, width: int | None, hang: int = 2) -> list[str]:
         elif word:
             lines.append(line.rstrip(" "))
             line = margin + word
+
     return [*lines, line.rstrip(" ")]
 
 
@@ -323,12 +330,15 @@ def grid(
 
     margin = len(indent) + sum(filled + len(_GAP) for filled in widths[:-1])
     room = None if width is None else max(width - margin, _LEAST_PROSE)
+
     lines = []
     for row in whole:
         cells = list(map(_padded, row, widths, are_numbers))
         wrapped = wrap(cells.pop().rstrip(" "), room, hang=0)
         start = indent + "".join(cell + _GAP for cell in cells)
-        lines.append((start + ("\n" + " " * margin).join(wrapped)).rstrip(" "))
+        continued = ("\n" + " " * margin).join(wrapped)
+        lines.append((start + continued).rstrip(" "))
+
     return lines
 
 
@@ -365,6 +375,7 @@ def program() -> list[str]:
     started = Path(sys.argv[0])
     if started.name == "__main__.py" and started.parent.name == "patchkit":
         return [_shortened(sys.executable), "-m", "patchkit"]
+
     if started.name == "patchkit" and "/" in sys.argv[0]:
         return [_shortened(sys.argv[0])]
     return ["patchkit"]

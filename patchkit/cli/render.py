@@ -206,15 +206,13 @@ def fact_lines(facts: Mapping[str, object]) -> Sequence[LaidOut]:
 def cell_text(value: object) -> str:
     """Return a value as text: a sequence with commas, nothing for None."""
     match value:
-        case None:
-            return ""
         case str():
             return value  # a styled text stays one
         case Mapping():
             return ", ".join(f"{name} {item}" for name, item in value.items())
-        case list() | tuple() | set() | frozenset():
+        case list() | tuple():
             return ", ".join(map(str, value))
-    return str(value)
+    return "" if value is None else str(value)
 
 
 def dashed(*cells: str) -> Row:
@@ -243,10 +241,10 @@ def finding_lines(findings: Sequence[Finding], *, verbose: bool) -> Iterator[Sho
     shown_whole = [finding for finding in findings if finding.level in levels]
     yield from finding_blocks(shown_whole, verbose=verbose)
 
+    checks = findings if verbose else list(filter(_is_gpu_unchecked, findings))
     for level in (Level.UNKNOWN, Level.OK):
-        checks = [finding for finding in findings if finding.level is level]
         for check in checks:
-            if verbose or _is_gpu_unchecked(check):
+            if check.level is level:
                 yield mark(level) + bold(check.where) + f"  {_subject(check)}"
 
     yield finding_summary(findings)
@@ -311,16 +309,17 @@ def _is_gpu_unchecked(finding: Finding) -> bool:
 def finding_summary(findings: Sequence[Finding]) -> Shown:
     """Return one line: how many findings there are of each level."""
     counts = Counter(finding.level for finding in findings)
-    parts = []
-    for level in Level:
-        if counts[level]:
-            plural = _COUNTED.get(level, "")
-            parts.append(counted_noun(counts[level], plural or level, plural))
-
+    present = [level for level in Level if level in counts]
+    parts = [_level_count(level, counts[level]) for level in present]
     text = ", ".join(parts) or "nothing found"
-    if counts[Level.NOTE] or counts[Level.UNKNOWN]:
+    if counts.keys() & {Level.NOTE, Level.UNKNOWN}:
         text += "; -v shows all"
     return _summary_mark(findings) + text
+
+
+def _level_count(level: Level, count: int) -> str:
+    word = _COUNTED.get(level)
+    return f"{count:,} {word}" if word else counted_noun(count, level)
 
 
 def _summary_mark(findings: Sequence[Finding]) -> Shown:

@@ -52,13 +52,14 @@ def cluster_option(verb: Verb) -> Verb:
 
 def cluster_here(venv: str | None = None, **choices: Any) -> Cluster:
     """Return this machine as a cluster of one; by default with the environment that runs this."""
-    place = venv or VENV
-    prefix = Path(sys.prefix)
-    if not venv and (prefix / "bin" / "vllm").exists():
-        place = str(prefix)
-    if not place.startswith("~"):
-        place = str(Path(place).absolute())
-    return Cluster(ClusterFile(node=(ClusterNode(ssh=HERE),), venv=place, **choices))
+    if not venv:
+        own_vllm = Path(sys.prefix) / "bin" / "vllm"
+        venv = sys.prefix if own_vllm.exists() else VENV
+    if not venv.startswith("~"):
+        venv = str(Path(venv).absolute())
+
+    node = ClusterNode(ssh=HERE)
+    return Cluster(ClusterFile(node=(node,), venv=venv, **choices))
 
 
 def node_fields(node: str, answer: object, **more: object) -> Fields:

@@ -101,7 +101,7 @@ def status_command(*, cluster: Cluster) -> Blocks:
     The exit code is 0 while the model answers and is watched, 9 if not, or if a node is silent.
     """
     rows = list(zip(cluster.nodes, cluster.states(), strict=True))
-    head = rows[0][1] if isinstance(rows[0][1], NodeState) else None
+    head = _head_state(rows)
     condition = server_condition(cluster, head)
     error = _last_error(cluster, head.units[0]) if head else None
     troubles = list(_troubles(cluster, head, condition, rows))
@@ -128,8 +128,14 @@ def status_command(*, cluster: Cluster) -> Blocks:
         yield _error_line(error)
     if error or troubles:
         yield _next_of(cluster, troubles)
+
     if not is_well:
         yield ExitCode(HostError.exit_code)
+
+
+def _head_state(rows: Sequence[_Row]) -> NodeState | None:
+    _node, state = rows[0]
+    return state if isinstance(state, NodeState) else None
 
 
 def _last_error(cluster: Cluster, unit: UnitState) -> LastError | None:
@@ -214,11 +220,9 @@ def _head_troubles(cluster: Cluster, head: NodeState) -> Iterator[Trouble]:
 def _node_troubles(cluster: Cluster, rows: Sequence[_Row]) -> Iterator[Trouble]:
     """Yield which nodes are silent, have changed places, or lost the address of their start."""
     states = [state for _node, state in _answered(rows)]
-    models = [state.model for state in states if state.model]
-    model = models[0] if models else "MODEL"
-    again = quoted("patchkit", "up", model)
-
     names = [node.destination for node, _state in rows]
+    models = filter(None, (state.model for state in states))
+    again = quoted("patchkit", "up", next(models, "MODEL"))
     yield from _swapped_heads(names, states, again)
 
     for member, (node, state) in zip(cluster.file.node, rows, strict=True):

@@ -283,10 +283,11 @@ def _tree_verdicts(
         return recorded
 
     plan = make_plan(workspace.tree, recipe, request)
+    stock = plan.stock
     patched = set()
     for path, (_before, after) in plan.texts.items():
-        is_file = (plan.stock.root / path).is_file()
-        if is_file and plan.stock.read_bytes(path).decode() == after:
+        is_file = (stock.root / path).is_file()
+        if is_file and stock.read_bytes(path).decode() == after:
             patched.add(path)
 
     verdicts = []
@@ -309,27 +310,32 @@ class _ListedFix:
 
 def _fix_list(version: Version | None, *, verbose: bool) -> Blocks:
     """Yield a row for each fix that a release needs; verbose, or without a release: for all."""
-    recipes = list(load_recipes()) if version is None else [_recipe_of(version)]
-    listed = []
-    for recipe in recipes:
-        support = load_support(recipe.project)
-        listed += [_listed_fix(recipe, fix, support, version) for fix in recipe.fixes]
-    yield Record(list(map(_fix_fields, listed)))
+    recipes = [_recipe_of(version)] if version else list(load_recipes())
+    listed = {recipe.project: _listed_fixes(recipe, version) for recipe in recipes}
+    yield Record([_fix_fields(fix) for fixes in listed.values() for fix in fixes])
 
-    columns = 4 if verbose else 3
-    for recipe in recipes:
-        heads = (f"{recipe.project} fix", "what it does", "needed", "upstream")
-        rows = [
-            _fix_row(entry)[:columns]
-            for entry in listed
-            if entry.project == recipe.project and (entry.needs or verbose)
-        ]
-        yield from table(rows, heads=heads[:columns])
+    for project, fixes in listed.items():
+        shown = [fix for fix in fixes if fix.needs or verbose]
+        yield from _fix_table(project, shown, columns=4 if verbose else 3)
+        if version:
+            yield _need_counts(fixes)
 
-    if version is not None:
-        needed = [entry.needs[0] for entry in listed if entry.needs]
-        counts = Counter(need.severity.value for need in needed)
-        yield ", ".join(f"{count} {level}" for level, count in counts.items())
+
+def _fix_table(project: str, fixes: Sequence[_ListedFix], *, columns: int) -> Lines:
+    heads = (f"{project} fix", "what it does", "needed", "upstream")
+    rows = [_fix_row(fix)[:columns] for fix in fixes]
+    yield from table(rows, heads=heads[:columns])
+
+
+def _need_counts(fixes: Sequence[_ListedFix]) -> str:
+    needed = [fix.needs[0] for fix in fixes if fix.needs]
+    counts = Counter(need.severity.value for need in needed)
+    return ", ".join(f"{count} {level}" for level, count in counts.items())
+
+
+def _listed_fixes(recipe: Recipe, version: Version | None) -> list[_ListedFix]:
+    support = load_support(recipe.project)
+    return [_listed_fix(recipe, fix, support, version) for fix in recipe.fixes]
 
 
 def _recipe_of(version: Version) -> Recipe:

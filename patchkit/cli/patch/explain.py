@@ -67,17 +67,12 @@ def _search_blocks(text: str, by_id: Mapping[str, Fix | Claim]) -> Blocks:
     entries: list[Fix | Claim] = []
     diagnoses: list[Diagnosis] = []
     # A mistyped id is no text to look for; several words are no id.
-    similar = difflib.get_close_matches(_as_id(text), ids, n=1, cutoff=_MISTYPED)
-    if " " in text or not similar:
+    mistyped = difflib.get_close_matches(_as_id(text), ids, n=1, cutoff=_MISTYPED)
+    if " " in text or not mistyped:
         entries = [entry for entry in by_id.values() if _fits(text, _wording(entry))]
         diagnoses = _search_symptoms(text)
-
     if not entries and not diagnoses:
-        similar = difflib.get_close_matches(_as_id(text), ids, n=1)
-        hint = "`patchkit explain` lists them"
-        if similar:
-            hint = f"did you mean {ids[similar[0]]}?"
-        raise UsageError(f"no fix, claim or symptom is {text!r}", hint=hint)
+        raise _unknown_text(text, ids)
 
     if len(entries) == 1 and not diagnoses:
         yield from _explanation(entries[0])
@@ -85,6 +80,13 @@ def _search_blocks(text: str, by_id: Mapping[str, Fix | Claim]) -> Blocks:
         yield from _symptom_blocks(diagnoses)
     else:
         yield from _result_list(entries, diagnoses)
+
+
+def _unknown_text(text: str, ids: Mapping[str, str]) -> UsageError:
+    hint = "`patchkit explain` lists them"
+    for name in difflib.get_close_matches(_as_id(text), ids, n=1):
+        hint = f"did you mean {ids[name]}?"
+    return UsageError(f"no fix, claim or symptom is {text!r}", hint=hint)
 
 
 def _overview(fixes: Sequence[Fix], claims: Sequence[Claim]) -> Blocks:

@@ -204,17 +204,24 @@ def _next_step(
 
 
 def _read_options(role: str | None, node: int | None, **options: Any) -> NetPlanOptions:
-    nodes = options["nodes"]
+    if role:
+        node = _node_number(role, node, options["nodes"])
+    return NetPlanOptions(node=node, **options)
+
+
+def _node_number(role: str, node: int | None, nodes: int) -> int:
+    """Return the number of a node with a role. Raises UsageError if it is not clear."""
     if role == "worker" and node is None and nodes > 2:
         hint = f"its number: --node 2 to --node {nodes}"
         raise UsageError("--role worker is one of several", hint=hint)
 
-    if role and node is None:
-        node = 1 if role == "head" else 2
-    if role and (node == 1) != (role == "head"):
+    is_head = role == "head"
+    if node is None:
+        return 1 if is_head else 2
+    if (node == 1) != is_head:
         what = f"--role {role} --node {node}: the head is node 1, and only the head"
         raise UsageError(what)
-    return NetPlanOptions(node=node, **options)
+    return node
 
 
 def _plan_blocks(

@@ -391,7 +391,7 @@ def _wheel_counts(entries: Sequence[ManifestEntry]) -> str:
 
 def tell_hashing(house: Path) -> None:
     """Tell how much of a wheelhouse will be read, if that takes more than seconds."""
-    files = [file for file in house.glob("*.whl") if file.is_file()]
+    files = filter(Path.is_file, house.glob("*.whl"))
     size = sum(file.stat().st_size for file in files)
     if size > _LARGE:
         tell(f"hashing and reading {size / 1e9:.1f} GB")
