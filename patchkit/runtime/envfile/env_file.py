@@ -75,10 +75,12 @@ def parse_env_file(text: str, where: str, *, accept_edited: bool = False) -> Env
     missing = [name for name in needed_facts if not facts.get(name)]
     if missing:
         raise refusal("no-env-file", file=where, missing=", ".join(missing))
+
     is_edited = not is_untouched(text)
     if is_edited and not accept_edited:
         command = quoted("patchkit", "check", Path(where))
         raise refusal("edited", file=where, command=command)
+
     _check_facts(facts, where)
 
     kind = Format(facts.get("format", Format.ENV))
@@ -100,6 +102,7 @@ def _check_facts(facts: Mapping[str, str], where: str) -> None:
         f"{name}={facts[name][:_SHOWN]}: {name} {problem}"
         for name, problem in fact_problems(facts).items()
     ]
+
     if problems:
         raise refusal("wrong-facts", file=where, facts="; ".join(problems))
 
@@ -107,9 +110,11 @@ def _check_facts(facts: Mapping[str, str], where: str) -> None:
 def _find_lines(text: str) -> dict[str, int]:
     """Return variable → the last line that sets it."""
     lines = {}
+
     for number, line in enumerate(text.split("\n"), 1):
         if match := _SETS.match(line):
             lines[match["name"]] = number
+
     return lines
 
 
@@ -117,6 +122,7 @@ def read_head(path: Path, role: str, *, accept_edited: bool = False) -> EnvFile:
     """Return a head's env file for a worker. Raises UsageError, SourceError, HashMismatchError."""
     if role != "worker":
         raise refusal("from-without-worker")
+
     file = read_env_file(path, accept_edited=accept_edited, hint=_FROM_HEAD)
     if file.role != "head":
         raise refusal("no-head-file", file=path, role=file.role)
@@ -129,6 +135,7 @@ def check_transfer(
     """Raise SourceError for variables that must not travel; ``here`` are those of this node."""
     pairs_of_rules = _shared_pairs(head)
     host_names = load_variable_rules().of_host
+
     lines = []
     for name, value in head.variables.items():
         is_of_rule = name in here or (name, value) in pairs_of_rules
@@ -136,6 +143,7 @@ def check_transfer(
         is_of_head = name in host_names and name not in head.extra
         if is_of_rule or is_of_head:
             continue
+
         if trouble := _transfer_trouble(head, known, name, value):
             place = f"{head.where}:{head.lines.get(name, 1)}"
             lines.append(f"  {place}: {name[:_SHOWN]} {trouble}")
@@ -152,8 +160,10 @@ def _shared_pairs(head: EnvFile) -> set[tuple[str, str]]:
     """Return what rules and the model's preset set, which is the same on every node."""
     rules = load_variable_rules().rules
     shared = [rule.set for rule in rules if rule.scope == "shared"]
+
     if preset := find_preset(head.facts.get("model", "")):
         shared.append(preset.variables)
+
     return {pair for variables in shared for pair in variables.items()}
 
 
@@ -166,13 +176,17 @@ def _transfer_trouble(
         return f"runs code: {risk}"
     if is_secret(name):
         return "is a secret, which belongs into no file that is copied"
+
     if name not in known:
         return "is read by neither vLLM, NCCL nor another program that patchkit knows"
+
     # An unedited file holds nothing else; what an edited one adds the user has accepted.
     if name not in head.extra and not head.edited:
         return "is set by no rule of this patchkit, nor was it added with --set"
+
     if not value.isprintable() or is_placeholder(name, value):
         return "has a value that is none"
+
     if _is_path(value):
         return f"is {value[:_SHOWN]}: a path, and nobody here knows what lies there"
 
@@ -198,6 +212,7 @@ def locked_versions(place: Path) -> Mapping[str, str]:
         name: {match["public"] for match in re.finditer(form, text, re.MULTILINE)}
         for name, form in _LOCK_LINES.items()
     }
+
     versions_by_name = {}
     for name, versions in locked.items():
         if len(versions) > 1:
@@ -205,6 +220,8 @@ def locked_versions(place: Path) -> Mapping[str, str]:
             raise refusal("locks-several", file=path, project=name, versions=several)
         if versions:
             versions_by_name[name] = versions.pop()
+
     if not versions_by_name:
         raise refusal("locks-nothing", file=path, projects=", ".join(_LOCK_LINES))
+
     return versions_by_name

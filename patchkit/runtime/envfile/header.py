@@ -59,10 +59,12 @@ def render_env_file(
     head = [f"# {MARK} {shown} digest={BLANK}"]
     for note in notes:
         head += render_comment(note)
+
     blocks = [head]
     for entry in entries:
         assignment = render_assignment(kind, entry)
         blocks.append([*render_comment(entry.comment), assignment])
+
     text = "\n\n".join("\n".join(block) for block in blocks)
     return with_digest(f"{text}\n")
 
@@ -79,6 +81,7 @@ def _read_facts(line: str) -> dict[str, str]:
     for fact in line.split():
         if not _FACT.fullmatch(fact):
             raise UsageError(f"{fact!r} cannot stand in the first line of an env file")
+
     return dict(fact.split("=", 1) for fact in line.split())
 
 
@@ -96,8 +99,10 @@ def with_digest(text: str) -> str:
     match = _LINE.match(text)
     if not match:
         return text
+
     start, end = match.span("digest")
     blank = text[:start] + BLANK + text[end:]
+
     # Half a surrogate pair is no UTF-8, and must not raise here.
     sha256 = hashlib.sha256(blank.encode(errors="surrogatepass"))
     return text[:start] + sha256.hexdigest()[: len(BLANK)] + text[end:]
@@ -111,12 +116,14 @@ def is_untouched(text: str) -> bool:
 def fact_problems(facts: Mapping[str, str]) -> dict[str, str]:
     """Return what is wrong with each fact that is wrong, in words: name → ``takes …``."""
     problems = {}
+
     for name, value in facts.items():
         if name not in _FORMS:
             problems[name] = "is not a fact that this patchkit knows"
         elif not _is_fact(name, value):
             takes = _FORMS[name]["takes"].format(most=NODES_MAX)
             problems[name] = f"takes {takes}"
+
     return problems
 
 
@@ -124,6 +131,7 @@ def _is_fact(name: str, value: str) -> bool:
     """Return whether a fact has its form, and means something here."""
     if not re.fullmatch(_FORMS[name]["form"], value, re.ASCII):
         return False
+
     match name:
         case "nodes":
             return int(value) <= NODES_MAX

@@ -80,8 +80,10 @@ def _refuse_value(kind: Format, entry: EnvEntry, trouble: str) -> PatchkitError:
     """Return the error for a value, with the formats that can hold it."""
     name = entry.name
     able = [form for form in Format if not _format_trouble(form, name, entry.value)]
+
     if not able:
         return refusal("no-format", name=name, trouble=trouble)
+
     return refusal(
         "other-format", name=name, trouble=trouble, format=kind, able=", ".join(able)
     )
@@ -91,13 +93,16 @@ def _refer_to_secret(kind: Format, name: str) -> str:
     """Return the lines that say where a secret comes from."""
     form = _FORMS[kind]
     file_variable = read_env_data("secrets")["files"].get(name, "")
+
     text = form["secret"]
     if file_variable:
         text += form["from_file"]
+
     sentence = f"{name} {text}.".format(name=name, file=file_variable)
     lines = render_comment(sentence)
     if "passes" in form:
         lines.append(form["passes"].format(name=name))
+
     return "\n".join(lines)
 
 
@@ -110,6 +115,7 @@ def render_comment(text: str) -> list[str]:
     one_line = " ".join(text.split())
     signs = [sign if sign.isprintable() else "?" for sign in one_line]
     width = _WIDTH - len("# ")
+
     lines = textwrap.wrap("".join(signs), width, break_on_hyphens=False)
     return [f"# {line}." if line.endswith("\\") else f"# {line}" for line in lines]
 
@@ -118,6 +124,7 @@ def _format_trouble(kind: Format, name: str, value: str) -> str:
     """Return why the format cannot hold a value; empty if it can."""
     # In bytes, as the limits are; half a surrogate pair has a message of its own below.
     size = len(f"{name}={value}".encode(errors="surrogatepass"))
+
     if "\0" in value:
         return "the value holds a NUL, which no environment variable can"
     if _SURROGATE.search(value):
@@ -129,11 +136,14 @@ def _format_trouble(kind: Format, name: str, value: str) -> str:
         return "a shell sets this variable itself"
     if kind is Format.DOCKER and size > _DOCKER_LONGEST:
         return f"{size:,} bytes are more than docker reads of a line"
+
     form = _FORMS[kind]
     odd_signs = sorted(set(re.findall(form["odd"], value))) if "odd" in form else []
+
     if odd_signs:
         shown = ", ".join(map(repr, odd_signs[:_SHOWN]))
         return f"the value holds {shown}, {form['why']}"
+
     return ""
 
 
@@ -142,6 +152,7 @@ def parse_assignments(kind: Format, text: str, where: str) -> dict[str, str]:
     statement = re.compile(rf"(?:{_FORMS[kind]['line']})(?:\n|\Z)")
     variables: dict[str, str] = {}
     position = 0
+
     while position < len(text):
         match = _SKIPPED.match(text, position) or statement.match(text, position)
         if match is None:
@@ -151,10 +162,12 @@ def parse_assignments(kind: Format, text: str, where: str) -> dict[str, str]:
             )
         position = match.end()
         parts = match.groupdict()
+
         if parts.get("quoted") is not None:
             variables[parts["name"]] = _unquote(kind, parts["quoted"])
         elif parts.get("plain") is not None:
             variables[parts["name"]] = parts["plain"]
+
     return variables
 
 

@@ -28,12 +28,16 @@ def write(
         status = status_of_file(path)
         # Not followed: the path could have become a link since then.
         old = read_bytes(path, follow=False) if status else b""
+
         # The same bytes are no reason to leave a secret readable for others.
         is_too_open = private and status and stat.S_IMODE(status.st_mode) & ~_PRIVATE
+
         if status and old == text.encode() and not is_too_open:
             return "unchanged"
+
         if status and not force:
             _check_replaceable(path, old.decode(errors="replace"), text, by)
+
         with replacing(path, private=private) as file:
             file.write(text.encode())
     return "replaced" if status else "created"
@@ -43,6 +47,7 @@ def _check_replaceable(path: Path, old: str, new: str, by: str) -> None:
     """Raise UsageError, with the difference, for a text that patchkit does not replace."""
     if old == new or is_untouched(old):
         return
+
     import difflib  # 5 ms, and seldom needed
 
     difference = difflib.unified_diff(
@@ -52,6 +57,7 @@ def _check_replaceable(path: Path, old: str, new: str, by: str) -> None:
         by,
         lineterm="",
     )
+
     heading = f"{path}: is there already, with another content"
     raise UsageError(
         "\n".join([heading, *difference]),

@@ -36,6 +36,7 @@ class LostFile(Owner):
 def find_distributions(path: Iterable[str]) -> dict[str, tuple[Path, ...]]:
     """Return project, like ``nvidia_nccl_cu13`` → its folders on ``sys.path``; the first counts."""
     homes_by_project: dict[str, tuple[Path, ...]] = {}
+
     for folder in dict.fromkeys(path):
         for home in _list_folder(Path(folder)):
             if home.name.endswith(_SUFFIX):
@@ -44,6 +45,7 @@ def find_distributions(path: Iterable[str]) -> dict[str, tuple[Path, ...]]:
                 project = name.rpartition("-")[0] or name
                 key = project.lower().replace("-", "_").replace(".", "_")
                 homes_by_project[key] = (*homes_by_project.get(key, ()), home)
+
     return homes_by_project
 
 
@@ -71,22 +73,26 @@ def read_header(home: Path, name: str) -> str:
 def find_version(path: Iterable[str], *projects: str) -> str:
     """Return the version of the first of these projects that is installed, "" if none is."""
     homes_by_project = find_distributions(path)
+
     for project in projects:
         for home in homes_by_project.get(project, ()):
             if version := read_header(home, "Version"):
                 return version
+
     return ""
 
 
 def find_owners(path: Iterable[str], stem: str) -> dict[str, tuple[Owner, ...]]:
     """Return real path → owners, of files below ``sys.path`` whose names begin with ``stem``."""
     owners_by_file: dict[str, tuple[Owner, ...]] = {}
+
     for home in sorted(chain.from_iterable(find_distributions(path).values())):
         for file in _recorded_files(home, stem):
             owner = _read_owner(home)
             owners = owners_by_file.get(file, ())
             if owner not in owners:
                 owners_by_file[file] = (*owners, owner)
+
     return owners_by_file
 
 
@@ -94,6 +100,7 @@ def _recorded_files(home: Path, stem: str) -> Iterator[str]:
     """Yield the real paths of a distribution's files whose names begin with ``stem``."""
     # A RECORD of torch has thousands of lines: only those that matter are parsed.
     lines = [line for line in _read_lines(home / "RECORD") if f"/{stem}" in line]
+
     for row in csv.reader(lines):
         if Path(row[0]).name.startswith(stem):
             yield os.path.realpath(home.parent / row[0])
@@ -101,6 +108,7 @@ def _recorded_files(home: Path, stem: str) -> Iterator[str]:
 
 def _read_owner(home: Path) -> Owner:
     project, _dash, version = home.name.removesuffix(_SUFFIX).rpartition("-")
+
     return Owner(
         read_header(home, "Name") or project, read_header(home, "Version") or version
     )
@@ -112,9 +120,11 @@ def lost_files(path: Iterable[str], stem: str) -> tuple[LostFile, ...]:
     ``stem`` is how their names begin.
     """
     files = []
+
     for place, owners in find_owners(path, stem).items():
         if not os.path.lexists(place):
             files += [LostFile(path=place, **asdict(owner)) for owner in owners]
+
     return tuple(files)
 
 

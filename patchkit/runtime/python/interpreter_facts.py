@@ -40,20 +40,22 @@ def find_provider(symbol: str, name: str | None = None) -> str | None:
 def find_origin(package: str) -> str | None:
     """Return the file that an import would run, None if there is no such package."""
     spec = importlib.util.find_spec(package)
+
     return spec.origin if spec else None
 
 
 if __name__ == "__main__":
+    origins = {package: find_origin(package) for package in ("torch", "vllm")}
     mapped = dict.fromkeys(path for _start, _end, path in find_mappings())
     answer = {
-        "torch": find_origin("torch"),
-        "vllm": find_origin("vllm"),
+        **origins,
         "executable": os.path.realpath(sys.executable),
         "path": sys.path,
         "mapped": list(mapped),
         "provider": find_provider("ncclGetVersion"),
         "asked": None,
     }
+
     # As vLLM does; last, since it maps what it finds.
     name = os.environ.get("VLLM_NCCL_SO_PATH") or "libnccl.so.2"
     if "/" not in name:

@@ -74,6 +74,7 @@ def find_loaded_nccl(python: str, environment: Mapping[str, str]) -> NcclReport:
             f"{python}: has no torch",
             hint="name the Python that has it with --python, for example venv/bin/python",
         )
+
     process = startup.start_process(facts, environment)
     # In this order: vLLM finds what torch has mapped already.
     torch = startup.choose_for_torch(process)
@@ -88,6 +89,7 @@ def find_loaded_nccl(python: str, environment: Mapping[str, str]) -> NcclReport:
         pin=_read_pin(facts),
         warnings=(),
     )
+
     lost = (f"{file}, is gone" for file in lost_files(facts.path, startup.STEM))
     return replace(report, warnings=(*_find_warnings(report), *lost))
 
@@ -98,6 +100,7 @@ def _read_pin(facts: startup.InterpreterFacts) -> str:
         for requirement in read_headers(home, "Requires-Dist"):
             if pin := _PIN.match(requirement):
                 return f"{pin['project']}=={pin['version']}"
+
     return ""
 
 
@@ -114,6 +117,7 @@ def nccl_version(place: Path) -> str:
             if match := _VERSION.match(data, start):
                 return match[1].decode()
             start = data.find(_WORDS, start + 1)
+
     return ""
 
 
@@ -129,12 +133,15 @@ def _find_copies(
 
     mapped_files = {os.path.realpath(mapped.path) for mapped in process.mapped}
     owners_by_file = find_owners(facts.path, startup.STEM)
+
     seen = set()
     for path, reason in reasons.items():
         file = os.path.realpath(path)
         if file in seen:
             continue
+
         seen.add(file)
+
         yield NcclCopy(
             path=path,
             version=nccl_version(Path(file)),
@@ -151,9 +158,11 @@ def _find_candidates(
     """Yield the paths where a libnccl may lie, and what leads there."""
     for folder in process.library_path():
         yield f"{folder}/{startup.SONAME}", "LD_LIBRARY_PATH"
+
     for entry in facts.path:
         for place in sorted(Path(entry).glob(f"nvidia/nccl/lib/{startup.STEM}*")):
             yield str(place), "on sys.path"
+
     beside_torch = facts.torch_home / "lib" / startup.SONAME
     yield str(beside_torch), "beside torch's libraries"
 
@@ -162,6 +171,7 @@ def _find_warnings(report: NcclReport) -> Iterator[str]:
     copies = {copy.path: copy for copy in report.copies}
     torch = copies.get(report.torch.path or "")
     vllm = copies.get(report.vllm.path or "")
+
     if torch and vllm and torch is not vllm:
         is_same = torch.sha256 == vllm.sha256
         same = "the same bytes twice" if is_same else "not the same bytes"
@@ -177,6 +187,7 @@ def _find_warnings(report: NcclReport) -> Iterator[str]:
         if len(copy.owners) > 1:
             names = " and ".join(map(str, copy.owners))
             yield f"{copy.path} belongs to {names}: uninstalling one deletes it for the other"
+
     if torch:
         yield from _warn_of_older(torch, report)
 
@@ -192,6 +203,7 @@ def _warn_of_older(taken: NcclCopy, report: NcclReport) -> Iterator[str]:
     """Yield that torch takes an older NCCL than it pins."""
     version = taken.version.partition("+")[0]
     pinned = report.pin.partition("==")[2]
+
     if version and pinned and release(version) < release(pinned):
         yield (
             f"torch {report.torch_version} pins {report.pin}, and {version} is taken: "

@@ -68,6 +68,7 @@ class InterpreterFacts:
         place = self.torch_home / "version.py"
         if not place.is_file():
             return ""
+
         match = _CUDA.search(place.read_text(encoding="utf-8", errors="replace"))
         return match["version"] if match else ""
 
@@ -75,10 +76,12 @@ class InterpreterFacts:
 def ask_interpreter(python: str, environment: Mapping[str, str]) -> InterpreterFacts:
     """Start a Python with these variables. Raises HostError."""
     code = _SCRIPT.read_text(encoding="utf-8")
+
     # Not isolated: variables, .pth files and sitecustomize decide what vLLM would load.
     answer = process.ask(
         python, code, env=environment, isolated=False, timeout=60, hint=_HINT
     )
+
     try:
         return record(InterpreterFacts, answer)
     except RecordError as error:
@@ -125,6 +128,7 @@ class Process:
             # As glibc: by device and inode, not by name.
             if Path(mapped.path).samefile(place):
                 return mapped
+
         names = frozenset({library.soname, name} - {""})
         mapped = Mapped(place, why, names)
         self.mapped.append(mapped)
@@ -135,18 +139,22 @@ class Process:
         for mapped in self.mapped:
             if name in mapped.names:
                 return mapped
+
         place = self._resolve(name, user)
         if place is None:
             return None
+
         return self.map_file(place, self._why_there(place, user, library), name)
 
     def _resolve(self, name: str, user: str) -> str | None:
         """Return the file that the dynamic loader takes for a name, None for none."""
         output = process.attempt("ldd", user, env=self.environment).output
+
         for line in output.splitlines():
             match = _RESOLVED.fullmatch(line)
             if match and match["name"] == name:
                 return match["path"] or name
+
         return None
 
     def _why_there(self, place: str, user: str, library: elf.Dynamic) -> str:
@@ -157,12 +165,14 @@ class Process:
             "LD_LIBRARY_PATH": self.library_path(),
             f"DT_RUNPATH of {user_name}, after LD_LIBRARY_PATH": library.runpath,
         }
+
         folder = os.path.realpath(Path(place).parent)
         for reason, folders in folders_by_reason.items():
             for entry in folders:
                 searched = _ORIGIN.sub(lambda _match: origin, entry)
                 if os.path.realpath(searched) == folder:
                     return reason
+
         return "the system's ld.so.cache or folders"
 
     def library_path(self) -> list[str]:
@@ -170,6 +180,7 @@ class Process:
         value = self.environment.get("LD_LIBRARY_PATH")
         if not value:
             return []
+
         return [folder or "." for folder in re.split("[:;]", value)]
 
 
@@ -185,18 +196,22 @@ def start_process(facts: InterpreterFacts, environment: Mapping[str, str]) -> Pr
     """Return the process before torch is imported."""
     started = Process(facts=facts, environment=environment)
     entries = re.split("[: ]+", environment.get("LD_PRELOAD", ""))
+
     # Paths, or names without a slash, which are searched for.
     preloaded_names = {Path(entry).name for entry in entries}
+
     for path in facts.mapped:
         if _brings_nccl(Path(path)):
             is_preloaded = Path(path).name in preloaded_names
             started.map_file(path, _PRELOADED if is_preloaded else _STARTUP)
+
     return started
 
 
 def _brings_nccl(path: Path) -> bool:
     if path.name.startswith(STEM):
         return True
+
     try:
         return elf.exports(path, _SYMBOL)
     except (SourceError, OSError):  # a damaged one does not
@@ -222,6 +237,7 @@ def choose_for_torch(started: Process) -> Choice:
             why=f"no library in {home} needs {SONAME}: torch is built without NCCL, "
             "or has it inside",
         )
+
     _load_global_deps(started, home / _GLOBAL_DEPS)
     loads = [
         started.map_needed(name, user.path, user.library)
@@ -233,6 +249,7 @@ def choose_for_torch(started: Process) -> Choice:
         # A function that is global before torch comes is torch's too, whatever torch loads.
         if mapped.path == started.facts.provider:
             return Choice(path=mapped.path, why=mapped.why)
+
     # The first library that needs it decides for all: the loader maps one soname once.
     first = loads[0]
     if first is None:
@@ -246,12 +263,11 @@ def choose_for_torch(started: Process) -> Choice:
 def _find_users(home: Path) -> Iterator[_NcclUser]:
     for path in sorted(home.glob("*.so*")):
         library = read_dynamic(str(path))
-        needs = (
-            [name for name in library.needed if name.startswith(STEM)]
-            if library
-            else []
-        )
-        if library and needs:
+        if library is None:
+            continue
+
+        needs = [name for name in library.needed if name.startswith(STEM)]
+        if needs:
             yield _NcclUser(str(path), library, needs)
 
 
@@ -260,16 +276,20 @@ def _load_global_deps(started: Process, place: Path) -> None:
     library = read_dynamic(str(place))
     if library is None:
         return
+
     for name in library.needed:
         if name.startswith(STEM):
             started.map_needed(name, str(place), library)
+
     # Torch preloads by path if this library brought CUDA's runtime.
     if not any(name.startswith("libcudart") for name in library.needed):
         return
+
     facts = started.facts
     init = facts.torch_home / "__init__.py"
     text = init.read_text(encoding="utf-8", errors="replace")
     preloaded = find_preloaded(text, facts.cuda, facts.path)
+
     if preloaded:
         started.map_file(preloaded, _OF_TORCH)
 
@@ -281,6 +301,7 @@ def find_preloaded(text: str, cuda: str, path: Sequence[str]) -> str | None:
     """
     if not _CALL.search(text):
         return None
+
     major = cuda.partition(".")[0]
     for row in _ROW.finditer(text):
         folder = row["folder"]
@@ -289,11 +310,14 @@ def find_preloaded(text: str, cuda: str, path: Sequence[str]) -> str | None:
             f"{glob.escape(entry)}/{place}/lib/{row['pattern']}"
             for entry, place in product(path, places)
         )
+
         # In the order of the file system, unsorted as in torch: pathlib's is not the same.
         candidates = chain.from_iterable(map(glob.iglob, patterns))
         library = next(candidates, None)
+
         if library is None or folder == "nccl":
             return library
+
     return None
 
 
@@ -312,9 +336,11 @@ def choose_for_vllm(started: Process) -> Choice:
         if name in mapped.names:
             why = f"vLLM asks for {name}, which is loaded already"
             return Choice(path=mapped.path, why=why)
+
     # The Python itself has tried that.
     asked = started.facts.asked
     library = started.map_file(asked, "vLLM loads it", name) if asked else None
+
     if library is None:
         return Choice(path=None, why=f"vLLM asks for {name}, and the loader finds none")
     return Choice(
@@ -326,6 +352,8 @@ def _choose_named(started: Process, path: str) -> Choice:
     """Return the copy that VLLM_NCCL_SO_PATH names, if it can be loaded."""
     why = f"{_VARIABLE} names it"
     library = started.map_file(path, why)
+
     if library is None:
         return Choice(path=None, why=f"{_VARIABLE} is {path}, which cannot be loaded")
+
     return Choice(path=library.path, why=why)

@@ -39,6 +39,7 @@ class Broken(Grounded):
         """Return whether it is about a model of one of these names, or a checkpoint's classes."""
         full_names = [model.rstrip("/").lower() for model in models]
         short_names = [name.rpartition("/")[2] for name in full_names]
+
         if _matches_any((*full_names, *short_names), self.models):
             return True
         return _matches_any(architectures, self.architectures)
@@ -54,6 +55,7 @@ class Broken(Grounded):
             version = situation.get(name)
             if version and not within(version, bounds):
                 return False
+
         return True
 
 
@@ -70,8 +72,10 @@ def broken_for(
     names = tuple(models)
     # They come from a checkpoint's config, which may hold anything.
     classes = tuple(name for name in architectures if isinstance(name, str))
+
     faults = select_entries(load_broken().values(), situation)
     about_model = [fault for fault in faults if fault.is_about(names, classes)]
+
     return tuple(fault for fault in about_model if fault.is_possible(situation))
 
 

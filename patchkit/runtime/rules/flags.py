@@ -33,8 +33,10 @@ def has_flag(flag: str, version: str, home: Path | None = None) -> bool:
     """
     known_flags = flags(version, home)
     name = re.split(r"[=.]", flag, maxsplit=1)[0]
+
     if name.startswith("-O"):  # vLLM writes -O3 out before it looks at flags
         return not known_flags.isdisjoint(_LEVELS)
+
     if name.startswith("--"):  # vLLM's parser takes _ for -
         name = name.replace("_", "-")
 
@@ -56,10 +58,12 @@ class Choices:
     def allowed_by(self, version: str) -> AllowedValues:
         """Return the values that a release takes by the table, or with "" any release."""
         names = []
+
         for value in self.values:
             name, _blank, bounds = value.partition(" ")
             if not version or within(version, bounds):
                 names.append(name)
+
         return AllowedValues(how=ONE, words=tuple(names), any_case=not self.capitals)
 
 

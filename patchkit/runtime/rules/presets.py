@@ -39,9 +39,10 @@ _ALLOWANCE = 1.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """One model; a flag that is False is never set, ``differs`` is why it is not as upstream's.
+    """One model and how it is served.
 
-    ``drafter`` is what it can draft with, where a flag does not set it.
+    A flag that is False is never set. ``differs`` says by setting why it is not as in upstream's
+    recipe. ``drafter`` is what it can draft with, where a flag does not set it.
     """
 
     id: str
@@ -78,6 +79,7 @@ class Preset:
         for name, value in self.flags.items():
             if value is not False:
                 settings[name] = "" if value is True else str(value)
+
         return {**settings, **self.variables}
 
     def reason(self, name: str, value: str | None) -> str:
@@ -86,6 +88,7 @@ class Preset:
         for pattern, reason in reasons.items():
             if fnmatchcase(name, pattern) or fnmatchcase(f"{name} {value}", pattern):
                 return reason
+
         return ""
 
 
@@ -112,6 +115,7 @@ def model_recipes(release: str = "") -> Mapping[str, ModelRecipe]:
     for name, value in table.at(release or table.newest).items():
         model, _blank, setting = name.partition(" ")
         settings_by_model.setdefault(model, {})[setting] = value
+
     return {
         model.lower(): _make_recipe(model, settings)
         for model, settings in settings_by_model.items()
@@ -123,6 +127,7 @@ def _make_recipe(model: str, settings: dict[str, str]) -> ModelRecipe:
     min_vllm = settings.pop("")
     vram = settings.pop(VRAM, "")
     weights = float(vram) / _ALLOWANCE * GIB_PER_GB if vram else None
+
     return ModelRecipe(
         id=model,
         min_vllm=min_vllm,
@@ -137,11 +142,14 @@ def find_recipe(model: str, release: str = "") -> ModelRecipe | None:
     """Return upstream's recipe of a model; of a name without an owner, of any one's checkpoint."""
     lower_name = model.lower()
     recipes = model_recipes(release)
+
     if "/" in lower_name:
         return recipes.get(lower_name)
+
     for recipe_id, recipe in recipes.items():
         if recipe_id.endswith(f"/{lower_name}"):
             return recipe
+
     return None
 
 
@@ -157,12 +165,14 @@ def load_presets() -> tuple[Preset, ...]:
     for name, recipe in model_recipes().items():
         if recipe.settings:
             presets.setdefault(name, _preset_of_recipe(recipe))
+
     return tuple(map(_complete_preset, presets.values()))
 
 
 def _preset_of_recipe(recipe: ModelRecipe) -> Preset:
     release = read_table(MODELS).newest
     source = f"vLLM {release} recipes/models/{recipe.about['file']}"
+
     return Preset(
         id=recipe.id, source=source, evidence="documented", confidence="medium"
     )
@@ -173,11 +183,13 @@ def _complete_preset(preset: Preset) -> Preset:
     recipe = find_recipe(preset.id)
     if recipe is None:
         return preset
+
     flags: dict[str, str | bool] = {}
     variables = {}
     for name, value in recipe.settings.items():
         if preset.reason(name, value):
             continue
+
         if name.startswith("-"):
             flags[name] = value or True
         else:
@@ -186,7 +198,9 @@ def _complete_preset(preset: Preset) -> Preset:
     precision = recipe.about.get("precision", "")
     if precision not in CHOICES["quantization"]:
         precision = ""
+
     drafter = recipe.drafter or recipe.settings.get(DRAFTING, "")
+
     return replace(
         preset,
         quantization=preset.quantization or precision,
@@ -198,14 +212,15 @@ def _complete_preset(preset: Preset) -> Preset:
     )
 
 
-def same_value(one: str | None, other: str | None) -> bool:
+def same_value(left: str | None, right: str | None) -> bool:
     """Return whether two values of a flag mean the same, as numbers and JSON do."""
-    if one is None or other is None:
-        return one is other
+    if left is None or right is None:
+        return left is right
+
     try:
-        return bool(json.loads(one.lower()) == json.loads(other.lower()))
+        return bool(json.loads(left.lower()) == json.loads(right.lower()))
     except ValueError:
-        return one.lower() == other.lower()
+        return left.lower() == right.lower()
 
 
 def find_preset(model: str) -> Preset | None:
@@ -215,15 +230,19 @@ def find_preset(model: str) -> Preset | None:
     """
     path = model.rstrip("/").lower()
     owner, _sign, name = path.rpartition("/")
+
     # A folder may be a copy, another owner's checkpoint is not.
     is_folder = "/" in owner or owner in ("", ".", "..", "~")
     namesakes = []
+
     for preset in load_presets():
         if path == preset.id.lower():
             return preset
+
         may_be_copied = is_folder or "/" not in preset.id
         if may_be_copied and name == preset.name.lower():
             namesakes.append(preset)
+
     return namesakes[0] if len(namesakes) == 1 else None
 
 
@@ -231,11 +250,14 @@ def named_preset(name: str) -> Preset:
     """Return the preset of a name. Raises UsageError if there is none."""
     if preset := find_preset(name):
         return preset
+
     hint = (
         "`patchkit serve-args --list` shows them; for another model give --quantization"
     )
+
     if similar := suggest_presets(name):
         hint = f"did you mean {' or '.join(similar)}?"
+
     raise UsageError(f"no preset is called {name}", hint=hint)
 
 
@@ -243,6 +265,7 @@ def suggest_presets(name: str) -> list[str]:
     """Return what a name may stand for: presets a slip away, or those that begin like it."""
     lower_name = name.lower()
     presets = load_presets()
+
     if namesakes := [row.id for row in presets if row.name.lower() == lower_name]:
         return namesakes
 
@@ -250,7 +273,9 @@ def suggest_presets(name: str) -> list[str]:
     names = [preset.id if has_owner else preset.name for preset in presets]
     if slips := [known for known in names if is_slip(name, known)]:
         return slips
+
     # OWNER/NAME may be another checkpoint of the same model; a bare name has no owner.
     if has_owner or len(name) < _SHORTEST:
         return []
+
     return [known for known in names if known.lower().startswith(lower_name)][:_MOST]

@@ -38,8 +38,10 @@ _COMPARISONS = {
 def release(version: str) -> tuple[int, ...]:
     """Return ``(0, 25, 1)`` of ``0.25.1rc2+cu130``, without zeros at the end. Raises UsageError."""
     match = _RELEASE.match(version.strip()) if len(version) <= LONGEST else None
+
     if match is None:
         raise UsageError(f"{version!r} is not a version", hint="write it as 0.33.0")
+
     return tuple(map(int, re.sub(r"(\.0+)+$", "", match["release"]).split(".")))
 
 
@@ -56,6 +58,7 @@ def _is_on_side(numbers: tuple[int, ...], bound: str) -> bool:
         raise UsageError(
             f"{bound.strip()!r} is not a bound", hint="write bounds as >=0.24,<0.33"
         )
+
     compare = _COMPARISONS[match["sign"]]
     return bool(compare(numbers, release(match["release"])))
 
@@ -93,12 +96,14 @@ class Table:
 
     def __init__(self, rows: list[Lifetime]) -> None:
         self.rows = rows
+
         # An index: `check` looks up every name of a file.
         self._by_name: dict[str, list[Lifetime]] = {}
         self._edges: set[tuple[int, ...]] = set()
         for row in rows:
             self._by_name.setdefault(row.name, []).append(row)
             self._edges |= {release(row.first), release(row.last)}
+
         # A table that begins has no rows.
         self.oldest = min(self._edges, default=release("0"))
         self.newest = max((row.last for row in rows), key=release, default="0")
@@ -106,12 +111,15 @@ class Table:
     def at(self, version: str) -> dict[str, str]:
         """Return name → default in a release or the one before, "" in any. Raises UsageError."""
         rows = self.rows
+
         if version:
             numbers = release(version)
             earlier = [edge for edge in self._edges if edge <= numbers]
+
             # Older than the table counts as its first release.
             edge = max(earlier, default=self.oldest)
             rows = [row for row in rows if row.has(edge)]
+
         return {row.name: row.default for row in rows}
 
     def lifetime(self, name: str) -> Lifetime | None:
@@ -119,6 +127,7 @@ class Table:
         rows = self._by_name.get(name)
         if not rows:
             return None
+
         last = rows[-1]
         return replace(last, first=rows[0].first, is_current=last.last == self.newest)
 
@@ -142,6 +151,7 @@ def read_table(*places: Path) -> Table:
                 why="this installation of patchkit is incomplete or was edited",
                 hint="install patchkit again",
             ) from None
+
     return Table(rows)
 
 

@@ -57,6 +57,7 @@ def check_condition(when: Condition) -> None:
         if fact in _RANGES and isinstance(values, str):
             check_range(values)
             continue
+
         known_values = {*CHOICES.get(fact, ()), _UNTOLD}
         for value in _alternatives(values):
             if fact not in CHOICES or value not in known_values:
@@ -69,6 +70,7 @@ def describe_condition(when: Condition) -> str:
     for fact, values in when.items():
         words = " or ".join(_alternatives(values)).replace(_UNTOLD, "unknown")
         parts.append(f"{fact} {words}")
+
     return ", ".join(parts)
 
 
@@ -140,6 +142,7 @@ def describe_routes(routes: Routes) -> str:
 def select_entries(entries: Iterable[G], situation: Situation) -> tuple[G, ...]:
     """Return the entries whose condition is met, with what they say of this release."""
     vllm = situation.get("vllm", "")
+
     return tuple(
         adapt_to_release(entry, vllm)
         for entry in entries
@@ -153,6 +156,7 @@ def adapt_to_release(entry: G, vllm: str) -> G:
         if vllm and within(vllm, bounds):
             changed: dict[str, Any] = {entry.text_field: text}
             return replace(entry, **changed)
+
     return entry
 
 
@@ -177,6 +181,7 @@ class RuleChoice:
         """Return whether a rule is on: by default or by ``--with``, and not off."""
         if rule.id in self.unwanted:
             return False
+
         return rule.default or rule.id in self.wanted
 
     def divide(self, rules: Sequence[R]) -> tuple[tuple[R, ...], tuple[R, ...]]:

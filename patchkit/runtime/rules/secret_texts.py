@@ -61,17 +61,21 @@ def _secret_pattern() -> re.Pattern[str]:
 def is_secret(name: str) -> bool:
     """Return whether a variable of this name holds a secret, in upper or lower case."""
     upper = name.upper()
+
     if upper in read_env_data("secrets")["except"]:
         return False
+
     return _secret_pattern().match(upper) is not None
 
 
 def secret_flag(word: str) -> str:
     """Return the flag of `vllm serve` that a word gives a secret, as its parser reads it; or ""."""
     name = re.split(r"[=.]", word, maxsplit=1)[0].replace("_", "-")
+
     # A shorter beginning is that of other flags, too: vLLM refuses it.
     if len(name) < _SHORTEST_FLAG:
         return ""
+
     flags = read_env_data("secrets")["flags"]
     return next((flag for flag in flags if flag.startswith(name)), "")
 
@@ -82,6 +86,7 @@ def find_code_risk(name: str) -> str:
         is_exception = name in row.get("except", ())
         if not is_exception and any(fnmatchcase(name, form) for form in row["names"]):
             return str(row["reason"])
+
     return ""
 
 
@@ -89,9 +94,11 @@ def mask_secrets(text: str) -> str:
     """Return a text with ``(masked)`` for each secret in it."""
     parts = []
     end = 0
+
     for start, stop in secret_spans(text):
         parts += [text[end:start], _MASK]
         end = stop
+
     parts.append(text[end:])
     return "".join(parts)
 
@@ -100,13 +107,16 @@ def secret_spans(text: str) -> list[Span]:
     """Return where the secrets of a text begin and end, in order."""
     spans = list(_spans_by_form(text))
     end = 0
+
     for name in _NAME.finditer(text):
         # The name stands in a secret: a line of names would take long.
         if name.end() < end:
             continue
+
         for span in _values_after(text, name):
             spans.append(span)
             end = max(end, span[1])
+
     return _merge_spans(spans)
 
 
@@ -120,12 +130,14 @@ def _spans_by_form(text: str) -> Iterator[Span]:
 def _merge_spans(spans: Iterable[Span]) -> list[Span]:
     """Return spans in order; those that overlap become one."""
     merged: list[Span] = []
+
     for start, stop in sorted(spans):
         if merged and start < merged[-1][1]:
             first, last = merged.pop()
             merged.append((first, max(stop, last)))
         else:
             merged.append((start, stop))
+
     return merged
 
 
@@ -134,6 +146,7 @@ def holds_secret(name: str) -> bool:
     """Return whether a variable, a header or a key of JSON holds a secret."""
     texts = read_env_data("secrets")["texts"]
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_")
+
     if matches_one(texts["except"], words):
         return False
     return is_secret(words) or matches_one(texts["names"], words)
@@ -150,12 +163,14 @@ def _secret_forms() -> tuple[re.Pattern[str], ...]:
     texts = read_env_data("secrets")["texts"]
     tokens = "|".join(texts["tokens"])
     forms = [*texts["forms"], rf"(?<![A-Za-z0-9])(?P<value>{tokens})"]
+
     return tuple(re.compile(form, re.IGNORECASE) for form in forms)
 
 
 def _values_after(text: str, name: re.Match[str]) -> Iterator[Span]:
     """Yield the secrets that follow a name: the value of a flag, of a variable, or of a key."""
     assigns = _ASSIGNS.search(name["sign"]) is not None
+
     if name["dashes"]:
         yield from _flag_values(text, name, several=not assigns)
     elif assigns:
@@ -169,6 +184,7 @@ def _values_after(text: str, name: re.Match[str]) -> Iterator[Span]:
 def _flag_values(text: str, name: re.Match[str], *, several: bool) -> Iterator[Span]:
     """Yield the values of a flag, if it takes a secret; `--api-key` takes several."""
     flag = secret_flag(name["dashes"] + name["name"])
+
     if flag and several:
         yield from _several_values(text, name.end())
     elif flag or holds_secret(name["name"]):
@@ -179,9 +195,11 @@ def _several_values(text: str, start: int) -> Iterator[Span]:
     """Yield the values of a flag that takes several, until one that is no secret."""
     while values := list(_value_at(text, start)):
         yield from values
+
         next_value = _NEXT.match(text, values[0][1])
         if next_value is None:
             return
+
         start = next_value.end()
 
 
@@ -195,6 +213,7 @@ def _is_set_by_shell(text: str, name: re.Match[str]) -> bool:
     value = _QUOTED.match(text, name.end()) or _BARE.match(text, name.end())
     if value is None:
         return False
+
     is_plain_set = command["word"] == "set" and not command["flags"]
     return not (is_plain_set and value[0].isalpha())
 
@@ -206,6 +225,7 @@ def _named_values(text: str, name: re.Match[str]) -> Iterator[Span]:
     is_of_line = _LINE_BEGINS.fullmatch(text, line_start, name.start()) is not None
     is_quoted_key = name["sign"].lstrip("\\").startswith(tuple(_QUOTES))
     is_list = text.startswith(("[", "("), start)
+
     if name["quote"] and not is_quoted_key:
         yield from _quoted_pair(text, start, name["quote"])
     elif name["sign"] == "=" and is_of_line:
@@ -220,8 +240,10 @@ def _quoted_pair(text: str, start: int, quote: str) -> Iterator[Span]:
     """Yield the value of ``"NAME=value"``, which ends at the quote or with the line."""
     end = _find_end(text, "\n", start, len(text))
     stop = _find_end(text, quote, start, end)
+
     if text[stop - 1] == "\\":
         stop -= 1
+
     yield from _secret_at(text, start, stop, quoted=True)
 
 
@@ -229,14 +251,17 @@ def _rest_of_line(text: str, start: int) -> Iterator[Span]:
     """Yield a value up to the line's end: it may hold blanks, quotes and further = signs."""
     end = _find_end(text, "\n", start, len(text))
     value = text[start:end]
+
     begin = end - len(value.lstrip(" \t\"'"))
     stop = start + len(value.rstrip(" \t\r\"'"))
+
     yield from _secret_at(text, begin, stop, quoted=True)
 
 
 def _find_end(text: str, sign: str, start: int, end: int) -> int:
     """Return where a sign stands between two places, else the second of them."""
     place = text.find(sign, start, end)
+
     return end if place < 0 else place
 
 
@@ -244,8 +269,10 @@ def _listed_values(text: str, start: int) -> Iterator[Span]:
     """Yield the values of a list that begins before ``start``, until it ends or has another."""
     for item in _ITEM.finditer(text, start, start + _LONGEST):
         is_nested = item.start() > start and text[item.start() - 1] in "[("
+
         if item["close"] or is_nested:
             return
+
         is_quoted = item["bare"] is None
         span = item.span("value" if is_quoted else "bare")
         yield from _secret_at(text, *span, quoted=is_quoted)
@@ -255,8 +282,10 @@ def _value_at(text: str, start: int) -> Iterator[Span]:
     """Yield the value that begins at a place, if it is a secret."""
     if scheme := _BEFORE.match(text, start):
         start = scheme.end()
+
     quoted = _QUOTED.match(text, start) or _UNTIL_END.match(text, start)
     value = quoted or _BARE.match(text, start)
+
     if value:
         yield from _secret_at(text, *value.span("value"), quoted=quoted is not None)
 
@@ -265,8 +294,10 @@ def _secret_at(text: str, start: int, stop: int, *, quoted: bool) -> Iterator[Sp
     """Yield a value without its scheme and the sign that ends a sentence, if it is a secret."""
     if scheme := _BEFORE.match(text, start, stop):
         start = scheme.end()
+
     if not quoted:
         stop = start + len(text[start:stop].rstrip(":.!?>"))
+
     if start < stop and not is_readable(text[start:stop], quoted=quoted):
         yield start, stop
 
@@ -274,6 +305,7 @@ def _secret_at(text: str, start: int, stop: int, *, quoted: bool) -> Iterator[Sp
 def is_readable(value: str, *, quoted: bool) -> bool:
     """Return whether a value stands in the place of a secret: a reference, a path, a dummy."""
     texts = read_env_data("secrets")["texts"]
+
     if matches_one(texts["readable"], value):
         return True
     return not quoted and matches_one(texts["prose"], value)

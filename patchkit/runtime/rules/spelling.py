@@ -57,7 +57,9 @@ class _Difference:
 def _find_difference(wrong: str, right: str) -> _Difference:
     start = len(commonprefix((wrong, right)))  # noqa: RUF071 (of names, not of paths)
     end = len(commonprefix((wrong[start:][::-1], right[start:][::-1])))  # noqa: RUF071
+
     words = (_word_length(wrong, start), _word_length(right, start))
+
     return _Difference(
         wrong[start : len(wrong) - end], right[start : len(right) - end], min(words)
     )
@@ -75,6 +77,7 @@ def _is_letter_slip(difference: _Difference) -> bool:
     letters = difference.wrong + difference.right
     if any(letter.isdigit() for letter in letters):
         return False
+
     # TP is not DP: a letter of an abbreviation makes another one.
     is_replaced = len(letters) == 2
     return not is_replaced or difference.word >= _WORD
@@ -86,8 +89,10 @@ def nearest_hint(name: str, names: Iterable[str], otherwise: str) -> str:
 
     if len(name) > _LONGEST:
         return otherwise
+
     by_capitals = {known.upper(): known for known in names}
     matches = get_close_matches(name.upper(), by_capitals, n=1, cutoff=_ALIKE)
+
     return f"did you mean {by_capitals[matches[0]]}?" if matches else otherwise
 
 
@@ -107,7 +112,9 @@ class Slips:
             return self.meant_by_name[name]
         if len(self.meant_by_name) == _MOST or len(name) > _LONGEST:
             return ""
+
         candidates = [known for known in self.names if is_slip(name, known)]
         meant = candidates[0] if len(candidates) == 1 else ""
         self.meant_by_name[name] = meant
+
         return meant

@@ -119,8 +119,10 @@ def _folder_name(model: str) -> str:
     """Return a repository as the Hub's folders have it; of a path its end and a digest."""
     if _REPO.fullmatch(model):
         return model.replace("/", "--")
+
     end = model.rstrip("/").rpartition("/")[2]
     plain_end = re.sub(r"[^A-Za-z0-9_.-]+", "_", end).lstrip(".-")
+
     # Two paths may have the same end.
     return f"{plain_end[:60]}--{digest(model)[:12]}"
 
@@ -128,6 +130,7 @@ def _folder_name(model: str) -> str:
 def cache_variables(caches: str, vllm: str, model: str = "") -> dict[str, str]:
     """Return the variables that keep what a release compiles in ``cache_folders``."""
     (rule,) = (rule for rule in load_variable_rules().rules if rule.id == "caches")
+
     folders = cache_folders(caches, vllm, model)
     return {name: value.format(**folders) for name, value in rule.set.items()}
 
@@ -141,9 +144,11 @@ def choose_executor(
     """
     is_alone = role == "single"
     fitting: dict[str, Executor] = {}
+
     for executor in load_variable_rules().executors:
         # uni serves a node alone; the others start ranks on several.
         serves_role = (executor.name == "uni") is is_alone
+
         is_switched_on = not executor.switch or executor.switch in wanted
         if serves_role and is_switched_on and within(vllm, executor.vllm):
             # What a switch chooses stands behind the default of the same name.

@@ -13,7 +13,10 @@ from patchkit.records import RECIPES
 from patchkit.runtime.rules.releases import Lifetime, read_env_data, read_table, release
 from patchkit.runtime.rules.variables import lifetime
 
-ONE, SEVERAL, INTEGER, NUMBER = "one of", "some of", "integer", "number"
+ONE = "one of"
+SEVERAL = "some of"
+INTEGER = "integer"
+NUMBER = "number"
 TAKEN = RECIPES / "env" / "vllm_values.tsv"
 _SHOWN = 8  # words in a message
 ADDRESSES = (
@@ -26,9 +29,8 @@ _HOST_NAMES = {"MASTER_ADDR"}  # may be a host's name as well
 _NO_ADDRESS = "no IP address"
 _EVERY_ADDRESS = "every address, so none that others can connect to"
 _LOOPBACK = "each node itself"
-_NUMBER = re.compile(
-    r"[+-]?(0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20})"
-)  # as strtoll takes it, base 0
+# As strtoll takes it, base 0.
+_NUMBER = re.compile(r"[+-]?(0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20})")
 _OCTAL = re.compile(r"[+-]?0[0-7]+")
 _LONGEST = 200  # characters; a placeholder is short, and the patterns go over a text many times
 _FORMS = {
@@ -63,6 +65,7 @@ def find_value_problems(
 def _check_address(name: str, value: str, *, is_alone: bool) -> Iterator[ValueProblem]:
     if name not in ADDRESSES:
         return
+
     trouble = _address_trouble(name, value, is_alone=is_alone)
     if trouble:
         yield ValueProblem(
@@ -83,6 +86,7 @@ def _address_trouble(name: str, value: str, *, is_alone: bool) -> str:
 
     if address.is_unspecified:
         return _EVERY_ADDRESS
+
     # A node alone may well use its own.
     return _LOOPBACK if address.is_loopback and not is_alone else ""
 
@@ -102,6 +106,7 @@ def _check_by_table(name: str, value: str) -> Iterator[ValueProblem]:
         number = read_number(value)
         fits = number is not None and row["from"] <= number <= row["to"]
         takes = f"{row['from']} to {row['to']}"
+
     if not fits:
         yield ValueProblem(
             what=f"it takes {takes}",
@@ -115,6 +120,7 @@ def _check_by_table(name: str, value: str) -> Iterator[ValueProblem]:
 def _rows_by_name() -> Mapping[str, Mapping[str, Any]]:
     tables = read_env_data("values")
     rows = (*tables["number"], *tables["choice"])
+
     return {name: row for row in rows for name in row["names"]}
 
 
@@ -122,6 +128,7 @@ def read_number(value: str) -> int | None:
     """Return the number that NCCL reads, None for other text."""
     if not _NUMBER.fullmatch(value):
         return None
+
     if _OCTAL.fullmatch(value):
         return int(value, 8)
     return int(value, 16 if "x" in value.lower() else 10)
@@ -131,12 +138,15 @@ def is_placeholder(name: str, value: str) -> bool:
     """Return whether the value of a variable is still to be filled in."""
     if len(value) > _LONGEST:
         return False
+
     if _FORMS["placeholder"].fullmatch(value):
         return True
+
     if ADDRESS_NAMES.fullmatch(name):
         address = value.rpartition(":")[0] or value
         if _FORMS["open_address"].fullmatch(address):
             return True
+
     is_open_device = _FORMS["open_device"].fullmatch
     is_of_device = _FORMS["device_names"].fullmatch(name) is not None
     return is_of_device and any(map(is_open_device, value.split(",")))
@@ -159,6 +169,7 @@ class AllowedValues:
         """Read a row of vllm_values.tsv: ``one of: a, b`` or ``one of, any case: a, b``."""
         kind, _sign, words = text.partition(": ")
         how, _sign, case = kind.partition(", ")
+
         choices = tuple(words.split(", ")) if words else ()
         return cls(how=how, words=choices, any_case=bool(case))
 
@@ -169,6 +180,7 @@ class AllowedValues:
             return "a whole number"
         if self.how == NUMBER:
             return "a number"
+
         more = len(self.words) - _SHOWN
         shown = ", ".join(self.words[:_SHOWN])
         return f"{shown} and {more} others" if more > 0 else shown
@@ -183,9 +195,11 @@ class AllowedValues:
         given = [value]
         if self.how == SEVERAL:
             given = [part.strip() for part in value.split(",") if part.strip()]
+
         if self.any_case:
             lower_words = {word.lower() for word in self.words}
             return lower_words.issuperset(part.lower() for part in given)
+
         return set(given).issubset(self.words)
 
 
@@ -203,20 +217,25 @@ def vllm_values(version: str) -> Mapping[str, AllowedValues]:
     table = read_table(TAKEN)
     if not version:
         return _values_of_any_release(table.rows)
+
     if not table.oldest <= release(version) <= release(table.newest):
         return {}
+
     rows = table.at(version).items()
     return {name: AllowedValues.parse(text) for name, text in rows}
 
 
 def _values_of_any_release(rows: Iterable[Lifetime]) -> Mapping[str, AllowedValues]:
     by_name: dict[str, AllowedValues] = {}
+
     for row in rows:
         allowed = AllowedValues.parse(row.default)
         before = by_name.get(row.name, allowed)
+
         by_name[row.name] = AllowedValues(
             how=allowed.how,
             words=tuple(dict.fromkeys((*before.words, *allowed.words))),
             any_case=before.any_case or allowed.any_case,
         )
+
     return by_name

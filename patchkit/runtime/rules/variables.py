@@ -36,6 +36,7 @@ def vllm_variables(version: str, home: Path | None = None) -> Mapping[str, str]:
     """Return name → default of a release ("": any), or the names of the vLLM in ``home``."""
     if home:
         return dict.fromkeys(variable_readers(home / "envs.py"), "")
+
     return variable_table("vllm").at(version)
 
 

@@ -25,8 +25,10 @@ _FUNCTIONS = ("add_cli_args", "make_arg_parser", "subparser_init")
 _CLASSES = ("BaseFrontendArgs", "FrontendArgs")
 # An action of vLLM's own pairs these, in the releases whose parser has it.
 _OPPOSITES = ("--enable-", "--disable-")
-_PARSER, _PAIRS = "utils/argparse_utils.py", "EnableDisableAction"
-_ENGINE, _SERVE = "engine/arg_utils.py", "entrypoints/cli/serve.py"
+_PARSER = "utils/argparse_utils.py"
+_PAIRS = "EnableDisableAction"
+_ENGINE = "engine/arg_utils.py"
+_SERVE = "entrypoints/cli/serve.py"
 
 
 def parse_file(place: Path) -> ast.Module:
@@ -50,12 +52,15 @@ def _unread(place: Path, what: str) -> SourceError:
 def variable_readers(place: Path) -> dict[str, ast.expr]:
     """Return name → the code that reads it, of an ``envs.py``. Raises SourceError."""
     readers = {}
+
     for table in _find_tables(parse_file(place)):
         for key, reader in zip(table.keys, table.values, strict=True):
             if isinstance(key, ast.Constant) and isinstance(key.value, str):
                 readers[key.value] = reader
+
     if not readers:
         raise _unread(place, f"has no dict {_DICT}")
+
     return readers
 
 
@@ -69,6 +74,7 @@ def _find_tables(tree: ast.Module) -> Iterator[ast.Dict]:
                 pass
             case _:
                 continue
+
         if name == _DICT:
             yield table
 
@@ -85,13 +91,17 @@ def read_flags(home: Path) -> frozenset[str]:
     flags = set(_declared_flags(parse_file(home / _SERVE)))
     for place in (engine, *servers):
         declared = set(_declared_flags(parse_file(place)))
+
         if not declared:
             raise _unread(
                 place, "declares no flags in a way that any known release does"
             )
+
         flags |= declared
+
     if _pairs_flags(home / _PARSER):
         flags.update(map(_opposite_flag, list(flags)))
+
     return frozenset(flags)
 
 
@@ -99,6 +109,7 @@ def _pairs_flags(parser: Path) -> bool:
     """Return whether the parser makes --disable-X of every --enable-X, and the reverse."""
     if not parser.is_file():
         return False
+
     classes = [row for row in parse_file(parser).body if isinstance(row, ast.ClassDef)]
     return any(row.name == _PAIRS for row in classes)
 
@@ -108,6 +119,7 @@ def _opposite_flag(flag: str) -> str:
     for prefix, opposite in (_OPPOSITES, _OPPOSITES[::-1]):
         if flag.startswith(prefix):
             return opposite + flag.removeprefix(prefix)
+
     return flag
 
 

@@ -83,6 +83,7 @@ class ServeCommand:
     def limits(self) -> tuple[str, ...]:
         """Return the notes on memory and speed alone."""
         flags = {flag.flag: flag.value for flag in self.flags}
+
         return (
             *filter(None, [self.request.memory.note]),
             *speed_notes(self.request, flags),
@@ -114,6 +115,7 @@ def serve_args(
 
     reasons = {**_unwanted_flags(idle, request.choice), **refused}
     unlike = list(_unlike_recipe(request.node.preset, values, reasons))
+
     one_holds = "yes" if fit and fit.fitting_nodes == 1 else "no"
     advice = [_fault_advice(fault, request) for fault in faults]
     advice += select_entries(rules.advice, {**situation, "one_holds": one_holds})
@@ -141,6 +143,7 @@ def _fitting_rules(request: ServeRequest, rules: FlagRules) -> tuple[FlagRule, .
     candidates = select_entries(rules.rules, request.node.situation)
     fitting = tuple(fill_rules(candidates, request))
     without_effect = sorted(request.choice.wanted - {rule.id for rule in fitting})
+
     if without_effect:
         raise UsageError(
             f"--with {without_effect[0]} would change nothing here",
@@ -148,6 +151,7 @@ def _fitting_rules(request: ServeRequest, rules: FlagRules) -> tuple[FlagRule, .
             "what a checkpoint says that is not here",
             hint="`--explain` lists the rules that can be turned on",
         )
+
     return fitting
 
 
@@ -164,11 +168,13 @@ def _refused_flags(
     home: Path | None,
 ) -> dict[str, str]:
     """Return flag → why it is not passed on: a rule against it, or the release lacks it."""
+
     refused = {}
     for name, flag in chosen.items():
         reason = _reason_against(flag, left_out) or _check_known(flag, node, home)
         if reason:
             refused[name] = reason
+
     return refused
 
 
@@ -176,6 +182,7 @@ def _reason_against(flag: ServeFlag, left_out: Sequence[LeaveOut]) -> str:
     for rule in left_out:
         if rule.flag == flag.flag and rule.matches(flag.value):
             return rule.reason
+
     return ""
 
 
@@ -183,6 +190,7 @@ def _in_order(chosen: Mapping[str, ServeFlag], rules: FlagRules) -> Iterator[Ser
     """Yield the flags in the order of the data, so that two releases' lines can be compared."""
     rule_flags = (rule.flag for rule in rules.rules)
     order = dict.fromkeys((*rule_flags, *rules.preset, *chosen))
+
     for name in order:
         if name in chosen:
             yield chosen[name]
@@ -191,6 +199,7 @@ def _in_order(chosen: Mapping[str, ServeFlag], rules: FlagRules) -> Iterator[Ser
 def _fault_advice(fault: Broken, request: ServeRequest) -> Advice:
     """Return what to beware of with this release and model."""
     release = f"on vLLM {request.node.vllm} " if fault.when else ""
+
     return Advice(
         id=fault.id,
         says=f"{request.model} {release}{fault.effect}. {fault.cause}",
@@ -206,6 +215,7 @@ def _limited_flags(request: ServeRequest, rules: FlagRules) -> dict[str, str]:
     preset = request.node.preset
     if preset is None:
         return {}
+
     situation = request.node.situation
     if request.memory.whose == SPARK:
         situation = {**situation, "target": DEFAULT_TARGET}
@@ -217,6 +227,7 @@ def _limited_flags(request: ServeRequest, rules: FlagRules) -> dict[str, str]:
             continue
         if float(value) > limit.most:
             reasons[f"{limit.flag} {value}"] = f"{limit.reason} Take {limit.instead}"
+
     return reasons
 
 
@@ -232,14 +243,18 @@ def _choose_flags(
     """
     default_rules = [rule for rule in active if rule.default]
     chosen = {rule.flag: _flag_of_rule(rule, rule.value) for rule in default_rules}
+
     if preset := request.node.preset:
         _add_preset_flags(preset, chosen, refused, rules)
+
     if not request.memory.shared:
         # That of a Spark leaves the CPU its part; a GPU's own memory is vLLM's to divide.
         chosen.pop(SHARE, None)
+
     for rule in active:
         if rule.id in request.choice.wanted:
             chosen[rule.flag] = _flag_of_rule(rule, rule.value)
+
     return _join_parts(chosen)
 
 
@@ -266,6 +281,7 @@ def _join_parts(chosen: Mapping[str, ServeFlag]) -> dict[str, ServeFlag]:
         whole_name, dot, key = name.partition(".")
         if not dot or whole_name not in joined:
             continue
+
         whole = joined[whole_name]
         values = {**json.loads(whole.value), key: part.value}
         joined[whole_name] = replace(
@@ -273,6 +289,7 @@ def _join_parts(chosen: Mapping[str, ServeFlag]) -> dict[str, ServeFlag]:
             value=json.dumps(values, separators=(",", ":")),
             reason=f"{whole.reason} {part.reason}",
         )
+
     return joined
 
 
@@ -302,6 +319,7 @@ def _check_known(flag: ServeFlag, node: Node, home: Path | None) -> str:
     trouble = _find_lack(flag, node.vllm, home)
     if not trouble:
         return ""
+
     build = node.preset.build if node.preset else ""
     if build:
         raise DriftError(
@@ -310,12 +328,14 @@ def _check_known(flag: ServeFlag, node: Node, home: Path | None) -> str:
             hint="name the Python that has that build with --python; "
             "or flags that fit any model: --preset none",
         )
+
     if flag.origin not in _FROM_PRESET:
         raise DriftError(
             f"{trouble} ({flag.origin})",
             why="the rules know another vLLM than this one",
             hint="leave the rule out with --without ID, or --preset none; and report it",
         )
+
     return trouble
 
 
@@ -323,16 +343,19 @@ def _find_lack(flag: ServeFlag, vllm: str, home: Path | None) -> str:
     """Return that a release has no such flag or does not take its value, "" if it does."""
     if not has_flag(flag.flag, vllm, home):
         return f"vLLM {vllm} has no {flag.flag}"
+
     for name, value in _values_of(flag):
         choices = load_choices().get(name)
         if choices and not choices.allowed_by(vllm).allows(value):
             return f"vLLM {vllm} does not take {flag.flag} {value}"
+
     return ""
 
 
 def _values_of(flag: ServeFlag) -> Iterator[tuple[str, str]]:
     """Yield the values of a flag by the names under which their choices are known."""
     yield flag.flag, flag.value
+
     if flag.flag == DRAFTING:
         for key, value in read_json(dict[str, Any], flag.value).items():
             # What drafts may have kernels of its own.
@@ -346,13 +369,16 @@ def _unlike_recipe(
     """Yield what upstream's recipe has for a GB10 and the command has not, each with the reason."""
     if preset is None or preset not in load_presets():
         return
+
     recipe = find_recipe(preset.id)
     if recipe is None:
         return
+
     settings = {**values, **preset.variables}
     for name, value in recipe.settings.items():
         if same_value(settings.get(name), value):
             continue
+
         reason = preset.reason(name, value)
         refusal = refused.get(name) or refused.get(f"{name} {value}", "")
         yield _flag(preset, name, value, reason or refusal, "recipe")

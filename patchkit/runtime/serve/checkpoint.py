@@ -30,6 +30,7 @@ _EMBEDDINGS = re.compile(
     r"(?:^|\.)(?:embed_tokens|tok_embeddings|embeddings|embed|wte)\."
 )
 _FILE_COUNT = re.compile(r"-of-0*(\d+)\.")
+_NO_CHECKPOINT = (OSError, ValueError, LookupError, TypeError, ArithmeticError)
 _LONGEST_HEADER = 10**8  # bytes: the limit of safetensors
 
 
@@ -62,9 +63,11 @@ class Checkpoint:
         """Return whether the head is in 16 bits and nothing that drafts has another one."""
         if any(_is_head(name) for name in self.aside):
             return False
+
         heads = [tensor for tensor in self.tensors if _is_head(tensor.name)]
         if not heads:
             heads = [row for row in self.tensors if _EMBEDDINGS.search(row.name)]
+
         return len(heads) == 1 and heads[0].dtype in PLAIN
 
 
@@ -75,20 +78,18 @@ def _is_head(name: str) -> bool:
 def find_checkpoint(model: str, environment: Mapping[str, str]) -> Checkpoint | None:
     """Return a folder's or a download's, of several the one that reads most; None for none."""
     checkpoints = []
-    for folder in (
-        Path(model),
-        *download_folder(model, environment).glob("snapshots/*"),
-    ):
-        with contextlib.suppress(
-            OSError, ValueError, LookupError, TypeError, ArithmeticError
-        ):
+    snapshots = download_folder(model, environment).glob("snapshots/*")
+    for folder in (Path(model), *snapshots):
+        with contextlib.suppress(*_NO_CHECKPOINT):
             checkpoints.append(_read_checkpoint(folder))
+
     return max(checkpoints, key=lambda checkpoint: checkpoint.reads, default=None)
 
 
 def _read_checkpoint(folder: Path) -> Checkpoint:
     """Return what a folder has. Raises OSError, ValueError and whatever odd data leads to."""
     config = _read_config(folder / "config.json")
+
     tensors = []
     aside = []
     for name, header in _read_headers(folder).items():
@@ -98,6 +99,7 @@ def _read_checkpoint(folder: Path) -> Checkpoint:
             aside.append(name)
         else:
             tensors.append(tensor)
+
     return Checkpoint(
         config=config,
         tensors=tuple(tensors),
@@ -115,6 +117,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     """Return the config, with that of the part for texts on top."""
     config = read_json(dict[str, Any], path.read_bytes())
     # That of the part may have other classes.
+
     architectures = tuple(config.get("architectures") or ())
     text_config = config.get("text_config", {})
     return {**config, **text_config, "architectures": architectures}
@@ -129,11 +132,13 @@ def _read_headers(folder: Path) -> dict[str, Any]:
         count = _FILE_COUNT.search(path.name)
         if count and int(count[1]) != len(paths):
             raise ValueError("a file is still to be downloaded")
+
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             headers |= read_json(
                 dict[str, Any], file.read(min(length, _LONGEST_HEADER))
             )
+
     headers.pop("__metadata__", None)
     return headers
 
@@ -141,6 +146,7 @@ def _read_headers(folder: Path) -> dict[str, Any]:
 def _make_tensor(name: str, header: Mapping[str, Any]) -> Tensor:
     begin, end = header["data_offsets"]
     layer = _LAYER.search(name)
+
     return Tensor(
         name=name,
         dtype=str(header.get("dtype")),
@@ -154,12 +160,15 @@ def _count_reads(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:
     """Return the bytes of weights that a token reads: all, but of experts those it is sent to."""
     experts = max(config.get(key) or 0 for key in _EXPERTS)
     experts_per_token = max(config.get(key) or 0 for key in _EXPERTS_PER_TOKEN)
+
     # Without a head of its own the model reads its embeddings as one.
     is_tied = not any(_is_head(tensor.name) for tensor in tensors)
+
     reads = 0.0
     for tensor in tensors:
         if ".experts." in tensor.name:
             reads += tensor.size * (experts_per_token / experts)
         elif is_tied or not _EMBEDDINGS.search(tensor.name):
             reads += tensor.size
+
     return reads

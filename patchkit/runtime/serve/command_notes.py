@@ -56,11 +56,13 @@ def _read_count(values: Mapping[str, str], flag: str) -> int:
 def model_notes(request: ServeRequest) -> Iterator[str]:
     """Yield notes on the memory and the model."""
     yield from _weight_notes(request)
+
     vllm = request.node.vllm
     preset = request.node.preset
     if preset is None:
         yield from _recipe_notes(request.model, vllm)
         return
+
     yield from _preset_notes(preset, vllm)
     if request.weights and request.memory.gib:
         yield from _node_count_notes(request.node.nodes, preset)
@@ -71,6 +73,7 @@ def _recipe_notes(model: str, vllm: str) -> Iterator[str]:
     recipe = find_recipe(model)
     if recipe is None or not recipe.min_vllm[:1].isdigit():
         return
+
     if not within(vllm, f">={recipe.min_vllm}"):
         yield f"upstream's recipe of {recipe.id} takes vLLM {recipe.min_vllm} or newer"
 
@@ -118,5 +121,6 @@ def _env_command(preset: Preset, pairs: Iterable[str]) -> str:
     """Return the command that writes the variables of a preset, by its name if it has one."""
     if preset in load_presets():
         return quoted("patchkit", "env", "--model", preset.id)
+
     options = chain.from_iterable(("--set", pair) for pair in pairs)
     return quoted("patchkit", "env", *options)

@@ -70,9 +70,11 @@ def _token_bytes(config: Mapping[str, Any], flags: Mapping[str, str]) -> float:
     value_bytes = load_flag_rules().memory.cache_bytes.get(
         flags.get(CACHE_TYPE, "auto"), 0
     )
+
     tensor_parts = int(flags.get("--tensor-parallel-size", "1"))
     layer_parts = int(flags.get("--pipeline-parallel-size", "1"))
     values = _layer_values(config, tensor_parts)
+
     return value_bytes * values * _full_layers(config) / layer_parts
 
 
@@ -80,6 +82,7 @@ def _full_layers(config: Mapping[str, Any]) -> int:
     """Return the number of layers that keep all tokens, 0 where the config does not tell."""
     if any(name.startswith(_OTHER_CACHE) for name in config):
         return 0
+
     kinds = config.get("layer_types")
     if isinstance(kinds, list):
         return kinds.count(_FULL)
@@ -102,4 +105,5 @@ def _layer_values(config: Mapping[str, Any], parts: int) -> float:
     size = _read_count(config, "head_dim")
     if not size and queries:
         size = _read_count(config, "hidden_size") // queries
+
     return 2 * size * max(heads / parts, 1) if heads else 0

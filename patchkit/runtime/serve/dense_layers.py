@@ -46,11 +46,13 @@ def find_dense_layers(checkpoint: Checkpoint, nodes: int) -> DenseLayers | None:
             for number, parts in parts_by_layer.items()
             if _can_convert(parts, nodes)
         }
+
         # A pattern for all, or a name for each where others have it quantised already.
         is_everywhere = len(convertible) == len(parts_by_layer)
         places = ["*"] if convertible and is_everywhere else list(convertible)
         targets += [f"*model.layers.{place}.{layer}" for place in places]
         saved += sum(map(_saved_bytes, convertible.values()))
+
     if not targets:
         return None
 
@@ -62,9 +64,11 @@ def find_dense_layers(checkpoint: Checkpoint, nodes: int) -> DenseLayers | None:
 def _names_for(checkpoint: Checkpoint) -> DenseNames | None:
     """Return the names of dense layers of the checkpoint's architecture."""
     architectures = set(checkpoint.config["architectures"])
+
     for row in load_flag_rules().dense:
         if not architectures.isdisjoint(row.architectures):
             return row
+
     return None
 
 
@@ -76,15 +80,18 @@ def _has_quantised_experts(checkpoint: Checkpoint) -> bool:
 def _find_parts(layer: str, tensors: Iterable[Tensor]) -> PartsByLayer:
     """Return the tensors of a dense layer, named as vLLM names it: ``attn.qkv_proj``."""
     parent, _dot, name = layer.rpartition(".")
+
     # gpt-oss has as self_attn what is attn in vLLM; GPTQ calls weights qweight.
     parts = "|".join(load_flag_rules().dense_parts.get(name, (name,)))
     tensor_name = re.compile(
         rf"\.(?:self_)?{re.escape(parent)}\.(?:{parts})\.q?weight\w*$"
     )
+
     parts_by_layer: dict[int, list[Tensor]] = {}
     for tensor in tensors:
         if tensor.layer is not None and tensor_name.search(tensor.name):
             parts_by_layer.setdefault(tensor.layer, []).append(tensor)
+
     return parts_by_layer
 
 
@@ -92,8 +99,10 @@ def _can_convert(parts: Sequence[Tensor], nodes: int) -> bool:
     """Return whether all parts are plain matrices, of sizes that the kernel takes on each node."""
     if not all(map(_is_plain_matrix, parts)):
         return False
+
     rows = sum(part.shape[0] for part in parts)
     columns = parts[0].shape[1]
+
     has_blocks = rows % (_BLOCK * nodes) == columns % (_BLOCK * nodes) == 0
     return has_blocks and min(rows, columns) // nodes >= _LEAST_SIDE
 

@@ -30,6 +30,7 @@ def listen_address(choice: str, node: Node, host: Host) -> str:
         return LOCAL
     if choice == "cable":
         return _cable_address(node, host)
+
     return _lan_address(host)
 
 
@@ -38,6 +39,7 @@ def _cable_address(node: Node, host: Host) -> str:
     is_head_on_cable = node.attachment.data == node.attachment.netdev
     if node.head and is_head_on_cable:
         return node.head
+
     try:
         fabric = find_fabric(host, node.nodes, node.head)
         return choose_address(host, "roce", "head", "", fabric)[1]
@@ -52,6 +54,7 @@ def _lan_address(host: Host) -> str:
     """Return the only lasting address beside the QSFP cages. Raises HostError, UsageError."""
     netdev_by_address = {}
     rdma_netdevs = {rdma.netdev for rdma in host.rdma}
+
     for netdev in host.netdevs:
         is_in_cage = netdev.cage is not None or netdev.name in rdma_netdevs
         is_lan = netdev.kind in _LAN_KINDS and netdev.up
@@ -64,6 +67,7 @@ def _lan_address(host: Host) -> str:
             "--listen lan: no interface beside the QSFP cages has an IPv4 address",
             hint="take --listen local or cable",
         )
+
     chosen, *others = netdev_by_address
     if others:
         places = [f"{ip} on {name}" for ip, name in netdev_by_address.items()]
@@ -71,6 +75,7 @@ def _lan_address(host: Host) -> str:
             f"--listen lan: {', '.join(places)}",
             hint="name the address: --host ADDRESS",
         )
+
     return chosen
 
 
@@ -107,6 +112,8 @@ def models_url(request: ServeRequest) -> str:
     """Return where to ask for the models that are served; "" for a worker."""
     if request.node.role == "worker":
         return ""
+
     host = _ANY.get(request.host, request.host)
     shown = f"[{host}]" if ":" in host else host
+
     return f"http://{shown}:{request.port}/v1/models"

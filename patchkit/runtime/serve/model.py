@@ -38,12 +38,15 @@ def choose_preset(
         return None
     if named is not None:
         return named_preset(named)
+
     preset = find_preset(model)
     if preset or _is_known(model, environment):
         return preset
+
     similar = suggest_presets(model)
     if not similar:
         return None
+
     raise UsageError(
         f"no model is known as {model}",
         why="it is neither a preset nor here, and like the name of one",
@@ -63,6 +66,7 @@ def download_folder(model: str, environment: Mapping[str, str]) -> Path:
     user_cache = f"{environment.get('HOME', '')}/.cache/huggingface"
     home = environment.get("HF_HOME") or user_cache
     cache = environment.get("HF_HUB_CACHE") or f"{home}/hub"
+
     return Path(cache, "models--" + model.replace("/", "--"))
 
 
@@ -76,6 +80,7 @@ def weights_gib(model: str, environment: Mapping[str, str]) -> float | None:
 def _weights_bytes(folder: Path) -> int:
     if not os.access(folder, os.R_OK | os.X_OK):
         return 0
+
     # Links of a snapshot to blobs that are not there yet, or are somebody else's, do not count.
     files = (row for row in folder.glob("*.safetensors") if os.access(row, os.R_OK))
     return sum(file.stat().st_size for file in files)

@@ -78,9 +78,11 @@ def _check_model(model: str, node: Node) -> None:
             f"{model!r} is not a model",
             hint="write OWNER/NAME as at Hugging Face, or a folder",
         )
+
     preset = node.preset
     if preset is None or "/" in preset.id or preset not in load_presets():
         return
+
     if model.lower() == preset.id.lower():
         raise UsageError(
             f"ambiguous preset {preset.id!r}: give OWNER/NAME",
@@ -92,6 +94,7 @@ def _check_model(model: str, node: Node) -> None:
 def _check_rank(request: ServeRequest) -> None:
     node = request.node
     is_worker = node.role == "worker"
+
     if is_worker and node.executor.name == "ray":
         address = f"--address={node.head or 'HEAD'}:6379"
         command = quoted("ray", "start", address)
@@ -100,6 +103,7 @@ def _check_rank(request: ServeRequest) -> None:
             why="the head's `vllm serve` starts what runs on it",
             hint=f"on the worker, with its env file loaded: {command}",
         )
+
     if is_worker and request.rank is None and node.nodes > 2:
         raise UsageError(
             f"missing --node-rank: there are {node.nodes - 1} workers",
@@ -121,6 +125,7 @@ def release_faults(request: ServeRequest) -> tuple[Broken, ...]:
     if node.preset:
         # A folder may have any name; --preset says what lies in it.
         names.append(node.preset.id)
+
     architectures = request.architectures
     if request.checkpoint:
         architectures = request.checkpoint.config["architectures"]
@@ -135,6 +140,7 @@ def release_faults(request: ServeRequest) -> tuple[Broken, ...]:
                 why=fault.cause,
                 hint=f"{fault.cure} `{fault.command}`" if fault.command else fault.cure,
             )
+
     return faults
 
 
@@ -172,6 +178,7 @@ def measure_fit(
     gib = weights.gib
     if drafts and request.drafter_gib:
         gib += request.drafter_gib
+
     # Weights are not all: activations and a least KV cache come out of the same share.
     room = pool.gib * share - load_flag_rules().memory.margin_gib
     fitting_nodes = math.ceil(gib / room) if room > 0 else 0
@@ -180,6 +187,7 @@ def measure_fit(
     # A least size says less than the preset, which says that one Spark does not hold the model.
     if preset and not preset.single and pool.shared and weights.is_least:
         fitting_nodes = max(fitting_nodes, preset.nodes)
+
     return Fit(
         weights_gib=gib,
         room_gib=room,
@@ -200,8 +208,10 @@ def check_size(request: ServeRequest, share: float, fit: Fit) -> None:
     if weights and weights.is_least:
         size = f"at least {size}"
         source = f" (by {weights.source})"
+
     margin = load_flag_rules().memory.margin_gib
     rest = "; the CPU needs the rest of the memory" if pool.shared else ""
+
     raise HostError(
         f"{request.model} does not fit: {size} GiB of weights per node{source}, and there is room "
         f"for {max(fit.room_gib, 0):.0f}",
@@ -215,6 +225,7 @@ def _ways_out(request: ServeRequest, share: float, fit: Fit) -> list[str]:
     """Return what to take instead of a model that does not fit, the best first."""
     preset = request.node.preset
     instead = (preset.instead if preset else "") or "a checkpoint in fewer bits"
+
     if not request.memory.shared:
         margin = load_flag_rules().memory.margin_gib
         enough = math.ceil((fit.weights_gib / fit.nodes + margin) / share)
@@ -223,6 +234,7 @@ def _ways_out(request: ServeRequest, share: float, fit: Fit) -> list[str]:
             f"a GPU with {enough} GiB",
             "for a line that a Spark runs: --target gb10",
         ]
+
     nodes = fit.fitting_nodes
     if 0 < nodes <= _MOST_NODES:
         return [f"{nodes} nodes: --role head --nodes {nodes}", instead]

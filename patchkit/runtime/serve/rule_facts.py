@@ -28,6 +28,7 @@ def fill_rules(rules: Iterable[FlagRule], request: ServeRequest) -> Iterator[Fla
         "draft_head": "fp8" if _shares_plain_head(request, drafter) else "",
         **_dense_facts(request),
     }
+
     for rule in rules:
         needed_facts = _FACT.findall(rule.value + rule.reason)
         if all(facts[name] for name in needed_facts):
@@ -65,6 +66,7 @@ def _is_recurrent(request: ServeRequest) -> bool:
     """Return whether flags or config of the model are about Mamba or GDN layers."""
     preset = request.node.preset
     names = [flag.lstrip("-") for flag in (preset.flags if preset else ())]
+
     if request.checkpoint:
         names += request.checkpoint.config
     return any(name.startswith(_RECURRENT) for name in names)
@@ -76,6 +78,7 @@ def _dense_facts(request: ServeRequest) -> dict[str, str]:
     dense = checkpoint and find_dense_layers(checkpoint, request.node.nodes)
     if not checkpoint or not dense:
         return {"dense": "", "reads": "", "less": ""}
+
     return {
         "dense": dense.setting,
         "reads": f"{checkpoint.reads / 1e9:.3g}",
@@ -106,6 +109,7 @@ def find_drafter(request: ServeRequest) -> Drafter:
     if preset:
         setting = str(preset.flags.get(DRAFTING) or "")
         return Drafter(setting or preset.drafter, is_default=bool(setting))
+
     recipe = find_recipe(request.model)
     return Drafter(recipe.drafter if recipe else "", is_default=False)
 
@@ -115,9 +119,11 @@ def _shares_plain_head(request: ServeRequest, drafter: Drafter) -> bool:
     checkpoint = request.checkpoint
     if checkpoint is None or not checkpoint.has_plain_head:
         return False
+
     choice = request.choice
     is_on_by_default = drafter.is_default and "drafter" not in choice.unwanted
     if not is_on_by_default and "drafter" not in choice.wanted:
         return False
+
     # With a second checkpoint the drafter may have a head of its own.
     return drafter.config.get("method") == "mtp" and "model" not in drafter.config

@@ -76,4 +76,5 @@ def _fewest_bits(name: str, quantization: str) -> float:
     words = [*_WORDS.findall(name), quantization]
     known_bits = [bits_of_word[word] for word in words if word in bits_of_word]
     known_bits += [float(number) for number in _BITS.findall(name)]
+
     return min(known_bits, default=memory.least_bits)
