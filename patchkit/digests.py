@@ -52,6 +52,7 @@ def tree_digest(root: Path, aside: Collection[str] = ()) -> str:
     for top in root.iterdir():
         if top.name in ignored:
             continue
+
         is_folder = top.is_dir() and not top.is_symlink()
         for path in (top, *top.rglob("*")) if is_folder else (top,):
             if path.is_symlink() or path.is_file():
@@ -66,6 +67,7 @@ def tree_digest(root: Path, aside: Collection[str] = ()) -> str:
         else:
             kind = "program" if path.stat().st_mode & 0o100 else "file"
             content = path.read_bytes()
+
         # A name may hold blanks and newlines, but no NUL: no two folders give the same text.
         total.update(f"{kind} {name}\0{digest(content)}\n".encode())
     return total.hexdigest()

@@ -163,6 +163,7 @@ def exports(path: Path, symbol: str) -> bool:
 
         count = table.size // _SYMBOL.size
         data = image.read(table.offset, count * _SYMBOL.size)
+
     for place, _, _, section, _, _ in _SYMBOL.iter_unpack(data):
         if place in places and section:
             return True
@@ -195,12 +196,14 @@ class _Image:
         self._text_left = _MOST_TEXT
         self._size = stream.seek(0, io.SEEK_END)
         stream.seek(0)
+
         header = stream.read(HEADER.size)
         if header[:4] != MAGIC:
             raise SourceError(
                 f"{name} is not an ELF file",
                 hint="give a shared library of Linux, or a wheel",
             )
+
         self.check(len(header) == HEADER.size, "its header is cut short")
         is_known = header[4:6] == _LITTLE_64
         self.check(is_known, "it is not for a 64-bit little-endian machine")
@@ -236,10 +239,12 @@ class _Image:
         for start, kind, _, _, offset, length, *_ in headers:
             if kind in (_SHT_NULL, _SHT_NOBITS):
                 continue
+
             end = text.find(b"\0", start)
             self.check(end >= 0, "the name of a section does not end")
             left -= end - start
             self.check(left >= 0, "the names of its sections are too long")
+
             name = os.fsdecode(text[start:end])
             is_inside = offset + length <= self._size
             what = f"the section {name!r} ends behind the end of the file"
@@ -252,11 +257,13 @@ class _Image:
         what = "it has no section headers, so nobody can say what it holds"
         self.check(place > 0, what)
         self.check(size == SECTION.size, "its section headers have another size")
+
         # The first header has the numbers that need more than 16 bits.
         if not count or names == _SHN_XINDEX:
             first = SECTION.unpack(self.read(place, size))
             count = count or first[5]
             names = first[6] if names == _SHN_XINDEX else names
+
         is_real = count <= _MOST_SECTIONS
         self.check(is_real, "it has more sections than any real library")
         return list(SECTION.iter_unpack(self.read(place, count * size))), names
@@ -280,6 +287,7 @@ class _Image:
         for kind, _, offset, _, _, length, _, _ in self._segments:
             if kind != _PT_DYNAMIC:
                 continue
+
             # A longer section is read up to the limit; then its end is missing.
             count = min(length // _ENTRY.size, _MOST_ENTRIES)
             for tag, value in _ENTRY.iter_unpack(
@@ -302,6 +310,7 @@ class _Image:
             _, _, library, offset, following = _NEED.unpack(data)
             names = versions.setdefault(self.string(library), set())
             place = address + offset
+
             while place:
                 left -= 1
                 is_real = left >= 0
@@ -344,8 +353,10 @@ class _Image:
         self.check(place <= size, "a string lies behind the table of strings")
         table = max(self.tags.get(_STRTAB, [0]))
         data = self.read_at(table + place, min(_LONGEST, size - place))
+
         text, end, _ = data.partition(b"\0")
         self.check(bool(end), "a string does not end")
+
         self._text_left -= len(text)
         is_real = self._text_left >= 0
         self.check(is_real, "its strings are longer than those of any real library")

@@ -49,6 +49,7 @@ def missing_libraries(names: list[str], extra: str = "") -> HostError:
     if extra:
         place += f"[{extra}]"
         without = f"its extra {extra!r}"
+
     command = quoted(sys.executable, "-m", "pip", "install", place)
     return HostError(
         f"not installed: {', '.join(names)}",

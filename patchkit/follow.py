@@ -126,6 +126,7 @@ class Resources:
         for kind, limit in limits.items():
             if limit is None:
                 continue
+
             # The hard limit of this process can only be lowered.
             hard = resource.getrlimit(kind)[1]
             soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
@@ -188,6 +189,7 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
         self._given_up = ""
         self._failed: list[BaseException] = []
         is_dialogue = given is not None
+
         try:
             self._process = subprocess.Popen(
                 self._command,
@@ -407,6 +409,7 @@ def _start_trouble(
     # ENOENT alone may also be about the folder, or about the interpreter of a script.
     if "/" not in program and shutil.which(program, path=path) is None:
         return "is not installed"
+
     reason = getattr(error, "strerror", None) or str(error)
     file = getattr(error, "filename", None)
     if file not in (None, program):

@@ -1,8 +1,8 @@
 """Ask an HTTP server that may be slow, broken or hostile: an answer ends, in time and in size.
 
-No proxy of the environment is asked and no redirection followed: what is asked is the server at
-this address, and its key goes nowhere else, and there to the paths alone that need it. Whoever
-gives the key has looked who listens. Nodes have this file beside their scripts, with the standard
+No proxy of the environment is used and no redirection is followed: the question goes to the server
+at this address, and its key goes to the paths of this server alone that need it. The caller, who
+has the key, has checked who listens. Nodes have this file beside their scripts, with the standard
 library alone.
 """
 
@@ -26,16 +26,15 @@ _ENDS = 1.0  # seconds for a connection that was cut to be noticed
 _MASK = "(masked)"
 _SHORT = 8  # characters: a shorter key may be any word of an answer
 _SAID = 500  # characters of what an answer says
-_LARGEST = (
-    8 << 20
-)  # bytes of an answer; /metrics of eight engines has some hundred thousand
+# Bytes of an answer; /metrics of eight engines has some hundred thousand.
+_LARGEST = 8 << 20
 _PIECE = 1 << 16
 _KEYED = ("/v1/", "/pooling")  # paths that want the server's key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathAnswer:
-    """Say how a path answered, or why not: then ``status`` is 0. ``ms`` is how long it took.
+    """How a path answered within ``ms`` milliseconds; ``status`` is 0 if it did not.
 
     ``closed``: nobody listens there.
     """
@@ -48,15 +47,18 @@ class PathAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpAnswer(PathAnswer):
-    """An answer with what came."""
+    """An answer with its body, as far as it came."""
 
     body: bytes = b""
 
     @property
     def outcome(self) -> PathAnswer:
-        """Return how it went, without what came."""
+        """Return the answer without its body."""
         return PathAnswer(
-            status=self.status, ms=self.ms, trouble=self.trouble, closed=self.closed
+            status=self.status,
+            ms=self.ms,
+            trouble=self.trouble,
+            closed=self.closed,
         )
 
     @property
@@ -66,7 +68,7 @@ class HttpAnswer(PathAnswer):
         return self.body.decode(errors="replace") if went_well else ""
 
     def value(self, *keys: str | int) -> Any:
-        """Return what the body, as JSON, has below these keys; None where it has nothing."""
+        """Return the value of these keys in the body as JSON; None if there is none."""
         try:
             value = read_json(self.body)
             for key in keys:
@@ -89,22 +91,21 @@ class HttpServer:
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         _ = parts.port  # raises, too
-        # Behind @: what stands before it may be a password.
-        if (
-            parts.scheme not in ("http", "https")
-            or not parts.hostname
-            or "@" in parts.netloc
-        ):
+        is_server = parts.scheme in ("http", "https") and parts.hostname
+        has_login = "@" in parts.netloc
+        if has_login or not is_server:
+            # The text before @ may be a password.
             shown = clean(self.url).rpartition("@")[2]
             raise ValueError(f"{shown!r} is not the address of a server")
 
     def ask(
         self, path: str, body: dict[str, Any] | None = None, seconds: float = 10.0
     ) -> HttpAnswer:
-        """Return the whole answer, or what came of it within ``seconds``."""
+        """Return the whole answer, or the part of it that came within ``seconds``."""
         key = self.key if path.startswith(_KEYED) else ""
         exchange = _Exchange(urlsplit(self.url), path, body, key)
         began = time.monotonic()
+
         # One clock for all of it: names, connection, TLS, head and body. A time-out of a socket
         # starts anew with each byte that comes, and a name server has a clock of its own.
         worker = threading.Thread(target=exchange.run, args=[seconds], daemon=True)
@@ -138,7 +139,7 @@ class HttpServer:
 
 
 class _Exchange:
-    """One question and its answer, as far as it came; ``run`` is for a thread of its own."""
+    """One question and its answer, as far as it came; ``run`` runs in a thread."""
 
     def __init__(
         self, place: SplitResult, path: str, body: dict[str, Any] | None, key: str
@@ -149,6 +150,7 @@ class _Exchange:
         self.headers = {"Content-Type": "application/json"} if self.data else {}
         if key:
             self.headers["Authorization"] = f"Bearer {key}"
+
         self.status = 0
         self.body = bytearray()
         self.trouble = ""
@@ -170,7 +172,7 @@ class _Exchange:
             self.trouble = strerror or str(error) or type(error).__name__
 
     def cut(self) -> None:
-        """End the connection, whatever it is at."""
+        """End the connection at any time."""
         self._over = True
         if self._handle:
             with contextlib.suppress(OSError):
@@ -186,12 +188,12 @@ class _Exchange:
             self._handle = plain.dup()
             if self._over:  # it was cut before there was a handle
                 self.cut()
+
             plain.settimeout(seconds)
-            line = (
-                ssl.create_default_context().wrap_socket(plain, server_hostname=host)
-                if secure
-                else plain
-            )
+            line: socket.socket = plain
+            if secure:
+                context = ssl.create_default_context()
+                line = context.wrap_socket(plain, server_hostname=host)
             with line:
                 connection.sock = line
                 method = "GET" if self.data is None else "POST"
@@ -206,9 +208,8 @@ class _Exchange:
             if len(self.body) > _LARGEST:
                 self.trouble = f"more than {_LARGEST >> 20} MiB"
                 return
-        if (
-            answer.length
-        ):  # of what its head promised: http.client takes this for the end
+        # The head promised more; http.client takes this for the end.
+        if answer.length:
             self.trouble = f"it ended {answer.length} bytes early"
 
 

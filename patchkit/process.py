@@ -83,6 +83,7 @@ def attempt(*words: str | Path, **options: Unpack[RunOptions]) -> Completed:
         limits=FollowLimits(seconds=seconds, line=_MOST, size=_MOST),
         resources=options.get("resources", Resources()),
     )
+
     with running:
         output = "".join(running)
     return replace(running.done, output=output)

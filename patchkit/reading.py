@@ -56,6 +56,7 @@ def read_bytes(
     """
     with _opened(path, hint, follow=follow) as file:
         data = file.read(limit + 1)  # one byte more shows that it is too large
+
     if len(data) > limit:
         size = f"{limit >> 20} MiB" if limit >> 20 else f"{limit} bytes"
         raise SourceError(
@@ -83,6 +84,7 @@ def read_chunks(path: Path, *, reader: str, hint: str = _HINT) -> Iterator[bytes
     if str(path) == "-":
         yield from iter(lambda: os.read(0, _PIECE), b"")
         return
+
     with _opened(path, hint) as file:
         first = file.read(_PIECE)
         for kind, (magic, program) in _PACKED.items():
@@ -91,6 +93,7 @@ def read_chunks(path: Path, *, reader: str, hint: str = _HINT) -> Iterator[bytes
                     f"{path}: is compressed with {kind}",
                     hint=f"{quoted(program, path)} | {reader}",
                 )
+
         yield first
         yield from iter(lambda: file.read(_PIECE), b"")
 
@@ -132,6 +135,7 @@ def _opened(path: Path | None, hint: str, *, follow: bool = True) -> Iterator[Bi
     if path is None:
         yield sys.stdin.buffer
         return
+
     try:
         handle = _open_regular(path, hint, follow=follow)
         with os.fdopen(handle, "rb") as file:
@@ -160,6 +164,7 @@ def _open_regular(path: Path, hint: str, *, follow: bool) -> int:
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):
         return handle
+
     os.close(handle)
     kind = _KINDS.get(stat.S_IFMT(mode), "something else")
     raise UsageError(f"{path}: is {kind}, not a file", hint=hint)

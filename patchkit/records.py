@@ -110,6 +110,7 @@ def read_toml(
         what = RecordError(wrong.what, *keys, *wrong.keys)
     except ValueError as wrong:  # TOMLDecodeError, which a launcher does not import
         what = RecordError(f"is not TOML: {wrong}")
+
     raise error(
         f"{path}: {what}",
         why="the file was edited, or it is of another version of patchkit",
@@ -158,6 +159,7 @@ def _find_key_line(text: str, keys: Sequence[str | int]) -> int:
     entry = numbers[0] if numbers else 0
     nearest = 0
     depth = 0
+
     for number, place, table_entry in _toml_places(text):
         is_above = place == path[: len(place)] and table_entry in (entry, None)
         if is_above and len(place) > depth:
@@ -174,6 +176,7 @@ def _toml_places(text: str) -> Iterator[tuple[int, tuple[str, ...], int | None]]
     entries: Counter[tuple[str, ...]] = Counter()
     table: tuple[str, ...] = ()
     entry: int | None = None
+
     for number, line in enumerate(text.splitlines(), start=1):
         if header := _TOML_HEADER.match(line):
             table = _toml_names(header[2])
@@ -197,6 +200,7 @@ def _tables_with(kind: type, wrong: RecordError) -> list[str]:
     tables = []
     if key in _fields_by_key(kind):
         tables.append("the lines above the first table")
+
     for name, hint in get_type_hints(kind).items():
         is_array = get_origin(hint) is tuple
         entry = get_args(hint)[0] if is_array else hint
@@ -249,6 +253,7 @@ def _reader_of(kind: Any) -> _Read:
     arguments = get_args(kind)
     if origin is None:
         return _plain_reader(kind)
+
     if origin is Annotated:
         return partial(_read_checked, _reader_of(arguments[0]), arguments[1:])
     if origin in (Union, UnionType):
@@ -364,6 +369,7 @@ def _dataclass_reader(kind: Any) -> _Read:
     def read(value: Any) -> Any:
         if not isinstance(value, dict):
             raise RecordError(f"is {_show_value(value)}, not a table")
+
         # An unknown key first: a misspelt one is missing as well, and this says which it is.
         for key in value:
             if key not in known:
@@ -374,6 +380,7 @@ def _dataclass_reader(kind: Any) -> _Read:
         content = {}
         for key, part in value.items():
             content[known[key].name] = _read_below(key, readers[key], part)
+
         try:
             return kind(**content)
         except RecordError:

@@ -90,14 +90,14 @@ def _weigh(text: str) -> None:
                     anchored[event.anchor] = node
                 case yaml.AliasEvent():
                     if event.anchor not in anchored:
-                        raise YamlError(
-                            line, f"*{event.anchor} is nothing before it, or itself"
-                        )
+                        what = f"*{event.anchor} is nothing before it, or itself"
+                        raise YamlError(line, what)
                     node = anchored[event.anchor]
 
             if node:
                 opened[-1].weight += node.weight
                 opened[-1].depth = max(opened[-1].depth, node.depth + 1)
+
             # Neither the root nor the last one opened twice.
             levels = len(opened) + opened[-1].depth - 2
             if levels > _DEEPEST or opened[-1].weight > _HEAVIEST:
@@ -113,9 +113,8 @@ def _translate_errors(text: str) -> Iterator[None]:
         yield
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line if error.problem_mark else 0
-        raise YamlError(
-            min(line, text.count("\n")) + 1, error.problem or "odd"
-        ) from None
+        last = text.count("\n")
+        raise YamlError(min(line, last) + 1, error.problem or "odd") from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
         if yaml.__with_libyaml__:  # counts in bytes of UTF-8

@@ -53,7 +53,9 @@ class NetPlanOptions:
             "--network": self.network,
             "--mtu": self.mtu,
         }
+
         words = ["net", "plan"]
+
         for option, value in options.items():
             if value:
                 words += [option, str(value)]
@@ -164,6 +166,7 @@ def select_cages(host: Host, names: Sequence[str]) -> Cages:
         if name not in netdevs:
             present = ", ".join(netdevs) or "none"
             raise refusal("no-netdev", name=name, there=present)
+
     if names:
         unique = dict.fromkeys(names)
         return {None: tuple(netdevs[name] for name in unique)}
@@ -196,6 +199,7 @@ def make_net_plan(
         topology=topology,
         lines=tuple(planner.make_lines(cages, topology)),
     )
+
     for line in plan.changes:
         _check_mtu(line)
     return plan
@@ -211,6 +215,7 @@ def _check_mtu(line: Line) -> None:
     """Raise UsageError for an MTU that the interface does not take."""
     least = _NETWORK["plan"]["mtu_min"]
     most = _NETWORK["plan"]["mtu_max"]
+
     if not least <= line.mtu <= most:
         raise refusal(
             "net-mtu",
@@ -229,6 +234,7 @@ def _check_numbers(options: NetPlanOptions, network: IPv4Network) -> None:
         raise refusal("net-one-node", nodes=nodes)
     if node is not None and not 1 <= node <= nodes:
         raise refusal("net-node", node=node, nodes=nodes)
+
     # The last number of a network is its broadcast address.
     last = _FIRST_HOST + nodes
     if last >= network.num_addresses - 1:
@@ -323,6 +329,7 @@ class _Planner:
             link = self.find_link(cage, topology)
             addresses = self.choose_addresses(twins, link)
             usual_mtu = self.find_usual_mtu(twins, addresses)
+
             for number, twin in enumerate(twins):
                 line = self.make_line(twin, addresses[twin.name], usual_mtu)
                 peer = link.peer or None
@@ -346,6 +353,7 @@ class _Planner:
         node = self.options.node
         if not node or topology not in ("cable", "ring"):
             return _Link()
+
         if topology == "cable":
             return _Link(peer=3 - node)
 
@@ -411,6 +419,7 @@ class _Planner:
             # An interface that is down does not have the MTU of patchkit's file yet.
             mtu_before = written_mtu
         mtu = mtu_before if addresses == line.before else usual_mtu
+
         return replace(
             line,
             mtu=self.options.mtu or written_mtu or mtu,
@@ -452,6 +461,7 @@ def other_node_options(plan: NetPlan, options: NetPlanOptions) -> NetPlanOptions
         # Link-local ones are drawn there; in a small network there is no room to count.
         if address.is_link_local or network.prefixlen > 29:
             return None
+
         start = base.network_address + number * base.num_addresses
         is_other_node = address.ip == start + _FIRST_HOST + node
         if network.network_address != start or is_other_node:

@@ -103,6 +103,7 @@ def plan_remarks(host: Host, plan: NetPlan) -> Iterator[Finding]:
     changed = {f"cage {line.cage}" for line in plan.changes}
     names = {line.netdev for line in plan.lines}
     netdevs = [netdev for netdev in host.netdevs if netdev.name in names]
+
     for remark in _machine_remarks(host, "plan", netdevs):
         if remark.where in changed:
             # The remark is the reason for the plan, and the plan is the cure.
@@ -111,6 +112,7 @@ def plan_remarks(host: Host, plan: NetPlan) -> Iterator[Finding]:
 
     if plan.topology == "ring":
         yield check_noted("this ring", "cabling", _TRIANGLE)
+
     for line in plan.lines:
         is_kept = line.action == "keep" and line.addresses
         if is_kept and line.mtu < _MTU:
@@ -198,6 +200,7 @@ def _check_cage(
     state = ", ".join(map(str, networks))
     pairs = combinations(networks, 2)
     do_overlap = any(first.overlaps(second) for first, second in pairs)
+
     if len(twins) < 2 and number is not None:
         what = f"cage {number} has one half only"
         yield judge_check(False, where, "both twins", what)
@@ -334,6 +337,7 @@ def pair_checks(host: Host, cages: Cages, peer: Host) -> Iterator[Finding]:
 
     twins = _name_twins(ends)
     peer_twins = _name_twins(peer_ends)
+
     for pair in shared:
         where = f"{pair.netdev.name} {pair.network}"
         names = _join_names(pair.peers) or "no interface"
@@ -347,6 +351,7 @@ def pair_checks(host: Host, cages: Cages, peer: Host) -> Iterator[Finding]:
         )
         if is_one:
             yield from _compare_ends(pair, where, twins, peer_twins)
+
     if len(_find_used(ends)) > 1 and len(_find_used(peer_ends)) > 1:
         yield from _check_ring(shared)
 
@@ -511,6 +516,7 @@ def _check_route(way: Way, name: str) -> Finding:
     state = f"through {way.netdev}"
     if way.gateway:
         state += f", by way of {way.gateway}"
+
     if not is_right:
         state += f", not {name or 'a QSFP interface'}"
     return judge_check(is_right, way.address, "route", state)
@@ -525,6 +531,7 @@ def _check_echo(
 ) -> Finding:
     if untried:
         return check_unknown(way.address, about, untried)
+
     if outcome == "unknown":
         ping = quoted("sudo", "ping", "-M", "do", "-I", way.netdev, way.address)
         hint = f"{ping}; without it: sudo apt install iputils-ping"

@@ -50,6 +50,7 @@ def render_netplan(plan: NetPlan) -> str:
         "  version: 2",
         "  ethernets:",
     ]
+
     for line in plan.written:
         if not _NAME.fullmatch(line.netdev):
             raise refusal("netdev-name", name=line.netdev)
@@ -64,6 +65,7 @@ def render_netplan(plan: NetPlan) -> str:
             f"      mtu: {line.mtu}",
             "      addresses:",
         ]
+
         rows += [f"        - {address.with_prefixlen}" for address in line.addresses]
     return "\n".join(rows) + "\n"
 
@@ -72,6 +74,7 @@ def read_written_plan(path: Path) -> WrittenPlan | None:
     """Return the content of patchkit's file, empty for no file; None if it may not be read."""
     if not os.path.lexists(path):
         return WrittenPlan()
+
     text = _read_if_allowed(path)
     if text is None:
         return None
@@ -154,6 +157,7 @@ def check_conflicts(
     hints: dict[str, None] = {}
     for conflict in conflicts:
         hints |= dict.fromkeys(conflict.hints)
+
     raise HostError(
         "\n".join(conflict.what for conflict in conflicts),
         why="two settings for one interface or one network end in one of them at random",
@@ -183,6 +187,7 @@ def _find_row(text: str, name: str, host: Host) -> int:
     """
     netdev = host.netdev(name)
     mac = netdev.mac if netdev else ""
+
     for number, row in enumerate(text.splitlines(), 1):
         if row.lstrip().startswith("#"):
             continue
@@ -190,6 +195,7 @@ def _find_row(text: str, name: str, host: Host) -> int:
         key = _KEY.match(row)
         if key and key[1] == name:
             return number
+
         for pattern in _MATCH.findall(row):
             if fnmatchcase(name, pattern) or pattern.lower() == mac:
                 return number
@@ -226,6 +232,7 @@ def _find_giver(files: NetplanFiles, netdev: str, address: str) -> tuple[str, st
     give_up = _NETWORK["plan"]["give_up"]
     cure = give_up.format(netdev=quoted(netdev))
     pattern = rf"(?<![\d.]){re.escape(address)}(?!\d)"
+
     for path, text in files.items():
         match = re.search(pattern, text or "")
         if text and match:

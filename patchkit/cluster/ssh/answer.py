@@ -54,6 +54,7 @@ def answer(request: list[Any], mark: str) -> None:
 
     threading.Thread(target=_leave_with_the_asker, daemon=True).start()
     threading.Thread(target=_show_life, args=[send], daemon=True).start()
+
     try:
         function = getattr(importlib.import_module(module), name)
         value: Any = function(**arguments)
@@ -194,6 +195,7 @@ def package() -> bytes:
     for part in _PARTS:
         for path in _HOME.glob(part):
             files[f"patchkit/{path.relative_to(_HOME)}"] = path
+
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, path in sorted(files.items()):

@@ -124,6 +124,7 @@ class Remote:
             limits = replace(limits, silence=_READY)
         else:
             words = ssh_words(self.destination)
+
         # Closed in any case: an error that is kept would keep the connection, too.
         with Follow(
             *words, COMMAND, given=[given], beat=HEARTBEAT, limits=limits
@@ -136,6 +137,7 @@ class Remote:
                         return value
                     case ("part", part):
                         yield part
+
         if talk.done.trouble:
             raise ssh_error(talk.done, self.destination)
         raise self._silence(_CUT_SHORT)
@@ -224,6 +226,7 @@ def require_all(results: Sequence[R | PatchkitError]) -> list[R]:
             errors.append(result)
         else:
             values.append(result)
+
     if not errors:
         return values
     first = errors[0]

@@ -71,6 +71,7 @@ def copy_files(
         raise UsageError(
             f"{destination!r} is not a host", hint="write it as for ssh: user@host"
         )
+
     require_rsync()
     command = ["rsync", *options, *_OPTIONS]
     place = f"{target}/"
@@ -85,8 +86,10 @@ def copy_files(
         for line in running:
             if progress := _PROGRESS.match(line):
                 yield min(int(progress[1]), total), total
+
     if running.done.trouble:
         raise _copy_error(running.done, destination)
+
     sent = _SENT.search(running.done.output)
     seconds = round(time.monotonic() - began, 3)
     return Copied(int(sent[1]) if sent else 0, seconds)
@@ -99,6 +102,7 @@ def _copy_error(done: Completed, destination: str) -> PatchkitError:
     if "No space left" in done.output:
         hint = f"make room; {again}"
         return StorageError(what, why="the disk there is full", hint=hint)
+
     login = quoted("ssh", destination, "rsync -V")
     return HostError(
         what,

@@ -111,6 +111,7 @@ def ssh_error(done: Completed, destination: str) -> PatchkitError:
             why="the login shell there, or Python 3.11 or later, which patchkit needs, did not run",
             hint=ssh_command(destination, "python3", "--version"),
         )
+
     line = done.trouble
     if done.status is not None:
         line = _find_known_line(lines).strip("@ ")
@@ -162,6 +163,7 @@ def sent_error(fields: object, where: str) -> PatchkitError:
     except RecordError as error:
         look = ssh_command(where, "python3", "-V")
         return HostError(f"{where}: an answer that does not fit: {error}", hint=look)
+
     kind = _error_kind(sent.kind)
     if where == HERE:
         return kind(f"{where}: {sent.what}", why=sent.why, hint=sent.hint)

@@ -23,6 +23,7 @@ def find_remarks(host: Host, verb: str = "probe") -> tuple[Finding, ...]:
         (netdev for netdev in host.netdevs if netdev.cage is not None),
         key=lambda half: half.pci,
     )
+
     facts = defaultdict(list)
     for check in _CHECKS:
         for name, fields in check(host, halves):
@@ -185,6 +186,7 @@ def _compare_halves(host: Host, first: Netdev, second: Netdev) -> Facts:
             twin=drawn.name,
             random=drawn.ipv4[0],
         )
+
     if first.ipv4 and state == "link-local":
         pair = f"{first.name} {first.ipv4[0]}, {second.name} {second.ipv4[0]}"
         yield _fact("link-local-twins", addresses=pair, twin=second.name)
@@ -220,5 +222,6 @@ def _compare_with_twin(host: Host, half: Netdev, twin: Netdev) -> Facts:
             address=half.ipv4[0],
             without=twin.name,
         )
+
     if half.up and not twin.up and not one_half_fills(half.speed):
         yield _fact("half-down", netdev=half.name, twin=twin.name, state=twin.state)

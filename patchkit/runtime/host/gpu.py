@@ -68,6 +68,7 @@ def parse_rows(text: str, columns: int) -> list[list[str]]:
             raise ToolUnavailable(
                 f"nvidia-smi: what it says is not understood: {shown!r}"
             )
+
         rows.append(["" if _NO_VALUE.fullmatch(cell) else cell for cell in cells])
     if not rows:
         raise ToolUnavailable("nvidia-smi: has no GPU")

@@ -100,6 +100,7 @@ class RecordingWriter:
             if not link.is_symlink():
                 link.symlink_to(posixpath.relpath(place, folder))
             folder = place
+
         return self.home / folder.lstrip("/")
 
 
@@ -112,6 +113,7 @@ class Reader:
         self.live = self.root == LIVE
         self.copy = copy
         self.notes: list[str] = []
+
         folders = (self.root / "sys", self.root / "proc")
         if not any(map(Path.is_dir, folders)):
             raise SourceError(
@@ -227,6 +229,7 @@ class Reader:
         try:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 raise OSError(errno.EINVAL, "is not a regular file")
+
             chunks = iter(lambda: os.read(handle, _CHUNK), b"")
             return b"".join(islice(chunks, _MOST // _CHUNK))
         finally:

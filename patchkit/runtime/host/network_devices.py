@@ -46,10 +46,12 @@ def read_network_devices(
     # p0 may be the port of a cage, pf0vf1 may not.
     uplinks = [netdev for netdev in netdevs if re.fullmatch(r"(p\d)?", netdev.port)]
     uplink_names = {netdev.name for netdev in uplinks}
+
     devices = [_read_rdma(reader, name, uplink_names) for name in reader.folders(_RDMA)]
     drivers = ("", hardware["connectx"]["driver"])
     cards = [netdev for netdev in uplinks if netdev.driver in drivers]
     placed = {card.name: _with_cage(card, cards) for card in cards}
+
     return (
         tuple(placed.get(netdev.name, netdev) for netdev in netdevs),
         tuple(_with_cage(device, devices) for device in devices),
@@ -62,6 +64,7 @@ def _read_rdma(reader: Reader, name: str, uplinks: Collection[str]) -> Rdma:
     port = f"{_RDMA}/{name}/ports/1"
     netdevs = reader.folders(f"{device}/net")
     state = reader.line(f"{port}/state", needed=True)
+
     return Rdma(
         name=name,
         state=state.rpartition(": ")[2],  # of "4: ACTIVE"

@@ -30,11 +30,13 @@ def overlaps(host: Host, names: Collection[str]) -> Iterator[Overlap]:
     """Yield where another interface is in a network of the named ones, link-local aside."""
     named = [netdev for netdev in host.netdevs if netdev.name in names]
     unnamed = [netdev for netdev in host.netdevs if netdev.name not in names]
+
     for netdev, address in _list_lasting(named):
         for other, present in _list_lasting(unnamed):
             is_apart = not present.network.overlaps(address.network)
             if is_apart or other.kind == "loopback":
                 continue
+
             yield Overlap(
                 netdev=netdev,
                 address=address,
@@ -61,6 +63,7 @@ def twin_state(host: Host, netdev: Netdev) -> TwinState:
         return "down"
     if not twin.ipv4:
         return "bare" if netdev.pci < twin.pci else "bare-first"
+
     if netdev.ipv4 and bool(netdev.lasting) is not bool(twin.lasting):
         return "random"
     return "both" if twin.lasting else "link-local"
@@ -86,6 +89,7 @@ def in_reach(netdev: Netdev, address: str) -> list[IPv4Interface]:
             is_near = any(interface.ip in network for network in with_target)
         else:
             is_near = target in interface.network
+
         if is_near:
             near.append(interface)
     return near

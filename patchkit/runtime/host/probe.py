@@ -49,6 +49,7 @@ def probe(
         netdevs=netdevs,
         rdma=rdma,
     )
+
     if reader.live or python:
         try:
             host = replace(host, software=read_software(python, environment))
@@ -57,6 +58,7 @@ def probe(
                 raise
             # A Python that the user did not name may fail.
             reader.notes.append(f"no Python tells what is installed: {error.what}")
+
     if copy:
         copy.finish()
     return replace(host, notes=tuple(reader.notes))
@@ -66,6 +68,7 @@ def read_system(reader: Reader) -> System:
     """Return the facts of DMI, the device tree and the kernel."""
     cores = _read_cores(reader)
     ranked = sorted(Counter(cores).items(), key=lambda item: (-item[1], item[0]))
+
     dmi_product = reader.line(f"{_DMI}/product_name")
     product = dmi_product or reader.line("proc/device-tree/model")
     if not product:
@@ -76,10 +79,12 @@ def read_system(reader: Reader) -> System:
     words = reader.line("proc/cmdline").split()
     # If several options have one name, the last one counts.
     options = dict(word.partition("=")[::2] for word in words)
+
     # Linux has the file since 6.1.
     machine = reader.line(f"{_KERNEL}/arch")
     if reader.live and not machine:
         machine = os.uname().machine
+
     return System(
         hostname=reader.line(f"{_KERNEL}/hostname"),
         vendor=reader.line(f"{_DMI}/sys_vendor"),
@@ -125,6 +130,7 @@ def read_memory(reader: Reader) -> Memory | None:
         if pairs:
             reader.notes.append("/proc/meminfo: does not tell MemTotal")
         return None
+
     return Memory(
         total=sizes["MemTotal"],
         # Before Linux 3.14, and in some containers, there is no MemAvailable.

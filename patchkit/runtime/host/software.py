@@ -35,6 +35,7 @@ def read_software(python: str | None, environment: Mapping[str, str]) -> Softwar
         torch_nccl = _read_nccl(startup.choose_for_torch(process), facts)
         if facts.vllm:
             vllm_nccl = _read_nccl(startup.choose_for_vllm(process), facts)
+
     return Software(
         python=python,
         vllm=_package_version("vllm", facts.vllm, facts),
@@ -56,9 +57,11 @@ def find_python(environment: Mapping[str, str]) -> str:
         python = f"{venv}/bin/python"
         if os.access(python, os.X_OK):
             return python
+
     for folder in site.getsitepackages():
         if Path(folder, "vllm", "__init__.py").is_file():
             return sys.executable  # patchkit is installed beside it
+
     path = environment.get("PATH")
     names = ("python3", "python")
     found = filter(None, (shutil.which(name, path=path) for name in names))

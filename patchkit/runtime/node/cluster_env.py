@@ -110,12 +110,15 @@ def make_cluster_env(
     read or take.
     """
     node.choice.check(rules.rules, "`patchkit env explain` lists them")
-    on, off = node.choice.divide(select_entries(rules.rules, node.situation))
+    holding = select_entries(rules.rules, node.situation)
+    on, off = node.choice.divide(holding)
     replaced = {rule.replaces for rule in on}
     active = [rule for rule in on if rule.id not in replaced]
+
     facts = {"ptxas": ptxas}
     if caches:
-        model = model or (node.preset.id if node.preset else "")
+        if node.preset and not model:
+            model = node.preset.id
         facts |= cache_folders(caches, node.vllm, model)
     settings = list(_choose_settings(active, node, facts))
     _check_settings(settings, node, host, nccl)
@@ -126,13 +129,14 @@ def make_cluster_env(
     caveats, notes = _divide_remarks(node, host)
     for row in select_entries(rules.advice, node.situation):
         if not row.solved(values):
-            caveats += [Caveat(row.says, row.instead)]
+            caveats.append(Caveat(row.says, row.instead))
+    notes += _note_gaps(node, host, values)
     return ClusterEnv(
         node=node,
         settings=tuple(settings),
         advice=tuple(caveats),
         off=off,
-        notes=(*node.attachment.notes, *notes, *_note_gaps(node, host, values)),
+        notes=(*node.attachment.notes, *notes),
     )
 
 
@@ -143,10 +147,12 @@ def _divide_remarks(node: Node, host: Host) -> tuple[list[Caveat], list[str]]:
     if node.role == "single":
         return caveats, notes
 
-    places = {"", *(f"cage {number}" for number in node.attachment.cages)}
+    places = {f"cage {number}" for number in node.attachment.cages}
+    places.add("")
     for remark in find_remarks(host, "env"):
         if remark.where not in places:
             continue
+
         # A grave one says what will fail, and what to do instead.
         if remark.hint and remark.level in (Level.ERROR, Level.WARNING):
             caveats.append(Caveat(remark.what, remark.hint))
@@ -169,8 +175,9 @@ def _note_gaps(node: Node, host: Host, values: Mapping[str, str]) -> Iterator[st
         yield _NO_GPU
 
     # Rules about NCCL are for several nodes.
-    ruled = ("triton",) if node.role == "single" else ("triton", "nccl")
-    if missing := [name for name in ruled if not node.versions[name]]:
+    ruled = ["triton"] if node.role == "single" else ["triton", "nccl"]
+    missing = [name for name in ruled if not node.versions[name]]
+    if missing:
         options = " and ".join(f"--{name}" for name in missing)
         names = " and ".join(missing)
         yield f"the version of {names} is unknown ({options}): no rule about it"
@@ -181,10 +188,11 @@ def _choose_settings(
 ) -> Iterator[Setting]:
     """Yield what sets a variable: the user before the preset, and both before the rules."""
     taken = {*node.extra}
-    for setting in _read_preset(node.preset) if node.preset else ():
-        if setting.name not in taken:
-            yield setting
-            taken.add(setting.name)
+    if node.preset:
+        for setting in _read_preset(node.preset):
+            if setting.name not in taken:
+                yield setting
+                taken.add(setting.name)
 
     attachment = node.attachment
     netdevs = ",".join(attachment.netdevs)
@@ -219,10 +227,14 @@ def _apply_rule(rule: VariableRule, name: str, facts: Mapping[str, str]) -> Sett
     try:
         value = rule.set[name].format_map(facts)
     except KeyError as error:
-        fact = error.args[0]
         raise refusal(
-            "no-fact", name=name, fact=fact, rule=rule.id, reason=rule.reason
+            "no-fact",
+            name=name,
+            fact=error.args[0],
+            rule=rule.id,
+            reason=rule.reason,
         ) from None
+
     return Setting(
         name=name,
         value=value,
@@ -310,14 +322,18 @@ def adopt_shared_settings(
         Setting(name=name, value=value, reason="as on the head", rule="--from")
         for name, value in missing.items()
     ]
+
     notes = [*env.notes]
     if head.edited:
         added = [*taken, *(row for row in env.settings if row.rule == "--set")]
         foreign = [setting for setting in added if setting.name not in set_here]
         notes.append(_note_edited(head, foreign))
-    if note := _note_twins(env, head):
-        notes.append(note)
-    return replace(env, settings=(*taken, *env.settings), notes=tuple(notes))
+    notes += _note_twins(env, head)
+    return replace(
+        env,
+        settings=(*taken, *env.settings),
+        notes=tuple(notes),
+    )
 
 
 def _select_shared(env: ClusterEnv, head: EnvFile) -> dict[str, str]:
@@ -345,24 +361,24 @@ def _note_edited(head: EnvFile, foreign: Sequence[Setting]) -> str:
     return f"{edited}; {outcome}"
 
 
-def _note_twins(env: ClusterEnv, head: EnvFile) -> str:
-    """Return what to do if one node alone has an address on the second half; "" for nothing."""
+def _note_twins(env: ClusterEnv, head: EnvFile) -> Iterator[str]:
+    """Yield what to do if one node alone has an address on the second half of its cage."""
     twin = env.node.attachment.twin
     head_twin = head.facts.get("twin", "")
-    if not (twin and head_twin) or (twin in _BARE) is (head_twin in _BARE):
-        return ""
+    is_bare = twin in _BARE
+    head_is_bare = head_twin in _BARE
+    if not twin or not head_twin or is_bare is head_is_bare:
+        return
+
     lists = [setting.value for setting in env.settings if setting.name == _HCAS]
     lists.append(head.variables.get(_HCAS, ""))
-    if not all("," in names for names in lists):
-        return ""  # one of them uses a single half
-
-    places = ["this node", "the head"]
-    if twin in _BARE:
-        places.reverse()
-    return (
-        f"the other half of the cable has an IPv4 address on {places[0]} and none on {places[1]}: "
-        "`ibv_modify_qp` fails so; give it one on both nodes, or on none"
-    )
+    uses_halves = all("," in names for names in lists)
+    if uses_halves:
+        places = ["the head", "this node"] if is_bare else ["this node", "the head"]
+        yield (
+            f"the other half of the cable has an IPv4 address on {places[0]} and none on "
+            f"{places[1]}: `ibv_modify_qp` fails so; give it one on both nodes, or on none"
+        )
 
 
 def _check_overwritten(env: ClusterEnv, head: EnvFile) -> None:
@@ -370,13 +386,17 @@ def _check_overwritten(env: ClusterEnv, head: EnvFile) -> None:
     executor = env.node.executor
     if executor.copies != "overwrites":
         return
+
     lost = []
     for setting in env.settings:
         name = setting.name
+        if setting.scope != "host" or not name.startswith(executor.prefixes):
+            continue
+
         # The one variable with such a prefix that Ray's executor does not copy.
-        is_copied = name.startswith(executor.prefixes) and name != "VLLM_HOST_IP"
+        is_copied = name != "VLLM_HOST_IP"
         head_value = head.variables.get(name, setting.value)
-        if setting.scope == "host" and is_copied and head_value != setting.value:
+        if is_copied and head_value != setting.value:
             lost.append(f"{name} is {setting.value} here and {head_value} there")
     if lost:
         raise refusal("overwritten", values="; ".join(lost), reason=executor.reason)

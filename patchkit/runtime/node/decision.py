@@ -84,6 +84,7 @@ class Node:
             quantization = quantization or self.preset.quantization
             family = self.preset.family
             moe = "yes" if self.preset.moe else "no"
+
         return {
             "role": self.role,
             "topology": self.attachment.topology,
@@ -198,6 +199,7 @@ def _find_versions(options: NodeOptions, host: Host) -> dict[str, str]:
         "triton": options.triton or installed["triton"],
         "nccl": options.nccl or installed["nccl"],
     }
+
     # The transformers beside this vLLM may not be those of another release.
     if _is_same(options.vllm, installed["vllm"]):
         versions["transformers"] = installed["transformers"]
@@ -223,8 +225,10 @@ def _check_options(options: NodeOptions, file: EnvFile, installed: str) -> None:
         "--vllm": ("vllm", options.vllm),
         "--head-ip": ("head", options.head),
     }
+
     if _is_from_head(options, file):
         del given["--role"]
+
     for option, (fact, value) in given.items():
         if value and not _is_same(value, facts.get(fact, value)):
             raise refusal(
@@ -255,12 +259,14 @@ def _fill_in(options: NodeOptions, file: EnvFile) -> NodeOptions:
     texts = ["role", "head", "topology", "executor", "vllm", "quantization"]
     if not _is_from_head(options, file):
         texts.append("target")  # each node has its own
+
     filled: dict[str, Any] = {}
     for name in texts:
         filled[name] = _without_auto(getattr(options, name)) or facts.get(name, "")
 
     if options.model is None:
         filled["model"] = facts.get("model", "")
+
     return replace(
         options,
         **filled,
@@ -298,6 +304,7 @@ def _check_head_file(
         *other_variables(),
     }
     check_transfer(file, names, extra)
+
     if host.has_address(file.facts["head"]):
         raise refusal("head-here", head=file.facts["head"])
 
@@ -339,6 +346,7 @@ def _check_preset(preset: Preset, request: NodeOptions) -> None:
             has=preset.quantization,
             asked=request.quantization,
         )
+
     if preset.min_vllm and not within(request.vllm, f">={preset.min_vllm}"):
         raise refusal(
             "older-vllm",

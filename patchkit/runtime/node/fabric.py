@@ -65,6 +65,7 @@ def find_fabric(host: Host, nodes: int, head: str) -> Fabric:
     """
     usable = _find_usable_ports(host)
     spanning = _choose_spanning_ports(host, usable, nodes)
+
     return Fabric(
         usable=usable,
         spanning=spanning,
@@ -89,6 +90,7 @@ def _find_usable_ports(host: Host) -> tuple[Port, ...]:
     addressed = {
         netdev.name: netdev for netdev in host.netdevs if netdev.up and netdev.ipv4
     }
+
     ports = []
     for rdma in sorted(host.rdma, key=lambda rdma: (rdma.pci, rdma.name)):
         netdev = addressed.get(rdma.netdev)
@@ -146,6 +148,7 @@ def _rank_cages(ports: Iterable[Port]) -> list[int | None]:
     cage_of: dict[IPv4Network, int | None] = {}
     for port in ports:
         cage = port.cage
+
         # Link-local networks do not tell where a cable leads.
         networks = {address.network for address in port.netdev.lasting}
         if any(cage_of.get(network, cage) != cage for network in networks):

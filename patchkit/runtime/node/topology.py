@@ -43,7 +43,13 @@ class Attachment:
 
 
 def choose_attachment(
-    host: Host, *, role: str, topology: str, nodes: int, head: str, target: str
+    host: Host,
+    *,
+    role: str,
+    topology: str,
+    nodes: int,
+    head: str,
+    target: str,
 ) -> Attachment:
     """Return how a head or a worker is attached.
 
@@ -53,9 +59,11 @@ def choose_attachment(
     """
     if head or role == "worker":
         check_ipv4(head)
+
     fabric = find_fabric(host, nodes, head)
     topology = _choose_topology(host, topology, nodes, fabric, target)
     netdev, address = choose_address(host, topology, role, head, fabric)
+
     match topology:
         case "roce":
             attachment = _attach_roce(fabric, netdev, nodes)
@@ -71,25 +79,35 @@ def choose_attachment(
         )
     if unused := ", ".join(ip for ip in netdev.ips if ip != address):
         notes.append(f"{netdev.name} has {unused} as well; {address} is taken")
-    return replace(attachment, address=address, netdev=netdev.name, notes=tuple(notes))
+
+    return replace(
+        attachment,
+        address=address,
+        netdev=netdev.name,
+        notes=tuple(notes),
+    )
 
 
 def _choose_topology(
     host: Host, topology: str, nodes: int, fabric: Fabric, target: str
 ) -> str:
     """Return the topology, never ``auto``. Raises HostError without RDMA, or for two cages."""
-    if topology == "auto":
-        if target == "thor":
-            return "hetero"
-        if not fabric.usable:
+    if topology == "auto" and target == "thor":
+        return "hetero"
+    if topology not in ("auto", "roce", "ring"):
+        return topology
+
+    if not fabric.usable:
+        if topology == "auto":
             return "socket"
-    elif topology not in ("roce", "ring"):
-        return topology
-    elif not fabric.usable:
-        devices = fabric.described
-        raise cable_refusal(host, "no-rdma", topology=topology, devices=devices)
-    elif topology == "ring":
-        return topology
+        raise cable_refusal(
+            host,
+            "no-rdma",
+            topology=topology,
+            devices=fabric.described,
+        )
+    if topology == "ring":
+        return "ring"
     if fabric.ports:
         return "roce"
 
@@ -102,7 +120,8 @@ def _choose_topology(
     for port in fabric.spanning:
         netdev = port.netdev
         places.setdefault(port.cage, f"{netdev.ips[0]} on {netdev.name}")
-    raise refusal("two-cages", nodes=nodes, cages=" or ".join(places.values()))
+    cages = " or ".join(places.values())
+    raise refusal("two-cages", nodes=nodes, cages=cages)
 
 
 def _attach_sockets(
@@ -113,11 +132,10 @@ def _attach_sockets(
         return alone
 
     note = ""
-    rdma_names = {port.netdev.name: port.device.name for port in fabric.usable}
-    if not rdma_names:
+    if not fabric.usable:
         note = f"sockets, since no RDMA device is usable here: {fabric.described}"
-    elif netdev.name not in rdma_names:
-        places = [f"{device} on {name}" for name, device in rdma_names.items()]
+    elif netdev not in [port.netdev for port in fabric.usable]:
+        places = [f"{port.device.name} on {port.netdev.name}" for port in fabric.usable]
         fast = ", ".join(places)
         note = f"sockets, as asked for; RoCE could use {fast}: --topology roce"
 
@@ -146,6 +164,7 @@ def _attach_roce(fabric: Fabric, control: Netdev, nodes: int) -> Attachment:
     if port.twin and state != "down":
         halves = sorted((device, port.twin), key=lambda rdma: (rdma.pci, rdma.name))
     addressed = halves if state in _ADDRESSED else [device]
+
     return Attachment(
         topology="roce",
         data=port.netdev.name,
@@ -182,10 +201,10 @@ def _note_roce(
     unused = [rdma.name for rdma in devices if rdma.cage != port.device.cage]
     if unused:
         verb = "is" if len(unused) == 1 else "are"
-        why = f"all {nodes} nodes are reached over {data}"
+        reason = f"all {nodes} nodes are reached over {data}"
         if nodes == 2:
-            why = "between two nodes one cable carries all that the ConnectX-7 can"
-        yield f"{', '.join(unused)} {verb} not used: {why}"
+            reason = "between two nodes one cable carries all that the ConnectX-7 can"
+        yield f"{', '.join(unused)} {verb} not used: {reason}"
 
 
 def _attach_ring(fabric: Fabric, control: Netdev, nodes: int) -> Attachment:
@@ -201,6 +220,7 @@ def _attach_ring(fabric: Fabric, control: Netdev, nodes: int) -> Attachment:
         notes.append("in a ring of three each cable must join a port 0 with a port 1")
     if len(cages) < 2:
         notes.append(f"a ring uses both cages of every node; here: {fabric.described}")
+
     return Attachment(
         topology="ring",
         data=control.name,
