@@ -165,8 +165,9 @@ class Liveness:
         if life.proof:
             self.last_proof_at = time.monotonic()
         elif self.silent > self.patience / 8:
-            asks_workers = self.silent > self.patience / 2
-            workers = self.settings["workers"].values() if asks_workers else ()
+            workers: Iterable[group.Settings] = ()
+            if self.silent > self.patience / 2:
+                workers = self.settings["workers"].values()
             work = find_group_work(self.settings, workers, self.silent)
             life = judge(replace(signs, work=work), self.patience)
 
@@ -215,23 +216,32 @@ class Liveness:
             return False
         self.question = None
 
-        refused = is_question_refused(self.reply.status)
-        self.token_refusal = "" if refused else self.reply.refusal
-        self.question_refusal = self.reply.refusal if refused else ""
+        self.token_refusal = ""
+        self.question_refusal = ""
+        if is_question_refused(self.reply.status):
+            self.question_refusal = self.reply.refusal
+        else:
+            self.token_refusal = self.reply.refusal
         if not self.token_refusal:
             self.last_step_at = time.monotonic()
         return True
 
     def _is_question_due(self, has_clients: bool) -> bool:
-        is_busy = has_clients or bool(self.token_refusal or self.other_listeners)
-        pause = self._often if is_busy else _SELDOM
-        return time.monotonic() - max(self.last_step_at, self.last_question_at) >= pause
+        pause = _SELDOM
+        if has_clients or self.token_refusal or self.other_listeners:
+            pause = self._often
+        last_sign_at = max(self.last_step_at, self.last_question_at)
+        return time.monotonic() - last_sign_at >= pause
 
     def _begin_question(self) -> None:
         self.last_question_at = time.monotonic()
         # A question carries the key: it goes to nobody but the group's own server.
-        place = (self.settings["url"], self.settings["unit"], self.settings["name"])
-        self.other_listeners = "; ".join(strangers(*place))
+        listeners = strangers(
+            self.settings["url"],
+            self.settings["unit"],
+            self.settings["name"],
+        )
+        self.other_listeners = "; ".join(listeners)
         if not self.other_listeners:
             self.reply = None
             self.question = threading.Thread(target=self._ask_token, daemon=True)
@@ -321,7 +331,8 @@ def _read_watts() -> float:
     """Return what the GPU draws that draws most; 0 if it is unknown."""
     query = ("--query-gpu=power.draw", "--format=csv,noheader,nounits")
     rows = _try_tool("nvidia-smi", *query)
-    return max(map(float, re.findall(r"(?m)^\d+\.?\d*", rows)), default=0.0)
+    figures = re.findall(r"(?m)^\d+\.?\d*", rows)
+    return max(map(float, figures), default=0.0)
 
 
 def find_stacks(settings: group.Settings) -> None:
@@ -331,7 +342,8 @@ def find_stacks(settings: group.Settings) -> None:
     for worker in settings["workers"].values():
         words = group.worker_words(worker, settings, script)
         links.append(subprocess.Popen(words, stdin=subprocess.PIPE))
-    time.sleep(_TOOL if links else 0)  # for the logins
+    if links:
+        time.sleep(_TOOL)  # for the logins
 
     for link in links:
         assert link.stdin

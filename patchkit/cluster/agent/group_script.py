@@ -181,7 +181,8 @@ def spread(settings: Settings) -> None:
         target = f"{host}:{settings['caches']}/"  # below the home
         seconds = max(1.0, _SPREAD_SECONDS - (time.monotonic() - began))
         words = [*_RSYNC, "-e", " ".join(ssh), str(cache), target]
-        say(f"{worker['node']}: {_copy_files(words, sizes, seconds)}")
+        outcome = _copy_files(words, sizes, seconds)
+        say(f"{worker['node']}: {outcome}")
 
 
 def _find_compiled_code(cache: Path) -> dict[str, int]:
@@ -241,7 +242,8 @@ class TokenReply:
 
 def own_server(settings: Settings) -> HttpServer:
     """Return the server of this node's group, with the key of its unit."""
-    return HttpServer(settings["url"], usable_key(os.environ.get("VLLM_API_KEY", "")))
+    key = os.environ.get("VLLM_API_KEY", "")
+    return HttpServer(settings["url"], usable_key(key))
 
 
 def ask_token(server: HttpServer) -> TokenReply:
@@ -401,7 +403,9 @@ def say_rank_word(text: str) -> None:
 def read_rank_word(line: str) -> str:
     """Return the word of the rank's end of the link in a line, "" for any other line."""
     text = line.strip()
-    return text.removeprefix(_RANK_WORD) if text.startswith(_RANK_WORD) else ""
+    if text.startswith(_RANK_WORD):
+        return text.removeprefix(_RANK_WORD)
+    return ""
 
 
 def leave_link(code: int, text: str) -> NoReturn:
@@ -422,10 +426,15 @@ def worker_words(
 
 
 def notify(state: str) -> None:
-    if place := os.environ.get("NOTIFY_SOCKET", ""):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
-            bell.connect("\0" + place[1:] if place.startswith("@") else place)
-            bell.sendall(state.encode())
+    """Tell systemd the state of this unit; do nothing outside of one."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    if address.startswith("@"):  # an abstract socket
+        address = "\0" + address[1:]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
+        bell.connect(address)
+        bell.sendall(state.encode())
 
 
 def enter_start(settings: Settings, group: str) -> None:
@@ -507,7 +516,9 @@ def _is_shutting_down() -> bool:
 
 def _describe_ending(unit: str) -> str:
     """Return how a unit ended, in systemd's words."""
-    return f"{show_property(unit, 'Result')}, status {show_property(unit, 'ExecMainStatus')}"
+    result = show_property(unit, "Result")
+    status = show_property(unit, "ExecMainStatus")
+    return f"{result}, status {status}"
 
 
 def show_property(unit: str, name: str) -> str:

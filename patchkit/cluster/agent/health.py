@@ -91,7 +91,8 @@ def process_limits(process: str, root: Path = LIVE) -> ProcessLimits:
         locks = bool(int(capabilities[1], 16) >> _LOCKS & 1)
 
     return ProcessLimits(
-        memlock=int(memlock[1]) if memlock[1].isdigit() else None, locks=locks
+        memlock=int(memlock[1]) if memlock[1].isdigit() else None,
+        locks=locks,
     )
 
 
@@ -101,11 +102,14 @@ def container_limits(root: Path = LIVE) -> ContainerLimits:
     verbs_open = 0
     for file in files:
         with contextlib.suppress(OSError):
-            os.close(os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
+            descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+            os.close(descriptor)
             verbs_open += 1
 
     return ContainerLimits(
-        kind=_container_kind(root), verbs=len(files), verbs_open=verbs_open
+        kind=_container_kind(root),
+        verbs=len(files),
+        verbs_open=verbs_open,
     )
 
 
@@ -121,7 +125,10 @@ def _container_kind(root: Path) -> str:
         return word
 
     group = _read_text(root / "proc/1/cgroup")
-    return next((kind for name, kind in _GROUPS.items() if name in group), "")
+    for name, kind in _GROUPS.items():
+        if name in group:
+            return kind
+    return ""
 
 
 def _read_text(file: Path) -> str:
@@ -219,7 +226,8 @@ def collect_health(venv: str, unit: str) -> NodeHealth:
 
 
 def run_parts(
-    parts: Mapping[str, Callable[[], object]], expected: tuple[type[Exception], ...]
+    parts: Mapping[str, Callable[[], object]],
+    expected: tuple[type[Exception], ...],
 ) -> tuple[dict[str, Any], dict[str, Exception]]:
     """Run parts side by side; return their values, and the ``expected`` errors of the others."""
     values = {}
@@ -251,7 +259,8 @@ def _page_cache() -> int:
 
 def _running_guards() -> tuple[str, ...]:
     names = ("earlyoom", "systemd-oomd", "nohang")
-    states = attempt("systemctl", "is-active", *names, timeout=_SECONDS).output.split()
+    shown = attempt("systemctl", "is-active", *names, timeout=_SECONDS)
+    states = shown.output.split()
     if len(states) != len(names):
         raise UnreadError("systemctl does not say which services run")
 
@@ -261,7 +270,8 @@ def _running_guards() -> tuple[str, ...]:
 
 def find_compilers(venv: Path, environment: Mapping[str, str]) -> Compilers:
     """Return what a rank of this environment, if it exists, finds with these variables."""
-    path = os.pathsep.join((f"{venv}/bin", environment.get("PATH", os.defpath)))
+    folders = environment.get("PATH", os.defpath)
+    path = f"{venv}/bin{os.pathsep}{folders}"
     compilers = (shutil.which(name, path=path) for name in ("gcc", "cc", "clang"))
     compiler = next(filter(None, compilers), "")
 
@@ -272,8 +282,10 @@ def find_compilers(venv: Path, environment: Mapping[str, str]) -> Compilers:
     release = next((folder.name for folder in venv.glob("lib/python3.*")), "")
     homes = (python.resolve().parents[1], venv)  # the Python that made it comes first
     headers = (home / "include" / release / "Python.h" for home in homes)
-    header = next((str(file) for file in headers if file.is_file()), "")
-    return Compilers(compiler=compiler, python_h=header)
+    for header in headers:
+        if header.is_file():
+            return Compilers(compiler=compiler, python_h=str(header))
+    return Compilers(compiler=compiler)
 
 
 def read_kernel_log() -> tuple[str, ...]:
@@ -327,24 +339,23 @@ def gpu_state() -> GpuState:
 def gpu_users() -> tuple[GpuUser, ...]:
     """Return the processes that compute on the first GPU. Raises ToolUnavailable."""
     text = query_gpus("--query-compute-apps=pid,used_memory", "--id=0")
-    users = []
-    for pid, mib in parse_rows(text, 2) if text.strip() else ():
-        if pid.isdecimal():
-            # A process of another namespace has no name here.
-            words = ("ps", "-o", "user:32=,comm=", "-p", pid)
-            shown = attempt(*words, timeout=_SECONDS).output
-            user, _, name = shown.strip().partition(" ")
-            program = name.strip()
-            users.append(
-                GpuUser(
-                    pid=int(pid),
-                    name=program,
-                    user=user,
-                    mib=parse_whole(mib),
-                )
-            )
+    if not text.strip():
+        return ()
+    rows = parse_rows(text, 2)
+    return tuple(_gpu_user(pid, mib) for pid, mib in rows if pid.isdecimal())
 
-    return tuple(users)
+
+def _gpu_user(pid: str, mib: str) -> GpuUser:
+    # A process of another namespace has no name here.
+    words = ("ps", "-o", "user:32=,comm=", "-p", pid)
+    shown = attempt(*words, timeout=_SECONDS).output
+    user, _, name = shown.strip().partition(" ")
+    return GpuUser(
+        pid=int(pid),
+        name=name.strip(),
+        user=user,
+        mib=parse_whole(mib),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -172,8 +172,9 @@ def look_at_image(engine: str, names: Sequence[str]) -> ImageFacts:
     if image.problem:
         return image
 
-    entry = () if image.wraps else ("--entrypoint=",)
-    options = ("--interactive", "--network=none", *entry)
+    options = ["--interactive", "--network=none"]
+    if not image.wraps:
+        options.append("--entrypoint=")
     way = (*image.run, *options, image.id, "sh", "-c")
 
     try:
@@ -312,12 +313,13 @@ def _image_fields(image: Any) -> dict[str, Any]:
     cpu = str(image["Architecture"])
     keys = ("Entrypoint", "Cmd", "Env", "User", "WorkingDir")
     settings = [config.get(key) or "" for key in keys]
+    content = json.dumps([cpu, image["RootFS"]["Layers"], *settings])
     entry = " ".join(config.get("Entrypoint") or ())
     labels = config.get("Labels") or {}
 
     return {
         "id": image["Id"],
-        "content": digest(json.dumps([cpu, image["RootFS"]["Layers"], *settings])),
+        "content": digest(content),
         "wraps": bool(entry) and not _PROGRAM.search(entry),
         "digests": tuple(map(str, image.get("RepoDigests") or ())),
         "size": whole_number(image.get("Size", 0)),

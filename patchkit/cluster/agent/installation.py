@@ -96,7 +96,8 @@ class WheelLock:
     def id(self) -> str:
         """Return the name of the installation: the same one for the same bytes and Python."""
         rows = sorted(f"{wheel.name} {wheel.sha256}" for wheel in self.wheels)
-        return digest("\n".join([self.requirements, *rows, self.python]))[:12]
+        content = "\n".join([self.requirements, *rows, self.python])
+        return digest(content)[:12]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +166,9 @@ def _is_stored(wheel: NodeWheel, store: Path) -> bool:
     path = store / wheel.name
     if path.is_symlink() or not path.is_file():
         return False
-    return path.stat().st_size == wheel.size and sha256_of(path) == wheel.sha256
+    if path.stat().st_size != wheel.size:
+        return False
+    return sha256_of(path) == wheel.sha256
 
 
 def _find_python(house: WheelLock) -> str:
@@ -237,16 +240,18 @@ def _make_venv(
 ) -> Generator[tuple[int, int], None, InstalledVenv]:
     """Make an environment in place of anything there; the marker is its last file."""
     shutil.rmtree(place, ignore_errors=True)
-    made = attempt(_find_python(house), "-I", "-m", "venv", place, timeout=None)
-    if made.trouble:
-        raise made.error(hint=_AGAIN)
+    python = _find_python(house)
+    done = attempt(python, "-I", "-m", "venv", place, timeout=None)
+    if done.trouble:
+        raise done.error(hint=_AGAIN)
     (place / _LIST).write_text(house.requirements, encoding="utf-8")
     yield from _run_pip(place, len(house.wheels), size)
 
     os.sync()
     venv = _describe_venv(place, [wheel.name for wheel in house.wheels])
+    description = json.dumps(asdict(venv), indent=1)
     with translated(at=place), replacing(place / MARKER) as file:
-        file.write(json.dumps(asdict(venv), indent=1).encode())
+        file.write(description.encode())
     return venv
 
 
@@ -260,7 +265,8 @@ def _run_pip(
     words = (place / "bin" / "python", *_PIP, *links, "-r", place / _LIST)
 
     begun = 0
-    with Follow(*words, env={**os.environ, "LC_ALL": "C.UTF-8"}) as pip:
+    environment = {**os.environ, "LC_ALL": "C.UTF-8"}
+    with Follow(*words, env=environment) as pip:
         for line in pip:
             begun += line.startswith("Processing ")
             yield size * min(begun, wheels) // (wheels + 1), size
@@ -301,7 +307,8 @@ def _describe_venv(place: Path, wheels: Iterable[str]) -> InstalledVenv:
     """Return the content of an environment. Raises HostError for a wheel that is missing."""
     (site,) = place.glob("lib/python3.*/site-packages")
     homes = find_distributions([str(site)])
-    projects = {name.partition("-")[0].lower().replace(".", "_") for name in wheels}
+    names = (wheel.partition("-")[0] for wheel in wheels)
+    projects = {name.lower().replace(".", "_") for name in names}
     if absent := sorted(projects - {*homes}):
         raise HostError(f"{place}: {absent[0]} is not installed", hint=_AGAIN)
 
@@ -336,7 +343,8 @@ def _read_whole(place: Path) -> InstalledVenv | None:
     except (OSError, ValueError, RecordError, PatchkitError):
         return None
 
-    if venv.name != place.name or _digest_records(site, venv.versions) != venv.record:
+    is_changed = _digest_records(site, venv.versions) != venv.record
+    if is_changed or venv.name != place.name:
         return None
     return venv
 
@@ -355,7 +363,8 @@ def digest_record(home: Path) -> str:
     from.
     """
     try:
-        rows = list(csv.reader(read_text(home / "RECORD", limit=_LARGEST).splitlines()))
+        text = read_text(home / "RECORD", limit=_LARGEST)
+        rows = list(csv.reader(text.splitlines()))
     except (PatchkitError, csv.Error):
         return ""
 
@@ -365,7 +374,9 @@ def digest_record(home: Path) -> str:
         is_hashed = len(row) > 1 and row[1]
         if is_hashed and not row[0].startswith(left_out):
             files.append(",".join(row[:2]))
-    return digest("\n".join(sorted(files))) if files else ""
+    if not files:
+        return ""
+    return digest("\n".join(sorted(files)))
 
 
 def switch_link(venv: str, name: str) -> None:
@@ -392,8 +403,9 @@ def switch_link(venv: str, name: str) -> None:
 
 def environment_of(link: Path) -> Path:
     """Return the environment that a link leads to; the path itself if patchkit did not make it."""
-    name = leads_to(link)
-    return share_folder("venvs") / name if name else link
+    if name := leads_to(link):
+        return share_folder("venvs") / name
+    return link
 
 
 def describe_successor(link: str, served: str) -> str:
@@ -410,8 +422,9 @@ def describe_successor(link: str, served: str) -> str:
 def _describe_release(place: Path) -> str:
     """Return the release of vLLM in an environment that `install` made, and its name."""
     venv = _read_whole(place)
-    release = venv.versions.get("vllm", "") if venv else ""
-    return f"vLLM {release} ({place.name})" if release else place.name
+    if venv and (release := venv.versions.get("vllm")):
+        return f"vLLM {release} ({place.name})"
+    return place.name
 
 
 def leads_to(link: Path, *, check: bool = False) -> str:

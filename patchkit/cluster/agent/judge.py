@@ -119,7 +119,9 @@ class ServerLife:
     @property
     def proof(self) -> str:
         """Return the sign that keeps a server from being killed, "" for none."""
-        return "" if self.state in (ENDED, DOUBT) else self.text
+        if self.state in (ENDED, DOUBT):
+            return ""
+        return self.text
 
     @property
     def line(self) -> str:
@@ -161,7 +163,9 @@ def judge(signs: ServerSigns, frozen: float) -> ServerLife:
 
 
 def _describe_doubt(signs: ServerSigns) -> str:
-    count = "an unknown number of" if signs.requests is None else signs.requests
+    count: object = signs.requests
+    if signs.requests is None:
+        count = "an unknown number of"
     parts = [signs.metrics_trouble or f"{count} requests, and no step"]
 
     if signs.token_refusal:
@@ -180,7 +184,9 @@ def describe_trouble(
     """Return why a path says nothing of the server; "" where it answers."""
     if trouble:
         return f"{path} does not answer: {trouble}"
-    return f"{path} says {status}" if status >= _SERVER_ERRORS else ""
+    if status >= _SERVER_ERRORS:
+        return f"{path} says {status}"
+    return ""
 
 
 def is_question_refused(status: int) -> bool:
@@ -231,4 +237,6 @@ def has_moved(figures: Mapping[str, float], former: Mapping[str, float]) -> bool
 def read_life(line: str) -> ServerLife | None:
     """Return the life in a line that a watch told systemd; None for any other line."""
     state, sign, text = line.partition(": ")
-    return ServerLife(state, text) if sign and state in _STATES else None
+    if sign and state in _STATES:
+        return ServerLife(state, text)
+    return None

@@ -191,4 +191,6 @@ def _ping(way: Way) -> Way:
 def _echo(ping: Completed) -> Echo:
     if not ping.trouble:
         return "answers"
-    return "silent" if ping.status == 1 else "unknown"
+    if ping.status == 1:
+        return "silent"
+    return "unknown"

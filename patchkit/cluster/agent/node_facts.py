@@ -123,7 +123,8 @@ def look_at_node(
 
     user = pwd.getpwuid(os.getuid()).pw_name
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/bin"
-    tools = (tool for tool in ("rsync", "systemctl") if shutil.which(tool, path=path))
+    tools = ("rsync", "systemctl")
+    installed = (tool for tool in tools if shutil.which(tool, path=path))
 
     return NodeFacts(
         host=host,
@@ -137,7 +138,7 @@ def look_at_node(
         persistent_journal=Path("/var/log/journal").is_dir(),
         ptxas=inside.contents.ptxas if inside else find_ptxas(LIVE, os.environ),
         image=inside,
-        has=tuple(tools),
+        has=tuple(installed),
         files=read_placed(config_folder(name)),
         models={folder: model_print(folder) for folder in models},
     )
@@ -148,14 +149,17 @@ def _read_memlock() -> int | None:
     words = ("show", "--property=DefaultLimitMEMLOCK", "--value")
     limit = run_for_user("systemctl", *words).output.strip()
 
-    is_limited = limit.isdigit() and int(limit) < _UNLIMITED
-    return int(limit) if is_limited else None
+    if limit.isdigit() and int(limit) < _UNLIMITED:
+        return int(limit)
+    return None
 
 
 def _systemd_version() -> int:
     """Return the release of systemd, 0 if it is unknown."""
-    words = attempt("systemctl", "--version").output.split()[1:2]
-    return int(words[0]) if words and words[0].isdigit() else 0
+    words = attempt("systemctl", "--version").output.split()
+    if len(words) > 1 and words[1].isdigit():
+        return int(words[1])
+    return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,10 @@ def unit_folder() -> Path:
 
 
 def run_for_user(
-    program: str, *words: str, check: bool = False, timeout: float = 60
+    program: str,
+    *words: str,
+    check: bool = False,
+    timeout: float = 60,
 ) -> Completed:
     """Run a program of systemd with --user, which a login without PAM does not find by itself.
 
@@ -166,5 +169,6 @@ def _describe_holder(folder: Path) -> str:
     if peer := re.search(rb"(?:^|\0)SSH_CONNECTION=([^ \0]+)", environment):
         place = f"from {peer[1].decode(errors='replace')}"
 
-    since = attempt("ps", "-o", "lstart=", "-p", str(process)).output.strip()
-    return f"process {process}, {place}, since {since or 'some time ago'}"
+    shown = attempt("ps", "-o", "lstart=", "-p", str(process))
+    since = shown.output.strip() or "some time ago"
+    return f"process {process}, {place}, since {since}"

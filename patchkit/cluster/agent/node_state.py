@@ -92,7 +92,10 @@ class NodeState:
 
     def unit(self, name: str) -> UnitState | None:
         """Return the state of a unit; None for one that was not asked for."""
-        return next((unit for unit in self.units if unit.unit == name), None)
+        for unit in self.units:
+            if unit.unit == name:
+                return unit
+        return None
 
 
 def read_node_state(name: str, units: Sequence[str]) -> NodeState:
@@ -105,7 +108,9 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
     successor, image = look_at_served(settings)
     # A worker's files name no server.
     url = settings.get("url")
-    listeners = strangers(url, units[0], name) if isinstance(url, str) else []
+    listeners = []
+    if isinstance(url, str):
+        listeners = strangers(url, units[0], name)
     states = tuple(unit_states(units))
 
     return NodeState(
@@ -132,7 +137,8 @@ def _count_starts(unit: str) -> int:
     """Return how often a unit was started in an hour, also because a person asked for it."""
     words = ("--since=-1h", "--quiet", "--no-pager", "--output=cat")
     matches = (f"_UID={os.getuid()}", f"MESSAGE_ID={_STARTING}", f"USER_UNIT={unit}")
-    return len(attempt("journalctl", *words, *matches).output.splitlines())
+    lines = attempt("journalctl", *words, *matches).output.splitlines()
+    return len(lines)
 
 
 def _last_kill_of_watch(unit: str) -> str:
@@ -146,7 +152,8 @@ def _last_kill_of_watch(unit: str) -> str:
 
     if kill is None:
         return ""
-    return time.strftime("%F %T ", time.localtime(kill.time / 1e6)) + kill.text
+    clock = time.localtime(kill.time / 1e6)
+    return time.strftime("%F %T ", clock) + kill.text
 
 
 def read_settings(name: str) -> dict[str, Any]:

@@ -65,9 +65,10 @@ def strangers(
         if (name and cluster == name) or _is_in_units(process, unit):
             continue
 
-        suffix = f" of the cluster {cluster}" if cluster else ""
-        place = f"{listener.address} port {listener.port}"
-        descriptions.append(f"{place}: {listener.holder}{suffix}")
+        text = f"{listener.address} port {listener.port}: {listener.holder}"
+        if cluster:
+            text += f" of the cluster {cluster}"
+        descriptions.append(text)
     return descriptions
 
 

@@ -77,7 +77,8 @@ def read_journal(
 ) -> Iterator[JournalLine]:
     """Yield the journal of units as ``read_units`` does, without the kernel."""
     count = 0
-    with Follow(*_journal_words(units, since, lines, follow), given=()) as journal:
+    words = _journal_words(units, since, lines, follow)
+    with Follow(*words, given=()) as journal:
         for text in journal:
             if line := _read_entry(text):
                 count += 1
@@ -126,5 +127,7 @@ def _read_entry(text: str) -> JournalLine | None:
         octets = bytes(number & 255 for number in message if isinstance(number, int))
         message = octets.decode(errors="replace")
     return JournalLine(
-        time=moment, unit=unit, text=message if isinstance(message, str) else ""
+        time=moment,
+        unit=unit,
+        text=message if isinstance(message, str) else "",
     )

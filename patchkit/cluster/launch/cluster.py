@@ -43,15 +43,23 @@ class Cluster:
     def units(self) -> list[str]:
         """Return the units that a head may have; a worker has only the first one."""
         ray = self.file.unit_name("-ray")
-        return [self.file.unit, *self.file.watch_units, ray, self.file.guard_unit]
+        return [
+            self.file.unit,
+            *self.file.watch_units,
+            ray,
+            self.file.guard_unit,
+        ]
 
     def units_of(self, node: Remote) -> list[str]:
         """Return the units that a node may have."""
-        return self.units if node == self.head else [self.file.unit]
+        if node == self.head:
+            return self.units
+        return [self.file.unit]
 
     def with_image(self, image: str) -> Cluster:
         """Return the cluster with another image."""
-        return Cluster(replace(self.file, serve=replace(self.file.serve, image=image)))
+        serve = replace(self.file.serve, image=image)
+        return Cluster(replace(self.file, serve=serve))
 
     def facts(self, models: Sequence[str] = ()) -> list[NodeFacts]:
         """Return the facts of all nodes. Raises the first error of a node, naming the others."""
@@ -204,7 +212,9 @@ def read_group_journal(
 
     ``since`` is as journalctl takes it, by each node's own clock; ``@SECONDS`` is by the head's.
     """
-    chosen = [node for node in cluster.nodes if not nodes or node.destination in nodes]
+    chosen = cluster.nodes
+    if nodes:
+        chosen = [node for node in chosen if node.destination in nodes]
     silent: dict[str, PatchkitError] = {}
     offsets: dict[Remote, float] = {}
 
@@ -237,7 +247,7 @@ def read_group_journal(
             silent[node.destination] = error
 
     journals = [read(node, offset) for node, offset in offsets.items()]
-    merged = heapq.merge(*journals, key=lambda entry: (entry[1].time, entry[0]))
+    merged = heapq.merge(*journals, key=_moment_and_node)
 
     if follow:
         return GroupJournal(lines=_merge_arriving(journals), silent=silent)
@@ -256,6 +266,11 @@ def _clock_offset(node: Remote) -> float:
     return offset
 
 
+def _moment_and_node(entry: tuple[str, JournalLine]) -> tuple[int, str]:
+    node, line = entry
+    return line.time, node
+
+
 def _merge_arriving(
     journals: Sequence[Iterator[tuple[str, JournalLine]]],
 ) -> Iterator[tuple[str, JournalLine]]:
@@ -268,7 +283,8 @@ def _merge_arriving(
         arrived.put(None)
 
     for lines in journals:
-        threading.Thread(target=pump, args=[lines], daemon=True).start()
+        thread = threading.Thread(target=pump, args=[lines], daemon=True)
+        thread.start()
 
     for _journal in journals:
         while (entry := arrived.get()) is not None:

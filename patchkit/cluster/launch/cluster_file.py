@@ -119,7 +119,9 @@ class ServeChoices:
     def local_image(self) -> str:
         """Return the tag that `cluster install` gives a pinned image on every node, "" for none."""
         _name, _at, pin = self.image.partition("@sha256:")
-        return f"localhost/patchkit:{pin[:12]}" if pin else ""
+        if not pin:
+            return ""
+        return f"localhost/patchkit:{pin[:12]}"
 
     @property
     def image_asked(self) -> dict[str, Any]:

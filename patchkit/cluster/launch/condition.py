@@ -56,7 +56,9 @@ class ServerCondition:
     @property
     def hangs(self) -> str:
         """Return the sign that the server hangs, "" if it does not."""
-        return self.life.text if self.life and self.life.state == DOUBT else ""
+        if self.life and self.life.state == DOUBT:
+            return self.life.text
+        return ""
 
 
 def ask_life(cluster: Cluster) -> ServerLife:

@@ -44,8 +44,12 @@ class Container:
     folders: tuple[str, ...]
     caches: tuple[str, ...]
 
-    def words(self, command: tuple[str, ...], *more: str) -> tuple[str, ...]:
-        """Return the words of the engine, with ``more`` options, that run a command."""
+    def words(
+        self,
+        command: tuple[str, ...],
+        *extra: str,
+    ) -> tuple[str, ...]:
+        """Return the words of the engine, with ``extra`` options, that run a command."""
         home = self.rank.facts.home
         options = [
             f"--name={self.name}",
@@ -60,7 +64,7 @@ class Container:
         # A snapshot in the Hub's cache links to files beside it.
         folders = (_SNAPSHOT.sub(r"\1", folder) for folder in self.folders)
         options += [mount(folder, "", "readonly") for folder in folders]
-        options += [mount(f"{home}/{CACHES}"), mount(self._hub), *more]
+        options += [mount(f"{home}/{CACHES}"), mount(self._hub), *extra]
 
         if not self.image.wraps:
             options.append("--entrypoint=")
@@ -117,13 +121,15 @@ class Container:
         return ("/bin/sh", "-c", f"unset {MARK}; {removal} >/dev/null 2>&1")
 
 
-def mount(folder: str, at: str = "", *more: str) -> str:
+def mount(folder: str, at: str = "", *flags: str) -> str:
     """Return the option that gives a container a folder, by default at the path that it has."""
-    parts = ["type=bind", f"src={folder}", f"dst={at or folder}", *more]
+    parts = ["type=bind", f"src={folder}", f"dst={at or folder}", *flags]
     return "--mount=" + ",".join(map(_csv_field, parts))
 
 
 def _csv_field(text: str) -> str:
     """Return a field of a line of CSV, as Go reads it."""
+    if not set(text) & set(',"'):
+        return text
     field = text.replace('"', '""')
-    return f'"{field}"' if "," in text or '"' in text else field
+    return f'"{field}"'

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from patchkit.cluster.agent.node_facts import ModelPrint, NodeFacts
-from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode, ServeChoices
+from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
 from patchkit.cluster.models.model_folder import SHORT, ModelFolder
 from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.runtime.envfile.env_file import EnvFile, parse_env_file
@@ -59,7 +59,9 @@ class ServedModel:
     @property
     def folder(self) -> str:
         """Return the folder on every node, "" for a model that vLLM itself downloads."""
-        return self.source if self.source.startswith(("/", "~/")) else ""
+        if self.source.startswith(("/", "~/")):
+            return self.source
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +109,9 @@ def _choose_preset(choice: str, model: str) -> Preset | None:
     """Return the preset of a cluster's file: by its name, or by the model's where it has none."""
     if not choice:
         return find_preset(model)
-    return None if choice == "none" else named_preset(choice)
+    if choice == "none":
+        return None
+    return named_preset(choice)
 
 
 def other_model(
@@ -273,10 +277,10 @@ def _plan_rank(
     serve = cluster.serve
     rules = load_variable_rules()
     variables = {rule.id for rule in rules.rules}
-    of_variables = _choose_rules(serve, lambda rule: rule in variables)
-    of_flags = _choose_rules(serve, lambda rule: rule not in variables)
-
-    node = _decide_rank(cluster, number, facts, model, of_variables, head)
+    wanted = frozenset(serve.wanted)
+    unwanted = frozenset(serve.unwanted)
+    choice = RuleChoice(wanted=wanted & variables, unwanted=unwanted & variables)
+    node = _decide_rank(cluster, number, facts, model, choice, head)
     env = make_cluster_env(
         node,
         facts.host,
@@ -291,8 +295,9 @@ def _plan_rank(
 
     command = None
     if node.role != "worker" or node.executor.name != "ray":
+        choice = RuleChoice(wanted=wanted - variables, unwanted=unwanted - variables)
         request = _serve_request(cluster, number, facts, model, node)
-        command = serve_args(replace(request, choice=of_flags), load_flag_rules())
+        command = serve_args(replace(request, choice=choice), load_flag_rules())
 
     # systemd reads the values for a program, an engine those for a container.
     form = Format.DOCKER if serve.image else Format.SYSTEMD
@@ -308,14 +313,6 @@ def _plan_rank(
         env=env,
         text=text,
         command=command,
-    )
-
-
-def _choose_rules(serve: ServeChoices, accept: Callable[[str], bool]) -> RuleChoice:
-    """Return the wanted and unwanted rules of a cluster's file that ``accept`` is true for."""
-    return RuleChoice(
-        wanted=frozenset(filter(accept, serve.wanted)),
-        unwanted=frozenset(filter(accept, serve.unwanted)),
     )
 
 
@@ -389,4 +386,6 @@ def _decide_rank(
 
 def absolute(path: str, facts: NodeFacts) -> str:
     """Return a path of a node with its user's home in it."""
-    return f"{facts.home}/{path[2:]}" if path.startswith("~/") else path
+    if path.startswith("~/"):
+        return f"{facts.home}/{path[2:]}"
+    return path

@@ -115,12 +115,12 @@ def _require_same_model(
         f"{name}: {model.problem}" for name, model in prints.items() if model.problem
     ]
 
-    other = other_model(prints, cluster.file.models.get(served.name, ""))
+    stray = other_model(prints, cluster.file.models.get(served.name, ""))
     if broken:
         what = f"{served.name} is not whole: {'; '.join(broken)}"
         can_copy = len(broken) < len(prints)
-    elif other:
-        what = f"{served.name} is not the same on every node: {other[0]} {other[1]}"
+    elif stray:
+        what = f"{served.name} is not the same on every node: {stray[0]} {stray[1]}"
         # Without any record nobody knows which node is right.
         can_copy = any(model.commit for model in prints.values())
     else:

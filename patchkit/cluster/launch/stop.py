@@ -27,7 +27,9 @@ def stop_group(
         )
 
     head, *workers = cluster.nodes
-    return [*run_on_all([head], stop), *run_on_all(workers, stop)]
+    results = run_on_all([head], stop)
+    results += run_on_all(workers, stop)
+    return results
 
 
 def end_left_nodes(

@@ -94,7 +94,12 @@ def _software_findings(
     targets = (head.host.target, worker.host.target)
     if targets[0] != targets[1]:
         yield finding_from_text(
-            _TEXTS, "devices", pair, **names, one=targets[0], other=targets[1]
+            _TEXTS,
+            "devices",
+            pair,
+            **names,
+            one=targets[0],
+            other=targets[1],
         )
 
 
@@ -138,7 +143,11 @@ def image_finding(name: str, image: ImageFacts) -> Finding:
     words = image.said.lower()
     about, cure = next(cause for text, cause in causes.items() if text in words)
     finding = finding_from_text(
-        _TEXTS, about, name, said=image.said, command=ssh_command(name, *cure)
+        _TEXTS,
+        about,
+        name,
+        said=image.said,
+        command=ssh_command(name, *cure),
     )
 
     if about == IMAGE_DISK_FULL:
@@ -186,4 +195,6 @@ def _low_memlock(facts: NodeFacts) -> int | None:
     has_rdma = any(port.active for port in facts.host.rdma)
     # Docker's daemon belongs to root, and has no limit.
     is_docker = facts.image is not None and facts.image.program.endswith("docker")
-    return facts.memlock if has_rdma and not is_docker else None
+    if is_docker or not has_rdma:
+        return None
+    return facts.memlock

@@ -336,7 +336,9 @@ class GroupUnits:
 
         if folder.startswith(f"{models}/"):
             return (models,)
-        return (folder,) if folder else ()
+        if folder:
+            return (folder,)
+        return ()
 
 
 def node_scripts() -> dict[str, str]:
@@ -360,7 +362,9 @@ def node_scripts() -> dict[str, str]:
 
 def _program_folder(rank: PlannedRank) -> str:
     """Return the folder of a rank's programs; "" in an image, whose PATH has them."""
-    return "" if rank.facts.image else f"{rank.facts.venv}/bin/"
+    if rank.facts.image:
+        return ""
+    return f"{rank.facts.venv}/bin/"
 
 
 def _read_template(name: str) -> str:
@@ -371,8 +375,9 @@ def _fill_template(template: str, values: dict[str, str]) -> str:
     """Return a unit, without comments and without lines whose value is empty."""
     lines = template.splitlines(keepends=True)
     used = (Template(line) for line in lines if line[0] != "#")
-    filled = [line.substitute(values) for line in used]
-    return _HEADER + "".join(line for line in filled if line.partition("=")[2] != "\n")
+    filled = (line.substitute(values) for line in used)
+    written = [line for line in filled if line.partition("=")[2] != "\n"]
+    return _HEADER + "".join(written)
 
 
 def unit_word(word: str) -> str:
@@ -394,4 +399,5 @@ def _printable_character(character: str) -> str:
 def unit_line(words: Sequence[str]) -> str:
     """Return a command line for ExecStart: in it a dollar sign begins a variable."""
     program, *arguments = map(unit_word, words)
-    return " ".join([program, *(word.replace("$", "$$") for word in arguments)])
+    escaped = [word.replace("$", "$$") for word in arguments]
+    return " ".join([program, *escaped])

@@ -166,7 +166,8 @@ def _start_group(
     for text in end_left_nodes(cluster, states):
         watcher.warn(text)
 
-    if head.serves or any(state.processes or state.containers for state in states):
+    runs = any(state.processes or state.containers for state in states)
+    if head.serves or runs:
         committed("what ran before is stopped")
         check_stopped(cluster, stop_group(cluster, disable=False))
 
