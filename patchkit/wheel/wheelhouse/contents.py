@@ -51,20 +51,24 @@ def read_settled(house: Path) -> Manifest:
 
 def check_folder(house: Path) -> None:
     """Raise StorageError unless wheels can be written there; nothing is written to find out."""
-    nearest = next(path for path in (house, *house.absolute().parents) if path.exists())
-    if not nearest.is_dir():
-        why = f"{nearest} is a file"
-    elif not os.access(nearest, os.W_OK):
-        why = f"{nearest} is read-only"
-    elif not os.statvfs(nearest).f_blocks:
-        why = f"{nearest} is not on a disk"  # as /proc and /sys, where root may write
-    else:
-        return
-    raise StorageError(
-        f"{house}: not a folder that can be written to",
-        why=why,
-        hint="name another one with --dir",
-    )
+    places = (house, *house.absolute().parents)
+    nearest = next(path for path in places if path.exists())
+    if obstacle := _write_obstacle(nearest):
+        raise StorageError(
+            f"{house}: not a folder that can be written to",
+            why=f"{nearest} is {obstacle}",
+            hint="name another one with --dir",
+        )
+
+
+def _write_obstacle(place: Path) -> str:
+    """Return why nothing can be written into a folder, "" if it can."""
+    if not place.is_dir():
+        return "a file"
+    if not os.access(place, os.W_OK):
+        return "read-only"
+    # As /proc and /sys, where root may write.
+    return "" if os.statvfs(place).f_blocks else "not on a disk"
 
 
 def check_room(house: Path, filename: str) -> tuple[str, ...]:
@@ -95,7 +99,8 @@ def add_wheel(
         listed = listed_manifest(house)
         outdated = _find_outdated(house, name)
         leaving = {*outdated, name.filename}
-        kept = [entry for entry in listed.wheels if entry.filename not in leaving]
+        staying = [entry for entry in listed.wheels if entry.filename not in leaving]
+
         # The copy is checked and committed: the named file may change in between.
         with stage_copy(house, wheel) as copy:
             _require_whole(wheel, copy)
@@ -105,7 +110,7 @@ def add_wheel(
                 size=copy.stat().st_size,
                 facts=facts,
             )
-            after = replace(listed, wheels=(*kept, fresh))
+            after = replace(listed, wheels=(*staying, fresh))
             commit_files(house, write_documents(after), outdated, {name.filename: copy})
 
     for filename in outdated:
@@ -118,9 +123,12 @@ def add_wheel(
 def _require_whole(wheel: Path, copy: Path) -> None:
     faults = list(find_faults(copy))
     if faults:
-        more = len(faults) - 1
-        why = f"and {more} faults more" if more else "the wheel is damaged"
-        raise SourceError(f"{wheel}: {faults[0]}", why=why, hint="build it again")
+        further = len(faults) - 1
+        raise SourceError(
+            f"{wheel}: {faults[0]}",
+            why=f"and {further} faults more" if further else "the wheel is damaged",
+            hint="build it again",
+        )
 
 
 def replace_dependencies(
@@ -146,8 +154,8 @@ def replace_dependencies(
             )
 
         after = replace(listed, wheels=(*listed.built, *fresh))
-        kept = {entry.filename for entry in after.wheels if entry.held}
-        gone = [entry.filename for entry in listed.wheels if entry.filename not in kept]
+        held = {entry.filename for entry in after.wheels if entry.held}
+        gone = [entry.filename for entry in listed.wheels if entry.filename not in held]
         arriving = {source.name: source for source in sources}
         commit_files(house, write_documents(after), gone, arriving)
 
@@ -176,6 +184,7 @@ def _find_outdated(house: Path, new: WheelName) -> tuple[str, ...]:
     """Return the wheels that a new one replaces. Raises UsageError for one that it does not."""
     dependencies = _dependencies(listed_manifest(house))
     outdated = []
+
     for old in known_wheels(house):
         if not rivals(new, old):
             continue
@@ -190,6 +199,7 @@ def _find_outdated(house: Path, new: WheelName) -> tuple[str, ...]:
             + _rivalry(new, old),
             hint=f"{drop}; or build into another folder",
         )
+
     return tuple(outdated)
 
 
@@ -201,6 +211,7 @@ def _is_older_build(new: WheelName, old: WheelName) -> bool:
     if new.version == old.version:
         return True
     device = device_of(new)
+
     is_same_device = bool(device) and device == device_of(old)
     return is_same_device and new.version.public == old.version.public
 
@@ -209,6 +220,7 @@ def _rivalry(new: WheelName, old: WheelName) -> str:
     """Return why a wheelhouse cannot hold both."""
     if new.version.public != old.version.public:
         return "two versions of one project"
+
     devices = sorted(filter(None, (device_of(new), device_of(old))))
     if len(devices) == 2:
         return f"builds for {' and '.join(devices)}"

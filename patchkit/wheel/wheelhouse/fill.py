@@ -100,6 +100,7 @@ def node_platform(house: Path, python: str | None) -> NodePlatform:
             why="dependencies are resolved for one machine, that of a wheel's target",
             hint="keep a wheelhouse for each CPU",
         )
+
     if python and not _PYTHON.fullmatch(python):
         raise UsageError(
             f"--python-version takes a version such as 3.12, not {python!r}"
@@ -132,9 +133,11 @@ def fill_wheelhouse(
     """
     before = read_settled(house)
     require_effect(house, before.overrides, pins_in(house))
+
     built = _read_built(house, before)
     for wrong in find_contradicted(before.overrides, built):
         raise UsageError(f"{wrong.where}: {wrong.what}", why=wrong.why, hint=wrong.hint)
+
     cuda = cuda_majors(built)
     ours = [wheel.path for wheel in built if wheel.name.cpus & {node.machine, ANY}]
 
@@ -148,12 +151,14 @@ def fill_wheelhouse(
             _cuda_constraints(cuda),
             [override.takes for override in before.overrides],
         )
+
         # A torch for CPUs alone is refused before gigabytes of it are downloaded.
         torch = _proved_torch(chosen, node, cuda, {})
         files: dict[str, Path] = {}
         if not lock_only:
             files = _collect_wheels(chosen, house, downloads, progress, tell)
             torch = _proved_torch(chosen, node, cuda, files)
+
         fresh = [_entry(wheel, files.get(wheel.filename)) for wheel in chosen]
         arriving = [path for path in files.values() if path.parent == downloads]
         replace_dependencies(house, before, fresh, arriving)
@@ -243,6 +248,7 @@ def _collect_wheels(
             files[wheel.filename] = file
         else:
             absent.append(wheel)
+
     if absent:
         _check_room(house, absent, downloads, tell)
     download_wheels(absent, downloads, progress)
@@ -297,6 +303,7 @@ def download_wheels(
             # Nobody but fill puts something there, and fill makes no links.
             if place.is_symlink():
                 place.unlink()
+
             # Only what is whole gets its name, so the next run can take it as it is.
             with continuing(place) as stream:
                 sha256 = _transfer_wheel(wheel, stream, session, report)
@@ -307,6 +314,7 @@ def download_wheels(
                         why=f"its sha256 is {sha256}; the index said {wheel.sha256}",
                         hint="run it again; if it stays so, the index or a proxy changes files",
                     )
+
             before += place.stat().st_size
 
 
@@ -371,6 +379,7 @@ def _find_torch(
     requires = [
         other.name.pinned for other in chosen if _OF_TORCH.fullmatch(other.name.project)
     ]
+
     members = None
     if files:
         with WheelFile(files[wheel.filename]) as file:

@@ -34,6 +34,7 @@ def choose_override(house: Path, takes: ExactPin, reason: str = "") -> Override:
     torch, which other wheels are compiled against; SourceError for an NCCL that is refused.
     """
     pins = pins_in(house)
+
     pinned = _find_pin(house, pins, takes.project)
     if library_rules().compiled_against.cover(takes.project):
         raise UsageError(
@@ -41,6 +42,7 @@ def choose_override(house: Path, takes: ExactPin, reason: str = "") -> Override:
             why=f"{pinned.wheel} was compiled against {pinned.pin}",
             hint="take a vLLM that is built for another one",
         )
+
     version = pinned.pin.version
     if takes.version.local or takes.version <= version:
         raise UsageError(
@@ -49,6 +51,7 @@ def choose_override(house: Path, takes: ExactPin, reason: str = "") -> Override:
             "build is not known before it is built",
             hint=f"name a later release than {version}: a build of it meets the override",
         )
+
     if is_nccl(takes.project):
         load_recipe("nccl").check(takes.version)
 
@@ -77,6 +80,7 @@ def _find_pin(house: Path, pins: Sequence[WheelPin], project: str) -> WheelPin:
         raise UsageError(
             f"{house}: its wheels pin {different}", hint="drop one of them first"
         )
+
     (pin,) = by_pin.values()
     return pin
 
@@ -111,6 +115,7 @@ def record_override(house: Path, override: Override) -> bool:
         listed = listed_manifest(house)
         if override in listed.overrides:
             return False
+
         others = _without_project(listed, override.takes.project)
         after = replace(listed, overrides=(*others, override))
         commit_files(house, write_documents(after), ())
@@ -145,12 +150,14 @@ def known_overrides(
 ) -> tuple[Override, ...]:
     """Return the overrides that known bugs of pinned releases suggest, where none is recorded."""
     overridden = {override.takes.project for override in recorded}
+
     suggestions = {}
     for pin in pins:
         project = pin.pin.project
         version = pin.pin.version
         if not is_nccl(project) or project in overridden:
             continue
+
         for bug in load_recipe("nccl").bugs_of(version):
             if bug.take:
                 suggestions[project] = Override(
@@ -196,6 +203,7 @@ def require_wanted(house: Path, version: Version) -> None:
         return
 
     wanted, reason = max(reasons.items())
+
     folder = "or build into another folder: --dir"
     hint = f"leave --version out to build {wanted}; {folder}"
     is_pinned = any(pin.pin.project == PACKAGE for pin in pins_in(house))
@@ -213,6 +221,7 @@ def _required_nccl(house: Path) -> dict[Version, str]:
     """Return each NCCL that the wheels want, and the reason."""
     pins = pins_in(house)
     overrides = listed_manifest(house).overrides
+
     require_effect(house, overrides, pins)
     for override in overrides:
         if is_nccl(override.takes.project):

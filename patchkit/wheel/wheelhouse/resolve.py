@@ -95,6 +95,7 @@ class NodePlatform:
         platforms = [f"{name}_{self.machine}" for name in names]
         python = [int(part) for part in self.python.split(".")[:2]]
         interpreter = "cp" + "".join(map(str, python))
+
         native = cpython_tags(python, platforms=platforms)
         others = compatible_tags(python, interpreter, platforms)
         return {tag: rank for rank, tag in enumerate(chain(native, others))}
@@ -129,6 +130,7 @@ def _uv_environment(sources: WheelSources) -> dict[str, str]:
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("UV_")
     }
+
     links = [folder.absolute().as_uri() for folder in sources.folders]
     if not sources.offline:
         settings = pip_settings()
@@ -138,6 +140,7 @@ def _uv_environment(sources: WheelSources) -> dict[str, str]:
         # As pip: the best of all indexes, not of the first one.
         if "extra-index-url" in settings:
             environment["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+
         links += filter(_is_usable_link, settings.get("find-links", "").split())
 
     environment["UV_FIND_LINKS"] = ",".join(links)
@@ -162,6 +165,7 @@ def _uv_error(
         if shown and not line.startswith("warning:"):
             lines.append(shown)
     why = "\n        ".join(lines[:_SHOWN])
+
     if "No solution found" in output:
         names = [unquote(text).rpartition("/")[2] for text in requirements]
         return SourceError(
@@ -171,6 +175,7 @@ def _uv_error(
             "alone on a node (pip wheel), and name its folder with --find-links; if an index has "
             "what was not found, check its credentials in pip's configuration",
         )
+
     if "parse" in output and "requirement" in output:
         return UsageError("--with takes a requirement such as 'ray>=2.40'", why=why)
     return StorageError(
@@ -212,10 +217,12 @@ def resolve_wheels(
             raise UsageError(
                 f"--with takes a requirement such as 'ray>=2.40', not {text!r}"
             )
+
     ours = {}
     for wheel in given:
         project = wheel_name(wheel.name).project
         ours[project] = f"{project} @ {wheel.as_uri()}"
+
     requirements = [*ours.values(), *also]
     # An override replaces our own requirement as well: it has to name the wheel that is given.
     taken = [ours.get(pin.project, str(pin)) for pin in overrides]
@@ -224,6 +231,7 @@ def resolve_wheels(
     done = _run_uv(requirements, limits, node, sources)
     if done.trouble:
         raise _uv_error(done.errors, requirements, node)
+
     ranks = node.ranks()
     wheels = [
         _choose_file(row, node, ranks)
@@ -275,11 +283,13 @@ def _choose_file(
         wheel = _locked_wheel(file, node)
         if wheel is None:
             continue
+
         *_, build, tags = parse_wheel_filename(wheel.filename)
         fitting = [ranks[tag] for tag in tags if tag in ranks]
         if fitting:
             # As pip chooses: the best tag, and of equals the highest build number.
             wheels.append((-min(fitting), build, wheel))
+
     if not wheels:
         raise SourceError(
             f"{row['name']} {row.get('version', '')}: there is no wheel with a sha256",
@@ -294,6 +304,7 @@ def _locked_wheel(file: Mapping[str, Any], node: NodePlatform) -> LockedWheel | 
     url = file.get("url") or Path(file.get("path", "")).absolute().as_uri()
     filename = unquote(urlsplit(url).path.rpartition("/")[2])
     sha256 = file.get("hashes", {}).get("sha256", "")
+
     if not filename.endswith(".whl") or not _SHA256.fullmatch(sha256):
         return None
     return LockedWheel(

@@ -68,6 +68,7 @@ def hold_wheelhouse(folder: Path) -> Iterator[None]:
             f"{folder}: no such folder",
             hint=f"name a wheelhouse that is there; or make it: {make}",
         )
+
     with locked(folder, _PATIENCE):
         yield
 
@@ -125,11 +126,13 @@ def commit_files(
     changes = []
     for name, after in contents.items():
         _remove_link(folder, name)
+
         before = file_digest(place_of(folder, name))
         # What is not there yet need not be hashed.
         is_same = before == _content_digest(after) if before else after is None
         if not is_same:
             changes.append(Change(name, before, after))
+
     wheelhouse_journal(folder).commit(changes)
 
 
@@ -169,6 +172,7 @@ def read_own(place: Path) -> bytes | None:
     """
     if not os.path.lexists(place):
         return None
+
     require_own(place)
     try:
         return read_bytes(place, limit=_MOST, follow=False)
@@ -374,6 +378,7 @@ def write_documents(manifest: Manifest) -> dict[str, str]:
     wheels = sorted(manifest.wheels, key=lambda entry: entry.filename)
     overrides = sorted(manifest.overrides, key=lambda override: override.takes.project)
     ordered = Manifest(wheels=tuple(wheels), overrides=tuple(overrides))
+
     texts = {MANIFEST: _manifest_text(ordered), REQUIREMENTS: _requirements(ordered)}
 
     sums = {name: digest(text.encode()) for name, text in texts.items()}
@@ -390,6 +395,7 @@ def _manifest_text(manifest: Manifest) -> str:
     if manifest.overrides:
         table["format"] = 3
         table["overrides"] = [override.fields() for override in manifest.overrides]
+
     text = json.dumps(
         table, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False
     )
@@ -411,6 +417,7 @@ def _requirements(manifest: Manifest) -> str:
         if builds[entry.name.project] > 1:
             cpus = [f'platform_machine == "{cpu}"' for cpu in sorted(entry.name.cpus)]
             marker = f" ; {' or '.join(cpus)}"
+
         lines.append(f"{entry.name.pinned}{marker} --hash=sha256:{entry.sha256}\n")
     return "".join(lines)
 
@@ -424,6 +431,7 @@ def _requirements_header(manifest: Manifest) -> str:
         name: " ".join(str(manifest.dependencies[0].facts.get(name, "?")).split())
         for name in ("python", "machine", "glibc")
     }
+
     options = "".join(f"{option} " for option in manifest.install_options)
     return _FILLED.format(file=REQUIREMENTS, options=options, **node)
 
@@ -432,6 +440,7 @@ def rivals(one: WheelName, other: WheelName) -> bool:
     """Check whether pip, given both files, would have to choose: it gives up instead."""
     if one.project != other.project or one.filename == other.filename:
         return False
+
     return bool(one.cpus & other.cpus) or ANY in one.cpus | other.cpus
 
 
