@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -70,9 +71,9 @@ class Series:
     @property
     def text(self) -> str:
         """Return ``median (least-most)``, with ``!`` behind too few repetitions."""
-        least, most = f"{min(self.values):.4g}", f"{max(self.values):.4g}"
-        few = " !" if len(self.values) < ENOUGH else ""
-        return f"{self.median:.4g} ({least}-{most}){few}"
+        spread = f"{min(self.values):.4g}-{max(self.values):.4g}"
+        mark = " !" if len(self.values) < ENOUGH else ""
+        return f"{self.median:.4g} ({spread}){mark}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +104,13 @@ class FigureDifference:
         With three repetitions of each that happens by chance in one of ten comparisons of equals:
         2 of the 20 orders of six values. It says nothing about why.
         """
-        if min(len(self.first.values), len(self.second.values)) < ENOUGH:
+        before = self.first.values
+        after = self.second.values
+        if min(len(before), len(after)) < ENOUGH:
             return "too few"
 
-        is_more = min(self.second.values) > max(self.first.values)
-        is_less = max(self.second.values) < min(self.first.values)
+        is_more = min(after) > max(before)
+        is_less = max(after) < min(before)
         if not is_more and not is_less:
             return "within the spread"
         wants_more = self.first.measure.better == "more"
@@ -117,7 +120,7 @@ class FigureDifference:
     def text(self) -> str:
         """Return ``ratio (least-most)``, of the second by the first, round by round."""
         pairs = zip(self.first.values, self.second.values, strict=False)
-        ratios = [second / first for first, second in pairs]
+        ratios = [after / before for before, after in pairs]
         return f"{self.ratio:.3f} ({min(ratios):.3f}-{max(ratios):.3f})"
 
 
@@ -128,23 +131,26 @@ def result_file(folder: Path, variant: str, load: str, number: int) -> Path:
 
 def read_series(folder: Path) -> list[Series]:
     """Return the figures of a folder, by variant and load. Raises UsageError."""
-    results: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    results: defaultdict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     places = folder.glob(f"{_RAW}/*/*/*.json")
     for place in sorted(places, key=lambda place: (place.parent, int(place.stem))):
         variant, load = place.parts[-3:-1]
-        results.setdefault((variant, load), []).append(_read_result(place))
+        results[variant, load].append(_read_result(place))
     if not results:
-        hint = "a folder that `patchkit bench MODEL` wrote"
-        raise UsageError(f"{folder}: holds no results", hint=hint)
-
-    all_series = (
-        Series(
-            variant=variant, load=load, measure=measure, values=_values(measure, rounds)
+        raise UsageError(
+            f"{folder}: holds no results",
+            hint="a folder that `patchkit bench MODEL` wrote",
         )
-        for (variant, load), rounds in results.items()
-        for measure in MEASURES
-    )
-    return [series for series in all_series if series.values]
+
+    all_series = []
+    for (variant, load), rounds in results.items():
+        for measure in MEASURES:
+            values = tuple(_values(measure, rounds))
+            if values:
+                all_series.append(
+                    Series(variant=variant, load=load, measure=measure, values=values)
+                )
+    return all_series
 
 
 def _read_result(place: Path) -> dict[str, Any]:
@@ -156,10 +162,12 @@ def _read_result(place: Path) -> dict[str, Any]:
         ) from None
 
 
-def _values(measure: Measure, rounds: Iterable[Mapping[str, Any]]) -> tuple[float, ...]:
-    """Return a figure by round; rounds that do not have it are left out."""
-    values = (positive_number(result.get(measure.key)) for result in rounds)
-    return tuple(value for value in values if value)
+def _values(measure: Measure, rounds: Iterable[Mapping[str, Any]]) -> Iterator[float]:
+    """Yield a figure by round; rounds that do not have it are left out."""
+    for result in rounds:
+        value = positive_number(result.get(measure.key))
+        if value:
+            yield value
 
 
 def read_conditions(folder: Path) -> dict[str, Any]:
@@ -185,26 +193,29 @@ def compare_series(
         name = "" if has_one_each else series.variant
         return name, series.load, series.measure
 
-    second_by_key = {key(series): series for series in second}
+    partners = {key(series): series for series in second}
     return [
-        FigureDifference(first=series, second=second_by_key[key(series)])
+        FigureDifference(first=series, second=partners[key(series)])
         for series in first
-        if key(series) in second_by_key
+        if key(series) in partners
     ]
 
 
-def find_changes(first: Any, second: Any, at: str = "") -> list[tuple[str, str, str]]:
+def find_changes(
+    before: object, after: object, at: str = ""
+) -> list[tuple[str, str, str]]:
     """Return where two setups differ: the path, and both values as texts, "" for none."""
-    if isinstance(first, Mapping) and isinstance(second, Mapping):
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
         changes = []
-        for key in sorted({*first, *second}):
+        for key in sorted({*before, *after}):
             place = f"{at}.{key}".lstrip(".")
-            changes += find_changes(first.get(key), second.get(key), place)
+            changes += find_changes(before.get(key), after.get(key), place)
         return changes
-    if first == second:
+
+    if before == after:
         return []
-    return [(at, _value_text(first), _value_text(second))]
+    return [(at, _value_text(before), _value_text(after))]
 
 
-def _value_text(value: Any) -> str:
+def _value_text(value: object) -> str:
     return "" if value is None else str(value)

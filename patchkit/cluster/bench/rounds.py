@@ -72,11 +72,13 @@ def measure_variants(
     # Before a server is started:
     for python in {variant.python for variant in plan.variants}:
         _require_benchmark(python)
+
     _keep_conditions(plan)
 
     for number, variant, loads in plan.left():
         title = f"round {number + 1} of {plan.rounds}, {variant.name}"
         tell(f"{title}: the server starts" if variant.cluster else title)
+
         with _serve(variant, plan.model, watcher) as (url, model):
             for load in loads:
                 tell(f"{title}: {load.name}")
@@ -118,6 +120,7 @@ def _keep_conditions(plan: BenchPlan) -> None:
         raise UsageError(
             f"{plan.folder}: is there, and holds no results", hint="-o DIR"
         )
+
     with translated(at=place):
         plan.folder.mkdir(parents=True, exist_ok=True)
         with replacing(place) as file:

@@ -55,7 +55,9 @@ def plan_cluster(
         serve = replace(file.serve, args=(*file.serve.args, _NO_PREFIXES, *args))
     except RecordError as error:  # a key among the words
         raise UsageError(str(error)) from None
+
     cluster = Cluster(replace(file, serve=serve))
+
     python = venv_python(venv or file.venv)
     if not Path(python).exists():
         raise HostError(
@@ -73,6 +75,7 @@ def plan_cluster(
 
     folder = Path(units.model.folder).expanduser()
     has_tokenizer = (folder / "tokenizer.json").exists()
+
     settings = units.ranks[0].env.settings
     return PlannedVariant(
         name=name,

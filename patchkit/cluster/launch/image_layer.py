@@ -65,12 +65,15 @@ def patch_image(
 
         contents = require_image(head, image).contents
         software = contents.software
+
         if not (software and software.vllm_home and contents.glibc):
             what = f"{head.destination}: the image's Python finds no vLLM"
             raise HostError(what, why="it is what is patched")
+
         base = cluster.file.serve.local_image
         text = layer_text(base, software, image.owner, options)
         (folder / "Containerfile").write_text(text, encoding="utf-8")
+
         add_needs(folder, contents, report("fetching what patchkit needs in the image"))
         archive = _pack(folder)
         return _build_layer(cluster, image, archive, label, report)
@@ -88,6 +91,7 @@ def _apply_options(target: str, native: bool) -> list[str]:
 def _copy_package(folder: Path) -> None:
     package = Path(patchkit.__file__).parent
     ignored = shutil.ignore_patterns("__pycache__")
+
     with translated(at=folder):
         shutil.copytree(package, folder / "patchkit", ignore=ignored)
 
@@ -144,8 +148,10 @@ def layer_text(
 
     # What runs there is the image's own Python: a sandbox around its modules would guard nothing.
     apply = [software.python, "-m", "patchkit", "apply", "--trust-source"]
+
     variables = [f"{name}={value}" for name, value in _VARIABLES.items()]
     command = quoted(*variables, *apply, *options, software.vllm_home)
+
     step = f"RUN --mount=type=bind,target={_PLACE},rw {command}"
     if user in _ROOT:
         return f"FROM {base}\n{step}\n"
