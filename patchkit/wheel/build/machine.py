@@ -69,7 +69,10 @@ class BuildPlan:
 
 
 def plan_vllm(
-    needs: Needs, version: Version, machine: str, requirements: Path | None = None
+    needs: Needs,
+    version: Version,
+    machine: str,
+    requirements: Path | None = None,
 ) -> BuildPlan:
     """Plan a build for the CPU ``machine``. Raises SourceError where nothing is locked."""
     locked_requirements(needs.torch, requirements)
@@ -79,7 +82,10 @@ def plan_vllm(
 
 
 def missing_needs(
-    needs: Needs, python: Path, cxx: Path | None, across: str = ""
+    needs: Needs,
+    python: Path,
+    cxx: Path | None,
+    across: str = "",
 ) -> Iterator[Finding]:
     """Yield each thing that this machine lacks for a build.
 
@@ -277,7 +283,12 @@ def _remove_later(folder: Path) -> None:
 
 @contextlib.contextmanager
 def work_folder(
-    root: Path, sources: Iterable[Path], facts: str, *, fresh: bool, free: int
+    root: Path,
+    sources: Iterable[Path],
+    facts: str,
+    *,
+    fresh: bool,
+    free: int,
 ) -> Iterator[Path]:
     """Hold a work folder for this build, with ``sources`` moved into it.
 
@@ -300,7 +311,8 @@ def work_folder(
 
         if shutil.disk_usage(root).free < free:
             raise StorageError(
-                f"{root}: less than {free >> 30} GiB free", hint="free some space"
+                f"{root}: less than {free >> 30} GiB free",
+                hint="free some space",
             )
         yield root
 

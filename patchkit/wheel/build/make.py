@@ -144,7 +144,11 @@ def run_build(
         # The build inherits the lock of the work folder: if patchkit alone is killed, nobody else
         # builds there until the build has ended, too.
         Follow(
-            *command, env=env, cwd=folder or root, umask=0o022, inherit=True
+            *command,
+            env=env,
+            cwd=folder or root,
+            umask=0o022,
+            inherit=True,
         ) as running,
     ):
         for line in running:

@@ -93,7 +93,11 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
         facts = _patch_source(order, source)
 
         with work_folder(
-            order.work, [source], as_text(facts), fresh=order.fresh, free=_FREE
+            order.work,
+            [source],
+            as_text(facts),
+            fresh=order.fresh,
+            free=_FREE,
         ) as root:
             _write_project(root, order, facts)
             raw = _compile_nccl(root, order, env, progress)
@@ -141,7 +145,10 @@ def _patch_source(order: NcclOrder, source: Path) -> Facts:
 
 
 def _compile_nccl(
-    root: Path, order: NcclOrder, env: dict[str, str], progress: Progress
+    root: Path,
+    order: NcclOrder,
+    env: dict[str, str],
+    progress: Progress,
 ) -> Path:
     drop_partial(root / "build")
     objects = objects_to_make(root, env, order.functions)

@@ -138,7 +138,11 @@ def make_environment(
         if is_empty:
             _make_python(home)
             install_locked(
-                python, requirements, pins, offline=offline, progress=progress
+                python,
+                requirements,
+                pins,
+                offline=offline,
+                progress=progress,
             )
     return Environment(python=python, digest=file_digest, packages=packages)
 

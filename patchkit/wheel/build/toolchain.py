@@ -187,7 +187,11 @@ class ToolkitWheel(LockEntry):
         """Return the wheel as a file in the cache. Raises the errors of a fetch."""
         entries = {self.version: self}
         return fetch(
-            self.project, self.version, entries, offline=offline, progress=progress
+            self.project,
+            self.version,
+            entries,
+            offline=offline,
+            progress=progress,
         )
 
 

@@ -149,7 +149,12 @@ _LINKS = {
 
 
 def cross_toolkit(
-    toolchain: Toolchain, site: Path, python: Path, dest: Path, *, root: Path
+    toolchain: Toolchain,
+    site: Path,
+    python: Path,
+    dest: Path,
+    *,
+    root: Path,
 ) -> None:
     """Write a toolkit for ``toolchain.machine`` that torch's CMake takes into ``dest``.
 

@@ -88,7 +88,9 @@ class CodeEntry(DeviceCode):
 
 
 def read_entries(
-    stream: BufferedIOBase, sections: Iterable[Section], name: str
+    stream: BufferedIOBase,
+    sections: Iterable[Section],
+    name: str,
 ) -> tuple[CodeEntry, ...]:
     """Read the entries of some sections, in the order of the file.
 
@@ -100,7 +102,8 @@ def read_entries(
             entries.append(entry)
             if len(entries) > _MOST_ENTRIES:
                 raise damaged(
-                    name, f"it has more than {_MOST_ENTRIES:,} pieces of device code"
+                    name,
+                    f"it has more than {_MOST_ENTRIES:,} pieces of device code",
                 )
     return tuple(entries)
 
@@ -176,7 +179,10 @@ class _SectionReader:
         )
 
     def _read_header(
-        self, layout: struct.Struct, place: int, end: int
+        self,
+        layout: struct.Struct,
+        place: int,
+        end: int,
     ) -> tuple[int, ...]:
         self.stream.seek(place)
         data = self.stream.read(min(layout.size, end - place))
@@ -187,5 +193,6 @@ class _SectionReader:
         """Raise SourceError, with the place in the file, unless it holds."""
         if not holds:
             raise damaged(
-                self.name, f"{self.section.name} at byte {place}: {complaint}"
+                self.name,
+                f"{self.section.name} at byte {place}: {complaint}",
             )

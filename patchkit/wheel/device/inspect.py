@@ -109,7 +109,8 @@ def inspect_file(path: Path) -> tuple[Binary, ...]:
 
 
 def inspect_wheel(
-    wheel: WheelFile, only: Collection[str] | None = None
+    wheel: WheelFile,
+    only: Collection[str] | None = None,
 ) -> tuple[Binary, ...]:
     """Read each library and program in a wheel, or those among the paths of ``only``.
 
@@ -117,7 +118,8 @@ def inspect_wheel(
     none in the whole wheel.
     """
     binaries = wheel.read_libraries(
-        lambda name, member: _read_binary(name, member, f"{wheel.path}: {name}"), only
+        lambda name, member: _read_binary(name, member, f"{wheel.path}: {name}"),
+        only,
     )
     if not binaries and only is None:
         raise SourceError(
@@ -144,7 +146,8 @@ def _read_binary(name: str, stream: BufferedIOBase, where: str) -> Binary:
     library = parse_library(stream, where)
     if library.machine == "cuda":
         raise SourceError(
-            f"{where} is bare device code", hint="give the library that it goes into"
+            f"{where} is bare device code",
+            hint="give the library that it goes into",
         )
 
     def read_section(kind: str) -> tuple[CodeEntry, ...]:
@@ -195,7 +198,10 @@ def prove_exact(binary: Binary, target: Target, *, cpu: str | None = None) -> No
 
 
 def _inexact_error(
-    binary: Binary, target: Target, exact: int, foreign: Sequence[CodeEntry]
+    binary: Binary,
+    target: Target,
+    exact: int,
+    foreign: Sequence[CodeEntry],
 ) -> ProofError:
     number = "{}{}".format(*target.capability)
     count = f"{exact} live entries are sm_{number}"

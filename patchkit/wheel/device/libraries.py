@@ -82,7 +82,9 @@ class Judged:
 
 
 def judge_libraries(
-    binaries: Sequence[Binary], target: Target, version: Version
+    binaries: Sequence[Binary],
+    target: Target,
+    version: Version,
 ) -> tuple[Judged, ...]:
     """Judge each library of a wheel on the device, and those that a release ought to have."""
     expected = [entry for entry in library_table().library if entry.covers(version)]
@@ -97,7 +99,9 @@ def judge_libraries(
 
 
 def _judge_binary(
-    binary: Binary, expected: list[KnownLibrary], target: Target
+    binary: Binary,
+    expected: list[KnownLibrary],
+    target: Target,
 ) -> Judged:
     matches = (entry for entry in expected if fnmatchcase(binary.name, entry.file))
     entry = next(matches, None)
@@ -121,7 +125,10 @@ def _lost_archs(binary: Binary, target: Target) -> Counter[str]:
 
 
 def _use_of(
-    binary: Binary, entry: KnownLibrary | None, target: Target, has_lost: bool
+    binary: Binary,
+    entry: KnownLibrary | None,
+    target: Target,
+    has_lost: bool,
 ) -> Use:
     if entry is None:
         return Use.UNKNOWN
@@ -183,7 +190,8 @@ _ORIGIN = ("$ORIGIN", "${ORIGIN}")
 
 
 def check_wheel(
-    metadata: WheelMetadata, binaries: Sequence[Binary]
+    metadata: WheelMetadata,
+    binaries: Sequence[Binary],
 ) -> Iterator[Finding]:
     """Find everything that is wrong with one wheel, from its metadata and its libraries."""
     filename = metadata.name.filename
@@ -268,7 +276,10 @@ def _check_cuda(filename: str, binaries: Sequence[Binary]) -> Iterator[Finding]:
 
 
 def missed(
-    version: Version, judged: Sequence[Judged], target: Target, filename: str = ""
+    version: Version,
+    judged: Sequence[Judged],
+    target: Target,
+    filename: str = "",
 ) -> Iterator[Finding]:
     """Find libraries of vLLM that the device lacks, and say which features that costs."""
     for library in judged:
@@ -350,7 +361,9 @@ def _joined(names: Iterable[str]) -> str:
 
 
 def prove_compiled(
-    sources: Sequence[CudaSource], binaries: Iterable[Binary], target: Target
+    sources: Sequence[CudaSource],
+    binaries: Iterable[Binary],
+    target: Target,
 ) -> tuple[str, ...]:
     """Prove that each library holds the code of its sources; return a sentence for each.
 

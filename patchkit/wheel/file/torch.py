@@ -41,7 +41,9 @@ class Torch:
 
 
 def torch_of(
-    version: Version, requires: Iterable[str], members: Collection[str] | None = None
+    version: Version,
+    requires: Iterable[str],
+    members: Collection[str] | None = None,
 ) -> Torch:
     """Tell the kind of a torch from the requirements that hold on its machine.
 

@@ -274,7 +274,8 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
             mark, name, extra = _LOCAL.unpack(self._stream.read(_LOCAL.size))
             if mark != _LOCAL_MARK:
                 raise damaged(
-                    str(self.path), f"{path} is not where the list of members says"
+                    str(self.path),
+                    f"{path} is not where the list of members says",
                 )
 
             # The member's own header may be longer or shorter than the one in the directory.

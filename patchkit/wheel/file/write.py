@@ -164,7 +164,10 @@ def set_tag(wheel: bytes, tag: str) -> bytes:
 
 
 def _old_member(
-    source: WheelFile, path: str, new_path: str, row: tuple[str, str] | None
+    source: WheelFile,
+    path: str,
+    new_path: str,
+    row: tuple[str, str] | None,
 ) -> _Member:
     """Take over a member as it is stored with its row of RECORD; without a row, unpack it."""
     old = source.members[path]
@@ -187,7 +190,10 @@ def _new_member(path: str, data: bytes, attributes: int = 0) -> _Member:
 
 
 def _describe_member(
-    path: str, size: int, crc: int, attributes: int
+    path: str,
+    size: int,
+    crc: int,
+    attributes: int,
 ) -> zipfile.ZipInfo:
     """Return the header of a member that is not compressed; only its executable bit counts."""
     info = zipfile.ZipInfo(path)  # of 1980

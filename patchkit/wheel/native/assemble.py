@@ -134,12 +134,19 @@ class Assembler:
     """
 
     def __init__(
-        self, *, offline: bool = False, progress: Progress | None = None
+        self,
+        *,
+        offline: bool = False,
+        progress: Progress | None = None,
     ) -> None:
         """Unpack the oldest toolkit's compiler, once. Raises the errors of a fetch."""
         host = platform.machine()
         self._unpack = partial(
-            locked_toolkit, host, host, offline=offline, only=COMPILER
+            locked_toolkit,
+            host,
+            host,
+            offline=offline,
+            only=COMPILER,
         )
         self._unpack(toolkits()[0].cuda, progress=progress)
         self._used: set[str] = set()
@@ -247,7 +254,11 @@ class Assembler:
         self._check_stopped(job)
         environment = {**_TUNABLES, **os.environ}
         with Follow(
-            tool, *words, cwd=folder, env=environment, resources=job.resources
+            tool,
+            *words,
+            cwd=folder,
+            env=environment,
+            resources=job.resources,
         ) as running:
             for _line in running:
                 self._check_stopped(job)
@@ -261,7 +272,8 @@ class Assembler:
             )
         if done.trouble and shutil.disk_usage(folder).free < BYTES_PER_MIB:
             raise StorageError(
-                f"{folder.parent}: the disk is full", hint="free some space (0.1 GB)"
+                f"{folder.parent}: the disk is full",
+                hint="free some space (0.1 GB)",
             )
         if done.trouble:
             raise done.error(BuildError, why=job.where)

@@ -20,7 +20,10 @@ from patchkit.wheel.native.make import NativeLibrary, make_native
 
 
 def make_installed_native(
-    site: Path, target: Target, assembler: Assembler, progress: Progress
+    site: Path,
+    target: Target,
+    assembler: Assembler,
+    progress: Progress,
 ) -> tuple[NativeLibrary, ...]:
     """Make the libraries of an environment native; return those with PTX to assemble.
 
@@ -37,7 +40,10 @@ def make_installed_native(
 
 
 def make_package_native(
-    workspace: Workspace, target: Target, assembler: Assembler, progress: Progress
+    workspace: Workspace,
+    target: Target,
+    assembler: Assembler,
+    progress: Progress,
 ) -> tuple[NativeLibrary, ...]:
     """Assemble the libraries of one installed package, beside it; nothing is replaced yet.
 

@@ -64,7 +64,10 @@ def list_libraries(path: Path, target: Target) -> tuple[DeviceLibrary, ...]:
 
 
 def called_entries(
-    binary: Binary, target: Target, dispatch: Dispatch, name: str = ""
+    binary: Binary,
+    target: Target,
+    dispatch: Dispatch,
+    name: str = "",
 ) -> tuple[CodeEntry, ...]:
     """Return the PTX that the device compiles, without PTX that the release never calls there."""
     library = name or binary.name
@@ -95,7 +98,9 @@ def find_site(path: Path) -> Path:
 
 
 def list_installed(
-    site: Path, target: Target, only: str = ""
+    site: Path,
+    target: Target,
+    only: str = "",
 ) -> Iterator[DeviceLibrary]:
     """List the libraries with device code of all installed packages, or of one project."""
     for package in metadata.distributions(path=[str(site)]):

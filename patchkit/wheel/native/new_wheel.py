@@ -106,7 +106,9 @@ def write_native_wheel(
 
 
 def _native_version(
-    wheel: WheelFile, target: Target, members: Mapping[str, bytes]
+    wheel: WheelFile,
+    target: Target,
+    members: Mapping[str, bytes],
 ) -> str:
     """Return the version with the device, and a digest of the wheel and its new libraries."""
     lines = (f"{digest(data)}  {name}" for name, data in sorted(members.items()))
@@ -147,7 +149,8 @@ def _place_file(written: Path, new: Path) -> None:
         new.parent.mkdir(parents=True, exist_ok=True)
         if new.exists():
             raise UsageError(
-                f"{new}: is there already", hint="name another folder with --output"
+                f"{new}: is there already",
+                hint="name another folder with --output",
             )
 
         with replacing(new) as sink:
@@ -155,7 +158,9 @@ def _place_file(written: Path, new: Path) -> None:
 
 
 def _nothing_error(
-    path: Path, target: Target, libraries: Sequence[NativeLibrary]
+    path: Path,
+    target: Target,
+    libraries: Sequence[NativeLibrary],
 ) -> UsageError:
     reasons = [reason for library in libraries for reason in library.refused]
     reasons.append("the device compiles nothing of it")

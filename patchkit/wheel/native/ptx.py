@@ -43,7 +43,8 @@ def read_ptx(stream: BufferedIOBase, entry: CodeEntry, name: str) -> Ptx:
     stream.seek(entry.offset)
     data = stream.read(entry.size)
     check_that(
-        entry.kind == "ptx" and len(data) == entry.size, "it is no PTX, or cut off"
+        entry.kind == "ptx" and len(data) == entry.size,
+        "it is no PTX, or cut off",
     )
     _, _, header, size, packed, pair, *_ = ENTRY.unpack_from(data)
     check_that(packed <= size, "its sizes contradict each other")

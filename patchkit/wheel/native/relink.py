@@ -156,7 +156,10 @@ def replace_device_code(source: Path, dest: Path, codes: FatBinaries) -> None:
 
 
 def _write_relinked(
-    old: mmap.mmap, dest: Path, tables: _Tables, codes: dict[int, Sequence[bytes]]
+    old: mmap.mmap,
+    dest: Path,
+    tables: _Tables,
+    codes: dict[int, Sequence[bytes]],
 ) -> None:
     code = tables.code
     pointers = _find_pointers(old, tables, codes)
@@ -186,7 +189,9 @@ def _write_relinked(
 
 
 def _find_pointers(
-    old: mmap.mmap, tables: _Tables, codes: dict[int, Sequence[bytes]]
+    old: mmap.mmap,
+    tables: _Tables,
+    codes: dict[int, Sequence[bytes]],
 ) -> dict[int, list[int]]:
     """Return where in the file the address of each fat binary stands.
 
@@ -278,7 +283,10 @@ def _lay_out(tables: _Tables, size: int, end: int) -> _Layout:
     # Behind the last of its kind, since addresses must ascend.
     segments.insert(segments.index(loads[-1]) + 1, added)
     return _Layout(
-        offset=offset, address=address, segments=segments, table=offset + table
+        offset=offset,
+        address=address,
+        segments=segments,
+        table=offset + table,
     )
 
 
@@ -299,7 +307,11 @@ def _home_segment(tables: _Tables, loads: Sequence[_Segment]) -> _Segment:
 
 
 def _split_segments(
-    tables: _Tables, home: _Segment, end: int, after: int, cut: int
+    tables: _Tables,
+    home: _Segment,
+    end: int,
+    after: int,
+    cut: int,
 ) -> list[_Segment]:
     """Return the segments if ``home`` ends at ``end``, and another one begins at ``after``."""
     used = end - home.offset
@@ -351,7 +363,10 @@ def _write_segments(new: IO[bytes], tables: _Tables, layout: _Layout) -> None:
 
 
 def _write_sections(
-    new: IO[bytes], tables: _Tables, layout: _Layout, size: int
+    new: IO[bytes],
+    tables: _Tables,
+    layout: _Layout,
+    size: int,
 ) -> None:
     """Write the section headers, and their place in the ELF header."""
     shoff = layout.moved(tables.shoff)
@@ -362,7 +377,10 @@ def _write_sections(
         changed = replace(section, offset=layout.moved(section.offset))
         if section is tables.code:
             changed = replace(
-                section, offset=layout.offset, address=layout.address, size=size
+                section,
+                offset=layout.offset,
+                address=layout.address,
+                size=size,
             )
         new.write(SECTION.pack(*astuple(changed)))
 

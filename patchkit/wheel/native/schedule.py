@@ -24,7 +24,9 @@ _OVERDUE = 0.95  # how much of a ptxas is done that runs longer than was reckone
 
 
 def assemble_all(
-    assembler: Assembler, jobs: Sequence[Job], progress: Callable[[int, int], None]
+    assembler: Assembler,
+    jobs: Sequence[Job],
+    progress: Callable[[int, int], None],
 ) -> Results:
     """Assemble on all cores, the longest first, and return the result of each job, or its error.
 
@@ -48,7 +50,10 @@ def assemble_all(
 
 
 def _plan_all(
-    pool: ThreadPoolExecutor, assembler: Assembler, jobs: Sequence[Job], memory: _Memory
+    pool: ThreadPoolExecutor,
+    assembler: Assembler,
+    jobs: Sequence[Job],
+    memory: _Memory,
 ) -> tuple[Results, list[Group]]:
     """Read all PTX. Return cached results and errors, and the groups that are to be made."""
 

@@ -100,7 +100,10 @@ def build_vllm(order: VllmOrder, report: Report) -> BuiltWheel:
 
         assembler = Assembler(offline=order.offline)
         with _assembling_ahead(
-            order, staged / "ahead", assembler, report
+            order,
+            staged / "ahead",
+            assembler,
+            report,
         ) as wait_ahead:
             prepared = prepare_build(order, staged, report)
             _write_toolkit(order, prepared, staged / "cuda")
@@ -108,7 +111,11 @@ def build_vllm(order: VllmOrder, report: Report) -> BuiltWheel:
             folders = [staged / name for name in ("source", "external", "cuda")]
             facts = as_text(prepared.facts)
             with work_folder(
-                order.work, folders, facts, fresh=order.fresh, free=_FREE
+                order.work,
+                folders,
+                facts,
+                fresh=order.fresh,
+                free=_FREE,
             ) as root:
                 variables = build_variables(root, order, prepared)
                 bar = report("compiling")
@@ -172,7 +179,9 @@ def _make_vllm_wheel(
 
 
 def _prove_compiled(
-    root: Path, order: VllmOrder, binaries: Sequence[Binary]
+    root: Path,
+    order: VllmOrder,
+    binaries: Sequence[Binary],
 ) -> Iterator[str]:
     """Prove that CMake compiled what was asked for, and that the libraries hold it."""
     source = root / "source"
@@ -190,7 +199,10 @@ def _prove_compiled(
 
 
 def _prove_installed(
-    root: Path, order: VllmOrder, prepared: Prepared, wheel: WheelFile
+    root: Path,
+    order: VllmOrder,
+    prepared: Prepared,
+    wheel: WheelFile,
 ) -> Iterator[str]:
     """Prove that the wheel holds the parts which come from upstream's wheel."""
     for part in prepared.gathered.installed:
@@ -239,7 +251,10 @@ def _require_portable(sealed: Path) -> tuple[Binary, ...]:
 
 @contextlib.contextmanager
 def _assembling_ahead(
-    order: VllmOrder, folder: Path, assembler: Assembler, report: Report
+    order: VllmOrder,
+    folder: Path,
+    assembler: Assembler,
+    report: Report,
 ) -> Iterator[Callable[[], object]]:
     """Assemble the libraries of upstream's wheel while the block runs, for the cache alone.
 
@@ -315,7 +330,10 @@ def read_build_system(pyproject: Path) -> BuildSystem:
 
 
 def compile_wheel(
-    root: Path, python: Path, variables: Mapping[str, str], progress: Progress
+    root: Path,
+    python: Path,
+    variables: Mapping[str, str],
+    progress: Progress,
 ) -> Path:
     """Compile the wheel, and return it as setup.py leaves it in ``root/raw``.
 

@@ -101,7 +101,9 @@ def parse_given(texts: Sequence[str]) -> dict[str, str]:
 
 
 def check_given(
-    wanted: Sequence[Wanted], version: Version, given: Mapping[str, str]
+    wanted: Sequence[Wanted],
+    version: Version,
+    given: Mapping[str, str],
 ) -> None:
     """Raise UsageError for a source that the release does not fetch.
 
@@ -199,7 +201,11 @@ def _require_compilable(known: KnownSource, version: Version, cpu: str) -> None:
 
 
 def _find_source(
-    wanted: Wanted, spec: str, version: Version, *, offline: bool
+    wanted: Wanted,
+    spec: str,
+    version: Version,
+    *,
+    offline: bool,
 ) -> FoundSource:
     """Find the source that ``spec`` names, by default the commit that upstream pins."""
     known = wanted.known
@@ -271,7 +277,12 @@ def _license_text(path: Path) -> str:
 
 
 def _commit_input(
-    wanted: Wanted, url: str, commit: str, without: str, *, offline: bool
+    wanted: Wanted,
+    url: str,
+    commit: str,
+    without: str,
+    *,
+    offline: bool,
 ) -> FoundSource:
     """Return the source at a commit, by default the pinned one; ``without`` leaves it out."""
     known = wanted.known
@@ -297,12 +308,21 @@ def _commit_input(
 
 
 def _check_out(
-    url: str, commit: str, dest: Path, paths: tuple[str, ...] | None, *, offline: bool
+    url: str,
+    commit: str,
+    dest: Path,
+    paths: tuple[str, ...] | None,
+    *,
+    offline: bool,
 ) -> None:
     """Write a commit and its submodules (those at ``paths``, by default all), and theirs."""
     cache = cache_dir()
     archive = commit_archive(
-        url, commit, cache=cache, prefix=dest.name, offline=offline
+        url,
+        commit,
+        cache=cache,
+        prefix=dest.name,
+        offline=offline,
     )
     try:
         unpack(archive, dest)

@@ -181,7 +181,9 @@ def _list_externals(tree: SourceTree) -> tuple[Wanted, ...]:
 
 
 def choose_parts(
-    tree: SourceTree, without: Collection[str], extensions: Collection[str]
+    tree: SourceTree,
+    without: Collection[str],
+    extensions: Collection[str],
 ) -> SourceTree:
     """Return the tree without the sources in ``without``; with ``extensions``, only with these."""
     reduced = leave_out(tree, by_option(without))
@@ -229,7 +231,10 @@ def _write_overlay(tree: SourceTree) -> SourceTree:
 
 
 def _gather_sources(
-    order: VllmOrder, tree: SourceTree, staged: Path, report: Report
+    order: VllmOrder,
+    tree: SourceTree,
+    staged: Path,
+    report: Report,
 ) -> Gathered:
     """Gather the sources of other projects; their paths are those in the work folder."""
     bar = report("sources of other projects, in MB")

@@ -129,7 +129,12 @@ def repack_wheel(
         wheel = folder / new.filename
         bar = report("Writing")
         rewrite_wheel(
-            origin.wheel, wheel, new.dist_info, new.members, bar, native.dropped
+            origin.wheel,
+            wheel,
+            new.dist_info,
+            new.members,
+            bar,
+            native.dropped,
         )
 
         digest = sha256_of(wheel)

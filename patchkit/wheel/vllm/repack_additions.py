@@ -104,7 +104,9 @@ class PatchedTree:
 
 
 def make_additions(
-    patched: PatchedTree, kernels: Kernels, native: NativeParts
+    patched: PatchedTree,
+    kernels: Kernels,
+    native: NativeParts,
 ) -> Additions:
     """Make the members of the new wheel, under a version that is a digest of them all.
 
@@ -197,7 +199,10 @@ def _metadata_files(patched: PatchedTree, facts: Facts, tag: str) -> dict[str, b
 
 
 def _repack_facts(
-    patched: PatchedTree, kernels: Kernels, native: NativeParts, version: str
+    patched: PatchedTree,
+    kernels: Kernels,
+    native: NativeParts,
+    version: str,
 ) -> Facts:
     origin = patched.origin
     request = patched.request

@@ -98,7 +98,8 @@ def _named_release(path: Path) -> Version:
     name = wheel_name(path.name)
     if name.project != "vllm":
         raise SourceError(
-            f"{path}: is a wheel of {name.project}, not of vllm", hint=_EXAMPLE
+            f"{path}: is a wheel of {name.project}, not of vllm",
+            hint=_EXAMPLE,
         )
     return name.version
 
@@ -129,7 +130,9 @@ def upstream_wheels() -> dict[str, dict[str, LockEntry]]:
 
 
 def _require_vouched(
-    wheel: WheelFile, sha256: str | None, entry: LockEntry | None
+    wheel: WheelFile,
+    sha256: str | None,
+    entry: LockEntry | None,
 ) -> None:
     """Raise unless the user vouches for a file that the lock does not know."""
     if sha256 is not None:

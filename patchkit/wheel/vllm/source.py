@@ -176,5 +176,8 @@ def vllm_source(
         identity = f"folder:sha256:{tree_digest(path, aside=('.deps',))}"
 
     return VllmSource(
-        path=path.absolute(), identity=identity, version=tree.version, needs=needs
+        path=path.absolute(),
+        identity=identity,
+        version=tree.version,
+        needs=needs,
     )

@@ -63,7 +63,10 @@ def upstream_parts(
 
 
 def fetch_upstream(
-    version: Version, cpu: str, offline: bool, progress: Progress | None
+    version: Version,
+    cpu: str,
+    offline: bool,
+    progress: Progress | None,
 ) -> Path:
     """Fetch upstream's wheel of a release. Raises SourceError if the lock has none."""
     entry = upstream_wheels().get(cpu, {}).get(version.public)
@@ -187,7 +190,10 @@ def _member_digest(wheel: WheelFile, path: str) -> str:
 
 
 def _require_serving(
-    option: str, binaries: list[Binary], judged: list[Judged], target: Target
+    option: str,
+    binaries: list[Binary],
+    judged: list[Judged],
+    target: Target,
 ) -> None:
     """Raise ProofError for libraries that do not load, or are linked with another CUDA."""
     hint = f"build it from its source: --source {option}=FOLDER"
