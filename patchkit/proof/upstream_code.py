@@ -14,7 +14,7 @@ import builtins
 import contextlib
 import importlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from types import CodeType, SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, NoReturn  # noqa: F401  (where dataclasses looks for the name)
@@ -30,16 +30,16 @@ _MISSING = object()
 _permitted = False
 
 Import = tuple[str, str | None]  # the module's dotted name, and what is taken from it
-Definition = (
-    ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
-)
+_Decorated = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+Definition = _Decorated | ast.Assign | ast.AnnAssign
 
 
 @contextlib.contextmanager
 def permitted() -> Iterator[None]:
     """Let upstream's code be run in this process: one with a sandbox, or code that is trusted."""
     global _permitted
-    before, _permitted = _permitted, True
+    before = _permitted
+    _permitted = True
     try:
         yield
     finally:
@@ -59,12 +59,15 @@ def execute(
 
 def place(error: BaseException) -> str:
     """Return ``FILE:LINE: `` of the piece of upstream's code that raised an error, or ``""``."""
-    found, step = "", error.__traceback__
+    place = ""
+    step = error.__traceback__
     while step is not None:
-        file = step.tb_frame.f_code.co_filename  # a piece has its path in the tree
-        found = found if file.startswith(("/", "<")) else f"{file}:{step.tb_lineno}: "
+        file = step.tb_frame.f_code.co_filename
+        # A piece has its path in the tree as its file.
+        if not file.startswith(("/", "<")):
+            place = f"{file}:{step.tb_lineno}: "
         step = step.tb_next
-    return found
+    return place
 
 
 class Anything:
@@ -120,14 +123,14 @@ class Code:
 
     def get(self, path: str, scope: str) -> Any:
         """Return ``name`` or ``Class.name`` of a file. Raises ProofError if it is not there."""
-        first, *rest = scope.split(".")
+        first, *attributes = scope.split(".")
         module = self.module(path)
-        found = module[first] if module.has(first) else _MISSING
-        for name in rest:
-            found = getattr(found, name, _MISSING)
-        if found is _MISSING:
+        value = module[first] if module.has(first) else _MISSING
+        for name in attributes:
+            value = getattr(value, name, _MISSING)
+        if value is _MISSING:
             raise ProofError(f"{path}: no {scope} to run")
-        return found
+        return value
 
     def has(self, path: str, name: str) -> bool:
         """Return whether a file is there and defines or imports ``name``."""
@@ -146,19 +149,22 @@ class Code:
         """Return what an import that binds ``name`` gives, or what stands in its place."""
         if name in self.names:
             return self.names[name]
-        module, wanted = source
+
+        module, attribute = source
         if module.split(".")[0] in sys.stdlib_module_names:
             real = importlib.import_module(module)
-            if wanted is not None:
-                return getattr(real, wanted)
+            if attribute is not None:
+                return getattr(real, attribute)
             # `import a.b` binds a, `import a.b as c` binds b.
             return sys.modules.get(name, real)
+
         # As Python does: first a name within the module, then a module of that name.
-        if wanted is not None and (path := self._file(module)):
-            found = self.module(path)
-            if found.has(wanted):
-                return found[wanted]
-        if path := self._file(module if wanted is None else f"{module}.{wanted}"):
+        if attribute is not None:
+            path = self._file(module)
+            if path and self.module(path).has(attribute):
+                return self.module(path)[attribute]
+            module = f"{module}.{attribute}"
+        if path := self._file(module):
             return _Attributes(self.module(path))
         return Anything(name)
 
@@ -166,11 +172,12 @@ class Code:
         """Return the file of a module of the project; torch beside an installed vLLM is none."""
         if module.partition(".")[0] != self._tree.project:
             return ""
-        path = module.replace(".", "/")
-        return next(
-            (p for p in (f"{path}.py", f"{path}/__init__.py") if self._tree.exists(p)),
-            "",
-        )
+
+        stem = module.replace(".", "/")
+        for path in (f"{stem}.py", f"{stem}/__init__.py"):
+            if self._tree.exists(path):
+                return path
+        return ""
 
 
 class _Attributes(SimpleNamespace):
@@ -201,44 +208,44 @@ class _Module(dict[str, Any]):
         self.source = _source(path, text)
 
     def has(self, name: str) -> bool:
-        source = self.source
-        return (
-            name in source.definitions
-            or name in source.imports
-            or name in self._code.names
-        )
+        names = (self.source.definitions, self.source.imports, self._code.names)
+        return any(name in known for known in names)
 
     def __missing__(self, name: str) -> object:
         if name in self._code.names:
             return self._code.names[name]
+
         if name in self.source.definitions:
             for piece in self.source.pieces(name):
-                for needed in piece.at_once:
-                    # A class body's look-ups do not come by ``__missing__``.
-                    if self.has(needed) and needed not in self:
-                        self[needed] = self[needed]
+                self._fetch(piece.at_once)
                 execute(piece.code, self)
             return self[name]
+
         if name in self.source.imports:
             self[name] = self._code.imported(self.source.imports[name], name)
             return self[name]
         raise KeyError(name)
+
+    def _fetch(self, names: Iterable[str]) -> None:
+        """Keep names as globals: the look-ups of a class body do not come by ``__missing__``."""
+        for name in names:
+            if self.has(name) and name not in self:
+                self[name] = self[name]
 
     def _import_module(
         self,
         module: str,
         _globals: object = None,
         _locals: object = None,
-        wanted: tuple[str, ...] | None = (),
+        names: tuple[str, ...] | None = (),
         level: int = 0,
     ) -> object:
         """Return what an import statement within a function binds."""
         dotted = _absolute_module(self._path, module, level)
-        if dotted == "__future__" or not wanted:
+        if dotted == "__future__" or not names:
             return self._code.imported((dotted, None), module)
-        return SimpleNamespace(
-            **{n: self._code.imported((dotted, n), n) for n in wanted}
-        )
+        values = {name: self._code.imported((dotted, name), name) for name in names}
+        return SimpleNamespace(**values)
 
 
 class _CompiledPiece(NamedTuple):
@@ -258,55 +265,56 @@ class _Source:
         self.imports: dict[str, Import] = {}
         self.body = parse_python(text).body
         for node in _module_statements(self.body):
-            if isinstance(node, ast.ImportFrom):
-                module = _absolute_module(self._path, node.module or "", node.level)
-                self.imports |= {
-                    a.asname or a.name: (module, a.name) for a in node.names
-                }
-            elif isinstance(node, ast.Import):
-                names = {a.asname or a.name.split(".")[0]: a.name for a in node.names}
-                self.imports |= {name: (module, None) for name, module in names.items()}
-            elif isinstance(
-                node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-            ):
-                self.definitions[node.name] = [node]
-            elif isinstance(node, ast.Assign | ast.AnnAssign):
-                for target in (
-                    node.targets if isinstance(node, ast.Assign) else [node.target]
-                ):
-                    if isinstance(target, ast.Name):
-                        self.definitions[target.id] = [node]
-                    # `Shape.ONE = …` below the class belongs to it.
-                    elif isinstance(target, ast.Attribute) and isinstance(
-                        target.value, ast.Name
-                    ):
-                        self.definitions.setdefault(target.value.id, []).append(node)
+            match node:
+                case ast.ImportFrom():
+                    module = _absolute_module(path, node.module or "", node.level)
+                    for alias in node.names:
+                        self.imports[alias.asname or alias.name] = (module, alias.name)
+                case ast.Import():
+                    for alias in node.names:
+                        name = alias.asname or alias.name.split(".")[0]
+                        self.imports[name] = (alias.name, None)
+                case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                    self.definitions[node.name] = [node]
+                case ast.Assign():
+                    for target in node.targets:
+                        self._add_assignment(target, node)
+                case ast.AnnAssign():
+                    self._add_assignment(node.target, node)
+
+    def _add_assignment(
+        self, target: ast.expr, node: ast.Assign | ast.AnnAssign
+    ) -> None:
+        match target:
+            case ast.Name():
+                self.definitions[target.id] = [node]
+            case ast.Attribute(value=ast.Name(id=name)):
+                # `Shape.ONE = …` below the class belongs to it.
+                self.definitions.setdefault(name, []).append(node)
 
     def pieces(self, name: str) -> list[_CompiledPiece]:
         """Return the statements that define a name, compiled."""
         if name not in self._pieces:
-            # Annotations name types of torch and others, which are not there.
-            future = ast.parse("from __future__ import annotations").body
-            made = []
-            for node in self.definitions[name]:
-                plain = isinstance(node, ast.Assign | ast.AnnAssign)  # and may be large
-                for part in () if plain else ast.walk(node):
-                    if isinstance(
-                        part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-                    ):
-                        named = {
-                            d: ast.unparse(d).partition("(")[0]
-                            for d in part.decorator_list
-                        }
-                        part.decorator_list = [
-                            d
-                            for d, name in named.items()
-                            if name.rpartition(".")[2] in _DECORATORS
-                        ]
-                code = compile(ast.Module([*future, node], []), self._path, "exec")
-                made.append(_CompiledPiece(code, tuple(_at_once(node))))
-            self._pieces[name] = made
+            self._pieces[name] = list(map(self._compile, self.definitions[name]))
         return self._pieces[name]
+
+    def _compile(self, node: Definition) -> _CompiledPiece:
+        # An assignment has no decorators, and may be large.
+        if not isinstance(node, ast.Assign | ast.AnnAssign):
+            for part in ast.walk(node):
+                if isinstance(part, _Decorated):
+                    part.decorator_list = list(filter(_is_kept, part.decorator_list))
+
+        # Annotations name types of torch and others, which are not there.
+        future = ast.parse("from __future__ import annotations").body
+        code = compile(ast.Module([*future, node], []), self._path, "exec")
+        return _CompiledPiece(code, tuple(_names_at_once(node)))
+
+
+def _is_kept(decorator: ast.expr) -> bool:
+    """Return whether a decorator changes how a function is called."""
+    name = ast.unparse(decorator).partition("(")[0]
+    return name.rpartition(".")[2] in _DECORATORS
 
 
 _source = lru_cache(maxsize=512)(_Source)
@@ -320,29 +328,27 @@ def _module_statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _module_statements(node.orelse)
             yield from _module_statements(node.body)
         elif isinstance(node, ast.Try):
-            yield from _module_statements(
-                [s for handler in node.handlers for s in handler.body]
-            )
+            for handler in node.handlers:
+                yield from _module_statements(handler.body)
             yield from _module_statements(node.body)
         else:
             yield node
 
 
-def _at_once(node: ast.AST) -> Iterator[str]:
+def _names_at_once(node: ast.AST) -> Iterator[str]:
     """Yield names that running a definition looks up, not those that calling it does."""
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
         yield node.id
+
+    # With `from __future__ import annotations` annotations are never looked up.
+    skipped = {"annotation", "returns"}
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        skipped.add("body")
     for name, value in ast.iter_fields(node):
-        later = (
-            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            and name == "body"
-        )
-        # With `from __future__ import annotations` these are never looked up.
-        if later or name in ("annotation", "returns"):
-            continue
-        for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST):
-                yield from _at_once(child)
+        children = value if isinstance(value, list) else [value]
+        for child in children:
+            if name not in skipped and isinstance(child, ast.AST):
+                yield from _names_at_once(child)
 
 
 def _absolute_module(path: str, module: str, level: int) -> str:

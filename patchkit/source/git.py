@@ -210,8 +210,9 @@ def _fetch_commit(url: str, commit: str, repository: Path) -> None:
             (fresh / "info").mkdir(exist_ok=True)
             (fresh / "info/attributes").write_text(_ATTRIBUTES, encoding="utf-8")
 
-            words = ("fetch", "--quiet", "--depth=1", "--no-tags", url, commit)
-            done = _call_git(fresh, *words)
+            done = _call_git(
+                fresh, "fetch", "--quiet", "--depth=1", "--no-tags", url, commit
+            )
             if done.status:
                 raise StorageError(
                     f"git cannot fetch the commit {commit} from {url}: {_last_words(done.errors)}",
