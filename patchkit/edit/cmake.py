@@ -110,18 +110,24 @@ def commands(text: str, path: str = "<cmake>") -> list[Command]:
     """Return all commands in order. Raises CMakeSyntaxError, also for blocks that do not nest."""
     calls = list(_calls(text, path))
     stops = _block_stops(calls, path)
-    stack: list[Branch] = []
+    branches: list[Branch] = []
     placed: list[Command] = []
     for call in calls:
-        earlier = stack.pop() if call.name in {"elseif", "else", "endif"} else None
-        placed.append(call._replace(block=tuple(stack)))
+        former = None
+        if call.name in {"elseif", "else", "endif"}:
+            former = branches.pop()
+        placed.append(call._replace(block=tuple(branches)))
+
         values = tuple(argument.value for argument in call.arguments)
         if call.name == "if":
-            stack.append(Branch(values, (), call.start, stops[call.start]))
-        elif earlier and call.name != "endif":
-            condition = values if call.name == "elseif" else ()
-            passed = (*earlier.excluded, earlier.condition)
-            stack.append(replace(earlier, condition=condition, excluded=passed))
+            branches.append(Branch(values, (), call.start, stops[call.start]))
+        elif former and call.name != "endif":
+            following = replace(
+                former,
+                condition=values if call.name == "elseif" else (),
+                excluded=(*former.excluded, former.condition),
+            )
+            branches.append(following)
     return placed
 
 
@@ -134,13 +140,15 @@ def add_list_item(argument: Argument, item: str, *, path: str, note: str) -> Edi
     """Append an item to a ;-list, inside its quotes or brackets."""
     opening, closing = _delimiters(argument.text)
     if not list_items(argument):
-        return Edit(
-            path, argument.start, argument.stop, f"{opening}{item}{closing}", note
-        )
-    # Replacing a trailing ; instead of inserting after it lets splice see two such edits collide.
-    tail = _TRAILING_SEPARATORS.search(argument.value)
+        text = f"{opening}{item}{closing}"
+        return Edit(path, argument.start, argument.stop, text, note)
+
     stop = argument.stop - len(closing)
-    return Edit(path, stop - len(tail.group() if tail else ""), stop, f";{item}", note)
+    start = stop
+    # Replacing a trailing ; instead of inserting after it lets splice see two such edits collide.
+    if tail := _TRAILING_SEPARATORS.search(argument.value):
+        start -= len(tail[0])
+    return Edit(path, start, stop, f";{item}", note)
 
 
 def remove_list_items(
@@ -149,77 +157,97 @@ def remove_list_items(
     """Take the items for which ``drop`` holds out of a ;-list, which may leave it empty."""
     opening, closing = _delimiters(argument.text)
     items = _SEPARATOR.split(argument.value)
-    kept = ";".join(item for item in items if not item or not drop(item))
+    left = ";".join(item for item in items if not item or not drop(item))
     # An unquoted argument cannot be empty, and without it the later ones would move up.
-    replacement = f"{opening}{kept}{closing}" or '""'
+    replacement = f"{opening}{left}{closing}" or '""'
     return Edit(path, argument.start, argument.stop, replacement, note)
 
 
 def _delimiters(text: str) -> tuple[str, str]:
     if text.startswith('"'):
         return '"', '"'
-    opening = _BRACKET_OPENING.match(text) if text.startswith("[") else None
-    return (opening[0], opening[1].replace("[", "]")) if opening else ("", "")
+    if opening := _BRACKET_OPENING.match(text):
+        return opening[0], opening[1].replace("[", "]")
+    return "", ""
 
 
 def _calls(text: str, path: str) -> Iterator[Command]:
     """Yield the commands, each with an empty ``block``."""
     breaks = [match.start() for match in re.finditer("\n", text)]
     tokens = tokenize(text, path)
-    fresh_line = True
+    is_fresh_line = True
     for name in tokens:
         if name.lastgroup in _BLANK:
-            fresh_line = fresh_line or name.lastgroup == "newline"
+            is_fresh_line = is_fresh_line or name.lastgroup == "newline"
             continue
+
         line = bisect_left(breaks, name.start()) + 1
-        if name.lastgroup != "identifier" or not fresh_line:
-            expected = "a command name" if fresh_line else "a newline"
+        if name.lastgroup != "identifier" or not is_fresh_line:
+            expected = "a command name" if is_fresh_line else "a newline"
             problem = f"expected {expected}, found {name.lastgroup} {name[0][:40]!r}"
             raise _error(path, line, problem)
-        # CMake allows spaces in front of the paren, and neither a newline nor a comment.
-        opening = next((token for token in tokens if token.lastgroup != "space"), None)
-        if opening is None or opening.lastgroup != "open":
-            raise _error(path, line, f'{name[0]} is not followed by "("')
-        arguments: list[Argument] = []
-        depth = 1
-        for token in tokens:
-            kind = token.lastgroup
-            depth += (kind == "open") - (kind == "close")
-            if depth == 0:
-                span = name.start(), token.end()
-                yield Command(name[0].lower(), line, *span, tuple(arguments), ())
-                break
-            if kind not in _BLANK:
-                where = bisect_left(breaks, token.start()) + 1
-                arguments.append(Argument(*token.span(), token[0], where))
-        else:
-            raise _error(path, line, f"the parens of {name[0]} are never closed")
-        fresh_line = False
+        yield _read_call(name, tokens, line, breaks, path)
+        is_fresh_line = False
+
+
+def _read_call(
+    name: re.Match[str],
+    tokens: Iterator[re.Match[str]],
+    line: int,
+    breaks: Sequence[int],
+    path: str,
+) -> Command:
+    """Return the command of a name, with the arguments that come from ``tokens``."""
+    # CMake allows spaces in front of the paren, and neither a newline nor a comment.
+    opening = next((token for token in tokens if token.lastgroup != "space"), None)
+    if opening is None or opening.lastgroup != "open":
+        raise _error(path, line, f'{name[0]} is not followed by "("')
+
+    arguments: list[Argument] = []
+    depth = 1
+    for token in tokens:
+        kind = token.lastgroup
+        if kind == "open":
+            depth += 1
+        elif kind == "close":
+            depth -= 1
+        if depth == 0:
+            return Command(
+                name=name[0].lower(),
+                line=line,
+                start=name.start(),
+                stop=token.end(),
+                arguments=tuple(arguments),
+                block=(),
+            )
+        if kind not in _BLANK:
+            where = bisect_left(breaks, token.start()) + 1
+            arguments.append(Argument(token.start(), token.end(), token[0], where))
+    raise _error(path, line, f"the parens of {name[0]} are never closed")
 
 
 def _block_stops(calls: Sequence[Command], path: str) -> dict[int, int]:
     """Return where each block stops, by where it starts. Raises if blocks do not nest."""
     stops: dict[int, int] = {}
-    opened: list[
-        tuple[Command, str]
-    ] = []  # what opened the block, and its latest branch's name
+    # What opened the block, and the name of its latest branch.
+    opened: list[tuple[Command, str]] = []
     for call in calls:
-        opener, latest = opened[-1] if opened else (call, "")
+        opener, branch = opened[-1] if opened else (call, "")
         if call.name in _BLOCKS:
             opened.append((call, call.name))
         elif call.name in {"elseif", "else"}:
-            if latest not in {"if", "elseif"}:
+            if branch not in {"if", "elseif"}:
                 raise _error(path, call.line, f"{call.name} without its if")
             opened[-1] = (opener, call.name)
         elif call.name.removeprefix("end") in _BLOCKS:
             if call.name != f"end{opener.name}":
-                raise _error(
-                    path, call.line, f"{call.name} without its opening command"
-                )
+                problem = f"{call.name} without its opening command"
+                raise _error(path, call.line, problem)
             stops[opener.start] = call.stop
             opened.pop()
+
     if opened:
-        opener = opened[-1][0]
+        opener, _branch = opened[-1]
         raise _error(path, opener.line, f"{opener.name} without its end{opener.name}")
     return stops
 

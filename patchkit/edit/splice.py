@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -39,9 +40,12 @@ def splice(text: str, edits: Iterable[Edit]) -> str:
                 why="two fixes want to change the same place",
                 hint="leave one of them out with --without",
             )
-        parts += [text[position : edit.start], edit.replacement]
+        parts.append(text[position : edit.start])
+        parts.append(edit.replacement)
         position = edit.stop
-    return "".join([*parts, text[position:]])
+
+    parts.append(text[position:])
+    return "".join(parts)
 
 
 def together(*places: Callable[[], list[Edit]]) -> list[Edit]:
@@ -56,6 +60,7 @@ def together(*places: Callable[[], list[Edit]]) -> list[Edit]:
             edits += place()
         except AbsentError as error:
             missing.append(error)
+
     if len(missing) == len(places):
         raise missing[0]
     if missing:
@@ -79,13 +84,15 @@ def unified_diff(path: str, before: str | None, after: str) -> str:
     """
     # As git has it: a created file has no a/ side.
     source = "/dev/null" if before is None else f"a/{path}"
-    lines = difflib.unified_diff(
+    diff = difflib.unified_diff(
         _lines(before or ""), _lines(after), fromfile=source, tofile=f"b/{path}"
     )
-    return "".join(
-        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
-        for line in lines
-    )
+    text = ""
+    for line in diff:
+        text += line
+        if not line.endswith("\n"):
+            text += "\n\\ No newline at end of file\n"
+    return text
 
 
 def git_diff(path: str, before: str | None, after: str) -> str:
@@ -96,5 +103,4 @@ def git_diff(path: str, before: str | None, after: str) -> str:
 
 def _lines(text: str) -> list[str]:
     # str.splitlines would also split at form feeds and the like, which git does not.
-    lines = text.split("\n")
-    return [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+    return re.findall(r".*\n|.+", text)

@@ -26,8 +26,10 @@ def swap_text(
     found, exactly once.
     """
     start, stop = within or (0, len(text))
-    spots = [start + spot for spot in occurrences(text[start:stop], before)]
-    done = [start + spot for spot in occurrences(text[start:stop], after)]
+    section = text[start:stop]
+    spots = [start + spot for spot in occurrences(section, before)]
+    done = [start + spot for spot in occurrences(section, after)]
+
     # The replacement may hold the anchor itself, as an insertion beside it does.
     if len(done) == 1 and len(spots) == after.count(before):
         return []
@@ -36,14 +38,14 @@ def swap_text(
     raise drift(path, text, before, spots, done)
 
 
-def new_file(path: str, found: str | None, text: str, *, note: str) -> list[Edit]:
-    """Return the edit that creates a file; ``[]`` if it is ``found`` with that text already.
+def new_file(path: str, present: str | None, text: str, *, note: str) -> list[Edit]:
+    """Return the edit that creates a file; ``[]`` if the ``present`` text is that text already.
 
     Raises DriftError if another text is in its place: that file is the user's.
     """
-    if found == text:
+    if present == text:
         return []
-    if found is not None:
+    if present is not None:
         raise DriftError(
             f"{path}: is there already, with another text",
             why="the user put a file there, or edited the one that belongs there",
@@ -62,10 +64,12 @@ def region(path: str, text: str, opening: str, closing: str) -> tuple[int, int]:
         raise absent(f"{path}: {opening.strip()!r} found 0 times, expected 1")
     if len(starts) > 1:
         raise drift(path, text, opening, starts)
+
     stop = text.find(closing, starts[0])
     if stop < 0:
+        line = line_of(text, starts[0])
         raise DriftError(
-            f"{path}:{line_of(text, starts[0])}: {opening!r} has no {closing.strip()!r}",
+            f"{path}:{line}: {opening!r} has no {closing.strip()!r}",
             why="the file was edited by hand, or cut short",
             hint=HINT,
         )
@@ -104,8 +108,12 @@ def drift(
 
     ``scope`` names the function that was searched, ``start`` is where the search began.
     """
-    first = needle.strip().splitlines()[0]
+    anchor = needle.strip().splitlines()[0]
     lines = ",".join(str(line_of(text, spot)) for spot in spots or done or [start])
-    count = f"found {len(spots)} times{f' in {scope}' if scope else ''}"
-    other = f"and what replaces it {len(done)} times" if done else "expected 1"
-    return altered(f"{path}:{lines}: {first!r} {count}, {other}")
+    count = f"found {len(spots)} times"
+    if scope:
+        count += f" in {scope}"
+    expected = "expected 1"
+    if done:
+        expected = f"and what replaces it {len(done)} times"
+    return altered(f"{path}:{lines}: {anchor!r} {count}, {expected}")

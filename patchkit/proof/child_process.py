@@ -23,15 +23,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from patchkit.durable.signals import SIGNALS, deferred, undeferred
-from patchkit.errors import HostError, StorageError
+from patchkit.errors import HostError, PatchkitError, StorageError
 from patchkit.proof.sandbox import Box, enter
 
 _READY = b"."  # what the child says once its sandbox is closed
 _TOO_MUCH = "it wrote {} bytes or more"
 _PERIOD = 0.05  # seconds between two looks at what a child has started
-_ALIVE = (
-    3  # the descriptor that closes when a child, and all that it has started, is gone
-)
+# The descriptor that closes when a child, and all that it has started, is gone.
+_ALIVE = 3
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -111,41 +110,53 @@ def forked(
             try:
                 with undeferred():
                     os.close(alive)
-                    excess = _wait_for_end(
-                        ended, limits, child if box and box.children else 0
-                    )
+                    group = child if box and box.children else 0
+                    excess = _wait_for_end(ended, limits, group)
             finally:
-                # os.kill comes first: the child may not have reached setpgid yet.
-                for kill in (os.kill, os.killpg):
-                    with contextlib.suppress(ProcessLookupError):
-                        kill(child, signal.SIGKILL)
-                # Until it is waited for, an ended child keeps its number: no stranger was killed.
-                status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        os.set_blocking(ended, False)
-        ready = False
-        with contextlib.suppress(
-            BlockingIOError
-        ):  # a process out of reach still holds the end
-            ready = os.read(ended, 1) == _READY
-        output, errors = (
-            os.pread(descriptor, limits.output, 0) for descriptor in outputs
-        )
+                status = _kill(child)
+        is_ready = _was_ready(ended)
+        output = os.pread(outputs[0], limits.output, 0)
+        errors = os.pread(outputs[1], limits.output, 0)
     finally:
         for descriptor in (*outputs, ended):
             os.close(descriptor)
-    if not ready and not excess:
-        words = errors.decode(errors="replace").strip()
-        if box is None:
-            raise StorageError(f"a child process cannot be set up: {words}")
-        raise HostError(
-            f"the sandbox cannot be set up: {words}",
-            why="the kernel has one, and this machine's settings or files are in its way",
-            hint="--trust-source runs the tree's own code as you, without a sandbox",
-        )
+
+    if not is_ready and not excess:
+        raise _setup_error(box, errors)
     trouble = excess or _describe_trouble(status, limits)
-    if limits.output in (len(output), len(errors)):
-        trouble = trouble or _TOO_MUCH.format(limits.output)
+    if not trouble and limits.output in (len(output), len(errors)):
+        trouble = _TOO_MUCH.format(limits.output)
     return Ended(output=output, errors=errors, trouble=trouble)
+
+
+def _kill(child: int) -> int:
+    """End a child and its group; return its exit code, negative for a signal."""
+    # os.kill comes first: the child may not have reached setpgid yet.
+    for kill in (os.kill, os.killpg):
+        with contextlib.suppress(ProcessLookupError):
+            kill(child, signal.SIGKILL)
+    # Until it is waited for, an ended child keeps its number: no stranger was killed.
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _was_ready(ended: int) -> bool:
+    """Return whether a child that is gone had closed its sandbox."""
+    os.set_blocking(ended, False)
+    # A process out of reach still holds the end.
+    with contextlib.suppress(BlockingIOError):
+        return os.read(ended, 1) == _READY
+    return False
+
+
+def _setup_error(box: Box | None, errors: bytes) -> PatchkitError:
+    words = errors.decode(errors="replace").strip()
+    if box is None:
+        return StorageError(f"a child process cannot be set up: {words}")
+    return HostError(
+        f"the sandbox cannot be set up: {words}",
+        why="the kernel has one, and this machine's settings or files are in its way",
+        hint="--trust-source runs the tree's own code as you, without a sandbox",
+    )
 
 
 def _fork() -> int:
@@ -153,9 +164,8 @@ def _fork() -> int:
 
     Raises StorageError if there can be no more processes.
     """
-    former = signal.pthread_sigmask(
-        signal.SIG_BLOCK, SIGNALS
-    )  # none strikes in a hook of fork's
+    # None strikes in a hook of fork's.
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     child = -1
     try:
         child = os.fork()
@@ -167,6 +177,7 @@ def _fork() -> int:
     finally:
         if child:
             signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
     if not child:
         gc.disable()  # a collection would write to all objects, and so copy the parent's memory
     return child
@@ -177,11 +188,13 @@ def _wait_for_end(ended: int, limits: Limits, group: int) -> str:
 
     Return "", or which limit was exceeded; those on a ``group``, unless it is 0, among them.
     """
-    poll, deadline = select.poll(), time.monotonic() + limits.clock
+    deadline = time.monotonic() + limits.clock
+    poll = select.poll()
     # No event is asked for: POLLHUP, which always comes, says that all writers are gone.
     poll.register(ended, 0)
     while (left := deadline - time.monotonic()) > 0:
-        if poll.poll((min(left, _PERIOD) if group else left) * 1000):  # milliseconds
+        seconds = min(left, _PERIOD) if group else left
+        if poll.poll(seconds * 1000):
             return ""
         if group and (excess := _excess_reason(group, limits)):
             return excess
@@ -190,7 +203,8 @@ def _wait_for_end(ended: int, limits: Limits, group: int) -> str:
 
 def _excess_reason(group: int, limits: Limits) -> str:
     """Return what a process group has too much of, "" if nothing."""
-    tasks = memory = 0
+    tasks = 0
+    memory = 0
     for process in filter(str.isdecimal, os.listdir("/proc")):  # noqa: PTH208
         with contextlib.suppress(OSError), open(f"/proc/{process}/stat", "rb") as file:  # noqa: PTH123
             # proc_pid_stat(5), behind the name: pgrp is field 5, num_threads 20, rss 24.
@@ -198,6 +212,7 @@ def _excess_reason(group: int, limits: Limits) -> str:
             if int(fields[2]) == group:
                 tasks += max(1, int(fields[17]))  # 0: ended, and not yet waited for
                 memory += int(fields[21]) * resource.getpagesize()
+
     if tasks > limits.tasks:
         return f"it started more than {limits.tasks} processes at a time"
     if memory > limits.memory:
@@ -212,8 +227,10 @@ def _describe_trouble(status: int, limits: Limits) -> str:
         return f"it took more than {limits.processor} s of the processor"
     if status == -signal.SIGXFSZ:
         return _TOO_MUCH.format(limits.output)
-    names = {known.value: known.name for known in signal.Signals}
-    return f"it was ended by {names.get(-status, f'signal {-status}')}"
+    name = f"signal {-status}"
+    with contextlib.suppress(ValueError):
+        name = signal.Signals(-status).name
+    return f"it was ended by {name}"
 
 
 def _live_as_child(
@@ -236,24 +253,11 @@ def _live_as_child(
         # prctl(2): if the parent ended before the call, no signal comes.
         if os.getppid() != parent:
             os._exit(1)
+
         _arrange_child(files)
         if folder is not None:
             os.chdir(folder)
-        # RLIMIT_AS counts the whole address space, and a fork begins with its parent's.
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-        memory = pages * resource.getpagesize() + limits.memory
-        for kind, soft, hard in (
-            (resource.RLIMIT_CORE, 0, 0),
-            # SIGXCPU at the soft limit, which Python can report; SIGKILL a second later.
-            (resource.RLIMIT_CPU, limits.processor, limits.processor + 1),
-            (resource.RLIMIT_FSIZE, limits.output, limits.output),
-            (resource.RLIMIT_NOFILE, 256, 256),
-            (resource.RLIMIT_AS, memory, memory),
-        ):
-            # A hard limit of the caller's own can only be lowered.
-            most = resource.getrlimit(kind)[1]
-            most = hard if most == resource.RLIM_INFINITY else most
-            resource.setrlimit(kind, (min(soft, most), min(hard, most)))
+        _set_limits(limits)
         if box is not None:
             enter(box)
         os.write(_ALIVE, _READY)
@@ -265,20 +269,43 @@ def _live_as_child(
         os._exit(status)
 
 
+def _set_limits(limits: Limits) -> None:
+    # RLIMIT_AS counts the whole address space, and a fork begins with its parent's.
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    memory = pages * resource.getpagesize() + limits.memory
+    for kind, soft, hard in (
+        (resource.RLIMIT_CORE, 0, 0),
+        # SIGXCPU at the soft limit, which Python can report; SIGKILL a second later.
+        (resource.RLIMIT_CPU, limits.processor, limits.processor + 1),
+        (resource.RLIMIT_FSIZE, limits.output, limits.output),
+        (resource.RLIMIT_NOFILE, 256, 256),
+        (resource.RLIMIT_AS, memory, memory),
+    ):
+        # A hard limit of the caller's own can only be lowered.
+        _soft, most = resource.getrlimit(kind)
+        if most == resource.RLIM_INFINITY:
+            most = hard
+        resource.setrlimit(kind, (min(soft, most), min(hard, most)))
+
+
 def _arrange_child(files: Sequence[int]) -> None:
     """Have nothing open but the outputs, and the pipe that shows the parent when all is over."""
     # dup2 overwrites 0 to 3 below, so the descriptors move above 10 first.
     kept = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10) for descriptor in files]
     for number, descriptor in enumerate([os.open(os.devnull, os.O_RDONLY), *kept]):
         os.dup2(descriptor, number)
+
     for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
         if descriptor > _ALIVE:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
+
     # Output 1 is for the answer, which is written to the descriptor: no print may mix with it.
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
     # Python ignores SIGPIPE and SIGXFSZ, which programs inherit: none would end at its limit.
-    for number in (*SIGNALS, signal.SIGPIPE, signal.SIGXFSZ):
-        if number not in SIGNALS or signal.getsignal(number) is not signal.SIG_IGN:
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

@@ -20,6 +20,15 @@ from patchkit.source.tree import SourceTree
 
 # In an argument the quotes would be escaped.
 _COMMAND = re.compile(r'"cmd":"(\w+)"')
+# What a line raises that is no call.
+_NO_CALL = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +56,7 @@ def run_script(
     log.touch()
     program = Path(cmake_program())
     trace = ("--trace-expand", "--trace-format=json-v1", f"--trace-redirect={log}")
+
     # parents[1] holds share/, where CMake's own modules are.
     needed = replace(
         program_box(program),
@@ -69,23 +79,13 @@ def read_trace(log: Path, commands: Container[str], *folders: Path) -> Iterator[
     # cmake(1), json-v1: the first line is the version of the format.
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[1:]:
         # Most lines are of other commands, and reading their JSON takes long.
-        if (command := _COMMAND.search(line)) and command[1].lower() not in commands:
+        command = _COMMAND.search(line)
+        if command and command[1].lower() not in commands:
             continue
+
         try:
-            entry = json.loads(line)
-            texts: list[str] = [entry["file"], *entry["args"]]
-            for folder in folders:
-                texts = [text.replace(f"{folder}/", "") for text in texts]
-            place = texts[0], int(entry["line"])
-            call = Traced(entry["cmd"].lower(), place, tuple(texts[1:]))
-        except (
-            ValueError,
-            TypeError,
-            LookupError,
-            AttributeError,
-            ArithmeticError,
-            RecursionError,
-        ):
+            call = _read_call(line, folders)
+        except _NO_CALL:
             raise ProofError(
                 f"CMake's trace has a line that is none of its own: {line[:200]}",
                 why="the build files write into it, or they fill it up",
@@ -94,19 +94,32 @@ def read_trace(log: Path, commands: Container[str], *folders: Path) -> Iterator[
         yield call
 
 
+def _read_call(line: str, folders: Sequence[Path]) -> Traced:
+    entry = json.loads(line)
+    texts: list[str] = [entry["file"], *entry["args"]]
+    for folder in folders:
+        texts = [text.replace(f"{folder}/", "") for text in texts]
+    file, *arguments = texts
+    place = (file, int(entry["line"]))
+    return Traced(entry["cmd"].lower(), place, tuple(arguments))
+
+
 def mirror(tree: SourceTree, texts: Mapping[str, str], root: Path) -> None:
     """Write build files, with pending edits, into ``root``; link what else is in their folders.
 
     Raises StorageError.
     """
-    for folder in {parent for path in texts for parent in PurePosixPath(path).parents}:
+    # Folder → names in it that are written, or that hold what is.
+    written: dict[PurePosixPath, set[str]] = {}
+    for place in map(PurePosixPath, texts):
+        for folder in place.parents:
+            name = place.relative_to(folder).parts[0]
+            written.setdefault(folder, set()).add(name)
+
+    for folder, names in written.items():
         (root / folder).mkdir(parents=True, exist_ok=True)
-        inside = [
-            path for path in map(PurePosixPath, texts) if path.is_relative_to(folder)
-        ]
-        own = {path.relative_to(folder).parts[0] for path in inside}
         # Not with Path, which takes longer than the links themselves.
-        for name in {*os.listdir(tree.root / folder)} - own:  # noqa: PTH208
+        for name in {*os.listdir(tree.root / folder)} - names:  # noqa: PTH208
             os.symlink(f"{tree.root}/{folder}/{name}", f"{root}/{folder}/{name}")  # noqa: PTH211
     for path, text in texts.items():
         with translated(at=root / path):  # a write itself names no file
@@ -118,14 +131,11 @@ def cmake_program() -> str:
     # The script that pip puts on PATH starts a Python first; the binary beside it does not. The
     # package is found, not imported: that takes 0.1 s, in each process that a proof forks.
     package = importlib.util.find_spec("cmake")
-    binary = (
-        Path(package.origin or "").parent / "data" / "bin" / "cmake"
-        if package
-        else None
+    if package is not None:
+        binary = Path(package.origin or "").parent / "data" / "bin" / "cmake"
+        if binary.is_file():
+            return str(binary)
+    raise StorageError(
+        "cmake is not installed: patchkit proves arch lists with it",
+        hint="pip install cmake",
     )
-    if binary is None or not binary.is_file():
-        raise StorageError(
-            "cmake is not installed: patchkit proves arch lists with it",
-            hint="pip install cmake",
-        )
-    return str(binary)

@@ -43,10 +43,8 @@ _KINDS: dict[str, type[PatchkitError]] = {
 }
 
 _PATCHKIT = Path(__file__).parents[1]
-_PACKAGES = (
-    "site-packages",
-    "dist-packages",
-)  # not all of sys.path: it may begin with the home
+# Not all of sys.path: it may begin with the home.
+_PACKAGES = ("site-packages", "dist-packages")
 
 T = TypeVar("T")
 Questions = Sequence[Callable[[], object]]
@@ -80,30 +78,36 @@ def ask(
     ProofError, SourceError or StorageError that a question raises.
     """
     # What this interpreter may still read: libraries, patchkit, recipes.
-    own = (Path(os.__file__).parent, Path(sys.base_prefix, "lib"), _PATCHKIT, RECIPES)
-    packages = (path for path in map(Path, sys.path) if path.name in _PACKAGES)
-    box = box_for(tree, Box(read=(*own, *packages)))
+    readable = [Path(os.__file__).parent, Path(sys.base_prefix, "lib")]
+    readable += [_PATCHKIT, RECIPES]
+    readable += [path for path in map(Path, sys.path) if path.name in _PACKAGES]
+    box = box_for(tree, Box(read=tuple(readable)))
+
     ended = forked(lambda: _answer(tree, questions), box, limits=limits)
     if ended.trouble:
         raise _silent_error(ended.trouble)
     try:
-        said = read_json(_ChildAnswer, ended.output)
-        answers = [record(kind, answer) for answer in said.answers or ()]
-        for path in said.read:
+        reply = read_json(_ChildAnswer, ended.output)
+        answers = [record(kind, answer) for answer in reply.answers or ()]
+        for path in reply.read:
             # `seen` gets the digest that this process reads, not one that the child tells.
             tree.find(path)
-        if not said.raised and len(answers) != len(questions):
+        if not reply.raised and len(answers) != len(questions):
             raise RecordError(f"{len(answers)} answers to {len(questions)} questions")
-    except (RecordError, OSError) as wrong:  # OSError: a path that is too long
-        raise _silent_error(
-            f"it answered with what does not fit: {str(wrong)[:_SHOWN]}"
-        ) from None
-    if raised := said.raised:
-        kind_of_error = _KINDS.get(raised.kind, ProofError)
-        words = (raised.what, raised.why, raised.hint)
-        what, why, hint = (word[:_SHOWN] for word in words)
-        raise kind_of_error(what, why=why, hint=hint)
+    except (RecordError, OSError) as error:  # OSError: a path that is too long
+        problem = str(error)[:_SHOWN]
+        raise _silent_error(f"it answered with what does not fit: {problem}") from None
+
+    if reply.raised:
+        raise _raised_error(reply.raised)
     return answers
+
+
+def _raised_error(raised: _Raised) -> PatchkitError:
+    kind = _KINDS.get(raised.kind, ProofError)
+    return kind(
+        raised.what[:_SHOWN], why=raised.why[:_SHOWN], hint=raised.hint[:_SHOWN]
+    )
 
 
 def _silent_error(trouble: str) -> ProofError:
@@ -123,27 +127,30 @@ class _OutOfTime(BaseException):
 
 def _answer(tree: SourceTree, questions: Questions) -> None:
     """Write the answers to output 1."""
-    known = set(tree.seen)
+    seen_before = set(tree.seen)
     signal.signal(signal.SIGXCPU, _stop_child)
-    said: dict[str, object] = {"answers": None, "raised": None}
+    reply: dict[str, object] = {"answers": None, "raised": None}
     try:
         with upstream_code.permitted():
+            answers = [question() for question in questions]
             # Into JSON while errors are still caught: what JSON cannot hold is one of them.
-            said["answers"] = json.loads(
-                json.dumps([question() for question in questions])
-            )
+            reply["answers"] = json.loads(json.dumps(answers))
     except BaseException as error:  # noqa: BLE001
-        said["raised"] = {
-            "kind": "ProofError",
-            "what": f"{upstream_code.place(error)}upstream's code stops with "
-            f"{type(error).__name__}: {error}",
-            "why": "it was edited by hand, or asks for something that the proof does not know",
-            "hint": _HINT,
-        }
-        if isinstance(error, PatchkitError):
-            kind = type(error).__name__
-            said["raised"] = asdict(_Raised(kind, error.what, error.why, error.hint))
-    os.write(1, json.dumps({**said, "read": sorted(set(tree.seen) - known)}).encode())
+        reply["raised"] = asdict(_describe(error))
+    reply["read"] = sorted(set(tree.seen) - seen_before)
+    os.write(1, json.dumps(reply).encode())
+
+
+def _describe(error: BaseException) -> _Raised:
+    if isinstance(error, PatchkitError):
+        return _Raised(type(error).__name__, error.what, error.why, error.hint)
+    place = upstream_code.place(error)
+    return _Raised(
+        kind="ProofError",
+        what=f"{place}upstream's code stops with {type(error).__name__}: {error}",
+        why="it was edited by hand, or asks for something that the proof does not know",
+        hint=_HINT,
+    )
 
 
 def _stop_child(_number: int, _frame: object) -> None:

@@ -48,10 +48,10 @@ def missing() -> str:
         return reason
     if landlock.version() < 1:
         return "the kernel has no Landlock, or has it switched off"
+
+    # Here, and not in each child.
     for programs in (False, True):
-        seccomp.compiled(
-            programs=programs, children=False
-        )  # here, and not in each child
+        seccomp.compiled(programs=programs, children=False)
     return ""
 
 
@@ -62,11 +62,13 @@ def box_for(tree: SourceTree, box: Box) -> Box | None:
     """
     if tree.sandboxed is Sandboxed.NEVER:
         return None
+
     reason = missing()
     if not reason:
         return replace(box, read=(*box.read, tree.root, *_SYSTEM))
     if tree.sandboxed is Sandboxed.IF_POSSIBLE:
         return None
+
     raise HostError(
         f"{tree.root}: its own code has to be run, and there is no sandbox here: {reason}",
         why="a proof asks upstream's CMake and Python files, and nobody vouches for those of a "
@@ -81,14 +83,14 @@ def program_box(program: Path, *, children: bool = False) -> Box:
 
     With ``children`` it may start programs of the system, which get the same box and limits.
     """
-    loaders = (
-        path for place, pattern in _LOADERS for path in Path(place).glob(pattern)
-    )
-    return Box(
-        write=(Path(os.devnull),) if children else (),
-        programs=(program, *loaders, *(_SYSTEM[:3] if children else ())),
-        children=children,
-    )
+    programs = [program]
+    for place, pattern in _LOADERS:
+        programs += Path(place).glob(pattern)
+    if not children:
+        return Box(programs=tuple(programs))
+
+    programs += _SYSTEM[:3]
+    return Box(write=(Path(os.devnull),), programs=tuple(programs), children=True)
 
 
 def enter(box: Box) -> None:

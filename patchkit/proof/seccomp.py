@@ -30,35 +30,39 @@ _OWN |= {"landlock_restrict_self", "seccomp"}
 # The first call that was not looked at, and the last kernel that was: Linux 6.18.
 _UNKNOWN = 470
 
-_MACHINES = {
-    "x86_64": (0, 0xC000003E),
-    "aarch64": (1, 0xC00000B7),
-}  # column, AUDIT_ARCH
+# Column of the table, AUDIT_ARCH.
+_MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 # Without these a C library takes an older call, which the filter can look into.
 _ABSENT = {"clone3", "openat2"}
-_CLONE_THREAD, _CLONE_VFORK = 0x10000, 0x4000
+_CLONE_THREAD = 0x10000
+_CLONE_VFORK = 0x4000
 # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET; CLONE_PARENT: of no use to a
 # compiler, and a child of somebody else's is waited for by nobody here.
 _CLONE_APART = 0x7E020000 | 0x8000
-_O_ACCMODE, _O_TRUNC = 0o3, 0o1000
-_SIGNALLING = (
-    8,
-    10,
-    15,
-    1024,
-    1026,
-)  # F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY
+_O_ACCMODE = 0o3
+_O_TRUNC = 0o1000
+# F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY
+_SIGNALLING = (8, 10, 15, 1024, 1026)
 # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: of the descriptor alone
 _HARMLESS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 
 # Classic BPF (linux/bpf_common.h): load a word at an offset, jumps, and, return; operands in k.
-_LOAD, _JEQ, _JGE, _JSET, _AND, _RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
+_LOAD = 0x20
+_JEQ = 0x15
+_JGE = 0x35
+_JSET = 0x45
+_AND = 0x54
+_RET = 0x06
 _CAPABILITIES = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
 _READ_ALL = 1 << 2  # CAP_DAC_READ_SEARCH: root reads trees of others
 # SECCOMP_RET_* of linux/seccomp.h; ERRNO's low 16 bits are the error. KILL is of the process.
-_ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
+_ALLOW = 0x7FFF0000
+_ERRNO = 0x00050000
+_KILL = 0x80000000
 # linux/prctl.h, linux/seccomp.h
-_PR_GET_SECCOMP, _SET_MODE_FILTER, _SPEC_ALLOW = 21, 1, 1 << 2
+_PR_GET_SECCOMP = 21
+_SET_MODE_FILTER = 1
+_SPEC_ALLOW = 1 << 2
 
 Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
 
@@ -67,18 +71,20 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 def number(name: str, machine: str = "") -> int:
     """Return the number of a system call on a machine (this one), -1 if it does not exist."""
-    known = _MACHINES.get(machine or platform.machine())
-    found = _NUMBERS[name][known[0]] if known else None
-    return -1 if found is None else found
+    column, _audit_arch = _MACHINES.get(machine or platform.machine(), (None, 0))
+    if column is None:
+        return -1
+    number = _NUMBERS[name][column]
+    return -1 if number is None else number
 
 
 def syscall(name: str, *arguments: object) -> int:
     """Make a system call. Raises OSError."""
     words = [
         ctypes.c_long(argument) if isinstance(argument, int) else argument
-        for argument in arguments
+        for argument in (number(name), *arguments)
     ]
-    result = int(libc.syscall(ctypes.c_long(number(name)), *words))
+    result = int(libc.syscall(*words))
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{name}: {errno.errorcode.get(code, code)}")
@@ -96,15 +102,13 @@ def missing() -> str:
 
 def drop_capabilities() -> None:
     """Give up what root may do beyond others, but for reading files. Raises OSError."""
-    header, found = (
-        struct.pack("=Ii", _CAPABILITIES, 0),
-        ctypes.create_string_buffer(24),
-    )
-    syscall("capget", header, found)
-    kept = (
-        struct.unpack("=6I", found.raw)[1] & _READ_ALL
-    )  # effective, permitted, inheritable
-    syscall("capset", header, struct.pack("=6I", kept, kept, 0, 0, 0, 0))
+    header = struct.pack("=Ii", _CAPABILITIES, 0)
+    buffer = ctypes.create_string_buffer(24)
+    syscall("capget", header, buffer)
+
+    # The words are effective, permitted, inheritable.
+    rights = struct.unpack("=6I", buffer.raw)[1] & _READ_ALL
+    syscall("capset", header, struct.pack("=6I", rights, rights, 0, 0, 0, 0))
 
 
 @cache
@@ -114,14 +118,12 @@ def compiled(*, programs: bool, children: bool, machine: str = "") -> bytes:
     ``programs`` leaves execve, which replaces the process; ``children`` also what GNU make and a
     shell need for one program after another: a child for which its parent waits (vfork).
     """
-    left = (
-        _OWN | ({"execve"} if programs else set()) | ({"vfork"} if children else set())
-    )
-    denied = {
-        name: errno.ENOSYS if name in _ABSENT else errno.EPERM
-        for name in _NUMBERS
-        if name not in left
-    }
+    denied = {name: errno.EPERM for name in _NUMBERS if name not in _OWN}
+    denied |= dict.fromkeys(_ABSENT, errno.ENOSYS)
+    if programs:
+        del denied["execve"]
+    if children:
+        del denied["vfork"]
     return packed(denied, children=children, machine=machine)
 
 
@@ -145,12 +147,13 @@ def packed(
         (_RET, 0, 0, _ERRNO | errno.ENOSYS),
     ]
     for name, code in calls.items():
-        if number(name, machine) >= 0:
-            body = [
-                *_unless_harmless(name, children=children),
-                (_RET, 0, 0, _ERRNO | code),
-            ]
-            instructions += [(_JEQ, 0, len(body), number(name, machine)), *body]
+        call = number(name, machine)
+        if call >= 0:
+            body = _unless_harmless(name, children=children)
+            body.append((_RET, 0, 0, _ERRNO | code))
+            instructions.append((_JEQ, 0, len(body), call))
+            instructions += body
+
     instructions.append((_RET, 0, 0, _ALLOW))
     return b"".join(struct.pack("HBBI", *instruction) for instruction in instructions)
 
@@ -166,34 +169,43 @@ def load(instructions: bytes) -> None:
 
 def _unless_harmless(name: str, *, children: bool) -> list[Instruction]:
     """Return instructions that let a call through if its arguments are harmless."""
-    if name == "clone":
-        # Threads share the filter and end with the process; a child must be waited for (vfork).
-        harmless = [*_let(_JSET, [_CLONE_THREAD | (_CLONE_VFORK if children else 0)])]
-        return [_argument(0), (_JSET, len(harmless), 0, _CLONE_APART), *harmless]
-    if name == "ioctl":
-        return [_argument(1), *_let(_JEQ, _HARMLESS)]
-    if name == "fcntl":
-        signalling = [
-            (_JEQ, len(_SIGNALLING) - i, 0, number)
-            for i, number in enumerate(_SIGNALLING)
-        ]
-        return [_argument(1), *signalling, (_RET, 0, 0, _ALLOW)]
-    if name in ("open", "openat"):
-        # Landlock before Linux 6.2 lets a file be emptied that is not opened for writing.
-        return [
-            _argument(1 if name == "open" else 2), (_AND, 0, 0, _O_ACCMODE | _O_TRUNC),
-            (_JEQ, 2, 0, _O_TRUNC), (_JEQ, 1, 0, _O_ACCMODE | _O_TRUNC),
-            (_RET, 0, 0, _ALLOW),
-        ]  # fmt: skip
-    if name == "prlimit64":  # reading limits, one's own
-        return [
-            # Process 0 is the caller; the new limit is a null pointer, compared in two halves.
-            _argument(0), (_JEQ, 0, 5, 0),
-            _argument(2), (_JEQ, 0, 3, 0),
-            (_LOAD, 0, 0, 16 + 8 * 2 + 4), (_JEQ, 0, 1, 0),
-            (_RET, 0, 0, _ALLOW),
-        ]  # fmt: skip
-    return []
+    match name:
+        case "clone":
+            # Threads share the filter and end with the process; a child must be waited for (vfork).
+            flags = _CLONE_THREAD | (_CLONE_VFORK if children else 0)
+            harmless = list(_let(_JSET, [flags]))
+            return [_argument(0), (_JSET, len(harmless), 0, _CLONE_APART), *harmless]
+        case "ioctl":
+            return [_argument(1), *_let(_JEQ, _HARMLESS)]
+        case "fcntl":
+            signalling = [
+                (_JEQ, len(_SIGNALLING) - index, 0, command)
+                for index, command in enumerate(_SIGNALLING)
+            ]
+            return [_argument(1), *signalling, (_RET, 0, 0, _ALLOW)]
+        case "open" | "openat":
+            # Landlock before Linux 6.2 lets a file be emptied that is not opened for writing.
+            return [
+                _argument(1 if name == "open" else 2),
+                (_AND, 0, 0, _O_ACCMODE | _O_TRUNC),
+                (_JEQ, 2, 0, _O_TRUNC),
+                (_JEQ, 1, 0, _O_ACCMODE | _O_TRUNC),
+                (_RET, 0, 0, _ALLOW),
+            ]
+        case "prlimit64":
+            # To read one's own limits. Process 0 is the caller; the new limit is a null pointer,
+            # compared in two halves.
+            return [
+                _argument(0),
+                (_JEQ, 0, 5, 0),
+                _argument(2),
+                (_JEQ, 0, 3, 0),
+                (_LOAD, 0, 0, 16 + 8 * 2 + 4),
+                (_JEQ, 0, 1, 0),
+                (_RET, 0, 0, _ALLOW),
+            ]
+        case _:
+            return []
 
 
 def _argument(index: int) -> Instruction:
