@@ -13,7 +13,6 @@ from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.survey import node_findings, pair_findings
 from patchkit.cluster.net.addressing import find_cages
 from patchkit.cluster.net.checks import host_checks
-from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.doctor.machine import disk_trouble, machine_findings
 from patchkit.doctor.peers.cable import cable_findings
 from patchkit.doctor.peers.node_report import (
@@ -35,7 +34,10 @@ NOT_WRONG = (Level.NOTE, Level.UNKNOWN, Level.OK)
 """Levels in the order in which their findings are shown, behind errors and warnings."""
 
 
-def cluster_findings(file: ClusterFile, reports: Sequence[NodeReport]) -> list[Finding]:
+def cluster_findings(
+    file: ClusterFile,
+    reports: Sequence[NodeReport],
+) -> list[Finding]:
     """Return all findings: first causes first, what is well last."""
     findings = []
     for node in reports:
@@ -86,14 +88,8 @@ def _machine_findings(reports: Sequence[NodeReport]) -> list[Finding]:
             text = finding.what
             if finding.where:
                 text = f"{finding.where}: {text}"
-            findings.append(
-                replace(
-                    finding,
-                    where=name,
-                    what=text,
-                    kind=HostError,
-                )
-            )
+            finding = replace(finding, where=name, what=text, kind=HostError)
+            findings.append(finding)
 
     if reports[0].facts:
         findings += pair_findings(list(facts_by_name), list(facts_by_name.values()))
@@ -114,7 +110,8 @@ def _host_findings(host: Host, *, has_peers: bool) -> Iterator[Finding]:
 
 
 def _uncovered(
-    of_machines: Sequence[Finding], findings: Sequence[Finding]
+    of_machines: Sequence[Finding],
+    findings: Sequence[Finding],
 ) -> Iterator[Finding]:
     """Yield the findings of machines that no exacter finding about the same node covers."""
     covers = {"pcie-lanes": "lanes"}  # a remark
@@ -163,17 +160,11 @@ def check_disks(node: NodeReport) -> Outcome:
     for disk in disks:
         if trouble := disk_trouble(disk):
             usage = quoted("du", "-xah", "-d", "1", disk.folder)
-            largest = ssh_command(
-                node.node,
-                "sh",
-                "-c",
-                f"{usage} | sort -h | tail",
-            )
             finding = node.find(
                 "disk",
                 folder=disk.folder,
                 what=trouble,
-                command=largest,
+                command=node.command("sh", "-c", f"{usage} | sort -h | tail"),
             )
             full.append(finding)
 

@@ -79,16 +79,7 @@ class Examination:
 
     def private_names(self, model: str = "") -> PrivateNames:
         """Return the names in the reports, of what is served, and of a ``model``."""
-        nodes = []
-
-        models = {model}
-        for report in self.reports:
-            nodes.append((report.node, report.facts))
-            models.update(model_print.folder for model_print in report.models or ())
-            if report.placed:
-                models |= {report.placed.model, report.placed.folder}
-
-        return private_names(nodes, sorted(models))
+        return private_names(self.reports, model)
 
 
 def examine_cluster(
@@ -96,13 +87,14 @@ def examine_cluster(
     *,
     gpu: bool = False,
     port: int = 0,
-    here: bool,
+    is_local: bool,
 ) -> Examination:
     """Return what is wrong with the nodes of a cluster, between them, and with their server.
 
     With ``gpu`` the nodes try their GPUs, which takes minutes. The server is asked at ``port`` of
-    the head, 0 for where `up` lets it listen. ``here`` says that the cluster is this machine,
-    whether or not `up` was ever called. A node that does not answer is a finding, not an error.
+    the head, 0 for where `up` lets it listen. ``is_local`` says that the cluster is this
+    machine, whether or not `up` was ever called.
+    A node that does not answer is a finding, not an error.
     """
     reports = examine_nodes(cluster)
     head = reports[0]
@@ -114,15 +106,11 @@ def examine_cluster(
 
     judged = list(reports)
     if isinstance(answers, ServerAnswers):
-        judged[0] = _add_server(
-            head,
-            answers,
-            urlsplit(url).port,
-            len(reports),
-        )
+        port_in_use = urlsplit(url).port
+        judged[0] = _add_server(head, answers, port_in_use, len(reports))
 
     findings = cluster_findings(cluster.file, judged)
-    if here and not head.placed:
+    if is_local and not head.placed:
         findings = [_as_needed_by_up(finding) for finding in findings]
 
     if isinstance(answers, PatchkitError):
@@ -201,13 +189,8 @@ def _server_findings(
 
     for finding in server_findings(head.node, answers, units):
         if is_named and finding.about == "server-answers":
-            yield replace(
-                finding,
-                level=Level.ERROR,
-                kind=HostError,
-            )
-        else:
-            yield finding
+            finding = replace(finding, level=Level.ERROR, kind=HostError)
+        yield finding
 
 
 def local_facts(cluster: Cluster) -> Situation:
@@ -284,7 +267,8 @@ def _judge_lines(
 
 
 def _judge_nccl(
-    reports: Sequence[NodeReport], lines: Sequence[tuple[str, JournalLine]]
+    reports: Sequence[NodeReport],
+    lines: Sequence[tuple[str, JournalLine]],
 ) -> Iterator[Finding]:
     for report in reports:
         texts = (line.text for node, line in lines if node == report.node)
@@ -316,14 +300,9 @@ def examine_nodes(cluster: Cluster) -> list[NodeReport]:
     answers = run_on_all(cluster.nodes, lambda node: _examine_node(cluster, node))
     for node, answer in zip(cluster.nodes, answers, strict=True):
         if isinstance(answer, PatchkitError):
-            reports.append(
-                NodeReport(
-                    node=node.destination,
-                    silence=answer,
-                )
-            )
-        else:
-            reports.append(answer)
+            answer = NodeReport(node=node.destination, silence=answer)
+        reports.append(answer)
+
     if len(reports) > 1:
         reports = _add_addresses(cluster.file, reports)
 
@@ -379,7 +358,8 @@ def _add_image(report: NodeReport) -> NodeReport:
 
 
 def _add_addresses(
-    file: ClusterFile, reports: Sequence[NodeReport]
+    file: ClusterFile,
+    reports: Sequence[NodeReport],
 ) -> list[NodeReport]:
     """Return the reports with each node's address: what it has now, else what is written down."""
     addressed: list[NodeReport] = []
@@ -387,14 +367,8 @@ def _add_addresses(
         report = replace(report, address=_written_address(node.address, report))
 
         head_address = addressed[0].address if addressed else file.head.address
-        addressed.append(
-            _add_address(
-                file,
-                report,
-                head_address,
-                is_head=not addressed,
-            )
-        )
+        report = _add_address(file, report, head_address, is_head=not addressed)
+        addressed.append(report)
     return addressed
 
 
@@ -440,7 +414,10 @@ def _add_address(
     return replace(report, address=attachment.address)
 
 
-def _meet_others(cluster: Cluster, reports: Sequence[NodeReport]) -> list[NodeReport]:
+def _meet_others(
+    cluster: Cluster,
+    reports: Sequence[NodeReport],
+) -> list[NodeReport]:
     """Return the reports with what each node finds of the others, and of its models."""
     head = reports[0]
     links = [

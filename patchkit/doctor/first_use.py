@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from patchkit.cluster.ssh.node import Remote, run_on_all
-from patchkit.cluster.ssh.ssh import HERE, ssh_command
+from patchkit.cluster.ssh.ssh import HERE
 from patchkit.doctor.cluster_checks import NOT_WRONG
 from patchkit.doctor.examination import Examination
 from patchkit.doctor.peers.node_report import (
@@ -51,7 +51,8 @@ class DeviceCodeFound:
 
 
 def add_first_use(
-    examination: Examination, look: Callable[..., dict[str, Any]]
+    examination: Examination,
+    look: Callable[..., dict[str, Any]],
 ) -> Examination:
     """Return an examination with what each node compiles at a first use.
 
@@ -117,7 +118,8 @@ def count_loads(
 
 @check("first-use")
 def check_first_use(
-    node: NodeReport, answer: DeviceCodeFound | PatchkitError
+    node: NodeReport,
+    answer: DeviceCodeFound | PatchkitError,
 ) -> Outcome:
     if isinstance(answer, PatchkitError):
         raise NotCheckedError(answer.what)
@@ -143,13 +145,7 @@ def check_first_use(
         what = f"{shown} hold PTX alone for this GPU; {cache_size} of what was compiled"
         return {"what": what}
 
-    command = ssh_command(
-        node.node,
-        "patchkit",
-        "apply",
-        "--native",
-        software.vllm_home,
-    )
+    command = node.command("patchkit", "apply", "--native", software.vllm_home)
 
     if node.node != HERE:  # where patchkit need not be
         release = f"vllm=={plain_version(software.vllm)}"

@@ -59,7 +59,11 @@ class GpuNode:
 @cache
 def smoke_test() -> dict[str, Any]:
     """Return the steps of a node in order, and how all nodes are tried at once."""
-    return read_toml(dict[str, Any], RECIPES / "doctor" / "gpu.toml", key="smoke")
+    return read_toml(
+        dict[str, Any],
+        RECIPES / "doctor" / "gpu.toml",
+        key="smoke",
+    )
 
 
 def run_steps(
@@ -107,11 +111,7 @@ def run_all_reduce(
     results = []
     for answer in run_on_all(range(len(nodes)), run_rank):
         if isinstance(answer, PatchkitError):
-            answer = GpuStep(
-                step=RANK,
-                state="not-run",
-                reason=answer.what,
-            )
+            answer = GpuStep(step=RANK, state="not-run", reason=answer.what)
         results.append(answer)
 
     return results
@@ -144,15 +144,12 @@ def gpu_findings(node: str, steps: Iterable[GpuStep]) -> Iterator[Finding]:
 def _known_causes(node: str, step: GpuStep) -> Iterator[Finding]:
     text = "\n".join(step.lines).encode()
     for diagnosis in read_log([text], whole=False).diagnoses:
-        yield replace(
-            diagnosis_finding(diagnosis),
-            where=node,
-            line=0,
-        )
+        yield replace(diagnosis_finding(diagnosis), where=node, line=0)
 
 
 def all_reduce_findings(
-    nodes: Sequence[GpuNode], ranks: Sequence[GpuStep]
+    nodes: Sequence[GpuNode],
+    ranks: Sequence[GpuStep],
 ) -> Iterator[Finding]:
     """Yield what an all-reduce over all nodes shows."""
     names = ", ".join(node.node for node in nodes)
@@ -227,7 +224,10 @@ def find_gpu_nodes(reports: Sequence[NodeReport]) -> list[GpuNode]:
     return nodes
 
 
-def find_gap(reports: Sequence[NodeReport], nodes: Sequence[GpuNode]) -> str:
+def find_gap(
+    reports: Sequence[NodeReport],
+    nodes: Sequence[GpuNode],
+) -> str:
     """Return why the nodes cannot be tried together, "" if they can."""
     if len(nodes) < len(reports) or not all(node.address for node in nodes):
         return "not every node has vLLM and an address on the cable"

@@ -361,7 +361,11 @@ def try_nvfp4(_: Answer) -> Answer:
             "alpha": unit * overall,
         }
         for name, value in parameters.items():
-            setattr(layer, name, torch.nn.Parameter(value, requires_grad=False))
+            setattr(
+                layer,
+                name,
+                torch.nn.Parameter(value, requires_grad=False),
+            )
 
         layer.logical_widths = [_WIDE]
         layer.input_size_per_partition = _DEEP
@@ -461,7 +465,9 @@ def try_all_reduce(settings: Answer) -> Answer:
 
 
 def _judge_products(
-    kernel: str, products: Iterable[tuple[Any, Any]], **figures: Any
+    kernel: str,
+    products: Iterable[tuple[Any, Any]],
+    **figures: Any,
 ) -> Answer:
     """Return the largest error of products. Raise WrongError beyond the bound."""
     error = max(_largest_error(out, exact) for out, exact in products)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from patchkit.cluster.agent.health import DiskRoom, GpuState
-from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.doctor.peers.node_report import (
     NodeReport,
     NotCheckedError,
@@ -38,7 +37,11 @@ _MISMATCH = "mismatch"  # NVML_ERROR_LIB_RM_VERSION_MISMATCH in NVML's words
 _UNNAMED = "no environment with vLLM is known here: name it with --venv"
 _INSTALL = "patchkit cluster install"
 _LINUX_CPUS = {"amd64": "x86_64", "arm64": "aarch64"}  # by their names in Go
-_LIMITS = read_toml(dict[str, Any], RECIPES / "doctor" / "machine.toml", key="limits")
+_LIMITS = read_toml(
+    dict[str, Any],
+    RECIPES / "doctor" / "machine.toml",
+    key="limits",
+)
 _UNITS = {
     "celsius": "°C",
     "watts": "W",
@@ -63,23 +66,29 @@ def machine_findings(node: NodeReport) -> Iterator[Finding]:
             yield unchecked("machine", node.node, node.why_not(part))
             return
 
-    yield from check_driver(node)
-    yield from check_gpu(node)
-    yield from check_gpu_users(node)
-    yield from check_kernel_log(node)
-    yield from check_memory(node)
-    yield from check_memory_guard(node)
-    yield from check_rdma_files(node)
-
-    if node.part("facts").image:
-        yield from check_engine(node)
-        yield from check_gpu_way(node)
-        yield from check_image_cpu(node)
-    else:
-        yield from check_torch(node)
-        yield from check_lost_nccl(node)
-        yield from check_nccl(node)
-        yield from check_compilers(node)
+    of_machine = (
+        check_driver,
+        check_gpu,
+        check_gpu_users,
+        check_kernel_log,
+        check_memory,
+        check_memory_guard,
+        check_rdma_files,
+    )
+    of_python = (
+        check_torch,
+        check_lost_nccl,
+        check_nccl,
+        check_compilers,
+    )
+    of_image = (
+        check_engine,
+        check_gpu_way,
+        check_image_cpu,
+    )
+    of_engine = of_image if node.part("facts").image else of_python
+    for run_check in (*of_machine, *of_engine):
+        yield from run_check(node)
 
 
 def _memory(node: NodeReport) -> Memory:
@@ -117,7 +126,7 @@ def check_kernel_log(node: NodeReport) -> Outcome:
         lines = [line.replace("\n", " ") for line in node.health_fact("kernel")]
     except NotCheckedError as error:
         levels = "--level=emerg,alert,crit,err,warn"
-        hint = ssh_command(node.node, "sudo", "dmesg", levels)
+        hint = node.command("sudo", "dmesg", levels)
         raise NotCheckedError(error.what, hint=hint) from None
 
     text = "".join(f"{line}\n" for line in lines).encode(errors="replace")
@@ -275,14 +284,7 @@ def _pip_install(node: NodeReport, *words: str) -> str:
     venv = node.part("facts").venv
 
     python = f"{venv}/bin/python" if venv else "python3"
-    return ssh_command(
-        node.node,
-        python,
-        "-m",
-        "pip",
-        "install",
-        *words,
-    )
+    return node.command(python, "-m", "pip", "install", *words)
 
 
 @check("nccl-lost")
@@ -295,13 +297,8 @@ def check_lost_nccl(node: NodeReport) -> Outcome:
             if "+" in lost.version:  # a wheel that was built is in the house
                 words += ("--no-index", "--find-links", "wheelhouse")
             command = _pip_install(node, *words, f"{lost.project}=={lost.version}")
-        findings.append(
-            node.find(
-                "nccl-lost",
-                lost=lost,
-                command=command,
-            )
-        )
+        finding = node.find("nccl-lost", lost=lost, command=command)
+        findings.append(finding)
 
     return findings
 
@@ -358,22 +355,10 @@ def check_engine(node: NodeReport) -> Outcome:
     if not engine.closed:
         return [fine, make_fine("engine-rdma", node.node)]
 
-    command = ssh_command(
-        node.node,
-        "sudo",
-        "chmod",
-        "a+rw",
-        *engine.closed,
-    )
+    command = node.command("sudo", "chmod", "a+rw", *engine.closed)
     files = ", ".join(engine.closed)
-    return [
-        fine,
-        node.find(
-            "engine-rdma",
-            files=files,
-            command=command,
-        ),
-    ]
+    fault = node.find("engine-rdma", files=files, command=command)
+    return [fine, fault]
 
 
 @check("engine-gpu")
@@ -398,7 +383,7 @@ def check_gpu_way(node: NodeReport) -> Outcome:
         spec=engine.spec,
         old=engine.driver,
         driver=driver,
-        command=ssh_command(node.node, "sudo", *words),
+        command=node.command("sudo", *words),
     )
 
 

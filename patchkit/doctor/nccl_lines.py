@@ -22,7 +22,11 @@ _LINE = re.compile(
 )
 _INIT = re.compile(r"\brank (\d+) n[rR]anks (\d+)\b.*(?:Init |COMPLETE|localRank)")
 _SET = re.compile(r"(NCCL_\w+) set (?:by environment )?to (\S+?)\.?(?:\s|$)")
-_TEXTS = read_toml(dict[str, str], RECIPES / "doctor" / "nccl.toml", key="forms")
+_TEXTS = read_toml(
+    dict[str, str],
+    RECIPES / "doctor" / "nccl.toml",
+    key="forms",
+)
 _FORMS = {form: re.compile(text) for form, text in _TEXTS.items()}
 _ENTRY = re.compile(r"\[\d+\]([^:\s]+):")
 _LONGEST = 4096  # characters of a line
@@ -172,7 +176,10 @@ def _judge_rank(
         )
 
 
-def _changed_variables(rank: NcclRank, variables: Mapping[str, str]) -> list[str]:
+def _changed_variables(
+    rank: NcclRank,
+    variables: Mapping[str, str],
+) -> list[str]:
     """Return the variables that reached a rank with other values than its env file has."""
 
     changed = []

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from patchkit.cluster.agent.node_facts import NodeFacts
+from patchkit.doctor.peers.node_report import NodeReport
 
 MAC = re.compile(r"(?:[0-9a-f]{2}[:-]){5}[0-9a-f]{2}", re.IGNORECASE)
 _LOCAL_BIT = 0x02  # of a MAC's first octet: an EUI-64 has it inverted
@@ -59,23 +59,26 @@ def _short_names(names: Iterable[str]) -> list[str]:
 
 
 def private_names(
-    nodes: Iterable[tuple[str, NodeFacts | None]], models: Sequence[str] = ()
+    reports: Iterable[NodeReport],
+    model: str = "",
 ) -> PrivateNames:
-    """Return the names in the facts of nodes; a node is its destination for ssh, and its facts.
-
-    ``models`` are names and folders of what is served.
-    """
+    """Return the names in the reports of nodes, of what they serve, and of a ``model``."""
     hosts: list[list[str]] = []
     users: list[str] = []
     addresses: list[str] = []
     serials: list[str] = []
 
-    for destination, facts in nodes:
-        user, _, host = destination.rpartition("@")
+    models = {model}
+    for report in reports:
+        models.update(model_print.folder for model_print in report.models or ())
+        if report.placed:
+            models |= {report.placed.model, report.placed.folder}
+
+        user, _, host = report.node.rpartition("@")
         users.append(user)
 
         names = [host]
-        if facts is not None:
+        if facts := report.facts:
             names.append(facts.host.system.hostname)
             users += [facts.user, Path(facts.home).name]
             for netdev in facts.host.netdevs:
@@ -91,5 +94,5 @@ def private_names(
         users=users,
         addresses=addresses,
         serials=serials,
-        models=models,
+        models=sorted(models),
     )

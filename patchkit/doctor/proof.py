@@ -75,7 +75,11 @@ class ProofRequest:
 
 @cache
 def proof_settings() -> dict[str, Any]:
-    return read_toml(dict[str, Any], RECIPES / "doctor" / "proof.toml", key="proof")
+    return read_toml(
+        dict[str, Any],
+        RECIPES / "doctor" / "proof.toml",
+        key="proof",
+    )
 
 
 def collect_proof(
@@ -95,7 +99,7 @@ def collect_proof(
 
     began = time.monotonic()
     tell("facts: a minute")
-    examination = examine_cluster(cluster, here=len(cluster.nodes) == 1)
+    examination = examine_cluster(cluster, is_local=len(cluster.nodes) == 1)
     check_free(examination.reports)
     report = examination.reports[0]
     if report.facts is None:
@@ -172,7 +176,10 @@ def require_vllm(facts: NodeFacts, venv: str) -> None:
     )
 
 
-def why_apart(reports: Sequence[NodeReport], nodes: Sequence[GpuNode]) -> str:
+def why_apart(
+    reports: Sequence[NodeReport],
+    nodes: Sequence[GpuNode],
+) -> str:
     """Return why nodes are not tried together, "" if they are."""
     if len(reports) < 2:
         return "one node was asked: --cluster names several"
@@ -206,7 +213,8 @@ def plan_parts() -> dict[Callable[[ProofRequest], Iterable[GpuStep]], list[str]]
 
 
 def run_parts(
-    request: ProofRequest, tell: Tell
+    request: ProofRequest,
+    tell: Tell,
 ) -> tuple[list[GpuStep], Interrupted | None]:
     """Return all parts, and the interrupt that came before the last one was done."""
     parts: list[GpuStep] = []
@@ -302,7 +310,10 @@ def build_models(request: ProofRequest) -> Iterator[GpuStep]:
         yield replace(part, kernel=", ".join(kernels))
 
 
-def run_beside(request: ProofRequest, steps: Sequence[dict[str, Any]]) -> list[GpuStep]:
+def run_beside(
+    request: ProofRequest,
+    steps: Sequence[dict[str, Any]],
+) -> list[GpuStep]:
     """Run steps of this room's script side by side."""
     node = request.nodes[0]
 
@@ -322,7 +333,11 @@ def time_paths(request: ProofRequest) -> Iterator[GpuStep]:
 
     settings = proof_settings()["nccl"]
     for name, path in settings["paths"].items():
-        ranks = run_all_reduce(request.nodes, settings["sizes"], path["variables"])
+        ranks = run_all_reduce(
+            request.nodes,
+            settings["sizes"],
+            path["variables"],
+        )
         yield judge_ranks(f"nccl-{name}", ranks, path["network"])
 
 

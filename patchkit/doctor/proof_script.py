@@ -257,7 +257,11 @@ def try_routing(settings: dict[str, Any]) -> dict[str, Any]:
         ignore_eos=True,
         detokenize=False,
     )
-    engine.generate([{"prompt_token_ids": [5, 6, 7]}], sampling, use_tqdm=False)
+    engine.generate(
+        [{"prompt_token_ids": [5, 6, 7]}],
+        sampling,
+        use_tqdm=False,
+    )
     return {}
 
 

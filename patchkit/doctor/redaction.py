@@ -310,7 +310,11 @@ class Redactor:
             packages = _PACKAGES.search(path)
             private = path[: packages.start()] if packages else path
             stop = match.start() + len(private)
-            yield Span(match.start(), stop, self._number("path", private.rstrip("/")))
+            yield Span(
+                match.start(),
+                stop,
+                self._number("path", private.rstrip("/")),
+            )
 
     def _is_systems(self, path: str) -> bool:
         """Return whether a path is the system's, or a source file of a library."""

@@ -116,11 +116,11 @@ def _examine(
 
     if with_cluster or file is not None:
         cluster = Cluster(read_cluster_file(file or FILE))
-        return examine_cluster(cluster, gpu=gpu, here=False)
+        return examine_cluster(cluster, gpu=gpu, is_local=False)
 
     choices = {"serve": ServeChoices(port=port)} if port else {}
     cluster = cluster_here(venv, **choices)
-    return examine_cluster(cluster, gpu=gpu, port=port or 0, here=True)
+    return examine_cluster(cluster, gpu=gpu, port=port or 0, is_local=True)
 
 
 def _examine_log(log: Path, venv: str | None) -> Examination:

@@ -177,13 +177,9 @@ def check_cable(end: CableEnd) -> Outcome:
     for netdev in filter(_is_dark, end.netdevs):
         carrier = "a carrier" if netdev.carrier else "no carrier"
         state = f"{netdev.state}, {carrier}"
-        dark.append(
-            end.report.find(
-                "cable",
-                netdev=netdev.name,
-                state=state,
-            )
-        )
+        fault = end.report.find("cable", netdev=netdev.name, state=state)
+        dark.append(fault)
+
     return dark or {"netdevs": ", ".join(netdev.name for netdev in end.netdevs)}
 
 

@@ -27,7 +27,8 @@ _NO_NCCL = ("", "")
 
 
 def software_findings(
-    file: ClusterFile, nodes: Sequence[NodeReport]
+    file: ClusterFile,
+    nodes: Sequence[NodeReport],
 ) -> Iterator[Finding]:
     """Yield who lacks vLLM, and what differs: of the loaded libnccl the bytes, too."""
     for node in nodes:
@@ -62,7 +63,11 @@ def _compare_contents(contents: Mapping[str, PythonContents]) -> Iterator[Findin
         nccl = content.nccl
         copies[node] = nccl.get("vllm") or nccl.get("torch", _NO_NCCL)
 
-    yield _compare("nccl", copies, "no libnccl is known to be loaded everywhere")
+    yield _compare(
+        "nccl",
+        copies,
+        "no libnccl is known to be loaded everywhere",
+    )
     for name in _DISTRIBUTIONS:
         row = {}
         for node, content in contents.items():
@@ -112,7 +117,10 @@ def check_python(node: NodeReport, file: ClusterFile) -> Outcome:
 # Models
 
 
-def model_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[Finding]:
+def model_findings(
+    file: ClusterFile,
+    nodes: Sequence[NodeReport],
+) -> Iterator[Finding]:
     """Yield for each model whether it is whole on every node, and the same."""
     count = max((len(node.models or ()) for node in nodes), default=0)
     if not count:
@@ -205,7 +213,11 @@ def _check_same_model(
     whole: Mapping[str, ModelPrint],
 ) -> Finding:
     if len(whole) < 2:
-        return unchecked("model-same", where, "fewer than two nodes have it whole")
+        return unchecked(
+            "model-same",
+            where,
+            "fewer than two nodes have it whole",
+        )
     if difference := other_model(whole):
         node, what = difference
         sources = {name: model for name, model in whole.items() if name != node}

@@ -84,7 +84,10 @@ def check_env_address(node: NodeReport, again: str) -> Outcome:
     )
 
 
-def unit_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[Finding]:
+def unit_findings(
+    file: ClusterFile,
+    nodes: Sequence[NodeReport],
+) -> Iterator[Finding]:
     """Yield findings about files, units, taken ports, and processes that are stopped or left."""
     models = [node.placed.model for node in nodes if node.placed]
     model = models[0] if models else ""
@@ -141,7 +144,10 @@ def check_ports_taken(
     return findings or {"ports": ", ".join(map(str, sorted(needs)))}
 
 
-def _strange_listeners(node: NodeReport, needs: Container[int]) -> dict[int, Listener]:
+def _strange_listeners(
+    node: NodeReport,
+    needs: Container[int],
+) -> dict[int, Listener]:
     """Return the listeners at needed ports that are not of the node's rank."""
 
     ranks = {process.pid for process in node.processes or ()}
@@ -197,13 +203,8 @@ def check_halted(node: NodeReport) -> Outcome:
     for process in processes:
         if process.state in _STOPPED:
             pid = str(process.pid)
-            stopped.append(
-                node.find(
-                    "rank-stopped",
-                    pid=pid,
-                    name=process.name,
-                )
-            )
+            fault = node.find("rank-stopped", pid=pid, name=process.name)
+            stopped.append(fault)
 
     return stopped or {"count": len(processes)}
 

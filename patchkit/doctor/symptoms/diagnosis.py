@@ -218,18 +218,10 @@ def _judge_start(
     diagnoses = []
     for diagnosis in _diagnose(_Evidence(log, facts, whole)):
         unsurvived = list(unsurvived_hits(diagnosis.symptom, streams, lives))
-        hit = min(
-            unsurvived,
-            key=_by_number,
-            default=diagnosis.hit,
-        )
-        diagnoses.append(
-            replace(
-                diagnosis,
-                hit=hit,
-                outlived=not unsurvived,
-            )
-        )
+        hit = min(unsurvived, key=_by_number, default=diagnosis.hit)
+        diagnosis = replace(diagnosis, hit=hit, outlived=not unsurvived)
+        diagnoses.append(diagnosis)
+
     diagnoses.sort(key=attrgetter("rank"))
     hits = [diagnosis.hit for diagnosis in diagnoses]
 
@@ -251,7 +243,10 @@ def _judge_start(
     )
 
 
-def _lines_around(hits: Iterable[Hit], lines: Mapping[int, str]) -> dict[int, str]:
+def _lines_around(
+    hits: Iterable[Hit],
+    lines: Mapping[int, str],
+) -> dict[int, str]:
     numbers = set[int]()
     for hit in hits:
         numbers.update(range(hit.number - BEFORE, hit.number + BEHIND + 1))
@@ -306,7 +301,11 @@ class _Evidence:
     facts: Situation
     whole: bool
 
-    def possible_causes(self, symptom: Symptom, hit: Hit) -> tuple[Cause, ...]:
+    def possible_causes(
+        self,
+        symptom: Symptom,
+        hit: Hit,
+    ) -> tuple[Cause, ...]:
         """Return the one cause that is proved, else those that are not excluded."""
         causes: list[Cause] = []
         for cause in symptom.cause:

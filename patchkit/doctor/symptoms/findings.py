@@ -75,7 +75,10 @@ def _consequences(log: ReadLog) -> list[Diagnosis]:
     return consequences
 
 
-def _with_consequences(cause: Finding, consequences: Sequence[Diagnosis]) -> Finding:
+def _with_consequences(
+    cause: Finding,
+    consequences: Sequence[Diagnosis],
+) -> Finding:
     ids = ", ".join(diagnosis.symptom.id for diagnosis in consequences)
 
     plural = "s" if len(consequences) > 1 else ""
@@ -185,7 +188,8 @@ def _with_candidates(finding: Finding, diagnosis: Diagnosis) -> Finding:
 
 
 def read_journals(
-    lines: Iterable[tuple[str, JournalLine]], cluster_facts: Situation
+    lines: Iterable[tuple[str, JournalLine]],
+    cluster_facts: Situation,
 ) -> tuple[ReadLog, Sequence[str]]:
     """Return the diagnoses of the journals of nodes, and the node of each line, from line 1 on.
 
@@ -206,7 +210,8 @@ def read_journals(
 
 
 def explain_failed_start(
-    lines: Iterable[tuple[str, JournalLine]], ending: str
+    lines: Iterable[tuple[str, JournalLine]],
+    ending: str,
 ) -> HostError:
     """Return the error of a start that failed: the first line of all ranks that says why.
 

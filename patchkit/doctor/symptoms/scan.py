@@ -259,7 +259,8 @@ def _find_hits(
 
 
 def _anchored_texts(
-    line: LogLine, by_anchor: Mapping[str, Collection[TextPattern]]
+    line: LogLine,
+    by_anchor: Mapping[str, Collection[TextPattern]],
 ) -> dict[TextPattern, None]:
     """Return the texts that may be in a line, each once."""
     low = line.text.lower()
@@ -304,7 +305,8 @@ def _make_hit(match: re.Match[str], lines: Sequence[LogLine]) -> Hit:
 
 
 def _line_windows(
-    chunks: Iterable[bytes], anchors: Iterable[str]
+    chunks: Iterable[bytes],
+    anchors: Iterable[str],
 ) -> Iterator[tuple[Sequence[GrepLine], GrepLine]]:
     """Yield each line that has an anchor, with the lines around it.
 
@@ -350,7 +352,10 @@ def _parse_printed(printed: str) -> list[GrepLine] | list[None]:
     return [GrepLine(int(number), text, has_anchor=sign == ":")]
 
 
-def _whole_lines(chunks: Iterable[bytes], answered: dict[str, int]) -> Iterator[bytes]:
+def _whole_lines(
+    chunks: Iterable[bytes],
+    answered: dict[str, int],
+) -> Iterator[bytes]:
     """Yield whole lines, several at once; one that is too long in pieces, without quotes.
 
     ``answered`` gets the last line of each stream that says that a request was answered.

@@ -35,7 +35,8 @@ class Life:
 
 
 def server_lives(
-    streams: Mapping[str, Scan], answered: Mapping[str, int]
+    streams: Mapping[str, Scan],
+    answered: Mapping[str, int],
 ) -> Mapping[str, Life]:
     """Return the life of each stream's server.
 

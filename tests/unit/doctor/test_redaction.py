@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patchkit.doctor.archive import pack_archive, save_archive, take_out_names
+from patchkit.doctor.peers.node_report import NodeReport
 from patchkit.doctor.private_names import PrivateNames, private_names
 from patchkit.doctor.redaction import Redactor
 from patchkit.errors import UsageError
@@ -244,7 +245,12 @@ def test_a_report(tmp_path):
     facts = replace(facts, host=replace(facts.host, system=system))
     devices = [dev for dev in facts.host.netdevs if dev.name != "docker0"]
     own = next(each for dev in devices for each in dev.lasting)
-    names = private_names([("annalena@spark-3995.lan", facts), ("zeus", None)])
+    names = private_names(
+        [
+            NodeReport(node="annalena@spark-3995.lan", facts=facts),
+            NodeReport(node="zeus"),
+        ]
+    )
     parts = {
         "nodes": [{"spark-3995": {"user": "annalena", "ip": str(own.ip), "n": 2}}],
         "env": f"VLLM_HOST_IP={own.ip}\nHF_TOKEN=hush-hush-hush\nNCCL_IB_HCA=rocep1s0f0\n",
