@@ -14,7 +14,6 @@ This file is copied to the nodes, beside group.py, judge.py and the modules that
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -26,6 +25,7 @@ import time
 import urllib.parse
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -320,7 +320,7 @@ def find_work(settings: group.Settings, silent: float) -> str:
 def _find_compiler(cluster: str) -> str:
     """Return the name of a compiler that a cluster's group runs here, "" for none."""
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it ended, or belongs to another user
+        with suppress(OSError):  # it ended, or belongs to another user
             name = (process / "comm").read_text(errors="replace").strip()
             if name in _COMPILERS and read_mark(process) == cluster:
                 return name
@@ -347,13 +347,13 @@ def find_stacks(settings: group.Settings) -> None:
 
     for link in links:
         assert link.stdin
-        with contextlib.suppress(BrokenPipeError):
+        with suppress(BrokenPipeError):
             link.stdin.write(b"\n")
             link.stdin.flush()
 
     write_stacks(settings)
     for link in links:
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with suppress(subprocess.TimeoutExpired):
             link.wait(_TOOL)
 
 
@@ -378,7 +378,7 @@ def write_stacks(settings: group.Settings) -> None:
 
     # vLLM's own watchdog writes these when it finds a process hanging.
     for file in Path(settings["stacks"]).glob("VLLM_STACK_DUMP_for_*"):
-        with contextlib.suppress(OSError):  # it is gone, or belongs to another user
+        with suppress(OSError):  # it is gone, or belongs to another user
             for line in _read_fresh_lines(file, began - _STEP):
                 group.say(f"{file.name}: {line}")
 
@@ -402,7 +402,7 @@ def _abort_processes(settings: group.Settings, main: bool) -> str:
     main_pid = group.show_property(unit, "MainPID")
     in_unit = re.compile(f"/{re.escape(unit)}(/|$)", re.MULTILINE)
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             is_member = in_unit.search((process / "cgroup").read_text())
             if is_member and (process.name == main_pid) == main:
                 os.kill(int(process.name), signal.SIGABRT)
@@ -442,7 +442,7 @@ def _count_stacks(
 
 def _try_tool(*words: str) -> str:
     """Return the output of a program, "" for one that is missing or takes too long."""
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+    with suppress(OSError, subprocess.TimeoutExpired):
         return run_tool(*words, seconds=_TOOL).stdout
     return ""
 

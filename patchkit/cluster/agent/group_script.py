@@ -15,7 +15,6 @@ without its head waits for ever, and a head learns of a lost worker by the next 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -27,6 +26,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -156,7 +156,7 @@ def ray(settings: Settings) -> None:
     host, _, port = settings["ray"].rpartition(":")
     while True:
         with (
-            contextlib.suppress(OSError),
+            suppress(OSError),
             socket.create_connection((host, int(port)), 5),
         ):
             return
@@ -192,7 +192,7 @@ def _find_compiled_code(cache: Path) -> dict[str, int]:
         for file in files:
             path = Path(folder, file)
             name = str(path.relative_to(cache))
-            with contextlib.suppress(OSError):  # it is gone
+            with suppress(OSError):  # it is gone
                 status = path.lstat()
                 is_whole = time.time() - status.st_mtime > _SETTLED
                 if stat.S_ISREG(status.st_mode) and is_whole and _SPREADS.match(name):
@@ -320,7 +320,7 @@ def _follow_link(link: subprocess.Popen[str]) -> LinkEnding:
     last_line = ""
 
     while True:
-        with contextlib.suppress(BrokenPipeError):
+        with suppress(BrokenPipeError):
             link.stdin.write("\n")
             link.stdin.flush()
 
@@ -342,12 +342,12 @@ def _follow_link(link: subprocess.Popen[str]) -> LinkEnding:
 def _stop_link(link: subprocess.Popen[str], node: str) -> None:
     """Let the other end stop its rank, and say whether it did."""
     assert link.stdin
-    with contextlib.suppress(BrokenPipeError):
+    with suppress(BrokenPipeError):
         link.stdin.write("stop\n")
         link.stdin.close()
 
     # A rank that does not end by itself is killed there after TimeoutStopSec.
-    with contextlib.suppress(subprocess.TimeoutExpired):
+    with suppress(subprocess.TimeoutExpired):
         link.wait(60)
     link.kill()
 

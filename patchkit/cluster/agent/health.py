@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,7 @@ def container_limits(root: Path = LIVE) -> ContainerLimits:
     files = sorted((root / "dev/infiniband").glob("uverbs*"))
     verbs_open = 0
     for file in files:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
             os.close(descriptor)
             verbs_open += 1
@@ -244,7 +244,7 @@ def run_parts(
 
 def _read_environment(pid: int) -> Mapping[str, str]:
     """Return the variables of a process; this process's own if they are hidden."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
         pairs = text.split("\0")
         return dict(pair.split("=", 1) for pair in pairs if "=" in pair)

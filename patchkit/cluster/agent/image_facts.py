@@ -7,13 +7,13 @@ content: patchkit is sent into a container as it is sent to a node.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pwd
 import re
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -275,7 +275,7 @@ def _read_info(info: Any, root: str) -> dict[str, Any]:
 def _gpu_specifications(folder: Path) -> Iterator[tuple[Path, str]]:
     """Yield the CDI specifications in a folder that have a device for all GPUs, with their text."""
     for file in sorted(folder.glob("*")):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             text = file.read_text(encoding="utf-8", errors="replace")
             is_read = file.suffix in (".yaml", ".json")
             if is_read and _GPU.search(text) and _ALL.search(text):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
@@ -151,7 +151,7 @@ def _try_way(address: str) -> Way:
         return Way(address=address, said=silence)
 
     mtu = 0
-    with contextlib.suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):
         mtu = int(Path("/sys/class/net", netdev, "mtu").read_text(encoding="ascii"))
     return _ping(
         Way(

@@ -6,11 +6,11 @@ an error of that part alone: a node whose systemd is silent still has a network.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pwd
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -280,7 +280,7 @@ def model_print(folder: str) -> ModelPrint:
         problem = f"{check.errors[0].where} {check.errors[0].what}"
 
     record = None
-    with contextlib.suppress(RecordError):
+    with suppress(RecordError):
         record = read_record(place)
 
     sizes, _broken = list_files(place)
@@ -308,7 +308,7 @@ def _read_architectures(folder: Path) -> tuple[str, ...]:
     """Return the classes in a model's config, () if they cannot be read."""
     names = None
     odd = (OSError, ValueError, LookupError, TypeError, PatchkitError)
-    with contextlib.suppress(*odd):
+    with suppress(*odd):
         config = read_text(folder / "config.json", limit=_SMALL)
         names = read_json(config)["architectures"]
 

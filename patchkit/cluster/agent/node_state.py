@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,7 @@ class NodeState:
 def read_node_state(name: str, units: Sequence[str]) -> NodeState:
     """Return the state of this node."""
     gpu = None
-    with contextlib.suppress(ToolUnavailable):  # without nvidia-smi
+    with suppress(ToolUnavailable):  # without nvidia-smi
         gpu = gpu_state()
 
     settings = read_settings(name)
@@ -145,7 +145,7 @@ def _last_kill_of_watch(unit: str) -> str:
     """Return when and why a watch killed the server as frozen, the last time within a day."""
     kill = None
     # The state of units is known without a journal.
-    with contextlib.suppress(HostError):
+    with suppress(HostError):
         for line in read_journal([unit], since="-24h"):
             if line.text.startswith("frozen: "):
                 kill = line
@@ -158,7 +158,7 @@ def _last_kill_of_watch(unit: str) -> str:
 
 def read_settings(name: str) -> dict[str, Any]:
     """Return ``group.json`` of a cluster's last start on this node, {} without any."""
-    with contextlib.suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):
         file = config_folder(name) / "group.json"
         settings = read_json(file.read_text(encoding="utf-8"))
         if isinstance(settings, dict):
@@ -186,7 +186,7 @@ def other_clusters(name: str) -> dict[str, bool]:
 
 def _is_own(process: Path) -> bool:
     """Return whether a process, by its folder in /proc, belongs to this user."""
-    with contextlib.suppress(OSError):  # it ended
+    with suppress(OSError):  # it ended
         return process.stat().st_uid == os.getuid()
     return False
 
@@ -228,7 +228,7 @@ class GroupProcess:
 def group_processes(name: str) -> Iterator[GroupProcess]:
     """Yield the processes of a cluster's group, orphans that left its control group included."""
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it ended
+        with suppress(OSError):  # it ended
             if _is_own(folder) and read_mark(folder) == name:
                 text = (folder / "stat").read_bytes().decode(errors="replace")
                 # The name is in parentheses, and may hold some itself.

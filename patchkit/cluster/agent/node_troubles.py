@@ -5,12 +5,12 @@ Runs on the node, at each `status`: it is cheap, and a source that cannot be rea
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -70,7 +70,7 @@ def memory_kills(kernel: Sequence[str], now: float) -> Iterator[str]:
     for line in kernel:
         if kill := _KILLED.match(line):
             clock, process, name = kill.groups()
-            with contextlib.suppress(ValueError):
+            with suppress(ValueError):
                 if now - datetime.fromisoformat(clock).timestamp() < _RECENT:
                     yield f"{name} (process {process}) at {clock.replace('T', ' ')}"
 
@@ -83,7 +83,7 @@ def own_kills(kernel: Sequence[str], user: int) -> Iterator[tuple[int, str]]:
     for line in kernel:
         clock, _, text = line.partition(" ")
         if _KILLED.match(line) and re.search(rf"\bUID:{user}\b", text):
-            with contextlib.suppress(ValueError):
+            with suppress(ValueError):
                 yield round(datetime.fromisoformat(clock).timestamp() * 1e6), text
 
 
@@ -102,7 +102,7 @@ def _own_addresses() -> Iterator[str]:
     words = ("ip", "-json", "-4", "address", "show", "scope", "global")
     text = attempt(*words).output
 
-    with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
+    with suppress(ValueError, TypeError, LookupError, AttributeError):
         for netdev in json.loads(text):
             for address in netdev["addr_info"]:
                 yield str(address["local"])

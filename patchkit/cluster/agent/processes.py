@@ -5,13 +5,13 @@ This file is copied to the nodes, beside group.py.
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import re
 import socket
 import subprocess
 import urllib.parse
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def run_tool(
 
 def read_mark(process: Path) -> str:
     """Return the cluster whose group has a process, by its folder in /proc; "" for none."""
-    with contextlib.suppress(OSError):  # it ended, or belongs to another user
+    with suppress(OSError):  # it ended, or belongs to another user
         environment = (process / "environ").read_bytes()
         for entry in environment.split(b"\0"):
             variable, _, value = entry.partition(b"=")
@@ -76,7 +76,7 @@ def _is_in_units(process: Path, unit: str) -> bool:
     """Return whether a process belongs to a unit, or to one whose name begins so with a dash."""
     prefix = unit.removesuffix(".service") + "-"
 
-    with contextlib.suppress(OSError):  # it ended
+    with suppress(OSError):  # it ended
         path = (process / "cgroup").read_text(errors="replace")
         parts = re.split("[/\n]", path)
         return unit in parts or any(part.startswith(prefix) for part in parts)
@@ -105,7 +105,7 @@ def listeners_at(url: str) -> list[Listener]:
     """Return who listens where a URL of this machine leads to; nobody if ss is missing."""
     place = urllib.parse.urlsplit(url)
     addresses = {"0.0.0.0", "::"}  # noqa: S104 - who listens there is meant
-    with contextlib.suppress(OSError):  # an unknown host
+    with suppress(OSError):  # an unknown host
         rows = socket.getaddrinfo(place.hostname, place.port, type=socket.SOCK_STREAM)
         addresses |= {_plain_address(str(address[0])) for *_, address in rows}
 
@@ -142,7 +142,7 @@ def _plain_address(text: str) -> str:
     """
     bare = text.partition("%")[0].strip("[]").replace("*", "::")
 
-    with contextlib.suppress(ValueError):
+    with suppress(ValueError):
         address = ipaddress.ip_address(bare)
         return str(getattr(address, "ipv4_mapped", None) or address)
     return bare

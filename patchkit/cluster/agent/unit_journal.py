@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from patchkit.cluster.agent.health import UnreadError, read_kernel_log
@@ -54,7 +54,7 @@ def read_units(
         return
 
     kernel: Sequence[str] = ()
-    with contextlib.suppress(UnreadError):
+    with suppress(UnreadError):
         kernel = read_kernel_log()
     kills = [
         JournalLine(
