@@ -116,7 +116,7 @@ def working(
     start: str,
     silent: str,
 ) -> None:
-    """Say what shows that this node works."""
+    """Say the sign that this node works, if there is one."""
     group.enter_start(settings, start)
     if work := find_work(settings, float(silent)):
         group.say(f"{_WORKS}{work}")
@@ -159,7 +159,7 @@ class Liveness:
         return time.monotonic() - self.last_proof_at
 
     def look(self) -> ServerLife:
-        """Look at the server; if it has proved nothing for a while, look at what runs beside it."""
+        """Look at the server; if it proves nothing for a while, also at the programs beside it."""
         signs = self.look_at_server(self.patience / 6)
         life = judge(signs, self.patience)
         if life.proof:
@@ -174,7 +174,7 @@ class Liveness:
         return life
 
     def look_at_server(self, seconds: float) -> ServerSigns:
-        """Return what the server itself shows; ``seconds`` are for /metrics alone."""
+        """Return the signs of the server itself; ``seconds`` are for /metrics alone."""
         answer = self.server.ask("/metrics", seconds=seconds)
         counters = read_counters(answer.text)
         former = self.counters or counters
@@ -294,7 +294,7 @@ def find_group_work(
     workers: Iterable[group.Settings],
     silent: float,
 ) -> str:
-    """Return what shows that this node works, or one of these workers, "" for nothing."""
+    """Return the sign that this node or one of these workers works, "" for none."""
     if work := find_work(settings, silent):
         return work
 
@@ -306,7 +306,7 @@ def find_group_work(
 
 
 def find_work(settings: group.Settings, silent: float) -> str:
-    """Return what shows that this node works though nothing is counted, "" for nothing."""
+    """Return the sign that this node works though nothing is counted, "" for none."""
     if silent < _COMPILE and (compiler := _find_compiler(settings["name"])):
         return f"{compiler} compiles"
 
@@ -328,7 +328,7 @@ def _find_compiler(cluster: str) -> str:
 
 
 def _read_watts() -> float:
-    """Return what the GPU draws that draws most; 0 if it is unknown."""
+    """Return the watts of the GPU that draws most, 0 if they are unknown."""
     query = ("--query-gpu=power.draw", "--format=csv,noheader,nounits")
     rows = _try_tool("nvidia-smi", *query)
     figures = re.findall(r"(?m)^\d+\.?\d*", rows)

@@ -72,7 +72,7 @@ _SYSTEMCTL = ("systemctl", "--user")
 
 
 def main(*works: Callable[..., None]) -> None:
-    """Do what the first argument names."""
+    """Run the function that the first argument names, with the others."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)
 
@@ -205,7 +205,7 @@ def _copy_files(
     names: Iterable[str],
     seconds: float,
 ) -> str:
-    """Run rsync for these files; return in words what came of it."""
+    """Run rsync for these files; return the outcome in words."""
     try:
         done = subprocess.run(
             words,
@@ -279,8 +279,9 @@ def _describe_refusal(path: str, answer: HttpAnswer) -> str:
         return answer.trouble
     if answer.status != 200:
         return f"{path} says {answer.status}"
-    if any(isinstance(answer.value(name, 0), dict) for name in _ANSWERED):
-        return ""
+    for name in _ANSWERED:
+        if isinstance(answer.value(name, 0), dict):
+            return ""
     return f"what came from {path} is no answer of the OpenAI API"
 
 

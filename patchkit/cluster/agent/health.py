@@ -254,7 +254,8 @@ def _read_environment(pid: int) -> Mapping[str, str]:
 def _page_cache() -> int:
     text = Path("/proc/meminfo").read_text(encoding="utf-8")
     kib = dict(re.findall(r"(?m)^(\w+): +(\d+)", text))
-    return int(kib["Cached"]) + int(kib["Buffers"]) - int(kib["Shmem"])
+    files = int(kib["Cached"]) + int(kib["Buffers"])
+    return files - int(kib["Shmem"])
 
 
 def _running_guards() -> tuple[str, ...]:
@@ -269,7 +270,7 @@ def _running_guards() -> tuple[str, ...]:
 
 
 def find_compilers(venv: Path, environment: Mapping[str, str]) -> Compilers:
-    """Return what a rank of this environment, if it exists, finds with these variables."""
+    """Return the compiler and the header that a rank of this environment finds."""
     folders = environment.get("PATH", os.defpath)
     path = f"{venv}/bin{os.pathsep}{folders}"
     compilers = (shutil.which(name, path=path) for name in ("gcc", "cc", "clang"))
@@ -342,7 +343,8 @@ def gpu_users() -> tuple[GpuUser, ...]:
     if not text.strip():
         return ()
     rows = parse_rows(text, 2)
-    return tuple(_gpu_user(pid, mib) for pid, mib in rows if pid.isdecimal())
+    users = [_gpu_user(pid, mib) for pid, mib in rows if pid.isdecimal()]
+    return tuple(users)
 
 
 def _gpu_user(pid: str, mib: str) -> GpuUser:

@@ -167,7 +167,7 @@ class ImageFacts:
 
 
 def look_at_image(engine: str, names: Sequence[str]) -> ImageFacts:
-    """Return what ``find_image`` returns, with the content that the image's own Python lists."""
+    """Return the facts of ``find_image``, with the content that the image's own Python lists."""
     image = find_image(engine, names)
     if image.problem:
         return image
@@ -340,7 +340,7 @@ def _cuda_release(environment: Sequence[str]) -> str:
 
 
 def contents_inside() -> ImageContents:
-    """Return what is installed where this is called: in a container. Raises HostError."""
+    """Return the software of the container in which this runs. Raises HostError."""
     installed = read_software(None, os.environ)
     ptxas = find_ptxas(LIVE, os.environ)
     answer = ask(installed.python, _PYTHON_CODE)

@@ -47,7 +47,7 @@ MARKER = "patchkit-installed.json"
 
 _FILE = r"[A-Za-z0-9][\w.+!-]*\.whl"
 _LIST = "requirements.txt"
-_ERROR = "ERROR: "  # before what pip says last
+_ERROR = "ERROR: "  # begins the last line of pip
 _AGAIN = "patchkit cluster install"
 # Installs what a lock names, with no index and no settings.
 _PIP = (
@@ -152,12 +152,13 @@ def look_at_installation(venv: str, lock: Any) -> InstallState:
     if lacking:
         require_rsync()
 
+    gpus = read_gpus(Reader(LIVE, None))
     return InstallState(
         store=str(store),
         installed=installed,
         current=current,
         lacking=tuple(lacking),
-        gpu=next(iter(read_gpus(Reader(LIVE, None))), None),
+        gpu=next(iter(gpus), None),
     )
 
 

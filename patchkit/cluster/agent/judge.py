@@ -197,7 +197,7 @@ def is_question_refused(status: int) -> bool:
 
 
 def read_counters(text: str) -> Counters:
-    """Return what engines count; a name with an odd value has no sum that could be compared."""
+    """Return the counters of the engines; a name with an odd value has no sum to compare."""
     sums: dict[str, float] = {}
     odd = set()
     for name, value in _COUNT.findall(text):

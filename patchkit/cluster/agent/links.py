@@ -96,7 +96,7 @@ _CONNECT_SECONDS = 4.0  # TCP tries three times in them
 
 
 def try_ports(addresses: Sequence[str], port: int) -> list[str]:
-    """Return what keeps this node from a TCP port of each address, "" for nothing.
+    """Return the trouble between this node and a TCP port of each address, "" for none.
 
     A port where nobody listens is refused at once: only a firewall is silent, or answers otherwise.
     """

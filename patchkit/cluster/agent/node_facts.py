@@ -247,8 +247,9 @@ def _ask_together(parts: Mapping[str, Callable[[], object]]) -> dict[str, Any]:
 
 
 def python_contents(path: Sequence[str], software: Software | None) -> PythonContents:
-    """Return what lies on a ``sys.path``; ``software`` says which libnccl is loaded there."""
-    homes = {name: folders[0] for name, folders in find_distributions(path).items()}
+    """Return the projects on a ``sys.path``; ``software`` says which libnccl is loaded there."""
+    installed = find_distributions(path)
+    homes = {name: folders[0] for name, folders in installed.items()}
     versions = {name: read_header(homes[name], "Version") for name in sorted(homes)}
     digests = {name: digest_record(homes[name]) for name in _DIGESTED if name in homes}
 
@@ -257,7 +258,8 @@ def python_contents(path: Sequence[str], software: Software | None) -> PythonCon
         copies = {"vllm": software.vllm_nccl, "torch": software.torch_nccl}
         for name, copy in copies.items():
             if copy and copy.path:
-                nccl[name] = (copy.version, sha256_if_readable(Path(copy.path)))
+                content = sha256_if_readable(Path(copy.path))
+                nccl[name] = (copy.version, content)
 
     lost = lost_files(path, STEM)
     return PythonContents(
@@ -287,6 +289,7 @@ def model_print(folder: str) -> ModelPrint:
     parts = record.files if record else set(filter(is_loaded, sizes))
     loaded = {name: size for name, size in sizes.items() if name in parts}
 
+    weights = [size for name, size in sizes.items() if is_safetensors(name)]
     rows = []
     for name, size in list(loaded.items())[:_MOST]:
         content = sha256_if_readable(place / name) if size <= _SMALL else ""
@@ -295,7 +298,7 @@ def model_print(folder: str) -> ModelPrint:
     return ModelPrint(
         folder=str(place),
         problem=problem,
-        weights=sum(size for name, size in sizes.items() if is_safetensors(name)),
+        weights=sum(weights),
         commit=record.commit if record else "",
         files=len(rows),
         size=sum(loaded.values()),

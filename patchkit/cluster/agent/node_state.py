@@ -1,4 +1,4 @@
-"""Say how a cluster's group is on a node; start the group, and end it. Runs on the node."""
+"""Read the state of a cluster's group on a node; start the group, and end it. Runs on the node."""
 
 from __future__ import annotations
 
@@ -112,7 +112,6 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
     if isinstance(url, str):
         listeners = strangers(url, units[0], name)
     states = tuple(unit_states(units))
-
     return NodeState(
         units=states,
         processes=tuple(process.pid for process in group_processes(name)),
@@ -243,7 +242,7 @@ def group_processes(name: str) -> Iterator[GroupProcess]:
 
 
 def listeners(ports: Collection[int]) -> list[Listener]:
-    """Return who listens at these TCP ports, of IPv4 and IPv6. Raises HostError without ss."""
+    """Return the listeners at these TCP ports, of IPv4 and IPv6. Raises HostError without ss."""
     try:
         return list(find_listeners(ports))
     except FileNotFoundError:
@@ -292,7 +291,8 @@ def end_group(
     if disable:
         run_for_user("systemctl", "disable", "--quiet", units[0])
     run_for_user("systemctl", "stop", hold, timeout=_PATIENCE)
-    done = run_for_user("systemctl", "stop", *(running or units[:1]), timeout=_PATIENCE)
+    stopped = running or units[:1]
+    done = run_for_user("systemctl", "stop", *stopped, timeout=_PATIENCE)
     # A unit that never existed is stopped.
     if done.trouble and "not loaded" not in done.errors:
         raise done.error(hint="systemctl --user status")

@@ -53,7 +53,7 @@ def strangers(
     unit: str,
     name: str = "",
 ) -> list[str]:
-    """Return who listens at the address of a server beside the server: processes of other units.
+    """Return the listeners at a server's address that do not belong to it, but to other units.
 
     Processes in containers of the cluster ``name`` belong to the server as well: their control
     group is the engine's.
@@ -73,7 +73,7 @@ def strangers(
 
 
 def _is_in_units(process: Path, unit: str) -> bool:
-    """Return whether a process belongs to a unit, or to one whose name begins so with a dash."""
+    """Return whether a process belongs to a unit, or to one of its group, such as NAME-ray."""
     prefix = unit.removesuffix(".service") + "-"
 
     with suppress(OSError):  # it ended
@@ -102,12 +102,13 @@ class Listener:
 
 
 def listeners_at(url: str) -> list[Listener]:
-    """Return who listens where a URL of this machine leads to; nobody if ss is missing."""
+    """Return the listeners where a URL of this machine leads to; none if ss is missing."""
     place = urllib.parse.urlsplit(url)
     addresses = {"0.0.0.0", "::"}  # noqa: S104 - who listens there is meant
     with suppress(OSError):  # an unknown host
         rows = socket.getaddrinfo(place.hostname, place.port, type=socket.SOCK_STREAM)
-        addresses |= {_plain_address(str(address[0])) for *_, address in rows}
+        for *_row, address in rows:
+            addresses.add(_plain_address(str(address[0])))
 
     try:
         listeners = list(find_listeners([place.port or 80]))
@@ -118,7 +119,7 @@ def listeners_at(url: str) -> list[Listener]:
 
 
 def find_listeners(ports: Collection[int]) -> Iterator[Listener]:
-    """Yield who listens at these TCP ports, of IPv4 and IPv6. Raises OSError without ss."""
+    """Yield the listeners at these TCP ports, of IPv4 and IPv6. Raises OSError without ss."""
     for line in run_tool("ss", "-Hltnpe").stdout.splitlines():
         address, _, port = line.split()[3].rpartition(":")
         if not (port.isdigit() and int(port) in ports):
@@ -140,7 +141,8 @@ def _plain_address(text: str) -> str:
 
     A listener at ``::ffff:127.0.0.1`` gets what is sent to 127.0.0.1.
     """
-    bare = text.partition("%")[0].strip("[]").replace("*", "::")
+    bare = text.partition("%")[0].strip("[]")
+    bare = bare.replace("*", "::")
 
     with suppress(ValueError):
         address = ipaddress.ip_address(bare)

@@ -1,4 +1,4 @@
-"""Say how units of this node's user are, as systemd shows them. Runs on the node."""
+"""Read the states of units of this node's user, as systemd shows them. Runs on the node."""
 
 from __future__ import annotations
 

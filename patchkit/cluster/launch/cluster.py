@@ -208,7 +208,7 @@ def read_group_journal(
     nodes: Sequence[str] = (),
     follow: bool = False,
 ) -> GroupJournal:
-    """Return what the ranks wrote, on the nodes that answer.
+    """Return the lines that the ranks wrote, on the nodes that answer.
 
     ``since`` is as journalctl takes it, by each node's own clock; ``@SECONDS`` is by the head's.
     """

@@ -111,7 +111,7 @@ def device_note(lock: WheelLock, gpu: Gpu | None) -> str:
 
 
 def require_devices(lock: WheelLock, devices: Mapping[str, Gpu | None]) -> None:
-    """Raise HostError for nodes whose GPU native wheels hold no code for."""
+    """Raise HostError for nodes with another device than the one of native wheels."""
     notes = {node: device_note(lock, gpu) for node, gpu in devices.items()}
     wrong = [f"{node}: {note}" for node, note in notes.items() if note]
     if not (lock.native and wrong):

@@ -323,7 +323,7 @@ def _serve_request(
     model: ServedModel,
     node: Node,
 ) -> ServeRequest:
-    """Return what the rank of a node serves, and with which memory."""
+    """Return the request of a node's rank: the model, its memory and its ports."""
     serve = cluster.serve
     files = facts.models.get(model.folder)
 
@@ -350,7 +350,7 @@ def _decide_rank(
     choice: RuleChoice,
     head: EnvFile | None,
 ) -> Node:
-    """Return what a node is; a worker takes over the choices in its head's file."""
+    """Return the decision about a node; a worker takes over the choices in its head's file."""
     serve = cluster.serve
     nodes = len(cluster.node)
     options = NodeOptions(

@@ -59,7 +59,7 @@ _HEADER = "# Written by patchkit up; replaced by the next one.\n"
 
 
 def head_ports(serve: ServeChoices) -> dict[str, dict[int, str]]:
-    """Return the ports at the head's address with their purpose, by what starts the ranks."""
+    """Return the ports at the head's address, each with its purpose, by the ranks' executor."""
     master_port = serve.ranks_port(MASTER_PORT)
     return {
         "mp": {master_port: "the rendezvous of the ranks, --master-port"},
@@ -124,7 +124,8 @@ class GroupUnits:
         Each node's ``group.json`` has the same id, a digest of all files of all nodes; and for the
         node itself the digests of its files, by which `doctor` sees edits, and the model's folder.
         """
-        node_files = [self._rank_files(number) for number in range(len(self.ranks))]
+        numbers = range(len(self.ranks))
+        node_files = [self._rank_files(number) for number in numbers]
         content = json.dumps([node_files, self.links, self.url], sort_keys=True)
 
         settings: dict[str, object] = {
@@ -149,6 +150,7 @@ class GroupUnits:
             for number, words in enumerate(self.links, start=1)
         }
         ray = {"ray": self.ray} if self.ray else {}
+        folders = cache_folders(CACHES, self.ranks[0].env.node.vllm)
 
         return {
             "model": self.model.name,
@@ -156,7 +158,7 @@ class GroupUnits:
             **ray,
             "workers": workers,
             "frozen": self.cluster.serve.frozen,
-            "caches": cache_folders(CACHES, self.ranks[0].env.node.vllm)["cache"],
+            "caches": folders["cache"],
         }
 
     def _node_settings(
@@ -218,12 +220,14 @@ class GroupUnits:
         ray_unit = file.unit_name("-ray") if self.ray else ""
 
         # A percent sign begins a specifier.
-        model = " ".join(self.model.name.split()).replace("%", "%%")
+        model = " ".join(self.model.name.split())
+        model = model.replace("%", "%%")
         part = f", rank {number} of {count}" if count > 1 else ""
         start_guard = f"-systemctl --user --no-block start {file.guard_unit}"
 
         # The folder of compiled graphs; an older systemd would make it elsewhere.
-        graphs = cache_folders(_CACHES, rank.env.node.vllm, self.model.name)["graphs"]
+        folders = cache_folders(_CACHES, rank.env.node.vllm, self.model.name)
+        graphs = folders["graphs"]
         make_state = f"/usr/bin/mkdir -p %h/{_STATE}/{graphs}"
         has_state = rank.facts.systemd >= _STATE_SINCE
 
