@@ -235,34 +235,34 @@ class _Image:
         text = self.read(offset, size)
 
         # Many sections may share one long name: the copies are limited, not the table alone.
-        left = _MOST_NAMES
+        budget = _MOST_NAMES
         for start, kind, _, _, offset, length, *_ in headers:
             if kind in (_SHT_NULL, _SHT_NOBITS):
                 continue
 
             end = text.find(b"\0", start)
             self.check(end >= 0, "the name of a section does not end")
-            left -= end - start
-            self.check(left >= 0, "the names of its sections are too long")
+            budget -= end - start
+            self.check(budget >= 0, "the names of its sections are too long")
 
             name = os.fsdecode(text[start:end])
             is_inside = offset + length <= self._size
-            what = f"the section {name!r} ends behind the end of the file"
-            self.check(is_inside, what)
+            problem = f"the section {name!r} ends behind the end of the file"
+            self.check(is_inside, problem)
             yield Section(name, offset, length)
 
     def _section_headers(self) -> tuple[list[tuple[int, ...]], int]:
         """Return the headers of all sections, and the number of the one with their names."""
         _, place, _, _, _, _, size, count, names = self._tables
-        what = "it has no section headers, so nobody can say what it holds"
-        self.check(place > 0, what)
+        problem = "it has no section headers, so nobody can say what it holds"
+        self.check(place > 0, problem)
         self.check(size == SECTION.size, "its section headers have another size")
 
         # The first header has the numbers that need more than 16 bits.
         if not count or names == _SHN_XINDEX:
-            first = SECTION.unpack(self.read(place, size))
-            count = count or first[5]
-            names = first[6] if names == _SHN_XINDEX else names
+            first_header = SECTION.unpack(self.read(place, size))
+            count = count or first_header[5]
+            names = first_header[6] if names == _SHN_XINDEX else names
 
         is_real = count <= _MOST_SECTIONS
         self.check(is_real, "it has more sections than any real library")
@@ -303,7 +303,7 @@ class _Image:
         """Return the symbol versions that it needs, by library."""
         versions: dict[str, set[str]] = {}
         # Chains of a hostile file may overlap: the limit is one for all of them.
-        left = _MOST_VERSIONS
+        budget = _MOST_VERSIONS
         address = max(self.tags.get(_VERNEED, [0]))
         while address:
             data = self.read_at(address, _NEED.size)
@@ -312,8 +312,8 @@ class _Image:
             place = address + offset
 
             while place:
-                left -= 1
-                is_real = left >= 0
+                budget -= 1
+                is_real = budget >= 0
                 self.check(
                     is_real, "it needs more symbol versions than any real library"
                 )

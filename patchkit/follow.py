@@ -261,8 +261,10 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
         trouble = self._given_up
         if status and not trouble:
             words = errors.strip() or output.strip() or "it printed nothing"
-            last = "\n".join(words.split("\n")[-_SHOWN:])
-            trouble = f"{self._resources.breach(status) or ending(status)}: {last}"
+            last_lines = "\n".join(words.split("\n")[-_SHOWN:])
+            trouble = (
+                f"{self._resources.breach(status) or ending(status)}: {last_lines}"
+            )
         return Completed(
             command=self._command,
             status=None if self._given_up else status,
@@ -299,7 +301,7 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
     def _lines(self) -> Iterator[str]:
         """Yield each line, the last one of a program that ended even if it is a part."""
         limits = self._limits
-        rest = bytearray()
+        unfinished = bytearray()
         size = 0
         for part in self._parts():
             if not part:
@@ -311,19 +313,19 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
                 return
 
             data = part if self._feeder else part.replace(b"\r", b"\n")
-            rest += data
+            unfinished += data
             if b"\n" in data:
-                *lines, rest = rest.split(b"\n")
+                *lines, unfinished = unfinished.split(b"\n")
                 yield from (line.decode(errors="replace") + "\n" for line in lines)
-            elif len(rest) > limits.line:
+            elif len(unfinished) > limits.line:
                 longest = limits.line / BYTES_PER_MIB
                 self._give_up(f"it sent a line of more than {longest:g} MiB")
                 return
-            elif len(rest) > _LONGEST and limits.line == math.inf:
-                yield rest.decode(errors="replace")
-                rest.clear()
-        if rest and not self._given_up:
-            yield rest.decode(errors="replace")
+            elif len(unfinished) > _LONGEST and limits.line == math.inf:
+                yield unfinished.decode(errors="replace")
+                unfinished.clear()
+        if unfinished and not self._given_up:
+            yield unfinished.decode(errors="replace")
 
     def _parts(self) -> Iterator[bytes]:
         """Yield the output as it comes, b"" in silence, until it ends or breaks a limit of time.
@@ -336,25 +338,26 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
         ends = [stdout, stderr] if stderr else [stdout]
         while stdout in ends or (ends and not self._beat and process.poll() is None):
             deadline, reason = self._deadline()
-            left = max(deadline - time.monotonic(), 0.0)
+            seconds_left = max(deadline - time.monotonic(), 0.0)
             # After the deadline only an answer counts: errors may come for ever.
-            awaited = ends if left else [end for end in ends if end is stdout]
-            ready = select.select(awaited, [], [], min(left, _SILENCE_S))[0]
-            if not ready and not left:
+            awaited = ends
+            if not seconds_left:
+                awaited = [end for end in ends if end is stdout]
+            timeout = min(seconds_left, _SILENCE_S)
+            ready = select.select(awaited, [], [], timeout)[0]
+            if not ready and not seconds_left:
                 self._give_up(reason)
                 return
 
-            if stderr in ready and stderr:
-                errors = os.read(stderr.fileno(), _PIECE)
-                self._keep_errors(errors)
-                if not errors:
-                    ends.remove(stderr)
-            if stdout in ready:
-                if part := os.read(stdout.fileno(), _PIECE):
-                    yield part
+            for pipe in ready:
+                data = os.read(pipe.fileno(), _PIECE)
+                if not data:
+                    ends.remove(pipe)
+                elif pipe is stdout:
+                    yield data
                 else:
-                    ends.remove(stdout)
-            elif not ready and not stderr:
+                    self._keep_errors(data)
+            if not ready and not stderr:
                 yield b""
 
     def _deadline(self) -> tuple[float, str]:
@@ -368,9 +371,9 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
     def _keep_errors(self, errors: bytes) -> None:
         self._errors[:] = (self._errors + errors)[-_ERRORS:]
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, reason: str) -> None:
         assert self._process is not None
-        self._given_up = why
+        self._given_up = reason
         self._process.kill()
 
     def _hang_up(self) -> None:

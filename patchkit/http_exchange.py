@@ -116,16 +116,16 @@ class HttpServer:
             status = exchange.status  # a head that is cut short reads as a whole one
         finally:
             exchange.cut()
-        took = time.monotonic() - began
+        elapsed = time.monotonic() - began
         worker.join(_ENDS)
 
         trouble = self.clean(exchange.trouble)
         if late or exchange.timed_out:
             waited = "not done after" if status else "no answer in"
-            trouble = f"{waited} {took:.0f} s"
+            trouble = f"{waited} {elapsed:.0f} s"
         return HttpAnswer(
             status=status,
-            ms=round(took * 1000, 1),
+            ms=round(elapsed * 1000, 1),
             body=bytes(exchange.body),
             trouble=trouble,
             closed=exchange.closed,

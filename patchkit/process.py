@@ -115,9 +115,9 @@ def ask(
         trouble = done.trouble or "exit code 0: it printed no answer"
         end, _, text = trouble.partition(": ")
         # The last line of a traceback says what went wrong.
-        last = text.rpartition("\n")[2]
+        last_line = text.rpartition("\n")[2]
         raise HostError(
-            f"{python}: {end}{last and f': {last}'}",
+            f"{python}: {end}{last_line and f': {last_line}'}",
             why="it is no Python, or a .pth file, sitecustomize or LD_PRELOAD stops it",
             hint=hint,
         )

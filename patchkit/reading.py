@@ -86,15 +86,15 @@ def read_chunks(path: Path, *, reader: str, hint: str = _HINT) -> Iterator[bytes
         return
 
     with _opened(path, hint) as file:
-        first = file.read(_PIECE)
+        first_piece = file.read(_PIECE)
         for kind, (magic, program) in _PACKED.items():
-            if first.startswith(magic):
+            if first_piece.startswith(magic):
                 raise SourceError(
                     f"{path}: is compressed with {kind}",
                     hint=f"{quoted(program, path)} | {reader}",
                 )
 
-        yield first
+        yield first_piece
         yield from iter(lambda: file.read(_PIECE), b"")
 
 
@@ -145,8 +145,8 @@ def _opened(path: Path | None, hint: str, *, follow: bool = True) -> Iterator[Bi
         raise UsageError(f"{path}: no such file", hint=hint) from None
     except OSError as error:
         if error.errno == errno.ELOOP:  # O_NOFOLLOW met a link
-            what = f"{path}: is a symbolic link, not a file"
-            raise UsageError(what, hint=hint) from None
+            problem = f"{path}: is a symbolic link, not a file"
+            raise UsageError(problem, hint=hint) from None
         raise StorageError(
             f"{path}: cannot be read: {error.strerror or error}",
             hint="check its permissions",

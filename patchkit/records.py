@@ -107,12 +107,12 @@ def read_toml(
             value = value[name]
         return record(kind, value)
     except RecordError as wrong:
-        what = RecordError(wrong.what, *keys, *wrong.keys)
+        problem = RecordError(wrong.what, *keys, *wrong.keys)
     except ValueError as wrong:  # TOMLDecodeError, which a launcher does not import
-        what = RecordError(f"is not TOML: {wrong}")
+        problem = RecordError(f"is not TOML: {wrong}")
 
     raise error(
-        f"{path}: {what}",
+        f"{path}: {problem}",
         why="the file was edited, or it is of another version of patchkit",
         hint="correct it there; or install patchkit again",
     )
@@ -130,12 +130,12 @@ def read_user_toml(kind: type[T], path: Path) -> T:
         return record(kind, _parse_toml(text))
     except RecordError as wrong:
         line = _find_key_line(text, wrong.keys)
-        what = str(wrong)
+        problem = str(wrong)
         places = _tables_with(kind, wrong)
     except ValueError as wrong:  # TOMLDecodeError, UnicodeDecodeError
         number = re.search(r"at line (\d+)", str(wrong))
         line = int(number[1]) if number else 0
-        what = f"is not TOML: {wrong}"
+        problem = f"is not TOML: {wrong}"
 
     where = f"{path}"
     hint = f"correct {path}"
@@ -144,7 +144,7 @@ def read_user_toml(kind: type[T], path: Path) -> T:
         hint = f"correct line {line} of {path}"
     if places:
         hint = f"move it into {' or '.join(places)}"
-    raise UsageError(f"{where}: {what}", hint=hint)
+    raise UsageError(f"{where}: {problem}", hint=hint)
 
 
 _TOML_KEY = r"""(?:[\w-]+|"[^"]*"|'[^']*')"""
@@ -362,9 +362,9 @@ def _read_below(key: str | int, read: _Read, value: Any) -> Any:
 def _dataclass_reader(kind: Any) -> _Read:
     # With extras, since Annotated holds the checks.
     hints = get_type_hints(kind, include_extras=True)
-    known = _fields_by_key(kind)
-    readers = {key: _reader_of(hints[field.name]) for key, field in known.items()}
-    needed = {key for key, field in known.items() if _is_needed(field)}
+    by_key = _fields_by_key(kind)
+    readers = {key: _reader_of(hints[field.name]) for key, field in by_key.items()}
+    needed = {key for key, field in by_key.items() if _is_needed(field)}
 
     def read(value: Any) -> Any:
         if not isinstance(value, dict):
@@ -372,14 +372,16 @@ def _dataclass_reader(kind: Any) -> _Read:
 
         # An unknown key first: a misspelt one is missing as well, and this says which it is.
         for key in value:
-            if key not in known:
-                raise UnknownKeyError(f"unknown key; known are {', '.join(known)}", key)
+            if key not in by_key:
+                raise UnknownKeyError(
+                    f"unknown key; known are {', '.join(by_key)}", key
+                )
         for key in sorted(needed - value.keys()):
             raise RecordError(f"lacks the key {key!r}")
 
         content = {}
         for key, part in value.items():
-            content[known[key].name] = _read_below(key, readers[key], part)
+            content[by_key[key].name] = _read_below(key, readers[key], part)
 
         try:
             return kind(**content)

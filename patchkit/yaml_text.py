@@ -90,8 +90,8 @@ def _weigh(text: str) -> None:
                     anchored[event.anchor] = node
                 case yaml.AliasEvent():
                     if event.anchor not in anchored:
-                        what = f"*{event.anchor} is nothing before it, or itself"
-                        raise YamlError(line, what)
+                        problem = f"*{event.anchor} is nothing before it, or itself"
+                        raise YamlError(line, problem)
                     node = anchored[event.anchor]
 
             if node:
@@ -113,8 +113,8 @@ def _translate_errors(text: str) -> Iterator[None]:
         yield
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line if error.problem_mark else 0
-        last = text.count("\n")
-        raise YamlError(min(line, last) + 1, error.problem or "odd") from None
+        last_line = text.count("\n")
+        raise YamlError(min(line, last_line) + 1, error.problem or "odd") from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
         if yaml.__with_libyaml__:  # counts in bytes of UTF-8

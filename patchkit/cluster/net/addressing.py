@@ -213,16 +213,16 @@ def _name_topology(nodes: int, cages: int) -> str:
 
 def _check_mtu(line: Line) -> None:
     """Raise UsageError for an MTU that the interface does not take."""
-    least = _NETWORK["plan"]["mtu_min"]
-    most = _NETWORK["plan"]["mtu_max"]
+    smallest = _NETWORK["plan"]["mtu_min"]
+    largest = _NETWORK["plan"]["mtu_max"]
 
-    if not least <= line.mtu <= most:
+    if not smallest <= line.mtu <= largest:
         raise refusal(
             "net-mtu",
             mtu=line.mtu,
             netdev=line.netdev,
-            least=least,
-            most=most,
+            least=smallest,
+            most=largest,
         )
 
 
@@ -236,9 +236,9 @@ def _check_numbers(options: NetPlanOptions, network: IPv4Network) -> None:
         raise refusal("net-node", node=node, nodes=nodes)
 
     # The last number of a network is its broadcast address.
-    last = _FIRST_HOST + nodes
-    if last >= network.num_addresses - 1:
-        raise refusal("net-small", network=network, nodes=nodes, last=last)
+    last_host = _FIRST_HOST + nodes
+    if last_host >= network.num_addresses - 1:
+        raise refusal("net-small", network=network, nodes=nodes, last=last_host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,8 +283,8 @@ class _Planner:
 
         linked = find_cages(self.host, cabled=True)
         if not linked:
-            first = list_halves(selected)[0].name
-            up = quoted("sudo", "ip", "link", "set", first, "up")
+            netdev = list_halves(selected)[0].name
+            up = quoted("sudo", "ip", "link", "set", netdev, "up")
             raise refusal("no-cabled-cage", cages=_show_cages(selected), up=up)
 
         free = remove_joined(self.host, linked)
@@ -367,22 +367,22 @@ class _Planner:
         self, twins: Sequence[Netdev], link: _Link
     ) -> dict[str, Addresses]:
         """Return the addresses of each twin by its name. Raises UsageError without a number."""
-        kept = {twin.name: self.kept_addresses(twin) for twin in twins}
-        if not any(kept.values()):
+        chosen = {twin.name: self.kept_addresses(twin) for twin in twins}
+        if not any(chosen.values()):
             for number, twin in enumerate(twins, link.network):
-                kept[twin.name] = self.count_address(number)
-            return kept
+                chosen[twin.name] = self.count_address(number)
+            return chosen
 
-        every = chain.from_iterable(kept.values())
+        every = chain.from_iterable(chosen.values())
         lasting = [address for address in every if not address.is_link_local]
         if not lasting:
-            return kept
+            return chosen
 
-        for name, addresses in kept.items():
+        for name, addresses in chosen.items():
             is_random = all(address.is_link_local for address in addresses)
             if addresses and is_random:
-                kept[name] = (_following_address(lasting[0]),)
-        return kept
+                chosen[name] = (_following_address(lasting[0]),)
+        return chosen
 
     def count_address(self, number: int) -> Addresses:
         """Return this node's address in a network that is counted from the base."""

@@ -134,32 +134,32 @@ def host_checks(host: Host, cages: Cages) -> Iterator[Finding]:
             yield from _check_cage(host, number, twins)
         else:
             second = _NETWORK["owners"]["second"]
-            what = f"cabled, but without an address; not used: {second}"
+            state = f"cabled, but without an address; not used: {second}"
             where = _join_names(twins)
-            yield judge_check(False, where, "unused cage", what, f"cage {number}")
+            yield judge_check(False, where, "unused cage", state, f"cage {number}")
 
     clashes = list(overlaps(host, [half.name for half in halves]))
     speeds = {half.speed for half in list_halves(used) if half.carrier}
 
     # A slower cage, or one in the network of another interface, leads to a switch.
     if len(used) > 1 and len(speeds) == 1 and not clashes:
-        what = f"two cages are in use; if that is a ring: {_TRIANGLE}"
-        yield check_noted("this node", "cabling", what)
+        state = f"two cages are in use; if that is a ring: {_TRIANGLE}"
+        yield check_noted("this node", "cabling", state)
 
     for clash in clashes:
         name = clash.netdev.name
-        other = f"{clash.other.name} ({clash.present})"
+        holder = f"{clash.other.name} ({clash.present})"
         yield judge_check(
             False,
             name,
             "networks of its own",
-            f"{clash.address} is in one network with {other}",
+            f"{clash.address} is in one network with {holder}",
             remove=_removal(clash.address, name),
         )
 
     if used and not clashes:
-        what = "no other interface is in them"
-        yield check_fine("this host", "networks of its own", what)
+        state = "no other interface is in them"
+        yield check_fine("this host", "networks of its own", state)
 
 
 def _machine_remarks(
@@ -192,8 +192,8 @@ def _check_cage(
     host: Host, number: int | None, twins: Sequence[Netdev]
 ) -> Iterator[Finding]:
     for netdev in twins:
-        others = [twin for twin in twins if twin is not netdev]
-        yield from _check_half(host, netdev, others)
+        rest = [twin for twin in twins if twin is not netdev]
+        yield from _check_half(host, netdev, rest)
 
     where = _join_names(twins)
     networks = [address.network for twin in twins for address in twin.lasting]
@@ -202,8 +202,8 @@ def _check_cage(
     do_overlap = any(first.overlaps(second) for first, second in pairs)
 
     if len(twins) < 2 and number is not None:
-        what = f"cage {number} has one half only"
-        yield judge_check(False, where, "both twins", what)
+        state = f"cage {number} has one half only"
+        yield judge_check(False, where, "both twins", state)
     elif do_overlap:
         twin = twins[-1]
         yield judge_check(
@@ -218,9 +218,9 @@ def _check_cage(
 
 
 def _check_half(
-    host: Host, netdev: Netdev, others: Sequence[Netdev]
+    host: Host, netdev: Netdev, twins: Sequence[Netdev]
 ) -> Iterator[Finding]:
-    linked = [other for other in others if other.carrier]
+    linked = [twin for twin in twins if twin.carrier]
     is_unused = not netdev.carrier and not netdev.ipv4
     if linked and is_unused:
         return  # if that costs bandwidth, a remark says so
@@ -230,9 +230,9 @@ def _check_half(
     yield _check_mtu(netdev, linked)
 
     # A remark is about a half without an address beside one that has one, or in a bond.
-    has_remark = netdev.master or any(other.ipv4 or other.master for other in others)
+    has_remark = netdev.master or any(twin.ipv4 or twin.master for twin in twins)
     if netdev.ipv4 or not has_remark:
-        yield _check_address(netdev, others)
+        yield _check_address(netdev, twins)
         yield _check_gid(host, netdev)
     yield _check_lanes(netdev)
 
@@ -275,11 +275,11 @@ def _check_mtu(netdev: Netdev, linked: Sequence[Netdev]) -> Finding:
     return check_fine(netdev.name, "MTU", str(netdev.mtu))
 
 
-def _check_address(netdev: Netdev, others: Sequence[Netdev]) -> Finding:
+def _check_address(netdev: Netdev, twins: Sequence[Netdev]) -> Finding:
     """Check for an IPv4 address; a remark is about link-local ones on two halves."""
     state = ", ".join(map(str, netdev.ipv4))
     is_drawn = bool(state) and not netdev.lasting
-    if is_drawn and not any(other.ipv4 for other in others):
+    if is_drawn and not any(twin.ipv4 for twin in twins):
         state += ": link-local, drawn anew at any boot unless somebody set it"
         return judge_check(False, netdev.name, "drawn", state, about="IPv4")
     return judge_check(bool(state), netdev.name, "IPv4", state or "no address")
@@ -287,8 +287,8 @@ def _check_address(netdev: Netdev, others: Sequence[Netdev]) -> Finding:
 
 def _check_lanes(netdev: Netdev) -> Finding:
     if netdev.lanes is None:
-        what = "sysfs does not say"
-        return check_unknown(netdev.name, "PCIe lanes", what, "sudo lspci -vv")
+        state = "sysfs does not say"
+        return check_unknown(netdev.name, "PCIe lanes", state, "sudo lspci -vv")
     needed = _NETWORK["link"]["lanes"]
     state = f"x{netdev.lanes} of x{needed}"
     return judge_check(netdev.lanes >= needed, netdev.name, "PCIe lanes", state)
@@ -304,8 +304,8 @@ def _check_gid(host: Host, netdev: Netdev) -> Finding:
         look = "ls /sys/class/infiniband"
         return check_unknown(name, about, "no RDMA device here", look)
     if not device.active:
-        what = f"{device.name} is {device.state}"
-        return net_finding(Level.ERROR, name, about, what, "the link, as above")
+        state = f"{device.name} is {device.state}"
+        return net_finding(Level.ERROR, name, about, state, "the link, as above")
 
     for gid in device.gids:
         if gid.kind == "RoCE v2" and gid.address in netdev.ips:
@@ -332,8 +332,8 @@ def pair_checks(host: Host, cages: Cages, peer: Host) -> Iterator[Finding]:
     peer_ends = find_cages(peer)
     shared = list(_find_shared_networks(ends, peer))
     if not shared:
-        what = "there is no address to compare"
-        yield judge_check(False, "both ends", "networks", what)
+        state = "there is no address to compare"
+        yield judge_check(False, "both ends", "networks", state)
 
     twins = _name_twins(ends)
     peer_twins = _name_twins(peer_ends)
@@ -357,8 +357,8 @@ def pair_checks(host: Host, cages: Cages, peer: Host) -> Iterator[Finding]:
 
     addresses = _list_ips(list_halves(ends)) & _list_ips(peer.netdevs)
     shown = ", ".join(map(str, sorted(addresses))) or "none"
-    what = f"{shown} on both hosts"
-    yield judge_check(not addresses, "both ends", "addresses", what)
+    state = f"{shown} on both hosts"
+    yield judge_check(not addresses, "both ends", "addresses", state)
 
 
 def _list_ips(netdevs: Iterable[Netdev]) -> set[IPv4Address]:
@@ -414,8 +414,8 @@ def _compare_ends(
         state = f"{twin} here, {peer_twin} there"
         yield judge_check(twin == peer_twin, names, "same twin", state)
     else:
-        what = "the peer's interface has no RDMA device"
-        yield check_unknown(names, "same twin", what)
+        state = "the peer's interface has no RDMA device"
+        yield check_unknown(names, "same twin", state)
 
 
 def _find_shared_networks(ends: Cages, peer: Host) -> Iterator[_SharedNetwork]:
@@ -458,12 +458,12 @@ def verify_network(
             yield from _check_way(host, halves, way)
         return
 
-    what = "these facts are of another machine"
+    state = "these facts are of another machine"
     hint = ""
     if live:
-        what = "no peer's address is known"
+        state = "no peer's address is known"
         hint = "--peer with the peer's address there, or all at once: --ssh"
-    yield check_unknown(_join_names(halves), "way to a peer", what, hint)
+    yield check_unknown(_join_names(halves), "way to a peer", state, hint)
 
 
 def _find_targets(host: Host, halves: Iterable[Netdev], peer: Host) -> Iterator[str]:
@@ -480,8 +480,8 @@ def _check_way(host: Host, halves: Sequence[Netdev], way: Way) -> Iterator[Findi
     """Check the way to one address of a peer, with small packets and with frames of its MTU."""
     where = way.address
     if host.has_address(where):
-        what = "is an address of this host"
-        yield net_finding(Level.ERROR, where, "same network", what, "name the peer's")
+        state = "is an address of this host"
+        yield net_finding(Level.ERROR, where, "same network", state, "name the peer's")
         return
 
     pairs = [(half.name, network) for half in halves for network in half.networks]
@@ -509,8 +509,8 @@ _UNTRIED = {
 def _check_route(way: Way, name: str) -> Finding:
     """Check that packets go through the interface ``name``, "" for none, without a router."""
     if not way.netdev:
-        what = f"ip: {way.said}"
-        return check_unknown(way.address, "route", what, "sudo apt install iproute2")
+        state = f"ip: {way.said}"
+        return check_unknown(way.address, "route", state, "sudo apt install iproute2")
 
     is_right = way.netdev == name and not way.gateway
     state = f"through {way.netdev}"

@@ -278,10 +278,10 @@ def _choose_network(host: Host) -> IPv4Network:
 
     The networks that follow a base are twin B's and those of further links.
     """
-    taken = [network for netdev in host.netdevs for network in netdev.networks]
+    networks = [network for netdev in host.netdevs for network in netdev.networks]
     bases = [IPv4Network(base) for base in _NETWORK["plan"]["networks"]]
     for base in bases:
         following = base.supernet(4)
-        if not any(map(following.overlaps, taken)):
+        if not any(map(following.overlaps, networks)):
             return base
     return bases[1]

@@ -68,8 +68,8 @@ def answer(request: list[Any], mark: str) -> None:
     except OSError as error:
         send("error", error_fields(file_error(error)))
     except Exception as error:  # noqa: BLE001 - a traceback there would reach nobody
-        what = f"{name}: {type(error).__name__}: {error}"
-        unexpected = HostError(what, hint="report it, with what was asked")
+        message = f"{name}: {type(error).__name__}: {error}"
+        unexpected = HostError(message, hint="report it, with what was asked")
         send("error", error_fields(unexpected))
     finally:
         # The asker hangs up now, which must not keep the folder of this package from its removal.
@@ -79,8 +79,8 @@ def answer(request: list[Any], mark: str) -> None:
 
 def file_error(error: OSError) -> HostError:
     """Return the error of a function on a node for a file that it cannot read or write."""
-    what = f"{error.filename or 'a file'}: {error.strerror or error}"
-    return HostError(what, hint="check permissions and free space there")
+    message = f"{error.filename or 'a file'}: {error.strerror or error}"
+    return HostError(message, hint="check permissions and free space there")
 
 
 def hand_over(parts: Generator[Any, Any, Any], take: Callable[[Any], object]) -> Any:

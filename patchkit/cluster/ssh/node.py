@@ -180,9 +180,9 @@ class Remote:
         except RecordError as error:
             raise self._silence(f"an answer that does not fit: {error}") from None
 
-    def _silence(self, what: str) -> HostError:
+    def _silence(self, problem: str) -> HostError:
         look = ssh_command(self.destination, "python3", "-V")
-        return HostError(f"{self.destination}: {what}", hint=look)
+        return HostError(f"{self.destination}: {problem}", hint=look)
 
 
 def check_peer(source: Remote, destination: str) -> None:
@@ -229,6 +229,6 @@ def require_all(results: Sequence[R | PatchkitError]) -> list[R]:
 
     if not errors:
         return values
-    first = errors[0]
+    error = errors[0]
     texts = dict.fromkeys(error.what for error in errors)
-    raise type(first)("\nand ".join(texts), why=first.why, hint=first.hint)
+    raise type(error)("\nand ".join(texts), why=error.why, hint=error.hint)

@@ -97,15 +97,15 @@ def copy_files(
 
 def _copy_error(done: Completed, destination: str) -> PatchkitError:
     """Return the error of an rsync that failed, with the last line that says why."""
-    what = f"rsync to {destination or 'this machine'} failed: {_last_line(done)}"
+    message = f"rsync to {destination or 'this machine'} failed: {_last_line(done)}"
     again = "the same command again goes on there"
     if "No space left" in done.output:
         hint = f"make room; {again}"
-        return StorageError(what, why="the disk there is full", hint=hint)
+        return StorageError(message, why="the disk there is full", hint=hint)
 
     login = quoted("ssh", destination, "rsync -V")
     return HostError(
-        what,
+        message,
         why="the node that has the files logs in to the others, which need rsync",
         hint=f"try it on that node: `{login}`; {again}",
     )

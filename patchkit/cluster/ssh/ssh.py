@@ -100,14 +100,14 @@ def ssh_command(node: str, *words: str) -> str:
 def ssh_error(done: Completed, destination: str) -> PatchkitError:
     """Return the error of a failed ssh, with what to do about it."""
     if not done.started:
-        what = f"{done.command[0]} {done.trouble}"
-        return HostError(what, hint="sudo apt install openssh-client")
+        message = f"{done.command[0]} {done.trouble}"
+        return HostError(message, hint="sudo apt install openssh-client")
 
     lines = (done.errors.strip() or done.trouble).split("\n")
     if done.status not in (None, _DID_NOT_CONNECT):
-        what = lines[-1] if done.status == _NOT_FOUND else done.trouble
+        message = lines[-1] if done.status == _NOT_FOUND else done.trouble
         return HostError(
-            f"{destination}: {what}",
+            f"{destination}: {message}",
             why="the login shell there, or Python 3.11 or later, which patchkit needs, did not run",
             hint=ssh_command(destination, "python3", "--version"),
         )
@@ -168,20 +168,20 @@ def sent_error(fields: object, where: str) -> PatchkitError:
     if where == HERE:
         return kind(f"{where}: {sent.what}", why=sent.why, hint=sent.hint)
 
-    what = _one_line(sent.what)
+    message = _one_line(sent.what)
     reason = _one_line(sent.why)
     advice = _one_line(sent.hint)
     if kind is StorageError:
         reason = reason or advice
-        if "No space left" in what:
+        if "No space left" in message:
             reason = "the disk there is full"
         look = ssh_command(where, "df", "-h", ".")
-        return kind(f"{where}: {what}", why=reason, hint=look)
+        return kind(f"{where}: {message}", why=reason, hint=look)
 
     if advice:
         advice = f"{where} advises: {advice}"
     reason = "; ".join(filter(None, (reason, advice)))
-    return kind(f"{where}: {what}", why=reason, hint=ssh_command(where))
+    return kind(f"{where}: {message}", why=reason, hint=ssh_command(where))
 
 
 def _error_kind(name: str) -> type[PatchkitError]:

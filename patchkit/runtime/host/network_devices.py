@@ -91,13 +91,13 @@ def _read_gids(reader: Reader, port: str) -> Iterator[Gid]:
         yield Gid(index=index, kind=kind, address=str(gid.ipv4_mapped or ""))
 
 
-def _with_cage(device: Device, others: Iterable[Device]) -> Device:
+def _with_cage(device: Device, devices: Iterable[Device]) -> Device:
     """Return a device with its cage and twin, which its PCI address tells: names depend on udev."""
     for number, cage in enumerate(read_env_data("hardware")["connectx"]["cages"]):
         functions = set(cage["functions"])
         if device.pci in functions:
             functions.remove(device.pci)
-            twins = (other.name for other in others if other.pci in functions)
+            twins = (twin.name for twin in devices if twin.pci in functions)
             return replace(device, cage=number, twin=next(twins, ""))
     return device
 

@@ -81,7 +81,7 @@ def in_reach(netdev: Netdev, address: str) -> list[IPv4Interface]:
     overlays = map(ip_network, read_env_data("hardware")["overlays"]["networks"])
     with_target = [network for network in overlays if target in network]
 
-    near = []
+    reaching = []
     for interface in netdev.ipv4:
         # An address of a single host: a network without others, unless it is an overlay's.
         is_single = interface.network.prefixlen == interface.max_prefixlen
@@ -91,8 +91,8 @@ def in_reach(netdev: Netdev, address: str) -> list[IPv4Interface]:
             is_near = target in interface.network
 
         if is_near:
-            near.append(interface)
-    return near
+            reaching.append(interface)
+    return reaching
 
 
 def describe_addresses(host: Host) -> str:

@@ -64,8 +64,8 @@ def find_python(environment: Mapping[str, str]) -> str:
 
     path = environment.get("PATH")
     names = ("python3", "python")
-    found = filter(None, (shutil.which(name, path=path) for name in names))
-    return next(found, sys.executable)
+    installed = filter(None, (shutil.which(name, path=path) for name in names))
+    return next(installed, sys.executable)
 
 
 def find_ptxas(root: Path, environment: Mapping[str, str]) -> str:

@@ -60,11 +60,13 @@ def _worker_address(host: Host, head: str, fabric: Fabric) -> tuple[Netdev, str]
         is_data = netdev.name in data_names
         return not is_data, netdev.name in rdma_names, netdev.pci, netdev.name
 
-    near = [netdev for netdev in host.netdevs if netdev.up and in_reach(netdev, head)]
-    if not near:
+    candidates = [
+        netdev for netdev in host.netdevs if netdev.up and in_reach(netdev, head)
+    ]
+    if not candidates:
         raise cable_refusal(host, "no-way-to-head", head=head)
 
-    netdev = min(near, key=rank)
+    netdev = min(candidates, key=rank)
     # An interface may have several addresses; the head reaches this one directly.
     return netdev, str(in_reach(netdev, head)[0].ip)
 

@@ -111,9 +111,9 @@ def make_cluster_env(
     """
     node.choice.check(rules.rules, "`patchkit env explain` lists them")
     holding = select_entries(rules.rules, node.situation)
-    on, off = node.choice.divide(holding)
-    replaced = {rule.replaces for rule in on}
-    active = [rule for rule in on if rule.id not in replaced]
+    chosen, off = node.choice.divide(holding)
+    replaced = {rule.replaces for rule in chosen}
+    active = [rule for rule in chosen if rule.id not in replaced]
 
     facts = {"ptxas": ptxas}
     if caches:
@@ -187,12 +187,12 @@ def _choose_settings(
     rules: Sequence[VariableRule], node: Node, facts: Mapping[str, str]
 ) -> Iterator[Setting]:
     """Yield what sets a variable: the user before the preset, and both before the rules."""
-    taken = {*node.extra}
+    taken_names = {*node.extra}
     if node.preset:
         for setting in _read_preset(node.preset):
-            if setting.name not in taken:
+            if setting.name not in taken_names:
                 yield setting
-                taken.add(setting.name)
+                taken_names.add(setting.name)
 
     attachment = node.attachment
     netdevs = ",".join(attachment.netdevs)
@@ -200,7 +200,7 @@ def _choose_settings(
     # Empty facts are left out, so that a rule that needs one of them raises KeyError.
     facts = {name: fact for name, fact in facts.items() if fact}
     for rule in rules:
-        for name in (name for name in rule.set if name not in taken):
+        for name in (name for name in rule.set if name not in taken_names):
             yield _apply_rule(rule, name, facts)
 
     for name, value in node.extra.items():
@@ -254,9 +254,9 @@ def _check_settings(
     setters: dict[str, str] = {}
     for setting in settings:
         name = setting.name
-        first = setters.setdefault(name, setting.rule)
-        if first != setting.rule:
-            raise refusal("set-twice", name=name, first=first, rule=setting.rule)
+        setter = setters.setdefault(name, setting.rule)
+        if setter != setting.rule:
+            raise refusal("set-twice", name=name, first=setter, rule=setting.rule)
 
         # Other programs than vLLM and NCCL have no full list of names.
         if name.startswith("VLLM_"):
@@ -300,38 +300,38 @@ def adopt_shared_settings(
     on this node. Raises HostError if the two contradict each other.
     """
     _check_overwritten(env, head)
-    own = {
+    own_values = {
         setting.name: setting.value
         for setting in env.settings
         if setting.scope == "shared" and not is_secret(setting.name)
     }
     shared = _select_shared(env, head)
-    missing = {name: value for name, value in shared.items() if name not in own}
+    missing = {name: value for name, value in shared.items() if name not in own_values}
     # A variable that makes vLLM run code is compared even if this node does not set it.
-    compared = [*own, *filter(find_code_risk, missing)]
+    compared = [*own_values, *filter(find_code_risk, missing)]
     problems = []
     for name in compared:
-        if own.get(name) != shared.get(name):
-            value = own.get(name, "not set")
+        if own_values.get(name) != shared.get(name):
+            value = own_values.get(name, "not set")
             head_value = shared.get(name, "not set")
             problems.append(f"{name} is {value} here and {head_value} there")
     if problems:
         raise refusal("against-head", file=head.where, problems="; ".join(problems))
 
-    taken = [
+    adopted = [
         Setting(name=name, value=value, reason="as on the head", rule="--from")
         for name, value in missing.items()
     ]
 
     notes = [*env.notes]
     if head.edited:
-        added = [*taken, *(row for row in env.settings if row.rule == "--set")]
+        added = [*adopted, *(row for row in env.settings if row.rule == "--set")]
         foreign = [setting for setting in added if setting.name not in set_here]
         notes.append(_note_edited(head, foreign))
     notes += _note_twins(env, head)
     return replace(
         env,
-        settings=(*taken, *env.settings),
+        settings=(*adopted, *env.settings),
         notes=tuple(notes),
     )
 

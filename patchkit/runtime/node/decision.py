@@ -218,7 +218,7 @@ def _without_auto(option: str) -> str:
 def _check_options(options: NodeOptions, file: EnvFile, installed: str) -> None:
     """Raise UsageError for options against the file, HostError for another ``installed`` vLLM."""
     facts = file.facts
-    given = {
+    given_facts = {
         "--role": ("role", options.role),
         "--topology": ("topology", _without_auto(options.topology)),
         "--executor": ("executor", _without_auto(options.executor)),
@@ -227,9 +227,9 @@ def _check_options(options: NodeOptions, file: EnvFile, installed: str) -> None:
     }
 
     if _is_from_head(options, file):
-        del given["--role"]
+        del given_facts["--role"]
 
-    for option, (fact, value) in given.items():
+    for option, (fact, value) in given_facts.items():
         if value and not _is_same(value, facts.get(fact, value)):
             raise refusal(
                 "against-file",
@@ -248,9 +248,9 @@ def _check_options(options: NodeOptions, file: EnvFile, installed: str) -> None:
         )
 
 
-def _is_same(version: str, other: str) -> bool:
+def _is_same(version: str, reference: str) -> bool:
     """Compare without local parts (+cu130, +gb10): they name a build, not a release."""
-    return plain_version(version) == plain_version(other)
+    return plain_version(version) == plain_version(reference)
 
 
 def _fill_in(options: NodeOptions, file: EnvFile) -> NodeOptions:
@@ -293,10 +293,10 @@ def _check_head_file(
     extra: Mapping[str, str],
 ) -> None:
     """Raise HostError for another NCCL or on the head, SourceError for what must not travel."""
-    here = plain_version(nccl)
-    there = plain_version(file.facts.get("nccl", ""))
-    if here and there and here != there:
-        raise refusal("other-nccl", here=here, there=there)
+    own_nccl = plain_version(nccl)
+    head_nccl = plain_version(file.facts.get("nccl", ""))
+    if own_nccl and head_nccl and own_nccl != head_nccl:
+        raise refusal("other-nccl", here=own_nccl, there=head_nccl)
 
     names = {
         *vllm_variables(request.vllm, host.vllm_home(request.vllm)),

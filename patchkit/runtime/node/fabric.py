@@ -130,8 +130,8 @@ def _choose_ports(
     """Return the ports of the cage that joins the nodes; none if two cages could be that one."""
     # This host is the head, or it reaches the head by a cable, or nothing tells the cage.
     head_ports = tuple(port for port in usable if head in port.netdev.ips)
-    near = [port for port in spanning if head and in_reach(port.netdev, head)]
-    cages = _rank_cages(head_ports or near or spanning)
+    near_ports = [port for port in spanning if head and in_reach(port.netdev, head)]
+    cages = _rank_cages(head_ports or near_ports or spanning)
     if nodes > 2 and len(cages) > 1:
         cages = _find_switch_cage(cages, spanning)
     if not cages:
