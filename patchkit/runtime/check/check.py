@@ -132,14 +132,16 @@ def _check_line_syntax(checked: CheckedText) -> Iterator[Finding]:
         if "form" not in row:
             continue
 
-        places = _find_lines(re.compile(row["form"]), lines)
+        places = _find_differing_lines(re.compile(row["form"]), lines)
         if places:
             first = places[0]
             more = f" and {len(places) - 1} more" if places[1:] else ""
             yield build_finding(finding_id, first, names=first.name + more)
 
 
-def _find_lines(form: re.Pattern[str], lines: Sequence[str]) -> list[Assignment]:
+def _find_differing_lines(
+    form: re.Pattern[str], lines: Sequence[str]
+) -> list[Assignment]:
     """Return the variables, without values, of the lines that have a form."""
     places = []
     for number, line in enumerate(lines, 1):

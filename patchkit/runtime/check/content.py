@@ -119,9 +119,9 @@ class Assignment:
     @property
     def is_given(self) -> bool:
         """Return whether the value can be checked: known, and not still to be filled in."""
-        is_known = bool(self.value) and self.is_literal
-
-        return is_known and not is_placeholder(self.name, self.value)
+        if not self.value or not self.is_literal:
+            return False
+        return not is_placeholder(self.name, self.value)
 
     @property
     def shown(self) -> str:
@@ -229,6 +229,11 @@ class FileContent:
     def assignments(self) -> list[Assignment]:
         """Return the variables of the environment, without a script's private ones."""
         return [variable for variable in self.variables if not variable.is_private]
+
+    @property
+    def literals(self) -> list[Assignment]:
+        """Return the variables of the environment whose values stand in the file."""
+        return [variable for variable in self.assignments if variable.is_literal]
 
     @property
     def flags(self) -> list[GivenFlag]:

@@ -71,7 +71,7 @@ def read_content(text: str, where: str) -> FileContent:
     content = FileContent(kind_of(text, where))
 
     try:
-        _read_kind(text, content)
+        _read_by_kind(text, content)
     except RecursionError:
         problem = "it is nested too deeply"
         content.problems.append(build_finding("not-yaml", 1, problem=problem))
@@ -79,8 +79,8 @@ def read_content(text: str, where: str) -> FileContent:
     return content
 
 
-def _read_kind(text: str, content: FileContent) -> None:
-    readers = {DOCKERFILE: _read_dockerfile, UNIT: _read_unit, YAML: read_yaml}
+def _read_by_kind(text: str, content: FileContent) -> None:
+    readers = {DOCKERFILE: _read_dockerfile, UNIT: _read_systemd_unit, YAML: read_yaml}
 
     if content.kind == PYTHON:
         finding = build_finding("not-read", 1, what="a Python program")
@@ -140,7 +140,7 @@ def _read_env_file(text: str, content: FileContent) -> None:
         content.variables.append(Assignment(number, match["name"], plain))
 
 
-def _read_unit(text: str, content: FileContent) -> None:
+def _read_systemd_unit(text: str, content: FileContent) -> None:
     """Add what a systemd unit sets and runs, by systemd.exec(5)."""
     reader = CommandReader(content)
     uncommented = re.sub(r"(?m)^\s*;.*", "", text)

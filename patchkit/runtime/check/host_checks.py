@@ -30,8 +30,8 @@ def check_host(checked: CheckedText) -> Iterator[Finding]:
     for variable in checked.content.assignments:
         if variable.is_given and not variable.value.startswith("^"):
             problems = [
-                *_check_address(variable, checked.host),
-                *_check_devices(variable, checked.host),
+                *_check_own_address(variable, checked.host),
+                *_check_device_list(variable, checked.host),
             ]
             problems_by_name.setdefault(variable.name, []).append(problems)
 
@@ -40,7 +40,7 @@ def check_host(checked: CheckedText) -> Iterator[Finding]:
             yield from chain.from_iterable(problems_by_value)
 
 
-def _check_address(variable: Assignment, host: Host) -> Iterator[Finding]:
+def _check_own_address(variable: Assignment, host: Host) -> Iterator[Finding]:
     is_own_address = variable.name in _NAMES["own_address"]
     if not is_own_address or variable.value.startswith("127."):
         return
@@ -57,7 +57,7 @@ def _check_address(variable: Assignment, host: Host) -> Iterator[Finding]:
         )
 
 
-def _check_devices(variable: Assignment, host: Host) -> Iterator[Finding]:
+def _check_device_list(variable: Assignment, host: Host) -> Iterator[Finding]:
     """Yield the interfaces and RDMA devices of a list that are not there, or down."""
     if variable.name not in (*_NAMES["netdevs"], *_NAMES["devices"]):
         return

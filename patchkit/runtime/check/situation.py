@@ -49,9 +49,9 @@ def add_situation(
         release(requested.get(project) or "0")  # raises before any is compared
 
     content = checked.content
-    versions = _find_versions(checked.text, content)
+    versions = _find_stated_versions(checked.text, content)
     stated_facts = _judge_versions(versions)
-    found_facts = {**(_host_facts(host, content) if host else {}), **stated_facts}
+    found_facts = {**_host_facts(host, content), **stated_facts}
 
     situation = {"target": DEFAULT_TARGET}
     for facts in (found_facts, _header_facts(checked.text), requested):
@@ -66,7 +66,7 @@ def add_situation(
     )
 
 
-def _find_versions(text: str, content: FileContent) -> Sequence[StatedVersion]:
+def _find_stated_versions(text: str, content: FileContent) -> Sequence[StatedVersion]:
     """Return the versions that a file states, the first place of each, in the order of lines."""
     found = [*_image_versions(content), *_pinned_versions(text)]
     found.sort(key=lambda stated: stated.line)
@@ -104,27 +104,28 @@ def _pinned_versions(text: str) -> Iterator[StatedVersion]:
 
 def _judge_versions(versions: Sequence[StatedVersion]) -> dict[str, str]:
     """Return project → the only version that is stated of it, "" if that is not certain."""
+    facts: dict[str, str] = {}
+    for stated in versions:
+        if stated.project in _SOFTWARE:
+            is_second = stated.project in facts
+            facts[stated.project] = "" if is_second else stated.version
+
+    # Other images have tags of their own numbers.
     table = variable_table("vllm")
-    facts = {}
-
-    for project in _SOFTWARE:
-        stated = [row.version for row in versions if row.project == project]
-
-        if not stated:
-            continue
-
-        facts[project] = stated[0] if len(stated) == 1 else ""
-
-        # Other images have tags of their own numbers.
-        is_release = table.oldest <= release(stated[0]) <= release(table.newest)
-        if project == "vllm" and not is_release:
-            facts[project] = ""
-
+    numbers = release(facts.get("vllm") or "0")
+    is_release = table.oldest <= numbers <= release(table.newest)
+    if "vllm" in facts and not is_release:
+        facts["vllm"] = ""
     return facts
 
 
-def _host_facts(host: Host, content: FileContent) -> dict[str, str]:
-    facts = {} if content.images else dict(host.versions)
+def _host_facts(host: Host | None, content: FileContent) -> dict[str, str]:
+    if host is None:
+        return {}
+
+    facts = dict(host.versions)
+    if content.images:
+        facts.clear()
     # An unknown device, as a laptop is one, says nothing of the machine that the file is for.
 
     if host.target in targets():

@@ -29,12 +29,12 @@ from patchkit.runtime.rules.variable_values import (
     AllowedValues,
     find_value_problems,
     is_placeholder,
-    read_number,
+    read_nccl_number,
     vllm_values,
 )
 
 _NAMES = read_env_data("said")["variables"]
-_LAUNCH_NAMES = re.compile(_NAMES["read"])
+_LAUNCH_NAMES = re.compile(f"{_NAMES['read']}|{ADDRESS_NAMES.pattern}")
 _NEEDED_NAMES = re.compile(_NAMES["needed"])
 _RDMA_NAMES = re.compile(_NAMES["rdma_only"])
 _COMPARED_NAMES = re.compile(_NAMES["matters"])
@@ -165,7 +165,7 @@ def _hint_at_unknown(
     """Return what to write instead of a name that no reader has, "" if others may read it."""
     name = variable.name
     meant = reader.slips.find_meant(name)
-    if meant and _fits(meant, variable, checked.role):
+    if meant and _can_have_value(meant, variable, checked.role):
         return f"did you mean {meant}?"
     if is_used or _has_owner(name):
         return ""
@@ -177,14 +177,14 @@ def _hint_at_unknown(
     return "leave it out" if is_upstream else ""
 
 
-def _fits(name: str, variable: Assignment, role: str) -> bool:
+def _can_have_value(name: str, variable: Assignment, role: str) -> bool:
     """Return whether a variable of this name can have the value of another, as far as known."""
     if not variable.is_literal:
         return True
 
     life = variables.lifetime(name)
     takes_number = life is not None and life.default.isdecimal()
-    if takes_number and read_number(variable.value) is None:
+    if takes_number and read_nccl_number(variable.value) is None:
         return False
 
     return not any(find_value_problems(name, variable.value, role))
@@ -201,11 +201,8 @@ def check_values(checked: CheckedText) -> Iterator[Finding]:
     """Yield values that a variable cannot have."""
     taken_by_name = vllm_values(checked.vllm)
 
-    for variable in checked.content.assignments:
+    for variable in checked.content.literals:
         name = variable.name
-        if not variable.is_literal:
-            continue
-
         for problem in find_value_problems(name, variable.value, checked.role):
             yield build_finding(
                 "value",
@@ -252,9 +249,9 @@ def _check_taken(
 
 def check_placeholders(checked: CheckedText) -> Iterator[Finding]:
     """Yield variables and flags of the launch whose values are still to be filled in."""
-    for variable in checked.content.assignments:
+    for variable in checked.content.literals:
         is_open = is_placeholder(variable.name, variable.value)
-        if is_open and variable.is_literal and _is_of_launch(variable.name):
+        if is_open and _is_of_launch(variable.name):
             is_needed = _NEEDED_NAMES.fullmatch(variable.name) is not None
             yield build_finding("placeholder", variable, is_error=is_needed)
 
@@ -269,7 +266,7 @@ def _is_of_launch(name: str) -> bool:
     """Return whether the launch reads a variable; a secret that is missing is another finding."""
     if is_secret(name):
         return False
-    return bool(_LAUNCH_NAMES.fullmatch(name) or ADDRESS_NAMES.fullmatch(name))
+    return _LAUNCH_NAMES.fullmatch(name) is not None
 
 
 def check_contradictions(checked: CheckedText) -> Iterator[Finding]:

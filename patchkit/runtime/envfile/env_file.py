@@ -91,7 +91,7 @@ def parse_env_file(text: str, where: str, *, accept_edited: bool = False) -> Env
         role=facts["role"],
         facts=facts,
         variables=variables,
-        lines=_find_lines(text),
+        lines=_number_variables(text),
         edited=is_edited,
         extra={name: variables[name] for name in variables if name in user_names},
     )
@@ -107,7 +107,7 @@ def _check_facts(facts: Mapping[str, str], where: str) -> None:
         raise refusal("wrong-facts", file=where, facts="; ".join(problems))
 
 
-def _find_lines(text: str) -> dict[str, int]:
+def _number_variables(text: str) -> dict[str, int]:
     """Return variable → the last line that sets it."""
     lines = {}
 

@@ -119,8 +119,8 @@ class Process:
     def map_file(self, path: str, why: str, name: str = "") -> Mapped | None:
         """Map a path as ``dlopen`` does. The same file is not mapped twice, a copy of it is."""
         place = os.path.abspath(path)  # noqa: PTH100  (LD_LIBRARY_PATH may name the current folder)
-        library = read_dynamic(place)
-        program = read_dynamic(self.facts.executable)
+        library = read_library(place)
+        program = read_library(self.facts.executable)
         if library is None or (program and library.machine != program.machine):
             return None
 
@@ -184,7 +184,7 @@ class Process:
         return [folder or "." for folder in re.split("[:;]", value)]
 
 
-def read_dynamic(path: str) -> elf.Dynamic | None:
+def read_library(path: str) -> elf.Dynamic | None:
     """Return None for a file that is not a whole ELF file: the loader would refuse it as well."""
     try:
         return elf.read_dynamic(Path(path))
@@ -262,7 +262,7 @@ def choose_for_torch(started: Process) -> Choice:
 
 def _find_users(home: Path) -> Iterator[_NcclUser]:
     for path in sorted(home.glob("*.so*")):
-        library = read_dynamic(str(path))
+        library = read_library(str(path))
         if library is None:
             continue
 
@@ -273,7 +273,7 @@ def _find_users(home: Path) -> Iterator[_NcclUser]:
 
 def _load_global_deps(started: Process, place: Path) -> None:
     """Load the library that torch loads before all others, and what torch preloads for it."""
-    library = read_dynamic(str(place))
+    library = read_library(str(place))
     if library is None:
         return
 

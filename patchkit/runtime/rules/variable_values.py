@@ -58,11 +58,13 @@ def find_value_problems(
 ) -> Iterator[ValueProblem]:
     """Yield what is wrong with a value; a variable's default is always right."""
     if value and not is_placeholder(name, value):
-        yield from _check_address(name, value, is_alone=role in ("", "single"))
+        yield from _check_node_address(name, value, is_alone=role in ("", "single"))
         yield from _check_by_table(name, value)
 
 
-def _check_address(name: str, value: str, *, is_alone: bool) -> Iterator[ValueProblem]:
+def _check_node_address(
+    name: str, value: str, *, is_alone: bool
+) -> Iterator[ValueProblem]:
     if name not in ADDRESSES:
         return
 
@@ -103,7 +105,7 @@ def _check_by_table(name: str, value: str) -> Iterator[ValueProblem]:
         fits = value.upper() in row["words"]
         takes = ", ".join(row["words"])
     else:
-        number = read_number(value)
+        number = read_nccl_number(value)
         fits = number is not None and row["from"] <= number <= row["to"]
         takes = f"{row['from']} to {row['to']}"
 
@@ -124,7 +126,7 @@ def _rows_by_name() -> Mapping[str, Mapping[str, Any]]:
     return {name: row for row in rows for name in row["names"]}
 
 
-def read_number(value: str) -> int | None:
+def read_nccl_number(value: str) -> int | None:
     """Return the number that NCCL reads, None for other text."""
     if not _NUMBER.fullmatch(value):
         return None

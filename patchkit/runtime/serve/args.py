@@ -171,14 +171,14 @@ def _refused_flags(
 
     refused = {}
     for name, flag in chosen.items():
-        reason = _reason_against(flag, left_out) or _check_known(flag, node, home)
+        reason = _rule_against(flag, left_out) or _check_known(flag, node, home)
         if reason:
             refused[name] = reason
 
     return refused
 
 
-def _reason_against(flag: ServeFlag, left_out: Sequence[LeaveOut]) -> str:
+def _rule_against(flag: ServeFlag, left_out: Sequence[LeaveOut]) -> str:
     for rule in left_out:
         if rule.flag == flag.flag and rule.matches(flag.value):
             return rule.reason

@@ -39,8 +39,8 @@ def _drafting_limit_notes(
     depth = drafting.get("num_speculative_tokens")
     if drafting.get("method") not in _BLOCK_DRAFTERS or not isinstance(depth, int):
         return
-    sequences = _read_count(values, _SEQUENCES)
-    tokens = _read_count(values, _BATCHED_TOKENS)
+    sequences = _read_limit(values, _SEQUENCES)
+    tokens = _read_limit(values, _BATCHED_TOKENS)
     if 0 < tokens < depth * sequences:
         yield (
             f"{tokens // depth} of {sequences} sequences are computed at once: "
@@ -48,7 +48,7 @@ def _drafting_limit_notes(
         )
 
 
-def _read_count(values: Mapping[str, str], flag: str) -> int:
+def _read_limit(values: Mapping[str, str], flag: str) -> int:
     text = values.get(flag, "")
     return int(text) if text.isdigit() else 0
 

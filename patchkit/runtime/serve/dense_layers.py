@@ -40,7 +40,7 @@ def find_dense_layers(checkpoint: Checkpoint, nodes: int) -> DenseLayers | None:
     targets: list[str] = []
     saved = 0.0
     for layer in row.layers:
-        parts_by_layer = _find_parts(layer, checkpoint.tensors)
+        parts_by_layer = _find_layer_parts(layer, checkpoint.tensors)
         convertible = {
             number: parts
             for number, parts in parts_by_layer.items()
@@ -77,7 +77,7 @@ def _has_quantised_experts(checkpoint: Checkpoint) -> bool:
     return any(tensor.dtype not in (*PLAIN, "F32") for tensor in experts)
 
 
-def _find_parts(layer: str, tensors: Iterable[Tensor]) -> PartsByLayer:
+def _find_layer_parts(layer: str, tensors: Iterable[Tensor]) -> PartsByLayer:
     """Return the tensors of a dense layer, named as vLLM names it: ``attn.qkv_proj``."""
     parent, _dot, name = layer.rpartition(".")
 

@@ -35,13 +35,13 @@ def fill_rules(rules: Iterable[FlagRule], request: ServeRequest) -> Iterator[Fla
             is_other_drafter = rule.flag == DRAFTING and not drafter.is_default
             yield replace(
                 rule,
-                value=_fill_in(rule.value, facts),
-                reason=_fill_in(rule.reason, facts),
+                value=_fill_facts(rule.value, facts),
+                reason=_fill_facts(rule.reason, facts),
                 optional=rule.optional or is_other_drafter,
             )
 
 
-def _fill_in(text: str, facts: Mapping[str, str]) -> str:
+def _fill_facts(text: str, facts: Mapping[str, str]) -> str:
     return _FACT.sub(lambda fact: facts[fact[1]], text)
 
 

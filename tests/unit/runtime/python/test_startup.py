@@ -8,7 +8,7 @@ from patchkit.cluster.agent.node_facts import python_contents
 from patchkit.runtime.python.startup import (
     ask_interpreter,
     find_preloaded,
-    read_dynamic,
+    read_library,
 )
 from support import write_files
 from support.vllm_wheels import LIBRARIES
@@ -62,7 +62,7 @@ def test_damaged_libraries_are_none(tmp_path):
     whole = (LIBRARIES / "gb10.so").read_bytes()
     place = tmp_path / "libnccl.so.2"
     place.write_bytes(whole[: len(whole) // 2])
-    assert [read_dynamic(str(path)) for path in (place, tmp_path)] == [None, None]
+    assert [read_library(str(path)) for path in (place, tmp_path)] == [None, None]
 
 
 def installed(folder, project, version, *lines):
