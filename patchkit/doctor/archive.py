@@ -79,7 +79,8 @@ def pack_archive(
 
     digests = {}
     for file, text in files.items():
-        digests[file] = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+        data = text.encode("utf-8", "replace")
+        digests[file] = hashlib.sha256(data).hexdigest()
 
     manifest = {
         "note": _NOTE,
@@ -152,7 +153,8 @@ def _walk(
     if isinstance(value, Mapping):
         changed = {}
         for name, part in value.items():
-            changed[change(str(name), "")] = _walk(part, change, str(name))
+            new_name = change(str(name), "")
+            changed[new_name] = _walk(part, change, str(name))
 
         return changed
     if isinstance(value, list | tuple):

@@ -24,7 +24,12 @@ from patchkit.doctor.peers.node_report import (
 from patchkit.doctor.peers.software import model_findings, software_findings
 from patchkit.doctor.peers.unit_findings import unit_findings
 from patchkit.errors import HostError
-from patchkit.finding import Finding, FindingText, Level, finding_texts
+from patchkit.finding import (
+    Finding,
+    FindingText,
+    Level,
+    finding_texts,
+)
 from patchkit.quoting import quoted
 from patchkit.runtime.host import advice
 from patchkit.runtime.host.host import Host
@@ -123,7 +128,8 @@ def _uncovered(
         wrong |= _faults(finding)
 
     for finding in of_machines:
-        about = finding.about.lower().replace(" ", "-").replace("'", "")
+        about = finding.about.lower().replace(" ", "-")
+        about = about.replace("'", "")
         nodes = finding.where.split(", ")
 
         covering = covers.get(about, "")

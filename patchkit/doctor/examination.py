@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import (
+    asdict,
+    dataclass,
+    fields,
+    replace,
+)
 from ipaddress import IPv4Network
 from urllib.parse import urlsplit
 
@@ -40,7 +45,14 @@ from patchkit.runtime.rules.rule import Situation
 
 _JOURNAL_LINES = 5000  # of each node's journal: more than a start writes
 _SAVED_LINES = 1000  # lines of all journals that a report has
-_NEEDED_BY_UP = ("systemd", "linger", "memlock", "rsync", "python", "ssh")
+_NEEDED_BY_UP = (
+    "systemd",
+    "linger",
+    "memlock",
+    "rsync",
+    "python",
+    "ssh",
+)
 _WRITTEN = ("/tmp", "/var/tmp")  # noqa: S108 - where compilers and ranks write
 
 
@@ -126,10 +138,11 @@ def examine_cluster(
     findings += _judge_journals(cluster, reports, journal)
 
     findings.sort(key=lambda finding: finding.level in NOT_WRONG)
+    saved = journal[-_SAVED_LINES:]
     return Examination(
         findings=tuple(findings),
         reports=tuple(reports),
-        lines=tuple((node, line.text) for node, line in journal[-_SAVED_LINES:]),
+        lines=tuple((node, line.text) for node, line in saved),
     )
 
 
@@ -322,7 +335,12 @@ def _examine_node(cluster: Cluster, node: Remote) -> NodeReport:
         venv=file.venv,
         units=cluster.units_of(node),
         ports=sorted(ports),
-        folders=["~", file.venv, file.model_folder, *_WRITTEN],
+        folders=[
+            "~",
+            file.venv,
+            file.model_folder,
+            *_WRITTEN,
+        ],
         image=file.serve.image_asked,
     )
 
@@ -420,9 +438,10 @@ def _meet_others(
 ) -> list[NodeReport]:
     """Return the reports with what each node finds of the others, and of its models."""
     head = reports[0]
+    workers = cluster.file.node[1:]
     links = [
-        [node.from_head, report.address]
-        for node, report in zip(cluster.file.node[1:], reports[1:], strict=True)
+        [worker.from_head, report.address]
+        for worker, report in zip(workers, reports[1:], strict=True)
     ]
 
     models = _model_folders(cluster.file, head)
@@ -436,7 +455,8 @@ def _meet_others(
         return _meet(node, report, reports[:1], models, None)
 
     met = []
-    answers = run_on_all(list(zip(cluster.nodes, reports, strict=True)), meet)
+    pairs = list(zip(cluster.nodes, reports, strict=True))
+    answers = run_on_all(pairs, meet)
     for report, answer in zip(reports, answers, strict=True):
         if isinstance(answer, PatchkitError):
             missing = dict.fromkeys(("ways", "links", "models"), answer)

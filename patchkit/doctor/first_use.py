@@ -26,7 +26,12 @@ from patchkit.errors import PatchkitError, reason
 from patchkit.quoting import quoted
 from patchkit.runtime.host.host import plain_version
 from patchkit.runtime.rules.variable_rules import CACHES, cache_variables
-from patchkit.target import Load, best_load, list_archs, targets
+from patchkit.target import (
+    Load,
+    best_load,
+    list_archs,
+    targets,
+)
 from patchkit.units import BYTES_PER_MIB
 from patchkit.unreached import NOTHING_READ, known_dispatch
 
@@ -83,7 +88,8 @@ def add_first_use(
     findings = list(examination.findings)
 
     reports = examination.reports  # none for a log
-    for report, answer in zip(reports, run_on_all(reports, look_on), strict=True):
+    answers = run_on_all(reports, look_on)
+    for report, answer in zip(reports, answers, strict=True):
         findings += check_first_use(report, answer)
 
     findings.sort(key=lambda finding: finding.level in NOT_WRONG)
@@ -133,7 +139,8 @@ def check_first_use(
 
     software = require(node.host.software, _UNNAMED)
     compiled = Counter[str]()
-    for library, loads in count_loads(answer.codes, capability, software.vllm).items():
+    loads_by_library = count_loads(answer.codes, capability, software.vllm)
+    for library, loads in loads_by_library.items():
         compiled[library] = loads[Load.JIT]
 
     shown = ", ".join(f"{name} ({count})" for name, count in (+compiled).most_common())

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 from patchkit.cluster.ssh.node import Remote, run_on_all
-from patchkit.doctor.gpu_steps import RANK, GpuStep, free_port, gpu_steps
+from patchkit.doctor.gpu_steps import (
+    RANK,
+    GpuStep,
+    free_port,
+    gpu_steps,
+)
 from patchkit.doctor.nccl_lines import nccl_findings, read_nccl
 from patchkit.doctor.peers.node_report import (
     NodeReport,
@@ -250,7 +260,8 @@ def try_gpus(reports: Sequence[NodeReport]) -> Iterator[Finding]:
             yield unchecked("gpu-smoke", report.node, reason)
 
     unreached = ""
-    answers = run_on_all(nodes, lambda node: run_steps(node, smoke_test()["step"]))
+    steps = smoke_test()["step"]
+    answers = run_on_all(nodes, lambda node: run_steps(node, steps))
     for node, answer in zip(nodes, answers, strict=True):
         is_silent = isinstance(answer, PatchkitError)
         if isinstance(answer, PatchkitError):

@@ -156,7 +156,8 @@ def _driver_version() -> str:
     """Return the first word with a digit in front, "" without the driver."""
     file = Path("/proc/driver/nvidia/version")
     if file.is_file():
-        for word in file.read_text(encoding="utf-8").partition("\n")[0].split():
+        line = file.read_text(encoding="utf-8").partition("\n")[0]
+        for word in line.split():
             if word[:1].isdigit():
                 return word
     return ""
@@ -213,7 +214,8 @@ def try_triton(_: Answer) -> Answer:
 def _triton_product(a, b, out, SIZE: "tl.constexpr"):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202, N803, UP037
     rows = tl.arange(0, SIZE)[:, None] * SIZE
     places = rows + tl.arange(0, SIZE)[None, :]
-    product = tl.dot(tl.load(a + places), tl.load(b + places))
+    left = tl.load(a + places)
+    product = tl.dot(left, tl.load(b + places))
     tl.store(out + places, product + 1)
 
 
@@ -235,7 +237,8 @@ def try_fp8(settings: Answer) -> Answer:
     scale = torch.tensor([0.01], device="cuda")
     scales = scale
     if block:
-        scale = torch.rand(_WIDE // block, _DEEP // block, device="cuda") * 0.01 + 0.005
+        scale = torch.rand(_WIDE // block, _DEEP // block, device="cuda")
+        scale = scale * 0.01 + 0.005
         scales = scale.repeat_interleave(block, 0).repeat_interleave(block, 1)
     exact = weight.double() * scales.double()
 
@@ -270,9 +273,10 @@ def try_fp8(settings: Answer) -> Answer:
                 )
                 exact = rounded.exact
 
-        products = (
-            (method.apply(layer, x.bfloat16()), x.double() @ exact.t()) for x in inputs
-        )
+        products = []
+        for x in inputs:
+            out = method.apply(layer, x.bfloat16())
+            products.append((out, x.double() @ exact.t()))
         return _judge_products(name, products, scales=scales_are)
 
 
@@ -306,7 +310,8 @@ def _round_scales(
     blocks = values.view(tall // block, block, wide // block, block)
     largest = blocks.abs().amax(dim=(1, 3), keepdim=True)
 
-    scales = torch.pow(2.0, torch.ceil(torch.log2(largest / _FP8_MAX)))
+    exponents = torch.ceil(torch.log2(largest / _FP8_MAX))
+    scales = torch.pow(2.0, exponents)
 
     stored = (blocks / scales).to(torch.float8_e4m3fn)
     exact = stored.double() * scales.double()
@@ -319,7 +324,7 @@ def _are_equal(
     weight: Any,
 ) -> bool:
     """Return whether a layer holds these weights, in their order and type."""
-    if stored is None or (stored.dtype, stored.shape) != (weight.dtype, weight.shape):
+    if stored is None or stored.dtype != weight.dtype or stored.shape != weight.shape:
         return False
 
     return bool(torch.equal(stored.float(), weight.float()))
@@ -329,10 +334,12 @@ def try_nvfp4(_: Answer) -> Answer:
     """Multiply with NVFP4 weights by the kernel that vLLM takes for them on this device."""
     torch = _require_gpu()
     torch.manual_seed(0)
-    values = torch.tensor(_E2M1 + tuple(-value for value in _E2M1), device="cuda")
+    negative = tuple(-value for value in _E2M1)
+    values = torch.tensor(_E2M1 + negative, device="cuda")
     inputs = []
     for tokens in _TOKENS:
-        x = values[torch.randint(0, 16, (tokens, _DEEP), device="cuda")]
+        input_codes = torch.randint(0, 16, (tokens, _DEEP), device="cuda")
+        x = values[input_codes]
         x[:, ::16] = max(_E2M1)
         inputs.append(x)
 
@@ -340,7 +347,8 @@ def try_nvfp4(_: Answer) -> Answer:
     wide_scales = torch.rand(_WIDE, _DEEP // 16, device="cuda") * 3 + 1
     scales = wide_scales.to(torch.float8_e4m3fn)
     overall = 0.02
-    exact = values[codes].double() * scales.double().repeat_interleave(16, 1) * overall
+    group_scales = scales.double().repeat_interleave(16, 1)
+    exact = values[codes].double() * group_scales * overall
 
     with _vllm_groups(torch):
         linear = importlib.import_module("vllm.model_executor.kernels.linear")
@@ -348,12 +356,13 @@ def try_nvfp4(_: Answer) -> Answer:
             raise NotRunError("this vLLM does not say which NVFP4 kernel it takes")
         kernel = linear.init_nvfp4_linear_kernel()
 
+        packed = codes[:, ::2] | codes[:, 1::2] << 4
         # The parameters that vLLM's loading leaves for its NVFP4 kernels.
         layer = torch.nn.Module()
         # A scale of 1, so that a group's scale for activations is exact.
         unit = torch.tensor(1.0, device="cuda")
         parameters = {
-            "weight": (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8),
+            "weight": packed.to(torch.uint8),
             "weight_scale": scales,
             "weight_global_scale": unit * overall,
             "input_global_scale": unit.clone(),
@@ -373,8 +382,10 @@ def try_nvfp4(_: Answer) -> Answer:
         layer.params_dtype = torch.bfloat16
         kernel.process_weights_after_loading(layer)
 
-        run = kernel.apply_weights
-        products = ((run(layer, x.bfloat16()), x.double() @ exact.t()) for x in inputs)
+        products = []
+        for x in inputs:
+            out = kernel.apply_weights(layer, x.bfloat16())
+            products.append((out, x.double() @ exact.t()))
         return _judge_products(type(kernel).__name__, products)
 
 
@@ -491,7 +502,8 @@ def _judge_products(
 def _largest_error(out: Any, exact: Any) -> float:
     """Return the largest error of a product, in units of the exact one's root mean square."""
 
-    errors = (out.double() - exact).abs() / exact.square().mean().sqrt()
+    unit = exact.square().mean().sqrt()
+    errors = (out.double() - exact).abs() / unit
     return float(errors.nan_to_num(nan=float("inf")).max())
 
 

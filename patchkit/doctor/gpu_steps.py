@@ -88,7 +88,12 @@ def run_step(
     """Run a step; whatever happens to its process is a result."""
 
     file = str(settings.get("file", script.__file__))
-    words = (python, file, str(settings["script"]), json.dumps(dict(settings)))
+    words = (
+        python,
+        file,
+        str(settings["script"]),
+        json.dumps(dict(settings)),
+    )
     env = {
         **os.environ,
         **variables,

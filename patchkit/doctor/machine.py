@@ -135,7 +135,8 @@ def check_kernel_log(node: NodeReport) -> Outcome:
     log = read_log([text], facts_for_causes(node), whole=False)
 
     faults = []
-    for finding in log_findings(log, nodes=[node.node] * (len(lines) + 1)):
+    writers = [node.node] * (len(lines) + 1)
+    for finding in log_findings(log, nodes=writers):
         is_bad = finding.level in (Level.ERROR, Level.WARNING)
         if is_bad and finding.about != "unknown":
             faults.append(finding)
@@ -215,7 +216,8 @@ def check_gpu_users(node: NodeReport) -> Outcome:
 def check_driver(node: NodeReport) -> Outcome:
     software = node.host.software
     cuda = software.cuda if software else ""
-    oldest = _LIMITS["drivers"].get(cuda.partition(".")[0], "")
+    major = cuda.partition(".")[0]
+    oldest = _LIMITS["drivers"].get(major, "")
 
     driver = node.driver
     if not oldest:
@@ -269,7 +271,8 @@ def check_torch(node: NodeReport) -> Outcome:
     built_for = ""
     if local_version.startswith("cu"):
         built_for = local_version.removeprefix("cu")[:2]
-    if software.cuda and software.cuda.replace(".", "").startswith(built_for):
+    cuda = software.cuda.replace(".", "")
+    if cuda and cuda.startswith(built_for):
         return fields
 
     command = _INSTALL

@@ -7,14 +7,24 @@ before that.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 
 from patchkit.doctor.peers.node_report import make_finding
 from patchkit.finding import Finding
 from patchkit.records import RECIPES, read_toml
 
-_COMPARED = ("NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE", "NCCL_NET")
+_COMPARED = (
+    "NCCL_IB_HCA",
+    "NCCL_SOCKET_IFNAME",
+    "NCCL_IB_DISABLE",
+    "NCCL_NET",
+)
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _LINE = re.compile(
     r"(?P<host>[\w.-]{1,64}):(?P<pid>\d{1,9}):\d{1,9} \[-?\d{1,3}\] "
@@ -99,7 +109,8 @@ def read_nccl(lines: Iterable[str]) -> list[NcclRank]:
         if "NCCL" not in line:
             continue
 
-        match = _LINE.search(_ANSI.sub("", line[:_LONGEST]).rstrip())
+        plain = _ANSI.sub("", line[:_LONGEST]).rstrip()
+        match = _LINE.search(plain)
         if match is None:
             continue
 

@@ -11,7 +11,13 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import date
@@ -33,7 +39,12 @@ from patchkit.doctor.gpu import (
     run_all_reduce,
     smoke_test,
 )
-from patchkit.doctor.gpu_steps import GpuStep, free_port, gpu_steps, run_step
+from patchkit.doctor.gpu_steps import (
+    GpuStep,
+    free_port,
+    gpu_steps,
+    run_step,
+)
 from patchkit.doctor.nccl_lines import read_nccl
 from patchkit.doctor.peers.node_report import NodeReport
 from patchkit.doctor.proof_record import SCHEMA, Proof, pack_proof
@@ -261,7 +272,8 @@ def find_obstacle(device: GpuStep, free_gib: float) -> str:
 def try_gpu(request: ProofRequest) -> Iterator[GpuStep]:
     """Yield the results of the steps of `doctor --gpu`."""
     node = request.nodes[0]
-    for fields in gpu_steps(node.python, smoke_test()["step"], node.variables):
+    steps = smoke_test()["step"]
+    for fields in gpu_steps(node.python, steps, node.variables):
         yield GpuStep(**fields)
 
 
@@ -430,7 +442,15 @@ def measure_start(request: ProofRequest, name: str) -> GpuStep:
     port = str(free_port("127.0.0.1"))
     url = f"http://127.0.0.1:{port}"
 
-    words = [node.python, *VLLM, "serve", model, "--port", port, *settings["words"]]
+    words = [
+        node.python,
+        *VLLM,
+        "serve",
+        model,
+        "--port",
+        port,
+        *settings["words"],
+    ]
     if not request.model:
         words += settings["random"]
     words += request.args
@@ -508,9 +528,10 @@ def measure_stream(
         beside = idle[name] / settings["idle"] * max(wall - busy, 0.0)
         cores[f"cores {name}"] = (ticks - beside) / tick / busy
 
-    figures = {
-        name: answer[key] for name, key in settings["figures"].items() if key in answer
-    }
+    figures = {}
+    for name, key in settings["figures"].items():
+        if key in answer:
+            figures[name] = answer[key]
 
     figures |= cores | {"cores_busy": sum(cores.values())}
     figures["cores_idle"] = sum(idle.values()) / tick / settings["idle"]

@@ -74,7 +74,8 @@ def prepare_norm(torch: Any) -> Prepared:
     ops = importlib.import_module("vllm._custom_ops")
     x = _normal(torch, _TOKENS, _DEEP)
 
-    weight = (torch.rand(_DEEP, device="cuda") / 2 + 0.5).bfloat16()
+    weight = torch.rand(_DEEP, device="cuda") / 2 + 0.5
+    weight = weight.bfloat16()
     out = torch.empty_like(x)
 
     def call() -> Any:
@@ -82,7 +83,8 @@ def prepare_norm(torch: Any) -> Prepared:
         return out
 
     wide = _exact(x)
-    norm = (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    mean_square = wide.square().mean(-1, keepdim=True)
+    norm = (mean_square + 1e-6).sqrt()
     return call, wide / norm * _exact(weight)
 
 
@@ -95,7 +97,8 @@ def prepare_attention(torch: Any) -> Prepared:
     pairs = 2
     size = 128
     pages = -(-max(keys) // 16)
-    table = torch.randperm(2 * pages, device="cuda").int().view(2, pages)
+    order = torch.randperm(2 * pages, device="cuda")
+    table = order.int().view(2, pages)
 
     q = _normal(torch, sum(queries), heads, size)
     k = _normal(torch, 2 * pages, 16, pairs, size)
@@ -110,9 +113,10 @@ def prepare_attention(torch: Any) -> Prepared:
             used = cache[in_use].flatten(0, 1)[:length]
             wide.append(used.repeat_interleave(heads // pairs, 1))
 
+        mask = torch.ones(tokens, length).tril(length - tokens)
         out = torch.nn.functional.scaled_dot_product_attention(
             *(_exact(tensor).transpose(0, 1) for tensor in wide),
-            attn_mask=torch.ones(tokens, length).tril(length - tokens).bool(),
+            attn_mask=mask.bool(),
         )
 
         rows.append(out.transpose(0, 1))
@@ -142,8 +146,9 @@ def prepare_scaled_mm(torch: Any) -> Prepared:
     ops = importlib.import_module("vllm._custom_ops")
 
     def make_values(*shape: int) -> Any:
-        wide = (_normal(torch, *shape) * 64).clamp(-_FP8_MAX, _FP8_MAX)
-        return wide.to(torch.float8_e4m3fn)
+        wide = _normal(torch, *shape) * 64
+        within_range = wide.clamp(-_FP8_MAX, _FP8_MAX)
+        return within_range.to(torch.float8_e4m3fn)
 
     a = make_values(_TOKENS, _DEEP)
     b = make_values(_WIDE, _DEEP)
@@ -151,7 +156,8 @@ def prepare_scaled_mm(torch: Any) -> Prepared:
     scale_a = torch.tensor([0.01], device="cuda")
     scale_b = torch.tensor([0.02], device="cuda")
 
-    exact = _exact(a) @ _exact(b).t() * _exact(scale_a * scale_b)
+    scale = _exact(scale_a * scale_b)
+    exact = _exact(a) @ _exact(b).t() * scale
     return lambda: ops.cutlass_scaled_mm(
         a,
         b.t(),
@@ -232,7 +238,8 @@ def prepare_experts(torch: Any) -> Prepared:
     shares, chosen = _exact(gates).softmax(-1).topk(2)
 
     shares /= shares.sum(-1, keepdim=True)
-    inner = torch.einsum("td,tewd->tew", _exact(x), _exact(up)[chosen])
+    up_chosen = _exact(up)[chosen]
+    inner = torch.einsum("td,tewd->tew", _exact(x), up_chosen)
 
     gate, value = inner.chunk(2, -1)
 

@@ -12,11 +12,21 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import (
+    IPv4Address,
+    IPv6Address,
+    ip_address,
+    ip_network,
+)
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from patchkit.doctor.private_names import MAC, PrivateNames, mac_form, mac_key
+from patchkit.doctor.private_names import (
+    MAC,
+    PrivateNames,
+    mac_form,
+    mac_key,
+)
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.secret_texts import holds_secret, secret_spans
 
@@ -332,7 +342,8 @@ class Redactor:
             known = "|".join(map(self._known_form, longest_first))
 
             macs = "|".join(map(mac_form, sorted(self._macs)))
-            names = "|".join(map(re.escape, sorted(self._data.serial_keys - {"uuid"})))
+            keys = sorted(self._data.serial_keys - {"uuid"})
+            names = "|".join(map(re.escape, keys))
             serials = rf"\b(?:{names.replace('_', '[ _]')}){_SIGN}[\w.-]{{4,}}"
 
             kinds = [
@@ -477,7 +488,8 @@ class Redactor:
             if address.version == 4 and self._is_version(match, text):
                 return
             placeholder = self._number("address", address)
-        yield Span(match.start(), match.start() + len(text), placeholder)
+        stop = match.start() + len(text)
+        yield Span(match.start(), stop, placeholder)
 
     def _is_version(self, match: re.Match[str], text: str) -> bool:
         """Return whether four numbers are a version; NCCL's stands alone in columns."""
@@ -486,7 +498,8 @@ class Redactor:
         if match.string.startswith("/", match.end()):  # a network
             return False
 
-        before = match.string[max(0, match.start() - _BEFORE) : match.start()]
+        begin = max(0, match.start() - _BEFORE)
+        before = match.string[begin : match.start()]
         line = before.rpartition("\n")[2]
         prefix = self._data.version_prefix_pattern
         return re.search(prefix, line, re.IGNORECASE) is not None

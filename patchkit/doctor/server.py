@@ -148,7 +148,12 @@ def _judge_token(answers: ServerAnswers, answer: TokenAnswer) -> _Judged:
     if answer.fields == EMBEDDING:
         refusal["said"] = "an embedding or a score came"
         yield "server-token-other", refusal
-    elif answer.status in (400, 404, 405, 501):
+    elif answer.status in (
+        400,
+        404,
+        405,
+        501,
+    ):
         yield "server-token-other", refusal
     elif has_refused or (answer.said and not answer.fields):
         yield "server-token-refused", refusal

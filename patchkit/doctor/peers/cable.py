@@ -113,7 +113,8 @@ def _cable_end(node: NodeReport, nodes: Sequence[NodeReport]) -> CableEnd:
     if holder:
         names.append(holder.name)
 
-    netdevs = tuple(filter(None, map(host.netdev, dict.fromkeys(names))))
+    unique_names = dict.fromkeys(names)
+    netdevs = tuple(filter(None, map(host.netdev, unique_names)))
     taken = tuple(_taken_addresses(node, host, nodes))
     return CableEnd(
         report=node,
@@ -180,7 +181,8 @@ def check_cable(end: CableEnd) -> Outcome:
         fault = end.report.find("cable", netdev=netdev.name, state=state)
         dark.append(fault)
 
-    return dark or {"netdevs": ", ".join(netdev.name for netdev in end.netdevs)}
+    shown = ", ".join(netdev.name for netdev in end.netdevs)
+    return dark or {"netdevs": shown}
 
 
 @check("address")
@@ -224,8 +226,8 @@ def _former_address_command(end: CableEnd, head: CableEnd) -> str:
         return ""
 
     address = f"{end.report.address}/{prefixes[-1]}"
-    words = ("ip", "address", "add", address, "dev", end.netdevs[0].name)
-    return end.report.command("sudo", *words)
+    netdev = end.netdevs[0].name
+    return end.report.command("sudo", "ip", "address", "add", address, "dev", netdev)
 
 
 @check("address-twice")
@@ -386,7 +388,8 @@ def check_links(head: CableEnd, workers: Sequence[CableEnd]) -> Outcome:
     """Return the workers that the head does not reach by ssh, and those that it reaches."""
     findings = []
     reached = []
-    for end, link in zip(workers, head.report.part("links"), strict=False):
+    links = head.report.part("links")
+    for end, link in zip(workers, links, strict=False):
         obstacle = head.obstacle or end.obstacle
         if not link.error:
             reached.append(end.node)
@@ -405,5 +408,6 @@ def check_links(head: CableEnd, workers: Sequence[CableEnd]) -> Outcome:
             findings.append(finding)
 
     if reached:
-        findings.append(make_fine("link", head.node, others=", ".join(reached)))
+        others = ", ".join(reached)
+        findings.append(make_fine("link", head.node, others=others))
     return findings

@@ -21,7 +21,12 @@ from patchkit.cluster.agent.processes import Listener
 from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.digests import digest
 from patchkit.errors import PatchkitError
-from patchkit.finding import Finding, Level, finding_from_text, finding_texts
+from patchkit.finding import (
+    Finding,
+    Level,
+    finding_from_text,
+    finding_texts,
+)
 from patchkit.foreign import read_json
 from patchkit.runtime.envfile.env_file import EnvFile, parse_env_file
 from patchkit.runtime.host.advice import find_remark

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import (
+    Container,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from itertools import count
 
 from patchkit.cluster.agent.processes import Listener
@@ -19,7 +24,12 @@ from patchkit.doctor.peers.node_report import (
 from patchkit.finding import Finding
 from patchkit.quoting import quoted
 
-_ON = ("active", "activating", "reloading", "deactivating")
+_ON = (
+    "active",
+    "activating",
+    "reloading",
+    "deactivating",
+)
 _NOTHING = "nothing was started here yet: `patchkit up`"
 _STARTS = 4  # in an hour: head.service
 _STATES = {"active": "runs", "activating": "is loading"}
@@ -132,7 +142,8 @@ def check_ports_taken(
     node.part("listeners")
 
     executor = node.env.facts.get("executor", "mp") if node.env else "mp"
-    needs = {file.serve.port: "the server", **head_ports(file.serve).get(executor, {})}
+    of_executor = head_ports(file.serve).get(executor, {})
+    needs = {file.serve.port: "the server", **of_executor}
     # A rank that runs has its ports: others listen elsewhere, or share the server's.
     is_running = _is_on(unit) and node.state is not None
 
@@ -141,7 +152,8 @@ def check_ports_taken(
         if not is_running or _shares_port(node, listener):
             serves = port == file.serve.port and bool(node.serving)
             findings.append(_describe_taken(node, listener, needs, serves=serves))
-    return findings or {"ports": ", ".join(map(str, sorted(needs)))}
+    shown = ", ".join(map(str, sorted(needs)))
+    return findings or {"ports": shown}
 
 
 def _strange_listeners(

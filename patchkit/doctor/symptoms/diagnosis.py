@@ -10,7 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
-from patchkit.doctor.symptoms.scan import BEFORE, BEHIND, Hit, Scan, merged_scan, scan
+from patchkit.doctor.symptoms.scan import (
+    BEFORE,
+    BEHIND,
+    Hit,
+    Scan,
+    merged_scan,
+    scan,
+)
 from patchkit.doctor.symptoms.server_life import Life, server_lives, unsurvived_hits
 from patchkit.doctor.symptoms.symptom import (
     Cause,
@@ -45,7 +52,12 @@ _ERROR_BEGINNINGS = (
     "core dumped",
 )
 _ERRORS = (_EXCEPTION, *map(text_pattern, _ERROR_BEGINNINGS))
-_MILD = ("DEBUG", "INFO", "WARNING", "WARN")  # an error that is logged so was caught
+_MILD = (
+    "DEBUG",
+    "INFO",
+    "WARNING",
+    "WARN",
+)  # an error that is logged so was caught
 _LEVELS = ("error", "warning", "note")
 _VERSION = re.compile(r"v?(\d+(?:[.-]\d+)+)")
 _by_number = attrgetter("number")
@@ -249,17 +261,21 @@ def _lines_around(
 ) -> dict[int, str]:
     numbers = set[int]()
     for hit in hits:
-        numbers.update(range(hit.number - BEFORE, hit.number + BEHIND + 1))
+        last = hit.number + BEHIND
+        numbers.update(range(hit.number - BEFORE, last + 1))
 
-    return {number: lines[number] for number in sorted(numbers & lines.keys())}
+    shown = sorted(numbers & lines.keys())
+    return {number: lines[number] for number in shown}
 
 
 def _stated_facts(log: Scan) -> dict[str, str]:
     """Return the facts that a log states, without those of which it states two values."""
     stated: dict[str, set[str]] = {}
     for fact in log_words().fact:
-        values = {_stated_value(fact, hit) for hit in log.hits_of(fact.says)}
-        stated.setdefault(fact.name, set()).update(values - {""})
+        values = stated.setdefault(fact.name, set())
+        for hit in log.hits_of(fact.says):
+            values.add(_stated_value(fact, hit))
+        values.discard("")
 
     return {name: values.pop() for name, values in stated.items() if len(values) == 1}
 
@@ -329,11 +345,20 @@ class _Evidence:
 
     def _proves(self, cause: Cause) -> bool:
         """Return whether no condition is unknown of a cause that is not excluded."""
-        if not any((cause.when, cause.matches, cause.seen, cause.unseen)):
+        if not any(
+            (
+                cause.when,
+                cause.matches,
+                cause.seen,
+                cause.unseen,
+            )
+        ):
             return False  # the default holds where no other cause does
         if len(self._known_conditions(cause)) < len(cause.when):
             return False
-        return self.whole or (self._has_all(cause.seen) and not cause.unseen)
+        if self.whole:
+            return True
+        return self._has_all(cause.seen) and not cause.unseen
 
     def _known_conditions(self, cause: Cause) -> Condition:
         return {
@@ -376,7 +401,8 @@ def _weights_by_line(symptom: Symptom, log: Scan) -> _Weights:
         weight = text_pattern(text).weight
 
         for hit in log.hits_of([text]):
-            by_line[hit.number] = max(weight, by_line.get(hit.number, 0))
+            heaviest = by_line.get(hit.number, 0)
+            by_line[hit.number] = max(weight, heaviest)
     return by_line
 
 

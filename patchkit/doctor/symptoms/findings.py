@@ -201,10 +201,12 @@ def read_journals(
     for node, line in lines:
         nodes.append(node)
 
-        text = " ".join(line.text.splitlines()).encode(errors="replace")
+        one_line = " ".join(line.text.splitlines())
+        text = one_line.encode(errors="replace")
 
         # The first line's number of a node names its writer; a longer line would count as two.
-        written.append(b"node%d | %s\n" % (nodes.index(node), text[: LONGEST // 2]))
+        writer = nodes.index(node)
+        written.append(b"node%d | %s\n" % (writer, text[: LONGEST // 2]))
 
     return read_log(written, cluster_facts), nodes
 

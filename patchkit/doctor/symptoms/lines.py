@@ -63,7 +63,8 @@ def log_line(number: int, raw: str) -> LogLine:
 
     Escape sequences and unprintable characters are removed.
     """
-    text = _UNSEEN.sub(" ", _ESCAPES.sub("", raw)).replace("\ufeff", "").rstrip()
+    text = _UNSEEN.sub(" ", _ESCAPES.sub("", raw))
+    text = text.replace("\ufeff", "").rstrip()
 
     writers: dict[str, None] = {}
     level = ""

@@ -9,12 +9,23 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
-from patchkit.doctor.symptoms.lines import LONGEST, LogLine, log_line, without_quotes
+from patchkit.doctor.symptoms.lines import (
+    LONGEST,
+    LogLine,
+    log_line,
+    without_quotes,
+)
 from patchkit.doctor.symptoms.symptom import TextPattern
 from patchkit.errors import HostError
 from patchkit.follow import Follow
@@ -164,7 +175,8 @@ def merged_scan(streams: Mapping[str, Scan]) -> Scan:
     for part in streams.values():
         for text, hits in part.hits.items():
             merged.hits.setdefault(text, []).extend(hits)
-            merged.last[text] = max(part.last[text], merged.last.get(text, 0))
+            last_line = merged.last.get(text, 0)
+            merged.last[text] = max(part.last[text], last_line)
         merged.repeats += part.repeats
         merged.lines |= part.lines
 
@@ -317,7 +329,15 @@ def _line_windows(
     with tempfile.NamedTemporaryFile() as file:
         file.write("\n".join(sorted(anchors)).encode())
         file.flush()
-        options = ("-a", "-n", "-i", "-F", f"-B{BEFORE}", f"-A{BEHIND}", "-f")
+        options = (
+            "-a",
+            "-n",
+            "-i",
+            "-F",
+            f"-B{BEFORE}",
+            f"-A{BEHIND}",
+            "-f",
+        )
 
         # In bytes: a log need not be UTF-8.
         grep = Follow(

@@ -78,7 +78,8 @@ def text_pattern(text: str) -> TextPattern:
         if name:
             names.add(name)
 
-        expression += re.escape(text[end : part.start()]) + _part_expression(part)
+        expression += re.escape(text[end : part.start()])
+        expression += _part_expression(part)
         end = part.end()
     expression += re.escape(text[end:])
 
@@ -217,7 +218,8 @@ def _with_broken(symptom: Symptom) -> Symptom:
     causes = []
     for name in symptom.broken:
         row = load_broken()[name]
-        causes.append(Cause(**{key: getattr(row, key) for key in shared}))
+        values = {key: getattr(row, key) for key in shared}
+        causes.append(Cause(**values))
 
     return replace(symptom, cause=(*causes, *symptom.cause))
 
