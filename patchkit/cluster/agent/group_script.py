@@ -123,6 +123,7 @@ def ready(settings: Settings) -> None:
     # A rank that ended before the server's process began could not stop it.
     _require_units(settings)
     server = own_server(settings)
+    place = (settings["url"], settings["unit"], settings["name"])
     began = time.monotonic()
 
     while server.ask("/health").status != 200:
@@ -133,7 +134,7 @@ def ready(settings: Settings) -> None:
 
     while True:
         # Before each question, which carries the key: the listener may have changed.
-        for stranger in strangers(settings["url"], settings["unit"], settings["name"]):
+        for stranger in strangers(*place):
             leave(1, f"error: {_TAKEN}: {stranger}")
         reply = ask_token(server)
         if not reply.refusal:

@@ -194,7 +194,9 @@ def collect_health(venv: str, unit: str) -> NodeHealth:
     """
     words = ("show", "--property=MainPID", "--value", "--", unit)
     shown = run_for_user("systemctl", *words)
-    pid = int(shown.output) if shown.output.strip().isdigit() else 0
+    pid = 0
+    if shown.output.strip().isdigit():
+        pid = int(shown.output)
 
     parts: dict[str, Callable[[], object]] = {
         "page_cache": _page_cache,
@@ -280,7 +282,8 @@ def find_compilers(venv: Path, environment: Mapping[str, str]) -> Compilers:
     if not python.exists():
         return Compilers(compiler=compiler)
 
-    release = next((folder.name for folder in venv.glob("lib/python3.*")), "")
+    releases = (folder.name for folder in venv.glob("lib/python3.*"))
+    release = next(releases, "")
     homes = (python.resolve().parents[1], venv)  # the Python that made it comes first
     headers = (home / "include" / release / "Python.h" for home in homes)
     for header in headers:
@@ -378,7 +381,8 @@ def disk_rooms(folders: Sequence[str]) -> Iterator[DiskRoom]:
     devices = set()
     for folder in folders:
         path = Path(folder).expanduser()
-        nearest = next(place for place in (path, *path.parents) if place.exists())
+        places = (path, *path.parents)
+        nearest = next(place for place in places if place.exists())
         device = nearest.stat().st_dev
         if device in devices:
             continue

@@ -230,7 +230,8 @@ def find_image(
                 said=str(refusals[0]),
             )
 
-        if "host" in info and (podman := shutil.which("podman", path=path)):
+        podman = shutil.which("podman", path=path)
+        if podman and "host" in info:
             facts = replace(facts, program=podman)  # the name docker may lead to it
         facts = replace(facts, **_read_info(info, root), **_read_devices(root))
         return replace(facts, **_inspect_image(facts.program, names))

@@ -115,7 +115,8 @@ def make_image_room(
         unpacked = size * _COPIES[engine]
 
         # On one disk both share what is free.
-        is_shared = Path(root).stat().st_dev == folder.stat().st_dev
+        device = folder.stat().st_dev
+        is_shared = Path(root).stat().st_dev == device
         archive = size + unpacked * is_shared
 
         require_room(folder, archive - present, hint=_MAKE_ROOM)

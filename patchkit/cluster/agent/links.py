@@ -152,7 +152,8 @@ def _try_way(address: str) -> Way:
 
     mtu = 0
     with suppress(OSError, ValueError):
-        mtu = int(Path("/sys/class/net", netdev, "mtu").read_text(encoding="ascii"))
+        file = Path("/sys/class/net", netdev, "mtu")
+        mtu = int(file.read_text(encoding="ascii"))
     return _ping(
         Way(
             address=address,

@@ -317,4 +317,5 @@ def _read_architectures(folder: Path) -> tuple[str, ...]:
 
     if not isinstance(names, list):
         return ()
-    return tuple(name for name in names[:_CLASSES] if isinstance(name, str))
+    classes = [name for name in names[:_CLASSES] if isinstance(name, str)]
+    return tuple(classes)
