@@ -107,7 +107,9 @@ class RecipeError(PatchkitError):
 
 @contextlib.contextmanager
 def translated(
-    outcome: str = NOTHING, at: Path | None = None, hint: str = _HINT
+    outcome: str = NOTHING,
+    at: Path | None = None,
+    hint: str = _HINT,
 ) -> Iterator[None]:
     """Raise an OSError as a StorageError that says the ``outcome`` of the work, and what to do.
 

@@ -80,7 +80,11 @@ class Finding:
 
 
 def finding(
-    kind: type[PatchkitError], where: str, what: str, hint: str, why: str = ""
+    kind: type[PatchkitError],
+    where: str,
+    what: str,
+    hint: str,
+    why: str = "",
 ) -> Finding:
     """Return an error: a file, what is wrong with it, what to do, and why it matters."""
     return Finding(kind=kind, where=where, what=what, hint=hint, why=why)

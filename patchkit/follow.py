@@ -76,7 +76,11 @@ class Completed:
         return f"`{quoted(*self.command)}`"
 
     def error(
-        self, kind: type[PatchkitError] = HostError, *, why: str = "", hint: str = ""
+        self,
+        kind: type[PatchkitError] = HostError,
+        *,
+        why: str = "",
+        hint: str = "",
     ) -> PatchkitError:
         """Return the failure as an error of ``kind``; HostError if it did not start."""
         if not self.started:
@@ -405,7 +409,9 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
 
 
 def _start_trouble(
-    program: str, env: Mapping[str, str] | None, error: Exception
+    program: str,
+    env: Mapping[str, str] | None,
+    error: Exception,
 ) -> str:
     """Return why a program did not start."""
     path = None if env is None else env.get("PATH", os.defpath)

@@ -99,7 +99,10 @@ class HttpServer:
             raise ValueError(f"{shown!r} is not the address of a server")
 
     def ask(
-        self, path: str, body: dict[str, Any] | None = None, seconds: float = 10.0
+        self,
+        path: str,
+        body: dict[str, Any] | None = None,
+        seconds: float = 10.0,
     ) -> HttpAnswer:
         """Return the whole answer, or the part of it that came within ``seconds``."""
         key = self.key if path.startswith(_KEYED) else ""
@@ -142,7 +145,11 @@ class _Exchange:
     """One question and its answer, as far as it came; ``run`` runs in a thread."""
 
     def __init__(
-        self, place: SplitResult, path: str, body: dict[str, Any] | None, key: str
+        self,
+        place: SplitResult,
+        path: str,
+        body: dict[str, Any] | None,
+        key: str,
     ) -> None:
         self.place = place
         self.path = f"{place.path.rstrip('/')}{path}"

@@ -45,7 +45,11 @@ _KINDS = {
 
 
 def read_bytes(
-    path: Path | None, *, limit: int = LARGEST, follow: bool = True, hint: str = _HINT
+    path: Path | None,
+    *,
+    limit: int = LARGEST,
+    follow: bool = True,
+    hint: str = _HINT,
 ) -> bytes:
     """Return the content of a regular file of at most ``limit`` bytes; None is standard input.
 
@@ -68,7 +72,11 @@ def read_bytes(
 
 
 def read_text(
-    path: Path | None, *, limit: int = LARGEST, follow: bool = True, hint: str = _HINT
+    path: Path | None,
+    *,
+    limit: int = LARGEST,
+    follow: bool = True,
+    hint: str = _HINT,
 ) -> str:
     """Return the text of a file; raises as ``read_bytes`` does, SourceError if it is not UTF-8."""
     data = read_bytes(path, limit=limit, follow=follow, hint=hint)

@@ -91,7 +91,11 @@ def read_json(kind: type[T], text: str | bytes) -> T:
 
 
 def read_toml(
-    kind: type[T], path: Path, error: type[PatchkitError] = UsageError, *, key: str = ""
+    kind: type[T],
+    path: Path,
+    error: type[PatchkitError] = UsageError,
+    *,
+    key: str = "",
 ) -> T:
     """Return a TOML file of patchkit's own as ``kind``; files of others are read within limits.
 
@@ -329,7 +333,10 @@ def _read_any_of(readers: list[_Read], value: Any) -> Any:
 
 
 def _read_list(
-    make: Callable[[Any], Any], of_any_length: bool, readers: list[_Read], value: Any
+    make: Callable[[Any], Any],
+    of_any_length: bool,
+    readers: list[_Read],
+    value: Any,
 ) -> Any:
     if not isinstance(value, list):
         raise RecordError(f"is {_show_value(value)}, not a list")

@@ -1,7 +1,7 @@
 """Know which kernels of a release its own dispatch never calls on a device.
 
-Each row of ``recipes/PROJECT/unreached.toml`` was read from the sources of its releases. What such
-a fat binary holds stays as upstream shipped it: nobody waits for the driver to compile it.
+Each row of ``recipes/PROJECT/unreached.toml`` was read from the sources of its releases. Such a fat
+binary stays as upstream shipped it: nobody waits for the driver to compile it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Unreached:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatch:
-    """What a release of a project calls on a device, as far as somebody has read it."""
+    """The kernels that a release never calls on a device, as far as somebody has read it."""
 
     rows: tuple[Unreached, ...] = ()
 
@@ -51,26 +51,31 @@ class Dispatch:
         return any(row.is_of(library) for row in self.rows)
 
     def never_calls(self, library: str, kernels: Collection[str]) -> Unreached | None:
-        """Return what proves that none of these kernels of a library is called; None if nothing."""
-        of_library = (row for row in self.rows if row.is_of(library))
-        return next((row for row in of_library if row.covers(kernels)), None)
+        """Return the row that proves that none of these kernels is called; None without proof."""
+        for row in self.rows:
+            if row.is_of(library) and row.covers(kernels):
+                return row
+        return None
 
     def leaves(self, library: str, codes: Collection[str]) -> bool:
-        """Check by the headers of a fat binary alone whether it is one that is never called."""
-        return any(row.is_of(library) and row.ptx in codes for row in self.rows)
+        """Check by the headers of a fat binary alone that it is never called."""
+        rows = (row for row in self.rows if row.is_of(library))
+        return any(row.ptx in codes for row in rows)
 
 
 NOTHING_READ = Dispatch()
 
 
 def known_dispatch(project: str, version: object, target: Target) -> Dispatch:
-    """Return what was read of a release; a release that nobody read has no rows.
+    """Return the kernels of a release; there are no rows for a release that nobody has read.
 
-    By its text alone, without its local part: a node has no `packaging`.
+    Versions are compared as texts, without local parts: a node has no `packaging`.
     """
     place = RECIPES / project / "unreached.toml"
-    if not (_PROJECT.fullmatch(project) and place.is_file()):
+    if not _PROJECT.fullmatch(project) or not place.is_file():
         return NOTHING_READ
+
     release = str(version).partition("+")[0]
     rows = read_toml(tuple[Unreached, ...], place, key="unreached")
-    return Dispatch(rows=tuple(row for row in rows if row.is_known(release, target)))
+    known = [row for row in rows if row.is_known(release, target)]
+    return Dispatch(rows=tuple(known))

@@ -179,7 +179,9 @@ def select_cages(host: Host, names: Sequence[str]) -> Cages:
 
 
 def make_net_plan(
-    host: Host, options: NetPlanOptions, written: WrittenPlan | None = None
+    host: Host,
+    options: NetPlanOptions,
+    written: WrittenPlan | None = None,
 ) -> NetPlan:
     """Return the addresses that every interface has, and those that it gets.
 

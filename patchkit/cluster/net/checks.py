@@ -163,7 +163,9 @@ def host_checks(host: Host, cages: Cages) -> Iterator[Finding]:
 
 
 def _machine_remarks(
-    host: Host, verb: str, halves: Iterable[Netdev]
+    host: Host,
+    verb: str,
+    halves: Iterable[Netdev],
 ) -> Iterator[Finding]:
     """Yield the remarks of hardware.toml about the machine, and about the cages of some netdevs."""
     places = {f"cage {netdev.cage}" for netdev in halves}
@@ -189,7 +191,9 @@ def _removal(address: IPv4Interface, name: str) -> str:
 
 
 def _check_cage(
-    host: Host, number: int | None, twins: Sequence[Netdev]
+    host: Host,
+    number: int | None,
+    twins: Sequence[Netdev],
 ) -> Iterator[Finding]:
     for netdev in twins:
         rest = [twin for twin in twins if twin is not netdev]
@@ -218,7 +222,9 @@ def _check_cage(
 
 
 def _check_half(
-    host: Host, netdev: Netdev, twins: Sequence[Netdev]
+    host: Host,
+    netdev: Netdev,
+    twins: Sequence[Netdev],
 ) -> Iterator[Finding]:
     linked = [twin for twin in twins if twin.carrier]
     is_unused = not netdev.carrier and not netdev.ipv4

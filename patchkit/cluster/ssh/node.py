@@ -151,7 +151,9 @@ class Remote:
         return kind, content
 
     def _ask_here(
-        self, function: Callable[..., Any], arguments: dict[str, Any]
+        self,
+        function: Callable[..., Any],
+        arguments: dict[str, Any],
     ) -> Generator[Any, None, Any]:
         """Call a function in this process; values go through JSON, as those of a node do."""
         value = function(**self._decoded(encoded(arguments)))

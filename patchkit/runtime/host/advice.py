@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
@@ -19,10 +20,8 @@ Facts = Iterator[tuple[str, dict[str, object]]]
 def find_remarks(host: Host, verb: str = "probe") -> tuple[Finding, ...]:
     """Return what a verb (probe, env, verify, plan) says, in the order of hardware.toml."""
     # By PCI address: names depend on udev.
-    halves = sorted(
-        (netdev for netdev in host.netdevs if netdev.cage is not None),
-        key=lambda half: half.pci,
-    )
+    halves = [netdev for netdev in host.netdevs if netdev.cage is not None]
+    halves.sort(key=attrgetter("pci"))
 
     facts = defaultdict(list)
     for check in _CHECKS:
@@ -90,7 +89,8 @@ def _check_ptx_driver(host: Host, _halves: Sequence[Netdev]) -> Facts:
 
 def _check_devices(host: Host, halves: Sequence[Netdev]) -> Facts:
     cages = {device.cage for device in host.rdma} - {None}
-    if host.target == "gb10" and not cages and not halves:
+    has_card = cages or halves
+    if host.target == "gb10" and not has_card:
         yield _fact("no-connectx")
 
     rdma_names = {device.netdev for device in host.rdma}
@@ -137,13 +137,14 @@ def _check_masters(host: Host, halves: Sequence[Netdev]) -> Facts:
 def _check_lanes(_host: Host, halves: Sequence[Netdev]) -> Facts:
     right = read_env_data("hardware")["connectx"]["lanes"]
     for half in halves:
-        if half.twin and half.lanes is not None and half.lanes < right:
+        lanes = half.lanes or right
+        if half.twin and lanes < right:
             yield _fact(
                 "lanes",
                 cage=half.cage,
                 netdev=half.name,
                 pci=half.pci,
-                lanes=half.lanes,
+                lanes=lanes,
                 right=right,
             )
 
@@ -178,7 +179,7 @@ def _compare_halves(host: Host, first: Netdev, second: Netdev) -> Facts:
 
     state = twin_state(host, first)
     if state == "random":
-        drawn, lasting = sorted((first, second), key=lambda half: bool(half.lasting))
+        drawn, lasting = (second, first) if first.lasting else (first, second)
         yield _fact(
             "random-twin",
             netdev=lasting.name,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from ipaddress import IPv4Interface, ip_address, ip_network
+from itertools import product
 from typing import Literal
 
 from patchkit.runtime.host.host import Host, Netdev
@@ -29,24 +30,21 @@ class Overlap:
 def overlaps(host: Host, names: Collection[str]) -> Iterator[Overlap]:
     """Yield where another interface is in a network of the named ones, link-local aside."""
     named = [netdev for netdev in host.netdevs if netdev.name in names]
-    unnamed = [netdev for netdev in host.netdevs if netdev.name not in names]
-
-    for netdev, address in _list_lasting(named):
-        for other, present in _list_lasting(unnamed):
-            is_apart = not present.network.overlaps(address.network)
-            if is_apart or other.kind == "loopback":
-                continue
-
-            yield Overlap(
-                netdev=netdev,
-                address=address,
-                other=other,
-                present=present,
-            )
-
-
-def _list_lasting(netdevs: Iterable[Netdev]) -> list[tuple[Netdev, IPv4Interface]]:
-    return [(netdev, address) for netdev in netdevs for address in netdev.lasting]
+    others = [
+        netdev
+        for netdev in host.netdevs
+        if netdev.name not in names and netdev.kind != "loopback"
+    ]
+    for netdev in named:
+        for address, other in product(netdev.lasting, others):
+            for present in other.lasting:
+                if present.network.overlaps(address.network):
+                    yield Overlap(
+                        netdev=netdev,
+                        address=address,
+                        other=other,
+                        present=present,
+                    )
 
 
 def twin_state(host: Host, netdev: Netdev) -> TwinState:

@@ -93,7 +93,9 @@ def _cuda_major(toolkit: Path) -> int:
 
 
 def _package_version(
-    package: str, origin: str | None, facts: startup.InterpreterFacts
+    package: str,
+    origin: str | None,
+    facts: startup.InterpreterFacts,
 ) -> str:
     """Return a package's version: by the distribution beside it, itself, or any distribution."""
     if origin is None:

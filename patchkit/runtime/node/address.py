@@ -13,7 +13,11 @@ from patchkit.runtime.rules.refusals import refusal
 
 
 def choose_address(
-    host: Host, topology: str, role: str, head: str, fabric: Fabric
+    host: Host,
+    topology: str,
+    role: str,
+    head: str,
+    fabric: Fabric,
 ) -> tuple[Netdev, str]:
     """Return this host's interface and address, the fabric's first. Raises HostError."""
     if role == "worker":

@@ -184,7 +184,9 @@ def _note_gaps(node: Node, host: Host, values: Mapping[str, str]) -> Iterator[st
 
 
 def _choose_settings(
-    rules: Sequence[VariableRule], node: Node, facts: Mapping[str, str]
+    rules: Sequence[VariableRule],
+    node: Node,
+    facts: Mapping[str, str],
 ) -> Iterator[Setting]:
     """Yield what sets a variable: the user before the preset, and both before the rules."""
     taken_names = {*node.extra}
@@ -246,7 +248,10 @@ def _apply_rule(rule: VariableRule, name: str, facts: Mapping[str, str]) -> Sett
 
 
 def _check_settings(
-    settings: Sequence[Setting], node: Node, host: Host, nccl: str
+    settings: Sequence[Setting],
+    node: Node,
+    host: Host,
+    nccl: str,
 ) -> None:
     """Raise for a name that is set twice or not read, and for a value at which vLLM stops."""
     of_vllm = vllm_variables(node.vllm, host.vllm_home(node.vllm))
@@ -291,7 +296,9 @@ def _check_value(setting: Setting, vllm: str, takes: AllowedValues | None) -> No
 
 
 def adopt_shared_settings(
-    env: ClusterEnv, head: EnvFile, set_here: Collection[str] = ()
+    env: ClusterEnv,
+    head: EnvFile,
+    set_here: Collection[str] = (),
 ) -> ClusterEnv:
     """Return the worker's environment with what its head shares.
 

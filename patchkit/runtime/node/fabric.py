@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network
+from operator import attrgetter
 
 from patchkit.runtime.host.host import Host, Netdev, Rdma
 from patchkit.runtime.host.networks import TwinState, in_reach, overlaps, twin_state
@@ -92,7 +93,7 @@ def _find_usable_ports(host: Host) -> tuple[Port, ...]:
     }
 
     ports = []
-    for rdma in sorted(host.rdma, key=lambda rdma: (rdma.pci, rdma.name)):
+    for rdma in sorted(host.rdma, key=attrgetter("pci", "name")):
         netdev = addressed.get(rdma.netdev)
         if rdma.active and netdev:
             port = Port(
@@ -106,26 +107,32 @@ def _find_usable_ports(host: Host) -> tuple[Port, ...]:
 
 
 def _choose_spanning_ports(
-    host: Host, usable: tuple[Port, ...], nodes: int
+    host: Host,
+    usable: tuple[Port, ...],
+    nodes: int,
 ) -> tuple[Port, ...]:
     """Return the ports in a network with room for all nodes, those with a lasting address first.
 
     Ports that share a network with another interface are left out, unless all of them do.
     """
-    roomy = [port for port in usable if port.has_room(nodes)] or usable
+    roomy = [port for port in usable if port.has_room(nodes)]
+    candidates = roomy or usable
 
-    names = {port.netdev.name for port in roomy}
+    names = {port.netdev.name for port in candidates}
     shared = {overlap.netdev.name for overlap in overlaps(host, names)}
-    apart = [port for port in roomy if port.netdev.name not in shared] or roomy
+    apart = [port for port in candidates if port.netdev.name not in shared]
 
     def rank(port: Port) -> tuple[bool, str]:
         return not port.netdev.lasting, port.device.pci
 
-    return tuple(sorted(apart, key=rank))
+    return tuple(sorted(apart or candidates, key=rank))
 
 
 def _choose_ports(
-    usable: tuple[Port, ...], spanning: tuple[Port, ...], nodes: int, head: str
+    usable: tuple[Port, ...],
+    spanning: tuple[Port, ...],
+    nodes: int,
+    head: str,
 ) -> tuple[Port, ...]:
     """Return the ports of the cage that joins the nodes; none if two cages could be that one."""
     # This host is the head, or it reaches the head by a cable, or nothing tells the cage.
@@ -144,7 +151,7 @@ def _choose_ports(
 
 def _rank_cages(ports: Iterable[Port]) -> list[int | None]:
     """Return the cages of ports, best first, without a cage in a network of a better one."""
-    cages: list[int | None] = []
+    cages: dict[int | None, None] = {}
     cage_of: dict[IPv4Network, int | None] = {}
     for port in ports:
         cage = port.cage
@@ -155,9 +162,8 @@ def _rank_cages(ports: Iterable[Port]) -> list[int | None]:
             continue
 
         cage_of |= dict.fromkeys(networks, cage)
-        if cage not in cages:
-            cages.append(cage)
-    return cages
+        cages[cage] = None
+    return list(cages)
 
 
 def _find_switch_cage(

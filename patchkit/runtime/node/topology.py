@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Address
+from operator import attrgetter
 from typing import Literal
 
 from patchkit.runtime.host.host import Host, Netdev
@@ -89,7 +90,11 @@ def choose_attachment(
 
 
 def _choose_topology(
-    host: Host, topology: str, nodes: int, fabric: Fabric, target: str
+    host: Host,
+    topology: str,
+    nodes: int,
+    fabric: Fabric,
+    target: str,
 ) -> str:
     """Return the topology, never ``auto``. Raises HostError without RDMA, or for two cages."""
     if topology == "auto" and target == "thor":
@@ -125,7 +130,10 @@ def _choose_topology(
 
 
 def _attach_sockets(
-    host: Host, fabric: Fabric, netdev: Netdev, topology: str
+    host: Host,
+    fabric: Fabric,
+    netdev: Netdev,
+    topology: str,
 ) -> Attachment:
     alone = Attachment(topology=topology, data=netdev.name, netdevs=(netdev.name,))
     if topology == "hetero":  # a Thor has no RDMA
@@ -162,7 +170,7 @@ def _attach_roce(fabric: Fabric, control: Netdev, nodes: int) -> Attachment:
 
     halves = [device]
     if port.twin and state != "down":
-        halves = sorted((device, port.twin), key=lambda rdma: (rdma.pci, rdma.name))
+        halves = sorted((device, port.twin), key=attrgetter("pci", "name"))
     addressed = halves if state in _ADDRESSED else [device]
 
     return Attachment(
@@ -178,7 +186,11 @@ def _attach_roce(fabric: Fabric, control: Netdev, nodes: int) -> Attachment:
 
 
 def _note_roce(
-    fabric: Fabric, port: Port, state: TwinState, control: Netdev, nodes: int
+    fabric: Fabric,
+    port: Port,
+    state: TwinState,
+    control: Netdev,
+    nodes: int,
 ) -> Iterator[str]:
     """Yield what a user should know of the port that carries the data."""
     data = port.netdev.name
