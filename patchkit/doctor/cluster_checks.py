@@ -6,7 +6,7 @@ a finding only where it begins: an interface without a carrier has no way that c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from patchkit.cluster.launch.cluster_file import ClusterFile
@@ -26,7 +26,6 @@ from patchkit.doctor.peers.unit_findings import unit_findings
 from patchkit.errors import HostError
 from patchkit.finding import (
     Finding,
-    FindingText,
     Level,
     finding_texts,
 )
@@ -59,7 +58,9 @@ def cluster_findings(
 
     findings += _uncovered(_machine_findings(reports), findings)
     # A fault of one machine comes before faults between machines, except for silence.
-    causes = {about: float(number) for number, about in enumerate(_peer_texts())}
+    causes = {
+        about: float(number) for number, about in enumerate(finding_texts("peers.toml"))
+    }
     findings.sort(
         key=lambda finding: (
             _badness(finding),
@@ -69,10 +70,6 @@ def cluster_findings(
         )
     )
     return findings
-
-
-def _peer_texts() -> Mapping[str, FindingText]:
-    return finding_texts("peers.toml")
 
 
 def _badness(finding: Finding) -> int:
@@ -120,7 +117,7 @@ def _uncovered(
 ) -> Iterator[Finding]:
     """Yield the findings of machines that no exacter finding about the same node covers."""
     covers = {"pcie-lanes": "lanes"}  # a remark
-    for text in _peer_texts().values():
+    for text in finding_texts("peers.toml").values():
         covers.update(dict.fromkeys(text.covers, text.id))
 
     wrong = set[tuple[str, str]]()

@@ -33,7 +33,6 @@ from patchkit.doctor.peers.node_report import (
     placed_files,
     unchecked,
 )
-from patchkit.doctor.private_names import PrivateNames, private_names
 from patchkit.doctor.server import describe_server, server_findings
 from patchkit.doctor.symptoms.findings import log_findings, read_journals
 from patchkit.errors import HostError, PatchkitError
@@ -88,10 +87,6 @@ class Examination:
             nodes=nodes,
             journal="".join(f"{node}: {text}\n" for node, text in self.lines),
         )
-
-    def private_names(self, model: str = "") -> PrivateNames:
-        """Return the names in the reports, of what is served, and of a ``model``."""
-        return private_names(self.reports, model)
 
 
 def examine_cluster(

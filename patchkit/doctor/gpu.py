@@ -9,7 +9,6 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
 from patchkit.cluster.ssh.node import Remote, run_on_all
@@ -32,6 +31,13 @@ from patchkit.errors import PatchkitError
 from patchkit.finding import Finding
 from patchkit.records import RECIPES, read_toml
 from patchkit.units import BYTES_PER_MIB
+
+SMOKE_TEST = read_toml(
+    dict[str, Any],
+    RECIPES / "doctor" / "gpu.toml",
+    key="smoke",
+)
+"""The steps of a node in order, and how all nodes are tried at once."""
 
 _FIGURES = (
     "device",
@@ -64,16 +70,6 @@ class GpuNode:
     python: str
     address: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
-
-
-@cache
-def smoke_test() -> dict[str, Any]:
-    """Return the steps of a node in order, and how all nodes are tried at once."""
-    return read_toml(
-        dict[str, Any],
-        RECIPES / "doctor" / "gpu.toml",
-        key="smoke",
-    )
 
 
 def run_steps(
@@ -110,8 +106,8 @@ def run_all_reduce(
         "script": RANK,
         "world": len(nodes),
         "meeting": f"tcp://{head.address}:{port}",
-        "sizes": list(sizes or smoke_test()["sizes"]),
-        "seconds": smoke_test()["seconds"],
+        "sizes": list(sizes or SMOKE_TEST["sizes"]),
+        "seconds": SMOKE_TEST["seconds"],
     }
 
     def run_rank(rank: int) -> GpuStep:
@@ -186,7 +182,7 @@ def all_reduce_findings(
 
 def _all_reduce_speed(names: str, ranks: Sequence[GpuStep]) -> Finding:
     """Return the figures of the slowest rank, for which all wait."""
-    small, large = smoke_test()["sizes"]
+    small, large = SMOKE_TEST["sizes"]
 
     speed_name = f"gigabytes_per_second_{large}"
     latency_name = f"microseconds_{small}"
@@ -260,7 +256,7 @@ def try_gpus(reports: Sequence[NodeReport]) -> Iterator[Finding]:
             yield unchecked("gpu-smoke", report.node, reason)
 
     unreached = ""
-    steps = smoke_test()["step"]
+    steps = SMOKE_TEST["step"]
     answers = run_on_all(nodes, lambda node: run_steps(node, steps))
     for node, answer in zip(nodes, answers, strict=True):
         is_silent = isinstance(answer, PatchkitError)

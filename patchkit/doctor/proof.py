@@ -21,7 +21,6 @@ from collections.abc import (
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import date
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +32,11 @@ from patchkit.cluster.ssh.node import require_all, run_on_all
 from patchkit.doctor import proof_script
 from patchkit.doctor.examination import examine_cluster
 from patchkit.doctor.gpu import (
+    SMOKE_TEST,
     GpuNode,
     find_gap,
     find_gpu_nodes,
     run_all_reduce,
-    smoke_test,
 )
 from patchkit.doctor.gpu_steps import (
     GpuStep,
@@ -47,6 +46,7 @@ from patchkit.doctor.gpu_steps import (
 )
 from patchkit.doctor.nccl_lines import read_nccl
 from patchkit.doctor.peers.node_report import NodeReport
+from patchkit.doctor.private_names import private_names
 from patchkit.doctor.proof_record import SCHEMA, Proof, pack_proof
 from patchkit.durable.signals import Interrupted, deferred, undeferred
 from patchkit.durable.staging import ScratchFolder
@@ -62,6 +62,11 @@ from patchkit.units import BYTES_PER_GIB, KIB_PER_GIB
 _CHOSE = re.compile(r"(?:Selected|Using) '?(?:(\w+Kernel) for|(\w+)'? \w+ MoE backend)")
 _LOG = 2000  # lines of a server's log that are kept
 _GRACE = 20.0  # seconds
+PROOF_SETTINGS = read_toml(
+    dict[str, Any],
+    RECIPES / "doctor" / "proof.toml",
+    key="proof",
+)
 Tell = Callable[[str], None]
 ReadCode = Callable[[str, int, str], Mapping[str, Any]]
 """Reads the device code of an installed vLLM; the room that does so is above this one."""
@@ -82,15 +87,6 @@ class ProofRequest:
     model: str
     args: Sequence[str]
     folder: Path
-
-
-@cache
-def proof_settings() -> dict[str, Any]:
-    return read_toml(
-        dict[str, Any],
-        RECIPES / "doctor" / "proof.toml",
-        key="proof",
-    )
 
 
 def collect_proof(
@@ -128,7 +124,7 @@ def collect_proof(
 
     nodes = find_gpu_nodes(examination.reports)
 
-    quiet = {**proof_settings()["variables"], "HF_HUB_OFFLINE": "0" if model else "1"}
+    quiet = {**PROOF_SETTINGS["variables"], "HF_HUB_OFFLINE": "0" if model else "1"}
     with ScratchFolder() as place:
         quiet_nodes = [
             replace(node, variables={**node.variables, **quiet}) for node in nodes
@@ -166,7 +162,9 @@ def collect_proof(
 
     logs = {part.step: "\n".join(part.lines) for part in parts if part.lines}
     logs["journal"] = content["journal"]
-    return *pack_proof(proof, logs, examination.private_names(model)), interrupt
+    names = private_names(examination.reports, model)
+    clean_proof, archive = pack_proof(proof, logs, names)
+    return clean_proof, archive, interrupt
 
 
 def require_vllm(facts: NodeFacts, venv: str) -> None:
@@ -213,12 +211,13 @@ def check_free(reports: Sequence[NodeReport]) -> None:
 
 def plan_parts() -> dict[Callable[[ProofRequest], Iterable[GpuStep]], list[str]]:
     """Return the functions that run parts, in order, with the names of their parts."""
-    settings = proof_settings()
+    groups = PROOF_SETTINGS["kernel"]["groups"]
+    paths = PROOF_SETTINGS["nccl"]["paths"]
     return {
-        try_gpu: [step["step"] for step in smoke_test()["step"]],
-        call_kernels: [f"kernel-{group}" for group in settings["kernel"]["groups"]],
-        build_models: [f"routing-{name}" for name in settings["models"]],
-        time_paths: [f"nccl-{path}" for path in settings["nccl"]["paths"]],
+        try_gpu: [step["step"] for step in SMOKE_TEST["step"]],
+        call_kernels: [f"kernel-{group}" for group in groups],
+        build_models: [f"routing-{name}" for name in PROOF_SETTINGS["models"]],
+        time_paths: [f"nccl-{path}" for path in paths],
         measure_starts: ["serve-cold", "serve-warm"],
     }
 
@@ -264,7 +263,7 @@ def find_obstacle(device: GpuStep, free_gib: float) -> str:
     """Return why no part can be tried after the device, "" if all can."""
     if device.state != "ok":
         return device.reason
-    if free_gib < proof_settings()["free_gib"]:
+    if free_gib < PROOF_SETTINGS["free_gib"]:
         return f"only {free_gib:.0f} GiB of memory are free"
     return ""
 
@@ -272,14 +271,14 @@ def find_obstacle(device: GpuStep, free_gib: float) -> str:
 def try_gpu(request: ProofRequest) -> Iterator[GpuStep]:
     """Yield the results of the steps of `doctor --gpu`."""
     node = request.nodes[0]
-    steps = smoke_test()["step"]
+    steps = SMOKE_TEST["step"]
     for fields in gpu_steps(node.python, steps, node.variables):
         yield GpuStep(**fields)
 
 
 def call_kernels(request: ProofRequest) -> Iterator[GpuStep]:
     """Yield each group's kernel, called with an empty cache, then with the cache of that call."""
-    settings = proof_settings()["kernel"]
+    settings = PROOF_SETTINGS["kernel"]
     steps = []
     for group in settings["groups"]:
         step = {
@@ -305,13 +304,12 @@ def call_kernels(request: ProofRequest) -> Iterator[GpuStep]:
 
 def build_models(request: ProofRequest) -> Iterator[GpuStep]:
     """Yield which kernels vLLM chose for each format of weights, as its log says."""
-    settings = proof_settings()
     steps = []
-    for name, config in settings["models"].items():
+    for name, config in PROOF_SETTINGS["models"].items():
         step = {
-            **settings["routing"],
+            **PROOF_SETTINGS["routing"],
             "step": f"routing-{name}",
-            "config": {**settings["base"], **config},
+            "config": {**PROOF_SETTINGS["base"], **config},
         }
         steps.append(step)
 
@@ -343,7 +341,7 @@ def time_paths(request: ProofRequest) -> Iterator[GpuStep]:
     if request.apart:
         raise HostError(request.apart)
 
-    settings = proof_settings()["nccl"]
+    settings = PROOF_SETTINGS["nccl"]
     for name, path in settings["paths"].items():
         ranks = run_all_reduce(
             request.nodes,
@@ -409,7 +407,7 @@ def slowest_figures(ranks: Sequence[GpuStep]) -> dict[str, Any]:
 
 def measure_starts(request: ProofRequest) -> Iterator[GpuStep]:
     """Serve a model with empty caches, then with the caches of that start; measure both."""
-    least = proof_settings()["disk_gib"]
+    least = PROOF_SETTINGS["disk_gib"]
     if shutil.disk_usage(request.folder).free < least * BYTES_PER_GIB:
         raise HostError(f"less than {least} GiB are free for {request.folder}")
     write_random_model(request.folder / "model")
@@ -422,7 +420,7 @@ def measure_starts(request: ProofRequest) -> Iterator[GpuStep]:
 
 def write_random_model(folder: Path) -> None:
     """Write the config and the tokenizer of a model, whose weights vLLM makes up."""
-    files = deepcopy(proof_settings()["serve"]["files"])
+    files = deepcopy(PROOF_SETTINGS["serve"]["files"])
 
     size = files["config"]["vocab_size"]
     vocabulary = {f"w{number}": number for number in range(size)}
@@ -435,7 +433,7 @@ def write_random_model(folder: Path) -> None:
 
 def measure_start(request: ProofRequest, name: str) -> GpuStep:
     """Return how long a start took, tokens per second of one stream, and the cores in use."""
-    settings = proof_settings()["serve"]
+    settings = PROOF_SETTINGS["serve"]
     node = request.nodes[0]
     folder = request.folder
     model = request.model or str(folder / "model")
@@ -507,7 +505,7 @@ def measure_stream(
     Its use at rest is subtracted for the time in which the benchmark starts. The first request,
     which warms the server up, is not in the benchmark's time.
     """
-    settings = proof_settings()["serve"]
+    settings = PROOF_SETTINGS["serve"]
     tick = os.sysconf("SC_CLK_TCK")
 
     before = session_ticks(session)

@@ -109,9 +109,7 @@ class Span(NamedTuple):
     placeholder: str
 
 
-@cache
-def redaction_data() -> RedactionData:
-    return read_toml(RedactionData, RECIPES / "doctor" / "redaction.toml")
+_DATA = read_toml(RedactionData, RECIPES / "doctor" / "redaction.toml")
 
 
 @cache
@@ -119,7 +117,7 @@ def _value_patterns() -> list[tuple[str, re.Pattern[str]]]:
     """Return the patterns of values with their kinds."""
     flags = re.IGNORECASE | re.MULTILINE
     compiled = []
-    for kind, patterns in redaction_data().value_patterns.items():
+    for kind, patterns in _DATA.value_patterns.items():
         compiled += [(kind, re.compile(pattern, flags)) for pattern in patterns]
     return compiled
 
@@ -132,7 +130,6 @@ class Redactor:
     """
 
     def __init__(self, names: PrivateNames, *, paths: bool = False) -> None:
-        self._data = redaction_data()
         self._paths = paths
         self._known: dict[str, str] = {}  # word in small letters → placeholder
         self._macs: set[str] = set()  # keys of the nodes' MACs
@@ -146,7 +143,7 @@ class Redactor:
                 self._know_host(host, f"node-{number}")
 
         for user in names.users:
-            if user and user not in self._data.accounts:
+            if user and user not in _DATA.accounts:
                 self._know(user, self._number("user", user))
         for serial in names.serials:
             self._know_serial(serial)
@@ -167,7 +164,7 @@ class Redactor:
 
     def _know_host(self, host: str, placeholder: str) -> None:
         """Take note of a node's name, and of the domains that it is in."""
-        if host.casefold() in self._data.hosts or _parse_address(host):
+        if host.casefold() in _DATA.hosts or _parse_address(host):
             return
 
         self._know(host, placeholder)
@@ -234,7 +231,7 @@ class Redactor:
     def _is_name(self, word: str) -> bool:
         """Return whether the login in a URL is the name of a user, and not a token."""
         placeholder = self._known.get(word.casefold(), "")
-        return placeholder.startswith(("user-", "node-")) or word in self._data.accounts
+        return placeholder.startswith(("user-", "node-")) or word in _DATA.accounts
 
     def _is_public(self, host: str) -> bool:
         """Return whether a host names nobody: this machine, an address, or a server for all."""
@@ -244,12 +241,12 @@ class Redactor:
 
         labels = plain.split(".")[-_LABELS:]
         endings = {".".join(labels[number:]) for number in range(len(labels))}
-        return not endings.isdisjoint(self._data.hosts)
+        return not endings.isdisjoint(_DATA.hosts)
 
     def _is_public_model(self, model: str) -> bool:
         if not model or _HUB_NAME.fullmatch(model):
             return True
-        return model.casefold() in self._data.models
+        return model.casefold() in _DATA.models
 
     # Texts
 
@@ -304,7 +301,7 @@ class Redactor:
             case "host":
                 return self._is_public(word)
             case "user":
-                return word in self._data.accounts
+                return word in _DATA.accounts
             case "model":
                 return self._is_public_model(word)
             case _:
@@ -329,10 +326,10 @@ class Redactor:
     def _is_systems(self, path: str) -> bool:
         """Return whether a path is the system's, or a source file of a library."""
         top = re.split("[/?]", path, maxsplit=2)[1].casefold()
-        if top in self._data.paths:
+        if top in _DATA.paths:
             return True
 
-        source_file = self._data.source_file_pattern
+        source_file = _DATA.source_file_pattern
         return re.fullmatch(source_file, path, re.IGNORECASE) is not None
 
     def _whole_pattern(self) -> re.Pattern[str]:
@@ -342,7 +339,7 @@ class Redactor:
             known = "|".join(map(self._known_form, longest_first))
 
             macs = "|".join(map(mac_form, sorted(self._macs)))
-            keys = sorted(self._data.serial_keys - {"uuid"})
+            keys = sorted(_DATA.serial_keys - {"uuid"})
             names = "|".join(map(re.escape, keys))
             serials = rf"\b(?:{names.replace('_', '[ _]')}){_SIGN}[\w.-]{{4,}}"
 
@@ -387,9 +384,9 @@ class Redactor:
         """Return what JSON has under a key, without private values."""
         if holds_secret(key):
             return self._counted("secret", str(value))
-        if key in self._data.schema_keys:
+        if key in _DATA.schema_keys:
             return value
-        if key.casefold() in self._data.serial_keys:
+        if key.casefold() in _DATA.serial_keys:
             return self._counted("serial", str(value))
 
         if not isinstance(value, str):
@@ -501,7 +498,7 @@ class Redactor:
         begin = max(0, match.start() - _BEFORE)
         before = match.string[begin : match.start()]
         line = before.rpartition("\n")[2]
-        prefix = self._data.version_prefix_pattern
+        prefix = _DATA.version_prefix_pattern
         return re.search(prefix, line, re.IGNORECASE) is not None
 
 
@@ -539,7 +536,7 @@ def _private_address(text: str) -> _Address | None:
     if address.is_loopback or address.is_unspecified or address.is_multicast:
         return None
 
-    for network in redaction_data().networks:
+    for network in _DATA.networks:
         if address in ip_network(network):
             return None
     return address

@@ -33,6 +33,7 @@ from patchkit.doctor.archive import (
 )
 from patchkit.doctor.examination import Examination, examine_cluster, local_facts
 from patchkit.doctor.first_use import add_first_use
+from patchkit.doctor.private_names import private_names
 from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.findings import log_findings
 from patchkit.doctor.symptoms.lines import STDIN, text_chunks
@@ -147,7 +148,7 @@ def _save_report(examination: Examination, place: Path, *, verbose: bool) -> Blo
     """Keep a report in an archive, and tell what was taken out of it."""
     parts = examination.report_content()
     logs = {"journal": parts.pop("journal")}
-    names = examination.private_names()
+    names = private_names(examination.reports)
 
     clean = take_out_names(parts, logs, names)
     summary = [

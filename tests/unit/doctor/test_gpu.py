@@ -8,11 +8,11 @@ import pytest
 
 from patchkit.doctor import gpu_script
 from patchkit.doctor.gpu import (
+    SMOKE_TEST,
     GpuNode,
     all_reduce_findings,
     find_gpu_nodes,
     gpu_findings,
-    smoke_test,
     try_gpus,
 )
 from patchkit.doctor.gpu_steps import GpuStep, run_step
@@ -53,7 +53,7 @@ def test_what_ran_names_its_kernel_and_what_it_proves() -> None:
     assert "proves that the kernel that vLLM takes here" in found.what
 
 
-@pytest.mark.parametrize("about", [step["step"] for step in smoke_test()["step"]])
+@pytest.mark.parametrize("about", [step["step"] for step in SMOKE_TEST["step"]])
 def test_what_did_not_run_is_unknown_and_what_failed_an_error(about: str) -> None:
     (found,) = gpu_findings(
         "a", [GpuStep(step=about, state="not-run", reason="no device")]
@@ -121,7 +121,7 @@ def test_nodes_whose_gpus_are_not_reached_are_not_checked(tmp_path: Path) -> Non
         facts = replace(each.facts, venv=str(tmp_path / "venv"))
         nodes.append(replace(each, node="localhost", facts=facts))
     found = [*try_gpus(nodes)]
-    steps = [step["step"] for step in smoke_test()["step"]]
+    steps = [step["step"] for step in SMOKE_TEST["step"]]
     assert [each.about for each in found] == [*steps, *steps, "all-reduce"]
     assert {each.level for each in found} == {Level.UNKNOWN}
     assert {each.what for each in found[:-1]} == {

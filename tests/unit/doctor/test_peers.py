@@ -12,6 +12,7 @@ from patchkit.doctor.archive import pack_archive, take_out_names
 from patchkit.doctor.cluster_checks import cluster_findings
 from patchkit.doctor.examination import Examination
 from patchkit.doctor.peers.node_report import NodeReport, placed_files
+from patchkit.doctor.private_names import private_names
 from patchkit.errors import HostError
 from patchkit.finding import Level, finding_texts
 from support import clusters, hosts
@@ -325,7 +326,7 @@ def test_a_report_has_all_that_the_nodes_said_and_no_error_breaks_it(well):
     examination = Examination(findings=(), reports=(head, worker), lines=(line,))
     parts = examination.report_content()
     logs = {"journal": parts.pop("journal")}
-    names = examination.private_names()
+    names = private_names(examination.reports)
     # A user may be called as a field is.
     names = replace(names, users=(*names.users, "facts", "findings", "state"))
     packed = pack_archive("report", take_out_names(parts, logs, names), [])

@@ -17,7 +17,7 @@ from patchkit.cluster.bench.variants import (
 )
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
 from patchkit.cluster.launch.up import StartWatcher
-from patchkit.doctor.proof import proof_settings
+from patchkit.doctor.proof import PROOF_SETTINGS
 from patchkit.errors import HostError, UsageError
 from support import write_files
 
@@ -100,7 +100,7 @@ def test_one_load_has_its_answer(tmp_path, monkeypatch):
         url="http://spark-1.invalid:8000",
         model="proof",
         tokenizer="",
-        load=BenchLoad(**proof_settings()["serve"]["load"]),
+        load=BenchLoad(**PROOF_SETTINGS["serve"]["load"]),
         seconds=60,
     )
     answer = run_benchmark(benchmark, tmp_path / "bench" / "serve-cold.json")
