@@ -34,4 +34,4 @@ from patchkit.proof.questions import ask
 from patchkit.proof.upstream_code import Anything, Code, execute
 from patchkit.source.releases import foreign_file
 from patchkit.source.tree import SourceTree, first_existing
-from patchkit.target import Load, best_load, parse_arch
+from patchkit.target import Load, Target, best_load, parse_arch

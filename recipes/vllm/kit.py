@@ -20,7 +20,13 @@ from patchkit.recipes.vllm.decisions import (
     nvfp4_scheme,
     on_device,
 )
-from patchkit.recipes.vllm.lists import MLA, SUPPORTED, cuda13_lists, without_sm12x
+from patchkit.recipes.vllm.lists import (
+    MLA,
+    SUPPORTED,
+    ArchList,
+    cuda13_lists,
+    without_sm12x,
+)
 from patchkit.recipes.vllm.routing import (
     GB10,
     SM12X,

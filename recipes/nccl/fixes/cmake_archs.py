@@ -27,21 +27,21 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
             f"{kit.ROOT_FILE}: {len(projects)} calls of project(), expected 1 with the language "
             "CUDA"
         )
-    project = projects[0]
+
+    (project,) = projects
     block = _BLOCK.format(arch=_arch(request))
     done = f"{kit.ROOT_FILE}: a plain cmake builds {_arch(request)}"
     if text[: project.start].endswith(block):
         return kit.found((), now="", done=done)
-    if early := [
-        call
-        for call in calls
-        if call.start < project.start
-        and call.name == "set"
-        and [argument.value for argument in call.arguments[:1]] == [_VARIABLE]
-    ]:
-        return kit.upstream(
-            f"{kit.ROOT_FILE}:{early[0].line}: sets {_VARIABLE} before project()"
-        )
+
+    for call in calls:
+        names = [argument.value for argument in call.arguments[:1]]
+        is_early = call.start < project.start
+        if is_early and call.name == "set" and names == [_VARIABLE]:
+            return kit.upstream(
+                f"{kit.ROOT_FILE}:{call.line}: sets {_VARIABLE} before project()"
+            )
+
     edit = kit.Edit(kit.ROOT_FILE, project.start, project.start, block, _arch(request))
     now = f"{kit.ROOT_FILE}:{project.line}: project() takes nvcc's default, before upstream's list"
     return kit.found([edit], now=now, done=done)

@@ -34,20 +34,22 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     units = [*_list_units(texts, request), *_condition_units(texts, request)]
     done = [place for place, edits in units if not edits]
     todo = [place for place, edits in units if edits]
-    if request.arch == "native" and not any(
-        place.startswith(_ROOT) for place, _ in units
-    ):
-        raise kit.DriftError(
-            f"{_ROOT}: no {kit.SUPPORTED} of a CUDA 13 build names {request.target.stock}",
-            why="upstream dropped the device's family, or the file was edited by hand",
-            hint="restore the file from the release",
-        )
-    if done and todo and request.arch == "native":
-        raise kit.DriftError(
-            f"{todo[0]}: does not lead to {request.arch_list}, but {done[0]} does",
-            why="the tree is half patched, or was edited by hand",
-            hint="restore the CMake files from the release",
-        )
+
+    if request.arch == "native":
+        places = (*done, *todo)
+        if not any(place.startswith(_ROOT) for place in places):
+            raise kit.DriftError(
+                f"{_ROOT}: no {kit.SUPPORTED} of a CUDA 13 build names {request.target.stock}",
+                why="upstream dropped the device's family, or the file was edited by hand",
+                hint="restore the file from the release",
+            )
+        if done and todo:
+            raise kit.DriftError(
+                f"{todo[0]}: does not lead to {request.arch_list}, but {done[0]} does",
+                why="the tree is half patched, or was edited by hand",
+                hint="restore the CMake files from the release",
+            )
+
     edits = [edit for _, of_unit in units for edit in of_unit]
     where = kit.places(todo or done) or _ROOT
     return kit.found(
@@ -60,30 +62,46 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 def _list_units(
     texts: dict[str, str], request: kit.Request
 ) -> Iterator[tuple[str, list[kit.Edit]]]:
+    """Yield the place of each list that has to name the arch, and its edits: none if it does."""
     hands_on = _hands_on(texts[_UTILS])
-    wanted, stock = request.arch_list, request.target.stock
-    entries = (entry for file in texts.items() for entry in kit.cuda13_lists(*file))
-    for entry in entries:
-        members = [item for item in entry.items if item.rstrip("af") == stock]
-        if not members or entry.sm100:
-            continue
-        if request.arch == "family":
-            if all(item.endswith("a") for item in members):
-                argument, note = entry.argument, f"{members[0]} to {wanted}"
-                text = argument.text.replace(members[0], wanted)
-                edit = kit.Edit(entry.path, argument.start, argument.stop, text, note)
-                yield entry.where, [edit]
-        elif wanted in entry.items:
-            yield entry.where, []
-        # torch detects a plain 12.1: in the list of all archs, the entry is what makes it 12.1a.
-        elif not hands_on or not (
-            (wanted.rstrip("af") in entry.items and entry.variable != kit.SUPPORTED)
-            or any(item.endswith("f") for item in members)
-        ):
-            edit = kit.add_list_item(
-                entry.argument, wanted, path=entry.path, note=f"name {wanted}"
-            )
-            yield entry.where, [edit]
+    for path, text in texts.items():
+        for entry in kit.cuda13_lists(path, text):
+            members = [
+                item
+                for item in entry.items
+                if item.rstrip("af") == request.target.stock
+            ]
+            if not members or entry.sm100:
+                continue
+            if request.arch == "family":
+                if all(item.endswith("a") for item in members):
+                    yield entry.where, [_widen_item(entry, members[0], request)]
+            elif request.arch_list in entry.items:
+                yield entry.where, []
+            elif not (hands_on and _leads_on(entry, members, request)):
+                yield entry.where, [_add_item(entry, request)]
+
+
+def _leads_on(entry: kit.ArchList, members: list[str], request: kit.Request) -> bool:
+    """Check whether a list leads to the arch if it hands on what was requested."""
+    if any(item.endswith("f") for item in members):
+        return True
+    # torch detects a plain 12.1: in the list of all archs, the entry is what makes it 12.1a.
+    plain = request.arch_list.rstrip("af")
+    return plain in entry.items and entry.variable != kit.SUPPORTED
+
+
+def _widen_item(entry: kit.ArchList, item: str, request: kit.Request) -> kit.Edit:
+    argument = entry.argument
+    family = request.arch_list
+    text = argument.text.replace(item, family)
+    note = f"{item} to {family}"
+    return kit.Edit(entry.path, argument.start, argument.stop, text, note)
+
+
+def _add_item(entry: kit.ArchList, request: kit.Request) -> kit.Edit:
+    arch = request.arch_list
+    return kit.add_list_item(entry.argument, arch, path=entry.path, note=f"name {arch}")
 
 
 def _condition_units(
@@ -92,6 +110,7 @@ def _condition_units(
     utils = texts[_UTILS]
     if _hands_on(utils):
         return
+
     if request.arch == "native":
         span = kit.region(
             _UTILS, utils, f"function({kit.INTERSECTION} ", "endfunction()"
@@ -105,6 +124,7 @@ def _condition_units(
             within=span,
         )
         yield _UTILS, edits
+
     if request.target.major == 12 and _QUTLASS in texts:
         edits = kit.swap_text(
             _QUTLASS,
@@ -128,52 +148,67 @@ def _hands_on(utils: str) -> bool:
 def prove(case: kit.Case) -> str:
     """Evaluate both trees with the release's own CMake and compare group by group."""
     target = case.request.target
-    lists = ((case.stock, target.stock), (case.patched, case.request.arch_list))
-    before, after = (
-        # As its list asks for it: what PTX stands beside is for ptx_only.
-        [
-            replace(
-                group, archs=tuple(a.replace("-virtual", "+PTX") for a in group.archs)
-            )
-            for group in kit.evaluate(tree, target, archs, target.cuda)
-        ]
-        for tree, archs in lists
-    )
-    cmake = {
-        p: d
-        for p, d in case.stock.seen.items()
-        if p.endswith((".cmake", "CMakeLists.txt"))
-    }
-    version = Version(case.stock.version.public)
-    known = kit.load_recipe().knows(version) and not kit.foreign_file(case.stock, cmake)
-    if known and target.major == 12:
+    before = _evaluate_groups(case.stock, target.stock, target)
+    after = _evaluate_groups(case.patched, case.request.arch_list, target)
+    if target.major == 12 and _is_release(case.stock):
+        _check_stock(case, before)
 
-        def may_get(group: kit.Group) -> set[frozenset[str]]:
-            """Return the arch sets of a group that is asked for stock's arch in a patched tree."""
-            expected = _expected(group, case.request, case.active)
-            stock = (
-                {frozenset({target.stock})} if _handed_on(group, case.active) else set()
+    wrong = []
+    for old, new in zip(before, after, strict=True):
+        expected = _expected(old, case.request, case.active)
+        if frozenset(new.archs) not in expected:
+            sets = (";".join(sorted(archs)) or "nothing" for archs in expected)
+            wrong.append(
+                f"{new.where}: {new.name} is built for "
+                f"{';'.join(new.archs) or 'nothing'}, expected {' or '.join(sets)}"
             )
-            return expected | stock
-
-        kit.check_stock(before, _STOCK_ARCHS, version, may_get)
-    wrong = [
-        f"{new.where}: {new.name} is built for {';'.join(new.archs) or 'nothing'}, "
-        f"expected {' or '.join(';'.join(sorted(e)) or 'nothing' for e in expected)}"
-        for old, new in zip(before, after, strict=True)
-        if frozenset(new.archs)
-        not in (expected := _expected(old, case.request, case.active))
-    ]
     if wrong:
         raise kit.ProofError(
             "\n    ".join([f"{len(wrong)} kernel groups get the wrong archs:", *wrong]),
             why="the CMake files were edited by hand, or upstream changed how lists are combined",
             hint="`patchkit archs` shows every group, stock beside patched",
         )
-    built = sum(1 for group in after if case.request.arch_list in group.archs)
-    return (
-        f"{built} of {len(after)} kernel groups are built for {case.request.arch_list}"
-    )
+
+    arch = case.request.arch_list
+    built = sum(arch in group.archs for group in after)
+    return f"{built} of {len(after)} kernel groups are built for {arch}"
+
+
+def _evaluate_groups(
+    tree: kit.SourceTree, archs: str, target: kit.Target
+) -> list[kit.Group]:
+    # As its list asks for it: what PTX stands beside is for ptx_only.
+    groups = []
+    for group in kit.evaluate(tree, target, archs, target.cuda):
+        asked = [arch.replace("-virtual", "+PTX") for arch in group.archs]
+        groups.append(replace(group, archs=tuple(asked)))
+    return groups
+
+
+def _is_release(tree: kit.SourceTree) -> bool:
+    """Check whether the CMake files that were read are those of a known release."""
+    cmake = {
+        path: digest
+        for path, digest in tree.seen.items()
+        if path.endswith((".cmake", "CMakeLists.txt"))
+    }
+    is_known = kit.load_recipe().knows(Version(tree.version.public))
+    return is_known and not kit.foreign_file(tree, cmake)
+
+
+def _check_stock(case: kit.Case, before: list[kit.Group]) -> None:
+    """Compare the stock tree's groups with the recorded ones."""
+    stock = frozenset({case.request.target.stock})
+
+    def may_get(group: kit.Group) -> set[frozenset[str]]:
+        """Return the arch sets of a group that is asked for stock's arch in a patched tree."""
+        expected = _expected(group, case.request, case.active)
+        if _handed_on(group, case.active):
+            expected.add(stock)
+        return expected
+
+    version = Version(case.stock.version.public)
+    kit.check_stock(before, _STOCK_ARCHS, version, may_get)
 
 
 def _handed_on(group: kit.Group, active: frozenset[str]) -> bool:
@@ -185,35 +220,34 @@ def _expected(
     group: kit.Group, request: kit.Request, active: frozenset[str]
 ) -> set[frozenset[str]]:
     """Return the arch sets a group may get, by what stock builds for the family's first member."""
-    members = {
-        a for a in group.archs if kit.parse_arch(a).major == request.target.major
-    }
-    others = frozenset(group.archs) - members
+    is_family = request.arch == "family"
+    stock = request.target.stock
+    archs = frozenset(group.archs)
     wanted = frozenset({request.arch_list})
-    if group.variable == kit.MLA or any(d.endswith("_SM100=1") for d in group.defines):
+    members = {
+        arch for arch in archs if kit.parse_arch(arch).major == request.target.major
+    }
+    others = archs - members
+
+    is_mla = group.variable == kit.MLA
+    if is_mla or any(define.endswith("_SM100=1") for define in group.defines):
         # Nothing on SM12x selects these: a list that does not lead there by itself stays so.
-        left_out = "sm100_lists" in active and group.variable != kit.MLA
-        return {others} if left_out else {others, others | wanted}
+        if "sm100_lists" in active and not is_mla:
+            return {others}
+        return {others, others | wanted}
     if members:
         # A family build may keep plain code where the sources use no family instruction.
-        plain = request.arch == "family" and members == {request.target.stock}
-        return {others | wanted, frozenset(group.archs)} if plain else {others | wanted}
+        if is_family and members == {stock}:
+            return {others | wanted, archs}
+        return {others | wanted}
     if _handed_on(group, active):
         # The only kernels of an older device that are built for the family.
-        return (
-            {wanted}
-            if request.arch == "native"
-            else {wanted, frozenset({request.target.stock})}
-        )
-    other_files = request.arch == "family" and "OTHER" in group.variable
-    if (
-        "marlin_sass" in active
-        and "MARLIN" in group.variable
-        and group.archs
-        and not other_files
-    ):
+        return {wanted, frozenset({stock})} if is_family else {wanted}
+    is_marlin = "marlin_sass" in active and "MARLIN" in group.variable
+    is_left_to_ptx = is_family and "OTHER" in group.variable
+    if archs and is_marlin and not is_left_to_ptx:
         return {wanted}
-    return {frozenset(group.archs)}
+    return {archs}
 
 
 FIX = kit.Fix(

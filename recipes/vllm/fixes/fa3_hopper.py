@@ -31,46 +31,54 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 
 def prove(case: kit.Case) -> str:
     """Check that all else is built and installed, and that vLLM decides as if it were there."""
-    target = case.request.target
-    # The Python that comes with FlashAttention 3 also has to come with 2.
-    calls = [
-        [argument.value for argument in call.arguments]
-        for call in kit.commands(case.patched.read(_CMAKE), _CMAKE)
-    ]
-    for call in calls:
-        twin = [kit.FA2 if value == kit.FA3 else value for value in call]
-        if kit.FA3 in call and kit.FA2 not in call and twin not in calls:
-            raise kit.ProofError(
-                f"{_CMAKE}: what is installed with {kit.FA3} is not with {kit.FA2}",
-                hint="leave the fix out with --without fa3_hopper, and report this release",
-            )
+    _require_twins(case.patched)
 
     def decide(wished: int | None, built: tuple[str, ...]) -> dict[str, object]:
+        capability = case.request.target.capability
         tree = case.patched
-        code = kit.attention_code(tree, target.capability, built=built, version=wished)
+        code = kit.attention_code(tree, capability, built=built, version=wished)
         return kit.flash_attention(code, tree)
 
     choices = product((None, 3), ((kit.FA2, kit.FA3), (kit.FA2,)))
-    asked = [
-        *(partial(_extensions, tree) for tree in (case.stock, case.patched)),
+    questions = [
+        partial(_extensions, case.stock),
+        partial(_extensions, case.patched),
         *(partial(decide, *choice) for choice in choices),
     ]
-    stock, patched, *decided = kit.ask(case.patched, asked, dict[str, object])
+    answers = kit.ask(case.patched, questions, dict[str, object])
+    stock, patched, *decided = answers
     if [*patched] != [name for name in stock if name != _EXTENSION]:
         raise kit.ProofError(
             f"{_PATH}: builds {', '.join(patched)}, before {', '.join(stock)}"
         )
-    if (
-        decided[0] != decided[1]
-        or decided[2] != decided[3]
-        or decided[1].get("version") != 2
-    ):
+
+    with_fa3 = decided[::2]
+    without = decided[1::2]
+    if with_fa3 != without or without[0].get("version") != 2:
+        title = case.request.target.title
         raise kit.ProofError(
-            f"attention on {target.title}: {decided[1::2]} without {kit.FA3}, {decided[::2]} with",
+            f"attention on {title}: {without} without {kit.FA3}, {with_fa3} with",
             why="upstream uses FlashAttention 3 on this device",
             hint="leave the fix out with --without fa3_hopper, and report this release",
         )
     return f"{kit.FA3} is not built; attention takes FlashAttention 2, as with it"
+
+
+def _require_twins(tree: kit.SourceTree) -> None:
+    """Raise ProofError unless FlashAttention 2 brings the Python that comes with 3."""
+    calls = [
+        [argument.value for argument in call.arguments]
+        for call in kit.commands(tree.read(_CMAKE), _CMAKE)
+    ]
+    for call in calls:
+        if kit.FA3 not in call or kit.FA2 in call:
+            continue
+        twin = [kit.FA2 if value == kit.FA3 else value for value in call]
+        if twin not in calls:
+            raise kit.ProofError(
+                f"{_CMAKE}: what is installed with {kit.FA3} is not with {kit.FA2}",
+                hint="leave the fix out with --without fa3_hopper, and report this release",
+            )
 
 
 def _extensions(tree: kit.SourceTree) -> dict[str, object]:

@@ -56,7 +56,9 @@ _NOT_REACHED = (
     "cutlass_scaled_mm_sm89",
     "cutlass_scaled_mm_azp_sm89",
 )
-_OPEN, _CLOSE = ") {\n", "\n}\n"
+_REACHED = {"cutlass_scaled_mm_sm120", "cutlass_scaled_mm_azp_sm80"}
+_OPEN = ") {\n"
+_CLOSE = "\n}\n"
 _LEFT_OUT = """\
 #if defined ONLY_AZP_SM80
   {check}(false, "{name} is not built for SM12x");
@@ -124,25 +126,22 @@ def _left_out(path: str, text: str, name: str) -> list[kit.Edit]:
 
 def prove(case: kit.Case) -> str:
     """Ask the release's own dispatch which kernels SM12x reaches, and CMake what they are."""
-    target, wanted = case.request.target, case.request.arch_list
-    groups = kit.evaluate(case.patched, target, wanted, target.cuda)
+    target = case.request.target
+    groups = kit.evaluate(case.patched, target, case.request.arch_list, target.cuda)
     switches = {switch for group in groups if group.archs for switch in group.switches}
     entry = kit.first_existing(case.patched, [f"{home}/{_ENTRY}" for home in _CUTLASS])
+    text = case.patched.read(entry)
     reached = {
-        dispatched(entry, case.patched.read(entry), name, switches, minor)
+        dispatched(entry, text, name, switches, minor)
         for name in ("cutlass_scaled_mm", "cutlass_scaled_mm_azp")
         for minor in (120, 121)
     }
+
     (archs,) = (group.archs for group in groups if "SCALED_MM_C2X" in group.switches)
+    load = kit.best_load(archs, target.capability)
     # Machine code of one arch: with another one beside it the whole file would be compiled.
-    loads = (
-        len(archs) == 1
-        and kit.best_load(archs, target.capability) >= kit.Load.COMPATIBLE
-    )
-    if (
-        reached != {"cutlass_scaled_mm_sm120", "cutlass_scaled_mm_azp_sm80"}
-        or not loads
-    ):
+    loads = len(archs) == 1 and load >= kit.Load.COMPATIBLE
+    if not loads or reached != _REACHED:
         raise kit.ProofError(
             f"{entry}: SM12x reaches {' and '.join(sorted(reached))}, and scaled_mm_c2x.cu is "
             f"built for {';'.join(archs) or 'nothing'}",

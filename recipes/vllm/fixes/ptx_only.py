@@ -1,5 +1,7 @@
 """Machine code for devices that nobody builds for, where PTX stands beside it."""
 
+from collections.abc import Sequence
+
 from patchkit.recipes.vllm import kit
 
 _PATH = "cmake/utils.cmake"
@@ -61,32 +63,36 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 
 def prove(case: kit.Case) -> str:
     """Evaluate the arch lists: dead machine code is gone, and all of it stays where it loads."""
-    target, wanted = case.request.target, case.request.arch_list
-    asked = [
-        (case.stock, wanted),
-        (case.patched, wanted),
-        (case.patched, f"{_OLDER};{wanted}"),
-    ]
-    before, after, with_older = (
-        kit.evaluate(tree, target, archs, target.cuda) for tree, archs in asked
-    )
+    target = case.request.target
+    wanted = case.request.arch_list
+
+    def evaluate(tree: kit.SourceTree, archs: str) -> Sequence[kit.Group]:
+        return kit.evaluate(tree, target, archs, target.cuda)
+
+    before = evaluate(case.stock, wanted)
+    after = evaluate(case.patched, wanted)
     for old, new in zip(before, after, strict=True):
-        # A build for one major version leaves of the others what the device compiles by itself.
-        expected = tuple(
-            arch
-            if kit.parse_arch(arch).major == target.major
-            else arch.replace("+PTX", "-virtual")
-            for arch in old.archs
-        )
+        expected = tuple(_left_of(arch, target) for arch in old.archs)
         if new.archs != expected:
             raise _wrong(new, f"expected {';'.join(expected) or 'nothing'}")
-    for group in with_older:
-        if any(kit.parse_arch(arch).virtual for arch in group.archs):
+
+    for group in evaluate(case.patched, f"{_OLDER};{wanted}"):
+        if _is_virtual(group):
             raise _wrong(group, f"and {_OLDER} needs machine code of it")
-    only = sum(
-        any(kit.parse_arch(arch).virtual for arch in group.archs) for group in after
-    )
-    return f"{only} of {len(after)} kernel groups come as PTX, without machine code beside it"
+
+    count = sum(map(_is_virtual, after))
+    return f"{count} of {len(after)} kernel groups come as PTX, without machine code beside it"
+
+
+def _left_of(arch: str, target: kit.Target) -> str:
+    """Return an arch of a build for one major version: of others the PTX alone."""
+    if kit.parse_arch(arch).major == target.major:
+        return arch
+    return arch.replace("+PTX", "-virtual")
+
+
+def _is_virtual(group: kit.Group) -> bool:
+    return any(kit.parse_arch(arch).virtual for arch in group.archs)
 
 
 def _wrong(group: kit.Group, what: str) -> kit.ProofError:
