@@ -23,7 +23,13 @@ Run = Sequence[ast.AST]
 
 
 def swap(
-    path: str, text: str, scope: str, before: str, after: str, *, note: str
+    path: str,
+    text: str,
+    scope: str,
+    before: str,
+    after: str,
+    *,
+    note: str,
 ) -> list[Edit]:
     """Return the edit that turns ``before`` into ``after`` in ``scope``; ``[]`` if it is done.
 
@@ -57,35 +63,43 @@ def swap(
 
 
 def wrap(
-    path: str, text: str, scope: str, before: str, after: str, using: str, *, note: str
+    path: str,
+    text: str,
+    scope: str,
+    before: str,
+    after: str,
+    using: str,
+    *,
+    note: str,
 ) -> list[Edit]:
     """Return ``swap`` where ``after`` calls ``using``, a new function that is put before ``scope``.
 
     Raises DriftError as ``swap`` does, if the name is taken by other code, or if only one half of
     the two is there.
     """
-    (helper,) = ast.parse(_dedent_code(using)).body
+    code = _dedent_code(using)
+    (helper,) = ast.parse(code).body
     assert isinstance(helper, Definition)
     swapped = swap(path, text, scope, before, after, note=note)
 
-    present = None
-    for node in parsed(path, text).body:
-        if isinstance(node, Definition) and node.name == helper.name:
-            present = present or node
-    if present is not None and ast.dump(present) != ast.dump(helper):
-        spot = _definition_start(text, present)
-        raise drift(path, text, f"def {helper.name}", [spot], scope="another form")
+    body = parsed(path, text).body
+    present = _named(body, helper.name)[:1]
+    for definition in present:
+        if ast.dump(definition) != ast.dump(helper):
+            spot = _definition_start(text, definition)
+            raise drift(path, text, f"def {helper.name}", [spot], scope="another form")
 
-    if present is not None and swapped:
+    if present and swapped:
         raise _half_wrapped(path, f"definition of {helper.name}", "call")
-    if present is None and not swapped:
+    if not present and not swapped:
         raise _half_wrapped(path, f"call of {helper.name}", "definition")
-    if present is not None:
+    if present:
         return []
 
-    definition = _find_definition(path, text, scope.split(".")[0])
-    start = _definition_start(text, definition)
-    return [Edit(path, start, start, f"{_dedent_code(using)}\n\n", note), *swapped]
+    outer = _find_definition(path, text, scope.split(".")[0])
+    start = _definition_start(text, outer)
+    insertion = Edit(path, start, start, f"{code}\n\n", note)
+    return [insertion, *swapped]
 
 
 def _half_wrapped(path: str, present: str, missing: str) -> DriftError:
@@ -112,7 +126,7 @@ def parsed(path: str, text: str) -> ast.Module:
 def _find_definition(path: str, text: str, scope: str) -> Definition:
     body: list[ast.stmt] = parsed(path, text).body
     for name in scope.split("."):
-        named = [n for n in body if isinstance(n, Definition) and n.name == name]
+        named = _named(body, name)
         if not named:
             raise absent(f"{path}: 0 definitions of {scope}, expected 1")
         if len(named) > 1:
@@ -126,6 +140,12 @@ def _find_definition(path: str, text: str, scope: str) -> Definition:
     return definition
 
 
+def _named(body: Sequence[ast.stmt], name: str) -> list[Definition]:
+    """Return the definitions of a name in a block."""
+    definitions = (node for node in body if isinstance(node, Definition))
+    return [node for node in definitions if node.name == name]
+
+
 def _find_runs(node: ast.AST, code: str) -> list[Run]:
     """Return the pieces of a syntax tree that equal ``code`` structurally."""
     pattern: Run = ast.parse(_dedent_code(code)).body
@@ -137,19 +157,18 @@ def _find_runs(node: ast.AST, code: str) -> list[Run]:
 
     # Kinds are much cheaper to compare than statements that are written out.
     kinds = list(map(type, pattern))
+    alike = (run for run in runs if list(map(type, run)) == kinds)
     dumps = list(map(ast.dump, pattern))
-    return [
-        run
-        for run in runs
-        if list(map(type, run)) == kinds and list(map(ast.dump, run)) == dumps
-    ]
+    return [run for run in alike if list(map(ast.dump, run)) == dumps]
 
 
 def _statement_runs(node: ast.AST, length: int) -> Iterator[Run]:
     """Yield every ``length`` statements that follow each other in a block."""
     for part in _walk(node):
         for _name, block in ast.iter_fields(part):
-            if isinstance(block, list) and block and isinstance(block[0], ast.stmt):
+            if not isinstance(block, list) or not block:
+                continue
+            if isinstance(block[0], ast.stmt):
                 for start in range(len(block) - length + 1):
                     yield block[start : start + length]
 
@@ -171,9 +190,13 @@ def _span_of(text: str, run: Run) -> tuple[int, int]:
     last = run[-1]
     assert isinstance(first, ast.stmt | ast.expr)
     assert isinstance(last, ast.stmt | ast.expr)
-    line = _first_line(first) if isinstance(first, Definition) else first.lineno
+    line = first.lineno
+    if isinstance(first, Definition):
+        line = _first_line(first)
+
     start = _offset_of(text, line, first.col_offset)
-    return start, _offset_of(text, last.end_lineno or 1, last.end_col_offset or 0)
+    stop = _offset_of(text, last.end_lineno or 1, last.end_col_offset or 0)
+    return start, stop
 
 
 def _definition_start(text: str, node: Definition) -> int:
@@ -182,7 +205,8 @@ def _definition_start(text: str, node: Definition) -> int:
 
 def _first_line(node: Definition) -> int:
     # lineno is the line of def or class, below the decorators.
-    return min([node.lineno, *(d.lineno for d in node.decorator_list)])
+    nodes = [node, *node.decorator_list]
+    return min(part.lineno for part in nodes)
 
 
 def _offset_of(text: str, line: int, column: int = 0) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -60,14 +61,18 @@ def commit_plan(
     """Write the texts of a plan, with the ledger and the originals: all files or none."""
     tree = workspace.tree
     verdicts = tuple(map(mark_applied, plan.verdicts))
+    files = {}
+    for path, (before, after) in texts.items():
+        files[path] = (digest(before), digest(after))
+
     ledger = Ledger(
         patchkit=__version__,
         recipe=recipe.digest,
         project=tree.project,
         version=str(tree.version),
         request=LedgerRequest.of(plan.request),
-        files={path: (digest(old), digest(new)) for path, (old, new) in texts.items()},
-        seen={path: sha for path, sha in tree.seen.items() if path not in texts},
+        files=files,
+        seen={path: sha256 for path, sha256 in tree.seen.items() if path not in texts},
         verdicts=tuple(map(LedgerVerdict.of, verdicts)),
         proofs=proofs,
         date=today(),
@@ -114,17 +119,17 @@ def commit_texts(
         is_needed = texts or replaced
         ledger = replace(ledger, libraries=replaced) if is_needed else None
 
-    read_texts = {path: before for path, (before, _after) in texts.items()}
-    upstream = _encode_texts({**tree.pristine, **read_texts})
-    patched = {path: after.encode() for path, (_before, after) in texts.items()}
+    upstream = _encode_texts(tree.pristine)
+    originals: dict[str, bytes] = {}
+    patched: dict[str, bytes] = {}
+    for path, (before, after) in texts.items():
+        patched[path] = after.encode()
+        upstream[path] = None
+        if before is not None:
+            upstream[path] = originals[path] = before.encode()
+
     # Files of an earlier plan that this one leaves alone go back to upstream's text.
     targets: dict[str, bytes | None] = {**upstream, **patched}
-    originals = {
-        path: before.encode()
-        for path, before in read_texts.items()
-        if before is not None
-    }
-
     if tree.kind == "installed":
         record = record_path(tree)
         shipped = upstream.get(record) or _unpatched_record(workspace, record)
@@ -132,25 +137,22 @@ def commit_texts(
         if ledger:
             # RECORD is patched like any other file, so a revert needs upstream's.
             originals[record] = shipped
-            rows = _rows_of(patched)
-            for path, (_upstream, sha256) in replaced.items():
-                library = libraries.get(path, tree.root / path)
-                rows[path] = (sha256, library.stat().st_size)
+            rows = _rows_of(patched) | _library_rows(workspace, replaced, libraries)
             text = _patched_record(workspace, shipped, rows, [*originals, *replaced])
             targets[record] = text
             pair = (digest(shipped), digest(text))
             ledger = replace(ledger, files={**ledger.files, record: pair})
 
     targets |= _state_files(workspace, ledger, originals)
-    present = {path: _read_file(tree.root / path) for path in targets}
-    # The commit refuses what is no longer as the plan read it, and what has appeared since.
-    present |= {path: upstream[path] for path in texts if path not in tree.pristine}
     for path, data in targets.items():
-        if present[path] != data:
-            changes.append(Change(path, digest(present[path]), data))
+        present = _read_file(tree.root / path)
+        if path in texts and path not in tree.pristine:
+            # The commit refuses what is no longer as the plan read it, or has appeared since.
+            present = upstream[path]
+        if present != data:
+            changes.append(Change(path, digest(present), data))
 
-    home = workspace.home
-    changes.sort(key=lambda change: (_change_turn(home, change), change.path))
+    changes.sort(key=partial(_change_turn, workspace.home))
     journal_of(tree, workspace.state).commit(changes)
     return [change.path for change in changes]
 
@@ -170,27 +172,48 @@ def _swap_libraries(
         place = root / path
         new = libraries.get(path)
         now = workspace.libraries.get(path) or sha256_of(place_of(root, path))
-        upstream = past[path][0] if path in past else now
         after = sha256_of(new) if new else now
+        upstream, _patched = past.get(path, (now, ""))
 
         is_replaced = after != upstream
         if is_replaced:
             replaced[path] = (upstream, after)
         if is_replaced != (path in past):
             original = original_path(workspace.home, path)
+            present = file_digest(root / original)
             source = place if is_replaced else None
-            changes.append(Change(str(original), file_digest(root / original), source))
+            changes.append(Change(str(original), present, source))
 
         if new and after != now:
             if is_replaced:
-                with translated(), new.open("rb") as stream:
-                    give(stream.fileno(), place.stat(), place.parent)
+                _take_rights(new, place)
             changes.append(Change(path, now, new))
     return replaced, changes
 
 
+def _take_rights(new: Path, old: Path) -> None:
+    """Give a new library the owner and the mode of the old one."""
+    with translated(), new.open("rb") as stream:
+        give(stream.fileno(), old.stat(), old.parent)
+
+
+def _library_rows(
+    workspace: Workspace,
+    replaced: Mapping[str, tuple[str, str]],
+    libraries: Mapping[str, Path],
+) -> dict[str, tuple[str, int]]:
+    """Return sha256 and size of replaced libraries, as rows of a RECORD have them."""
+    rows = {}
+    for path, (_upstream, sha256) in replaced.items():
+        library = libraries.get(path, workspace.tree.root / path)
+        rows[path] = (sha256, library.stat().st_size)
+    return rows
+
+
 def _state_files(
-    workspace: Workspace, ledger: Ledger | None, originals: Mapping[str, bytes]
+    workspace: Workspace,
+    ledger: Ledger | None,
+    originals: Mapping[str, bytes],
 ) -> dict[str, bytes | None]:
     """Return the content of the state folder by path: None for a file that is not needed."""
     home = workspace.home
@@ -209,14 +232,16 @@ def _read_file(place: Path) -> bytes | None:
     return place.read_bytes() if place.is_file() else None
 
 
-def _change_turn(home: Path, change: Change) -> int:
+def _change_turn(home: Path, change: Change) -> tuple[int, str]:
     """Return when to change a file: none of upstream's ever lacks its original and its ledger."""
-    if not Path(change.path).is_relative_to(home):
-        return 2
-    is_ledger = change.path == str(ledger_path(home))
+    path = change.path
+    if not Path(path).is_relative_to(home):
+        return 2, path
+
+    is_ledger = path == str(ledger_path(home))
     if change.after is None:
-        return 3 if is_ledger else 4
-    return 1 if is_ledger else 0
+        return 3 if is_ledger else 4, path
+    return 1 if is_ledger else 0, path
 
 
 def _patched_record(
@@ -244,11 +269,11 @@ def _unpatched_record(workspace: Workspace, record: str) -> bytes:
 
     home = workspace.home
     shipped = _encode_texts(workspace.tree.pristine)
-    back = {path: text for path, text in shipped.items() if text is not None}
-    created = [path for path in shipped if path not in back]
+    upstream = {path: data for path, data in shipped.items() if data is not None}
+    created = [path for path in shipped if path not in upstream]
     created.append(str(ledger_path(home)))
     created += [str(original_path(home, path)) for path in ledger.files]
-    return rewrite_record(text, _rows_of(back), dropped=created).encode()
+    return rewrite_record(text, _rows_of(upstream), dropped=created).encode()
 
 
 def _rows_of(files: Mapping[str, bytes]) -> dict[str, tuple[str, int]]:

@@ -30,6 +30,9 @@ _HUNK = re.compile(
 # Where the names are is a line that no hunk can hold: "@@" follows.
 _NAMES = re.compile(r"^--- ([^\t\n]*).*\n\+\+\+ ([^\t\n]*).*\n(?=@@ -)", re.MULTILINE)
 _MOVED = re.compile(r"^(?:rename|copy) from (.*)", re.MULTILINE)
+# What git apply says of hunks.
+_FAILED_LINE = re.compile(r"^error: patch failed: .*:(\d+)$", re.MULTILINE)
+_REJECTED_HUNK = re.compile(r"^Rejected hunk #(\d+)", re.MULTILINE)
 _MOVED_HUNK = re.compile(r"^Hunk #\d+ succeeded at ", re.MULTILINE)
 # Changes of a file beyond its text.
 _BEYOND = re.compile(
@@ -45,6 +48,8 @@ _SHOWN = 200  # characters of a name
 # Programs obey what lies there; it is not compiled.
 _OBEYED = frozenset({".git", ".patchkit"})
 _FAR = "999999999"  # a line behind the end of every file
+# Of hunks but those of line 1, which begin the file: git takes them nowhere else.
+_LINE_NUMBERS = re.compile(r"^@@ -(?:[2-9]|\d\d+)(,\d+)? \+\d+(,\d+)? @@", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +121,26 @@ def try_diff(file: FileDiff, text: str | None, *options: str) -> Trial:
         if text is not None:
             place.write_bytes(text.encode())
 
-        # --reject goes on behind a hunk that does not fit, and --verbose tells of each.
-        words = ("apply", file.strip, "--reject", "--verbose", "--whitespace=nowarn")
-        done = call_git_alone(Path(folder), *words, *options, input=file.part.encode())
-        fits = done.status == 0 and is_file(place)
-        after = read_text(place) if fits else None
+        done = call_git_alone(
+            Path(folder),
+            "apply",
+            file.strip,
+            "--reject",  # go on behind a hunk that does not fit
+            "--verbose",  # and tell of each
+            "--whitespace=nowarn",
+            *options,
+            input=file.part.encode(),
+        )
+        after = None
+        if done.status == 0 and is_file(place):
+            after = read_text(place)
 
-    lines = re.findall(r"^error: patch failed: .*:(\d+)$", done.errors, re.MULTILINE)
-    numbers = re.findall(r"^Rejected hunk #(\d+)", done.errors, re.MULTILINE)
+    lines = _FAILED_LINE.findall(done.errors)
+    numbers = map(int, _REJECTED_HUNK.findall(done.errors))
     return Trial(
         after=after,
         moved=_MOVED_HUNK.search(done.errors) is not None,
-        rejected=dict(zip(map(int, numbers), lines, strict=False)),
+        rejected=dict(zip(numbers, lines, strict=False)),
         trouble=done.trouble,
     )
 
@@ -138,11 +151,9 @@ def fits_once(file: FileDiff, text: str, after: str | None, *options: str) -> bo
     The places that are nearest to the begin and to the end of the file have to give ``after``, too.
     """
     for line in ("2", _FAR):
-        # A hunk of line 1 begins the file: git takes it nowhere else.
-        numbers = r"^@@ -(?:[2-9]|\d\d+)(,\d+)? \+\d+(,\d+)? @@"
-        moved = rf"@@ -{line}\1 +{line}\2 @@"
-        part = re.sub(numbers, moved, file.part, flags=re.MULTILINE)
-        if try_diff(replace(file, part=part), text, *options).after != after:
+        part = _LINE_NUMBERS.sub(rf"@@ -{line}\1 +{line}\2 @@", file.part)
+        trial = try_diff(replace(file, part=part), text, *options)
+        if trial.after != after:
             return False
     return True
 
@@ -175,25 +186,27 @@ def _strip_option(text: str) -> str:
 def _read_paths(text: str, strip: str, name: str) -> list[str]:
     """Return the path of each part, as git reads it."""
     with ScratchFolder() as folder:
-        words = ("apply", strip, "--numstat", "-z")
-        done = call_git_alone(Path(folder), *words, input=text.encode())
+        done = call_git_alone(
+            Path(folder), "apply", strip, "--numstat", "-z", input=text.encode()
+        )
     if done.trouble:
-        last_line = done.errors.strip().rpartition("\n")[2]
+        _, _, last_line = done.errors.strip().rpartition("\n")
         raise _refused(f"{name}: git apply: {last_line or done.trouble}")
 
-    rows = done.output.removesuffix("\0").split("\0")
-    return [row.split("\t", 2)[2] for row in rows]
+    paths = []
+    for row in done.output.removesuffix("\0").split("\0"):
+        _added, _deleted, path = row.split("\t", 2)
+        paths.append(path)
+    return paths
 
 
 def _read_part(path: str, part: str, strip: str, name: str) -> list[FileDiff]:
     """Return what a part does to its file, and to the file that it moves or copies."""
     where = f"{name}, {path[:_SHOWN]}"
-    head, *hunks = _HUNK.split(part)
-    for index in range(0, len(hunks), 4):
-        start, before, after, body = hunks[index : index + 4]
-        count = int(before or 1)
-        total = int(after or 1)
-        _check_hunk(f"{where}: hunk {index // 4 + 1}", int(start), count, total, body)
+    head, *fields = _HUNK.split(part)
+    for index in range(0, len(fields), 4):
+        hunk = f"{where}: hunk {index // 4 + 1}"
+        _check_hunk(hunk, *fields[index : index + 4])
 
     # In a part of diff itself, a line of its own may follow the hunks.
     change = _BEYOND.search(head if part.startswith("diff ") else part)
@@ -218,9 +231,11 @@ def _check_names(file: FileDiff, where: str) -> FileDiff:
     if len(names) > 1:
         raise _refused(f"{where}: has hunks of another file")
 
-    for old, new in ((_bare_name(old), _bare_name(new)) for old, new in names):
+    for pair in names:
+        old, new = map(_bare_name, pair)
         if new == _NOTHING:
-            return replace(file, beyond=file.beyond or f"{old} → {new}")
+            beyond = file.beyond or f"{old} → {new}"
+            return replace(file, beyond=beyond)
         if old not in (_NOTHING, new):
             raise _refused(f"{where}: is named {old[:_SHOWN]!r} as well")
     return file
@@ -231,8 +246,13 @@ def _bare_name(name: str) -> str:
     return re.sub(r'^("?)[a-z]/', r"\1", name.strip())
 
 
-def _check_hunk(where: str, start: int, count: int, total: int, body: str) -> None:
-    """Raise UsageError for a hunk that git takes, though no program writes such a one."""
+def _check_hunk(where: str, start: str, old: str, new: str, body: str) -> None:
+    """Raise UsageError for a hunk that git takes, though no program writes such a one.
+
+    ``start``, ``old`` and ``new`` are the numbers of its head.
+    """
+    count = int(old or 1)
+    total = int(new or 1)
     rows = (row for row in body.split("\n") if not row.startswith("\\"))
     before: list[str] = []
     after: list[str] = []
@@ -248,9 +268,10 @@ def _check_hunk(where: str, start: int, count: int, total: int, body: str) -> No
     # The end of a mail, "-- ", may follow, but no line of a hunk: git would ignore it.
     if re.match(r"[ +@]|-(?!-)|Binary ", next(rows, "")):
         raise _refused(f"{where} has other lines than its head says")
-    ends_differ = "\n\\ " in body
-    has_lines_around = start <= 1 or " " in signs
-    if (before == after and not ends_differ) or not has_lines_around:
+    changes_end = "\n\\ " in body
+    has_change = before != after or changes_end
+    has_lines_around = int(start) <= 1 or " " in signs
+    if not (has_change and has_lines_around):
         raise _refused(f"{where} has no change, or no lines around it (-U0)")
 
 
@@ -258,12 +279,15 @@ def _check_paths(paths: Sequence[str], name: str) -> None:
     """Raise UsageError for a path that is no source, is there twice, or is another's folder."""
     files = set(paths)
     for path in paths:
+        shown = path[:_SHOWN]
         is_obeyed = not _OBEYED.isdisjoint(path.casefold().split("/"))
-        if is_obeyed or not is_plain(path) or not path.isprintable():
-            shown = path[:_SHOWN]
+        is_sound = is_plain(path) and path.isprintable()
+        if is_obeyed or not is_sound:
             raise _refused(f"{name} names {shown!r}, which is no source in a tree")
-        if not files.isdisjoint(map(str, PurePosixPath(path).parents)):
-            raise _refused(f"{name} has a file where {path[:_SHOWN]} has a folder")
+
+        folders = map(str, PurePosixPath(path).parents)
+        if not files.isdisjoint(folders):
+            raise _refused(f"{name} has a file where {shown} has a folder")
 
     if len(files) < len(paths):
         hint = "name the .diff of the pull request, or each patch of a series by itself"

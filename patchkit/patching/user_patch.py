@@ -103,26 +103,25 @@ def _look_at(patch: Patch, files: Sequence[FileDiff], tree: SourceTree) -> Obser
     used = [file for file in files if file.path.startswith(parts)]
     left_out = ", ".join(file.path for file in files if file not in used)
     if not used:
-        raise _drift(
-            f"{left_out}: nothing else is changed", "none of it is built or installed"
-        )
+        what = f"{left_out}: nothing else is changed"
+        raise _drift(what, "none of it is built or installed")
     if tree.kind == "installed":
         _require_installed(used, tree.project)
 
     edits: list[Edit] = []
+    spots: list[str] = []
     done: list[str] = []
     for file in used:
         file_edits = _edits_of(file, tree)
         edits += file_edits
+        for edit in file_edits:
+            line = line_of(tree.find(edit.path) or "", edit.start)
+            spots.append(f"{edit.path}:{line}")
         if not file_edits:
             done.append(file.path)
     if edits and done:
         raise _drift(f"{edits[0].path}: lacks what {done[0]} has already", _HALF)
 
-    spots = [
-        f"{edit.path}:{line_of(tree.find(edit.path) or '', edit.start)}"
-        for edit in edits
-    ]
     paths = places([file.path for file in used])
     observation = found(
         edits,
@@ -154,9 +153,8 @@ def _edits_of(file: FileDiff, tree: SourceTree) -> list[Edit]:
     """Return the edits of a file, none if it is as the patch leaves it. Raises DriftError."""
     path = file.path
     if file.beyond:
-        raise _drift(
-            f"{path}: {file.beyond}", "patchkit changes and creates plain texts alone"
-        )
+        why = "patchkit changes and creates plain texts alone"
+        raise _drift(f"{path}: {file.beyond}", why)
     if file.creates:
         place_of(tree.root, path)
         trial = try_diff(file, None)

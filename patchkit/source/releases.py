@@ -124,8 +124,10 @@ def read_wheel_lock(path: Path) -> dict[str, dict[str, LockEntry]]:
     cpus: dict[str, dict[str, LockEntry]] = {}
     for entry in read_toml(tuple[LockEntry, ...], path, SourceError, key="wheel"):
         for cpu in wheel_cpus(entry.filename):
-            if cpus.setdefault(cpu, {}).setdefault(entry.version, entry) is not entry:
+            entries = cpus.setdefault(cpu, {})
+            if entry.version in entries:
                 raise SourceError(f"{path}: a version is there twice")
+            entries[entry.version] = entry
     return cpus
 
 
@@ -134,10 +136,12 @@ def wheel_cpus(filename: str) -> list[str]:
 
     Raises ValueError if that is not the name of a wheel.
     """
-    tags = parse_wheel_filename(filename)[3]
-    return sorted(
-        {match[1] for tag in tags if (match := _LINUX.fullmatch(tag.platform))}
-    )
+    _name, _version, _build, tags = parse_wheel_filename(filename)
+    cpus = set()
+    for tag in tags:
+        if match := _LINUX.fullmatch(tag.platform):
+            cpus.add(match[1])
+    return sorted(cpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,15 +211,17 @@ def release_files(project: str) -> dict[str, dict[str, str]]:
     It is "" where the release has no such file. There are none of a project without a table.
     """
     place = RECIPES / project / "release_files.tsv"
-    text = place.read_text(encoding="utf-8") if place.is_file() else ""
-    rows = [line.split("\t") for line in text.splitlines() if not line.startswith("#")]
-    if not rows:
+    if not place.is_file():
         return {}
 
     names = read_toml(list[str], place.with_name("recipe.toml"), key="releases")
     files: dict[str, dict[str, str]] = {}
-    for path, first, last, begins in rows:
-        for name in names[names.index(first) : names.index(last) + 1]:
+    for line in place.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            continue
+        path, first, last, begins = line.split("\t")
+        stop = names.index(last) + 1
+        for name in names[names.index(first) : stop]:
             files.setdefault(name, {})[path] = begins
     return files
 
@@ -230,10 +236,11 @@ def foreign_file(tree: SourceTree, seen: Mapping[str, str]) -> str:
     if tree.kind not in ("git", "archive") or not files:
         return ""
 
-    tabled = set(chain.from_iterable(releases.values()))
+    known_paths = set(chain.from_iterable(releases.values()))
     for path, sha256 in seen.items():
-        is_as_released = sha256[:16] == files.get(path)
-        if path in tabled and not is_as_released and _is_of_fork(tree, path, sha256):
+        if path not in known_paths or sha256[:16] == files.get(path):
+            continue
+        if _is_of_fork(tree, path, sha256):
             return path
     return ""
 
@@ -242,7 +249,8 @@ def _is_of_fork(tree: SourceTree, path: str, sha256: str) -> bool:
     """Return whether a file is the fork's: as its commit has it, where there is a history."""
     if tree.kind != "git":
         return True
-    return digest(read_blob(tree.root, f"HEAD:{path}")) == (sha256 or digest(""))
+    committed = read_blob(tree.root, f"HEAD:{path}")
+    return digest(committed) == (sha256 or digest(""))
 
 
 @cache
