@@ -1,7 +1,7 @@
 """Read numbers and JSON that somebody else wrote: finite and of a bounded size, or ValueError.
 
-What programs, nodes and servers answer is read here, so that no infinite number and no nesting
-without an end gets any further. Nodes have this file beside their scripts, with the standard
+The answers of programs, nodes and servers are read here, so that no infinite number and no endless
+nesting gets any further. Nodes have this file beside their scripts, with the standard
 library alone.
 """
 
@@ -13,11 +13,11 @@ import sys
 from typing import Any
 
 _DIGITS = 25  # of a whole number: a size in bytes has 20 at most
-_MOST = 1 << 53  # what a double still counts one by one
+_MOST = 1 << 53  # up to here a double has every whole number
 
 
 def read_json(text: str | bytes) -> Any:
-    """Return what a text in JSON holds. Raises ValueError, also for what is nested too deeply."""
+    """Return the value of a text in JSON. Raises ValueError, also for too deep nesting."""
     try:
         return json.loads(
             text,

@@ -25,7 +25,7 @@ _CONNECT = 5.0  # seconds: the server is on this machine, or at the other end of
 _ENDS = 1.0  # seconds for a connection that was cut to be noticed
 _MASK = "(masked)"
 _SHORT = 8  # characters: a shorter key may be any word of an answer
-_SAID = 500  # characters of what an answer says
+_SAID = 500  # characters of an answer that are shown
 # Bytes of an answer; /metrics of eight engines has some hundred thousand.
 _LARGEST = 8 << 20
 _PIECE = 1 << 16
@@ -168,7 +168,7 @@ class _Exchange:
         self._over = False
 
     def run(self, seconds: float) -> None:
-        """Ask, and keep what comes. Raises nothing."""
+        """Ask, and keep the answer as far as it comes. Raises nothing."""
         try:
             self._talk(seconds)
         except TimeoutError:

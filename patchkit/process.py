@@ -37,8 +37,8 @@ sys.stdout.write("\\n{_MARK}" + json.dumps(names["answer"]) + "\\n")
 class RunOptions(TypedDict, total=False):
     """How a program runs: by default with the variables and in the folder of this process.
 
-    ``input`` is what it reads on standard input; ``timeout`` is in seconds, None for ever;
-    ``umask`` is for the files that it makes; ``resources`` are what it may take of the machine.
+    ``input`` goes to standard input; ``timeout`` is in seconds, None for ever;
+    ``umask`` is for the files that it makes; ``resources`` are its limits on the machine.
     """
 
     env: Mapping[str, str] | None

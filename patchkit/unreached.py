@@ -1,4 +1,4 @@
-"""Know which kernels of a release its own dispatch never calls on a device.
+"""Find the kernels that a release never calls on a device.
 
 Each row of ``recipes/PROJECT/unreached.toml`` was read from the sources of its releases. Such a fat
 binary stays as upstream shipped it: nobody waits for the driver to compile it.
@@ -32,11 +32,11 @@ class Unreached:
         return version in self.releases and target.name in self.targets
 
     def is_of(self, library: str) -> bool:
-        """Check whether a library is meant, by its path or its name alone."""
+        """Check that the row is about a library, by its path or its name alone."""
         return f"/{self.library}".endswith(f"/{library}")
 
     def covers(self, kernels: Collection[str]) -> bool:
-        """Check whether all of these kernels are never called."""
+        """Check that none of these kernels is called."""
         matches = (re.search(self.kernels, kernel) for kernel in kernels)
         return bool(kernels) and all(matches)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import yaml  # at run time where it is used: 20 ms, and for YAML alone
 
 _DEEPEST = 64
-_NODE = 40  # what a node weighs beside its characters
+_NODE = 40  # weight of a node beside its characters
 _HEAVIEST = 8 << 20
 # What PyYAML raises for a date, a number or a truth value that is none.
 _ODD_VALUES = (ArithmeticError, AttributeError, LookupError, ValueError)
@@ -51,7 +51,7 @@ def read_nodes(text: str) -> list[yaml.Node | None]:
 
 
 def read_value(text: str) -> Any:
-    """Return what one document holds. Raises YamlError."""
+    """Return the value of one document. Raises YamlError."""
     import yaml
 
     _weigh(text)

@@ -104,7 +104,7 @@ class Line:
 
     @property
     def is_written(self) -> bool:
-        """Return whether it stands in patchkit's file, now or after the plan."""
+        """Return whether patchkit's file has it, now or after the plan."""
         return self.ours or self.action != "keep"
 
     @property
@@ -351,7 +351,7 @@ class _Planner:
         return mtu
 
     def find_link(self, cage: int | None, topology: str) -> _Link:
-        """Return what is known about the cable of a cage."""
+        """Return the cable of a cage, as far as it is known."""
         node = self.options.node
         if not node or topology not in ("cable", "ring"):
             return _Link()

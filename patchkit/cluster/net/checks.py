@@ -99,7 +99,7 @@ def _find_used(cages: Cages) -> Cages:
 
 
 def plan_remarks(host: Host, plan: NetPlan) -> Iterator[Finding]:
-    """Yield what to know of a plan and of the addresses that it keeps, possible failures first."""
+    """Yield remarks about a plan and about the addresses that it keeps, possible failures first."""
     changed = {f"cage {line.cage}" for line in plan.changes}
     names = {line.netdev for line in plan.lines}
     netdevs = [netdev for netdev in host.netdevs if netdev.name in names]

@@ -1,4 +1,4 @@
-"""Find in the facts of a machine what its owner should know; texts and sources are data."""
+"""Find remarks for the owner of a machine in its facts; texts and sources are data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Facts = Iterator[tuple[str, dict[str, object]]]
 
 
 def find_remarks(host: Host, verb: str = "probe") -> tuple[Finding, ...]:
-    """Return what a verb (probe, env, verify, plan) says, in the order of hardware.toml."""
+    """Return the remarks of a verb (probe, env, verify, plan), in the order of hardware.toml."""
     # By PCI address: names depend on udev.
     halves = [netdev for netdev in host.netdevs if netdev.cage is not None]
     halves.sort(key=attrgetter("pci"))
@@ -214,7 +214,7 @@ def _compare_halves(host: Host, first: Netdev, second: Netdev) -> Facts:
 
 
 def _compare_with_twin(host: Host, half: Netdev, twin: Netdev) -> Facts:
-    """Yield what a half has, and its twin lacks."""
+    """Yield an address or a link that a half has and its twin lacks."""
     is_bare = twin_state(host, half) in ("bare", "bare-first")
     if half.ipv4 and is_bare:
         yield _fact(

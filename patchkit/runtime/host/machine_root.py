@@ -1,7 +1,7 @@
 """Read a machine: files below a root, with links that stay inside of it, and answers of tools.
 
-Nothing here raises for what the machine has or lacks: it becomes an empty value and, where it
-matters, a note. A root other than / is a recording: what a probe read, in the layout of /, with
+A fact that the machine lacks is no error: it becomes an empty value and, where it matters, a note.
+A root other than / is a recording: the files that a probe read, in the layout of /, with
 relative links, so that tar carries them. Its commands/ has the answers of tools, and
 recording.json the files that could not be read, and why.
 """
@@ -28,7 +28,7 @@ LIVE = Path("/")
 _INDEX = "recording.json"
 # Bytes of a file: /proc/cpuinfo of the largest machines has two million.
 _MOST = 1 << 22
-_CHUNK = 1 << 14  # /proc/sys allocates what a read asks for, and refuses megabytes
+_CHUNK = 1 << 14  # /proc/sys allocates the size of a read, and refuses megabytes
 _UNKNOWN = (0xFFFF, 0xFFFFFFFF)  # -1 as 16 and as 32 bits
 _PCI = re.compile(r"[0-9a-fA-F]+:[0-9a-fA-F]+:[0-9a-fA-F]+\.[0-9a-fA-F]+")
 _MISSING = (errno.ENOENT, errno.ENOTDIR)

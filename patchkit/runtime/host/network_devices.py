@@ -28,7 +28,7 @@ def read_network_devices(
     links = _read_addresses(reader)
     names = reader.folders(_NET, needed=True)
     if names and links and (strange := sorted(links.keys() ^ set(names))):
-        # sysfs shows the namespace in which it was mounted, the kernel the one that asks.
+        # sysfs shows the namespace in which it was mounted, `ip` that of this process.
         reader.notes.append(
             f"/{_NET} is of another network namespace: only one has {', '.join(strange)}"
         )
@@ -181,7 +181,7 @@ def _read_address(row: dict[str, Any]) -> Address:
 
 
 def ask_addresses() -> str:
-    """Return what `ip -json -details address` prints. Raises ToolUnavailable."""
+    """Return the output of `ip -json -details address`. Raises ToolUnavailable."""
     done = attempt("ip", "-json", "-details", "address", timeout=_SECONDS)
     if done.trouble:
         raise ToolUnavailable(

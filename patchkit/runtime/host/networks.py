@@ -48,7 +48,7 @@ def overlaps(host: Host, names: Collection[str]) -> Iterator[Overlap]:
 
 
 def twin_state(host: Host, netdev: Netdev) -> TwinState:
-    """Return how the other half of the cage of a netdev with an address is addressed.
+    """Return how the other half of a cage is addressed, for a netdev with an address.
 
     ``none`` for no other half; ``down``; ``bare`` for no IPv4 address, ``bare-first`` if it is the
     first half, by PCI address; ``random`` where only one of both has a lasting address and the

@@ -21,7 +21,7 @@ _VERSIONS = {"vllm": "_version.py", "torch": "version.py"}
 _VERSION = re.compile(
     r"""^__version__\b[^"'\n]*["'](?P<version>\d[^"']*)["']""", re.MULTILINE
 )
-_OLDEST_CUDA = 13  # of which ptxas knows sm_121a and sm_110a
+_OLDEST_CUDA = 13  # its ptxas knows sm_121a and sm_110a
 
 
 def read_software(python: str | None, environment: Mapping[str, str]) -> Software:
@@ -52,7 +52,7 @@ def read_software(python: str | None, environment: Mapping[str, str]) -> Softwar
 
 
 def find_python(environment: Mapping[str, str]) -> str:
-    """Return the Python of VIRTUAL_ENV, else the one that runs this if it has vLLM, else PATH's."""
+    """Return the Python of VIRTUAL_ENV, else this one if it has vLLM, else that of PATH."""
     if venv := environment.get("VIRTUAL_ENV"):
         python = f"{venv}/bin/python"
         if os.access(python, os.X_OK):

@@ -122,7 +122,7 @@ def make_cluster_env(
         facts |= cache_folders(caches, node.vllm, model)
     settings = list(_choose_settings(active, node, facts))
     _check_settings(settings, node, host, nccl)
-    # A stable sort: the rules keep their order, which is that of the data.
+    # A stable sort: the rules keep the order of the data.
     settings.sort(key=lambda setting: setting.scope != "shared")
 
     values = {setting.name: setting.value for setting in settings}
@@ -162,7 +162,7 @@ def _divide_remarks(node: Node, host: Host) -> tuple[list[Caveat], list[str]]:
 
 
 def _note_gaps(node: Node, host: Host, values: Mapping[str, str]) -> Iterator[str]:
-    """Yield what the environment does not use, or was not told."""
+    """Yield the hardware that the environment does not use, and the versions that are unknown."""
     attachment = node.attachment
     if values.get(_HCAS) == attachment.half != attachment.hcas:
         halves = attachment.hcas.strip("=").split(",")
@@ -188,7 +188,7 @@ def _choose_settings(
     node: Node,
     facts: Mapping[str, str],
 ) -> Iterator[Setting]:
-    """Yield what sets a variable: the user before the preset, and both before the rules."""
+    """Yield one setting for each variable: the user's, else the preset's, else that of a rule."""
     taken_names = {*node.extra}
     if node.preset:
         for setting in _read_preset(node.preset):
@@ -210,7 +210,7 @@ def _choose_settings(
 
 
 def _read_preset(preset: Preset) -> Iterator[Setting]:
-    """Yield what a model needs beside its flags; a token is only referred to."""
+    """Yield the variables that a model needs; a token is only referred to."""
     variables = dict(preset.variables)
     if preset.needs_token:
         variables[_GATE] = ""
@@ -225,7 +225,7 @@ def _read_preset(preset: Preset) -> Iterator[Setting]:
 
 
 def _apply_rule(rule: VariableRule, name: str, facts: Mapping[str, str]) -> Setting:
-    """Return what a rule sets a variable to. Raises HostError for a fact that is missing."""
+    """Return the setting of a rule for a variable. Raises HostError for a missing fact."""
     try:
         value = rule.set[name].format_map(facts)
     except KeyError as error:
@@ -272,7 +272,7 @@ def _check_settings(
 
 
 def _has_table(nccl: str) -> bool:
-    """Return whether the names of an NCCL are known: not those of a newer one than the table."""
+    """Return whether the names of an NCCL are known: it is not newer than the table."""
     return not nccl or release(nccl) <= release(variable_table("nccl").newest)
 
 
@@ -300,7 +300,7 @@ def adopt_shared_settings(
     head: EnvFile,
     set_here: Collection[str] = (),
 ) -> ClusterEnv:
-    """Return the worker's environment with what its head shares.
+    """Return the worker's environment with the variables that its head shares.
 
     A variable that no rule of the worker sets, such as one that a user added on the head, is taken
     over; ``check_transfer`` has said that it may be. ``set_here`` are the names that the user sets
@@ -356,7 +356,7 @@ def _select_shared(env: ClusterEnv, head: EnvFile) -> dict[str, str]:
 
 
 def _note_edited(head: EnvFile, foreign: Sequence[Setting]) -> str:
-    """Return what came from an edited file; a digest cannot say what was edited."""
+    """Return the note on an edited file: a digest cannot say which lines were edited."""
     names = ", ".join(
         f"{setting.name}={setting.value} (line {head.lines.get(setting.name, 1)})"
         for setting in foreign
@@ -369,7 +369,7 @@ def _note_edited(head: EnvFile, foreign: Sequence[Setting]) -> str:
 
 
 def _note_twins(env: ClusterEnv, head: EnvFile) -> Iterator[str]:
-    """Yield what to do if one node alone has an address on the second half of its cage."""
+    """Yield the cure if one node alone has an address on the second half of its cage."""
     twin = env.node.attachment.twin
     head_twin = head.facts.get("twin", "")
     is_bare = twin in _BARE

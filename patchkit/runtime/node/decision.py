@@ -29,9 +29,9 @@ from patchkit.target import DEFAULT_TARGET
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOptions:
-    """The options of a user about a node; what is empty or ``auto`` is decided.
+    """The options of a user about a node; empty ones and ``auto`` are decided here.
 
-    ``nccl`` and ``triton`` count instead of what is installed. ``model`` names a preset; "" is for
+    ``nccl`` and ``triton`` replace the installed versions. ``model`` names a preset; "" is for
     none, None for that of the env file. ``preset`` is made of a user's recipe. ``choice`` is about
     rules of variables, and ``extra`` are variables that the user adds.
     """
@@ -54,11 +54,11 @@ class NodeOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """The part of a node in its cluster, and what it serves.
+    """The part of a node in its cluster, and the model that it serves.
 
     ``head`` is the head's address, empty for a node alone; ``versions`` are those of torch, triton,
-    NCCL and transformers, empty where unknown; ``choice`` and ``extra`` include what the head's
-    file brings.
+    NCCL and transformers, empty where unknown; ``choice`` and ``extra`` include those of the
+    head's file.
     """
 
     role: str
@@ -108,7 +108,7 @@ def decide_node(
     *,
     addressed: bool = True,
 ) -> Node:
-    """Return what a node is.
+    """Return the part of a node in its cluster.
 
     ``file`` is the node's own env file, or its head's. ``addressed`` says whether this host must
     have the node's address; a command line can also be written elsewhere. Raises UsageError for
@@ -254,7 +254,7 @@ def _is_same(version: str, reference: str) -> bool:
 
 
 def _fill_in(options: NodeOptions, file: EnvFile) -> NodeOptions:
-    """Return the options, with the facts of the file in the place of those that are not given."""
+    """Return the options; facts of the file fill in those that are not given."""
     facts = file.facts
     texts = ["role", "head", "topology", "executor", "vllm", "quantization"]
     if not _is_from_head(options, file):

@@ -192,7 +192,7 @@ def _note_roce(
     control: Netdev,
     nodes: int,
 ) -> Iterator[str]:
-    """Yield what a user should know of the port that carries the data."""
+    """Yield notes about the port that carries the data."""
     data = port.netdev.name
     if control.name != data:
         yield (
