@@ -23,6 +23,7 @@ from patchkit.runtime.rules.rule import CHOICES
 from patchkit.runtime.rules.secret_texts import find_code_risk
 from patchkit.runtime.serve.vllm_recipe import (
     OF_THE_PLACE,
+    Part,
     Settings,
     gb10_settings,
     merge_settings,
@@ -86,19 +87,19 @@ def _no_recipe(place: str, error: Exception) -> SourceError:
     return SourceError(f"{place}: is no recipe", why=why, hint=_HINT)
 
 
-def _from_vllm(
-    recipe: Mapping[str, Any], model: str, source: str
-) -> tuple[Preset, list[str]]:
+def _from_vllm(recipe: Part, model: str, source: str) -> tuple[Preset, list[str]]:
     models = {
         name: str(variant.get("model_id") or recipe["model"]["model_id"])
         for name, variant in recipe["variants"].items()
     }
+
     tuned = dict(gb10_settings(recipe))
     fitting = [
         name
         for name in (*tuned, *models)
         if model.lower() in ("", models[name].lower())
     ]
+
     if not fitting:
         raise UsageError(
             f"{source}: has no {model}", hint=f"it has {', '.join(models.values())}"
@@ -107,6 +108,7 @@ def _from_vllm(
     name = fitting[0]
     variant = recipe["variants"][name]
     facts = {**recipe["model"], **variant}
+
     precision = str(facts.get("precision"))
     oldest = str(facts.get("min_vllm_version"))
     preset = _preset(
@@ -121,9 +123,7 @@ def _from_vllm(
     return preset, untold
 
 
-def _from_command(
-    recipe: Mapping[str, Any], model: str, source: str
-) -> tuple[Preset, list[str]]:
+def _from_command(recipe: Part, model: str, source: str) -> tuple[Preset, list[str]]:
     """Return the preset of eugr's or sparkrun's recipe; without a command defaults are flags."""
     if not str(recipe.get("runtime", "vllm")).startswith(("vllm", "eugr-vllm")):
         raise ValueError(f"it is for {recipe['runtime']}, not for vLLM")
@@ -137,18 +137,21 @@ def _from_command(
     named_model = str(recipe.get("model", model))
     command = str(recipe.get("command") or _command_of(defaults))
     words = _split_command(_fill_in(command, {**defaults, "model": named_model}))
+
     served = _serve_words(words)
     if words != ["vllm", "serve", *served]:
         untold.append(
             "of its command, what is not `vllm serve` and its flags is not translated"
         )
-    if served and not served[0].startswith("-"):
+    names_model = bool(served) and not served[0].startswith("-")
+    if names_model:
         named_model = served.pop(0)
 
     flags = dict(split_flags([_SHORT_FLAG.sub(_long_name, word) for word in served]))
     if names := [name for name in flags if OF_THE_PLACE.fullmatch(name)]:
         untold.append(f"{', '.join(names)}: of the place, which serve-args knows")
-    nodes = int(recipe.get("min_nodes") or (2 if recipe.get("cluster_only") else 1))
+
+    nodes = _node_count(recipe)
     preset = _preset(
         model or named_model,
         merge_settings(flags.items()) | _texts(recipe.get("env") or {}),
@@ -157,6 +160,11 @@ def _from_command(
         single=nodes == 1,
     )
     return preset, untold
+
+
+def _node_count(recipe: Part) -> int:
+    fewest = 2 if recipe.get("cluster_only") else 1
+    return int(recipe.get("min_nodes") or fewest)
 
 
 def _texts(table: Mapping[str, Any]) -> dict[str, str]:
@@ -170,6 +178,7 @@ def _texts(table: Mapping[str, Any]) -> dict[str, str]:
 def _command_of(defaults: Mapping[str, str]) -> str:
     """Return the command that sparkrun makes of defaults alone."""
     words = []
+
     for name, value in defaults.items():
         flag = f"--{name.replace('_', '-')}"
         if value == "true":

@@ -12,6 +12,9 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
+Part = Mapping[str, Any]
+"""A recipe, or a part of it, as YAML has it."""
+
 Settings = dict[str, str]
 """Flag or variable → value, "" for a flag without one."""
 
@@ -29,7 +32,7 @@ OF_THE_PLACE = re.compile(
 
 
 def gb10_settings(
-    recipe: Mapping[str, Any], from_guide: Mapping[str, Settings] | None = None
+    recipe: Part, from_guide: Mapping[str, Settings] | None = None
 ) -> Iterator[tuple[str, Settings]]:
     """Yield the variants of a recipe that are for a GB10, with their settings.
 
@@ -53,43 +56,49 @@ def gb10_settings(
             yield name, from_guide[name]
 
 
-def _names_gb10(variant: Mapping[str, Any]) -> bool:
+def _names_gb10(variant: Part) -> bool:
     overrides = variant.get("hardware_overrides", {})
     return GB10 in overrides or GB10 in variant.get("supported_hardware", ())
 
 
-def _is_for_spark(recipe: Mapping[str, Any]) -> bool:
+def _is_for_spark(recipe: Part) -> bool:
     hardware = recipe["meta"].get("hardware", {})
     return GB10 in hardware or bool(_SPARK.search(recipe.get("guide", "")))
 
 
-def variant_settings(recipe: Mapping[str, Any], variant: Mapping[str, Any]) -> Settings:
+def variant_settings(recipe: Part, variant: Part) -> Settings:
     """Return the settings of a variant, joined in the order of upstream's command builder."""
     optional = recipe.get("opt_in_features", [])
-    modes = [
-        feature_mode(name, feature, variant)
-        for name, feature in recipe.get("features", {}).items()
-        if name == _DRAFTING or name not in optional
-    ]
+    parts = [recipe["model"]]
+    for name, feature in recipe.get("features", {}).items():
+        if name == _DRAFTING or name not in optional:
+            parts.append(feature_mode(name, feature, variant))
+    parts.append(variant)
+    parts.append(_on_gb10(variant))
+
     settings: list[tuple[str, str]] = []
-    for part in (recipe["model"], *modes, variant, _on_gb10(variant)):
-        flags = part.get("base_args") or part.get("args") or part.get("extra_args", [])
-        settings += split_flags(flags)
-        variables = part.get("base_env") or part.get("env") or part.get("extra_env", {})
-        settings += variables.items()
+    for part in parts:
+        settings += split_flags(_first_of(part, "base_args", "args", "extra_args"))
+        variables = _first_of(part, "base_env", "env", "extra_env")
+        settings += dict(variables).items()
     return merge_settings(settings)
 
 
-def feature_mode(
-    name: str, feature: Mapping[str, Any], variant: Mapping[str, Any]
-) -> Mapping[str, Any]:
+def _first_of(part: Part, *names: str) -> Any:
+    """Return the first field that is there and not empty."""
+    return next(filter(None, map(part.get, names)), ())
+
+
+def feature_mode(name: str, feature: Part, variant: Part) -> Part:
     """Return the part of a feature that counts for a variant on a GB10."""
-    wanted = variant.get("default_modes", {}).get(name) or feature.get("default_mode")
-    mode = feature.get("modes", {}).get(wanted, feature)
+    default_modes = variant.get("default_modes", {})
+    mode_name = default_modes.get(name) or feature.get("default_mode")
+
+    mode = feature.get("modes", {}).get(mode_name, feature)
     return _on_gb10(mode) or mode
 
 
-def _on_gb10(part: Mapping[str, Any]) -> Mapping[str, Any]:
+def _on_gb10(part: Part) -> Part:
     overrides = part.get("hardware_overrides", {})
     return next((overrides[name] for name in _HARDWARE if name in overrides), {})
 
@@ -98,13 +107,18 @@ def split_flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield flag → value, "" for a bare flag; ``--a_b=c`` is ``--a-b c``."""
     parts: list[str] = []
     for word in words:
-        parts += word.split("=", 1) if word.startswith("--") else [word]
+        if word.startswith("--"):
+            parts += word.split("=", 1)
+        else:
+            parts.append(word)
 
-    for part, after in pairwise([*parts, "--"]):
-        if part.startswith("--"):
-            flag, dot, key = part.partition(".")
-            value = "" if after.startswith("--") else after
-            yield flag.replace("_", "-") + dot + key, value
+    for part, value in pairwise([*parts, "--"]):
+        if not part.startswith("--"):
+            continue
+        if value.startswith("--"):
+            value = ""
+        flag, dot, key = part.partition(".")
+        yield flag.replace("_", "-") + dot + key, value
 
 
 def merge_settings(settings: Iterable[tuple[str, str]]) -> Settings:
@@ -115,13 +129,19 @@ def merge_settings(settings: Iterable[tuple[str, str]]) -> Settings:
         # The reader of a guide fills in $NAME: it belongs to the machine as well.
         if OF_THE_PLACE.fullmatch(flag) or value.startswith("$"):
             continue
-        merged[flag] = _add_key(merged.get(flag, "{}"), key, value) if key else value
+
+        if key:
+            table = merged.get(flag, "{}")
+            merged[flag] = _add_key(table, key, value)
+        else:
+            merged[flag] = value
     return merged
 
 
-def _add_key(table: str, key: str, value: str) -> str:
-    """Return a table in JSON with one more key; its value may be JSON."""
-    read: object = value
+def _add_key(table: str, key: str, text: str) -> str:
+    """Return a table in JSON with one more key; its text may be JSON."""
+    value: object = text
     with suppress(ValueError):
-        read = json.loads(value)
-    return json.dumps({**json.loads(table), key: read})
+        value = json.loads(text)
+    keys = json.loads(table)
+    return json.dumps({**keys, key: value})
