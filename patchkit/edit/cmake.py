@@ -62,6 +62,11 @@ class Command(NamedTuple):
     arguments: tuple[Argument, ...]
     block: tuple[Branch, ...]
 
+    @property
+    def values(self) -> tuple[str, ...]:
+        """Return the texts of the arguments."""
+        return tuple(argument.value for argument in self.arguments)
+
 
 # A $ is kept out of the runs because $(NAME) is the one way to have parens in an unquoted argument.
 _WORD = r'[^ \0\t\r\n()#"\[=\\$]++|\$(?:\([A-Za-z0-9_]*\))?+|\\(?!\r?\n)[^\0]'
@@ -118,7 +123,7 @@ def commands(text: str, path: str = "<cmake>") -> list[Command]:
             former = branches.pop()
         placed.append(call._replace(block=tuple(branches)))
 
-        values = tuple(argument.value for argument in call.arguments)
+        values = call.values
         if call.name == "if":
             branches.append(Branch(values, (), call.start, stops[call.start]))
         elif former and call.name != "endif":

@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
 from patchkit.durable.staging import ScratchFolder
@@ -31,6 +32,7 @@ _FLAG = "set_gencode_flag_for_srcs"  # what the release's own GENCODE calls
 _LIST = "patchkit_archs"
 _CODE = "patchkit_code"
 _COMMANDS = (_FLAG, _LIST, _CODE, GENCODE, INTERSECTION)
+_SWITCH = re.compile("-DENABLE_")
 _CODE_NAME = re.compile(r"(sm|compute)_[0-9]{2,4}[af]?")
 
 # File, ordinal of the call in that file: lines may move, ordinals do not.
@@ -77,12 +79,14 @@ def evaluate(
     texts = cmake_texts(tree)
     gencode = target.gencode_flags(arch_list)
     key = (gencode, cuda, *texts.items())
+
     # Several proofs ask the same.
     if key not in tree.answers:
         groups = [group for path in texts for group in _find_groups(path, texts[path])]
         _require_lists(groups, texts)
-        known = {group.site for group in groups}
-        archs = _archs_by_site(_trace_calls(tree, texts, gencode, cuda), known)
+
+        sites = {group.site for group in groups}
+        archs = _archs_by_site(_trace_calls(tree, texts, gencode, cuda), sites)
         tree.answers[key] = [
             replace(group, archs=archs.get(group.site, ())) for group in groups
         ]
@@ -91,15 +95,14 @@ def evaluate(
 
 def _require_lists(groups: Iterable[Group], texts: Mapping[str, str]) -> None:
     """Raise DriftError for a group whose list nothing sets: it would silently not be built."""
-    set_here = {
-        argument.value
-        for path, text in texts.items()
-        for call in parsed(path, text)
-        if call.name in ("set", "list") or call.name.startswith("cuda_archs_")
-        for argument in call.arguments[:2]
-    }
+    variables: set[str] = set()
+    for path, text in texts.items():
+        for call in parsed(path, text):
+            if call.name in ("set", "list") or call.name.startswith("cuda_archs_"):
+                variables.update(call.values[:2])
+
     for group in groups:
-        if group.variable and group.variable not in set_here:
+        if group.variable and group.variable not in variables:
             raise DriftError(
                 f"{group.where}: {group.name} is built for {group.variable}, which nothing sets",
                 why="the file was edited by hand: the list was removed or renamed",
@@ -132,6 +135,7 @@ def _find_groups(path: str, text: str) -> Iterator[Group]:
     names = {call.name for call in calls}
     # An external project that builds itself only asks whether its list is empty.
     builds_itself = path != ROOT_FILE and GENCODE not in names
+
     ordinal = 0
     for index, call in enumerate(calls):
         place = (path, ordinal)
@@ -145,44 +149,46 @@ def _find_groups(path: str, text: str) -> Iterator[Group]:
             )
             ordinal += 1
         elif builds_itself and call.name == INTERSECTION and call.arguments:
-            variable = call.arguments[0].value
-            name = PurePosixPath(path).stem
-            yield Group(place=place, line=call.line, name=name, variable=variable)
+            yield Group(
+                place=place,
+                line=call.line,
+                name=PurePosixPath(path).stem,
+                variable=call.values[0],
+            )
             ordinal += 1
 
 
 def _defines_beside(call: Command, calls: Iterable[Command]) -> tuple[str, ...]:
     """Return the -D flags that the same branch switches on."""
-    return tuple(
-        argument.value
-        for other in calls
-        if other.name == "list" and call.block and other.block == call.block
-        for argument in other.arguments
-        if argument.value.startswith("-DENABLE_")
-    )
+    defines: list[str] = []
+    for neighbour in calls:
+        if neighbour.name == "list" and call.block and neighbour.block == call.block:
+            defines += filter(_SWITCH.match, neighbour.values)
+    return tuple(defines)
 
 
 def _keyword_variable(call: Command, keyword: str) -> str:
     """Return the variable behind a keyword: ``CUDA_ARCHS "${X}"`` → ``X``."""
-    values = [argument.value for argument in call.arguments]
-    if keyword not in values[:-1]:
-        return ""
-    return values[values.index(keyword) + 1].removeprefix("${").removesuffix("}")
+    for word, reference in pairwise(call.values):
+        if word == keyword:
+            return reference.removeprefix("${").removesuffix("}")
+    return ""
 
 
 def _first_source(before: tuple[Command, ...], variable: str) -> str:
     """Return a name a reader recognises: folder and stem of the variable's first CUDA source."""
     name = variable
     for call in reversed(before):
-        values = [argument.value for argument in call.arguments]
-        sources = [value for value in values if value.endswith((".cu", ".cpp"))]
-        if sources and call.name in ("set", "file") and variable in values[:2]:
-            cuda_sources = [source for source in sources if source.endswith(".cu")]
-            name = [*cuda_sources, *sources][0]
+        sources = [value for value in call.values if value.endswith((".cu", ".cpp"))]
+        is_list = call.name in ("set", "file") and variable in call.values[:2]
+        if sources and is_list:
+            # CUDA sources first.
+            name = min(sources, key=lambda source: not source.endswith(".cu"))
             break
 
-    parts = PurePosixPath(name).with_suffix("").parts
-    parts = tuple(part for part in parts if part != "csrc")
+    parts = [
+        part for part in PurePosixPath(name).with_suffix("").parts if part != "csrc"
+    ]
     return "/".join(part for part in parts[-2:] if not part.startswith("${"))
 
 
@@ -199,6 +205,7 @@ def _trace_calls(
         scratch = Path(folder, "scratch")
         log = Path(folder, "trace")
         mirror(tree, texts, root)
+
         # Some projects look whether it is there.
         header = scratch / "include/cutlass/cutlass.h"
         header.parent.mkdir(parents=True)
@@ -212,6 +219,7 @@ def _trace_calls(
         ended = run_script(
             tree, _SCRIPT, arguments, folder=root, beside=Path(folder), log=log
         )
+
         if ended.trouble:
             output = ended.error_text.replace(f"{root}/", "") or ended.trouble
             lines = [f"    {line}" for line in output.splitlines() if line.strip()]
@@ -227,7 +235,7 @@ def _trace_calls(
 
 
 def _archs_by_site(
-    calls: Iterable[Traced], known: Collection[Site]
+    calls: Iterable[Traced], sites: Collection[Site]
 ) -> dict[Site, tuple[str, ...]]:
     """Return what nvcc is told to make at each known site, as an arch list.
 
@@ -238,8 +246,9 @@ def _archs_by_site(
     # The sites that the next records are about.
     sources: Site | None = None
     project: Site | None = None
+
     for call in calls:
-        _require_readable(call, known)
+        _require_readable(call, sites)
         if call.command == GENCODE:
             sources = call.where
             codes = []
@@ -248,16 +257,16 @@ def _archs_by_site(
             codes.append(_read_code(call))
             archs[sources] = list_archs(codes)
         elif call.command == INTERSECTION:
-            project = call.where if call.where in known else None
+            project = call.where if call.where in sites else None
         elif call.command == _LIST and project:
             archs[project] = _read_archs(call)
             project = None
     return archs
 
 
-def _require_readable(call: Traced, known: Collection[Site]) -> None:
+def _require_readable(call: Traced, sites: Collection[Site]) -> None:
     """Raise ProofError for sources that no file shows, or that another call builds."""
-    is_unknown = call.command == GENCODE and call.where not in known
+    is_unknown = call.command == GENCODE and call.where not in sites
     if call.command == _FLAG or is_unknown:
         raise _unreadable_call(call)
 

@@ -14,7 +14,8 @@ from patchkit.proof.upstream_code import Anything, Code, execute
 from patchkit.recipes.vllm.decisions import Off, on_device
 from patchkit.source.tree import SourceTree, first_existing
 
-FA2, FA3 = "_vllm_fa2_C", "_vllm_fa3_C"
+FA2 = "_vllm_fa2_C"
+FA3 = "_vllm_fa3_C"
 INTERFACE = "vllm/vllm_flash_attn/flash_attn_interface.py"
 # Where releases decide, newest first.
 _DECIDING = (
@@ -40,10 +41,12 @@ def attention_code(
     configuration = Off(
         attention_config=attention, cache_config=Off(), model_config=None
     )
+
     names: dict[str, object] = {
         "get_current_vllm_config": lambda: configuration,
         "get_current_vllm_config_or_none": lambda: configuration,
     }
+
     if tree.exists(INTERFACE):
         code = on_device(tree, capability, environ, names=names)
         code.module(INTERFACE).update(_guarded(code, built))
@@ -73,6 +76,7 @@ def _guarded(code: Code, built: Collection[str]) -> dict[str, object]:
         name: str, _globals: object, _locals: object, wanted: object, _level: int
     ) -> object:
         assert isinstance(wanted, tuple)
+
         missing = [name for name in wanted if name not in built]
         if missing:
             raise ImportError(f"No module named {missing[0]!r}")
@@ -83,6 +87,7 @@ def _guarded(code: Code, built: Collection[str]) -> dict[str, object]:
     for node in code.module(INTERFACE).source.body:
         if isinstance(node, ast.Try) and _imports_library(node):
             execute(compile(ast.Module([node], []), INTERFACE, "exec"), space)
+
     del space["__builtins__"]
     return space
 
@@ -94,4 +99,5 @@ def _imports_library(node: ast.Try) -> bool:
         if isinstance(part, ast.ImportFrom)
         for alias in part.names
     }
+
     return FA2 in names or FA3 in names

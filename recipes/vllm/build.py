@@ -123,6 +123,7 @@ class KnownSource:
     def serves(self, major: int, version: Version) -> bool:
         """Return whether a release uses it on devices of this major capability."""
         base = Version(version.base_version)
+
         majors = self.majors
         for served in self.later:
             if served.since <= base:
@@ -169,15 +170,16 @@ class Needs:
 
 def read_needs(tree: SourceTree) -> Needs:
     """Return what a tree needs: as recorded, but the torch that its own pyproject.toml names."""
-    recorded = recorded_needs(tree.version)
-    named = _TORCH.search(tree.find("pyproject.toml") or "")
-    return replace(recorded, torch=named[1]) if named else recorded
+    needs = recorded_needs(tree.version)
+    torch = _TORCH.search(tree.find("pyproject.toml") or "")
+    return replace(needs, torch=torch[1]) if torch else needs
 
 
 def recorded_needs(version: Version) -> Needs:
     """Return the needs of a release in the recipe, or of the newest one before it."""
     base = Version(version.base_version)
     needs: dict[str, Any] = {}
+
     # Each entry has only what changed, from the oldest release to the newest.
     for entry in read_toml(tuple[dict[str, Any], ...], _FILE, key="needs"):
         since = Version(entry.pop("from"))
@@ -186,13 +188,14 @@ def recorded_needs(version: Version) -> Needs:
     return record(Needs, needs)
 
 
-def locked_requirements(torch: str, given: Path | None = None) -> Path:
-    """Return the file that locks the build environment for a torch.
+def locked_requirements(torch: str, file: Path | None = None) -> Path:
+    """Return the file that locks the build environment for a torch, or the one that a user names.
 
     Raises SourceError, with the reason, where the package index has no such torch for CUDA 13.
     """
-    if given is not None:
-        return given
+    if file is not None:
+        return file
+
     path = _REQUIREMENTS / f"torch-{torch}.txt"
     if path.is_file():
         return path
@@ -225,36 +228,38 @@ def _located_pins(source: KnownSource) -> tuple[Pin, ...]:
 
 def by_option(names: Iterable[str]) -> tuple[KnownSource, ...]:
     """Return the sources of options such as ``--without flash-attn``. Raises UsageError."""
-    known = {external.option: external for external in known_externals()}
+    by_name = {source.option: source for source in known_externals()}
     chosen = {}
     for name in names:
-        if name not in known:
+        if name not in by_name:
             raise UsageError(
                 f"no source or extension is called {name!r}",
-                hint=f"there are: {', '.join(sorted(known))}",
+                hint=f"there are: {', '.join(sorted(by_name))}",
             )
-        chosen[name] = known[name]
+        chosen[name] = by_name[name]
+
     return tuple(chosen.values())
 
 
 def wanted(
-    sources: Iterable[External], version: Version, *, release: bool
+    externals: Iterable[External], version: Version, *, release: bool
 ) -> tuple[Wanted, ...]:
     """Return the sources that a tree fetches, each compared with what is known.
 
     ``release`` says whether the version is in the table, so that its pins are known; those of
     another tree are what its files say. Raises DriftError for an unknown source, or another pin.
     """
-    by_name = {known.name: known for known in known_externals()}
+    by_name = {source.name: source for source in known_externals()}
     checked = []
-    for external in sources:
-        known = by_name.get(external.name)
-        if known is None:
+    for external in externals:
+        source = by_name.get(external.name)
+        if source is None:
             problem = f"fetches {external.name}, which patchkit does not know"
             raise _drift(external, problem)
+
         if release:
-            _require_pin(external, known.pin_of(version))
-        checked.append(Wanted(external, known, _commit_of(external, known)))
+            _require_pin(external, source.pin_of(version))
+        checked.append(Wanted(external, source, _commit_of(external, source)))
     return tuple(checked)
 
 
@@ -265,12 +270,13 @@ def _require_pin(external: External, pin: Pin | None) -> None:
         raise _drift(external, problem)
 
 
-def _commit_of(external: External, known: KnownSource) -> str:
+def _commit_of(external: External, source: KnownSource) -> str:
     """Return the commit of a source, "" where only a tag is known."""
     if external.is_commit:
         return external.pin
-    pins = (pin for pin in known.pins if _is_pin_of(pin, external))
-    return next((pin.commit for pin in pins), "")
+
+    commits = (pin.commit for pin in source.pins if _is_pin_of(pin, external))
+    return next(commits, "")
 
 
 def _is_pin_of(pin: Pin, external: External) -> bool:

@@ -128,8 +128,10 @@ def on_device(
         moe_backend=moe_backend,
         linear_backend_per_quant=None,
     )
+
     model = Off(hf_text_config=Off(model_type="qwen3_moe"))
     configuration = Off(kernel_config=kernels, model_config=model)
+
     stand_ins: dict[str, object] = {
         **dict.fromkeys(_INSTALLED, lambda *_args, **_named: True),
         **dict.fromkeys(_MISSING, lambda *_args, **_named: False),
@@ -142,6 +144,7 @@ def on_device(
         "get_current_vllm_config_or_none": lambda: configuration,
         **(names or {}),
     }
+
     code = Code(tree, stand_ins)
     stand_ins["envs"] = Settings(code, variables)
     stand_ins["current_platform"] = _make_platform(code, capability)
@@ -173,10 +176,12 @@ def fp8_linear(code: Code, scales: str) -> str:
             shape(128, 128), shape(1, 128), cutlass_block_fp8_supported=cutlass
         )
         return str(operator.w8a8_blockscale_op.__name__)
+
     if code.has(_W8A8, "Fp8LinearOp"):
         code.put(_W8A8, "QuantFP8", Anything("QuantFP8"))
         operator = code.get(_W8A8, "Fp8LinearOp")(False, pad_output=False)
         return str(operator.preferred_backend)
+
     return _registered_kernel(code, scales)
 
 
@@ -191,6 +196,7 @@ def _registered_kernel(code: Code, scales: str) -> str:
         raise _Chosen(choose(*args, **named))
 
     code.put(path, _CHOOSE, stop)
+
     layer = {
         "weight_quant_key": code.get(KEYS, weight_key),
         "activation_quant_key": code.get(KEYS, activation_key),
@@ -198,6 +204,7 @@ def _registered_kernel(code: Code, scales: str) -> str:
         "out_dtype": Anything("torch.bfloat16"),
         "weight_shape": (4096, 4096),
     }
+
     try:
         _call_with_known(init, layer)
     except _Chosen as chosen:
@@ -284,6 +291,7 @@ def _backend(
             "weight_key": weight_key,
             "activation_key": activation_key,
         }
+
     chosen = _call_with_known(select, arguments)
     backend = chosen[0] if isinstance(chosen, tuple) else chosen
     return str(backend.name)

@@ -93,11 +93,13 @@ def externals(tree: SourceTree) -> tuple[External, ...]:
     variable replaces.
     """
     sources: dict[str, External] = {}
+
     for path, calls in _read_files(tree).items():
         for call in calls:
             external = _find_external(path, call, calls)
             if external is None:
                 continue
+
             if external.name in sources:
                 problem = f"{external.name} is fetched twice"
                 raise _unseen_form(path, call.line, problem)
@@ -113,8 +115,10 @@ def _read_files(tree: SourceTree) -> dict[str, tuple[Command, ...]]:
         path = waiting.pop(0)
         if path in files:
             continue
+
         calls = commands(tree.read(path), path)
         files[path] = tuple(call for call in calls if for_cuda(call.block))
+
         entered = (_entered_file(tree, path, call) for call in files[path])
         waiting += filter(None, entered)
     return files
@@ -190,38 +194,43 @@ def _find_external(
     path: str, call: Command, calls: tuple[Command, ...]
 ) -> External | None:
     """Return the source that a command fetches, None if it fetches nothing."""
-    values = [argument.value for argument in call.arguments]
-    if _fetches_unseen(call.name, values):
+    if _fetches_unseen(call):
         problem = f"{call.name} fetches something in an unknown way"
         raise _unseen_form(path, call.line, problem)
+
     if call.name not in _DECLARING:
         return None
 
-    places = _PLACES.intersection(values)
-    is_local = "SOURCE_DIR" in values and call.name == "fetchcontent_declare"
+    places = _PLACES.intersection(call.values)
+    is_local = "SOURCE_DIR" in call.values and call.name == "fetchcontent_declare"
     # One argument: it was declared before, and is looked at there.
-    if not places and (is_local or len(values) == 1):
+    if not places and (is_local or len(call.values) == 1):
         return None
     if places != {"GIT_REPOSITORY"}:
-        raise _unseen_form(path, call.line, f"{values[0]} is not fetched with git")
-    return _declared_external(path, call, values, calls)
+        problem = f"{call.values[0]} is not fetched with git"
+        raise _unseen_form(path, call.line, problem)
+    return _declared_external(path, call, calls)
 
 
-def _fetches_unseen(name: str, values: list[str]) -> bool:
-    if name in _RUNNING:
-        return _GETTERS.search(" ".join(values)) is not None
-    return name in _FOREIGN or (name == "file" and values[:1] == ["DOWNLOAD"])
+def _fetches_unseen(call: Command) -> bool:
+    if call.name in _FOREIGN:
+        return True
+    if call.name in _RUNNING:
+        return _GETTERS.search(" ".join(call.values)) is not None
+    return call.name == "file" and call.values[:1] == ("DOWNLOAD",)
 
 
 def _declared_external(
-    path: str, call: Command, values: list[str], calls: tuple[Command, ...]
+    path: str, call: Command, calls: tuple[Command, ...]
 ) -> External:
+    values = call.values
     texts = _texts_before(call, calls)
 
     def field(keyword: str) -> tuple[str, ...]:
         behind = values[values.index(keyword) + 1 :] if keyword in values else []
         words = itertools.takewhile(lambda value: value not in _KEYWORDS, behind)
         resolved = tuple(_fill_in(word, texts) for word in words)
+
         if any("$" in value for value in resolved):
             problem = f"{keyword} is not set to one text in this file"
             raise _unseen_form(path, call.line, problem)
@@ -231,6 +240,7 @@ def _declared_external(
     if not pin:
         problem = f"{values[0]} has no GIT_TAG: any commit could come"
         raise _unseen_form(path, call.line, problem)
+
     return External(
         name=values[0],
         variable=_find_override(path, call, calls),
@@ -248,11 +258,10 @@ def _texts_before(
 ) -> Mapping[str, Collection[str]]:
     """Return variable → the texts that the file sets it to before a command."""
     texts: defaultdict[str, set[str]] = defaultdict(set)
-    for other in calls:
-        if other.name == "set" and other.start < call.start:
-            values = [argument.value for argument in other.arguments]
-            if len(values) > 1:
-                texts[values[0]].add(values[1])
+    for former in calls:
+        match former.values:
+            case [name, text, *_] if former.name == "set" and former.start < call.start:
+                texts[name].add(text)
     return texts
 
 
@@ -260,15 +269,15 @@ def _fill_in(word: str, texts: Mapping[str, Collection[str]]) -> str:
     """Put texts in the place of variables that are set to one text."""
 
     def text(match: re.Match[str]) -> str:
-        known = texts.get(match[1], ())
-        return next(iter(known)) if len(known) == 1 else match[0]
+        choices = texts.get(match[1], ())
+        return next(iter(choices)) if len(choices) == 1 else match[0]
 
     return _REFERENCE.sub(text, word)
 
 
 def _find_override(path: str, call: Command, calls: tuple[Command, ...]) -> str:
     """Return the environment variable that replaces a fetch: its branch is the one without it."""
-    environment = {name for other in calls for name in _environment_copy(other)}
+    environment = {name for command in calls for name in _environment_copy(command)}
     for branch in call.block:
         for condition in branch.excluded:
             match condition:
@@ -276,13 +285,14 @@ def _find_override(path: str, call: Command, calls: tuple[Command, ...]) -> str:
                     return name
                 case ["DEFINED", name] if name.startswith("ENV{"):
                     return name.removeprefix("ENV{").removesuffix("}")
-    name = call.arguments[0].value
+
+    name = call.values[0]
     raise _unseen_form(path, call.line, f"no variable names a folder to use for {name}")
 
 
 def _environment_copy(call: Command) -> Iterator[str]:
     """Yield the variable that a command sets to the one of the environment, if there is any."""
-    match [argument.value for argument in call.arguments]:
+    match call.values:
         case [name, value] if call.name == "set" and value == f"$ENV{{{name}}}":
             condition = ("DEFINED", f"ENV{{{name}}}")
             if any(branch.condition == condition for branch in call.block):

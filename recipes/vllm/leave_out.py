@@ -77,29 +77,28 @@ if os.path.exists(f"{self.build_lib}/vllm/third_party/triton_kernels"):
 _COPYING = ("cmake_build_ext.run", _COPIED, _COPIED_IF_THERE)
 
 
-def leave_out(tree: SourceTree, left: Iterable[KnownSource]) -> SourceTree:
+def leave_out(tree: SourceTree, sources: Iterable[KnownSource]) -> SourceTree:
     """Return the tree without these extensions, as an overlay; what is out already stays out.
 
     Raises UsageError for what cannot be left out, DriftError if the files are not as expected.
     """
-    for source in left:
+    for source in sources:
         check(source, tree.version)
         if not tree.exists(source.file):
             raise UsageError(
                 f"--without {source.option}: vLLM {tree.version} has no {source.option}",
                 hint="leave the option away for this release",
             )
-        edits = [
-            *swap_text(
-                ROOT_FILE,
-                tree.read(ROOT_FILE),
-                f"include({source.file})",
-                f"# {source.file}: {_MARK}",
-                note=source.option,
-            ),
-            *_setup_edits(tree.read(_SETUP), source.targets, source.option),
-            *_guard_imports(tree, source),
-        ]
+
+        edits = swap_text(
+            ROOT_FILE,
+            tree.read(ROOT_FILE),
+            f"include({source.file})",
+            f"# {source.file}: {_MARK}",
+            note=source.option,
+        )
+        edits += _setup_edits(tree.read(_SETUP), source.targets, source.option)
+        edits += _guard_imports(tree, source)
         tree = with_edits(tree, tuple(edits))
         _require_left_out(tree, source)
     return tree
@@ -107,28 +106,23 @@ def leave_out(tree: SourceTree, left: Iterable[KnownSource]) -> SourceTree:
 
 def _require_left_out(tree: SourceTree, source: KnownSource) -> None:
     """Raise DriftError if anything still asks for a source that was left out."""
-    included = [
-        call.arguments[0].value
-        for call in commands(tree.read(ROOT_FILE), ROOT_FILE)
-        if call.name == "include" and call.arguments and for_cuda(call.block)
-    ]
-    if any(value.endswith(source.file) for value in included):
-        raise _still_named(ROOT_FILE, f"includes {source.file}")
+    for call in commands(tree.read(ROOT_FILE), ROOT_FILE):
+        is_include = call.name == "include" and for_cuda(call.block)
+        if is_include and "".join(call.values[:1]).endswith(source.file):
+            raise _still_named(ROOT_FILE, f"includes {source.file}")
 
     targets = set(source.targets)
-    built = {
-        call.arguments[0].value
-        for call in commands(tree.read(source.file), source.file)
-        if call.name in _TARGETS and call.arguments
-    }
-    if extra := sorted(built - targets):
-        what = f"builds {extra[0]}, which is not known to belong to {source.option}"
-        raise _still_named(source.file, what)
-    if still_asked := sorted(asked_targets(tree) & targets):
+    for call in commands(tree.read(source.file), source.file):
+        if call.name in _TARGETS and not targets.issuperset(call.values[:1]):
+            extra = f"builds {call.values[0]}, which is not known to belong to"
+            raise _still_named(source.file, f"{extra} {source.option}")
+
+    still_asked = sorted(asked_targets(tree) & targets)
+    if still_asked:
         raise _still_named(_SETUP, f"asks for {still_asked[0]}")
 
 
-def take_installed(tree: SourceTree, taken: Iterable[Wanted]) -> SourceTree:
+def take_installed(tree: SourceTree, parts: Iterable[Wanted]) -> SourceTree:
     """Return the tree, as an overlay, with these sources installed from a folder each.
 
     vLLM's CMake has a file for each, which fetches, compiles and installs it. In the place of its
@@ -136,19 +130,19 @@ def take_installed(tree: SourceTree, taken: Iterable[Wanted]) -> SourceTree:
     release's own variable names that, in the environment. setup.py builds and installs these
     targets as ever. Raises DriftError if ``CMakeLists.txt`` does not include a source as expected.
     """
-    for part in taken:
-        known = part.known
+    for part in parts:
+        source = part.known
         installed = _INSTALLED.format(
-            option=known.option,
-            targets=" ".join(known.targets),
+            option=source.option,
+            targets=" ".join(source.targets),
             variable=part.external.variable,
         )
         edits = swap_text(
             ROOT_FILE,
             tree.read(ROOT_FILE),
-            f"include({known.file})",
+            f"include({source.file})",
             installed,
-            note=known.option,
+            note=source.option,
         )
         tree = with_edits(tree, tuple(edits))
     return tree
@@ -163,27 +157,31 @@ def idle_sources(
     Options that are ``named`` are wanted nonetheless. What is not known to leave a tree cleanly,
     such as one that upstream changed, stays in.
     """
-    asked = asked_targets(tree)
+    targets = asked_targets(tree)
     idle = {}
-    for known in known_externals():
-        if not known.optional or known.option in named or not tree.exists(known.file):
+    for source in known_externals():
+        if not source.optional or source.option in named:
             continue
-        reason = _idle_reason(known, tree, request, asked)
-        if reason and _can_leave(tree, known):
-            idle[known.option] = reason
+        if not tree.exists(source.file):
+            continue
+
+        reason = _idle_reason(source, tree, request, targets)
+        if reason and _can_leave(tree, source):
+            idle[source.option] = reason
     return idle
 
 
 def _idle_reason(
-    known: KnownSource, tree: SourceTree, request: Request, asked: Collection[str]
+    source: KnownSource, tree: SourceTree, request: Request, targets: Collection[str]
 ) -> str:
     """Return why nothing on the device needs a source, "" if something does."""
     major = request.target.major
-    if not known.serves(major, tree.version):
+    if not source.serves(major, tree.version):
         return f"of no use to {request.target.title}"
-    if not set(known.targets).intersection(asked):
+    if not set(source.targets).intersection(targets):
         return "setup.py builds nothing of it"
-    for unused in known.unused:
+
+    for unused in source.unused:
         if major in unused.majors and _is_applied(unused.fix, request):
             return f"vLLM does not choose it there, by the fix {unused.fix}"
     return ""
@@ -193,9 +191,9 @@ def _is_applied(fix: str, request: Request) -> bool:
     return fix in request.only if request.only else fix not in request.skip
 
 
-def _can_leave(tree: SourceTree, known: KnownSource) -> bool:
+def _can_leave(tree: SourceTree, source: KnownSource) -> bool:
     try:
-        leave_out(tree, [known])
+        leave_out(tree, [source])
     except (DriftError, UsageError):
         return False
     return True
@@ -243,18 +241,19 @@ def asked_targets(tree: SourceTree) -> set[str]:
     return targets
 
 
-def check(known: KnownSource, version: Version) -> None:
+def check(source: KnownSource, version: Version) -> None:
     """Raise UsageError if a release cannot be built, or cannot run, without it."""
-    if not known.optional:
+    if not source.optional:
         raise UsageError(
-            f"--without {known.option}: vLLM cannot be built without it",
-            why=known.title,
-            hint=f"name it with --source {known.option}=FOLDER, or in a mirror",
+            f"--without {source.option}: vLLM cannot be built without it",
+            why=source.title,
+            hint=f"name it with --source {source.option}=FOLDER, or in a mirror",
         )
-    for refused in known.refused:
+
+    for refused in source.refused:
         if refused.covers(version):
             raise UsageError(
-                f"--without {known.option}: vLLM {version} cannot run without it",
+                f"--without {source.option}: vLLM {version} cannot run without it",
                 why=refused.reason,
                 hint="take a later release",
             )
@@ -284,17 +283,15 @@ def _named_targets(keywords: Iterable[ast.keyword]) -> Iterator[str]:
                     yield extension[1]
 
 
-def _guard_imports(tree: SourceTree, left: KnownSource) -> Iterator[Edit]:
+def _guard_imports(tree: SourceTree, source: KnownSource) -> Iterator[Edit]:
     """Let the module load without its names; backends that import them are passed over.
 
     vLLM asks every attention backend in turn and takes an ImportError for "not available".
     """
-    if "_vllm_fa2_C" not in left.targets:
+    if "_vllm_fa2_C" not in source.targets:
         return
 
-    path = next(
-        (path for path in _FLASH_IMPORTS if tree.exists(path)), _FLASH_IMPORTS[0]
-    )
+    path = next(filter(tree.exists, _FLASH_IMPORTS), _FLASH_IMPORTS[0])
     text = tree.read(path)
     imports = [*_flash_imports(parsed(path, text))]
     if len(imports) != 1:
@@ -303,12 +300,13 @@ def _guard_imports(tree: SourceTree, left: KnownSource) -> Iterator[Edit]:
             why="upstream moved it, or the file was edited by hand",
             hint=HINT,
         )
+
     statement, is_guarded = imports[0]
     if not is_guarded:
         start, stop = _span(text, statement)
         body = text[start:stop].replace("\n", "\n    ")
         guard = _GUARD.format(mark=_MARK, body=body)
-        yield Edit(path, start, stop, guard, left.option)
+        yield Edit(path, start, stop, guard, source.option)
 
 
 def _flash_imports(module: ast.Module) -> Iterator[tuple[ast.ImportFrom, bool]]:
@@ -318,11 +316,11 @@ def _flash_imports(module: ast.Module) -> Iterator[tuple[ast.ImportFrom, bool]]:
             continue
         if ast.unparse(node.test) != "current_platform.is_cuda()":
             continue
+
         for statement in node.body:
             is_guarded = isinstance(statement, ast.Try)
-            for part in (
-                statement.body if isinstance(statement, ast.Try) else [statement]
-            ):
+            parts = statement.body if isinstance(statement, ast.Try) else [statement]
+            for part in parts:
                 if isinstance(part, ast.ImportFrom) and part.module == _FLASH_ATTENTION:
                     yield part, is_guarded
 

@@ -51,9 +51,10 @@ def cuda13_lists(path: str, text: str) -> tuple[ArchList, ...]:
     """Return the lists of a file that a compiler of CUDA 13 reads, in order."""
     calls = parsed(path, text)
     lists = []
+
     for index, call in enumerate(calls):
         if _gives_list(call) and not _is_for_older_cuda(call):
-            variable = call.arguments[0].value
+            variable = call.values[0]
             sm100 = variable == MLA or _switches_sm100_on(call, calls[index + 1 :])
             lists.append(ArchList(path, variable, call.arguments[1], sm100))
     return tuple(lists)
@@ -62,7 +63,7 @@ def cuda13_lists(path: str, text: str) -> tuple[ArchList, ...]:
 def _gives_list(call: Command) -> bool:
     if len(call.arguments) != _LISTING.get(call.name):
         return False
-    return call.name != "set" or call.arguments[0].value == SUPPORTED
+    return call.name != "set" or call.values[0] == SUPPORTED
 
 
 def _is_for_older_cuda(call: Command) -> bool:
@@ -79,14 +80,14 @@ def _switches_sm100_on(call: Command, later: Sequence[Command]) -> bool:
     """Return whether the next -DENABLE_… before a list of another name is an SM100 one."""
     if call.name != INTERSECTION:
         return False
+
     for following in later:
-        values = [argument.value for argument in following.arguments]
-        is_list = following.name == INTERSECTION and len(values) == 3
-        if is_list and values[0] != call.arguments[0].value:
+        is_list = following.name == INTERSECTION and len(following.values) == 3
+        if is_list and following.values[0] != call.values[0]:
             return False
-        defines = [value for value in values if value.startswith("-DENABLE_")]
-        if defines:
-            return defines[0].endswith("_SM100=1")
+        for value in following.values:
+            if value.startswith("-DENABLE_"):
+                return value.endswith("_SM100=1")
     return False
 
 
@@ -94,12 +95,14 @@ def without_sm12x(lists: Sequence[ArchList], what: str) -> Observation:
     """Return the edits that take SM12x out of lists of kernels that only SM100 selects."""
     is_sm12x = methodcaller("startswith", "12.")
     named = [entry for entry in lists if any(map(is_sm12x, entry.items))]
+
     edits = [
         remove_list_items(
             entry.argument, is_sm12x, path=entry.path, note="SM100 kernels only"
         )
         for entry in named
     ]
+
     where = places([entry.where for entry in named or lists])
     return found(
         edits,

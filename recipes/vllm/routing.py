@@ -93,7 +93,9 @@ def prove_decisions(case: Case, decisions: Sequence[Decision]) -> list[str]:
         for tree, capabilities in ((case.patched, ALL), (case.stock, decision.others))
         for capability in capabilities
     ]
+
     answers = iter(ask(case.stock, questions, object))
+
     sentences = []
     for decision in decisions:
         after = dict(zip(ALL, answers, strict=False))

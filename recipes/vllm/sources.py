@@ -48,14 +48,12 @@ class CudaSource:
 
 def codes_of(names: Iterable[str]) -> Codes:
     """Return the codes that texts name as nvcc does: ``sm_121a``, ``[sm_120f,compute_120f]``."""
-    return frozenset(
-        (
-            "sass" if match[1] == "sm" else "ptx",
-            parse_arch(f"{match[2]}.{match[3]}{match[4]}"),
-        )
-        for name in names
-        for match in _NAME.finditer(name)
-    )
+    codes = set()
+    for name in names:
+        for prefix, major, minor, suffix in _NAME.findall(name):
+            kind = "sass" if prefix == "sm" else "ptx"
+            codes.add((kind, parse_arch(f"{major}.{minor}{suffix}")))
+    return frozenset(codes)
 
 
 @cache

@@ -37,16 +37,19 @@ def check_stock(
     for group in groups:
         names = (group.name, " ".join(group.switches), group.variable)
         by_key[_next_key(by_key, *names)] = group
+
     wrong = [
         f"{name} ({variable}) is missing"
         for name, switches, variable, number in expected
         if (name, switches, variable, number) not in by_key
     ]
+
     for key, group in by_key.items():
         title = f"{group.where}: {group.name} ({group.variable})"
         if key not in expected:
             wrong.append(f"{title} is new")
             continue
+
         archs = expected[key]
         if group.archs == archs:
             continue
@@ -54,6 +57,7 @@ def check_stock(
             wrong.append(
                 f"{title} is built for {_archs_text(group.archs)}, not for {_archs_text(archs)}"
             )
+
     if wrong:
         raise DriftError(
             "\n    ".join([f"the arch lists are not those of {version}:", *wrong]),

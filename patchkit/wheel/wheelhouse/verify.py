@@ -248,7 +248,6 @@ def verify_wheelhouse(house: Path) -> Verified:
 
 def _deciding_versions(wheels: Sequence[ListedWheel]) -> dict[str, str]:
     """Return the versions of what was built, and of torch, triton and NCCL."""
-
     versions = {}
     for wheel in wheels:
         project = wheel.name.project
