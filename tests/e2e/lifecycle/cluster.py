@@ -223,11 +223,12 @@ class EmulatedCluster:
         done = self.nodes[name].user("sh", "-c", _STARTS, "sh", *pids) if pids else None
         return done.output.splitlines() if done else []
 
-    def kill(self, name: str, process: Process) -> None:
-        """Kill a process of a node's rank with SIGKILL."""
+    def kill(self, name: str, process: Process, signal: str = "KILL") -> None:
+        """Send a signal to a process of a node's rank; it has to be there and take it."""
         pids = self.processes(name)[process]
         insist(len(pids) == 1, f"{name} has {len(pids)} {process} processes")
-        self.nodes[name].user("kill", "-KILL", *pids)
+        done = self.nodes[name].user("kill", f"-{signal}", *pids)
+        insist(not done.trouble, f"{name}: kill -{signal}: {done.trouble}")
 
     def heals(self, before: Ranks | None = None) -> str:
         """Wait until it answers, from new processes on all nodes if ``before`` is given.

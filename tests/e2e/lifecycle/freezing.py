@@ -32,7 +32,7 @@ COMPILES = "cp /bin/sleep /tmp/ptxas; PATCHKIT_CLUSTER=vllm exec /tmp/ptxas {}"
 def engine_frozen(cluster: EmulatedCluster) -> str:
     """SIGSTOP of the head's worker process while somebody asks; `/health` says 200 all the time."""
     before = cluster.ranks()
-    cluster.head.user("kill", "-STOP", *before["spark1"]["worker"])
+    cluster.kill("spark1", "worker", "STOP")
     ask(cluster)
     health = ("curl", "--silent", "--fail", "--max-time", "2", f"{URL}/health")
     insist(
@@ -45,10 +45,10 @@ def engine_frozen(cluster: EmulatedCluster) -> str:
 def others_frozen(cluster: EmulatedCluster) -> str:
     """SIGSTOP of the API server; then of the other rank's worker process while somebody asks."""
     before = cluster.ranks()
-    cluster.head.user("kill", "-STOP", *before["spark1"]["main"])
+    cluster.kill("spark1", "main", "STOP")
     told = is_cured(cluster, before, "spark1", "/metrics does not answer")
     before = cluster.ranks()
-    cluster.worker.user("kill", "-STOP", *before["spark2"]["worker"])
+    cluster.kill("spark2", "worker", "STOP")
     ask(cluster)
     return f"{told}; {is_cured(cluster, before, 'spark2', 'since one was asked for')}"
 
@@ -78,9 +78,9 @@ def not_frozen(cluster: EmulatedCluster) -> str:
     lives("a compiler on the worker")
     _start(cluster, "python3", "-c", SLEEPS.format(LONG))
     lives("a client that says nothing")
-    head.user("kill", "-STOP", *before["spark1"]["main"])
+    cluster.kill("spark1", "main", "STOP")
     time.sleep(SOON / 2)
-    head.user("kill", "-CONT", *before["spark1"]["main"])
+    cluster.kill("spark1", "main", "CONT")
     lives("/metrics missed", SOON / 2)
     cluster.change(STATS=0)
     ask(cluster, seconds=LONG)
