@@ -218,6 +218,7 @@ class _Image:
             raise damaged(self._name, what)
 
     def read(self, offset: int, length: int) -> bytes:
+        """Return the bytes at an offset of the file. Raises SourceError if there are fewer."""
         is_inside = offset + length <= self._size
         self.check(is_inside, "a table ends behind the end of the file")
         self._stream.seek(offset)
@@ -342,6 +343,7 @@ class _Image:
         return tuple(filter(None, paths.split(":")))
 
     def read_at(self, address: int, length: int) -> bytes:
+        """Return the bytes that the loader puts at an address. Raises SourceError for none."""
         for kind, _, offset, start, _, size, _, _ in self._segments:
             is_inside = start <= address and address + length <= start + size
             if kind == PT_LOAD and is_inside:
@@ -349,6 +351,7 @@ class _Image:
         raise damaged(self._name, f"nothing is loaded at {address:#x}")
 
     def string(self, place: int) -> str:
+        """Return a string of the dynamic section by its place. Raises SourceError."""
         size = max(self.tags.get(_STRSZ, [0]))
         self.check(place <= size, "a string lies behind the table of strings")
         table = max(self.tags.get(_STRTAB, [0]))

@@ -314,14 +314,19 @@ def _read_member(members: Mapping[Any, Any], value: Any) -> Any:
 
 def _read_checked(read: _Read, checks: tuple[Any, ...], value: Any) -> Any:
     content = read(value)
+    for check in checks:
+        _call_check(check, content)
+    return content
+
+
+def _call_check(check: Callable[..., T], *arguments: Any, **fields: Any) -> T:
+    """Call a check or a class; its ValueError becomes a RecordError."""
     try:
-        for check in checks:
-            check(content)
+        return check(*arguments, **fields)
     except RecordError:
         raise
     except ValueError as error:
         raise RecordError(str(error)) from None
-    return content
 
 
 def _read_any_of(readers: list[_Read], value: Any) -> Any:
@@ -374,6 +379,7 @@ def _dataclass_reader(kind: Any) -> _Read:
     needed = {key for key, field in by_key.items() if _is_needed(field)}
 
     def read(value: Any) -> Any:
+        """Return a table as the dataclass."""
         if not isinstance(value, dict):
             raise RecordError(f"is {_show_value(value)}, not a table")
 
@@ -389,13 +395,7 @@ def _dataclass_reader(kind: Any) -> _Read:
         content = {}
         for key, part in value.items():
             content[by_key[key].name] = _read_below(key, readers[key], part)
-
-        try:
-            return kind(**content)
-        except RecordError:
-            raise
-        except ValueError as error:  # of __post_init__
-            raise RecordError(str(error)) from None
+        return _call_check(kind, **content)
 
     return read
 

@@ -46,6 +46,7 @@ def answer(request: list[Any], mark: str) -> None:
     writing = threading.Lock()
 
     def send(kind: str, value: object) -> None:
+        """Write one marked line, whole even beside other threads."""
         line = f"{mark}{encoded({kind: value})}\n".encode()
         with writing:
             # Not sys.stdout, whose lock a thread would hold when Python ends.

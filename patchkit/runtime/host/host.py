@@ -59,6 +59,7 @@ class Netdev:
 
     @property
     def ipv4(self) -> tuple[IPv4Interface, ...]:
+        """Return its IPv4 addresses with their prefixes."""
         return tuple(
             IPv4Interface(f"{address.address}/{address.prefix}")
             for address in self.addresses

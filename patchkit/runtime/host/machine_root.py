@@ -63,6 +63,7 @@ class RecordingWriter:
         self.errors: dict[str, str] = {}
 
     def add_file(self, path: str, data: bytes) -> None:
+        """Add a file that was read, with its content."""
         place = self._place(path)
         place.parent.mkdir(parents=True, exist_ok=True)
         self.files += not place.exists()
@@ -77,6 +78,7 @@ class RecordingWriter:
                 self._place(folder).mkdir(parents=True, exist_ok=True)
 
     def finish(self) -> None:
+        """Write ``recording.json``, with the errors of reading."""
         self.home.mkdir(parents=True, exist_ok=True)
         index = asdict(_Index(patchkit=__version__, errors=self.errors))
         text = json.dumps(index, indent=1, ensure_ascii=False)
