@@ -32,7 +32,8 @@ class Argument(NamedTuple):
     def value(self) -> str:
         """The text without its quotes or brackets, escapes left as they are."""
         opening, closing = _delimiters(self.text)
-        return self.text[len(opening) : len(self.text) - len(closing)]
+        stop = len(self.text) - len(closing)
+        return self.text[len(opening) : stop]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +107,10 @@ def tokenize(text: str, path: str = "<cmake>") -> Iterator[re.Match[str]]:
     """
     for token in _TOKEN.finditer(text):
         if token.lastgroup == "invalid":
+            line = line_of(text, token.start())
             problem = f"{token[0]!r} begins nothing that ends"
-            raise _error(path, line_of(text, token.start()), problem)
+            raise _error(path, line, problem)
+
         yield token
 
 
@@ -157,7 +160,11 @@ def add_list_item(argument: Argument, item: str, *, path: str, note: str) -> Edi
 
 
 def remove_list_items(
-    argument: Argument, drop: Callable[[str], bool], *, path: str, note: str
+    argument: Argument,
+    drop: Callable[[str], bool],
+    *,
+    path: str,
+    note: str,
 ) -> Edit:
     """Take the items for which ``drop`` holds out of a ;-list, which may leave it empty."""
     opening, closing = _delimiters(argument.text)

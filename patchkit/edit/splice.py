@@ -32,6 +32,7 @@ def splice(text: str, edits: Iterable[Edit]) -> str:
     ordered = sorted(edits, key=lambda edit: (edit.start, edit.stop))
     parts: list[str] = []
     position = 0
+
     for edit in ordered:
         if edit.start < position or edit.stop > len(text):
             line = line_of(text, edit.start)
@@ -85,7 +86,10 @@ def unified_diff(path: str, before: str | None, after: str) -> str:
     # As git has it: a created file has no a/ side.
     source = "/dev/null" if before is None else f"a/{path}"
     diff = difflib.unified_diff(
-        _lines(before or ""), _lines(after), fromfile=source, tofile=f"b/{path}"
+        _lines(before or ""),
+        _lines(after),
+        fromfile=source,
+        tofile=f"b/{path}",
     )
     text = ""
     for line in diff:
@@ -97,8 +101,10 @@ def unified_diff(path: str, before: str | None, after: str) -> str:
 
 def git_diff(path: str, before: str | None, after: str) -> str:
     """Return ``unified_diff`` below git's own header, which names the mode of a new file."""
-    mode = "new file mode 100644\n" if before is None else ""
-    return f"diff --git a/{path} b/{path}\n{mode}{unified_diff(path, before, after)}"
+    head = f"diff --git a/{path} b/{path}\n"
+    if before is None:
+        head += "new file mode 100644\n"
+    return head + unified_diff(path, before, after)
 
 
 def _lines(text: str) -> list[str]:

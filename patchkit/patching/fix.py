@@ -150,6 +150,7 @@ def found(edits: Sequence[Edit], *, now: str, done: str) -> Observation:
     """Return APPLY with these edits, or APPLIED if there is nothing left to edit."""
     if not edits:
         return Observation(State.APPLIED, done)
+
     return Observation(State.APPLY, now, tuple(edits), done)
 
 

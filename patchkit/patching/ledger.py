@@ -169,6 +169,7 @@ def journal_of(tree: SourceTree, state: Path) -> Journal:
 def _revert_command(project: str, state: Path) -> str:
     if project in projects():
         return quoted("patchkit", "revert", f"--{project}-src", state.parent)
+
     # Of any other package only libraries are replaced; its state lies in its .dist-info.
     return quoted("patchkit", "native", state.parents[1], "--revert")
 
@@ -238,9 +239,9 @@ def digest_now(tree: SourceTree, path: str) -> str:
     """Return the digest of a file as it is now; a link or a folder has one that fits nothing."""
     if not os.path.lexists(tree.root / path):
         return ""
+
     try:
-        return sha256_of(
-            place_of(tree.root, path)
-        )  # a library may be larger than the memory
+        # By pieces: a library may be larger than the memory.
+        return sha256_of(place_of(tree.root, path))
     except PatchkitError:
         return "unreadable"

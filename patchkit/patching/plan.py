@@ -73,13 +73,19 @@ def make_plan(tree: SourceTree, recipe: Recipe, request: Request) -> Plan:
         patched = with_edits(patched, verdict.edits)
 
     _check_required(verdicts, tree, request)
-    return Plan(request=request, stock=tree, patched=patched, verdicts=tuple(verdicts))
+    return Plan(
+        request=request,
+        stock=tree,
+        patched=patched,
+        verdicts=tuple(verdicts),
+    )
 
 
 def _check_selection(ids: list[str], request: Request) -> None:
     """Raise UsageError for a fix that does not exist, or is both named and left out."""
     wanted = request.only | request.also
-    for unknown in sorted((wanted | request.skip) - set(ids)):
+    named = wanted | request.skip
+    for unknown in sorted(named.difference(ids)):
         close = difflib.get_close_matches(unknown, ids, n=1)
         hint = f"did you mean {close[0]}?" if close else "`patchkit fixes` lists them"
         raise UsageError(f"no fix is called {unknown!r}", hint=hint)
@@ -98,7 +104,7 @@ def _check_required(
             continue
 
         fix = verdict.fix
-        for required_id in sorted(fixes_off.keys() & set(fix.requires)):
+        for required_id in sorted(fixes_off.keys() & fix.requires):
             required = fixes_off[required_id]
 
             # If upstream has the required fix already, leaving it out costs nothing.
@@ -139,7 +145,12 @@ class _Expectation:
     severity: Severity
 
 
-def judge(fix: Fix, tree: SourceTree, recipe: Recipe, request: Request) -> Verdict:
+def judge(
+    fix: Fix,
+    tree: SourceTree,
+    recipe: Recipe,
+    request: Request,
+) -> Verdict:
     """Return what one fix says of a tree: the version selects, the code decides, both must agree.
 
     A development version or pre-release may be older or newer than what a fix is about: absent
@@ -165,13 +176,16 @@ def judge(fix: Fix, tree: SourceTree, recipe: Recipe, request: Request) -> Verdi
     except DriftError as error:
         return Verdict(fix, State.DRIFTED, str(error), severity=severity)
 
+    note = ""
+    if not expected.known:
+        note = f"{version} is not in the table; {_CODE_ALONE}"
     state = _agreed_state(expected.known, expected.needed, finding.state)
-    note = "" if expected.known else f"{version} is not in the table; {_CODE_ALONE}"
     if state is State.DRIFTED:
         foreign = _foreign_file(fix, tree, request)
         if not foreign:
             reason = _conflict(fix, expected, tree) + finding.reason
             return Verdict(fix, state, reason, severity=severity)
+
         # The table is about the release, and this file is a fork's.
         state = _agreed_state(False, expected.needed, finding.state)
         note = f"{fix.id}: {foreign} is not that of {version}; {_CODE_ALONE}"
@@ -202,7 +216,10 @@ def _agreed_state(known: bool, needed: bool, code: State) -> State:
 
 
 def _expect(
-    fix: Fix, tree: SourceTree, recipe: Recipe, request: Request
+    fix: Fix,
+    tree: SourceTree,
+    recipe: Recipe,
+    request: Request,
 ) -> _Expectation:
     """Look a fix up in the version table."""
     kind = "installed" if tree.kind == "installed" else "source"
@@ -225,7 +242,11 @@ def _expect(
 
 
 def _judge_off(
-    fix: Fix, tree: SourceTree, request: Request, expected: _Expectation, reason: str
+    fix: Fix,
+    tree: SourceTree,
+    request: Request,
+    expected: _Expectation,
+    reason: str,
 ) -> Verdict:
     """Return OFF, or UPSTREAM if a known release visibly has what the fix would do.
 
@@ -238,8 +259,12 @@ def _judge_off(
             finding = fix.look(tree, request)
             if not finding.edits and finding.reason:
                 return Verdict(
-                    fix, State.UPSTREAM, finding.reason, severity=expected.severity
+                    fix,
+                    State.UPSTREAM,
+                    finding.reason,
+                    severity=expected.severity,
                 )
+
     return Verdict(fix, State.OFF, reason, severity=expected.severity)
 
 
@@ -272,7 +297,13 @@ def _conflict(fix: Fix, expected: _Expectation, tree: SourceTree) -> str:
 
 def _foreign_file(fix: Fix, tree: SourceTree, request: Request) -> str:
     """Return a file that a fix looks at and that a fork has changed; "" for none."""
-    stock = replace(tree, overlay={}, seen={}, texts={}, answers={})
+    stock = replace(
+        tree,
+        overlay={},
+        seen={},
+        texts={},
+        answers={},
+    )
     with contextlib.suppress(DriftError):
         fix.look(stock, request)
     return foreign_file(tree, stock.seen)
@@ -332,12 +363,14 @@ def with_edits(tree: SourceTree, edits: tuple[Edit, ...]) -> SourceTree:
     texts = {}
     for path, file_edits in edits_by_path.items():
         creates = any(edit.creates for edit in file_edits)
-        if creates and (tree.exists(path) or len(file_edits) > 1):
+        is_contested = tree.exists(path) or len(file_edits) > 1
+        if creates and is_contested:
             raise DriftError(
                 f"{path}: is there already ({file_edits[0].note})",
                 why="two fixes want to create it, or one does not look before it does",
                 hint="leave one of them out with --without",
             )
+
         text = "" if creates else tree.read(path)
         texts[path] = splice(text, file_edits)
     return tree.with_texts(texts)

@@ -115,30 +115,38 @@ def load_recipe(project: str = "vllm") -> Recipe:
     """Read a recipe that ships with patchkit."""
     home = RECIPES / project
     place = home / "recipe.toml"
+    names = read_toml(list[str], place, key="fixes")
     table = read_toml(dict[str, Any], place)
     # A list of versions, or a table for each release: those whose files were read count.
     versions = table.get("releases")
     if versions is None:
         versions = [r["version"] for r in table["release"] if r.get("read", True)]
+    bugs: tuple[Bug, ...] = ()
+    if "bug" in table:
+        bugs = read_toml(tuple[Bug, ...], place, key="bug")
 
     return Recipe(
         project=project,
         home=home,
         releases=tuple(map(Version, versions)),
         refused=read_toml(tuple[Refused, ...], place, key="refused"),
-        fixes=load_fixes(home, read_toml(list[str], place, key="fixes")),
+        fixes=load_fixes(home, names),
         build=read_toml(BuildVariable, place, key="build"),
-        bugs=read_toml(tuple[Bug, ...], place, key="bug") if "bug" in table else (),
+        bugs=bugs,
         digest=_digest_of(home),
     )
 
 
 def _digest_of(home: Path) -> str:
     """Return the sha256 of all that decides a plan: facts, fixes, what they use, targets."""
-    files = [path for pattern in _DECISIVE for path in sorted(home.glob(pattern))]
+    files: list[Path] = []
+    for pattern in _DECISIVE:
+        files += sorted(home.glob(pattern))
     files += [home.parent / name for name in _SHARED]
+
     # A separator, so that text moved from one file to the next is another digest.
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
+    data = b"\0".join(file.read_bytes() for file in files)
+    return hashlib.sha256(data).hexdigest()
 
 
 def load_recipes() -> tuple[Recipe, ...]:
@@ -164,7 +172,9 @@ Support = Mapping[str, Mapping[str, Mapping[str, SupportLevel]]]
 def load_support(project: str = "vllm") -> Support:
     """Return the table ``support.json`` of a recipe; empty if its releases cannot be had."""
     place = RECIPES / project / "support.json"
-    text = place.read_text(encoding="utf-8") if place.is_file() else "{}"
+    if not place.is_file():
+        return {}
+    text = place.read_text(encoding="utf-8")
     return read_json(dict[str, dict[str, dict[str, SupportLevel]]], text)
 
 
@@ -185,4 +195,6 @@ class Claim:
 def load_claims(project: str = "vllm") -> tuple[Claim, ...]:
     """Return the claims that ship with a recipe, in the order of the file; none without one."""
     place = RECIPES / project / "folklore.toml"
-    return read_toml(tuple[Claim, ...], place, key="claim") if place.is_file() else ()
+    if not place.is_file():
+        return ()
+    return read_toml(tuple[Claim, ...], place, key="claim")

@@ -55,7 +55,8 @@ class Workspace:
 
         Raises StorageError where a commit could not write either.
         """
-        folder = journal_of(self.tree, self.state).folder / "new"
+        journal = journal_of(self.tree, self.state)
+        folder = journal.folder / "new"
         with translated():
             make_folders(folder)
         return folder
@@ -95,6 +96,7 @@ def locked_workspace(find: Callable[[], SourceTree]) -> Iterator[Workspace]:
     with locked(tree.root):
         journal = journal_of(tree, state_folder(tree))
         journal.recover()
+
         try:
             # Once more: recovery may bring files and ledger back.
             yield read_workspace(find(), writing=True)
@@ -112,6 +114,7 @@ def read_workspace(tree: SourceTree, *, writing: bool = False) -> Workspace:
     state = state_folder(tree)
     if not writing:
         journal_of(tree, state).check_finished()
+
     ledger = read_ledger(state, tree.project)
     if ledger is None:
         return Workspace(tree=tree, state=state, ledger=None)

@@ -26,8 +26,10 @@ def prove(plan: Plan) -> tuple[str, ...]:
         if verdict.edits:
             _check_recognised(verdict.fix, plan)
 
+    # All cases first: a wrong edit is found before any code runs.
+    cases = list(_cases_of(plan))
     proofs = []
-    for fix, case in list(_cases_of(plan)):
+    for fix, case in cases:
         if fix.prove:
             with explain_failure(fix):
                 proofs.append(fix.prove(case))
@@ -49,8 +51,8 @@ def _cases_of(plan: Plan) -> Iterator[tuple[Fix, Case]]:
     tree = plan.stock
     for verdict in plan.verdicts:
         fix = verdict.fix
-        is_upstream = verdict.state is State.UPSTREAM and fix.prove_upstream
-        if is_upstream or verdict.state in _PROVABLE:
+        is_upstream = verdict.state is State.UPSTREAM
+        if verdict.state in _PROVABLE or (is_upstream and fix.prove_upstream):
             case = Case(
                 stock=plan.stock if fix.prove_from_stock else tree,
                 patched=plan.patched,
@@ -58,4 +60,5 @@ def _cases_of(plan: Plan) -> Iterator[tuple[Fix, Case]]:
                 active=active,
             )
             yield fix, case
+
         tree = with_edits(tree, verdict.edits)

@@ -47,7 +47,9 @@ def permitted() -> Iterator[None]:
 
 
 def execute(
-    code: CodeType, names: dict[str, Any], space: dict[str, Any] | None = None
+    code: CodeType,
+    names: dict[str, Any],
+    space: dict[str, Any] | None = None,
 ) -> None:
     """Run a piece of upstream's code; no other function does."""
     if not _permitted:
@@ -142,7 +144,8 @@ class Code:
 
     def module(self, path: str) -> _Module:
         if path not in self._modules:
-            self._modules[path] = _Module(self, path, self._tree.read(path))
+            text = self._tree.read(path)
+            self._modules[path] = _Module(self, path, text)
         return self._modules[path]
 
     def imported(self, source: Import, name: str) -> object:
@@ -198,18 +201,18 @@ class _Module(dict[str, Any]):
     """The globals of one file; each definition is run when it is first asked for."""
 
     def __init__(self, code: Code, path: str, text: str) -> None:
-        # A module that exists, for dataclasses.
-        super().__init__(
-            __name__=__name__,
-            __builtins__={**vars(builtins), "__import__": self._import_module},
-        )
+        functions = {**vars(builtins), "__import__": self._import_module}
+        # The name is that of a module that exists, for dataclasses.
+        super().__init__(__name__=__name__, __builtins__=functions)
         self._code = code
         self._path = path
         self.source = _source(path, text)
 
     def has(self, name: str) -> bool:
-        names = (self.source.definitions, self.source.imports, self._code.names)
-        return any(name in known for known in names)
+        source = self.source
+        if name in source.definitions or name in source.imports:
+            return True
+        return name in self._code.names
 
     def __missing__(self, name: str) -> object:
         if name in self._code.names:
@@ -352,5 +355,7 @@ def _names_at_once(node: ast.AST) -> Iterator[str]:
 
 
 def _absolute_module(path: str, module: str, level: int) -> str:
-    package = path.split("/")[:-level] if level else []
-    return ".".join(filter(None, [*package, module]))
+    parts = path.split("/")[:-level] if level else []
+    if module:
+        parts.append(module)
+    return ".".join(parts)

@@ -132,12 +132,15 @@ def project_of(spec: str) -> str:
     release = re.fullmatch(r"([A-Za-z0-9._-]+)==[^/]+", spec)
     if release and release[1].lower() in projects():
         return release[1].lower()
+
     if path.is_dir() and (project := _project_in(path.resolve())):
         return project
 
-    candidates = [name for name in projects() if name in path.name.lower()]
+    file_name = path.name.lower()
+    candidates = [name for name in projects() if name in file_name]
     if len(candidates) == 1:
         return candidates[0]
+
     is_path = "/" in spec and "://" not in spec
     if is_path and not path.exists():
         raise UsageError(f"{spec}: no such file or folder", hint=_list_nearest(path))
@@ -194,9 +197,11 @@ def state_folder(tree: SourceTree) -> Path:
     """Return the folder that holds the ledger of a tree. Raises SourceError."""
     if tree.kind != "installed":
         return tree.root / ".patchkit"
-    # Other packages need not have a folder of their name, nor only one.
-    home = tree.root / tree.project if tree.project in projects() else dist_info(tree)
-    return home / ".patchkit"
+    if tree.project in projects():
+        return tree.root / tree.project / ".patchkit"
+
+    # A package need not have a folder of its name, nor only one.
+    return dist_info(tree) / ".patchkit"
 
 
 def dist_info(tree: SourceTree) -> Path:
@@ -322,8 +327,17 @@ def _most_alike(root: Path) -> _Likeness:
 
 def _git_version(root: Path) -> Version:
     """Return the version as setuptools-scm does: the tag, or the next version's .devN."""
-    command = ("git", "-C", root, "describe", "--tags", "--long", "--match", "v*")
-    result = attempt(*command, env=os.environ | NO_FETCH)
+    result = attempt(
+        "git",
+        "-C",
+        root,
+        "describe",
+        "--tags",
+        "--long",
+        "--match",
+        "v*",
+        env=os.environ | NO_FETCH,
+    )
     match = _DESCRIBED.fullmatch(result.output.strip())
     if match is None:
         raise SourceError(

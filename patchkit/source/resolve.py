@@ -54,7 +54,11 @@ class Resolved:
 
 @contextlib.contextmanager
 def resolved(
-    source: SourceOptions, check: Check, report: Report, *, keep: bool
+    source: SourceOptions,
+    check: Check,
+    report: Report,
+    *,
+    keep: bool,
 ) -> Iterator[Resolved]:
     """Give the folder that is named; ``report(task)`` gives a progress callback.
 
