@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -144,17 +144,28 @@ def commit_texts(
             ledger = replace(ledger, files={**ledger.files, record: pair})
 
     targets |= _state_files(workspace, ledger, originals)
-    for path, data in targets.items():
-        present = _read_file(tree.root / path)
-        if path in texts and path not in tree.pristine:
-            # The commit refuses what is no longer as the plan read it, or has appeared since.
-            present = upstream[path]
-        if present != data:
-            changes.append(Change(path, digest(present), data))
-
+    # The commit refuses what is no longer as the plan read it, or has appeared since.
+    first_patched = texts.keys() - tree.pristine.keys()
+    read_before = {path: upstream[path] for path in first_patched}
+    changes += _changes_to(targets, tree.root, read_before)
     changes.sort(key=partial(_change_turn, workspace.home))
     journal_of(tree, workspace.state).commit(changes)
     return [change.path for change in changes]
+
+
+def _changes_to(
+    targets: Mapping[str, bytes | None],
+    root: Path,
+    read_before: Mapping[str, bytes | None],
+) -> Iterator[Change]:
+    """Yield the change of every file that is not its target yet."""
+    for path, data in targets.items():
+        if path in read_before:
+            present = read_before[path]
+        else:
+            present = _read_file(root / path)
+        if present != data:
+            yield Change(path, digest(present), data)
 
 
 def _swap_libraries(

@@ -109,14 +109,10 @@ def _look_at(patch: Patch, files: Sequence[FileDiff], tree: SourceTree) -> Obser
         _require_installed(used, tree.project)
 
     edits: list[Edit] = []
-    spots: list[str] = []
     done: list[str] = []
     for file in used:
         file_edits = _edits_of(file, tree)
         edits += file_edits
-        for edit in file_edits:
-            line = line_of(tree.find(edit.path) or "", edit.start)
-            spots.append(f"{edit.path}:{line}")
         if not file_edits:
             done.append(file.path)
     if edits and done:
@@ -125,13 +121,22 @@ def _look_at(patch: Patch, files: Sequence[FileDiff], tree: SourceTree) -> Obser
     paths = places([file.path for file in used])
     observation = found(
         edits,
-        now=f"{places(spots)}: the patch fits",
+        now=f"{places(_spots_of(edits, tree))}: the patch fits",
         done=f"{paths}: as the patch leaves it",
     )
     if not left_out:
         return observation
     note = f"{patch.id}: not built or installed, so left out: {left_out}"
     return replace(observation, note=note)
+
+
+def _spots_of(edits: Sequence[Edit], tree: SourceTree) -> list[str]:
+    """Return FILE:LINE of each edit."""
+    spots = []
+    for edit in edits:
+        line = line_of(tree.find(edit.path) or "", edit.start)
+        spots.append(f"{edit.path}:{line}")
+    return spots
 
 
 def _require_installed(files: Sequence[FileDiff], project: str) -> None:

@@ -54,7 +54,7 @@ LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """End of a child: its two outputs, and what went wrong ("" if it ended with status 0)."""
+    """End of a child: both outputs, and what went wrong ("" if it ended with status 0)."""
 
     output: bytes
     errors: bytes

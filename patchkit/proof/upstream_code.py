@@ -269,14 +269,8 @@ class _Source:
         self.body = parse_python(text).body
         for node in _module_statements(self.body):
             match node:
-                case ast.ImportFrom():
-                    module = _absolute_module(path, node.module or "", node.level)
-                    for alias in node.names:
-                        self.imports[alias.asname or alias.name] = (module, alias.name)
-                case ast.Import():
-                    for alias in node.names:
-                        name = alias.asname or alias.name.split(".")[0]
-                        self.imports[name] = (alias.name, None)
+                case ast.ImportFrom() | ast.Import():
+                    self.imports |= _imports_of(node, path)
                 case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                     self.definitions[node.name] = [node]
                 case ast.Assign():
@@ -312,6 +306,19 @@ class _Source:
         future = ast.parse("from __future__ import annotations").body
         code = compile(ast.Module([*future, node], []), self._path, "exec")
         return _CompiledPiece(code, tuple(_names_at_once(node)))
+
+
+def _imports_of(node: ast.Import | ast.ImportFrom, path: str) -> dict[str, Import]:
+    """Return what an import in the file ``path`` binds, by name."""
+    imports: dict[str, Import] = {}
+    for alias in node.names:
+        if isinstance(node, ast.ImportFrom):
+            module = _absolute_module(path, node.module or "", node.level)
+            imports[alias.asname or alias.name] = (module, alias.name)
+        else:
+            name = alias.asname or alias.name.split(".")[0]
+            imports[name] = (alias.name, None)
+    return imports
 
 
 def _is_kept(decorator: ast.expr) -> bool:
