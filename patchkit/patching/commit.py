@@ -160,10 +160,8 @@ def _changes_to(
 ) -> Iterator[Change]:
     """Yield the change of every file that is not its target yet."""
     for path, data in targets.items():
-        if path in read_before:
-            present = read_before[path]
-        else:
-            present = _read_file(root / path)
+        is_read = path in read_before
+        present = read_before[path] if is_read else _read_file(root / path)
         if present != data:
             yield Change(path, digest(present), data)
 
