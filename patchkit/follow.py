@@ -231,6 +231,7 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
 
         if (process := self._process) is None:
             return
+
         FOLLOWED.discard(process)
         self._hang_up()
         if process.poll() is None:
@@ -239,14 +240,17 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
                 process.wait(_GRACE_S)
             except subprocess.TimeoutExpired:
                 process.kill()
+
         with process:  # waits, and closes its output
             pass
 
     def __iter__(self) -> Iterator[str]:
         if (process := self._process) is None:
             return
+
         tail: deque[str] = deque(maxlen=_SHOWN if self._feeder else _TAIL)
         mark = self._limits.mark
+
         for line in self._lines():
             if line:
                 tail.append(line[-_WIDEST:])
@@ -269,6 +273,7 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
             trouble = (
                 f"{self._resources.breach(status) or ending(status)}: {last_lines}"
             )
+
         return Completed(
             command=self._command,
             status=None if self._given_up else status,
@@ -311,6 +316,7 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
             if not part:
                 yield ""
                 continue
+
             size += len(part)
             if size > limits.size:
                 self._give_up(f"it sent more than {limits.size / BYTES_PER_MIB:g} MiB")
@@ -328,6 +334,7 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
             elif len(unfinished) > _LONGEST and limits.line == math.inf:
                 yield unfinished.decode(errors="replace")
                 unfinished.clear()
+
         if unfinished and not self._given_up:
             yield unfinished.decode(errors="replace")
 

@@ -62,6 +62,7 @@ def parse_arch(text: str) -> Arch:
             f"{text!r} is not an arch",
             hint="write it as TORCH_CUDA_ARCH_LIST does: 12.1a or 12.0f",
         )
+
     return Arch(
         int(match["major"]),
         int(match["minor"]),
@@ -122,6 +123,7 @@ def find_load(arch: Arch, capability: tuple[int, int]) -> Load:
     is_same_major = arch.major == capability[0]
     if is_earlier and is_same_major and arch.suffix != "a":
         return Load.FAMILY if arch.suffix == "f" else Load.COMPATIBLE
+
     if is_earlier and arch.ptx and not arch.suffix:
         return Load.JIT
     return Load.NONE

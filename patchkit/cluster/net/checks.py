@@ -168,12 +168,8 @@ def _machine_remarks(
     halves: Iterable[Netdev],
 ) -> Iterator[Finding]:
     """Yield the remarks of hardware.toml about the machine, and about the cages of some netdevs."""
-    places = {f"cage {netdev.cage}" for netdev in halves}
-    places.add("")
-    for remark in advice.find_remarks(host, verb):
-        if remark.where not in places:
-            continue
-
+    cages = [netdev.cage for netdev in halves]
+    for remark in advice.find_remarks(host, verb, cages):
         level = remark.level
         if remark.about == "link-local-twins":
             # A note for one node, but a warning for two that are joined.
@@ -209,7 +205,7 @@ def _check_cage(
         state = f"cage {number} has one half only"
         yield judge_check(False, where, "both twins", state)
     elif do_overlap:
-        twin = twins[-1]
+        twin = [twin for twin in twins if twin.lasting][-1]
         yield judge_check(
             False,
             where,

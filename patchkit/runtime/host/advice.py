@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 from patchkit.errors import HostError
@@ -17,8 +17,15 @@ Facts = Iterator[tuple[str, dict[str, object]]]
 """Yields the id of a remark, and the fields of its text."""
 
 
-def find_remarks(host: Host, verb: str = "probe") -> tuple[Finding, ...]:
-    """Return the remarks of a verb (probe, env, verify, plan), in the order of hardware.toml."""
+def find_remarks(
+    host: Host,
+    verb: str = "probe",
+    cages: Iterable[int | None] | None = None,
+) -> list[Finding]:
+    """Return the remarks of a verb (probe, env, verify, plan), in the order of hardware.toml.
+
+    With ``cages`` remarks about other cages are left out.
+    """
     # By PCI address: names depend on udev.
     halves = [netdev for netdev in host.netdevs if netdev.cage is not None]
     halves.sort(key=attrgetter("pci"))
@@ -32,7 +39,11 @@ def find_remarks(host: Host, verb: str = "probe") -> tuple[Finding, ...]:
     for entry in read_env_data("hardware")["remark"]:
         if verb == "probe" or verb in entry.get("also", ()):
             findings += [_fill_in(entry, fields) for fields in facts[entry["id"]]]
-    return tuple(findings)
+    if cages is None:
+        return findings
+
+    places = {f"cage {cage}" for cage in cages} | {""}
+    return [finding for finding in findings if finding.where in places]
 
 
 def find_remark(host: Host, about: str) -> Finding | None:

@@ -147,12 +147,7 @@ def _divide_remarks(node: Node, host: Host) -> tuple[list[Caveat], list[str]]:
     if node.role == "single":
         return caveats, notes
 
-    places = {f"cage {number}" for number in node.attachment.cages}
-    places.add("")
-    for remark in find_remarks(host, "env"):
-        if remark.where not in places:
-            continue
-
+    for remark in find_remarks(host, "env", node.attachment.cages):
         # A grave one says what will fail, and what to do instead.
         if remark.hint and remark.level in (Level.ERROR, Level.WARNING):
             caveats.append(Caveat(remark.what, remark.hint))
