@@ -72,7 +72,10 @@ def pack_archive(
     summary: Iterable[str],
 ) -> bytes:
     """Return an archive with NAME.json, the same bytes for the same content and summary."""
-    files = {f"logs/{log}.txt": text for log, text in clean.logs.items() if text}
+    files = {}
+    for log, text in clean.logs.items():
+        if text:
+            files[f"logs/{log}.txt"] = text
 
     files[f"{name}.json"] = _as_json(clean.content)
     files["summary.txt"] = "".join(f"{line}\n" for line in summary)
@@ -159,4 +162,6 @@ def _walk(
         return changed
     if isinstance(value, list | tuple):
         return [_walk(part, change, key) for part in value]
-    return change(value, key) if value and not isinstance(value, bool) else value
+    if not value or isinstance(value, bool):
+        return value
+    return change(value, key)

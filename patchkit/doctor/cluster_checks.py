@@ -74,7 +74,8 @@ def cluster_findings(
 
 def _badness(finding: Finding) -> int:
     """Return the place of a level in the order; errors and warnings are alike."""
-    return max((*_WRONG, *NOT_WRONG).index(finding.level), 1)
+    levels = (*_WRONG, *NOT_WRONG)
+    return max(levels.index(finding.level), 1)
 
 
 def _machine_findings(reports: Sequence[NodeReport]) -> list[Finding]:
@@ -83,10 +84,11 @@ def _machine_findings(reports: Sequence[NodeReport]) -> list[Finding]:
     for node in reports:
         findings += machine_findings(node)
 
+    has_peers = len(reports) > 1
     facts_by_name = {node.node: node.facts for node in reports if node.facts}
     for name, facts in facts_by_name.items():
         findings += node_findings(name, facts)
-        for finding in _host_findings(facts.host, has_peers=len(reports) > 1):
+        for finding in _host_findings(facts.host, has_peers=has_peers):
             text = finding.what
             if finding.where:
                 text = f"{finding.where}: {text}"

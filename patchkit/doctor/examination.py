@@ -339,10 +339,13 @@ def _examine_node(cluster: Cluster, node: Remote) -> NodeReport:
         image=file.serve.image_asked,
     )
 
+    placed = None
+    if sent.facts:
+        placed = placed_files(sent.facts.files, file.unit)
     report = NodeReport(
         **{part.name: getattr(sent, part.name) for part in fields(NodeAnswer)},
         node=node.destination,
-        placed=placed_files(sent.facts.files, file.unit) if sent.facts else None,
+        placed=placed,
         missing=sent.missing(node.destination),
     )
     return _add_image(report)
@@ -350,10 +353,10 @@ def _examine_node(cluster: Cluster, node: Remote) -> NodeReport:
 
 def _add_image(report: NodeReport) -> NodeReport:
     """Return a report with the CUDA variables of the image, and the disk of its engine."""
-    if not report.facts or not report.facts.image or not report.facts.image.version:
+    image = report.facts.image if report.facts else None
+    if not report.facts or not image or not image.version:
         return report
 
-    image = report.facts.image
     host = report.facts.host
     # The image's Python may not answer, and its folders are not the node's.
     own_software = host.software or Software(python="")
@@ -363,7 +366,8 @@ def _add_image(report: NodeReport) -> NodeReport:
         vllm_home="",
     )
 
-    facts = replace(report.facts, host=replace(host, software=software))
+    host = replace(host, software=software)
+    facts = replace(report.facts, host=host)
     disks = report.disks or ()
     if image.storage.total not in {disk.total for disk in disks}:
         disks = (*disks, image.storage)
@@ -455,9 +459,8 @@ def _meet_others(
     for report, answer in zip(reports, answers, strict=True):
         if isinstance(answer, PatchkitError):
             missing = dict.fromkeys(("ways", "links", "models"), answer)
-            met.append(replace(report, missing={**report.missing, **missing}))
-        else:
-            met.append(answer)
+            answer = replace(report, missing={**report.missing, **missing})
+        met.append(answer)
     return met
 
 

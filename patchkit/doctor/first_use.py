@@ -130,7 +130,8 @@ def check_first_use(
     if isinstance(answer, PatchkitError):
         raise NotCheckedError(answer.what)
 
-    capability = node.host.gpus[0].capability if node.host.gpus else ""
+    gpus = node.host.gpus
+    capability = gpus[0].capability if gpus else ""
 
     if not re.fullmatch(r"\d{1,2}\.\d", capability):
         raise NotCheckedError("no GPU says its compute capability")
@@ -143,7 +144,8 @@ def check_first_use(
     for library, loads in loads_by_library.items():
         compiled[library] = loads[Load.JIT]
 
-    shown = ", ".join(f"{name} ({count})" for name, count in (+compiled).most_common())
+    libraries = (+compiled).most_common()
+    shown = ", ".join(f"{name} ({count})" for name, count in libraries)
     if not shown:
         return {"what": "vLLM's libraries hold machine code for this GPU"}
 

@@ -100,7 +100,8 @@ def run_all_reduce(
     """
     head = nodes[0]
 
-    port = Remote(head.node).call(int, free_port, address=head.address)
+    remote = Remote(head.node)
+    port = remote.call(int, free_port, address=head.address)
     common = {
         "step": RANK,
         "script": RANK,
@@ -112,7 +113,8 @@ def run_all_reduce(
 
     def run_rank(rank: int) -> GpuStep:
         steps = [{**common, "rank": rank}]
-        return run_steps(nodes[rank], steps, {**_NCCL_OUTPUT, **variables})[0]
+        rank_variables = {**_NCCL_OUTPUT, **variables}
+        return run_steps(nodes[rank], steps, rank_variables)[0]
 
     results = []
     for answer in run_on_all(range(len(nodes)), run_rank):
@@ -184,16 +186,18 @@ def _all_reduce_speed(names: str, ranks: Sequence[GpuStep]) -> Finding:
     """Return the figures of the slowest rank, for which all wait."""
     small, large = SMOKE_TEST["sizes"]
 
-    speed_name = f"gigabytes_per_second_{large}"
-    latency_name = f"microseconds_{small}"
+    speed = f"gigabytes_per_second_{large}"
+    latency = f"microseconds_{small}"
+    speeds = [float(rank.figures.get(speed, 0)) for rank in ranks]
+    latencies = [float(rank.figures.get(latency, 0)) for rank in ranks]
     return make_finding(
         "all-reduce-sums",
         names,
         nodes=names,
         small=small,
         size=large // BYTES_PER_MIB,
-        speed=min(float(rank.figures.get(speed_name, 0)) for rank in ranks),
-        latency=max(float(rank.figures.get(latency_name, 0)) for rank in ranks),
+        speed=min(speeds),
+        latency=max(latencies),
         nccl=ranks[0].figures.get("nccl", "?"),
     )
 
@@ -235,7 +239,8 @@ def find_gap(
     nodes: Sequence[GpuNode],
 ) -> str:
     """Return why the nodes cannot be tried together, "" if they can."""
-    if len(nodes) < len(reports) or not all(node.address for node in nodes):
+    have_addresses = all(node.address for node in nodes)
+    if len(nodes) < len(reports) or not have_addresses:
         return "not every node has vLLM and an address on the cable"
     return ""
 

@@ -63,13 +63,15 @@ def main() -> None:
     os.dup2(2, 1)
 
     # Else an import could find a neighbour of this script.
-    sys.path[:] = [path for path in sys.path if path != str(Path(__file__).parent)]
+    folder = str(Path(__file__).parent)
+    sys.path[:] = [path for path in sys.path if path != folder]
     settings = json.loads(sys.argv[2])
     faulthandler.enable()
     faulthandler.dump_traceback_later(settings["seconds"], exit=True)
 
     try:
-        answer = {"state": "ok", **STEPS[sys.argv[1]](settings)}
+        run_step = STEPS[sys.argv[1]]
+        answer = {"state": "ok", **run_step(settings)}
     except NotRunError as error:
         answer = {"state": "not-run", "reason": str(error)}
     except WrongError as error:
@@ -265,7 +267,8 @@ def try_fp8(settings: Answer) -> Answer:
         scales_are = "as given"
         if block:
             rounded = _round_scales(torch, weight.float() * scales, block)
-            if _are_equal(torch, getattr(layer, "weight", None), rounded.stored):
+            stored = getattr(layer, "weight", None)
+            if _are_equal(torch, stored, rounded.stored):
                 x = inputs[-1].double()
                 cost = _largest_error(x @ rounded.exact.t(), x @ exact.t())
                 scales_are = (
@@ -315,7 +318,10 @@ def _round_scales(
 
     stored = (blocks / scales).to(torch.float8_e4m3fn)
     exact = stored.double() * scales.double()
-    return RoundedWeights(stored.view(tall, wide), exact.view(tall, wide))
+    return RoundedWeights(
+        stored=stored.view(tall, wide),
+        exact=exact.view(tall, wide),
+    )
 
 
 def _are_equal(
@@ -344,8 +350,8 @@ def try_nvfp4(_: Answer) -> Answer:
         inputs.append(x)
 
     codes = torch.randint(0, 16, (_WIDE, _DEEP), device="cuda")
-    wide_scales = torch.rand(_WIDE, _DEEP // 16, device="cuda") * 3 + 1
-    scales = wide_scales.to(torch.float8_e4m3fn)
+    wide_scales = torch.rand(_WIDE, _DEEP // 16, device="cuda")
+    scales = (wide_scales * 3 + 1).to(torch.float8_e4m3fn)
     overall = 0.02
     group_scales = scales.double().repeat_interleave(16, 1)
     exact = values[codes].double() * group_scales * overall
@@ -356,7 +362,8 @@ def try_nvfp4(_: Answer) -> Answer:
             raise NotRunError("this vLLM does not say which NVFP4 kernel it takes")
         kernel = linear.init_nvfp4_linear_kernel()
 
-        packed = codes[:, ::2] | codes[:, 1::2] << 4
+        high = codes[:, 1::2] << 4
+        packed = codes[:, ::2] | high
         # The parameters that vLLM's loading leaves for its NVFP4 kernels.
         layer = torch.nn.Module()
         # A scale of 1, so that a group's scale for activations is exact.

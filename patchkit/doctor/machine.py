@@ -123,16 +123,18 @@ def check_memory_guard(node: NodeReport) -> Outcome:
 @check("kernel-log")
 def check_kernel_log(node: NodeReport) -> Outcome:
     try:
-        lines = [line.replace("\n", " ") for line in node.health_fact("kernel")]
+        kernel_lines = node.health_fact("kernel")
     except NotCheckedError as error:
         levels = "--level=emerg,alert,crit,err,warn"
         hint = node.command("sudo", "dmesg", levels)
         raise NotCheckedError(error.what, hint=hint) from None
 
-    text = "".join(f"{line}\n" for line in lines).encode(errors="replace")
+    lines = [line.replace("\n", " ") for line in kernel_lines]
+    text = "".join(f"{line}\n" for line in lines)
 
     # Most lines of the log were left out.
-    log = read_log([text], facts_for_causes(node), whole=False)
+    chunks = [text.encode(errors="replace")]
+    log = read_log(chunks, facts_for_causes(node), whole=False)
 
     faults = []
     writers = [node.node] * (len(lines) + 1)

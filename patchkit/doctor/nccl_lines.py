@@ -99,7 +99,8 @@ class NcclRank:
         # NCCL's own IB, or the plugin of HPC-X, which is IBext_v10.
         if self.network.startswith("IB") and self.devices:
             return ", ".join(self.devices)
-        return ", ".join(_ENTRY.findall(self.words.get("sockets", "")))
+        sockets = self.words.get("sockets", "")
+        return ", ".join(_ENTRY.findall(sockets))
 
 
 def read_nccl(lines: Iterable[str]) -> list[NcclRank]:

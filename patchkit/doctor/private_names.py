@@ -30,7 +30,8 @@ class PrivateNames:
 def mac_key(text: str) -> str:
     """Return the octets that a MAC and its EUI-64 share, without separators."""
     digits = re.sub(r"^0x|[:.-]", "", text.casefold())
-    if len(digits) == 16 and digits[6:10] in ("fffe", "ffff", "0300"):
+    is_eui_64 = digits[6:10] in ("fffe", "ffff", "0300")
+    if len(digits) == 16 and is_eui_64:
         digits = digits[:6] + digits[10:]
 
     if len(digits) != 12:

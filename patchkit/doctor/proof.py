@@ -126,9 +126,10 @@ def collect_proof(
 
     quiet = {**PROOF_SETTINGS["variables"], "HF_HUB_OFFLINE": "0" if model else "1"}
     with ScratchFolder() as place:
-        quiet_nodes = [
-            replace(node, variables={**node.variables, **quiet}) for node in nodes
-        ]
+        quiet_nodes = []
+        for node in nodes:
+            variables = {**node.variables, **quiet}
+            quiet_nodes.append(replace(node, variables=variables))
         request = ProofRequest(
             nodes=quiet_nodes,
             vllm=software.vllm,
@@ -160,7 +161,10 @@ def collect_proof(
         findings=content["findings"],
     )
 
-    logs = {part.step: "\n".join(part.lines) for part in parts if part.lines}
+    logs = {}
+    for part in parts:
+        if part.lines:
+            logs[part.step] = "\n".join(part.lines)
     logs["journal"] = content["journal"]
     names = private_names(examination.reports, model)
     clean_proof, archive = pack_proof(proof, logs, names)
@@ -397,7 +401,8 @@ def slowest_figures(ranks: Sequence[GpuStep]) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for key, value in ranks[0].figures.items():
         slowest = max if key.startswith("micro") else min
-        figures[key] = slowest(rank.figures.get(key, value) for rank in ranks)
+        values = [rank.figures.get(key, value) for rank in ranks]
+        figures[key] = slowest(values)
 
     speeds = [value for key, value in figures.items() if key.startswith("gigabytes")]
     if speeds:
@@ -428,7 +433,8 @@ def write_random_model(folder: Path) -> None:
 
     folder.mkdir()
     for name, content in files.items():
-        (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+        text = json.dumps(content)
+        (folder / f"{name}.json").write_text(text, encoding="utf-8")
 
 
 def measure_start(request: ProofRequest, name: str) -> GpuStep:
@@ -523,7 +529,8 @@ def measure_stream(
     busy = answer["duration"] * (prompts + 1) / prompts
     cores = {}
     for name, ticks in used.items():
-        beside = idle[name] / settings["idle"] * max(wall - busy, 0.0)
+        at_rest_rate = idle[name] / settings["idle"]
+        beside = at_rest_rate * max(wall - busy, 0.0)
         cores[f"cores {name}"] = (ticks - beside) / tick / busy
 
     figures = {}

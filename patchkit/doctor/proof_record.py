@@ -152,9 +152,11 @@ def first_use(proof: Proof) -> str:
     if not re.fullmatch(r"\d{1,2}\.\d", proof.capability):
         return ""
     shown = []
-    for name, loads in count_loads(proof.code, proof.capability, proof.vllm).items():
+    loads_by_library = count_loads(proof.code, proof.capability, proof.vllm)
+    for name, loads in loads_by_library.items():
         if loads[Load.JIT]:
-            short = name.partition(".")[0].removesuffix("_stable_libtorch").strip("_")
+            stem = name.partition(".")[0]
+            short = stem.removesuffix("_stable_libtorch").strip("_")
             used = loads.total() - loads[Load.NONE]
             shown.append(f"{short} {loads[Load.JIT]} of {used}")
 

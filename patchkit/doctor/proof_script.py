@@ -54,7 +54,8 @@ def try_kernel(settings: dict[str, Any]) -> dict[str, Any]:
 
     products = [(out.cpu(), exact)]
     answer: dict[str, Any] = gpu._judge_products(settings["group"], products)
-    return {**answer, "figures": {**answer["figures"], "first_s": seconds}}
+    answer["figures"]["first_s"] = seconds
+    return answer
 
 
 def _normal(torch: Any, *shape: int) -> Any:
@@ -105,7 +106,8 @@ def prepare_attention(torch: Any) -> Prepared:
     v = _normal(torch, 2 * pages, 16, pairs, size)
 
     rows = []
-    for number, (tokens, length) in enumerate(zip(queries, keys, strict=True)):
+    sequences = zip(queries, keys, strict=True)
+    for number, (tokens, length) in enumerate(sequences):
         in_use = table[number].long()
         begin = sum(queries[:number])
         wide = [q[begin : begin + tokens]]
@@ -282,6 +284,7 @@ GROUPS: dict[str, tuple[Any, ...]] = {
 }
 
 if __name__ == "__main__":
-    sys.path[:] = [path for path in sys.path if path != str(Path(__file__).parent)]
+    folder = str(Path(__file__).parent)
+    sys.path[:] = [path for path in sys.path if path != folder]
     gpu.STEPS.update({"kernel": try_kernel, "routing": try_routing})
     gpu.main()

@@ -240,8 +240,11 @@ class Redactor:
             return True
 
         labels = plain.split(".")[-_LABELS:]
-        endings = {".".join(labels[number:]) for number in range(len(labels))}
-        return not endings.isdisjoint(_DATA.hosts)
+        while labels:
+            if ".".join(labels) in _DATA.hosts:
+                return True
+            del labels[0]
+        return False
 
     def _is_public_model(self, model: str) -> bool:
         if not model or _HUB_NAME.fullmatch(model):
@@ -284,7 +287,8 @@ class Redactor:
 
         for kind, match in self._named_values(text):
             word = self._known_spelling(match["value"])
-            yield Span(*match.span("value"), self._placeholder_for(kind, word))
+            placeholder = self._placeholder_for(kind, word)
+            yield Span(*match.span("value"), placeholder)
 
         if self._paths:
             yield from self._path_spans(text)
@@ -325,8 +329,8 @@ class Redactor:
 
     def _is_systems(self, path: str) -> bool:
         """Return whether a path is the system's, or a source file of a library."""
-        top = re.split("[/?]", path, maxsplit=2)[1].casefold()
-        if top in _DATA.paths:
+        parts = re.split("[/?]", path, maxsplit=2)
+        if parts[1].casefold() in _DATA.paths:
             return True
 
         source_file = _DATA.source_file_pattern
@@ -442,8 +446,10 @@ class Redactor:
             return small
 
         bare = re.sub("[-_]", "", small)
-        spellings = (word for word in self._known if re.sub("[-_]", "", word) == bare)
-        return next(spellings, small)
+        for spelling in self._known:
+            if re.sub("[-_]", "", spelling) == bare:
+                return spelling
+        return small
 
     def _login_spans(
         self,
@@ -513,7 +519,8 @@ def _without_overlaps(spans: Iterable[Span]) -> Iterator[Span]:
 
 def _is_distinctive(word: str) -> bool:
     """Return whether a name is replaced anywhere: it is long, and not a word of a language."""
-    return len(word) >= _SHORT and re.search(r"[\d_./-]", word) is not None
+    has_sign = re.search(r"[\d_./-]", word) is not None
+    return has_sign and len(word) >= _SHORT
 
 
 def _parse_address(text: str) -> _Address | None:

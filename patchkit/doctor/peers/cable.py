@@ -109,7 +109,8 @@ def _cable_end(node: NodeReport, nodes: Sequence[NodeReport]) -> CableEnd:
 
     names: list[str] = []
     for variable in _INTERFACE_VARIABLES:
-        names += variables.get(variable, "").lstrip("=").split(",")
+        value = variables.get(variable, "")
+        names += value.lstrip("=").split(",")
     if holder:
         names.append(holder.name)
 
@@ -194,7 +195,8 @@ def check_address(end: CableEnd, head: CableEnd) -> Outcome:
         raise NotCheckedError(end.obstacle)
     if end.holder and not error:
         return {"address": report.address, "netdev": end.holder.name}
-    if end.holder or not all(netdev.carrier for netdev in end.netdevs):
+    have_carrier = all(netdev.carrier for netdev in end.netdevs)
+    if end.holder or not have_carrier:
         raise NotCheckedError(end.obstacle)
 
     command = _former_address_command(end, head)
@@ -284,7 +286,8 @@ def check_ways(end: CableEnd, peers: Sequence[CableEnd]) -> Outcome:
 
     findings: list[Finding] = []
     for about in _OF_WAYS:
-        of_check = dict.fromkeys(fault[about] for fault in faults if about in fault)
+        with_check = [fault for fault in faults if about in fault]
+        of_check = dict.fromkeys(fault[about] for fault in with_check)
         if of_check:
             findings += of_check
         else:

@@ -122,7 +122,8 @@ def model_findings(
     nodes: Sequence[NodeReport],
 ) -> Iterator[Finding]:
     """Yield for each model whether it is whole on every node, and the same."""
-    count = max((len(node.models or ()) for node in nodes), default=0)
+    counts = [len(node.models or ()) for node in nodes]
+    count = max(counts, default=0)
     if not count:
         reason = (
             "no model is pinned in cluster.toml, and none was started from a folder"
@@ -220,7 +221,8 @@ def _check_same_model(
         )
     if difference := other_model(whole):
         node, what = difference
-        sources = {name: model for name, model in whole.items() if name != node}
+        sources = dict(whole)
+        del sources[node]
         return make_finding(
             "model-same",
             where,

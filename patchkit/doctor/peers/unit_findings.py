@@ -8,7 +8,6 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from itertools import count
 
 from patchkit.cluster.agent.processes import Listener
 from patchkit.cluster.agent.unit_state import UnitState
@@ -110,11 +109,13 @@ def unit_findings(
 
     units: dict[str, UnitState | None] = {}
     for node in nodes:
-        units[node.node] = node.state.unit(file.unit) if node.state else None
+        unit = node.state.unit(file.unit) if node.state else None
+        units[node.node] = unit
 
     running = [name for name, unit in units.items() if _is_on(unit)]
     # The head's units start the other ranks one by one while the head's rank is started.
-    if any(unit and unit.active in _ON[1:] for unit in units.values()):
+    changing = _ON[1:]
+    if any(unit and unit.active in changing for unit in units.values()):
         running = []
 
     head = nodes[0]
@@ -196,6 +197,9 @@ def _describe_taken(
     )
     if listener.pid:
         command = node.command("kill", str(listener.pid))
+    free = port + 1
+    while free in needs:
+        free += 1
     return node.find(
         "port-serves" if serves else "port",
         port=port,
@@ -204,7 +208,7 @@ def _describe_taken(
         holder=listener.holder,
         serving=node.serving,
         command=command,
-        free=next(free for free in count(port + 1) if free not in needs),
+        free=free,
     )
 
 

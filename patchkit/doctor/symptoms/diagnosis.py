@@ -150,7 +150,8 @@ class ReadLog:
         """Return the first error if it is a known one, else None."""
         if self.strange or not self.diagnoses:
             return None
-        return self.diagnoses[0] if self.diagnoses[0].level == "error" else None
+        diagnosis = self.diagnoses[0]
+        return diagnosis if diagnosis.level == "error" else None
 
     @property
     def lead(self) -> Hit | None:
@@ -340,8 +341,10 @@ class _Evidence:
         if not re.search(cause.matches, hit.text):
             return True
 
-        lacks_text = self.whole and not self._has_all(cause.seen)
-        return lacks_text or not self.log.hits.keys().isdisjoint(cause.unseen)
+        if self.whole and not self._has_all(cause.seen):
+            return True
+        texts = self.log.hits.keys()
+        return not texts.isdisjoint(cause.unseen)
 
     def _proves(self, cause: Cause) -> bool:
         """Return whether no condition is unknown of a cause that is not excluded."""

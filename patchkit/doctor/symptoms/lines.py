@@ -29,9 +29,14 @@ _ESCAPES = re.compile(
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]+")
 FORMS = read_toml(dict[str, Any], RECIPES / "doctor" / "log_lines.toml")
 _PART = re.compile("|".join(FORMS["parts"]))
-_PREFIXES = [
-    re.compile(_PART.sub(lambda m: FORMS["parts"][m[0]], f)) for f in FORMS["prefix"]
-]
+
+
+def _compile_prefix(form: str) -> re.Pattern[str]:
+    """Return the pattern of a form, with the words of [parts] filled in."""
+    return re.compile(_PART.sub(lambda part: FORMS["parts"][part[0]], form))
+
+
+_PREFIXES = [_compile_prefix(form) for form in FORMS["prefix"]]
 _QUOTES = [re.compile(form.encode()) for form in FORMS["quote"]]
 
 

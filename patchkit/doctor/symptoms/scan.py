@@ -201,7 +201,8 @@ def scan(
     log = LogScan()
     kinds: dict[str, _Kind] = {}
     by_anchor = _texts_by_anchor(texts)
-    for window, line in _line_windows(_whole_lines(chunks, log.answered), by_anchor):
+    whole_lines = _whole_lines(chunks, log.answered)
+    for window, line in _line_windows(whole_lines, by_anchor):
         shape = _DIGITS.sub("0", line.text)
         kind = kinds.get(shape)
         if kind and kind.looks >= _MOST_LOOKS:
@@ -291,7 +292,8 @@ def _is_quoted(
 ) -> bool:
     """Return whether a text is there only as a part of another text."""
     for wider, wide_match in wider_matches:
-        has_text = wider != text and text.text.lower() in wider.text.lower()
+        is_in_text = text.text.lower() in wider.text.lower()
+        has_text = wider != text and is_in_text
 
         starts_before = wide_match.start() <= match.start()
         if has_text and starts_before and match.end() <= wide_match.end():
@@ -430,4 +432,5 @@ def _note_answer(
         before = lines[begin:place].decode(errors="replace")
         stream = log_line(0, before).stream
 
-        answered[stream] = number + lines.count(b"\n", 0, begin) + 1
+        lines_before = lines.count(b"\n", 0, begin)
+        answered[stream] = number + lines_before + 1
