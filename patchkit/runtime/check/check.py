@@ -83,7 +83,7 @@ def _is_silenced(finding: Finding, lines: Sequence[str]) -> bool:
 
 
 def _check_header(checked: CheckedText) -> Iterator[Finding]:
-    """Yield what is wrong in a file with patchkit's first line; nothing of a file of others."""
+    """Yield what is wrong in a file that patchkit wrote; nothing about other files."""
     if not checked.text.startswith(f"# {MARK}"):
         return
 

@@ -79,7 +79,12 @@ class CommandReader:
     content: FileContent
     exports_all: bool = False  # behind set -a
 
-    def read_script(self, text: str, line: int = 1, place: Place = _WHOLE_FILE) -> None:
+    def read_script(
+        self,
+        text: str,
+        line: int = 1,
+        place: Place = _WHOLE_FILE,
+    ) -> None:
         """Read a script; a private variable that it exports anywhere is environment."""
         if place.depth > _DEEPEST:
             return
@@ -174,9 +179,10 @@ class CommandReader:
         remaining = iter(words)
         for word in remaining:
             if not word.text.startswith("-"):
-                # What is not known here stands for options, unless its name says image.
+                # A variable stands for options here, unless its name says image.
                 if is_literal(word.text) or _IMAGE_VARIABLE.search(word.text):
-                    self.content.images.append(Image(word.text, word.line, place.block))
+                    image = Image(word.text, word.line, place.block)
+                    self.content.images.append(image)
                     inside = replace(place, image=word.text)
                     self.read_entry([*remaining], inside, has_entry=False)
                     return
@@ -213,7 +219,7 @@ class CommandReader:
         count = len(self.content.commands)
         self.read_command(words, place.inside)
 
-        # Whatever starts it in there, it has the container's variables.
+        # A server has the variables of the container, whatever starts it there.
         for index in range(count, len(self.content.commands)):
             command = self.content.commands[index]
             self.content.commands[index] = replace(command, block=place.block)
@@ -262,6 +268,8 @@ def _are_kept_flags(words: Sequence[Word]) -> bool:
 
 
 def _has_server_flag(words: Sequence[Word]) -> bool:
-    names = (word.text.partition("=")[0].replace("_", "-") for word in words)
-
-    return any(name in _SERVER["flags"] for name in names)
+    for word in words:
+        name = word.text.partition("=")[0]
+        if name.replace("_", "-") in _SERVER["flags"]:
+            return True
+    return False

@@ -168,9 +168,9 @@ class CommandLine:
     def flags(self) -> tuple[GivenFlag, ...]:
         """Return ``--flag value``, ``--flag=value`` and ``--flag`` in their order, up to ``--``."""
         flags = []
-        end = Word("--", 0)
+        next_words = (*self.words[1:], Word("--", 0))
 
-        for word, next_word in zip(self.words, (*self.words[1:], end), strict=False):
+        for word, next_word in zip(self.words, next_words, strict=False):
             if word.text == "--":
                 break
 
@@ -207,7 +207,10 @@ class CommandLine:
 
     def find_flag(self, name: str) -> GivenFlag | None:
         """Return the last flag of a name, which is the one that counts; None if it is not given."""
-        return next((flag for flag in reversed(self.flags) if flag.name == name), None)
+        for flag in reversed(self.flags):
+            if flag.name == name:
+                return flag
+        return None
 
 
 @dataclass

@@ -35,7 +35,11 @@ def build_finding(
         about = place.name
         fields = {"shown": place.shown, "name": about, **fields}
 
-    texts = {part: row[part].format(**fields) for part in _TEXT_FIELDS if part in row}
+    texts = {}
+    for part in _TEXT_FIELDS:
+        if part in row:
+            texts[part] = row[part].format(**fields)
+
     return Finding(
         id=finding_id,
         line=line,
@@ -47,7 +51,11 @@ def build_finding(
 
 
 def build_rule_finding(
-    rule: Avoid | VariableAdvice, line: int, what: str, why: str, about: str = ""
+    rule: Avoid | VariableAdvice,
+    line: int,
+    what: str,
+    why: str,
+    about: str = "",
 ) -> Finding:
     """Return a finding with the id, the severity, the cure and the source of a rule."""
     return Finding(

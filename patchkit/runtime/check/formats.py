@@ -97,7 +97,8 @@ def _read_by_kind(text: str, content: FileContent) -> None:
 
 def kind_of(text: str, where: str) -> str:
     """Return the kind of a file by its name, else by its text; ``where`` is - or "" for none."""
-    name = re.sub(_KINDS["variants"], "", PurePath(where).name.lower())
+    file_name = PurePath(where).name.lower()
+    name = re.sub(_KINDS["variants"], "", file_name)
 
     for form, kind in _KINDS["names"]:
         if re.search(form, name):
@@ -187,7 +188,7 @@ def _read_dockerfile(text: str, content: FileContent) -> None:
             case "RUN":
                 reader.read_command(words, place)
             case _:
-                # What follows in a RUN behind && and the like.
+                # A command of a RUN behind && or the like.
                 reader.read_command(statement.words, place)
 
 

@@ -107,7 +107,8 @@ def _find_matching(
 def find_half_cages(hca: Assignment, host: Host | None) -> Iterator[Finding]:
     """Yield that NCCL_IB_HCA names one half of a cage: by this host, else by a Spark's names."""
     (row,) = read_env_data("values")["twins"]
-    names = [part.partition(":")[0] for part in hca.value.lstrip("=").split(",")]
+    parts = hca.value.lstrip("=").split(",")
+    names = [part.partition(":")[0] for part in parts]
     twins = [_find_twin(name, host) for name in names]
     missing = [twin for twin in twins if twin and twin not in names]
 

@@ -71,7 +71,7 @@ def check_server_flags(checked: CheckedText) -> Iterator[Finding]:
 def _kept_servers(content: FileContent) -> Iterator[CommandLine]:
     """Yield the flags that well-known variables keep for a script.
 
-    Of what runs, the command itself says what came of them.
+    A process that runs has the flags themselves on its command line.
     """
     if content.kind == RUNNING:
         return
@@ -79,7 +79,8 @@ def _kept_servers(content: FileContent) -> Iterator[CommandLine]:
     for variable in content.variables:
         flag = _KEPT["values"].get(variable.name)
         if flag:
-            words = [Word(flag, variable.line), Word(variable.value, variable.line)]
+            texts = (flag, variable.value)
+            words = [Word(text, variable.line) for text in texts]
         elif _KEEPS_FLAGS.fullmatch(variable.name):
             words = split_words(variable.value, variable.line)
         else:
@@ -154,7 +155,7 @@ def _reason_against(flag: GivenFlag) -> str:
 def _check_discouraged(flag: GivenFlag, rules: Sequence[LeaveOut]) -> Iterator[Finding]:
     """Yield that a flag is better left out."""
     for rule in rules:
-        # What reports disagree about is the owner's choice, and no fault of a file.
+        # Reports disagree about a contested rule, so the choice is the owner's.
         is_against = rule.matches(flag.value) and rule.confidence != "contested"
         if rule.flag == flag.name and is_against:
             yield build_finding(

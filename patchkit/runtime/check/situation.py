@@ -82,8 +82,13 @@ def _image_versions(content: FileContent) -> Iterator[StatedVersion]:
         row = image.row
         tag = _TAG.fullmatch(image.tag)
 
-        if tag and row.get("version") and within(tag["version"], row["versions"]):
-            yield StatedVersion(row["version"], tag["version"], image.line, image.text)
+        project = row.get("version")
+        if not project or not tag:
+            continue
+
+        version = tag["version"]
+        if within(version, row["versions"]):
+            yield StatedVersion(project, version, image.line, image.text)
 
 
 def _pinned_versions(text: str) -> Iterator[StatedVersion]:

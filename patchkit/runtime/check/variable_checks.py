@@ -65,18 +65,18 @@ def check_names(checked: CheckedText) -> Iterator[Finding]:
     for variable in checked.content.assignments:
         name = variable.name
         if not variable.value:
-            continue  # to all who read these, an empty variable is one that is not set
+            continue  # programs treat an empty variable as one that is not set
 
         is_used = name in used_names
         reader = readers.get(name[:5])
-        # A name of no project that the file itself uses is its own, whoever else has one like it.
+        # A name that the file itself uses, and that belongs to no project, is the file's own.
         is_of_file = is_used and not reader and name not in other_names
         advised = [] if is_of_file else _find_avoids(variable, avoids_by_name)
         for rule in advised:
             what = f"{variable.shown} is advised against"
             yield build_rule_finding(rule, variable.line, what, rule.reason, name)
 
-        # One finding for each name: advice says more than that nobody reads it.
+        # One finding for each name: advice helps more than the news that nobody reads it.
         if reader and not advised:
             yield from _check_reader(variable, reader, checked, is_used=is_used)
 
@@ -119,7 +119,7 @@ def _make_readers(checked: CheckedText) -> Mapping[str, _Reader]:
 def _check_reader(
     variable: Assignment, reader: _Reader, checked: CheckedText, *, is_used: bool
 ) -> Iterator[Finding]:
-    """Yield that nobody reads a name, if it is clear what was meant, or upstream's vLLM gets it."""
+    """Yield that no program reads a name, and what to write instead."""
     name = variable.name
     if reader.version and name in reader.names:
         return

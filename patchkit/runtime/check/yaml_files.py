@@ -14,6 +14,7 @@ from patchkit.runtime.rules.releases import read_env_data
 from patchkit.yaml_text import YamlError, read_nodes
 
 _KEYS = read_env_data("said")["yaml"]
+_CONTAINER_KEYS = (*_KEYS["images"], *_KEYS["commands"])
 _ENVIRONMENT = re.compile(_KEYS["environment"])
 _TEMPLATE = re.compile(r"\{\{|\{%")  # of Helm or Jinja: YAML when it is filled in
 _NULLS = {"", "~", "null", "Null", "NULL"}
@@ -57,7 +58,7 @@ class _YamlReader:
             self._read_mapping(_read_fields(node), node, block)
 
     def _read_mapping(self, fields: dict[str, Any], node: Any, block: int) -> None:
-        if any(key in fields for key in (*_KEYS["images"], *_KEYS["commands"])):
+        if not fields.keys().isdisjoint(_CONTAINER_KEYS):
             block = _line_of(node)
         place = self._read_image(fields, block)
 
@@ -71,8 +72,12 @@ class _YamlReader:
 
     def _read_image(self, fields: dict[str, Any], block: int) -> Place:
         """Add the image of a container, and return the place of its commands."""
-        node = next((fields[key] for key in _KEYS["images"] if key in fields), None)
-        if node is None or node.id != "scalar" or not re.fullmatch(r"\S+", node.value):
+        nodes = [fields[key] for key in _KEYS["images"] if key in fields]
+        if not nodes or not _is_scalar(nodes[0]):
+            return Place(block)
+
+        node = nodes[0]
+        if not re.fullmatch(r"\S+", node.value):
             return Place(block)
 
         image = Image(node.value, _line_of(node), block)

@@ -139,7 +139,7 @@ def check_transfer(
     lines = []
     for name, value in head.variables.items():
         is_of_rule = name in here or (name, value) in pairs_of_rules
-        # What a node owns is not taken.
+        # Each node sets these for itself.
         is_of_head = name in host_names and name not in head.extra
         if is_of_rule or is_of_head:
             continue
@@ -180,7 +180,7 @@ def _transfer_trouble(
     if name not in known:
         return "is read by neither vLLM, NCCL nor another program that patchkit knows"
 
-    # An unedited file holds nothing else; what an edited one adds the user has accepted.
+    # An unedited file has no other variables; in an edited file the user has accepted them.
     if name not in head.extra and not head.edited:
         return "is set by no rule of this patchkit, nor was it added with --set"
 

@@ -105,7 +105,8 @@ def with_digest(text: str) -> str:
 
     # Half a surrogate pair is no UTF-8, and must not raise here.
     sha256 = hashlib.sha256(blank.encode(errors="surrogatepass"))
-    return text[:start] + sha256.hexdigest()[: len(BLANK)] + text[end:]
+    digest = sha256.hexdigest()[: len(BLANK)]
+    return text[:start] + digest + text[end:]
 
 
 def is_untouched(text: str) -> bool:

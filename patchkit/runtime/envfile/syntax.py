@@ -138,10 +138,11 @@ def _format_trouble(kind: Format, name: str, value: str) -> str:
         return f"{size:,} bytes are more than docker reads of a line"
 
     form = _FORMS[kind]
-    odd_signs = sorted(set(re.findall(form["odd"], value))) if "odd" in form else []
-
+    odd_signs = set()
+    if "odd" in form:
+        odd_signs.update(re.findall(form["odd"], value))
     if odd_signs:
-        shown = ", ".join(map(repr, odd_signs[:_SHOWN]))
+        shown = ", ".join(map(repr, sorted(odd_signs)[:_SHOWN]))
         return f"the value holds {shown}, {form['why']}"
 
     return ""

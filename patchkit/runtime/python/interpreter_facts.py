@@ -21,7 +21,8 @@ def find_mappings() -> Iterator[tuple[int, int, str]]:
             fields = line.split(None, 5)
             if len(fields) > 5 and fields[5].startswith("/"):
                 start, _dash, end = fields[0].partition("-")
-                yield int(start, 16), int(end, 16), fields[5].rstrip("\n")
+                path = fields[5].rstrip("\n")
+                yield int(start, 16), int(end, 16), path
 
 
 def find_provider(symbol: str, name: str | None = None) -> str | None:

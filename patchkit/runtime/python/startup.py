@@ -90,7 +90,7 @@ def ask_interpreter(python: str, environment: Mapping[str, str]) -> InterpreterF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The path of the copy that somebody takes, None for none, and why."""
+    """The path of the libnccl that torch or vLLM takes, None for none, and why."""
 
     path: str | None
     why: str

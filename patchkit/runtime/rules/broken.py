@@ -61,8 +61,9 @@ class Broken(Grounded):
 
 @cache
 def load_broken() -> Mapping[str, Broken]:
-    """Return all faults by id. Raises UsageError for what means nothing, with file and line."""
-    return {row.id: row for row in read_toml(tuple[Broken, ...], PLACE, key="broken")}
+    """Return all faults by id. Raises UsageError, with file and line, for a wrong entry."""
+    faults = read_toml(tuple[Broken, ...], PLACE, key="broken")
+    return {fault.id: fault for fault in faults}
 
 
 def broken_for(

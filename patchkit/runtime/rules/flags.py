@@ -70,7 +70,8 @@ class Choices:
 @cache
 def load_choices() -> Mapping[str, Choices]:
     """Return flag → its fixed values. Raises UsageError, with file and line."""
-    return {row.flag: row for row in read_toml(tuple[Choices, ...], VALUES, key="flag")}
+    rows = read_toml(tuple[Choices, ...], VALUES, key="flag")
+    return {row.flag: row for row in rows}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,5 +148,5 @@ class FlagRules:
 
 @cache
 def load_flag_rules(place: Path = RULES) -> FlagRules:
-    """Return the rules. Raises UsageError for what means nothing, with file and line."""
+    """Return the rules. Raises UsageError, with file and line, for a wrong entry."""
     return read_toml(FlagRules, place)

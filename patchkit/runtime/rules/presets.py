@@ -32,8 +32,8 @@ MODELS = RECIPES / "env" / "vllm_recipes.tsv"
 VRAM = "vram_minimum_gb"
 ABOUT = ("file", "architecture", "precision")
 DRAFTING = "--speculative-config"
-# What recipes ask for, in 10^9 bytes, is 1.0 to 1.5 times the weights of checkpoints whose size is
-# known: with the largest factor nothing that fits is refused.
+# Recipes ask for 1.0 to 1.5 times the weights, in 10^9 bytes, of the checkpoints whose size is
+# known. With the largest factor no model that fits is refused.
 _ALLOWANCE = 1.5
 
 
@@ -154,7 +154,7 @@ def find_recipe(model: str, release: str = "") -> ModelRecipe | None:
 
 
 def read_presets(place: Path = PLACE) -> tuple[Preset, ...]:
-    """Return what the file says. Raises UsageError for what means nothing, with file and line."""
+    """Return what the file says. Raises UsageError, with file and line, for a wrong entry."""
     return read_toml(tuple[Preset, ...], place, key="preset")
 
 
@@ -218,7 +218,8 @@ def same_value(left: str | None, right: str | None) -> bool:
         return left is right
 
     try:
-        return bool(json.loads(left.lower()) == json.loads(right.lower()))
+        left_value = json.loads(left.lower())
+        return bool(left_value == json.loads(right.lower()))
     except ValueError:
         return left.lower() == right.lower()
 
@@ -266,16 +267,19 @@ def suggest_presets(name: str) -> list[str]:
     lower_name = name.lower()
     presets = load_presets()
 
-    if namesakes := [row.id for row in presets if row.name.lower() == lower_name]:
+    namesakes = [row.id for row in presets if row.name.lower() == lower_name]
+    if namesakes:
         return namesakes
 
     has_owner = "/" in name
     names = [preset.id if has_owner else preset.name for preset in presets]
-    if slips := [known for known in names if is_slip(name, known)]:
+    slips = [known for known in names if is_slip(name, known)]
+    if slips:
         return slips
 
     # OWNER/NAME may be another checkpoint of the same model; a bare name has no owner.
     if has_owner or len(name) < _SHORTEST:
         return []
 
-    return [known for known in names if known.lower().startswith(lower_name)][:_MOST]
+    longer_names = [row for row in names if row.lower().startswith(lower_name)]
+    return longer_names[:_MOST]

@@ -42,7 +42,8 @@ def release(version: str) -> tuple[int, ...]:
     if match is None:
         raise UsageError(f"{version!r} is not a version", hint="write it as 0.33.0")
 
-    return tuple(map(int, re.sub(r"(\.0+)+$", "", match["release"]).split(".")))
+    without_zeros = re.sub(r"(\.0+)+$", "", match["release"])
+    return tuple(map(int, without_zeros.split(".")))
 
 
 def within(version: str, bounds: str) -> bool:
@@ -106,7 +107,8 @@ class Table:
 
         # A table that begins has no rows.
         self.oldest = min(self._edges, default=release("0"))
-        self.newest = max((row.last for row in rows), key=release, default="0")
+        last_releases = {row.last for row in rows}
+        self.newest = max(last_releases, key=release, default="0")
 
     def at(self, version: str) -> dict[str, str]:
         """Return name → default in a release or the one before, "" in any. Raises UsageError."""
@@ -129,7 +131,11 @@ class Table:
             return None
 
         last = rows[-1]
-        return replace(last, first=rows[0].first, is_current=last.last == self.newest)
+        return replace(
+            last,
+            first=rows[0].first,
+            is_current=last.last == self.newest,
+        )
 
 
 @cache

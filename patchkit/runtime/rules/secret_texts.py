@@ -55,7 +55,8 @@ _LINE_BEGINS = re.compile(r"[ \t]*(?:export[ \t]+|Environment=|-e[ \t]+)?")
 @cache
 def _secret_pattern() -> re.Pattern[str]:
     """Return all patterns of secrets in one: files have hundreds of thousands of names."""
-    return re.compile("|".join(map(translate, read_env_data("secrets")["names"])))
+    patterns = map(translate, read_env_data("secrets")["names"])
+    return re.compile("|".join(patterns))
 
 
 def is_secret(name: str) -> bool:
@@ -70,7 +71,8 @@ def is_secret(name: str) -> bool:
 
 def secret_flag(word: str) -> str:
     """Return the flag of `vllm serve` that a word gives a secret, as its parser reads it; or ""."""
-    name = re.split(r"[=.]", word, maxsplit=1)[0].replace("_", "-")
+    written = re.split(r"[=.]", word, maxsplit=1)[0]
+    name = written.replace("_", "-")
 
     # A shorter beginning is that of other flags, too: vLLM refuses it.
     if len(name) < _SHORTEST_FLAG:
@@ -84,7 +86,8 @@ def find_code_risk(name: str) -> str:
     """Return how a variable of this name runs code; empty if it is not known to."""
     for row in read_env_data("code")["code"]:
         is_exception = name in row.get("except", ())
-        if not is_exception and any(fnmatchcase(name, form) for form in row["names"]):
+        is_named = any(fnmatchcase(name, form) for form in row["names"])
+        if is_named and not is_exception:
             return str(row["reason"])
 
     return ""
@@ -210,7 +213,8 @@ def _is_set_by_shell(text: str, name: re.Match[str]) -> bool:
     if command is None or not name["sign"].isspace():
         return False
 
-    value = _QUOTED.match(text, name.end()) or _BARE.match(text, name.end())
+    start = name.end()
+    value = _QUOTED.match(text, start) or _BARE.match(text, start)
     if value is None:
         return False
 

@@ -44,7 +44,7 @@ def _sorted_words(name: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Difference:
-    """What two names have between their common beginning and end.
+    """The letters between the common beginning and the common end of two names.
 
     ``word`` is the number of letters in the shorter one of the words where they begin to differ.
     """
@@ -55,14 +55,21 @@ class _Difference:
 
 
 def _find_difference(wrong: str, right: str) -> _Difference:
-    start = len(commonprefix((wrong, right)))  # noqa: RUF071 (of names, not of paths)
-    end = len(commonprefix((wrong[start:][::-1], right[start:][::-1])))  # noqa: RUF071
+    start = _common_length(wrong, right)
+    end = _common_length(wrong[start:][::-1], right[start:][::-1])
 
     words = (_word_length(wrong, start), _word_length(right, start))
 
     return _Difference(
-        wrong[start : len(wrong) - end], right[start : len(right) - end], min(words)
+        wrong=wrong[start : len(wrong) - end],
+        right=right[start : len(right) - end],
+        word=min(words),
     )
+
+
+def _common_length(left: str, right: str) -> int:
+    """Return how many letters two names have in common at their beginning."""
+    return len(commonprefix((left, right)))  # noqa: RUF071 (of names, not of paths)
 
 
 def _word_length(name: str, position: int) -> int:

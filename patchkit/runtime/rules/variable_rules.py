@@ -100,7 +100,7 @@ class VariableRules:
 
 @cache
 def load_variable_rules() -> VariableRules:
-    """Return the rules. Raises UsageError for what means nothing, with file and line."""
+    """Return the rules. Raises UsageError, with file and line, for a wrong entry."""
     return read_toml(VariableRules, RECIPES / "env" / "rules.toml")
 
 
@@ -151,7 +151,7 @@ def choose_executor(
 
         is_switched_on = not executor.switch or executor.switch in wanted
         if serves_role and is_switched_on and within(vllm, executor.vllm):
-            # What a switch chooses stands behind the default of the same name.
+            # The executor of a switch stands behind the default of the same name, and counts.
             fitting[executor.name] = executor
 
     first = next(iter(fitting))

@@ -33,9 +33,8 @@ _LOOPBACK = "each node itself"
 _NUMBER = re.compile(r"[+-]?(0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20})")
 _OCTAL = re.compile(r"[+-]?0[0-7]+")
 _LONGEST = 200  # characters; a placeholder is short, and the patterns go over a text many times
-_FORMS = {
-    name: re.compile(form) for name, form in read_env_data("values")["forms"].items()
-}
+_FORM_TEXTS = read_env_data("values")["forms"]
+_FORMS = {name: re.compile(text) for name, text in _FORM_TEXTS.items()}
 ADDRESS_NAMES = _FORMS["address_names"]
 
 
@@ -156,7 +155,7 @@ def is_placeholder(name: str, value: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllowedValues:
-    """The values at whose lack vLLM stops.
+    """The values of a variable that vLLM takes; at any other it stops.
 
     ``how`` is a constant of this module: ONE, SEVERAL, INTEGER or NUMBER; ``words`` are the choices
     of the first two.
@@ -196,7 +195,8 @@ class AllowedValues:
 
         given = [value]
         if self.how == SEVERAL:
-            given = [part.strip() for part in value.split(",") if part.strip()]
+            parts = map(str.strip, value.split(","))
+            given = list(filter(None, parts))
 
         if self.any_case:
             lower_words = {word.lower() for word in self.words}

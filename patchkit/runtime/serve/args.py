@@ -120,10 +120,11 @@ def serve_args(
     advice = [_fault_advice(fault, request) for fault in faults]
     advice += select_entries(rules.advice, {**situation, "one_holds": one_holds})
 
+    discouraged = [_flag_of_rule(rule, rule.values) for rule in left_out]
     return ServeCommand(
         request=request,
         flags=tuple(kept),
-        left_out=(*(_flag_of_rule(rule, rule.values) for rule in left_out), *unlike),
+        left_out=(*discouraged, *unlike),
         off=idle,
         advice=tuple(advice),
         notes=(
@@ -248,7 +249,7 @@ def _choose_flags(
         _add_preset_flags(preset, chosen, refused, rules)
 
     if not request.memory.shared:
-        # That of a Spark leaves the CPU its part; a GPU's own memory is vLLM's to divide.
+        # A Spark's share leaves the CPU its part; vLLM divides a GPU's own memory itself.
         chosen.pop(SHARE, None)
 
     for rule in active:
@@ -357,14 +358,17 @@ def _values_of(flag: ServeFlag) -> Iterator[tuple[str, str]]:
     yield flag.flag, flag.value
 
     if flag.flag == DRAFTING:
-        for key, value in read_json(dict[str, Any], flag.value).items():
-            # What drafts may have kernels of its own.
+        config = read_json(dict[str, Any], flag.value)
+        for key, value in config.items():
+            # The model that drafts may have kernels of its own.
             yield f"{DRAFTING}.{key}", str(value)
             yield f"--{key.replace('_', '-')}", str(value)
 
 
 def _unlike_recipe(
-    preset: Preset | None, values: Mapping[str, str], refused: Mapping[str, str]
+    preset: Preset | None,
+    values: Mapping[str, str],
+    refused: Mapping[str, str],
 ) -> Iterator[ServeFlag]:
     """Yield what upstream's recipe has for a GB10 and the command has not, each with the reason."""
     if preset is None or preset not in load_presets():

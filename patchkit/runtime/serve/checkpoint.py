@@ -94,7 +94,7 @@ def _read_checkpoint(folder: Path) -> Checkpoint:
     aside = []
     for name, header in _read_headers(folder).items():
         tensor = _make_tensor(name, header)
-        # What sees or hears works on prompts.
+        # Tensors that see or hear work on prompts, not on each token.
         if _ASIDE.search(name) or _is_beyond_last(tensor.layer, config):
             aside.append(name)
         else:

@@ -19,7 +19,7 @@ CACHE_TYPE = "--kv-cache-dtype"
 _FULL = "full_attention"
 _LENGTH_DIGITS = 15  # of a length at most: more tokens than any model has
 
-# What configs say of layers whose cache is compressed, shared or of a fixed size.
+# How keys of configs begin that are about a compressed or shared cache, or one of a fixed size.
 _OTHER_CACHE = ("compress", "index_", "hybrid", "num_kv_shared")
 _RECURRENT = ("mamba", "ssm_", "linear_")
 

@@ -26,7 +26,7 @@ from patchkit.runtime.rules.presets import (
 from patchkit.target import DEFAULT_TARGET, targets
 from patchkit.units import BYTES_PER_GIB, KIB_PER_GIB, MIB_PER_GIB
 
-SPARK = "a Spark"  # whose memory is meant where no other machine's is known
+SPARK = "a Spark"  # the device whose memory counts where no other machine's is known
 _UNCHECKED = "whether it fits was not checked:"
 
 

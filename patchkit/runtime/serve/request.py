@@ -184,7 +184,7 @@ def measure_fit(
     fitting_nodes = math.ceil(gib / room) if room > 0 else 0
 
     preset = request.node.preset
-    # A least size says less than the preset, which says that one Spark does not hold the model.
+    # The preset knows that one Spark does not hold the model; a lower limit of the size does not.
     if preset and not preset.single and pool.shared and weights.is_least:
         fitting_nodes = max(fitting_nodes, preset.nodes)
 
