@@ -18,7 +18,7 @@ from functools import cached_property
 from io import BufferedIOBase
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from patchkit.errors import SourceError
 
@@ -71,6 +71,38 @@ _MOST_SECTIONS = 1 << 18
 _MOST_NAMES = 1 << 25  # bytes
 
 
+class _FileHeader(NamedTuple):
+    """An Elf64_Ehdr; offsets are in the file, sizes are those of one entry."""
+
+    identity: bytes
+    kind: int
+    machine: int
+    version: int
+    entry: int
+    programs_offset: int
+    sections_offset: int
+    flags: int
+    header_size: int
+    program_size: int
+    program_count: int
+    section_size: int
+    section_count: int
+    section_of_names: int
+
+
+class _Segment(NamedTuple):
+    """An Elf64_Phdr: a part of the file that the loader maps to an address."""
+
+    kind: int
+    flags: int
+    offset: int
+    address: int
+    physical_address: int
+    size: int
+    memory_size: int
+    alignment: int
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
     """A section that has contents in the file, at ``offset`` and of ``size`` bytes."""
@@ -119,8 +151,7 @@ def read_dynamic(path: Path) -> Dynamic:
     """Return the facts of a program or library for the loader. Raises SourceError, OSError."""
     with path.open("rb") as stream:
         image = _Image(stream, str(path))
-        is_loadable = image.kind in _LOADABLE
-        image.check(is_loadable, "it is neither a program nor a shared library")
+        image.check(image.is_loadable, "it is neither a program nor a shared library")
         return Dynamic(**image.dynamic_fields())
 
 
@@ -208,9 +239,14 @@ class _Image:
         is_known = header[4:6] == _LITTLE_64
         self.check(is_known, "it is not for a 64-bit little-endian machine")
 
-        # The tables are described from e_phoff on.
-        _, self.kind, machine, _, _, *self._tables = HEADER.unpack(header)
-        self.machine = _MACHINES.get(machine, str(machine))
+        self._header = _FileHeader._make(HEADER.unpack(header))
+        number = self._header.machine
+        self.machine = _MACHINES.get(number, str(number))
+
+    @property
+    def is_loadable(self) -> bool:
+        """Return whether it is a program or a shared library."""
+        return self._header.kind in _LOADABLE
 
     def check(self, holds: bool, what: str) -> None:
         """Raise SourceError unless it holds."""
@@ -254,7 +290,10 @@ class _Image:
 
     def _section_headers(self) -> tuple[list[tuple[int, ...]], int]:
         """Return the headers of all sections, and the number of the one with their names."""
-        _, place, _, _, _, _, size, count, names = self._tables
+        place = self._header.sections_offset
+        size = self._header.section_size
+        count = self._header.section_count
+        names = self._header.section_of_names
         problem = "it has no section headers, so nobody can say what it holds"
         self.check(place > 0, problem)
         self.check(size == SECTION.size, "its section headers have another size")
@@ -270,30 +309,32 @@ class _Image:
         return list(SECTION.iter_unpack(self.read(place, count * size))), names
 
     @cached_property
-    def _segments(self) -> list[tuple[int, ...]]:
+    def _segments(self) -> list[_Segment]:
         """Return the program headers; none for an object or device code."""
-        place, _, _, _, size, count, _, _, _ = self._tables
+        count = self._header.program_count
         # NVIDIA's device code is ELF as well, and no loader of the system takes it.
-        if self.kind not in _LOADABLE or self.machine == "cuda" or not count:
+        if not self.is_loadable or self.machine == "cuda" or not count:
             return []
+
+        size = self._header.program_size
         self.check(size == PROGRAM.size, "its program headers have another size")
         is_real = count <= _MOST_PROGRAMS
         self.check(is_real, "it has more program headers than any real library")
-        return list(PROGRAM.iter_unpack(self.read(place, size * count)))
+        data = self.read(self._header.programs_offset, size * count)
+        return list(map(_Segment._make, PROGRAM.iter_unpack(data)))
 
     @cached_property
     def tags(self) -> Mapping[int, list[int]]:
         """Return the values of the dynamic section by tag."""
         tags: dict[int, list[int]] = defaultdict(list)
-        for kind, _, offset, _, _, length, _, _ in self._segments:
-            if kind != _PT_DYNAMIC:
+        for segment in self._segments:
+            if segment.kind != _PT_DYNAMIC:
                 continue
 
             # A longer section is read up to the limit; then its end is missing.
-            count = min(length // _ENTRY.size, _MOST_ENTRIES)
-            for tag, value in _ENTRY.iter_unpack(
-                self.read(offset, count * _ENTRY.size)
-            ):
+            count = min(segment.size // _ENTRY.size, _MOST_ENTRIES)
+            data = self.read(segment.offset, count * _ENTRY.size)
+            for tag, value in _ENTRY.iter_unpack(data):
                 if tag == _NULL:
                     return tags
                 tags[tag].append(value)
@@ -344,10 +385,11 @@ class _Image:
 
     def read_at(self, address: int, length: int) -> bytes:
         """Return the bytes that the loader puts at an address. Raises SourceError for none."""
-        for kind, _, offset, start, _, size, _, _ in self._segments:
-            is_inside = start <= address and address + length <= start + size
-            if kind == PT_LOAD and is_inside:
-                return self.read(offset + address - start, length)
+        for segment in self._segments:
+            start = address - segment.address
+            is_inside = start >= 0 and start + length <= segment.size
+            if segment.kind == PT_LOAD and is_inside:
+                return self.read(segment.offset + start, length)
         raise damaged(self._name, f"nothing is loaded at {address:#x}")
 
     def string(self, place: int) -> str:
