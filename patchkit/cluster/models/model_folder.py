@@ -31,9 +31,11 @@ _SPARE = 1.05  # of what is to be written: a full disk stops more than a downloa
 
 def _require_file_name(path: str) -> None:
     # `hf download` takes names for patterns, and each name is shown, copied and joined to a folder.
-    is_shown = path.isprintable() and not path.startswith(("-", ".cache/"))
-    if not is_shown or _PATTERNS.intersection(path) or not is_plain(path):
-        raise RecordError(f"is {path!r}, which is no plain name of a file")
+    if path.isprintable() and is_plain(path):
+        is_option = path.startswith(("-", ".cache/"))
+        if not is_option and _PATTERNS.isdisjoint(path):
+            return
+    raise RecordError(f"is {path!r}, which is no plain name of a file")
 
 
 FileName = Annotated[Utf8, _require_file_name]
@@ -46,10 +48,12 @@ Digest = Annotated[str, _DIGEST]
 
 def split_revision(spec: str) -> tuple[str, str]:
     """Return repository and revision of ``REPO[@REV]``, "" for none. Raises UsageError."""
-    repo, _, revision = spec.partition("@")
+    repo, sign, revision = spec.partition("@")
     if not _REPO.fullmatch(repo):
         raise UsageError(f"{spec!r} names no model", hint=_HINT)
-    if "@" in spec and (not _REVISION.fullmatch(revision) or ".." in revision):
+
+    is_revision = _REVISION.fullmatch(revision) and ".." not in revision
+    if sign and not is_revision:
         raise UsageError(f"{revision!r} is no branch, tag or commit", hint=_HINT)
     return repo, revision
 
@@ -85,6 +89,7 @@ def models_folder(text: str) -> Path:
         folder = Path(text).expanduser()
     except RuntimeError:  # ~somebody who is not known there
         folder = Path(text)
+
     if not folder.is_absolute() or not text.isprintable():
         raise UsageError(
             f"{text!r} is no folder for models",

@@ -45,17 +45,26 @@ def read_figures(text: str, wanted: Sequence[WantedMetric]) -> dict[str, float]:
 
     figures: dict[str, float] = {}
     for metric in wanted:
-        rows = next((series[name] for name in metric.names if name in series), [])
-        values = [
-            value for labels, value in rows if metric.where.items() <= labels.items()
-        ]
-        if values:
-            fold = max if metric.fold == "max" else sum
-            figures[metric.id] = fold(values)
-        elif rows and metric.where:
-            # A counter has no series before the first event of its kind.
-            figures[metric.id] = 0.0
+        present = [name for name in metric.names if name in series]
+        if present:
+            values = _values_of(metric, series[present[0]])
+            figure = _fold(metric, values)
+            if figure is not None:
+                figures[metric.id] = figure
     return figures
+
+
+def _values_of(metric: WantedMetric, series: Sequence[_Series]) -> list[float]:
+    """Return the values of the series that have the labels of a metric."""
+    labels = metric.where.items()
+    return [value for present, value in series if labels <= present.items()]
+
+
+def _fold(metric: WantedMetric, values: Sequence[float]) -> float | None:
+    if values:
+        return max(values) if metric.fold == "max" else sum(values)
+    # A counter has no series before the first event of its kind.
+    return 0.0 if metric.where else None
 
 
 def _read_series(text: str, names: Collection[str]) -> dict[str, list[_Series]]:

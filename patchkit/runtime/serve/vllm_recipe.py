@@ -38,19 +38,13 @@ def gb10_settings(
 
     ``from_guide`` are the settings in the text of the guide, by variant.
     """
-    variants = recipe["variants"]
     from_guide = from_guide or {}
-    chosen = {name for name, variant in variants.items() if _names_gb10(variant)}
-    if not chosen and not from_guide and _is_for_spark(recipe):
-        # A recipe that names the device and no variant means all of them.
-        chosen = {
-            name
-            for name, variant in variants.items()
-            if "supported_hardware" not in variant
-        }
+    has_own = _names_gb10
+    if not from_guide and _is_for_spark(recipe):
+        has_own = _is_for_any
 
-    for name, variant in variants.items():
-        if name in chosen:
+    for name, variant in recipe["variants"].items():
+        if has_own(variant):
             yield name, variant_settings(recipe, variant)
         elif name in from_guide:
             yield name, from_guide[name]
@@ -58,12 +52,21 @@ def gb10_settings(
 
 def _names_gb10(variant: Part) -> bool:
     overrides = variant.get("hardware_overrides", {})
-    return GB10 in overrides or GB10 in variant.get("supported_hardware", ())
+    supported = variant.get("supported_hardware", ())
+    return GB10 in overrides or GB10 in supported
+
+
+def _is_for_any(variant: Part) -> bool:
+    return "supported_hardware" not in variant
 
 
 def _is_for_spark(recipe: Part) -> bool:
+    """Return whether a recipe names the device and no variant: then it means all of them."""
+    if any(map(_names_gb10, recipe["variants"].values())):
+        return False
     hardware = recipe["meta"].get("hardware", {})
-    return GB10 in hardware or bool(_SPARK.search(recipe.get("guide", "")))
+    guide = recipe.get("guide", "")
+    return GB10 in hardware or bool(_SPARK.search(guide))
 
 
 def variant_settings(recipe: Part, variant: Part) -> Settings:
@@ -72,13 +75,16 @@ def variant_settings(recipe: Part, variant: Part) -> Settings:
     parts = [recipe["model"]]
     for name, feature in recipe.get("features", {}).items():
         if name == _DRAFTING or name not in optional:
-            parts.append(feature_mode(name, feature, variant))
+            mode = feature_mode(name, feature, variant)
+            parts.append(mode)
     parts.append(variant)
     parts.append(_on_gb10(variant))
 
     settings: list[tuple[str, str]] = []
     for part in parts:
-        settings += split_flags(_first_of(part, "base_args", "args", "extra_args"))
+        flags = _first_of(part, "base_args", "args", "extra_args")
+        settings += split_flags(flags)
+
         variables = _first_of(part, "base_env", "env", "extra_env")
         settings += dict(variables).items()
     return merge_settings(settings)
@@ -115,10 +121,12 @@ def split_flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     for part, value in pairwise([*parts, "--"]):
         if not part.startswith("--"):
             continue
-        if value.startswith("--"):
-            value = ""
         flag, dot, key = part.partition(".")
-        yield flag.replace("_", "-") + dot + key, value
+        name = flag.replace("_", "-") + dot + key
+        if value.startswith("--"):
+            yield name, ""
+        else:
+            yield name, value
 
 
 def merge_settings(settings: Iterable[tuple[str, str]]) -> Settings:

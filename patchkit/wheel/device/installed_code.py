@@ -24,41 +24,56 @@ def look_at_device_code(home: str, process: int, cache: str) -> dict[str, Any]:
     doctor/first_use.py. ``cache`` is where the driver keeps compiled code, unless a variable of
     the process names another folder. Raises SourceError for a damaged library, OSError.
     """
-    environment = _environment_of(process) if process else os.environ
-    kept = Path(environment.get("CUDA_CACHE_PATH") or cache).expanduser()
-
     codes = {}
     for path in sorted(Path(home).rglob("*.so")):
         # Upstream's originals of replaced files lie in .patchkit; nothing loads them.
-        if ".patchkit" in path.parts:
-            continue
-        if containers := Counter(_read_containers(path)):
-            codes[path.name] = dict(containers)
+        if ".patchkit" not in path.parts:
+            codes[path.name] = dict(Counter(_read_containers(path)))
 
-    forced = next((name for name in _FORCE if name in environment), "")
-    is_forced = environment.get(forced, "0") not in ("", "0")
+    environment: Mapping[str, str] = os.environ
+    if process:
+        environment = _environment_of(process)
+    folder = Path(environment.get("CUDA_CACHE_PATH") or cache).expanduser()
     return {
-        "codes": codes,
-        "cache": str(kept),
-        "kept": sum(file.stat().st_size for file in kept.rglob("*") if file.is_file()),
-        "forced": forced if is_forced else "",
+        "codes": {name: counts for name, counts in codes.items() if counts},
+        "cache": str(folder),
+        "kept": _folder_size(folder),
+        "forced": _forcing_variable(environment),
     }
 
 
-def _environment_of(process: int) -> Mapping[str, str]:
+def _environment_of(process: int) -> dict[str, str]:
     text = Path(f"/proc/{process}/environ").read_bytes().decode(errors="replace")
-    pairs = (pair.split("=", 1) for pair in text.split("\0") if "=" in pair)
-    return dict(pairs)
+    environment = {}
+    for entry in text.split("\0"):
+        name, sign, value = entry.partition("=")
+        if sign:
+            environment[name] = value
+    return environment
+
+
+def _folder_size(folder: Path) -> int:
+    """Return the bytes of all files of a folder."""
+    files = filter(Path.is_file, folder.rglob("*"))
+    return sum(file.stat().st_size for file in files)
+
+
+def _forcing_variable(environment: Mapping[str, str]) -> str:
+    """Return the variable that makes the driver compile PTX, "" if none does."""
+    for name in _FORCE:
+        if name in environment:
+            return name if environment[name] not in ("", "0") else ""
+    return ""
 
 
 def _read_containers(path: Path) -> Iterator[str]:
     """Yield the code that a device takes by itself, container by container: ``sm_90 sm_120``."""
-    entries = defaultdict(list)
+    names = defaultdict(list)
     with path.open("rb") as stream:
         sections = parse_library(stream, str(path)).sections
         live = [section for section in sections if section.name == ".nv_fatbin"]
         for entry in read_entries(stream, live, str(path)):
             if entry.kind in ("sass", "ptx"):
-                entries[entry.container].append(entry.name)
-    for names in entries.values():
-        yield " ".join(names)
+                names[entry.container].append(entry.name)
+
+    yield from map(" ".join, names.values())
