@@ -301,6 +301,7 @@ def _moe_config(code: Code) -> Off:
     """Return a layer of 64 experts of 768 by 2048, half of those of Qwen3-30B-A3B, on one GPU."""
     has_enum = code.has(_ACTIVATION, "MoEActivation")
     silu = code.get(_ACTIVATION, "MoEActivation").SILU if has_enum else "silu"
+
     configuration = code.names["get_current_vllm_config"]()
     return Off(
         moe_backend=configuration.kernel_config.moe_backend,

@@ -185,6 +185,7 @@ def _joined_holds(
         _condition_holds(condition[:cut]),
         _condition_holds(condition[cut + 1 :]),
     ]
+
     if decisive in values:
         return decisive
     return None if None in values else not decisive
@@ -206,6 +207,7 @@ def _find_external(
     # One argument: it was declared before, and is looked at there.
     if not places and (is_local or len(call.values) == 1):
         return None
+
     if places != {"GIT_REPOSITORY"}:
         problem = f"{call.values[0]} is not fetched with git"
         raise _unseen_form(path, call.line, problem)

@@ -68,12 +68,17 @@ def _gives_list(call: Command) -> bool:
 
 def _is_for_older_cuda(call: Command) -> bool:
     """Return whether a call stands in the else of ``>= 13.0``, which older compilers take."""
-    for branch in call.block:
-        for condition in branch.excluded:
-            match [word for word in condition if word not in _COMPILER]:
-                case ["VERSION_GREATER_EQUAL", version] if Version(version) <= _CUDA:
-                    return True
-    return False
+    conditions = [words for branch in call.block for words in branch.excluded]
+    return any(map(_asks_for_cuda13, conditions))
+
+
+def _asks_for_cuda13(condition: tuple[str, ...]) -> bool:
+    """Return whether a condition holds for every compiler from CUDA 13 on."""
+    match [word for word in condition if word not in _COMPILER]:
+        case ["VERSION_GREATER_EQUAL", version]:
+            return Version(version) <= _CUDA
+        case _:
+            return False
 
 
 def _switches_sm100_on(call: Command, later: Sequence[Command]) -> bool:

@@ -49,10 +49,12 @@ class CudaSource:
 def codes_of(names: Iterable[str]) -> Codes:
     """Return the codes that texts name as nvcc does: ``sm_121a``, ``[sm_120f,compute_120f]``."""
     codes = set()
-    for name in names:
-        for prefix, major, minor, suffix in _NAME.findall(name):
-            kind = "sass" if prefix == "sm" else "ptx"
-            codes.add((kind, parse_arch(f"{major}.{minor}{suffix}")))
+    for match in _NAME.finditer(" ".join(names)):
+        prefix, major, minor, suffix = match.groups()
+        kind = "sass" if prefix == "sm" else "ptx"
+        arch = parse_arch(f"{major}.{minor}{suffix}")
+        codes.add((kind, arch))
+
     return frozenset(codes)
 
 

@@ -48,6 +48,7 @@ def check_image(image: str, *, pinned: bool) -> None:
         return
     if not _TAGGED.fullmatch(image):
         raise UsageError(f"{image!r} is not the name of an image")
+
     if pinned:
         look = quoted("docker", "buildx", "imagetools", "inspect", image)
         raise UsageError(
@@ -70,6 +71,7 @@ def containerfile(
         raise UsageError(
             f"{folder!r}: a folder below the one that is built from, of letters, digits, . _ - /"
         )
+
     python, machine = _filled_node(manifest)
     projects = {entry.name.project for entry in manifest.wheels if entry.held}
     program = "vllm" if "vllm" in projects else "python"
@@ -110,6 +112,7 @@ def _filled_node(manifest: Manifest) -> tuple[str, str]:
             "the wheelhouse is not filled for one machine",
             hint="patchkit wheelhouse fill",
         )
+
     python, machine = nodes.pop()
     if not _PYTHON.fullmatch(python) or machine not in PLATFORMS:
         raise SourceError(f"the wheelhouse is for CPython {python!r} on {machine!r}")
@@ -130,8 +133,10 @@ def build_lines(platform: str, file: Path) -> Iterator[list[str]]:
     Times of files are those of 1970, so that the same wheelhouse makes the same layers.
     """
     named = ["--platform", platform, "--file", str(file), "--tag", _IMAGE]
+
     output = "type=docker,rewrite-timestamp=true"
     epoch = ["--build-arg", "SOURCE_DATE_EPOCH=0"]
+
     yield ["docker", "buildx", "build", *named, *epoch, "--output", output, "."]
     yield ["podman", "build", *named, "--timestamp", "0", "."]
     yield ["buildah", "build", *named, "--timestamp", "0", "."]

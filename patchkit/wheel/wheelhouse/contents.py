@@ -53,6 +53,7 @@ def check_folder(house: Path) -> None:
     """Raise StorageError unless wheels can be written there; nothing is written to find out."""
     places = (house, *house.absolute().parents)
     nearest = next(path for path in places if path.exists())
+
     if obstacle := _write_obstacle(nearest):
         raise StorageError(
             f"{house}: not a folder that can be written to",

@@ -206,6 +206,7 @@ def _read_built(house: Path, listed: Manifest) -> list[ListedWheel]:
                 f"{entry.filename} is not the wheel that was built",
                 hint=f"{quoted('patchkit', 'verify', house)}; build it again",
             )
+
     wheels, _unread = read_listed_wheels(house, listed.built)
     return wheels
 
@@ -220,8 +221,10 @@ def _hold_downloads(house: Path) -> Iterator[Path]:
             why="patchkit makes none; a fill would write to wherever it leads",
             hint=f"{quoted('rm', '--', place)}; then run it again",
         )
+
     with translated(at=house):
         place.mkdir(exist_ok=True)
+
     with locked(place):
         try:
             yield place
@@ -275,6 +278,7 @@ def _check_room(
     # An index that tells no sizes (PEP 503) does not say how much it is.
     amount = f", {size / 1e6:,.0f} MB; free: {free / 1e6:,.0f} MB" if size else ""
     tell(f"to download: {len(absent)}{amount}")
+
     begun = sum(partial_size(downloads / wheel.filename) for wheel in absent)
     if size - begun > free:
         raise StorageError(

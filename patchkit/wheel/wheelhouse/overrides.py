@@ -185,6 +185,7 @@ def default_version(house: Path) -> tuple[Version, str]:
     if not reasons:
         reason = "the recipe's default: no torch or vLLM wheel says otherwise"
         return load_facts().default, reason
+
     if len(reasons) > 1:
         lines = [f"{house}: its wheels want {len(reasons)} versions of NCCL"]
         lines += [
@@ -193,6 +194,7 @@ def default_version(house: Path) -> tuple[Version, str]:
         raise UsageError(
             "\n".join(lines), hint="name one with --version, or remove a wheel"
         )
+
     return next(iter(reasons.items()))
 
 

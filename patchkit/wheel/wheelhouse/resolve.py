@@ -254,6 +254,7 @@ def _run_uv(
         f"--python-platform={node.machine}-manylinux_2_{minor}",
         f"--python-version={node.python}",
     ]
+
     if sources.offline:
         options.append("--no-index")
     with tempfile.TemporaryDirectory() as folder:

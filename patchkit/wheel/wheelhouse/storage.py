@@ -370,6 +370,7 @@ def listed_manifest(house: Path) -> Manifest:
             why="it was edited, or a newer patchkit wrote it",
             hint="put it back; or move the wheels away, empty the folder, and build again",
         ) from None
+
     return Manifest(wheels=wheels, overrides=read.overrides)
 
 

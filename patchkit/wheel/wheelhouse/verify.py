@@ -267,6 +267,7 @@ def _unmet_pins(wheels: Sequence[ListedWheel]) -> tuple[str, ...]:
                 for name, version in wheel.metadata.decisive_pins.items()
                 if name not in projects
             ]
+
     return tuple(dict.fromkeys(pins))
 
 
