@@ -27,7 +27,7 @@ HELPER_FILES = "cmake/*.cmake"
 GENCODE = "set_gencode_flags_for_srcs"
 INTERSECTION = "cuda_archs_loose_intersection"
 _SCRIPT = Path(__file__).with_name("arch_trace.cmake")
-_FLAG = "set_gencode_flag_for_srcs"  # what the release's own GENCODE calls
+_FLAG = "set_gencode_flag_for_srcs"  # the release's own GENCODE calls it
 # Calls that arch_trace.cmake adds for the trace alone.
 _LIST = "patchkit_archs"
 _CODE = "patchkit_code"
@@ -237,9 +237,9 @@ def _trace_calls(
 def _archs_by_site(
     calls: Iterable[Traced], sites: Collection[Site]
 ) -> dict[Site, tuple[str, ...]]:
-    """Return what nvcc is told to make at each known site, as an arch list.
+    """Return the arch list that nvcc makes at each known site.
 
-    A call hands over what is wanted; the flags that come of it are what counts.
+    A call hands over the archs that are wanted; only the flags that come of it count.
     """
     archs: dict[Site, tuple[str, ...]] = {}
     codes: list[str] = []

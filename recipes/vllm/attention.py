@@ -70,7 +70,7 @@ def flash_attention(code: Code, tree: SourceTree) -> dict[str, object]:
 
 
 def _guarded(code: Code, built: Collection[str]) -> dict[str, object]:
-    """Return what the guarded imports of the libraries leave behind."""
+    """Return the names that the guarded imports of the libraries define."""
 
     def import_library(
         name: str, _globals: object, _locals: object, wanted: object, _level: int

@@ -79,7 +79,7 @@ _COMPILED: dict[str, Callable[[int], bool]] = {
 
 
 class Off:
-    """A configuration: what is given, and False for every other attribute."""
+    """A configuration with some attributes, and False for every other one."""
 
     def __init__(self, **given: object) -> None:
         self.__dict__.update(given)

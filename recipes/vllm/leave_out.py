@@ -1,9 +1,9 @@
 """Take optional extensions out of a tree, or take them as upstream's wheel has them installed.
 
-What is left out is neither fetched, nor built, nor asked for by setup.py. Three places know an
-extension: ``CMakeLists.txt``, which includes its file; ``setup.py``, which asks for its targets and
-copies what they leave; and, for flash-attention, the Python that imports it on the way of every
-model.
+An extension that is left out is neither fetched, nor built, nor asked for by setup.py. Three
+places know an extension: ``CMakeLists.txt``, which includes its file; ``setup.py``, which asks for
+its targets and copies their files; and, for flash-attention, the Python that imports it on the way
+of every model.
 """
 
 from __future__ import annotations
@@ -78,9 +78,10 @@ _COPYING = ("cmake_build_ext.run", _COPIED, _COPIED_IF_THERE)
 
 
 def leave_out(tree: SourceTree, sources: Iterable[KnownSource]) -> SourceTree:
-    """Return the tree without these extensions, as an overlay; what is out already stays out.
+    """Return the tree without these extensions, as an overlay; it may be without them already.
 
-    Raises UsageError for what cannot be left out, DriftError if the files are not as expected.
+    Raises UsageError for an extension that cannot be left out, DriftError if the files are not as
+    expected.
     """
     for source in sources:
         check(source, tree.version)
@@ -154,8 +155,8 @@ def idle_sources(
     """Return option → reason, of the optional sources that the build can do without at no cost.
 
     vLLM has no code for the device in them, or does not choose it there, or builds nothing of them.
-    Options that are ``named`` are wanted nonetheless. What is not known to leave a tree cleanly,
-    such as one that upstream changed, stays in.
+    Options that are ``named`` are wanted nonetheless. A source that does not leave the tree
+    cleanly, such as one that upstream changed, stays in.
     """
     targets = asked_targets(tree)
     idle = {}

@@ -61,9 +61,9 @@ def outcome(decide: Decide, tree: SourceTree, capability: Capability) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is decided, how the code of a device is asked, and what is ``wanted`` where it changes.
+    """A decision, and the way to ask the code of a device for it.
 
-    ``environ`` holds the user's variables.
+    ``wanted`` is the answer on devices where it changes; ``environ`` holds the user's variables.
     """
 
     what: str

@@ -1,1 +1,1 @@
-"""Measure how fast a model is served, and compare what was measured."""
+"""Measure how fast a model is served, and compare the results."""

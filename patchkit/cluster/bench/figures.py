@@ -1,4 +1,4 @@
-"""Read results of the benchmark, and say what a difference of two series is worth."""
+"""Read results of the benchmark, and judge the difference of two series."""
 
 from __future__ import annotations
 

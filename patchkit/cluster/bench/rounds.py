@@ -64,7 +64,7 @@ class BenchPlan:
 def measure_variants(
     plan: BenchPlan, watcher: StartWatcher, tell: Callable[[str], None]
 ) -> None:
-    """Measure what is not measured yet. ``tell`` gets each step.
+    """Measure the loads that have no result yet. ``tell`` gets each step.
 
     Raises HostError without `vllm bench serve`, UsageError if the folder holds figures of another
     setup.

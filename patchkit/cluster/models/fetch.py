@@ -59,7 +59,7 @@ except Exception as error:
         answer["kind"] = "refused"
 """
 _PATIENCE = 60.0  # seconds
-_MOST_WORDS = 400  # characters of what the Hub says
+_MOST_WORDS = 400  # characters of the Hub's answer
 _PYTHON = "name the environment of vLLM: `venv` in cluster.toml, or --venv DIR"
 _ERRORS: Mapping[str, tuple[type[PatchkitError], str]] = {
     "missing": (HostError, _PYTHON),
@@ -95,7 +95,7 @@ class FetchPlan:
 
 
 def plan_fetch(models: str, python: str, repo: str, revision: str) -> FetchPlan:
-    """Return the plan. ``python`` is the one that has vLLM. Raises what a fetch would."""
+    """Return the plan. ``python`` is the one that has vLLM. Raises the errors of a fetch."""
     chosen, folder = _ask_hub(models, python, repo, revision)
 
     size = sum(file.size for file in chosen.files.values())
@@ -130,7 +130,7 @@ def fetch_model(models: str, python: str, repo: str, commit: str) -> Checking:
 
 
 def _clear_folder(folder: Path, chosen: ModelRecord) -> None:
-    """Remove the files that hf would take for what it has fetched, and parts that it lost."""
+    """Remove files that hf would take for fetched ones, and parts that it does not continue."""
     for name, file in chosen.files.items():
         place = folder / name
         has_other_size = place.is_file() and place.stat().st_size != file.size
@@ -194,7 +194,7 @@ def _list_commit(python: Path, repo: str, revision: str) -> HubListing:
 def _run_hf_download(
     python: str, chosen: ModelRecord, folder: Path
 ) -> Iterator[tuple[int, int]]:
-    """Fetch what is not there; yield the progress."""
+    """Fetch the missing files; yield the progress."""
     names = [
         name
         for name, file in chosen.files.items()
@@ -213,7 +213,7 @@ def _run_hf_download(
         **os.environ,
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_UPDATE_CHECK": "1",
-        # Not the user's cache: hf would take what it has unseen.
+        # Not the user's cache: hf would take files of it without a check.
         "HF_HUB_CACHE": str(folder / CACHE / "patchkit" / "hub"),
     }
 

@@ -48,7 +48,7 @@ _SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCheck:
-    """The result of a check: what the folder holds, and what is wrong with it.
+    """The result of a check: the contents of the folder, and its faults.
 
     ``commit`` is shortened where only the folder's name tells it. ``recorded`` says whether the
     folder has a record of what it has to hold. ``sent`` is what was copied into it before.
@@ -143,7 +143,7 @@ def held_models(models: str) -> list[ModelCheck]:
 
 
 def quick_check(folder: Path) -> ModelCheck:
-    """Return what is seen without hashing."""
+    """Check a folder without hashing."""
     sizes, broken = list_files(folder)
     findings = [
         Finding(
@@ -182,7 +182,7 @@ def quick_check(folder: Path) -> ModelCheck:
 
 
 def list_files(folder: Path) -> tuple[dict[str, int], list[str]]:
-    """Return a model's files with their sizes, and the names of what is neither file nor folder."""
+    """Return the files with their sizes, and the names that are neither a file nor a folder."""
     sizes: dict[str, int] = {}
     broken = []
 
@@ -203,7 +203,7 @@ def _check_files(
     sizes: Mapping[str, int],
     wrong: Collection[str],
 ) -> Iterator[Finding]:
-    """Yield what is not there, what was cut off, and what nobody can say of it."""
+    """Yield the files that are missing or cut off, and those without a known hash."""
     if sizes.keys().isdisjoint(CONFIGS):
         yield Finding(
             where=CONFIGS[0],
@@ -267,7 +267,7 @@ def _find_missing(
     sizes: Mapping[str, int],
     wrong: Collection[str],
 ) -> Iterator[Finding]:
-    """Yield what a record, an index or the names of shards promise, and is not there."""
+    """Yield missing files that a record, an index or the names of shards promise."""
     reasons: dict[str, str] = {}
     if model_record:
         reasons |= dict.fromkeys(

@@ -26,7 +26,7 @@ INDEXES = (
 """Files that name the shards of a model, the first one of which vLLM loads."""
 
 CACHE = ".cache"
-"""The folder beside the files in which hf and patchkit keep what they know of them."""
+"""The folder beside the files in which hf and patchkit keep records of them."""
 
 RECORD = f"{CACHE}/patchkit/model.json"
 """The record. A fetch writes it before the first file: an unfinished folder is known as one."""

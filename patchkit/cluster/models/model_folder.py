@@ -26,7 +26,7 @@ SHORT = 12
 
 _HINT = "name it as the Hub does: openai/gpt-oss-120b, or openai/gpt-oss-120b@main"
 _PATTERNS = frozenset("*?[]\\")
-_SPARE = 1.05  # of what is to be written: a full disk stops more than a download
+_SPARE = 1.05  # times the size: a full disk stops more than a download
 
 
 def _require_file_name(path: str) -> None:

@@ -194,7 +194,7 @@ def _failed_check(
 def _no_source_error(
     spec: str, damaged_sources: Sequence[tuple[ModelNode, ModelCheck]]
 ) -> PatchkitError:
-    """Return the error that names each node and what is wrong there."""
+    """Return the error that names each node and the faults of its model."""
     faults = []
     lines = [f"{spec}: no node has it as it was fetched:"]
     for node, model in damaged_sources:
@@ -268,7 +268,7 @@ def sync_model(
     node: ModelNode,
     report: Callable[[str], Progress],
 ) -> ModelCheck:
-    """Copy what a node lacks of a model, and put it in its place once it has the right hashes."""
+    """Copy the files that a node lacks, and put them in place once their hashes are right."""
     receiver = Remote(node.ssh)
     name = model.check.folder.rpartition("/")[2]
     files = {path: asdict(file) for path, file in model.files.items()}
@@ -318,7 +318,7 @@ def stage_model(
     with translated(at=folder):
         lacking = yield from _lacking_files(folder, wanted)
         files_to_send = yield from _lacking_files(staging, lacking)
-        # What lies there may be longer than the file: rsync makes no room of that for another one.
+        # A part may be longer than its file: rsync makes no room of that for another file.
         left = sum(
             max(0, file.size - _size(staging / path))
             for path, file in files_to_send.items()
@@ -368,8 +368,8 @@ def send_model(
     """Copy files of a model to a node, as ``copy_files`` does."""
     *ssh, _dashes, _destination = ssh_words(destination, "-o", "ControlMaster=no")
 
-    # Links are resolved: what they lead to lies on this node alone. What an interrupt left aside is
-    # gone on with, whatever its time says.
+    # Links are resolved: their targets lie on this node alone. A file that an interrupt left aside
+    # is continued, whatever its time says.
     options = ("-RLtp", "--inplace", "--ignore-times")
 
     total = sum(_size(Path(folder, name)) for name in names)
@@ -403,7 +403,7 @@ def place_model(
 def _move_files(staging: Path, folder: Path, names: Iterable[str]) -> None:
     """Move files to their places, each in one step; what else is there stays.
 
-    Before and after, what was written is brought to the disk: the hashes were those of memory.
+    The files are brought to the disk before and after: the hashes were those of memory.
     """
     folder.mkdir(parents=True, exist_ok=True)
     folders = {folder.parent, folder}

@@ -68,7 +68,7 @@ def _fold(metric: WantedMetric, values: Sequence[float]) -> float | None:
 
 
 def _read_series(text: str, names: Collection[str]) -> dict[str, list[_Series]]:
-    """Return the series of these names; what is no finite number from 0 on is left out."""
+    """Return the series of these names, without values that are no finite number from 0 on."""
     series: defaultdict[str, list[_Series]] = defaultdict(list)
     for line in text.splitlines():
         if len(line) >= _LONGEST:

@@ -42,7 +42,7 @@ _UNASKED = ServerLife(DOUBT, "it was not asked")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAnswers:
-    """What a server says of itself. ``key`` is where its key was found, "" for none.
+    """The answers of a server. ``key`` is the place of its key, "" for none.
 
     ``asked`` is the model that the token was asked of; ``token`` is None where none was asked for.
     ``strangers`` listen there, too, so that no key was sent; ``life`` says whether it lives.
@@ -96,7 +96,7 @@ def _read_key(file: Path) -> str | None:
 
 
 def server_at(url: str, key: str = "") -> HttpServer:
-    """Return the server at a URL that a user gave. Raises UsageError for what is none."""
+    """Return the server at a URL that a user gave. Raises UsageError if it is no URL."""
     try:
         return HttpServer(url, key)
     except ValueError as error:
@@ -112,7 +112,7 @@ def ask_server(
     seconds: float = 30.0,
     cluster: str = "",
 ) -> ServerAnswers:
-    """Return what the server answers; ``seconds`` is how long a token may take.
+    """Ask a server for everything that shows its state; a token may take ``seconds``.
 
     Without a URL it is the server that was started last in a ``cluster``, on its head. The first
     model that it names is asked. Raises UsageError for what is no URL, HostError where no server of
@@ -219,7 +219,7 @@ def _find_signs(
     if answers.token and answers.token.came:
         return ServerSigns(other_listeners=listeners, token_came=True)
 
-    work = _find_work(started)  # first: what it was done for counts then
+    work = _find_work(started)  # first: later the questions themselves are work
     metrics = server.ask("/metrics")
     signs = read_metrics_signs(
         metrics, former or read_counters(metrics.text), server.url
@@ -240,7 +240,7 @@ def _find_signs(
 
 
 def _describe_refusal(answers: ServerAnswers) -> str:
-    """Return what the server says instead of a token."""
+    """Return the words of a server that gave no token."""
     token = answers.token
     if token is None:
         listing = answers.listing

@@ -29,7 +29,7 @@ _ERRORS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenAnswer(PathAnswer):
-    """How a question was answered: ``fields`` are the names under which text came.
+    """The answer to a question: ``fields`` are the names under which text came.
 
     ``tokens`` are those that the server counted, ``finish`` is its reason to end, ``said`` the text
     of its error.

@@ -120,7 +120,7 @@ def _filled_node(manifest: Manifest) -> tuple[str, str]:
 
 
 def _smoke_test(projects: Collection[str]) -> str:
-    """Return the Python statements that import what was installed."""
+    """Return the Python statements that import the installed packages."""
     statements = [f"import {name}" for name in ("torch", "vllm") if name in projects]
     if _NCCL in projects:
         statements.append(_NCCL_SMOKE)

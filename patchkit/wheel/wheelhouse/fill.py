@@ -123,11 +123,11 @@ def fill_wheelhouse(
     progress: Progress = lambda _done, _all: None,
     tell: Callable[[str], None] = lambda _line: None,
 ) -> Filled:
-    """Resolve what the wheels need on a node, download it, and lock all of it by hash.
+    """Resolve the requirements of the wheels on a node, download them, and lock them by hash.
 
-    ``also`` are requirements of the user's own; ``tell`` takes a line before what may take long.
-    Nothing in the wheelhouse changes until everything is there and proved; what was downloaded
-    before an interruption is taken up by the next call. Raises ProofError if the torch is one for
+    ``also`` are requirements of the user's own; ``tell`` takes a line before a long step.
+    Nothing in the wheelhouse changes until everything is there and proved; the next call
+    continues the downloads of an interrupted one. Raises ProofError if the torch is one for
     CPUs alone, UsageError also for an override that does not fit, HashMismatchError, HostError,
     SourceError, StorageError, BusyError.
     """
@@ -198,7 +198,7 @@ def _entry(wheel: LockedWheel, file: Path | None) -> LockedWheel:
 
 
 def _read_built(house: Path, listed: Manifest) -> list[ListedWheel]:
-    """Read the wheels that were built here. Raises HashMismatchError if one is another now."""
+    """Read the wheels that were built here. Raises HashMismatchError if one was changed."""
     for entry in listed.built:
         file = house / entry.filename
         if not is_file(file) or sha256_of(file) != entry.sha256:
@@ -242,7 +242,7 @@ def _collect_wheels(
     progress: Progress,
     tell: Callable[[str], None],
 ) -> dict[str, Path]:
-    """Return where each wheel lies; what is not in the wheelhouse comes from an index."""
+    """Return the file of each wheel; those that the wheelhouse lacks come from an index."""
     files: dict[str, Path] = {}
     absent = []
     for wheel in chosen:
@@ -293,7 +293,7 @@ def download_wheels(
 ) -> None:
     """Download wheels into a folder; one is there once it is whole and the one that was locked.
 
-    What is cut short stays, for the next run to go on with. Raises HashMismatchError, StorageError.
+    The next run continues a file that was cut short. Raises HashMismatchError, StorageError.
     """
     total = sum(wheel.size for wheel in wheels)
     before = 0
@@ -308,7 +308,7 @@ def download_wheels(
             if place.is_symlink():
                 place.unlink()
 
-            # Only what is whole gets its name, so the next run can take it as it is.
+            # Only a whole file gets its name, so the next run can take it as it is.
             with continuing(place) as stream:
                 sha256 = _transfer_wheel(wheel, stream, session, report)
                 if sha256 != wheel.sha256:
@@ -325,7 +325,7 @@ def download_wheels(
 def _transfer_wheel(
     wheel: LockedWheel, stream: IO[bytes], session: Session, report: Progress
 ) -> str:
-    """Write a wheel into a stream, which may hold its begin; return the sha256 of what is there."""
+    """Write a wheel into a stream, which may hold the first part; return the sha256 of it all."""
     url = urlsplit(wheel.url)
     if url.scheme != "file":
         ask = partial(opened, wheel.url, session)
@@ -347,7 +347,7 @@ def _proved_torch(
     needed: Mapping[int, str],
     files: Mapping[str, Path],
 ) -> Torch | None:
-    """Return what the torch is, known by its file if that is there. Raises ProofError."""
+    """Return the torch among the wheels. Raises ProofError if kernels cannot load beside it."""
     torch = _find_torch(chosen, files)
     if torch is None:
         return None

@@ -99,7 +99,7 @@ def _checked_reason(reason: str) -> str:
 
 
 def _known_reason(pins: Iterable[WheelPin], pin: ExactPin) -> str:
-    """Return what a known bug of the pinned release says."""
+    """Return the reason of a known bug of the pinned release."""
     for override in known_overrides(pins, ()):
         if override.pin == pin:
             return override.reason
@@ -170,7 +170,7 @@ def known_overrides(
     return tuple(suggestions.values())
 
 
-PACKAGE = "nvidia-nccl-cu13"  # what is built here
+PACKAGE = "nvidia-nccl-cu13"  # the name of the NCCL that is built here
 
 
 def default_version(house: Path) -> tuple[Version, str]:

@@ -1,4 +1,4 @@
-"""Read the wheels of a wheelhouse, what they pin, and whether they fit together."""
+"""Read the wheels of a wheelhouse and their pins, and check that they fit together."""
 
 from __future__ import annotations
 
@@ -125,10 +125,10 @@ def is_nccl(project: str) -> bool:
 def wheel_pins(
     wheels: Iterable[WheelMetadata], locked: Iterable[WheelName] = ()
 ) -> tuple[WheelPin, ...]:
-    """Return what vLLM's and torch's wheels pin.
+    """Return the pins of vLLM's and torch's wheels.
 
-    Where torch's own METADATA is not at hand, the recipe says what it pins: the torch that a wheel
-    requires, or the one that is only ``locked``.
+    Where torch's own METADATA is not at hand, the recipe has its pins: of the torch that a wheel
+    requires, or of the one that is only ``locked``.
     """
     leading = [wheel for wheel in wheels if wheel.name.project in _LEADING]
     pins = [pin for wheel in leading for pin in _own_pins(wheel)]
@@ -154,13 +154,15 @@ def wheel_pins(
 def _own_pins(wheel: WheelMetadata) -> Iterator[WheelPin]:
     by = f"{wheel.name.project} {wheel.name.version.public}"
     for project, version in wheel.pins.items():
-        with contextlib.suppress(ValueError):  # === takes what is no version
+        with contextlib.suppress(
+            ValueError
+        ):  # === also takes texts that are no version
             pin = ExactPin(f"{project}=={version}")
             yield WheelPin(pin=pin, by=by, wheel=wheel.name.filename, requires=pin)
 
 
 def pins_in(house: Path) -> tuple[WheelPin, ...]:
-    """Return what the wheels in a folder pin. Raises UsageError if one cannot be read."""
+    """Return the pins of the wheels in a folder. Raises UsageError if one cannot be read."""
     if not house.is_dir():
         return ()
     wheels = []
@@ -198,7 +200,7 @@ def _read_requirements(path: Path) -> WheelMetadata:
 def without_effect(
     overrides: Iterable[Override], pins: Sequence[WheelPin]
 ) -> Iterator[tuple[Override, str]]:
-    """Yield the overrides whose pin no wheel has any more, and what is pinned now."""
+    """Yield the overrides whose pin no wheel has any more, and the pins that are there now."""
     for override in overrides:
         project = override.pin.project
         present = [pin for pin in pins if pin.pin.project == project]
@@ -316,7 +318,7 @@ def find_contradicted(
 
 
 def all_pins(wheels: Sequence[ListedWheel]) -> tuple[WheelPin, ...]:
-    """Return what the wheels that were read, and those that are only locked, pin."""
+    """Return the pins of the wheels that were read, and of those that are only locked."""
     read = [wheel.metadata for wheel in wheels if wheel.metadata]
     return wheel_pins(read, [wheel.name for wheel in wheels if not wheel.metadata])
 
@@ -324,7 +326,7 @@ def all_pins(wheels: Sequence[ListedWheel]) -> tuple[WheelPin, ...]:
 def _is_met(
     specifier: SpecifierSet, wheel: ListedWheel, overrides: Sequence[Override]
 ) -> bool:
-    """Check whether a wheel is what a pin asks for, or an override of this very pin decides."""
+    """Check whether a wheel meets a pin, or an override of this very pin decides."""
     if specifier.contains(wheel.name.version, prereleases=True):
         return True
     return any(

@@ -1,4 +1,4 @@
-"""Add to a folder with patchkit what it needs on another machine, which then needs no network."""
+"""Add the requirements of patchkit to its folder, for a machine without a network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from patchkit.wheel.wheelhouse.resolve import NodePlatform, WheelSources, resolv
 def add_requirements(folder: Path, node: NodePlatform, progress: Progress) -> None:
     """Unpack the wheels that patchkit requires on a node into ``folder``.
 
-    Raises what a resolution and a fetch raise, StorageError.
+    Raises the errors of ``resolve_wheels`` and ``fetch``, StorageError.
     """
     requirements = [
         line for line in metadata.requires("patchkit-gb10") or () if "extra" not in line

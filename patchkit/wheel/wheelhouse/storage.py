@@ -30,7 +30,7 @@ from patchkit.wheel.file.wheelfile import ANY, WheelName, wheel_name
 
 JOURNAL = ".journal"
 DAMAGED = ".journal.damaged"
-"""Where a journal goes that nobody can read."""
+"""The name of a damaged journal that was set aside."""
 MANIFEST = "manifest.json"
 REQUIREMENTS = "requirements.txt"
 SUMS = "SHA256SUMS"
@@ -98,7 +98,7 @@ def stage_copy(folder: Path, source: Path) -> Iterator[Path]:
     try:
         with translated(at=folder):
             make_folders(copy.parent)
-            # x: what is there already is somebody else's, and not written over or through.
+            # x: a file that is there already is somebody else's, and is not written over.
             with source.open("rb") as original, copy.open("xb") as file:
                 shutil.copyfileobj(original, file, 1 << 20)
                 give(file.fileno(), None, folder)
@@ -106,7 +106,7 @@ def stage_copy(folder: Path, source: Path) -> Iterator[Path]:
                 os.fsync(file.fileno())
         yield copy
     finally:
-        with contextlib.suppress(OSError):  # what is left, the next writer clears away
+        with contextlib.suppress(OSError):  # the next writer clears away the rest
             wheelhouse_journal(folder).clear_staged()
 
 
@@ -248,8 +248,8 @@ class Kind(enum.StrEnum):
     """Origin of a wheel, and where it lies."""
 
     BUILT = "built"  # by patchkit, in the folder
-    DEPENDENCY = "dependency"  # what those need, in the folder
-    LOCKED = "locked"  # what those need, to be had from an index
+    DEPENDENCY = "dependency"  # a requirement of those, in the folder
+    LOCKED = "locked"  # a requirement of those, on an index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +257,7 @@ class ManifestEntry:
     """A wheel as the manifest lists it: sha256 in hex, size in bytes, the builder's own facts.
 
     The facts of a dependency name the node that it was resolved for: python, machine, glibc.
-    The size of what is not held is 0: nobody said it.
+    The size of a wheel that is not held is 0.
     """
 
     name: WheelName

@@ -141,7 +141,7 @@ def _entry_findings(house: Path, entry: ManifestEntry) -> Iterator[Finding]:
 
 
 def _make_again(house: Path, entry: ManifestEntry) -> str:
-    """Return what brings a wheel back, for hints."""
+    """Return the command that makes a wheel again, for hints."""
     if entry.kind is not Kind.BUILT:
         return wheelhouse_command("fill", house)
     if entry.facts.get("made") != "repack":
@@ -168,7 +168,7 @@ def _find_change(path: Path, entry: ManifestEntry) -> Iterator[str]:
 
 
 def find_leftovers(house: Path) -> Iterator[Finding]:
-    """Find what interrupted runs left."""
+    """Find files and folders that interrupted runs left."""
     prune = wheelhouse_command("prune", house)
     fill = wheelhouse_command("fill", house)
     either = f"{fill}; or: {prune}"
@@ -247,7 +247,7 @@ def verify_wheelhouse(house: Path) -> Verified:
 
 
 def _deciding_versions(wheels: Sequence[ListedWheel]) -> dict[str, str]:
-    """Return the versions of what was built, and of torch, triton and NCCL."""
+    """Return the versions of built wheels, and of torch, triton and NCCL."""
     versions = {}
     for wheel in wheels:
         project = wheel.name.project
@@ -356,11 +356,11 @@ def prune_wheelhouse(
     dry_run: bool = False,
     force: bool = False,
 ) -> tuple[Pruned, ...]:
-    """Remove what the manifest does not list, what an interrupted run left, and what is dropped.
+    """Remove wheels that are dropped or not listed, and files that an interrupted run left.
 
     ``drop`` names wheels by file name, project, or project==version. A wheel that is gone is no
     longer listed, and the three files are written anew. ``force`` sets a journal aside that cannot
-    be read. Raises as ``add_wheel`` does, and SourceError if no manifest says what belongs here.
+    be read. Raises as ``add_wheel`` does, and SourceError without a manifest.
     """
     with open_for_reading(house) if dry_run else hold_wheelhouse(house):
         cleared = [
@@ -428,7 +428,7 @@ def _plan_removal(
 
 
 def _clear_leftovers(house: Path, *, force: bool) -> list[Pruned]:
-    """Remove what interrupted runs left; a journal that is set aside leaves findings for verify."""
+    """Remove leftovers of interrupted runs; a journal is set aside, and verify still reports it."""
     damaged = house / DAMAGED
     with translated(at=house):
         if damaged.is_symlink():
