@@ -294,6 +294,12 @@ def test_hostile_texts_end():
             assert all(1 <= finding.line <= SIZE for finding in check_text(text, where))
 
 
+def test_a_command_of_many_flags_ends():
+    for flag in ("--own", "--gpu-memory-utilization 0.95", "--tool-call-parser mine"):
+        findings = check_text(f"vllm serve m {f'{flag} ' * 10_000}", "x.sh")
+        assert [finding.line for finding in findings] == [1]
+
+
 @settings(deadline=None)
 @given(st.text(st.sampled_from("NCCL_IB=0 'a\"\\\n#$-:{}<>,^")) | st.text())
 def test_any_text_is_read_and_told_by_its_lines(text):
