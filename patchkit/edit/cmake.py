@@ -128,7 +128,8 @@ def commands(text: str, path: str = "<cmake>") -> list[Command]:
 
         values = call.values
         if call.name == "if":
-            branches.append(Branch(values, (), call.start, stops[call.start]))
+            stop = stops[call.start]
+            branches.append(Branch(values, (), call.start, stop))
         elif former and call.name != "endif":
             following = replace(
                 former,
@@ -144,7 +145,13 @@ def list_items(argument: Argument) -> list[str]:
     return [item for item in _SEPARATOR.split(argument.value) if item]
 
 
-def add_list_item(argument: Argument, item: str, *, path: str, note: str) -> Edit:
+def add_list_item(
+    argument: Argument,
+    item: str,
+    *,
+    path: str,
+    note: str,
+) -> Edit:
     """Append an item to a ;-list, inside its quotes or brackets."""
     opening, closing = _delimiters(argument.text)
     if not list_items(argument):
@@ -169,7 +176,7 @@ def remove_list_items(
     """Take the items for which ``drop`` holds out of a ;-list, which may leave it empty."""
     opening, closing = _delimiters(argument.text)
     items = _SEPARATOR.split(argument.value)
-    left = ";".join(item for item in items if not item or not drop(item))
+    left = ";".join(item for item in items if not (item and drop(item)))
     # An unquoted argument cannot be empty, and without it the later ones would move up.
     replacement = f"{opening}{left}{closing}" or '""'
     return Edit(path, argument.start, argument.stop, replacement, note)
@@ -211,7 +218,9 @@ def _read_call(
 ) -> Command:
     """Return the command of a name, with the arguments that come from ``tokens``."""
     # CMake allows spaces in front of the paren, and neither a newline nor a comment.
-    opening = next((token for token in tokens if token.lastgroup != "space"), None)
+    opening = next(tokens, None)
+    while opening is not None and opening.lastgroup == "space":
+        opening = next(tokens, None)
     if opening is None or opening.lastgroup != "open":
         raise _error(path, line, f'{name[0]} is not followed by "("')
 
@@ -233,8 +242,13 @@ def _read_call(
                 block=(),
             )
         if kind not in _BLANK:
-            where = bisect_left(breaks, token.start()) + 1
-            arguments.append(Argument(token.start(), token.end(), token[0], where))
+            argument = Argument(
+                start=token.start(),
+                stop=token.end(),
+                text=token[0],
+                line=bisect_left(breaks, token.start()) + 1,
+            )
+            arguments.append(argument)
     raise _error(path, line, f"the parens of {name[0]} are never closed")
 
 

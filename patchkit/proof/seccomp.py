@@ -18,11 +18,11 @@ from functools import cache
 from patchkit.records import RECIPES
 
 _TABLE = (RECIPES / "system_calls.tsv").read_text(encoding="utf-8")
-_ROWS = (line.split("\t") for line in _TABLE.splitlines() if not line.startswith("#"))
-# name: number on x86_64, number on aarch64 (None: does not exist there)
+# Name: number on x86_64, number on aarch64 ("-": does not exist there).
 _NUMBERS = {
-    name: tuple(int(number) if number.isdigit() else None for number in numbers)
-    for name, *numbers in _ROWS
+    name: numbers
+    for name, *numbers in map(str.split, _TABLE.splitlines())
+    if not name.startswith("#")
 }
 # These stay allowed: with no_new_privs they can only take further rights away.
 _OWN = {"capget", "capset", "landlock_create_ruleset", "landlock_add_rule"}
@@ -71,11 +71,13 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 def number(name: str, machine: str = "") -> int:
     """Return the number of a system call on a machine (this one), -1 if it does not exist."""
-    column, _audit_arch = _MACHINES.get(machine or platform.machine(), (None, 0))
-    if column is None:
+    machine = machine or platform.machine()
+    if machine not in _MACHINES:
         return -1
+
+    column, _audit_arch = _MACHINES[machine]
     number = _NUMBERS[name][column]
-    return -1 if number is None else number
+    return int(number) if number.isdigit() else -1
 
 
 def syscall(name: str, *arguments: object) -> int:
@@ -87,7 +89,8 @@ def syscall(name: str, *arguments: object) -> int:
     result = int(libc.syscall(*words))
     if result < 0:
         code = ctypes.get_errno()
-        raise OSError(code, f"{name}: {errno.errorcode.get(code, code)}")
+        symbol = errno.errorcode.get(code, code)
+        raise OSError(code, f"{name}: {symbol}")
     return result
 
 
@@ -106,9 +109,10 @@ def drop_capabilities() -> None:
     buffer = ctypes.create_string_buffer(24)
     syscall("capget", header, buffer)
 
-    # The words are effective, permitted, inheritable.
-    rights = struct.unpack("=6I", buffer.raw)[1] & _READ_ALL
-    syscall("capset", header, struct.pack("=6I", rights, rights, 0, 0, 0, 0))
+    _effective, permitted, *_inheritable = struct.unpack("=6I", buffer.raw)
+    rights = permitted & _READ_ALL
+    words = struct.pack("=6I", rights, rights, 0, 0, 0, 0)
+    syscall("capset", header, words)
 
 
 @cache
@@ -128,7 +132,10 @@ def compiled(*, programs: bool, children: bool, machine: str = "") -> bytes:
 
 
 def packed(
-    calls: Mapping[str, int], *, children: bool = False, machine: str = ""
+    calls: Mapping[str, int],
+    *,
+    children: bool = False,
+    machine: str = "",
 ) -> bytes:
     """Return a filter that has these calls answer with an error number.
 
@@ -136,10 +143,11 @@ def packed(
     number is at 0, the machine at 4, arguments from 16.
     """
     machine = machine or platform.machine()
+    _column, audit_arch = _MACHINES[machine]
     instructions: list[Instruction] = [
         (_LOAD, 0, 0, 4),
         # Calls of another ABI (32 bits on x86_64) have other numbers, which would pass the checks.
-        (_JEQ, 1, 0, _MACHINES[machine][1]),
+        (_JEQ, 1, 0, audit_arch),
         (_RET, 0, 0, _KILL),
         (_LOAD, 0, 0, 0),
         # That covers x32 as well: its numbers on x86_64 begin at 0x40000000.
@@ -161,8 +169,9 @@ def packed(
 def load(instructions: bytes) -> None:
     """Install a filter in this process and all that come of it. Raises OSError."""
     buffer = ctypes.create_string_buffer(instructions, len(instructions))
+    count = len(instructions) // 8
     # struct sock_fprog: the number of instructions, padding, a pointer to them.
-    program = struct.pack("HxxxxxxP", len(instructions) // 8, ctypes.addressof(buffer))
+    program = struct.pack("HxxxxxxP", count, ctypes.addressof(buffer))
     # Without SPEC_ALLOW older kernels slow the process down, against attacks on its own memory.
     syscall("seccomp", _SET_MODE_FILTER, _SPEC_ALLOW, program)
 

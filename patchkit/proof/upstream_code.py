@@ -127,7 +127,10 @@ class Code:
         """Return ``name`` or ``Class.name`` of a file. Raises ProofError if it is not there."""
         first, *attributes = scope.split(".")
         module = self.module(path)
-        value = module[first] if module.has(first) else _MISSING
+        value = _MISSING
+        if module.has(first):
+            value = module[first]
+
         for name in attributes:
             value = getattr(value, name, _MISSING)
         if value is _MISSING:
@@ -224,10 +227,11 @@ class _Module(dict[str, Any]):
                 execute(piece.code, self)
             return self[name]
 
-        if name in self.source.imports:
-            self[name] = self._code.imported(self.source.imports[name], name)
-            return self[name]
-        raise KeyError(name)
+        if name not in self.source.imports:
+            raise KeyError(name)
+        source = self.source.imports[name]
+        self[name] = self._code.imported(source, name)
+        return self[name]
 
     def _fetch(self, names: Iterable[str]) -> None:
         """Keep names as globals: the look-ups of a class body do not come by ``__missing__``."""
@@ -247,8 +251,11 @@ class _Module(dict[str, Any]):
         dotted = _absolute_module(self._path, module, level)
         if dotted == "__future__" or not names:
             return self._code.imported((dotted, None), module)
-        values = {name: self._code.imported((dotted, name), name) for name in names}
-        return SimpleNamespace(**values)
+
+        values = SimpleNamespace()
+        for name in names:
+            setattr(values, name, self._code.imported((dotted, name), name))
+        return values
 
 
 class _CompiledPiece(NamedTuple):
@@ -292,23 +299,29 @@ class _Source:
     def pieces(self, name: str) -> list[_CompiledPiece]:
         """Return the statements that define a name, compiled."""
         if name not in self._pieces:
-            self._pieces[name] = list(map(self._compile, self.definitions[name]))
+            definitions = self.definitions[name]
+            self._pieces[name] = list(map(self._compile, definitions))
         return self._pieces[name]
 
     def _compile(self, node: Definition) -> _CompiledPiece:
         # An assignment has no decorators, and may be large.
-        if not isinstance(node, ast.Assign | ast.AnnAssign):
+        if isinstance(node, _Decorated):
             for part in ast.walk(node):
                 if isinstance(part, _Decorated):
-                    part.decorator_list = list(filter(_is_kept, part.decorator_list))
+                    decorators = filter(_is_kept, part.decorator_list)
+                    part.decorator_list = list(decorators)
 
         # Annotations name types of torch and others, which are not there.
-        future = ast.parse("from __future__ import annotations").body
-        code = compile(ast.Module([*future, node], []), self._path, "exec")
+        module = ast.parse("from __future__ import annotations")
+        module.body.append(node)
+        code = compile(module, self._path, "exec")
         return _CompiledPiece(code, tuple(_names_at_once(node)))
 
 
-def _imports_of(node: ast.Import | ast.ImportFrom, path: str) -> dict[str, Import]:
+def _imports_of(
+    node: ast.Import | ast.ImportFrom,
+    path: str,
+) -> dict[str, Import]:
     """Return what an import in the file ``path`` binds, by name."""
     imports: dict[str, Import] = {}
     for alias in node.names:

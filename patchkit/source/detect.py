@@ -53,7 +53,10 @@ def projects() -> Mapping[str, Project]:
 
 
 def detect(
-    path: Path, project: str = "vllm", *, sandboxed: Sandboxed = Sandboxed.ALWAYS
+    path: Path,
+    project: str = "vllm",
+    *,
+    sandboxed: Sandboxed = Sandboxed.ALWAYS,
 ) -> SourceTree:
     """Return the tree of a project at ``path``; ``sandboxed`` says how its code may be run.
 
@@ -65,7 +68,9 @@ def detect(
         if (root.parent / "setup.py").is_file():
             what = f"{root}: is the package inside a source tree"
             raise SourceError(what, hint=f"name {root.parent} instead")
-        return replace(detect_installed(root.parent, "vllm"), sandboxed=sandboxed)
+
+        installed = detect_installed(root.parent, "vllm")
+        return replace(installed, sandboxed=sandboxed)
 
     _check_markers(path, root, projects()[project])
     has_history = (root / ".git").exists()
@@ -180,16 +185,19 @@ def _make_version(root: Path) -> Version:
     place = root / "makefiles/version.mk"
     data = read_bytes(place, limit=LARGEST_IN_TREE, hint=RESTORE)
     text = data.decode(errors="replace")
-    values = {match["name"]: match["value"] for match in _ASSIGNED.finditer(text)}
-    names = ("NCCL_MAJOR", "NCCL_MINOR", "NCCL_PATCH")
-    if missing := [name for name in names if not values.get(name, "").isdecimal()]:
-        raise SourceError(
-            f"{place}: {missing[0]} is not set to a number",
-            why="the file was edited by hand, or cut short",
-            hint=RESTORE,
-        )
+    values = dict(_ASSIGNED.findall(text))
+    numbers = []
+    for name in ("NCCL_MAJOR", "NCCL_MINOR", "NCCL_PATCH"):
+        number = values.get(name, "")
+        if not number.isdecimal():
+            raise SourceError(
+                f"{place}: {name} is not set to a number",
+                why="the file was edited by hand, or cut short",
+                hint=RESTORE,
+            )
+        numbers.append(number)
 
-    release = ".".join(values[name] for name in names)
+    release = ".".join(numbers)
     return _version(f"{release}{values.get('NCCL_SUFFIX', '')}", place)
 
 
@@ -285,8 +293,9 @@ def _copy_version(root: Path, *, has_history: bool) -> tuple[Version, str]:
     # Whoever reads the whole ledger says what is wrong with it.
     with contextlib.suppress(PatchkitError, RecordError, KeyError):
         place = root / ".patchkit/ledger.json"
-        ledger = read_text(place, limit=LARGEST_IN_TREE, follow=False)
-        return _version(str(read_json(dict[str, Any], ledger)["version"]), root), ""
+        text = read_text(place, limit=LARGEST_IN_TREE, follow=False)
+        ledger = read_json(dict[str, Any], text)
+        return _version(str(ledger["version"]), root), ""
 
     problem = (untold.why or untold.what).splitlines()[0]
     note = f"no tag says the version ({problem})"
@@ -315,13 +324,22 @@ class _Likeness:
 
 def _most_alike(root: Path) -> _Likeness:
     """Return the release with the largest part of the same files, the newest of several."""
-    tree = SourceTree(root=root, project="vllm", version=Version("0"), kind="archive")
+    tree = SourceTree(
+        root=root,
+        project="vllm",
+        version=Version("0"),
+        kind="archive",
+    )
     best = _Likeness(0, 1, "")
     for release, files in release_files("vllm").items():
-        begins = {path: begin for path, begin in files.items() if begin}
-        same = sum(tree.digest_of(p).startswith(begin) for p, begin in begins.items())
-        if same * best.count >= best.same * len(begins):
-            best = _Likeness(same, len(begins), release)
+        count = 0
+        same = 0
+        for path, begin in files.items():
+            if begin:
+                count += 1
+                same += tree.digest_of(path).startswith(begin)
+        if same * best.count >= best.same * count:
+            best = _Likeness(same, count, release)
     return best
 
 
@@ -351,9 +369,11 @@ def _git_version(root: Path) -> Version:
         return tag
 
     # setuptools-scm's default, guess-next-dev: a commit after 0.19.1 is on its way to 0.19.2.
-    following = ".".join(map(str, (*tag.release[:-1], tag.release[-1] + 1)))
+    *leading, last = tag.release
+    following = ".".join(map(str, [*leading, last + 1]))
     if tag.pre:
-        following = f"{tag.base_version}{tag.pre[0]}{tag.pre[1] + 1}"
+        letter, number = tag.pre
+        following = f"{tag.base_version}{letter}{number + 1}"
     return Version(f"{following}.dev{match['distance']}+g{match['commit']}")
 
 
