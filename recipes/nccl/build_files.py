@@ -90,7 +90,8 @@ def configured_archs(
     Raises ProofError if CMake stops, or does not say what archs it uses.
     """
     with ScratchFolder() as folder:
-        root, build = Path(folder, "tree"), Path(folder, "build")
+        root = Path(folder, "tree")
+        build = Path(folder, "build")
         build.mkdir()
         mirror(tree, {ROOT_FILE: tree.read(ROOT_FILE)}, root)
         given = [

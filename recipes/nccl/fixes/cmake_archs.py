@@ -50,13 +50,13 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 def prove(case: kit.Case) -> str:
     """Run the build files in CMake, with project() as it is: alone, and with the user's archs."""
     cuda = case.request.target.cuda
-    before, after = (
-        kit.configured_archs(tree, cuda) for tree in (case.stock, case.patched)
-    )
+    before = kit.configured_archs(case.stock, cuda)
+    after = kit.configured_archs(case.patched, cuda)
     if after != _arch(case.request):
         raise kit.ProofError(
             f"CMake would build {after or 'nothing'}, not {_arch(case.request)}"
         )
+
     users = kit.configured_archs(case.patched, cuda, [f"-D{_VARIABLE}={_USERS}"])
     if users != _USERS:
         raise kit.ProofError(

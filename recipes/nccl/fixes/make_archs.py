@@ -49,15 +49,16 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 
 def prove(case: kit.Case) -> str:
     """Ask GNU make what it would give nvcc: alone, and with the user's NVCC_GENCODE."""
-    cuda, wanted = case.request.target.cuda, _gencode(case.request)
-    before, after = (
-        kit.gencodes(kit.make_flags(tree, cuda)) for tree in (case.stock, case.patched)
-    )
+    cuda = case.request.target.cuda
+    wanted = _gencode(case.request)
+    before = kit.gencodes(kit.make_flags(case.stock, cuda))
+    after = kit.gencodes(kit.make_flags(case.patched, cuda))
     if after != (wanted,):
         raise kit.ProofError(
             f"make would give nvcc {' '.join(after) or 'no -gencode'}, not {wanted} alone",
             hint="restore the file from the release",
         )
+
     by_environment = kit.make_flags(
         case.patched, cuda, environment={"NVCC_GENCODE": _USERS}
     )

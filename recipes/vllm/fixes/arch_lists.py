@@ -243,11 +243,15 @@ def _expected(
     if _handed_on(group, active):
         # The only kernels of an older device that are built for the family.
         return {wanted, frozenset({stock})} if is_family else {wanted}
-    is_marlin = "marlin_sass" in active and "MARLIN" in group.variable
-    is_left_to_ptx = is_family and "OTHER" in group.variable
-    if archs and is_marlin and not is_left_to_ptx:
+    if archs and "marlin_sass" in active and _is_marlin(group, request):
         return {wanted}
     return {archs}
+
+
+def _is_marlin(group: kit.Group, request: kit.Request) -> bool:
+    """Check whether marlin_sass builds a group; a family build leaves some kernels to PTX."""
+    is_left_to_ptx = request.arch == "family" and "OTHER" in group.variable
+    return "MARLIN" in group.variable and not is_left_to_ptx
 
 
 FIX = kit.Fix(

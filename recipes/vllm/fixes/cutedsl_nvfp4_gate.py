@@ -27,7 +27,8 @@ def _asked_for_on_sm12x() -> bool:
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Read on which devices the kernel may be taken."""
-    text, scope = tree.read(_PATH), f"{_CLASS}.is_supported"
+    text = tree.read(_PATH)
+    scope = f"{_CLASS}.is_supported"
     edits = kit.wrap(
         _PATH, text, scope, _BEFORE, _AFTER, _ASKED, note="SM12x, if asked for"
     )
@@ -40,13 +41,14 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 
 def prove(case: kit.Case) -> str:
     """Check what is taken unasked and asked for, with a FlashInfer that has it and an older one."""
-    sm10x, sm12x = (100, 103), (120, 121)
+    sm10x = (100, 103)
+    sm12x = (120, 121)
     unasked = kit.Decision("NVFP4 linear", kit.nvfp4_linear, None, ())
     older = kit.Decision("with an older FlashInfer", partial(_choose, sm10x), None, ())
     choose = partial(_choose, sm10x + sm12x)
     asked = kit.Decision("NVFP4 linear, asked for", choose, _CLASS, kit.SM12X)
-    *_same, said = kit.prove_decisions(case, [unasked, older, asked])
-    return f"{said}; unchanged unasked, and with an older FlashInfer"
+    *_same, change = kit.prove_decisions(case, [unasked, older, asked])
+    return f"{change}; unchanged unasked, and with an older FlashInfer"
 
 
 def _choose(devices: tuple[int, ...], code: kit.Code) -> str:

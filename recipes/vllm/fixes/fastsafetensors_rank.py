@@ -24,14 +24,17 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     text = tree.read(_PATH)
     if _UPSTREAM in text:
         return kit.upstream(f"{_PATH}: {_SCOPE} copies to the current device")
+
+    before = _BEFORE
+    fault = "copies to the device that has the rank's number"
     # For some commits after 0.16.0rc1 upstream had the device and did not sort yet.
-    before, does = _BEFORE, "copies to the device that has the rank's number"
     if _BEFORE not in text and _CURRENT in text:
-        before, does = _CURRENT, "does not sort the files"
+        before = _CURRENT
+        fault = "does not sort the files"
     edits = kit.swap(_PATH, text, _SCOPE, before, _AFTER, note="the node's own device")
     return kit.found(
         edits,
-        now=f"{_PATH}: {_SCOPE} {does}",
+        now=f"{_PATH}: {_SCOPE} {fault}",
         done=f"{_PATH}: {_SCOPE} copies to the current device",
     )
 
@@ -43,11 +46,12 @@ def prove(case: kit.Case) -> str:
     runs = kit.ask(
         case.patched, [partial(_loaded, case.patched, *rank) for rank in ranks], object
     )
+
     expected = [["/a/1", "/a/2"], ["/a/3"]]
-    for (_rank, device, _files), got in zip(ranks, runs, strict=True):
-        if got != [[f"cuda:{device}", files] for files in expected]:
+    for (_rank, device, _files), rounds in zip(ranks, runs, strict=True):
+        if rounds != [[f"cuda:{device}", files] for files in expected]:
             raise kit.ProofError(
-                f"{_SCOPE} loads {got}, expected {expected} on cuda:{device}",
+                f"{_SCOPE} loads {rounds}, expected {expected} on cuda:{device}",
                 why="the function was edited by hand, or upstream rewrote it",
             )
     return f"{_SCOPE}: two nodes load the same files, each to its own cuda:0"

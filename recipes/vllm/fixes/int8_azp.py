@@ -78,12 +78,14 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
         return kit.upstream(f"{entry}: SM12x has kernels of its own")
     path = kit.first_existing(tree, [f"{home}/scaled_mm_c2x.cu" for home in _CUTLASS])
     text = tree.read(path)
+
     guards = [
         path for path in _GUARDS if tree.exists(path) and _STRUCT in tree.read(path)
     ]
     if len(guards) != 1:
         raise kit.altered(f"{path}: {_STRUCT} is in {len(guards)} files, expected 1")
-    guard, guarded = guards[0], tree.read(guards[0])
+    (guard,) = guards
+    guarded = tree.read(guard)
     span = kit.region(guard, guarded, _STRUCT, "\n};")
     edits = [
         *kit.swap_text(
@@ -108,15 +110,18 @@ def _left_out(path: str, text: str, name: str) -> list[kit.Edit]:
     """Return the edits that give a function no body where it is not reached."""
     start, stop = kit.region(path, text, f"void {name}(", _CLOSE)
     _, head = kit.region(path, text[start:stop], f"void {name}(", _OPEN)
-    begins, ends = start + head, stop - len(_CLOSE)
+    begins = start + head
+    ends = stop - len(_CLOSE)
+
     check = "STD_TORCH_CHECK" if "STD_TORCH_CHECK(" in text else "TORCH_CHECK"
-    opened, closed = _LEFT_OUT.format(check=check, name=name), "\n#endif"
+    opened = _LEFT_OUT.format(check=check, name=name)
+    closed = "\n#endif"
     body = text[begins:ends]
-    done = body.startswith(opened), body.endswith(closed)
-    if all(done):
+    if body.startswith(opened) and body.endswith(closed):
         return []
-    if any(done) or "ONLY_AZP_SM80" in body:
+    if body.endswith(closed) or "ONLY_AZP_SM80" in body:
         raise kit.altered(f"{path}: {name} is left out in part")
+
     note = f"{name} not for SM12x"
     return [
         kit.Edit(path, begins - len(_OPEN), begins, f"{_OPEN}{opened}", note),
@@ -156,23 +161,21 @@ def dispatched(
 ) -> str:
     """Return which function ``name`` calls on a device, with these -DENABLE_… switches on."""
     start, stop = kit.region(path, text, f"\nvoid {name}(", _CLOSE)
-    kept, conditions = [], [True]
+    compiled = []
+    conditions = [True]
     for line in text[start:stop].splitlines():
         if line.startswith("#if"):
-            asked = {
-                define.removeprefix("ENABLE_")
-                for define in re.findall(r"ENABLE_\w+", line)
-            }
-            conditions.append(asked <= switches)
+            names = set(re.findall(r"ENABLE_(\w+)", line))
+            conditions.append(names <= switches)
         elif line.startswith("#endif"):
             conditions.pop()
         elif all(conditions):
-            kept.append(line)
-    for condition, called in _BRANCH.findall("\n".join(kept)):
-        if all(
-            _COMPARE[sign](version, int(n)) for sign, n in _COMPARED.findall(condition)
-        ):
-            return str(called)
+            compiled.append(line)
+
+    for condition, function in _BRANCH.findall("\n".join(compiled)):
+        comparisons = _COMPARED.findall(condition)
+        if all(_COMPARE[sign](version, int(n)) for sign, n in comparisons):
+            return str(function)
     return ""
 
 

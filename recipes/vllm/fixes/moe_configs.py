@@ -78,15 +78,14 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     edits: list[kit.Edit] = []
     theirs = 0
     for config, path in zip(_CONFIGS, _config_paths(tree), strict=True):
-        may_be_upstreams = tree.version in SpecifierSet(
-            config.upstream, prereleases=True
-        )
-        if may_be_upstreams and tree.exists(path) and path not in tree.overlay:
+        releases = SpecifierSet(config.upstream, prereleases=True)
+        is_upstreams = tree.version in releases and path not in tree.overlay
+        if is_upstreams and tree.exists(path):
             theirs += 1
-        else:
-            edits += kit.new_file(
-                path, tree.find(path), config.text(tree), note=config.claim
-            )
+            continue
+        text = config.text(tree)
+        edits += kit.new_file(path, tree.find(path), text, note=config.claim)
+
     if theirs == len(_CONFIGS):
         return kit.upstream(f"{_FOLDER}: upstream has all {theirs} GB10 configs")
     more = f" ({theirs} of them upstream's)" if theirs else ""
@@ -99,44 +98,26 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 
 def prove(case: kit.Case) -> str:
     """Check that the release finds each file, its rows fit, and other devices get theirs."""
+    tree = case.patched
     others = _INDEX["others"]
-    asked = [
-        (case.patched, _DEVICE),
-        *((tree, device) for device in others for tree in (case.stock, case.patched)),
-    ]
-    ours, *theirs = kit.ask(
-        case.stock, [partial(_rows_found, *e) for e in asked], list[object]
-    )
-    for config, path, got in zip(
-        _CONFIGS, _config_paths(case.patched), _require_each(ours), strict=True
-    ):
-        text = case.patched.read(path)
-        if got != _json_pairs(_read_rows(text)):
+    questions = [partial(_rows_found, tree, _DEVICE)]
+    for device in others:
+        questions.append(partial(_rows_found, case.stock, device))
+        questions.append(partial(_rows_found, tree, device))
+    ours, *theirs = kit.ask(case.stock, questions, list[object])
+
+    paths = _config_paths(tree)
+    for config, path, answer in zip(_CONFIGS, paths, _require_each(ours), strict=True):
+        text = tree.read(path)
+        rows = _read_rows(text)
+        if answer != _json_pairs(rows):
             raise kit.ProofError(
-                f"{path}: get_moe_configs gives {got!r:.200}, not the rows of this file"
+                f"{path}: get_moe_configs gives {answer!r:.200}, not the rows of this file"
             )
-        if text == config.text(case.patched):
-            rows, width = _read_rows(text), _BYTES[config.key[2]]
-            for size, row in rows.items():
-                tiles = (row["BLOCK_SIZE_M"] + row["BLOCK_SIZE_N"]) * row[
-                    "BLOCK_SIZE_K"
-                ]
-                needed = (row["num_stages"] - 1) * tiles * width
-                if needed > _INDEX["shared_memory"]:
-                    what = f"{path}: {size} tokens need {needed} bytes of shared memory"
-                    raise kit.ProofError(what)
-            if max(rows) < _PREFILL:
-                raise kit.ProofError(
-                    f"{path}: has no row for {_PREFILL} tokens or more"
-                )
-        packaged = (
-            case.patched.kind == "installed"
-            or f'"{_PACKAGED}"' in case.patched.read(_SETUP)
-        )
-        if not (packaged and fnmatchcase(path, f"vllm/{_PACKAGED}")):
-            raise kit.ProofError(
-                f"{path}: setup.py does not package it, so a wheel would lack it"
-            )
+        if text == config.text(tree):
+            _require_fitting(path, rows, _BYTES[config.key[2]])
+        _require_packaged(tree, path)
+
     for device, before, after in zip(others, theirs[::2], theirs[1::2], strict=True):
         if before != after:
             raise kit.ProofError(f"{_PATH}: {device} gets another config than before")
@@ -144,6 +125,29 @@ def prove(case: kit.Case) -> str:
         f"get_moe_configs finds {len(_CONFIGS)} configs for {_DEVICE}, and for "
         f"{', '.join(others)} what it found before"
     )
+
+
+def _require_fitting(
+    path: str, rows: Mapping[int, Mapping[str, int]], width: int
+) -> None:
+    """Raise ProofError unless the tiles fit into shared memory, and prefill has a row."""
+    for size, row in rows.items():
+        tiles = (row["BLOCK_SIZE_M"] + row["BLOCK_SIZE_N"]) * row["BLOCK_SIZE_K"]
+        needed = (row["num_stages"] - 1) * tiles * width
+        if needed > _INDEX["shared_memory"]:
+            raise kit.ProofError(
+                f"{path}: {size} tokens need {needed} bytes of shared memory"
+            )
+    if max(rows) < _PREFILL:
+        raise kit.ProofError(f"{path}: has no row for {_PREFILL} tokens or more")
+
+
+def _require_packaged(tree: kit.SourceTree, path: str) -> None:
+    is_listed = tree.kind == "installed" or f'"{_PACKAGED}"' in tree.read(_SETUP)
+    if not (is_listed and fnmatchcase(path, f"vllm/{_PACKAGED}")):
+        raise kit.ProofError(
+            f"{path}: setup.py does not package it, so a wheel would lack it"
+        )
 
 
 def _read_rows(text: str) -> dict[int, dict[str, int]]:

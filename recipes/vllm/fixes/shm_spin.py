@@ -31,13 +31,13 @@ _IGNORED_TOO = f'{_IGNORED}        "{_VARIABLE}",\n'
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Read for how long a reader spins, and the settings, of which that may be one."""
-    ring, envs = tree.read(_RING), tree.read(_ENVS)
+    ring = tree.read(_RING)
+    envs = tree.read(_ENVS)
     if _VARIABLE in envs and _SETTING not in envs:
         return kit.upstream(f"{_ENVS}: {_VARIABLE} is a setting")
-    spins, settings = (
-        partial(kit.swap_text, _RING, ring),
-        partial(kit.swap_text, _ENVS, envs),
-    )
+
+    spins = partial(kit.swap_text, _RING, ring)
+    settings = partial(kit.swap_text, _ENVS, envs)
     waits = partial(kit.swap, _RING, ring, "SpinCondition.wait")
     edits = kit.together(
         partial(spins, _SECOND, _SET, note="spins as long as is set"),
@@ -55,13 +55,14 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 def prove(case: kit.Case) -> str:
     """Run the release's own reader on a clock of ours, before and after; nobody notifies it."""
     patched = partial(_read, case.patched)
-    asked = (
+    questions = (
         partial(_read, case.stock),
         patched,
         partial(patched, "1"),
         partial(patched, "", 0.25),
     )
-    (spun, slept, _ended), *after = kit.ask(case.patched, asked, list[int])
+    (spun, slept, _ended), *after = kit.ask(case.patched, questions, list[int])
+
     # Upstream counts what is left of the patience in whole milliseconds.
     expected = [[2, 100, 1502], [1000, 100, 1500], [2, 100, 249]]
     if after != expected:
@@ -69,9 +70,11 @@ def prove(case: kit.Case) -> str:
             f"{_RING}: a reader spins, sleeps and ends after {after} ms, expected {expected}",
             why="the code was edited by hand, or upstream rewrote it",
         )
+
+    sleep = "for ever" if slept < 0 else f"for {slept} ms"
     return (
         f"after a message a reader spins for {spun} ms before, for 2 ms after; not woken it sleeps "
-        f"{'for ever' if slept < 0 else f'for {slept} ms'} before, for 100 ms after"
+        f"{sleep} before, for 100 ms after"
     )
 
 
@@ -105,14 +108,17 @@ def _read(
     code.put(_RING, "time", ring)
     code.put(_RING, "sched_yield", ring.spin)
     code.put(_RING, "SPINLOOP_EXT_ENABLED", False)
+
     queue = object.__new__(code.get(_RING, "MessageQueue"))
     queue.buffer = SimpleNamespace(
         get_metadata=lambda _: nullcontext(ring), get_data=nullcontext
     )
-    queue._is_local_reader, queue.shutting_down = True, False
+    queue._is_local_reader = True
+    queue.shutting_down = False
     queue.local_reader_rank = queue.current_idx = 0
     queue._spin_condition = code.get(_RING, "SpinCondition")(True, kit.Anything(), "")
     queue._spin_condition.poller = SimpleNamespace(poll=ring.sleep)
+
     with suppress(TimeoutError):
         next(queue.acquire_read(timeout_s, timeout_s is None))
     return [time // 1000 for time in (ring.spun, ring.slept, ring.now)]

@@ -19,10 +19,14 @@ _LABELLED = re.compile(rf'os\.getenv\(\s*"{_VARIABLE}",\s*"([^"]+)"\s*\)')
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Read the default of VLLM_VERSION_OVERRIDE, which setup.py also hands to setuptools-scm."""
-    text, tags = tree.read(_PATH), _tags(tree, request)
+    text = tree.read(_PATH)
+    tags = _tags(tree, request)
     present = _LABELLED.search(text)
-    if present and _is_own(present[1], tags) and not set(tree.overlay) - {_PATH}:
+    if present and not _is_own(present[1], tags):
+        present = None
+    if present and not set(tree.overlay) - {_PATH}:
         return kit.found((), now="", done=f"{_PATH}: the build is called {present[1]}")
+
     separator = "." if tree.version.local else "+"
     # Of all pending texts: the same fixes on the same release give the same label. The p keeps a
     # digest of digits alone from being read as a number, which would drop its zeros.
@@ -30,13 +34,12 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     parts = (part for item in sorted(pending.items()) for part in item)
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
     label = f"{tree.version}{separator}{tags}p{digest}"
-    before = present[0] if present and _is_own(present[1], tags) else _BEFORE
+
+    before = present[0] if present else _BEFORE
     after = f'os.getenv("{_VARIABLE}", "{label}")'
-    edits = (
-        []
-        if before == after
-        else kit.swap(_PATH, text, _SCOPE, before, after, note=label)
-    )
+    edits = []
+    if before != after:
+        edits = kit.swap(_PATH, text, _SCOPE, before, after, note=label)
     return kit.found(
         edits,
         now=f"{_PATH}: the build is called {tree.version}, as upstream's",
