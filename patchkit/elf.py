@@ -90,7 +90,7 @@ class _FileHeader(NamedTuple):
     section_of_names: int
 
 
-class _Segment(NamedTuple):
+class _ProgramHeader(NamedTuple):
     """An Elf64_Phdr: a part of the file that the loader maps to an address."""
 
     kind: int
@@ -309,7 +309,7 @@ class _Image:
         return list(SECTION.iter_unpack(self.read(place, count * size))), names
 
     @cached_property
-    def _segments(self) -> list[_Segment]:
+    def _segments(self) -> list[_ProgramHeader]:
         """Return the program headers; none for an object or device code."""
         count = self._header.program_count
         # NVIDIA's device code is ELF as well, and no loader of the system takes it.
@@ -321,7 +321,7 @@ class _Image:
         is_real = count <= _MOST_PROGRAMS
         self.check(is_real, "it has more program headers than any real library")
         data = self.read(self._header.programs_offset, size * count)
-        return list(map(_Segment._make, PROGRAM.iter_unpack(data)))
+        return list(map(_ProgramHeader._make, PROGRAM.iter_unpack(data)))
 
     @cached_property
     def tags(self) -> Mapping[int, list[int]]:

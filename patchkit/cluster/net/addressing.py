@@ -244,7 +244,7 @@ def _check_numbers(options: NetPlanOptions, network: IPv4Network) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Link:
+class _Cable:
     """The cable of a cage: the node at its other end, 0 if unknown, and the first network's number.
 
     Networks are counted from the base of the plan.
@@ -328,13 +328,13 @@ class _Planner:
     def make_lines(self, cages: Cages, topology: str) -> Iterator[Line]:
         """Yield the lines of all cages: addresses in use are kept, the others are counted."""
         for cage, twins in cages.items():
-            link = self.find_link(cage, topology)
-            addresses = self.choose_addresses(twins, link)
+            cable = self.find_cable(cage, topology)
+            addresses = self.choose_addresses(twins, cable)
             usual_mtu = self.find_usual_mtu(twins, addresses)
 
             for number, twin in enumerate(twins):
                 line = self.make_line(twin, addresses[twin.name], usual_mtu)
-                peer = link.peer or None
+                peer = cable.peer or None
                 if line.addresses == twin.ipv4:
                     # Nobody said where an address leads that the interface had before.
                     peer = None
@@ -350,28 +350,28 @@ class _Planner:
         mtu: int = _NETWORK["plan"]["mtu"]
         return mtu
 
-    def find_link(self, cage: int | None, topology: str) -> _Link:
+    def find_cable(self, cage: int | None, topology: str) -> _Cable:
         """Return the cable of a cage, as far as it is known."""
         node = self.options.node
         if not node or topology not in ("cable", "ring"):
-            return _Link()
+            return _Cable()
 
         if topology == "cable":
-            return _Link(peer=3 - node)
+            return _Cable(peer=3 - node)
 
         following = node % RING + 1
         former = (node - 2) % RING + 1
         if cage == 0:
-            return _Link(peer=following, network=2 * (node - 1))
-        return _Link(peer=former, network=2 * (former - 1))
+            return _Cable(peer=following, network=2 * (node - 1))
+        return _Cable(peer=former, network=2 * (former - 1))
 
     def choose_addresses(
-        self, twins: Sequence[Netdev], link: _Link
+        self, twins: Sequence[Netdev], cable: _Cable
     ) -> dict[str, Addresses]:
         """Return the addresses of each twin by its name. Raises UsageError without a number."""
         chosen = {twin.name: self.kept_addresses(twin) for twin in twins}
         if not any(chosen.values()):
-            for number, twin in enumerate(twins, link.network):
+            for number, twin in enumerate(twins, cable.network):
                 chosen[twin.name] = self.count_address(number)
             return chosen
 

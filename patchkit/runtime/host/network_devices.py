@@ -36,8 +36,8 @@ def read_network_devices(
     hardware = read_env_data("hardware")
     netdevs = []
     for name in names:
-        netdev = _read_netdev(reader, name, links.get(name, _Link()))
-        master = links.get(netdev.master, _Link())
+        netdev = _read_netdev(reader, name, links.get(name, _KernelLink()))
+        master = links.get(netdev.master, _KernelLink())
         # The parts of a VRF keep their addresses.
         if master.kind in hardware["masters"]["parts_with_addresses"]:
             netdev = replace(netdev, master="")
@@ -102,7 +102,7 @@ def _with_cage(device: Device, devices: Iterable[Device]) -> Device:
     return device
 
 
-def _read_netdev(reader: Reader, name: str, link: _Link) -> Netdev:
+def _read_netdev(reader: Reader, name: str, link: _KernelLink) -> Netdev:
     home = f"{_NET}/{name}"
     pci, driver = reader.device(f"{home}/device")
     parts = reader.folders(home)
@@ -140,14 +140,14 @@ def _read_master(reader: Reader, home: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Link:
+class _KernelLink:
     """The kind of a virtual netdev as `ip` calls it (``bridge``, ``veth``), and its addresses."""
 
     kind: str = ""
     addresses: tuple[Address, ...] = ()
 
 
-def _read_addresses(reader: Reader) -> dict[str, _Link]:
+def _read_addresses(reader: Reader) -> dict[str, _KernelLink]:
     """Return the kind and the addresses of each netdev by its name."""
     try:
         text = reader.answer("ip-address.json", ask_addresses)
@@ -161,7 +161,7 @@ def _read_addresses(reader: Reader) -> dict[str, _Link]:
             kind = entry.get("linkinfo", {}).get("info_kind", "")
             rows = (row for row in entry["addr_info"] if row.get("local"))
             addresses = tuple(_read_address(row) for row in rows)
-            links[printable(entry["ifname"])] = _Link(printable(kind), addresses)
+            links[printable(entry["ifname"])] = _KernelLink(printable(kind), addresses)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         reader.notes.append(
             f"no addresses: /commands/ip-address.json is not understood: {error}"
