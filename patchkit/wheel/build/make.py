@@ -97,7 +97,11 @@ def nccl_environment(root: Path, toolchain: Toolchain) -> dict[str, str]:
     }
 
 
-def objects_to_make(root: Path, env: dict[str, str], functions: str) -> int:
+def objects_to_make(
+    root: Path,
+    env: dict[str, str],
+    functions: str,
+) -> int:
     """Count the objects that are still to compile by make's own dry run; 0 if that fails.
 
     The dry run writes NCCL's generated sources, so it needs the build's own environment. make takes
@@ -177,7 +181,8 @@ def _read_step(line: str, done: int, objects: int | None) -> tuple[int, int] | N
 
 def _build_error(ended: Completed, log: Path) -> BuildError:
     lines = ended.output.splitlines()
-    telling = list(filter(_FAILURE.search, lines))[:8] or lines[-8:]
+    failures = list(filter(_FAILURE.search, lines))
+    telling = failures[:8] or lines[-8:]
     error = BuildError(
         "\n    ".join([f"the build ended with {ended.status}", *telling]),
         hint=f"the whole log is {log}; run again to go on from here, with --fresh to begin anew",

@@ -244,7 +244,12 @@ def locked_toolkit(
     return home
 
 
-def _choose_wheels(host: str, machine: str, cuda: str, only: str) -> list[ToolkitWheel]:
+def _choose_wheels(
+    host: str,
+    machine: str,
+    cuda: str,
+    only: str,
+) -> list[ToolkitWheel]:
     rows = [row for row in locked_toolkit_wheels() if row.cuda == cuda]
     if only:
         rows = [row for row in rows if row.project == only]
@@ -261,7 +266,12 @@ def _choose_wheels(host: str, machine: str, cuda: str, only: str) -> list[Toolki
     return wheels
 
 
-def _unpack_wheel(archive: Path, wheel: ToolkitWheel, tree: Path, host: str) -> None:
+def _unpack_wheel(
+    archive: Path,
+    wheel: ToolkitWheel,
+    tree: Path,
+    host: str,
+) -> None:
     """Unpack a wheel's part of a toolkit into ``tree``, the other CPU's below ``CROSS``."""
     dest = tree
     parts = {"bin", "include", "lib", "nvvm"}

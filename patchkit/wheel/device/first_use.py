@@ -7,6 +7,7 @@ kernel is called, on one core, and keeps the result in a cache of the user.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from operator import attrgetter
 
 from patchkit.target import Load, Target
 from patchkit.wheel.device.fatbin import CodeEntry
@@ -33,7 +34,7 @@ def _newest_ptx(group: Iterable[CodeEntry], target: Target) -> CodeEntry:
         for entry in group
         if entry.kind == "ptx" and entry.reach(target) is Load.JIT
     ]
-    return max(usable, key=lambda entry: (entry.arch.capability, entry.arch.suffix))
+    return max(usable, key=attrgetter("arch.capability", "arch.suffix"))
 
 
 def compile_seconds(entries: Iterable[CodeEntry]) -> float:

@@ -169,7 +169,12 @@ def best_reach(entries: Iterable[CodeEntry], target: Target) -> Load:
     return max((entry.reach(target) for entry in entries), default=Load.NONE)
 
 
-def prove_exact(binary: Binary, target: Target, *, cpu: str | None = None) -> None:
+def prove_exact(
+    binary: Binary,
+    target: Target,
+    *,
+    cpu: str | None = None,
+) -> None:
     """Raise ProofError unless NCCL's own kernels are built for the target, and for nothing else.
 
     Every live fat binary must have machine code of the target's own capability and no other. Two

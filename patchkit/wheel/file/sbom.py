@@ -193,7 +193,12 @@ def _make_document(
     return document
 
 
-def _make_component(purl: str, name: str, version: str, terms: str = "") -> JsonObject:
+def _make_component(
+    purl: str,
+    name: str,
+    version: str,
+    terms: str = "",
+) -> JsonObject:
     """Make a library that has a package URL; ``terms`` are an SPDX expression, or a name."""
     component: JsonObject = {
         "bom-ref": purl,

@@ -249,7 +249,13 @@ class Assembler:
             os.fsync(stream.fileno())
         fatbin.rename(task.place)
 
-    def _run(self, tool: Path, *words: str, folder: Path, job: Job) -> None:
+    def _run(
+        self,
+        tool: Path,
+        *words: str,
+        folder: Path,
+        job: Job,
+    ) -> None:
         """Run a tool. Raises BuildError if it refuses its input, HostError or StorageError else."""
         self._check_stopped(job)
         environment = {**_TUNABLES, **os.environ}

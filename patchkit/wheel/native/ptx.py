@@ -79,4 +79,5 @@ def read_ptx(stream: BufferedIOBase, entry: CodeEntry, name: str) -> Ptx:
         check_that(length <= _MOST_OPTIONS, f"it has {length} bytes of options")
         options = data[place : place + length]
     # -maxrregcount=32 is also written as two words.
-    return Ptx(text, tuple(options.decode(errors="replace").replace("=", " ").split()))
+    words = options.decode(errors="replace").replace("=", " ").split()
+    return Ptx(text, tuple(words))

@@ -389,7 +389,12 @@ def _read_number(old: mmap.mmap, place: int) -> int:
     return int.from_bytes(old[place : place + 8], "little")
 
 
-def _write_number(new: IO[bytes], place: int, number: int, width: int = 8) -> None:
+def _write_number(
+    new: IO[bytes],
+    place: int,
+    number: int,
+    width: int = 8,
+) -> None:
     new.seek(place)
     new.write(number.to_bytes(width, "little"))
 

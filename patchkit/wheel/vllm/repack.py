@@ -287,7 +287,8 @@ def _native_notes(patched: PatchedTree, native: NativeParts) -> Iterator[str]:
         end = "" if refused else ": none is compiled at first use"
         yield f"{native.count} fat binaries assembled from upstream's PTX{end}"
     if native.dropped:
-        stems = [PurePosixPath(path).name.partition(".")[0] for path in native.dropped]
+        names = [PurePosixPath(path).name for path in native.dropped]
+        stems = [name.partition(".")[0] for name in names]
         yield f"left out, as they are for other devices: {', '.join(stems)}"
 
     title = patched.request.target.title

@@ -266,7 +266,12 @@ def _relabelled(text: bytes, version: str) -> bytes:
     return text
 
 
-def _replace_once(text: bytes, pattern: str, replacement: str, file: str) -> bytes:
+def _replace_once(
+    text: bytes,
+    pattern: str,
+    replacement: str,
+    file: str,
+) -> bytes:
     changed, count = re.subn(pattern, replacement, text.decode())
     if count != 1:
         raise DriftError(
