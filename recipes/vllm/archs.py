@@ -69,7 +69,10 @@ class Group:
 
 
 def evaluate(
-    tree: SourceTree, target: Target, arch_list: str, cuda: str
+    tree: SourceTree,
+    target: Target,
+    arch_list: str,
+    cuda: str,
 ) -> list[Group]:
     """Return every kernel group of the tree and the archs it gets.
 
@@ -193,7 +196,10 @@ def _first_source(before: tuple[Command, ...], variable: str) -> str:
 
 
 def _trace_calls(
-    tree: SourceTree, texts: Mapping[str, str], gencode: str, cuda: str
+    tree: SourceTree,
+    texts: Mapping[str, str],
+    gencode: str,
+    cuda: str,
 ) -> list[Traced]:
     """Return the calls that CMake made in the build files, run in a temporary folder.
 
@@ -217,7 +223,12 @@ def _trace_calls(
         arguments.append(f"-DPATCHKIT_CUDA={cuda}")
         arguments.append(f"-DPATCHKIT_SCRATCH={scratch}")
         ended = run_script(
-            tree, _SCRIPT, arguments, folder=root, beside=Path(folder), log=log
+            tree,
+            _SCRIPT,
+            arguments,
+            folder=root,
+            beside=Path(folder),
+            log=log,
         )
 
         if ended.trouble:
@@ -235,7 +246,8 @@ def _trace_calls(
 
 
 def _archs_by_site(
-    calls: Iterable[Traced], sites: Collection[Site]
+    calls: Iterable[Traced],
+    sites: Collection[Site],
 ) -> dict[Site, tuple[str, ...]]:
     """Return the arch list that nvcc makes at each known site.
 

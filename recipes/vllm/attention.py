@@ -39,7 +39,9 @@ def attention_code(
     environ = {} if version is None else {"VLLM_FLASH_ATTN_VERSION": str(version)}
     attention = Off(flash_attn_version=version, use_trtllm_attention=None)
     configuration = Off(
-        attention_config=attention, cache_config=Off(), model_config=None
+        attention_config=attention,
+        cache_config=Off(),
+        model_config=None,
     )
 
     names: dict[str, object] = {
@@ -73,7 +75,11 @@ def _guarded(code: Code, built: Collection[str]) -> dict[str, object]:
     """Return the names that the guarded imports of the libraries define."""
 
     def import_library(
-        name: str, _globals: object, _locals: object, wanted: object, _level: int
+        name: str,
+        _globals: object,
+        _locals: object,
+        wanted: object,
+        _level: int,
     ) -> object:
         assert isinstance(wanted, tuple)
 

@@ -242,7 +242,10 @@ def by_option(names: Iterable[str]) -> tuple[KnownSource, ...]:
 
 
 def wanted(
-    externals: Iterable[External], version: Version, *, release: bool
+    externals: Iterable[External],
+    version: Version,
+    *,
+    release: bool,
 ) -> tuple[Wanted, ...]:
     """Return the sources that a tree fetches, each compared with what is known.
 

@@ -213,7 +213,8 @@ def _registered_kernel(code: Code, scales: str) -> str:
 
 
 def _call_with_known(
-    function: Callable[..., Any], arguments: Mapping[str, object]
+    function: Callable[..., Any],
+    arguments: Mapping[str, object],
 ) -> Any:
     """Call a function with those of the arguments that its release has parameters for."""
     parameters = inspect.signature(function).parameters

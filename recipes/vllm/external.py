@@ -177,7 +177,10 @@ def _condition_holds(condition: tuple[str, ...]) -> bool | None:
 
 
 def _joined_holds(
-    condition: tuple[str, ...], joint: str, *, decisive: bool
+    condition: tuple[str, ...],
+    joint: str,
+    *,
+    decisive: bool,
 ) -> bool | None:
     """Return the value of two conditions, one of which decides if it has the decisive value."""
     cut = condition.index(joint)
@@ -192,7 +195,9 @@ def _joined_holds(
 
 
 def _find_external(
-    path: str, call: Command, calls: tuple[Command, ...]
+    path: str,
+    call: Command,
+    calls: tuple[Command, ...],
 ) -> External | None:
     """Return the source that a command fetches, None if it fetches nothing."""
     if _fetches_unseen(call):
@@ -204,8 +209,9 @@ def _find_external(
 
     places = _PLACES.intersection(call.values)
     is_local = "SOURCE_DIR" in call.values and call.name == "fetchcontent_declare"
-    # One argument: it was declared before, and is looked at there.
-    if not places and (is_local or len(call.values) == 1):
+    # It was declared before, and is looked at there.
+    is_named_again = len(call.values) == 1
+    if not places and (is_local or is_named_again):
         return None
 
     if places != {"GIT_REPOSITORY"}:
@@ -223,7 +229,9 @@ def _fetches_unseen(call: Command) -> bool:
 
 
 def _declared_external(
-    path: str, call: Command, calls: tuple[Command, ...]
+    path: str,
+    call: Command,
+    calls: tuple[Command, ...],
 ) -> External:
     values = call.values
     texts = _texts_before(call, calls)
@@ -256,7 +264,8 @@ def _declared_external(
 
 
 def _texts_before(
-    call: Command, calls: tuple[Command, ...]
+    call: Command,
+    calls: tuple[Command, ...],
 ) -> Mapping[str, Collection[str]]:
     """Return variable → the texts that the file sets it to before a command."""
     texts: defaultdict[str, set[str]] = defaultdict(set)

@@ -150,7 +150,9 @@ def take_installed(tree: SourceTree, parts: Iterable[Wanted]) -> SourceTree:
 
 
 def idle_sources(
-    tree: SourceTree, request: Request, named: Collection[str] = ()
+    tree: SourceTree,
+    request: Request,
+    named: Collection[str] = (),
 ) -> dict[str, str]:
     """Return option → reason, of the optional sources that the build can do without at no cost.
 
@@ -173,7 +175,10 @@ def idle_sources(
 
 
 def _idle_reason(
-    source: KnownSource, tree: SourceTree, request: Request, targets: Collection[str]
+    source: KnownSource,
+    tree: SourceTree,
+    request: Request,
+    targets: Collection[str],
 ) -> str:
     """Return why nothing on the device needs a source, "" if something does."""
     major = request.target.major

@@ -182,7 +182,8 @@ def read_conditions(folder: Path) -> dict[str, Any]:
 
 
 def compare_series(
-    first: Sequence[Series], second: Sequence[Series]
+    first: Sequence[Series],
+    second: Sequence[Series],
 ) -> list[FigureDifference]:
     """Return the pairs of one load and figure: of variants of one name, or of the only ones."""
     has_one_each = all(
@@ -202,7 +203,9 @@ def compare_series(
 
 
 def find_changes(
-    before: object, after: object, at: str = ""
+    before: object,
+    after: object,
+    at: str = "",
 ) -> list[tuple[str, str, str]]:
     """Return where two setups differ: the path, and both values as texts, "" for none."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):

@@ -55,14 +55,19 @@ class BenchPlan:
                     yield number, variant, loads
 
     def result_file(
-        self, variant: PlannedVariant, load: BenchLoad, number: int
+        self,
+        variant: PlannedVariant,
+        load: BenchLoad,
+        number: int,
     ) -> Path:
         """Return where the result of one load in one round lies."""
         return result_file(self.folder, variant.name, load.name, number)
 
 
 def measure_variants(
-    plan: BenchPlan, watcher: StartWatcher, tell: Callable[[str], None]
+    plan: BenchPlan,
+    watcher: StartWatcher,
+    tell: Callable[[str], None],
 ) -> None:
     """Measure the loads that have no result yet. ``tell`` gets each step.
 
@@ -88,7 +93,9 @@ def measure_variants(
 
 @contextlib.contextmanager
 def _serve(
-    variant: PlannedVariant, model: str, watcher: StartWatcher
+    variant: PlannedVariant,
+    model: str,
+    watcher: StartWatcher,
 ) -> Iterator[tuple[str, str]]:
     """Hold the variant's server; yield its URL and the name that it gives to the model."""
     if variant.cluster is None:

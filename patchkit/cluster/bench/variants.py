@@ -45,7 +45,11 @@ class PlannedVariant:
 
 
 def plan_cluster(
-    file: ClusterFile, name: str, model: str, venv: str, args: Sequence[str]
+    file: ClusterFile,
+    name: str,
+    model: str,
+    venv: str,
+    args: Sequence[str],
 ) -> PlannedVariant:
     """Return a variant as `patchkit up` would start it, with the flags of a measurement.
 
@@ -89,7 +93,9 @@ def plan_cluster(
 
 
 def describe_conditions(
-    model: str, variants: Sequence[PlannedVariant], loads: Sequence[BenchLoad]
+    model: str,
+    variants: Sequence[PlannedVariant],
+    loads: Sequence[BenchLoad],
 ) -> dict[str, Any]:
     """Return the setup as JSON takes it, without addresses, names and secrets."""
     names = [variant.name for variant in variants]

@@ -155,7 +155,10 @@ def check_anew(folder: str) -> Checking:
 
 
 def _ask_hub(
-    models: str, python: str, repo: str, revision: str
+    models: str,
+    python: str,
+    repo: str,
+    revision: str,
 ) -> tuple[ModelRecord, Path]:
     """Return the files of a commit that vLLM loads, and their folder.
 
@@ -192,7 +195,9 @@ def _list_commit(python: Path, repo: str, revision: str) -> HubListing:
 
 
 def _run_hf_download(
-    python: str, chosen: ModelRecord, folder: Path
+    python: str,
+    chosen: ModelRecord,
+    folder: Path,
 ) -> Iterator[tuple[int, int]]:
     """Fetch the missing files; yield the progress."""
     names = [

@@ -30,7 +30,8 @@ class FileHashes:
 
 
 def hash_findings(
-    place: Path, files: Mapping[str, ModelFile]
+    place: Path,
+    files: Mapping[str, ModelFile],
 ) -> Generator[tuple[int, int], None, list[Finding]]:
     """Return a finding for each file with other bytes, or unreadable ones; yield the progress."""
     hashes = yield from hash_files(place, files)
@@ -62,7 +63,8 @@ def unreadable_finding(name: str, trouble: str) -> Finding:
 
 
 def hash_files(
-    place: Path, files: Mapping[str, ModelFile]
+    place: Path,
+    files: Mapping[str, ModelFile],
 ) -> Generator[tuple[int, int], None, FileHashes]:
     """Hash files side by side, each as its digest is made; yield the progress in bytes.
 

@@ -123,23 +123,22 @@ def compare_records(
         what="is missing, so the files cannot be checked",
         why="`model sync` writes it last: the copy was cut short, or somebody made it by hand",
     )
-    return [
-        replace(result, findings=(*result.findings, lost))
-        if isinstance(result, ModelCheck) and not result.recorded
-        else result
-        for result in results
-    ]
+    compared = []
+    for result in results:
+        if isinstance(result, ModelCheck) and not result.recorded:
+            result = replace(result, findings=(*result.findings, lost))
+        compared.append(result)
+    return compared
 
 
 def held_models(models: str) -> list[ModelCheck]:
     """Return the quick check of each model in a folder."""
     root = models_folder(models)
-    places = sorted(root.iterdir()) if root.is_dir() else []
-    return [
-        quick_check(place)
-        for place in places
-        if folder_of(place.name) and place.is_dir()
-    ]
+    if not root.is_dir():
+        return []
+
+    places = [place for place in sorted(root.iterdir()) if folder_of(place.name)]
+    return [quick_check(folder) for folder in places if folder.is_dir()]
 
 
 def quick_check(folder: Path) -> ModelCheck:
@@ -234,7 +233,9 @@ def _check_files(
 
 
 def _check_headers(
-    folder: Path, names: Iterable[str], sizes: Mapping[str, int]
+    folder: Path,
+    names: Iterable[str],
+    sizes: Mapping[str, int],
 ) -> Iterator[Finding]:
     """Yield the safetensors that were cut off, by their own headers."""
     for name in filter(is_safetensors, names):
@@ -248,7 +249,8 @@ def _check_headers(
 
 
 def _check_sizes(
-    recorded: Mapping[str, ModelFile], sizes: Mapping[str, int]
+    recorded: Mapping[str, ModelFile],
+    sizes: Mapping[str, int],
 ) -> Iterator[Finding]:
     """Yield the files that were cut off, by the record."""
     for name, file in recorded.items():

@@ -9,6 +9,7 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path, PurePosixPath
 
 from patchkit.cluster.models.model_folder import Commit, Digest, FileName
@@ -80,11 +81,11 @@ def choose_files(names: Collection[str]) -> tuple[str, ...]:
 
 def _loaded_kind(names: Collection[str]) -> str:
     """Return the pattern of the weights that vLLM loads. Raises SourceError without any."""
-    for kind in _KINDS:
-        if any(_is_kind(name, kind) for name in names):
+    for kind, name in product(_KINDS, names):
+        if _is_kind(name, kind):
             return kind
 
-    suffixes = {PurePosixPath(name).suffix for name in names if is_weights(name)}
+    suffixes = {PurePosixPath(name).suffix for name in filter(is_weights, names)}
     raise SourceError(
         "the repository has no weights that vLLM loads from a folder",
         why=f"it holds {', '.join(sorted(suffixes)) or 'no weights at all'}",
@@ -93,15 +94,16 @@ def _loaded_kind(names: Collection[str]) -> str:
 
 
 def _is_kind(name: str, kind: str) -> bool:
-    if "/" in name or name in _OF_TRAINING or not fnmatchcase(name, kind):
+    if "/" in name or name in _OF_TRAINING:
         return False
     # Beside the others, consolidated ones are the same weights once more.
-    return kind.startswith("consolidated") or not name.startswith("consolidated")
+    is_once_more = name.startswith("consolidated") and "consolidated" not in kind
+    return fnmatchcase(name, kind) and not is_once_more
 
 
 def _is_text(name: str) -> bool:
+    is_hidden = name.startswith(".") or "/." in name
     *folders, filename = name.split("/")
-    is_hidden = any(part.startswith(".") for part in (*folders, filename))
     if is_hidden or not _ELSEWHERE.isdisjoint(folders):
         return False
     return _matches(filename, _TEXTS)

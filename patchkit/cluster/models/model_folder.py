@@ -105,7 +105,10 @@ _OTHER_DISK = (
 
 
 def require_room(
-    folder: Path, size: int, more: int = 0, hint: str = _OTHER_DISK
+    folder: Path,
+    size: int,
+    more: int = 0,
+    hint: str = _OTHER_DISK,
 ) -> int:
     """Return the bytes that are free where a folder is or goes, and ``more`` that it may replace.
 

@@ -180,7 +180,9 @@ def find_source(
 
 
 def _failed_check(
-    node: ModelNode, model: ModelCheck, error: PatchkitError
+    node: ModelNode,
+    model: ModelCheck,
+    error: PatchkitError,
 ) -> ModelCheck:
     fault = Finding(
         kind=type(error),
@@ -192,7 +194,8 @@ def _failed_check(
 
 
 def _no_source_error(
-    spec: str, damaged_sources: Sequence[tuple[ModelNode, ModelCheck]]
+    spec: str,
+    damaged_sources: Sequence[tuple[ModelNode, ModelCheck]],
 ) -> PatchkitError:
     """Return the error that names each node and the faults of its model."""
     faults = []
@@ -245,7 +248,8 @@ def read_source(folder: str) -> Generator[tuple[int, int], None, ModelSource]:
 
 
 def _list_unrecorded(
-    folder: Path, recorded: Mapping[str, ModelFile]
+    folder: Path,
+    recorded: Mapping[str, ModelFile],
 ) -> dict[FileName, ModelFile]:
     """Return the files that no record names. Raises SourceError for a name that leads elsewhere."""
     sizes, _broken = list_files(folder)
@@ -275,7 +279,12 @@ def sync_model(
 
     bar = report(f"{node.ssh}: checking what is there")
     stage = receiver.follow(
-        ModelStage, bar, stage_model, models=node.models, name=name, files=files
+        ModelStage,
+        bar,
+        stage_model,
+        models=node.models,
+        name=name,
+        files=files,
     )
     sent = Copied(0, 0.0)
     if stage.files_to_send:
@@ -305,7 +314,9 @@ def sync_model(
 
 
 def stage_model(
-    models: str, name: str, files: Mapping[str, object]
+    models: str,
+    name: str,
+    files: Mapping[str, object],
 ) -> Generator[tuple[int, int], None, ModelStage]:
     """Hash what this node has of a model, and make the room for the rest of it.
 
@@ -327,7 +338,9 @@ def stage_model(
         staging.mkdir(parents=True, exist_ok=True)
 
     return ModelStage(
-        staging=str(staging), lacking=tuple(lacking), files_to_send=tuple(files_to_send)
+        staging=str(staging),
+        lacking=tuple(lacking),
+        files_to_send=tuple(files_to_send),
     )
 
 
@@ -343,7 +356,8 @@ def _places(models: str, name: str) -> tuple[Path, Path]:
 
 
 def _lacking_files(
-    place: Path, files: Mapping[str, ModelFile]
+    place: Path,
+    files: Mapping[str, ModelFile],
 ) -> Generator[tuple[int, int], None, dict[str, ModelFile]]:
     """Return the files that are not in a folder as they have to be; yield the progress."""
     present = {
@@ -363,7 +377,10 @@ def _size(path: Path) -> int:
 
 
 def send_model(
-    folder: str, names: Sequence[str], destination: str, target: str
+    folder: str,
+    names: Sequence[str],
+    destination: str,
+    target: str,
 ) -> Copying:
     """Copy files of a model to a node, as ``copy_files`` does."""
     *ssh, _dashes, _destination = ssh_words(destination, "-o", "ControlMaster=no")
@@ -378,7 +395,10 @@ def send_model(
 
 
 def place_model(
-    models: str, name: str, files: Mapping[str, object], model_record: object
+    models: str,
+    name: str,
+    files: Mapping[str, object],
+    model_record: object,
 ) -> Checking:
     """Hash the files that lie aside, and put them in their places, the record last.
 

@@ -128,7 +128,10 @@ def ask_server(
 
     health = server.ask("/health")
     answers = ServerAnswers(
-        url=clean(url), key=key.place, strangers=strangers, health=health.outcome
+        url=clean(url),
+        key=key.place,
+        strangers=strangers,
+        health=health.outcome,
     )
     if health.status:
         # Before the question, whose own request would be counted.
@@ -225,7 +228,10 @@ def _find_signs(
         metrics, former or read_counters(metrics.text), server.url
     )
     signs = replace(
-        signs, other_listeners=listeners, paused=is_paused(server), work=work
+        signs,
+        other_listeners=listeners,
+        paused=is_paused(server),
+        work=work,
     )
 
     reply = answers.token or answers.listing
@@ -253,12 +259,15 @@ def _describe_refusal(answers: ServerAnswers) -> str:
 
 
 def _ask_models(
-    server: HttpServer, answers: ServerAnswers, seconds: float
+    server: HttpServer,
+    answers: ServerAnswers,
+    seconds: float,
 ) -> ServerAnswers:
     """Add the models that a server names, and the answer of the first one."""
     listing = server.ask("/v1/models")
     models = _model_names(server, listing)
-    token = ask_token(server, models[0], seconds) if models else None
+    asked = next(iter(models), "")
+    token = ask_token(server, asked, seconds) if asked else None
 
     version = server.ask("/version").value("version")
     return replace(
@@ -266,7 +275,7 @@ def _ask_models(
         version=server.clean(version, 60) if isinstance(version, str) else "",
         models=models,
         listing=listing.outcome,
-        asked=models[0] if models else "",
+        asked=asked,
         token=token,
     )
 

@@ -101,8 +101,12 @@ def _text_fields(answer: HttpAnswer) -> tuple[str, ...]:
     if not isinstance(message, dict):
         return ()
 
-    texts = {name: message.get(name) for name in _TEXTS}
-    return tuple(name for name, text in texts.items() if text and isinstance(text, str))
+    names = []
+    for name in _TEXTS:
+        text = message.get(name)
+        if text and isinstance(text, str):
+            names.append(name)
+    return tuple(names)
 
 
 def _token_count(answer: HttpAnswer) -> int | None:

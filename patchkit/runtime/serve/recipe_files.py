@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -127,11 +127,6 @@ def _from_command(recipe: Part, model: str, source: str) -> tuple[Preset, list[s
     """Return the preset of eugr's or sparkrun's recipe; without a command defaults are flags."""
     if not str(recipe.get("runtime", "vllm")).startswith(("vllm", "eugr-vllm")):
         raise ValueError(f"it is for {recipe['runtime']}, not for vLLM")
-    untold = [
-        f"{key} is not translated"
-        for key in recipe
-        if not _KNOWN_KEYS.fullmatch(str(key))
-    ]
 
     defaults = _texts(recipe.get("defaults") or {})
     named_model = str(recipe.get("model", model))
@@ -139,17 +134,10 @@ def _from_command(recipe: Part, model: str, source: str) -> tuple[Preset, list[s
     words = _split_command(_fill_in(command, {**defaults, "model": named_model}))
 
     served = _serve_words(words)
-    if words != ["vllm", "serve", *served]:
-        untold.append(
-            "of its command, what is not `vllm serve` and its flags is not translated"
-        )
-    names_model = bool(served) and not served[0].startswith("-")
-    if names_model:
+    is_all_served = words == ["vllm", "serve", *served]
+    if served and not served[0].startswith("-"):
         named_model = served.pop(0)
-
     flags = dict(split_flags([_SHORT_FLAG.sub(_long_name, word) for word in served]))
-    if names := [name for name in flags if OF_THE_PLACE.fullmatch(name)]:
-        untold.append(f"{', '.join(names)}: of the place, which serve-args knows")
 
     nodes = _node_count(recipe)
     preset = _preset(
@@ -159,7 +147,24 @@ def _from_command(recipe: Part, model: str, source: str) -> tuple[Preset, list[s
         nodes=nodes,
         single=nodes == 1,
     )
-    return preset, untold
+    return preset, [*_find_untold(recipe, is_all_served, flags)]
+
+
+def _find_untold(
+    recipe: Part,
+    is_all_served: bool,
+    flags: Iterable[str],
+) -> Iterator[str]:
+    """Yield a line for all that the preset of a command leaves out."""
+    for key in recipe:
+        if not _KNOWN_KEYS.fullmatch(str(key)):
+            yield f"{key} is not translated"
+    if not is_all_served:
+        yield "of its command, what is not `vllm serve` and its flags is not translated"
+
+    names = [name for name in flags if OF_THE_PLACE.fullmatch(name)]
+    if names:
+        yield f"{', '.join(names)}: of the place, which serve-args knows"
 
 
 def _node_count(recipe: Part) -> int:

@@ -32,7 +32,8 @@ OF_THE_PLACE = re.compile(
 
 
 def gb10_settings(
-    recipe: Part, from_guide: Mapping[str, Settings] | None = None
+    recipe: Part,
+    from_guide: Mapping[str, Settings] | None = None,
 ) -> Iterator[tuple[str, Settings]]:
     """Yield the variants of a recipe that are for a GB10, with their settings.
 

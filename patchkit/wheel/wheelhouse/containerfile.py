@@ -59,7 +59,10 @@ def check_image(image: str, *, pinned: bool) -> None:
 
 
 def containerfile(
-    manifest: Manifest, base: str, folder: str, caches: Mapping[str, str]
+    manifest: Manifest,
+    base: str,
+    folder: str,
+    caches: Mapping[str, str],
 ) -> Containerfile:
     """Return the file for a wheelhouse that lies in ``folder`` of the build's context.
 

@@ -35,7 +35,7 @@ from patchkit.source.fetch import (
     pip_settings,
     transfer,
 )
-from patchkit.target import targets
+from patchkit.target import Target, targets
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.torch import Torch, torch_of
 from patchkit.wheel.file.wheelfile import ANY, WheelFile
@@ -92,11 +92,11 @@ def node_platform(house: Path, python: str | None) -> NodePlatform:
         )
 
     cpus = {cpu for entry in built for cpu in entry.name.cpus} - {ANY}
-    names = [str(entry.facts.get("target")) for entry in built]
-    devices = [targets()[name] for name in names if name in targets()]
+    devices = _find_devices(built)
     if len(cpus) != 1 or not devices:
+        named = " and ".join(sorted(cpus))
         raise UsageError(
-            f"{house} holds wheels for {' and '.join(sorted(cpus)) or 'no CPU in particular'}",
+            f"{house} holds wheels for {named or 'no CPU in particular'}",
             why="dependencies are resolved for one machine, that of a wheel's target",
             hint="keep a wheelhouse for each CPU",
         )
@@ -109,8 +109,16 @@ def node_platform(house: Path, python: str | None) -> NodePlatform:
     # What loads with the oldest glibc also loads with newer ones.
     oldest = min(devices, key=lambda target: by_version(target.glibc))
     return NodePlatform(
-        machine=cpus.pop(), python=python or oldest.python, glibc=oldest.glibc
+        machine=cpus.pop(),
+        python=python or oldest.python,
+        glibc=oldest.glibc,
     )
+
+
+def _find_devices(built: Sequence[ManifestEntry]) -> list[Target]:
+    """Return the devices that wheels were built for."""
+    names = [str(entry.facts.get("target")) for entry in built]
+    return [targets()[name] for name in names if name in targets()]
 
 
 def fill_wheelhouse(
@@ -289,7 +297,9 @@ def _check_room(
 
 
 def download_wheels(
-    wheels: Sequence[LockedWheel], folder: Path, progress: Progress
+    wheels: Sequence[LockedWheel],
+    folder: Path,
+    progress: Progress,
 ) -> None:
     """Download wheels into a folder; one is there once it is whole and the one that was locked.
 
@@ -323,7 +333,10 @@ def download_wheels(
 
 
 def _transfer_wheel(
-    wheel: LockedWheel, stream: IO[bytes], session: Session, report: Progress
+    wheel: LockedWheel,
+    stream: IO[bytes],
+    session: Session,
+    report: Progress,
 ) -> str:
     """Write a wheel into a stream, which may hold the first part; return the sha256 of it all."""
     url = urlsplit(wheel.url)
@@ -373,7 +386,8 @@ def _proved_torch(
 
 
 def _find_torch(
-    chosen: Sequence[LockedWheel], files: Mapping[str, Path]
+    chosen: Sequence[LockedWheel],
+    files: Mapping[str, Path],
 ) -> Torch | None:
     wheel = next((wheel for wheel in chosen if wheel.name.project == "torch"), None)
     if wheel is None:

@@ -146,7 +146,8 @@ def _without_project(manifest: Manifest, project: str) -> tuple[Override, ...]:
 
 
 def known_overrides(
-    pins: Iterable[WheelPin], recorded: Iterable[Override]
+    pins: Iterable[WheelPin],
+    recorded: Iterable[Override],
 ) -> tuple[Override, ...]:
     """Return the overrides that known bugs of pinned releases suggest, where none is recorded."""
     overridden = {override.takes.project for override in recorded}

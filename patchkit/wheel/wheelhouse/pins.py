@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -70,7 +70,9 @@ class ListedWheel:
 
 
 def read_listed_wheels(
-    house: Path, listed: Sequence[ManifestEntry], spoiled: Collection[str] = ()
+    house: Path,
+    listed: Sequence[ManifestEntry],
+    spoiled: Collection[str] = (),
 ) -> tuple[list[ListedWheel], list[Finding]]:
     """Read the wheels, and say why some cannot be read; those that are ``spoiled`` stay closed."""
     wheels = []
@@ -123,7 +125,8 @@ def is_nccl(project: str) -> bool:
 
 
 def wheel_pins(
-    wheels: Iterable[WheelMetadata], locked: Iterable[WheelName] = ()
+    wheels: Iterable[WheelMetadata],
+    locked: Iterable[WheelName] = (),
 ) -> tuple[WheelPin, ...]:
     """Return the pins of vLLM's and torch's wheels.
 
@@ -142,13 +145,17 @@ def wheel_pins(
             for name in locked
             if name.project == TORCH
         }
+    return (*pins, *_recorded_pins(torches))
 
+
+def _recorded_pins(torches: Mapping[str, ExactPin]) -> Iterator[WheelPin]:
+    """Yield the recipe's pin of each torch, which a wheel of this file name requires."""
     for filename, torch in torches.items():
-        minor = f"{torch.version.major}.{torch.version.minor}"
-        if pinned := load_facts().torch.get(minor):
-            by = f"{TORCH} {torch.version.public}"
-            pins.append(WheelPin(pin=pinned, by=by, wheel=filename, requires=torch))
-    return tuple(pins)
+        version = torch.version
+        pin = load_facts().torch.get(f"{version.major}.{version.minor}")
+        if pin:
+            by = f"{TORCH} {version.public}"
+            yield WheelPin(pin=pin, by=by, wheel=filename, requires=torch)
 
 
 def _own_pins(wheel: WheelMetadata) -> Iterator[WheelPin]:
@@ -198,7 +205,8 @@ def _read_requirements(path: Path) -> WheelMetadata:
 
 
 def without_effect(
-    overrides: Iterable[Override], pins: Sequence[WheelPin]
+    overrides: Iterable[Override],
+    pins: Sequence[WheelPin],
 ) -> Iterator[tuple[Override, str]]:
     """Yield the overrides whose pin no wheel has any more, and the pins that are there now."""
     for override in overrides:
@@ -212,7 +220,9 @@ def without_effect(
 
 
 def require_effect(
-    house: Path, overrides: Iterable[Override], pins: Sequence[WheelPin]
+    house: Path,
+    overrides: Iterable[Override],
+    pins: Sequence[WheelPin],
 ) -> None:
     """Raise UsageError for an override that was recorded for other wheels."""
     for override, now in without_effect(overrides, pins):
@@ -229,7 +239,9 @@ def _lift_command(house: Path, override: Override) -> str:
 
 
 def find_disagreements(
-    house: Path, wheels: Sequence[ListedWheel], overrides: Sequence[Override]
+    house: Path,
+    wheels: Sequence[ListedWheel],
+    overrides: Sequence[Override],
 ) -> tuple[Finding, ...]:
     """Find everything that keeps these wheels from working together on a node, each thing once."""
     findings = [
@@ -257,7 +269,8 @@ def find_disagreements(
 
 
 def _find_other_nccl(
-    wheels: Sequence[ListedWheel], overrides: Sequence[Override]
+    wheels: Sequence[ListedWheel],
+    overrides: Sequence[Override],
 ) -> Iterator[Finding]:
     """Find an NCCL that is not the one torch pins, where torch's own METADATA is not at hand."""
     nccl = next((wheel for wheel in wheels if is_nccl(wheel.name.project)), None)
@@ -298,7 +311,8 @@ def _find_device_clash(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Find
 
 
 def find_contradicted(
-    overrides: Sequence[Override], wheels: Sequence[ListedWheel]
+    overrides: Sequence[Override],
+    wheels: Sequence[ListedWheel],
 ) -> Iterator[Finding]:
     """Find the wheels of another version than an override takes."""
     for override, wheel in product(overrides, wheels):
@@ -324,7 +338,9 @@ def all_pins(wheels: Sequence[ListedWheel]) -> tuple[WheelPin, ...]:
 
 
 def _is_met(
-    specifier: SpecifierSet, wheel: ListedWheel, overrides: Sequence[Override]
+    specifier: SpecifierSet,
+    wheel: ListedWheel,
+    overrides: Sequence[Override],
 ) -> bool:
     """Check whether a wheel meets a pin, or an override of this very pin decides."""
     if specifier.contains(wheel.name.version, prereleases=True):
@@ -337,7 +353,9 @@ def _is_met(
 
 
 def _find_unmet_needs(
-    cpu: str, wheels: Sequence[ListedWheel], overrides: Sequence[Override]
+    cpu: str,
+    wheels: Sequence[ListedWheel],
+    overrides: Sequence[Override],
 ) -> Iterator[Finding]:
     """Find requirements that a wheel beside it does not meet or, in a complete lock, none meets."""
     by_project = {wheel.name.project: wheel for wheel in wheels}
@@ -394,7 +412,9 @@ def _mend_command(wheel: ListedWheel, version: object) -> str:
 
 
 def _applicable_requirements(
-    metadata: WheelMetadata | None, cpu: str, wheels: Sequence[ListedWheel]
+    metadata: WheelMetadata | None,
+    cpu: str,
+    wheels: Sequence[ListedWheel],
 ) -> Iterator[Requirement]:
     """Yield the requirements that hold on this CPU, with the Python of the lock if there is one."""
     if metadata is None:
@@ -412,16 +432,14 @@ def _marker_environment(cpu: str, wheels: Sequence[ListedWheel]) -> dict[str, st
 
     # What only an extra requires is not needed here.
     environment["extra"] = ""
-    pythons = [
-        str(wheel.entry.facts["python"])
-        for wheel in wheels
-        if not wheel.built and wheel.entry.facts.get("python")
-    ]
 
-    if pythons:
-        parts = pythons[0].split(".")
-        environment["python_version"] = ".".join(parts[:2])
-        environment["python_full_version"] = ".".join([*parts, "0"][:3])
+    for wheel in wheels:
+        python = "" if wheel.built else wheel.entry.facts.get("python")
+        if python:
+            parts = str(python).split(".")
+            environment["python_version"] = ".".join(parts[:2])
+            environment["python_full_version"] = ".".join([*parts, "0"][:3])
+            break
     return environment
 
 

@@ -156,7 +156,9 @@ def _is_usable_link(link: str) -> bool:
 
 
 def _uv_error(
-    output: str, requirements: Sequence[str], node: NodePlatform
+    output: str,
+    requirements: Sequence[str],
+    node: NodePlatform,
 ) -> PatchkitError:
     """Return the error that uv's words mean."""
     lines = []
@@ -275,7 +277,9 @@ def _run_uv(
 
 
 def _choose_file(
-    row: Mapping[str, Any], node: NodePlatform, ranks: Mapping[Tag, int]
+    row: Mapping[str, Any],
+    node: NodePlatform,
+    ranks: Mapping[Tag, int],
 ) -> LockedWheel:
     """Return the file of a package that an installer takes. Raises SourceError if there is none."""
     wheels = []

@@ -297,12 +297,10 @@ class Manifest:
 
     def version_of(self, project: str) -> str:
         """Return the version of a project whose wheel is in the folder, "" for none."""
-        versions = [
-            str(wheel.name.version)
-            for wheel in self.wheels
-            if wheel.held and wheel.name.project == project
-        ]
-        return versions[0] if versions else ""
+        for wheel in self.wheels:
+            if wheel.held and wheel.name.project == project:
+                return str(wheel.name.version)
+        return ""
 
     @property
     def built(self) -> list[ManifestEntry]:
@@ -398,7 +396,11 @@ def _manifest_text(manifest: Manifest) -> str:
         table["overrides"] = [override.fields() for override in manifest.overrides]
 
     text = json.dumps(
-        table, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False
+        table,
+        indent=1,
+        sort_keys=True,
+        ensure_ascii=False,
+        allow_nan=False,
     )
     return f"{text}\n"
 

@@ -301,7 +301,9 @@ def find_unfit(wheel: ListedWheel) -> Iterator[Finding]:
 
 
 def _find_inexact(
-    wheel: ListedWheel, facts: Mapping[str, Any], target: Target
+    wheel: ListedWheel,
+    facts: Mapping[str, Any],
+    target: Target,
 ) -> Iterator[Finding]:
     for binary in wheel.binaries:
         try:
@@ -319,7 +321,9 @@ def _find_missed(wheel: ListedWheel, target: Target) -> Iterator[Finding]:
 
 
 def _find_not_native(
-    wheel: ListedWheel, facts: Mapping[str, Any], target: Target
+    wheel: ListedWheel,
+    facts: Mapping[str, Any],
+    target: Target,
 ) -> Iterator[Finding]:
     claimed = set(_native_claim(facts, "assembled"))
     claimed.difference_update(_native_claim(facts, "compiled_at_first_use"))
@@ -406,7 +410,9 @@ def _find_dropped(house: Path, drop: AbstractSet[str]) -> set[str]:
 
 
 def _plan_removal(
-    house: Path, entries: Collection[ManifestEntry], dropped: AbstractSet[str]
+    house: Path,
+    entries: Collection[ManifestEntry],
+    dropped: AbstractSet[str],
 ) -> Iterator[Pruned]:
     present = {path.name for path in house.glob("*.whl")}
     if present - dropped and not (house / MANIFEST).exists():
