@@ -343,11 +343,10 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
 
         The last errors are kept.
         """
-        process = cast("subprocess.Popen[bytes]", self._process)
         stdout = self._pipe("stdout")
         stderr = self._pipe("stderr") if self._feeder else None
         ends = [stdout, stderr] if stderr else [stdout]
-        while stdout in ends or (ends and not self._beat and process.poll() is None):
+        while stdout in ends or (ends and self._may_print_errors()):
             deadline, reason = self._deadline()
             seconds_left = max(deadline - time.monotonic(), 0.0)
             # After the deadline only an answer counts: errors may come for ever.
@@ -370,6 +369,11 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
                     self._keep_errors(data)
             if not ready and not stderr:
                 yield b""
+
+    def _may_print_errors(self) -> bool:
+        """Return whether more errors count after the end of the output."""
+        process = cast("subprocess.Popen[bytes]", self._process)
+        return not self._beat and process.poll() is None
 
     def _deadline(self) -> tuple[float, str]:
         """Return the time at which the program is given up, and why."""
