@@ -48,12 +48,12 @@ def _check_own_address(variable: Assignment, host: Host) -> Iterator[Finding]:
     addresses = [row.address for netdev in host.netdevs for row in netdev.addresses]
 
     if variable.value not in addresses:
-        others = [text for text in addresses if not text.startswith(_LOOPBACK)]
+        other_names = [text for text in addresses if not text.startswith(_LOOPBACK)]
         yield build_finding(
             "host-lacks",
             variable,
             what=f"no address {variable.value}",
-            has=", ".join(others) or _NONE,
+            has=", ".join(other_names) or _NONE,
         )
 
 
@@ -82,13 +82,13 @@ def _check_device(
     if not matching:
         # NCCL passes over a device that is not there; without an interface nothing starts.
         is_optional = variable.name in _NAMES["devices"]
-        others = [name for name in states if name != "lo"]
+        other_names = [name for name in states if name != "lo"]
         yield build_finding(
             "host-lacks",
             variable,
             level=Level.WARNING if is_optional else None,
             what=f"no {kind} {device}",
-            has=", ".join(others) or _NONE,
+            has=", ".join(other_names) or _NONE,
         )
     elif not any(matching.values()):
         yield build_finding("host-down", variable, what=f"{device} is down")

@@ -198,14 +198,14 @@ def _check_choice(
     if choices is None or not flag.value:
         return
 
-    taken = choices.allowed_by(checked.vllm)
-    if taken.allows(flag.value):
+    allowed = choices.allowed_by(checked.vllm)
+    if allowed.allows(flag.value):
         return
 
     if flag.name.endswith("-parser") and server.has_parser_plugin:
         return
 
-    listed = f"it takes {', '.join(taken.words[:_SHOWN])}"
+    listed = f"it takes {', '.join(allowed.words[:_SHOWN])}"
     is_certain = checked.vllm and checked.runs_upstream(server.block)
     yield build_finding(
         "unknown-flag-value",
@@ -213,7 +213,7 @@ def _check_choice(
         is_error=bool(is_certain),
         reader=f"vLLM {checked.vllm}" if checked.vllm else "any known vLLM",
         value=shorten(flag.value),
-        hint=nearest_hint(flag.value, taken.words, listed),
+        hint=nearest_hint(flag.value, allowed.words, listed),
         file=choices.files[0],
     )
 

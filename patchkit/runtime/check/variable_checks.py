@@ -219,19 +219,19 @@ def check_values(checked: CheckedText) -> Iterator[Finding]:
 
 
 def _check_taken(
-    variable: Assignment, taken: AllowedValues, checked: CheckedText
+    variable: Assignment, allowed: AllowedValues, checked: CheckedText
 ) -> Iterator[Finding]:
     """Yield a value at which vLLM stops when it starts."""
     value = variable.value
     is_open = bool(value) and not variable.is_given
-    if is_open or taken.allows(value):
+    if is_open or allowed.allows(value):
         return
 
-    kind = "one of these" if taken.words else "a number"
+    kind = "one of these" if allowed.words else "a number"
     hint = f"write {kind}, or leave {variable.name} out"
 
     number = _NAMES["switch"].get(value.lower())
-    if number and not taken.words:
+    if number and not allowed.words:
         hint = f"write {variable.name}={number}"
 
     # A fork of a release may take more.
@@ -242,8 +242,8 @@ def _check_taken(
         variable,
         level=level,
         reader=f"vLLM {checked.vllm}".rstrip(),
-        takes=taken.description,
-        hint=nearest_hint(value, taken.words, hint),
+        takes=allowed.description,
+        hint=nearest_hint(value, allowed.words, hint),
     )
 
 

@@ -130,21 +130,24 @@ def read_head(path: Path, role: str, *, accept_edited: bool = False) -> EnvFile:
 
 
 def check_transfer(
-    head: EnvFile, known: Collection[str], here: Collection[str] = ()
+    head: EnvFile, known_names: Collection[str], local_names: Collection[str] = ()
 ) -> None:
-    """Raise SourceError for variables that must not travel; ``here`` are those of this node."""
+    """Raise SourceError for variables that must not travel to this node.
+
+    ``known_names`` are read by a program; ``local_names`` are set on this node anyway.
+    """
     pairs_of_rules = _shared_pairs(head)
     host_names = load_variable_rules().of_host
 
     lines = []
     for name, value in head.variables.items():
-        is_of_rule = name in here or (name, value) in pairs_of_rules
+        is_of_rule = name in local_names or (name, value) in pairs_of_rules
         # Each node sets these for itself.
         is_of_head = name in host_names and name not in head.extra
         if is_of_rule or is_of_head:
             continue
 
-        if trouble := _transfer_trouble(head, known, name, value):
+        if trouble := _transfer_trouble(head, known_names, name, value):
             place = f"{head.where}:{head.lines.get(name, 1)}"
             lines.append(f"  {place}: {name[:_SHOWN]} {trouble}")
 
@@ -168,7 +171,7 @@ def _shared_pairs(head: EnvFile) -> set[tuple[str, str]]:
 
 
 def _transfer_trouble(
-    head: EnvFile, known: Collection[str], name: str, value: str
+    head: EnvFile, known_names: Collection[str], name: str, value: str
 ) -> str:
     """Return why a variable must not travel; empty if it may."""
     # Only one reason is reported, so the gravest comes first.
@@ -177,7 +180,7 @@ def _transfer_trouble(
     if is_secret(name):
         return "is a secret, which belongs into no file that is copied"
 
-    if name not in known:
+    if name not in known_names:
         return "is read by neither vLLM, NCCL nor another program that patchkit knows"
 
     # An unedited file has no other variables; in an edited file the user has accepted them.

@@ -134,13 +134,13 @@ def _find_copies(
     mapped_files = {os.path.realpath(mapped.path) for mapped in process.mapped}
     owners_by_file = find_owners(facts.path, startup.STEM)
 
-    seen = set()
+    listed_files = set()
     for path, reason in reasons.items():
         file = os.path.realpath(path)
-        if file in seen:
+        if file in listed_files:
             continue
 
-        seen.add(file)
+        listed_files.add(file)
 
         yield NcclCopy(
             path=path,
@@ -174,8 +174,8 @@ def _find_warnings(report: NcclReport) -> Iterator[str]:
 
     if torch and vllm and torch is not vllm:
         is_same = torch.sha256 == vllm.sha256
-        same = "the same bytes twice" if is_same else "not the same bytes"
-        yield f"two NCCLs in one process, {same}: torch takes {torch}, vLLM {vllm}"
+        comparison = "the same bytes twice" if is_same else "not the same bytes"
+        yield f"two NCCLs in one process, {comparison}: torch takes {torch}, vLLM {vllm}"
     if report.torch.path is None:
         yield f"torch takes none: {report.torch.why}"
     if report.vllm.path is None:
@@ -199,9 +199,9 @@ def _warn_of_unused(copy: NcclCopy, torch: startup.Choice) -> Iterator[str]:
         yield f"LD_LIBRARY_PATH leads to {copy}, which is not taken: torch's is {torch.why}"
 
 
-def _warn_of_older(taken: NcclCopy, report: NcclReport) -> Iterator[str]:
+def _warn_of_older(torch_copy: NcclCopy, report: NcclReport) -> Iterator[str]:
     """Yield that torch takes an older NCCL than it pins."""
-    version = taken.version.partition("+")[0]
+    version = torch_copy.version.partition("+")[0]
     pinned = report.pin.partition("==")[2]
 
     if version and pinned and release(version) < release(pinned):

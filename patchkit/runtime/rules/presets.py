@@ -273,7 +273,7 @@ def suggest_presets(name: str) -> list[str]:
 
     has_owner = "/" in name
     names = [preset.id if has_owner else preset.name for preset in presets]
-    slips = [known for known in names if is_slip(name, known)]
+    slips = [preset_name for preset_name in names if is_slip(name, preset_name)]
     if slips:
         return slips
 

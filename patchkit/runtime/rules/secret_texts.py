@@ -136,8 +136,8 @@ def _merge_spans(spans: Iterable[Span]) -> list[Span]:
 
     for start, stop in sorted(spans):
         if merged and start < merged[-1][1]:
-            first, last = merged.pop()
-            merged.append((first, max(stop, last)))
+            begin, end = merged.pop()
+            merged.append((begin, max(stop, end)))
         else:
             merged.append((start, stop))
 
