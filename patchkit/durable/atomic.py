@@ -119,7 +119,11 @@ def partial_size(path: Path) -> int:
 
 
 def _put_in_place(
-    file: IO[bytes], part: Path, path: Path, *, private: bool = False
+    file: IO[bytes],
+    part: Path,
+    path: Path,
+    *,
+    private: bool = False,
 ) -> None:
     file.flush()
     give(file.fileno(), status_of_file(path), path.parent, private=private)
@@ -161,10 +165,12 @@ def give(
 
     What root makes in somebody's folder, as under sudo, belongs to that somebody.
     """
-    like = old or (folder.stat() if os.geteuid() == 0 else None)
-    if like is not None:
+    model = old
+    if model is None and os.geteuid() == 0:
+        model = folder.stat()
+    if model is not None:
         with contextlib.suppress(PermissionError):  # a group that the user is not in
-            os.fchown(handle, like.st_uid, like.st_gid)
+            os.fchown(handle, model.st_uid, model.st_gid)
 
     if mode is None and old:
         mode = stat.S_IMODE(old.st_mode)

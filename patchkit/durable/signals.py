@@ -68,11 +68,13 @@ def leave_interrupts() -> None:
     """
     # Python complains of a signal that comes while its handler is taken away.
     former = signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, signal.SIGALRM))
+
     # Python would take its handler away at the end, and the alarm then kill the process.
     signal.setitimer(signal.ITIMER_REAL, 0)
     for number in SIGNALS:
         if signal.getsignal(number) is _strike:
             signal.signal(number, signal.SIG_IGN if _raised else signal.SIG_DFL)
+
     signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
@@ -120,8 +122,9 @@ def _interrupt_behind(error: BaseException) -> Interrupted | None:
 
 def _strike_again(unraisable: Any) -> None:
     # Raised in a finaliser, an interrupt goes no further; a moment later it is out of there.
-    if isinstance(struck := unraisable.exc_value, Interrupted):
-        _later(struck.number)
+    error = unraisable.exc_value
+    if isinstance(error, Interrupted):
+        _later(error.number)
     else:
         sys.__unraisablehook__(unraisable)
 

@@ -36,10 +36,14 @@ def second_name(source: Path, name: Path) -> None:
 
 
 def write_staged(
-    name: Path, data: bytes, old: os.stat_result | None, folder: Path
+    name: Path,
+    data: bytes,
+    old: os.stat_result | None,
+    folder: Path,
 ) -> None:
     """Write a new file with owner and mode of the ``old`` one, or of a new one in ``folder``."""
-    handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    handle = os.open(name, flags, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(data)
         file.flush()

@@ -33,6 +33,7 @@ def swap_text(
     # The replacement may hold the anchor itself, as an insertion beside it does.
     if len(done) == 1 and len(spots) == after.count(before):
         return []
+
     if len(spots) == 1 and not done:
         return [Edit(path, spots[0], spots[0] + len(before), after, note)]
     raise drift(path, text, before, spots, done)
@@ -84,9 +85,8 @@ def occurrences(text: str, needle: str) -> list[int]:
 
 def absent(what: str) -> AbsentError:
     """Return the error for code that is not there in any form: ``what`` names it and the file."""
-    return AbsentError(
-        what, why="upstream moved it, or the file was edited by hand", hint=HINT
-    )
+    why = "upstream moved it, or the file was edited by hand"
+    return AbsentError(what, why=why, hint=HINT)
 
 
 def altered(what: str) -> DriftError:
@@ -109,7 +109,8 @@ def drift(
     ``scope`` names the function that was searched, ``start`` is where the search began.
     """
     anchor = needle.strip().splitlines()[0]
-    lines = ",".join(str(line_of(text, spot)) for spot in spots or done or [start])
+    shown = spots or done or [start]
+    lines = ",".join(str(line_of(text, spot)) for spot in shown)
     count = f"found {len(spots)} times"
     if scope:
         count += f" in {scope}"

@@ -78,6 +78,7 @@ class Need:
         versions = SpecifierSet(self.versions)
         if versions.contains(version, prereleases=True):
             return True
+
         return versions.contains(version.base_version, prereleases=True)
 
 
@@ -125,11 +126,14 @@ class Request:
     @property
     def patch_facts(self) -> dict[str, object]:
         """Facts about the patches for the manifest of a wheel; empty without patches."""
+        if not self.patches:
+            return {}
+
         facts = [
             {"id": patch.id, "title": patch.title, "sha256": patch.sha256}
             for patch in self.patches
         ]
-        return {"patches": facts} if facts else {}
+        return {"patches": facts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +182,8 @@ class Example:
     before: str | None
     after: str
     arch: str = "native"
-    beside: Mapping[str, str] = field(
-        default_factory=dict
-    )  # other files the fix looks at
+    # Further files that the fix looks at.
+    beside: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,11 +237,15 @@ class Fix:
 
     def need(self, version: Version, arch: str, kind: str = "source") -> Need | None:
         """Return the first need that covers a release in an arch mode, as source or installed."""
-        return next((n for n in self.needs_of(arch, kind) if n.covers(version)), None)
+        for need in self.needs_of(arch, kind):
+            if need.covers(version):
+                return need
+        return None
 
     def needs_of(self, arch: str, kind: str = "source") -> list[Need]:
         """Return the needs that are about an arch mode and a kind of tree."""
-        return [n for n in self.needs if n.arch in ("", arch) and n.kind in ("", kind)]
+        of_arch = [need for need in self.needs if need.arch in ("", arch)]
+        return [need for need in of_arch if need.kind in ("", kind)]
 
 
 @dataclass(frozen=True, slots=True)

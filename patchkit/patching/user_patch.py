@@ -66,7 +66,8 @@ def _subject_of(text: str) -> str:
 
 def fixes_for(fixes: Sequence[Fix], request: Request) -> list[Fix]:
     """Return fixes, and the user's patches as such, in the order in which they are applied."""
-    return sorted([*fixes, *map(_patch_fix, request.patches)], key=lambda fix: fix.last)
+    patches = map(_patch_fix, request.patches)
+    return sorted([*fixes, *patches], key=lambda fix: fix.last)
 
 
 def _patch_fix(patch: Patch) -> Fix:
@@ -97,7 +98,11 @@ def _patch_fix(patch: Patch) -> Fix:
     )
 
 
-def _look_at(patch: Patch, files: Sequence[FileDiff], tree: SourceTree) -> Observation:
+def _look_at(
+    patch: Patch,
+    files: Sequence[FileDiff],
+    tree: SourceTree,
+) -> Observation:
     """Return what a patch would do to a tree. Raises DriftError if it does not fit."""
     parts = projects()[tree.project].parts
     used = [file for file in files if file.path.startswith(parts)]
@@ -126,6 +131,7 @@ def _look_at(patch: Patch, files: Sequence[FileDiff], tree: SourceTree) -> Obser
     )
     if not left_out:
         return observation
+
     note = f"{patch.id}: not built or installed, so left out: {left_out}"
     return replace(observation, note=note)
 
@@ -186,7 +192,12 @@ def _edits_of(file: FileDiff, tree: SourceTree) -> list[Edit]:
     return _merged_edits(file, tree, text, forward, reverse)
 
 
-def _require_one_place(file: FileDiff, text: str, trial: Trial, *options: str) -> None:
+def _require_one_place(
+    file: FileDiff,
+    text: str,
+    trial: Trial,
+    *options: str,
+) -> None:
     """Raise DriftError if hunks fit at other lines than their own, and at several."""
     if trial.moved and not fits_once(file, text, trial.after, *options):
         raise _unclear_place(file.path)
@@ -218,20 +229,27 @@ def _common_length(first: str, second: str) -> int:
 
 
 def _merged_edits(
-    file: FileDiff, tree: SourceTree, text: str, forward: Trial, reverse: Trial
+    file: FileDiff,
+    tree: SourceTree,
+    text: str,
+    forward: Trial,
+    reverse: Trial,
 ) -> list[Edit]:
     """Return the edits of a merge by git. Raises DriftError if it is not possible or not clear."""
     hunks_in = forward.rejected.keys() - reverse.rejected.keys()
+
     why = "exact lines decide: only of a git checkout could git merge it"
     if tree.kind == "git":
         merged = _merge_by_git(file, tree, text)
-        if merged is not None and (merged == text or not hunks_in):
+        is_clear = merged == text or not hunks_in
+        if merged is not None and is_clear:
             return _edit_between(file.path, text, merged)
         blob = file.blob or "no id"
         why = f"the checkout lacks the text that it was made against, {blob}"
 
     if not forward.rejected:
         raise _unclear_place(file.path)
+
     number = min(hunks_in or forward.rejected)
     where = f"{file.path}:{forward.rejected[number]}: hunk {number}"
     if hunks_in and reverse.rejected:
@@ -253,8 +271,9 @@ def _merge_by_git(file: FileDiff, tree: SourceTree, text: str) -> str | None:
     done = merge_texts(ours=text, base=base, theirs=trial.after)
     if done.status == 0:
         return done.output
-    ours = done.output.partition("<<<<<<< ours\n")[2].partition("=======\n")[0]
+
+    _before, _mark, conflict = done.output.partition("<<<<<<< ours\n")
+    ours, _mark, _theirs = conflict.partition("=======\n")
     line = line_of(text, max(text.find(ours), 0))
-    raise _drift(
-        f"{file.path}:{line}: git cannot merge it", f"both changed it since {file.blob}"
-    )
+    what = f"{file.path}:{line}: git cannot merge it"
+    raise _drift(what, f"both changed it since {file.blob}")

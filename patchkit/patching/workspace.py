@@ -80,7 +80,10 @@ class Workspace:
 
 
 def open_workspace(
-    path: Path, project: str = "vllm", *, sandboxed: Sandboxed = Sandboxed.ALWAYS
+    path: Path,
+    project: str = "vllm",
+    *,
+    sandboxed: Sandboxed = Sandboxed.ALWAYS,
 ) -> Workspace:
     """Return the tree of a project at ``path``, as ``read_workspace`` does."""
     return read_workspace(detect(path, project, sandboxed=sandboxed))
@@ -183,17 +186,19 @@ def known_verdicts(
 
 
 def _is_current(
-    ledger: Ledger, tree: SourceTree, recipe: Recipe, request: Request
+    ledger: Ledger,
+    tree: SourceTree,
+    recipe: Recipe,
+    request: Request,
 ) -> bool:
     """Return whether engine, facts and files are those about which a ledger was written."""
     # Another engine or another fact may decide otherwise about the same files.
     basis = (ledger.patchkit, ledger.recipe, ledger.version, ledger.request)
-    version = str(tree.version)
-    if basis != (__version__, recipe.digest, version, LedgerRequest.of(request)):
+    wanted_request = LedgerRequest.of(request)
+    if basis != (__version__, recipe.digest, str(tree.version), wanted_request):
         return False
 
-    patched = {path: after for path, (_before, after) in ledger.files.items()}
-    return all(
-        digest_now(tree, path) == sha256
-        for path, sha256 in {**patched, **ledger.seen}.items()
-    )
+    expected = dict(ledger.seen)
+    for path, (_before, after) in ledger.files.items():
+        expected.setdefault(path, after)
+    return all(digest_now(tree, path) == sha256 for path, sha256 in expected.items())

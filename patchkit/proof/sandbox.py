@@ -18,7 +18,13 @@ from pathlib import Path
 from patchkit.errors import HostError
 from patchkit.source.tree import Sandboxed, SourceTree
 
-_SYSTEM = tuple(map(Path, ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", os.devnull)))
+_SYSTEM = (
+    Path("/usr"),
+    Path("/lib"),
+    Path("/lib64"),
+    Path("/etc/ld.so.cache"),
+    Path(os.devnull),
+)
 # The kernel executes the dynamic loader for a program, which takes the right to do so.
 _LOADERS = (("/lib", "ld-*"), ("/lib64", "ld-*"), ("/lib", "*-linux-*/ld-*"))
 _PR_SET_NO_NEW_PRIVS = 38  # linux/prctl.h
@@ -106,5 +112,5 @@ def enter(box: Box) -> None:
     seccomp.drop_capabilities()
     landlock.restrict(read=box.read, write=box.write, execute=box.programs)
     # Last: the filter takes prctl away, which the steps above it need.
-    programs = bool(box.programs)
-    seccomp.load(seccomp.compiled(programs=programs, children=box.children))
+    instructions = seccomp.compiled(programs=bool(box.programs), children=box.children)
+    seccomp.load(instructions)

@@ -236,11 +236,10 @@ def index_client() -> Iterator[PyPISimple]:
 
     settings = pip_settings()
     url = settings.get("index-url", pypi_simple.PYPI_SIMPLE_ENDPOINT)
-    with (
-        _explain_failures(url),
-        pypi_simple.PyPISimple(url, session=index_session(settings)) as client,
-    ):
-        yield client
+    with _explain_failures(url):
+        session = index_session(settings)
+        with pypi_simple.PyPISimple(url, session=session) as client:
+            yield client
 
 
 @contextmanager
@@ -351,7 +350,8 @@ def _index_logins(settings: Mapping[str, str]) -> dict[_Server, tuple[str, str]]
 def _server_of(url: str) -> _Server:
     """Return what a login belongs to: another port or scheme of a host is another server."""
     parts = urlsplit(url)
-    return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
+    port = parts.port or _PORTS.get(parts.scheme)
+    return parts.scheme, parts.hostname, port
 
 
 def _pip_config(*arguments: str) -> str:

@@ -35,16 +35,19 @@ def rewrite_record(
 
     listed = {row[0] for row in rows}
     rows += [[path, "", ""] for path in sorted({*changed, *added} - listed)]
+
     out = io.StringIO()
     # pip writes CRLF, uv writes LF; lines that do not change must stay as they are.
-    writer = csv.writer(out, lineterminator="\r\n" if "\r\n" in record else "\n")
+    line_end = "\r\n" if "\r\n" in record else "\n"
+    writer = csv.writer(out, lineterminator=line_end)
     for row in rows:
         path = row[0]
         if path in changed:
             sha256, size = changed[path]
             # PEP 376 and 427: URL-safe base64 without its padding.
-            encoded = base64.urlsafe_b64encode(bytes.fromhex(sha256)).rstrip(b"=")
-            writer.writerow([path, f"sha256={encoded.decode()}", size])
+            encoded = base64.urlsafe_b64encode(bytes.fromhex(sha256))
+            text = encoded.decode().rstrip("=")
+            writer.writerow([path, f"sha256={text}", size])
         elif path not in dropped:
             writer.writerow(row)
     return out.getvalue()

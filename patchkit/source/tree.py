@@ -58,10 +58,12 @@ class SourceTree:
     def exists(self, path: str) -> bool:
         if path in self.overlay:
             return True
+
         if path in self.pristine:
             exists = self.pristine[path] is not None
         else:
             exists = (self.root / path).is_file()
+
         if not exists:
             self.seen.setdefault(path, "")
         return exists
@@ -74,6 +76,7 @@ class SourceTree:
         """
         if path in self.overlay:
             return self.overlay[path]
+
         if path in self.pristine:
             text = self.pristine[path]
             if text is None:
@@ -102,6 +105,7 @@ class SourceTree:
         place = place_inside(self.root, path)
         if not os.path.lexists(place):
             raise self._missing(path)
+
         try:
             return read_bytes(place, limit=LARGEST_IN_TREE, follow=False)
         except UsageError as error:
