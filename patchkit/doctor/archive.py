@@ -55,8 +55,8 @@ def take_out_names(
     redactor = Redactor(names, paths=paths)
     parts = [content, FieldMap(logs)]
 
-    _walk(parts, redactor.learn)
-    clean, clean_logs = _walk(parts, redactor.value)
+    _change_values(parts, redactor.learn)
+    clean, clean_logs = _change_values(parts, redactor.value)
 
     counts = dict(sorted(redactor.counts.items()))
     return CleanContent(
@@ -91,22 +91,15 @@ def pack_archive(
         "sha256": digests,
     }
     files["manifest.json"] = _as_json(manifest)
-    return _pack(files)
+    return _pack_files(files)
 
 
 def _as_json(content: object) -> str:
-    return (
-        json.dumps(
-            content,
-            indent=1,
-            ensure_ascii=False,
-            sort_keys=True,
-        )
-        + "\n"
-    )
+    text = json.dumps(content, indent=1, ensure_ascii=False, sort_keys=True)
+    return f"{text}\n"
 
 
-def _pack(files: Mapping[str, str]) -> bytes:
+def _pack_files(files: Mapping[str, str]) -> bytes:
     packed = io.BytesIO()
     with tarfile.open(
         fileobj=packed,
@@ -116,7 +109,6 @@ def _pack(files: Mapping[str, str]) -> bytes:
         for name, text in sorted(files.items()):
             data = text.encode("utf-8", "replace")
             member = tarfile.TarInfo(name)
-
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
 
@@ -145,23 +137,25 @@ def save_archive(packed: bytes, place: Path) -> None:
         file.write(packed)
 
 
-def _walk(
+def _change_values(
     value: Any,
     change: Callable[[Any, str], Any],
     key: str = "",
 ) -> Any:
     """Return a value of JSON; ``change`` gets each text, number and key that is data."""
     if isinstance(value, FieldMap):
-        return {name: _walk(part, change, name) for name, part in value.items()}
+        return {
+            name: _change_values(part, change, name) for name, part in value.items()
+        }
     if isinstance(value, Mapping):
         changed = {}
         for name, part in value.items():
             new_name = change(str(name), "")
-            changed[new_name] = _walk(part, change, str(name))
+            changed[new_name] = _change_values(part, change, str(name))
 
         return changed
     if isinstance(value, list | tuple):
-        return [_walk(part, change, key) for part in value]
+        return [_change_values(part, change, key) for part in value]
     if not value or isinstance(value, bool):
         return value
     return change(value, key)

@@ -70,17 +70,15 @@ class Examination:
         """Return the content of a bug report by name, with secrets and names."""
         nodes = []
         for report in self.reports:
-            fields_of_node = asdict(
-                replace(
-                    report,
-                    missing={},
-                    no_address=None,
-                    placed=None,
-                    silence=None,
-                ),
-                dict_factory=FieldMap,
+            # Errors are in the findings, and placed files in the facts.
+            facts_only = replace(
+                report,
+                missing={},
+                no_address=None,
+                placed=None,
+                silence=None,
             )
-            nodes.append(fields_of_node)
+            nodes.append(asdict(facts_only, dict_factory=FieldMap))
 
         return FieldMap(
             findings=[FieldMap(finding.fields()) for finding in self.findings],
@@ -99,9 +97,8 @@ def examine_cluster(
     """Return what is wrong with the nodes of a cluster, between them, and with their server.
 
     With ``gpu`` the nodes try their GPUs, which takes minutes. The server is asked at ``port`` of
-    the head, 0 for where `up` lets it listen. ``is_local`` says that the cluster is this
-    machine, whether or not `up` was ever called.
-    A node that does not answer is a finding, not an error.
+    the head, 0 for where `up` lets it listen. ``is_local`` says that the cluster is this machine,
+    whether or not `up` was ever called. A node that does not answer is a finding, not an error.
     """
     reports = examine_nodes(cluster)
     head = reports[0]
@@ -194,7 +191,6 @@ def _server_findings(
 ) -> Iterator[Finding]:
     """Yield the findings of a server; silence at a port that a user named is an error."""
     units = head.state.units if head.state else ()
-
     for finding in server_findings(head.node, answers, units):
         if is_named and finding.about == "server-answers":
             finding = replace(finding, level=Level.ERROR, kind=HostError)

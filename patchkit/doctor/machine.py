@@ -113,7 +113,6 @@ def check_memory(node: NodeReport) -> Outcome:
 @check("memory-guard")
 def check_memory_guard(node: NodeReport) -> Outcome:
     guards = node.health_fact("guards")
-
     swap = _memory(node).swap_total
     if not swap and not guards and node.host.target in _UNIFIED:
         return node.find("memory-guard")

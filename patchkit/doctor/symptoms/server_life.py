@@ -106,7 +106,6 @@ def unsurvived_hits(
             continue
 
         life = lives[name]
-
         while_serving = [hit for hit in hits if hit.number > life.serving]
         first_hit = (while_serving or hits)[0]
         is_clients_fault = symptom.request and life.serving > 0
