@@ -208,7 +208,11 @@ def show_error(error: PatchkitError) -> None:
         out.say_at_end(error_text(error))
         return
 
-    parts = {"what": error.what, "why": error.why, "next": error.hint}
+    parts = {
+        "what": error.what,
+        "why": error.why,
+        "next": error.hint,
+    }
     fields = {name: mask_secrets(text) for name, text in parts.items()}
     try:
         # One line, since lines of JSON may stand before it.

@@ -57,7 +57,7 @@ _SOURCE = (
         "--vllm-src",
         metavar="SOURCE",
         shell_complete=complete.sources("vllm"),
-        help="Folder, sdist, installed vLLM, or release: vllm==0.33.0.",
+        help="Folder, sdist, installed vLLM, or vllm==0.33.0.",
     ),
     click.option(
         "--source-version",

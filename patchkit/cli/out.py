@@ -107,7 +107,12 @@ def say(text: str, *, err: bool = False, end: str = "\n") -> None:
         safe = Shown("\n".join(lines))
 
     redraw_line("")
-    click.echo(safe + Shown(end), nl=False, err=err, color=colour())
+    click.echo(
+        safe + Shown(end),
+        nl=False,
+        err=err,
+        color=colour(),
+    )
     _note_time()
 
 
@@ -116,7 +121,12 @@ def redraw_line(text: str) -> None:
     global _drawn_line
     if text or _drawn_line:
         width = columns(sys.stderr) or 0
-        click.echo(_ERASE + shown(text)[: width - 1], nl=False, err=True, color=True)
+        click.echo(
+            _ERASE + shown(text)[: width - 1],
+            nl=False,
+            err=True,
+            color=True,
+        )
         _note_time()
     _drawn_line = text
 
@@ -160,7 +170,12 @@ def print_json(value: object, *, indent: int | None = 1) -> None:
 
     Without ``indent`` it is one line, as for an event.
     """
-    text = json.dumps(value, indent=indent, ensure_ascii=False, default=_json_value)
+    text = json.dumps(
+        value,
+        indent=indent,
+        ensure_ascii=False,
+        default=_json_value,
+    )
     if not text.replace("\n", "").isprintable():
         # Such characters stand only in strings, where JSON has an escape for each.
         text = "".join(map(_json_escaped, text))

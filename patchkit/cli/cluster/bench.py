@@ -120,9 +120,14 @@ def bench_command() -> None:
     help="Requests at once.",
 )
 @click.option("--rounds", default=ENOUGH, show_default=True, help="Repetitions.")
-@click.option("--tokenizer", metavar="DIR", default="", help="Default: the model's.")
 @click.option(
-    "-o", "folder", metavar="DIR", type=PATH, help="Default: bench-MODEL-DAY."
+    "--tokenizer",
+    metavar="DIR",
+    default="",
+    help="Folder of a tokenizer; default: the model's.",
+)
+@click.option(
+    "-o", "folder", metavar="DIR", type=PATH, help="Folder; default: bench-MODEL-DAY."
 )
 @rendered
 def run_bench(
@@ -183,7 +188,11 @@ def _planned_variants(
     if url:
         server = server_at(url.rstrip("/").removesuffix("/v1"))
         python = venv_python(venv)
-        yield PlannedVariant(name="served", python=python, url=server.url)
+        yield PlannedVariant(
+            name="served",
+            python=python,
+            url=server.url,
+        )
         return
 
     if options["cluster"]:
@@ -210,7 +219,14 @@ def _series_row(series: Series) -> Row:
 def compare_results(first: Path, second: Path, *, verbose: bool) -> Blocks:
     """Say what differs between two setups, and whether the figures do by more than their spread."""
     changes = find_changes(read_conditions(first), read_conditions(second))
-    setup = [{"what": name, "first": old, "second": new} for name, old, new in changes]
+    setup = [
+        {
+            "what": name,
+            "first": old,
+            "second": new,
+        }
+        for name, old, new in changes
+    ]
     pairs = compare_series(read_series(first), read_series(second))
     yield Record({"setup": setup, "figures": pairs})
 

@@ -82,7 +82,9 @@ def cluster_command() -> None:
 @click.argument("nodes", nargs=-1, required=True, metavar="HOST...")
 @FILE_OPTION
 @click.option(
-    "--topology", type=click.Choice(TOPOLOGIES), help="auto: RoCE, or else sockets."
+    "--topology",
+    type=click.Choice(TOPOLOGIES),
+    help="How nodes connect; auto: RoCE, or sockets.",
 )
 @click.option(
     "--head-ip", "address", default="", metavar="A", help="The head's IPv4 address."
@@ -113,8 +115,23 @@ def init_cluster(
 
     text = new_cluster_text(members, choices)
     by = "patchkit cluster init"
-    outcome = str(write(file, text, force=force, private=False, by=by))
-    yield Record({"file": file, "outcome": outcome, "text": text, "findings": findings})
+    outcome = str(
+        write(
+            file,
+            text,
+            force=force,
+            private=False,
+            by=by,
+        )
+    )
+    yield Record(
+        {
+            "file": file,
+            "outcome": outcome,
+            "text": text,
+            "findings": findings,
+        }
+    )
 
     for name, node_facts in zip(nodes, facts, strict=True):
         yield _node_line(name, node_facts.host)
@@ -265,14 +282,26 @@ def _install_wheels(cluster: Cluster, house: Path) -> Blocks:
     for result in brought:
         if result.sent:
             count = len(result.before.lacking)
-            copies.append({"node": result.node, "wheels": count, "sent": result.sent})
+            copies.append(
+                {
+                    "node": result.node,
+                    "wheels": count,
+                    "sent": result.sent,
+                }
+            )
             amount = f"{counted_noun(count, 'wheel')}, {sent_amount(result.sent)}"
             yield f"{result.node}: {amount}"
 
     for result in brought:
         yield from _venv_lines(result, cluster.file.venv)
     nodes = list(map(_venv_fields, brought))
-    yield Record({"venv": cluster.file.venv, "copies": copies, "nodes": nodes})
+    yield Record(
+        {
+            "venv": cluster.file.venv,
+            "copies": copies,
+            "nodes": nodes,
+        }
+    )
 
     same = "the same on every node: " if len(nodes) > 1 else ""
     yield f"{same}{_contents(brought[0].venv)}"
@@ -347,7 +376,13 @@ def _install_image(cluster: Cluster, *, patched: bool, native: bool) -> Blocks:
             state = "loaded"
         yield GOOD + f"{result.node}: {cluster.file.serve.local_image} {state}"
 
-    yield Record({"image": pinned, "nodes": brought, "said": notes})
+    yield Record(
+        {
+            "image": pinned,
+            "nodes": brought,
+            "said": notes,
+        }
+    )
 
 
 def _add_needs(

@@ -59,7 +59,13 @@ def cluster_here(venv: str | None = None, **choices: Any) -> Cluster:
         venv = str(Path(venv).absolute())
 
     node = ClusterNode(ssh=HERE)
-    return Cluster(ClusterFile(node=(node,), venv=venv, **choices))
+    return Cluster(
+        ClusterFile(
+            node=(node,),
+            venv=venv,
+            **choices,
+        )
+    )
 
 
 def node_fields(node: str, answer: object, **more: object) -> Fields:
@@ -71,7 +77,11 @@ def node_fields(node: str, answer: object, **more: object) -> Fields:
             "why": answer.why,
             "next": answer.hint,
         }
-    return {"node": node, **more, **record_fields(answer)}
+    return {
+        "node": node,
+        **more,
+        **record_fields(answer),
+    }
 
 
 def sent_amount(sent: Copied) -> str:

@@ -55,7 +55,10 @@ _READER = "patchkit doctor --log -"
     "--log", type=FILE_OR_DASH, help="Output of a program; - is standard input."
 )
 @click.option(
-    "--port", type=click.IntRange(1, 65535), metavar="N", help="Port; default: 8000."
+    "--port",
+    type=click.IntRange(1, 65535),
+    metavar="N",
+    help="Port of the server; default: 8000.",
 )
 @flag("--gpu", "Also try the GPUs; takes minutes.")
 @click.option("--save", type=PATH, help="Keep a report, without names and secrets.")
@@ -121,7 +124,12 @@ def _examine(
 
     choices = {"serve": ServeChoices(port=port)} if port else {}
     cluster = cluster_here(venv, **choices)
-    return examine_cluster(cluster, gpu=gpu, port=port or 0, is_local=True)
+    return examine_cluster(
+        cluster,
+        gpu=gpu,
+        port=port or 0,
+        is_local=True,
+    )
 
 
 def _examine_log(log: Path, venv: str | None) -> Examination:

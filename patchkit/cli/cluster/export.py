@@ -61,13 +61,23 @@ def write_containerfile(
     made = containerfile(manifest, base, house.as_posix(), caches)
     builds = list(build_lines(made.platform, output or Path("Containerfile")))
     yield Record(
-        {"containerfile": made.text, "platform": made.platform, "build": builds}
+        {
+            "containerfile": made.text,
+            "platform": made.platform,
+            "build": builds,
+        }
     )
     if output is None:
         yield Data(made.text)
         return
 
-    outcome = write(output, made.text, force=force, private=False, by="patchkit export")
+    outcome = write(
+        output,
+        made.text,
+        force=force,
+        private=False,
+        by="patchkit export",
+    )
     yield GOOD + f"{output} {outcome}: {made.platform}"
 
     tell("build it with one of these, and name it in cluster.toml: `image` in [serve]")

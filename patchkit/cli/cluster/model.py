@@ -94,7 +94,11 @@ def get_model(
 
     head = cluster.head
     python = f"{venv or cluster.file.venv}/bin/python"
-    place = {"models": cluster.file.model_folder, "python": python, "repo": repo}
+    place = {
+        "models": cluster.file.model_folder,
+        "python": python,
+        "repo": repo,
+    }
     plan = head.call(FetchPlan, plan_fetch, **place, revision=revision)
     _tell_plan(repo, head, plan)
     if dry_run:
@@ -104,13 +108,25 @@ def get_model(
 
     with progress() as report:
         bar = report(repo)
-        check = head.follow(ModelCheck, bar, fetch_model, **place, commit=plan.commit)
+        check = head.follow(
+            ModelCheck,
+            bar,
+            fetch_model,
+            **place,
+            commit=plan.commit,
+        )
     is_whole = not check.exit_code
     if is_whole and file:
         pin_model(file, repo, plan.commit)
 
     fields = {**record_fields(check), "complete": is_whole}
-    yield Record({"plan": plan, "dry_run": False, "check": fields})
+    yield Record(
+        {
+            "plan": plan,
+            "dry_run": False,
+            "check": fields,
+        }
+    )
     yield from _check_blocks(head.destination, check)
 
     if not is_whole:
@@ -259,7 +275,11 @@ def _state(model: ModelCheck) -> Shown:
 def _model_nodes(cluster: Cluster) -> list[ModelNode]:
     folder = cluster.file.model_folder
     return [
-        ModelNode(ssh=node.ssh, peer=node.from_head, models=folder)
+        ModelNode(
+            ssh=node.ssh,
+            peer=node.from_head,
+            models=folder,
+        )
         for node in cluster.file.node
     ]
 

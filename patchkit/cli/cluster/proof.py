@@ -74,7 +74,13 @@ def proof_command(
     save_archive(archive, place)
 
     summary = summary_lines(proof)
-    yield Record({"archive": place, "summary": summary, "parts": proof.parts})
+    yield Record(
+        {
+            "archive": place,
+            "summary": summary,
+            "parts": proof.parts,
+        }
+    )
     yield from map(LaidOut, summary)
 
     yield f"{place}: {len(archive) / 1e3:.0f} kB; look into it before you hand it on"

@@ -148,7 +148,13 @@ def _unit_line(unit: UnitState) -> str:
 
 def _answered_blocks(cluster: Cluster, model: str, url: str = "") -> Blocks:
     """Yield that a model answers, and the command that asks it."""
-    yield Record({"model": model, "url": url, "answered": True})
+    yield Record(
+        {
+            "model": model,
+            "url": url,
+            "answered": True,
+        }
+    )
     yield GOOD + f"{model} answers"
     if url:
         where = "" if cluster.head.here else f"on {cluster.head.destination}"

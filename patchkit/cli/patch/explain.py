@@ -120,7 +120,11 @@ def _result_list(
         titles[diagnosis.symptom.id] = diagnosis.filled(diagnosis.symptom.title)
 
     yield Record(
-        {"fixes": _titled(fixes), "symptoms": _titled(titles), "claims": claims}
+        {
+            "fixes": _titled(fixes),
+            "symptoms": _titled(titles),
+            "claims": claims,
+        }
     )
 
     sections: dict[str, _Rows] = {
@@ -245,7 +249,12 @@ def _search_symptoms(text: str) -> list[Diagnosis]:
 def _unmet(symptom: Symptom) -> Diagnosis:
     """Return a diagnosis without a log, so that all causes are open."""
     hit = Hit(0, "", "", {})
-    return Diagnosis(symptom=symptom, hit=hit, count=0, causes=symptom.cause)
+    return Diagnosis(
+        symptom=symptom,
+        hit=hit,
+        count=0,
+        causes=symptom.cause,
+    )
 
 
 def _symptom_blocks(diagnoses: Sequence[Diagnosis]) -> Blocks:

@@ -43,7 +43,7 @@ _COUNTED = (Level.ERROR, Level.WARNING, Level.NOTE)
     metavar="[PID|CONTAINER]",
     is_flag=False,
     flag_value="",
-    help="Check a process or a container; default: all servers.",
+    help="Check what runs; without a value: all servers.",
 )
 @VLLM
 @NCCL
@@ -52,7 +52,7 @@ _COUNTED = (Level.ERROR, Level.WARNING, Level.NOTE)
     "--topology",
     metavar="NAME",
     default="",
-    help="single, roce, socket, ring or hetero.",
+    help="Topology: single, roce, socket, ring, hetero.",
 )
 @TARGET
 @PYTHON

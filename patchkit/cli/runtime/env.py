@@ -88,7 +88,11 @@ _Entry = VariableRule | Avoid
 )
 @click.option("-o", "--output", type=FILE_OR_DASH, help="Default: -, standard output.")
 @click.option(
-    "--format", "kind", type=click.Choice(list(map(str, Format))), default="env"
+    "--format",
+    "kind",
+    type=click.Choice(list(map(str, Format))),
+    default="env",
+    help="Format of the file; default: env.",
 )
 @flag("--force", "Replace a file that patchkit did not write.")
 @click.pass_context
@@ -117,7 +121,12 @@ def _env_blocks(
         role = request.role or "single"
         head = read_head(path, role, accept_edited=options["accept_edited"])
 
-    request = replace(request, model=options["model"], extra=extra, choice=choice)
+    request = replace(
+        request,
+        model=options["model"],
+        extra=extra,
+        choice=choice,
+    )
     env = make_cluster_env(
         decide_node(request, host, head),
         host,
@@ -185,7 +194,11 @@ def _env_fields(env: ClusterEnv) -> Fields:
             variables[setting.name] = setting.value
 
     reasons = {setting.name: setting.comment for setting in env.settings}
-    return {"variables": variables, "reasons": reasons, "notes": env.notes}
+    return {
+        "variables": variables,
+        "reasons": reasons,
+        "notes": env.notes,
+    }
 
 
 def _env_notes(env: ClusterEnv) -> Lines:

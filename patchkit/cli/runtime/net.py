@@ -159,7 +159,13 @@ def plan_network(
         if plan.changes and written is None:
             command = quoted("sudo", "chmod", "a+r", file)
             raise refusal("netplan-unread", file=file, open=command)
-        outcome = write(output, text, force=force, private=True, by="patchkit net plan")
+        outcome = write(
+            output,
+            text,
+            force=force,
+            private=True,
+            by="patchkit net plan",
+        )
 
     netplan = {
         "yaml": text,
@@ -309,7 +315,15 @@ def verify_ends(*, verbose: bool, root: Path, **options: Any) -> Blocks:
         peer = facts.host
 
     is_live = root.resolve() == _LIVE  # otherwise these are facts of another machine
-    checks = list(verify_network(host, cages, peer, options["peers"], live=is_live))
+    checks = list(
+        verify_network(
+            host,
+            cages,
+            peer,
+            options["peers"],
+            live=is_live,
+        )
+    )
 
     bandwidth = _expected_bandwidth()
     yield Record({"checks": checks, "bandwidth": bandwidth})

@@ -24,7 +24,12 @@ TOPOLOGIES = ("auto", "roce", "socket", "ring", "hetero")
 
 
 def _version_option(flag: str, text: str) -> Option:
-    return click.option(flag, metavar="VERSION", default="", help=text)
+    return click.option(
+        flag,
+        metavar="VERSION",
+        default="",
+        help=text,
+    )
 
 
 def _rule_option(flag: str, name: str, text: str) -> Option:
@@ -38,9 +43,9 @@ def _rule_option(flag: str, name: str, text: str) -> Option:
     )
 
 
-VLLM = _version_option("--vllm", "vLLM version, instead of the installed one.")
-NCCL = _version_option("--nccl", "NCCL version, instead of the one torch loads.")
-TRITON = _version_option("--triton", "Triton version, instead of the installed one.")
+VLLM = _version_option("--vllm", "vLLM version, not the installed one.")
+NCCL = _version_option("--nccl", "NCCL version, not the one that torch loads.")
+TRITON = _version_option("--triton", "Triton version, not the installed one.")
 TARGET = click.option(
     "--target",
     type=click.Choice(list(targets())),
@@ -71,13 +76,17 @@ _OPTIONS = (
         "--role", type=click.Choice(CHOICES["role"]), help="Role of this node."
     ),
     click.option(
-        "--nodes", type=click.IntRange(1, NODES_MAX), help="How many; default: 2."
+        "--nodes",
+        type=click.IntRange(1, NODES_MAX),
+        help="Number of nodes; default: 2.",
     ),
     click.option(
         "--head-ip", "head", metavar="A", default="", help="The head's IPv4 address."
     ),
     click.option(
-        "--topology", type=click.Choice(TOPOLOGIES), help="auto: RoCE, or else sockets."
+        "--topology",
+        type=click.Choice(TOPOLOGIES),
+        help="How nodes connect; auto: RoCE, or sockets.",
     ),
     click.option(
         "--executor",
@@ -88,9 +97,13 @@ _OPTIONS = (
     NCCL,
     TRITON,
     click.option(
-        "--lock", type=PRESENT_PATH, help="Versions from a wheelhouse, not installed."
+        "--lock", type=PRESENT_PATH, help="Take the versions of this wheelhouse."
     ),
-    click.option("--quantization", type=click.Choice(CHOICES["quantization"])),
+    click.option(
+        "--quantization",
+        type=click.Choice(CHOICES["quantization"]),
+        help="Quantization of the model.",
+    ),
     TARGET,
     PYTHON,
     ROOT,

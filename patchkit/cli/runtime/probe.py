@@ -56,7 +56,12 @@ def probe_command(*, root: Path, save: Path | None, python: str | None) -> Block
     A fact that cannot be read becomes a note.
     """
     copy = RecordingWriter(root, save) if save else None
-    host = probe(root, python=python, environment=os.environ, copy=copy)
+    host = probe(
+        root,
+        python=python,
+        environment=os.environ,
+        copy=copy,
+    )
     yield Record(asdict(host))
     yield from host_lines(host)
 

@@ -87,8 +87,14 @@ _FILE_FACTS = (
     metavar="A",
     help="Address to listen on, instead of --listen.",
 )
-@click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
-@flag("--explain", "Show the reason of each flag, and omitted flags.")
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    metavar="N",
+    default=8000,
+    help="Port of the server; default: 8000.",
+)
+@flag("--explain", "Show the reason of each flag.")
 @flag("--list", "presets", "List the models that have presets.")
 @rendered
 def serve_args_command(
@@ -171,8 +177,18 @@ def serve_command(
     model: str, request: NodeOptions, choice: RuleChoice, host: Host, **options: Any
 ) -> ServeCommand:
     """Return the command that the options ask for. Raises what ``serve_args`` raises."""
-    _refuse_both(options, listen="--listen", address="--host", text="where to listen")
-    _refuse_both(options, recipe="--recipe", preset="--preset", text="how")
+    _refuse_both(
+        options,
+        listen="--listen",
+        address="--host",
+        text="where to listen",
+    )
+    _refuse_both(
+        options,
+        recipe="--recipe",
+        preset="--preset",
+        text="how",
+    )
 
     file = _read_file(options)
     preset: Preset | None

@@ -196,7 +196,7 @@ def _nccl_source(version: str | None, source: str | None, house: Path) -> str:
     "sources",
     multiple=True,
     metavar="NAME=WHAT",
-    help="Source of a project: folder, archive, commit, wheel.",
+    help="Source of a project: folder, archive, commit.",
 )
 @click.option(
     "--requirements", type=PRESENT_PATH, help="Lock of the build's environment."
@@ -292,7 +292,14 @@ def build_vllm_wheel(
         "proofs": built.proofs,
         "circumstances": built.circumstances,
     }
-    yield from built_blocks(built, house, began, tools, summary, **fields)
+    yield from built_blocks(
+        built,
+        house,
+        began,
+        tools,
+        summary,
+        **fields,
+    )
 
 
 def _built_for(device: Target, cpu: str | None) -> str:

@@ -79,7 +79,13 @@ class BuildReport:
 
 def plan_blocks(plan: BuildPlan, jobs: Jobs) -> Blocks:
     """Yield a plan, and the exit code of what is missing."""
-    yield Record({"dry_run": True, **record_fields(plan), "jobs": jobs.number})
+    yield Record(
+        {
+            "dry_run": True,
+            **record_fields(plan),
+            "jobs": jobs.number,
+        }
+    )
     yield bold(plan.title) + f", with {jobs.number} jobs ({jobs.reason})"
     yield from finding_blocks(plan.missing)
     obstacle = worst(plan.missing)
@@ -144,6 +150,12 @@ def install_steps(
     where = f"to take it to the {device}, {' or '.join(sorted(cpus))}"
     words = ["pip", "install", *options, wheel.name]
     return [
-        next_step("rsync", "-P", wheel, "USER@HOST:", where=where),
+        next_step(
+            "rsync",
+            "-P",
+            wheel,
+            "USER@HOST:",
+            where=where,
+        ),
         next_step(*words, where="there, in vLLM's environment"),
     ]

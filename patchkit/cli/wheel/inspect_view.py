@@ -52,7 +52,12 @@ _PYTHON = re.compile(r"\.cpython-3(\d+)-")
 
 def inspected_blocks(file: Path, target: Target) -> Blocks:
     """Yield the contents of a library or a wheel."""
-    fields = {"file": file, "target": target.name, "wheel": None, "findings": []}
+    fields = {
+        "file": file,
+        "target": target.name,
+        "wheel": None,
+        "findings": [],
+    }
     if file.suffix == ".whl":
         yield from _wheel_blocks(file, target, fields)
         return
@@ -84,7 +89,11 @@ def _wheel_blocks(file: Path, target: Target, fields: dict[str, Any]) -> Blocks:
     ]
     versions = needed_versions(binaries)
     wheel_fields = _wheel_fields(metadata, versions)
-    fields |= {"wheel": wheel_fields, "binaries": rows, "findings": findings}
+    fields |= {
+        "wheel": wheel_fields,
+        "binaries": rows,
+        "findings": findings,
+    }
     yield Record(fields)
 
     yield bold(metadata.name.filename)

@@ -150,7 +150,13 @@ def _write_blocks(path: Path, target: Target, output: Path, *, offline: bool) ->
             new_file = written.path
 
     fields = list(map(record_fields, libraries))
-    yield Record({"target": target.name, "wheel": new_file, "libraries": fields})
+    yield Record(
+        {
+            "target": target.name,
+            "wheel": new_file,
+            "libraries": fields,
+        }
+    )
 
     for library in libraries:
         yield from _written_lines(library)

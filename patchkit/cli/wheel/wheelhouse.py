@@ -87,7 +87,13 @@ def list_wheels(house: Path, *, verbose: bool) -> Blocks:
     """List the wheels that were made here; -v also what fill brought."""
     manifest = load_manifest(house)
     wheels = manifest.wheels
-    yield Record({"dir": house, "overrides": manifest.overrides, "wheels": wheels})
+    yield Record(
+        {
+            "dir": house,
+            "overrides": manifest.overrides,
+            "wheels": wheels,
+        }
+    )
     built = [entry for entry in wheels if entry.kind is Kind.BUILT]
     dependencies = [entry for entry in wheels if entry.kind is not Kind.BUILT]
     listed = [*built, *dependencies] if verbose else built
@@ -130,8 +136,19 @@ def prune_wheels(
     house: Path, *, drop: tuple[str, ...], dry_run: bool, force: bool
 ) -> Blocks:
     """Remove what the manifest does not list and what interrupted runs left."""
-    pruned = prune_wheelhouse(house, drop=drop, dry_run=dry_run, force=force)
-    yield Record({"dir": house, "dry_run": dry_run, "changes": pruned})
+    pruned = prune_wheelhouse(
+        house,
+        drop=drop,
+        dry_run=dry_run,
+        force=force,
+    )
+    yield Record(
+        {
+            "dir": house,
+            "dry_run": dry_run,
+            "changes": pruned,
+        }
+    )
     for file in pruned:
         yield bold(file.filename) + f": {file.reason}"
 
@@ -150,7 +167,11 @@ def prune_wheels(
     help="Python of the nodes; default: the target's.",
 )
 @click.option(
-    "--with", "also", multiple=True, metavar="PIN", help='Add this: "ray==2.5".'
+    "--with",
+    "also",
+    multiple=True,
+    metavar="PIN",
+    help='Also lock this, such as "ray==2.5".',
 )
 @click.option(
     "--find-links",
@@ -277,7 +298,13 @@ def override_pin(
         yield from _overrides_blocks(house, overrides)
         return
 
-    yield Record({"dir": house, "state": state, "override": override})
+    yield Record(
+        {
+            "dir": house,
+            "state": state,
+            "override": override,
+        }
+    )
     yield GOOD + f"{house}: {state}: {override}"
     # verify names what has to follow, wheel by wheel.
     if state == "recorded" and is_nccl(override.takes.project):
@@ -298,7 +325,13 @@ def _exact_pin(text: str) -> ExactPin:
 def _overrides_blocks(house: Path, overrides: Sequence[Override]) -> Blocks:
     """Yield the overrides that are recorded, and those that known bugs suggest."""
     offers = known_overrides(pins_in(house), overrides)
-    yield Record({"dir": house, "overrides": overrides, "offers": offers})
+    yield Record(
+        {
+            "dir": house,
+            "overrides": overrides,
+            "offers": offers,
+        }
+    )
     yield from _override_lines(overrides)
     yield from _offer_lines(house, offers)
     if not overrides:
