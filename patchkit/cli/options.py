@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,20 +109,26 @@ def _take_source(
         return None
 
     if len(sources) != 1 or sources[0][0] not in specs:
-        text = ", ".join(spec for _name, spec in sources) or "no source"
-        options = " or ".join(f"--{name.replace('_', '-')}" for name in specs)
-        hint = f"name one, with {options}"
-        raise UsageError(f"{text}: this verb takes one source", hint=hint)
+        raise _not_one_source([spec for _name, spec in sources], specs)
 
     name, spec = sources[0]
-    source = SourceOptions(name.removesuffix("_src"), spec, **fetching)
-    if source.sha256 is not None and source.project != "nccl":
+    project = name.removesuffix("_src")
+    source = SourceOptions(project, spec, **fetching)
+    if source.sha256 is not None and project != "nccl":
         raise UsageError("--sha256 is for an archive of NCCL; vLLM's sdists are locked")
     return source
 
 
+def _not_one_source(specs: Sequence[str], options: Iterable[str]) -> UsageError:
+    text = ", ".join(specs) or "no source"
+    flags = [f"--{option.replace('_', '-')}" for option in options]
+    hint = f"name one, with {' or '.join(flags)}"
+    return UsageError(f"{text}: this verb takes one source", hint=hint)
+
+
 def _pop_options(arguments: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    return {name: arguments.pop(name) for name in names if name in arguments}
+    present = [name for name in names if name in arguments]
+    return {name: arguments.pop(name) for name in present}
 
 
 _EITHER = (*_SOURCE, _NCCL, _SHA256, *_FETCHING)
@@ -229,7 +235,10 @@ def choose_sandbox(*, locked: bool, trusted: bool) -> Sandboxed:
     if trusted:
         tell("not sandboxed: --trust-source")
         return Sandboxed.NEVER
-    return Sandboxed.IF_POSSIBLE if locked else Sandboxed.ALWAYS
+
+    if locked:
+        return Sandboxed.IF_POSSIBLE
+    return Sandboxed.ALWAYS
 
 
 @contextlib.contextmanager

@@ -75,14 +75,18 @@ _printed_at = 0.0  # seconds of time.monotonic() at the last output
 
 def shown(text: str) -> Shown:
     """Return text escaped, if it is not yet."""
-    return text if isinstance(text, Shown) else Shown(visible(text))
+    if isinstance(text, Shown):
+        return text
+    return Shown(visible(text))
 
 
 def style(text: str, **styles: Any) -> Shown:
     """Return text, escaped, with styles of ``click.style``: ``fg="red"``, ``bold=True``."""
     if not text:  # a styled empty text is not empty: it holds the codes of the style
         return Shown("")
-    return Shown(click.style(shown(text), **styles))
+
+    styled = click.style(shown(text), **styles)
+    return Shown(styled)
 
 
 def bold(text: str) -> Shown:
@@ -102,8 +106,11 @@ def say(text: str, *, err: bool = False, end: str = "\n") -> None:
     """
     safe = shown(text)
     if not isinstance(text, LaidOut):
-        width = columns(sys.stderr if err else sys.stdout)
-        lines = [part for line in safe.split("\n") for part in wrap(line, width)]
+        stream = sys.stderr if err else sys.stdout
+        width = columns(stream)
+        lines = []
+        for line in safe.split("\n"):
+            lines += wrap(line, width)
         safe = Shown("\n".join(lines))
 
     redraw_line("")
@@ -145,7 +152,9 @@ def colour() -> bool | None:
     """Return whether to print styles; None leaves them to a terminal."""
     if os.environ.get("NO_COLOR"):
         return False
-    return True if os.environ.get("FORCE_COLOR") else None
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return None
 
 
 def tell(line: str) -> None:
@@ -192,9 +201,13 @@ def record_fields(record: Any, *left_out: str) -> dict[str, Any]:
     """Return a dataclass as JSON has it: empty texts are null, and classes are left out."""
     fields = {}
     for field in dataclasses.fields(record):
+        if field.name in left_out:
+            continue
+
         value = getattr(record, field.name)
-        if field.name not in left_out and not isinstance(value, type):
+        if not isinstance(value, type):
             fields[field.name] = _json_text(value)
+
     return fields
 
 
@@ -207,6 +220,7 @@ def _json_value(value: Any) -> Any:
     if hasattr(value, "fields"):
         fields = value.fields()
         return {name: _json_text(field) for name, field in fields.items()}
+
     if dataclasses.is_dataclass(value):
         return record_fields(value)
 
@@ -225,14 +239,22 @@ def table(
     ``heads`` are the first row, unless there are no others.
     """
     # A name with a newline in it does not begin a line of its own.
-    cells = [[shown(cell).replace("\n", "\\n") for cell in row] for row in rows]
-    bold_heads = [bold(head) for head in heads]
-    texts = grid(cells, columns(sys.stdout), heads=bold_heads, indent=indent)
+    cells = [list(map(_on_one_line, row)) for row in rows]
+    texts = grid(
+        cells,
+        columns(sys.stdout),
+        heads=list(map(bold, heads)),
+        indent=indent,
+    )
     return list(map(LaidOut, texts))
 
 
+def _on_one_line(cell: str) -> str:
+    return shown(cell).replace("\n", "\\n")
+
+
 def prepare_streams() -> None:
-    """Open the standard streams that the caller closed, and let output escape what it must.
+    """Open standard streams that are closed; escape what the encoding of output lacks.
 
     Writing to a closed standard output fails, as on a full disk; standard error is lost.
     """
@@ -283,12 +305,17 @@ def columns(stream: IO[Any]) -> int | None:
     if not stream.isatty():
         return None
 
+    number = 0
     setting = os.environ.get("COLUMNS", "")
-    number = int(setting) if setting.isdecimal() else 0
+    if setting.isdecimal():
+        number = int(setting)
+
     if not number:
         with contextlib.suppress(OSError, ValueError):
             number = os.get_terminal_size(stream.fileno()).columns
-    return max(number, _LEAST_WIDTH) if number else _USUAL_WIDTH
+    if not number:
+        return _USUAL_WIDTH
+    return max(number, _LEAST_WIDTH)
 
 
 def length(text: str) -> int:
@@ -296,9 +323,10 @@ def length(text: str) -> int:
     bare = click.unstyle(text)
     if bare.isascii():
         return len(bare)
-    return len(bare) + sum(
-        unicodedata.east_asian_width(character) in "WF" for character in bare
-    )
+
+    widths = map(unicodedata.east_asian_width, bare)
+    wide = [width for width in widths if width in "WF"]
+    return len(bare) + len(wide)
 
 
 def wrap(text: str, width: int | None, hang: int = 2) -> list[str]:
@@ -343,8 +371,11 @@ def grid(
     widths = [max(map(length, column)) for column in zip(*whole, strict=True)]
     are_numbers = list(map(_are_numbers, zip(*rows, strict=True)))
 
-    margin = len(indent) + sum(filled + len(_GAP) for filled in widths[:-1])
-    room = None if width is None else max(width - margin, _LEAST_PROSE)
+    gaps = len(_GAP) * (len(widths) - 1)
+    margin = len(indent) + sum(widths[:-1]) + gaps
+    room = None
+    if width is not None:
+        room = max(width - margin, _LEAST_PROSE)
 
     lines = []
     for row in whole:
@@ -363,7 +394,9 @@ def _are_numbers(column: Sequence[str]) -> bool:
 
 def _padded(cell: str, filled: int, to_the_right: bool) -> str:
     blanks = " " * (filled - length(cell))
-    return blanks + cell if to_the_right else cell + blanks
+    if to_the_right:
+        return blanks + cell
+    return cell + blanks
 
 
 _COMMAND = re.compile(rf"(?<![^\s(`])patchkit (?=(?:{'|'.join(VERBS)})\b)")
@@ -414,6 +447,7 @@ def pip() -> list[str]:
     is of no use where patchkit has an environment.
     """
     own_pip = Path(sys.executable).with_name("pip")
+
     if sys.prefix != sys.base_prefix and own_pip.exists():
         return [_shortened(str(own_pip))]
     return ["pip"]

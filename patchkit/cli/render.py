@@ -175,15 +175,18 @@ def rendered(verb: Callable[..., Iterator[Block]]) -> Verb:
 
 
 def _print_block(block: str | Record | Data, *, as_json: bool) -> None:
-    if isinstance(block, Record):
-        if as_json:
-            print_json(block.value, indent=None if block.line else 1)
-    elif as_json:
+    is_record = isinstance(block, Record)
+    if is_record != as_json:
         return
-    elif isinstance(block, Data):
-        data(block.text)
-    else:
-        say(block)
+
+    match block:
+        case Record():
+            indent = None if block.line else 1
+            print_json(block.value, indent=indent)
+        case Data():
+            data(block.text)
+        case _:
+            say(block)
 
 
 def lead_word(word: str, colour: str = "yellow") -> Shown:
@@ -198,8 +201,11 @@ def note(text: str) -> Shown:
 
 def fact_lines(facts: Mapping[str, object]) -> Sequence[LaidOut]:
     """Return a block of names and values; empty values are left out."""
-    texts = {name: cell_text(value) for name, value in facts.items()}
-    rows = [(dim(name), text) for name, text in texts.items() if text]
+    rows = []
+    for name, value in facts.items():
+        if text := cell_text(value):
+            rows.append((dim(name), text))
+
     return table(rows, indent="  ")
 
 
@@ -222,7 +228,9 @@ def dashed(*cells: str) -> Row:
 
 def counted_noun(count: int, noun: str, plural: str = "") -> str:
     """Return ``1 file``, ``2 files``."""
-    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+    if count != 1:
+        noun = plural or f"{noun}s"
+    return f"{count:,} {noun}"
 
 
 def gigabytes(size: float) -> str:
@@ -230,6 +238,7 @@ def gigabytes(size: float) -> str:
     for unit, bytes_per_unit in (("GB", 1e9), ("MB", 1e6)):
         if size >= bytes_per_unit / 10:
             return f"{size / bytes_per_unit:,.1f} {unit}"
+
     return f"{size / 1e3:,.1f} kB"
 
 
@@ -275,7 +284,7 @@ def finding_blocks(
 
 
 def _group_lines(group: Sequence[Finding]) -> Iterator[Shown]:
-    """Yield the place of findings, and what is wrong there."""
+    """Yield the place of findings, then each of them."""
     finding = group[0]
     where = f"{finding.where}:{finding.line}" if finding.line else finding.where
     head = mark(finding.level) + bold(where)
@@ -290,7 +299,9 @@ def _group_lines(group: Sequence[Finding]) -> Iterator[Shown]:
 
 
 def _subject(finding: Finding) -> str:
-    return f"{finding.about}: {finding.what}" if finding.about else finding.what
+    if not finding.about:
+        return finding.what
+    return f"{finding.about}: {finding.what}"
 
 
 def _labelled_lines(name: str, text: str) -> Iterator[Shown]:
@@ -318,14 +329,16 @@ def finding_summary(findings: Sequence[Finding]) -> Shown:
 
 
 def _level_count(level: Level, count: int) -> str:
-    word = _COUNTED.get(level)
-    return f"{count:,} {word}" if word else counted_noun(count, level)
+    if word := _COUNTED.get(level):
+        return f"{count:,} {word}"
+    return counted_noun(count, level)
 
 
 def _summary_mark(findings: Sequence[Finding]) -> Shown:
     levels = {finding.level for finding in findings}
     if levels & {Level.ERROR, Level.WARNING}:
         return BAD
+
     if Level.OK not in levels or any(map(_is_gpu_unchecked, findings)):
         return UNSURE
     return GOOD

@@ -1,4 +1,4 @@
-"""Measure a model's server, and compare what was measured: `patchkit bench`."""
+"""Measure a model's server, and compare results: `patchkit bench`."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def _series_row(series: Series) -> Row:
 @verbose_option
 @rendered
 def compare_results(first: Path, second: Path, *, verbose: bool) -> Blocks:
-    """Say what differs between two setups, and whether the figures do by more than their spread."""
+    """Compare two setups, and say whether their figures differ by more than the spread."""
     changes = find_changes(read_conditions(first), read_conditions(second))
     setup = [
         {

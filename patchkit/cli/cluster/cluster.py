@@ -145,7 +145,7 @@ def init_cluster(
 def _file_choices(
     facts: Sequence[NodeFacts], topology: str | None, target: str | None
 ) -> dict[str, str]:
-    """Return what cluster.toml says of topology and target; empty for what is decided later."""
+    """Return the topology and the target for cluster.toml; a missing one is decided later."""
     choices = {}
     devices = {node.host.target for node in facts}
     if topology:
@@ -388,7 +388,7 @@ def _install_image(cluster: Cluster, *, patched: bool, native: bool) -> Blocks:
 def _add_needs(
     folder: Path, contents: ImageContents, bar: Progress, *, native: bool
 ) -> None:
-    """Add what patchkit needs in an image, with the compiler of PTX if it is ``native``."""
+    """Add patchkit's requirements to an image, and the compiler of PTX if it is ``native``."""
     node = NodePlatform(
         machine=contents.machine, python=contents.release, glibc=contents.glibc
     )

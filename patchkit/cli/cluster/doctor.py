@@ -1,4 +1,4 @@
-"""Say what is wrong, on which node, why, and what cures it: `patchkit doctor`."""
+"""Find faults of machines, servers and logs, with cause and cure: `patchkit doctor`."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _masked(finding: Finding) -> Finding:
 
 
 def _save_report(examination: Examination, place: Path, *, verbose: bool) -> Blocks:
-    """Keep a report in an archive, and tell what was taken out of it."""
+    """Keep a report in an archive, and tell which kinds of names were taken out."""
     parts = examination.report_content()
     logs = {"journal": parts.pop("journal")}
     names = private_names(examination.reports)

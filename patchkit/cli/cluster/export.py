@@ -1,4 +1,4 @@
-"""Write what other systems run: `patchkit export`."""
+"""Write files for other systems: `patchkit export`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from patchkit.wheel.wheelhouse.contents import load_manifest
 
 @click.group(cls=VerbGroup)
 def export_command() -> None:
-    """Write what other systems run: an image's Containerfile."""
+    """Write files for other systems: an image's Containerfile."""
 
 
 @export_command.command("containerfile")
@@ -49,7 +49,7 @@ def export_command() -> None:
 def write_containerfile(
     *, base: str, unpinned: bool, house: Path, output: Path | None, force: bool
 ) -> Blocks:
-    """Write what docker, podman and buildah make an image of the wheelhouse from.
+    """Write the Containerfile of an image with the wheelhouse, for docker, podman and buildah.
 
     \b
       patchkit export containerfile --base ubuntu:24.04@sha256:… -o Containerfile

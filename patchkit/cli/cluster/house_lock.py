@@ -1,4 +1,4 @@
-"""Read what a wheelhouse installs on a node."""
+"""Read the wheels that a wheelhouse installs on a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prove on an owner's machines what patchkit says of them: `patchkit proof`."""
+"""Try the GPU, vLLM and NCCL of an owner's machines: `patchkit proof`."""
 
 from __future__ import annotations
 

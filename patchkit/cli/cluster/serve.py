@@ -222,7 +222,7 @@ def other_clusters(node: Remote, state: NodeState) -> str:
 def logs_command(
     *, cluster: Cluster, follow: bool, nodes: tuple[str, ...], since: str, lines: int
 ) -> Blocks:
-    """Show what all ranks wrote, merged by time, by this machine's clock.
+    """Show the output of all ranks, merged by time, by this machine's clock.
 
     Each node's journal keeps it; --json prints a line of JSON for each. --since is by each node's
     own clock. The exit code is 9 if a node is silent.

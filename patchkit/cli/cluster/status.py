@@ -77,7 +77,7 @@ _Word = tuple[str, str | None]
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What keeps a model from being served; ``cure`` is "" where doctor has to find it."""
+    """A fault that keeps a model from being served; ``cure`` is "" if doctor has to find it."""
 
     line: str
     cure: str = ""
@@ -201,7 +201,7 @@ def _trouble(word: str, text: str, cure: str = "") -> Trouble:
 
 
 def _head_troubles(cluster: Cluster, head: NodeState) -> Iterator[Trouble]:
-    """Yield what keeps the head from serving, or serves beside it."""
+    """Yield the faults of the head's units, and servers that are not the model."""
     for unit in head.units:
         if unit.text and unit.unit != cluster.file.guard_unit:
             yield Trouble(unit.text)
@@ -259,7 +259,7 @@ def _lost_address(
 
 
 def _source_troubles(rows: Sequence[_Row]) -> Iterator[Trouble]:
-    """Yield what is wrong with the engine or the image that a node serves from, and its cure."""
+    """Yield faults of the engine or the image that a node serves from, with their cures."""
     for node, state in _answered(rows):
         if state.image and state.units[0].active != "inactive":
             fault = image_finding(node.destination, state.image)
@@ -268,7 +268,7 @@ def _source_troubles(rows: Sequence[_Row]) -> Iterator[Trouble]:
 
 
 def _server_troubles(cluster: Cluster, condition: ServerCondition) -> Iterator[Trouble]:
-    """Yield what is wrong with a server whose unit is active, and with its watch."""
+    """Yield faults of a server whose unit is active, and of its watch."""
     name = cluster.head.destination
     life = condition.life
     if condition.unasked:
@@ -374,7 +374,7 @@ def _condition_word(condition: ServerCondition) -> _Word | None:
 
 
 def _since(unit: UnitState) -> str:
-    """Return when a unit became what it is, without the day of the week."""
+    """Return the time when a unit entered its state, without the day of the week."""
     return unit.since.partition(" ")[2]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -294,6 +295,7 @@ def _tree_verdicts(
     for verdict in plan.verdicts:
         paths = {edit.path for edit in verdict.edits}
         is_done = paths and paths <= patched
+
         verdicts.append(mark_applied(verdict) if is_done else verdict)
     return verdicts
 
@@ -310,9 +312,10 @@ class _ListedFix:
 
 def _fix_list(version: Version | None, *, verbose: bool) -> Blocks:
     """Yield a row for each fix that a release needs; verbose, or without a release: for all."""
-    recipes = [_recipe_of(version)] if version else list(load_recipes())
+    recipes = [_recipe_of(version)] if version else load_recipes()
     listed = {recipe.project: _listed_fixes(recipe, version) for recipe in recipes}
-    yield Record([_fix_fields(fix) for fixes in listed.values() for fix in fixes])
+    every_fix = itertools.chain.from_iterable(listed.values())
+    yield Record(list(map(_fix_fields, every_fix)))
 
     for project, fixes in listed.items():
         shown = [fix for fix in fixes if fix.needs or verbose]

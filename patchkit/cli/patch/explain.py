@@ -71,6 +71,7 @@ def _search_blocks(text: str, by_id: Mapping[str, Fix | Claim]) -> Blocks:
     if " " in text or not mistyped:
         entries = [entry for entry in by_id.values() if _fits(text, _wording(entry))]
         diagnoses = _search_symptoms(text)
+
     if not entries and not diagnoses:
         raise _unknown_text(text, ids)
 
@@ -115,6 +116,7 @@ def _result_list(
     """Yield a line for each fix, claim and symptom that a search found."""
     fixes = {entry.id: entry.title for entry in entries if isinstance(entry, Fix)}
     claims = [entry for entry in entries if isinstance(entry, Claim)]
+
     titles = {}
     for diagnosis in diagnoses:
         titles[diagnosis.symptom.id] = diagnosis.filled(diagnosis.symptom.title)
@@ -135,6 +137,7 @@ def _result_list(
     for title, rows in sections.items():
         if rows:
             yield from _section(title, rows)
+
     yield _REASONS
 
 
@@ -258,11 +261,12 @@ def _unmet(symptom: Symptom) -> Diagnosis:
 
 
 def _symptom_blocks(diagnoses: Sequence[Diagnosis]) -> Blocks:
-    """Yield what symptoms mean."""
+    """Yield the meaning of symptoms, with causes and cures."""
     yield Record({"symptoms": list(map(_symptom_fields, diagnoses))})
     for number, diagnosis in enumerate(diagnoses):
         if number:
             yield ""
+
         yield from _symptom_lines(diagnosis)
 
 
@@ -278,6 +282,7 @@ def _symptom_fields(diagnosis: Diagnosis) -> Fields:
 def _symptom_lines(diagnosis: Diagnosis) -> Lines:
     symptom = diagnosis.symptom
     title = f"  {diagnosis.filled(symptom.title)}"
+
     if symptom.follows:
         title += ", which follows from another error: look before it"
     yield bold(symptom.id) + title
@@ -309,4 +314,5 @@ def _cause_lines(diagnosis: Diagnosis, cause: Cause) -> Lines:
     confidence = f", confidence {cause.confidence}"
     if diagnosis.symptom.follows:
         confidence = ""
+
     yield dim(f"{margin}{cause.evidence}{confidence}: {cause.source}")

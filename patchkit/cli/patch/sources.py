@@ -48,7 +48,7 @@ from patchkit.target import Load, best_load
 @request_options
 @rendered
 def diff_command(source: SourceOptions, *, selection: Selection) -> Blocks:
-    """Show what apply would change, or did: a unified diff that git apply takes."""
+    """Show the changes that apply would make, or made, as a diff for git apply."""
     with opened(source, selection.patches) as (recipe, workspace):
         plan = plan_for(workspace, recipe, selection.request(workspace.ledger))
         diff = plan.diff()
@@ -87,7 +87,7 @@ def fetch_command(release: str, *, offline: bool) -> Blocks:
 
 @click.command("revert")
 @folder_options
-@flag("--force", "Revert edited or damaged files, too; move them aside.")
+@flag("--force", "Also revert edited or damaged files.")
 @rendered
 def revert_command(source: SourceOptions, *, force: bool) -> Blocks:
     """Put back what upstream shipped, byte by byte.

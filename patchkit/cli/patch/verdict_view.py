@@ -1,4 +1,4 @@
-"""Show what the verbs about source trees have in common: the tree, verdicts, proofs, a diff."""
+"""Show the tree, verdicts, proofs and diffs for the verbs about source trees."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def verdict_notes(verdicts: Sequence[Verdict], tree: SourceTree) -> Lines:
 
 
 def proof_lines(proofs: Sequence[str], *, verbose: bool) -> list[Shown]:
-    """Return what this run proved: every effect, or their number and the first one."""
+    """Return the effects that this run proved: each, or their number and the first."""
     head = style("proved", fg="green")
     if verbose or len(proofs) < 2:
         return [head + f" {proof}" for proof in proofs]
@@ -166,4 +166,5 @@ def diff_blocks(diff: str) -> Blocks:
         styles = _DIFF_STYLES.get(line[:1], {})
         if line.startswith(("+++", "---", "diff ")):
             styles = {"bold": True}
+
         yield LaidOut(style(line, **styles))

@@ -137,6 +137,7 @@ def _summary(
     is_bad = counts.keys() - {Level.NOTE}
 
     facts = [_version_text(checked, project) for project in _PROJECTS]
+
     host_target = ""
     if checked.host:
         facts.append("this host")
@@ -145,6 +146,7 @@ def _summary(
     target = checked.situation["target"]
     if not is_target_given and target != host_target:
         facts[-1] += f"; judged for {target}, --target names another"
+
     sign = BAD if is_bad else GOOD
     return sign + f"{checked.where}: {result}; checked against {', '.join(facts)}"
 
@@ -155,7 +157,9 @@ def _version_text(checked: CheckedText, project: str) -> str:
     named = [row for row in checked.versions if row.project == project]
     version = checked.situation.get(project, "")
     if not version:
-        hint = f", since it names several: --{project} decides" if named[1:] else ""
+        hint = ""
+        if len(named) > 1:
+            hint = f", since it names several: --{project} decides"
         return f"any {title}{hint}"
 
     for row in named:

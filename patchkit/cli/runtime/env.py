@@ -98,7 +98,7 @@ _Entry = VariableRule | Avoid
 @click.pass_context
 @rendered
 def env_command(context: click.Context, /, **options: Any) -> Blocks:
-    """Write an env file for this node, from what this node has.
+    """Write an env file for this node, from its hardware and software.
 
     \b
       patchkit env
@@ -225,6 +225,7 @@ def explain_variable(name: str | None) -> Blocks:
         return
 
     entries = [rule for rule in rules.entries if name in (rule.id, *rule.variables)]
+
     life = lifetime(name)
     reader = other_variables().get(name)
     claims = _claims_about(name)

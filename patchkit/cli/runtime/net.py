@@ -69,7 +69,7 @@ from patchkit.runtime.rules.releases import read_env_data
 
 
 class _IPv4Type(click.ParamType[Any]):
-    """An address or a network, with an example for somebody who mistypes it."""
+    """The type of an option for an address or a network; its error shows an example."""
 
     def __init__(
         self, kind: type[IPv4Address] | type[IPv4Network], example: str
@@ -136,7 +136,7 @@ def net_command() -> None:
 def plan_network(
     *, root: Path, output: Path | None, force: bool, verbose: bool, **options: Any
 ) -> Blocks:
-    """Print what this node's network lacks; needs no rights, and leaves the network alone.
+    """Print what is missing in this node's network; needs no rights, and changes nothing.
 
     The first line is the verdict; -v shows the netplan file, -o writes it, for `netplan try`.
     Existing addresses are kept, whoever gave them. --network gives twin A the first network, twin
@@ -224,6 +224,7 @@ def _node_number(role: str, node: int | None, nodes: int) -> int:
     is_head = role == "head"
     if node is None:
         return 1 if is_head else 2
+
     if (node == 1) != is_head:
         what = f"--role {role} --node {node}: the head is node 1, and only the head"
         raise UsageError(what)
@@ -263,6 +264,7 @@ def _verdict(plan: NetPlan, remarks: Sequence[Finding]) -> str:
 
 def _interface_row(line: Line) -> Row:
     addresses = ", ".join(map(str, line.addresses)) or "no IPv4"
+
     if line.action == "replace":
         addresses += f" (was {', '.join(map(str, line.before))})"
 

@@ -81,6 +81,7 @@ def _has_unified_memory(gpu: Gpu) -> bool:
 
 def _next_steps(host: Host, root: Path) -> Lines:
     at_root = () if root == LIVE else ("--root", root)
+
     halves = [netdev for netdev in host.netdevs if netdev.cage is not None]
     if host.cabled and not host.masters(halves):
         yield next_verb("net", "plan", "--role", "head", *at_root)
@@ -240,7 +241,10 @@ def _netdev_cells(netdev: Netdev) -> Row:
         if address.family == "inet" or not address.link_local
     ]
     colour = "green" if netdev.up else None
-    speed = f"{netdev.speed / 1000:g}G" if netdev.speed else ""
+    speed = ""
+    if netdev.speed:
+        speed = f"{netdev.speed / 1000:g}G"
+
     return dashed(
         style(netdev.name, bold=netdev.up),
         style(netdev.state, fg=colour),

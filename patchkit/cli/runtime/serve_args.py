@@ -124,6 +124,7 @@ def serve_args_command(
     command = serve_command(model or "", **options)
     url = models_url(command.request)
     yield Record(_command_fields(command, url))
+
     if explain:
         yield from table(_flag_rows(command))
     else:
@@ -159,6 +160,7 @@ def _preset_row(preset: Preset) -> Row:
 def _command_fields(command: ServeCommand, url: str) -> Fields:
     node = command.request.node
     preset = node.preset
+
     return {
         **record_fields(command, "request"),
         "vllm": node.vllm,
@@ -176,7 +178,7 @@ def _command_fields(command: ServeCommand, url: str) -> Fields:
 def serve_command(
     model: str, request: NodeOptions, choice: RuleChoice, host: Host, **options: Any
 ) -> ServeCommand:
-    """Return the command that the options ask for. Raises what ``serve_args`` raises."""
+    """Return the command for the options; its errors are those of ``serve_args``."""
     _refuse_both(
         options,
         listen="--listen",
@@ -227,7 +229,7 @@ def _refuse_both(options: Mapping[str, Any], *, text: str, **flags: str) -> None
 
 
 def _read_file(options: Mapping[str, Any]) -> EnvFile | None:
-    """Return the env file of --from; tell what is taken of one that was edited."""
+    """Return the env file of --from; for an edited one, tell the facts that count."""
     path = options.get("env_file")
     if path is None:
         return None
@@ -241,7 +243,7 @@ def _read_file(options: Mapping[str, Any]) -> EnvFile | None:
 
 
 def _read_recipe(path: Path, model: str) -> Preset:
-    """Return the preset that a recipe describes; tell what it does not."""
+    """Return the preset that a recipe describes; tell which parts of it do not count."""
     # Not for a node without PyYAML.
     from patchkit.runtime.serve.recipe_files import read_recipe
 
@@ -255,6 +257,7 @@ def _served_name(model: str, preset: Preset | None) -> str:
     """Return the model's name; a preset may be named by its last part, unless that is a folder."""
     if preset is None or model.lower() != preset.name.lower():
         return model
+
     return model if Path(model).is_dir() else preset.id
 
 

@@ -325,6 +325,7 @@ def _tell_start(order: VllmOrder, jobs: Jobs, idle: Mapping[str, str]) -> None:
     """Tell where it is built, and which parts are left out at which cost, before it takes long."""
     tell(f"compiling in {order.work} with {jobs.number} jobs ({jobs.reason})")
     tell(f"what the build says: {order.work}/log.txt")
+
     for reason in sorted(set(idle.values())):
         options = ", ".join(option for option in sorted(idle) if idle[option] == reason)
         tell(f"without {options}: {reason}; --source NAME=… brings one in")
@@ -333,8 +334,10 @@ def _tell_start(order: VllmOrder, jobs: Jobs, idle: Mapping[str, str]) -> None:
     if prebuilt:
         names = ", ".join(sorted(prebuilt))
         tell(f"{names}: upstream's wheel has them; --source NAME=… compiles one")
+
     for extension in by_option(sorted(order.without - idle.keys())):
         if extension.serves(order.request.target.major, order.version):
             tell(f"without {extension.option}: {extension.cost}")
+
     if not namespace_words():
         tell(network())

@@ -64,10 +64,10 @@ build_options = with_options(
 
 @dataclass(frozen=True, slots=True)
 class BuildReport:
-    """What a build tells of its wheel.
+    """The report about a wheel that was built.
 
-    ``title`` is the release, ``device`` what it was built for, ``checks`` are the lines about what
-    was proved, ``notes`` the lines to heed; a ``reduced`` wheel is for tests.
+    ``title`` is the release, ``device`` its target, ``checks`` are lines about proofs, and
+    ``notes`` lines to heed; a ``reduced`` wheel is for tests.
     """
 
     title: str
@@ -78,7 +78,7 @@ class BuildReport:
 
 
 def plan_blocks(plan: BuildPlan, jobs: Jobs) -> Blocks:
-    """Yield a plan, and the exit code of what is missing."""
+    """Yield a plan, and the exit code for missing tools."""
     yield Record(
         {
             "dry_run": True,
@@ -101,7 +101,7 @@ def built_blocks(
     report: BuildReport,
     **fields: object,
 ) -> Blocks:
-    """Put a wheel into the wheelhouse; yield the report of its build, and what comes next.
+    """Put a wheel into the wheelhouse; yield the report of its build, and the next steps.
 
     ``began`` is the start by ``time.monotonic``; ``fields`` belong to the record as well.
     """

@@ -1,4 +1,4 @@
-"""Show what a wheel or a library holds: `patchkit inspect`."""
+"""Show the contents of a wheel or a library: `patchkit inspect`."""
 
 from __future__ import annotations
 

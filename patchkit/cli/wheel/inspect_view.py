@@ -128,7 +128,7 @@ def _wheel_fields(metadata: WheelMetadata, versions: Mapping[str, str]) -> Field
 
 
 def _wheel_facts(metadata: WheelMetadata, versions: Mapping[str, str]) -> Fields:
-    """Return what people read of a wheel; ``versions`` are the oldest ones that it runs with."""
+    """Return the facts of a wheel for people; ``versions`` are the oldest that it runs with."""
     facts = metadata.facts
     at_least = ", ".join(versions.values())
     if promised := _promised_glibc(metadata):

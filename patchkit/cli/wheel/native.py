@@ -1,4 +1,4 @@
-"""List and assemble what a device compiles at first use: `patchkit native`."""
+"""List and assemble code that a device compiles at first use: `patchkit native`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def native_command(
     output: Path,
     offline: bool,
 ) -> Blocks:
-    """Show what a device compiles at first use, and how long that takes; or compile it now.
+    """Show the code that a device compiles at first use, and how long that takes; or compile it.
 
     \b
       patchkit native bitsandbytes-0.50.2-py3-none-manylinux_2_24_aarch64.whl
@@ -170,7 +170,7 @@ def _write_blocks(path: Path, target: Target, output: Path, *, offline: bool) ->
 
 
 def _written_lines(library: NativeLibrary) -> Lines:
-    """Yield what was assembled in a library, and what stays PTX."""
+    """Yield how much of a library was assembled, and which parts stay PTX."""
     if library.path:
         count = counted_noun(len(library.ptx), "fat binary", "fat binaries")
         yield GOOD + f"{library.name}: {count} assembled"

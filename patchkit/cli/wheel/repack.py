@@ -61,7 +61,7 @@ _USES: Mapping[Use, Mapping[str, Any]] = {
 )
 @cpu_option
 @request_options
-@flag("--native", "Compile code for the device now, not at first use.")
+@flag("--native", "Compile the code for the device now.")
 @flag("--keep-libraries", "With --native: keep those of other devices.")
 @click.option("--sha256", metavar="HEX", help="SHA-256 of a wheel that is not locked.")
 @offline_option
@@ -177,6 +177,7 @@ def _library_lines(libraries: Sequence[Judged], *, verbose: bool) -> Sequence[st
                 name = library.name.removeprefix("vllm/")
                 rows.append((title, name, count_loads(library.loads) or "-"))
                 names_by_use.setdefault(title, {})[for_any_python(name)] = None
+
     if verbose:
         return table(rows, heads=("on the device", "library", "fat binaries"))
     return [title + f": {', '.join(names)}" for title, names in names_by_use.items()]

@@ -84,7 +84,7 @@ def wheelhouse_command() -> None:
 @verbose_option
 @rendered
 def list_wheels(house: Path, *, verbose: bool) -> Blocks:
-    """List the wheels that were made here; -v also what fill brought."""
+    """List the wheels that were made here; -v also their dependencies."""
     manifest = load_manifest(house)
     wheels = manifest.wheels
     yield Record(
@@ -135,7 +135,7 @@ def _entry_row(entry: ManifestEntry) -> Row:
 def prune_wheels(
     house: Path, *, drop: tuple[str, ...], dry_run: bool, force: bool
 ) -> Blocks:
-    """Remove what the manifest does not list and what interrupted runs left."""
+    """Remove files that the manifest does not list, and remains of interrupted runs."""
     pruned = prune_wheelhouse(
         house,
         drop=drop,
