@@ -121,6 +121,7 @@ def finish(
     outcome = draft.outcome
     if dry_run:
         return replace(outcome, pending=(*draft.texts, *libraries))
+
     if draft.plan is not None:
         return commit_plan(
             workspace,
@@ -132,6 +133,7 @@ def finish(
         )
     if not libraries:
         return outcome
+
     written = commit_libraries(workspace, libraries, draft.request.target)
     return replace(outcome, written=written)
 

@@ -175,6 +175,7 @@ class Journal:
             # follow=False: patchkit writes no link there, so one is somebody else's.
             data = read_bytes(journal, limit=_LARGEST, follow=False)
             steps = read_json(Steps, data)
+
             for step in steps.steps:
                 if not self.allowed(step.path):
                     what = f"{step.path!r} is not a file that patchkit changes here"
@@ -182,6 +183,7 @@ class Journal:
         except (UsageError, SourceError, RecordError) as error:
             what = str(error).partition("\n")[0].removeprefix(f"{journal}: ")
             raise self._damaged(f"{journal}: cannot be understood: {what}") from None
+
         return steps
 
     def _check_folder(self) -> None:

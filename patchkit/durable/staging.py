@@ -26,7 +26,8 @@ def second_name(source: Path, name: Path) -> None:
         os.link(source, name, follow_symlinks=False)
         with name.open("rb") as stream:
             os.fsync(stream.fileno())
-    except OSError:  # another file system, one without links, or fs.protected_hardlinks
+    except OSError:
+        # Another file system, one without links, or fs.protected_hardlinks.
         name.unlink(missing_ok=True)
         with source.open("rb") as stream, name.open("xb") as copy:
             shutil.copyfileobj(stream, copy, 1 << 20)

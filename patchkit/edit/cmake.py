@@ -176,9 +176,10 @@ def remove_list_items(
     """Take the items for which ``drop`` holds out of a ;-list, which may leave it empty."""
     opening, closing = _delimiters(argument.text)
     items = _SEPARATOR.split(argument.value)
-    left = ";".join(item for item in items if not (item and drop(item)))
+    value = ";".join(item for item in items if not (item and drop(item)))
+
     # An unquoted argument cannot be empty, and without it the later ones would move up.
-    replacement = f"{opening}{left}{closing}" or '""'
+    replacement = f"{opening}{value}{closing}" or '""'
     return Edit(path, argument.start, argument.stop, replacement, note)
 
 

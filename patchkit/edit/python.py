@@ -41,8 +41,8 @@ def swap(
     done = [_span_of(text, run) for run in _find_runs(module, after)]
 
     # An insertion keeps what it is put beside.
-    kept = _find_runs(ast.parse(_dedent_code(after)), before)
-    if len(done) == 1 and len(spans) == len(kept):
+    inserted_beside = _find_runs(ast.parse(_dedent_code(after)), before)
+    if len(done) == 1 and len(spans) == len(inserted_beside):
         return []
 
     if len(spans) == 1 and not done:
@@ -129,12 +129,14 @@ def _find_definition(path: str, text: str, scope: str) -> Definition:
         named = _named(body, name)
         if not named:
             raise absent(f"{path}: 0 definitions of {scope}, expected 1")
+
         if len(named) > 1:
             raise DriftError(
                 f"{path}: {len(named)} definitions of {scope}, expected 1",
                 why="the file was edited by hand",
                 hint=HINT,
             )
+
         definition = named[0]
         body = definition.body
     return definition

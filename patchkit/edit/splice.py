@@ -91,6 +91,7 @@ def unified_diff(path: str, before: str | None, after: str) -> str:
         fromfile=source,
         tofile=f"b/{path}",
     )
+
     text = ""
     for line in diff:
         text += line

@@ -94,11 +94,11 @@ def _add_file(
     """Add what brings a file back; ``pair`` is sha256 (of the original, as patchkit left it)."""
     upstream, patched = pair
     original = original_path(state, path)
-    kept = file_digest(original) if is_file(original) else ""
+    saved = file_digest(original) if is_file(original) else ""
     # A damaged original must not overwrite the file, which may be the better copy.
-    if kept != upstream:
+    if saved != upstream:
         way.lost.append(path)
-        if kept:
+        if saved:
             way.changes.append(Change(f"{aside.name}/originals/{path}", "", original))
         return
 
@@ -109,7 +109,7 @@ def _add_file(
         # By its name, so that it keeps its mode.
         way.changes.append(Change(f"{aside.name}/{path}", "", root / path))
     if now != upstream:
-        content = _content(original) if kept else None
+        content = _content(original) if saved else None
         way.changes.append(Change(path, now, content))
     way.restored.append(path)
 

@@ -83,13 +83,13 @@ def make_plan(tree: SourceTree, recipe: Recipe, request: Request) -> Plan:
 
 def _check_selection(ids: list[str], request: Request) -> None:
     """Raise UsageError for a fix that does not exist, or is both named and left out."""
-    wanted = request.only | request.also
-    named = wanted | request.skip
+    chosen = request.only | request.also
+    named = chosen | request.skip
     for unknown in sorted(named.difference(ids)):
         close = difflib.get_close_matches(unknown, ids, n=1)
         hint = f"did you mean {close[0]}?" if close else "`patchkit fixes` lists them"
         raise UsageError(f"no fix is called {unknown!r}", hint=hint)
-    for fix_id in sorted(wanted & request.skip):
+    for fix_id in sorted(chosen & request.skip):
         raise UsageError(f"{fix_id} is asked for and left out at once")
 
 

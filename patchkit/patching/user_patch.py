@@ -75,6 +75,7 @@ def _patch_fix(patch: Patch) -> Fix:
 
     def look(tree: SourceTree, _request: Request) -> Observation:
         files = parse_diff(patch.text, patch.id)
+
         try:
             return _look_at(patch, files, tree)
         except DriftError as error:
@@ -220,12 +221,12 @@ def _edit_between(path: str, text: str, after: str) -> list[Edit]:
     return [Edit(path, start, len(text) - tail, replacement, "by a patch")]
 
 
-def _common_length(first: str, second: str) -> int:
+def _common_length(text: str, after: str) -> int:
     """Return how many characters are the same at the begin of both texts."""
-    for index, (left, right) in enumerate(zip(first, second, strict=False)):
-        if left != right:
+    for index, (before, now) in enumerate(zip(text, after, strict=False)):
+        if before != now:
             return index
-    return min(len(first), len(second))
+    return min(len(text), len(after))
 
 
 def _merged_edits(

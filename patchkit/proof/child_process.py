@@ -192,8 +192,10 @@ def _wait_for_end(ended: int, limits: Limits, group: int) -> str:
     poll = select.poll()
     # No event is asked for: POLLHUP, which always comes, says that all writers are gone.
     poll.register(ended, 0)
-    while (left := deadline - time.monotonic()) > 0:
-        seconds = min(left, _PERIOD) if group else left
+
+    while (seconds := deadline - time.monotonic()) > 0:
+        if group:
+            seconds = min(seconds, _PERIOD)
         if poll.poll(seconds * 1000):
             return ""
         if group and (excess := _excess_reason(group, limits)):
@@ -273,6 +275,7 @@ def _set_limits(limits: Limits) -> None:
     # RLIMIT_AS counts the whole address space, and a fork begins with its parent's.
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     memory = pages * resource.getpagesize() + limits.memory
+
     for kind, soft, hard in (
         (resource.RLIMIT_CORE, 0, 0),
         # SIGXCPU at the soft limit, which Python can report; SIGKILL a second later.
@@ -282,17 +285,18 @@ def _set_limits(limits: Limits) -> None:
         (resource.RLIMIT_AS, memory, memory),
     ):
         # A hard limit of the caller's own can only be lowered.
-        _soft, most = resource.getrlimit(kind)
-        if most == resource.RLIM_INFINITY:
-            most = hard
-        resource.setrlimit(kind, (min(soft, most), min(hard, most)))
+        _soft, ceiling = resource.getrlimit(kind)
+        if ceiling == resource.RLIM_INFINITY:
+            ceiling = hard
+        resource.setrlimit(kind, (min(soft, ceiling), min(hard, ceiling)))
 
 
 def _arrange_child(files: Sequence[int]) -> None:
     """Have nothing open but the outputs, and the pipe that shows the parent when all is over."""
     # dup2 overwrites 0 to 3 below, so the descriptors move above 10 first.
-    kept = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10) for descriptor in files]
-    for number, descriptor in enumerate([os.open(os.devnull, os.O_RDONLY), *kept]):
+    copies = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10) for descriptor in files]
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for number, descriptor in enumerate([nothing, *copies]):
         os.dup2(descriptor, number)
 
     for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:

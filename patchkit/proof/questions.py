@@ -130,6 +130,7 @@ def _answer(tree: SourceTree, questions: Questions) -> None:
     seen_before = set(tree.seen)
     signal.signal(signal.SIGXCPU, _stop_child)
     reply: dict[str, object] = {"answers": None, "raised": None}
+
     try:
         with upstream_code.permitted():
             answers = [question() for question in questions]
@@ -137,6 +138,7 @@ def _answer(tree: SourceTree, questions: Questions) -> None:
             reply["answers"] = json.loads(json.dumps(answers))
     except BaseException as error:  # noqa: BLE001
         reply["raised"] = asdict(_describe(error))
+
     reply["read"] = sorted(set(tree.seen) - seen_before)
     os.write(1, json.dumps(reply).encode())
 

@@ -274,6 +274,7 @@ class _Source:
         self.definitions: dict[str, list[Definition]] = {}
         self.imports: dict[str, Import] = {}
         self.body = parse_python(text).body
+
         for node in _module_statements(self.body):
             match node:
                 case ast.ImportFrom() | ast.Import():

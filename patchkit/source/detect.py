@@ -219,6 +219,7 @@ def dist_info(tree: SourceTree) -> Path:
         for folder in sorted(tree.root.glob("*.dist-info"))
         if canonicalize_name(folder.name.partition("-")[0]) == tree.project
     ]
+
     if len(folders) != 1:
         raise SourceError(
             f"{tree.root}: {len(folders)} folders {tree.project}-*.dist-info, expected 1",
@@ -250,12 +251,14 @@ def detect_installed(site: Path, name: str) -> SourceTree:
     folder = dist_info(tree)
     metadata = folder / "METADATA"
     version = _version(_metadata_field(metadata, "Version"), metadata)
+
     if not (folder / "RECORD").is_file():
         raise SourceError(
             f"{folder}: has no RECORD, so pip could not uninstall a patched {name}",
             why="the package was not installed by pip",
             hint=_install_again(name, version),
         )
+
     return replace(tree, version=version)
 
 
@@ -330,6 +333,7 @@ def _most_alike(root: Path) -> _Likeness:
         version=Version("0"),
         kind="archive",
     )
+
     best = _Likeness(0, 1, "")
     for release, files in release_files("vllm").items():
         count = 0
@@ -338,6 +342,7 @@ def _most_alike(root: Path) -> _Likeness:
             if begin:
                 count += 1
                 same += tree.digest_of(path).startswith(begin)
+
         if same * best.count >= best.same * count:
             best = _Likeness(same, count, release)
     return best

@@ -147,9 +147,12 @@ def transfer(
     received once more. ``size`` is in bytes, 0 if it is not known. If the digest is wrong, nothing
     is left in ``stream``.
     """
-    left = stream.seek(0, os.SEEK_END)
-    can_continue = left and (not size or left < size)
-    for start in (left, 0) if can_continue else (0,):
+    length = stream.seek(0, os.SEEK_END)
+    starts = [0]
+    if length and (not size or length < size):
+        starts.insert(0, length)
+
+    for start in starts:
         with ask(start) as response:
             begin = start if response.status_code == _PARTIAL else 0
             digest, done = _receive(stream, response, begin, size, progress)
@@ -272,10 +275,10 @@ def _explain_failures(url: str) -> Iterator[None]:
         ) from None
 
 
-def not_offered(url: str, wanted: str) -> PatchkitError:
+def not_offered(url: str, name: str) -> PatchkitError:
     """Return the error for a file or project that an index lacks."""
     return StorageError(
-        f"the package index at {_host_of(url)} does not offer {wanted}",
+        f"the package index at {_host_of(url)} does not offer {name}",
         why="it is a mirror that lacks it",
         hint="set PIP_INDEX_URL to an index that has it",
     )

@@ -174,6 +174,7 @@ def call_git_alone(folder: Path, *arguments: str, input: bytes = b"") -> Complet
         for name, value in os.environ.items()
         if not name.startswith("GIT_") and name not in ("HOME", "XDG_CONFIG_HOME")
     }
+
     environment |= {
         "GIT_ATTR_NOSYSTEM": "1",
         "GIT_CEILING_DIRECTORIES": str(folder.resolve().parent),
@@ -181,6 +182,7 @@ def call_git_alone(folder: Path, *arguments: str, input: bytes = b"") -> Complet
         "GIT_CONFIG_NOSYSTEM": "1",
         "LC_ALL": "C",
     }
+
     done = attempt(
         "git",
         *arguments,
@@ -189,6 +191,7 @@ def call_git_alone(folder: Path, *arguments: str, input: bytes = b"") -> Complet
         input=input,
         resources=_GIT_RESOURCES,
     )
+
     if not done.started:
         raise done.error(
             why="git reads, applies and merges the diffs that --patch names",
@@ -253,9 +256,11 @@ def _call_git(
         for name, value in os.environ.items()
         if not name.startswith("GIT_") or name.startswith(connecting)
     }
+
     # No question for a password.
     environment |= {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     done = attempt("git", *where, *arguments, env=environment, timeout=_TIMEOUT_S)
+
     if not done.started:
         raise done.error(hint="install git, or use an archive")
     if done.status is None:  # the command is not shown: a URL may hold a password
