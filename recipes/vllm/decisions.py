@@ -40,7 +40,6 @@ REGISTRIES = (
     "vllm/model_executor/kernels/linear/__init__.py",
     f"{_QUANTIZATION}/kernels/scaled_mm/__init__.py",
 )
-FP8_MOE = f"{_FUSED_MOE}/oracle/fp8.py"
 NVFP4_MOE = f"{_FUSED_MOE}/oracle/nvfp4.py"
 
 # How weights and activations of a checkpoint are scaled.
@@ -247,28 +246,12 @@ def nvfp4_scheme(code: Code) -> str:
     return str(choose(config, Off(), Off(), format="nvfp4-pack-quantized"))
 
 
-def fp8_moe(code: Code, scales: str, *, compressed_tensors: bool = False) -> str:
-    """Return the backend of an FP8 MoE layer; compressed-tensors may take vLLM's CUTLASS."""
-    select = "select_fp8_moe_backend"
-    arguments: dict[str, object] = {
-        "block_quant": scales == "block",
-        "with_lora_support": False,
-    }
-    if code.has(FP8_MOE, select):
-        arguments |= {"allow_vllm_cutlass": compressed_tensors, "tp_size": 1}
-        return _backend(code, code.get(FP8_MOE, select), arguments, SCALES[scales])
-
-    older = code.get(f"{_QUANTIZATION}/fp8.py", "get_fp8_moe_backend")
-    parallel = {"moe_parallel_config": Off(tp_size=1)}
-    return _backend(code, older, arguments | parallel, SCALES[scales])
-
-
 def nvfp4_moe(code: Code, *, is_weight_only: bool = False) -> str:
     """Return the backend of an NVFP4 MoE layer; before 0.14 "MARLIN" or what else there is."""
     select = "select_nvfp4_moe_backend"
     if code.has(NVFP4_MOE, select):
         keys = ("kNvfp4Static", "" if is_weight_only else "kNvfp4Dynamic")
-        return _backend(code, code.get(NVFP4_MOE, select), {}, keys)
+        return select_backend(code, code.get(NVFP4_MOE, select), {}, keys)
 
     support = code.get(_NVFP4_SUPPORT, "detect_nvfp4_moe_support")()
     if support.use_marlin:
@@ -276,12 +259,16 @@ def nvfp4_moe(code: Code, *, is_weight_only: bool = False) -> str:
     return "FLASHINFER_CUTLASS" if support.allow_flashinfer else "VLLM_CUTLASS"
 
 
-def _backend(
+def select_backend(
     code: Code,
     select: Callable[..., Any],
     arguments: Mapping[str, object],
     keys: tuple[str, str],
 ) -> str:
+    """Return the name of the backend that a release's own function selects for an MoE layer.
+
+    ``keys`` name the quantization of weights and activations, "" for none.
+    """
     if "weight_key" in inspect.signature(select).parameters:
         weight_key, activation_key = (
             code.get(KEYS, key) if key else None for key in keys

@@ -9,16 +9,15 @@ import pytest
 from patchkit.apply import plan_for
 from patchkit.patching.workspace import open_workspace
 from patchkit.recipes.vllm.decisions import (
-    FP8_MOE,
     NVFP4_MOE,
     REGISTRIES,
     fp8_linear,
-    fp8_moe,
     nvfp4_linear,
     nvfp4_moe,
     on_device,
 )
 from patchkit.recipes.vllm.routing import Capability, outcome
+from support.fp8_moe import FP8_MOE, fp8_moe
 
 pytestmark = [pytest.mark.releases, pytest.mark.usefixtures("run_here")]
 
