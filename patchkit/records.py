@@ -319,7 +319,7 @@ def _read_checked(read: _Read, checks: tuple[Any, ...], value: Any) -> Any:
     return content
 
 
-def _call_check(check: Callable[..., T], *arguments: Any, **fields: Any) -> T:
+def _call_check(check: Callable[..., T], /, *arguments: Any, **fields: Any) -> T:
     """Call a check or a class; its ValueError becomes a RecordError."""
     try:
         return check(*arguments, **fields)

@@ -55,6 +55,12 @@ class Outer:
     plain: Utf8 = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    check: int
+    kind: str = ""
+
+
 WHOLE = {
     "text": "é", "share": 1, "on": True, "maybe": 3, "either": ["a", "b"], "word": "b",
     "colour": "red", "version": "1.0rc1", "inner": [{"number": 1, "from": "x"}, {"number": 2}],
@@ -72,6 +78,7 @@ def test_a_whole_record():
     )  # fmt: skip
     assert record(Outer, {"text": "", "maybe": None}) == Outer(text="")
     assert record(tuple[int, ...], [1, 2]) == (1, 2)
+    assert record(Checked, {"check": 1, "kind": "x"}) == Checked(check=1, kind="x")
 
 
 def test_what_does_not_fit_is_named():
