@@ -171,15 +171,11 @@ def _find_warnings(report: NcclReport) -> Iterator[str]:
     copies = {copy.path: copy for copy in report.copies}
     torch = copies.get(report.torch.path or "")
     vllm = copies.get(report.vllm.path or "")
-
-    if torch and vllm and torch is not vllm:
-        is_same = torch.sha256 == vllm.sha256
-        comparison = "the same bytes twice" if is_same else "not the same bytes"
-        yield f"two NCCLs in one process, {comparison}: torch takes {torch}, vLLM {vllm}"
-    if report.torch.path is None:
-        yield f"torch takes none: {report.torch.why}"
-    if report.vllm.path is None:
-        yield f"vLLM takes none: {report.vllm.why}"
+    if torch and vllm:
+        yield from _warn_of_two(torch, vllm)
+    for program, choice in (("torch", report.torch), ("vLLM", report.vllm)):
+        if choice.path is None:
+            yield f"{program} takes none: {choice.why}"
 
     for copy in report.copies:
         if copy not in (torch, vllm):
@@ -190,6 +186,17 @@ def _find_warnings(report: NcclReport) -> Iterator[str]:
 
     if torch:
         yield from _warn_of_older(torch, report)
+
+
+def _warn_of_two(torch: NcclCopy, vllm: NcclCopy) -> Iterator[str]:
+    """Yield that torch and vLLM take different files."""
+    if torch is vllm:
+        return
+
+    comparison = "not the same bytes"
+    if torch.sha256 == vllm.sha256:
+        comparison = "the same bytes twice"
+    yield f"two NCCLs in one process, {comparison}: torch takes {torch}, vLLM {vllm}"
 
 
 def _warn_of_unused(copy: NcclCopy, torch: startup.Choice) -> Iterator[str]:

@@ -15,16 +15,15 @@ def speed_notes(request: ServeRequest, flags: Mapping[str, str]) -> Iterator[str
     """Yield the most tokens per second for one stream; nothing where no figure for it is known."""
     preset = request.node.preset
     checkpoint = request.checkpoint
+    prefix = ""
+    read_gb = 0.0
     if checkpoint and checkpoint.reads:
-        prefix = ""
         read_gb = _read_bytes(checkpoint, request.node.nodes, flags) / 1e9
-    else:
+    elif preset and preset.reads_gb:
         prefix = "at least "
-        read_gb = (preset.reads_gb if preset else None) or 0
+        read_gb = preset.reads_gb
 
-    name = DEFAULT_TARGET if request.memory.whose == SPARK else request.node.target
-    device = targets().get(name)
-    bandwidth = device.bandwidth if device and request.memory.shared else 0
+    bandwidth = _node_bandwidth(request)
     if not read_gb or not bandwidth:
         return
 
@@ -38,6 +37,17 @@ def speed_notes(request: ServeRequest, flags: Mapping[str, str]) -> Iterator[str
         f"{read_gb:.3g} GB of weights are read for each token, at {speed} GB/s; its context's "
         "cache adds to that"
     )
+
+
+def _node_bandwidth(request: ServeRequest) -> int:
+    """Return the GB/s of the memory that a node's CPU and GPU share, 0 if it is not known."""
+    if not request.memory.shared:
+        return 0
+
+    is_spark = request.memory.whose == SPARK
+    name = DEFAULT_TARGET if is_spark else request.node.target
+    device = targets().get(name)
+    return device.bandwidth if device else 0
 
 
 def _read_bytes(checkpoint: Checkpoint, nodes: int, flags: Mapping[str, str]) -> float:
