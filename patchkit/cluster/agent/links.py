@@ -148,7 +148,10 @@ def _try_way(address: str) -> Way:
         gateway = str(route.get("gateway", ""))
     except (ValueError, TypeError, KeyError, AttributeError):
         silence = done.trouble or "ip says nothing about the route"
-        return Way(address=address, said=silence)
+        return Way(
+            address=address,
+            said=silence,
+        )
 
     mtu = 0
     with suppress(OSError, ValueError):

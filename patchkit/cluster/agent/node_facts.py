@@ -274,7 +274,10 @@ def model_print(folder: str) -> ModelPrint:
     """Return which files a model's folder holds: no hashes of weights."""
     place = Path(folder).expanduser()
     if not place.is_dir():
-        return ModelPrint(folder=str(place), problem="no such folder")
+        return ModelPrint(
+            folder=str(place),
+            problem="no such folder",
+        )
 
     check = quick_check(place)
     problem = ""

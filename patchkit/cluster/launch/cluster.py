@@ -250,8 +250,14 @@ def read_group_journal(
     merged = heapq.merge(*journals, key=_moment_and_node)
 
     if follow:
-        return GroupJournal(lines=_merge_arriving(journals), silent=silent)
-    return GroupJournal(lines=merged, silent=silent)
+        return GroupJournal(
+            lines=_merge_arriving(journals),
+            silent=silent,
+        )
+    return GroupJournal(
+        lines=merged,
+        silent=silent,
+    )
 
 
 def _clock_offset(node: Remote) -> float:

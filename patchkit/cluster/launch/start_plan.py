@@ -106,7 +106,10 @@ def _require_same_model(
     facts: Sequence[NodeFacts],
 ) -> None:
     """Raise HostError for a node whose folder is not whole, or holds another model."""
-    silent = ModelPrint(folder=served.folder, problem="says nothing of it")
+    silent = ModelPrint(
+        folder=served.folder,
+        problem="says nothing of it",
+    )
     prints = {}
     for node, node_facts in zip(cluster.file.node, facts, strict=True):
         prints[node.ssh] = node_facts.models.get(served.folder, silent)

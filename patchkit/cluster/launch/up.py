@@ -265,7 +265,10 @@ def _former_start(cluster: Cluster, plan: GroupPlan) -> FormerStart | None:
     # Another launcher may reach the same nodes by other names.
     is_same = len(starts) == 1 and len(head.members) == len(states)
     if is_same and head.model:
-        return FormerStart(model=head.model, files=plan.former)
+        return FormerStart(
+            model=head.model,
+            files=plan.former,
+        )
     raise UsageError(
         "cluster.toml has other nodes, or another head, than what runs",
         why="if the new model does not answer, `switch` starts the former one again, which needs "
