@@ -37,8 +37,8 @@ def swap(
     """
     definition = _find_definition(path, text, scope)
     module = ast.Module([definition], [])
-    spans = [_span_of(text, run) for run in _find_runs(module, before)]
-    done = [_span_of(text, run) for run in _find_runs(module, after)]
+    spans = _find_spans(text, module, before)
+    done = _find_spans(text, module, after)
 
     # An insertion keeps what it is put beside.
     inserted_beside = _find_runs(ast.parse(_dedent_code(after)), before)
@@ -47,8 +47,9 @@ def swap(
 
     if len(spans) == 1 and not done:
         start, stop = spans[0]
-        column = start - (text.rfind("\n", 0, start) + 1)
-        replacement = textwrap.indent(_dedent_code(after), " " * column).strip()
+        line_start = text.rfind("\n", 0, start) + 1
+        indent = " " * (start - line_start)
+        replacement = textwrap.indent(_dedent_code(after), indent).strip()
         return [Edit(path, start, stop, replacement, note)]
 
     raise drift(
@@ -146,6 +147,10 @@ def _named(body: Sequence[ast.stmt], name: str) -> list[Definition]:
     """Return the definitions of a name in a block."""
     definitions = (node for node in body if isinstance(node, Definition))
     return [node for node in definitions if node.name == name]
+
+
+def _find_spans(text: str, node: ast.AST, code: str) -> list[tuple[int, int]]:
+    return [_span_of(text, run) for run in _find_runs(node, code)]
 
 
 def _find_runs(node: ast.AST, code: str) -> list[Run]:

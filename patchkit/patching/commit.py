@@ -31,6 +31,9 @@ from patchkit.reading import decoded
 from patchkit.source.detect import record_path
 from patchkit.source.installed_record import rewrite_record
 
+_Contents = dict[str, bytes | None]  # by path; None where there is no file
+_Rows = dict[str, tuple[str, int]]  # path → sha256, size
+_Digests = dict[str, tuple[str, str]]  # path → sha256 of upstream's file, of ours
 NO_LIBRARIES: Mapping[str, Path] = MappingProxyType({})
 
 
@@ -64,6 +67,9 @@ def commit_plan(
     files = {}
     for path, (before, after) in texts.items():
         files[path] = (digest(before), digest(after))
+    seen = dict(tree.seen)
+    for path in texts:
+        seen.pop(path, None)
 
     ledger = Ledger(
         patchkit=__version__,
@@ -72,7 +78,7 @@ def commit_plan(
         version=str(tree.version),
         request=LedgerRequest.of(plan.request),
         files=files,
-        seen={path: sha256 for path, sha256 in tree.seen.items() if path not in texts},
+        seen=seen,
         verdicts=tuple(map(LedgerVerdict.of, verdicts)),
         proofs=proofs,
         date=today(),
@@ -82,10 +88,11 @@ def commit_plan(
     # Pristine files are among the written ones if they go back to upstream's text.
     sources = {*texts, *libraries, *tree.pristine}
     named = [path for path in written if path in sources]
+    shown = [path for path in named if not path.endswith("/RECORD")]
     return Applied(
         verdicts=verdicts,
         proofs=proofs,
-        written=tuple(path for path in named if not path.endswith("/RECORD")),
+        written=tuple(shown),
     )
 
 
@@ -129,7 +136,7 @@ def commit_texts(
             upstream[path] = originals[path] = before.encode()
 
     # Files of an earlier plan that this one leaves alone go back to upstream's text.
-    targets: dict[str, bytes | None] = {**upstream, **patched}
+    targets: _Contents = {**upstream, **patched}
     if tree.kind == "installed":
         record = record_path(tree)
         shipped = upstream.get(record) or _unpatched_record(workspace, record)
@@ -137,11 +144,14 @@ def commit_texts(
         if ledger:
             # RECORD is patched like any other file, so a revert needs upstream's.
             originals[record] = shipped
-            rows = _rows_of(patched) | _library_rows(workspace, replaced, libraries)
-            text = _patched_record(workspace, shipped, rows, [*originals, *replaced])
+            rows = _rows_of(patched)
+            rows |= _library_rows(workspace, replaced, libraries)
+            saved = [*originals, *replaced]
+            text = _patched_record(workspace, shipped, rows, saved)
             targets[record] = text
-            pair = (digest(shipped), digest(text))
-            ledger = replace(ledger, files={**ledger.files, record: pair})
+            files = dict(ledger.files)
+            files[record] = (digest(shipped), digest(text))
+            ledger = replace(ledger, files=files)
 
     targets |= _state_files(workspace, ledger, originals)
     # The commit refuses what is no longer as the plan read it, or has appeared since.
@@ -154,9 +164,9 @@ def commit_texts(
 
 
 def _changes_to(
-    targets: Mapping[str, bytes | None],
+    targets: _Contents,
     root: Path,
-    read_before: Mapping[str, bytes | None],
+    read_before: _Contents,
 ) -> Iterator[Change]:
     """Yield the change of every file that is not its target yet."""
     for path, data in targets.items():
@@ -167,8 +177,9 @@ def _changes_to(
 
 
 def _swap_libraries(
-    workspace: Workspace, libraries: Mapping[str, Path]
-) -> tuple[dict[str, tuple[str, str]], list[Change]]:
+    workspace: Workspace,
+    libraries: Mapping[str, Path],
+) -> tuple[_Digests, list[Change]]:
     """Return sha256 (upstream's, ours) of replaced libraries, and the changes that replace them.
 
     Content moves by second names: no library is in memory, nor twice on the disk.
@@ -208,9 +219,9 @@ def _take_rights(new: Path, old: Path) -> None:
 
 def _library_rows(
     workspace: Workspace,
-    replaced: Mapping[str, tuple[str, str]],
+    replaced: _Digests,
     libraries: Mapping[str, Path],
-) -> dict[str, tuple[str, int]]:
+) -> _Rows:
     """Return sha256 and size of replaced libraries, as rows of a RECORD have them."""
     rows = {}
     for path, (_upstream, sha256) in replaced.items():
@@ -223,17 +234,19 @@ def _state_files(
     workspace: Workspace,
     ledger: Ledger | None,
     originals: Mapping[str, bytes],
-) -> dict[str, bytes | None]:
+) -> _Contents:
     """Return the content of the state folder by path: None for a file that is not needed."""
     home = workspace.home
-    files = {str(ledger_path(home)): ledger.to_json() if ledger else None}
+    text = ledger.to_json() if ledger else None
+    files: _Contents = {str(ledger_path(home)): text}
     # `git status` must not show the folder, nor `git add` take it along.
     if workspace.tree.kind == "git":
         files[str(home / ".gitignore")] = b"*\n" if ledger else None
 
     past_files = workspace.ledger.files if workspace.ledger else {}
     for path in {*past_files, *originals}:
-        files[str(original_path(home, path))] = originals.get(path)
+        original = str(original_path(home, path))
+        files[original] = originals.get(path)
     return files
 
 
@@ -256,7 +269,7 @@ def _change_turn(home: Path, change: Change) -> tuple[int, str]:
 def _patched_record(
     workspace: Workspace,
     shipped: bytes,
-    rows: Mapping[str, tuple[str, int]],
+    rows: _Rows,
     originals: Iterable[str],
 ) -> bytes:
     """Return RECORD with the rows of patched files and of patchkit's own files.
@@ -264,8 +277,10 @@ def _patched_record(
     pip uninstalls what RECORD lists: patchkit's files have to go with the package.
     """
     home = workspace.home
-    added = [ledger_path(home), *(original_path(home, path) for path in originals)]
-    return rewrite_record(shipped.decode(), rows, map(str, added)).encode()
+    added = [str(ledger_path(home))]
+    added += [str(original_path(home, path)) for path in originals]
+    text = rewrite_record(shipped.decode(), rows, added)
+    return text.encode()
 
 
 def _unpatched_record(workspace: Workspace, record: str) -> bytes:
@@ -277,20 +292,29 @@ def _unpatched_record(workspace: Workspace, record: str) -> bytes:
         return data
 
     home = workspace.home
-    shipped = _encode_texts(workspace.tree.pristine)
-    upstream = {path: data for path, data in shipped.items() if data is not None}
-    created = [path for path in shipped if path not in upstream]
-    created.append(str(ledger_path(home)))
+    upstream = {}
+    created = [str(ledger_path(home))]
     created += [str(original_path(home, path)) for path in ledger.files]
-    return rewrite_record(text, _rows_of(upstream), dropped=created).encode()
+    for path, shipped in _encode_texts(workspace.tree.pristine).items():
+        if shipped is None:
+            created.append(path)
+        else:
+            upstream[path] = shipped
+
+    record_text = rewrite_record(text, _rows_of(upstream), dropped=created)
+    return record_text.encode()
 
 
-def _rows_of(files: Mapping[str, bytes]) -> dict[str, tuple[str, int]]:
+def _rows_of(files: Mapping[str, bytes]) -> _Rows:
     """Return sha256 and size of files, as rows of a RECORD have them."""
-    return {path: (digest(data), len(data)) for path, data in files.items()}
+    rows = {}
+    for path, data in files.items():
+        rows[path] = (digest(data), len(data))
+    return rows
 
 
-def _encode_texts(texts: Mapping[str, str | None]) -> dict[str, bytes | None]:
-    return {
-        path: None if text is None else text.encode() for path, text in texts.items()
-    }
+def _encode_texts(texts: Mapping[str, str | None]) -> _Contents:
+    contents: _Contents = {}
+    for path, text in texts.items():
+        contents[path] = None if text is None else text.encode()
+    return contents

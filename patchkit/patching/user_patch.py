@@ -45,11 +45,18 @@ def read_patches(paths: Sequence[Path]) -> tuple[Patch, ...]:
         title = subject[:200] or path.stem
         sha256 = digest(text)
         words = re.sub("[^a-z0-9]+", " ", title.lower())
-        slug = textwrap.shorten(words, 50, placeholder="").replace(" ", "-")
-        patch_id = f"patch-{slug or sha256[:8]}"
+        short = textwrap.shorten(words, 50, placeholder="")
+        slug = short.replace(" ", "-") or sha256[:8]
+        patch_id = f"patch-{slug}"
         if patch_id in patches:
             patch_id += f"-{sha256[:8]}"
-        patches[patch_id] = Patch(id=patch_id, title=title, sha256=sha256, text=text)
+
+        patches[patch_id] = Patch(
+            id=patch_id,
+            title=title,
+            sha256=sha256,
+            text=text,
+        )
     return tuple(patches.values())
 
 
@@ -216,7 +223,8 @@ def _edit_between(path: str, text: str, after: str) -> list[Edit]:
     if after == text:
         return []
     start = _common_length(text, after)
-    tail = _common_length(text[start:][::-1], after[start:][::-1])
+    reversed_ends = (text[start:][::-1], after[start:][::-1])
+    tail = _common_length(*reversed_ends)
     replacement = after[start : len(after) - tail]
     return [Edit(path, start, len(text) - tail, replacement, "by a patch")]
 

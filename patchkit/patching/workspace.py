@@ -139,7 +139,8 @@ def _check_unedited(tree: SourceTree, state: Path, ledger: Ledger) -> dict[str, 
     """Return the digest of every patched file. Raises DriftError if one was edited since."""
     digests = {}
     edited = []
-    for path, pair in [*ledger.files.items(), *ledger.libraries.items()]:
+    pairs = {**ledger.files, **ledger.libraries}
+    for path, pair in pairs.items():
         digests[path] = digest_now(tree, path)
         if digests[path] not in pair:
             edited.append(path)

@@ -47,7 +47,9 @@ def _check_recognised(fix: Fix, plan: Plan) -> None:
 
 def _cases_of(plan: Plan) -> Iterator[tuple[Fix, Case]]:
     """Yield each fix whose effect can be proved, with the trees to compare."""
-    active = frozenset(v.fix.id for v in plan.verdicts if v.state in _IN_EFFECT)
+    in_effect = [v.fix.id for v in plan.verdicts if v.state in _IN_EFFECT]
+    active = frozenset(in_effect)
+
     tree = plan.stock
     for verdict in plan.verdicts:
         fix = verdict.fix

@@ -89,7 +89,8 @@ def _explain_failures(archive: Path, dest: Path) -> Iterator[None]:
 
 
 def _require_vacant(target: Path) -> None:
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+    is_empty = target.is_dir() and not any(target.iterdir())
+    if target.exists() and not is_empty:
         raise SourceError(
             f"{target} is already there and not an empty folder",
             why="an archive is never unpacked over other files",
@@ -113,10 +114,11 @@ def _report_members(
 def _check_members(archive: Path, members: list[TarInfo]) -> str:
     """Return the name of the one top-level folder. Raises SourceError for an unsafe member."""
     named = [(member, PurePosixPath(member.name).parts) for member in members]
-    top = next((parts[0] for _, parts in named if parts), "")
-    if not top:
+    tops = [parts[0] for _member, parts in named if parts]
+    if not tops:
         raise SourceError(f"{archive} holds no files", hint=_TRY_AGAIN)
 
+    top = tops[0]
     leaves: set[_Parts] = set()
     for member, parts in named:
         complaint = _complaint(member, parts, top)
@@ -127,7 +129,8 @@ def _check_members(archive: Path, members: list[TarInfo]) -> str:
             raise _unsafe_member(archive, member, complaint)
 
     for member, parts in named:
-        folders = [parts[:length] for length in range(1, len(parts) + member.isdir())]
+        lengths = range(1, len(parts) + member.isdir())
+        folders = [parts[:length] for length in lengths]
         if not leaves.isdisjoint(folders):
             what = "lies inside another member that is a file or a link"
             raise _unsafe_member(archive, member, what)

@@ -70,9 +70,12 @@ def named_version(text: str, hint: str = "") -> Version:
 def refused_ranges(project: str) -> tuple[SpecifierSet, ...]:
     """Return the ranges of a project's releases that its recipe refuses; none without a recipe."""
     place = RECIPES / project / "recipe.toml"
-    table = read_toml(dict[str, Any], place) if place.is_file() else {}
-    rows = table.get("refused", ())
-    return tuple(SpecifierSet(row["versions"], prereleases=True) for row in rows)
+    if not place.is_file():
+        return ()
+
+    rows = read_toml(dict[str, Any], place).get("refused", ())
+    ranges = [row["versions"] for row in rows]
+    return tuple(SpecifierSet(text, prereleases=True) for text in ranges)
 
 
 def guess_release(spec: str, projects: Iterable[str]) -> str:
@@ -189,7 +192,10 @@ class ReleaseFacts:
     torch: Mapping[str, ExactPin]
 
     def release(self, version: Version) -> Release | None:
-        return next((r for r in self.releases if r.version == version), None)
+        for release in self.releases:
+            if release.version == version:
+                return release
+        return None
 
     def known(self, version: Version) -> Release:
         """Return the release of a version. Raises SourceError, naming those that are known."""
