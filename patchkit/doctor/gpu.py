@@ -52,7 +52,6 @@ _FIGURES = (
     "vllm",
     "error",
     "bound",
-    "scales",
 )
 # NCCL says on standard output what it takes.
 _NCCL_OUTPUT = {

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
 import json
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +23,6 @@ gpu: Any = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(gpu)
 
 _TOKENS = 64
-_WIDE = 1024
-_DEEP = 2048
-_FP8_MAX = 448.0
 # A call that a GPU answers, and what a CPU computes in float64.
 Prepared = tuple[Callable[[], Any], Any]
 
@@ -37,15 +32,14 @@ def try_kernel(settings: dict[str, Any]) -> dict[str, Any]:
     torch = gpu._require_gpu()
     torch.manual_seed(0)
     torch.zeros(1, device="cuda")
-    prepare, *arguments = GROUPS[settings["group"]]
+    prepare = GROUPS[settings["group"]]
     try:
-        call, exact = prepare(torch, *arguments)
+        call, exact = prepare(torch)
     except ModuleNotFoundError as error:
         raise gpu.NotRunError(f"this vLLM has it elsewhere: {error}") from None
 
     # Layers for experts need a config around them.
-    is_layer = prepare is prepare_experts
-    with gpu._vllm_groups(torch) if is_layer else nullcontext():
+    with gpu._vllm_groups(torch):
         torch.cuda.synchronize()
         begin = time.perf_counter()
         out = call()
@@ -68,25 +62,6 @@ def _normal(torch: Any, *shape: int) -> Any:
 
 def _exact(tensor: Any) -> Any:
     return tensor.cpu().double()
-
-
-def prepare_norm(torch: Any) -> Prepared:
-    """``_C``: an RMS norm."""
-    ops = importlib.import_module("vllm._custom_ops")
-    x = _normal(torch, _TOKENS, _DEEP)
-
-    weight = torch.rand(_DEEP, device="cuda") / 2 + 0.5
-    weight = weight.bfloat16()
-    out = torch.empty_like(x)
-
-    def call() -> Any:
-        ops.rms_norm(out, x, weight, 1e-6)
-        return out
-
-    wide = _exact(x)
-    mean_square = wide.square().mean(-1, keepdim=True)
-    norm = (mean_square + 1e-6).sqrt()
-    return call, wide / norm * _exact(weight)
 
 
 def prepare_attention(torch: Any) -> Prepared:
@@ -141,74 +116,6 @@ def prepare_attention(torch: Any) -> Prepared:
         )
 
     return call, torch.cat(rows)
-
-
-def prepare_scaled_mm(torch: Any) -> Prepared:
-    """CUTLASS of ``_C``: FP8 by FP8, a scale for each tensor."""
-    ops = importlib.import_module("vllm._custom_ops")
-
-    def make_values(*shape: int) -> Any:
-        wide = _normal(torch, *shape) * 64
-        within_range = wide.clamp(-_FP8_MAX, _FP8_MAX)
-        return within_range.to(torch.float8_e4m3fn)
-
-    a = make_values(_TOKENS, _DEEP)
-    b = make_values(_WIDE, _DEEP)
-
-    scale_a = torch.tensor([0.01], device="cuda")
-    scale_b = torch.tensor([0.02], device="cuda")
-
-    scale = _exact(scale_a * scale_b)
-    exact = _exact(a) @ _exact(b).t() * scale
-    return lambda: ops.cutlass_scaled_mm(
-        a,
-        b.t(),
-        scale_a,
-        scale_b,
-        torch.bfloat16,
-    ), exact
-
-
-def prepare_marlin(torch: Any, width: int) -> Prepared:
-    """Marlin of ``_C``: bfloat16 by FP8 in groups of 128, or by NVFP4."""
-    function = importlib.import_module("vllm._custom_ops").marlin_gemm
-    utils = "vllm.model_executor.layers.quantization.utils.marlin_utils"
-    kinds = importlib.import_module("vllm.scalar_type").scalar_types
-    weights = importlib.import_module(f"{utils}_fp{width}")
-    a = _normal(torch, _TOKENS, _DEEP)
-    weight = _normal(torch, _WIDE, _DEEP)
-
-    overall = None
-    if width == 8:
-        kind = kinds.float8_e4m3fn
-        exact, packed, scales = weights.marlin_quant_fp8_torch(weight, 128)
-    else:
-        kind = kinds.float4_e2m1f
-        made = weights.rand_marlin_weight_nvfp4_like(weight, 16)
-        exact, packed, scales, overall = made
-
-    workspace = importlib.import_module(utils).marlin_make_workspace_new(a.device)
-    # Releases until 0.29 also need an order of GPTQ's.
-    arguments: dict[str, Any] = {
-        parameter.name: None
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.default is parameter.empty
-    }
-
-    arguments |= {
-        "a": a,
-        "b_q_weight": packed,
-        "b_scales": scales,
-        "global_scale": overall,
-        "size_m": _TOKENS,
-        "size_n": _WIDE,
-        "size_k": _DEEP,
-        "use_fp32_reduce": True,
-        "workspace": workspace,
-        "b_q_type": kind,
-    }
-
-    return lambda: function(**arguments), _exact(a) @ _exact(exact)
 
 
 def prepare_experts(torch: Any) -> Prepared:
@@ -274,13 +181,9 @@ def try_routing(settings: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-GROUPS: dict[str, tuple[Any, ...]] = {
-    "norm": (prepare_norm,),
-    "fa2": (prepare_attention,),
-    "scaled-mm": (prepare_scaled_mm,),
-    "marlin-fp8": (prepare_marlin, 8),
-    "marlin-fp4": (prepare_marlin, 4),
-    "experts": (prepare_experts,),
+GROUPS = {
+    "fa2": prepare_attention,
+    "experts": prepare_experts,
 }
 
 if __name__ == "__main__":

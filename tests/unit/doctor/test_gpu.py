@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.doctor import gpu_script
 from patchkit.doctor.gpu import (
     SMOKE_TEST,
     GpuNode,
@@ -137,33 +136,6 @@ def test_without_env_files_nccl_is_told_the_interface_of_the_address(
     for placed, name in ((nodes[0].placed, "enp1s0f0np0"), (None, "=enp1s0f0np0")):
         (node,) = find_gpu_nodes([replace(nodes[0], placed=placed)])
         assert node.variables["NCCL_SOCKET_IFNAME"] == name
-
-
-def test_weights_are_compared_as_the_layer_holds_them_after_rounding_its_scales() -> (
-    None
-):
-    """vLLM's requant_weight_ue8m0_inplace of 0.33.0, line by line, beside the script's."""
-    torch = pytest.importorskip("torch")
-    given = (torch.randn(256, 512) * 64).clamp(-448, 448).to(torch.float8_e4m3fn)
-    scales = torch.rand(2, 4) * 0.01 + 0.005
-    values = given.float() * scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
-    view = values.view(2, 128, 4, 128)
-    powers = torch.pow(
-        2.0, torch.ceil(torch.log2(view.abs().amax((1, 3), keepdim=True) / 448.0))
-    )
-    stored = (view * (1.0 / powers)).to(torch.float8_e4m3fn).view(256, 512)
-
-    rounded = gpu_script._round_scales(torch, values, 128)
-    assert gpu_script._are_equal(torch, stored, rounded.stored)
-    assert not gpu_script._are_equal(torch, given, rounded.stored)
-    x = torch.randn(64, 512).double()
-    held = (
-        x @ (stored.float().view(2, 128, 4, 128) * powers).view(256, 512).double().t()
-    )
-    assert gpu_script._largest_error(held, x @ rounded.exact.t()) < 1e-9
-    assert (
-        gpu_script._largest_error(held, x @ values.double().t()) > gpu_script._PRODUCT
-    )
 
 
 # Each step in a process of its own
