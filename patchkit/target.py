@@ -21,6 +21,8 @@ _ARCH = re.compile(
     r"(?P<major>\d{1,3})\.(?P<minor>\d)(?P<suffix>[af]?)(?P<ptx>\+PTX)?(?P<virtual>-virtual)?"
 )
 
+_CODE = re.compile(r"(?P<kind>\w+)_(?P<major>\d+)(?P<minor>\d)(?P<suffix>[af]?)")
+
 
 @dataclass(frozen=True, slots=True)
 class Arch:
@@ -75,22 +77,19 @@ def parse_arch(text: str) -> Arch:
 def list_archs(codes: Iterable[str]) -> tuple[str, ...]:
     """Return names after nvcc's ``code=`` as entries of an arch list, in their order.
 
-    ``sm_89`` and ``compute_89`` are ``8.9+PTX``, ``compute_80`` alone is ``8.0-virtual``.
+    ``sm_89`` and ``compute_89`` are ``8.9+PTX``, ``compute_80`` alone is ``8.0-virtual``. Names
+    without a number, such as ``native``, are left out.
     """
     kinds_of: dict[str, set[str]] = {}
     for code in codes:
-        kind, _, number = code.partition("_")
-        digits = number.rstrip("af")
-        suffix = number.removeprefix(digits)
-        arch = f"{digits[:-1]}.{digits[-1]}{suffix}"
-        kinds_of.setdefault(arch, set()).add(kind)
+        if match := _CODE.fullmatch(code):
+            arch = f"{match['major']}.{match['minor']}{match['suffix']}"
+            kinds_of.setdefault(arch, set()).add(match["kind"])
 
     archs = []
     for arch, kinds in kinds_of.items():
-        if kinds == {"sm", "compute"}:
-            arch += "+PTX"
-        elif kinds == {"compute"}:
-            arch += "-virtual"
+        if "compute" in kinds:
+            arch += "+PTX" if len(kinds) > 1 else "-virtual"
         archs.append(arch)
     return tuple(archs)
 

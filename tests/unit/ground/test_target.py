@@ -56,6 +56,13 @@ def test_what_nvcc_makes_is_listed():
     assert list_archs(codes) == archs
 
 
+def test_other_names_that_nvcc_takes_for_code_are_listed_or_left_out():
+    """An intermediate of nvcc is for its arch; ``native`` and the like name none."""
+    assert list_archs(["lto_90a", "sm_121a"]) == ("9.0a", "12.1a")
+    assert list_archs(["lto_89", "compute_89", "sm_89"]) == ("8.9+PTX",)
+    assert list_archs(["native", "all-major", "sm_80", "sm_"]) == ("8.0",)
+
+
 def test_load():
     for arch, capability, expected in (
         ("12.1a", GB10, Load.EXACT),

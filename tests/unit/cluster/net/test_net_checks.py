@@ -1,5 +1,6 @@
 """Checks of one end and of both, and plans for networks that owners have, on probed machines."""
 
+from dataclasses import replace
 from ipaddress import IPv4Network
 
 import pytest
@@ -194,6 +195,19 @@ def test_a_machine_without_a_cage_a_network_of_the_lan_and_a_slow_cable(machine)
     host = with_netdev(spark, B, lanes=2, speed=100000)
     found = notable(host_checks(host, choose_checked_cages(host)))
     assert found == {f"{B}: PCIe lanes: warning", f"{B}: speed: warning"}
+
+
+def test_the_half_with_a_lasting_address_gives_up_one_of_two_in_one_network(machine):
+    """Both are on the first half, and the second one has none."""
+    host = machine("cable_port0", 1)
+    address = host.netdev(A).addresses[0]
+    pair = (address, replace(address, address="192.168.100.99"))
+    host = with_netdev(with_netdev(host, A, addresses=pair), B, addresses=())
+
+    checks = host_checks(host, choose_checked_cages(host))
+    (overlap,) = (check for check in checks if check.about == "different networks")
+    assert overlap.level is Level.ERROR
+    assert f"sudo ip address del 192.168.100.11/24 dev {A};" in overlap.hint
 
 
 @pytest.mark.parametrize("kind", ["bond", "bridge"])

@@ -36,6 +36,52 @@ def test_the_cage_that_joins_the_nodes(machine, name, nodes, head, devices):
     assert tuple(port.device.name for port in found) == devices
 
 
+def _with_third_card(host, address):
+    """Return the host with an RDMA card of another kind, which is in no cage."""
+    first = host.netdev("enp1s0f0np0")
+    card = replace(
+        first,
+        name="enP5p1s0",
+        pci="0005:01:00.0",
+        cage=None,
+        twin="",
+        speed=None,
+        addresses=(replace(first.addresses[0], address=address, prefix=24),),
+    )
+    device = replace(
+        host.rdma[0],
+        name="rocep5s0",
+        netdev=card.name,
+        pci=card.pci,
+        cage=None,
+        twin="",
+    )
+    return replace(host, netdevs=(*host.netdevs, card), rdma=(*host.rdma, device))
+
+
+@pytest.mark.parametrize("address", ["10.9.0.10", "10.1.0.99"])
+def test_a_third_card_does_not_say_which_cage_leads_to_a_switch(machine, address):
+    """It has a network of its own, or it is left out in that of the first cage."""
+    host = _with_third_card(machine("two_switches"), address)
+    fabric = find_fabric(host, 8, "")
+    assert len({port.cage for port in fabric.spanning}) == 3
+    assert fabric.ports == ()
+
+    # A slower cage beside it leads to the switch.
+    slower = with_netdev(host, "enp1s0f1np1", speed=100_000)
+    devices = [port.device.name for port in find_fabric(slower, 8, "").ports]
+    assert devices == [SECOND[0]]
+
+
+def test_a_cage_that_is_left_out_does_not_say_which_cage_leads_to_a_switch(machine):
+    """The second cage is in the network of the first one; a third card is not."""
+    host = machine("two_switches")
+    address = replace(host.netdev("enp1s0f1np1").addresses[0], address="10.1.0.110")
+    host = _with_third_card(host, "10.9.0.10")
+    shared = with_netdev(host, "enp1s0f1np1", addresses=(address,), speed=100_000)
+    assert find_fabric(shared, 8, "").ports == ()
+
+
 def attached(host, nodes, head="", role="head", topology="auto") -> Attachment:
     return choose_attachment(
         host, role=role, topology=topology, nodes=nodes, head=head, target="gb10"
