@@ -21,12 +21,13 @@ from patchkit.patching.fix import (
     Evidence,
     Example,
     Fix,
-    Need,
     Observation,
     Request,
-    Severity,
     found,
+    optional,
     places,
+    recommended,
+    required,
     upstream,
 )
 from patchkit.patching.recipe import load_recipe

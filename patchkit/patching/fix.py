@@ -82,6 +82,21 @@ class Need:
         return versions.contains(version.base_version, prereleases=True)
 
 
+def required(versions: str, reason: str, **limits: str) -> Need:
+    """Return the need of releases that fail without a fix."""
+    return Need(versions, Severity.REQUIRED, reason, **limits)
+
+
+def recommended(versions: str, reason: str, **limits: str) -> Need:
+    """Return the need of releases that work better with a fix."""
+    return Need(versions, Severity.RECOMMENDED, reason, **limits)
+
+
+def optional(versions: str, reason: str, **limits: str) -> Need:
+    """Return the need of releases whose fix is off unless asked for."""
+    return Need(versions, Severity.OPTIONAL, reason, **limits)
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """A claim, where it comes from, and how it was established."""

@@ -75,9 +75,7 @@ FIX = kit.Fix(
     why="The list of archs stands behind project(), which has defined CMAKE_CUDA_ARCHITECTURES by "
     "then, as nvcc's own default, its oldest arch. -DCMAKE_CUDA_ARCHITECTURES and the variable "
     "CUDAARCHS still decide.",
-    needs=(
-        kit.Need(">=2.28.7", kit.Severity.REQUIRED, "nothing is built for Blackwell"),
-    ),
+    needs=(kit.required(">=2.28.7", "nothing is built for Blackwell"),),
     upstream="never up to 2.32.3; before 2.28.7 there is no CMake build",
     evidence=(
         kit.Evidence(
@@ -102,10 +100,10 @@ FIX = kit.Fix(
     majors=(9, 11, 12),
     examples=(
         kit.Example(
-            version="2.29.7",
-            path=kit.ROOT_FILE,
-            before=f"cmake_minimum_required(VERSION 3.25)\n\n{_PROJECT}",
-            after="cmake_minimum_required(VERSION 3.25)\n\n"
+            "2.29.7",
+            kit.ROOT_FILE,
+            f"cmake_minimum_required(VERSION 3.25)\n\n{_PROJECT}",
+            "cmake_minimum_required(VERSION 3.25)\n\n"
             f"{_BLOCK.format(arch='121-real')}{_PROJECT}",
         ),
     ),

@@ -78,16 +78,8 @@ FIX = kit.Fix(
     why="The default of NVCC_GENCODE is a list for every GPU that CUDA supports, sm_121 not among "
     "them; that of 2.26 has archs that CUDA 13 dropped. Where the variable is set it decides.",
     needs=(
-        kit.Need(
-            ">=2.26,<2.27",
-            kit.Severity.REQUIRED,
-            "nvcc 13 knows no compute_50 to compute_70",
-        ),
-        kit.Need(
-            ">=2.27",
-            kit.Severity.RECOMMENDED,
-            "no code for the very device, but for six others",
-        ),
+        kit.required(">=2.26,<2.27", "nvcc 13 knows no compute_50 to compute_70"),
+        kit.recommended(">=2.27", "no code for the very device, but for six others"),
     ),
     upstream="2.27 has a list for CUDA 13; none names sm_121, whose code is that of sm_120",
     evidence=(
@@ -113,21 +105,21 @@ FIX = kit.Fix(
     majors=(9, 11, 12),
     examples=(
         kit.Example(
-            version="2.30.7",
-            path=kit.COMMON_MK,
-            before=f"{_ANCHOR}NVCC_GENCODE ?= $(CUDA12_8_GENCODE)\n",
-            after=f"{_ANCHOR}{_MARK}"
+            "2.30.7",
+            kit.COMMON_MK,
+            f"{_ANCHOR}NVCC_GENCODE ?= $(CUDA12_8_GENCODE)\n",
+            f"{_ANCHOR}{_MARK}"
             + _BLOCK.format(gencode="-gencode=arch=compute_121,code=sm_121")
             + "NVCC_GENCODE ?= $(CUDA12_8_GENCODE)\n",
         ),
         kit.Example(
-            version="2.26.2",
-            path=kit.COMMON_MK,
-            arch="family",
-            before=f"{_ANCHOR}NVCC_GENCODE ?= $(CUDA8_GENCODE)\n",
-            after=f"{_ANCHOR}{_MARK}"
+            "2.26.2",
+            kit.COMMON_MK,
+            f"{_ANCHOR}NVCC_GENCODE ?= $(CUDA8_GENCODE)\n",
+            f"{_ANCHOR}{_MARK}"
             + _BLOCK.format(gencode="-gencode=arch=compute_120,code=sm_120")
             + "NVCC_GENCODE ?= $(CUDA8_GENCODE)\n",
+            arch="family",
         ),
     ),
 )

@@ -86,7 +86,7 @@ FIX = kit.Fix(
     symptom="2.26 with CUDA 13: errors out of CUDA's own headers, which are C++17 now.",
     why="The makefiles say -std=c++11 in any case, and CUDA 13 keeps libcu++ in include/cccl, "
     "where the host compiler does not look.",
-    needs=(kit.Need(">=2.26,<2.27", kit.Severity.REQUIRED, "CUDA 13 needs C++17"),),
+    needs=(kit.required(">=2.26,<2.27", "CUDA 13 needs C++17"),),
     upstream="2.27 chooses C++17 for CUDA 13, and looks in cccl",
     evidence=(
         kit.Evidence(
@@ -107,6 +107,11 @@ FIX = kit.Fix(
     layer="build",
     majors=(9, 11, 12),
     examples=(
-        kit.Example(version="2.26.2", path=kit.COMMON_MK, before=_BEFORE, after=_AFTER),
+        kit.Example(
+            "2.26.2",
+            kit.COMMON_MK,
+            _BEFORE,
+            _AFTER,
+        ),
     ),
 )

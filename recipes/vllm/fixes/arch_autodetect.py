@@ -62,11 +62,7 @@ FIX = kit.Fix(
     symptom="Built on a Spark without TORCH_CUDA_ARCH_LIST: no error, and no CUDA kernels either.",
     why='torch\'s CMake rewrites "2.1" inside "12.1" and answers arch=compute_20,code=sm_121. vLLM '
     "reads compute_20, which no list supports, and ends with an empty arch list.",
-    needs=(
-        kit.Need(
-            ">=0.11.1,<0.27", kit.Severity.REQUIRED, "the detected arch list is empty"
-        ),
-    ),
+    needs=(kit.required(">=0.11.1,<0.27", "the detected arch list is empty"),),
     upstream="0.27.0 reads code=sm_ first, and stops on an empty list",
     evidence=(
         kit.Evidence(
@@ -86,10 +82,10 @@ FIX = kit.Fix(
     layer="build",
     examples=(
         kit.Example(
-            version="0.19.1",
-            path=_PATH,
-            before=f"{_FUNCTION}OUT FLAGS)\n{_BEFORE.format(_REGEXES[1])}endfunction()\n",
-            after=f"{_FUNCTION}OUT FLAGS)\n{_AFTER.format(_REGEXES[1])}endfunction()\n",
+            "0.19.1",
+            _PATH,
+            f"{_FUNCTION}OUT FLAGS)\n{_BEFORE.format(_REGEXES[1])}endfunction()\n",
+            f"{_FUNCTION}OUT FLAGS)\n{_AFTER.format(_REGEXES[1])}endfunction()\n",
         ),
     ),
 )

@@ -263,12 +263,9 @@ FIX = kit.Fix(
     "matches no list at all. The lists only work together: all that name 12.0 must lead to 12.1a, "
     "but for those of kernels that only SM100 selects.",
     needs=(
-        kit.Need(
-            ">=0.11.1", kit.Severity.REQUIRED, "no list leads to 12.1a", arch="native"
-        ),
-        kit.Need(
+        kit.required(">=0.11.1", "no list leads to 12.1a", arch="native"),
+        kit.recommended(
             ">=0.11.1,<0.19",
-            kit.Severity.RECOMMENDED,
             "QuTLASS is built for 12.0a, which does not load on 12.1",
             arch="family",
         ),
@@ -306,17 +303,17 @@ FIX = kit.Fix(
     requires=("marlin_sass", "sm120_guard", "marlin_fp8_generator"),
     examples=(
         kit.Example(
-            version="0.33.0",
-            path=_ROOT,
+            "0.33.0",
+            _ROOT,
+            "if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13.0)\n"
+            '  set(CUDA_SUPPORTED_ARCHS "9.0;10.0;11.0;12.0")\n'
+            'else()\n  set(CUDA_SUPPORTED_ARCHS "9.0;12.0")\nendif()\n',
+            "if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13.0)\n"
+            '  set(CUDA_SUPPORTED_ARCHS "9.0;10.0;11.0;12.0;12.1a")\n'
+            'else()\n  set(CUDA_SUPPORTED_ARCHS "9.0;12.0")\nendif()\n',
             beside={
                 _UTILS: 'if(_arch MATCHES "a$")\nelseif(_arch MATCHES "f$")\nendif()\n',
             },
-            before="if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13.0)\n"
-            '  set(CUDA_SUPPORTED_ARCHS "9.0;10.0;11.0;12.0")\n'
-            'else()\n  set(CUDA_SUPPORTED_ARCHS "9.0;12.0")\nendif()\n',
-            after="if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13.0)\n"
-            '  set(CUDA_SUPPORTED_ARCHS "9.0;10.0;11.0;12.0;12.1a")\n'
-            'else()\n  set(CUDA_SUPPORTED_ARCHS "9.0;12.0")\nendif()\n',
         ),
     ),
 )

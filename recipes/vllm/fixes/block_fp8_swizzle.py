@@ -53,7 +53,7 @@ FIX = kit.Fix(
     why="In the default order a weight above 24 MiB is read from memory once per row of tiles. "
     "Grouping the tiles reads it from the L2, with the same results bit by bit. It only matters "
     "where CUTLASS does these layers: from 0.25 on DeepGEMM comes first unless it is switched off.",
-    needs=(kit.Need(">=0.20,<0.30", kit.Severity.OPTIONAL, "speed of long prompts"),),
+    needs=(kit.optional(">=0.20,<0.30", "speed of long prompts"),),
     upstream="0.30.0 chooses the order by the size of the L2 (#55180)",
     evidence=(
         kit.Evidence(
@@ -78,10 +78,10 @@ FIX = kit.Fix(
     layer="build",
     examples=(
         kit.Example(
-            version="0.29.0",
-            path=_PATHS[0],
-            before=f"{_FUNCTION}) {{\n{_BEFORE}}}\n",
-            after=f"{_FUNCTION}) {{\n{_AFTER}}}\n",
+            "0.29.0",
+            _PATHS[0],
+            f"{_FUNCTION}) {{\n{_BEFORE}}}\n",
+            f"{_FUNCTION}) {{\n{_AFTER}}}\n",
         ),
     ),
 )

@@ -69,11 +69,7 @@ FIX = kit.Fix(
     symptom="--linear-backend flashinfer_cutedsl gives a kernel with 16-bit activations on a GB10.",
     why="The gate is for 10.x alone. The FlashInfer that 0.33.0 pins has the kernel for SM12x: the "
     "gate asks it now. The automatic choice stays CUTLASS.",
-    needs=(
-        kit.Need(
-            ">=0.33", kit.Severity.OPTIONAL, "about as fast as CUTLASS with autotune"
-        ),
-    ),
+    needs=(kit.optional(">=0.33", "about as fast as CUTLASS with autotune"),),
     upstream="never: the gate is the same from 0.25.0 to 0.33.0",
     evidence=(
         kit.Evidence(
@@ -92,10 +88,10 @@ FIX = kit.Fix(
     prove=prove,
     examples=(
         kit.Example(
-            version="0.33.0",
-            path=_PATH,
-            before=f"{_EXAMPLE}{_BEFORE}\n",
-            after=f"{_ASKED}\n\n{_EXAMPLE}{_AFTER}\n",
+            "0.33.0",
+            _PATH,
+            f"{_EXAMPLE}{_BEFORE}\n",
+            f"{_ASKED}\n\n{_EXAMPLE}{_AFTER}\n",
         ),
     ),
 )

@@ -92,14 +92,8 @@ FIX = kit.Fix(
     "only branches on SM90 and SM100. Later pins have SM120 kernels; upstream's own recipes for "
     "the GB10 turn DeepGEMM off all the same. VLLM_USE_DEEP_GEMM=1 turns it on again from 0.25.",
     needs=(
-        kit.Need(
-            "==0.24.0", kit.Severity.REQUIRED, "block-FP8 models stop in DeepGEMM"
-        ),
-        kit.Need(
-            ">=0.25",
-            kit.Severity.RECOMMENDED,
-            "upstream's GB10 recipes set VLLM_USE_DEEP_GEMM=0",
-        ),
+        kit.required("==0.24.0", "block-FP8 models stop in DeepGEMM"),
+        kit.recommended(">=0.25", "upstream's GB10 recipes set VLLM_USE_DEEP_GEMM=0"),
     ),
     upstream="0.25.0 pins a DeepGEMM with SM120 kernels; the default stays on",
     evidence=(
@@ -131,18 +125,18 @@ FIX = kit.Fix(
     prove=prove,
     examples=(
         kit.Example(
-            version="0.24.0",
-            path=_PATH,
+            "0.24.0",
+            _PATH,
+            _method(_BEFORE),
+            _method(_AFTER_OLD_PIN),
             beside={_PIN_FILE: f"GIT_TAG {_PIN_WITHOUT_SM12X}\n"},
-            before=_method(_BEFORE),
-            after=_method(_AFTER_OLD_PIN),
         ),
         kit.Example(
-            version="0.25.1",
-            path=_PATH,
+            "0.25.1",
+            _PATH,
+            _method(_BEFORE),
+            _method(_AFTER),
             beside={_PIN_FILE: "GIT_TAG a6b593d2826719dcf4892609af7b84ee23aaf32a\n"},
-            before=_method(_BEFORE),
-            after=_method(_AFTER),
         ),
     ),
 )

@@ -51,9 +51,8 @@ FIX = kit.Fix(
     "its 52 (0.28.0: 76) sources by itself, one core for each. Built for 12.1a they are machine "
     "code; it costs what upstream's machine code for 8.0 costs.",
     needs=(
-        kit.Need(
+        kit.optional(
             ">=0.11.1",
-            kit.Severity.OPTIONAL,
             "PTX is compiled on the device; a build that compiles flash-attention turns it on",
         ),
     ),
@@ -86,6 +85,11 @@ FIX = kit.Fix(
     layer="build",
     majors=(11, 12),
     examples=(
-        kit.Example(version="0.33.0", path=_PATH, before=_READ, after=_READ_AND_BUILT),
+        kit.Example(
+            "0.33.0",
+            _PATH,
+            _READ,
+            _READ_AND_BUILT,
+        ),
     ),
 )

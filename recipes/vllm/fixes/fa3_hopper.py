@@ -121,10 +121,8 @@ FIX = kit.Fix(
     "nvcc gets no -gencode at all and compiles for its own default, in vain: vLLM takes "
     "FlashAttention 3 on 9.x alone, and guards the import. FlashAttention 2 is built as before.",
     needs=(
-        kit.Need(
-            ">=0.11.1",
-            kit.Severity.RECOMMENDED,
-            "with flash-attention, half of what is compiled is for nothing",
+        kit.recommended(
+            ">=0.11.1", "with flash-attention, half of what is compiled is for nothing"
         ),
     ),
     upstream="not in 0.33.0: setup.py still asks for it; vllm#28205 is about the same",
@@ -169,10 +167,10 @@ FIX = kit.Fix(
     majors=(11, 12),
     examples=(
         kit.Example(
-            version="0.25.1",
-            path=_PATH,
-            before=_SETUP.format(_BEFORE),
-            after=_SETUP.format(_AFTER),
+            "0.25.1",
+            _PATH,
+            _SETUP.format(_BEFORE),
+            _SETUP.format(_AFTER),
         ),
     ),
 )

@@ -101,9 +101,8 @@ FIX = kit.Fix(
     "It also deals the files out in the order in which a node's folder lists them, and every rank "
     "has to deal alike.",
     needs=(
-        kit.Need(
+        kit.recommended(
             ">=0.11.1,<0.17",
-            kit.Severity.RECOMMENDED,
             "--load-format fastsafetensors fails on every node but the first",
         ),
     ),
@@ -126,10 +125,10 @@ FIX = kit.Fix(
     majors=(11, 12),  # any node with one device, a Jetson Thor too
     examples=(
         kit.Example(
-            version="0.16.0",
-            path=_PATH,
-            before=f"def {_SCOPE}(hf_weights_files):\n    {_BEFORE}\n    return device\n",
-            after=f"def {_SCOPE}(hf_weights_files):\n"
+            "0.16.0",
+            _PATH,
+            f"def {_SCOPE}(hf_weights_files):\n    {_BEFORE}\n    return device\n",
+            f"def {_SCOPE}(hf_weights_files):\n"
             + "".join(f"    {line}\n" for line in _AFTER.splitlines())
             + "    return device\n",
         ),

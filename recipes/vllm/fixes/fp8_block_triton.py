@@ -86,13 +86,7 @@ FIX = kit.Fix(
     "model (Qwen3 FP8, DeepSeek).",
     why="CUTLASS's block kernels, and from 0.24 DeepGEMM's, come before Triton's. On a complete "
     "build they are meant to work on 12.1, so this is a way around, not a cure.",
-    needs=(
-        kit.Need(
-            ">=0.11.1",
-            kit.Severity.OPTIONAL,
-            "a way around CUTLASS's and DeepGEMM's kernels",
-        ),
-    ),
+    needs=(kit.optional(">=0.11.1", "a way around CUTLASS's and DeepGEMM's kernels"),),
     upstream="never the default; from 0.22.0 --linear-backend triton does the same",
     evidence=(
         kit.Evidence(
@@ -114,18 +108,18 @@ FIX = kit.Fix(
     prove=prove,
     examples=(
         kit.Example(
-            version="0.19.1",
-            path=_OLD,
-            before=f"class {_OLD_CLASS}:\n    def __init__(self):\n        {_OLD_BEFORE}",
-            after=f"{_OLD_HELPER}\n\nclass {_OLD_CLASS}:\n    def __init__(self):\n"
+            "0.19.1",
+            _OLD,
+            f"class {_OLD_CLASS}:\n    def __init__(self):\n        {_OLD_BEFORE}",
+            f"{_OLD_HELPER}\n\nclass {_OLD_CLASS}:\n    def __init__(self):\n"
             f"{indent(_OLD_AFTER, ' ' * 8)}",
         ),
         kit.Example(
-            version="0.25.1",
-            path=_PATH,
+            "0.25.1",
+            _PATH,
+            f"def {_SCOPE}():\n    return {_BEFORE}\n",
+            f"{_HELPER}\n\ndef {_SCOPE}():\n    return {_AFTER}\n",
             beside={_OLD: "# the operator is gone\n"},
-            before=f"def {_SCOPE}():\n    return {_BEFORE}\n",
-            after=f"{_HELPER}\n\ndef {_SCOPE}():\n    return {_AFTER}\n",
         ),
     ),
 )

@@ -87,10 +87,8 @@ FIX = kit.Fix(
     why="cutlass_group_gemm_supported answers yes for every capability from 10.0 on, so the FP8 "
     "MoE oracle picks VLLM_CUTLASS; the sources have grouped GEMMs for SM90 and SM100 only.",
     needs=(
-        kit.Need(
-            ">=0.14,<0.24",
-            kit.Severity.REQUIRED,
-            "compressed-tensors FP8 MoE picks a missing kernel",
+        kit.required(
+            ">=0.14,<0.24", "compressed-tensors FP8 MoE picks a missing kernel"
         ),
     ),
     upstream="0.24.0: the compiled gate answers per compiled arch",
@@ -106,5 +104,12 @@ FIX = kit.Fix(
     ),
     look=look,
     prove=prove,
-    examples=(kit.Example(version="0.19.1", path=_PATH, before=_BEFORE, after=_AFTER),),
+    examples=(
+        kit.Example(
+            "0.19.1",
+            _PATH,
+            _BEFORE,
+            _AFTER,
+        ),
+    ),
 )

@@ -101,15 +101,12 @@ FIX = kit.Fix(
     "its FP8 kernels to traps, and a build made with CUDA 12 holds 12.0a code that does not load "
     "on 12.1. torch._scaled_mm works in both. Builds that patchkit made need none of this.",
     needs=(
-        kit.Need(
+        kit.recommended(
             ">=0.19,<0.20",
-            kit.Severity.RECOMMENDED,
             "a wheel built for 12.1 has traps for FP8 kernels",
             kind="installed",
         ),
-        kit.Need(
-            ">=0.11.1", kit.Severity.OPTIONAL, "a way around CUTLASS's FP8 kernels"
-        ),
+        kit.optional(">=0.11.1", "a way around CUTLASS's FP8 kernels"),
     ),
     upstream="never the default; from 0.22.0 --linear-backend torch does the same",
     evidence=(
@@ -139,18 +136,18 @@ FIX = kit.Fix(
     prove=prove,
     examples=(
         kit.Example(
-            version="0.14.1",
-            path=_OLD,
-            before="class Fp8LinearOp:\n    def __init__(self):\n        "
+            "0.14.1",
+            _OLD,
+            "class Fp8LinearOp:\n    def __init__(self):\n        "
             f"self.cutlass = {_OLD_BEFORE}\n",
-            after=f"{_OLD_HELPER}\n\nclass Fp8LinearOp:\n    def __init__(self):\n        "
+            f"{_OLD_HELPER}\n\nclass Fp8LinearOp:\n    def __init__(self):\n        "
             f"self.cutlass = {_OLD_AFTER}\n",
         ),
         kit.Example(
-            version="0.25.1",
-            path=kit.REGISTRIES[0],
-            before=f"def {_SCOPE}():\n    return {_BEFORE}\n",
-            after=f"{_HELPER}\n\ndef {_SCOPE}():\n    return {_AFTER}\n",
+            "0.25.1",
+            kit.REGISTRIES[0],
+            f"def {_SCOPE}():\n    return {_BEFORE}\n",
+            f"{_HELPER}\n\ndef {_SCOPE}():\n    return {_AFTER}\n",
         ),
     ),
 )

@@ -62,11 +62,7 @@ FIX = kit.Fix(
     title="Prefill of gated delta nets by FlashInfer on SM12x",
     symptom="--gdn-prefill-backend flashinfer is given, and the log says Triton/FLA.",
     why="The FlashInfer that these releases pin has a kernel for SM12x; they know of 9.0 and 10.x.",
-    needs=(
-        kit.Need(
-            ">=0.28,<0.30", kit.Severity.OPTIONAL, "an upgrade to 0.30 does as much"
-        ),
-    ),
+    needs=(kit.optional(">=0.28,<0.30", "an upgrade to 0.30 does as much"),),
     upstream="0.30.0 (vllm#55715) takes FlashInfer on SM12x",
     evidence=(
         kit.Evidence(
@@ -83,10 +79,10 @@ FIX = kit.Fix(
     prove=prove,
     examples=(
         kit.Example(
-            version="0.28.0",
-            path=_PATH,
-            before=f"def {_SCOPE}():\n{indent(_BEFORE, '    ')}",
-            after=f"def {_SCOPE}():\n{indent(_AFTER, '    ')}",
+            "0.28.0",
+            _PATH,
+            f"def {_SCOPE}():\n{indent(_BEFORE, '    ')}",
+            f"def {_SCOPE}():\n{indent(_AFTER, '    ')}",
         ),
     ),
 )

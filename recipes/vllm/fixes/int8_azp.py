@@ -188,13 +188,7 @@ FIX = kit.Fix(
     "where a guard makes traps of them; what takes the minutes are kernels for 8.9 that SM12x "
     "never reaches. Built for the device itself, with a guard that lets it through, they are "
     "machine code; what only older devices reach is left out unless one is built for.",
-    needs=(
-        kit.Need(
-            ">=0.11.1",
-            kit.Severity.RECOMMENDED,
-            "a trap, after twelve minutes of one core",
-        ),
-    ),
+    needs=(kit.recommended(">=0.11.1", "a trap, after twelve minutes of one core"),),
     upstream="not in 0.33.0",
     evidence=(
         kit.Evidence(
@@ -219,10 +213,10 @@ FIX = kit.Fix(
     layer="build",
     examples=(
         kit.Example(
-            version="0.33.0",
-            path=_CMAKE,
-            before=_LIST,
-            after=_LIST_WITH_SM12X,
+            "0.33.0",
+            _CMAKE,
+            _LIST,
+            _LIST_WITH_SM12X,
             beside={
                 _GUARDS[0]: f"{_STRUCT} : Kernel {{\n  #if {_WIDER}\n  #endif\n}};\n",
                 f"{_CUTLASS[0]}/{_ENTRY}": "void cutlass_scaled_mm_azp() {\n}\n",

@@ -68,13 +68,7 @@ FIX = kit.Fix(
     symptom='"marlin kernel with fp8 activation is not built." on a build for 12.1a.',
     why="The generators compare the arch with 89 and 120; for 12.1a they see 121 and leave the "
     "FP8-input kernels out.",
-    needs=(
-        kit.Need(
-            ">=0.12,<0.22",
-            kit.Severity.REQUIRED,
-            "a 12.1a build lacks kernels that 12.0 has",
-        ),
-    ),
+    needs=(kit.required(">=0.12,<0.22", "a 12.1a build lacks kernels that 12.0 has"),),
     upstream="0.22.0 asks for arch // 10 == 12",
     evidence=(
         kit.Evidence(
@@ -90,10 +84,10 @@ FIX = kit.Fix(
     arches=("native",),
     examples=(
         kit.Example(
-            version="0.19.1",
-            path="csrc/quantization/marlin/generate_kernels.py",
-            before=f"{_FLAG} = False\nfor arch in archs:\n    {_BEFORE}\n        {_FLAG} = True\n",
-            after=f"{_FLAG} = False\nfor arch in archs:\n    {_AFTER}\n        {_FLAG} = True\n",
+            "0.19.1",
+            "csrc/quantization/marlin/generate_kernels.py",
+            f"{_FLAG} = False\nfor arch in archs:\n    {_BEFORE}\n        {_FLAG} = True\n",
+            f"{_FLAG} = False\nfor arch in archs:\n    {_AFTER}\n        {_FLAG} = True\n",
         ),
     ),
 )

@@ -50,16 +50,9 @@ FIX = kit.Fix(
     why="The lists end in 8.0+PTX, so a GB10 compiles compute_80 PTX by itself. Before 0.23 that "
     "was reported to give wrong results in Marlin MoE; real machine code does not.",
     needs=(
-        kit.Need(
-            ">=0.11.1,<0.23",
-            kit.Severity.REQUIRED,
-            "Marlin MoE from PTX was reported wrong",
-        ),
-        kit.Need(
-            ">=0.23",
-            kit.Severity.RECOMMENDED,
-            "repacking kernels still come from PTX",
-            arch="native",
+        kit.required(">=0.11.1,<0.23", "Marlin MoE from PTX was reported wrong"),
+        kit.recommended(
+            ">=0.23", "repacking kernels still come from PTX", arch="native"
         ),
     ),
     upstream="0.23.0 added 12.0f to the kernel lists (#40923); repacking is PTX in every release",
@@ -74,10 +67,10 @@ FIX = kit.Fix(
     layer="build",
     examples=(
         kit.Example(
-            version="0.19.1",
-            path=_PATH,
-            before='cuda_archs_loose_intersection(MARLIN_ARCHS "8.0+PTX" "${CUDA_ARCHS}")\n',
-            after='cuda_archs_loose_intersection(MARLIN_ARCHS "8.0+PTX;12.1a" "${CUDA_ARCHS}")\n',
+            "0.19.1",
+            _PATH,
+            'cuda_archs_loose_intersection(MARLIN_ARCHS "8.0+PTX" "${CUDA_ARCHS}")\n',
+            'cuda_archs_loose_intersection(MARLIN_ARCHS "8.0+PTX;12.1a" "${CUDA_ARCHS}")\n',
         ),
     ),
 )

@@ -276,10 +276,8 @@ FIX = kit.Fix(
     "one (E=512,N=512, no block shape) serves FP8 with scales per tensor or channel alone. "
     "VLLM_TUNED_CONFIG_FOLDER names a folder of your own, which is searched first.",
     needs=(
-        kit.Need(
-            ">=0.11.1",
-            kit.Severity.OPTIONAL,
-            "the kernel runs without them, on upstream's defaults",
+        kit.optional(
+            ">=0.11.1", "the kernel runs without them, on upstream's defaults"
         ),
     ),
     upstream="0.28.0 ships two of them; for the others, never up to 0.33.0",
@@ -299,10 +297,10 @@ FIX = kit.Fix(
     prove=prove,
     examples=(
         kit.Example(
-            version="0.25.1",
-            path=f"{_FOLDER}/{_EXAMPLE.file}",
-            before=None,
-            after=_EXAMPLE.shipped,
+            "0.25.1",
+            f"{_FOLDER}/{_EXAMPLE.file}",
+            None,
+            _EXAMPLE.shipped,
             beside={
                 _PATH: _NAMING,
                 **{

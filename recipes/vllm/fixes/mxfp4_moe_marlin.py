@@ -57,11 +57,7 @@ FIX = kit.Fix(
     why="Every capability from 9.0 on takes triton_kernels if they are installed; on SM12x they "
     "lacked what they need.",
     needs=(
-        kit.Need(
-            ">=0.11.1,<0.12",
-            kit.Severity.REQUIRED,
-            "Triton's MXFP4 kernels do not run on SM12x",
-        ),
+        kit.required(">=0.11.1,<0.12", "Triton's MXFP4 kernels do not run on SM12x"),
     ),
     upstream="0.12.0 limits Triton to 9.0 and 10.x",
     evidence=(
@@ -75,10 +71,10 @@ FIX = kit.Fix(
     prove=prove,
     examples=(
         kit.Example(
-            version="0.11.2",
-            path=_PATH,
-            before=f"def {_SCOPE}(with_lora_support):\n    return {_BEFORE}\n",
-            after=f"{_HELPER}\n\ndef {_SCOPE}(with_lora_support):\n    return {_AFTER}\n",
+            "0.11.2",
+            _PATH,
+            f"def {_SCOPE}(with_lora_support):\n    return {_BEFORE}\n",
+            f"{_HELPER}\n\ndef {_SCOPE}(with_lora_support):\n    return {_AFTER}\n",
         ),
     ),
 )

@@ -179,16 +179,8 @@ FIX = kit.Fix(
     "Marlin keeps the 4-bit weights and computes in 16 bits; decoding is bound by memory, so it "
     "costs little there and some speed in prefill.",
     needs=(
-        kit.Need(
-            ">=0.11.1,<0.28",
-            kit.Severity.RECOMMENDED,
-            "the FP4 GEMMs were reported wrong on 12.x",
-        ),
-        kit.Need(
-            ">=0.28",
-            kit.Severity.OPTIONAL,
-            "upstream's GB10 recipes use the native FP4 GEMMs",
-        ),
+        kit.recommended(">=0.11.1,<0.28", "the FP4 GEMMs were reported wrong on 12.x"),
+        kit.optional(">=0.28", "upstream's GB10 recipes use the native FP4 GEMMs"),
     ),
     upstream="never the default; VLLM_NVFP4_GEMM_BACKEND=marlin in 0.16-0.23, --linear-backend "
     "marlin from 0.22.0",
@@ -221,16 +213,16 @@ FIX = kit.Fix(
     prove=prove,
     examples=(
         kit.Example(
-            version="0.25.1",
-            path=kit.REGISTRIES[0],
-            before=f"def {_INIT}():\n    return {_BEFORE}\n",
-            after=f"{_FIRST}\n\ndef {_INIT}():\n    return {_AFTER}\n",
+            "0.25.1",
+            kit.REGISTRIES[0],
+            f"def {_INIT}():\n    return {_BEFORE}\n",
+            f"{_FIRST}\n\ndef {_INIT}():\n    return {_AFTER}\n",
         ),
         kit.Example(
-            version="0.19.1",
-            path=_SELECT[0],
-            before=f"def {_SELECT[1]}():\n{indent(_SELECT[2][0], '    ')}",
-            after=f"{_ASKED}\n\ndef {_SELECT[1]}():\n{indent(_SELECT[2][1], '    ')}",
+            "0.19.1",
+            _SELECT[0],
+            f"def {_SELECT[1]}():\n{indent(_SELECT[2][0], '    ')}",
+            f"{_ASKED}\n\ndef {_SELECT[1]}():\n{indent(_SELECT[2][1], '    ')}",
         ),
     ),
 )

@@ -51,11 +51,7 @@ FIX = kit.Fix(
     symptom="nvidia/Qwen3.6-35B-A3B-NVFP4 lands on Marlin although vllm[b12x] is installed.",
     why="b12x has kernels for SM12x, and vLLM asks it what it supports, but only if --moe-backend "
     "names it. Without b12x, with expert parallelism or 4-bit activations nothing changes.",
-    needs=(
-        kit.Need(
-            ">=0.29", kit.Severity.OPTIONAL, "upstream's GB10 recipes take Marlin"
-        ),
-    ),
+    needs=(kit.optional(">=0.29", "upstream's GB10 recipes take Marlin"),),
     upstream="vllm#54669 (open); --moe-backend b12x from 0.29.0 on",
     evidence=(
         kit.Evidence(
@@ -72,10 +68,10 @@ FIX = kit.Fix(
     prove=prove,
     examples=(
         kit.Example(
-            version="0.33.0",
-            path=kit.NVFP4_MOE,
-            before=f"def {_SCOPE}():\n    AVAILABLE_BACKENDS = [\n{_BEFORE}    ]\n",
-            after=f"def {_SCOPE}():\n    AVAILABLE_BACKENDS = [\n{_AFTER}    ]\n",
+            "0.33.0",
+            kit.NVFP4_MOE,
+            f"def {_SCOPE}():\n    AVAILABLE_BACKENDS = [\n{_BEFORE}    ]\n",
+            f"def {_SCOPE}():\n    AVAILABLE_BACKENDS = [\n{_AFTER}    ]\n",
         ),
     ),
 )

@@ -138,31 +138,20 @@ FIX = kit.Fix(
     "prefer FlashInfer's and vLLM's CUTLASS kernels, which were reported to give wrong numbers on "
     "12.x for some models. --moe-backend and VLLM_USE_FLASHINFER_MOE_FP4 still decide if set.",
     needs=(
-        kit.Need(
-            ">=0.11.1,<0.12",
-            kit.Severity.REQUIRED,
-            "the chosen MoE kernel is not built",
-        ),
-        kit.Need(
+        kit.required(">=0.11.1,<0.12", "the chosen MoE kernel is not built"),
+        kit.recommended(
             ">=0.12,<0.23",
-            kit.Severity.RECOMMENDED,
             "native FP4 was reported wrong on 12.x; Marlin is built as machine code",
             kind="source",
         ),
-        kit.Need(
+        kit.optional(
             ">=0.12,<0.23",
-            kit.Severity.OPTIONAL,
             "upstream's wheels carry Marlin MoE as PTX, which was reported wrong on 12.x too",
             kind="installed",
         ),
-        kit.Need(
-            ">=0.23,<0.28",
-            kit.Severity.RECOMMENDED,
-            "native FP4 was reported wrong on 12.x",
-        ),
-        kit.Need(
+        kit.recommended(">=0.23,<0.28", "native FP4 was reported wrong on 12.x"),
+        kit.optional(
             ">=0.28",
-            kit.Severity.OPTIONAL,
             "upstream's GB10 recipes take Marlin for some models, native FP4 for others",
         ),
     ),
@@ -202,16 +191,16 @@ FIX = kit.Fix(
     requires=("marlin_sass",),
     examples=(
         kit.Example(
-            version="0.11.2",
-            path=_OLD,
-            before=f"def {_OLD_SCOPE}():\n{indent(next(iter(_DETECTED)), '    ')}",
-            after=f"def {_OLD_SCOPE}():\n{indent(_detected(next(iter(_DETECTED))), '    ')}",
+            "0.11.2",
+            _OLD,
+            f"def {_OLD_SCOPE}():\n{indent(next(iter(_DETECTED)), '    ')}",
+            f"def {_OLD_SCOPE}():\n{indent(_detected(next(iter(_DETECTED))), '    ')}",
         ),
         kit.Example(
-            version="0.25.1",
-            path=kit.NVFP4_MOE,
-            before=f"AVAILABLE_BACKENDS = []\n\n\ndef {_ORACLE}():\n{indent(_FORMAT, '    ')}",
-            after=f"AVAILABLE_BACKENDS = []\n\n\n{_FIRST}\n\ndef {_ORACLE}():\n"
+            "0.25.1",
+            kit.NVFP4_MOE,
+            f"AVAILABLE_BACKENDS = []\n\n\ndef {_ORACLE}():\n{indent(_FORMAT, '    ')}",
+            f"AVAILABLE_BACKENDS = []\n\n\n{_FIRST}\n\ndef {_ORACLE}():\n"
             f"{indent(_FORMAT_AFTER, '    ')}",
         ),
     ),

@@ -112,7 +112,7 @@ FIX = kit.Fix(
     "hadamard_transform_cuda.cu; without int8_azp scaled_mm_c2x.cu, too. An arch of the same major "
     "version in the list brings the machine code back. "
     "FlashAttention 2 is 52 sources of 8.0+PTX.",
-    needs=(kit.Need(">=0.11.1", kit.Severity.RECOMMENDED, "build time and size only"),),
+    needs=(kit.recommended(">=0.11.1", "build time and size only"),),
     upstream="never: upstream builds one wheel for all devices",
     evidence=(
         kit.Evidence("evaluated flags, every release", "patchkit archs", "measured"),
@@ -133,13 +133,13 @@ FIX = kit.Fix(
     majors=(11, 12),
     examples=(
         kit.Example(
-            version="0.33.0",
-            path=_PATH,
+            "0.33.0",
+            _PATH,
+            f"{_MACRO}\n  foreach(_ARCH ${{arg_CUDA_ARCHS}})\n{_BEFORE}  endforeach()\n"
+            "endmacro()\n",
+            f"{_MACRO}\n  foreach(_ARCH ${{arg_CUDA_ARCHS}})\n{_AFTER}  endforeach()\n"
+            "endmacro()\n",
             beside={_FLASH: _READ_AND_FILTERED},
-            before=f"{_MACRO}\n  foreach(_ARCH ${{arg_CUDA_ARCHS}})\n{_BEFORE}  endforeach()\n"
-            "endmacro()\n",
-            after=f"{_MACRO}\n  foreach(_ARCH ${{arg_CUDA_ARCHS}})\n{_AFTER}  endforeach()\n"
-            "endmacro()\n",
         ),
     ),
 )

@@ -137,13 +137,7 @@ FIX = kit.Fix(
     "With 2 ms they do. A notification may be dropped, and who rests often must not oversleep: a "
     "reader looks at the ring every 100 ms. VLLM_SHM_BROADCAST_BUSY_LOOP_S sets other seconds. "
     "VLLM_USE_SPINLOOP_EXT has to stay 0, and the ranks of other nodes have no ring.",
-    needs=(
-        kit.Need(
-            ">=0.18",
-            kit.Severity.RECOMMENDED,
-            "a core spins for EngineCore and each worker",
-        ),
-    ),
+    needs=(kit.recommended(">=0.18", "a core spins for EngineCore and each worker"),),
     upstream="vllm#52814 (open) has the variable, with 1 s as the default; #51950 was closed",
     evidence=(
         kit.Evidence(
@@ -173,11 +167,11 @@ FIX = kit.Fix(
     prove=prove,
     examples=(
         kit.Example(
-            version="0.33.0",
-            path=_RING,
+            "0.33.0",
+            _RING,
+            _EXAMPLE.format(_SECOND, indent(_SLEEP, " " * 8)),
+            _EXAMPLE.format(_SET, indent(_SLEEP_BRIEFLY, " " * 8)),
             beside={_ENVS: f"{_SETTING}{_NEIGHBOUR}{_IGNORED_TOO}"},
-            before=_EXAMPLE.format(_SECOND, indent(_SLEEP, " " * 8)),
-            after=_EXAMPLE.format(_SET, indent(_SLEEP_BRIEFLY, " " * 8)),
         ),
     ),
 )

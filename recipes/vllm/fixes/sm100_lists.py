@@ -22,11 +22,7 @@ FIX = kit.Fix(
     why="Three SM100 lists name 12.0f, so the build sets ENABLE_NVFP4_SM100 and "
     "ENABLE_SCALED_MM_SM100, and the dispatch takes the SM100 kernels at compile time. Asked for "
     "12.1a, the lists of that release lead nowhere by themselves.",
-    needs=(
-        kit.Need(
-            "==0.11.1", kit.Severity.REQUIRED, "SM100 kernels are chosen on SM12x"
-        ),
-    ),
+    needs=(kit.required("==0.11.1", "SM100 kernels are chosen on SM12x"),),
     upstream="0.11.2 took 12.0f out of the SM100 lists",
     evidence=(
         kit.Evidence(
@@ -41,13 +37,13 @@ FIX = kit.Fix(
     arches=("family",),
     examples=(
         kit.Example(
-            version="0.11.1",
+            "0.11.1",
+            _PATH,
+            'cuda_archs_loose_intersection(FP4_ARCHS "10.0f;11.0f;12.0f" "${CUDA_ARCHS}")\n'
+            'list(APPEND VLLM_GPU_FLAGS "-DENABLE_NVFP4_SM100=1")\n',
+            'cuda_archs_loose_intersection(FP4_ARCHS "10.0f;11.0f" "${CUDA_ARCHS}")\n'
+            'list(APPEND VLLM_GPU_FLAGS "-DENABLE_NVFP4_SM100=1")\n',
             arch="family",
-            path=_PATH,
-            before='cuda_archs_loose_intersection(FP4_ARCHS "10.0f;11.0f;12.0f" "${CUDA_ARCHS}")\n'
-            'list(APPEND VLLM_GPU_FLAGS "-DENABLE_NVFP4_SM100=1")\n',
-            after='cuda_archs_loose_intersection(FP4_ARCHS "10.0f;11.0f" "${CUDA_ARCHS}")\n'
-            'list(APPEND VLLM_GPU_FLAGS "-DENABLE_NVFP4_SM100=1")\n',
         ),
     ),
 )

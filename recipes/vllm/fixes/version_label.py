@@ -85,13 +85,7 @@ FIX = kit.Fix(
     symptom="pip and `vllm --version` cannot tell a patched build from upstream's.",
     why="From 0.20 on CUDA 13.0 is upstream's main CUDA, so a build gets no local version at all. "
     "VLLM_VERSION_OVERRIDE still wins when it is set.",
-    needs=(
-        kit.Need(
-            ">=0.11.1",
-            kit.Severity.RECOMMENDED,
-            "a patched build looks like upstream's",
-        ),
-    ),
+    needs=(kit.recommended(">=0.11.1", "a patched build looks like upstream's"),),
     upstream="never: the label is patchkit's own",
     evidence=(
         kit.Evidence(
@@ -105,10 +99,10 @@ FIX = kit.Fix(
     majors=(11, 12),
     examples=(
         kit.Example(
-            version="0.33.0",
-            path=_PATH,
-            before=f"def {_SCOPE}():\n    return {_BEFORE}\n",
-            after=f"def {_SCOPE}():\n    return "
+            "0.33.0",
+            _PATH,
+            f"def {_SCOPE}():\n    return {_BEFORE}\n",
+            f"def {_SCOPE}():\n    return "
             f'os.getenv("{_VARIABLE}", "0.33.0+cu130.gb10.p8c1d0fb4")\n',
         ),
     ),

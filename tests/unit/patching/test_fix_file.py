@@ -60,7 +60,7 @@ def refused(copy, cli):
             "TypeError: Fix.__init__() got an unexpected keyword",
         ),
         # Python 3.12 on has more words than the name.
-        (FILE, "REQUIRED", "REQIRED", "REQIRED", "AttributeError: "),
+        (FILE, "kit.required", "kit.reqired", "kit.reqired", "AttributeError: "),
         (
             FILE,
             '"reported"',
@@ -79,7 +79,7 @@ def refused(copy, cli):
             FILE,
             '">=0.11',
             '">>=0.11',
-            "kit.Need(",
+            "kit.required(",
             "InvalidSpecifier: Invalid specifier: '>>=0.11.1",
         ),
         (
