@@ -69,8 +69,8 @@ def check_command(
 ) -> Blocks:
     """Find settings that are unknown, obsolete, contradictory or dangerous.
 
-    FILE is an env file, a shell script, a compose file, a Kubernetes manifest, a Dockerfile or a
-    systemd unit; - is standard input. Only literal values are checked; nothing is executed.
+    FILE is an env file, a shell script, a compose file, a Dockerfile or a systemd unit; - is
+    standard input. Only literal values are checked; nothing is executed.
     `# patchkit: ignore ID` on a line, or above it, silences a finding.
 
     Exits with 3 if there are errors or warnings; notes alone are 0.

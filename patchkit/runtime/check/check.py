@@ -32,6 +32,10 @@ from patchkit.runtime.rules.variable_rules import load_variable_rules
 _BETWEEN_NODES = read_env_data("said")["variables"]["between_nodes"]
 _LONGEST = 200  # lines of a command, from a finding up to the comment above it
 _SHOWN = 60  # characters of a fact
+_BLANKS = re.compile(
+    r"""^[ \t]*(?:export[ \t]+)?(?P<name>[A-Za-z_]\w*)=[^'"\s]+[ \t]+[^\s#]""",
+    re.MULTILINE,
+)
 _IGNORE = re.compile(r"(?:#|;|//)\s*patchkit:\s*ignore\b[:\s\[(]*(?P<ids>[a-z0-9, -]*)")
 
 
@@ -114,7 +118,7 @@ def _is_set_by_rule(variable: Assignment) -> bool:
 
 
 def _check_line_syntax(checked: CheckedText) -> Iterator[Finding]:
-    """Yield what sh, systemd and docker read differently, each kind of difference once."""
+    """Yield what is no part of a value for a shell, or what it would run."""
     text = checked.text
     kind = checked.content.kind
     # YAML, Dockerfiles and units end a line with either, and CR is part of nothing.
@@ -126,29 +130,9 @@ def _check_line_syntax(checked: CheckedText) -> Iterator[Finding]:
     if has_format or kind != ENV or not is_env_file(text):
         return
 
-    lines = text.replace("\r\n", "\n").split("\n")
-
-    for finding_id, row in read_env_data("findings").items():
-        if "form" not in row:
-            continue
-
-        places = _find_differing_lines(re.compile(row["form"]), lines)
-        if places:
-            first = places[0]
-            more = f" and {len(places) - 1} more" if places[1:] else ""
-            yield build_finding(finding_id, first, names=first.name + more)
-
-
-def _find_differing_lines(
-    form: re.Pattern[str], lines: Sequence[str]
-) -> list[Assignment]:
-    """Return the variables, without values, of the lines that have a form."""
-    places = []
-    for number, line in enumerate(lines, 1):
-        if match := form.match(line):
-            places.append(Assignment(number, match["name"], ""))
-
-    return places
+    if match := _BLANKS.search(text):
+        line = text.count("\n", 0, match.start()) + 1
+        yield build_finding("blanks-in-value", line, name=match["name"])
 
 
 def _check_advice(checked: CheckedText) -> Iterator[Finding]:

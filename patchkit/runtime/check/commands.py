@@ -149,8 +149,6 @@ class CommandReader:
             self._read_container(start.arguments, container_place)
         elif start:
             self._add_server(start.program, start.arguments, block)
-        elif _are_kept_flags(words) and not place.block:
-            self._add_server(SERVE, words, 0)
         else:
             self._read_arguments(words[index:], replace(place, block=block))
 
@@ -260,11 +258,6 @@ def _count_pairs(words: Sequence[Word]) -> int:
             return index
 
     return len(words)
-
-
-def _are_kept_flags(words: Sequence[Word]) -> bool:
-    """Return whether words are flags of a server, which an array keeps for it."""
-    return words[0].text.startswith("-") and _has_server_flag(words)
 
 
 def _has_server_flag(words: Sequence[Word]) -> bool:

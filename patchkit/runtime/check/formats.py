@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import stat
@@ -12,6 +11,7 @@ from pathlib import Path, PurePath
 from patchkit.reading import read_text
 from patchkit.records import RecordError, read_json
 from patchkit.runtime.check.commands import CommandReader, Place
+from patchkit.runtime.check.compose import read_compose
 from patchkit.runtime.check.content import (
     DOCKERFILE,
     ENV,
@@ -27,7 +27,6 @@ from patchkit.runtime.check.content import (
 )
 from patchkit.runtime.check.finding_texts import build_finding
 from patchkit.runtime.check.shell_words import split_statements, unquote
-from patchkit.runtime.check.yaml_files import read_yaml
 from patchkit.runtime.rules.releases import read_env_data
 
 _OTHER_FILE = "name another file, or check what runs: `patchkit check --running`"
@@ -46,10 +45,8 @@ _UNIT_COMMAND = re.compile(r"Exec\w*=[-@:+!|]*")
 
 _CONTINUATION = "\\\n"
 _EXEC_FORM = re.compile(
-    r"(?P<head>\s*(?:CMD|ENTRYPOINT|RUN)\s(?:--\S+(?=\s)|\s|\\\n)*)(?P<words>\[.*\])\s*",
-    re.IGNORECASE | re.DOTALL,
+    r"(?P<head>\s*(?:CMD|ENTRYPOINT)\s+)(?P<words>\[.*\])\s*", re.IGNORECASE | re.DOTALL
 )
-_JSON_PIECE = re.compile(r'(?P<text>"(?:[^"\\]|\\.)*")|[\[\],]', re.DOTALL)
 
 
 def read_file(path: Path) -> CheckedText:
@@ -80,7 +77,11 @@ def read_content(text: str, where: str) -> FileContent:
 
 
 def _read_by_kind(text: str, content: FileContent) -> None:
-    readers = {DOCKERFILE: _read_dockerfile, UNIT: _read_systemd_unit, YAML: read_yaml}
+    readers = {
+        DOCKERFILE: _read_dockerfile,
+        UNIT: _read_systemd_unit,
+        YAML: read_compose,
+    }
 
     if content.kind == PYTHON:
         finding = build_finding("not-read", 1, what="a Python program")
@@ -158,24 +159,24 @@ def _read_systemd_unit(text: str, content: FileContent) -> None:
 
 
 def _read_dockerfile(text: str, content: FileContent) -> None:
-    """Add what a Dockerfile says: ENV is environment, ARG is not, RUN and its kin are commands."""
+    """Add what a Dockerfile says: ENV is environment, ARG is not; RUN is not read."""
     reader = CommandReader(content)
     place = Place()
     entrypoint: list[Word] = []
+
     instructions = map(_spell_exec_form, _split_instructions(text))
 
     for statement in split_statements("\n".join(instructions)):
         first, *words = statement.words
         name = first.text.upper()
 
-        if first.text != "CMD":
-            words = _skip_options(words)
-
         match name:
-            case "FROM" if words:
-                place = Place(block=first.line, image=words[0].text)
+            case "FROM":
+                images = [word for word in words if not word.text.startswith("--")]
+                if images:
+                    place = Place(block=first.line, image=images[0].text)
+                    content.images.append(Image(place.image, first.line, place.block))
                 entrypoint = []
-                content.images.append(Image(place.image, first.line, place.block))
             case "ENV" | "ARG":
                 pairs = _join_value(words)
                 reader.set_variables(pairs, place.block, is_private=name == "ARG")
@@ -185,20 +186,6 @@ def _read_dockerfile(text: str, content: FileContent) -> None:
             case "CMD":
                 has_entry = bool(entrypoint)
                 reader.read_entry([*entrypoint, *words], place, has_entry=has_entry)
-            case "RUN":
-                reader.read_command(words, place)
-            case _:
-                # A command of a RUN behind && or the like.
-                reader.read_command(statement.words, place)
-
-
-def _skip_options(words: list[Word]) -> list[Word]:
-    """Return the words behind options such as --platform and --mount."""
-    for index, word in enumerate(words):
-        if not word.text.startswith("--"):
-            return words[index:]
-
-    return []
 
 
 def _join_value(words: list[Word]) -> list[Word]:
@@ -213,12 +200,10 @@ def _join_value(words: list[Word]) -> list[Word]:
 def _split_instructions(text: str) -> Iterator[str]:
     """Yield each instruction of a Dockerfile, with the lines in which it goes on."""
     lines: list[str] = []
-
     for line in text.split("\n"):
         if lines and not lines[-1].endswith("\\"):
             yield "\n".join(lines)
             lines = []
-
         # Comments and empty lines do not end an instruction that goes on below.
         is_skipped = lines and re.match(r"\s*(#|$)", line)
         lines.append("\\" if is_skipped else line.rstrip())
@@ -227,29 +212,20 @@ def _split_instructions(text: str) -> Iterator[str]:
 
 
 def _spell_exec_form(instruction: str) -> str:
-    """Return an instruction whose words are JSON as a shell would have them, line by line.
+    """Return an instruction whose words are JSON as a shell would have them, in its first line.
 
     Any other is returned as it is: what is no JSON runs in a shell.
     """
-    form = _EXEC_FORM.fullmatch(instruction)
+    form = _EXEC_FORM.fullmatch(instruction.replace(_CONTINUATION, ""))
     if form is None:
         return instruction
 
     try:
-        read_json(tuple[str, ...], form["words"].replace(_CONTINUATION, ""))
+        words = read_json(tuple[str, ...], form["words"])
     except RecordError:
         return instruction
 
-    return form["head"] + _JSON_PIECE.sub(_spell_json_piece, form["words"])
-
-
-def _spell_json_piece(piece: re.Match[str]) -> str:
-    """Return a word of JSON as one of a shell, in as many lines; brackets and commas as a blank."""
-    if piece["text"] is None:
-        return " "
-
-    text = str(json.loads(piece[0].replace(_CONTINUATION, "")))
-    # A script in the word stays in its line.
-    word = shlex.quote(text.replace("\n", ";"))
-    continuations = f" {_CONTINUATION}" * piece[0].count(_CONTINUATION)
-    return word + continuations
+    # A script in a word stays in its line.
+    command = shlex.join(word.replace("\n", ";") for word in words)
+    blank_lines = f" {_CONTINUATION}" * instruction.count(_CONTINUATION)
+    return form["head"] + command + blank_lines

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from patchkit.finding import Finding, Level
 from patchkit.runtime.check.content import Assignment, CheckedText
 from patchkit.runtime.check.finding_texts import build_finding
-from patchkit.runtime.host.host import Host, Rdma
-from patchkit.runtime.host.networks import twin_state
+from patchkit.runtime.host.host import Host
 from patchkit.runtime.rules.releases import read_env_data
 
 _NAMES = read_env_data("said")["variables"]
 _LOOPBACK = ("127.", "::1")
 _NONE = "none at all"
-
-# `patchkit env` leaves the second half out in these states as well.
-_LEFT_OUT = ("down", "random", "bare-first")
 
 
 def check_host(checked: CheckedText) -> Iterator[Finding]:
@@ -102,51 +97,3 @@ def _find_matching(
     if variable.name in _NAMES["prefixes"] and not is_exact:
         return {name: up for name, up in states.items() if name.startswith(device)}
     return {device: states[device]} if device in states else {}
-
-
-def find_half_cages(hca: Assignment, host: Host | None) -> Iterator[Finding]:
-    """Yield that NCCL_IB_HCA names one half of a cage: by this host, else by a Spark's names."""
-    (row,) = read_env_data("values")["twins"]
-    parts = hca.value.lstrip("=").split(",")
-    names = [part.partition(":")[0] for part in parts]
-    twins = [_find_twin(name, host) for name in names]
-    missing = [twin for twin in twins if twin and twin not in names]
-
-    if missing:
-        yield build_finding(
-            "half-cage",
-            hca,
-            twin=",".join(missing),
-            complete=",".join((*names, *missing)),
-            why=row["why"],
-            source=row["source"],
-        )
-
-
-def _find_twin(name: str, host: Host | None) -> str:
-    """Return the RDMA device that is the other half of a device's cage, "" if it is not used."""
-    if host is not None:
-        for device in host.rdma:
-            if device.name == name:
-                return _find_used_twin(device, host)
-
-    (row,) = read_env_data("values")["twins"]
-    first_prefix, second_prefix = row["half"]
-    if not re.fullmatch(row["pattern"], name):
-        return ""
-
-    if name.startswith(first_prefix):
-        return str(second_prefix + name.removeprefix(first_prefix))
-    return str(first_prefix + name.removeprefix(second_prefix))
-
-
-def _find_used_twin(device: Rdma, host: Host) -> str:
-    netdev = host.netdev(device.netdev)
-    if netdev and twin_state(host, netdev) in _LEFT_OUT:
-        return ""
-
-    for twin in host.rdma:
-        if twin.name == device.twin and twin.active:
-            return twin.name
-
-    return ""

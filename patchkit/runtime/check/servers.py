@@ -8,18 +8,15 @@ from dataclasses import replace
 
 from patchkit.finding import Finding, Level
 from patchkit.runtime.check.content import (
-    RUNNING,
     SERVE,
     CheckedText,
     CommandLine,
     FileContent,
     GivenFlag,
-    Word,
     shorten,
 )
 from patchkit.runtime.check.file_secrets import API_KEY
 from patchkit.runtime.check.finding_texts import build_finding
-from patchkit.runtime.check.shell_words import split_words
 from patchkit.runtime.rules.flags import (
     FLAGS,
     LeaveOut,
@@ -29,13 +26,11 @@ from patchkit.runtime.rules.flags import (
     load_choices,
     load_flag_rules,
 )
-from patchkit.runtime.rules.releases import read_env_data, read_table
+from patchkit.runtime.rules.releases import read_table
 from patchkit.runtime.rules.rule import select_entries
 from patchkit.runtime.rules.secret_texts import secret_flag
 from patchkit.runtime.rules.spelling import Slips, nearest_hint
 
-_KEPT = read_env_data("said")["kept"]
-_KEEPS_FLAGS = re.compile("|".join(_KEPT["flags"]))
 _NUMBER = re.compile(r"\d{0,9}\.?\d{1,9}")
 _SHOWN = 12  # values in a hint
 _EVERYWHERE = ("0.0.0.0", "::", "[::]")  # noqa: S104 - what is looked for
@@ -56,8 +51,7 @@ def check_server_flags(checked: CheckedText) -> Iterator[Finding]:
     discouraged = select_entries(rules.leave_out, checked.situation)
 
     commands = checked.content.commands
-    started = [command for command in commands if command.program == SERVE]
-    for server in (*started, *_kept_servers(checked.content)):
+    for server in (command for command in commands if command.program == SERVE):
         for flag in server.flags:
             if not _is_taken(flag, checked):
                 yield from _find_unknown(flag, server, checked, slips)
@@ -66,33 +60,6 @@ def check_server_flags(checked: CheckedText) -> Iterator[Finding]:
             yield from _check_choice(flag, server, checked)
             yield from _check_discouraged(flag, discouraged)
             yield from _check_limits(flag, server, limits)
-
-
-def _kept_servers(content: FileContent) -> Iterator[CommandLine]:
-    """Yield the flags that well-known variables keep for a script.
-
-    A process that runs has the flags themselves on its command line.
-    """
-    if content.kind == RUNNING:
-        return
-
-    for variable in content.variables:
-        flag = _KEPT["values"].get(variable.name)
-        if flag:
-            texts = (flag, variable.value)
-            words = [Word(text, variable.line) for text in texts]
-        elif _KEEPS_FLAGS.fullmatch(variable.name):
-            words = split_words(variable.value, variable.line)
-        else:
-            continue
-
-        yield CommandLine(
-            program=SERVE,
-            words=tuple(words),
-            line=variable.line,
-            block=variable.block,
-            kept_in=variable.name,
-        )
 
 
 def _is_taken(flag: GivenFlag, checked: CheckedText) -> bool:
@@ -112,9 +79,6 @@ def _find_unknown(
 ) -> Iterator[Finding]:
     """Yield that the release does not take a flag, and what became of it."""
     life = read_table(FLAGS).lifetime(flag.name)
-    if flag.kept_in and not life:
-        return  # it may be the script's own
-
     is_refused = life is not None or checked.runs_upstream(server.block)
     is_certain = checked.vllm and is_refused
     hint = "of a fork? Then keep it, else leave it out"
@@ -122,9 +86,8 @@ def _find_unknown(
         hint = "leave it out"
 
     if life:
-        keeper = f" of {shorten(flag.kept_in)}" if flag.kept_in else ""
         what = (
-            f"vLLM {checked.vllm} has no {flag.written}{keeper}; "
+            f"vLLM {checked.vllm} has no {flag.written}; "
             f"{life.first} to {life.last} had it"
         )
     else:
@@ -202,7 +165,8 @@ def _check_choice(
     if allowed.allows(flag.value):
         return
 
-    if flag.name.endswith("-parser") and server.has_parser_plugin:
+    has_plugin = any(name.endswith("-parser-plugin") for name in server.flag_names)
+    if flag.name.endswith("-parser") and has_plugin:
         return
 
     listed = f"it takes {', '.join(allowed.words[:_SHOWN])}"

@@ -80,7 +80,7 @@ def _find_stated_versions(text: str, content: FileContent) -> Sequence[StatedVer
 def _image_versions(content: FileContent) -> Iterator[StatedVersion]:
     for image in content.images:
         row = image.row
-        tag = _TAG.fullmatch(image.tag)
+        tag = _TAG.fullmatch(image.split()[1])
 
         project = row.get("version")
         if not project or not tag:

@@ -16,7 +16,6 @@ from patchkit.runtime.check.content import (
     shorten,
 )
 from patchkit.runtime.check.finding_texts import build_finding, build_rule_finding
-from patchkit.runtime.check.host_checks import find_half_cages
 from patchkit.runtime.rules import variables
 from patchkit.runtime.rules.flags import flags
 from patchkit.runtime.rules.releases import read_env_data
@@ -283,8 +282,7 @@ def check_contradictions(checked: CheckedText) -> Iterator[Finding]:
         if not may_change:
             yield from _find_set_twice(together)
 
-        last_by_name = {variable.name: variable for variable in together}
-        yield from _check_rdma(last_by_name, checked)
+        yield from _find_unused_rdma(together)
 
 
 def _find_set_twice(together: Sequence[Assignment]) -> Iterator[Finding]:
@@ -298,18 +296,15 @@ def _find_set_twice(together: Sequence[Assignment]) -> Iterator[Finding]:
             )
 
 
-def _check_rdma(
-    last_by_name: Mapping[str, Assignment], checked: CheckedText
-) -> Iterator[Finding]:
-    """Yield settings of RDMA where it is off, and half of a cage."""
+def _find_unused_rdma(together: Sequence[Assignment]) -> Iterator[Finding]:
+    """Yield settings of RDMA where it is off."""
+    last_by_name = {variable.name: variable for variable in together}
     switch = last_by_name.get("NCCL_IB_DISABLE")
-    hca = last_by_name.get("NCCL_IB_HCA")
+    if switch is None or switch.value == "0":
+        return
 
-    if switch and switch.value != "0":
-        for name, variable in last_by_name.items():
-            if _RDMA_NAMES.fullmatch(name):
-                yield build_finding(
-                    "rdma-off", variable, first=switch.line, before=switch.shown
-                )
-    elif hca and not hca.value.startswith("^"):
-        yield from find_half_cages(hca, checked.host)
+    for name, variable in last_by_name.items():
+        if _RDMA_NAMES.fullmatch(name):
+            yield build_finding(
+                "rdma-off", variable, first=switch.line, before=switch.shown
+            )
