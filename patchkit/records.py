@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
@@ -102,16 +101,16 @@ def read_toml(
     ``key`` selects one table of the file; the other tables have readers of their own. Raises
     ``error``, naming the file and the key. For a file that a user writes: ``read_user_toml``.
     """
-    keys = (key,) if key else ()
     try:
-        value = _parse_toml(path.read_text(encoding="utf-8"))
-        for name in keys:
-            if name not in value:
-                raise RecordError("is missing")
-            value = value[name]
-        return record(kind, value)
+        tables = _parse_toml(path.read_text(encoding="utf-8"))
+        if not key:
+            return record(kind, tables)
+        if key not in tables:
+            raise RecordError("is missing", key)
+        table: T = _read_below(key, partial(record, kind), tables[key])
+        return table
     except RecordError as wrong:
-        problem = RecordError(wrong.what, *keys, *wrong.keys)
+        problem = wrong
     except ValueError as wrong:  # TOMLDecodeError, which a launcher does not import
         problem = RecordError(f"is not TOML: {wrong}")
 
@@ -151,48 +150,32 @@ def read_user_toml(kind: type[T], path: Path) -> T:
     raise UsageError(f"{where}: {problem}", hint=hint)
 
 
-_TOML_KEY = r"""(?:[\w-]+|"[^"]*"|'[^']*')"""
-_TOML_HEADER = re.compile(rf"\s*(\[\[?)\s*({_TOML_KEY}(?:\s*\.\s*{_TOML_KEY})*)\s*\]")
-_TOML_PAIR = re.compile(rf"\s*({_TOML_KEY}(?:\s*\.\s*{_TOML_KEY})*)\s*=")
-
-
 def _find_key_line(text: str, keys: Sequence[str | int]) -> int:
     """Return the line of a TOML text where a key stands, or the nearest table above it; or 0."""
-    path = tuple(key for key in keys if isinstance(key, str))
-    numbers = [key for key in keys if isinstance(key, int)]
-    entry = numbers[0] if numbers else 0
+    lines = text.splitlines(keepends=True)
+    first = 1  # line of the statement that the next lines end
     nearest = 0
     depth = 0
 
-    for number, place, table_entry in _toml_places(text):
-        is_above = place == path[: len(place)] and table_entry in (entry, None)
-        if is_above and len(place) > depth:
-            nearest = number
-            depth = len(place)
+    # The beginning of a text is TOML as well, where it ends with a whole statement.
+    for number in range(1, len(lines) + 1):
+        with suppress(ValueError):
+            reached = _count_present(_parse_toml("".join(lines[:number])), keys)
+            if reached > depth:
+                nearest = first
+                depth = reached
+            first = number + 1
     return nearest
 
 
-def _toml_places(text: str) -> Iterator[tuple[int, tuple[str, ...], int | None]]:
-    """Yield each line of a header or a key: its number, its names, and its entry.
-
-    The entry counts the tables of an array; it is None outside of one.
-    """
-    entries: Counter[tuple[str, ...]] = Counter()
-    table: tuple[str, ...] = ()
-    entry: int | None = None
-
-    for number, line in enumerate(text.splitlines(), start=1):
-        if header := _TOML_HEADER.match(line):
-            table = _toml_names(header[2])
-            entry = entries[table] if header[1] == "[[" else None
-            entries[table] += 1
-            yield number, table, entry
-        elif pair := _TOML_PAIR.match(line):
-            yield number, (*table, *_toml_names(pair[1])), entry
-
-
-def _toml_names(dotted: str) -> tuple[str, ...]:
-    return tuple(name.strip("\"'") for name in re.findall(_TOML_KEY, dotted))
+def _count_present(value: Any, keys: Sequence[str | int]) -> int:
+    """Return how many of the keys, from the first one on, lead to something."""
+    for depth, key in enumerate(keys):
+        try:
+            value = value[key]
+        except (LookupError, TypeError):
+            return depth
+    return len(keys)
 
 
 def _tables_with(kind: type, wrong: RecordError) -> list[str]:

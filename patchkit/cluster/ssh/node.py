@@ -113,7 +113,10 @@ class Remote:
         """Yield the parts of a generator there; return the result of the function."""
         if self.here:
             try:
-                return (yield from self._ask_here(function, arguments))
+                # In this process, with values that went through JSON as those of a node do.
+                value = function(**self._decoded(encoded(arguments)))
+                is_stream = inspect.isgenerator(value)
+                return (yield from value) if is_stream else value
             except OSError as error:
                 raise file_error(error) from error
 
@@ -150,24 +153,6 @@ class Remote:
             raise self._silence(_NO_JSON) from None
         return kind, content
 
-    def _ask_here(
-        self,
-        function: Callable[..., Any],
-        arguments: dict[str, Any],
-    ) -> Generator[Any, None, Any]:
-        """Call a function in this process; values go through JSON, as those of a node do."""
-        value = function(**self._decoded(encoded(arguments)))
-        if not inspect.isgenerator(value):
-            return self._decoded(encoded(value))
-
-        with contextlib.closing(value):
-            while True:
-                try:
-                    part = next(value)
-                except StopIteration as end:
-                    return self._decoded(encoded(end.value))
-                yield self._decoded(encoded(part))
-
     def _decoded(self, text: str) -> Any:
         """Return the value of a text in JSON. Raises HostError for another text."""
         try:
@@ -177,6 +162,8 @@ class Remote:
 
     def checked(self, kind: type[T], value: object) -> T:
         """Return an answer of this node as its kind. Raises HostError if it does not fit."""
+        if self.here:
+            value = self._decoded(encoded(value))
         try:
             return record(kind, value)
         except RecordError as error:
