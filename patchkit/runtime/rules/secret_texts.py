@@ -49,6 +49,7 @@ _SHELL_SETS = re.compile(
     r"(?<![\w-])(?P<word>setenv|set)(?P<flags>(?:[ \t]+--?[A-Za-z][\w-]{0,20}){1,4})?[ \t]+\Z"
 )
 _COMMAND = 100  # characters before a name that say whether a shell sets it
+_AROUND = " \t\r\\\"'"
 _LINE_BEGINS = re.compile(r"[ \t]*(?:export[ \t]+|Environment=|-e[ \t]+)?")
 
 
@@ -124,8 +125,11 @@ def secret_spans(text: str) -> list[Span]:
 
 
 def _spans_by_form(text: str) -> Iterator[Span]:
-    for form in _secret_forms():
-        for match in form.finditer(text):
+    """Yield what is a secret by itself, or by the program that takes it."""
+    texts = read_env_data("secrets")["texts"]
+    tokens = "|".join(texts["tokens"])
+    for form in (*texts["forms"], rf"(?<![A-Za-z0-9])(?P<value>{tokens})"):
+        for match in re.finditer(form, text, re.IGNORECASE):
             if not is_readable(match["value"], quoted=False):
                 yield match.span("value")
 
@@ -136,10 +140,9 @@ def _merge_spans(spans: Iterable[Span]) -> list[Span]:
 
     for start, stop in sorted(spans):
         if merged and start < merged[-1][1]:
-            begin, end = merged.pop()
-            merged.append((begin, max(stop, end)))
-        else:
-            merged.append((start, stop))
+            start, end = merged.pop()
+            stop = max(stop, end)
+        merged.append((start, stop))
 
     return merged
 
@@ -160,42 +163,26 @@ def matches_one(forms: Sequence[str], text: str) -> bool:
     return any(re.fullmatch(form, text, re.IGNORECASE) for form in forms)
 
 
-@cache
-def _secret_forms() -> tuple[re.Pattern[str], ...]:
-    """Return the forms of what is a secret by itself, or by the program that takes it."""
-    texts = read_env_data("secrets")["texts"]
-    tokens = "|".join(texts["tokens"])
-    forms = [*texts["forms"], rf"(?<![A-Za-z0-9])(?P<value>{tokens})"]
-
-    return tuple(re.compile(form, re.IGNORECASE) for form in forms)
-
-
 def _values_after(text: str, name: re.Match[str]) -> Iterator[Span]:
     """Yield the secrets that follow a name: the value of a flag, of a variable, or of a key."""
     assigns = _ASSIGNS.search(name["sign"]) is not None
-
-    if name["dashes"]:
-        yield from _flag_values(text, name, several=not assigns)
-    elif assigns:
-        if holds_secret(name["name"]):
-            yield from _named_values(text, name)
+    dashes = name["dashes"] or ""
     # Behind a blank or a comma only a shell's own word makes it a value.
-    elif _is_set_by_shell(text, name) and holds_secret(name["name"]):
-        yield from _value_at(text, name.end())
+    if not (dashes or assigns or _is_set_by_shell(text, name)):
+        return
 
-
-def _flag_values(text: str, name: re.Match[str], *, several: bool) -> Iterator[Span]:
-    """Yield the values of a flag, if it takes a secret; `--api-key` takes several."""
-    flag = secret_flag(name["dashes"] + name["name"])
-
-    if flag and several:
+    flag = dashes and secret_flag(dashes + name["name"])
+    if flag and not assigns:
         yield from _several_values(text, name.end())
     elif flag or holds_secret(name["name"]):
-        yield from _value_at(text, name.end())
+        if assigns and not dashes:
+            yield from _named_values(text, name)
+        else:
+            yield from _value_at(text, name.end())
 
 
 def _several_values(text: str, start: int) -> Iterator[Span]:
-    """Yield the values of a flag that takes several, until one that is no secret."""
+    """Yield the values of a flag that takes several, as `--api-key`, until one is no secret."""
     while values := list(_value_at(text, start)):
         yield from values
 
@@ -230,43 +217,26 @@ def _named_values(text: str, name: re.Match[str]) -> Iterator[Span]:
     is_quoted_key = name["sign"].lstrip("\\").startswith(tuple(_QUOTES))
     is_list = text.startswith(("[", "("), start)
 
-    if name["quote"] and not is_quoted_key:
-        yield from _quoted_pair(text, start, name["quote"])
-    elif name["sign"] == "=" and is_of_line:
-        yield from _rest_of_line(text, start)
+    # A text within a text has the quotes of its value escaped.
+    is_escaped = text.startswith(('\\"', "\\'"), start)
+    is_pair = name["quote"] and not (is_quoted_key or is_escaped)
+    if is_pair or (name["sign"] == "=" and is_of_line):
+        yield from _rest_of_line(text, start, name["quote"] if is_pair else "")
     elif is_list and not text.startswith(_MASK, start):
         yield from _listed_values(text, start + 1)
     else:
         yield from _value_at(text, start)
 
 
-def _quoted_pair(text: str, start: int, quote: str) -> Iterator[Span]:
-    """Yield the value of ``"NAME=value"``, which ends at the quote or with the line."""
-    end = _find_end(text, "\n", start, len(text))
-    stop = _find_end(text, quote, start, end)
-
-    if text[stop - 1] == "\\":
-        stop -= 1
-
-    yield from _secret_at(text, start, stop, quoted=True)
-
-
-def _rest_of_line(text: str, start: int) -> Iterator[Span]:
-    """Yield a value up to the line's end: it may hold blanks, quotes and further = signs."""
-    end = _find_end(text, "\n", start, len(text))
-    value = text[start:end]
-
-    begin = end - len(value.lstrip(" \t\"'"))
-    stop = start + len(value.rstrip(" \t\r\"'"))
+def _rest_of_line(text: str, start: int, quote: str) -> Iterator[Span]:
+    """Yield a value up to a quote or the line's end: it may hold blanks and further = signs."""
+    end = text.find("\n", start)
+    line = text[start : end if end >= 0 else len(text)]
+    value = line.partition(quote)[0] if quote else line
+    begin = start + len(value) - len(value.lstrip(_AROUND))
+    stop = start + len(value.rstrip(_AROUND))
 
     yield from _secret_at(text, begin, stop, quoted=True)
-
-
-def _find_end(text: str, sign: str, start: int, end: int) -> int:
-    """Return where a sign stands between two places, else the second of them."""
-    place = text.find(sign, start, end)
-
-    return end if place < 0 else place
 
 
 def _listed_values(text: str, start: int) -> Iterator[Span]:

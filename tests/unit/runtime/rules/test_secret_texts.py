@@ -33,6 +33,7 @@ SECRETS = [
     "-e OPENAI_API_KEY=«s3cr3t»",
     'docker run -e "HF_TOKEN=«two words»" -e B=1 image',
     '"Env": ["PATH=/usr/bin", "HF_TOKEN=«s3cr3t»", "A=1"]',
+    '["HF_TOKEN=\\"«two words»\\"", "A=1"]',
     "Environment=WANDB_API_KEY=«0123abcd»",
     "os.environ['HF_TOKEN'] = '«s3cr3t»'",
     "environ({'HF_TOKEN': '«s3cr3t»', 'HOME': '/root'})",
