@@ -54,7 +54,6 @@ def net_finding(
 
 check_fine = partial(net_finding, Level.OK)
 check_noted = partial(net_finding, Level.NOTE)
-check_warned = partial(net_finding, Level.WARNING)
 check_unknown = partial(net_finding, Level.UNKNOWN)
 
 
@@ -222,21 +221,19 @@ def _check_half(
     netdev: Netdev,
     twins: Sequence[Netdev],
 ) -> Iterator[Finding]:
-    linked = [twin for twin in twins if twin.carrier]
     is_unused = not netdev.carrier and not netdev.ipv4
-    if linked and is_unused:
+    if is_unused and any(twin.carrier for twin in twins):
         return  # if that costs bandwidth, a remark says so
 
     yield _check_link(netdev)
     yield _check_speed(netdev)
-    yield _check_mtu(netdev, linked)
+    yield _check_mtu(netdev)
 
     # A remark is about a half without an address beside one that has one, or in a bond.
     has_remark = netdev.master or any(twin.ipv4 or twin.master for twin in twins)
     if netdev.ipv4 or not has_remark:
         yield _check_address(netdev, twins)
         yield _check_gid(host, netdev)
-    yield _check_lanes(netdev)
 
 
 def _check_link(netdev: Netdev) -> Finding:
@@ -264,14 +261,8 @@ def _check_speed(netdev: Netdev) -> Finding:
     return judge_check(netdev.speed == right, netdev.name, "speed", state)
 
 
-def _check_mtu(netdev: Netdev, linked: Sequence[Netdev]) -> Finding:
+def _check_mtu(netdev: Netdev) -> Finding:
     """Check the MTU: any will do that both ends have; jumbo frames are better."""
-    for twin in linked:
-        if twin.mtu > netdev.mtu:
-            state = f"{netdev.mtu}, its other half {twin.name} has {twin.mtu}"
-            plan = NetPlanOptions(mtu=twin.mtu).command_line()
-            return check_warned(netdev.name, "MTU", state, plan)
-
     if netdev.mtu < _MTU:
         return _note_small_mtu(netdev.name, netdev.mtu)
     return check_fine(netdev.name, "MTU", str(netdev.mtu))
@@ -285,15 +276,6 @@ def _check_address(netdev: Netdev, twins: Sequence[Netdev]) -> Finding:
         state += ": link-local, drawn anew at any boot unless somebody set it"
         return judge_check(False, netdev.name, "drawn", state, about="IPv4")
     return judge_check(bool(state), netdev.name, "IPv4", state or "no address")
-
-
-def _check_lanes(netdev: Netdev) -> Finding:
-    if netdev.lanes is None:
-        state = "sysfs does not say"
-        return check_unknown(netdev.name, "PCIe lanes", state, "sudo lspci -vv")
-    needed = _NETWORK["link"]["lanes"]
-    state = f"x{netdev.lanes} of x{needed}"
-    return judge_check(netdev.lanes >= needed, netdev.name, "PCIe lanes", state)
 
 
 def _check_gid(host: Host, netdev: Netdev) -> Finding:

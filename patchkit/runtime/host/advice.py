@@ -124,14 +124,6 @@ def _check_networks(host: Host, halves: Sequence[Netdev]) -> Facts:
                 present=overlap.present,
             )
 
-    drawn = []
-    for half in halves:
-        if half.carrier:
-            addresses = [address for address in half.ipv4 if address.is_link_local]
-            drawn += [f"{half.name} {address}" for address in addresses]
-    if drawn:
-        yield _fact("link-local", addresses=", ".join(drawn))
-
 
 def _check_masters(host: Host, halves: Sequence[Netdev]) -> Facts:
     for master in host.masters(halves):
