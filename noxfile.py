@@ -76,7 +76,8 @@ def fresh(session: nox.Session) -> None:
     """README's blocks and tests on a machine with Python, pip and git: a file system of its own.
 
     As root, or as an ordinary user with umask 0002. Needs root and mmdebstrap:
-    `nox -s fresh -- [--ordinary] [--with PACKAGE,...] [PYTEST-ARGUMENTS ...]`.
+    `nox -s fresh -- [--ordinary] [--with PACKAGE,...] [PYTEST-ARGUMENTS ...]`. With `--ubuntu` it
+    is Ubuntu 24.04, and README's blocks alone.
     """
     program, env = (sys.executable, "-m", "e2e.proofs.fresh"), {"PYTHONPATH": "tests"}
     if obstacle := session.run(*program, "--obstacle", silent=True, env=env):

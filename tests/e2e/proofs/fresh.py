@@ -1,6 +1,7 @@
 """A fresh machine: a distribution with Python, pip and git, where README's commands have to pass.
 
     nox -s fresh -- [--ordinary] [--with PACKAGE,...] [PYTEST-ARGUMENTS ...]
+    nox -s fresh -- --ordinary --ubuntu    # README's blocks alone, on Ubuntu 24.04
 
 mmdebstrap unpacks it from what this machine's apt is configured for; the committed HEAD is cloned
 into it, and README's blocks and tests run there as root, or as an ordinary user whose umask is 0002
@@ -13,6 +14,7 @@ needs a Spark is shown and left out (tests/support/readme.py).
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import platform
 import re
@@ -21,6 +23,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +41,15 @@ SOURCES = (
     "sources.list.d/ubuntu.sources",
 )
 UBUNTU_PORTS = "http://ports.ubuntu.com/ubuntu-ports"
+UBUNTU, NOBLE = (
+    "http://archive.ubuntu.com/ubuntu",
+    "noble",
+)  # 24.04: DGX OS is made of it
+# Another distribution has no key of Ubuntu: the package that holds it, by its sha256.
+UBUNTU_KEYS = (
+    "pool/main/u/ubuntu-keyring/ubuntu-keyring_2023.11.28.1_all.deb",
+    "36de43b15853ccae0028e9a767613770c704833f82586f28eb262f0311adb8a8",
+)
 CERTIFICATES = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
 INHERITED = re.compile(
     r"PIP_\w+|\w+_proxy|REQUESTS_CA_BUNDLE|SSL_CERT_FILE", re.IGNORECASE
@@ -123,6 +135,31 @@ def unpack(
             Path(mirrors[-1]).write_text(text)
         command = ["mmdebstrap", "--mode=root", "--quiet", *named, *options]
         subprocess.run([*command, release, str(root), *mirrors], check=True)
+
+
+def unpack_ubuntu(root: Path, packages: Iterable[str]) -> None:
+    """Unpack packages of Ubuntu 24.04 into a folder, on any distribution.
+
+    Raises OSError if its archive is not reached, ValueError if the package with its keys is another
+    one, CalledProcessError after mmdebstrap said why.
+    """
+    path, digest = UBUNTU_KEYS
+    with tempfile.TemporaryDirectory() as scratch:
+        keys = Path(scratch) / "keys.deb"
+        with urllib.request.urlopen(f"{UBUNTU}/{path}", timeout=30) as answer:
+            keys.write_bytes(answer.read(1 << 20))
+        if hashlib.sha256(keys.read_bytes()).hexdigest() != digest:
+            raise ValueError(f"{path} is not the package whose sha256 is {digest}")
+
+        subprocess.run(["dpkg-deb", "--extract", str(keys), scratch], check=True)
+        ring = f"{scratch}/usr/share/keyrings/ubuntu-archive-keyring.gpg"
+        mirrors = [
+            f"deb [signed-by={ring}] {UBUNTU} {NOBLE}{pocket} main universe"
+            for pocket in ("", "-updates")
+        ]
+        named = ["--variant=minbase", f"--include={','.join(packages)}"]
+        command = ["mmdebstrap", "--mode=root", "--quiet", *named]
+        subprocess.run([*command, NOBLE, str(root), *mirrors], check=True)
 
 
 def suite() -> str:
@@ -249,8 +286,8 @@ def entering(root: Path, binds: Mapping[Path, str], inside: str) -> str:
     return "\n".join(lines)
 
 
-def commands(arguments: list[str]) -> str:
-    """Return README's two blocks, those by hand, and its tests, with arguments for pytest."""
+def blocks() -> str:
+    """Return README's two blocks, and those by hand."""
     machines = f"""\
 from pathlib import Path
 from support import hosts
@@ -263,8 +300,12 @@ PYTHONPATH=tests python3 -c {shlex.quote(machines)}
 (. .venv/bin/activate
 {readme.script(readme.TWO, MACHINES)}
 {readme.script(readme.BY_HAND, MACHINES)}
-)
-{readme.tests_command()}{f" -- {shlex.join(arguments)}" if arguments else ""}"""
+)"""
+
+
+def tests(arguments: list[str]) -> str:
+    """Return README's tests, with arguments for pytest."""
+    return f"{readme.tests_command()} -- {shlex.join(arguments)}".removesuffix(" -- ")
 
 
 def main() -> int:
@@ -272,6 +313,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--obstacle", action="store_true")
     parser.add_argument("--ordinary", action="store_true")
+    parser.add_argument("--ubuntu", action="store_true")
     parser.add_argument("--with", dest="packages", default="", metavar="PACKAGE,...")
     options, arguments = parser.parse_known_args()
     if options.obstacle:
@@ -283,12 +325,17 @@ def main() -> int:
         prefix="patchkit-fresh-", dir="/var/tmp"
     ) as folder:
         root = Path(folder) / "root"
-        unpack(root, [*PACKAGES, *extra], "--variant=minbase")
         who = "an ordinary user" if options.ordinary else "root"
+        if options.ubuntu:
+            unpack_ubuntu(root, [*PACKAGES, *extra])
+            sys.stderr.write(f"{NOBLE}, {who}: README's blocks\n")
+            return run(root, blocks(), account)
+
+        unpack(root, [*PACKAGES, *extra], "--variant=minbase")
         sys.stderr.write(
             f"{suite()}, {who}: README's blocks, then {readme.tests_command()}\n"
         )
-        return run(root, commands(arguments), account)
+        return run(root, f"{blocks()}\n{tests(arguments)}", account)
 
 
 if __name__ == "__main__":
