@@ -35,15 +35,15 @@ NAMES = (
 _HEAD = """\
 # What becomes of a change that is interrupted
 
-This page shows that patchkit keeps your files whole when it is interrupted. A change is all or
-nothing: afterwards the files are the old ones or the new ones, byte by byte, with their owner and
-mode, at once or after one further run of patchkit. Its messages ("nothing was changed", "the commit
-was finished, 6 files") are true. [SECURITY.md](../SECURITY.md) has the promise and its limits.
+This page shows that an interruption leaves your files whole. Afterwards they are the old ones or
+the new ones, byte by byte, with their owner and mode, at once or after one further run of patchkit.
+Its messages ("nothing was changed", "the commit was finished, 6 files") are true.
+[SECURITY.md](../SECURITY.md) has the promise and its limits.
 
-`nox -s torture` makes real changes in a child process: it patches and reverts vLLM {release}, adds wheels
-to a wheelhouse and drops them. The kernel stops it at every system call that would change the disk
-(seccomp's user notification), and the process gets a signal, or the call fails as on a failing, a
-full or a read-only disk. A second fault hits its reaction to the first.
+`nox -s torture` makes real changes in a child process: it patches and reverts vLLM {release}, adds
+wheels to a wheelhouse and drops them. The kernel stops it at every system call that would change
+the disk (seccomp's user notification), and the process gets a signal, or the call fails as on a
+failing, a full or a read-only disk. A second fault hits its reaction to the first.
 
 {system}, {count:,} tries. At each call: {attacks}.
 
