@@ -12,7 +12,6 @@ from patchkit.doctor.peers.node_report import (
     Outcome,
     check,
     facts_for_causes,
-    make_fine,
     require,
     unchecked,
 )
@@ -83,6 +82,7 @@ def machine_findings(node: NodeReport) -> Iterator[Finding]:
     )
     of_image = (
         check_engine,
+        check_rdma_rights,
         check_gpu_way,
         check_image_cpu,
     )
@@ -225,30 +225,17 @@ def check_driver(node: NodeReport) -> Outcome:
         reason = f"{driver} is there, and no torch says for which CUDA it is"
         raise NotCheckedError(reason)
 
-    if within(driver, f"<{oldest}"):
-        return node.find(
-            "driver",
-            oldest=oldest,
-            driver=driver,
-            cuda=cuda,
-        )
-    return {"driver": driver, "cuda": cuda}
+    return node.find("driver", oldest=oldest) if within(driver, f"<{oldest}") else {}
 
 
 @check("rdma-closed")
 def check_rdma_files(node: NodeReport) -> Outcome:
     container = node.health_fact("container")
-    opened = container.verbs_open
-
     active = sum(device.active for device in node.host.rdma)
-    if opened >= active:
-        return {"what": f"{opened} files of RDMA devices open, {active} active"}
-    return node.find(
-        "container-rdma" if container.kind else "rdma-closed",
-        open=opened,
-        count=container.verbs,
-        active=active,
-    )
+    counts = {"container": container, "active": active}
+    if container.verbs_open >= active:
+        return counts
+    return node.find("container-rdma" if container.kind else "rdma-closed", **counts)
 
 
 # The Python
@@ -262,26 +249,20 @@ def check_torch(node: NodeReport) -> Outcome:
     if not software.cuda and not node.host.gpus:
         raise NotCheckedError("torch is for CPUs, and there is no GPU")
 
-    fields = {
-        "torch": software.torch,
-        "vllm": software.vllm,
-        "cuda": software.cuda,
-    }
-
     local_version = software.vllm.partition("+")[2]
     built_for = ""
     if local_version.startswith("cu"):
         built_for = local_version.removeprefix("cu")[:2]
     cuda = software.cuda.replace(".", "")
     if cuda and cuda.startswith(built_for):
-        return fields
+        return {}
 
     command = _INSTALL
     if not node.placed:
         command = _pip_install(node, f"vllm=={software.vllm}")
 
     about = "torch-other" if software.cuda else "torch-cpu"
-    return node.find(about, command=command, **fields)
+    return node.find(about, command=command)
 
 
 def _pip_install(node: NodeReport, *words: str) -> str:
@@ -310,21 +291,14 @@ def check_lost_nccl(node: NodeReport) -> Outcome:
 @check("nccl-two")
 def check_nccl(node: NodeReport) -> Outcome:
     copies = node.part("contents").nccl
-    of_vllm, vllm_digest = copies.get("vllm", ("", ""))
-    of_torch, torch_digest = copies.get("torch", ("", ""))
-
-    if not vllm_digest or not torch_digest:
+    digests = {copy: sha256 for copy, (_version, sha256) in copies.items() if sha256}
+    if digests.keys() < {"vllm", "torch"}:
         raise NotCheckedError("it is not known which libnccl torch and vLLM load")
-    if vllm_digest == torch_digest:
-        return {"version": of_vllm}
+    if digests["vllm"] == digests["torch"]:
+        return {}
 
     python = quoted(f"{node.part('facts').venv}/bin/python")
-    return node.find(
-        "nccl-two",
-        vllm=of_vllm,
-        torch=of_torch,
-        python=python,
-    )
+    return node.find("nccl-two", python=python)
 
 
 @check("compiler")
@@ -344,25 +318,19 @@ def check_compilers(node: NodeReport) -> Outcome:
 # The container engine and the image; `up`, too, refuses if one is missing or does not answer
 
 
-@check("engine", "engine-rdma")
+@check("engine")
 def check_engine(node: NodeReport) -> Outcome:
-    engine = node.engine
-    disk = engine.storage
-    fine = make_fine(
-        "engine",
-        node.node,
-        program=engine.program,
-        version=engine.version,
-        storage=disk.folder,
-        free=disk.free / 1e9,
-    )
-    if not engine.closed:
-        return [fine, make_fine("engine-rdma", node.node)]
+    return {"free": node.engine.storage.free / 1e9}
 
-    command = node.command("sudo", "chmod", "a+rw", *engine.closed)
-    files = ", ".join(engine.closed)
-    fault = node.find("engine-rdma", files=files, command=command)
-    return [fine, fault]
+
+@check("engine-rdma")
+def check_rdma_rights(node: NodeReport) -> Outcome:
+    closed = node.engine.closed
+    if not closed:
+        return {}
+
+    command = node.command("sudo", "chmod", "a+rw", *closed)
+    return node.find("engine-rdma", files=", ".join(closed), command=command)
 
 
 @check("engine-gpu")
@@ -382,13 +350,7 @@ def check_gpu_way(node: NodeReport) -> Outcome:
     words = ["nvidia-ctk", "cdi", "generate", f"--output={engine.spec}"]
     if engine.spec.startswith("/var/run/"):  # by the toolkit, from 1.18 on
         words = ["systemctl", "restart", "nvidia-cdi-refresh.service"]
-    return node.find(
-        "cdi-stale",
-        spec=engine.spec,
-        old=engine.driver,
-        driver=driver,
-        command=node.command("sudo", *words),
-    )
+    return node.find("cdi-stale", command=node.command("sudo", *words))
 
 
 @check("image-cpu")
@@ -398,12 +360,5 @@ def check_image_cpu(node: NodeReport) -> Outcome:
 
     if not cpu or not machine:
         raise NotCheckedError("the image is not there, or no CPU is named here")
-    fields = {
-        "cpu": cpu,
-        "machine": machine,
-        "program": node.engine.program,
-    }
-
-    if _LINUX_CPUS.get(cpu, cpu) == machine:
-        return fields
-    return node.find("image-cpu", **fields)
+    is_same = _LINUX_CPUS.get(cpu, cpu) == machine
+    return {} if is_same else node.find("image-cpu")

@@ -126,7 +126,7 @@ def _run_check(
         return [unchecked(name, checked.node, error.what, error.hint) for name in names]
 
     if isinstance(outcome, Mapping):
-        return [make_fine(names[0], checked.node, **outcome)]
+        return [make_fine(names[0], checked.node, report=checked, **outcome)]
     return [outcome] if isinstance(outcome, Finding) else list(outcome)
 
 
@@ -256,8 +256,8 @@ class NodeReport(NodeAnswer):
         return require(getattr(health, name), health.why_not(name))
 
     def find(self, about: str, **fields: object) -> Finding:
-        """Return the finding of this id, about this node."""
-        return make_finding(about, self.node, **fields)
+        """Return the finding of this id, about this node; its texts may name {report.facts}."""
+        return make_finding(about, self.node, report=self, **fields)
 
     def command(self, *words: str) -> str:
         """Return a command that is run on this node."""

@@ -15,6 +15,7 @@ from patchkit.doctor.peers.node_report import (
     check,
     make_finding,
     make_fine,
+    require,
     unchecked,
 )
 from patchkit.finding import Finding
@@ -24,6 +25,7 @@ _INSTALL = "patchkit cluster install"
 _DISTRIBUTIONS = ("vllm", "torch", "triton")
 _SHOWN = 12  # digits of a digest in a finding
 _NO_NCCL = ("", "")
+_NO_MODEL = "no model is pinned in cluster.toml, and none was started from a folder"
 
 
 def software_findings(
@@ -104,7 +106,7 @@ def _compare(
 def check_python(node: NodeReport, file: ClusterFile) -> Outcome:
     venv = node.part("facts").venv
     if version := node.host.versions["vllm"]:
-        return {"version": version, "venv": venv}
+        return {"version": version}
 
     fault = f"there is no vLLM in {venv}" if venv else f"{file.venv} is not there"
     command = _INSTALL
@@ -122,53 +124,38 @@ def model_findings(
     nodes: Sequence[NodeReport],
 ) -> Iterator[Finding]:
     """Yield for each model whether it is whole on every node, and the same."""
-    counts = [len(node.models or ()) for node in nodes]
-    count = max(counts, default=0)
+    count = max(len(node.models or ()) for node in nodes)
     if not count:
-        reason = (
-            "no model is pinned in cluster.toml, and none was started from a folder"
-        )
         for node in nodes:
-            if node.models is None:
-                reason = node.why_not("models")
+            has_answered = node.models is not None
+            reason = _NO_MODEL if has_answered else node.why_not("models")
             yield unchecked("model", node.node, reason)
 
+    names = ", ".join(node.node for node in nodes)
     for number in range(count):
         whole = {}
         for node in nodes:
             if node.models and not node.models[number].problem:
                 whole[node.node] = node.models[number]
         for node in nodes:
-            if node.models:
-                yield _judge_model(file, node, node.models[number], whole)
-            else:
-                yield unchecked("model", node.node, node.why_not("models"))
+            yield from check_model(node, file, number, whole)
         if len(nodes) > 1:
-            names = ", ".join(node.node for node in nodes)
             yield _check_same_model(file, names, whole)
 
 
-def _judge_model(
-    file: ClusterFile,
+@check("model")
+def check_model(
     node: NodeReport,
-    model: ModelPrint,
+    file: ClusterFile,
+    number: int,
     whole: Mapping[str, ModelPrint],
-) -> Finding:
+) -> Outcome:
+    models = require(node.models or None, node.why_not("models"))
+    model = models[number]
     if model.problem:
-        return node.find(
-            "model",
-            folder=model.folder,
-            problem=model.problem,
-            command=_copy_command(file, node.node, model, whole),
-        )
-    return make_fine(
-        "model",
-        node.node,
-        folder=model.folder,
-        problem="",
-        files=model.files,
-        size=model.size / 1e9,
-    )
+        command = _copy_command(file, node.node, model, whole)
+        return node.find("model", model=model, command=command)
+    return {"model": model, "size": model.size / 1e9}
 
 
 def _copy_command(

@@ -30,7 +30,6 @@ _ON = (
     "deactivating",
 )
 _NOTHING = "nothing was started here yet: `patchkit up`"
-_STARTS = 4  # in an hour: head.service
 _STATES = {"active": "runs", "activating": "is loading"}
 _STOPPED = ("T", "t")  # by SIGSTOP, by a debugger
 
@@ -81,16 +80,12 @@ def check_env_address(node: NodeReport, again: str) -> Outcome:
     if not address:
         raise NotCheckedError("node.env names no address")
     if host.has_address(address):
-        return {"address": address}
+        return {}
     if env.edited:
         raise NotCheckedError("node.env was edited")
     if not host.has_address(node.address):  # the check "address" says so
         raise NotCheckedError(f"it has lost {address}")
-    return node.find(
-        "env-address",
-        address=address,
-        command=again,
-    )
+    return node.find("env-address", command=again)
 
 
 def unit_findings(
@@ -202,11 +197,8 @@ def _describe_taken(
         free += 1
     return node.find(
         "port-serves" if serves else "port",
-        port=port,
-        address=listener.address,
+        listener=listener,
         what=needs[port],
-        holder=listener.holder,
-        serving=node.serving,
         command=command,
         free=free,
     )
@@ -215,13 +207,11 @@ def _describe_taken(
 @check("rank-stopped")
 def check_halted(node: NodeReport) -> Outcome:
     processes = node.part("processes")
-    stopped = []
-    for process in processes:
-        if process.state in _STOPPED:
-            pid = str(process.pid)
-            fault = node.find("rank-stopped", pid=pid, name=process.name)
-            stopped.append(fault)
-
+    stopped = [
+        node.find("rank-stopped", process=process)
+        for process in processes
+        if process.state in _STOPPED
+    ]
     return stopped or {"count": len(processes)}
 
 
@@ -288,15 +278,5 @@ def check_unit(
 
 @check("restarts")
 def check_restarts(head: NodeReport, unit: UnitState | None) -> Outcome:
-    if unit is None or head.state is None:
-        raise NotCheckedError(head.why_not("state"))
-
-    starts = head.state.starts
-    if not unit.restarts:
-        return {"starts": starts}
-    return head.find(
-        "restarts",
-        starts=starts,
-        restarts=unit.restarts,
-        limit=_STARTS,
-    )
+    unit = require(unit, head.why_not("state"))
+    return head.find("restarts", unit=unit) if unit.restarts else {}

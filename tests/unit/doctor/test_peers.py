@@ -12,6 +12,7 @@ from patchkit.doctor.archive import pack_archive, take_out_names
 from patchkit.doctor.cluster_checks import cluster_findings
 from patchkit.doctor.examination import Examination
 from patchkit.doctor.peers.node_report import NodeReport, placed_files
+from patchkit.doctor.peers.software import model_findings
 from patchkit.doctor.private_names import private_names
 from patchkit.errors import HostError
 from patchkit.finding import Level, finding_texts
@@ -202,6 +203,21 @@ def test_a_node_that_does_not_answer(well):
     # Every check that is made of a node or of a pair says that it was not.
     own = {"port", "port-serves", "link", "restarts", "ssh"}  # of the head alone
     assert {*finding_texts("peers.toml")} - own <= {each.about for each in others}
+
+
+def test_a_node_without_models_does_not_speak_for_the_next_ones(well):
+    file, (head, worker) = well
+    silent = {"models": HostError("the disk hangs")}
+    head = replace(head, models=None, missing=silent)
+    worker = replace(worker, models=())
+    found = model_findings(file, [head, worker])
+    assert [(each.where, each.what) for each in found] == [
+        (HEAD, "not checked: the disk hangs"),
+        (
+            WORKER,
+            "not checked: no model is pinned in cluster.toml, and none was started from a folder",
+        ),
+    ]
 
 
 @pytest.mark.parametrize(
