@@ -95,7 +95,7 @@ def unwrapped() -> Iterator[None]:
     """Raise the Interrupted that an error of the block came from, instead of it.
 
     Before Python 3.12, what strikes while a class gets its fields comes out as a RuntimeError; and
-    a library's own `finally` may fail over the half that was done.
+    a library's own `finally` may fail over the half that was done, as libcst's do with a KeyError.
     """
     try:
         yield

@@ -2,7 +2,8 @@
 
 ``before`` and ``after`` are snippets: one expression, or one or more statements. They are compared
 by syntax tree, so formatting and comments do not matter; only the matched span is replaced.
-A scope names the function to look in, ``function`` or ``Class.method``.
+A scope names the function to look in, ``function`` or ``Class.method``. The standard parser finds
+it in a large file much sooner than libcst, which then works on that function alone.
 """
 
 from __future__ import annotations
@@ -11,15 +12,22 @@ import ast
 import textwrap
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from patchkit.edit.splice import Edit
 from patchkit.edit.text import HINT, absent, drift
 from patchkit.errors import DriftError
 from patchkit.reading import parse_python
 
+if TYPE_CHECKING:
+    # libcst takes longer to import than a whole `patchkit fixes`, which parses nothing.
+    import libcst as cst
+
+_SHELL = "class _:\n"  # makes an indented function a module of its own
+
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-Run = Sequence[ast.AST]
-"""One expression, or statements that follow each other."""
+Span = tuple[int, int]
+"""Offsets in a text, in code points."""
 
 
 def swap(
@@ -36,15 +44,11 @@ def swap(
     Raises DriftError unless exactly one of the two is found, exactly once.
     """
     definition = _find_definition(path, text, scope)
-    module = ast.Module([definition], [])
-    spans = _find_spans(text, module, before)
-    done = _find_spans(text, module, after)
-
-    # An insertion keeps what it is put beside.
-    inserted_beside = _find_runs(ast.parse(_dedent_code(after)), before)
-    if len(done) == 1 and len(spans) == len(inserted_beside):
+    if _is_done(definition, before, after):
         return []
 
+    spans = _find_spans(text, definition, before)
+    done = _find_spans(text, definition, after)
     if len(spans) == 1 and not done:
         start, stop = spans[0]
         line_start = text.rfind("\n", 0, start) + 1
@@ -59,7 +63,7 @@ def swap(
         [start for start, _stop in spans],
         [start for start, _stop in done],
         scope,
-        _offset_of(text, definition.lineno),
+        _line_offset(text, definition.lineno),
     )
 
 
@@ -149,29 +153,34 @@ def _named(body: Sequence[ast.stmt], name: str) -> list[Definition]:
     return [node for node in definitions if node.name == name]
 
 
-def _find_spans(text: str, node: ast.AST, code: str) -> list[tuple[int, int]]:
-    return [_span_of(text, run) for run in _find_runs(node, code)]
+def _is_done(definition: Definition, before: str, after: str) -> bool:
+    """Return whether a change is in; the standard parser answers, without libcst."""
+    module = ast.Module([definition], [])
+    # An insertion keeps what it is put beside.
+    kept = _count_matches(ast.parse(_dedent_code(after)), before)
+    is_in = _count_matches(module, after) == 1
+    return is_in and _count_matches(module, before) == kept
 
 
-def _find_runs(node: ast.AST, code: str) -> list[Run]:
-    """Return the pieces of a syntax tree that equal ``code`` structurally."""
-    pattern: Run = ast.parse(_dedent_code(code)).body
+def _count_matches(node: ast.AST, code: str) -> int:
+    """Count the pieces of a syntax tree that equal ``code`` structurally."""
+    pattern: Sequence[ast.AST] = ast.parse(_dedent_code(code)).body
     runs = _statement_runs(node, len(pattern))
     match pattern:
         case [ast.Expr(value=expression)]:
             pattern = [expression]
-            runs = ([part] for part in _walk(node))
+            runs = ([part] for part in ast.walk(node))
 
     # Kinds are much cheaper to compare than statements that are written out.
     kinds = list(map(type, pattern))
     alike = (run for run in runs if list(map(type, run)) == kinds)
     dumps = list(map(ast.dump, pattern))
-    return [run for run in alike if list(map(ast.dump, run)) == dumps]
+    return sum(list(map(ast.dump, run)) == dumps for run in alike)
 
 
-def _statement_runs(node: ast.AST, length: int) -> Iterator[Run]:
+def _statement_runs(node: ast.AST, length: int) -> Iterator[Sequence[ast.AST]]:
     """Yield every ``length`` statements that follow each other in a block."""
-    for part in _walk(node):
+    for part in ast.walk(node):
         for _name, block in ast.iter_fields(part):
             if not isinstance(block, list) or not block:
                 continue
@@ -180,49 +189,99 @@ def _statement_runs(node: ast.AST, length: int) -> Iterator[Run]:
                     yield block[start : start + length]
 
 
-def _walk(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield a node and all below it, but for the parts of f-strings.
+def _find_spans(text: str, definition: Definition, code: str) -> list[Span]:
+    """Return the spans of a definition that equal ``code`` structurally.
 
-    Python before 3.12 does not know where these are.
+    The definition is all that libcst is given of the file.
     """
+    import libcst as cst
+    from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
+
+    start = _line_offset(text, definition.lineno)
+    stop = _line_offset(text, (definition.end_lineno or 0) + 1)
+    segment = text[start:stop].rstrip("\n") + "\n"
+    shell = _SHELL if segment[:1] in " \t" else ""
+    source = shell + segment
+    # The copy guards against nodes that stand in a tree twice, which a parsed module never has.
+    wrapper = MetadataWrapper(cst.parse_module(source), unsafe_skip_copy=True)
+    positions = wrapper.resolve(ByteSpanPositionProvider)
+
+    # libcst counts bytes of UTF-8, and an Edit code points.
+    data = source.encode()
+    shift = start - len(shell)
+    spans = []
+    for run in _equal_runs(wrapper.module, code):
+        first = positions[run[0]]
+        last = positions[run[-1]]
+        begin = len(data[: first.start].decode())
+        end = len(data[: last.start + last.length].decode())
+        spans.append((begin + shift, end + shift))
+    return spans
+
+
+def _equal_runs(module: cst.Module, code: str) -> list[Sequence[cst.CSTNode]]:
+    """Return the nodes of a module that equal ``code``: an expression, or statements in a row."""
+    import libcst as cst
+
+    pattern: Sequence[cst.CSTNode] = cst.parse_module(_dedent_code(code)).body
+    nodes = list(_walk_nodes(module))
+    runs: list[Sequence[cst.CSTNode]] = []
+    match pattern:
+        case [cst.SimpleStatementLine(body=[cst.Expr(value=expression)])]:
+            pattern = [expression]
+            runs += ([node] for node in nodes)
+        case _:
+            for node in nodes:
+                if isinstance(node, cst.Module | cst.IndentedBlock):
+                    runs += _windows(node.body, len(pattern))
+
+    # ast.dump compares, so that quotes, parentheses and blank space do not count. Kinds are much
+    # cheaper to compare than statements that are written out.
+    kinds = list(map(_node_kind, pattern))
+    alike = (run for run in runs if list(map(_node_kind, run)) == kinds)
+    shape = _syntax_shape(code)
+    written = cst.Module(body=[]).code_for_node
+    return [run for run in alike if _syntax_shape("".join(map(written, run))) == shape]
+
+
+def _windows(
+    body: Sequence[cst.CSTNode], length: int
+) -> Iterator[Sequence[cst.CSTNode]]:
+    for start in range(len(body) - length + 1):
+        yield body[start : start + length]
+
+
+def _walk_nodes(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
     yield node
-    if not isinstance(node, ast.JoinedStr):
-        for child in ast.iter_child_nodes(node):
-            yield from _walk(child)
+    for child in node.children:
+        yield from _walk_nodes(child)
 
 
-def _span_of(text: str, run: Run) -> tuple[int, int]:
-    """Return the span of a run in code points."""
-    first = run[0]
-    last = run[-1]
-    assert isinstance(first, ast.stmt | ast.expr)
-    assert isinstance(last, ast.stmt | ast.expr)
-    line = first.lineno
-    if isinstance(first, Definition):
-        line = _first_line(first)
+def _node_kind(node: cst.CSTNode) -> tuple[type, ...]:
+    """Return the kind of a node; for a line of statements also that of each statement."""
+    import libcst as cst
 
-    start = _offset_of(text, line, first.col_offset)
-    stop = _offset_of(text, last.end_lineno or 1, last.end_col_offset or 0)
-    return start, stop
+    parts = node.body if isinstance(node, cst.SimpleStatementLine) else ()
+    return type(node), *map(type, parts)
+
+
+def _syntax_shape(code: str) -> str | None:
+    try:
+        return ast.dump(ast.parse(_dedent_code(code)))
+    except SyntaxError:
+        return None
 
 
 def _definition_start(text: str, node: Definition) -> int:
-    return _offset_of(text, _first_line(node))
-
-
-def _first_line(node: Definition) -> int:
     # lineno is the line of def or class, below the decorators.
     nodes = [node, *node.decorator_list]
-    return min(part.lineno for part in nodes)
+    return _line_offset(text, min(part.lineno for part in nodes))
 
 
-def _offset_of(text: str, line: int, column: int = 0) -> int:
-    """Return the offset in code points; Python counts columns in bytes of UTF-8."""
+def _line_offset(text: str, line: int) -> int:
+    """Return the offset at which a line begins, counted from 1."""
     # Not splitlines: Python's line numbers count neither form feeds nor Unicode's separators.
-    lines = text.split("\n")[:line]
-    row = lines.pop()
-    before = row.encode()[:column].decode()
-    return sum(len(line) + 1 for line in lines) + len(before)
+    return sum(len(row) + 1 for row in text.split("\n")[: line - 1])
 
 
 def _dedent_code(code: str) -> str:
