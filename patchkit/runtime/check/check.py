@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from patchkit.finding import Finding
 from patchkit.runtime.check.content import ENV, SHELL, Assignment, CheckedText
 from patchkit.runtime.check.file_secrets import check_defaults, check_secrets
-from patchkit.runtime.check.finding_texts import build_finding, build_rule_finding
+from patchkit.runtime.check.finding_texts import (
+    Findings,
+    build_finding,
+    build_rule_finding,
+)
 from patchkit.runtime.check.formats import is_env_file
 from patchkit.runtime.check.host_checks import check_host
 from patchkit.runtime.check.servers import check_listeners, check_server_flags
@@ -86,7 +90,7 @@ def _is_silenced(finding: Finding, lines: Sequence[str]) -> bool:
     return False
 
 
-def _check_header(checked: CheckedText) -> Iterator[Finding]:
+def _check_header(checked: CheckedText) -> Findings:
     """Yield what is wrong in a file that patchkit wrote; nothing about other files."""
     if not checked.text.startswith(f"# {MARK}"):
         return
@@ -117,7 +121,7 @@ def _is_set_by_rule(variable: Assignment) -> bool:
     return False
 
 
-def _check_line_syntax(checked: CheckedText) -> Iterator[Finding]:
+def _check_line_syntax(checked: CheckedText) -> Findings:
     """Yield what is no part of a value for a shell, or what it would run."""
     text = checked.text
     kind = checked.content.kind
@@ -135,7 +139,7 @@ def _check_line_syntax(checked: CheckedText) -> Iterator[Finding]:
         yield build_finding("blanks-in-value", line, name=match["name"])
 
 
-def _check_advice(checked: CheckedText) -> Iterator[Finding]:
+def _check_advice(checked: CheckedText) -> Findings:
     """Yield the problems of these versions in a cluster that no rule solves."""
     values = {row.name: row.value for row in checked.content.assignments}
     situation = {**checked.situation}

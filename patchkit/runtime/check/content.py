@@ -54,6 +54,9 @@ class Word:
     line: int
 
 
+Words = Sequence[Word]
+
+
 @dataclass(frozen=True, slots=True)
 class Image:
     """The name of a container image; ``block`` is that of the container's variables."""
@@ -144,7 +147,6 @@ class CommandLine:
 
     program: str
     words: tuple[Word, ...]
-    line: int
     block: int = 0
 
     @cached_property

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
-from patchkit.finding import Finding
 from patchkit.runtime.check.content import (
     RUNNING,
     Assignment,
     CheckedText,
     GivenFlag,
 )
-from patchkit.runtime.check.finding_texts import build_finding
+from patchkit.runtime.check.finding_texts import Findings, build_finding
 from patchkit.runtime.rules.releases import read_env_data
 from patchkit.runtime.rules.secret_texts import (
     is_readable,
@@ -33,7 +31,7 @@ _HAND_OVER = (
 )
 
 
-def check_secrets(checked: CheckedText) -> Iterator[Finding]:
+def check_secrets(checked: CheckedText) -> Findings:
     """Yield secrets in a file, and placeholders for keys."""
     for variable in checked.content.variables:
         if is_secret(variable.name) and variable.is_literal:
@@ -44,7 +42,7 @@ def check_secrets(checked: CheckedText) -> Iterator[Finding]:
             yield from _check_flag(flag)
 
 
-def _check_variable(variable: Assignment, checked: CheckedText) -> Iterator[Finding]:
+def _check_variable(variable: Assignment, checked: CheckedText) -> Findings:
     if _is_placeholder_key(variable.value):
         if not variable.is_private:
             yield build_finding("placeholder-key", variable)
@@ -76,7 +74,7 @@ def _check_variable(variable: Assignment, checked: CheckedText) -> Iterator[Find
     )
 
 
-def _check_flag(flag: GivenFlag) -> Iterator[Finding]:
+def _check_flag(flag: GivenFlag) -> Findings:
     if _is_placeholder_key(flag.value):
         yield build_finding("placeholder-key", flag)
     elif _may_be_secret(flag.value):
@@ -84,7 +82,7 @@ def _check_flag(flag: GivenFlag) -> Iterator[Finding]:
         yield build_finding("secret-on-command-line", flag, variable=variable)
 
 
-def check_defaults(checked: CheckedText) -> Iterator[Finding]:
+def check_defaults(checked: CheckedText) -> Findings:
     """Yield secrets that are defaults: ``${NAME:-value}``."""
     for number, line in enumerate(checked.text.split("\n"), 1):
         for match in _DEFAULT.finditer(line):

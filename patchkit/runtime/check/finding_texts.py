@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from patchkit.errors import SourceError
 from patchkit.finding import Finding, Level
 from patchkit.runtime.check.content import Assignment, GivenFlag
 from patchkit.runtime.rules.releases import read_env_data
 from patchkit.runtime.rules.variable_rules import Avoid, VariableAdvice
+
+Findings = Iterator[Finding]
 
 _TEXT_FIELDS = ("what", "why", "hint", "source")
 

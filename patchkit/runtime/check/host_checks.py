@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import chain
 
 from patchkit.finding import Finding, Level
 from patchkit.runtime.check.content import Assignment, CheckedText
-from patchkit.runtime.check.finding_texts import build_finding
+from patchkit.runtime.check.finding_texts import Findings, build_finding
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.rules.releases import read_env_data
 
 _NAMES = read_env_data("said")["variables"]
-_LOOPBACK = ("127.", "::1")
-_NONE = "none at all"
+_OWN = ("lo", "127.", "::1")  # how names and addresses of the machine itself begin
 
 
-def check_host(checked: CheckedText) -> Iterator[Finding]:
+def check_host(checked: CheckedText) -> Findings:
     """Yield what this host lacks or has down; of several values of a name one has to fit."""
     if checked.host is None:
         return
@@ -24,10 +23,7 @@ def check_host(checked: CheckedText) -> Iterator[Finding]:
     problems_by_name: dict[str, list[list[Finding]]] = {}
     for variable in checked.content.assignments:
         if variable.is_given and not variable.value.startswith("^"):
-            problems = [
-                *_check_own_address(variable, checked.host),
-                *_check_device_list(variable, checked.host),
-            ]
+            problems = [*_check_variable(variable, checked.host)]
             problems_by_name.setdefault(variable.name, []).append(problems)
 
     for problems_by_value in problems_by_name.values():
@@ -35,65 +31,56 @@ def check_host(checked: CheckedText) -> Iterator[Finding]:
             yield from chain.from_iterable(problems_by_value)
 
 
-def _check_own_address(variable: Assignment, host: Host) -> Iterator[Finding]:
-    is_own_address = variable.name in _NAMES["own_address"]
-    if not is_own_address or variable.value.startswith("127."):
+def _check_variable(variable: Assignment, host: Host) -> Findings:
+    """Yield the address, interfaces and RDMA devices of a value that are not there, or down."""
+    name = variable.name
+    value = variable.value
+
+    if name in _NAMES["own_address"] and not value.startswith("127."):
+        rows = chain.from_iterable(netdev.addresses for netdev in host.netdevs)
+        addresses = {row.address: True for row in rows}
+        yield from _check_device(variable, value, "address", addresses)
+
+    if name not in (*_NAMES["netdevs"], *_NAMES["devices"]):
         return
 
-    addresses = [row.address for netdev in host.netdevs for row in netdev.addresses]
+    interfaces = {netdev.name: netdev.up for netdev in host.netdevs}
+    rdma_devices = {rdma.name: rdma.active for rdma in host.rdma}
 
-    if variable.value not in addresses:
-        other_names = [text for text in addresses if not text.startswith(_LOOPBACK)]
-        yield build_finding(
-            "host-lacks",
-            variable,
-            what=f"no address {variable.value}",
-            has=", ".join(other_names) or _NONE,
-        )
-
-
-def _check_device_list(variable: Assignment, host: Host) -> Iterator[Finding]:
-    """Yield the interfaces and RDMA devices of a list that are not there, or down."""
-    if variable.name not in (*_NAMES["netdevs"], *_NAMES["devices"]):
-        return
-    for part in variable.value.lstrip("=").split(","):
+    for part in value.lstrip("=").split(","):
         device, colon, _port = part.partition(":")
+        if part == "all":
+            continue
+
         # UCX names an RDMA device with its port (mlx5_0:1), and an interface as it is.
-        if colon or variable.name not in _NAMES["netdevs"]:
-            kind = "RDMA device"
-            states = {rdma.name: rdma.active for rdma in host.rdma}
+        if colon or name not in _NAMES["netdevs"]:
+            yield from _check_device(variable, device, "RDMA device", rdma_devices)
         else:
-            kind = "interface"
-            states = {netdev.name: netdev.up for netdev in host.netdevs}
-        if part != "all":
-            yield from _check_device(device, kind, variable, states)
+            yield from _check_device(variable, device, "interface", interfaces)
 
 
 def _check_device(
-    device: str, kind: str, variable: Assignment, states: Mapping[str, bool]
-) -> Iterator[Finding]:
+    variable: Assignment, device: str, kind: str, states: Mapping[str, bool]
+) -> Findings:
     """Yield that a host has no device of a name, or that all of that name are down."""
-    matching = _find_matching(device, variable, states)
+    # A list may have prefixes, or names behind =.
+    is_prefix = variable.name in _NAMES["prefixes"] and variable.value[0] != "="
+    matching = [
+        is_up
+        for name, is_up in states.items()
+        if name == device or (is_prefix and name.startswith(device))
+    ]
+
     if not matching:
         # NCCL passes over a device that is not there; without an interface nothing starts.
         is_optional = variable.name in _NAMES["devices"]
-        other_names = [name for name in states if name != "lo"]
+        present = [name for name in states if not name.startswith(_OWN)]
         yield build_finding(
             "host-lacks",
             variable,
             level=Level.WARNING if is_optional else None,
             what=f"no {kind} {device}",
-            has=", ".join(other_names) or _NONE,
+            has=", ".join(present) or "none at all",
         )
-    elif not any(matching.values()):
+    elif not any(matching):
         yield build_finding("host-down", variable, what=f"{device} is down")
-
-
-def _find_matching(
-    device: str, variable: Assignment, states: Mapping[str, bool]
-) -> dict[str, bool]:
-    """Return the devices of a host that a name in a list means, and whether they are up."""
-    is_exact = variable.value.startswith("=")
-    if variable.name in _NAMES["prefixes"] and not is_exact:
-        return {name: up for name, up in states.items() if name.startswith(device)}
-    return {device: states[device]} if device in states else {}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from patchkit.finding import Finding, Level
+from patchkit.finding import Level
 from patchkit.runtime.check.content import (
     SERVE,
     CheckedText,
@@ -16,7 +16,7 @@ from patchkit.runtime.check.content import (
     shorten,
 )
 from patchkit.runtime.check.file_secrets import API_KEY
-from patchkit.runtime.check.finding_texts import build_finding
+from patchkit.runtime.check.finding_texts import Findings, build_finding
 from patchkit.runtime.rules.flags import (
     FLAGS,
     LeaveOut,
@@ -42,7 +42,7 @@ _AT_ADDRESS = re.compile(
 _UNRECOGNIZED = 'vllm serve ends with "unrecognized arguments".'
 
 
-def check_server_flags(checked: CheckedText) -> Iterator[Finding]:
+def check_server_flags(checked: CheckedText) -> Findings:
     """Yield flags that the release does not take, their values, and what the rules say."""
     rules = load_flag_rules()
     slips = Slips(flags(checked.vllm, checked.home))
@@ -76,7 +76,7 @@ def _is_taken(flag: GivenFlag, checked: CheckedText) -> bool:
 
 def _find_unknown(
     flag: GivenFlag, server: CommandLine, checked: CheckedText, slips: Slips
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield that the release does not take a flag, and what became of it."""
     life = read_table(FLAGS).lifetime(flag.name)
     is_refused = life is not None or checked.runs_upstream(server.block)
@@ -115,7 +115,7 @@ def _reason_against(flag: GivenFlag) -> str:
     return _UNRECOGNIZED
 
 
-def _check_discouraged(flag: GivenFlag, rules: Sequence[LeaveOut]) -> Iterator[Finding]:
+def _check_discouraged(flag: GivenFlag, rules: Sequence[LeaveOut]) -> Findings:
     """Yield that a flag is better left out."""
     for rule in rules:
         # Reports disagree about a contested rule, so the choice is the owner's.
@@ -131,7 +131,7 @@ def _check_discouraged(flag: GivenFlag, rules: Sequence[LeaveOut]) -> Iterator[F
 
 def _check_limits(
     flag: GivenFlag, server: CommandLine, limits: Sequence[Limit]
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield a value above the most that the rules allow."""
     value = float(flag.value) if _NUMBER.fullmatch(flag.value) else 0.0
 
@@ -155,7 +155,7 @@ def _check_limits(
 
 def _check_choice(
     flag: GivenFlag, server: CommandLine, checked: CheckedText
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield a value that the release does not take; a plugin brings parsers of its own."""
     choices = load_choices().get(flag.name)
     if choices is None or not flag.value:
@@ -182,7 +182,7 @@ def _check_choice(
     )
 
 
-def check_listeners(checked: CheckedText) -> Iterator[Finding]:
+def check_listeners(checked: CheckedText) -> Findings:
     """Yield servers and dashboards that listen on every interface."""
     # Inside of a container it has to be every interface; what counts is what it publishes.
     is_published_at_address = _AT_ADDRESS.search(checked.text) is not None

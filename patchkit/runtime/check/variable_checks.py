@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from patchkit.finding import Finding, Level
+from patchkit.finding import Level
 from patchkit.runtime.check.content import (
     DOCKERFILE,
     SHELL,
@@ -15,7 +15,11 @@ from patchkit.runtime.check.content import (
     CheckedText,
     shorten,
 )
-from patchkit.runtime.check.finding_texts import build_finding, build_rule_finding
+from patchkit.runtime.check.finding_texts import (
+    Findings,
+    build_finding,
+    build_rule_finding,
+)
 from patchkit.runtime.rules import variables
 from patchkit.runtime.rules.flags import flags
 from patchkit.runtime.rules.releases import read_env_data
@@ -52,7 +56,7 @@ class _Reader:
     source: str
 
 
-def check_names(checked: CheckedText) -> Iterator[Finding]:
+def check_names(checked: CheckedText) -> Findings:
     """Yield what is wrong with names, and what the rules say against their values."""
     avoids_by_name = _group_avoids(checked.situation)
     readers = _make_readers(checked)
@@ -117,7 +121,7 @@ def _make_readers(checked: CheckedText) -> Mapping[str, _Reader]:
 
 def _check_reader(
     variable: Assignment, reader: _Reader, checked: CheckedText, *, is_used: bool
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield that no program reads a name, and what to write instead."""
     name = variable.name
     if reader.version and name in reader.names:
@@ -196,7 +200,7 @@ def _has_owner(name: str) -> bool:
     return any(fnmatchcase(name, form) for row in owners for form in row["names"])
 
 
-def check_values(checked: CheckedText) -> Iterator[Finding]:
+def check_values(checked: CheckedText) -> Findings:
     """Yield values that a variable cannot have."""
     taken_by_name = vllm_values(checked.vllm)
 
@@ -219,7 +223,7 @@ def check_values(checked: CheckedText) -> Iterator[Finding]:
 
 def _check_taken(
     variable: Assignment, allowed: AllowedValues, checked: CheckedText
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield a value at which vLLM stops when it starts."""
     value = variable.value
     is_open = bool(value) and not variable.is_given
@@ -246,7 +250,7 @@ def _check_taken(
     )
 
 
-def check_placeholders(checked: CheckedText) -> Iterator[Finding]:
+def check_placeholders(checked: CheckedText) -> Findings:
     """Yield variables and flags of the launch whose values are still to be filled in."""
     for variable in checked.content.literals:
         is_open = is_placeholder(variable.name, variable.value)
@@ -268,7 +272,7 @@ def _is_of_launch(name: str) -> bool:
     return _LAUNCH_NAMES.fullmatch(name) is not None
 
 
-def check_contradictions(checked: CheckedText) -> Iterator[Finding]:
+def check_contradictions(checked: CheckedText) -> Findings:
     """Check each block by itself: two services or commands do not contradict each other."""
     blocks: dict[int, list[Assignment]] = {}
 
@@ -285,7 +289,7 @@ def check_contradictions(checked: CheckedText) -> Iterator[Finding]:
         yield from _find_unused_rdma(together)
 
 
-def _find_set_twice(together: Sequence[Assignment]) -> Iterator[Finding]:
+def _find_set_twice(together: Sequence[Assignment]) -> Findings:
     first_by_name: dict[str, Assignment] = {}
 
     for variable in together:
@@ -296,7 +300,7 @@ def _find_set_twice(together: Sequence[Assignment]) -> Iterator[Finding]:
             )
 
 
-def _find_unused_rdma(together: Sequence[Assignment]) -> Iterator[Finding]:
+def _find_unused_rdma(together: Sequence[Assignment]) -> Findings:
     """Yield settings of RDMA where it is off."""
     last_by_name = {variable.name: variable for variable in together}
     switch = last_by_name.get("NCCL_IB_DISABLE")
