@@ -58,9 +58,10 @@ def read_recipes(root: Path) -> dict[str, str]:
             name: _in_the_guide(guide, _model(recipe, each))
             for name, each in variants.items()
         }
-        tuned = dict(
-            gb10_settings(recipe, {n: each for n, each in told.items() if each})
-        )
+        from_guide = {name: each for name, each in told.items() if each}
+        # A guide with commands of its own does not mean all variants.
+        hinted = {**recipe, "guide": "", "meta": {}} if from_guide else recipe
+        tuned = {**from_guide, **gb10_settings(hinted)}
         # A checkpoint may be in several variants: the one for a GB10 says most.
         for name in sorted(variants, key=lambda each: each not in tuned):
             model = _model(recipe, variants[name])

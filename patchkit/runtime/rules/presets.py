@@ -116,26 +116,20 @@ def model_recipes(release: str = "") -> Mapping[str, ModelRecipe]:
         model, _blank, setting = name.partition(" ")
         settings_by_model.setdefault(model, {})[setting] = value
 
-    return {
-        model.lower(): _make_recipe(model, settings)
-        for model, settings in settings_by_model.items()
-    }
+    recipes = {}
+    for model, settings in settings_by_model.items():
+        vram = settings.pop(VRAM, "")
+        # The settings are what is left.
+        recipes[model.lower()] = ModelRecipe(
+            id=model,
+            min_vllm=settings.pop(""),
+            weights_gib=float(vram) / _ALLOWANCE * GIB_PER_GB if vram else None,
+            drafter=settings.pop("drafter", ""),
+            about={name: settings.pop(name) for name in ABOUT if name in settings},
+            settings=settings,
+        )
 
-
-def _make_recipe(model: str, settings: dict[str, str]) -> ModelRecipe:
-    """Return the recipe of all rows about a model; settings are what is left of them."""
-    min_vllm = settings.pop("")
-    vram = settings.pop(VRAM, "")
-    weights = float(vram) / _ALLOWANCE * GIB_PER_GB if vram else None
-
-    return ModelRecipe(
-        id=model,
-        min_vllm=min_vllm,
-        weights_gib=weights,
-        drafter=settings.pop("drafter", ""),
-        about={name: settings.pop(name) for name in ABOUT if name in settings},
-        settings=settings,
-    )
+    return recipes
 
 
 def find_recipe(model: str, release: str = "") -> ModelRecipe | None:
@@ -146,11 +140,8 @@ def find_recipe(model: str, release: str = "") -> ModelRecipe | None:
     if "/" in lower_name:
         return recipes.get(lower_name)
 
-    for recipe_id, recipe in recipes.items():
-        if recipe_id.endswith(f"/{lower_name}"):
-            return recipe
-
-    return None
+    ids = (row for row in recipes if row.endswith(f"/{lower_name}"))
+    return recipes.get(next(ids, ""))
 
 
 def read_presets(place: Path = PLACE) -> tuple[Preset, ...]:
@@ -162,20 +153,31 @@ def read_presets(place: Path = PLACE) -> tuple[Preset, ...]:
 def load_presets() -> tuple[Preset, ...]:
     """Return the presets: those of the file over upstream's recipes, then recipes alone."""
     presets = {preset.id.lower(): preset for preset in read_presets()}
+    release = read_table(MODELS).newest
+
     for name, recipe in model_recipes().items():
-        if recipe.settings:
-            presets.setdefault(name, _preset_of_recipe(recipe))
+        if recipe.settings and name not in presets:
+            presets[name] = Preset(
+                id=recipe.id,
+                source=f"vLLM {release} recipes/models/{recipe.about['file']}",
+                evidence="documented",
+                confidence="medium",
+            )
 
     return tuple(map(_complete_preset, presets.values()))
 
 
-def _preset_of_recipe(recipe: ModelRecipe) -> Preset:
-    release = read_table(MODELS).newest
-    source = f"vLLM {release} recipes/models/{recipe.about['file']}"
-
-    return Preset(
-        id=recipe.id, source=source, evidence="documented", confidence="medium"
-    )
+def split_settings(
+    settings: Mapping[str, str],
+) -> tuple[dict[str, str | bool], dict[str, str]]:
+    """Return flags, True for one without a value, and variables."""
+    flags = {
+        row: value or True for row, value in settings.items() if row.startswith("-")
+    }
+    variables = {
+        row: value for row, value in settings.items() if not row.startswith("-")
+    }
+    return flags, variables
 
 
 def _complete_preset(preset: Preset) -> Preset:
@@ -184,22 +186,17 @@ def _complete_preset(preset: Preset) -> Preset:
     if recipe is None:
         return preset
 
-    flags: dict[str, str | bool] = {}
-    variables = {}
-    for name, value in recipe.settings.items():
-        if preset.reason(name, value):
-            continue
-
-        if name.startswith("-"):
-            flags[name] = value or True
-        else:
-            variables[name] = value
+    flags, variables = split_settings(
+        {
+            name: value
+            for name, value in recipe.settings.items()
+            if not preset.reason(name, value)
+        }
+    )
 
     precision = recipe.about.get("precision", "")
     if precision not in CHOICES["quantization"]:
         precision = ""
-
-    drafter = recipe.drafter or recipe.settings.get(DRAFTING, "")
 
     return replace(
         preset,
@@ -208,7 +205,7 @@ def _complete_preset(preset: Preset) -> Preset:
         min_vllm=preset.min_vllm or recipe.min_vllm,
         flags={**flags, **preset.flags},
         variables={**variables, **preset.variables},
-        drafter=preset.drafter or drafter,
+        drafter=preset.drafter or recipe.drafter or recipe.settings.get(DRAFTING, ""),
     )
 
 
@@ -273,13 +270,11 @@ def suggest_presets(name: str) -> list[str]:
 
     has_owner = "/" in name
     names = [preset.id if has_owner else preset.name for preset in presets]
-    slips = [preset_name for preset_name in names if is_slip(name, preset_name)]
-    if slips:
-        return slips
+    slips = [row for row in names if is_slip(name, row)]
 
     # OWNER/NAME may be another checkpoint of the same model; a bare name has no owner.
-    if has_owner or len(name) < _SHORTEST:
-        return []
+    if slips or has_owner or len(name) < _SHORTEST:
+        return slips
 
     longer_names = [row for row in names if row.lower().startswith(lower_name)]
     return longer_names[:_MOST]

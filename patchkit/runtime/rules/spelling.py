@@ -20,51 +20,25 @@ _ALIKE = 0.8  # how alike two names have to be, from 0 to 1, for one to be a hin
 
 def is_slip(wrong: str, right: str) -> bool:
     """Return whether names differ by one letter, a swapped pair or the order of words."""
-    wrong = _normalize(wrong)
-    right = _normalize(right)
+    wrong, right = (name.upper().replace("-", "_") for name in (wrong, right))
     if wrong == right or abs(len(wrong) - len(right)) > 1:
         return False
 
-    difference = _find_difference(wrong, right)
-    if len(difference.wrong) <= 1 and len(difference.right) <= 1:
-        return _is_letter_slip(difference)
-    is_swapped_pair = len(difference.wrong) == 2 and (
-        difference.wrong == difference.right[::-1]
-    )
-    return is_swapped_pair or _sorted_words(wrong) == _sorted_words(right)
-
-
-def _normalize(name: str) -> str:
-    return name.upper().replace("-", "_")
-
-
-def _sorted_words(name: str) -> list[str]:
-    return sorted(filter(None, name.split("_")))
-
-
-@dataclass(frozen=True, slots=True)
-class _Difference:
-    """The letters between the common beginning and the common end of two names.
-
-    ``word`` is the number of letters in the shorter one of the words where they begin to differ.
-    """
-
-    wrong: str
-    right: str
-    word: int
-
-
-def _find_difference(wrong: str, right: str) -> _Difference:
+    # What is left between their common beginning and their common end.
     start = _common_length(wrong, right)
     end = _common_length(wrong[start:][::-1], right[start:][::-1])
+    wrong_letters = wrong[start : len(wrong) - end]
+    right_letters = right[start : len(right) - end]
+    letters = wrong_letters + right_letters
 
-    words = (_word_length(wrong, start), _word_length(right, start))
+    if len(wrong_letters) > 1 or len(right_letters) > 1:
+        is_swapped_pair = len(letters) == 4 and wrong_letters == right_letters[::-1]
+        return is_swapped_pair or sorted(wrong.split("_")) == sorted(right.split("_"))
 
-    return _Difference(
-        wrong=wrong[start : len(wrong) - end],
-        right=right[start : len(right) - end],
-        word=min(words),
-    )
+    # TP is not DP: another letter in an abbreviation makes another one.
+    word_length = min(_word_length(name, start) for name in (wrong, right))
+    may_be_replaced = len(letters) == 1 or word_length >= _WORD
+    return may_be_replaced and not any(map(str.isdigit, letters))
 
 
 def _common_length(left: str, right: str) -> int:
@@ -75,19 +49,7 @@ def _common_length(left: str, right: str) -> int:
 def _word_length(name: str, position: int) -> int:
     """Return the number of letters in the word at a position."""
     before = name[:position].rpartition("_")[2]
-    after = name[position:].partition("_")[0]
-    return len(before) + len(after)
-
-
-def _is_letter_slip(difference: _Difference) -> bool:
-    """Return whether a letter too few, too many or another one still means the same name."""
-    letters = difference.wrong + difference.right
-    if any(letter.isdigit() for letter in letters):
-        return False
-
-    # TP is not DP: a letter of an abbreviation makes another one.
-    is_replaced = len(letters) == 2
-    return not is_replaced or difference.word >= _WORD
+    return len(before) + len(name[position:].partition("_")[0])
 
 
 def nearest_hint(name: str, names: Iterable[str], otherwise: str) -> str:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from ipaddress import ip_address
-from typing import Any
 
 from patchkit.records import RECIPES
-from patchkit.runtime.rules.releases import Lifetime, read_env_data, read_table, release
+from patchkit.runtime.rules.releases import read_env_data, read_table, release
 from patchkit.runtime.rules.variables import lifetime
 
 ONE = "one of"
 SEVERAL = "some of"
 INTEGER = "integer"
 NUMBER = "number"
+_READERS: Mapping[str, Callable[[str], float]] = {INTEGER: int, NUMBER: float}
 TAKEN = RECIPES / "env" / "vllm_values.tsv"
 _SHOWN = 8  # words in a message
 ADDRESSES = (
@@ -27,8 +27,6 @@ ADDRESSES = (
 )
 _HOST_NAMES = {"MASTER_ADDR"}  # may be a host's name as well
 _NO_ADDRESS = "no IP address"
-_EVERY_ADDRESS = "every address, so none that others can connect to"
-_LOOPBACK = "each node itself"
 # As strtoll takes it, base 0.
 _NUMBER = re.compile(r"[+-]?(0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20})")
 _OCTAL = re.compile(r"[+-]?0[0-7]+")
@@ -56,17 +54,10 @@ def find_value_problems(
     name: str, value: str, role: str = ""
 ) -> Iterator[ValueProblem]:
     """Yield what is wrong with a value; a variable's default is always right."""
-    if value and not is_placeholder(name, value):
-        yield from _check_node_address(name, value, is_alone=role in ("", "single"))
-        yield from _check_by_table(name, value)
-
-
-def _check_node_address(
-    name: str, value: str, *, is_alone: bool
-) -> Iterator[ValueProblem]:
-    if name not in ADDRESSES:
+    if not value or is_placeholder(name, value):
         return
 
+    is_alone = role in ("", "single")
     trouble = _address_trouble(name, value, is_alone=is_alone)
     if trouble:
         yield ValueProblem(
@@ -77,25 +68,33 @@ def _check_node_address(
             stops=not is_alone and trouble != _NO_ADDRESS,
         )
 
+    yield from _check_by_table(name, value)
+
 
 def _address_trouble(name: str, value: str, *, is_alone: bool) -> str:
-    """Return why other nodes cannot connect to an address, "" if they can."""
+    """Return why other nodes cannot connect to the address of a node, "" if they can."""
+    if name not in ADDRESSES:
+        return ""
+
     try:
         address = ip_address(value)
     except ValueError:
         return "" if name in _HOST_NAMES else _NO_ADDRESS
 
     if address.is_unspecified:
-        return _EVERY_ADDRESS
+        return "every address, so none that others can connect to"
 
     # A node alone may well use its own.
-    return _LOOPBACK if address.is_loopback and not is_alone else ""
+    return "each node itself" if address.is_loopback and not is_alone else ""
 
 
 def _check_by_table(name: str, value: str) -> Iterator[ValueProblem]:
     """Yield that values.toml has other words, or another range of numbers, for a variable."""
-    row = _rows_by_name().get(name)
+    tables = read_env_data("values")
+    rows = (*tables["number"], *tables["choice"])
+    row = next((row for row in rows if name in row["names"]), None)
     life = lifetime(name)
+
     is_default = life is not None and life.default == value
     if row is None or is_default:
         return
@@ -115,14 +114,6 @@ def _check_by_table(name: str, value: str) -> Iterator[ValueProblem]:
             hint=f"write one of these, or leave {name} out",
             source=row["source"],
         )
-
-
-@cache
-def _rows_by_name() -> Mapping[str, Mapping[str, Any]]:
-    tables = read_env_data("values")
-    rows = (*tables["number"], *tables["choice"])
-
-    return {name: row for row in rows for name in row["names"]}
 
 
 def read_nccl_number(value: str) -> int | None:
@@ -182,60 +173,47 @@ class AllowedValues:
         if self.how == NUMBER:
             return "a number"
 
-        more = len(self.words) - _SHOWN
         shown = ", ".join(self.words[:_SHOWN])
+        more = len(self.words) - _SHOWN
         return f"{shown} and {more} others" if more > 0 else shown
 
     def allows(self, value: str) -> bool:
         """Return whether vLLM starts with a value, as ``envs.py`` decides it."""
-        if self.how == INTEGER:
-            return _can_read(int, value)
-        if self.how == NUMBER:
-            return _can_read(float, value)
+        if self.how in _READERS:
+            try:
+                _READERS[self.how](value)
+            except ValueError:
+                return False
+            return True
 
-        given = [value]
+        parts = [value]
         if self.how == SEVERAL:
-            parts = map(str.strip, value.split(","))
-            given = list(filter(None, parts))
-
+            parts = [part.strip() for part in value.split(",") if part.strip()]
         if self.any_case:
-            lower_words = {word.lower() for word in self.words}
-            return lower_words.issuperset(part.lower() for part in given)
+            words = {word.lower() for word in self.words}
+            return words.issuperset(part.lower() for part in parts)
 
-        return set(given).issubset(self.words)
-
-
-def _can_read(read: Callable[[str], float], value: str) -> bool:
-    try:
-        read(value)
-    except ValueError:
-        return False
-    return True
+        return set(parts).issubset(self.words)
 
 
 @cache
 def vllm_values(version: str) -> Mapping[str, AllowedValues]:
     """Return name → values that a known release takes, "": any release. Raises UsageError."""
     table = read_table(TAKEN)
-    if not version:
-        return _values_of_any_release(table.rows)
-
-    if not table.oldest <= release(version) <= release(table.newest):
+    if version and not table.oldest <= release(version) <= release(table.newest):
         return {}
 
-    rows = table.at(version).items()
-    return {name: AllowedValues.parse(text) for name, text in rows}
+    rows = [(row.name, row.default) for row in table.rows]
+    if version:
+        rows = [*table.at(version).items()]
 
-
-def _values_of_any_release(rows: Iterable[Lifetime]) -> Mapping[str, AllowedValues]:
+    # Of any release, all words of all of them.
     by_name: dict[str, AllowedValues] = {}
-
-    for row in rows:
-        allowed = AllowedValues.parse(row.default)
-        before = by_name.get(row.name, allowed)
-
-        by_name[row.name] = AllowedValues(
-            how=allowed.how,
+    for name, text in rows:
+        allowed = AllowedValues.parse(text)
+        before = by_name.get(name, allowed)
+        by_name[name] = replace(
+            allowed,
             words=tuple(dict.fromkeys((*before.words, *allowed.words))),
             any_case=before.any_case or allowed.any_case,
         )

@@ -18,7 +18,7 @@ from typing import Any
 from patchkit.errors import SourceError, UsageError
 from patchkit.reading import read_text
 from patchkit.records import read_json
-from patchkit.runtime.rules.presets import DRAFTING, Preset
+from patchkit.runtime.rules.presets import DRAFTING, Preset, split_settings
 from patchkit.runtime.rules.rule import CHOICES
 from patchkit.runtime.rules.secret_texts import find_code_risk
 from patchkit.runtime.serve.vllm_recipe import (
@@ -69,10 +69,10 @@ def read_recipe(path: Path, model: str = "") -> tuple[Preset, list[str]]:
             preset, untold = _from_vllm(recipe, model, str(path))
         else:
             preset, untold = _from_command(recipe, model, str(path))
-    except YamlError as error:
-        raise _no_recipe(f"{path}:{error.line}", error) from None
-    except _NO_RECIPE as error:
-        raise _no_recipe(str(path), error) from None
+    except (YamlError, *_NO_RECIPE) as error:
+        line = f":{error.line}" if isinstance(error, YamlError) else ""
+        why = " ".join(str(error).split())[:200]
+        raise SourceError(f"{path}{line}: is no recipe", why=why, hint=_HINT) from None
 
     variables = dict(preset.variables)
     for name in preset.variables:
@@ -82,43 +82,36 @@ def read_recipe(path: Path, model: str = "") -> tuple[Preset, list[str]]:
     return replace(preset, variables=variables), untold
 
 
-def _no_recipe(place: str, error: Exception) -> SourceError:
-    why = " ".join(str(error).split())[:200]
-    return SourceError(f"{place}: is no recipe", why=why, hint=_HINT)
-
-
 def _from_vllm(recipe: Part, model: str, source: str) -> tuple[Preset, list[str]]:
+    variants = recipe["variants"]
     models = {
         name: str(variant.get("model_id") or recipe["model"]["model_id"])
-        for name, variant in recipe["variants"].items()
+        for name, variant in variants.items()
     }
+    tuned = gb10_settings(recipe)
 
-    tuned = dict(gb10_settings(recipe))
-    fitting = [
-        name
-        for name in (*tuned, *models)
-        if model.lower() in ("", models[name].lower())
+    names = [
+        row for row in (*tuned, *models) if model.lower() in ("", models[row].lower())
     ]
-
-    if not fitting:
+    if not names:
         raise UsageError(
             f"{source}: has no {model}", hint=f"it has {', '.join(models.values())}"
         )
 
-    name = fitting[0]
-    variant = recipe["variants"][name]
-    facts = {**recipe["model"], **variant}
-
+    name = names[0]
+    facts = {**recipe["model"], **variants[name]}
     precision = str(facts.get("precision"))
     oldest = str(facts.get("min_vllm_version"))
+
     preset = _preset(
         models[name],
-        tuned.get(name) or variant_settings(recipe, variant),
+        tuned.get(name) or variant_settings(recipe, variants[name]),
         source,
         quantization=precision if precision in CHOICES["quantization"] else "",
         moe=facts.get("architecture") == "moe",
         min_vllm=oldest if oldest[:1].isdigit() else "",
     )
+
     untold = [] if tuned else ["it names no GB10: these are its flags for any GPU"]
     return preset, untold
 
@@ -131,15 +124,22 @@ def _from_command(recipe: Part, model: str, source: str) -> tuple[Preset, list[s
     defaults = _texts(recipe.get("defaults") or {})
     named_model = str(recipe.get("model", model))
     command = str(recipe.get("command") or _command_of(defaults))
-    words = _split_command(_fill_in(command, {**defaults, "model": named_model}))
+    filled_in = _fill_in(command, {**defaults, "model": named_model})
 
-    served = _serve_words(words)
+    # As a shell does, with signs such as ; and | as words.
+    reader = shlex.shlex(filled_in, posix=True, punctuation_chars=";&|<>")
+    reader.whitespace_split = True
+    words = [*reader]
+
+    behind = words[words.index("serve") + 1 :]
+    served = [*takewhile(lambda word: not _SHELL.fullmatch(word), behind)]
     is_all_served = words == ["vllm", "serve", *served]
     if served and not served[0].startswith("-"):
         named_model = served.pop(0)
-    flags = dict(split_flags([_SHORT_FLAG.sub(_long_name, word) for word in served]))
 
-    nodes = _node_count(recipe)
+    flags = dict(split_flags([_SHORT_FLAG.sub(_long_name, word) for word in served]))
+    nodes = int(recipe.get("min_nodes") or (2 if recipe.get("cluster_only") else 1))
+
     preset = _preset(
         model or named_model,
         merge_settings(flags.items()) | _texts(recipe.get("env") or {}),
@@ -165,11 +165,6 @@ def _find_untold(
     names = [name for name in flags if OF_THE_PLACE.fullmatch(name)]
     if names:
         yield f"{', '.join(names)}: of the place, which serve-args knows"
-
-
-def _node_count(recipe: Part) -> int:
-    fewest = 2 if recipe.get("cluster_only") else 1
-    return int(recipe.get("min_nodes") or fewest)
 
 
 def _texts(table: Mapping[str, Any]) -> dict[str, str]:
@@ -210,19 +205,6 @@ def _fill_in(command: str, values: Mapping[str, str]) -> str:
     return command
 
 
-def _split_command(command: str) -> list[str]:
-    """Split a command as a shell does, with signs such as ``;`` and ``|`` as words."""
-    reader = shlex.shlex(command, posix=True, punctuation_chars=";&|<>")
-    reader.whitespace_split = True
-    return [*reader]
-
-
-def _serve_words(command: list[str]) -> list[str]:
-    """Return the words of `vllm serve`, up to the shell's next command."""
-    behind = command[command.index("serve") + 1 :]
-    return [*takewhile(lambda word: not _SHELL.fullmatch(word), behind)]
-
-
 def _long_name(flag: re.Match[str]) -> str:
     return f"--{_LONG_NAMES.get(flag[1], flag[1])}"
 
@@ -232,17 +214,11 @@ def _preset(model: str, settings: Settings, source: str, **facts: Any) -> Preset
     float(settings.get("--gpu-memory-utilization", 0))
     read_json(dict[str, Any], settings.get(DRAFTING, "{}"))
 
-    # A recipe without it leaves the kernel of the experts to vLLM.
-    flags: dict[str, str | bool] = {"--moe-backend": False}
-    variables = {}
-    for name, value in settings.items():
-        if name.startswith("-"):
-            flags[name] = value or True
-        else:
-            variables[name] = value
+    flags, variables = split_settings(settings)
     return Preset(
         id=model,
-        flags=flags,
+        # A recipe without it leaves the kernel of the experts to vLLM.
+        flags={"--moe-backend": False, **flags},
         variables=variables,
         source=source,
         evidence="reported",

@@ -31,43 +31,25 @@ OF_THE_PLACE = re.compile(
 )
 
 
-def gb10_settings(
-    recipe: Part,
-    from_guide: Mapping[str, Settings] | None = None,
-) -> Iterator[tuple[str, Settings]]:
-    """Yield the variants of a recipe that are for a GB10, with their settings.
+def gb10_settings(recipe: Part) -> dict[str, Settings]:
+    """Return the variants of a recipe that are for a GB10, with their settings."""
+    variants = recipe["variants"]
+    names = [
+        name
+        for name, variant in variants.items()
+        if GB10 in variant.get("hardware_overrides", {})
+        or GB10 in variant.get("supported_hardware", ())
+    ]
 
-    ``from_guide`` are the settings in the text of the guide, by variant.
-    """
-    from_guide = from_guide or {}
-    has_own = _names_gb10
-    if not from_guide and _is_for_spark(recipe):
-        has_own = _is_for_any
+    # A recipe that names the device and no variant means all of them.
+    if not names:
+        hardware = recipe["meta"].get("hardware", {})
+        if GB10 in hardware or _SPARK.search(recipe.get("guide", "")):
+            names = [
+                row for row in variants if "supported_hardware" not in variants[row]
+            ]
 
-    for name, variant in recipe["variants"].items():
-        if has_own(variant):
-            yield name, variant_settings(recipe, variant)
-        elif name in from_guide:
-            yield name, from_guide[name]
-
-
-def _names_gb10(variant: Part) -> bool:
-    overrides = variant.get("hardware_overrides", {})
-    supported = variant.get("supported_hardware", ())
-    return GB10 in overrides or GB10 in supported
-
-
-def _is_for_any(variant: Part) -> bool:
-    return "supported_hardware" not in variant
-
-
-def _is_for_spark(recipe: Part) -> bool:
-    """Return whether a recipe names the device and no variant: then it means all of them."""
-    if any(map(_names_gb10, recipe["variants"].values())):
-        return False
-    hardware = recipe["meta"].get("hardware", {})
-    guide = recipe.get("guide", "")
-    return GB10 in hardware or bool(_SPARK.search(guide))
+    return {name: variant_settings(recipe, variants[name]) for name in names}
 
 
 def variant_settings(recipe: Part, variant: Part) -> Settings:
@@ -76,18 +58,14 @@ def variant_settings(recipe: Part, variant: Part) -> Settings:
     parts = [recipe["model"]]
     for name, feature in recipe.get("features", {}).items():
         if name == _DRAFTING or name not in optional:
-            mode = feature_mode(name, feature, variant)
-            parts.append(mode)
-    parts.append(variant)
-    parts.append(_on_gb10(variant))
+            parts.append(feature_mode(name, feature, variant))
+    parts += [variant, _on_gb10(variant)]
 
     settings: list[tuple[str, str]] = []
     for part in parts:
-        flags = _first_of(part, "base_args", "args", "extra_args")
-        settings += split_flags(flags)
+        settings += split_flags(_first_of(part, "base_args", "args", "extra_args"))
+        settings += dict(_first_of(part, "base_env", "env", "extra_env")).items()
 
-        variables = _first_of(part, "base_env", "env", "extra_env")
-        settings += dict(variables).items()
     return merge_settings(settings)
 
 
@@ -98,9 +76,8 @@ def _first_of(part: Part, *names: str) -> Any:
 
 def feature_mode(name: str, feature: Part, variant: Part) -> Part:
     """Return the part of a feature that counts for a variant on a GB10."""
-    default_modes = variant.get("default_modes", {})
-    mode_name = default_modes.get(name) or feature.get("default_mode")
-
+    chosen = variant.get("default_modes", {}).get(name)
+    mode_name = chosen or feature.get("default_mode")
     mode = feature.get("modes", {}).get(mode_name, feature)
     return _on_gb10(mode) or mode
 
@@ -114,43 +91,34 @@ def split_flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield flag → value, "" for a bare flag; ``--a_b=c`` is ``--a-b c``."""
     parts: list[str] = []
     for word in words:
-        if word.startswith("--"):
-            parts += word.split("=", 1)
-        else:
-            parts.append(word)
+        parts += word.split("=", 1) if word.startswith("--") else [word]
 
     for part, value in pairwise([*parts, "--"]):
         if not part.startswith("--"):
             continue
         flag, dot, key = part.partition(".")
         name = flag.replace("_", "-") + dot + key
-        if value.startswith("--"):
-            yield name, ""
-        else:
-            yield name, value
+        yield name, "" if value.startswith("--") else value
 
 
 def merge_settings(settings: Iterable[tuple[str, str]]) -> Settings:
     """Return the settings of a model: the last one of a name counts, ``--a.b c`` is JSON."""
     merged: Settings = {}
-    for name, value in settings:
+
+    for name, text in settings:
         flag, _, key = name.partition(".")
         # The reader of a guide fills in $NAME: it belongs to the machine as well.
-        if OF_THE_PLACE.fullmatch(flag) or value.startswith("$"):
+        if OF_THE_PLACE.fullmatch(flag) or text.startswith("$"):
             continue
 
-        if key:
-            table = merged.get(flag, "{}")
-            merged[flag] = _add_key(table, key, value)
-        else:
-            merged[flag] = value
+        if not key:
+            merged[flag] = text
+            continue
+
+        value: object = text
+        with suppress(ValueError):
+            value = json.loads(text)
+        table = json.loads(merged.get(flag, "{}"))
+        merged[flag] = json.dumps({**table, key: value})
+
     return merged
-
-
-def _add_key(table: str, key: str, text: str) -> str:
-    """Return a table in JSON with one more key; its text may be JSON."""
-    value: object = text
-    with suppress(ValueError):
-        value = json.loads(text)
-    keys = json.loads(table)
-    return json.dumps({**keys, key: value})

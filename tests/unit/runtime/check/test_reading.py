@@ -117,12 +117,12 @@ DOCKERFILES = [
     ('FROM v/vllm-openai:v1\nCMD ["--model", "m"]\n', ["2 vllm serve --model m"]),
     (
         'FROM a\nENTRYPOINT ["vllm", "serve"]\nCMD ["m"]\n',
-        ["2 vllm serve", "3 vllm serve m"],
+        ["1 vllm serve", "3 vllm serve m"],
     ),
     ('FROM a\nCMD ["vllm","serve","m","--x","a b"]\n', ["2 vllm serve m --x a b"]),
     (
         'FROM a\nENTRYPOINT ["vllm","serve"]\nCMD ["m"]\n',
-        ["2 vllm serve", "3 vllm serve m"],
+        ["1 vllm serve", "3 vllm serve m"],
     ),
     (
         'FROM a\ncmd ["vllm","serve",\\\n  # no\n"m\\\nn","it\'s"]\nRUN vllm serve x\n',
