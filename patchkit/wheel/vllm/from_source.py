@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ from patchkit.errors import BuildError, ProofError, SourceError
 from patchkit.patching.recipe import load_recipe
 from patchkit.recipes.vllm.archs import evaluate
 from patchkit.recipes.vllm.leave_out import asked_targets
-from patchkit.records import RecordError, record
+from patchkit.records import read_toml
 from patchkit.source.archive import Progress
 from patchkit.source.detect import detect
 from patchkit.source.resolve import Report
@@ -311,24 +310,6 @@ class BuildSystem:
     requires: tuple[str, ...] = ()
 
 
-def read_build_system(pyproject: Path) -> BuildSystem:
-    """Return which backend builds a source. Raises SourceError."""
-    try:
-        project = tomllib.loads(pyproject.read_text("utf-8"))
-        return record(BuildSystem, project.get("build-system", {}))
-    except RecordError as error:
-        complaint = f"[build-system]: {error}"
-    except ValueError as error:  # no TOML, or no UTF-8
-        complaint = f"is not TOML: {error}"
-    except FileNotFoundError:
-        complaint = "is missing"
-    raise SourceError(
-        f"{pyproject}: {complaint}",
-        why="the source was edited, or is damaged",
-        hint="build from an unchanged release",
-    )
-
-
 def compile_wheel(
     root: Path,
     python: Path,
@@ -356,7 +337,8 @@ def compile_wheel(
     # our errors behind its.
     from pyproject_hooks import BuildBackendHookCaller
 
-    backend = read_build_system(source / "pyproject.toml")
+    pyproject = source / "pyproject.toml"
+    backend = read_toml(BuildSystem, pyproject, SourceError, key="build-system")
     hooks = BuildBackendHookCaller(
         str(source),
         backend.name,

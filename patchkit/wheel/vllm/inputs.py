@@ -15,7 +15,6 @@ from __future__ import annotations
 import platform
 import re
 import shutil
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +23,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from patchkit.digests import sha256_of, tree_digest
-from patchkit.errors import SourceError, StorageError, UsageError, translated
+from patchkit.errors import SourceError, StorageError, UsageError
 from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_bytes
 from patchkit.recipes.vllm.build import KnownSource, Wanted, by_option
@@ -45,41 +44,29 @@ _ASIDE = shutil.ignore_patterns(".git", "__pycache__")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InputSource:
-    """A source in its folder.
-
-    ``identity`` names the commit or the digest; ``verified`` if it is the pin. ``notices`` are the
-    licences: file name → text.
-    """
-
-    option: str
-    folder: Path
-    identity: str
-    verified: bool
-    notices: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
     """The sources, and where they lie: in variables of the environment and of CMake (``-D``).
 
-    ``installed`` sources are not compiled: their folders hold the files to install.
+    ``identities`` name the commit or the digest of each, ``notices`` its licences (file name →
+    text), by option. ``installed`` sources are not compiled: their folders hold the files to
+    install.
     """
 
     environment: Mapping[str, str]
     defines: Mapping[str, str]
-    sources: tuple[InputSource, ...]
+    identities: Mapping[str, str]
+    notices: Mapping[str, Mapping[str, str]]
     installed: tuple[Wanted, ...] = ()
 
     @property
     def licenses(self) -> dict[str, str]:
         """Return option → SPDX expression, of the sources whose files name just one."""
         licenses = {}
-        for source in self.sources:
-            names = set(_SPDX.findall("\n".join(source.notices.values())))
+        for option, texts in self.notices.items():
+            names = set(_SPDX.findall("\n".join(texts.values())))
             # The files do not say how several combine (AND, OR).
             if len(names) == 1:
-                licenses[source.option] = names.pop()
+                licenses[option] = names.pop()
 
         return licenses
 
@@ -132,58 +119,57 @@ def gather_sources(
     *,
     given: Mapping[str, str],
     dest: Path,
+    home: Path,
     cpu: str,
     target: Target,
     offline: bool = False,
     progress: Progress | None = None,
 ) -> Gathered:
-    """Bring every source that a release fetches below ``dest``, which keeps them between builds.
+    """Bring every source that a release fetches below ``dest``; a build finds them below ``home``.
 
     ``cpu`` and ``target`` belong to the wheel that is built. Raises UsageError for a name that the
     build does not use; SourceError, HashMismatchError, StorageError and HostError for a source that
     cannot be had.
     """
     check_given(wanted, version, given)
-    with translated("the sources are not complete", dest):
-        dest.mkdir(parents=True, exist_ok=True)
-
     environment: dict[str, str] = {}
     defines: dict[str, str] = {}
-    sources: list[InputSource] = []
+    identities: dict[str, str] = {}
+    texts: dict[str, Mapping[str, str]] = {}
     installed: list[Wanted] = []
     for external in wanted:
         known = external.known
-        spec = given.get(known.option, "")
+        option = known.option
+        spec = given.get(option, "")
         if is_upstream(spec):
             source = upstream_parts(known, version, cpu, target, offline, progress)
         else:
             source = _find_source(external, spec, version, offline=offline)
-        if not source.installed:
             _require_compilable(known, version, cpu)
 
-        folder = _write_source(dest, external, source)
-        sources.append(
-            InputSource(
-                option=known.option,
-                folder=folder,
-                identity=source.identity,
-                verified=source.verified,
-                notices=notices(folder, known.files),
-            )
-        )
+        folder = dest / option
+        source.fill(folder)
+        doubt = "" if source.verified else " (not compared with the pin)"
+        identities[option] = f"{source.identity}{doubt}"
+        texts[option] = notices(folder, known.files)
 
-        if source.installed:
+        if is_upstream(spec):
             installed.append(external)
-            environment[external.external.variable] = str(folder)
-        elif known.define and known.define.covers(version):
-            defines[known.define.variable] = str(folder / known.folder)
+            environment[external.external.variable] = str(home / option)
+            continue
+
+        _require_files(external, folder)
+        place = str(home / option / known.folder)
+        if known.define and known.define.covers(version):
+            defines[known.define.variable] = place
         else:
-            environment[external.external.variable] = str(folder / known.folder)
+            environment[external.external.variable] = place
 
     return Gathered(
         environment=environment,
         defines=defines,
-        sources=tuple(sources),
+        identities=identities,
+        notices=texts,
         installed=tuple(installed),
     )
 
@@ -338,33 +324,6 @@ def _check_out(
             )
         module = modules[path]
         _check_out(module.url, module.commit, dest / path, None, offline=offline)
-
-
-def _write_source(dest: Path, wanted: Wanted, source: FoundSource) -> Path:
-    """Return the folder of a source below ``dest``, written anew only if it is another source.
-
-    Files that are written again are newer, and everything that includes them would be compiled
-    again.
-    """
-    option = wanted.known.option
-    folder = dest / option
-    stamp = dest / f"{option}.identity"
-    is_whole = folder.is_dir() and stamp.is_file()
-    if is_whole and stamp.read_text("utf-8") == source.identity:
-        return folder
-
-    with translated("the source is not complete", folder):
-        # First to go and last to come: a folder without its stamp is not taken for whole.
-        stamp.unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
-        with tempfile.TemporaryDirectory(prefix=".source.", dir=dest) as scratch:
-            fresh = Path(scratch) / option
-            source.fill(fresh)
-            if not source.installed:
-                _require_files(wanted, fresh)
-            fresh.rename(folder)
-        stamp.write_text(source.identity, "utf-8")
-    return folder
 
 
 def _require_files(wanted: Wanted, folder: Path) -> None:

@@ -102,9 +102,9 @@ def prepare_build(order: VllmOrder, staged: Path, report: Report) -> Prepared:
     environment, site = _make_environment(order, report)
 
     # The licences of what is compiled in (PEP 639).
-    for external in gathered.sources:
-        for name, text in external.notices.items():
-            texts[f"licenses/{external.option}/{name}"] = text
+    for option, notices in gathered.notices.items():
+        for name, text in notices.items():
+            texts[f"licenses/{option}/{name}"] = text
 
     return Prepared(
         facts=_vllm_facts(order, source, outcome, gathered, environment),
@@ -249,27 +249,16 @@ def _gather_sources(
         if spec := order.source_of(source.known):
             given[source.known.option] = spec
 
-    gathered = gather_sources(
+    return gather_sources(
         sources,
         order.version,
         given=given,
         dest=staged / "external",
+        home=order.work / "external",
         cpu=order.toolchain.machine,
         target=order.request.target,
         offline=order.offline,
         progress=progress,
-    )
-
-    def moved(paths: Mapping[str, str]) -> dict[str, str]:
-        return {
-            name: path.replace(str(staged), str(order.work), 1)
-            for name, path in paths.items()
-        }
-
-    return replace(
-        gathered,
-        environment=moved(gathered.environment),
-        defines=moved(gathered.defines),
     )
 
 
@@ -282,11 +271,6 @@ def _vllm_facts(
 ) -> Facts:
     recipe = load_recipe("vllm")
     torch = installed_torch(environment.python)
-    identities = {}
-    for external in gathered.sources:
-        doubt = "" if external.verified else " (not compared with the pin)"
-        identities[external.option] = f"{external.identity}{doubt}"
-
     facts: Facts = {
         "project": "vllm",
         "made": "build",
@@ -308,7 +292,7 @@ def _vllm_facts(
             "torch": f"{torch.version}, CUDA {torch.cuda}",
             "requirements": f"sha256:{environment.digest}",
         },
-        "externals": identities,
+        "externals": gathered.identities,
         "without": sorted(order.without),
         "extensions": sorted(order.extensions) or "all",
         "license": {"vllm": "Apache-2.0", "cuda": CUDA_LICENSE, **gathered.licenses},

@@ -17,7 +17,6 @@ from packaging.version import Version
 from patchkit.apply import apply
 from patchkit.digests import sha256_of
 from patchkit.durable.paths import is_file
-from patchkit.elf import damaged
 from patchkit.errors import SourceError, StorageError, UsageError
 from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request, Severity
@@ -43,16 +42,9 @@ from patchkit.wheel.vllm.native_parts import (
     native_parts,
     read_kernels,
 )
-from patchkit.wheel.vllm.repack_additions import DIST_INFO, PatchedTree, make_additions
+from patchkit.wheel.vllm.repack_additions import PatchedTree, make_additions
 from patchkit.wheel.vllm.repack_origin import Origin
 from patchkit.wheel.wheelhouse.contents import add_wheel, check_room, load_manifest
-
-_NEEDED = (
-    "vllm/__init__.py",
-    "vllm/_version.py",
-    f"{DIST_INFO}/METADATA",
-    f"{DIST_INFO}/WHEEL",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,11 +164,6 @@ def _patch_tree(
         path = tree / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-
-    for pattern in _NEEDED:
-        count = len(list(tree.glob(pattern)))
-        if count != 1:
-            raise damaged(str(origin.wheel.path), f"it has {pattern} {count} times")
 
     recipe = load_recipe("vllm")
     around = _fixes_around(origin, request, kernels)

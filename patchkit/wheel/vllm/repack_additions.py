@@ -33,9 +33,6 @@ from patchkit.wheel.vllm.native_parts import Kernels, NativeParts
 from patchkit.wheel.vllm.repack_origin import Origin
 
 _FORMAT = 1  # of the new wheel; goes up if the same request gives other bytes
-DIST_INFO = "vllm-*.dist-info"
-"""The pattern of the folder with the metadata."""
-
 _OWN_VERSION = "vllm/_version.py"
 _UNLABELLED = "0" * 10
 _SBOM = "sboms/patchkit.cdx.json"
@@ -74,11 +71,10 @@ class PatchedTree:
         """The folder with the members of the wheel."""
         return self.workspace.tree.root
 
-    @cached_property
+    @property
     def dist_info(self) -> Path:
         """The folder with the metadata."""
-        (folder,) = self.root.glob(DIST_INFO)
-        return folder
+        return self.root / self.origin.wheel.dist_info
 
     @cached_property
     def ledger(self) -> Ledger | None:

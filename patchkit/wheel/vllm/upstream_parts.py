@@ -31,13 +31,12 @@ from patchkit.wheel.vllm.repack_origin import upstream_wheels
 class FoundSource:
     """A source that was found: ``fill`` writes it into a folder that does not exist yet.
 
-    An ``installed`` one is written as it is installed, at the paths of upstream's wheel.
+    ``identity`` names the commit or the digest; it is ``verified`` if it is the pin.
     """
 
     identity: str
     verified: bool
     fill: Callable[[Path], object]
-    installed: bool = False
 
 
 def is_upstream(spec: str) -> bool:
@@ -119,7 +118,7 @@ def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> FoundSourc
     identity = f"vllm=={version}, sha256:{wheel.sha256}; {origin}"
     chosen = [member for member in members if member not in idle]
     fill = partial(_copy_members, wheel.path, chosen)
-    return FoundSource(identity, True, fill, installed=True)
+    return FoundSource(identity, True, fill)
 
 
 def _no_parts_error(spec: str, wheel: WheelFile, option: str) -> UsageError:
