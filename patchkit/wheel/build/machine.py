@@ -196,10 +196,8 @@ def jobs_for(memory: int, number: int | None = None) -> Jobs:
 def available_memory() -> int:
     """Return how many bytes of memory programs may still take."""
     meminfo = _MEMINFO.read_text("ascii")
-    line = re.search(r"^MemAvailable: +(\d+) kB", meminfo, re.MULTILINE)
-    if line:
-        return int(line[1]) << 10  # in kB, which are KiB here
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    (kib,) = re.findall(r"^MemAvailable: +(\d+) kB", meminfo, re.MULTILINE)
+    return int(kib) << 10
 
 
 def network() -> str:
@@ -251,15 +249,15 @@ def staging() -> Iterator[Path]:
     for folder in WORK.glob(f"{_STAGED}*"):
         remove_stale(folder, _STALE)
 
-    with translated("the build is not finished", WORK):
-        folder = Path(tempfile.mkdtemp(prefix=_STAGED, dir=WORK))
-        try:
-            yield folder
-        except BaseException:
-            # Thousands of files, and somebody waits behind Ctrl-C.
-            _remove_later(folder)
-            raise
-        shutil.rmtree(folder, ignore_errors=True)
+    with (
+        translated("the build is not finished", WORK),
+        tempfile.TemporaryDirectory(
+            prefix=_STAGED,
+            dir=WORK,
+            ignore_cleanup_errors=True,
+        ) as staged,
+    ):
+        yield Path(staged)
 
 
 def remove_stale(folder: Path, seconds: float) -> None:
@@ -268,17 +266,6 @@ def remove_stale(folder: Path, seconds: float) -> None:
     with contextlib.suppress(FileNotFoundError):
         if time.time() - folder.lstat().st_mtime > seconds:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _remove_later(folder: Path) -> None:
-    """Have a folder removed by a process that outlives this one, and no signal of a terminal."""
-    words = ("rm", "-rf", "--", str(folder))
-    null = (os.devnull, os.O_RDWR, 0)
-    streams = [(os.POSIX_SPAWN_OPEN, number, *null) for number in range(3)]
-    try:
-        os.posix_spawnp("rm", words, os.environ, file_actions=streams, setsid=True)
-    except OSError:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

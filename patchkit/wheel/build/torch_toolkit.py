@@ -24,10 +24,8 @@ from packaging.version import Version
 
 from patchkit.digests import digest, sha256_of
 from patchkit.durable.lock import locked as hold_lock
-from patchkit.elf import read_dynamic
 from patchkit.errors import BuildError, HostError, translated
 from patchkit.process import ask, run
-from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import across
 from patchkit.records import RECIPES, read_toml
 from patchkit.source.archive import Progress
@@ -267,16 +265,10 @@ def install_torch_stand_in(site: Path, target: Path) -> None:
 
     Both are site-packages folders: of the build environment, and of the unpacked wheels for the
     other CPU, which stays where it is as long as the build runs. Raises BuildError if ``target``
-    has no torch, or ``site`` has a real one, and StorageError if it cannot be written.
+    has no torch, and StorageError if it cannot be written.
     """
     package = site / "torch"
     release = _torch_release(target)
-    if package.exists() and not (package / _TARGET).is_file():
-        raise BuildError(
-            f"{package} is a real torch",
-            why="a build for another CPU has a stand-in there, and both have one name",
-            hint="name an environment without torch, or let patchkit make one",
-        )
 
     with translated("the stand-in for torch is not complete", package):
         files = _stand_in_files(release, target)
@@ -373,15 +365,5 @@ def target_site(
                 *options,
                 offline=offline,
                 progress=progress,
-            )
-
-    # Only the linker would find out about a library of another CPU.
-    for library in (*site.glob("torch/lib/*.so*"), *site.glob("nvidia/cu13/lib/*.so*")):
-        cpu = read_dynamic(library).machine
-        if cpu != machine:
-            raise BuildError(
-                f"{library} is for {cpu or 'no known CPU'}, not for {machine}",
-                why="something else was put into the folder, or the disk was full",
-                hint=f"{quoted('rm', '-r', home)}; then run the same command again",
             )
     return site

@@ -98,16 +98,10 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assembled:
-    """Machine code: ``path`` is a file that holds one fat binary; ``ptx`` is the PTX's sha256."""
-
-    path: Path
-    ptx: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A job whose PTX was read: ``place`` is the file of its result, ``ptx`` the sha256.
+    """A job whose PTX was read: its result is a fat binary in the file ``place``.
+
+    ``ptx`` is the sha256 of the PTX.
 
     ``names`` belong to its translation unit; tasks of one ``key`` differ in nothing else. ``words``
     are the options for the ptxas of ``toolkit``.
@@ -163,15 +157,6 @@ class Assembler:
         """The version of ptxas, or all that were used."""
         return ", ".join(sorted(self._used)) or toolkits()[0].nvcc
 
-    def assemble(self, job: Job) -> Assembled:
-        """Return the machine code of one fat binary, from the cache or made now.
-
-        Raises SourceError for damaged PTX, BuildError if ptxas does not take it.
-        """
-        task = self.plan(job)
-        self.make([task])
-        return self.result(task)
-
     def plan(self, job: Job) -> Task:
         """Read the PTX of a job. Raises SourceError for damaged PTX, BuildError for refused."""
         toolkit = _oldest_toolkit(job)
@@ -222,10 +207,10 @@ class Assembler:
                 (folder / "x.cubin").write_bytes(named(code, task.names))
                 self._pack(task, tools, folder)
 
-    def result(self, task: Task) -> Assembled:
-        """Return the result of a task that is done."""
+    def result(self, task: Task) -> Task:
+        """Return a task that is done, and remember its toolkit."""
         self._used.add(task.toolkit.nvcc)
-        return Assembled(path=task.place, ptx=task.ptx)
+        return task
 
     def _pack(self, task: Task, tools: Path, folder: Path) -> None:
         """Make a fat binary of the machine code in a folder, and keep it."""

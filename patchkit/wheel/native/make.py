@@ -19,7 +19,7 @@ from patchkit.wheel.device.fatbin import CONTAINER, CodeEntry
 from patchkit.wheel.device.first_use import jit_entries
 from patchkit.wheel.device.inspect import Binary, best_reach, inspect_file
 from patchkit.wheel.file.wheelfile import Facts
-from patchkit.wheel.native.assemble import Assembled, Assembler, Job
+from patchkit.wheel.native.assemble import Assembler, Job, Task
 from patchkit.wheel.native.relink import replace_device_code
 from patchkit.wheel.native.schedule import assemble_all
 
@@ -103,14 +103,14 @@ def _make_library(
     source: Path,
     dest: Path,
     binary: Binary,
-    results: Mapping[int, Assembled | PatchkitError],
+    results: Mapping[int, Task | PatchkitError],
     target: Target,
 ) -> NativeLibrary:
     """Write one library with its new machine code; ``results`` are by offset of the fat binary."""
-    codes: dict[int, Assembled] = {}
+    codes: dict[int, Task] = {}
     refused = []
     for place, result in results.items():
-        if isinstance(result, Assembled):
+        if isinstance(result, Task):
             codes[place] = result
         else:
             refused.append(result.what)
@@ -160,7 +160,7 @@ def _write_library(
     source: Path,
     dest: Path,
     binary: Binary,
-    codes: Mapping[int, Assembled],
+    codes: Mapping[int, Task],
     target: Target,
 ) -> None:
     with source.open("rb") as stream:
@@ -192,7 +192,7 @@ def _write_library(
 def _new_pieces(
     stream: BufferedIOBase,
     group: Sequence[CodeEntry],
-    codes: Mapping[int, Assembled],
+    codes: Mapping[int, Task],
     target: Target,
 ) -> list[bytes]:
     """Return a fat binary in pieces: assembled, or as it was.
@@ -201,7 +201,7 @@ def _new_pieces(
     """
     place = group[0].container
     if place in codes:
-        return [codes[place].path.read_bytes()]
+        return [codes[place].place.read_bytes()]
 
     def read_bytes(offset: int, size: int) -> bytes:
         stream.seek(offset)

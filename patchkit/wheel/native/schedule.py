@@ -12,9 +12,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from patchkit.errors import BuildError, PatchkitError, SourceError
 from patchkit.target import ptxas_figures
 from patchkit.wheel.build.machine import available_memory
-from patchkit.wheel.native.assemble import Assembled, Assembler, Job, Task
+from patchkit.wheel.native.assemble import Assembler, Job, Task
 
-Results = dict[Job, Assembled | PatchkitError]
+Results = dict[Job, Task | PatchkitError]
 Group = list[Task]  # what one run of ptxas makes
 
 _SHARE = 0.8  # of the memory that is available

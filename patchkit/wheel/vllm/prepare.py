@@ -249,11 +249,14 @@ def _gather_sources(
         if spec := order.source_of(source.known):
             given[source.known.option] = spec
 
+    # Also if there is nothing to gather: the build keeps the folder.
+    dest = staged / "external"
+    dest.mkdir()
     return gather_sources(
         sources,
         order.version,
         given=given,
-        dest=staged / "external",
+        dest=dest,
         home=order.work / "external",
         cpu=order.toolchain.machine,
         target=order.request.target,

@@ -50,11 +50,11 @@ def project():
 def lock(tmp_path, environment):
     """A lock of small wheels for a CPU, which pip finds in a folder: its path."""
 
-    def make(machine, *, cuda="13.2", of=None, spoil=""):
+    def make(machine, *, cuda="13.2", spoil=""):
         need(COMPILERS[machine], "g++")
         shutil.rmtree(tmp_path / "links", ignore_errors=True)
         path = tmp_path / "library.so"
-        compiler = COMPILERS[of or machine]
+        compiler = COMPILERS[machine]
         command = [compiler, "-shared", "-nostdlib", "-x", "c", "/dev/null", "-o", path]
         subprocess.run(command, check=True)
         version = f"__version__ = {TORCH + '+cu132'!r}\ncuda = {cuda!r}\nhip = None\nxpu = None\n"
@@ -199,7 +199,6 @@ def test_from_sources_to_a_wheel(build, arguments, lock, offline, tmp_path, mach
     ("how", "words"),
     [
         ({"cuda": None}, "no CUDA: it is for CPUs alone"),
-        ({"of": "x86_64"}, "torch/lib/libtorch.so is for x86_64, not for aarch64"),
         (
             {"spoil": "nvidia_cublas"},
             "the index delivers other bytes than those that are locked",

@@ -25,7 +25,7 @@ from patchkit.wheel.device.fatbin import read_entries
 from patchkit.wheel.device.first_use import jit_entries
 from patchkit.wheel.device.inspect import inspect_file
 from patchkit.wheel.native import schedule
-from patchkit.wheel.native.assemble import Assembled, Job
+from patchkit.wheel.native.assemble import Job, Task
 from patchkit.wheel.native.make import make_native
 from patchkit.wheel.native.ptx import read_ptx
 from patchkit.wheel.native.relink import replace_device_code
@@ -224,6 +224,12 @@ def test_ptx_has_the_size_that_its_header_says(tmp_path, flags, packed, plain):
         read_ptx(stream, job.entry, "lib.so")
 
 
+def assemble_one(assembler, job):
+    task = assembler.plan(job)
+    assembler.make([task])
+    return assembler.result(task)
+
+
 def test_ptx_of_no_size_that_there_can_be(tmp_path):
     with pytest.raises(SourceError, match="9,223,372,036,854,775,808 bytes of PTX"):
         job_for(tmp_path, flags=ZSTD, plain=1 << 63)
@@ -244,7 +250,7 @@ def test_ptx_of_no_size_that_there_can_be(tmp_path):
 )
 def test_what_is_refused(assembler, tmp_path, case, says):
     with pytest.raises((BuildError, SourceError), match=says):
-        assembler.assemble(job_for(tmp_path, **case))
+        assemble_one(assembler, job_for(tmp_path, **case))
     assert not list(assembler.cache.glob(".making*"))
 
 
@@ -252,12 +258,12 @@ def test_ptx_goes_to_the_oldest_ptxas_that_reads_it(assembler, tmp_path):
     """A later one than torch's CUDA is never taken: PTX that is newer was compiled by it."""
     text = KERNEL.replace(b"8.0", b"9.2").replace(b"sm_80", b"sm_121")
     with pytest.raises(BuildError, match=r"Unsupported \.version 9\.2"):
-        assembler.assemble(job_for(tmp_path, text=text))
+        assemble_one(assembler, job_for(tmp_path, text=text))
     try:
-        made = assembler.assemble(job_for(tmp_path, version=(9, 2), text=text))
+        made = assemble_one(assembler, job_for(tmp_path, version=(9, 2), text=text))
     except (SourceError, HostError) as error:
         pytest.skip(f"ptxas 13.2 cannot be had here: {error}")
-    assert made.path.is_file()
+    assert made.place.is_file()
     assert assembler.version.endswith("13.2.86")
 
 
@@ -293,7 +299,7 @@ def test_no_more_texts_are_read_at_once_than_there_is_memory_for(
 def test_what_takes_too_much_leaves_the_others(assembler, tmp_path):
     jobs = [job_for(tmp_path, text=HUGE, name="huge"), job_for(tmp_path, text=KERNEL)]
     results = assemble_all(assembler, jobs, lambda _d, _t: None)
-    assert [type(results[job]) for job in jobs] == [BuildError, Assembled]
+    assert [type(results[job]) for job in jobs] == [BuildError, Task]
 
 
 UNIT = b"%d_INTERNAL_%s_%d_%s_cu_3b62bd63_29251"
@@ -328,7 +334,7 @@ def test_the_same_kernels_of_two_files_are_compiled_once(
     texts = [unit_text(b"split_hdim256_fp16"), unit_text(b"split_align_hdim256_fp16")]
     jobs = [job_for(tmp_path, text=text, name=str(n)) for n, text in enumerate(texts)]
     made = assemble_all(assembler, jobs, lambda _d, _t: None)
-    assert len({each.path.read_bytes() for each in made.values()}) == 2
+    assert len({each.place.read_bytes() for each in made.values()}) == 2
     assert (tmp_path / "runs").read_text().count("\n") == 1
 
     assert neutral(texts[0])[0] == neutral(texts[1])[0] != texts[0]
@@ -451,14 +457,17 @@ def test_an_assembly_tells_how_far_it_is(assembler, tmp_path, monkeypatch):
 def test_options_reach_ptxas(assembler, tmp_path):
     """Results are kept by PTX and options; what a power cut left of one is made again."""
     plain, other = (
-        assembler.assemble(job_for(tmp_path, options, text=KERNEL))
+        assemble_one(assembler, job_for(tmp_path, options, text=KERNEL))
         for options in ("", " -O1 -maxrregcount=32 ")
     )
     assert plain.ptx == other.ptx
-    assert plain.path != other.path
-    whole = plain.path.read_bytes()
-    plain.path.write_bytes(whole[:100])
-    assert assembler.assemble(job_for(tmp_path, text=KERNEL)).path.read_bytes() == whole
+    assert plain.place != other.place
+    whole = plain.place.read_bytes()
+    plain.place.write_bytes(whole[:100])
+    assert (
+        assemble_one(assembler, job_for(tmp_path, text=KERNEL)).place.read_bytes()
+        == whole
+    )
 
 
 @settings(max_examples=150, deadline=None)
