@@ -52,17 +52,31 @@ def explain_failure(fix: Fix) -> Iterator[None]:
         yield
     except (PatchkitError, OSError, MemoryError):
         raise
-    except RecursionError:
-        raise DriftError(
-            f"{fix.id}: a file that it looks at is nested too deeply to be compared",
-            why="no release has such code: it was edited by hand, or made to do harm",
-            hint=f"restore the files from the release, or leave it out with --without {fix.id}",
-        ) from None
     except Exception as error:
+        causes = list(_causes_of(error))
+        if any(isinstance(cause, RecursionError) for cause in causes):
+            raise _too_deep(fix) from None
+
         file = Path(fix.look.__code__.co_filename).resolve()
         mistake = _mistake_of(file, error)
         mistake.hint = f"leave it out with --without {fix.id}, and report it"
         raise mistake from error
+
+
+def _causes_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and its causes: a `finally` of libcst hides the error that it follows."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _too_deep(fix: Fix) -> DriftError:
+    return DriftError(
+        f"{fix.id}: a file that it looks at is nested too deeply to be compared",
+        why="no release has such code: it was edited by hand, or made to do harm",
+        hint=f"restore the files from the release, or leave it out with --without {fix.id}",
+    )
 
 
 def _mistake_of(file: Path, error: Exception) -> RecipeError:
