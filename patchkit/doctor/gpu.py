@@ -127,18 +127,8 @@ def run_all_reduce(
 def gpu_findings(node: str, steps: Iterable[GpuStep]) -> Iterator[Finding]:
     """Yield what a node's steps show; only a step that ran and was right is OK."""
     for step in steps:
-        if step.state == "not-run":
-            yield unchecked(step.step, node, step.reason)
-        elif step.state == "failed":
-            # The known cause of its words comes first: the step is the consequence.
-            yield from _known_causes(node, step)
-            yield make_finding(
-                step.step,
-                node,
-                seconds=step.seconds,
-                reason=step.reason,
-            )
-        else:
+        yield from _trouble(node, step.step, step)
+        if step.state == "ok":
             figures = {name: step.figures.get(name, "?") for name in _FIGURES}
             yield make_fine(
                 step.step,
@@ -146,6 +136,26 @@ def gpu_findings(node: str, steps: Iterable[GpuStep]) -> Iterator[Finding]:
                 kernel=step.kernel or "?",
                 **figures,
             )
+
+
+def _trouble(
+    node: str,
+    about: str,
+    step: GpuStep,
+    **fields: object,
+) -> Iterator[Finding]:
+    """Yield why a step was not run, or that it failed: after the known cause of its words."""
+    if step.state == "not-run":
+        yield unchecked(step.step, node, step.reason)
+    elif step.state == "failed":
+        yield from _known_causes(node, step)
+        yield make_finding(
+            about,
+            node,
+            seconds=step.seconds,
+            reason=step.reason,
+            **fields,
+        )
 
 
 def _known_causes(node: str, step: GpuStep) -> Iterator[Finding]:
@@ -161,17 +171,7 @@ def all_reduce_findings(
     """Yield what an all-reduce over all nodes shows."""
     names = ", ".join(node.node for node in nodes)
     for node, rank in zip(nodes, ranks, strict=True):
-        if rank.state == "failed":
-            yield from _known_causes(node.node, rank)
-            yield make_finding(
-                "all-reduce-failed",
-                node.node,
-                nodes=names,
-                seconds=rank.seconds,
-                reason=rank.reason,
-            )
-        elif rank.state == "not-run":
-            yield unchecked(RANK, node.node, rank.reason)
+        yield from _trouble(node.node, "all-reduce-failed", rank, nodes=names)
 
     # What NCCL took on the way to an error decides nothing.
     if all(rank.state == "ok" for rank in ranks):

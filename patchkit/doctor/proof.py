@@ -21,6 +21,7 @@ from collections.abc import (
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import date
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -112,26 +113,22 @@ def collect_proof(
     if report.facts is None:
         raise HostError(report.why_not("facts"))
 
-    require_vllm(report.facts, cluster.file.venv)
+    software = require_vllm(report.facts, cluster.file.venv)
     host = report.facts.host
-
-    software = host.software or Software(python="")
 
     tell("libraries: their device code")
     code: Mapping[str, Mapping[str, int]] = {}
     with contextlib.suppress(PatchkitError, OSError):
         code = read_code(software.vllm_home, 0, "")["codes"]
 
-    nodes = find_gpu_nodes(examination.reports)
-
     quiet = {**PROOF_SETTINGS["variables"], "HF_HUB_OFFLINE": "0" if model else "1"}
     with ScratchFolder() as place:
-        quiet_nodes = []
-        for node in nodes:
-            variables = {**node.variables, **quiet}
-            quiet_nodes.append(replace(node, variables=variables))
+        nodes = [
+            replace(node, variables={**node.variables, **quiet})
+            for node in find_gpu_nodes(examination.reports)
+        ]
         request = ProofRequest(
-            nodes=quiet_nodes,
+            nodes=nodes,
             vllm=software.vllm,
             free_gib=host.memory.available / KIB_PER_GIB if host.memory else 0.0,
             apart=why_apart(examination.reports, nodes),
@@ -161,21 +158,21 @@ def collect_proof(
         findings=content["findings"],
     )
 
-    logs = {}
-    for part in parts:
-        if part.lines:
-            logs[part.step] = "\n".join(part.lines)
+    logs = {part.step: "\n".join(part.lines) for part in parts}
     logs["journal"] = content["journal"]
     names = private_names(examination.reports, model)
     clean_proof, archive = pack_proof(proof, logs, names)
     return clean_proof, archive, interrupt
 
 
-def require_vllm(facts: NodeFacts, venv: str) -> None:
-    """Raise HostError unless the environment has a Python with vLLM, which a proof tries."""
+def require_vllm(facts: NodeFacts, venv: str) -> Software:
+    """Return the software that a proof tries.
+
+    Raise HostError unless the environment has a Python with vLLM.
+    """
     software = facts.host.software or Software(python="")
     if facts.venv and software.vllm:
-        return
+        return software
 
     if software.vllm:
         reason = f"vLLM {software.vllm} is imported by {software.python}, which is not that one"
@@ -318,9 +315,8 @@ def build_models(request: ProofRequest) -> Iterator[GpuStep]:
         steps.append(step)
 
     for part in run_beside(request, steps):
-        kernels: dict[str, None] = {}
-        for match in _CHOSE.finditer("\n".join(part.lines)):
-            kernels[match[1] or match[2]] = None
+        choices = _CHOSE.finditer("\n".join(part.lines))
+        kernels = dict.fromkeys(choice[1] or choice[2] for choice in choices)
         yield replace(part, kernel=", ".join(kernels))
 
 
@@ -361,39 +357,28 @@ def judge_ranks(
     network: str,
 ) -> GpuStep:
     """Return the result of an all-reduce; figures of another network do not count."""
-    lines: tuple[str, ...] = ()
     failures = []
     for number, rank in enumerate(ranks):
-        lines += rank.lines
         if rank.reason:
             failures.append(f"rank {number}: {rank.reason}")
 
+    lines = tuple(chain.from_iterable(rank.lines for rank in ranks))
     networks = sorted({answer.network for answer in read_nccl(lines)})
+    is_expected = all(name.startswith(network) for name in networks)
     result = GpuStep(
         step=step,
-        state="ok",
+        state="failed" if failures else "ok",
         seconds=max(rank.seconds for rank in ranks),
         kernel=", ".join(networks),
+        reason="; ".join(failures),
+        figures=slowest_figures(ranks) if is_expected else {},
         lines=lines,
     )
+    if is_expected or failures:
+        return result
 
-    is_expected = all(name.startswith(network) for name in networks)
-    figures = slowest_figures(ranks) if is_expected else {}
-    if failures:
-        return replace(
-            result,
-            state="failed",
-            reason="; ".join(failures),
-            figures=figures,
-        )
-
-    if not is_expected:
-        return replace(
-            result,
-            state="not-run",
-            reason=f"NCCL took no {network}",
-        )
-    return replace(result, figures=figures)
+    reason = f"NCCL took no {network}"
+    return replace(result, state="not-run", reason=reason)
 
 
 def slowest_figures(ranks: Sequence[GpuStep]) -> dict[str, Any]:
@@ -524,22 +509,18 @@ def measure_stream(
     at_rest = session_ticks(session)
     time.sleep(settings["idle"])
     idle = session_ticks(session) - at_rest
-
-    prompts = benchmark.load.prompts
-    busy = answer["duration"] * (prompts + 1) / prompts
-    cores = {}
-    for name, ticks in used.items():
-        at_rest_rate = idle[name] / settings["idle"]
-        beside = at_rest_rate * max(wall - busy, 0.0)
-        cores[f"cores {name}"] = (ticks - beside) / tick / busy
+    idle_cores = idle.total() / tick / settings["idle"]
 
     figures = {}
     for name, key in settings["figures"].items():
         if key in answer:
             figures[name] = answer[key]
 
-    figures |= cores | {"cores_busy": sum(cores.values())}
-    figures["cores_idle"] = sum(idle.values()) / tick / settings["idle"]
+    prompts = benchmark.load.prompts
+    busy = answer["duration"] * (prompts + 1) / prompts
+    beside = idle_cores * max(wall - busy, 0.0)
+    figures["cores_busy"] = (used.total() / tick - beside) / busy
+    figures["cores_idle"] = idle_cores
     return {name: round(value, 2) for name, value in figures.items()}
 
 
