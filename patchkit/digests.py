@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +13,7 @@ Digest = Sha256 | Literal[""]
 """The digest of a file in records: hex, "" for no file."""
 
 # Not upstream's: patchkit's own state, a history, and the output of builds.
-_ASIDE = frozenset({".git", ".patchkit", "build"})
+_ASIDE = (".git", ".patchkit", ".deps", "build")
 
 
 def digest(data: bytes | str | None) -> str:
@@ -41,16 +40,15 @@ def sha256_if_readable(path: Path) -> str:
         return ""
 
 
-def tree_digest(root: Path, aside: Collection[str] = ()) -> str:
+def tree_digest(root: Path) -> str:
     """Return a SHA-256, as hex, over a folder's files: names, kinds, executable bits, contents.
 
     Copies in different folders have the same digest, whatever their times and owners. A link counts
-    by its text, not by its target. ``aside`` are more names of entries that do not count.
+    by its text, not by its target.
     """
-    ignored = _ASIDE.union(aside)
     files = {}
     for top in root.iterdir():
-        if top.name in ignored:
+        if top.name in _ASIDE:
             continue
 
         is_folder = top.is_dir() and not top.is_symlink()

@@ -11,14 +11,14 @@ import io
 import os
 import re
 import struct
-from collections import defaultdict
+from collections import defaultdict, namedtuple
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from io import BufferedIOBase
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from patchkit.errors import SourceError
 
@@ -71,36 +71,17 @@ _MOST_SECTIONS = 1 << 18
 _MOST_NAMES = 1 << 25  # bytes
 
 
-class _FileHeader(NamedTuple):
-    """An Elf64_Ehdr; offsets are in the file, sizes are those of one entry."""
-
-    identity: bytes
-    kind: int
-    machine: int
-    version: int
-    entry: int
-    programs_offset: int
-    sections_offset: int
-    flags: int
-    header_size: int
-    program_size: int
-    program_count: int
-    section_size: int
-    section_count: int
-    section_of_names: int
-
-
-class _ProgramHeader(NamedTuple):
-    """An Elf64_Phdr: a part of the file that the loader maps to an address."""
-
-    kind: int
-    flags: int
-    offset: int
-    address: int
-    physical_address: int
-    size: int
-    memory_size: int
-    alignment: int
+# An Elf64_Ehdr; offsets are in the file, sizes are those of one entry.
+_FileHeader = namedtuple(
+    "_FileHeader",
+    "identity kind machine version entry programs_offset sections_offset flags header_size "
+    "program_size program_count section_size section_count section_of_names",
+)
+# An Elf64_Phdr: a part of the file that the loader maps to an address.
+_ProgramHeader = namedtuple(
+    "_ProgramHeader",
+    "kind flags offset address physical_address size memory_size alignment",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +164,7 @@ def exports(path: Path, symbol: str) -> bool:
             return False
 
         image.check(names.size <= _MOST_NAMES, "the names of its symbols are too long")
-        is_real = table.size <= _MOST_NAMES
-        image.check(is_real, "it has more symbols than any real library")
+        image.limit(table.size, _MOST_NAMES, "it has more symbols")
         text = image.read(names.offset, names.size)
         # A name may be the end of a longer one.
         matches = re.finditer(re.escape(symbol.encode() + b"\0"), text)
@@ -253,6 +233,10 @@ class _Image:
         if not holds:
             raise damaged(self._name, what)
 
+    def limit(self, size: int, most: int, what: str) -> None:
+        """Raise SourceError for a size that no real library reaches."""
+        self.check(size <= most, f"{what} than any real library")
+
     def read(self, offset: int, length: int) -> bytes:
         """Return the bytes at an offset of the file. Raises SourceError if there are fewer."""
         is_inside = offset + length <= self._size
@@ -304,8 +288,7 @@ class _Image:
             count = count or first_header[5]
             names = first_header[6] if names == _SHN_XINDEX else names
 
-        is_real = count <= _MOST_SECTIONS
-        self.check(is_real, "it has more sections than any real library")
+        self.limit(count, _MOST_SECTIONS, "it has more sections")
         return list(SECTION.iter_unpack(self.read(place, count * size))), names
 
     @cached_property
@@ -318,8 +301,7 @@ class _Image:
 
         size = self._header.program_size
         self.check(size == PROGRAM.size, "its program headers have another size")
-        is_real = count <= _MOST_PROGRAMS
-        self.check(is_real, "it has more program headers than any real library")
+        self.limit(count, _MOST_PROGRAMS, "it has more program headers")
         data = self.read(self._header.programs_offset, size * count)
         return list(map(_ProgramHeader._make, PROGRAM.iter_unpack(data)))
 
@@ -345,7 +327,7 @@ class _Image:
         """Return the symbol versions that it needs, by library."""
         versions: dict[str, set[str]] = {}
         # Chains of a hostile file may overlap: the limit is one for all of them.
-        budget = _MOST_VERSIONS
+        count = 0
         address = max(self.tags.get(_VERNEED, [0]))
         while address:
             data = self.read_at(address, _NEED.size)
@@ -354,11 +336,8 @@ class _Image:
             place = address + offset
 
             while place:
-                budget -= 1
-                is_real = budget >= 0
-                self.check(
-                    is_real, "it needs more symbol versions than any real library"
-                )
+                count += 1
+                self.limit(count, _MOST_VERSIONS, "it needs more symbol versions")
                 data = self.read_at(place, _NEEDED_VERSION.size)
                 *_, text, distance = _NEEDED_VERSION.unpack(data)
                 names.add(self.string(text))

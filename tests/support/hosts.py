@@ -213,10 +213,6 @@ MACHINES: dict[str, Callable[[int], Machine]] = {
     "cable_port1": lambda node: _spark(node, **_cabled(node, 1)),
     "bond": lambda node: joined(node, "bond"),
     "bridge": lambda node: joined(node, "bridge"),
-    # A VRF is a table of routes: its parts keep their addresses.
-    "vrf": lambda node: _with(
-        joined(node, "vrf"), A0, addresses=(f"192.168.90.{10 + node}/24",)
-    ),
     "both_cables": lambda node: _spark(
         node, **_cabled(node, 0), **_cabled(node, 1, third=102)
     ),

@@ -138,13 +138,6 @@ def host_checks(host: Host, cages: Cages) -> Iterator[Finding]:
             yield judge_check(False, where, "unused cage", state, f"cage {number}")
 
     clashes = list(overlaps(host, [half.name for half in halves]))
-    speeds = {half.speed for half in list_halves(used) if half.carrier}
-
-    # A slower cage, or one in the network of another interface, leads to a switch.
-    if len(used) > 1 and len(speeds) == 1 and not clashes:
-        state = f"two cages are in use; if that is a ring: {_TRIANGLE}"
-        yield check_noted("this node", "cabling", state)
-
     for clash in clashes:
         name = clash.netdev.name
         holder = f"{clash.other.name} ({clash.present})"
@@ -439,7 +432,7 @@ def verify_network(
         targets |= dict.fromkeys(_find_targets(host, halves, peer))
     if live and targets:
         for way in try_ways(list(targets)):
-            yield from _check_way(host, halves, way)
+            yield from _check_way(halves, way)
         return
 
     state = "these facts are of another machine"
@@ -460,14 +453,9 @@ def _find_targets(host: Host, halves: Iterable[Netdev], peer: Host) -> Iterator[
                 yield str(address.ip)
 
 
-def _check_way(host: Host, halves: Sequence[Netdev], way: Way) -> Iterator[Finding]:
+def _check_way(halves: Sequence[Netdev], way: Way) -> Iterator[Finding]:
     """Check the way to one address of a peer, with small packets and with frames of its MTU."""
     where = way.address
-    if host.has_address(where):
-        state = "is an address of this host"
-        yield net_finding(Level.ERROR, where, "same network", state, "name the peer's")
-        return
-
     pairs = [(half.name, network) for half in halves for network in half.networks]
     ours = ", ".join(str(network) for _name, network in pairs)
     names = (name for name, network in pairs if IPv4Address(where) in network)

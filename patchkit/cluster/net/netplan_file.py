@@ -118,12 +118,8 @@ def read_other_files(root: Path) -> NetplanFiles:
     return {str(path): _read_if_allowed(path) for path in paths.values()}
 
 
-@dataclass(frozen=True, slots=True)
-class _Conflict:
-    """A thing that fights the plan, and the commands that end it."""
-
-    what: str
-    hints: tuple[str, ...]
+_Conflicts = Iterator[tuple[str, tuple[str, ...]]]
+"""Yields what fights the plan, and the commands that end it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,18 +150,15 @@ def check_conflicts(
     if not conflicts:
         return
 
-    hints: dict[str, None] = {}
-    for conflict in conflicts:
-        hints |= dict.fromkeys(conflict.hints)
-
+    problems, hints = zip(*conflicts, strict=True)
     raise HostError(
-        "\n".join(conflict.what for conflict in conflicts),
+        "\n".join(problems),
         why="two settings for one interface or one network end in one of them at random",
-        hint="; or ".join(hints),
+        hint="; or ".join(dict.fromkeys(itertools.chain(*hints))),
     )
 
 
-def _find_configured(request: _Request) -> Iterator[_Conflict]:
+def _find_configured(request: _Request) -> _Conflicts:
     """Yield other files that configure an interface as well: netplan would merge both."""
     again = request.options.command_line()
     for line in request.plan.written:
@@ -177,7 +170,7 @@ def _find_configured(request: _Request) -> Iterator[_Conflict]:
             aside = quoted("sudo", "mv", path, f"{path}.off")
             hint = f"put it aside, if nothing else needs it: {aside} && {again}"
             what = f"{path}:{number}: also configures {line.netdev}"
-            yield _Conflict(what, (hint,))
+            yield what, (hint,)
 
 
 def _find_row(text: str, name: str, host: Host) -> int:
@@ -202,7 +195,7 @@ def _find_row(text: str, name: str, host: Host) -> int:
     return 0
 
 
-def _find_foreign_addresses(request: _Request) -> Iterator[_Conflict]:
+def _find_foreign_addresses(request: _Request) -> _Conflicts:
     """Yield addresses that the plan would change and that somebody else gave.
 
     Only ``--network`` asks for that. Link-local ones do not count: they go when the interface has
@@ -219,11 +212,9 @@ def _find_foreign_addresses(request: _Request) -> Iterator[_Conflict]:
                 continue
 
             giver, cure = _find_giver(request.files, line.netdev, address)
-            yield _Conflict(
-                f"{line.netdev} has the address {address}, {giver}; "
-                f"planned is {', '.join(planned)}",
-                (f"keep it: {keep}", f"give it up: {cure}"),
-            )
+            what = f"{line.netdev} has the address {address}, {giver}"
+            hints = (f"keep it: {keep}", f"give it up: {cure}")
+            yield f"{what}; planned is {', '.join(planned)}", hints
 
 
 def _find_giver(files: NetplanFiles, netdev: str, address: str) -> tuple[str, str]:
@@ -243,7 +234,7 @@ def _find_giver(files: NetplanFiles, netdev: str, address: str) -> tuple[str, st
     return giver, cure
 
 
-def _find_same_networks(request: _Request) -> Iterator[_Conflict]:
+def _find_same_networks(request: _Request) -> _Conflicts:
     """Yield networks that the plan adds and that another interface of this machine is in."""
     present = list(_find_unchanged(request))
     free = _choose_network(request.host)
@@ -257,7 +248,7 @@ def _find_same_networks(request: _Request) -> Iterator[_Conflict]:
             if other.network.overlaps(address.network):
                 planned = f"{address.network}, planned for {line.netdev}"
                 what = f"{planned}, is also the network of {name} ({other})"
-                yield _Conflict(what, (hint,))
+                yield what, (hint,)
 
 
 def _find_unchanged(request: _Request) -> Iterator[tuple[str, IPv4Interface]]:

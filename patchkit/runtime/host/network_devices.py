@@ -33,22 +33,16 @@ def read_network_devices(
             f"/{_NET} is of another network namespace: only one has {', '.join(strange)}"
         )
 
-    hardware = read_env_data("hardware")
-    netdevs = []
-    for name in names:
-        netdev = _read_netdev(reader, name, links.get(name, _KernelLink()))
-        master = links.get(netdev.master, _KernelLink())
-        # The parts of a VRF keep their addresses.
-        if master.kind in hardware["masters"]["parts_with_addresses"]:
-            netdev = replace(netdev, master="")
-        netdevs.append(netdev)
+    netdevs = [
+        _read_netdev(reader, name, links.get(name, _KernelLink())) for name in names
+    ]
 
     # p0 may be the port of a cage, pf0vf1 may not.
     uplinks = [netdev for netdev in netdevs if re.fullmatch(r"(p\d)?", netdev.port)]
     uplink_names = {netdev.name for netdev in uplinks}
 
     devices = [_read_rdma(reader, name, uplink_names) for name in reader.folders(_RDMA)]
-    drivers = ("", hardware["connectx"]["driver"])
+    drivers = ("", read_env_data("hardware")["connectx"]["driver"])
     cards = [netdev for netdev in uplinks if netdev.driver in drivers]
     placed = {card.name: _with_cage(card, cards) for card in cards}
 

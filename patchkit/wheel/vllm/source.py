@@ -173,7 +173,7 @@ def vllm_source(
         identity = f"sha256:{sha256_of(path)}"
     else:
         # CMake puts what it fetches into .deps, which is not of the sources.
-        identity = f"folder:sha256:{tree_digest(path, aside=('.deps',))}"
+        identity = f"folder:sha256:{tree_digest(path)}"
 
     return VllmSource(
         path=path.absolute(),

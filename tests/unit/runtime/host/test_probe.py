@@ -84,7 +84,6 @@ REMARKS = {
     "single": ["no-connectx"],
     "bond": ["part-of-master"],
     "bridge": ["part-of-master"],
-    "vrf": ["one-twin-address"],
 }
 
 
