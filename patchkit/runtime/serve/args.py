@@ -27,7 +27,7 @@ from patchkit.runtime.rules.presets import (
     load_presets,
     same_value,
 )
-from patchkit.runtime.rules.rule import Advice, RuleChoice, select_entries
+from patchkit.runtime.rules.rule import Advice, select_entries
 from patchkit.runtime.serve.command_notes import flag_notes, model_notes
 from patchkit.runtime.serve.context import context_notes
 from patchkit.runtime.serve.listen import listen_notes
@@ -103,8 +103,15 @@ def serve_args(
 
     refused = _limited_flags(request, rules)
     chosen = _choose_flags(active, request, rules, refused)
-    refused |= _refused_flags(chosen, left_out, request.node, home)
-    kept = [flag for flag in _in_order(chosen, rules) if flag.flag not in refused]
+    for name, flag in chosen.items():
+        reason = _rule_against(flag, left_out) or _check_known(flag, request.node, home)
+        if reason:
+            refused[name] = reason
+
+    # In the order of the data, so that two releases' lines can be compared.
+    order = [*(rule.flag for rule in rules.rules), *rules.preset, *chosen]
+    kept = [flag for flag in chosen.values() if flag.flag not in refused]
+    kept.sort(key=lambda flag: order.index(flag.flag))
     values = {flag.flag: flag.value for flag in kept}
 
     # Not before the flags are chosen: a rule, the preset or the user may set the share.
@@ -113,7 +120,8 @@ def serve_args(
     if fit:
         check_size(request, share, fit)
 
-    reasons = {**_unwanted_flags(idle, request.choice), **refused}
+    unwanted = [rule for rule in idle if rule.id in request.choice.unwanted]
+    reasons = {rule.flag: f"--without {rule.id}" for rule in unwanted} | refused
     unlike = list(_unlike_recipe(request.node.preset, values, reasons))
 
     one_holds = "yes" if fit and fit.fitting_nodes == 1 else "no"
@@ -156,45 +164,12 @@ def _fitting_rules(request: ServeRequest, rules: FlagRules) -> tuple[FlagRule, .
     return fitting
 
 
-def _unwanted_flags(idle: Sequence[FlagRule], choice: RuleChoice) -> dict[str, str]:
-    """Return flag → the option by which the user turned its rule off."""
-    unwanted = [rule for rule in idle if rule.id in choice.unwanted]
-    return {rule.flag: f"--without {rule.id}" for rule in unwanted}
-
-
-def _refused_flags(
-    chosen: Mapping[str, ServeFlag],
-    left_out: Sequence[LeaveOut],
-    node: Node,
-    home: Path | None,
-) -> dict[str, str]:
-    """Return flag → why it is not passed on: a rule against it, or the release lacks it."""
-
-    refused = {}
-    for name, flag in chosen.items():
-        reason = _rule_against(flag, left_out) or _check_known(flag, node, home)
-        if reason:
-            refused[name] = reason
-
-    return refused
-
-
 def _rule_against(flag: ServeFlag, left_out: Sequence[LeaveOut]) -> str:
     for rule in left_out:
         if rule.flag == flag.flag and rule.matches(flag.value):
             return rule.reason
 
     return ""
-
-
-def _in_order(chosen: Mapping[str, ServeFlag], rules: FlagRules) -> Iterator[ServeFlag]:
-    """Yield the flags in the order of the data, so that two releases' lines can be compared."""
-    rule_flags = (rule.flag for rule in rules.rules)
-    order = dict.fromkeys((*rule_flags, *rules.preset, *chosen))
-
-    for name in order:
-        if name in chosen:
-            yield chosen[name]
 
 
 def _fault_advice(fault: Broken, request: ServeRequest) -> Advice:
@@ -242,11 +217,18 @@ def _choose_flags(
 
     ``refused`` has the ``FLAG VALUE`` of the preset that a limit forbids.
     """
-    default_rules = [rule for rule in active if rule.default]
-    chosen = {rule.flag: _flag_of_rule(rule, rule.value) for rule in default_rules}
+    chosen = {
+        rule.flag: _flag_of_rule(rule, rule.value) for rule in active if rule.default
+    }
 
-    if preset := request.node.preset:
-        _add_preset_flags(preset, chosen, refused, rules)
+    preset = request.node.preset
+    for name, value in preset.flags.items() if preset else ():
+        if value is False:
+            # It takes a flag away from rules; --with, the user's own word, still sets it.
+            chosen.pop(name, None)
+        elif preset and name != DRAFTING and f"{name} {value}" not in refused:
+            reason = f"{rules.preset.get(name, '')} As {preset.name} is served.".strip()
+            chosen[name] = _flag(preset, name, value, reason, "preset")
 
     if not request.memory.shared:
         # A Spark's share leaves the CPU its part; vLLM divides a GPU's own memory itself.
@@ -257,22 +239,6 @@ def _choose_flags(
             chosen[rule.flag] = _flag_of_rule(rule, rule.value)
 
     return _join_parts(chosen)
-
-
-def _add_preset_flags(
-    preset: Preset,
-    chosen: dict[str, ServeFlag],
-    refused: Mapping[str, str],
-    rules: FlagRules,
-) -> None:
-    """Add the preset's flags to those of the rules, or take them away."""
-    for name, value in preset.flags.items():
-        if value is False:
-            # It takes a flag away from rules; --with, the user's own word, still sets it.
-            chosen.pop(name, None)
-        elif name != DRAFTING and f"{name} {value}" not in refused:
-            reason = f"{rules.preset.get(name, '')} As {preset.name} is served.".strip()
-            chosen[name] = _flag(preset, name, value, reason, "preset")
 
 
 def _join_parts(chosen: Mapping[str, ServeFlag]) -> dict[str, ServeFlag]:
@@ -345,24 +311,19 @@ def _find_lack(flag: ServeFlag, vllm: str, home: Path | None) -> str:
     if not has_flag(flag.flag, vllm, home):
         return f"vLLM {vllm} has no {flag.flag}"
 
-    for name, value in _values_of(flag):
+    values = {flag.flag: flag.value}
+    if flag.flag == DRAFTING:
+        for key, setting in read_json(dict[str, Any], flag.value).items():
+            # The model that drafts may have kernels of its own.
+            values[f"{DRAFTING}.{key}"] = str(setting)
+            values[f"--{key.replace('_', '-')}"] = str(setting)
+
+    for name, value in values.items():
         choices = load_choices().get(name)
         if choices and not choices.allowed_by(vllm).allows(value):
             return f"vLLM {vllm} does not take {flag.flag} {value}"
 
     return ""
-
-
-def _values_of(flag: ServeFlag) -> Iterator[tuple[str, str]]:
-    """Yield the values of a flag by the names under which their choices are known."""
-    yield flag.flag, flag.value
-
-    if flag.flag == DRAFTING:
-        config = read_json(dict[str, Any], flag.value)
-        for key, value in config.items():
-            # The model that drafts may have kernels of its own.
-            yield f"{DRAFTING}.{key}", str(value)
-            yield f"--{key.replace('_', '-')}", str(value)
 
 
 def _unlike_recipe(
