@@ -7,14 +7,10 @@ vLLM's own setup.py and CMake do the work; everything that they would fetch is b
 
 from __future__ import annotations
 
-import contextlib
-import os
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from patchkit.errors import BuildError, ProofError, SourceError
 from patchkit.patching.recipe import load_recipe
@@ -59,15 +55,10 @@ from patchkit.wheel.file.torch import installed_torch, require_torch
 from patchkit.wheel.file.wheelfile import FACTS, Facts, WheelFile
 from patchkit.wheel.file.write import seal_wheel
 from patchkit.wheel.native.assemble import Assembler
-from patchkit.wheel.native.make import make_native
 from patchkit.wheel.vllm.native_parts import native_parts, read_kernels
 from patchkit.wheel.vllm.prepare import Prepared, prepare_build
 from patchkit.wheel.vllm.source import VllmOrder
-from patchkit.wheel.vllm.upstream_parts import (
-    fetch_upstream,
-    prove_parts,
-    upstream_parts,
-)
+from patchkit.wheel.vllm.upstream_parts import prove_parts
 
 # Issue trackers tell 3 to 5 GB, and CUTLASS's largest files take 9.
 JOB_MEMORY = 4 * BYTES_PER_GIB
@@ -98,30 +89,22 @@ def build_vllm(order: VllmOrder, report: Report) -> BuiltWheel:
         check_toolchain(order.toolchain, arch, staged, environment)
 
         assembler = Assembler(offline=order.offline)
-        with _assembling_ahead(
-            order,
-            staged / "ahead",
-            assembler,
-            report,
-        ) as wait_ahead:
-            prepared = prepare_build(order, staged, report)
-            _write_toolkit(order, prepared, staged / "cuda")
+        prepared = prepare_build(order, staged, report)
+        _write_toolkit(order, prepared, staged / "cuda")
 
-            folders = [staged / name for name in ("source", "external", "cuda")]
-            facts = as_text(prepared.facts)
-            with work_folder(
-                order.work,
-                folders,
-                facts,
-                fresh=order.fresh,
-                free=_FREE,
-            ) as root:
-                variables = build_variables(root, order, prepared)
-                bar = report("compiling")
-                raw = compile_wheel(root, prepared.python, variables, bar)
-
-                wait_ahead()
-                return _make_vllm_wheel(root, raw, order, prepared, assembler, report)
+        folders = [staged / name for name in ("source", "external", "cuda")]
+        facts = as_text(prepared.facts)
+        with work_folder(
+            order.work,
+            folders,
+            facts,
+            fresh=order.fresh,
+            free=_FREE,
+        ) as root:
+            variables = build_variables(root, order, prepared)
+            bar = report("compiling")
+            raw = compile_wheel(root, prepared.python, variables, bar)
+            return _make_vllm_wheel(root, raw, order, prepared, assembler, report)
 
 
 def _write_toolkit(order: VllmOrder, prepared: Prepared, cuda: Path) -> None:
@@ -248,47 +231,6 @@ def _require_portable(sealed: Path) -> tuple[Binary, ...]:
     )
 
 
-@contextlib.contextmanager
-def _assembling_ahead(
-    order: VllmOrder,
-    folder: Path,
-    assembler: Assembler,
-    report: Report,
-) -> Iterator[Callable[[], object]]:
-    """Assemble the libraries of upstream's wheel while the block runs, for the cache alone.
-
-    It uses time that compilers leave. The block calls what this yields to wait for the end. An
-    error is told when the wheel is made.
-    """
-    if order.extensions or not order.taken:
-        yield lambda: None
-        return
-
-    target = order.request.target
-    cpu = order.toolchain.machine
-    download = _in_mb(report("upstream's wheel, in MB"))
-    fetch_upstream(order.version, cpu, order.offline, download)
-    bar = _in_mb(report("assembling upstream's PTX, in MB"))
-
-    def assemble() -> None:
-        # For the children of this thread, too.
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-        for known in order.taken:
-            parts = upstream_parts(known, order.version, cpu, target, True, None)
-            parts.fill(folder / known.option)
-
-        files = {str(path): path for path in sorted(folder.rglob("*.so"))}
-        make_native(files, target, folder, assembler, bar)
-
-    with ThreadPoolExecutor(1) as pool:
-        assembling = pool.submit(assemble)
-        try:
-            yield assembling.exception
-        except BaseException:
-            assembler.stopped.set()
-            raise
-
-
 def _in_mb(bar: Progress) -> Progress:
     return lambda done, total: bar(done // 10**6, total // 10**6)
 
@@ -297,17 +239,6 @@ NAMESPACE = "patchkit-vllm"
 """Separates builds of vLLM from others in a compiler cache."""
 
 _ABI = "--py-limited-api=cp38"  # as upstream's wheels have it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildSystem:
-    """The table [build-system] of a pyproject.toml, as PEP 517 and 518 have it."""
-
-    name: str = field(metadata={"key": "build-backend"})
-    folders: tuple[str, ...] | None = field(
-        default=None, metadata={"key": "backend-path"}
-    )
-    requires: tuple[str, ...] = ()
 
 
 def compile_wheel(
@@ -338,11 +269,11 @@ def compile_wheel(
     from pyproject_hooks import BuildBackendHookCaller
 
     pyproject = source / "pyproject.toml"
-    backend = read_toml(BuildSystem, pyproject, SourceError, key="build-system")
+    system = read_toml(dict[str, Any], pyproject, SourceError, key="build-system")
     hooks = BuildBackendHookCaller(
         str(source),
-        backend.name,
-        backend.folders,
+        system.get("build-backend", "setuptools.build_meta"),
+        system.get("backend-path"),
         runner=runner,
         python_executable=str(python),
     )

@@ -50,33 +50,27 @@ def _torch_first_on_gb10(kernels):
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Read a list of kernels in order of preference; before 0.16, one choice in Fp8LinearOp."""
-    path = next(
-        (p for p in kit.REGISTRIES if tree.exists(p) and _SCOPE in tree.read(p)), _OLD
-    )
-    form = (
-        (
-            _OLD,
-            tree.read(_OLD),
-            "Fp8LinearOp.__init__",
-            _OLD_BEFORE,
-            _OLD_AFTER,
-            _OLD_HELPER,
-        )
-        if path == _OLD
-        else (path, tree.read(path), _SCOPE, _BEFORE, _AFTER, _HELPER)
-    )
+    path = _place(tree)
+    form = (_SCOPE, _BEFORE, _AFTER, _HELPER)
+    if path == _OLD:
+        form = ("Fp8LinearOp.__init__", _OLD_BEFORE, _OLD_AFTER, _OLD_HELPER)
+    edits = kit.wrap(path, tree.read(path), *form, note="torch._scaled_mm on 12.1")
     return kit.found(
-        kit.wrap(*form, note="torch._scaled_mm on 12.1"),
+        edits,
         now=f"{path}: FP8 linear layers prefer CUTLASS on 12.1",
         done=f"{path}: FP8 linear layers prefer torch._scaled_mm on 12.1",
     )
 
 
+def _place(tree: kit.SourceTree) -> str:
+    """Return the file that chooses the kernel."""
+    registries = (path for path in kit.REGISTRIES if _SCOPE in (tree.find(path) or ""))
+    return next(registries, _OLD)
+
+
 def prove(case: kit.Case) -> str:
     """Check that 12.1 takes torch for every kind of scale, and all others what they took before."""
-    old = not any(
-        case.stock.exists(p) and _SCOPE in case.stock.read(p) for p in kit.REGISTRIES
-    )
+    old = _place(case.stock) == _OLD
     kernels = {
         "tensor": "PerTensorTorchFP8ScaledMMLinearKernel",
         "token": "ChannelWiseTorchFP8ScaledMMLinearKernel",

@@ -124,3 +124,17 @@ def test_another_device_must_not_notice(device, tree_of, ask):
     result = patched(tree, ask).with_texts({f"{FOLDER}/{name}": '{"1": {}}\n'})
     with pytest.raises(ProofError, match=f"{device} gets another config"):
         FIX.prove(case(tree, result, ask))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_the_rows_fit_the_device_and_prefill_has_one(file):
+    """Tiles fit into shared memory. The nearest row is taken, so prefill needs a large one."""
+    # Bytes per element of a tile; a name without a dtype is bf16's.
+    width = 1 if "dtype=fp8_w8a8" in file.name else 2
+    table = json.loads(file.read_text())
+    rows = {int(size): row for size, row in table.items() if size.isdecimal()}
+    for row in rows.values():
+        tiles = (row["BLOCK_SIZE_M"] + row["BLOCK_SIZE_N"]) * row["BLOCK_SIZE_K"]
+        needed = (row["num_stages"] - 1) * tiles * width
+        assert needed <= INDEX["shared_memory"]
+    assert max(rows) >= 256
