@@ -38,23 +38,14 @@ def find_distributions(path: Iterable[str]) -> dict[str, tuple[Path, ...]]:
     homes_by_project: dict[str, tuple[Path, ...]] = {}
 
     for folder in dict.fromkeys(path):
-        for home in _list_folder(Path(folder)):
-            if home.name.endswith(_SUFFIX):
-                name = home.name.removesuffix(_SUFFIX)
-                # The version is what follows the last dash; a damaged name may have none.
-                project = name.rpartition("-")[0] or name
-                key = project.lower().replace("-", "_").replace(".", "_")
-                homes_by_project[key] = (*homes_by_project.get(key, ()), home)
+        for home in sorted(Path(folder).glob(f"*{_SUFFIX}")):
+            name = home.name.removesuffix(_SUFFIX)
+            # The version is what follows the last dash; a damaged name may have none.
+            project = name.rpartition("-")[0] or name
+            key = project.lower().replace("-", "_").replace(".", "_")
+            homes_by_project[key] = (*homes_by_project.get(key, ()), home)
 
     return homes_by_project
-
-
-def _list_folder(folder: Path) -> list[Path]:
-    """Return what is in a folder of sys.path, which may be an archive, or not there."""
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []
 
 
 def read_headers(home: Path, name: str) -> Iterator[str]:
@@ -87,23 +78,20 @@ def find_owners(path: Iterable[str], stem: str) -> dict[str, tuple[Owner, ...]]:
     owners_by_file: dict[str, tuple[Owner, ...]] = {}
 
     for home in sorted(chain.from_iterable(find_distributions(path).values())):
-        for file in _recorded_files(home, stem):
+        # A RECORD of torch has thousands of lines: only those that matter are parsed.
+        lines = [line for line in _read_lines(home / "RECORD") if f"/{stem}" in line]
+
+        for row in csv.reader(lines):
+            if not Path(row[0]).name.startswith(stem):
+                continue
+
+            file = os.path.realpath(home.parent / row[0])
             owner = _read_owner(home)
             owners = owners_by_file.get(file, ())
             if owner not in owners:
                 owners_by_file[file] = (*owners, owner)
 
     return owners_by_file
-
-
-def _recorded_files(home: Path, stem: str) -> Iterator[str]:
-    """Yield the real paths of a distribution's files whose names begin with ``stem``."""
-    # A RECORD of torch has thousands of lines: only those that matter are parsed.
-    lines = [line for line in _read_lines(home / "RECORD") if f"/{stem}" in line]
-
-    for row in csv.reader(lines):
-        if Path(row[0]).name.startswith(stem):
-            yield os.path.realpath(home.parent / row[0])
 
 
 def _read_owner(home: Path) -> Owner:

@@ -85,7 +85,7 @@ def find_loaded_nccl(python: str, environment: Mapping[str, str]) -> NcclReport:
         vllm_version=find_version(facts.path, "vllm"),
         torch=torch,
         vllm=vllm,
-        copies=tuple(_find_copies(process, facts)),
+        copies=tuple(_find_copies(process)),
         pin=_read_pin(facts),
         warnings=(),
     )
@@ -121,27 +121,24 @@ def nccl_version(place: Path) -> str:
     return ""
 
 
-def _find_copies(
-    process: startup.Process, facts: startup.InterpreterFacts
-) -> Iterator[NcclCopy]:
+def _find_copies(process: startup.Process) -> Iterator[NcclCopy]:
     """Yield every file once, whether it is taken or not, and whatever names it has."""
     # A copy that is mapped is named by the path by which it came in.
     reasons = {mapped.path: mapped.why for mapped in process.mapped}
-    for path, reason in _find_candidates(process, facts):
+    mapped_files = {os.path.realpath(path) for path in reasons}
+    for path, reason in _find_candidates(process):
         if Path(path).is_file():
             reasons.setdefault(path, reason)
 
-    mapped_files = {os.path.realpath(mapped.path) for mapped in process.mapped}
-    owners_by_file = find_owners(facts.path, startup.STEM)
-
+    owners_by_file = find_owners(process.facts.path, startup.STEM)
     listed_files = set()
+
     for path, reason in reasons.items():
         file = os.path.realpath(path)
         if file in listed_files:
             continue
 
         listed_files.add(file)
-
         yield NcclCopy(
             path=path,
             version=nccl_version(Path(file)),
@@ -152,18 +149,16 @@ def _find_copies(
         )
 
 
-def _find_candidates(
-    process: startup.Process, facts: startup.InterpreterFacts
-) -> Iterator[tuple[str, str]]:
+def _find_candidates(process: startup.Process) -> Iterator[tuple[str, str]]:
     """Yield the paths where a libnccl may lie, and what leads there."""
     for folder in process.library_path():
         yield f"{folder}/{startup.SONAME}", "LD_LIBRARY_PATH"
 
-    for entry in facts.path:
+    for entry in process.facts.path:
         for place in sorted(Path(entry).glob(f"nvidia/nccl/lib/{startup.STEM}*")):
             yield str(place), "on sys.path"
 
-    beside_torch = facts.torch_home / "lib" / startup.SONAME
+    beside_torch = process.facts.torch_home / "lib" / startup.SONAME
     yield str(beside_torch), "beside torch's libraries"
 
 
@@ -171,46 +166,29 @@ def _find_warnings(report: NcclReport) -> Iterator[str]:
     copies = {copy.path: copy for copy in report.copies}
     torch = copies.get(report.torch.path or "")
     vllm = copies.get(report.vllm.path or "")
-    if torch and vllm:
-        yield from _warn_of_two(torch, vllm)
+
+    if torch and vllm and torch is not vllm:
+        is_same = torch.sha256 == vllm.sha256
+        comparison = "the same bytes twice" if is_same else "not the same bytes"
+        yield f"two NCCLs in one process, {comparison}: torch takes {torch}, vLLM {vllm}"
+
     for program, choice in (("torch", report.torch), ("vLLM", report.vllm)):
         if choice.path is None:
             yield f"{program} takes none: {choice.why}"
 
     for copy in report.copies:
-        if copy not in (torch, vllm):
-            yield from _warn_of_unused(copy, report.torch)
+        is_taken = copy in (torch, vllm)
+        if copy.mapped and not is_taken:
+            yield f"{copy} is mapped as well ({copy.found}), and nobody calls it"
+        elif copy.found == "LD_LIBRARY_PATH" and not is_taken:
+            reason = report.torch.why
+            yield f"LD_LIBRARY_PATH leads to {copy}, which is not taken: torch's is {reason}"
         if len(copy.owners) > 1:
             names = " and ".join(map(str, copy.owners))
             yield f"{copy.path} belongs to {names}: uninstalling one deletes it for the other"
 
-    if torch:
-        yield from _warn_of_older(torch, report)
-
-
-def _warn_of_two(torch: NcclCopy, vllm: NcclCopy) -> Iterator[str]:
-    """Yield that torch and vLLM take different files."""
-    if torch is vllm:
-        return
-
-    comparison = "not the same bytes"
-    if torch.sha256 == vllm.sha256:
-        comparison = "the same bytes twice"
-    yield f"two NCCLs in one process, {comparison}: torch takes {torch}, vLLM {vllm}"
-
-
-def _warn_of_unused(copy: NcclCopy, torch: startup.Choice) -> Iterator[str]:
-    if copy.mapped:
-        yield f"{copy} is mapped as well ({copy.found}), and nobody calls it"
-    elif copy.found == "LD_LIBRARY_PATH":
-        yield f"LD_LIBRARY_PATH leads to {copy}, which is not taken: torch's is {torch.why}"
-
-
-def _warn_of_older(torch_copy: NcclCopy, report: NcclReport) -> Iterator[str]:
-    """Yield that torch takes an older NCCL than it pins."""
-    version = torch_copy.version.partition("+")[0]
+    version = torch.version.partition("+")[0] if torch else ""
     pinned = report.pin.partition("==")[2]
-
     if version and pinned and release(version) < release(pinned):
         yield (
             f"torch {report.torch_version} pins {report.pin}, and {version} is taken: "

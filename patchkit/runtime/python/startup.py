@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, product
 from pathlib import Path
@@ -88,7 +88,7 @@ def ask_interpreter(python: str, environment: Mapping[str, str]) -> InterpreterF
         raise HostError(f"{python}: odd answer: {error}", hint=_HINT) from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Choice:
     """The path of the libnccl that torch or vLLM takes, None for none, and why."""
 
@@ -134,7 +134,7 @@ class Process:
         self.mapped.append(mapped)
         return mapped
 
-    def map_needed(self, name: str, user: str, library: elf.Dynamic) -> Mapped | None:
+    def map_needed(self, name: str, user: str) -> Mapped | None:
         """Map what a library, whose path is ``user``, needs by a name without a slash."""
         for mapped in self.mapped:
             if name in mapped.names:
@@ -144,7 +144,7 @@ class Process:
         if place is None:
             return None
 
-        return self.map_file(place, self._why_there(place, user, library), name)
+        return self.map_file(place, self._why_there(place, user), name)
 
     def _resolve(self, name: str, user: str) -> str | None:
         """Return the file that the dynamic loader takes for a name, None for none."""
@@ -157,8 +157,9 @@ class Process:
 
         return None
 
-    def _why_there(self, place: str, user: str, library: elf.Dynamic) -> str:
+    def _why_there(self, place: str, user: str) -> str:
         """Return what leads the loader from a library to a file, in the loader's order."""
+        library = elf.read_dynamic(Path(user))
         origin, user_name = os.path.split(user)
         folders_by_reason = {
             f"DT_RPATH of {user_name}, before LD_LIBRARY_PATH": library.rpath,
@@ -218,57 +219,41 @@ def _brings_nccl(path: Path) -> bool:
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class _NcclUser:
-    """A library of torch, and the names of the libnccl that it needs."""
-
-    path: str
-    library: elf.Dynamic
-    needs: Sequence[str]
-
-
 def choose_for_torch(started: Process) -> Choice:
     """Return whose functions torch calls, and map what importing torch loads."""
     home = started.facts.torch_home / "lib"
-    users = list(_find_users(home))
+    names_by_user = {path: _needed_nccl(path) for path in sorted(home.glob("*.so*"))}
+    users = [path for path, names in names_by_user.items() if names]
     if not users:
-        return Choice(
-            path=None,
-            why=f"no library in {home} needs {SONAME}: torch is built without NCCL, "
-            "or has it inside",
-        )
+        reason = "torch is built without NCCL, or has it inside"
+        return Choice(None, f"no library in {home} needs {SONAME}: {reason}")
 
     _load_global_deps(started, home / _GLOBAL_DEPS)
     loads = [
-        started.map_needed(name, user.path, user.library)
-        for user in users
-        for name in user.needs
+        started.map_needed(name, str(path))
+        for path in users
+        for name in names_by_user[path]
     ]
 
     for mapped in started.mapped:
         # A function that is global before torch comes is torch's too, whatever torch loads.
         if mapped.path == started.facts.provider:
-            return Choice(path=mapped.path, why=mapped.why)
+            return Choice(mapped.path, mapped.why)
 
     # The first library that needs it decides for all: the loader maps one soname once.
     first = loads[0]
     if first is None:
-        name = Path(users[0].path).name
         return Choice(
-            path=None, why=f"{name} needs {SONAME}, and the loader finds none"
+            None, f"{users[0].name} needs {SONAME}, and the loader finds none"
         )
-    return Choice(path=first.path, why=first.why)
+    return Choice(first.path, first.why)
 
 
-def _find_users(home: Path) -> Iterator[_NcclUser]:
-    for path in sorted(home.glob("*.so*")):
-        library = read_library(str(path))
-        if library is None:
-            continue
-
-        needs = [name for name in library.needed if name.startswith(STEM)]
-        if needs:
-            yield _NcclUser(str(path), library, needs)
+def _needed_nccl(path: Path) -> list[str]:
+    """Return the names of the libnccl that a library needs."""
+    library = read_library(str(path))
+    needed = library.needed if library else ()
+    return [name for name in needed if name.startswith(STEM)]
 
 
 def _load_global_deps(started: Process, place: Path) -> None:
@@ -277,9 +262,8 @@ def _load_global_deps(started: Process, place: Path) -> None:
     if library is None:
         return
 
-    for name in library.needed:
-        if name.startswith(STEM):
-            started.map_needed(name, str(place), library)
+    for name in _needed_nccl(place):
+        started.map_needed(name, str(place))
 
     # Torch preloads by path if this library brought CUDA's runtime.
     if not any(name.startswith("libcudart") for name in library.needed):
@@ -288,9 +272,7 @@ def _load_global_deps(started: Process, place: Path) -> None:
     facts = started.facts
     init = facts.torch_home / "__init__.py"
     text = init.read_text(encoding="utf-8", errors="replace")
-    preloaded = find_preloaded(text, facts.cuda, facts.path)
-
-    if preloaded:
+    if preloaded := find_preloaded(text, facts.cuda, facts.path):
         started.map_file(preloaded, _OF_TORCH)
 
 
@@ -325,9 +307,7 @@ def choose_for_vllm(started: Process) -> Choice:
     """Return what vLLM's own communicator loads, after torch."""
     named = started.environment.get(_VARIABLE)
     if not named and not started.facts.cuda:
-        return Choice(
-            path=None, why="torch is built without CUDA, so vLLM looks for no libnccl"
-        )
+        return Choice(None, "torch is built without CUDA, so vLLM looks for no libnccl")
     if named and "/" in named:
         return _choose_named(started, named)
 
@@ -335,17 +315,15 @@ def choose_for_vllm(started: Process) -> Choice:
     for mapped in started.mapped:
         if name in mapped.names:
             why = f"vLLM asks for {name}, which is loaded already"
-            return Choice(path=mapped.path, why=why)
+            return Choice(mapped.path, why)
 
     # The Python itself has tried that.
     asked = started.facts.asked
     library = started.map_file(asked, "vLLM loads it", name) if asked else None
 
     if library is None:
-        return Choice(path=None, why=f"vLLM asks for {name}, and the loader finds none")
-    return Choice(
-        path=library.path, why=f"vLLM asks for {name}, and the loader finds it"
-    )
+        return Choice(None, f"vLLM asks for {name}, and the loader finds none")
+    return Choice(library.path, f"vLLM asks for {name}, and the loader finds it")
 
 
 def _choose_named(started: Process, path: str) -> Choice:
@@ -354,6 +332,6 @@ def _choose_named(started: Process, path: str) -> Choice:
     library = started.map_file(path, why)
 
     if library is None:
-        return Choice(path=None, why=f"{_VARIABLE} is {path}, which cannot be loaded")
+        return Choice(None, f"{_VARIABLE} is {path}, which cannot be loaded")
 
-    return Choice(path=library.path, why=why)
+    return Choice(library.path, why)
