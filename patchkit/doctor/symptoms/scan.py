@@ -7,7 +7,7 @@ for hundreds of texts at once. The lines that are left are few, and are matched 
 from __future__ import annotations
 
 import re
-import tempfile
+from codecs import getincrementaldecoder
 from collections import Counter, deque
 from collections.abc import (
     Collection,
@@ -17,6 +17,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, field
+from io import IncrementalNewlineDecoder
 from itertools import chain
 from typing import NamedTuple
 
@@ -291,10 +292,9 @@ def _is_quoted(
     wider_matches: Iterable[_Match],
 ) -> bool:
     """Return whether a text is there only as a part of another text."""
+    low = text.text.lower()
     for wider, wide_match in wider_matches:
-        is_in_text = text.text.lower() in wider.text.lower()
-        has_text = wider != text and is_in_text
-
+        has_text = wider != text and low in wider.text.lower()
         starts_before = wide_match.start() <= match.start()
         if has_text and starts_before and match.end() <= wide_match.end():
             return True
@@ -302,17 +302,13 @@ def _is_quoted(
 
 
 def _make_hit(match: re.Match[str], lines: Sequence[LogLine]) -> Hit:
-    joined = match.string
-
-    first_line = lines[joined.count("\n", 0, match.start())]
-
-    begin = joined.rfind("\n", 0, match.start()) + 1
-    rest_of_line = joined[match.end() :].partition("\n")[0]
-    shown = joined[begin : match.end()] + rest_of_line
+    before = match.string.count("\n", 0, match.start())
+    behind = match.string.count("\n", 0, match.end()) + 1
+    first_line = lines[before]
     return Hit(
         first_line.number,
         first_line.who,
-        shown,
+        "\n".join(line.text for line in lines[before:behind]),
         match.groupdict(),
         first_line.level,
     )
@@ -328,34 +324,23 @@ def _line_windows(
     """
     no_line: GrepLine | None = None
     lines = deque([no_line] * _WINDOW, maxlen=_WINDOW)
-    with tempfile.NamedTemporaryFile() as file:
-        file.write("\n".join(sorted(anchors)).encode())
-        file.flush()
-        options = (
-            "-a",
-            "-n",
-            "-i",
-            "-F",
-            f"-B{BEFORE}",
-            f"-A{BEHIND}",
-            "-f",
-        )
-
-        # In bytes: a log need not be UTF-8.
-        grep = Follow(
-            "grep",
-            *options,
-            file.name,
-            given=chunks,
-            env={"LC_ALL": "C"},
-        )
-        with grep as running:
-            for printed in chain(filter(None, running), ["--"]):
-                for line in _parse_printed(printed):
-                    lines.append(line)
-                    middle = lines[BEFORE]
-                    if middle and middle.has_anchor:
-                        yield [near for near in lines if near], middle
+    # In bytes: a log need not be UTF-8.
+    grep = Follow(
+        "grep",
+        "-aniF",
+        f"-B{BEFORE}",
+        f"-A{BEHIND}",
+        "\n".join(sorted(anchors)),
+        given=chunks,
+        env={"LC_ALL": "C"},
+    )
+    with grep as running:
+        for printed in chain(filter(None, running), ["--"]):
+            for line in _parse_printed(printed):
+                lines.append(line)
+                middle = lines[BEFORE]
+                if middle and middle.has_anchor:
+                    yield [near for near in lines if near], middle
 
     if running.done.status not in (0, 1):  # 1: nothing matches
         raise running.done.error(HostError)
@@ -382,25 +367,24 @@ def _whole_lines(
 
     ``answered`` gets the last line of each stream that says that a request was answered.
     """
+    latin_1 = getincrementaldecoder("latin-1")()
+    line_feeds = IncrementalNewlineDecoder(latin_1, translate=True)
     unfinished = b""
     number = 0
     skips_line = False  # the unfinished of a long line is a quote
     for chunk in chunks:
-        data = unfinished + chunk
-        complete = data.removesuffix(b"\r")
-        open_end = data[len(complete) :]  # a line feed may come
-        data = complete.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        data = unfinished + line_feeds.decode(chunk).encode("latin-1")
 
         if skips_line:
             _quote, line_feed, data = data.partition(b"\n")
             if not line_feed:
-                unfinished = open_end
+                unfinished = b""
                 continue
             skips_line = False
 
         end = data.rfind(b"\n") + 1
         lines = without_quotes(data[:end])
-        unfinished = data[end:] + open_end
+        unfinished = data[end:]
 
         if max(map(len, lines.split(b"\n"))) > LONGEST:
             lines = _LONG.sub(rb"\g<0>\n", lines)
