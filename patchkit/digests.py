@@ -46,25 +46,21 @@ def tree_digest(root: Path) -> str:
     Copies in different folders have the same digest, whatever their times and owners. A link counts
     by its text, not by its target.
     """
-    files = {}
-    for top in root.iterdir():
-        if top.name in _ASIDE:
-            continue
-
-        is_folder = top.is_dir() and not top.is_symlink()
-        for path in (top, *top.rglob("*")) if is_folder else (top,):
-            if path.is_symlink() or path.is_file():
-                files[path.relative_to(root).as_posix()] = path
-
+    paths = {path.relative_to(root).as_posix(): path for path in root.rglob("*")}
     total = hashlib.sha256()
     # Sorted: the order of rglob is that of the file system.
-    for name, path in sorted(files.items()):
+    for name, path in sorted(paths.items()):
+        if name.partition("/")[0] in _ASIDE:
+            continue
+
         if path.is_symlink():
             kind = "link"
             content = str(path.readlink()).encode()
-        else:
+        elif path.is_file():
             kind = "program" if path.stat().st_mode & 0o100 else "file"
             content = path.read_bytes()
+        else:
+            continue
 
         # A name may hold blanks and newlines, but no NUL: no two folders give the same text.
         total.update(f"{kind} {name}\0{digest(content)}\n".encode())

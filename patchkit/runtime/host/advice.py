@@ -116,13 +116,7 @@ def _check_networks(host: Host, halves: Sequence[Netdev]) -> Facts:
         # The remark same-subnet is about two halves of one cage.
         cage = overlap.other.cage
         if cage is None or cage != overlap.netdev.cage:
-            yield _fact(
-                "shared-network",
-                netdev=overlap.netdev.name,
-                address=overlap.address,
-                other=overlap.other.name,
-                present=overlap.present,
-            )
+            yield _fact("shared-network", overlap=overlap)
 
 
 def _check_masters(host: Host, halves: Sequence[Netdev]) -> Facts:
@@ -142,14 +136,7 @@ def _check_lanes(_host: Host, halves: Sequence[Netdev]) -> Facts:
     for half in halves:
         lanes = half.lanes or right
         if half.twin and lanes < right:
-            yield _fact(
-                "lanes",
-                cage=half.cage,
-                netdev=half.name,
-                pci=half.pci,
-                lanes=lanes,
-                right=right,
-            )
+            yield _fact("lanes", cage=half.cage, half=half, right=right)
 
 
 def _check_cages(host: Host, halves: Sequence[Netdev]) -> Facts:
@@ -183,49 +170,24 @@ def _compare_halves(host: Host, first: Netdev, second: Netdev) -> Facts:
     state = twin_state(host, first)
     if state == "random":
         drawn, lasting = (second, first) if first.lasting else (first, second)
-        yield _fact(
-            "random-twin",
-            netdev=lasting.name,
-            address=lasting.lasting[0],
-            twin=drawn.name,
-            random=drawn.ipv4[0],
-        )
-
-    if first.ipv4 and state == "link-local":
-        pair = f"{first.name} {first.ipv4[0]}, {second.name} {second.ipv4[0]}"
-        yield _fact("link-local-twins", addresses=pair, twin=second.name)
+        yield _fact("random-twin", half=lasting, twin=drawn)
+    elif first.ipv4 and state == "link-local":
+        yield _fact("link-local-twins", half=first, twin=second)
 
     for address in second.lasting:
         if address.network in first.networks:
-            yield _fact(
-                "same-subnet",
-                netdev=first.name,
-                twin=second.name,
-                network=address.network,
-                address=address,
-            )
+            yield _fact("same-subnet", half=first, twin=second, address=address)
 
     mtus = {first.mtu, second.mtu}
     if first.up and second.up and len(mtus) == 2 and 0 not in mtus:
-        yield _fact(
-            "twin-mtu",
-            netdev=first.name,
-            mtu=first.mtu,
-            twin=second.name,
-            other=second.mtu,
-        )
+        yield _fact("twin-mtu", half=first, twin=second)
 
 
 def _compare_with_twin(host: Host, half: Netdev, twin: Netdev) -> Facts:
     """Yield an address or a link that a half has and its twin lacks."""
     is_bare = twin_state(host, half) in ("bare", "bare-first")
     if half.ipv4 and is_bare:
-        yield _fact(
-            "one-twin-address",
-            netdev=half.name,
-            address=half.ipv4[0],
-            without=twin.name,
-        )
+        yield _fact("one-twin-address", half=half, twin=twin)
 
     if half.up and not twin.up and not one_half_fills(half.speed):
-        yield _fact("half-down", netdev=half.name, twin=twin.name, state=twin.state)
+        yield _fact("half-down", half=half, twin=twin)

@@ -229,13 +229,10 @@ class Host:
     def versions(self) -> dict[str, str]:
         """Return the versions that rules depend on, NCCL's is torch's; "" where unknown."""
         software = self.software or Software(python="")
-        return {
-            "vllm": software.vllm,
-            "torch": software.torch,
-            "triton": software.triton,
-            "transformers": software.transformers,
-            "nccl": software.torch_nccl.version if software.torch_nccl else "",
-        }
+        names = ("vllm", "torch", "triton", "transformers")
+        versions = {name: getattr(software, name) for name in names}
+        versions["nccl"] = software.torch_nccl.version if software.torch_nccl else ""
+        return versions
 
     def vllm_home(self, version: str) -> Path | None:
         """Return the folder of the installed vLLM, if it is of this version."""

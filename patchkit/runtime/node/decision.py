@@ -218,24 +218,24 @@ def _without_auto(option: str) -> str:
 def _check_options(options: NodeOptions, file: EnvFile, installed: str) -> None:
     """Raise UsageError for options against the file, HostError for another ``installed`` vLLM."""
     facts = file.facts
-    given_facts = {
-        "--role": ("role", options.role),
-        "--topology": ("topology", _without_auto(options.topology)),
-        "--executor": ("executor", _without_auto(options.executor)),
-        "--vllm": ("vllm", options.vllm),
-        "--head-ip": ("head", options.head),
+    names = {
+        "--role": "role",
+        "--topology": "topology",
+        "--executor": "executor",
+        "--vllm": "vllm",
+        "--head-ip": "head",
     }
-
     if _is_from_head(options, file):
-        del given_facts["--role"]
+        del names["--role"]
 
-    for option, (fact, value) in given_facts.items():
-        if value and not _is_same(value, facts.get(fact, value)):
+    for option, name in names.items():
+        value = _without_auto(getattr(options, name))
+        if value and not _is_same(value, facts.get(name, value)):
             raise refusal(
                 "against-file",
                 option=f"{option} {value}",
                 file=file.where,
-                says=facts[fact],
+                says=facts[name],
             )
 
     vllm = options.vllm or installed
