@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 
 from patchkit import __version__
 from patchkit.durable.paths import is_file
 from patchkit.errors import DriftError, UsageError
+from patchkit.frozen import frozen
 from patchkit.patching.commit import NO_LIBRARIES, Applied, commit_plan, commit_texts
 from patchkit.patching.fix import Request
 from patchkit.patching.ledger import Ledger, LedgerRequest, today
@@ -28,7 +29,7 @@ from patchkit.source.tree import Sandboxed
 from patchkit.target import Target, targets
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Draft:
     """All that is known before an apply writes: the plan, its texts, and how it would end.
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.errors import SourceError
+from patchkit.frozen import frozen
 
 MAGIC = b"\x7fELF"
 _LITTLE_64 = b"\x02\x01"  # EI_CLASS and EI_DATA of every CPU that vLLM's wheels are for
@@ -93,7 +94,7 @@ class Section:
     size: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Dynamic:
     """The facts of a file for the dynamic loader; ``machine`` is named as uname names it.
 
@@ -107,7 +108,7 @@ class Dynamic:
     runpath: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Library(Dynamic):
     """All the facts of a file, for tools.
 

@@ -6,12 +6,13 @@ The texts of the doctor's findings are data, in recipes/doctor.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import StrEnum
 from functools import cache
 from typing import Literal, get_args
 
 from patchkit.errors import HostError, PatchkitError, SourceError
+from patchkit.frozen import frozen
 from patchkit.records import RECIPES, read_toml
 
 # The way in which somebody came to know it, not how likely it is: claim nothing that nobody ran.
@@ -41,7 +42,7 @@ class Level(StrEnum):
     OK = "ok"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Finding:
     """The result of one check.
 
@@ -97,7 +98,7 @@ def worst(findings: Iterable[Finding], *levels: Level) -> int:
     return max(codes, default=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FindingText:
     """A finding as a file has it; ``{fields}`` of its texts are filled in.
 

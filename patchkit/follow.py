@@ -15,11 +15,11 @@ import signal
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
 from patchkit.errors import HostError, PatchkitError
+from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 from patchkit.units import BYTES_PER_MIB
 
@@ -44,7 +44,7 @@ _FROM_OUTSIDE = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Completed:
     """How a program ended.
 
@@ -90,7 +90,7 @@ class Completed:
         return kind(what, why=why, hint=hint)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FollowLimits:
     """The limits of a program: seconds of silence and in all, bytes of a line and in all.
 
@@ -105,7 +105,7 @@ class FollowLimits:
     size: float = math.inf
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Resources:
     """Limits that the kernel holds: bytes of address space, seconds of processor, bytes of a file.
 

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from patchkit.errors import UsageError
+from patchkit.frozen import frozen
 from patchkit.records import RECIPES, read_toml
 
 DEFAULT_TARGET = "gb10"
@@ -150,7 +151,7 @@ def best_load(archs: tuple[str, ...], capability: tuple[int, int]) -> Load:
     return max(loads, default=Load.NONE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Target:
     """A device profile; the fields are described in ``recipes/targets.toml``."""
 
@@ -211,7 +212,7 @@ def targets() -> dict[str, Target]:
     return devices
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Toolkit:
     """A release of CUDA; the fields are described in ``recipes/toolchain.toml``."""
 
@@ -229,7 +230,7 @@ def toolkits() -> tuple[Toolkit, ...]:
     return read_toml(tuple[Toolkit, ...], RECIPES / "toolchain.toml", key="toolkit")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PtxasFigures:
     """The limits of one ptxas, and its time; ``recipes/toolchain.toml`` describes the fields."""
 

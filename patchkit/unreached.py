@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 
+from patchkit.frozen import frozen
 from patchkit.records import RECIPES, read_toml
 from patchkit.target import Target
 
 _PROJECT = re.compile(r"[a-z0-9-]+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Unreached:
     """Kernels that are never called; ``recipes/vllm/unreached.toml`` describes the fields."""
 
@@ -41,7 +41,7 @@ class Unreached:
         return bool(kernels) and all(matches)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Dispatch:
     """The kernels that a release never calls on a device, as far as somebody has read it."""
 

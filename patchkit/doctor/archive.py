@@ -13,7 +13,6 @@ import json
 import os
 import tarfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from patchkit.doctor.private_names import PrivateNames
 from patchkit.doctor.redaction import Redactor
 from patchkit.durable.atomic import replacing
 from patchkit.errors import UsageError, translated
+from patchkit.frozen import frozen
 
 _NOTE = (
     "Placeholders stand for what names people, machines and secrets; the same one is the same "
@@ -35,7 +35,7 @@ class FieldMap(dict[str, Any]):
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CleanContent:
     """A record and logs without private names, and how often each placeholder is in them."""
 

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import (
-    asdict,
-    dataclass,
-    fields,
-    replace,
-)
+from dataclasses import asdict, fields, replace
 from ipaddress import IPv4Network
 from urllib.parse import urlsplit
 
@@ -37,6 +32,7 @@ from patchkit.doctor.server import describe_server, server_findings
 from patchkit.doctor.symptoms.findings import log_findings, read_journals
 from patchkit.errors import HostError, PatchkitError
 from patchkit.finding import Finding, Level
+from patchkit.frozen import frozen
 from patchkit.runtime.host.host import Software
 from patchkit.runtime.node.address import check_ipv4
 from patchkit.runtime.node.topology import choose_attachment
@@ -55,7 +51,7 @@ _NEEDED_BY_UP = (
 _WRITTEN = ("/tmp", "/var/tmp")  # noqa: S108 - where compilers and ranks write
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Examination:
     """All findings, the first cause first; the reports of nodes, and their last lines of journals.
 
@@ -283,7 +279,7 @@ def _judge_nccl(
 # The answers of the nodes about themselves, side by side, and then about the others
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _SentAnswer(NodeAnswer):
     """The parts that ``examine`` or ``meet`` send, and the errors of parts that they lack."""
 

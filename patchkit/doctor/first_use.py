@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from patchkit.cluster.ssh.node import Remote, run_on_all
@@ -23,6 +23,7 @@ from patchkit.doctor.peers.node_report import (
     require,
 )
 from patchkit.errors import PatchkitError, reason
+from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 from patchkit.runtime.host.host import plain_version
 from patchkit.runtime.rules.variable_rules import CACHES, cache_variables
@@ -40,7 +41,7 @@ _UNNAMED = "no Python with vLLM is known"
 _DRIVERS_CACHE = "~/.nv/ComputeCache"  # the driver's default
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DeviceCodeFound:
     """The device code of a node, which a first use loads.
 

@@ -8,7 +8,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from patchkit.cluster.ssh.node import Remote, run_on_all
@@ -29,6 +29,7 @@ from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.findings import diagnosis_finding
 from patchkit.errors import PatchkitError
 from patchkit.finding import Finding
+from patchkit.frozen import frozen
 from patchkit.records import RECIPES, read_toml
 from patchkit.units import BYTES_PER_MIB
 
@@ -61,7 +62,7 @@ _NCCL_OUTPUT = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class GpuNode:
     """A node whose GPU is tried, with the Python that has vLLM and its env file's variables."""
 

@@ -9,12 +9,13 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any, Literal
 
 from patchkit.doctor import gpu_script as script
 from patchkit.follow import Completed, Follow
 from patchkit.foreign import read_json
+from patchkit.frozen import frozen
 
 RANK = "all-reduce"
 """The step of a rank of all nodes together."""
@@ -31,7 +32,7 @@ _ERROR = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class GpuStep:
     """The result of a step: ``figures`` are its measurements, ``kernel`` the kernel that it took.
 

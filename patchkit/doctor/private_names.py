@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.doctor.peers.node_report import NodeReport
+from patchkit.frozen import frozen
 
 MAC = re.compile(r"(?:[0-9a-f]{2}[:-]){5}[0-9a-f]{2}", re.IGNORECASE)
 _LOCAL_BIT = 0x02  # of a MAC's first octet: an EUI-64 has it inverted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PrivateNames:
     """The names in the reports of nodes: ``hosts`` has a list of names for each node.
 

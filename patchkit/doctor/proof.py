@@ -19,7 +19,7 @@ from collections.abc import (
     Sequence,
 )
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date
 from itertools import chain
 from pathlib import Path
@@ -52,6 +52,7 @@ from patchkit.doctor.proof_record import SCHEMA, Proof, pack_proof
 from patchkit.durable.signals import Interrupted, deferred, undeferred
 from patchkit.durable.staging import ScratchFolder
 from patchkit.errors import BusyError, HostError, PatchkitError
+from patchkit.frozen import frozen
 from patchkit.http_exchange import HttpServer
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.host.host import Gpu, Software
@@ -73,7 +74,7 @@ ReadCode = Callable[[str, int, str], Mapping[str, Any]]
 """Reads the device code of an installed vLLM; the room that does so is above this one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ProofRequest:
     """The subject of a proof: the GPU of the first node, all nodes together, a model's starts.
 

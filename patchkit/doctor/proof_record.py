@@ -6,13 +6,14 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from patchkit.doctor.archive import FieldMap, pack_archive, take_out_names
 from patchkit.doctor.first_use import count_loads
 from patchkit.doctor.gpu_steps import GpuStep
 from patchkit.doctor.private_names import PrivateNames
+from patchkit.frozen import frozen
 from patchkit.quoting import visible
 from patchkit.records import matching, record
 from patchkit.target import Load
@@ -34,7 +35,7 @@ _SUMMARY_LINES = 20  # unless reasons take more
 _WIDTH = 80
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Proof:
     """The content of proof.json.
 

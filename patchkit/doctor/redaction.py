@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from ipaddress import (
     IPv4Address,
@@ -27,6 +26,7 @@ from patchkit.doctor.private_names import (
     mac_form,
     mac_key,
 )
+from patchkit.frozen import frozen
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.secret_texts import holds_secret, secret_spans
 
@@ -48,7 +48,7 @@ _PATH = re.compile(
 _PACKAGES = re.compile(r"/(?:site|dist)-packages(?:/|$)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RedactionData:
     """Hold recipes/doctor/redaction.toml.
 

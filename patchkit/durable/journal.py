@@ -45,6 +45,7 @@ from patchkit.errors import (
     reason,
     translated,
 )
+from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 from patchkit.reading import read_bytes
 from patchkit.records import RecordError, read_json
@@ -87,7 +88,7 @@ class Steps:
             raise ValueError("a file is named twice")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Journal:
     """The journal of a root, in a folder below it. The caller holds the root's lock.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -14,6 +14,7 @@ from patchkit.durable.atomic import give
 from patchkit.durable.journal import Change
 from patchkit.durable.paths import file_digest, place_of
 from patchkit.errors import translated
+from patchkit.frozen import frozen
 from patchkit.patching.fix import State, Verdict
 from patchkit.patching.ledger import (
     Ledger,
@@ -37,7 +38,7 @@ _Digests = dict[str, tuple[str, str]]  # path → sha256 of upstream's file, of 
 NO_LIBRARIES: Mapping[str, Path] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Applied:
     """Result of an apply: the verdicts as they now stand, what it proved, and the files written.
 

@@ -13,6 +13,7 @@ from packaging.version import Version
 from patchkit.digests import digest
 from patchkit.edit.splice import Edit
 from patchkit.finding import ESTABLISHED, Established
+from patchkit.frozen import frozen
 from patchkit.records import RecordError, Sha256, Utf8, matching
 from patchkit.source.tree import SourceTree
 from patchkit.target import MODES, Target
@@ -109,7 +110,7 @@ class Evidence:
         _require_allowed("established", [self.established], ESTABLISHED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Patch:
     """A patch of the user's: a unified diff, known by its sha256."""
 
@@ -123,7 +124,7 @@ class Patch:
             raise RecordError("has another sha256 than its text")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Request:
     """A user's request: target, arch mode, the fixes that are named, and patches in order."""
 
@@ -201,7 +202,7 @@ class Example:
     beside: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Case:
     """Input of a proof: a tree before and after the fixes, and which of them are in effect.
 
@@ -219,7 +220,7 @@ Look = Callable[[SourceTree, Request], Observation]
 Proof = Callable[[Case], str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Fix:
     """One version-aware change.
 

@@ -24,6 +24,7 @@ from patchkit.errors import (
     SourceError,
     UsageError,
 )
+from patchkit.frozen import frozen
 from patchkit.patching.fix import Id, Patch, Request, Severity, State, Verdict
 from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_bytes, read_text
@@ -42,7 +43,7 @@ def _require_day(text: str) -> None:
         raise RecordError(f"is {text!r}, not as 2026-11-22")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LedgerRequest:
     """The user's request when a tree was patched, with the texts of patches.
 
@@ -95,7 +96,7 @@ class LedgerVerdict:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Ledger:
     """``.patchkit/ledger.json``; the originals lie beside it.
 

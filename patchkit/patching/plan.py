@@ -12,6 +12,7 @@ from packaging.version import Version
 
 from patchkit.edit.splice import Edit, git_diff, splice
 from patchkit.errors import AbsentError, DriftError, UsageError
+from patchkit.frozen import frozen
 from patchkit.patching.fix import Fix, Request, Severity, State, Verdict
 from patchkit.patching.fix_file import explain_failure
 from patchkit.patching.recipe import Recipe
@@ -26,7 +27,7 @@ _CODE_ALONE = "decided by the code alone"
 _LEFT_OUT = "left out with --without"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Plan:
     """Verdicts in order, the tree as it is (``stock``) and as it would be (``patched``)."""
 

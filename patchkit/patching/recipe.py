@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from patchkit.errors import SourceError
+from patchkit.frozen import frozen
 from patchkit.patching.fix import Evidence, Fix, Request
 from patchkit.patching.fix_file import load_fixes
 from patchkit.records import RECIPES, read_json, read_toml
@@ -33,7 +33,7 @@ _DECISIVE = (
 _SHARED = ("kit.py", "targets.toml", "toolchain.toml")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Refused:
     """Releases that patchkit does not patch, and the reasons."""
 
@@ -41,7 +41,7 @@ class Refused:
     reasons: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BuildVariable:
     """The variable that names archs for a build, and its value with fields to fill in.
 
@@ -60,7 +60,7 @@ class BuildVariable:
         return f"{self.variable}={self.value_for(request)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Recipe:
     """``recipe.toml`` and the fixes beside it, in the order in which they are applied."""
 
@@ -178,7 +178,7 @@ def load_support(project: str = "vllm") -> Support:
     return read_json(dict[str, dict[str, dict[str, SupportLevel]]], text)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Claim:
     """Advice of guides, with a verdict; the fields are described in ``folklore.toml``."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from patchkit import __version__
@@ -13,6 +13,7 @@ from patchkit.durable.lock import locked
 from patchkit.durable.paths import is_file, place_of
 from patchkit.durable.staging import make_folders
 from patchkit.errors import DriftError, translated
+from patchkit.frozen import frozen
 from patchkit.patching.fix import Request, Verdict
 from patchkit.patching.ledger import (
     Ledger,
@@ -32,7 +33,7 @@ from patchkit.source.detect import detect, state_folder
 from patchkit.source.tree import Sandboxed, SourceTree
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Workspace:
     """A tree on disk, with what patchkit already did to it.
 

@@ -18,12 +18,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from patchkit.durable.signals import SIGNALS, deferred, undeferred
 from patchkit.errors import HostError, PatchkitError, StorageError
+from patchkit.frozen import frozen
 from patchkit.proof.sandbox import Box, enter
 
 _READY = b"."  # what the child says once its sandbox is closed
@@ -34,7 +34,7 @@ _ALIVE = 3
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Limits:
     """Limits of a child: seconds of processor and clock, bytes of memory and of each file.
 
@@ -52,7 +52,7 @@ class Limits:
 LIMITS = Limits()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Ended:
     """End of a child: both outputs, and what went wrong ("" if it ended with status 0)."""
 

@@ -11,11 +11,12 @@ Namespaces would add nothing: there is no right left that they could hide.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from patchkit.errors import HostError
+from patchkit.frozen import frozen
 from patchkit.source.tree import Sandboxed, SourceTree
 
 _SYSTEM = (
@@ -30,7 +31,7 @@ _LOADERS = (("/lib", "ld-*"), ("/lib64", "ld-*"), ("/lib", "*-linux-*/ld-*"))
 _PR_SET_NO_NEW_PRIVS = 38  # linux/prctl.h
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Box:
     """Files and folders that a child may open, with all that is in them.
 

@@ -15,6 +15,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from patchkit.errors import PatchkitError, RecipeError, SourceError, UsageError
+from patchkit.frozen import frozen
 from patchkit.process import attempt
 from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_bytes, read_text
@@ -34,7 +35,7 @@ _ASSIGNED = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Project:
     """A project and the files that mark its trees; ``recipes/projects.toml`` has the fields."""
 

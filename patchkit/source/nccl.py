@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.version import Version
@@ -22,6 +21,7 @@ from patchkit.errors import (
     StorageError,
     UsageError,
 )
+from patchkit.frozen import frozen
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect, projects
 from patchkit.source.fetch import cache_dir
@@ -39,7 +39,7 @@ _RELEASE = re.compile(r"nccl==(?P<version>[^/\s]+)", re.IGNORECASE)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SourceOrigin:
     """Sources that are on this machine, and by what they are known.
 

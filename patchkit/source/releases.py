@@ -22,6 +22,7 @@ from packaging.version import InvalidVersion, Version
 
 from patchkit.digests import digest
 from patchkit.errors import SourceError, UsageError
+from patchkit.frozen import frozen
 from patchkit.records import RECIPES, Sha256, matching, read_toml
 from patchkit.source.git import read_blob
 from patchkit.source.tree import SourceTree
@@ -147,7 +148,7 @@ def wheel_cpus(filename: str) -> list[str]:
     return sorted(cpus)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Release:
     """One release; ``""`` and 0 where a figure is not known."""
 
@@ -161,7 +162,7 @@ class Release:
     read: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Bug:
     """A bug of some releases that no fix of patchkit mends.
 
@@ -178,7 +179,7 @@ class Bug:
         return SpecifierSet(self.versions).contains(version.base_version)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ReleaseFacts:
     """Everything known about the releases of one project, oldest first.
 

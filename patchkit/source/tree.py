@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from packaging.version import Version
 from patchkit.digests import digest
 from patchkit.durable.paths import place_inside
 from patchkit.errors import AbsentError, DriftError, SourceError, UsageError
+from patchkit.frozen import frozen
 from patchkit.reading import LARGEST_IN_TREE, read_bytes
 
 RESTORE = "restore the file from the release"
@@ -30,7 +31,7 @@ class Sandboxed(enum.Enum):
 Kind = str  # "sdist" | "archive" | "git" | "installed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SourceTree:
     """Texts of one upstream tree. Paths are POSIX and relative to ``root``.
 

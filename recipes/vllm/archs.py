@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from patchkit.durable.staging import ScratchFolder
 from patchkit.edit.cmake import Command, commands
 from patchkit.errors import DriftError, ProofError, UsageError
+from patchkit.frozen import frozen
 from patchkit.proof.cmake import Traced, mirror, read_trace, run_script
 from patchkit.source.tree import SourceTree
 from patchkit.target import Target, list_archs, parse_arch
@@ -40,7 +41,7 @@ Place = tuple[str, int]
 Site = tuple[str, int]  # file, line of a call
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Group:
     """Sources that are built for one arch list."""
 

@@ -13,6 +13,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from patchkit.errors import DriftError, SourceError, UsageError
+from patchkit.frozen import frozen
 from patchkit.recipes.vllm.external import External
 from patchkit.records import RECIPES, read_toml, record
 from patchkit.source.tree import SourceTree
@@ -26,7 +27,7 @@ WITHOUT_RUST = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Pin:
     """The commit or tag of a source from a release on.
 
@@ -40,7 +41,7 @@ class Pin:
     vouched: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ForReleases:
     """A fact about some releases, a PEP 440 specifier."""
 
@@ -51,21 +52,21 @@ class ForReleases:
         return version.base_version in SpecifierSet(self.versions)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Indispensable(ForReleases):
     """Releases that cannot run without a source, and why."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Define(ForReleases):
     """A CMake variable that takes the folder of a source, and the releases that read it."""
 
     variable: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Served:
     """Major capabilities that a source is used on from a release on."""
 
@@ -73,7 +74,7 @@ class Served:
     majors: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Unused:
     """Major capabilities on which a fix keeps vLLM from a source that has code for them."""
 
@@ -81,7 +82,7 @@ class Unused:
     fix: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class KnownSource:
     """An external source as patchkit knows it."""
 
@@ -147,7 +148,7 @@ class Wanted:
         return self.external.submodules
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Across:
     """How the locked environment is divided for another CPU, in patterns of package names."""
 
@@ -156,7 +157,7 @@ class Across:
     download: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Needs:
     """The fields are described in ``recipes/vllm/build.toml``."""
 

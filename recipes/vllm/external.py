@@ -10,11 +10,11 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from patchkit.edit.cmake import Branch, Command, commands
 from patchkit.errors import DriftError
+from patchkit.frozen import frozen
 from patchkit.source.tree import SourceTree
 
 ROOT_FILE = "CMakeLists.txt"
@@ -60,7 +60,7 @@ _ROOT = ("${CMAKE_SOURCE_DIR}/", "${PROJECT_SOURCE_DIR}/")
 _HINT = "tell patchkit about it in recipes/vllm/build.toml, or build a release that it knows"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class External:
     """One source: FetchContent's name, its URL, and the variable that names a folder instead.
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
+from patchkit.frozen import frozen
 from patchkit.recipes.vllm.build import ForReleases
 from patchkit.records import RECIPES, read_toml
 from patchkit.target import Target
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class KnownLibrary(ForReleases):
     """One entry of ``libraries.toml``; the fields are described there."""
 
@@ -25,7 +25,7 @@ class KnownLibrary(ForReleases):
         return not self.devices or target.major in self.devices
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LibraryTable:
     """The tables of ``libraries.toml``."""
 

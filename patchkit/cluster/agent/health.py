@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.cluster.agent.node_files import run_for_user
+from patchkit.frozen import frozen
 from patchkit.process import attempt
 from patchkit.runtime.host.gpu import parse_rows, query_gpus
 from patchkit.runtime.host.machine_root import LIVE, ToolUnavailable, parse_whole
@@ -49,7 +50,7 @@ class GpuState:
     throttled: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ProcessLimits:
     """Limits of a process: ``memlock`` in bytes, None for no limit.
 
@@ -60,7 +61,7 @@ class ProcessLimits:
     locks: bool | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ContainerLimits:
     """A container: ``kind`` is docker, podman … or "" outside of one.
 
@@ -142,7 +143,7 @@ class UnreadError(Exception):
     """A fact is unknown, and why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Compilers:
     """What Triton builds its launcher with: a C compiler, and Python.h; "" for none."""
 
@@ -150,7 +151,7 @@ class Compilers:
     python_h: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class GpuUser:
     """A process that computes on the GPU, its user, and its memory; None: unknown."""
 
@@ -160,7 +161,7 @@ class GpuUser:
     mib: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NodeHealth:
     """The health of a node; None is unknown, ``unread`` says why.
 
@@ -363,7 +364,7 @@ def _gpu_user(pid: str, mib: str) -> GpuUser:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DiskRoom:
     """A disk by a folder on it: bytes that a user may still write, of ``total``.
 

@@ -14,7 +14,7 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +25,7 @@ from patchkit.digests import digest
 from patchkit.errors import HostError
 from patchkit.follow import Completed
 from patchkit.foreign import read_json, whole_number
+from patchkit.frozen import frozen
 from patchkit.process import ask, attempt
 from patchkit.records import matching
 from patchkit.runtime.host.host import Software
@@ -94,7 +95,7 @@ answer["glibc"] = platform.libc_ver()[1]
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ImageContents:
     """The content of an image; ``release`` is that of its Python, such as "3.12"."""
 
@@ -105,7 +106,7 @@ class ImageContents:
     glibc: Annotated[str, matching(_GLIBC, "a glibc, 2.17 or later")] = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ImageFacts:
     """An engine and an image: ``problem`` is a finding of survey.toml, "" for none.
 

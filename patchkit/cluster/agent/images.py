@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +15,7 @@ from patchkit.cluster.models.model_folder import require_room
 from patchkit.cluster.ssh.rsync import require_rsync
 from patchkit.errors import BuildError, HostError, StorageError, translated
 from patchkit.follow import Follow
+from patchkit.frozen import frozen
 from patchkit.process import attempt, run
 from patchkit.quoting import quoted
 from patchkit.records import matching
@@ -47,7 +47,7 @@ _MARKS = (
 _LOADED = re.compile(r"(?m)^Loaded image[^:\n]*: *(\S+)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BuiltImage:
     """The id of an image that was built, and the lines that `apply` reported in it."""
 

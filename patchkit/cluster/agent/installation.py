@@ -10,7 +10,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +29,7 @@ from patchkit.errors import (
     translated,
 )
 from patchkit.follow import Follow
+from patchkit.frozen import frozen
 from patchkit.process import attempt
 from patchkit.quoting import quoted
 from patchkit.reading import read_text
@@ -67,7 +68,7 @@ _PATIENCE = 20.0  # seconds for the pip of a launcher that was killed
 _LARGEST = 32 << 20  # bytes of a RECORD
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NodeWheel:
     """A wheel as a wheelhouse lists it; ``unpacked`` is the size of its members in bytes."""
 
@@ -77,7 +78,7 @@ class NodeWheel:
     unpacked: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WheelLock:
     """The input of an installation: the text of requirements.txt, the wheels, and their Python.
 
@@ -100,7 +101,7 @@ class WheelLock:
         return digest(content)[:12]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class InstallState:
     """A node before an installation: ``current`` is the one that its link leads to, "" for none.
 
@@ -114,7 +115,7 @@ class InstallState:
     gpu: Gpu | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class InstalledVenv:
     """A whole environment: its projects' versions, and the libnccl that torch loads.
 

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
 from typing import Literal
@@ -21,6 +21,7 @@ from patchkit.cluster.ssh.ssh import (
 )
 from patchkit.follow import Completed
 from patchkit.foreign import read_json
+from patchkit.frozen import frozen
 from patchkit.process import attempt
 
 HEADERS = 28
@@ -34,7 +35,7 @@ _STANDARD_PORT = "22"
 _OWN_CONNECTION = ("ConnectTimeout=5", "ControlMaster=no", "ControlPath=none")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PeerLink:
     """The words of ssh from the head to a worker; ``error`` has the fields of one, {} for none."""
 
@@ -117,7 +118,7 @@ def _try_port(address: str, port: int) -> str:
 Echo = Literal["answers", "silent", "unknown"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Way:
     """The way to one address: the interface that the kernel sends through, and the echoes.
 

@@ -11,7 +11,7 @@ import pwd
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from patchkit.cluster.ssh.ssh import error_fields
 from patchkit.digests import digest, sha256_if_readable
 from patchkit.errors import HostError, PatchkitError
 from patchkit.foreign import read_json
+from patchkit.frozen import frozen
 from patchkit.process import attempt
 from patchkit.reading import read_text
 from patchkit.records import RecordError
@@ -50,7 +51,7 @@ _MOST = 5_000  # files of a model's folder
 _CLASSES = 8  # of a config
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ModelPrint:
     """The content of a model's folder; ``problem`` is the first one of the quick check, or "".
 
@@ -69,7 +70,7 @@ class ModelPrint:
     architectures: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NodeFacts:
     """The facts of a node that a plan needs.
 
@@ -162,7 +163,7 @@ def _systemd_version() -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PythonContents:
     """An environment: versions by project, digests over the RECORD of those that ranks load.
 

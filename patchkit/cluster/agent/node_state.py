@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from patchkit.cluster.agent.unit_journal import read_journal
 from patchkit.cluster.agent.unit_state import OFF, RUNNING, UnitState, unit_states
 from patchkit.errors import HostError
 from patchkit.foreign import read_json
+from patchkit.frozen import frozen
 from patchkit.process import attempt
 from patchkit.runtime.host.host import Memory
 from patchkit.runtime.host.machine_root import LIVE, Reader, ToolUnavailable
@@ -41,7 +42,7 @@ _SETTLES = 10.0  # seconds for the driver to give memory back after the last pro
 _STARTING = "7d4958e842da4a758f6c1cdc7b36dcc5"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NodeState:
     """A node's units, the processes of its group, and its memory in KiB; None: unknown.
 
@@ -215,7 +216,7 @@ def find_containers(name: str, *, end: bool = False) -> list[str]:
     return containers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class GroupProcess:
     """A process with the group's mark; ``state`` is the kernel's letter: R, S, D, T, Z …"""
 

@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -21,6 +20,7 @@ from patchkit.cluster.agent.health import (
     disk_rooms,
     read_kernel_log,
 )
+from patchkit.frozen import frozen
 from patchkit.process import attempt
 
 _RECENT = 3600.0  # seconds
@@ -30,7 +30,7 @@ _OF_UNIT = "killed by the OOM killer"
 _STATE = "~/.local/state"  # the folder of what ranks compile and write
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NodeTroubles:
     """The troubles of a node beside its units.
 

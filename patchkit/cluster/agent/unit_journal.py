@@ -6,7 +6,6 @@ import heapq
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from patchkit.cluster.agent.health import UnreadError, read_kernel_log
 from patchkit.cluster.agent.node_troubles import own_kills
@@ -14,12 +13,13 @@ from patchkit.cluster.agent.unit_state import unit_states
 from patchkit.errors import HostError
 from patchkit.follow import Follow
 from patchkit.foreign import read_json
+from patchkit.frozen import frozen
 from patchkit.records import RecordError
 
 _LATEST = 1 << 53  # microseconds since 1970: no clock says that
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class JournalLine:
     """A line of a unit; ``time`` is in microseconds since 1970, by the node's own clock."""
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from patchkit.cluster.agent.node_files import run_for_user
+from patchkit.frozen import frozen
 
 RUNNING = ("active", "activating")
 OFF = ("inactive", "failed")
@@ -35,7 +35,7 @@ _PROPERTIES = {
 }  # field of a UnitState → systemd's property
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class UnitState:
     """A unit as systemd shows it; ``since`` is its last change, ``text`` its own status line.
 

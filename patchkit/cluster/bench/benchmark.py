@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from patchkit.errors import HostError, StorageError
+from patchkit.frozen import frozen
 from patchkit.process import run
 from patchkit.reading import read_text
 from patchkit.records import RecordError, read_json
@@ -16,7 +16,7 @@ from patchkit.runtime.python.startup import VLLM
 _LONGEST_MEASUREMENT = 3600.0  # seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BenchLoad:
     """Random prompts of ``depth`` tokens, answers of ``output``, ``concurrency`` at a time."""
 
@@ -30,7 +30,7 @@ class BenchLoad:
         return f"in{self.depth}-out{self.output}-c{self.concurrency}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Benchmark:
     """Name one load for a server at ``url``, and the Python with vLLM that asks it.
 

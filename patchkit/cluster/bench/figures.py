@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from patchkit.errors import UsageError
 from patchkit.foreign import positive_number
+from patchkit.frozen import frozen
 from patchkit.reading import read_text
 from patchkit.records import RecordError, read_json
 
@@ -44,7 +45,7 @@ MEASURES = (
 MAIN = (MEASURES[0], MEASURES[2], MEASURES[4])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Series:
     """The values of one figure by round."""
 
@@ -76,7 +77,7 @@ class Series:
         return f"{self.median:.4g} ({spread}){mark}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FigureDifference:
     """Two series of one figure."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,14 @@ from patchkit.cluster.bench.variants import PlannedVariant
 from patchkit.cluster.launch.up import StartWatcher, serve_model
 from patchkit.durable.atomic import replacing
 from patchkit.errors import HostError, UsageError, translated
+from patchkit.frozen import frozen
 from patchkit.process import attempt
 from patchkit.quoting import quoted
 
 _FIND_VLLM = "import importlib.util as u; u.find_spec('vllm').name"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BenchPlan:
     """Name the variants and loads to measure, the number of rounds, and the results' folder."""
 

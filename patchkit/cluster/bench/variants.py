@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.start_plan import make_plan
 from patchkit.errors import HostError, UsageError
+from patchkit.frozen import frozen
 from patchkit.records import RecordError
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.rules.secret_texts import mask_secrets
@@ -25,7 +26,7 @@ _NO_PREFIXES = "--no-enable-prefix-caching"  # the warm-up asks the first prompt
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PlannedVariant:
     """A way to serve a model: the words of `vllm serve` on its head, its variables, its machines.
 

@@ -23,6 +23,7 @@ from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.ssh.node import Remote, require_all, run_on_all
 from patchkit.cluster.ssh.ssh import sent_error, ssh_command
 from patchkit.errors import HostError, PatchkitError
+from patchkit.frozen import frozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,7 @@ _EPOCH = re.compile(r"@\d+(\.\d+)?")
 _QUEUED = 1000  # lines: a node may write faster than somebody reads
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class GroupJournal:
     """The lines of all ranks by time, by this machine's clock, each with its node.
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from patchkit.cluster.ssh.ssh import check_destination
 from patchkit.errors import UsageError
+from patchkit.frozen import frozen
 from patchkit.reading import require_file
 from patchkit.records import RecordError, matching, one_of, read_user_toml
 from patchkit.runtime.node.address import check_ipv4
@@ -36,7 +37,7 @@ _UNPRIVILEGED = 1024  # the first port that a user may take
 _PORTS = 1 << 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ClusterNode:
     """A machine: ``ssh`` leads there from here, ``peer`` from the head, by default the same.
 
@@ -66,7 +67,7 @@ class ClusterNode:
         return self.peer or self.ssh
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ServeChoices:
     """The choices about the server: those of `patchkit env` and `patchkit serve-args`.
 
@@ -145,7 +146,7 @@ class ServeChoices:
         return f"{place}{slash}{repository}{at}{pin}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ClusterFile:
     """A cluster: nodes by rank, the head first; ``models`` pins a model's commit.
 

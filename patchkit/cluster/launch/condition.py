@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from patchkit.cluster.agent.judge import (
     ANSWERS,
     BLIND,
@@ -23,6 +21,7 @@ from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server
 from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.errors import HostError, PatchkitError
+from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 
 _STATUS = quoted("patchkit", "status")
@@ -33,7 +32,7 @@ _HALTS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ServerCondition:
     """The server of a cluster: ``life`` is its answer, None where its unit is not active.
 

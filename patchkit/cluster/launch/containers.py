@@ -7,12 +7,12 @@ command line.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.node_state import LABEL
 from patchkit.cluster.agent.processes import MARK
 from patchkit.cluster.launch.ranks import PlannedRank
+from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 from patchkit.runtime.rules.variable_rules import CACHES
 
@@ -29,7 +29,7 @@ _BY_NAME = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Container:
     """A container of a rank, or of Ray's head, in the cluster ``group``.
 

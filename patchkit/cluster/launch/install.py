@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import NoneType
 
@@ -18,6 +18,7 @@ from patchkit.cluster.ssh.node import Remote, check_peer, require_all, run_on_al
 from patchkit.cluster.ssh.rsync import Copied
 from patchkit.cluster.ssh.ssh import HERE, ssh_words
 from patchkit.errors import HostError, PatchkitError
+from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 from patchkit.runtime.host.host import OTHER, Gpu
 
@@ -29,7 +30,7 @@ _SHOWN = 12  # digits of a digest in a table
 _DIGEST = re.compile("([^@]+)@sha256:([0-9a-f]{64})")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BroughtVenv:
     """The environment that a node has now: its state ``before``, and the files that were ``sent``.
 
@@ -204,7 +205,7 @@ def _check_equal(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BroughtImage:
     """An image on a node: it was ``pulled`` there, or ``sent``, or was there before."""
 

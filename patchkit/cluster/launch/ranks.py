@@ -8,13 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 from patchkit.cluster.agent.node_facts import ModelPrint, NodeFacts
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
 from patchkit.cluster.models.model_folder import SHORT, ModelFolder
 from patchkit.errors import HostError, PatchkitError, UsageError
+from patchkit.frozen import frozen
 from patchkit.runtime.envfile.env_file import EnvFile, parse_env_file
 from patchkit.runtime.envfile.syntax import Format
 from patchkit.runtime.node.cluster_env import (
@@ -48,7 +49,7 @@ _FLAGS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ServedModel:
     """A model: ``name`` is that of the request, ``source`` what vLLM gets: the name or a folder."""
 
@@ -64,7 +65,7 @@ class ServedModel:
         return ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PlannedRank:
     """A node's part: its facts, its environment as values and as a file, and its command."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from patchkit.cluster.agent.node_facts import ModelPrint, NodeFacts
 from patchkit.cluster.agent.node_state import NAME
@@ -22,6 +21,7 @@ from patchkit.cluster.launch.units import GroupUnits, head_ports
 from patchkit.cluster.ssh.node import Remote
 from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.errors import HostError, UsageError
+from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 
 # Findings of a survey that keep a start from being tried.
@@ -41,7 +41,7 @@ _OBSTACLES = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class GroupPlan:
     """The units and files of a start; ``files``, and the ``former`` ones there, are by node."""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
@@ -20,6 +19,7 @@ from patchkit.cluster.launch.cluster_file import ClusterFile, ServeChoices
 from patchkit.cluster.launch.containers import Container, mount
 from patchkit.cluster.launch.ranks import PlannedRank, ServedModel, absolute
 from patchkit.digests import digest
+from patchkit.frozen import frozen
 from patchkit.records import RECIPES
 from patchkit.runtime.rules.variable_rules import (
     CACHES,
@@ -67,7 +67,7 @@ def head_ports(serve: ServeChoices) -> dict[str, dict[int, str]]:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class GroupUnits:
     """The units of a cluster's ranks; ``links`` are words of ssh from the head to each worker."""
 

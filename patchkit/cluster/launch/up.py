@@ -21,6 +21,7 @@ from patchkit.cluster.launch.units import GroupUnits
 from patchkit.cluster.ssh.node import require_all
 from patchkit.durable.signals import Interrupted, committed, deferred
 from patchkit.errors import HostError, PatchkitError, UsageError
+from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 
 _PAUSE = 2.0  # seconds between two questions to a server that is busy
@@ -203,7 +204,7 @@ def _begin_with(
     return since
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FormerStart:
     """The start that a switch goes back to: its model, and the files of each node."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from patchkit.errors import (
     translated,
 )
 from patchkit.follow import Completed, Follow
+from patchkit.frozen import frozen
 from patchkit.records import RecordError, record
 
 _ASK = """
@@ -73,7 +73,7 @@ _ERRORS: Mapping[str, tuple[type[PatchkitError], str]] = {
 _LOST = re.compile(r"\.[0-9a-f]{40,64}\.[0-9a-f]{8}\.incomplete$")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class HubListing:
     """A commit as the Hub has it: each file with its size and digest, if it names them."""
 
@@ -81,7 +81,7 @@ class HubListing:
     files: Mapping[str, Mapping[str, Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FetchPlan:
     """Sizes of a fetch in bytes: all chosen files, what is left of them, and the free room."""
 

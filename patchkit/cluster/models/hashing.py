@@ -7,11 +7,11 @@ import os
 import threading
 from collections.abc import Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.cluster.models.model_files import ModelFile
 from patchkit.finding import Finding
+from patchkit.frozen import frozen
 
 HASH = "hash"
 """Name what findings are ``about`` where a file has other bytes than those of the Hub."""
@@ -21,7 +21,7 @@ _SHA1 = 40  # hex digits
 _BLOCK = 1 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FileHashes:
     """The digests of files by their names, and the reasons for those that cannot be read."""
 

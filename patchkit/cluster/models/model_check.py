@@ -15,7 +15,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from patchkit.cluster.models.model_folder import folder_of, models_folder
 from patchkit.cluster.ssh.rsync import Copied
 from patchkit.errors import HashMismatchError, PatchkitError, SourceError, UsageError
 from patchkit.finding import Finding, Level
+from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 from patchkit.records import RecordError, read_json, record
 
@@ -46,7 +47,7 @@ _MOST_SHARDS = 1000  # that are named
 _SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ModelCheck:
     """The result of a check: the contents of the folder, and its faults.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from itertools import product
 from pathlib import Path, PurePosixPath
@@ -16,6 +16,7 @@ from patchkit.cluster.models.model_folder import Commit, Digest, FileName
 from patchkit.durable.atomic import replacing, sync
 from patchkit.durable.paths import is_file
 from patchkit.errors import PatchkitError, SourceError
+from patchkit.frozen import frozen
 from patchkit.reading import LARGEST_IN_TREE, read_text
 from patchkit.records import RecordError, read_json, record
 
@@ -149,7 +150,7 @@ def read_shards(folder: Path, names: Collection[str]) -> list[str]:
     return sorted({*shards.values()})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ModelFile:
     """A file of a commit: its size in bytes, and its sha256, or git's sha1 of a small one."""
 
@@ -157,7 +158,7 @@ class ModelFile:
     digest: Digest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ModelRecord:
     """A commit of a model, and the files of it that were chosen."""
 

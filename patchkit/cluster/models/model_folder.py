@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from patchkit.durable.paths import is_plain
 from patchkit.errors import StorageError, UsageError
+from patchkit.frozen import frozen
 from patchkit.records import RecordError, Utf8, matching
 
 # As the Hub has them: no -- and no .. in a name, which makes folder names unambiguous.
@@ -58,7 +58,7 @@ def split_revision(spec: str) -> tuple[str, str]:
     return repo, revision
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ModelFolder:
     """A commit of a model by the name of its folder, which has the first 12 digits."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from patchkit.cluster.models.hashing import (
@@ -53,6 +53,7 @@ from patchkit.errors import (
     translated,
 )
 from patchkit.finding import Finding
+from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 from patchkit.records import RecordError, record
 
@@ -61,7 +62,7 @@ _ASIDE = ".sync"  # beside the folders of models: files that are not hashed yet
 _ANY_SHA256 = "0" * 64  # tells by which hash a file without a record is to be named
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ModelNode:
     """A node with models: how ssh reaches it from here, and from the other nodes."""
 
@@ -70,7 +71,7 @@ class ModelNode:
     models: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ModelSource:
     """A model that a node gives to others: its check, its files, and its record, if any.
 
@@ -82,7 +83,7 @@ class ModelSource:
     record: ModelRecord | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ModelStage:
     """The folder of files until they are hashed; the files that a node lacks, and those to send."""
 

@@ -19,6 +19,7 @@ from itertools import chain, groupby
 from operator import attrgetter
 
 from patchkit.errors import PatchkitError
+from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 from patchkit.runtime.host.advice import find_remark
 from patchkit.runtime.host.host import Host, Netdev
@@ -35,7 +36,7 @@ Cages = Mapping[int | None, tuple[Netdev, ...]]
 """Number of the cage, or None for netdevs that the user named → its halves, twin A first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NetPlanOptions:
     """The options of a plan, None where the user gave none; ``netdevs`` replace the cages."""
 
@@ -68,7 +69,7 @@ class NetPlanOptions:
         return quoted("patchkit", *self.command_words())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WrittenPlan:
     """The content of patchkit's netplan file: netdev → ``address/prefix``, node and MTU or 0."""
 
@@ -77,7 +78,7 @@ class WrittenPlan:
     mtu: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Line:
     """One interface: its addresses and MTU before and after.
 
@@ -115,7 +116,7 @@ class Line:
         return f"cage {self.cage}, twin {'AB'[self.twin]}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NetPlan:
     """The interfaces of one node; a cabled cage that nobody uses is left alone."""
 

@@ -6,9 +6,10 @@ import contextlib
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from patchkit.foreign import read_count
+from patchkit.frozen import frozen
 from patchkit.records import RECIPES, read_toml
 
 _LINE = re.compile(
@@ -19,7 +20,7 @@ _LONGEST = 1 << 16  # characters of a line
 _Series = tuple[Mapping[str, str], float]  # labels, and a figure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WantedMetric:
     """A figure: its names, one for each group of releases; the sum of its series, or ``max``.
 

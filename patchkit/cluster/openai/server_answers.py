@@ -30,6 +30,7 @@ from patchkit.cluster.agent.node_state import read_settings
 from patchkit.cluster.openai.metrics import read_figures, wanted_metrics
 from patchkit.cluster.openai.token_answer import TokenAnswer, ask_token
 from patchkit.errors import HostError, PatchkitError, UsageError
+from patchkit.frozen import frozen
 from patchkit.http_exchange import HttpAnswer, HttpServer, PathAnswer, clean, usable_key
 from patchkit.reading import read_text
 
@@ -40,7 +41,7 @@ _PATIENCE = 120.0  # seconds, where nothing watches: the default of `frozen`
 _UNASKED = ServerLife(DOUBT, "it was not asked")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ServerAnswers:
     """The answers of a server. ``key`` is the place of its key, "" for none.
 

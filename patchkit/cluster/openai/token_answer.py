@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from patchkit.cluster.agent import group_script
 from patchkit.foreign import whole_number
+from patchkit.frozen import frozen
 from patchkit.http_exchange import HttpAnswer, HttpServer, PathAnswer
 
 _FEW = 16  # tokens: the first ones of some models are marks that no text is made of
@@ -27,7 +26,7 @@ _ERRORS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TokenAnswer(PathAnswer):
     """The answer to a question: ``fields`` are the names under which text came.
 

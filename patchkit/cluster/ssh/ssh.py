@@ -5,11 +5,10 @@ The user's own configuration counts; no question is asked, and a dead link ends.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from patchkit import errors
 from patchkit.errors import HostError, PatchkitError, StorageError, UsageError
 from patchkit.follow import Completed
+from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 from patchkit.records import RecordError, record
 
@@ -138,7 +137,7 @@ def explain_failure(line: str, destination: str) -> tuple[str, str]:
 _LONGEST = 2000  # characters of a text from a node
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _SentError:
     kind: str
     what: str

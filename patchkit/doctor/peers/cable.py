@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from ipaddress import IPv4Address
 
 from patchkit.cluster.agent.links import HEADERS, Way
@@ -19,6 +18,7 @@ from patchkit.doctor.peers.node_report import (
     unchecked,
 )
 from patchkit.finding import Finding
+from patchkit.frozen import frozen
 from patchkit.runtime.host.host import Host, Netdev
 from patchkit.runtime.host.networks import overlaps
 from patchkit.runtime.rules.releases import read_env_data
@@ -27,7 +27,7 @@ _OF_WAYS = ("route", "way", "mtu")
 _INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TakenAddress:
     """The address of another node, with its prefix, on an interface of this one."""
 
@@ -36,7 +36,7 @@ class TakenAddress:
     address: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CableEnd:
     """A node's interfaces to the others; ``holder`` is the one that has the node's address.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from patchkit.finding import (
     finding_texts,
 )
 from patchkit.foreign import read_json
+from patchkit.frozen import frozen
 from patchkit.runtime.envfile.env_file import EnvFile, parse_env_file
 from patchkit.runtime.host.advice import find_remark
 from patchkit.runtime.host.host import Host
@@ -130,7 +131,7 @@ def _run_check(
     return [outcome] if isinstance(outcome, Finding) else list(outcome)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PlacedFiles:
     """The files of a start on a node; ``env`` is None if that file is damaged.
 
@@ -175,7 +176,7 @@ def placed_files(files: Mapping[str, str], unit: str) -> PlacedFiles | None:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NodeAnswer:
     """What a node sends about itself; ``links`` are a head's ways to each worker by ssh."""
 
@@ -190,7 +191,7 @@ class NodeAnswer:
     links: tuple[PeerLink, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NodeReport(NodeAnswer):
     """All that is known of a node; ``silence`` is why it sent nothing at all.
 

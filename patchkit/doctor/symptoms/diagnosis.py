@@ -28,6 +28,7 @@ from patchkit.doctor.symptoms.symptom import (
     symptoms,
     text_pattern,
 )
+from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 from patchkit.runtime.rules.rule import Condition, Situation, is_met
 
@@ -63,7 +64,7 @@ _VERSION = re.compile(r"v?(\d+(?:[.-]\d+)+)")
 _by_number = attrgetter("number")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Diagnosis:
     """A symptom in a log: its first hit, the number of hits, and its causes.
 
@@ -126,7 +127,7 @@ class Diagnosis:
         return self.filled(f"`{command}`") if command else ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ReadLog:
     """The diagnoses of a log, the first cause first.
 

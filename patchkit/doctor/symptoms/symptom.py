@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Annotated, Literal
 
+from patchkit.frozen import frozen
 from patchkit.records import RECIPES, matching, read_toml
 from patchkit.runtime.rules.broken import Broken, load_broken
 from patchkit.runtime.rules.rule import Grounded
@@ -149,7 +150,7 @@ Id = Annotated[
 PatternText = Annotated[str, text_pattern]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Cause(Grounded):
     """Why a text was printed, while ``when`` holds, and what cures that.
 
@@ -169,7 +170,7 @@ class Cause(Grounded):
     tell: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Symptom:
     """A text that programs print, in one of the forms of ``says``, and its causes by likelihood.
 
@@ -224,7 +225,7 @@ def _with_broken(symptom: Symptom) -> Symptom:
     return replace(symptom, cause=(*causes, *symptom.cause))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LogFact:
     """A fact that a log may state: ``value``, or what stands at {value} of the text."""
 
@@ -233,7 +234,7 @@ class LogFact:
     value: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LogWords:
     """Texts that state facts; ``marks`` are texts that tell of the life of a server, by name."""
 

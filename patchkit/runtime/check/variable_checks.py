@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import chain
 
 from patchkit.finding import Level
+from patchkit.frozen import frozen
 from patchkit.runtime.check.content import (
     DOCKERFILE,
     SHELL,
@@ -46,7 +46,7 @@ _USE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _HANDING_ON = re.compile(r"""\b([A-Za-z_]\w*)(=|:[ \t]+)["']?\$\{?\1\b""")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Reader:
     """A program that reads variables of a text; an empty ``version`` means any."""
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from ipaddress import ip_network
 from pathlib import Path
 
+from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 from patchkit.reading import read_text
 from patchkit.runtime.envfile.header import fact_problems, head_facts, is_untouched
@@ -40,7 +40,7 @@ _LOCK_LINES = {
 _FROM_HEAD = "`patchkit env --role head -o head.env` on the head, and copy that file"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EnvFile:
     """An env file: the facts of its first line, its variables and their lines.
 

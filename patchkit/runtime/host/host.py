@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
 
+from patchkit.frozen import frozen
 from patchkit.target import targets
 
 OTHER = "other"
@@ -15,7 +15,7 @@ OTHER = "other"
 _RENAMED = {"10.1": "11.0"}  # Thor's capability, as CUDA 12.9 had it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Address:
     """An address of a netdev; ``family`` inet or inet6, ``link_local`` for 169.254/16 and fe80."""
 
@@ -25,7 +25,7 @@ class Address:
     link_local: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Netdev:
     """A network interface.
 
@@ -81,7 +81,7 @@ class Netdev:
         return tuple(address for address in self.ipv4 if not address.is_link_local)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Gid:
     """An entry of an RDMA port's GID table; ``address`` is the IPv4 mapped in, empty if none."""
 
@@ -90,7 +90,7 @@ class Gid:
     address: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Rdma:
     """Port 1 of an RDMA device, with its cage and the other half of it; "" or None for none."""
 
@@ -107,7 +107,7 @@ class Rdma:
         return self.state == "ACTIVE"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Gpu:
     """``capability`` like ``12.1``; ``memory`` in MiB, None where NVML does not say (GB10)."""
 
@@ -127,7 +127,7 @@ class Gpu:
         return OTHER
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Memory:
     """/proc/meminfo, in KiB; ``cma_total`` and ``cma_free`` are None where it has no such lines."""
 
@@ -138,7 +138,7 @@ class Memory:
     cma_free: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class System:
     """DMI and kernel; empty where unknown. ``kho`` is the value of that option of the kernel's."""
 
@@ -155,7 +155,7 @@ class System:
     cores: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Nccl:
     """The libnccl that torch or vLLM would load, and why; ``path`` is empty for none."""
 
@@ -164,7 +164,7 @@ class Nccl:
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Software:
     """Versions in one Python, "" for none; ``vllm_home`` is vLLM's folder, ``cuda`` is torch's."""
 
@@ -180,7 +180,7 @@ class Software:
     vllm_nccl: Nccl | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Host:
     """All facts of a machine; ``notes`` says what could not be read, and why."""
 

@@ -15,12 +15,13 @@ import posixpath
 import re
 import stat
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
 from patchkit import __version__
 from patchkit.errors import SourceError, UsageError
+from patchkit.frozen import frozen
 from patchkit.reading import read_text
 from patchkit.records import RecordError, read_json
 
@@ -40,7 +41,7 @@ class ToolUnavailable(Exception):  # noqa: N818 (no error: the machine has no su
     """No answer of a tool, and why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Index:
     """The content of ``recording.json``: path → the error of reading it."""
 

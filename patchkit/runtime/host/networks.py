@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from ipaddress import IPv4Interface, ip_address, ip_network
 from itertools import product
 from typing import Literal
 
+from patchkit.frozen import frozen
 from patchkit.runtime.host.host import Host, Netdev
 from patchkit.runtime.rules.releases import read_env_data
 
@@ -17,7 +17,7 @@ TwinState = Literal[
 """How the other half of a netdev's cage is addressed: see ``twin_state``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Overlap:
     """Two interfaces of one host that are in one network; ``netdev`` is one of the named ones."""
 

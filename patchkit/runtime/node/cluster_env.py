@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 
 from patchkit.errors import DriftError, PatchkitError, UsageError
 from patchkit.finding import Level
+from patchkit.frozen import frozen
 from patchkit.runtime.envfile.env_file import EnvFile
 from patchkit.runtime.envfile.header import render_env_file
 from patchkit.runtime.envfile.syntax import EnvEntry, Format
@@ -40,7 +41,7 @@ _NO_GPU = "no GPU is found here, so this is for a GB10; --target names another d
 _GATE = "HF_TOKEN"  # a secret: its value is in no file
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Setting:
     """One variable; ``rule`` is what set it, ``scope`` ``shared`` or ``host``."""
 
@@ -72,7 +73,7 @@ class Caveat:
     instead: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ClusterEnv:
     """The environment of a node, shared settings first; ``--with`` turns on what is ``off``."""
 

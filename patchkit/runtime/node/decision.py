@@ -7,9 +7,10 @@ an installed vLLM are read for the names of its variables, and nothing else is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
+from patchkit.frozen import frozen
 from patchkit.runtime.envfile.env_file import EnvFile, check_transfer
 from patchkit.runtime.host.host import Host, plain_version
 from patchkit.runtime.host.networks import describe_addresses
@@ -27,7 +28,7 @@ from patchkit.runtime.rules.variables import (
 from patchkit.target import DEFAULT_TARGET
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NodeOptions:
     """The options of a user about a node; empty ones and ``auto`` are decided here.
 
@@ -52,7 +53,7 @@ class NodeOptions:
     extra: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Node:
     """The part of a node in its cluster, and the model that it serves.
 

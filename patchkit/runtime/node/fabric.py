@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network
 from operator import attrgetter
 
+from patchkit.frozen import frozen
 from patchkit.runtime.host.host import Host, Netdev, Rdma
 from patchkit.runtime.host.networks import TwinState, in_reach, overlaps, twin_state
 
@@ -36,7 +37,7 @@ def _count_hosts(network: IPv4Network) -> int:
     return size if size <= 2 else size - 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Fabric:
     """The ``usable`` ports of a host, by PCI address, and which of them reach its cluster.
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from ipaddress import IPv4Address
 from operator import attrgetter
 from typing import Literal
 
+from patchkit.frozen import frozen
 from patchkit.runtime.host.host import Host, Netdev
 from patchkit.runtime.host.networks import TwinState, one_half_fills, twin_state
 from patchkit.runtime.node.address import cable_refusal, check_ipv4, choose_address
@@ -21,7 +22,7 @@ _ADDRESSED = (
 )  # states of a twin: both halves have alike addresses
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Attachment:
     """How a node is attached; ``address`` and ``netdev`` are empty for a node alone.
 

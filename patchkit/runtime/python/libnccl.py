@@ -11,11 +11,12 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from patchkit.digests import sha256_if_readable
 from patchkit.errors import HostError
+from patchkit.frozen import frozen
 from patchkit.runtime.python import startup
 from patchkit.runtime.python.distributions import (
     Owner,
@@ -33,7 +34,7 @@ _WORDS = b"NCCL version "
 _VERSION = re.compile(rb"NCCL version (\d[\w.]*\+cuda[\d.]+)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NcclCopy:
     """One libnccl file, with the ``version`` that it states; ``found`` says what leads there."""
 
@@ -48,7 +49,7 @@ class NcclCopy:
         return f"{self.path} ({self.version or 'of unknown version'})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NcclReport:
     """The libnccl that torch and vLLM would load in a Python, and all that lie there.
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from patchkit import elf, process
 from patchkit.errors import HostError, SourceError
+from patchkit.frozen import frozen
 from patchkit.records import RecordError, record
 
 STEM = "libnccl.so"
@@ -41,7 +42,7 @@ _HINT = "name the Python of vLLM with --python, for example venv/bin/python"
 _CUDA = re.compile(r"""^cuda\b[^=]*=\s*["'](?P<version>[\d.]+)["']""", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class InterpreterFacts:
     """The answer of ``interpreter_facts``.
 
@@ -105,7 +106,7 @@ class Mapped:
     names: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Process:
     """A Python that starts torch and vLLM.
 

@@ -6,12 +6,13 @@ Its head describes the fields. Presets, the command line and the symptoms of a l
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import fnmatchcase
 from functools import cache
 from itertools import product
 from typing import Annotated
 
+from patchkit.frozen import frozen
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.releases import check_range, within
 from patchkit.runtime.rules.rule import Grounded, Situation, select_entries
@@ -19,7 +20,7 @@ from patchkit.runtime.rules.rule import Grounded, Situation, select_entries
 PLACE = RECIPES / "env" / "broken.toml"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Broken(Grounded):
     """A fault of some releases with some models, its cause and its cure.
 

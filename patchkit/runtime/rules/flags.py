@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from pathlib import Path
 
+from patchkit.frozen import frozen
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.releases import read_table, within
 from patchkit.runtime.rules.rule import Advice, Discouraged, FlagName, Grounded, Rule
@@ -45,7 +46,7 @@ def has_flag(flag: str, version: str, home: Path | None = None) -> bool:
     return not known_flags.isdisjoint((name, switch))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Choices:
     """A flag with fixed values, NAME or NAME RANGE; the first file with ``symbol`` counts."""
 
@@ -74,7 +75,7 @@ def load_choices() -> Mapping[str, Choices]:
     return {row.flag: row for row in rows}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FlagRule(Rule):
     """A flag; an empty ``value`` is a flag without one."""
 
@@ -82,14 +83,14 @@ class FlagRule(Rule):
     value: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LeaveOut(Discouraged):
     """A flag that patchkit never sets, even if a preset or a user names it."""
 
     flag: FlagName
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Limit(Grounded):
     """The largest value that a flag should have; beside the flag ``unless`` any value is fine."""
 
@@ -102,7 +103,7 @@ class Limit(Grounded):
     unless: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class MemoryBudget:
     """The memory that a model must fit into, per node; ``share`` is vLLM's part of it.
 
@@ -119,7 +120,7 @@ class MemoryBudget:
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DenseNames:
     """The dense layers of architectures, by vLLM's names; ``files`` give them a config."""
 
@@ -128,7 +129,7 @@ class DenseNames:
     files: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FlagRules:
     """All of flags.toml.
 

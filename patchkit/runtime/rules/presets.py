@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Annotated
 
 from patchkit.errors import UsageError
 from patchkit.finding import Confidence, Established
+from patchkit.frozen import frozen
 from patchkit.records import RECIPES, one_of, read_toml
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.releases import read_table
@@ -37,7 +38,7 @@ DRAFTING = "--speculative-config"
 _ALLOWANCE = 1.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Preset:
     """One model and how it is served.
 
@@ -92,7 +93,7 @@ class Preset:
         return ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ModelRecipe:
     """One checkpoint: settings on a GB10 by flag or variable, and the least size of its weights.
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from patchkit.errors import SourceError, UsageError
+from patchkit.frozen import frozen
 from patchkit.records import RECIPES, read_toml
 
 _RELEASE = re.compile(r"v?(?:\d+!)?(?P<release>\d+(?:\.\d+)*)(?![\d!])")
@@ -74,7 +75,7 @@ def check_range(text: str) -> None:
             raise ValueError(error.what) from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Lifetime:
     """A name between two releases, both included; ``is_current`` says that the newest has it.
 

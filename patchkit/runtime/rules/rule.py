@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import filterfalse
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from patchkit.errors import UsageError
 from patchkit.finding import SINGLE_REPORT, Confidence, Established
+from patchkit.frozen import frozen
 from patchkit.records import RECIPES, matching, read_toml
 from patchkit.runtime.rules.releases import check_range, within
 from patchkit.runtime.rules.spelling import nearest_hint
@@ -74,7 +75,7 @@ def describe_condition(when: Condition) -> str:
     return ", ".join(parts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Grounded:
     """A statement that holds in some situations, and who says so.
 
@@ -91,7 +92,7 @@ class Grounded:
     by_release: Mapping[Annotated[str, check_range], str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Rule(Grounded):
     """A setting while ``when`` holds, and why; ``optional`` rules only where a user says so."""
 
@@ -106,7 +107,7 @@ class Rule(Grounded):
         return not self.optional and self.evidence != SINGLE_REPORT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Discouraged(Grounded):
     """A setting to leave out while ``when`` holds, for values that ``values`` matches, and why."""
 
@@ -119,7 +120,7 @@ class Discouraged(Grounded):
         return re.fullmatch(self.values or ".*", value) is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Advice(Grounded):
     """A problem that no variable and no flag solves, reported while ``when`` holds."""
 
@@ -160,7 +161,7 @@ def adapt_to_release(entry: G, vllm: str) -> G:
     return entry
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RuleChoice:
     """The rules that a user turns on (``--with``) and off (``--without``), by id."""
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from typing import Annotated, Literal
 
 from patchkit.digests import digest
 from patchkit.errors import UsageError
+from patchkit.frozen import frozen
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.releases import check_range, within
 from patchkit.runtime.rules.rule import Advice, Discouraged, Rule, VariableName
@@ -27,7 +28,7 @@ _REPO = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class VariableRule(Rule):
     """Variables, whose values may hold ``{facts}``; while it is on, ``replaces`` is off."""
 
@@ -40,7 +41,7 @@ class VariableRule(Rule):
         return tuple(self.set)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Avoid(Discouraged):
     """Variables that should not be set; ``instead`` is what to do."""
 
@@ -49,7 +50,7 @@ class Avoid(Discouraged):
     instead: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class VariableAdvice(Advice):
     """Advice on a problem that is solved where ``unless`` is set; as a note it refuses no file."""
 
@@ -60,7 +61,7 @@ class VariableAdvice(Advice):
         return bool(self.unless) and self.unless.items() <= values.items()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Executor:
     """An executor in some releases of vLLM.
 
@@ -78,7 +79,7 @@ class Executor:
     switch: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class VariableRules:
     rules: tuple[VariableRule, ...] = field(metadata={"key": "rule"})
     avoids: tuple[Avoid, ...] = field(metadata={"key": "avoid"})

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from ipaddress import ip_address
 
+from patchkit.frozen import frozen
 from patchkit.records import RECIPES
 from patchkit.runtime.rules.releases import read_env_data, read_table, release
 from patchkit.runtime.rules.variables import lifetime
@@ -36,7 +37,7 @@ _FORMS = {name: re.compile(text) for name, text in _FORM_TEXTS.items()}
 ADDRESS_NAMES = _FORMS["address_names"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ValueProblem:
     """Why a variable cannot have a value.
 
@@ -144,7 +145,7 @@ def is_placeholder(name: str, value: str) -> bool:
     return is_of_device and any(map(is_open_device, value.split(",")))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class AllowedValues:
     """The values of a variable that vLLM takes; at any other it stops.
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from patchkit.frozen import frozen
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.releases import Lifetime, Table, read_table
 from patchkit.runtime.rules.vllm_names import variable_readers
@@ -14,7 +14,7 @@ from patchkit.runtime.rules.vllm_names import variable_readers
 _HOME = RECIPES / "env"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class OtherVariable:
     """A variable of neither vLLM nor NCCL.
 

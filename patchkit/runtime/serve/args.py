@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from patchkit.errors import DriftError, UsageError
+from patchkit.frozen import frozen
 from patchkit.records import read_json
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.broken import Broken
@@ -47,7 +48,7 @@ SHARE = "--gpu-memory-utilization"
 _FROM_PRESET = ("preset", "drafter")  # origins of flags that a release may lack
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ServeFlag:
     """One flag; an empty ``value`` is a flag without one. ``origin`` is a rule's id, or preset."""
 
@@ -63,7 +64,7 @@ class ServeFlag:
         return (self.flag, self.value) if self.value else (self.flag,)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ServeCommand:
     """``left_out`` is what was not set on purpose, ``off`` the rules that --with turns on."""
 

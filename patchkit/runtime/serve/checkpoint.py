@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from patchkit.frozen import frozen
 from patchkit.records import read_json
 from patchkit.runtime.serve.model import download_folder
 
@@ -34,7 +34,7 @@ _NO_CHECKPOINT = (OSError, ValueError, LookupError, TypeError, ArithmeticError)
 _LONGEST_HEADER = 10**8  # bytes: the limit of safetensors
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Tensor:
     """A tensor's place and form; ``layer`` is None outside the layers that each token passes."""
 
@@ -45,7 +45,7 @@ class Tensor:
     layer: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Checkpoint:
     """The config and the tensors of a folder; the config of its part for texts counts first.
 

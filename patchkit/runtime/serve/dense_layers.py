@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from patchkit.frozen import frozen
 from patchkit.runtime.rules.flags import DenseNames, load_flag_rules
 from patchkit.runtime.serve.checkpoint import PLAIN, Checkpoint, Tensor
 
@@ -23,7 +23,7 @@ PartsByLayer = Mapping[int, Sequence[Tensor]]
 """The number of a layer → the tensors that vLLM fuses to one of its dense layers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DenseLayers:
     """The value of ``--quantization-config``, and the bytes per token that it saves."""
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.errors import UsageError
+from patchkit.frozen import frozen
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.flags import load_flag_rules
@@ -86,7 +86,7 @@ def _weights_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class MemoryPool:
     """The memory that a model must fit into; ``gib`` is None where it is unknown.
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from patchkit.errors import HostError, UsageError
+from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.broken import Broken, broken_for
@@ -21,7 +21,7 @@ MASTER_PORT = 29501  # of vLLM, by default
 _MOST_NODES = 8  # for more than that the advice is another checkpoint, not more Sparks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ServeRequest:
     """A model and the node that serves it, or a part of it.
 
@@ -144,7 +144,7 @@ def release_faults(request: ServeRequest) -> tuple[Broken, ...]:
     return faults
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Fit:
     """The GiB of all weights of a model, and the room for them on each of ``nodes``.
 

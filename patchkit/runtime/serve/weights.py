@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from patchkit.frozen import frozen
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import Preset, find_recipe
 from patchkit.units import BYTES_PER_GIB
@@ -19,7 +19,7 @@ _BITS = re.compile(r"(\d+(?:\.\d+)?)(?:bit|bpw)")
 _WORDS = re.compile(r"[a-z0-9]+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Weights:
     """The size of a model's weights; ``source`` says who names it.
 

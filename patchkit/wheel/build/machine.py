@@ -26,6 +26,7 @@ from packaging.version import Version
 from patchkit.durable.lock import locked
 from patchkit.errors import HostError, StorageError, translated
 from patchkit.finding import Finding, finding
+from patchkit.frozen import frozen
 from patchkit.process import ask, attempt
 from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import Needs, locked_requirements
@@ -47,7 +48,7 @@ answer = {
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BuildPlan:
     """What a build of ``title`` lacks on this machine."""
 

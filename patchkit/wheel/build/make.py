@@ -8,7 +8,6 @@ import re
 import shutil
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from patchkit.durable.staging import is_full
 from patchkit.elf import parse_library
 from patchkit.errors import BuildError, ProofError, SourceError
 from patchkit.follow import Completed, Follow
+from patchkit.frozen import frozen
 from patchkit.process import attempt, run
 from patchkit.source.archive import Progress
 from patchkit.wheel.build.toolchain import Toolchain
@@ -45,7 +45,7 @@ _OUT_OF_MEMORY = re.compile(r"Killed|terminated by signal 9")
 _CCACHE_COMPILERS = "/usr/lib/ccache"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BuiltWheel:
     """A sealed wheel, with its facts, libraries and proofs.
 

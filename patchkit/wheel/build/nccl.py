@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit import __version__
 from patchkit.apply import apply
 from patchkit.digests import tree_digest
 from patchkit.errors import SourceError
+from patchkit.frozen import frozen
 from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
@@ -45,7 +45,7 @@ _PROJECT = ("pyproject.toml", "CMakeLists.txt", "README.md")
 JOB_MEMORY = BYTES_PER_GIB  # bytes; the largest ptxas of NCCL 2.28.9 took 564 MiB
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NcclOrder:
     """An order for libnccl: verified sources, the device, and the toolchain.
 

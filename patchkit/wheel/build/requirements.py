@@ -12,7 +12,6 @@ import re
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from patchkit.errors import (
     translated,
 )
 from patchkit.follow import Follow
+from patchkit.frozen import frozen
 from patchkit.process import run
 from patchkit.source.archive import Progress
 from patchkit.source.releases import ExactPin
@@ -55,7 +55,7 @@ _CAUSES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Pinned:
     """One pinned package; ``hashes`` is () in a file that is not locked yet."""
 
@@ -65,7 +65,7 @@ class Pinned:
     hashes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Environment:
     """A virtual environment, and the versions in it by name.
 

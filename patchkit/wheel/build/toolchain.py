@@ -10,7 +10,6 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from textwrap import indent
 
@@ -19,6 +18,7 @@ from patchkit.durable.lock import locked
 from patchkit.errors import HostError, UsageError, translated
 from patchkit.extras import BUILD, lacking, missing_libraries
 from patchkit.finding import Finding, Level, finding
+from patchkit.frozen import frozen
 from patchkit.process import attempt, run
 from patchkit.records import RECIPES, read_toml
 from patchkit.source.fetch import Progress, cache_dir, fetch
@@ -39,7 +39,7 @@ MACHINES = ("aarch64", "x86_64")
 _PATIENCE = 60.0  # seconds, with another build that unpacks the toolkit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Toolchain:
     """Compilers for ``machine``; ``cuda`` is nvcc's version, ``compiler`` the C++ one's."""
 
@@ -174,7 +174,7 @@ def find_cxx(machine: str) -> Path | None:
     return Path(path).absolute() if path else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ToolkitWheel(LockEntry):
     """One locked wheel from NVIDIA; the fields are described in ``recipes/toolchain.toml``."""
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from patchkit.elf import Library, parse_library
 from patchkit.errors import ProofError, SourceError
+from patchkit.frozen import frozen
 from patchkit.reading import require_file
 from patchkit.records import RECIPES, read_toml
 from patchkit.target import Load, Target, parse_arch, targets
@@ -39,7 +40,7 @@ class CodeSummary(DeviceCode):
     size: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Binary:
     """An ELF file: ``name`` is the file's, or its path in the wheel; ``size`` is in bytes.
 

@@ -15,7 +15,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
@@ -24,6 +24,7 @@ from packaging.version import Version
 from patchkit.elf import by_version
 from patchkit.errors import BuildError, ProofError, SourceError
 from patchkit.finding import Finding, finding
+from patchkit.frozen import frozen
 from patchkit.recipes.vllm.archs import Group
 from patchkit.recipes.vllm.libraries import KnownLibrary, library_table
 from patchkit.recipes.vllm.sources import CudaSource, codes_of, default_codes
@@ -46,7 +47,7 @@ class Use(enum.StrEnum):
     UNKNOWN = "not in the table"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Judged:
     """A library of a wheel, or one that the wheel lacks.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import PurePosixPath
@@ -12,6 +11,7 @@ from pathlib import PurePosixPath
 from packaging.tags import parse_tag
 
 from patchkit.elf import by_version
+from patchkit.frozen import frozen
 from patchkit.records import RECIPES, read_toml
 
 # auditwheel puts a hash into the names of libraries that it copies: libfoo-1a2b3c4d.so.1.
@@ -21,7 +21,7 @@ _FILE = re.compile(
 _PEP600 = re.compile(r"manylinux_(\d+)_(\d+)_\w+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SharedLibraries:
     """Libraries that a process must have once, and the projects whose wheels carry them."""
 
@@ -29,7 +29,7 @@ class SharedLibraries:
     names: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LibraryNames:
     """Names of libraries, or patterns of projects."""
 
@@ -39,7 +39,7 @@ class LibraryNames:
         return any(fnmatchcase(project, pattern) for pattern in self.names)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LibraryRules:
     """The fields are described in the file."""
 

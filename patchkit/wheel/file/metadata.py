@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +13,7 @@ from packaging.tags import parse_tag
 from packaging.utils import canonicalize_name
 
 from patchkit.errors import SourceError
+from patchkit.frozen import frozen
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.wheelfile import Facts, WheelFile, WheelName, record_digest
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 _UNSIGNED = ("RECORD", "RECORD.jws", "RECORD.p7s")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WheelMetadata:
     """Metadata of a wheel, which outlives the open file.
 

@@ -15,6 +15,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from patchkit.errors import BuildError, HostError
+from patchkit.frozen import frozen
 from patchkit.process import ask
 
 _LIBRARY = "torch/lib/libtorch_cuda.so"
@@ -80,7 +81,7 @@ def _named_cuda(version: Version, names: Iterable[str]) -> int:
 _REINSTALL = "remove {} and run again, if patchkit made it; else install torch anew"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class InstalledTorch:
     """The torch of a Python: ``2.11.0+cu130`` and ``13.0``, or "" without CUDA."""
 

@@ -21,7 +21,6 @@ import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from email.message import Message
 from email.parser import HeaderParser
 from functools import cached_property
@@ -40,6 +39,7 @@ from packaging.version import Version
 from patchkit.elf import MAGIC, damaged
 from patchkit.errors import SourceError, StorageError
 from patchkit.foreign import read_json
+from patchkit.frozen import frozen
 
 T = TypeVar("T")
 FACTS = "patchkit.json"
@@ -336,7 +336,7 @@ _CHARACTERS = re.compile(r"[\w.+!-]+")
 _LINUX = re.compile(r"(?:(?:many|musl)?linux(?:\d+|_\d+_\d+)?)_(?P<cpu>[a-z]\w*)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WheelName:
     """The parts of a wheel's file name.
 

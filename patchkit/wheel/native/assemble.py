@@ -14,7 +14,6 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from patchkit.digests import digest
 from patchkit.elf import Section, parse_library
 from patchkit.errors import BuildError, HostError, SourceError, StorageError, translated
 from patchkit.follow import Follow, Resources
+from patchkit.frozen import frozen
 from patchkit.source.fetch import Progress, cache_dir
 from patchkit.target import Toolkit, ptxas_figures, toolkits
 from patchkit.units import BYTES_PER_MIB
@@ -47,7 +47,7 @@ _VALUES = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Job:
     """A fat binary to assemble: the ``entry`` with its PTX, in the file ``path``.
 
@@ -97,7 +97,7 @@ class Job:
             return read_ptx(stream, self.entry, self.name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Task:
     """A job whose PTX was read: its result is a fat binary in the file ``place``.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 
 from packaging.utils import canonicalize_name
 
 from patchkit.errors import SourceError, UsageError
+from patchkit.frozen import frozen
 from patchkit.source.tree import SourceTree
 from patchkit.target import Target
 from patchkit.unreached import NOTHING_READ, Dispatch, known_dispatch
@@ -26,7 +26,7 @@ from patchkit.wheel.file.wheelfile import WheelFile
 _ASIDE = {"..", ".patchkit"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DeviceLibrary:
     """A library with device code; ``name`` is the path in a wheel or an environment.
 

@@ -6,12 +6,13 @@ inspect → jobs → assemble, in parallel → relink → inspect again
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import BufferedIOBase
 from itertools import chain
 from pathlib import Path
 
 from patchkit.errors import BuildError, PatchkitError, ProofError, SourceError
+from patchkit.frozen import frozen
 from patchkit.source.fetch import Progress
 from patchkit.target import Load, Target
 from patchkit.unreached import NOTHING_READ, Dispatch, Unreached
@@ -24,7 +25,7 @@ from patchkit.wheel.native.relink import replace_device_code
 from patchkit.wheel.native.schedule import assemble_all
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NativeLibrary:
     """A library with PTX that the device would compile at first use.
 

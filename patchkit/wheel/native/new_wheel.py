@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit import __version__
 from patchkit.digests import digest
 from patchkit.durable.atomic import replacing
 from patchkit.errors import SourceError, UsageError, translated
+from patchkit.frozen import frozen
 from patchkit.source.resolve import Report
 from patchkit.target import Target
 from patchkit.unreached import known_dispatch
@@ -26,7 +26,7 @@ from patchkit.wheel.native.make import NativeLibrary, make_native, native_facts
 _SBOM = "sboms/patchkit.cdx.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NewFile:
     """A new wheel or library, and the libraries in it that are native."""
 

@@ -22,6 +22,7 @@ from typing import IO
 
 from patchkit.elf import HEADER, PROGRAM, PT_LOAD, SECTION
 from patchkit.errors import BuildError
+from patchkit.frozen import frozen
 from patchkit.wheel.device.fatbin import CONTAINER, MAGIC
 
 _RECORD = struct.Struct("<IIQQ")
@@ -116,7 +117,7 @@ class _Tables:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Layout:
     """Where the new section goes: its ``offset`` in the new file, its ``address``.
 

@@ -16,7 +16,6 @@ import platform
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from packaging.version import Version
 
 from patchkit.digests import sha256_of, tree_digest
 from patchkit.errors import SourceError, StorageError, UsageError
+from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_bytes
 from patchkit.recipes.vllm.build import KnownSource, Wanted, by_option
@@ -43,7 +43,7 @@ _ARCHIVES = (".tar.gz", ".tgz", ".tar.xz", ".tar")
 _ASIDE = shutil.ignore_patterns(".git", "__pycache__")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Gathered:
     """The sources, and where they lie: in variables of the environment and of CMake (``-D``).
 

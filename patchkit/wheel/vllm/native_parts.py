@@ -14,6 +14,7 @@ from packaging.version import Version
 
 from patchkit.edit.python import parsed
 from patchkit.errors import ProofError
+from patchkit.frozen import frozen
 from patchkit.recipes.vllm.build import known_externals
 from patchkit.source.fetch import Progress
 from patchkit.target import Target
@@ -49,7 +50,7 @@ def read_kernels(wheel: WheelFile, target: Target, version: Version) -> Kernels:
     return Kernels(binaries, judge_libraries(binaries, target, version))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NativeParts:
     """The libraries of a wheel that were made native, and the members that leave it.
 

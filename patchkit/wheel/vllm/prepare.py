@@ -8,13 +8,14 @@ from __future__ import annotations
 import platform
 import shutil
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from patchkit import __version__
 from patchkit.apply import apply
 from patchkit.digests import tree_digest
 from patchkit.errors import ProofError
+from patchkit.frozen import frozen
 from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request, State, Verdict
 from patchkit.patching.plan import Texts, patch_steps
@@ -55,7 +56,7 @@ _VERSION = "import sys; answer = '%d.%d' % sys.version_info[:2]"
 _LARGE = 10**8  # bytes; upstream's wheel has more, and all else is there in seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Prepared:
     """The inputs of a build; ``texts`` go into .dist-info, by their path there.
 

@@ -8,7 +8,7 @@ Each step makes a value of its own of those before it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -18,6 +18,7 @@ from patchkit.apply import apply
 from patchkit.digests import sha256_of
 from patchkit.durable.paths import is_file
 from patchkit.errors import SourceError, StorageError, UsageError
+from patchkit.frozen import frozen
 from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request, Severity
 from patchkit.patching.recipe import load_recipe
@@ -47,7 +48,7 @@ from patchkit.wheel.vllm.repack_origin import Origin
 from patchkit.wheel.wheelhouse.contents import add_wheel, check_room, load_manifest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Repacked:
     """A wheel in the wheelhouse; ``fresh`` if this run put it there.
 

@@ -18,6 +18,7 @@ from patchkit import __version__
 from patchkit.digests import digest
 from patchkit.elf import MAGIC, by_version
 from patchkit.errors import DriftError
+from patchkit.frozen import frozen
 from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request, State
 from patchkit.patching.ledger import Ledger, LedgerRequest, ledger_path, original_path
@@ -40,7 +41,7 @@ _SBOM = "sboms/patchkit.cdx.json"
 _BUILD = re.compile(rb"^Build:.*\n", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Additions:
     """The name of a repacked wheel, and every member of it that upstream's does not have.
 

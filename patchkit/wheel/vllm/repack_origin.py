@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.version import Version
 
 from patchkit.errors import HashMismatchError, SourceError, UsageError
+from patchkit.frozen import frozen
 from patchkit.reading import require_file
 from patchkit.records import RECIPES
 from patchkit.source.fetch import fetch
@@ -28,7 +28,7 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 _EXAMPLE = "patchkit repack vllm==0.33.0; or name a wheel"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Origin:
     """An open wheel of vLLM; ``locked`` if the lock names its sha256 as upstream's."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from packaging.version import Version
@@ -12,6 +12,7 @@ from packaging.version import Version
 from patchkit.digests import sha256_of, tree_digest
 from patchkit.durable.staging import ScratchFolder
 from patchkit.errors import UsageError
+from patchkit.frozen import frozen
 from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
 from patchkit.recipes.vllm.build import KnownSource, Needs, known_externals, read_needs
@@ -27,7 +28,7 @@ from patchkit.wheel.vllm.repack_origin import upstream_wheels
 from patchkit.wheel.vllm.upstream_parts import is_upstream
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class VllmOrder:
     """An order for vLLM: sources by their identity, the device, and the release of torch.
 
@@ -124,7 +125,7 @@ class VllmOrder:
         return replace(self.request, also=also)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class VllmSource:
     """A folder or an sdist, with its identity, its version, and its needs of the machine."""
 

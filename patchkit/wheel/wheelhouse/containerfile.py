@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
 from patchkit import __version__
 from patchkit.errors import SourceError, UsageError
+from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES
 from patchkit.wheel.wheelhouse.storage import Kind, Manifest
@@ -34,7 +34,7 @@ _FOLDER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_./-]{0,200}")
 _PYTHON = re.compile(r"3\.\d{1,2}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Containerfile:
     """Hold the text, and the platform that it is for: ``linux/arm64``."""
 

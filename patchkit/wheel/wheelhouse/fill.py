@@ -7,7 +7,7 @@ import hashlib
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -25,6 +25,7 @@ from patchkit.errors import (
     UsageError,
     translated,
 )
+from patchkit.frozen import frozen
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
 from patchkit.source.fetch import (
@@ -69,7 +70,7 @@ _PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?")
 _OF_TORCH = re.compile(r"nvidia-(cudnn|cusparselt|nccl|nvshmem)-cu\d+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Filled:
     """List the dependencies, the file names that are new or gone, the torch, and the manifest."""
 

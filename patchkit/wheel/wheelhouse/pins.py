@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from packaging.version import Version
 from patchkit.durable.paths import is_file
 from patchkit.errors import ProofError, SourceError, UsageError
 from patchkit.finding import Finding, finding
+from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 from patchkit.source.releases import ExactPin, load_facts
 from patchkit.target import Target, targets
@@ -41,7 +41,7 @@ _LEADING = (TORCH, "vllm")
 _NCCL = re.compile(r"nvidia-nccl-cu\d+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ListedWheel:
     """A wheel that the manifest lists.
 
@@ -106,7 +106,7 @@ def _read_wheel(entry: ManifestEntry, path: Path) -> ListedWheel:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WheelPin:
     """A pin, the project that has it (``torch 2.11.0``), and the wheel whose requirement it is.
 

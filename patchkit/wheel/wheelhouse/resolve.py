@@ -13,7 +13,7 @@ import tempfile
 import tomllib
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from uv import find_uv_bin
 
 from patchkit.errors import PatchkitError, SourceError, StorageError, UsageError
 from patchkit.follow import Completed
+from patchkit.frozen import frozen
 from patchkit.process import attempt
 from patchkit.source.fetch import cache_dir, pip_settings
 from patchkit.source.releases import ExactPin
@@ -67,7 +68,7 @@ _OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 _UV_KNOWS = (17, 28, *range(31, 41))  # its platforms manylinux_2_X
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NodePlatform:
     """Platform that a node installs wheels for: CPU ``x86_64``, Python ``3.12``, glibc ``2.39``."""
 
@@ -101,7 +102,7 @@ class NodePlatform:
         return {tag: rank for rank, tag in enumerate(chain(native, others))}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WheelSources:
     """Sources of wheels: pip's index and folders or, ``offline``, folders alone."""
 
@@ -191,7 +192,7 @@ def _uv_error(
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LockedWheel(ManifestEntry):
     """A wheel that was chosen, and its URL; its size is 0 if the index does not say it."""
 

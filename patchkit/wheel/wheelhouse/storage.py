@@ -9,7 +9,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,6 +20,7 @@ from patchkit.durable.lock import locked
 from patchkit.durable.paths import file_digest, is_file, place_of
 from patchkit.durable.staging import make_folders
 from patchkit.errors import HashMismatchError, SourceError, UsageError, translated
+from patchkit.frozen import frozen
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
 from patchkit.reading import read_bytes
@@ -202,7 +203,7 @@ _Release = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Override:
     """Take a version in the place of a pin.
 
@@ -252,7 +253,7 @@ class Kind(enum.StrEnum):
     LOCKED = "locked"  # a requirement of those, on an index
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ManifestEntry:
     """A wheel as the manifest lists it: sha256 in hex, size in bytes, the builder's own facts.
 
@@ -288,7 +289,7 @@ class ManifestEntry:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Manifest:
     """List the wheels, and the pins of theirs that are overridden."""
 
@@ -324,7 +325,7 @@ class Manifest:
         return tuple(options)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Row:
     """An entry as ``manifest.json`` has it; project, version and tag are those of the name."""
 
@@ -347,7 +348,7 @@ class _Row:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Rows:
     format: Literal[1, 2, 3]  # 1 knew no kinds: everything was built; 3 has overrides
     wheels: tuple[_Row, ...]

@@ -23,6 +23,7 @@ from patchkit.errors import (
     translated,
 )
 from patchkit.finding import Finding, finding
+from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 from patchkit.target import Target
 from patchkit.wheel.device.first_use import jit_entries
@@ -200,7 +201,7 @@ def stale_documents(house: Path, manifest: Manifest) -> Iterator[Finding]:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Verified:
     """Entries of a wheelhouse and its findings; ``pins`` are the versions of vLLM, torch and NCCL.
 
