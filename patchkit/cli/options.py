@@ -12,10 +12,9 @@ from typing import Any
 
 import click
 
-from patchkit.cli import complete
 from patchkit.cli.out import PATH, tell
 from patchkit.cli.progress import progress
-from patchkit.cli.render import Option, Verb, flag, with_options
+from patchkit.cli.render import Option, Verb, flag, option, with_options
 from patchkit.errors import UsageError
 from patchkit.patching.fix import Request
 from patchkit.patching.ledger import Ledger, LedgerRequest
@@ -51,31 +50,23 @@ _SOURCE = (
         "positional",
         metavar="[SOURCE]",
         required=False,
-        shell_complete=complete.sources("vllm", "nccl"),
     ),
-    click.option(
-        "--vllm-src",
-        metavar="SOURCE",
-        shell_complete=complete.sources("vllm"),
-        help="Folder, sdist, installed vLLM, or vllm==0.33.0.",
+    option(
+        "--vllm-src SOURCE",
+        "Folder, sdist, installed vLLM, or vllm==0.33.0.",
     ),
-    click.option(
-        "--source-version",
-        metavar="X.Y.Z",
+    option(
+        "--source-version X.Y.Z",
+        "Version of a vLLM checkout without release tags.",
         expose_value=False,
         callback=_set_version,
-        help="Version of a vLLM checkout without release tags.",
     ),
 )
-_NCCL = click.option(
-    "--nccl-src",
-    metavar="SOURCE",
-    shell_complete=complete.sources("nccl"),
-    help="Folder, archive, git+URL@COMMIT, or nccl==2.29.7.",
+_NCCL = option(
+    "--nccl-src SOURCE",
+    "Folder, archive, git+URL@COMMIT, or nccl==2.29.7.",
 )
-_SHA256 = click.option(
-    "--sha256", metavar="HEX", help="Expected SHA-256 of an archive of NCCL."
-)
+_SHA256 = option("--sha256 HEX", "Expected SHA-256 of an archive of NCCL.")
 _FETCHING = (offline_option, trust_source)
 
 
@@ -138,39 +129,30 @@ vllm_options = _source_adder(*_SOURCE, *_FETCHING)  # for verbs about vLLM alone
 folder_options = _source_adder(*_SOURCE, _NCCL)  # for trees that are patched already
 
 
-target_option = click.option(
-    "--target", type=click.Choice(list(targets())), help="Device; default: gb10."
+target_option = option(
+    "--target", "Device; default: gb10.", type=click.Choice(list(targets()))
 )
-
-
-def _fix_option(flag: str, name: str, text: str) -> Option:
-    return click.option(
-        flag,
-        name,
-        multiple=True,
-        metavar="ID",
-        shell_complete=complete.fixes,
-        help=text,
-    )
 
 
 _REQUEST = (
     target_option,
-    click.option(
-        "--arch",
-        metavar="native|family",
-        help="Device code, of GB10: native 12.1a, family 12.0f.",
+    option("--arch native|family", "Device code, of GB10: native 12.1a, family 12.0f."),
+    option(
+        "--only ID", "only", "Apply only this fix; repeat for several.", multiple=True
     ),
-    _fix_option("--only", "only", "Apply only this fix; repeat for several."),
-    _fix_option("--without", "skip", "Leave out this fix, or extension of a build."),
-    _fix_option("--with", "also", "Also apply this optional fix."),
-    click.option(
-        "--patch",
+    option(
+        "--without ID",
+        "skip",
+        "Leave out this fix, or extension of a build.",
+        multiple=True,
+    ),
+    option("--with ID", "also", "Also apply this optional fix.", multiple=True),
+    option(
+        "--patch FILE",
         "patches",
+        "Also apply this unified diff.",
         multiple=True,
         type=PATH,
-        metavar="FILE",
-        help="Also apply this unified diff.",
     ),
 )
 

@@ -41,10 +41,21 @@ Lines = Iterator[str]
 Fields = dict[str, Any]
 
 
-def flag(*names: str) -> Option:
+def option(*words: str, **settings: Any) -> Option:
+    """Return an option: its names, one with its metavar as in ``--jobs N``, then its help."""
+    *declarations, text = words
+    names = []
+    for declaration in declarations:
+        name, _, metavar = declaration.partition(" ")
+        names.append(name)
+        if metavar:
+            settings["metavar"] = metavar
+    return click.option(*names, help=text, **settings)
+
+
+def flag(*words: str) -> Option:
     """Return an option without a value; the last word is its help."""
-    *declarations, text = names
-    return click.option(*declarations, is_flag=True, help=text)
+    return option(*words, is_flag=True)
 
 
 verbose_option = flag("-v", "--verbose", "Show all of it.")

@@ -63,7 +63,6 @@ MORE = {
         "cluster.bench",
         "Measure a server with vLLM's own benchmarks; compare results.",
     ),
-    "completion": ("complete", "Print shell completion for bash, zsh or fish."),
     "diff": ("patch.sources", "Show what apply would change, or did."),
     "explain": (
         "patch.explain",
@@ -98,7 +97,6 @@ CLICK_ALONE = {
     "check",
     "env",
     "serve-args",
-    "completion",
     "inspect",
     "doctor",
 }

@@ -16,6 +16,7 @@ from patchkit.cli.render import (
     Record,
     Row,
     VerbGroup,
+    option,
     rendered,
     verbose_option,
 )
@@ -91,44 +92,35 @@ def bench_command() -> None:
 @bench_command.command("run")
 @click.argument("model")
 @click.argument("args", nargs=-1)
-@click.option("--url", metavar="URL", help="Measure the server that runs there.")
-@click.option(
-    "--compare", nargs=2, metavar="A B", type=PATH, help="Two cluster files, in turns."
-)
-@click.option("--cluster", metavar="FILE", type=PATH, help="Serve on this cluster.")
+@option("--url URL", "Measure the server that runs there.")
+@option("--compare A B", "Two cluster files, in turns.", nargs=2, type=PATH)
+@option("--cluster FILE", "Serve on this cluster.", type=PATH)
 @VENV_OPTION
-@click.option(
+@option(
     "--input",
     "depth",
+    "Tokens of a prompt.",
     type=click.IntRange(1),
     default=1024,
     show_default=True,
-    help="Tokens of a prompt.",
 )
-@click.option(
+@option(
     "--output",
+    "Tokens of an answer.",
     type=click.IntRange(1),
     default=128,
     show_default=True,
-    help="Tokens of an answer.",
 )
-@click.option(
+@option(
     "--concurrency",
+    "Requests at once.",
     default="1,8,32",
     show_default=True,
     callback=_read_numbers,
-    help="Requests at once.",
 )
-@click.option("--rounds", default=ENOUGH, show_default=True, help="Repetitions.")
-@click.option(
-    "--tokenizer",
-    metavar="DIR",
-    default="",
-    help="Folder of a tokenizer; default: the model's.",
-)
-@click.option(
-    "-o", "folder", metavar="DIR", type=PATH, help="Folder; default: bench-MODEL-DAY."
-)
+@option("--rounds", "Repetitions.", default=ENOUGH, show_default=True)
+@option("--tokenizer DIR", "Folder of a tokenizer; default: the model's.", default="")
+@option("-o DIR", "folder", "Folder; default: bench-MODEL-DAY.", type=PATH)
 @rendered
 def run_bench(
     model: str, *, args: tuple[str, ...], folder: Path | None, **options: Any

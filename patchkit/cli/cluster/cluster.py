@@ -29,6 +29,7 @@ from patchkit.cli.render import (
     finding_blocks,
     flag,
     note,
+    option,
     rendered,
 )
 from patchkit.cli.runtime.node_options import TOPOLOGIES
@@ -81,15 +82,13 @@ def cluster_command() -> None:
 @cluster_command.command("init")
 @click.argument("nodes", nargs=-1, required=True, metavar="HOST...")
 @FILE_OPTION
-@click.option(
+@option(
     "--topology",
+    "How nodes connect; auto: RoCE, or sockets.",
     type=click.Choice(TOPOLOGIES),
-    help="How nodes connect; auto: RoCE, or sockets.",
 )
-@click.option(
-    "--head-ip", "address", default="", metavar="A", help="The head's IPv4 address."
-)
-@click.option("--target", metavar="NAME", help="Target device, not the detected one.")
+@option("--head-ip A", "address", "The head's IPv4 address.", default="")
+@option("--target NAME", "Target device, not the detected one.")
 @flag("--force", "Replace a different file.")
 @rendered
 def init_cluster(
@@ -231,13 +230,13 @@ def _link_error(
 
 @cluster_command.command("install")
 @cluster_option
-@click.option(
+@option(
     "--wheelhouse",
     "house",
+    "Folder of wheels.",
     type=PATH,
     default="wheelhouse",
     show_default=True,
-    help="Folder of wheels.",
 )
 @flag("--apply", "patched", "Patch the vLLM of an image.")
 @flag("--native", "With --apply: assemble its PTX, too.")

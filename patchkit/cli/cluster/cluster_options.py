@@ -7,10 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import click
-
 from patchkit.cli.out import PATH, record_fields
-from patchkit.cli.render import Fields, Verb, flag, gigabytes, with_options
+from patchkit.cli.render import Fields, Verb, flag, gigabytes, option, with_options
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import (
     FILE,
@@ -24,17 +22,15 @@ from patchkit.cluster.ssh.ssh import HERE
 from patchkit.errors import PatchkitError
 
 _RATE_BYTES = 1e8  # bytes; the speed of a smaller copy says nothing
-FILE_OPTION = click.option(
-    "--file", type=PATH, default=FILE, show_default=True, help="Cluster file."
+FILE_OPTION = option(
+    "--file", "Cluster file.", type=PATH, default=FILE, show_default=True
 )
 # Where a command without it is about this machine.
-OTHER_FILE_OPTION = click.option(
-    "--file", type=PATH, help="Cluster file, instead of cluster.toml."
+OTHER_FILE_OPTION = option(
+    "--file", "Cluster file, instead of cluster.toml.", type=PATH
 )
 _HERE_OPTION = flag("--here", "This machine; the default without a file.")
-VENV_OPTION = click.option(
-    "--venv", metavar="DIR", help="Environment that has vLLM; default: this one."
-)
+VENV_OPTION = option("--venv DIR", "Environment that has vLLM; default: this one.")
 
 
 def cluster_option(verb: Verb) -> Verb:

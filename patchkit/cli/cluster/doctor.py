@@ -20,6 +20,7 @@ from patchkit.cli.render import (
     Record,
     finding_lines,
     flag,
+    option,
     rendered,
     verbose_option,
 )
@@ -48,20 +49,13 @@ from patchkit.wheel.device.installed_code import look_at_device_code
 _READER = "patchkit doctor --log -"
 
 
-@click.command()
+@click.command
 @flag("--cluster", "with_cluster", "Every node, and between them.")
 @OTHER_FILE_OPTION
-@click.option(
-    "--log", type=FILE_OR_DASH, help="Output of a program; - is standard input."
-)
-@click.option(
-    "--port",
-    type=click.IntRange(1, 65535),
-    metavar="N",
-    help="Port of the server; default: 8000.",
-)
+@option("--log", "Output of a program; - is standard input.", type=FILE_OR_DASH)
+@option("--port N", "Port of the server; default: 8000.", type=click.IntRange(1, 65535))
 @flag("--gpu", "Also try the GPUs; takes minutes.")
-@click.option("--save", type=PATH, help="Keep a report, without names and secrets.")
+@option("--save", "Keep a report, without names and secrets.", type=PATH)
 @VENV_OPTION
 @verbose_option
 @rendered

@@ -14,6 +14,7 @@ from patchkit.cli.render import (
     Record,
     VerbGroup,
     flag,
+    option,
     rendered,
 )
 from patchkit.cli.wheel.build_options import house_option
@@ -35,15 +36,14 @@ def export_command() -> None:
 
 
 @export_command.command("containerfile")
-@click.option(
-    "--base",
+@option(
+    "--base IMAGE@sha256:…",
+    "Ubuntu or Debian that has the wheelhouse's Python.",
     required=True,
-    metavar="IMAGE@sha256:…",
-    help="Ubuntu or Debian that has the wheelhouse's Python.",
 )
 @flag("--unpinned", "Accept a base without a digest.")
 @house_option
-@click.option("-o", "--output", type=PATH, help="Default: standard output.")
+@option("-o", "--output", "Default: standard output.", type=PATH)
 @flag("--force", "Replace a FILE with another content.")
 @rendered
 def write_containerfile(

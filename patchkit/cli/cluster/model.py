@@ -40,6 +40,7 @@ from patchkit.cli.render import (
     flag,
     gigabytes,
     note,
+    option,
     rendered,
 )
 from patchkit.cluster.launch.cluster import Cluster
@@ -74,9 +75,7 @@ def model_command() -> None:
 @model_command.command("get")
 @click.argument("spec", metavar="REPO[@REVISION]")
 @dry_run_option
-@click.option(
-    "--venv", metavar="DIR", help="Environment that has vLLM; default: the file's."
-)
+@option("--venv DIR", "Environment that has vLLM; default: the file's.")
 @cluster_option
 @rendered
 def get_model(

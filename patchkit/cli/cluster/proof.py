@@ -12,7 +12,7 @@ from patchkit.cli.cluster.cluster_options import (
     cluster_here,
 )
 from patchkit.cli.out import PATH, LaidOut, next_step, tell
-from patchkit.cli.render import Blocks, ExitCode, Record, flag, rendered
+from patchkit.cli.render import Blocks, ExitCode, Record, flag, option, rendered
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import FILE, read_cluster_file
 from patchkit.doctor.archive import require_new, save_archive
@@ -23,22 +23,13 @@ from patchkit.extras import BASE, require_libraries
 from patchkit.wheel.device.installed_code import look_at_device_code
 
 
-@click.command()
+@click.command
 @click.argument("args", nargs=-1)
-@click.option(
-    "-o",
-    "place",
-    type=PATH,
-    required=True,
-    metavar="FILE",
-    help="The archive: .tar.gz.",
-)
+@option("-o FILE", "place", "The archive: .tar.gz.", type=PATH, required=True)
 @flag("--cluster", "several", "Also NCCL between the nodes.")
 @OTHER_FILE_OPTION
 @VENV_OPTION
-@click.option(
-    "--model", metavar="NAME", default="", help="Serve it instead of random weights."
-)
+@option("--model NAME", "Serve it instead of random weights.", default="")
 @rendered
 def proof_command(
     *,

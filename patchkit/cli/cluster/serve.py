@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import click
 
-from patchkit.cli import complete
 from patchkit.cli.cluster.cluster_options import cluster_option, node_fields
 from patchkit.cli.out import (
     LaidOut,
@@ -30,6 +29,7 @@ from patchkit.cli.render import (
     flag,
     lead_word,
     note,
+    option,
     rendered,
 )
 from patchkit.cli.runtime.node_options import note_lines
@@ -49,7 +49,7 @@ from patchkit.durable.signals import Interrupted
 from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.runtime.rules.secret_texts import mask_secrets
 
-_MODEL = click.argument("model", shell_complete=complete.models)
+_MODEL = click.argument("model")
 _UNIT_WORDS = {
     "waiting": "starting the workers",
     "start-pre": "starting",
@@ -64,7 +64,7 @@ _SPEAKING = ("waiting", "busy")  # sub-states in which a unit has a text of its 
 _STOPPING = ("stop", "final", "cleaning")  # prefixes of the sub-states that end a unit
 
 
-@click.command("up")
+@click.command
 @_MODEL
 @cluster_option
 @rendered
@@ -93,7 +93,7 @@ def up_command(model: str, *, cluster: Cluster) -> Blocks:
     yield from _answered_blocks(cluster, units.model.name, units.url)
 
 
-@click.command("switch")
+@click.command
 @_MODEL
 @cluster_option
 @rendered
@@ -161,7 +161,7 @@ def _answered_blocks(cluster: Cluster, model: str, url: str = "") -> Blocks:
         yield next_step("curl", f"{url}/v1/models", where=where)
 
 
-@click.command("down")
+@click.command
 @cluster_option
 @rendered
 def down_command(*, cluster: Cluster) -> Blocks:
@@ -208,15 +208,11 @@ def other_clusters(node: Remote, state: NodeState) -> str:
     return f"other clusters run here: {', '.join(names)}"
 
 
-@click.command("logs")
+@click.command
 @cluster_option
 @flag("-f", "--follow", "Show new lines, until Ctrl-C.")
-@click.option(
-    "--node", "nodes", multiple=True, metavar="N", help="Only this node; repeatable."
-)
-@click.option(
-    "--since", default="", metavar="WHEN", help="As for journalctl: '10 min ago'."
-)
+@option("--node N", "nodes", "Only this node; repeatable.", multiple=True)
+@option("--since WHEN", "As for journalctl: '10 min ago'.", default="")
 @click.option("-n", "--lines", type=click.IntRange(1), default=100, show_default=True)
 @rendered
 def logs_command(

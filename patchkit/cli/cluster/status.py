@@ -92,7 +92,7 @@ class LastError:
     time: int
 
 
-@click.command("status")
+@click.command
 @cluster_option
 @rendered
 def status_command(*, cluster: Cluster) -> Blocks:

@@ -51,6 +51,7 @@ from patchkit.cli.render import (
     counted_noun,
     flag,
     note,
+    option,
     rendered,
     verbose_option,
 )
@@ -73,7 +74,7 @@ from patchkit.source.releases import named_version
 from patchkit.source.resolve import SourceOptions
 
 
-@click.command("apply")
+@click.command
 @source_options
 @request_options
 @flag("--dry-run", "Plan and prove, write nothing.")
@@ -219,18 +220,16 @@ def _build_words(
         "--with": sorted(request.also),
         "--patch": map(str, patches),
     }
-    for option, values in chosen.items():
+    for name, values in chosen.items():
         for value in values:
-            words += [option, value]
+            words += [name, value]
     return words
 
 
-@click.command("fixes")
+@click.command
 @optional_source_options
 @request_options
-@click.option(
-    "--version", "release", metavar="X.Y.Z", help="List the fixes of this release."
-)
+@option("--version X.Y.Z", "release", "List the fixes of this release.")
 @verbose_option
 @rendered
 def fixes_command(

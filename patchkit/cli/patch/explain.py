@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from patchkit.cli.complete import explained
 from patchkit.cli.out import bold, dim, record_fields, table
 from patchkit.cli.patch.verdict_view import diff_blocks
 from patchkit.cli.render import Blocks, Fields, Lines, Record, Row, rendered
@@ -30,8 +29,8 @@ _MISTYPED = 0.8  # likeness of two ids, 0 to 1, from which one is the other mist
 _Rows = Sequence[Row]
 
 
-@click.command("explain")
-@click.argument("text", metavar="[ID|TEXT]", required=False, shell_complete=explained)
+@click.command
+@click.argument("text", metavar="[ID|TEXT]", required=False)
 @rendered
 def explain_command(text: str | None) -> Blocks:
     """Explain a fix: symptom, reason, releases, evidence, before and after.

@@ -10,7 +10,6 @@ from pathlib import Path
 import click
 
 from patchkit.apply import plan_for, revert
-from patchkit.cli import complete
 from patchkit.cli.options import (
     Selection,
     folder_options,
@@ -43,7 +42,7 @@ from patchkit.source.resolve import SourceOptions, fetch_release, patched_tree
 from patchkit.target import Load, best_load
 
 
-@click.command("diff")
+@click.command
 @source_options
 @request_options
 @rendered
@@ -63,10 +62,8 @@ def diff_command(source: SourceOptions, *, selection: Selection) -> Blocks:
         yield from diff_blocks(diff)
 
 
-@click.command("fetch")
-@click.argument(
-    "release", metavar="RELEASE", shell_complete=complete.sources("vllm", "nccl")
-)
+@click.command
+@click.argument("release", metavar="RELEASE")
 @offline_option
 @rendered
 def fetch_command(release: str, *, offline: bool) -> Blocks:
@@ -85,7 +82,7 @@ def fetch_command(release: str, *, offline: bool) -> Blocks:
     tell(next_verb("apply", release))
 
 
-@click.command("revert")
+@click.command
 @folder_options
 @flag("--force", "Also revert edited or damaged files.")
 @rendered
@@ -121,7 +118,7 @@ def _forced_blocks(path: Path, project: str) -> Blocks:
         yield "no ledger says which files patchkit created: those stay where they are"
 
 
-@click.command("archs")
+@click.command
 @vllm_options
 @request_options
 @verbose_option

@@ -22,6 +22,7 @@ from patchkit.cli.render import (
     Record,
     counted_noun,
     flag,
+    option,
     rendered,
 )
 from patchkit.cli.runtime.node_options import NCCL, PYTHON, ROOT, TARGET, TRITON, VLLM
@@ -36,24 +37,18 @@ _PROJECTS = {"vllm": "vLLM", "nccl": "NCCL"}
 _COUNTED = (Level.ERROR, Level.WARNING, Level.NOTE)
 
 
-@click.command()
+@click.command
 @click.argument("files", metavar="FILE...", nargs=-1, type=FILE_OR_DASH)
-@click.option(
-    "--running",
-    metavar="[PID|CONTAINER]",
+@option(
+    "--running [PID|CONTAINER]",
+    "Check what runs; without a value: all servers.",
     is_flag=False,
     flag_value="",
-    help="Check what runs; without a value: all servers.",
 )
 @VLLM
 @NCCL
 @TRITON
-@click.option(
-    "--topology",
-    metavar="NAME",
-    default="",
-    help="Topology: single, roce, socket, ring, hetero.",
-)
+@option("--topology NAME", "Topology: single, roce, socket, ring, hetero.", default="")
 @TARGET
 @PYTHON
 @flag("--elsewhere", "Do not compare the files with this machine.")

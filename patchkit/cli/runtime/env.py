@@ -33,6 +33,7 @@ from patchkit.cli.render import (
     VerbGroup,
     fact_lines,
     flag,
+    option,
     rendered,
 )
 from patchkit.cli.runtime.node_options import node_options, note_lines
@@ -77,22 +78,18 @@ _Entry = VariableRule | Avoid
     cls=VerbGroup, invoke_without_command=True, subcommand_metavar="[explain] …"
 )
 @node_options
-@click.option("--model", metavar="PRESET", help="Model of `serve-args --list`.")
-@click.option("--from", "head_file", type=PATH, help="The head's file, for a worker.")
-@click.option(
-    "--set",
-    "extra",
-    metavar="NAME=VALUE",
-    multiple=True,
-    help="Add a variable; repeat for several.",
+@option("--model PRESET", "Model of `serve-args --list`.")
+@option("--from", "head_file", "The head's file, for a worker.", type=PATH)
+@option(
+    "--set NAME=VALUE", "extra", "Add a variable; repeat for several.", multiple=True
 )
-@click.option("-o", "--output", type=FILE_OR_DASH, help="Default: -, standard output.")
-@click.option(
+@option("-o", "--output", "Default: -, standard output.", type=FILE_OR_DASH)
+@option(
     "--format",
     "kind",
+    "Format of the file; default: env.",
     type=click.Choice(list(map(str, Format))),
     default="env",
-    help="Format of the file; default: env.",
 )
 @flag("--force", "Replace a file that patchkit did not write.")
 @click.pass_context

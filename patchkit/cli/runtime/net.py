@@ -33,6 +33,7 @@ from patchkit.cli.render import (
     finding_blocks,
     finding_summary,
     flag,
+    option,
     rendered,
     verbose_option,
 )
@@ -88,9 +89,9 @@ class _IPv4Type(click.ParamType[Any]):
 
 _LIVE = Path("/")
 _NETWORK = read_env_data("network")
-_ROOT = click.option("--root", type=FOLDER, default=_LIVE, help="Another root than /.")
-_NETDEV = click.option(
-    "--netdev", "netdevs", multiple=True, help="Interface, instead of cabled ones."
+_ROOT = option("--root", "Another root than /.", type=FOLDER, default=_LIVE)
+_NETDEV = option(
+    "--netdev", "netdevs", "Interface, instead of cabled ones.", multiple=True
 )
 
 
@@ -110,26 +111,18 @@ def net_command() -> None:
 
 
 @net_command.command("plan")
-@click.option(
-    "--node", type=int, metavar="N", help="Number of this node; 1 is the head."
-)
-@click.option(
-    "--role", type=click.Choice(["head", "worker"]), help="Of two nodes: node 1 or 2."
-)
-@click.option(
-    "--nodes", type=int, default=2, show_default=True, metavar="N", help="How many."
-)
-@click.option(
+@option("--node N", "Number of this node; 1 is the head.", type=int)
+@option("--role", "Of two nodes: node 1 or 2.", type=click.Choice(["head", "worker"]))
+@option("--nodes N", "How many.", type=int, default=2, show_default=True)
+@option(
     "--network",
+    f"Renumber from here; default: keep, or {_NETWORK['plan']['network']}",
     type=_IPv4Type(IPv4Network, "192.168.100.0/24"),
-    help=f"Renumber from here; default: keep, or {_NETWORK['plan']['network']}",
 )
 @_NETDEV
-@click.option("--mtu", type=int, metavar="N", help="MTU; default: keep it.")
+@option("--mtu N", "MTU; default: keep it.", type=int)
 @_ROOT
-@click.option(
-    "-o", "--output", type=PATH, metavar="FILE", help="Write the netplan file there."
-)
+@option("-o", "--output FILE", "Write the netplan file there.", type=PATH)
 @flag("--force", "Replace a FILE with another content.")
 @verbose_option
 @rendered
@@ -287,16 +280,14 @@ def _interface_row(line: Line) -> Row:
 
 
 @net_command.command("verify")
-@click.option(
+@option(
     "--peer",
     "peers",
+    "Address of the peer; repeat per twin.",
     type=_IPv4Type(IPv4Address, "192.168.100.11"),
     multiple=True,
-    help="Address of the peer; repeat per twin.",
 )
-@click.option(
-    "--ssh", metavar="HOST", help="Check the peer, too; it needs no patchkit."
-)
+@option("--ssh HOST", "Check the peer, too; it needs no patchkit.")
 @_NETDEV
 @_ROOT
 @verbose_option

@@ -10,9 +10,16 @@ from typing import Any
 
 import click
 
-from patchkit.cli import complete
 from patchkit.cli.out import FOLDER, PRESENT_PATH
-from patchkit.cli.render import Lines, Option, Verb, flag, lead_word, note, with_options
+from patchkit.cli.render import (
+    Lines,
+    Verb,
+    flag,
+    lead_word,
+    note,
+    option,
+    with_options,
+)
 from patchkit.runtime.envfile.env_file import locked_versions
 from patchkit.runtime.envfile.header import NODES_MAX
 from patchkit.runtime.host.probe import probe
@@ -23,39 +30,21 @@ from patchkit.target import targets
 TOPOLOGIES = ("auto", "roce", "socket", "ring", "hetero")
 
 
-def _version_option(flag: str, text: str) -> Option:
-    return click.option(
-        flag,
-        metavar="VERSION",
-        default="",
-        help=text,
-    )
-
-
-def _rule_option(flag: str, name: str, text: str) -> Option:
-    return click.option(
-        flag,
-        name,
-        multiple=True,
-        metavar="ID",
-        shell_complete=complete.rules,
-        help=text,
-    )
-
-
-VLLM = _version_option("--vllm", "vLLM version, not the installed one.")
-NCCL = _version_option("--nccl", "NCCL version, not the one that torch loads.")
-TRITON = _version_option("--triton", "Triton version, not the installed one.")
-TARGET = click.option(
+VLLM = option("--vllm VERSION", "vLLM version, not the installed one.", default="")
+NCCL = option(
+    "--nccl VERSION", "NCCL version, not the one that torch loads.", default=""
+)
+TRITON = option(
+    "--triton VERSION", "Triton version, not the installed one.", default=""
+)
+TARGET = option(
     "--target",
+    "Target device, instead of the detected one.",
     type=click.Choice(list(targets())),
-    help="Target device, instead of the detected one.",
 )
-PYTHON = click.option(
-    "--python", metavar="PATH", help="Python that has vLLM; default: this one."
-)
-ROOT = click.option(
-    "--root", type=FOLDER, default=Path("/"), help="A copy that `probe --save` made."
+PYTHON = option("--python PATH", "Python that has vLLM; default: this one.")
+ROOT = option(
+    "--root", "A copy that `probe --save` made.", type=FOLDER, default=Path("/")
 )
 # Options that are fields of NodeOptions.
 _FIELDS = (
@@ -72,44 +61,36 @@ _FIELDS = (
 )
 # Without defaults: a missing value may come from an env file, or is decided.
 _OPTIONS = (
-    click.option(
-        "--role", type=click.Choice(CHOICES["role"]), help="Role of this node."
+    option("--role", "Role of this node.", type=click.Choice(CHOICES["role"])),
+    option(
+        "--nodes", "Number of nodes; default: 2.", type=click.IntRange(1, NODES_MAX)
     ),
-    click.option(
-        "--nodes",
-        type=click.IntRange(1, NODES_MAX),
-        help="Number of nodes; default: 2.",
-    ),
-    click.option(
-        "--head-ip", "head", metavar="A", default="", help="The head's IPv4 address."
-    ),
-    click.option(
+    option("--head-ip A", "head", "The head's IPv4 address.", default=""),
+    option(
         "--topology",
+        "How nodes connect; auto: RoCE, or sockets.",
         type=click.Choice(TOPOLOGIES),
-        help="How nodes connect; auto: RoCE, or sockets.",
     ),
-    click.option(
+    option(
         "--executor",
+        "Program that starts ranks.",
         type=click.Choice(["auto", "mp", "ray"]),
-        help="Program that starts ranks.",
     ),
     VLLM,
     NCCL,
     TRITON,
-    click.option(
-        "--lock", type=PRESENT_PATH, help="Take the versions of this wheelhouse."
-    ),
-    click.option(
+    option("--lock", "Take the versions of this wheelhouse.", type=PRESENT_PATH),
+    option(
         "--quantization",
+        "Quantization of the model.",
         type=click.Choice(CHOICES["quantization"]),
-        help="Quantization of the model.",
     ),
     TARGET,
     PYTHON,
     ROOT,
     flag("--accept-edited", "Accept a --from file that was edited."),
-    _rule_option("--with", "wanted", "Turn an optional rule on."),
-    _rule_option("--without", "unwanted", "Turn a rule off."),
+    option("--with ID", "wanted", "Turn an optional rule on.", multiple=True),
+    option("--without ID", "unwanted", "Turn a rule off.", multiple=True),
 )
 
 

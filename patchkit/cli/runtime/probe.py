@@ -27,6 +27,7 @@ from patchkit.cli.render import (
     Row,
     dashed,
     finding_blocks,
+    option,
     rendered,
 )
 from patchkit.quoting import quoted
@@ -44,10 +45,10 @@ _NO_NETDEV = ("-", "", "", "", "")
 _NO_RDMA = ("-", "-")
 
 
-@click.command("probe")
-@click.option("--root", type=FOLDER, default=LIVE, help="A copy that --save made.")
-@click.option("--save", type=PATH, help="Copy everything read, for a bug report.")
-@click.option("--python", metavar="EXE", help="Python that has vLLM; default: this.")
+@click.command
+@option("--root", "A copy that --save made.", type=FOLDER, default=LIVE)
+@option("--save", "Copy everything read, for a bug report.", type=PATH)
+@option("--python EXE", "Python that has vLLM; default: this.")
 @rendered
 def probe_command(*, root: Path, save: Path | None, python: str | None) -> Blocks:
     """List the facts of this machine: GPU, memory, network, RDMA, cables, software.

@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 
-from patchkit.cli import complete
 from patchkit.cli.out import PATH, dim, next_step, record_fields, style, table, tell
 from patchkit.cli.render import (
     Blocks,
@@ -22,6 +21,7 @@ from patchkit.cli.render import (
     Row,
     flag,
     note,
+    option,
     rendered,
 )
 from patchkit.cli.runtime.node_options import node_options, note_lines
@@ -63,36 +63,22 @@ _FILE_FACTS = (
 )
 
 
-@click.command("serve-args")
-@click.argument("model", required=False, shell_complete=complete.models)
+@click.command
+@click.argument("model", required=False)
 @node_options
-@click.option(
-    "--node-rank", type=click.IntRange(0), metavar="R", help="Rank of this worker."
+@option("--node-rank R", "Rank of this worker.", type=click.IntRange(0))
+@option("--preset", "Preset of another model, or none.")
+@option("--recipe", "YAML recipe of vLLM, eugr or sparkrun.", type=PATH)
+@option("--from", "env_file", "The env file that it runs with.", type=PATH)
+@option(
+    "--listen", "Who may connect; default: this machine.", type=click.Choice(LISTEN)
 )
-@click.option(
-    "--preset",
-    shell_complete=complete.models,
-    help="Preset of another model, or none.",
-)
-@click.option("--recipe", type=PATH, help="YAML recipe of vLLM, eugr or sparkrun.")
-@click.option("--from", "env_file", type=PATH, help="The env file that it runs with.")
-@click.option(
-    "--listen",
-    type=click.Choice(LISTEN),
-    help="Who may connect; default: this machine.",
-)
-@click.option(
-    "--host",
-    "address",
-    metavar="A",
-    help="Address to listen on, instead of --listen.",
-)
-@click.option(
-    "--port",
+@option("--host A", "address", "Address to listen on, instead of --listen.")
+@option(
+    "--port N",
+    "Port of the server; default: 8000.",
     type=click.IntRange(1, 65535),
-    metavar="N",
     default=8000,
-    help="Port of the server; default: 8000.",
 )
 @flag("--explain", "Show the reason of each flag.")
 @flag("--list", "presets", "List the models that have presets.")

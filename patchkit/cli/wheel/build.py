@@ -11,11 +11,10 @@ from typing import Any
 
 import click
 
-from patchkit.cli import complete
 from patchkit.cli.options import Selection, request_options, target_option
 from patchkit.cli.out import PRESENT_PATH, tell
 from patchkit.cli.progress import progress
-from patchkit.cli.render import Blocks, VerbGroup, lead_word, note, rendered
+from patchkit.cli.render import Blocks, VerbGroup, lead_word, note, option, rendered
 from patchkit.cli.wheel.build_options import (
     BuildReport,
     build_options,
@@ -58,27 +57,18 @@ def build_command() -> None:
 
 
 @build_command.command("nccl")
-@click.option(
-    "--version",
-    shell_complete=complete.complete_kind("nccl"),
-    metavar="X.Y.Z",
-    help="Release; default: the one that torch pins.",
+@option(
+    "--version X.Y.Z",
+    "Release; default: the one that torch pins.",
 )
-@click.option(
-    "--src", "source", metavar="SOURCE", help="Folder, archive or git commit."
-)
-@click.option("--sha256", metavar="HEX", help="Expected SHA-256 of an unknown archive.")
+@option("--src SOURCE", "source", "Folder, archive or git commit.")
+@option("--sha256 HEX", "Expected SHA-256 of an unknown archive.")
 @target_option
-@click.option(
-    "--functions",
-    default="",
-    metavar="TEXT",
-    help="Build only these kernels, for tests.",
-)
-@click.option(
+@option("--functions TEXT", "Build only these kernels, for tests.", default="")
+@option(
     "--cuda",
+    "CUDA of nvcc; default: the target's.",
     type=click.Choice([row.cuda for row in toolkits()]),
-    help="CUDA of nvcc; default: the target's.",
 )
 @build_options
 @rendered
@@ -181,29 +171,20 @@ def _nccl_source(version: str | None, source: str | None, house: Path) -> str:
 
 
 @build_command.command("vllm")
-@click.option(
-    "--version",
-    shell_complete=complete.complete_kind("vllm"),
-    metavar="X.Y.Z",
-    help="Release; default: the newest known one.",
+@option(
+    "--version X.Y.Z",
+    "Release; default: the newest known one.",
 )
-@click.option(
-    "--src", "folder", metavar="SOURCE", help="Folder or sdist, instead of a release."
-)
+@option("--src SOURCE", "folder", "Folder or sdist, instead of a release.")
 @request_options
-@click.option(
-    "--source",
+@option(
+    "--source NAME=WHAT",
     "sources",
+    "Source of a project: folder, archive, commit.",
     multiple=True,
-    metavar="NAME=WHAT",
-    help="Source of a project: folder, archive, commit.",
 )
-@click.option(
-    "--requirements", type=PRESENT_PATH, help="Lock of the build's environment."
-)
-@click.option(
-    "--extensions", default="", metavar="A,B", help="Build only these, for tests."
-)
+@option("--requirements", "Lock of the build's environment.", type=PRESENT_PATH)
+@option("--extensions A,B", "Build only these, for tests.", default="")
 @build_options
 @rendered
 def build_vllm_wheel(

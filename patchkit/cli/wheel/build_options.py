@@ -29,6 +29,7 @@ from patchkit.cli.render import (
     finding_blocks,
     flag,
     note,
+    option,
     with_options,
 )
 from patchkit.finding import worst
@@ -39,22 +40,18 @@ from patchkit.wheel.build.toolchain import MACHINES, Toolchain
 from patchkit.wheel.file.wheelfile import ANY, wheel_name
 from patchkit.wheel.wheelhouse.contents import add_wheel, load_manifest
 
-cpu_option = click.option(
-    "--cpu", type=click.Choice(MACHINES), help="CPU; default: the target's."
-)
-house_option = click.option(
+cpu_option = option("--cpu", "CPU; default: the target's.", type=click.Choice(MACHINES))
+house_option = option(
     "--dir",
     "house",
+    "Folder of wheels.",
     type=PATH,
     default="wheelhouse",
     show_default=True,
-    help="Folder of wheels.",
 )
 build_options = with_options(
     cpu_option,
-    click.option(
-        "--jobs", type=click.IntRange(min=1), metavar="N", help="Compilers at once."
-    ),
+    option("--jobs N", "Compilers at once.", type=click.IntRange(min=1)),
     flag("--fresh", "Do not resume an interrupted build."),
     offline_option,
     house_option,

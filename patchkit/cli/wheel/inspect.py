@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from patchkit.cli.out import Shown, bold, dim, style
-from patchkit.cli.render import Blocks, Record, flag, lead_word, rendered
+from patchkit.cli.render import Blocks, Record, flag, lead_word, option, rendered
 from patchkit.errors import UsageError
 from patchkit.extras import BASE, require_libraries
 from patchkit.runtime.python.libnccl import NcclCopy, NcclReport, find_loaded_nccl
@@ -18,20 +18,18 @@ from patchkit.runtime.python.startup import Choice
 from patchkit.target import DEFAULT_TARGET, targets
 
 
-@click.command("inspect")
+@click.command
 @click.argument(
     "file", metavar="[FILE]", required=False, type=click.Path(path_type=Path)
 )
-@click.option(
+@option(
     "--target",
+    f"Device to judge for; default: {DEFAULT_TARGET}.",
     type=click.Choice(list(targets())),
     default=DEFAULT_TARGET,
-    help=f"Device to judge for; default: {DEFAULT_TARGET}.",
 )
 @flag("--loaded", "of_python", "Show which libnccl torch and vLLM load.")
-@click.option(
-    "--python", default=sys.executable, metavar="EXE", help="Python that has torch."
-)
+@option("--python EXE", "Python that has torch.", default=sys.executable)
 @rendered
 def inspect_command(
     file: Path | None, *, target: str, of_python: bool, python: str

@@ -20,6 +20,7 @@ from patchkit.cli.render import (
     counted_noun,
     flag,
     note,
+    option,
     rendered,
 )
 from patchkit.target import DEFAULT_TARGET, Target, targets
@@ -31,23 +32,21 @@ from patchkit.wheel.native.make import NativeLibrary
 from patchkit.wheel.native.new_wheel import write_native_library, write_native_wheel
 
 
-@click.command("native")
+@click.command
 @click.argument(
     "path", metavar="WHEEL|LIBRARY|ENVIRONMENT", type=click.Path(path_type=Path)
 )
-@click.option(
+@option(
     "--target",
     "name",
+    f"Device to compile for; default: {DEFAULT_TARGET}.",
     type=click.Choice(list(targets())),
     default=DEFAULT_TARGET,
-    help=f"Device to compile for; default: {DEFAULT_TARGET}.",
 )
 @flag("--write", "Assemble it: in place, or as a new file.")
 @flag("--revert", "Put an environment's own libraries back.")
 @flag("--force", "Revert edited or damaged files, too.")
-@click.option(
-    "-o", "--output", type=PATH, default=Path(), help="Folder of the new file."
-)
+@option("-o", "--output", "Folder of the new file.", type=PATH, default=Path())
 @offline_option
 @rendered
 def native_command(

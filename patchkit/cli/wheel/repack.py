@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from patchkit.cli import complete
 from patchkit.cli.options import (
     Selection,
     choose_sandbox,
@@ -28,6 +27,7 @@ from patchkit.cli.render import (
     Row,
     flag,
     note,
+    option,
     rendered,
     verbose_option,
 )
@@ -55,15 +55,13 @@ _USES: Mapping[Use, Mapping[str, Any]] = {
 }
 
 
-@click.command("repack")
-@click.argument(
-    "wheel", metavar="vllm==X.Y.Z|WHEEL", shell_complete=complete.sources("vllm")
-)
+@click.command
+@click.argument("wheel", metavar="vllm==X.Y.Z|WHEEL")
 @cpu_option
 @request_options
 @flag("--native", "Compile the code for the device now.")
 @flag("--keep-libraries", "With --native: keep those of other devices.")
-@click.option("--sha256", metavar="HEX", help="SHA-256 of a wheel that is not locked.")
+@option("--sha256 HEX", "SHA-256 of a wheel that is not locked.")
 @offline_option
 @trust_source
 @house_option

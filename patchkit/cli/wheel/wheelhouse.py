@@ -40,6 +40,7 @@ from patchkit.cli.render import (
     flag,
     lead_word,
     note,
+    option,
     rendered,
     verbose_option,
 )
@@ -128,7 +129,7 @@ def _entry_row(entry: ManifestEntry) -> Row:
 
 @wheelhouse_command.command("prune")
 @house_option
-@click.option("--drop", multiple=True, help="Also remove this file, project or pin.")
+@option("--drop", "Also remove this file, project or pin.", multiple=True)
 @dry_run_option
 @flag("--force", "Set a damaged journal aside.")
 @rendered
@@ -160,25 +161,10 @@ def prune_wheels(
 
 @wheelhouse_command.command("fill")
 @house_option
-@click.option(
-    "--python-version",
-    "python",
-    metavar="X.Y",
-    help="Python of the nodes; default: the target's.",
-)
-@click.option(
-    "--with",
-    "also",
-    multiple=True,
-    metavar="PIN",
-    help='Also lock this, such as "ray==2.5".',
-)
-@click.option(
-    "--find-links",
-    "folders",
-    multiple=True,
-    type=FOLDER,
-    help="Another folder of wheels.",
+@option("--python-version X.Y", "python", "Python of the nodes; default: the target's.")
+@option("--with PIN", "also", 'Also lock this, such as "ray==2.5".', multiple=True)
+@option(
+    "--find-links", "folders", "Another folder of wheels.", multiple=True, type=FOLDER
 )
 @flag("--offline", "Use only folders of wheels, no index.")
 @flag("--lock-only", "Only lock; the nodes download.")
@@ -259,8 +245,8 @@ def _install_step(house: Path, node: NodePlatform, options: Sequence[str]) -> Sh
 
 @wheelhouse_command.command("override")
 @click.argument("pin", metavar="[PROJECT==VERSION]", required=False)
-@click.option("--reason", default="", metavar="TEXT", help="Why, in one line.")
-@click.option("--remove", metavar="PROJECT", help="Remove the override of a project.")
+@option("--reason TEXT", "Why, in one line.", default="")
+@option("--remove PROJECT", "Remove the override of a project.")
 @house_option
 @rendered
 def override_pin(
@@ -354,7 +340,7 @@ def _override_lines(overrides: Iterable[Override]) -> Lines:
         yield dim("  install with --no-deps; `pip check` names it")
 
 
-@click.command("verify")
+@click.command
 @click.argument("house", metavar="[WHEELHOUSE]", default=Path("wheelhouse"), type=PATH)
 @rendered
 def verify_command(house: Path) -> Blocks:

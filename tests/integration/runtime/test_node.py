@@ -15,7 +15,6 @@ from support import hosts, run_program, write_files
 REPOSITORY = Path(__file__).parents[3]
 OF_A_NODE = [
     "check",
-    "completion",
     "doctor",
     "env",
     "inspect",

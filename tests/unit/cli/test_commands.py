@@ -145,7 +145,7 @@ def test_every_command_that_is_named_is_one_that_the_cli_takes():
     assert not wrong, "\n".join(wrong)
 
 
-def test_every_verb_takes_json_but_the_one_that_prints_a_script():
+def test_every_verb_takes_json():
     found = dict(runnable())
     without = {
         words
@@ -153,7 +153,7 @@ def test_every_verb_takes_json_but_the_one_that_prints_a_script():
         if not any("--json" in option.opts for option in command.params)
     }
     assert {("apply",), ("env",), ("env", "explain"), ("net", "plan")} <= found.keys()
-    assert without == {("completion",)}
+    assert not without
 
 
 def test_the_loop_over_models_runs_as_pasted():
