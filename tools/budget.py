@@ -1,8 +1,9 @@
-"""Count what each room weighs, and hold names and pages against tools/budget.toml.
+"""Count what each room weighs, and hold code, names and pages against tools/budget.toml.
 
-    python -m tools.budget [--names ROOM]
+    python -m tools.budget [--names ROOM | --worst COUNT]
 
-``--names`` lists a room's functions that other modules name alike, and its small helpers.
+``--names`` lists a room's functions that other modules name alike, ``--worst`` the functions
+that decide most.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tools.readability import Counts, count_modules
+
 HOME = Path(__file__).parents[1]
 _WINGS = ("source", "wheel", "runtime", "cluster", "doctor", "cli")
 _FOLDERS = {
@@ -27,19 +30,17 @@ _FOLDERS = {
 }
 # <!-- table: COMMAND --> … <!-- /table -->, <!-- recorded --> … <!-- end -->
 _WRITTEN = re.compile(r"<!-- ([a-z]+)(?::.*)? -->\n(?s:.*?)<!-- (?:/\1|end) -->")
-_SMALL = 6  # lines of a helper that might as well stand where it is called
 
 
 @dataclass(frozen=True)
 class Module:
-    """A module with its room, its lines, and the names of its functions."""
+    """A module with its room, its code tokens, and the names of its functions."""
 
     path: Path
     room: str
-    lines: int
+    tokens: int
     functions: tuple[str, ...]
     top_functions: tuple[str, ...]  # without methods and inner functions
-    small_helpers: tuple[str, ...]
 
 
 def limits() -> dict[str, Any]:
@@ -63,14 +64,6 @@ def _is_ours(path: Path) -> bool:
     )
 
 
-def count_lines(folder: str) -> int:
-    """Return the lines of Python in a folder."""
-    return sum(
-        len(path.read_text(encoding="utf-8").splitlines())
-        for path in python_files(folder)
-    )
-
-
 def page_figures() -> dict[str, int]:
     """Return the pages below docs/ and their words, without what a tool writes between marks."""
     pages = [path.read_text(encoding="utf-8") for path in (HOME / "docs").glob("*.md")]
@@ -89,37 +82,47 @@ def _read(path: Path) -> Module:
     tree = ast.parse(text)
     parts = path.relative_to(HOME).parts
     room = "recipes" if parts[0] == "recipes" else _FOLDERS.get(parts[1], "ground")
-    uses = Counter(
-        node.id if isinstance(node, ast.Name) else node.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Name | ast.Attribute)
-    )
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     top = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    small = (
-        node.name
-        for node in functions
-        if node.name.startswith("_")
-        and not node.name.startswith("__")
-        and (node.end_lineno or 0) - node.lineno < _SMALL
-        and uses[node.name] == 1
-    )
     return Module(
         path.relative_to(HOME),
         room,
-        len(text.splitlines()),
+        count_modules([path], HOME).tokens,
         tuple(node.name for node in functions),
         tuple(node.name for node in top),
-        tuple(small),
     )
 
 
-def room_lines() -> dict[str, int]:
-    """Return the lines of each room."""
-    lines: Counter[str] = Counter()
+def room_weights() -> dict[str, int]:
+    """Return the code tokens of each room."""
+    weights: Counter[str] = Counter()
     for module in modules():
-        lines[module.room] += module.lines
-    return dict(lines)
+        weights[module.room] += module.tokens
+    return dict(weights)
+
+
+@cache
+def counted(*folders: str) -> Counts:
+    """Return what is counted in the Python files of these folders."""
+    return count_modules(python_files(*folders), HOME)
+
+
+def air_figures(*folders: str) -> dict[str, float]:
+    """Return the figures of [air] for these folders."""
+    return counted(*folders).figures(limits()["names"]["pronouns"].split())
+
+
+def worsened(figures: dict[str, float], table: dict[str, Any]) -> dict[str, float]:
+    """Return the figures that are worse than the ratchet of [air] allows."""
+    worse = {}
+    for name, row in table.items():
+        if row.get("least"):
+            is_within = figures[name] >= min(row["aim"], row.get("last", row["aim"]))
+        else:
+            is_within = figures[name] <= max(row["aim"], row.get("last", row["aim"]))
+        if not is_within:
+            worse[name] = figures[name]
+    return worse
 
 
 def shared_names() -> dict[str, list[Path]]:
@@ -146,42 +149,46 @@ def name_figures() -> dict[str, float]:
 
 
 def _print_names(room: str) -> None:
-    mine = [module for module in modules() if module.room == room]
-    lines = sum(module.lines for module in mine)
-    functions = sum(len(module.functions) for module in mine)
-    small = sum(len(module.small_helpers) for module in mine)
-    paths = {module.path for module in mine}
+    paths = {module.path for module in modules() if module.room == room}
     for name, places in shared_names().items():
         if paths & set(places):
             print(f"{name}: {', '.join(map(str, places))}")
-    for module in mine:
-        if module.small_helpers:
-            print(
-                f"small, one caller: {module.path}: {', '.join(module.small_helpers)}"
-            )
-    per = [f"{1000 * count / lines:.1f}" for count in (functions, small)]
-    print(f"{lines} lines, per 1,000: {per[0]} functions, {per[1]} small helpers")
+
+
+def _print_worst(count: int) -> None:
+    functions = counted("patchkit", "recipes").functions
+    functions.sort(key=lambda function: -function.decisions)
+    for function in functions[:count]:
+        print(f"{function.decisions:4}  {function.place}")
+
+
+def _print_figures() -> None:
+    weights = room_weights()
+    for room, tokens in sorted(weights.items(), key=lambda item: -item[1]):
+        print(f"{room:12}{tokens:9,}")
+
+    table = limits()["air"]
+    ours = air_figures("patchkit", "recipes")
+    rest = air_figures("tests", "tools", "benchmarks")
+    print(f"\n{'':12}{'code':>9}{'aim':>9}{'tests, tools':>14}")
+    for name, row in table.items():
+        print(f"{name:12}{ours[name]:>9,}{row['aim']:>9,}{rest[name]:>14,}")
+
+    print()
+    for name, figure in {**name_figures(), **page_figures()}.items():
+        limit = {**limits()["names"], **limits()["docs"]}.get(name, "-")
+        print(f"{name:12}{figure:>9,}{limit:>9}")
 
 
 def main(arguments: list[str]) -> None:
-    """Print what rooms weigh and figures beside their limits, or a room's names."""
-    if arguments[:1] == ["--names"]:
-        _print_names(arguments[1])
-        return
-    rooms = room_lines()
-    weights = {
-        **rooms,
-        "all": sum(rooms.values()),
-        "tests": count_lines("tests"),
-        "tools": count_lines("tools"),
-    }
-    for name, lines in weights.items():
-        print(f"{name:14} {lines:>9} lines")
-
-    for table, figures in (("names", name_figures()), ("docs", page_figures())):
-        for name, limit in limits()[table].items():
-            over = "" if figures[name] <= limit else "  over"
-            print(f"{name:14} {figures[name]:>9} of {limit:>6}{over}")
+    """Print figures beside their limits, a room's names, or the functions that decide most."""
+    match arguments:
+        case ["--names", room]:
+            _print_names(room)
+        case ["--worst", count]:
+            _print_worst(int(count))
+        case _:
+            _print_figures()
 
 
 if __name__ == "__main__":
