@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import stat
-from collections.abc import Iterator
 from pathlib import Path, PurePath
 
 from patchkit.reading import read_text
@@ -44,6 +43,9 @@ _UNIT_VARIABLES = ("Environment", "DefaultEnvironment", "PassEnvironment")
 _UNIT_COMMAND = re.compile(r"Exec\w*=[-@:+!|]*")
 
 _CONTINUATION = "\\\n"
+# An instruction with the lines in which it goes on; comments and empty lines among them.
+_INSTRUCTION = re.compile(r"(?:.*\\\n)*.*\n?")
+_INNER_LINES = re.compile(r"(?<=\\\n)(?:[ \t]*(?:#.*)?\n)+")
 _EXEC_FORM = re.compile(
     r"(?P<head>\s*(?:CMD|ENTRYPOINT)\s+)(?P<words>\[.*\])\s*", re.IGNORECASE | re.DOTALL
 )
@@ -66,17 +68,6 @@ def read_content(text: str, where: str) -> FileContent:
     """Return what a file of this name says literally; what cannot be read is a problem of it."""
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     content = FileContent(kind_of(text, where))
-
-    try:
-        _read_by_kind(text, content)
-    except RecursionError:
-        problem = "it is nested too deeply"
-        content.problems.append(build_finding("not-yaml", 1, problem=problem))
-
-    return content
-
-
-def _read_by_kind(text: str, content: FileContent) -> None:
     readers = {
         DOCKERFILE: _read_dockerfile,
         UNIT: _read_systemd_unit,
@@ -94,6 +85,8 @@ def _read_by_kind(text: str, content: FileContent) -> None:
         # An env file of more than assignments is sourced, with set -a.
         exports_all = content.kind == ENV
         CommandReader(content, exports_all=exports_all).read_script(text)
+
+    return content
 
 
 def kind_of(text: str, where: str) -> str:
@@ -164,9 +157,12 @@ def _read_dockerfile(text: str, content: FileContent) -> None:
     place = Place()
     entrypoint: list[Word] = []
 
-    instructions = map(_spell_exec_form, _split_instructions(text))
+    text = re.sub(r"(?m)[ \t]+$", "", text)
+    # Comments and empty lines do not end an instruction that goes on below.
+    text = _INNER_LINES.sub(lambda lines: _CONTINUATION * lines[0].count("\n"), text)
+    instructions = map(_spell_exec_form, _INSTRUCTION.findall(text))
 
-    for statement in split_statements("\n".join(instructions)):
+    for statement in split_statements("".join(instructions)):
         first, *words = statement.words
         name = first.text.upper()
 
@@ -178,37 +174,16 @@ def _read_dockerfile(text: str, content: FileContent) -> None:
                     content.images.append(Image(place.image, first.line, place.block))
                 entrypoint = []
             case "ENV" | "ARG":
-                pairs = _join_value(words)
-                reader.set_variables(pairs, place.block, is_private=name == "ARG")
+                if len(words) > 1 and "=" not in words[0].text:  # NAME several words
+                    value = " ".join(word.text for word in words[1:])
+                    words = [Word(f"{words[0].text}={value}", words[0].line)]
+                reader.set_variables(words, place.block, is_private=name == "ARG")
             case "ENTRYPOINT":
                 entrypoint = words
                 reader.read_entry(words, place, has_entry=True)
             case "CMD":
                 has_entry = bool(entrypoint)
                 reader.read_entry([*entrypoint, *words], place, has_entry=has_entry)
-
-
-def _join_value(words: list[Word]) -> list[Word]:
-    """Return ``ENV NAME several words`` as one word NAME=value; other words as they are."""
-    if len(words) < 2 or "=" in words[0].text:
-        return words
-
-    name, *values = (word.text for word in words)
-    return [Word(f"{name}={' '.join(values)}", words[0].line)]
-
-
-def _split_instructions(text: str) -> Iterator[str]:
-    """Yield each instruction of a Dockerfile, with the lines in which it goes on."""
-    lines: list[str] = []
-    for line in text.split("\n"):
-        if lines and not lines[-1].endswith("\\"):
-            yield "\n".join(lines)
-            lines = []
-        # Comments and empty lines do not end an instruction that goes on below.
-        is_skipped = lines and re.match(r"\s*(#|$)", line)
-        lines.append("\\" if is_skipped else line.rstrip())
-
-    yield "\n".join(lines)
 
 
 def _spell_exec_form(instruction: str) -> str:
@@ -228,4 +203,4 @@ def _spell_exec_form(instruction: str) -> str:
     # A script in a word stays in its line.
     command = shlex.join(word.replace("\n", ";") for word in words)
     blank_lines = f" {_CONTINUATION}" * instruction.count(_CONTINUATION)
-    return form["head"] + command + blank_lines
+    return f"{form['head']}{command}{blank_lines}\n"

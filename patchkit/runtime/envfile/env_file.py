@@ -81,41 +81,31 @@ def parse_env_file(text: str, where: str, *, accept_edited: bool = False) -> Env
         command = quoted("patchkit", "check", Path(where))
         raise refusal("edited", file=where, command=command)
 
-    _check_facts(facts, where)
+    problems = fact_problems(facts)
+    if problems:
+        shown = "; ".join(
+            f"{name}={facts[name][:_SHOWN]}: {name} {problem}"
+            for name, problem in problems.items()
+        )
+        raise refusal("wrong-facts", file=where, facts=shown)
 
     kind = Format(facts.get("format", Format.ENV))
     variables = parse_assignments(kind, text, where)
     user_names = facts.get("set", "").split(",")
+    lines = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        if match := _SETS.match(line):
+            lines[match["name"]] = number
+
     return EnvFile(
         where=where,
         role=facts["role"],
         facts=facts,
         variables=variables,
-        lines=_number_variables(text),
+        lines=lines,
         edited=is_edited,
         extra={name: variables[name] for name in variables if name in user_names},
     )
-
-
-def _check_facts(facts: Mapping[str, str], where: str) -> None:
-    problems = [
-        f"{name}={facts[name][:_SHOWN]}: {name} {problem}"
-        for name, problem in fact_problems(facts).items()
-    ]
-
-    if problems:
-        raise refusal("wrong-facts", file=where, facts="; ".join(problems))
-
-
-def _number_variables(text: str) -> dict[str, int]:
-    """Return variable → the last line that sets it."""
-    lines = {}
-
-    for number, line in enumerate(text.split("\n"), 1):
-        if match := _SETS.match(line):
-            lines[match["name"]] = number
-
-    return lines
 
 
 def read_head(path: Path, role: str, *, accept_edited: bool = False) -> EnvFile:
