@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Interface, IPv4Network
-from itertools import chain, groupby
+from itertools import chain
 from operator import attrgetter
 
 from patchkit.errors import PatchkitError
@@ -141,14 +141,14 @@ def find_cages(host: Host, *, cabled: bool = False) -> Cages:
 
     ``cabled`` selects the cages with a link on at least one of their twins.
     """
-    halves = [netdev for netdev in host.netdevs if netdev.cage is not None]
+    halves = sorted(host.netdevs, key=attrgetter("pci", "name"))
+    numbers = {half.cage for half in halves if half.cage is not None}
     if cabled:
-        halves = [half for half in halves if half.cage in host.cabled]
-    halves.sort(key=attrgetter("cage", "pci", "name"))
+        numbers.intersection_update(host.cabled)
 
     cages: dict[int | None, tuple[Netdev, ...]] = {}
-    for number, twins in groupby(halves, key=attrgetter("cage")):
-        cages[number] = tuple(twins)
+    for number in sorted(numbers):
+        cages[number] = tuple(half for half in halves if half.cage == number)
     return cages
 
 

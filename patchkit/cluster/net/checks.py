@@ -52,7 +52,6 @@ def net_finding(
 
 
 check_fine = partial(net_finding, Level.OK)
-check_noted = partial(net_finding, Level.NOTE)
 check_unknown = partial(net_finding, Level.UNKNOWN)
 
 
@@ -109,7 +108,7 @@ def plan_remarks(host: Host, plan: NetPlan) -> Iterator[Finding]:
         yield remark
 
     if plan.topology == "ring":
-        yield check_noted("this ring", "cabling", _TRIANGLE)
+        yield net_finding(Level.NOTE, "this ring", "cabling", _TRIANGLE)
 
     for line in plan.lines:
         is_kept = line.action == "keep" and line.addresses
@@ -292,9 +291,6 @@ def pair_checks(host: Host, cages: Cages, peer: Host) -> Iterator[Finding]:
         state = "there is no address to compare"
         yield judge_check(False, "both ends", "networks", state)
 
-    twins = _name_twins(ends)
-    peer_twins = _name_twins(peer_ends)
-
     for pair in shared:
         where = f"{pair.netdev.name} {pair.network}"
         names = _join_names(pair.peers) or "no interface"
@@ -307,7 +303,7 @@ def pair_checks(host: Host, cages: Cages, peer: Host) -> Iterator[Finding]:
             plan=NetPlanOptions(network=pair.network).command_line(),
         )
         if is_one:
-            yield from _compare_ends(pair, where, twins, peer_twins)
+            yield from _compare_ends(host, peer, pair, where)
 
     if len(_find_used(ends)) > 1 and len(_find_used(peer_ends)) > 1:
         yield from _check_ring(shared)
@@ -343,30 +339,29 @@ def _with_masters(host: Host, cages: Cages) -> Cages:
     return cages
 
 
-def _name_twins(cages: Cages) -> dict[str, str]:
-    """Return netdev → A or B, for the two halves of each cage."""
-    letters = {}
-    for twins in cages.values():
-        for netdev, letter in zip(twins, "AB", strict=False):
-            letters[netdev.name] = letter
-    return letters
+def _twin_letter(host: Host, netdev: Netdev) -> str:
+    """Return A or B, for the two halves of a cage, "" for another netdev."""
+    twin = host.netdev(netdev.twin)
+    if twin is None:
+        return ""
+    return "A" if netdev.pci < twin.pci else "B"
 
 
 def _compare_ends(
+    host: Host,
+    peer: Host,
     pair: _SharedNetwork,
     where: str,
-    twins: dict[str, str],
-    peer_twins: dict[str, str],
 ) -> Iterator[Finding]:
     """Yield how two interfaces of one network compare."""
     netdev = pair.netdev
-    peer = pair.peers[0]
-    state = f"{netdev.mtu} here, {peer.mtu} at the peer's {peer.name}"
-    yield judge_check(netdev.mtu == peer.mtu, where, "equal MTU", state)
+    end = pair.peers[0]
+    state = f"{netdev.mtu} here, {end.mtu} at the peer's {end.name}"
+    yield judge_check(netdev.mtu == end.mtu, where, "equal MTU", state)
 
-    names = f"{netdev.name} and {peer.name}"
-    twin = twins.get(netdev.name, "")
-    peer_twin = peer_twins.get(peer.name, "")
+    names = f"{netdev.name} and {end.name}"
+    twin = _twin_letter(host, netdev)
+    peer_twin = _twin_letter(peer, end)
     if peer_twin:
         state = f"{twin} here, {peer_twin} there"
         yield judge_check(twin == peer_twin, names, "same twin", state)

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from patchkit.cluster.ssh.answer import (
     COMMAND,
@@ -208,16 +208,10 @@ def run_on_all(nodes: Sequence[N], work: Callable[[N], R]) -> list[R | PatchkitE
 
 def require_all(results: Sequence[R | PatchkitError]) -> list[R]:
     """Return the results if there is no error. Raises the first error, which names the others."""
-    values: list[R] = []
-    errors: list[PatchkitError] = []
-    for result in results:
-        if isinstance(result, PatchkitError):
-            errors.append(result)
-        else:
-            values.append(result)
-
+    errors = [result for result in results if isinstance(result, PatchkitError)]
     if not errors:
-        return values
+        return cast("list[R]", list(results))
+
     error = errors[0]
     texts = dict.fromkeys(error.what for error in errors)
     raise type(error)("\nand ".join(texts), why=error.why, hint=error.hint)
