@@ -7,7 +7,6 @@ parts together, so that a placeholder means the same in each file.
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import json
 import os
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from patchkit.digests import digest
 from patchkit.doctor.private_names import PrivateNames
 from patchkit.doctor.redaction import Redactor
 from patchkit.durable.atomic import replacing
@@ -75,39 +75,33 @@ def pack_archive(
     files = {}
     for log, text in clean.logs.items():
         if text:
-            files[f"logs/{log}.txt"] = text
-
+            files[f"logs/{log}.txt"] = text.encode("utf-8", "replace")
     files[f"{name}.json"] = _as_json(clean.content)
-    files["summary.txt"] = "".join(f"{line}\n" for line in summary)
-
-    digests = {}
-    for file, text in files.items():
-        data = text.encode("utf-8", "replace")
-        digests[file] = hashlib.sha256(data).hexdigest()
+    lines = "".join(f"{line}\n" for line in summary)
+    files["summary.txt"] = lines.encode("utf-8", "replace")
 
     manifest = {
         "note": _NOTE,
         "taken_out": clean.counts,
-        "sha256": digests,
+        "sha256": {file: digest(data) for file, data in files.items()},
     }
     files["manifest.json"] = _as_json(manifest)
     return _pack_files(files)
 
 
-def _as_json(content: object) -> str:
+def _as_json(content: object) -> bytes:
     text = json.dumps(content, indent=1, ensure_ascii=False, sort_keys=True)
-    return f"{text}\n"
+    return f"{text}\n".encode("utf-8", "replace")
 
 
-def _pack_files(files: Mapping[str, str]) -> bytes:
+def _pack_files(files: Mapping[str, bytes]) -> bytes:
     packed = io.BytesIO()
     with tarfile.open(
         fileobj=packed,
         mode="w",
         format=tarfile.USTAR_FORMAT,
     ) as archive:
-        for name, text in sorted(files.items()):
-            data = text.encode("utf-8", "replace")
+        for name, data in sorted(files.items()):
             member = tarfile.TarInfo(name)
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from ipaddress import IPv4Network
 from urllib.parse import urlsplit
@@ -105,20 +105,19 @@ def examine_cluster(
     answers = _ask_server(cluster, head, url)
 
     judged = list(reports)
-    if isinstance(answers, ServerAnswers):
-        port_in_use = urlsplit(url).port
-        judged[0] = _add_server(head, answers, port_in_use, len(reports))
+    of_server: Iterable[Finding]
+    if isinstance(answers, PatchkitError):
+        of_server = [unchecked("server", head.node, answers.what)]
+    else:
+        answers = replace(answers, url=url)
+        judged[0] = _add_server(head, answers, len(reports))
+        of_server = _server_findings(head, answers, is_named=port > 0)
 
     findings = cluster_findings(cluster.file, judged)
     if is_local and not head.placed:
         findings = [_as_needed_by_up(finding) for finding in findings]
 
-    if isinstance(answers, PatchkitError):
-        findings.append(unchecked("server", head.node, answers.what))
-    else:
-        answers = replace(answers, url=url)
-        findings += _server_findings(head, answers, is_named=port > 0)
-
+    findings += of_server
     if gpu:
         findings += try_gpus(reports)
 
@@ -143,21 +142,20 @@ def _ask_server(
     if head.silence:
         return head.silence
 
-    def ask(node: Remote) -> ServerAnswers:
-        return node.call(
+    try:
+        return cluster.head.call(
             ServerAnswers,
             ask_server,
             url=url,
             cluster=cluster.file.name,
         )
-
-    return run_on_all([cluster.head], ask)[0]
+    except PatchkitError as error:
+        return error
 
 
 def _add_server(
     head: NodeReport,
     answers: ServerAnswers,
-    port: int | None,
     nodes: int,
 ) -> NodeReport:
     """Return the head's report with a description of what answers at the server's port."""
@@ -166,6 +164,7 @@ def _add_server(
         return replace(head, serving=describe_server(answers))
 
     # The listener at vLLM's port is the server, whoever started it.
+    port = urlsplit(answers.url).port
     listeners = [listener for listener in head.listeners if listener.port != port]
     return replace(head, listeners=tuple(listeners))
 
@@ -428,22 +427,10 @@ def _meet_others(
     reports: Sequence[NodeReport],
 ) -> list[NodeReport]:
     """Return the reports with what each node finds of the others, and of its models."""
-    head = reports[0]
-    workers = cluster.file.node[1:]
-    links = [
-        [worker.from_head, report.address]
-        for worker, report in zip(workers, reports[1:], strict=True)
-    ]
-
-    models = _model_folders(cluster.file, head)
 
     def meet(pair: tuple[Remote, NodeReport]) -> NodeReport:
         node, report = pair
-        if report.silence:
-            return report
-        if report is head:
-            return _meet(node, report, reports[1:], models, links)
-        return _meet(node, report, reports[:1], models, None)
+        return report if report.silence else _meet(cluster.file, node, report, reports)
 
     met = []
     pairs = list(zip(cluster.nodes, reports, strict=True))
@@ -456,10 +443,16 @@ def _meet_others(
     return met
 
 
-def _model_folders(file: ClusterFile, head: NodeReport) -> list[str]:
+def _model_folders(
+    file: ClusterFile,
+    head: NodeReport,
+    report: NodeReport,
+) -> list[str]:
     """Return the folder of the model that the head serves, else those of all pinned models."""
     if head.placed and head.placed.folder:
-        return [head.placed.folder]
+        # Each node has the model where its own rank was told to look.
+        placed = report.placed or head.placed
+        return [placed.folder or head.placed.folder]
 
     folders = []
     for repo, commit in file.models.items():
@@ -469,48 +462,45 @@ def _model_folders(file: ClusterFile, head: NodeReport) -> list[str]:
 
 
 def _meet(
+    file: ClusterFile,
     node: Remote,
     report: NodeReport,
-    peers: Sequence[NodeReport],
-    models: Sequence[str],
-    links: Sequence[Sequence[str]] | None,
+    reports: Sequence[NodeReport],
 ) -> NodeReport:
-    """Have a node try the ways to its peers and read models; a head also tries ssh ``links``."""
-    names = []
-    addresses = []
-    for peer in peers:
-        peer_addresses = _cable_addresses(report, peer)
-        names += [peer.node] * len(peer_addresses)
-        addresses += peer_addresses
+    """Have a node try the ways to its peers and read models; the head tries ssh as well."""
+    head = reports[0]
+    workers = reports[1:]
+    is_head = report is head
+    links = []
+    if is_head:
+        entries = zip(file.node[1:], workers, strict=True)
+        links = [[entry.from_head, worker.address] for entry, worker in entries]
 
-    # Each node has the model where its own rank was told to look.
-    if models and report.placed and report.placed.folder:
-        models = [report.placed.folder, *models[1:]]
+    targets = []
+    for peer in workers if is_head else [head]:
+        addresses = _cable_addresses(report, peer)
+        targets += [(peer.node, address) for address in addresses]
 
     sent = node.call(
         _SentAnswer,
         node_facts.meet,
-        addresses=addresses,
-        peers=links or [],
-        models=models,
+        addresses=[address for _peer, address in targets],
+        peers=links,
+        models=_model_folders(file, head, report),
     )
 
     ways = None
-    if sent.ways is not None and len(sent.ways) == len(addresses):
+    if sent.ways is not None and len(sent.ways) == len(targets):
         # The address is the requested one, whatever the answer says.
-        requested = map(_set_address, sent.ways, addresses)
-        ways = tuple(zip(names, requested, strict=True))
+        pairs = zip(targets, sent.ways, strict=True)
+        ways = tuple((peer, replace(way, address=to)) for (peer, to), way in pairs)
     return replace(
         report,
         models=sent.models,
-        links=None if links is None else sent.links,
+        links=sent.links if is_head else None,
         ways=ways,
         missing={**report.missing, **sent.missing(report.node)},
     )
-
-
-def _set_address(way: Way, address: str) -> Way:
-    return replace(way, address=address)
 
 
 def _cable_addresses(report: NodeReport, peer: NodeReport) -> list[str]:

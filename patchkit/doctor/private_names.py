@@ -10,6 +10,7 @@ from patchkit.doctor.peers.node_report import NodeReport
 from patchkit.frozen import frozen
 
 MAC = re.compile(r"(?:[0-9a-f]{2}[:-]){5}[0-9a-f]{2}", re.IGNORECASE)
+_FIRST_LABEL = re.compile(r"(?!\d+\.)[^.]{3,}(?=\.)")
 _LOCAL_BIT = 0x02  # of a MAC's first octet: an EUI-64 has it inverted
 
 
@@ -53,12 +54,6 @@ def mac_form(key: str) -> str:
     return rf"(?<![0-9a-f])(?:0x)?{first_half}{middle}{sign}{last_half}(?![0-9a-f])"
 
 
-def _short_names(names: Iterable[str]) -> list[str]:
-    """Return the first labels of names, by which a host is called as well; an address has none."""
-    labels = [name.partition(".")[0] for name in names if "." in name]
-    return [label for label in labels if not label.isdigit() and len(label) > 2]
-
-
 def private_names(
     reports: Iterable[NodeReport],
     model: str = "",
@@ -88,7 +83,9 @@ def private_names(
             for rdma in facts.host.rdma:
                 addresses += [gid.address for gid in rdma.gids]
 
-        hosts.append([*names, *_short_names(names)])
+        # Hosts are called by their first labels as well; an address has none.
+        labels = map(_FIRST_LABEL.match, names)
+        hosts.append([*names, *(label[0] for label in labels if label)])
 
     return PrivateNames(
         hosts=hosts,
