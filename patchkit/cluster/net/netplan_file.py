@@ -199,7 +199,7 @@ def _find_foreign_addresses(request: _Request) -> _Conflicts:
     """Yield addresses that the plan would change and that somebody else gave.
 
     Only ``--network`` asks for that. Link-local ones do not count: they go when the interface has
-    an address of its own.
+    an address of its own. A netplan file that gives an address is a conflict of its own.
     """
     keep = replace(request.options, network=None).command_line()
     for line in request.plan.changes:
@@ -211,27 +211,10 @@ def _find_foreign_addresses(request: _Request) -> _Conflicts:
             if address in planned or address in written:
                 continue
 
-            giver, cure = _find_giver(request.files, line.netdev, address)
-            what = f"{line.netdev} has the address {address}, {giver}"
-            hints = (f"keep it: {keep}", f"give it up: {cure}")
+            what = f"{line.netdev} has the address {address}"
+            give_up = _NETWORK["plan"]["give_up"].format(netdev=quoted(line.netdev))
+            hints = (f"keep it: {keep}", f"give it up: {give_up}")
             yield f"{what}; planned is {', '.join(planned)}", hints
-
-
-def _find_giver(files: NetplanFiles, netdev: str, address: str) -> tuple[str, str]:
-    """Return the file that gives an address to a netdev, in words, and what takes it away."""
-    giver = "which is in no netplan file that could be read"
-    give_up = _NETWORK["plan"]["give_up"]
-    cure = give_up.format(netdev=quoted(netdev))
-    pattern = rf"(?<![\d.]){re.escape(address)}(?!\d)"
-
-    for path, text in files.items():
-        match = re.search(pattern, text or "")
-        if text and match:
-            line = text.count("\n", 0, match.start()) + 1
-            giver = f"from {path}:{line}"
-            aside = quoted("sudo", "mv", path, f"{path}.off")
-            cure = f"{aside} && sudo netplan apply"
-    return giver, cure
 
 
 def _find_same_networks(request: _Request) -> _Conflicts:

@@ -85,13 +85,16 @@ def read_system(reader: Reader) -> System:
     if reader.live and not machine:
         machine = os.uname().machine
 
+    files = {
+        "hostname": f"{_KERNEL}/hostname",
+        "vendor": f"{_DMI}/sys_vendor",
+        "bios": f"{_DMI}/bios_version",
+        "bios_date": f"{_DMI}/bios_date",
+        "kernel": f"{_KERNEL}/osrelease",
+    }
     return System(
-        hostname=reader.line(f"{_KERNEL}/hostname"),
-        vendor=reader.line(f"{_DMI}/sys_vendor"),
+        **{name: reader.line(file) for name, file in files.items()},
         product=product,
-        bios=reader.line(f"{_DMI}/bios_version"),
-        bios_date=reader.line(f"{_DMI}/bios_date"),
-        kernel=reader.line(f"{_KERNEL}/osrelease"),
         kho=options.get("kho", ""),
         os=release.get("PRETTY_NAME", ""),
         machine=machine,
