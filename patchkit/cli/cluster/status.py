@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import click
 
@@ -15,13 +14,13 @@ from patchkit.cli.out import (
     dim,
     next_hint,
     next_verb,
-    record_fields,
     style,
     table,
 )
 from patchkit.cli.render import (
     Blocks,
     ExitCode,
+    Fields,
     Lines,
     Record,
     Row,
@@ -40,7 +39,6 @@ from patchkit.cluster.agent.judge import (
 from patchkit.cluster.agent.node_state import NodeState
 from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
-from patchkit.cluster.launch.cluster_file import ClusterNode
 from patchkit.cluster.launch.condition import ServerCondition, server_condition
 from patchkit.cluster.launch.survey import image_finding
 from patchkit.cluster.ssh.node import Remote
@@ -52,8 +50,9 @@ from patchkit.runtime.host.host import Memory
 from patchkit.units import KIB_PER_GIB
 
 _HEADS = ("node", "rank", "state", "since", "starts", "memory", "GPU")
+_Word = tuple[str, str | None]
 # Word and colour by a unit's sub-state, or else by its state.
-_STATES: dict[str, tuple[str, str | None]] = {
+_STATES: dict[str, _Word] = {
     "auto-restart": ("waits to restart", "yellow"),
     "waiting": ("waits", "yellow"),
     "active": ("answers", "green"),
@@ -71,25 +70,10 @@ _LIVES = {
     ENDED: ("ended", "red"),
     DOUBT: ("hangs", "red"),
 }
-_Row = tuple[Remote, NodeState | PatchkitError]
-_Word = tuple[str, str | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    """A fault that keeps a model from being served; ``cure`` is "" if doctor has to find it."""
-
-    line: str
-    cure: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class LastError:
-    """The first error since the last answer; ``time`` is in microseconds since 1970."""
-
-    node: str
-    text: str
-    time: int
+# The line of a fault that keeps a model from being served, and its cure; "" if doctor finds it.
+_Trouble = tuple[str, str]
+_Rows = Sequence[tuple[Remote, NodeState | PatchkitError]]
+_States = Sequence[tuple[Remote, NodeState]]  # without the silent nodes
 
 
 @click.command
@@ -101,31 +85,42 @@ def status_command(*, cluster: Cluster) -> Blocks:
     The exit code is 0 while the model answers and is watched, 9 if not, or if a node is silent.
     """
     rows = list(zip(cluster.nodes, cluster.states(), strict=True))
-    head = _head_state(rows)
+    states = [(node, state) for node, state in rows if isinstance(state, NodeState)]
+    first = rows[0][1]
+    head = first if isinstance(first, NodeState) else None
+    server = head.units[0] if head else None
+
     condition = server_condition(cluster, head)
-    error = _last_error(cluster, head.units[0]) if head else None
-    troubles = list(_troubles(cluster, head, condition, rows))
+    error = _last_error(cluster, server) if server else None
+    troubles = [
+        *(_head_troubles(cluster, head) if head else ()),
+        *_node_troubles(cluster, rows),
+        *_source_troubles(states),
+        *_server_troubles(cluster, condition),
+    ]
     is_well = condition.answers and not troubles
-    description = head.units[0].description if head else None
+    description = server.description if server else None
 
     yield Record(
         {
             "answers": is_well,
             "hangs": condition.hangs or None,
-            "server": record_fields(condition),
+            "server": condition,
             "serves": description,
             "nodes": [node_fields(node.destination, state) for node, state in rows],
-            "error": record_fields(error) if error else None,
+            "error": error,
         }
     )
     if description:
         yield bold(description)
-    yield from _node_table(rows, _condition_word(condition))
-    yield from (trouble.line for trouble in troubles)
-    yield from _notes(cluster, condition, rows)
+    yield from _node_table(rows, condition)
+    yield from (line for line, _cure in troubles)
+    yield from _notes(cluster, condition, states)
 
     if error:
-        yield _error_line(error)
+        clock = time.strftime("%F %T", time.localtime(error["time"] / 1e6))
+        text = f"{clock} {error['node']}: {error['text']}"
+        yield lead_word("last error", "red") + text
     if error or troubles:
         yield _next_of(cluster, troubles)
 
@@ -133,13 +128,11 @@ def status_command(*, cluster: Cluster) -> Blocks:
         yield ExitCode(HostError.exit_code)
 
 
-def _head_state(rows: Sequence[_Row]) -> NodeState | None:
-    _node, state = rows[0]
-    return state if isinstance(state, NodeState) else None
+def _last_error(cluster: Cluster, unit: UnitState) -> Fields | None:
+    """Return the first error since the last answer of a unit that is not active.
 
-
-def _last_error(cluster: Cluster, unit: UnitState) -> LastError | None:
-    """Return the error that keeps a unit from being active; None for an error that healed."""
+    None for an error that healed; ``time`` is in microseconds since 1970.
+    """
     if unit.active != "failed" and unit.sub != "auto-restart":
         return None
 
@@ -155,56 +148,31 @@ def _last_error(cluster: Cluster, unit: UnitState) -> LastError | None:
         return None
 
     node, line = entries[log.lead.number - 1]
-    return LastError(node, log.lead.text.strip(), line.time)
+    return {"node": node, "text": log.lead.text.strip(), "time": line.time}
 
 
-def _error_line(error: LastError) -> str:
-    clock = time.strftime("%F %T", time.localtime(error.time / 1e6))
-    return lead_word("last error", "red") + f"{clock} {error.node}: {error.text}"
-
-
-def _next_of(cluster: Cluster, troubles: Sequence[Trouble]) -> str:
+def _next_of(cluster: Cluster, troubles: Sequence[_Trouble]) -> str:
     """Return the first known cure, or else the command that finds one."""
-    for trouble in troubles:
-        if trouble.cure:
-            return next_hint(trouble.cure)
+    for _line, cure in troubles:
+        if cure:
+            return next_hint(cure)
 
     is_alone = cluster.head.here and len(cluster.nodes) == 1
     return next_verb("doctor") if is_alone else next_verb("doctor", "--cluster")
 
 
-def _answered(rows: Sequence[_Row]) -> Iterator[tuple[Remote, NodeState]]:
-    """Yield the nodes that are not silent."""
-    for node, state in rows:
-        if isinstance(state, NodeState):
-            yield node, state
-
-
 # Troubles: any of them makes the exit code 9
 
 
-def _troubles(
-    cluster: Cluster,
-    head: NodeState | None,
-    condition: ServerCondition,
-    rows: Sequence[_Row],
-) -> Iterator[Trouble]:
-    if head:
-        yield from _head_troubles(cluster, head)
-    yield from _node_troubles(cluster, rows)
-    yield from _source_troubles(rows)
-    yield from _server_troubles(cluster, condition)
+def _trouble(word: str, text: str, cure: str = "") -> _Trouble:
+    return lead_word(word, "red") + text, cure
 
 
-def _trouble(word: str, text: str, cure: str = "") -> Trouble:
-    return Trouble(lead_word(word, "red") + text, cure)
-
-
-def _head_troubles(cluster: Cluster, head: NodeState) -> Iterator[Trouble]:
+def _head_troubles(cluster: Cluster, head: NodeState) -> Iterator[_Trouble]:
     """Yield the faults of the head's units, and servers that are not the model."""
     for unit in head.units:
         if unit.text and unit.unit != cluster.file.guard_unit:
-            yield Trouble(unit.text)
+            yield unit.text, ""
 
     for stranger in head.strangers:
         yield _trouble("not the model", f"answers at {stranger}")
@@ -214,27 +182,16 @@ def _head_troubles(cluster: Cluster, head: NodeState) -> Iterator[Trouble]:
         result = f"{server.result}, status {server.status}"
         starts = f"{head.starts} starts in an hour ({result})"
         again = "`patchkit up` starts it again"
-        yield Trouble(f"systemd gave up {_since(server)}, after {starts}; {again}")
+        yield f"systemd gave up {_since(server)}, after {starts}; {again}", ""
 
 
-def _node_troubles(cluster: Cluster, rows: Sequence[_Row]) -> Iterator[Trouble]:
+def _node_troubles(cluster: Cluster, rows: _Rows) -> Iterator[_Trouble]:
     """Yield which nodes are silent, have changed places, or lost the address of their start."""
-    states = [state for _node, state in _answered(rows)]
+    states = [state for _node, state in rows if isinstance(state, NodeState)]
     names = [node.destination for node, _state in rows]
     models = filter(None, (state.model for state in states))
     again = quoted("patchkit", "up", next(models, "MODEL"))
-    yield from _swapped_heads(names, states, again)
 
-    for member, (node, state) in zip(cluster.file.node, rows, strict=True):
-        if isinstance(state, PatchkitError):
-            yield _trouble("silent", state.what, state.hint)
-        elif state.troubles.lost:
-            yield _lost_address(member, node, state, again)
-
-
-def _swapped_heads(
-    names: Sequence[str], states: Sequence[NodeState], again: str
-) -> Iterator[Trouble]:
     starts = {state.members for state in states if state.serves}
     for members in starts - {tuple(names)}:
         # Other names may be those of another launcher.
@@ -243,31 +200,31 @@ def _swapped_heads(
             line += f", but cluster.toml lists {names[0]} first"
             yield _trouble("head", line, again)
 
-
-def _lost_address(
-    member: ClusterNode, node: Remote, state: NodeState, again: str
-) -> Trouble:
-    lost = state.troubles.lost
-    addresses = " and ".join(state.troubles.addresses)
-    line = f"{node.destination} no longer has {lost}, the address it was started with"
-
-    cure = again
-    if member.address == lost:
-        field = f"`address` of {node.destination} in cluster.toml"
-        cure = f"correct {field}; then `{again}`"
-    return _trouble("address", f"{line}; it has {addresses}", cure)
+    for member, (node, state) in zip(cluster.file.node, rows, strict=True):
+        if isinstance(state, PatchkitError):
+            yield _trouble("silent", state.what, state.hint)
+        elif lost := state.troubles.lost:
+            name = node.destination
+            line = f"{name} no longer has {lost}, the address it was started with"
+            line += f"; it has {' and '.join(state.troubles.addresses)}"
+            cure = again
+            if member.address == lost:
+                cure = f"correct `address` of {name} in cluster.toml; then `{again}`"
+            yield _trouble("address", line, cure)
 
 
-def _source_troubles(rows: Sequence[_Row]) -> Iterator[Trouble]:
+def _source_troubles(states: _States) -> Iterator[_Trouble]:
     """Yield faults of the engine or the image that a node serves from, with their cures."""
-    for node, state in _answered(rows):
+    for node, state in states:
         if state.image and state.units[0].active != "inactive":
             fault = image_finding(node.destination, state.image)
             text = f"{node.destination}: {fault.what}"
             yield _trouble("next start", text, fault.hint)
 
 
-def _server_troubles(cluster: Cluster, condition: ServerCondition) -> Iterator[Trouble]:
+def _server_troubles(
+    cluster: Cluster, condition: ServerCondition
+) -> Iterator[_Trouble]:
     """Yield faults of a server whose unit is active, and of its watch."""
     name = cluster.head.destination
     life = condition.life
@@ -280,7 +237,7 @@ def _server_troubles(cluster: Cluster, condition: ServerCondition) -> Iterator[T
         text = f"{name}: {life.text}"
         if life.state == ENDED:
             text += "; systemd starts it anew when its unit ends"
-        yield Trouble(lead_word(word, colour) + text)
+        yield lead_word(word, colour) + text, ""
 
     if condition.unwatched:
         unit = f"{cluster.file.guard_unit} is {condition.unwatched}"
@@ -292,15 +249,15 @@ def _server_troubles(cluster: Cluster, condition: ServerCondition) -> Iterator[T
 # Notes: worth knowing, and no fault
 
 
-def _notes(cluster: Cluster, condition: ServerCondition, rows: Sequence[_Row]) -> Lines:
+def _notes(cluster: Cluster, condition: ServerCondition, states: _States) -> Lines:
     """Yield the watch, its last restart, other clusters, full disks, kills, installations."""
     if condition.watch:
         text = f" {cluster.head.destination}: {condition.watch.text}"
         yield dim("watch") + text
-    for node, state in _answered(rows):
+    for node, state in states:
         yield from _node_notes(node, state)
 
-    for node, state in _answered(rows):
+    for node, state in states:
         if state.successor and state.serves:
             yield lead_word("installed") + f"{node.destination}: {state.successor}"
 
@@ -327,50 +284,40 @@ def _node_notes(node: Remote, state: NodeState) -> Lines:
 # The table of nodes
 
 
-def _node_table(rows: Sequence[_Row], head_word: _Word | None) -> Lines:
+def _node_table(rows: _Rows, condition: ServerCondition) -> Lines:
     """Yield a row for each node; the head's has the state of its server."""
     cells: list[Row] = []
-    row: Row
     for number, (node, state) in enumerate(rows):
-        if isinstance(state, PatchkitError):
-            row = (style("silent", fg="red"), "", "", "", "")
-        elif number == 0:
-            row = _state_cells(state, head_word or _unit_word(state.units[0]))
-        else:
-            row = _state_cells(state, _rank_word(state.units[0]), starts=False)
+        row: Row = (style("silent", fg="red"), "", "", "", "")
+        if isinstance(state, NodeState):
+            row = _state_cells(state, None if number else condition)
         cells.append((bold(node.destination), str(number), *row))
 
     yield from table(cells, heads=_HEADS)
 
 
-def _state_cells(state: NodeState, word: _Word, *, starts: bool = True) -> Row:
+def _state_cells(state: NodeState, condition: ServerCondition | None) -> Row:
+    """Return the cells of a node; a worker has no ``condition``."""
     unit = state.units[0]
-    title, colour = word
+    title, colour = _state_word(unit, condition)
     return (
         style(title, fg=colour) if colour else title,
         _since(unit) if unit.active != "inactive" else "",
-        f"{state.starts} in 1 h" if starts else "",
+        f"{state.starts} in 1 h" if condition else "",
         _free_memory(state.memory),
         _heat(state),
     )
 
 
-def _rank_word(unit: UnitState) -> _Word:
-    """Return the word for a worker: only the head knows whether the model answers."""
-    word, colour = _unit_word(unit)
-    return ("runs", colour) if unit.active == "active" else (word, colour)
-
-
-def _unit_word(unit: UnitState) -> _Word:
+def _state_word(unit: UnitState, condition: ServerCondition | None) -> _Word:
+    """Return the word for a node's state: only the head knows whether the model answers."""
     fallback = _STATES.get(unit.active, (unit.active, None))
-    return _STATES.get(unit.sub, fallback)
-
-
-def _condition_word(condition: ServerCondition) -> _Word | None:
-    """Return the word for the head's state; None where the word for its unit is right."""
+    word = _STATES.get(unit.sub, fallback)
+    if condition is None:
+        return ("runs", word[1]) if unit.active == "active" else word
     if condition.unasked:
         return "not asked", "red"
-    return _LIVES.get(condition.life.state) if condition.life else None
+    return _LIVES.get(condition.life.state, word) if condition.life else word
 
 
 def _since(unit: UnitState) -> str:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from packaging.version import Version
 
 from patchkit.apply import finish, open_to_apply, prepare
 from patchkit.cli.options import (
@@ -51,18 +47,16 @@ from patchkit.cli.render import (
     counted_noun,
     flag,
     note,
-    option,
     rendered,
     verbose_option,
 )
-from patchkit.errors import DriftError, UsageError
+from patchkit.errors import DriftError
 from patchkit.patching.commit import Applied, mark_applied
-from patchkit.patching.fix import Fix, Need, Request, State, Verdict
+from patchkit.patching.fix import Fix, Request, State, Verdict
 from patchkit.patching.ledger import read_ledger
 from patchkit.patching.plan import make_plan
 from patchkit.patching.recipe import (
     Recipe,
-    Support,
     load_recipe,
     load_recipes,
     load_support,
@@ -70,8 +64,10 @@ from patchkit.patching.recipe import (
 from patchkit.patching.workspace import Workspace, known_verdicts, open_workspace
 from patchkit.quoting import quoted
 from patchkit.source.detect import detect, state_folder
-from patchkit.source.releases import named_version
 from patchkit.source.resolve import SourceOptions
+
+# Facts of a fix that its list has as JSON.
+_FIX_FACTS = ("id", "title", "layer", "arches", "upstream", "needs")
 
 
 @click.command
@@ -229,29 +225,22 @@ def _build_words(
 @click.command
 @optional_source_options
 @request_options
-@option("--version X.Y.Z", "release", "List the fixes of this release.")
 @verbose_option
 @rendered
 def fixes_command(
     source: SourceOptions | None,
     *,
     selection: Selection,
-    release: str | None,
     verbose: bool,
 ) -> Blocks:
     """Show every fix and its state in SOURCE; write nothing. Without SOURCE, list the fixes.
 
     Without options, a patched tree is compared with what it was patched for. Exits with 4 if a fix
     does not fit the code.
-
-    The list says how much a release needs each fix, by the table; the code of SOURCE decides.
     """
     if source is None:
-        version = named_version(release) if release else None
-        yield from _fix_list(version, verbose=verbose)
+        yield from _fix_list(verbose=verbose)
         return
-    if release:
-        raise UsageError("--version is for the list, which takes no SOURCE")
 
     with opened(source, selection.patches) as (recipe, workspace):
         request = selection.request(workspace.ledger)
@@ -299,103 +288,34 @@ def _tree_verdicts(
     return verdicts
 
 
-@dataclass(frozen=True, slots=True)
-class _ListedFix:
-    """A fix, with its needs and its support table for all releases, or for one."""
-
-    project: str
-    fix: Fix
-    needs: Sequence[Need]
-    releases: Mapping[str, Mapping[str, str]]
-
-
-def _fix_list(version: Version | None, *, verbose: bool) -> Blocks:
-    """Yield a row for each fix that a release needs; verbose, or without a release: for all."""
-    recipes = [_recipe_of(version)] if version else load_recipes()
-    listed = {recipe.project: _listed_fixes(recipe, version) for recipe in recipes}
-    every_fix = itertools.chain.from_iterable(listed.values())
-    yield Record(list(map(_fix_fields, every_fix)))
-
-    for project, fixes in listed.items():
-        shown = [fix for fix in fixes if fix.needs or verbose]
-        yield from _fix_table(project, shown, columns=4 if verbose else 3)
-        if version:
-            yield _need_counts(fixes)
-
-
-def _fix_table(project: str, fixes: Sequence[_ListedFix], *, columns: int) -> Lines:
-    heads = (f"{project} fix", "what it does", "needed", "upstream")
-    rows = [_fix_row(fix)[:columns] for fix in fixes]
-    yield from table(rows, heads=heads[:columns])
-
-
-def _need_counts(fixes: Sequence[_ListedFix]) -> str:
-    needed = [fix.needs[0] for fix in fixes if fix.needs]
-    counts = Counter(need.severity.value for need in needed)
-    return ", ".join(f"{count} {level}" for level, count in counts.items())
-
-
-def _listed_fixes(recipe: Recipe, version: Version | None) -> list[_ListedFix]:
-    support = load_support(recipe.project)
-    return [_listed_fix(recipe, fix, support, version) for fix in recipe.fixes]
-
-
-def _recipe_of(version: Version) -> Recipe:
-    """Return the recipe that knows a release; vLLM's, with a note, if none does."""
+def _fix_list(*, verbose: bool) -> Blocks:
+    """Yield a row for each fix that patchkit has."""
+    columns = 4 if verbose else 3
+    fields: list[Fields] = []
     for recipe in load_recipes():
-        if recipe.knows(version):
-            recipe.check(version)
-            return recipe
+        support = load_support(recipe.project)
+        for fix in recipe.fixes:
+            facts = {name: getattr(fix, name) for name in _FIX_FACTS}
+            releases = support.get(fix.id, {})
+            fields.append({"project": recipe.project, **facts, "releases": releases})
 
-    recipe = load_recipe()
-    recipe.check(version)
-    tell(
-        note(
-            f"{recipe.project} {version} is not one of the {len(recipe.supported)} known "
-            f"releases, {recipe.supported[0]} to {recipe.newest}: this is what the fixes' "
-            "ranges say, and its code may say otherwise"
-        )
-    )
-    return recipe
+        heads = (f"{recipe.project} fix", "what it does", "needed", "upstream")
+        rows = [_fix_row(fix)[:columns] for fix in recipe.fixes]
+        yield from table(rows, heads=heads[:columns])
+
+    yield Record(fields)
 
 
-def _listed_fix(
-    recipe: Recipe, fix: Fix, support: Support, version: Version | None
-) -> _ListedFix:
-    levels = support.get(fix.id, {})
-    if version is None:
-        return _ListedFix(recipe.project, fix, fix.needs, levels)
-
-    needs = [need for need in fix.needs if need.covers(version)]
-    releases = {}
-    for mode, row in levels.items():
-        releases[mode] = {
-            name: level for name, level in row.items() if Version(name) == version
-        }
-    return _ListedFix(recipe.project, fix, needs, releases)
-
-
-def _fix_fields(entry: _ListedFix) -> Fields:
-    names = ("id", "title", "layer", "arches", "upstream")
-    fields = {name: getattr(entry.fix, name) for name in names}
-    return {
-        "project": entry.project,
-        **fields,
-        "needs": entry.needs,
-        "releases": entry.releases,
-    }
-
-
-def _fix_row(entry: _ListedFix) -> Row:
-    needs = []
-    for need in entry.needs:
+def _fix_row(fix: Fix) -> Row:
+    texts = []
+    for need in fix.needs:
         limits = f" ({need.limits})" if need.limits else ""
-        needs.append(f"{need.severity.value} {need.versions}{limits}")
+        texts.append(f"{need.severity.value} {need.versions}{limits}")
 
-    emphasis = {"bold": True} if needs else {"dim": True}
+    emphasis = {"bold": True} if texts else {"dim": True}
     return (
-        style(entry.fix.id, **emphasis),
-        entry.fix.title,
-        ", ".join(needs) or "not needed",
-        dim(entry.fix.upstream),
+        style(fix.id, **emphasis),
+        fix.title,
+        ", ".join(texts) or "not needed",
+        dim(fix.upstream),
     )

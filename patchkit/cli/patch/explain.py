@@ -10,7 +10,7 @@ import click
 
 from patchkit.cli.out import bold, dim, record_fields, table
 from patchkit.cli.patch.verdict_view import diff_blocks
-from patchkit.cli.render import Blocks, Fields, Lines, Record, Row, rendered
+from patchkit.cli.render import Blocks, Lines, Record, Row, rendered
 from patchkit.doctor.symptoms.diagnosis import Diagnosis, read_log
 from patchkit.doctor.symptoms.scan import Hit
 from patchkit.doctor.symptoms.symptom import Cause, Symptom, symptoms
@@ -26,6 +26,8 @@ _LEAST_WORD = 3  # characters of a text that is looked for as a word
 _CLAIMS = "What guides say"
 _REASONS = "`patchkit explain ID` has the reasons and the evidence."
 _MISTYPED = 0.8  # likeness of two ids, 0 to 1, from which one is the other mistyped
+# Facts of a fix that are shown as JSON.
+_FIX_FACTS = "id title symptom why upstream needs evidence requires"
 _Rows = Sequence[Row]
 
 
@@ -72,7 +74,10 @@ def _search_blocks(text: str, by_id: Mapping[str, Fix | Claim]) -> Blocks:
         diagnoses = _search_symptoms(text)
 
     if not entries and not diagnoses:
-        raise _unknown_text(text, ids)
+        hint = "`patchkit explain` lists them"
+        for name in difflib.get_close_matches(_as_id(text), ids, n=1):
+            hint = f"did you mean {ids[name]}?"
+        raise UsageError(f"no fix, claim or symptom is {text!r}", hint=hint)
 
     if len(entries) == 1 and not diagnoses:
         yield from _explanation(entries[0])
@@ -82,54 +87,32 @@ def _search_blocks(text: str, by_id: Mapping[str, Fix | Claim]) -> Blocks:
         yield from _result_list(entries, diagnoses)
 
 
-def _unknown_text(text: str, ids: Mapping[str, str]) -> UsageError:
-    hint = "`patchkit explain` lists them"
-    for name in difflib.get_close_matches(_as_id(text), ids, n=1):
-        hint = f"did you mean {ids[name]}?"
-    return UsageError(f"no fix, claim or symptom is {text!r}", hint=hint)
-
-
 def _overview(fixes: Sequence[Fix], claims: Sequence[Claim]) -> Blocks:
     """Yield the ids of everything that can be explained."""
-    symptom_titles = {symptom.id: symptom.title for symptom in symptoms().values()}
-    yield Record(
-        {
-            "fixes": _titled({fix.id: fix.title for fix in fixes}),
-            "symptoms": _titled(symptom_titles),
-            "claims": claims,
-        }
-    )
+    titles = {symptom.id: symptom.title for symptom in symptoms().values()}
+    yield _listed(fixes, titles, claims)
 
     for recipe in load_recipes():
-        titles = [(fix.id, fix.title) for fix in recipe.fixes]
-        yield from _section(f"Fixes of {recipe.project}", titles)
+        yield from _section(f"Fixes of {recipe.project}", _fix_rows(recipe.fixes))
     yield from _section(_CLAIMS, _claim_rows(claims))
 
     yield _REASONS
-    yield f"Also an error's text, one of {len(symptom_titles)} that are known, by any part of it."
+    yield f"Also an error's text, one of {len(titles)} that are known, by any part of it."
 
 
 def _result_list(
     entries: Sequence[Fix | Claim], diagnoses: Sequence[Diagnosis]
 ) -> Blocks:
     """Yield a line for each fix, claim and symptom that a search found."""
-    fixes = {entry.id: entry.title for entry in entries if isinstance(entry, Fix)}
+    fixes = [entry for entry in entries if isinstance(entry, Fix)]
     claims = [entry for entry in entries if isinstance(entry, Claim)]
-
     titles = {}
     for diagnosis in diagnoses:
         titles[diagnosis.symptom.id] = diagnosis.filled(diagnosis.symptom.title)
-
-    yield Record(
-        {
-            "fixes": _titled(fixes),
-            "symptoms": _titled(titles),
-            "claims": claims,
-        }
-    )
+    yield _listed(fixes, titles, claims)
 
     sections: dict[str, _Rows] = {
-        "Fixes": list(fixes.items()),
+        "Fixes": _fix_rows(fixes),
         _CLAIMS: _claim_rows(claims),
         "Symptoms": list(titles.items()),
     }
@@ -140,8 +123,18 @@ def _result_list(
     yield _REASONS
 
 
-def _titled(titles: Mapping[str, str]) -> list[dict[str, str]]:
-    return [{"id": name, "title": title} for name, title in titles.items()]
+def _listed(
+    fixes: Sequence[Fix], symptom_titles: Mapping[str, str], claims: Sequence[Claim]
+) -> Record:
+    rows = {"fixes": _fix_rows(fixes), "symptoms": symptom_titles.items()}
+    fields = {}
+    for kind, titles in rows.items():
+        fields[kind] = [{"id": name, "title": title} for name, title in titles]
+    return Record({**fields, "claims": claims})
+
+
+def _fix_rows(fixes: Sequence[Fix]) -> list[tuple[str, str]]:
+    return [(fix.id, fix.title) for fix in fixes]
 
 
 def _claim_rows(claims: Sequence[Claim]) -> _Rows:
@@ -173,26 +166,14 @@ def _explanation(entry: Fix | Claim) -> Blocks:
     if isinstance(entry, Claim):
         yield Record(entry)
         yield bold(entry.id) + f"  {entry.verdict} {entry.versions}\n"
-        yield from _paragraphs("Claim", entry.says)
-        yield from _paragraphs("Why", entry.why)
-        yield from _paragraphs("Instead", entry.instead)
+        yield from _paragraphs(Claim=entry.says, Why=entry.why, Instead=entry.instead)
         yield from _section("Evidence", _evidence_rows(entry.evidence))
     else:
         yield from _fix_blocks(entry)
 
 
 def _fix_blocks(fix: Fix) -> Blocks:
-    names = (
-        "id",
-        "title",
-        "symptom",
-        "why",
-        "upstream",
-        "needs",
-        "evidence",
-        "requires",
-    )
-    fields = {name: getattr(fix, name) for name in names}
+    fields = {name: getattr(fix, name) for name in _FIX_FACTS.split()}
     diffs = []
     for example in fix.examples:
         diff = unified_diff(example.path, example.before, example.after)
@@ -201,9 +182,7 @@ def _fix_blocks(fix: Fix) -> Blocks:
     yield Record({**fields, "examples": diffs})
 
     yield bold(fix.id) + f"  {fix.title}\n"
-    yield from _paragraphs("Symptom", fix.symptom)
-    yield from _paragraphs("Why", fix.why)
-    yield from _paragraphs("Upstream", fix.upstream)
+    yield from _paragraphs(Symptom=fix.symptom, Why=fix.why, Upstream=fix.upstream)
     needs = [
         (need.versions, need.severity.value, need.limits, need.reason)
         for need in fix.needs
@@ -220,8 +199,9 @@ def _evidence_rows(evidence: Sequence[Evidence]) -> _Rows:
     return [(item.established, item.claim, item.source) for item in evidence]
 
 
-def _paragraphs(title: str, text: str) -> Blocks:
-    yield from _section(title, [(paragraph,) for paragraph in text.split("\n")])
+def _paragraphs(**texts: str) -> Blocks:
+    for title, text in texts.items():
+        yield from _section(title, [(paragraph,) for paragraph in text.split("\n")])
 
 
 def _section(title: str, rows: _Rows) -> Blocks:
@@ -251,31 +231,24 @@ def _search_symptoms(text: str) -> list[Diagnosis]:
 def _unmet(symptom: Symptom) -> Diagnosis:
     """Return a diagnosis without a log, so that all causes are open."""
     hit = Hit(0, "", "", {})
-    return Diagnosis(
-        symptom=symptom,
-        hit=hit,
-        count=0,
-        causes=symptom.cause,
-    )
+    return Diagnosis(symptom=symptom, hit=hit, count=0, causes=symptom.cause)
 
 
 def _symptom_blocks(diagnoses: Sequence[Diagnosis]) -> Blocks:
     """Yield the meaning of symptoms, with causes and cures."""
-    yield Record({"symptoms": list(map(_symptom_fields, diagnoses))})
+    fields = []
     for number, diagnosis in enumerate(diagnoses):
+        findings = {
+            "decided": diagnosis.decided,
+            "causes": diagnosis.causes,
+            "values": diagnosis.hit.values,
+        }
+        fields.append(record_fields(diagnosis.symptom, "cause") | findings)
         if number:
             yield ""
-
         yield from _symptom_lines(diagnosis)
 
-
-def _symptom_fields(diagnosis: Diagnosis) -> Fields:
-    return {
-        **record_fields(diagnosis.symptom, "cause"),
-        "decided": diagnosis.decided,
-        "causes": diagnosis.causes,
-        "values": diagnosis.hit.values,
-    }
+    yield Record({"symptoms": fields})
 
 
 def _symptom_lines(diagnosis: Diagnosis) -> Lines:
@@ -310,8 +283,6 @@ def _cause_lines(diagnosis: Diagnosis, cause: Cause) -> Lines:
     if cause.tell and len(diagnosis.causes) > 1:
         yield f"{margin}to tell: " + diagnosis.pasted(cause.tell)
 
-    confidence = f", confidence {cause.confidence}"
-    if diagnosis.symptom.follows:
-        confidence = ""
-
+    is_follower = diagnosis.symptom.follows
+    confidence = "" if is_follower else f", confidence {cause.confidence}"
     yield dim(f"{margin}{cause.evidence}{confidence}: {cause.source}")

@@ -8,7 +8,6 @@ import pytest
 from patchkit.errors import UsageError
 from patchkit.patching.recipe import load_recipe
 from support import hosts, run_program, write_files
-from support.terminal import piped
 
 RELEASE = "0.24.0"
 LINES = 12  # ten, and the words that a terminal of 80 columns breaks off
@@ -97,17 +96,3 @@ def test_patchkit_is_named_as_it_was_started(cli, tmp_path, environment):
         f"or make it: {words[0]} repack vllm=={load_recipe().newest} --dir nowhere"
         in done.stderr
     )
-
-
-@pytest.mark.parametrize(
-    ("version", "says"),
-    [
-        ("9.9", "vllm 9.9 is not one of the 32 known releases, 0.11.1 to "),
-        ("0.25.1", ""),
-    ],
-)
-def test_fixes_of_a_release_that_is_none(version, says):
-    said = piped(["fixes", "--version", version], 0)
-    assert says in said
-    assert said.startswith("note ") == bool(says)
-    assert "version_label" in said

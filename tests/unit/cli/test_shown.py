@@ -384,7 +384,7 @@ def mistyped(_folder, name):
     said = f"{name}{MARK}"
     for line in (
         *("explain SAID", "fetch SAID", "repack SAID", "repack SAID --json", "xSAID"),
-        *("fixes --version SAID", "build nccl --src SAID", "build vllm --target SAID"),
+        *("build nccl --src SAID", "build vllm --target SAID"),
         *(
             "inspect --loaded --python /nowhere/SAID",
             "probe --root /nowhere/SAID",
