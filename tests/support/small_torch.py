@@ -2,6 +2,10 @@
 
 from support import write_files
 
+# What torch's CMake asks a toolkit for.
+LIBRARIES = ("cublas", "cublasLt", "cudart", "cufft", "cusolver", "cusparse", "nvrtc")
+HEADERS = ("cublas_v2.h", "cuda_runtime.h", "cusolverDn.h", "cusparse.h")
+
 FILES = {
     "torch-2.15.0.dist-info/METADATA": "Name: torch\nVersion: 2.15.0\n\ntext",
     "torch/__init__.py": 'raise SystemExit("the target\'s torch was run")\n',

@@ -226,21 +226,14 @@ def _write_project(root: Path, order: NcclOrder, facts: Facts) -> None:
 
 
 def _make_variables(order: NcclOrder) -> dict[str, object]:
-    """Return the variables of NCCL's makefiles; ccache calls the compilers if it is there."""
+    """Return the variables of NCCL's makefiles."""
     tools = order.toolchain
-    nvcc: object = tools.nvcc
-    cxx: object = tools.cxx
-    if ccache := shutil.which("ccache"):
-        nvcc = f"{ccache} {tools.nvcc}"
-        # By its bare name g++ is found in ccache's folder, the first of PATH; a path would miss it.
-        if shutil.which(tools.cxx.name) == str(tools.cxx):
-            cxx = tools.cxx.name
     return {
         "CUDA_HOME": tools.nvcc.parents[1],
         "CUDA_INC": tools.include,
         "CUDA_LIB": tools.lib,
-        "NVCC": nvcc,
-        "CXX": cxx,
+        "NVCC": tools.nvcc,
+        "CXX": tools.cxx,
         "NVCC_GENCODE": order.gencode,
         "ONLY_FUNCS": order.functions,
     }

@@ -102,11 +102,8 @@ def installed_torch(python: Path) -> InstalledTorch:
         ) from error
 
 
-def require_torch(torch: InstalledTorch, version: str, cuda: str, when: str) -> None:
-    """Raise BuildError unless it is this release, with that CUDA or a later one of its major.
-
-    ``when`` says at which moment, for example "before the build".
-    """
+def require_torch(torch: InstalledTorch, version: str, cuda: str) -> None:
+    """Raise BuildError unless it is this release, with that CUDA or a later one of its major."""
     # The label says which index it is from, and torch itself says its CUDA.
     is_release = torch.version.partition("+")[0] == version
     is_major = torch.cuda.partition(".")[0] == cuda.partition(".")[0]
@@ -117,7 +114,8 @@ def require_torch(torch: InstalledTorch, version: str, cuda: str, when: str) -> 
     if torch.cuda:
         kind = f"CUDA {torch.cuda}"
     raise BuildError(
-        f"{when}, torch is {torch.version} with {kind}; wanted: {version} with CUDA {cuda}",
+        f"before the build, torch is {torch.version} with {kind}; "
+        f"wanted: {version} with CUDA {cuda}",
         why="something replaced it: for some releases the package index has torch for CPUs, or for "
         "CUDA 12, under the same version",
         hint=f"{_REINSTALL.format(torch.python.parents[1])}; torch for CUDA 13 comes from the "

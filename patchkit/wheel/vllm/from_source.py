@@ -51,12 +51,11 @@ from patchkit.wheel.device.libraries import (
 )
 from patchkit.wheel.file.metadata import read_metadata
 from patchkit.wheel.file.sbom import as_text, wheel_sbom
-from patchkit.wheel.file.torch import installed_torch, require_torch
 from patchkit.wheel.file.wheelfile import FACTS, Facts, WheelFile
 from patchkit.wheel.file.write import seal_wheel
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.vllm.native_parts import native_parts, read_kernels
-from patchkit.wheel.vllm.prepare import Prepared, prepare_build
+from patchkit.wheel.vllm.prepare import Prepared, in_mb, prepare_build
 from patchkit.wheel.vllm.source import VllmOrder
 from patchkit.wheel.vllm.upstream_parts import prove_parts
 
@@ -127,10 +126,6 @@ def _make_vllm_wheel(
     circumstance = network()
     log_line(root, circumstance)
 
-    # The torch that was compiled against is a fact of the wheel: it must still be that one.
-    torch = installed_torch(prepared.python)
-    require_torch(torch, order.torch, target.cuda, "after the build")
-
     with WheelFile(raw) as wheel:
         kernels = read_kernels(wheel, target, order.version)
         if not order.extensions:
@@ -140,7 +135,7 @@ def _make_vllm_wheel(
 
         # Also of what was compiled: upstream's CMake asks for PTX alone here and there.
         folder = emptied(root / "native")
-        bar = _in_mb(report("assembling PTX, in MB"))
+        bar = in_mb(report("assembling PTX, in MB"))
         native = native_parts(wheel, kernels, target, folder, assembler, bar, keep=True)
 
     if native.count:
@@ -229,10 +224,6 @@ def _require_portable(sealed: Path) -> tuple[Binary, ...]:
         why="the toolchain added it, or upstream's build changed",
         hint="please report this with the version",
     )
-
-
-def _in_mb(bar: Progress) -> Progress:
-    return lambda done, total: bar(done // 10**6, total // 10**6)
 
 
 NAMESPACE = "patchkit-vllm"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import platform
 import shutil
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,6 @@ from patchkit.patching.fix import Request, State, Verdict
 from patchkit.patching.plan import Texts, patch_steps
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import open_workspace
-from patchkit.process import ask
 from patchkit.recipes.vllm.build import (
     Wanted,
     across,
@@ -37,7 +37,7 @@ from patchkit.recipes.vllm.leave_out import (
     only_extensions,
     take_installed,
 )
-from patchkit.source.archive import unpack
+from patchkit.source.archive import Progress, unpack
 from patchkit.source.detect import FORK, detect
 from patchkit.source.releases import foreign_file, release_files
 from patchkit.source.resolve import Report
@@ -51,9 +51,6 @@ from patchkit.wheel.file.wheelfile import Facts
 from patchkit.wheel.vllm.inputs import Gathered, check_given, gather_sources
 from patchkit.wheel.vllm.repack_additions import fix_states
 from patchkit.wheel.vllm.source import VllmOrder
-
-_VERSION = "import sys; answer = '%d.%d' % sys.version_info[:2]"
-_LARGE = 10**8  # bytes; upstream's wheel has more, and all else is there in seconds
 
 
 @frozen
@@ -221,8 +218,13 @@ def _make_environment(order: VllmOrder, report: Report) -> tuple[Environment, Pa
         install_torch_stand_in(stand_in_site, site)
 
     torch = installed_torch(environment.python)
-    require_torch(torch, order.torch, order.request.target.cuda, "before the build")
+    require_torch(torch, order.torch, order.request.target.cuda)
     return environment, site
+
+
+def in_mb(bar: Progress) -> Progress:
+    """Return a progress of bytes that is shown in megabytes."""
+    return lambda done, total: bar(done // 10**6, total // 10**6)
 
 
 def _write_overlay(tree: SourceTree) -> SourceTree:
@@ -238,12 +240,6 @@ def _gather_sources(
     report: Report,
 ) -> Gathered:
     """Gather the sources of other projects; their paths are those in the work folder."""
-    bar = report("sources of other projects, in MB")
-
-    def progress(done: int, total: int) -> None:
-        if total >= _LARGE:
-            bar(done // 10**6, total // 10**6)
-
     sources = _list_externals(tree)
     given = dict(order.given)
     for source in sources:
@@ -262,7 +258,7 @@ def _gather_sources(
         cpu=order.toolchain.machine,
         target=order.request.target,
         offline=order.offline,
-        progress=progress,
+        progress=in_mb(report("sources of other projects, in MB")),
     )
 
 
@@ -292,7 +288,7 @@ def _vllm_facts(
         "compiler": order.toolchain.compiler,
         "tools": {name: environment.packages[name] for name in ("cmake", "ninja")},
         "environment": {
-            "python": ask(environment.python, _VERSION),
+            "python": "{}.{}".format(*sys.version_info),
             "torch": f"{torch.version}, CUDA {torch.cuda}",
             "requirements": f"sha256:{environment.digest}",
         },

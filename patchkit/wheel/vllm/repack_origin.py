@@ -76,9 +76,8 @@ def find_wheel(
         path = fetch("vllm", str(version), lock[cpu], offline=offline, progress=bar)
     else:
         path = Path(spec)
-        version = _named_release(path)
+        version = _named_release(path, cpu)
         check(version)
-        _require_cpu(path, cpu)
 
     entry = lock.get(cpu, {}).get(version.public)
     with WheelFile(path) as wheel:
@@ -90,7 +89,7 @@ def find_wheel(
         yield Origin(wheel=wheel, version=version, cpu=cpu, locked=locked)
 
 
-def _named_release(path: Path) -> Version:
+def _named_release(path: Path, cpu: str) -> Version:
     require_file(path, guess_release(str(path), ["vllm"]) or _EXAMPLE)
     if path.suffix != ".whl":
         raise SourceError(f"{path}: is not a wheel", hint=_EXAMPLE)
@@ -101,16 +100,12 @@ def _named_release(path: Path) -> Version:
             f"{path}: is a wheel of {name.project}, not of vllm",
             hint=_EXAMPLE,
         )
-    return name.version
-
-
-def _require_cpu(path: Path, cpu: str) -> None:
-    cpus = wheel_name(path.name).cpus
-    if cpus != {cpu}:
+    if name.cpus != {cpu}:
         raise UsageError(
-            f"{path}: is for {' or '.join(sorted(cpus))}, not for {cpu}",
-            hint=f"--cpu {min(cpus)} if that is meant, or name the other wheel",
+            f"{path}: is for {' or '.join(sorted(name.cpus))}, not for {cpu}",
+            hint=f"--cpu {min(name.cpus)} if that is meant, or name the other wheel",
         )
+    return name.version
 
 
 def _refuse_repacked(wheel: WheelFile, cpu: str) -> None:

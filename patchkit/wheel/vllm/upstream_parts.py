@@ -6,7 +6,6 @@ That wheel holds them as they are installed: Python, headers, and libraries that
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -16,14 +15,13 @@ from pathlib import Path, PurePosixPath
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from patchkit.digests import sha256_of
 from patchkit.errors import ProofError, SourceError, UsageError, translated
 from patchkit.recipes.vllm.build import KnownSource, known_externals
 from patchkit.source.fetch import Progress, fetch
 from patchkit.target import Target
 from patchkit.wheel.device.inspect import Binary, inspect_wheel
 from patchkit.wheel.device.libraries import Judged, Use, cuda_major, judge_libraries
-from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.file.wheelfile import WheelFile, record_digest
 from patchkit.wheel.vllm.repack_origin import upstream_wheels
 
 
@@ -167,7 +165,9 @@ def prove_parts(wheel: WheelFile, folder: Path, option: str) -> str:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in files:
         member = path.relative_to(folder).as_posix()
-        if _member_digest(wheel, member) != sha256_of(path):
+        digest = record_digest([path.read_bytes()])
+        is_there = member in wheel.members
+        if not is_there or record_digest(wheel.unpacked(member)) != digest:
             raise ProofError(
                 f"{member} of {option} is not in the wheel as upstream's wheel has it",
                 why="it was not installed, or another source installs a file of that name",
@@ -175,17 +175,6 @@ def prove_parts(wheel: WheelFile, folder: Path, option: str) -> str:
             )
 
     return f"{option}: {len(files)} files are those of upstream's wheel"
-
-
-def _member_digest(wheel: WheelFile, path: str) -> str:
-    """Return the SHA-256 of a member as hex, "" if the wheel has none of that name."""
-    if path not in wheel.members:
-        return ""
-
-    digest = hashlib.sha256()
-    for chunk in wheel.unpacked(path):
-        digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _require_serving(

@@ -17,12 +17,12 @@ import pytest
 
 from patchkit.edit.splice import git_diff
 from patchkit.elf import read_dynamic
-from patchkit.wheel.build.torch_toolkit import HEADERS, LIBRARIES
 from patchkit.wheel.file.sbom import wheel_sbom
 from patchkit.wheel.wheelhouse.verify import check_files
 from support.building import HERE, SMALL_VLLM, TORCH, VLLM_VERSION, wheels
 from support.comparing import first_member
 from support.needed import need, need_headers
+from support.small_torch import HEADERS, LIBRARIES
 from support.wheels import write_wheel
 
 pytestmark = pytest.mark.e2e

@@ -55,9 +55,7 @@ def test_an_environment_is_made_once(tmp_path, monkeypatch):
     assert again == made
     # It was not made anew, so the change is still there, and is what the check is for.
     with pytest.raises(BuildError, match="no CUDA: it is for CPUs alone"):
-        require_torch(
-            installed_torch(again.python), "2.11.0", "13.0", "after the build"
-        )
+        require_torch(installed_torch(again.python), "2.11.0", "13.0")
 
 
 def test_two_builds_do_not_make_the_same_folder(tmp_path):
@@ -93,9 +91,9 @@ def test_two_builds_do_not_make_the_same_folder(tmp_path):
 def test_torch_must_be_the_release_with_that_cuda(version, cuda, fine):
     found = InstalledTorch(python=Path("/venv/bin/python"), version=version, cuda=cuda)
     if fine:
-        return require_torch(found, "2.11.0", "13.2", "before the build")
+        return require_torch(found, "2.11.0", "13.2")
     with pytest.raises(BuildError, match=f"before the build, torch is {version[:6]}"):
-        require_torch(found, "2.11.0", "13.2", "before the build")
+        require_torch(found, "2.11.0", "13.2")
     return None
 
 
