@@ -43,7 +43,6 @@ SMOKE_TEST = read_toml(
 _FIGURES = (
     "device",
     "capability",
-    "driver",
     "torch",
     "cuda",
     "free_gib",

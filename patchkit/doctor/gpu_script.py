@@ -145,24 +145,12 @@ def try_device(_: Answer) -> Answer:
         "figures": {
             "device": device.name,
             "capability": f"{device.major}.{device.minor}",
-            "driver": _driver_version(),
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
             "free_gib": round(free / _BYTES_PER_GIB, 2),
             "memory_gib": round(memory / _BYTES_PER_GIB, 2),
         }
     }
-
-
-def _driver_version() -> str:
-    """Return the first word with a digit in front, "" without the driver."""
-    file = Path("/proc/driver/nvidia/version")
-    if file.is_file():
-        line = file.read_text(encoding="utf-8").partition("\n")[0]
-        for word in line.split():
-            if word[:1].isdigit():
-                return word
-    return ""
 
 
 def try_triton(_: Answer) -> Answer:

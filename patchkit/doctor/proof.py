@@ -213,11 +213,10 @@ def check_free(reports: Sequence[NodeReport]) -> None:
 
 def plan_parts() -> dict[Callable[[ProofRequest], Iterable[GpuStep]], list[str]]:
     """Return the functions that run parts, in order, with the names of their parts."""
-    groups = PROOF_SETTINGS["kernel"]["groups"]
     paths = PROOF_SETTINGS["nccl"]["paths"]
     return {
         try_gpu: [step["step"] for step in SMOKE_TEST["step"]],
-        call_kernels: [f"kernel-{group}" for group in groups],
+        call_attention: [PROOF_SETTINGS["kernel"]["step"]],
         build_models: [f"routing-{name}" for name in PROOF_SETTINGS["models"]],
         time_paths: [f"nccl-{path}" for path in paths],
         measure_starts: ["serve-cold", "serve-warm"],
@@ -278,30 +277,20 @@ def try_gpu(request: ProofRequest) -> Iterator[GpuStep]:
         yield GpuStep(**fields)
 
 
-def call_kernels(request: ProofRequest) -> Iterator[GpuStep]:
-    """Yield each group's kernel, called with an empty cache, then with the cache of that call."""
-    settings = PROOF_SETTINGS["kernel"]
-    steps = []
-    for group in settings["groups"]:
-        step = {
-            **settings,
-            "step": f"kernel-{group}",
-            "script": "kernel",
-            "group": group,
-            "variables": {"CUDA_CACHE_PATH": str(request.folder / group)},
-        }
-        steps.append(step)
+def call_attention(request: ProofRequest) -> Iterator[GpuStep]:
+    """Yield the first call of a kernel with an empty cache, and with the cache of that call."""
+    cache = {"CUDA_CACHE_PATH": str(request.folder / "cache")}
+    steps = [{**PROOF_SETTINGS["kernel"], "variables": cache}]
+    (empty,) = run_beside(request, steps)
+    (full,) = run_beside(request, steps)
 
-    with_empty_cache = run_beside(request, steps)
-    with_full_cache = run_beside(request, steps)
-    for empty, full in zip(with_empty_cache, with_full_cache, strict=True):
-        first_again = full.figures.get("first_s", "?")
-        worse = full if empty.state == "ok" else empty
-        yield replace(
-            worse,
-            figures={**empty.figures, "first_kept_s": first_again},
-            seconds=round(empty.seconds + full.seconds, 2),
-        )
+    first_again = full.figures.get("first_s", "?")
+    worse = full if empty.state == "ok" else empty
+    yield replace(
+        worse,
+        figures={**empty.figures, "first_kept_s": first_again},
+        seconds=round(empty.seconds + full.seconds, 2),
+    )
 
 
 def build_models(request: ProofRequest) -> Iterator[GpuStep]:

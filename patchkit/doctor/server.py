@@ -13,6 +13,7 @@ from patchkit.finding import Finding
 from patchkit.http_exchange import PathAnswer
 
 _FULL = 0.95  # of the KV cache: no room for another long request is left
+_NO_SUCH_PATH = (400, 404, 405, 501)  # for a question of this kind
 _COUNTED = {
     "preemptions": "server-preemptions",
     "failed": "server-errors",
@@ -143,19 +144,13 @@ def _judge_load(answers: ServerAnswers) -> _Judged:
 def _judge_token(answers: ServerAnswers, answer: TokenAnswer) -> _Judged:
     """Yield the findings about a question that wants one token."""
     refusal = {"status": answer.status, "said": answer.said or answer.trouble}
-
-    has_refused = answer.status not in (0, 200)
+    is_refused = answer.status not in (0, 200) or answer.said and not answer.fields
     if answer.fields == EMBEDDING:
         refusal["said"] = "an embedding or a score came"
         yield "server-token-other", refusal
-    elif answer.status in (
-        400,
-        404,
-        405,
-        501,
-    ):
+    elif answer.status in _NO_SUCH_PATH:
         yield "server-token-other", refusal
-    elif has_refused or (answer.said and not answer.fields):
+    elif is_refused:
         yield "server-token-refused", refusal
     elif answer.fields:
         yield "server-token", {"ms": f"{answer.ms:.0f}"}

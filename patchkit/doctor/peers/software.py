@@ -24,7 +24,6 @@ from patchkit.quoting import quoted
 _INSTALL = "patchkit cluster install"
 _DISTRIBUTIONS = ("vllm", "torch", "triton")
 _SHOWN = 12  # digits of a digest in a finding
-_NO_NCCL = ("", "")
 _NO_MODEL = "no model is pinned in cluster.toml, and none was started from a folder"
 
 
@@ -39,59 +38,42 @@ def software_findings(
         return
 
     contents = {}
-    lacking = []
     for node in nodes:
         has_vllm = node.facts and node.facts.host.versions["vllm"]
         if node.contents and has_vllm:
             contents[node.node] = node.contents
-        else:
-            lacking.append(node.node)
-    if len(contents) > 1:
-        yield from _compare_contents(contents)
-        return
 
-    where = ", ".join(node.node for node in nodes)
-    names = ", ".join(lacking)
-    reason = f"there is nothing to compare: no vLLM is known of {names}"
+    names = [node.node for node in nodes]
+    lacking = ", ".join(name for name in names if name not in contents)
     for about in ("nccl", *_DISTRIBUTIONS):
-        yield unchecked(about, where, reason)
+        if len(contents) > 1:
+            yield _compare(about, contents)
+        else:
+            reason = f"there is nothing to compare: no vLLM is known of {lacking}"
+            yield unchecked(about, ", ".join(names), reason)
 
 
-def _compare_contents(contents: Mapping[str, PythonContents]) -> Iterator[Finding]:
-    """Yield whether the libnccl in use and the distributions are the same on all nodes."""
-    # The host's checks compare vLLM's libnccl with torch's.
-    copies = {}
-    for node, content in contents.items():
-        nccl = content.nccl
-        copies[node] = nccl.get("vllm") or nccl.get("torch", _NO_NCCL)
+def _installed(about: str, content: PythonContents) -> tuple[str, str]:
+    """Return the version and the digest of a distribution, or of the loaded libnccl."""
+    if about == "nccl":
+        # The machine's check compares vLLM's libnccl with torch's.
+        copies = content.nccl
+        return copies.get("vllm") or copies.get("torch", ("", ""))
 
-    yield _compare(
-        "nccl",
-        copies,
-        "no libnccl is known to be loaded everywhere",
-    )
-    for name in _DISTRIBUTIONS:
-        row = {}
-        for node, content in contents.items():
-            version = content.versions.get(name, "")
-            row[node] = (version, content.digests.get(name, ""))
-        yield _compare(name, row, "it is installed on no node")
+    return content.versions.get(about, ""), content.digests.get(about, "")
 
 
-def _compare(
-    about: str,
-    row: Mapping[str, tuple[str, str]],
-    nothing_known: str,
-) -> Finding:
+def _compare(about: str, contents: Mapping[str, PythonContents]) -> Finding:
     """Return whether all nodes have the same version and digest; unknown digests do not differ."""
-
+    row = {node: _installed(about, content) for node, content in contents.items()}
     where = ", ".join(row)
     versions = {version for version, _digest in row.values()}
     digests = {sha256 for _version, sha256 in row.values()}
 
-    is_unknown = about == "nccl" and "" in digests
-    if is_unknown or versions == {""}:
-        return unchecked(about, where, nothing_known)
+    if about == "nccl" and "" in digests:
+        return unchecked(about, where, "no libnccl is known to be loaded everywhere")
+    if versions == {""}:
+        return unchecked(about, where, "it is installed on no node")
     if len(versions) == 1 and len(digests - {""}) < 2:
         return make_fine(about, where, version=versions.pop())
 
@@ -133,12 +115,10 @@ def model_findings(
 
     names = ", ".join(node.node for node in nodes)
     for number in range(count):
-        whole = {}
+        prints = {node.node: node.models[number] for node in nodes if node.models}
+        whole = {name: model for name, model in prints.items() if not model.problem}
         for node in nodes:
-            if node.models and not node.models[number].problem:
-                whole[node.node] = node.models[number]
-        for node in nodes:
-            yield from check_model(node, file, number, whole)
+            yield from check_model(node, file, prints.get(node.node), whole)
         if len(nodes) > 1:
             yield _check_same_model(file, names, whole)
 
@@ -147,11 +127,10 @@ def model_findings(
 def check_model(
     node: NodeReport,
     file: ClusterFile,
-    number: int,
+    model: ModelPrint | None,
     whole: Mapping[str, ModelPrint],
 ) -> Outcome:
-    models = require(node.models or None, node.why_not("models"))
-    model = models[number]
+    model = require(model, node.why_not("models"))
     if model.problem:
         command = _copy_command(file, node.node, model, whole)
         return node.find("model", model=model, command=command)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import (
-    Container,
     Iterator,
     Mapping,
     Sequence,
@@ -143,27 +142,19 @@ def check_ports_taken(
     # A rank that runs has its ports: others listen elsewhere, or share the server's.
     is_running = _is_on(unit) and node.state is not None
 
-    findings = []
-    for port, listener in _strange_listeners(node, needs).items():
-        if not is_running or _shares_port(node, listener):
-            serves = port == file.serve.port and bool(node.serving)
-            findings.append(_describe_taken(node, listener, needs, serves=serves))
-    shown = ", ".join(map(str, sorted(needs)))
-    return findings or {"ports": shown}
-
-
-def _strange_listeners(
-    node: NodeReport,
-    needs: Container[int],
-) -> dict[int, Listener]:
-    """Return the listeners at needed ports that are not of the node's rank."""
-
     ranks = {process.pid for process in node.processes or ()}
-    listeners = {}
+    strangers = {}
     for listener in node.listeners or ():
         if listener.port in needs and listener.pid not in ranks:
-            listeners[listener.port] = listener
-    return listeners
+            strangers[listener.port] = listener
+
+    findings = [
+        _describe_taken(node, listener, needs, file.serve.port)
+        for listener in strangers.values()
+        if not is_running or _shares_port(node, listener)
+    ]
+    shown = ", ".join(map(str, sorted(needs)))
+    return findings or {"ports": shown}
 
 
 def _shares_port(node: NodeReport, listener: Listener) -> bool:
@@ -177,8 +168,7 @@ def _describe_taken(
     node: NodeReport,
     listener: Listener,
     needs: Mapping[int, str],
-    *,
-    serves: bool,
+    server_port: int,
 ) -> Finding:
     """Return who has a port; a server that answers requests may be in use: it is not killed."""
     port = listener.port
@@ -195,6 +185,7 @@ def _describe_taken(
     free = port + 1
     while free in needs:
         free += 1
+    serves = port == server_port and node.serving
     return node.find(
         "port-serves" if serves else "port",
         listener=listener,

@@ -276,13 +276,13 @@ def test_what_cannot_run_says_why_and_an_interrupt_keeps_the_rest(
         node="x", python=sys.executable, variables={"PYTHONPATH": str(tmp_path)}
     )
     request = SimpleNamespace(nodes=[node], vllm="1", free_gib=99.0, folder=tmp_path)
-    runs = (start, proof.call_kernels, end, print)
+    runs = (start, proof.call_attention, end, print)
     planned = dict(zip(runs, [*proof.plan_parts().values()][:4], strict=True))
     monkeypatch.setattr(proof, "plan_parts", lambda: planned)
     parts, interrupt = proof.run_parts(request, lambda _line: None)
     assert [part.step for part in parts] == PARTS[:-2]
     absent = "torch sees no CUDA device"
-    reasons = ["", *["no cable"] * 4, *[absent] * 2, *["interrupted"] * 6]
+    reasons = ["", *["no cable"] * 4, absent, *["interrupted"] * 6]
     assert [part.reason for part in parts] == reasons
     assert interrupt.exit_code == 130
 
