@@ -144,7 +144,7 @@ def _judge_load(answers: ServerAnswers) -> _Judged:
 def _judge_token(answers: ServerAnswers, answer: TokenAnswer) -> _Judged:
     """Yield the findings about a question that wants one token."""
     refusal = {"status": answer.status, "said": answer.said or answer.trouble}
-    is_refused = answer.status not in (0, 200) or answer.said and not answer.fields
+    is_refused = answer.status not in (0, 200) or (answer.said and not answer.fields)
     if answer.fields == EMBEDDING:
         refusal["said"] = "an embedding or a score came"
         yield "server-token-other", refusal
