@@ -1,14 +1,14 @@
-"""Make fixes of the patches that a user names: exact lines decide, or a merge by git."""
+"""Make fixes of the patches that a user names: exact lines decide."""
 
 from __future__ import annotations
 
-import contextlib
 import email.parser
 import email.policy
 import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
+from os.path import commonprefix
 from pathlib import Path
 
 from patchkit.digests import digest
@@ -17,21 +17,17 @@ from patchkit.edit.splice import Edit, line_of
 from patchkit.edit.text import new_file
 from patchkit.errors import DriftError
 from patchkit.patching.fix import Fix, Observation, Patch, Request, found, places
-from patchkit.patching.user_diff import (
-    FileDiff,
-    Trial,
-    fits_once,
-    parse_diff,
-    try_diff,
-)
+from patchkit.patching.user_diff import FileDiff, parse_diff, try_diff
 from patchkit.reading import read_text
 from patchkit.source.detect import projects
-from patchkit.source.git import merge_texts, read_blob
 from patchkit.source.tree import SourceTree
 
 _LONGEST_SUBJECT = 1000  # characters: some megabytes of encoded words take all memory
 _HALF = "half of the patch is in the code"
-_HINT = "take the patch's version for this release, or leave it out"
+_HINT = (
+    "take the patch's version for this release, or leave it out; leave a fix of the same lines "
+    "out with --without"
+)
 
 
 def read_patches(paths: Sequence[Path]) -> tuple[Patch, ...]:
@@ -81,18 +77,7 @@ def _patch_fix(patch: Patch) -> Fix:
     """Return the fix that a patch is: no table knows releases that need it."""
 
     def look(tree: SourceTree, _request: Request) -> Observation:
-        files = parse_diff(patch.text, patch.id)
-
-        try:
-            return _look_at(patch, files, tree)
-        except DriftError as error:
-            with contextlib.suppress(DriftError):
-                _look_at(patch, files, replace(tree, overlay={}))
-                error.why = (
-                    "it fits the release, but a fix or a patch before it is in its way"
-                )
-                error.hint = "leave that one out with --without"
-            raise
+        return _look_at(patch, tree)
 
     return Fix(
         id=patch.id,
@@ -106,12 +91,9 @@ def _patch_fix(patch: Patch) -> Fix:
     )
 
 
-def _look_at(
-    patch: Patch,
-    files: Sequence[FileDiff],
-    tree: SourceTree,
-) -> Observation:
+def _look_at(patch: Patch, tree: SourceTree) -> Observation:
     """Return what a patch would do to a tree. Raises DriftError if it does not fit."""
+    files = parse_diff(patch.text, patch.id)
     parts = projects()[tree.project].parts
     used = [file for file in files if file.path.startswith(parts)]
     left_out = ", ".join(file.path for file in files if file not in used)
@@ -178,7 +160,7 @@ def _edits_of(file: FileDiff, tree: SourceTree) -> list[Edit]:
         place_of(tree.root, path)
         trial = try_diff(file, None)
         if trial.after is None:
-            raise _drift(f"{path}: {trial.trouble}", "git cannot create it")
+            raise _drift(trial.problem, "git cannot create it")
         return new_file(path, tree.find(path), trial.after, note="by a patch")
 
     text = tree.read(path)
@@ -190,99 +172,18 @@ def _edits_of(file: FileDiff, tree: SourceTree) -> list[Edit]:
         # Lines that repeat: those at which the diff says that they are decide.
         fits = not forward.moved
         is_done = not reverse.moved
-
-    if fits and not is_done:
-        _require_one_place(file, text, forward)
-        return _edit_between(path, text, str(forward.after))
-    if is_done and not fits:
-        _require_one_place(file, text, reverse, "--reverse")
+    if fits == is_done:
+        problem = forward.problem or f"{path}: fits, and is in already"
+        raise _drift(problem, "the code has other lines there, or half of the patch")
+    if is_done or forward.after in (None, text):
         return []
-    return _merged_edits(file, tree, text, forward, reverse)
+    return [_edit_between(path, text, forward.after)]
 
 
-def _require_one_place(
-    file: FileDiff,
-    text: str,
-    trial: Trial,
-    *options: str,
-) -> None:
-    """Raise DriftError if hunks fit at other lines than their own, and at several."""
-    if trial.moved and not fits_once(file, text, trial.after, *options):
-        raise _unclear_place(file.path)
-
-
-def _unclear_place(path: str) -> DriftError:
-    return _drift(
-        f"{path}: the patch fits, and which place is meant is not clear",
-        "its lines are there several times, and not at the line that it names",
-    )
-
-
-def _edit_between(path: str, text: str, after: str) -> list[Edit]:
-    """Return the edit that makes ``after`` of a text; none if they are equal."""
-    if after == text:
-        return []
-    start = _common_length(text, after)
-    reversed_ends = (text[start:][::-1], after[start:][::-1])
-    tail = _common_length(*reversed_ends)
+def _edit_between(path: str, text: str, after: str) -> Edit:
+    """Return the edit that makes ``after`` of a text."""
+    start = len(commonprefix([text, after]))  # noqa: RUF071
+    ends = [text[start:][::-1], after[start:][::-1]]
+    tail = len(commonprefix(ends))  # noqa: RUF071
     replacement = after[start : len(after) - tail]
-    return [Edit(path, start, len(text) - tail, replacement, "by a patch")]
-
-
-def _common_length(text: str, after: str) -> int:
-    """Return how many characters are the same at the begin of both texts."""
-    for index, (before, now) in enumerate(zip(text, after, strict=False)):
-        if before != now:
-            return index
-    return min(len(text), len(after))
-
-
-def _merged_edits(
-    file: FileDiff,
-    tree: SourceTree,
-    text: str,
-    forward: Trial,
-    reverse: Trial,
-) -> list[Edit]:
-    """Return the edits of a merge by git. Raises DriftError if it is not possible or not clear."""
-    hunks_in = forward.rejected.keys() - reverse.rejected.keys()
-
-    why = "exact lines decide: only of a git checkout could git merge it"
-    if tree.kind == "git":
-        merged = _merge_by_git(file, tree, text)
-        is_clear = merged == text or not hunks_in
-        if merged is not None and is_clear:
-            return _edit_between(file.path, text, merged)
-        blob = file.blob or "no id"
-        why = f"the checkout lacks the text that it was made against, {blob}"
-
-    if not forward.rejected:
-        raise _unclear_place(file.path)
-
-    number = min(hunks_in or forward.rejected)
-    where = f"{file.path}:{forward.rejected[number]}: hunk {number}"
-    if hunks_in and reverse.rejected:
-        missing = min(reverse.rejected)
-        raise _drift(f"{where} is in already, and hunk {missing} is not", _HALF)
-    raise _drift(f"{where} does not fit", why)
-
-
-def _merge_by_git(file: FileDiff, tree: SourceTree, text: str) -> str | None:
-    """Return a text with the changes of both sides; None without the text that they started from.
-
-    Raises DriftError where they conflict.
-    """
-    base = read_blob(tree.root, file.blob)
-    trial = try_diff(file, base)
-    if trial.after is None or trial.moved:
-        return None
-
-    done = merge_texts(ours=text, base=base, theirs=trial.after)
-    if done.status == 0:
-        return done.output
-
-    _before, _mark, conflict = done.output.partition("<<<<<<< ours\n")
-    ours, _mark, _theirs = conflict.partition("=======\n")
-    line = line_of(text, max(text.find(ours), 0))
-    what = f"{file.path}:{line}: git cannot merge it"
-    raise _drift(what, f"both changed it since {file.blob}")
+    return Edit(path, start, len(text) - tail, replacement, "by a patch")

@@ -10,7 +10,6 @@ from pathlib import Path
 from posixpath import normpath
 
 from patchkit.durable.atomic import replacing
-from patchkit.durable.staging import ScratchFolder
 from patchkit.errors import HashMismatchError, SourceError, StorageError, translated
 from patchkit.follow import Completed, Resources
 from patchkit.process import attempt
@@ -154,16 +153,6 @@ def read_blob(root: Path, blob: str) -> str:
     return attempt(*words, env=os.environ | NO_FETCH).output
 
 
-def merge_texts(**texts: str) -> Completed:
-    """Merge ``ours`` and ``theirs``, which come of ``base``; the status is 0 without a conflict."""
-    with ScratchFolder() as folder:
-        for name, text in texts.items():
-            (Path(folder) / name).write_text(text, encoding="utf-8")
-        return call_git_alone(
-            Path(folder), "merge-file", "-p", "ours", "base", "theirs"
-        )
-
-
 def call_git_alone(folder: Path, *arguments: str, input: bytes = b"") -> Completed:  # noqa: A002
     """Run git in a folder that is no repository, without anybody's settings and attributes.
 
@@ -194,7 +183,7 @@ def call_git_alone(folder: Path, *arguments: str, input: bytes = b"") -> Complet
 
     if not done.started:
         raise done.error(
-            why="git reads, applies and merges the diffs that --patch names",
+            why="git reads and applies the diffs that --patch names",
             hint="install git, or leave --patch out",
         )
     return done
