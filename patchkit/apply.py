@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from patchkit.target import Target, targets
 
 @frozen
 class Draft:
-    """All that is known before an apply writes: the plan, its texts, and how it would end.
+    """All that is known before an apply writes: the plan, and how it would end.
 
     ``plan`` is None if the ledger says that this very request was carried out already.
     """
@@ -41,7 +41,6 @@ class Draft:
     request: Request
     outcome: Applied
     plan: Plan | None = None
-    texts: Texts = field(default_factory=dict)
 
 
 def apply(
@@ -81,6 +80,7 @@ def prepare(
     workspace: Workspace, recipe: Recipe, request: Request, *, anew: bool = False
 ) -> Draft:
     """Plan and prove. A ledger of this very request saves both; its proofs are then shown."""
+    plan = None
     ledger = workspace.ledger
     verdicts = None if anew else known_verdicts(workspace, recipe, request)
     if ledger is not None and verdicts is not None:
@@ -90,21 +90,16 @@ def prepare(
             recorded_proofs=ledger.proofs,
             recorded_by=f"patchkit {ledger.patchkit}{day}",
         )
-        return Draft(
-            workspace=workspace, recipe=recipe, request=request, outcome=outcome
-        )
+    else:
+        plan = plan_for(workspace, recipe, request)
+        outcome = Applied(verdicts=plan.verdicts, proofs=prove(plan))
 
-    plan = plan_for(workspace, recipe, request)
-    # Before the proofs, so that the commit notices what is written meanwhile.
-    texts = plan.texts
-    proofs = prove(plan)
     return Draft(
         workspace=workspace,
         recipe=recipe,
         request=request,
-        outcome=Applied(verdicts=plan.verdicts, proofs=proofs),
+        outcome=outcome,
         plan=plan,
-        texts=texts,
     )
 
 
@@ -119,24 +114,19 @@ def finish(
     A dry run only names them.
     """
     workspace = draft.workspace
-    outcome = draft.outcome
+    plan = draft.plan
     if dry_run:
-        return replace(outcome, pending=(*draft.texts, *libraries))
+        texts = plan.texts if plan else ()
+        return replace(draft.outcome, pending=(*texts, *libraries))
 
-    if draft.plan is not None:
-        return commit_plan(
-            workspace,
-            draft.recipe,
-            draft.plan,
-            draft.texts,
-            outcome.proofs,
-            libraries,
-        )
+    if plan is not None:
+        proofs = draft.outcome.proofs
+        return commit_plan(workspace, draft.recipe, plan, proofs, libraries)
     if not libraries:
-        return outcome
+        return draft.outcome
 
     written = commit_libraries(workspace, libraries, draft.request.target)
-    return replace(outcome, written=written)
+    return replace(draft.outcome, written=written)
 
 
 def plan_for(workspace: Workspace, recipe: Recipe, request: Request) -> Plan:

@@ -58,12 +58,12 @@ def commit_plan(
     workspace: Workspace,
     recipe: Recipe,
     plan: Plan,
-    texts: Texts,
     proofs: tuple[str, ...],
     libraries: Mapping[str, Path] = NO_LIBRARIES,
 ) -> Applied:
     """Write the texts of a plan, with the ledger and the originals: all files or none."""
     tree = workspace.tree
+    texts = plan.texts
     verdicts = tuple(map(mark_applied, plan.verdicts))
     files = {}
     for path, (before, after) in texts.items():

@@ -15,31 +15,22 @@ from patchkit.patching.fix import Fix
 def load_fixes(home: Path, names: Sequence[str]) -> tuple[Fix, ...]:
     """Import the fixes of the recipe in ``home``, in the order of its ``recipe.toml``.
 
-    Raises RecipeError, with the file, unless there is a file for each name and a name for each
-    file, and every file runs and holds the fix of its name.
+    Raises RecipeError, with file and line, for one that does not run.
     """
-    files = {file.stem: file.resolve() for file in (home / "fixes").glob("[!_]*.py")}
-    for name in sorted(files.keys() ^ set(names)):
-        table = (home / "recipe.toml").resolve()
-        problem = f"its list and fixes/ differ: {name} is in one of them alone"
-        raise _mistake_at(table, problem)
+    return tuple(_load_fix(home, name) for name in names)
 
-    fixes = []
-    for name in names:
-        try:
-            module = importlib.import_module(
-                f"patchkit.recipes.{home.name}.fixes.{name}"
-            )
-        except (OSError, MemoryError):
-            raise
-        except Exception as error:
-            raise _mistake_of(files[name], error) from error
-        fix = getattr(module, "FIX", None)
-        if not isinstance(fix, Fix) or fix.id != name:
-            raise _mistake_at(files[name], f'holds no FIX = kit.Fix(id="{name}", …)')
 
-        fixes.append(fix)
-    return tuple(fixes)
+def _load_fix(home: Path, name: str) -> Fix:
+    try:
+        module = importlib.import_module(f"patchkit.recipes.{home.name}.fixes.{name}")
+        fix: Fix = module.FIX
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        file = (home / "fixes" / f"{name}.py").resolve()
+        hint = "correct it, or install patchkit again"
+        raise _mistake_of(file, error, hint) from error
+    return fix
 
 
 @contextlib.contextmanager
@@ -58,9 +49,8 @@ def explain_failure(fix: Fix) -> Iterator[None]:
             raise _too_deep(fix) from None
 
         file = Path(fix.look.__code__.co_filename).resolve()
-        mistake = _mistake_of(file, error)
-        mistake.hint = f"leave it out with --without {fix.id}, and report it"
-        raise mistake from error
+        hint = f"leave it out with --without {fix.id}, and report it"
+        raise _mistake_of(file, error, hint) from error
 
 
 def _causes_of(error: BaseException) -> Iterator[BaseException]:
@@ -79,23 +69,19 @@ def _too_deep(fix: Fix) -> DriftError:
     )
 
 
-def _mistake_of(file: Path, error: Exception) -> RecipeError:
+def _mistake_of(file: Path, error: Exception, hint: str) -> RecipeError:
     """Return the error for a file that does not run, with the line in it that is at fault."""
     if isinstance(error, SyntaxError):
         # The file may import a helper that is at fault: a SyntaxError names its file itself.
-        place = Path(error.filename or file)
-        return _mistake_at(place, f"{error.msg}", error.lineno or 1)
-
-    line = 1
-    for step in traceback.extract_tb(error.__traceback__):
-        if Path(step.filename).resolve() == file:
-            line = step.lineno or 1
-    return _mistake_at(file, f"{type(error).__name__}: {error}", line)
-
-
-def _mistake_at(file: Path, problem: str, line: int = 1) -> RecipeError:
+        place = f"{error.filename}:{error.lineno}"
+        problem = error.msg
+    else:
+        steps = traceback.extract_tb(error.__traceback__)
+        lines = [step.lineno for step in steps if Path(step.filename).resolve() == file]
+        place = f"{file}:{lines[-1] if lines else 1}"
+        problem = f"{type(error).__name__}: {error}"
     return RecipeError(
-        f"{file}:{line}: {problem}",
+        f"{place}: {problem}",
         why="the file was edited by hand, or belongs to another version of patchkit",
-        hint="correct it, or install patchkit again",
+        hint=hint,
     )

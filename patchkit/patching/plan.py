@@ -29,22 +29,16 @@ _LEFT_OUT = "left out with --without"
 
 @frozen
 class Plan:
-    """Verdicts in order, the tree as it is (``stock``) and as it would be (``patched``)."""
+    """Verdicts in order, the tree as it is (``stock``) and as it would be (``patched``).
+
+    ``texts`` are those of the files that change, as they were when the plan was made.
+    """
 
     request: Request
     stock: SourceTree
     patched: SourceTree
     verdicts: tuple[Verdict, ...]
-
-    @property
-    def texts(self) -> Texts:
-        """Every file that changes, sorted by path."""
-        texts: Texts = {}
-        for path, after in sorted(self.patched.overlay.items()):
-            before = self.stock.find(path)
-            if before != after:
-                texts[path] = (before, after)
-        return texts
+    texts: Texts
 
     @property
     def drifted(self) -> list[Verdict]:
@@ -79,7 +73,18 @@ def make_plan(tree: SourceTree, recipe: Recipe, request: Request) -> Plan:
         stock=tree,
         patched=patched,
         verdicts=tuple(verdicts),
+        texts=_changed_texts(tree, patched),
     )
+
+
+def _changed_texts(stock: SourceTree, patched: SourceTree) -> Texts:
+    """Return every file that changes, sorted by path."""
+    texts: Texts = {}
+    for path, after in sorted(patched.overlay.items()):
+        before = stock.find(path)
+        if before != after:
+            texts[path] = (before, after)
+    return texts
 
 
 def _check_selection(ids: list[str], request: Request) -> None:

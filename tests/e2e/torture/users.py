@@ -154,10 +154,9 @@ def _of_a_tree(release: Path, root: Path) -> Iterator[User]:
         target=targets()["gb10"], arch="native", also=frozenset({"moe_configs"})
     )
     plan = plan_for(open_workspace(release), recipe, request)
-    texts = plan.texts
     for path in {
         *MARKERS,
-        *(each for each, (before, _) in texts.items() if before is not None),
+        *(each for each, (before, _) in plan.texts.items() if before is not None),
     }:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(release / path, root / path)
@@ -174,7 +173,7 @@ def _of_a_tree(release: Path, root: Path) -> Iterator[User]:
         recover()
         with locked(root):
             workspace = read_workspace(detect(root), writing=True)
-            commit_plan(workspace, recipe, plan, texts, ("not run",))
+            commit_plan(workspace, recipe, plan, ("not run",))
 
     yield _user("apply", root, apply, recover)
     yield _user("revert", root, lambda: revert(root), recover)
