@@ -34,7 +34,7 @@ from patchkit.durable.paths import (
     place_of,
 )
 from patchkit.durable.signals import committed, deferred, undeferred
-from patchkit.durable.staging import make_folders, move, second_name, write_staged
+from patchkit.durable.staging import make_folders, second_name, write_staged
 from patchkit.errors import (
     NOTHING,
     DriftError,
@@ -289,7 +289,7 @@ class Journal:
 
             if step.after:
                 make_folders(place.parent)
-                move(self.folder / "after" / str(number), place)
+                (self.folder / "after" / str(number)).rename(place)
             else:
                 place.unlink()
             touched.add(place.parent)
@@ -357,7 +357,7 @@ class Journal:
                     continue
 
                 if step.before:
-                    move(self.folder / "before" / str(number), place)
+                    (self.folder / "before" / str(number)).rename(place)
                 else:
                     place.unlink()
                 touched.add(place.parent)

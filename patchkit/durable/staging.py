@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import stat
@@ -69,23 +68,6 @@ def make_folders(folder: Path) -> None:
         give(handle, None, folder.parent, mode=mode)
     finally:
         os.close(handle)
-
-
-def move(source: Path, place: Path) -> None:
-    """Move a staged file to its final path, in one rename. Raises OSError."""
-    try:
-        source.rename(place)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-    else:
-        return
-
-    # Renaming does not lead to another mount: a copy beside it first.
-    draft = place.with_name(f".{place.name}.new")
-    draft.unlink(missing_ok=True)
-    write_staged(draft, source.read_bytes(), source.stat(), place.parent)
-    draft.rename(place)
 
 
 def is_full(place: Path) -> bool:

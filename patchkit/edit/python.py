@@ -43,12 +43,16 @@ def swap(
 
     Raises DriftError unless exactly one of the two is found, exactly once.
     """
-    definition = _find_definition(path, text, scope)
-    if _is_done(definition, before, after):
-        return []
+    import libcst as cst
 
+    definition = _find_definition(path, text, scope)
     spans = _find_spans(text, definition, before)
     done = _find_spans(text, definition, after)
+    # An insertion keeps what it is put beside.
+    kept = _equal_runs(cst.parse_module(_dedent_code(after)), before)
+    if len(done) == 1 and len(spans) == len(kept):
+        return []
+
     if len(spans) == 1 and not done:
         start, stop = spans[0]
         line_start = text.rfind("\n", 0, start) + 1
@@ -151,42 +155,6 @@ def _named(body: Sequence[ast.stmt], name: str) -> list[Definition]:
     """Return the definitions of a name in a block."""
     definitions = (node for node in body if isinstance(node, Definition))
     return [node for node in definitions if node.name == name]
-
-
-def _is_done(definition: Definition, before: str, after: str) -> bool:
-    """Return whether a change is in; the standard parser answers, without libcst."""
-    module = ast.Module([definition], [])
-    # An insertion keeps what it is put beside.
-    kept = _count_matches(ast.parse(_dedent_code(after)), before)
-    is_in = _count_matches(module, after) == 1
-    return is_in and _count_matches(module, before) == kept
-
-
-def _count_matches(node: ast.AST, code: str) -> int:
-    """Count the pieces of a syntax tree that equal ``code`` structurally."""
-    pattern: Sequence[ast.AST] = ast.parse(_dedent_code(code)).body
-    runs = _statement_runs(node, len(pattern))
-    match pattern:
-        case [ast.Expr(value=expression)]:
-            pattern = [expression]
-            runs = ([part] for part in ast.walk(node))
-
-    # Kinds are much cheaper to compare than statements that are written out.
-    kinds = list(map(type, pattern))
-    alike = (run for run in runs if list(map(type, run)) == kinds)
-    dumps = list(map(ast.dump, pattern))
-    return sum(list(map(ast.dump, run)) == dumps for run in alike)
-
-
-def _statement_runs(node: ast.AST, length: int) -> Iterator[Sequence[ast.AST]]:
-    """Yield every ``length`` statements that follow each other in a block."""
-    for part in ast.walk(node):
-        for _name, block in ast.iter_fields(part):
-            if not isinstance(block, list) or not block:
-                continue
-            if isinstance(block[0], ast.stmt):
-                for start in range(len(block) - length + 1):
-                    yield block[start : start + length]
 
 
 def _find_spans(text: str, definition: Definition, code: str) -> list[Span]:

@@ -12,7 +12,9 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import dis
 import importlib
+import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
@@ -316,7 +318,7 @@ class _Source:
         module = ast.parse("from __future__ import annotations")
         module.body.append(node)
         code = compile(module, self._path, "exec")
-        return _CompiledPiece(code, tuple(_names_at_once(node)))
+        return _CompiledPiece(code, tuple(_names_at_once(code)))
 
 
 def _imports_of(
@@ -359,20 +361,15 @@ def _module_statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield node
 
 
-def _names_at_once(node: ast.AST) -> Iterator[str]:
+def _names_at_once(code: CodeType) -> Iterator[str]:
     """Yield names that running a definition looks up, not those that calling it does."""
-    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-        yield node.id
-
-    # With `from __future__ import annotations` annotations are never looked up.
-    skipped = {"annotation", "returns"}
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-        skipped.add("body")
-    for name, value in ast.iter_fields(node):
-        children = value if isinstance(value, list) else [value]
-        for child in children:
-            if name not in skipped and isinstance(child, ast.AST):
-                yield from _names_at_once(child)
+    for step in dis.get_instructions(code):
+        if step.opname == "LOAD_NAME":
+            yield step.argval
+        # The body of a class is run at once; that of a function, which has fast locals, is not.
+        body = step.argval
+        if isinstance(body, CodeType) and not body.co_flags & inspect.CO_OPTIMIZED:
+            yield from _names_at_once(body)
 
 
 def _absolute_module(path: str, module: str, level: int) -> str:

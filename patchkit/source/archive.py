@@ -21,12 +21,11 @@ _Parts = tuple[str, ...]  # of a path
 _TRY_AGAIN = "fetch the archive again, from a source that you trust"
 
 
-def unpack(archive: Path, dest: Path, *, progress: Progress | None = None) -> Path:
+def unpack(archive: Path, dest: Path) -> Path:
     """Unpack a .tar.gz, .tar.xz or .tar archive so that ``dest`` is the root of its tree.
 
     The archive's single top-level folder is stripped. ``dest`` must not exist or be an empty
-    directory; missing parents are created. On any failure nothing is left behind. ``progress``
-    counts unpacked bytes. Returns ``dest``.
+    directory; missing parents are created. On any failure nothing is left behind. Returns ``dest``.
 
     Raises SourceError if the archive is damaged or unsafe (naming the member) or if ``dest`` is
     taken, StorageError if the disk refuses.
@@ -54,9 +53,8 @@ def unpack(archive: Path, dest: Path, *, progress: Progress | None = None) -> Pa
 
                 # Every name is judged before anything is written: nothing has to be taken back.
                 top = _check_members(archive, members)
-                reported = _report_members(members, progress)
                 # PEP 706's filter besides: it drops owners, set-uid bits, others' right to write.
-                tar.extractall(scratch, reported, filter="data")
+                tar.extractall(scratch, members, filter="data")
 
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -96,19 +94,6 @@ def _require_vacant(target: Path) -> None:
             why="an archive is never unpacked over other files",
             hint="choose a destination that does not exist yet, or empty this one",
         )
-
-
-def _report_members(
-    members: list[TarInfo], progress: Progress | None
-) -> Iterator[TarInfo]:
-    """Yield the members, and report each to ``progress`` once the consumer is through with it."""
-    total = sum(member.size for member in members)
-    done = 0
-    for member in members:
-        yield member
-        done += member.size
-        if progress is not None:
-            progress(done, total)
 
 
 def _check_members(archive: Path, members: list[TarInfo]) -> str:

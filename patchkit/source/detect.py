@@ -21,7 +21,7 @@ from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_bytes, read_text
 from patchkit.records import RECIPES, RecordError, read_json, read_toml
 from patchkit.source.git import NO_FETCH
-from patchkit.source.releases import guess_release, release_files
+from patchkit.source.releases import guess_release, named_version, release_files
 from patchkit.source.tree import RESTORE, Sandboxed, SourceTree
 
 # setuptools-scm's: what a user says there goes before any tag, in the build as well.
@@ -30,6 +30,7 @@ VERSION_VARIABLE = "SETUPTOOLS_SCM_PRETEND_VERSION_FOR_VLLM"
 FORK = "a fork, which patchkit copied"
 # git describe --long: v0.19.1-12-gabc1234, -0- on the tag itself.
 _DESCRIBED = re.compile(r"(?P<tag>.+)-(?P<distance>\d+)-g(?P<commit>[0-9a-f]+)")
+_RELEASE = re.compile(r"(?P<project>[A-Za-z0-9._-]+)==(?P<version>[^/]+)")
 _ASSIGNED = re.compile(
     r"^(?P<name>NCCL_\w+)[ \t]*:=[ \t]*(?P<value>[^\s#]*)", re.MULTILINE
 )
@@ -129,15 +130,23 @@ def _sdist_version(metadata: Path) -> Version:
     return version
 
 
+def named_release(spec: str, project: str) -> Version | None:
+    """Return the version in ``vllm==X.Y.Z``; None for what names no release of the project."""
+    match = _RELEASE.fullmatch(spec)
+    if match is None or match["project"].lower() != project:
+        return None
+    return named_version(match["version"], f"for example {projects()[project].example}")
+
+
 def project_of(spec: str) -> str:
     """Return the project that ``spec`` is of: a release, a folder, an archive or a URL.
 
     Raises UsageError if neither its name nor its files tell.
     """
     path = Path(spec)
-    release = re.fullmatch(r"([A-Za-z0-9._-]+)==[^/]+", spec)
-    if release and release[1].lower() in projects():
-        return release[1].lower()
+    name = spec.partition("==")[0].lower()
+    if _RELEASE.fullmatch(spec) and name in projects():
+        return name
 
     if path.is_dir() and (project := _project_in(path.resolve())):
         return project

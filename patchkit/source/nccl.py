@@ -23,7 +23,7 @@ from patchkit.errors import (
 )
 from patchkit.frozen import frozen
 from patchkit.source.archive import unpack
-from patchkit.source.detect import detect, projects
+from patchkit.source.detect import detect, named_release, projects
 from patchkit.source.fetch import cache_dir
 from patchkit.source.git import GitSource, commit_archive, parse_git
 from patchkit.source.releases import (
@@ -31,11 +31,9 @@ from patchkit.source.releases import (
     ReleaseFacts,
     guess_release,
     load_facts,
-    named_version,
 )
 
 PROJECT = "nccl"
-_RELEASE = re.compile(r"nccl==(?P<version>[^/\s]+)", re.IGNORECASE)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -86,8 +84,7 @@ def nccl_tree(
     elif source := parse_git(spec):
         _require_commit(source)
         origin = _take_commit(source.url, source.name, offline=offline)
-    elif match := _RELEASE.fullmatch(spec):
-        version = named_version(match["version"], "for example nccl==2.29.7")
+    elif version := named_release(spec, PROJECT):
         check(version)
         origin = _take_release(facts.known(version), facts, offline=offline)
     else:

@@ -15,13 +15,12 @@ from patchkit.durable.staging import ScratchFolder
 from patchkit.errors import SourceError, UsageError
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES
-from patchkit.source.archive import Progress, unpack
-from patchkit.source.detect import detect, projects
-from patchkit.source.fetch import fetch
+from patchkit.source.archive import unpack
+from patchkit.source.detect import detect, named_release, projects
+from patchkit.source.fetch import Progress, fetch
 from patchkit.source.nccl import nccl_tree
-from patchkit.source.releases import guess_release, named_version, read_lock
+from patchkit.source.releases import guess_release, read_lock
 
-_RELEASE = re.compile(r"(?P<project>[A-Za-z0-9._-]+)==(?P<version>[^/]+)")
 Report = Callable[[str], Progress]
 
 
@@ -65,7 +64,8 @@ def resolved(
     An archive or a release is unpacked into ``build/PROJECT-VERSION``, or, without ``keep``, into a
     folder that is removed again. A release that was patched there before is that tree.
     """
-    if before := patched_before(source.spec, source.project):
+    before = _release_folder(source.spec, source.project)
+    if before is not None and (before / ".patchkit").is_dir():
         yield Resolved(before)
         return
 
@@ -73,15 +73,15 @@ def resolved(
     if archive is None:
         yield Resolved(Path(source.spec))
     elif keep:
-        yield _unpack_to_keep(archive, source.project, report)
+        yield _unpack_to_keep(archive, source.project)
     else:
         with ScratchFolder() as scratch:
             place = Path(scratch) / "tree"
-            tree = unpack(archive.path, place, progress=report("Unpacking"))
+            tree = unpack(archive.path, place)
             yield Resolved(tree, archive.locked)
 
 
-def _unpack_to_keep(archive: _Archive, project: str, report: Report) -> Resolved:
+def _unpack_to_keep(archive: _Archive, project: str) -> Resolved:
     """Unpack an archive below build/, unless an earlier run did it."""
     folder = Path("build") / f"{project}-{archive.label}"
     if folder.is_dir() and any(folder.iterdir()):
@@ -89,26 +89,24 @@ def _unpack_to_keep(archive: _Archive, project: str, report: Report) -> Resolved
         _check_version(folder, project, archive.version)
         return Resolved(folder)
 
-    root = unpack(archive.path, folder, progress=report("Unpacking"))
+    root = unpack(archive.path, folder)
     # An interrupt from here on says so, since the folder stays.
     committed(f"{folder} was unpacked")
     return Resolved(root, archive.locked)
 
 
-def patched_before(spec: str, project: str) -> Path | None:
-    """Return the folder below build/ where an earlier run patched this release, if there is one.
+def _release_folder(spec: str, project: str) -> Path | None:
+    """Return the folder below build/ for a release; None for what is none.
 
-    Raises SourceError if another version lies there.
+    Raises SourceError if another version was patched there.
     """
-    version = None if Path(spec).exists() else _release(spec, project)
+    version = None if Path(spec).exists() else named_release(spec, project)
     if version is None:
         return None
 
     folder = Path("build") / f"{project}-{version}"
-    if not (folder / ".patchkit").is_dir():
-        return None
-
-    _check_version(folder, project, version)
+    if (folder / ".patchkit").is_dir():
+        _check_version(folder, project, str(version))
     return folder
 
 
@@ -117,11 +115,10 @@ def patched_tree(spec: str, project: str) -> Path:
 
     Raises UsageError for a release that is not there.
     """
-    version = None if Path(spec).exists() else _release(spec, project)
-    if version is None:
+    folder = _release_folder(spec, project)
+    if folder is None:
         return Path(spec)
 
-    folder = patched_before(spec, project) or Path("build") / f"{project}-{version}"
     if not folder.is_dir():
         raise UsageError(
             f"{spec}: nothing of it is patched in {folder}",
@@ -134,7 +131,7 @@ def patched_tree(spec: str, project: str) -> Path:
 def fetch_release(source: SourceOptions, check: Check, report: Report) -> Path:
     """Return the archive of ``vllm==X.Y.Z`` or ``nccl==X.Y.Z`` in the cache, verified."""
     project = source.project
-    version = _release(source.spec, project)
+    version = named_release(source.spec, project)
     if version is None:
         example = f"for example {projects()[project].example}"
         hint = guess_release(source.spec, projects()) or example
@@ -144,7 +141,7 @@ def fetch_release(source: SourceOptions, check: Check, report: Report) -> Path:
 
     lock = read_lock(RECIPES / project / "lock.toml")
     progress = report(f"Fetching {source.spec}")
-    return fetch(project, version, lock, offline=source.offline, progress=progress)
+    return fetch(project, str(version), lock, offline=source.offline, progress=progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +163,7 @@ def _find_archive(
     if path.is_dir():
         return None
 
-    version = _release(spec, source.project)
+    version = named_release(spec, source.project)
     if source.project == "nccl":
         return _find_nccl_archive(source, check, is_release=version is not None)
     if path.is_file():
@@ -181,8 +178,9 @@ def _find_archive(
             hint=guess_release(spec, projects()) or spelled,
         )
 
-    check(Version(version))
-    return _Archive(fetch_release(source, check, report), version, version, locked=True)
+    check(version)
+    archive = fetch_release(source, check, report)
+    return _Archive(archive, str(version), str(version), locked=True)
 
 
 def _find_nccl_archive(
@@ -196,14 +194,6 @@ def _find_nccl_archive(
         # Commits and archives of one version differ; a release is one thing.
         label += f"-{origin.identity.rpartition(':')[2][:8]}"
     return _Archive(origin.path, str(origin.version), label, is_release)
-
-
-def _release(spec: str, project: str) -> str | None:
-    match = _RELEASE.fullmatch(spec)
-    if match is None or match["project"].lower() != project:
-        return None
-    example = projects()[project].example
-    return str(named_version(match["version"], f"for example {example}"))
 
 
 def _check_version(folder: Path, project: str, version: str) -> None:
