@@ -77,7 +77,7 @@ def commit_archive(
     done = _call_git(repository, *words)
     if done.status:
         raise HashMismatchError(
-            f"{repository}: is damaged: {_last_words(done.errors)}",
+            f"{repository}: is damaged: {done.trouble}",
             why="a file in the cache was changed, or the disk failed",
             hint=f"remove {repository}, then run again",
         )
@@ -159,19 +159,13 @@ def call_git_alone(folder: Path, *arguments: str, input: bytes = b"") -> Complet
     Raises HostError if git is not installed.
     """
     environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("GIT_") and name not in ("HOME", "XDG_CONFIG_HOME")
-    }
-
-    environment |= {
+        "PATH": os.environ.get("PATH", os.defpath),
         "GIT_ATTR_NOSYSTEM": "1",
         "GIT_CEILING_DIRECTORIES": str(folder.resolve().parent),
         "GIT_CONFIG_GLOBAL": os.devnull,
         "GIT_CONFIG_NOSYSTEM": "1",
         "LC_ALL": "C",
     }
-
     done = attempt(
         "git",
         *arguments,
@@ -192,13 +186,13 @@ def call_git_alone(folder: Path, *arguments: str, input: bytes = b"") -> Complet
 def _fetch_commit(url: str, commit: str, repository: Path) -> None:
     """Fetch one commit into a bare repository beside, then put that in place."""
     home = repository.parent
-    try:
+    hint = "free some space, or choose another cache with PATCHKIT_CACHE_DIR"
+    with translated(at=repository, hint=hint):
         home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetch.", dir=home) as scratch:
             fresh = Path(scratch) / "repository"
             # An empty template: the user's may bring hooks.
-            words = ("init", "--quiet", "--bare", "--template=", str(fresh))
-            _call_git(None, *words, check=True)
+            _call_git(fresh, "init", "--quiet", "--bare", "--template=", check=True)
             (fresh / "info").mkdir(exist_ok=True)
             (fresh / "info/attributes").write_text(_ATTRIBUTES, encoding="utf-8")
 
@@ -207,13 +201,11 @@ def _fetch_commit(url: str, commit: str, repository: Path) -> None:
             )
             if done.status:
                 raise StorageError(
-                    f"git cannot fetch the commit {commit} from {url}: {_last_words(done.errors)}",
+                    f"git cannot fetch the commit {commit} from {url}: {done.trouble}",
                     why="there is no network, a proxy or certificate is missing, or the "
                     "repository has no such commit, or does not serve single ones",
                     hint="check the URL, or clone the repository yourself and name the folder",
                 )
-            if _call_git(fresh, "cat-file", "-e", f"{commit}^{{commit}}").status:
-                raise SourceError(f"{commit} is no commit in {url}")
 
             try:
                 fresh.rename(repository)
@@ -221,23 +213,10 @@ def _fetch_commit(url: str, commit: str, repository: Path) -> None:
                 # Another process may have been quicker.
                 if not (repository / "HEAD").is_file():
                     raise
-    except OSError as error:
-        raise StorageError(
-            f"{error.filename or repository}: {error.strerror}",
-            hint="free some space, or choose another cache with PATCHKIT_CACHE_DIR",
-        ) from error
 
 
-def _last_words(stderr: str) -> str:
-    lines = [line for line in stderr.strip().splitlines() if line.strip()]
-    return lines[-1] if lines else "git said nothing"
-
-
-def _call_git(
-    repository: Path | None, *arguments: str, check: bool = False
-) -> Completed:
+def _call_git(repository: Path, *arguments: str, check: bool = False) -> Completed:
     """Run git on a bare repository. The user's settings stay: proxies and credentials are there."""
-    where = [] if repository is None else [f"--git-dir={repository}"]
     # Further variables of git would send it to another repository than the one named.
     connecting = ("GIT_SSH", "GIT_SSL", "GIT_CONFIG")
     environment = {
@@ -248,7 +227,8 @@ def _call_git(
 
     # No question for a password.
     environment |= {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
-    done = attempt("git", *where, *arguments, env=environment, timeout=_TIMEOUT_S)
+    words = ("git", f"--git-dir={repository}", *arguments)
+    done = attempt(*words, env=environment, timeout=_TIMEOUT_S)
 
     if not done.started:
         raise done.error(hint="install git, or use an archive")
@@ -257,5 +237,5 @@ def _call_git(
             f"git {arguments[0]}: {done.trouble}", hint="check the network"
         )
     if check and done.status:
-        raise StorageError(f"git {arguments[0]} failed: {_last_words(done.errors)}")
+        raise StorageError(f"git {arguments[0]} failed: {done.trouble}")
     return done
