@@ -26,7 +26,7 @@ _TROUBLE = (
     "NVRM|Xid|mlx5|AER:|PCIe Bus Error|Out of memory|Killed process|oom-kill|oom_reaper"
     "|temperature above|critical temperature|I/O error|EXT4-fs error|segfault|Linux version"
 )
-# A part of the name of the first process's control group → who made the container.
+# A part of the control group of process 1 → the kind of container.
 _GROUPS = {
     "docker": "docker",
     "libpod": "podman",
@@ -38,9 +38,10 @@ _STATE = "temperature.gpu,power.draw,clocks.sm,utilization.gpu,clocks_throttle_r
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """The first GPU: degrees Celsius, watts, MHz of its processors; None is unknown.
+    """The state of the first GPU; None is unknown.
 
-    ``busy`` is in percent; ``throttled`` are NVML's bits that say why its clocks are low.
+    ``mhz`` is the clock of its processors, ``busy`` is in percent; ``throttled`` are NVML's bits
+    that say why the clocks are low.
     """
 
     celsius: int | None
@@ -54,7 +55,7 @@ class GpuState:
 class ProcessLimits:
     """Limits of a process: ``memlock`` in bytes, None for no limit.
 
-    ``locks`` is whether it may lock memory beyond any limit; None: unknown.
+    ``locks`` says whether the process may lock memory beyond any limit, None if that is unknown.
     """
 
     memlock: int | None = None
@@ -63,10 +64,10 @@ class ProcessLimits:
 
 @frozen
 class ContainerLimits:
-    """A container: ``kind`` is docker, podman … or "" outside of one.
+    """The container that a process runs in: ``kind`` is docker, podman …, "" outside of one.
 
     ``verbs`` is how many RDMA devices have a file in /dev/infiniband, ``verbs_open`` how many of
-    them this user may open.
+    these files this user may open.
     """
 
     kind: str = ""
@@ -75,9 +76,10 @@ class ContainerLimits:
 
 
 def process_limits(process: str, root: Path = LIVE) -> ProcessLimits:
-    """Return the limits of a process of this user: its number, or ``self``.
+    """Return the limits of one of this user's processes; ``process`` is its number, or "self".
 
-    Raises OSError, and ValueError where they are hidden.
+    ``root`` is the folder of the machine's files. Raises OSError if the process does not exist,
+    ValueError if /proc does not show the limit of locked memory.
     """
     folder = root / "proc" / process
     limits = (folder / "limits").read_text(encoding="utf-8")
@@ -98,7 +100,7 @@ def process_limits(process: str, root: Path = LIVE) -> ProcessLimits:
 
 
 def container_limits(root: Path = LIVE) -> ContainerLimits:
-    """Return the container that this process is in, with its limits."""
+    """Return the container that this process runs in, and how many RDMA devices it may open."""
     files = sorted((root / "dev/infiniband").glob("uverbs*"))
     verbs_open = 0
     for file in files:
@@ -140,12 +142,12 @@ def _read_text(file: Path) -> str:
 
 
 class UnreadError(Exception):
-    """A fact is unknown, and why."""
+    """A fact cannot be read; the text says why."""
 
 
 @frozen
 class Compilers:
-    """What Triton builds its launcher with: a C compiler, and Python.h; "" for none."""
+    """The paths that Triton needs to build its launcher: a C compiler and Python.h; "" for none."""
 
     compiler: str = ""
     python_h: str = ""
@@ -153,7 +155,7 @@ class Compilers:
 
 @frozen
 class GpuUser:
-    """A process that computes on the GPU, its user, and its memory; None: unknown."""
+    """A process that computes on the GPU; ``mib`` is its memory there, None if unknown."""
 
     pid: int
     name: str = ""
@@ -163,12 +165,12 @@ class GpuUser:
 
 @frozen
 class NodeHealth:
-    """The health of a node; None is unknown, ``unread`` says why.
+    """The health of a node; a part that is unknown is None, and ``unread`` says why, by its name.
 
-    ``page_cache`` is in KiB; ``guards`` are services that end a process before memory is used up;
-    ``kernel`` are the lines of this boot's kernel log that may tell of trouble; ``manager`` is
-    whether the user's systemd answers. ``process`` are the limits of this process, ``unit`` those
-    of the unit's process, if it runs.
+    ``page_cache`` is in KiB; ``guards`` are running services that end a process before memory is
+    used up; ``kernel`` are the lines of this boot's kernel log that may tell of trouble;
+    ``manager`` says whether the user's systemd answers. ``process`` are the limits of the process
+    that reads all this, ``unit`` those of the unit's main process if the unit runs.
     """
 
     page_cache: int | None = None
@@ -184,20 +186,21 @@ class NodeHealth:
     unread: Mapping[str, str] = field(default_factory=dict)
 
     def why_not(self, name: str) -> str:
-        """Return why a fact is missing."""
+        """Return why the part ``name`` is unknown."""
         return self.unread.get(name) or f"the node does not say: {name}"
 
 
 def collect_health(venv: str, unit: str) -> NodeHealth:
-    """Return the health of this node, with the limits of the process of a unit, if that runs.
+    """Return the health of this node, with the limits of the unit's main process if the unit runs.
 
-    ``venv`` is the environment that may have vLLM.
+    ``venv`` is the path of the environment that may have vLLM. What cannot be read is named in
+    ``unread``.
     """
     words = ("show", "--property=MainPID", "--value", "--", unit)
-    shown = run_for_user("systemctl", *words)
-    pid = 0
-    if shown.output.strip().isdigit():
-        pid = int(shown.output)
+    systemctl = run_for_user("systemctl", *words)
+    pid = 0  # as systemd says of a unit that does not run
+    if systemctl.output.strip().isdigit():
+        pid = int(systemctl.output)
 
     parts: dict[str, Callable[[], object]] = {
         "page_cache": _page_cache,
@@ -216,14 +219,14 @@ def collect_health(venv: str, unit: str) -> NodeHealth:
     if pid:
         parts["unit"] = lambda: process_limits(str(pid))
     else:
-        unread["unit"] = shown.trouble or f"{unit} does not run"
+        unread["unit"] = systemctl.trouble or f"{unit} does not run"
 
-    expected = (UnreadError, ToolUnavailable, OSError, LookupError, ValueError)
-    facts, errors = run_parts(parts, expected)
+    unreadable = (UnreadError, ToolUnavailable, OSError, LookupError, ValueError)
+    values, errors = run_parts(parts, unreadable)
     unread |= {name: str(error) for name, error in errors.items()}
     return NodeHealth(
-        **facts,
-        manager=not shown.trouble,
+        **values,
+        manager=not systemctl.trouble,
         unread=unread,
     )
 
@@ -232,7 +235,10 @@ def run_parts(
     parts: Mapping[str, Callable[[], object]],
     expected: tuple[type[Exception], ...],
 ) -> tuple[dict[str, Any], dict[str, Exception]]:
-    """Run parts side by side; return their values, and the ``expected`` errors of the others."""
+    """Run functions side by side; return their values, and their ``expected`` errors, by name.
+
+    Raises an error that is not expected.
+    """
     values = {}
     errors = {}
     with ThreadPoolExecutor(len(parts)) as pool:
@@ -246,7 +252,10 @@ def run_parts(
 
 
 def _read_environment(pid: int) -> Mapping[str, str]:
-    """Return the variables of a process; this process's own if they are hidden."""
+    """Return the environment of the process ``pid``, else that of the process which runs this.
+
+    The other environment is hidden if another user has the process; 0 is the number of no process.
+    """
     with suppress(OSError):
         text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
         pairs = text.split("\0")
@@ -273,7 +282,10 @@ def _running_guards() -> tuple[str, ...]:
 
 
 def find_compilers(venv: Path, environment: Mapping[str, str]) -> Compilers:
-    """Return the compiler and the header that a rank of this environment finds."""
+    """Return the C compiler and the Python.h that a rank finds.
+
+    The rank runs in ``venv``; ``environment`` are its variables, of which PATH counts.
+    """
     folders = environment.get("PATH", os.defpath)
     path = f"{venv}/bin{os.pathsep}{folders}"
     compilers = (shutil.which(name, path=path) for name in ("gcc", "cc", "clang"))
@@ -285,7 +297,10 @@ def find_compilers(venv: Path, environment: Mapping[str, str]) -> Compilers:
 
     releases = (folder.name for folder in venv.glob("lib/python3.*"))
     release = next(releases, "")
-    homes = (python.resolve().parents[1], venv)  # the Python that made it comes first
+    homes = (
+        python.resolve().parents[1],
+        venv,
+    )  # the Python that made the venv comes first
     headers = (home / "include" / release / "Python.h" for home in homes)
     for header in headers:
         if header.is_file():
@@ -294,9 +309,9 @@ def find_compilers(venv: Path, environment: Mapping[str, str]) -> Compilers:
 
 
 def read_kernel_log() -> tuple[str, ...]:
-    """Return the last lines of this boot that may tell of trouble, oldest first.
+    """Return the lines of this boot's kernel log that may tell of trouble: the last, oldest first.
 
-    Raises UnreadError unless the whole log can be read: only then no line means no trouble.
+    Raises UnreadError if this user may not read the whole log: then no line would prove nothing.
     """
     lines = _read_kernel_text().splitlines()
     troubles = [line[:_LONGEST] for line in lines if re.search(_TROUBLE, line)]
@@ -304,6 +319,7 @@ def read_kernel_log() -> tuple[str, ...]:
 
 
 def _read_kernel_text() -> str:
+    """Return the kernel's log of this boot, by dmesg, else by journalctl. Raises UnreadError."""
     done = attempt("dmesg", "--time-format=iso", timeout=_SECONDS)
     if not done.trouble:
         return done.output
@@ -327,7 +343,7 @@ def _has_readable_journal(folder: str) -> bool:
 
 
 def gpu_state() -> GpuState:
-    """Return the state of the first GPU. Raises ToolUnavailable."""
+    """Return the state of the first GPU. Raises ToolUnavailable if nvidia-smi gives none."""
     (row, *_rows) = parse_rows(query_gpus(f"--query-gpu={_STATE}", "--id=0"), 5)
     celsius, watts, mhz, busy, throttled = row
     is_hex = re.fullmatch("0x[0-9a-fA-F]+", throttled)
@@ -342,7 +358,7 @@ def gpu_state() -> GpuState:
 
 
 def gpu_users() -> tuple[GpuUser, ...]:
-    """Return the processes that compute on the first GPU. Raises ToolUnavailable."""
+    """Return the processes that compute on the first GPU. Raises ToolUnavailable likewise."""
     text = query_gpus("--query-compute-apps=pid,used_memory", "--id=0")
     if not text.strip():
         return ()
@@ -366,9 +382,9 @@ def _gpu_user(pid: str, mib: str) -> GpuUser:
 
 @frozen
 class DiskRoom:
-    """A disk by a folder on it: bytes that a user may still write, of ``total``.
+    """The room on the disk of a folder: a user may still write ``free`` bytes, of ``total``.
 
-    ``files`` is how many may be made, None where the file system has no such limit.
+    ``files`` is how many files may still be made, None where the file system has no such limit.
     """
 
     folder: str
@@ -378,12 +394,15 @@ class DiskRoom:
 
 
 def disk_rooms(folders: Sequence[str]) -> Iterator[DiskRoom]:
-    """Yield the disks of these folders, once each; a missing folder counts as its parent."""
+    """Yield the room on the disks of folders, each disk once.
+
+    A folder that does not exist counts as the nearest folder above it that does.
+    """
     devices = set()
     for folder in folders:
         path = Path(folder).expanduser()
-        places = (path, *path.parents)
-        nearest = next(place for place in places if place.exists())
+        candidates = (path, *path.parents)
+        nearest = next(candidate for candidate in candidates if candidate.exists())
         device = nearest.stat().st_dev
         if device in devices:
             continue

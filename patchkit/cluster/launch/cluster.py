@@ -1,4 +1,4 @@
-"""Ask and change a whole cluster, every node at once, over ssh; read what all ranks wrote."""
+"""Ask and change all nodes of a cluster at once, over ssh; read the journals of all ranks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Cluster:
 
     @property
     def units(self) -> list[str]:
-        """Return the units that a head may have; a worker has only the first one."""
+        """Return the names of the units that the head may have; a worker has only the first."""
         ray = self.file.unit_name("-ray")
         return [
             self.file.unit,
@@ -52,18 +52,21 @@ class Cluster:
         ]
 
     def units_of(self, node: Remote) -> list[str]:
-        """Return the units that a node may have."""
+        """Return the names of the units that a node may have."""
         if node == self.head:
             return self.units
         return [self.file.unit]
 
     def with_image(self, image: str) -> Cluster:
-        """Return the cluster with another image."""
+        """Return the same cluster with another image in its file."""
         serve = replace(self.file.serve, image=image)
         return Cluster(replace(self.file, serve=serve))
 
     def facts(self, models: Sequence[str] = ()) -> list[NodeFacts]:
-        """Return the facts of all nodes. Raises the first error of a node, naming the others."""
+        """Return the facts of all nodes, by rank; ``models`` are the folders of models to look at.
+
+        Raises the first error of a node, with the other nodes' errors in it.
+        """
 
         def look(node: Remote) -> NodeFacts:
             return node.call(
@@ -78,7 +81,7 @@ class Cluster:
         return require_all(run_on_all(self.nodes, look))
 
     def states(self) -> list[NodeState | PatchkitError]:
-        """Return the state of each node, or why it is not known."""
+        """Return the state of each node by rank, or the error that kept it from being read."""
 
         def look(node: Remote) -> NodeState:
             state = node.call(
@@ -93,14 +96,15 @@ class Cluster:
         return run_on_all(self.nodes, look)
 
     def check_units(self, node: Remote, states: Sequence[UnitState]) -> None:
-        """Raise HostError for an answer of a node that has not the state of each of its units."""
+        """Raise HostError unless a node's answer has one state for each of its units, in order."""
         if [state.unit for state in states] != self.units_of(node):
             raise HostError(f"{node.destination}: does not say how its units are")
 
     def links(self, addresses: Sequence[str]) -> list[PeerLink]:
-        """Return how the head reaches each worker, by their addresses on the cable.
+        """Return how the head reaches each worker by ssh.
 
-        Raises HostError for a worker that it does not reach, with the command that tries it.
+        ``addresses`` are the workers' addresses on the cable, by rank. Raises HostError for a
+        worker that the head does not reach; its hint is the command that tries it again.
         """
         workers = self.file.node[1:]
         if not workers:
@@ -125,11 +129,13 @@ class Cluster:
     def check_ports(self, addresses: Sequence[str]) -> None:
         """Raise HostError if a firewall keeps the head and a worker from each other.
 
-        ``addresses`` are those on the cable by rank. Ranks would wait for each other in silence.
+        Behind it the ranks would wait for each other without a word. ``addresses`` are those of
+        all nodes on the cable, by rank.
         """
         head, *workers = addresses
-        targets = [workers, *([head] for _ in workers)]
-        pairs = list(zip(self.nodes, targets, strict=True))
+        # The head tries all workers, each worker tries the head.
+        peers_by_rank = [workers, *([head] for _ in workers)]
+        pairs = list(zip(self.nodes, peers_by_rank, strict=True))
 
         def connect(pair: tuple[Remote, list[str]]) -> list[str]:
             node, peers = pair
@@ -140,15 +146,18 @@ class Cluster:
                 port=on_head.CHOSEN_PORT,
             )
 
-        nodes = dict(zip(addresses, self.nodes, strict=True))
+        node_at = dict(zip(addresses, self.nodes, strict=True))
         answers = require_all(run_on_all(pairs, connect))
         for (node, peers), troubles in zip(pairs, answers, strict=True):
-            for peer, trouble in zip(peers, troubles, strict=True):
+            for address, trouble in zip(peers, troubles, strict=True):
                 if trouble:
-                    raise _firewall_error(node, nodes[peer], peer, trouble)
+                    raise _firewall_error(node, node_at[address], address, trouble)
 
     def put_files(self, files: Sequence[dict[str, str]]) -> None:
-        """Write the files of all nodes, the workers' first. Raises as that does on a node."""
+        """Write the files of all nodes, by rank: name to content. The head's are written last.
+
+        Raises what ``node_files.put_files`` raises on a node.
+        """
 
         def put(pair: tuple[Remote, dict[str, str]]) -> None:
             node, content = pair
@@ -164,7 +173,10 @@ class Cluster:
         require_all(run_on_all([head], put))
 
     def alone(self) -> AbstractContextManager[bool]:
-        """Hold the cluster: no other patchkit changes it meanwhile. Raises BusyError."""
+        """Keep other patchkits from changing the cluster during a block.
+
+        Raises BusyError if another one changes it now.
+        """
         return self.head.opened(bool, node_files.hold_alone, name=self.file.name)
 
 
@@ -185,16 +197,18 @@ def _firewall_error(
     )
 
 
-_LONGEST = 1e10  # seconds: what no calendar has
+_LONGEST = 1e10  # seconds: no clock is further off (300 years)
 _EPOCH = re.compile(r"@\d+(\.\d+)?")
 _QUEUED = 1000  # lines: a node may write faster than somebody reads
 
 
 @frozen
 class GroupJournal:
-    """The lines of all ranks by time, by this machine's clock, each with its node.
+    """The journal lines of all ranks, each with the name of its node.
 
-    ``silent`` are nodes that did not answer, and why; reading ``lines`` may add nodes.
+    Times are by this machine's clock, and ``lines`` are in their order; those that are followed
+    come as they arrive. ``silent`` has the error of each node that did not answer; it is complete
+    once ``lines`` is read to its end.
     """
 
     lines: Iterator[tuple[str, JournalLine]]
@@ -209,9 +223,11 @@ def read_group_journal(
     nodes: Sequence[str] = (),
     follow: bool = False,
 ) -> GroupJournal:
-    """Return the lines that the ranks wrote, on the nodes that answer.
+    """Return the journals of all ranks, from the nodes that answer.
 
-    ``since`` is as journalctl takes it, by each node's own clock; ``@SECONDS`` is by the head's.
+    ``since`` is as journalctl takes it, by each node's own clock, or ``@SECONDS`` since 1970 by
+    the head's clock. ``lines`` is how many of the newest each node gives, 0 for all; ``nodes`` are
+    the names of the nodes to read, none for all.
     """
     chosen = cluster.nodes
     if nodes:
@@ -231,6 +247,7 @@ def read_group_journal(
     def read(node: Remote, offset: float) -> Iterator[tuple[str, JournalLine]]:
         start = since
         if _EPOCH.fullmatch(since):
+            # From the head's clock to this node's.
             start = f"@{float(since[1:]) + offset - head_offset:.6f}"
 
         try:
@@ -262,7 +279,10 @@ def read_group_journal(
 
 
 def _clock_offset(node: Remote) -> float:
-    """Return by how many seconds a node's clock is ahead. Raises HostError for an absurd answer."""
+    """Return by how many seconds a node's clock is ahead of this machine's.
+
+    Raises HostError for an answer that no clock gives.
+    """
     if node.here:
         return 0.0
 
@@ -281,7 +301,7 @@ def _moment_and_node(entry: tuple[str, JournalLine]) -> tuple[int, str]:
 def _merge_arriving(
     journals: Sequence[Iterator[tuple[str, JournalLine]]],
 ) -> Iterator[tuple[str, JournalLine]]:
-    """Yield the lines of journals as they arrive."""
+    """Yield the lines of journals as they arrive, each journal read by its own thread."""
     arrived: queue.Queue[tuple[str, JournalLine] | None] = queue.Queue(_QUEUED)
 
     def pump(lines: Iterator[tuple[str, JournalLine]]) -> None:

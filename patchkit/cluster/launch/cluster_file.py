@@ -21,7 +21,7 @@ from patchkit.runtime.rules.secret_texts import secret_flag
 FILE = Path("cluster.toml")
 VENV = "~/.local/share/patchkit/venv"
 MODELS = "~/models"
-_NAME = r"[a-z][a-z0-9-]{0,30}"  # a part of a unit's name, and of a folder's
+_NAME = r"[a-z][a-z0-9-]{0,30}"  # it becomes a part of names of units and folders
 # NAME[:TAG][@sha256:HEX], as in github.com/distribution/reference, regexp.go: HEX is a registry's
 # digest, or the id of an image that was built here.
 _PART = "[a-z0-9]+(?:(?:[.]|_|__|-+)[a-z0-9]+)*"
@@ -39,10 +39,10 @@ _PORTS = 1 << 16
 
 @frozen
 class ClusterNode:
-    """A machine: ``ssh`` leads there from here, ``peer`` from the head, by default the same.
+    """A machine: ``ssh`` is its SSH destination from here, ``peer`` that from the head.
 
-    ``address`` is its IPv4 address on the cable, "" for the one that its facts name. That of a
-    worker has to be the one that its facts name.
+    ``peer`` is "" if it is the same. ``address`` is the machine's IPv4 address on the cable, "" for
+    the one that patchkit finds there. A worker's address has to be the one that patchkit finds.
     """
 
     ssh: str
@@ -64,16 +64,18 @@ class ClusterNode:
 
     @property
     def from_head(self) -> str:
+        """Return the SSH destination of this machine from the head."""
         return self.peer or self.ssh
 
 
 @frozen
 class ServeChoices:
-    """The choices about the server: those of `patchkit env` and `patchkit serve-args`.
+    """The choices for the server; many are also options of `patchkit env` and `serve-args`.
 
     ``args`` are added to the words of `vllm serve`; ``set`` are variables of every node. ``image``
-    is the container image that has vLLM, "" for the environment ``venv``; ``frozen`` are the
-    seconds after which a server without a sign of life is restarted, 0 for never.
+    is the container image that has vLLM; if it is "", vLLM is in the environment ``venv``.
+    ``frozen`` is the number of seconds without a sign of life after which a server is restarted,
+    0 for never.
     """
 
     image: Annotated[str, matching(_IMAGE, "an image: NAME[:TAG][@sha256:HEX]")] = ""
@@ -109,16 +111,20 @@ class ServeChoices:
                 )
 
     def ranks_port(self, default: int) -> int:
-        """Return a port of the ranks: as far from its default as ``port`` is from its own.
+        """Return a port for the ranks: ``default``, moved as far as ``port`` is moved from 8000.
 
-        So clusters whose servers have different ports can share their nodes.
+        Thus clusters whose servers have different ports can share their nodes. A port above the
+        last one goes on from the first unprivileged one.
         """
         above = default + self.port - _PORT - _UNPRIVILEGED
         return _UNPRIVILEGED + above % (_PORTS - _UNPRIVILEGED)
 
     @property
     def local_image(self) -> str:
-        """Return the tag that `cluster install` gives a pinned image on every node, "" for none."""
+        """Return the name that `cluster install` gives the pinned image on every node.
+
+        Returns "" if no image is pinned.
+        """
         _name, _at, pin = self.image.partition("@sha256:")
         if not pin:
             return ""
@@ -126,31 +132,32 @@ class ServeChoices:
 
     @property
     def image_asked(self) -> dict[str, Any]:
-        """Return the arguments of ``look_at_image`` for a node, {} without an image."""
+        """Return the keyword arguments of ``look_at_image`` for a node, {} without an image."""
         if not self.image:
             return {}
 
         name, _at, pin = self.image.partition("@")
         names = [name]
         if pin:
-            # The tag comes last: somebody may have given it to another image.
+            # The name by patchkit comes last: somebody may have given it to another image.
             names = [pin.removeprefix("sha256:"), self.reference, self.local_image]
         return {"engine": self.engine, "names": names}
 
     @property
     def reference(self) -> str:
-        """Return the pinned image without its tag, which not every engine takes beside a digest."""
+        """Return the pinned image as NAME@sha256:HEX: not every engine takes a tag before that."""
         name, at, pin = self.image.partition("@")
-        place, slash, repository = name.rpartition("/")
+        prefix, slash, repository = name.rpartition("/")
         repository = repository.partition(":")[0]
-        return f"{place}{slash}{repository}{at}{pin}"
+        return f"{prefix}{slash}{repository}{at}{pin}"
 
 
 @frozen
 class ClusterFile:
-    """A cluster: nodes by rank, the head first; ``models`` pins a model's commit.
+    """A cluster: ``node`` has its machines by rank, the head first.
 
-    ``venv`` and ``model_folder`` are the same path on every node; ``~`` is the user's home there.
+    ``models`` has the pinned commit of each model by its name. ``venv`` and ``model_folder`` are
+    the same paths on every node, where ``~`` is the user's home.
     """
 
     node: tuple[ClusterNode, ...]
@@ -196,18 +203,21 @@ class ClusterFile:
         return self.unit_name("-alive")
 
     def unit_name(self, part: str) -> str:
-        """Return the name of another unit of the cluster."""
+        """Return the name of the cluster's unit that ``part`` marks, such as "-ray"."""
         return f"patchkit-{self.name}{part}.service"
 
 
 def read_cluster_file(path: Path = FILE) -> ClusterFile:
-    """Return the content of a file. Raises UsageError with the line of a wrong key or value."""
+    """Return the content of a ``cluster.toml``.
+
+    Raises UsageError if there is no such file, and with the line of a wrong key or value.
+    """
     require_file(path, "write one: patchkit cluster init spark-1 spark-2")
     return read_user_toml(ClusterFile, path)
 
 
 def new_cluster_text(nodes: Iterable[ClusterNode], choices: Mapping[str, str]) -> str:
-    """Return the text of a new file; ``choices`` are keys of ``[serve]`` that are not default."""
+    """Return the text of a new file; ``choices`` are further keys of ``[serve]``, with values."""
     # TOML takes JSON's form of a text, except halves of surrogate pairs.
     quote = partial(json.dumps, ensure_ascii=False)
     lines = [

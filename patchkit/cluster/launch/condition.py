@@ -1,4 +1,4 @@
-"""Judge the server of a cluster: whether it answers, what watches it, and what comes next."""
+"""Judge the server of a cluster: does it answer, does a unit watch it, what happens next."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 
 _STATUS = quoted("patchkit", "status")
-# Signs of a server that lives and gives no token until somebody wakes it → why.
+# Texts of a server that lives, but gives no token until somebody wakes it → the reason.
 _HALTS = {
     SLEEPS: "somebody sent it POST /sleep; POST /wake_up ends that",
     PAUSED: "somebody sent it POST /pause; POST /resume ends that",
@@ -34,11 +34,12 @@ _HALTS = {
 
 @frozen
 class ServerCondition:
-    """The server of a cluster: ``life`` is its answer, None where its unit is not active.
+    """The condition of a cluster's server, which serves ``model``.
 
-    ``unasked`` says why it could not be asked. ``watch`` is the last word of the unit that watches
-    it; ``unwatched`` is the state of that unit if it does not run though it should. ``model`` is
-    served.
+    ``life`` is the server's answer, None if its unit is not active or it could not be asked;
+    ``unasked`` says why it could not. ``watch`` is the last report of the unit that watches the
+    server; ``unwatched`` is the state of that unit ("inactive", "failed") if it is off though
+    cluster.toml wants it, else "".
     """
 
     life: ServerLife | None = None
@@ -49,24 +50,28 @@ class ServerCondition:
 
     @property
     def answers(self) -> bool:
-        """Return whether a token came."""
+        """Return whether the server gave a token."""
         return self.life is not None and self.life.state == ANSWERS
 
     @property
     def hangs(self) -> str:
-        """Return the sign that the server hangs, "" if it does not."""
+        """Return the words that say how the server hangs, "" if it does not."""
         if self.life and self.life.state == DOUBT:
             return self.life.text
         return ""
 
 
 def ask_life(cluster: Cluster) -> ServerLife:
-    """Ask the server for a token, on the head; return what it shows. Raises HostError."""
+    """Ask the server for a token, on the head; return its signs of life. Raises HostError."""
     return cluster.head.call(ServerAnswers, ask_server, cluster=cluster.file.name).life
 
 
 def server_condition(cluster: Cluster, head: NodeState | None) -> ServerCondition:
-    """Return the condition of the server, by its head's units and its own answer."""
+    """Return the condition of the server; the server is asked if its unit is active.
+
+    ``head`` is the state of the head, None if it is not known. An error of the question is in
+    ``unasked``.
+    """
     if head is None or head.units[0].active != "active":
         return ServerCondition()
 
@@ -89,7 +94,7 @@ def server_condition(cluster: Cluster, head: NodeState | None) -> ServerConditio
 
 
 def is_unwatched(cluster: Cluster, guard: UnitState) -> bool:
-    """Return whether the unit that watches the server is off, though the cluster wants it."""
+    """Return whether the unit that watches the server is off, though cluster.toml wants it."""
     return bool(cluster.file.serve.frozen) and guard.active in OFF
 
 
@@ -98,7 +103,11 @@ def standstill_error(
     life: ServerLife,
     guard: UnitState | None,
 ) -> HostError | None:
-    """Return why no token will come; None for a server that goes on working."""
+    """Return the error of a server that will give no token; None if it goes on working.
+
+    ``life`` shows that no token came. ``guard`` is the state of the unit that watches the server,
+    None if there is none.
+    """
     if life.state not in (LIVES, WORKS):
         return silence_error(cluster, life, guard)
 
@@ -116,7 +125,7 @@ def silence_error(
     life: ServerLife,
     guard: UnitState | None,
 ) -> HostError:
-    """Return what is wrong with a server that gives no token, and what becomes of it."""
+    """Return the error of a server that gives no token; its reason says what happens next."""
     name = cluster.head.destination
     if life.state == ENDED:
         return HostError(

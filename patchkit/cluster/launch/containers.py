@@ -1,7 +1,7 @@
-"""Write the command that runs a rank in a container, as its unit's main process. Pure.
+"""Write the command that runs a rank in a container, as the main process of the rank's unit. Pure.
 
-Files have the same paths inside as outside; nothing is privileged, and no secret stands in a
-command line.
+Files have the same paths in the container as on the node. The container is not privileged, and
+command lines hold no secrets.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from patchkit.quoting import quoted
 from patchkit.runtime.rules.variable_rules import CACHES
 
 _SNAPSHOT = re.compile("(/models--[^/]+)/snapshots/.*")
-# Variables of the unit or of secrets.env: the engine hands on those that are set, by name.
+# Variables of the unit or of secrets.env. The engine gets their names alone, and passes on the
+# values of those that are set: no secret is in its command line.
 _BY_NAME = (
     MARK,
     "PYTHONFAULTHANDLER",
@@ -31,10 +32,10 @@ _BY_NAME = (
 
 @frozen
 class Container:
-    """A container of a rank, or of Ray's head, in the cluster ``group``.
+    """The container of a rank, or of Ray's head, in the cluster ``group``.
 
-    ``folders`` may be read in it. ``caches`` are variables of the unit for what is compiled; the
-    env file goes before them.
+    ``folders`` of the node can be read in the container. ``caches`` are names of the unit's
+    variables that say where compiled code is kept; a variable of the env file overrides them.
     """
 
     name: str
@@ -49,7 +50,7 @@ class Container:
         command: tuple[str, ...],
         *extra: str,
     ) -> tuple[str, ...]:
-        """Return the words of the engine, with ``extra`` options, that run a command."""
+        """Return the words that run a command in the container; ``extra`` are more options."""
         home = self.rank.facts.home
         options = [
             f"--name={self.name}",
@@ -61,7 +62,7 @@ class Container:
             *self._variables(),
         ]
 
-        # A snapshot in the Hub's cache links to files beside it.
+        # A snapshot in the Hub's cache links to files beside it: mount the folder above both.
         folders = (_SNAPSHOT.sub(r"\1", folder) for folder in self.folders)
         options += [mount(folder, "", "readonly") for folder in folders]
         options += [mount(f"{home}/{CACHES}"), mount(self._hub), *extra]
@@ -80,7 +81,7 @@ class Container:
         return devices
 
     def _variables(self) -> list[str]:
-        """Return the options for variables that the env file does not set."""
+        """Return the engine's options for the variables that the env file does not set."""
         values = {
             "HOME": self._home,
             "USER": self.rank.facts.user,
@@ -96,11 +97,12 @@ class Container:
 
     @property
     def _home(self) -> str:
-        """Return a home that may be written: caches that no variable names are kept there."""
+        """Return the home in the container, which holds the caches that no variable names."""
         return f"{self.rank.facts.home}/{CACHES}/home"
 
     @property
     def _hub(self) -> str:
+        """Return the folder of the Hub's files: HF_HOME of the env file, or its default."""
         for setting in self.rank.env.settings:
             if setting.name == "HF_HOME":
                 return setting.value
@@ -108,27 +110,27 @@ class Container:
 
     @property
     def prepare(self) -> tuple[str, ...]:
-        """Return the words that remove a former container, and make the folders to be mounted."""
+        """Return the words that remove a former container and make the folders to mount."""
         folders = quoted("mkdir", "-p", self._home, self._hub)
         return ("/bin/sh", "-c", f"{self.remove[-1]}; exec {folders}")
 
     @property
     def remove(self) -> tuple[str, ...]:
-        """Return the words that end a container that outlived its engine's program."""
-        # Usually nothing is left; that is not an error. podman's first call after a boot leaves a
-        # process running, which must not have the cluster's mark.
+        """Return the words that remove the container, if it outlived the program that ran it."""
+        # Usually there is no such container: the engine's error is dropped. podman's first call
+        # after a boot leaves a process running, which must not have the cluster's mark.
         removal = quoted(*self.image.remove, self.name)
         return ("/bin/sh", "-c", f"unset {MARK}; {removal} >/dev/null 2>&1")
 
 
 def mount(folder: str, at: str = "", *flags: str) -> str:
-    """Return the option that gives a container a folder, by default at the path that it has."""
+    """Return the option that mounts a folder in a container, at the same path if ``at`` is ""."""
     parts = ["type=bind", f"src={folder}", f"dst={at or folder}", *flags]
     return "--mount=" + ",".join(map(_csv_field, parts))
 
 
 def _csv_field(text: str) -> str:
-    """Return a field of a line of CSV, as Go reads it."""
+    """Return a text as a field of CSV: the engines read --mount with Go's encoding/csv."""
     if not set(text) & set(',"'):
         return text
     field = text.replace('"', '""')

@@ -1,4 +1,4 @@
-"""Patch the vLLM in an image, in a layer of its own: patchkit goes there, and leaves nothing."""
+"""Patch the vLLM of an image in a layer over it; the layer holds no file of patchkit."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from patchkit.runtime.host.host import Software
 from patchkit.target import targets
 
 CACHE = "cache"
-"""The folder of what is sent that is patchkit's cache in the image."""
+"""The part of the sent folder that is patchkit's cache during the build."""
 AddNeeds = Callable[[Path, ImageContents, Progress], None]
-"""Adds to a folder with patchkit what it needs in an image; rooms above this one know it."""
+"""Adds to the folder to be sent what patchkit needs in the image: a room above knows how."""
 
-# In the container of the step; docker 20.10 leaves an empty folder.
-_PLACE = "/patchkit"
+# Where the build step mounts the sent folder; docker 20.10 leaves an empty folder there.
+_MOUNTED = "/patchkit"
 _VARIABLES = {
-    "PYTHONPATH": _PLACE,
+    "PYTHONPATH": _MOUNTED,
     "PYTHONDONTWRITEBYTECODE": "1",
-    "PATCHKIT_CACHE_DIR": f"{_PLACE}/{CACHE}",
-    "SOURCE_DATE_EPOCH": "0",  # the ledger's date
+    "PATCHKIT_CACHE_DIR": f"{_MOUNTED}/{CACHE}",
+    "SOURCE_DATE_EPOCH": "0",  # seconds: the date that the ledger gets
 }
 _USER = re.compile(r"[A-Za-z0-9_.-]*(:[A-Za-z0-9_.-]+)?")
 _ROOT = ("", "0", "root", "0:0", "root:root")
@@ -47,20 +47,24 @@ def patch_image(
     *,
     native: bool,
 ) -> BuiltImage | None:
-    """Patch the pinned image on the only node, which has it, for the node's target.
+    """Build a patched layer over the cluster's image; return None if the image has it already.
 
-    None for an image that this patchkit has patched so already.
+    The cluster has one node, and the image is on it. vLLM is patched for the `target` of
+    cluster.toml, else for the node's device; with ``native`` it gets native code for that device.
+    Raises HostError if the image is not there or has no vLLM, UsageError for a default user that a
+    Containerfile cannot name, BuildError if `apply` fails in the image.
     """
     head = cluster.head
     (facts,) = cluster.facts()
     image = facts.image or ImageFacts()
     options = _apply_options(cluster.file.serve.target or facts.host.target, native)
 
-    with tempfile.TemporaryDirectory() as place, cluster.alone():
-        folder = Path(place, "kit")
+    with tempfile.TemporaryDirectory() as scratch, cluster.alone():
+        folder = Path(scratch, "kit")
         _copy_package(folder)
-        label = digest("\n".join([tree_digest(folder), *options]))
-        if image.layer == label:
+        # The same patchkit with the same options makes the same layer.
+        layer_id = digest("\n".join([tree_digest(folder), *options]))
+        if image.layer == layer_id:
             return None
 
         contents = require_image(head, image).contents
@@ -76,10 +80,11 @@ def patch_image(
 
         add_needs(folder, contents, report("fetching what patchkit needs in the image"))
         archive = _pack(folder)
-        return _build_layer(cluster, image, archive, label, report)
+        return _build_layer(cluster, image, archive, layer_id, report)
 
 
 def _apply_options(target: str, native: bool) -> list[str]:
+    """Return the options of `apply`; without --target it looks for the device itself."""
     options = []
     if target in targets():
         options += ["--target", target]
@@ -107,10 +112,10 @@ def _build_layer(
     cluster: Cluster,
     image: ImageFacts,
     archive: Path,
-    label: str,
+    layer_id: str,
     report: Report,
 ) -> BuiltImage:
-    """Send the archive to the head, and build the layer there."""
+    """Send the archive to the head, and build the layer there. Raises BuildError if that fails."""
     head = cluster.head
     engine = cluster.file.serve.engine
     folder = head.call(
@@ -130,7 +135,7 @@ def _build_layer(
         images.build_layer,
         engine=engine,
         kit=f"{folder}/{archive.name}",
-        label=label,
+        label=layer_id,
     )
 
 
@@ -140,19 +145,23 @@ def layer_text(
     user: str,
     options: Sequence[str],
 ) -> str:
-    """Return the Containerfile. Raises UsageError for a user that does not fit into a line."""
+    """Return the text of the Containerfile that patches the vLLM of the image ``base``.
+
+    ``user`` is the image's default user: the step runs as root, and the layer keeps the user.
+    Raises UsageError for a name of a user that a Containerfile cannot have.
+    """
     if not _USER.fullmatch(user):
         raise UsageError(
             f"the image's user is {user!r}, which a Containerfile cannot name"
         )
 
-    # What runs there is the image's own Python: a sandbox around its modules would guard nothing.
+    # `apply` runs on the image's own Python: a sandbox around its modules would guard nothing.
     apply = [software.python, "-m", "patchkit", "apply", "--trust-source"]
 
     variables = [f"{name}={value}" for name, value in _VARIABLES.items()]
     command = quoted(*variables, *apply, *options, software.vllm_home)
 
-    step = f"RUN --mount=type=bind,target={_PLACE},rw {command}"
+    step = f"RUN --mount=type=bind,target={_MOUNTED},rw {command}"
     if user in _ROOT:
         return f"FROM {base}\n{step}\n"
     return f"FROM {base}\nUSER 0\n{step}\nUSER {user}\n"

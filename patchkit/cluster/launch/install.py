@@ -1,4 +1,4 @@
-"""Install the same wheels, or the same image, on every node; all use it once all are equal."""
+"""Install the same wheels, or the same image, on every node; switch to it once all are equal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from patchkit.runtime.host.host import OTHER, Gpu
 
 Progress = Callable[[int, int], None]
 Report = Callable[[str], Progress]
-"""Takes the name of a task; returns the function that takes its progress."""
+"""Takes the name of a task; returns the function that is told its progress: done, of all."""
 
 _SHOWN = 12  # digits of a digest in a table
 _DIGEST = re.compile("([^@]+)@sha256:([0-9a-f]{64})")
@@ -32,9 +32,10 @@ _DIGEST = re.compile("([^@]+)@sha256:([0-9a-f]{64})")
 
 @frozen
 class BroughtVenv:
-    """The environment that a node has now: its state ``before``, and the files that were ``sent``.
+    """The environment that a node has now; ``before`` is the node's state before that.
 
-    ``note`` says that the wheels were made for another device, "" for those of its own.
+    ``sent`` is what was copied there, None if no wheel was missing. ``note`` says that the wheels
+    were made for another device than the node's, "" if they were not.
     """
 
     node: str
@@ -52,7 +53,9 @@ def install_everywhere(
 ) -> list[BroughtVenv]:
     """Copy the wheels that nodes lack, make the environment on each, and switch all to it.
 
-    Raises an obstacle of any node before a byte is copied; HostError if the environments differ.
+    ``folder`` has the wheels of the lock, here. An obstacle on any node is raised before a byte is
+    copied. Raises BusyError while another patchkit changes the cluster; HostError, before any node
+    is switched, if the environments differ.
     """
     venv = cluster.file.venv
     fields = asdict(lock)
@@ -105,14 +108,20 @@ def install_everywhere(
 
 
 def device_note(lock: WheelLock, gpu: Gpu | None) -> str:
-    """Return that wheels were made for another device than a node's; "" if nobody can say so."""
+    """Return the words for wheels that were made for another device than a node's.
+
+    Returns "" if they were made for it, or if the device or that of the wheels is not known.
+    """
     if gpu is None or not lock.target or gpu.target == lock.target:
         return ""
     return f"{gpu.name} ({gpu.capability}) is no {lock.target}, for which the wheels were made"
 
 
 def require_devices(lock: WheelLock, devices: Mapping[str, Gpu | None]) -> None:
-    """Raise HostError for nodes with another device than the one of native wheels."""
+    """Raise HostError if the wheels are native, and a node has another device than they are for.
+
+    ``devices`` has each node's GPU by the node's name, None if it is not known.
+    """
     notes = {node: device_note(lock, gpu) for node, gpu in devices.items()}
     wrong = [f"{node}: {note}" for node, note in notes.items() if note]
     if not (lock.native and wrong):
@@ -127,7 +136,10 @@ def require_devices(lock: WheelLock, devices: Mapping[str, Gpu | None]) -> None:
 
 
 def _repack_hint(lock: WheelLock, targets: Collection[str]) -> str:
-    """Return the commands for a new wheelhouse: native for a single device, else for all."""
+    """Return the commands that make a wheelhouse for these targets.
+
+    Its wheels are native if there is a single target, else for any device.
+    """
     house = "wheelhouse-any"
     options: tuple[str, ...] = ()
     if len(targets) == 1 and OTHER not in targets:
@@ -154,7 +166,11 @@ def send_files(
     target: str,
     progress: Progress,
 ) -> Copied:
-    """Send files from one node to a folder of another node, by the name that it has there."""
+    """Send files from the node ``source`` to the folder ``target`` of another node.
+
+    The files lie in one folder. ``destination`` is the SSH destination of the other node, as the
+    source knows it. Raises HostError if a copy fails.
+    """
     check_peer(source, destination)
     ssh: tuple[str, ...] = ()
     if destination != HERE:
@@ -173,6 +189,7 @@ def send_files(
 
 
 def _describe(venv: InstalledVenv) -> dict[str, str]:
+    """Return the values that must be equal on all nodes, by name."""
     return {
         "python": venv.python,
         "files": venv.record[:_SHOWN],
@@ -186,7 +203,10 @@ def _check_equal(
     contents: Sequence[Mapping[str, str]],
     hint: str,
 ) -> None:
-    """Raise HostError with a line for each part of the contents that differs between nodes."""
+    """Raise HostError with a line for each value that differs between nodes.
+
+    ``contents`` has the values of each node, by name, in the order of the nodes.
+    """
     lines = []
     for name in sorted(set[str]().union(*contents)):
         values = [content.get(name, "none") for content in contents]
@@ -207,7 +227,7 @@ def _check_equal(
 
 @frozen
 class BroughtImage:
-    """An image on a node: it was ``pulled`` there, or ``sent``, or was there before."""
+    """The image that a node has now: ``pulled`` by it, ``sent`` to it, or neither: it was there."""
 
     node: str
     image: ImageFacts
@@ -216,11 +236,14 @@ class BroughtImage:
 
 
 def find_images(cluster: Cluster, nodes: Sequence[Remote]) -> list[ImageFacts]:
-    """Return the cluster's image on nodes. Raises HostError for an engine that fails."""
-    query = cluster.file.serve.image_asked
+    """Return the facts of the cluster's image on each of the nodes, also where it is missing.
+
+    Raises HostError for any other problem of an engine or an image.
+    """
+    arguments = cluster.file.serve.image_asked
 
     def look(node: Remote) -> ImageFacts:
-        image = node.call(ImageFacts, image_facts.find_image, **query)
+        image = node.call(ImageFacts, image_facts.find_image, **arguments)
         if image.problem == "image-missing":
             return image
         return require_image(node, image)
@@ -229,7 +252,10 @@ def find_images(cluster: Cluster, nodes: Sequence[Remote]) -> list[ImageFacts]:
 
 
 def require_image(node: Remote, image: ImageFacts) -> ImageFacts:
-    """Return the image of a node. Raises HostError with its problem, if any."""
+    """Return an image of a node. Raises HostError if the facts name a problem.
+
+    For a full disk raises StorageError.
+    """
     if not image.problem:
         return image
 
@@ -243,10 +269,11 @@ def require_image(node: Remote, image: ImageFacts) -> ImageFacts:
 
 
 def resolve_image(cluster: Cluster, report: Report) -> str:
-    """Return the cluster's image by a digest; one without is asked for once, on the head.
+    """Return the cluster's image as NAME@sha256:HEX.
 
-    The digest is the registry's, else the id of the image that the head has. Raises what a pull
-    raises.
+    An image that cluster.toml does not pin is pulled on the head, and pinned by its digest in the
+    registry. If the pull fails, an image that the head has is pinned by its id. Raises the error
+    of the pull if the head has none.
     """
     serve = cluster.file.serve
     if serve.local_image:
@@ -263,8 +290,8 @@ def resolve_image(cluster: Cluster, report: Report) -> str:
 
 
 def _find_pin(serve: ServeChoices, image: ImageFacts) -> str:
-    """Return the digest of an image in its registry; its id if it has none."""
-    # podman gives images of localhost a digest, too, which no registry knows.
+    """Return the hex digits that pin an image: its digest in its registry, else its id."""
+    # podman gives images of localhost a digest as well, which no registry knows.
     if not serve.image.startswith("localhost/"):
         for digest in reversed(image.digests):
             parts = _DIGEST.fullmatch(digest)
@@ -279,7 +306,7 @@ def _pull_image(
     reference: str,
     report: Report,
 ) -> ImageFacts:
-
+    """Pull an image on a node; return its facts. Raises HostError."""
     image = node.follow(
         ImageFacts,
         report(f"{node.destination}: pulling"),
@@ -291,14 +318,16 @@ def _pull_image(
 
 
 def _short_name(name: str) -> str:
+    """Return an image's name without what Docker adds to it by default."""
     return name.removeprefix("docker.io/").removeprefix("library/")
 
 
 def install_image(cluster: Cluster, report: Report) -> list[BroughtImage]:
     """Bring the pinned image to every node, and give it the name by which `up` finds it.
 
-    It is pulled by its digest; where that fails, it is copied from a node that has it. Raises an
-    obstacle of any node; HostError if nodes have different images.
+    A node without the image pulls it by its digest; if that fails, the image is copied from a node
+    that has it. Raises BusyError while another patchkit changes the cluster, HostError if an
+    engine fails, if no node has or gets the image, or if nodes have different images.
     """
     serve = cluster.file.serve
     pin = serve.image.partition("@sha256:")[2]
@@ -307,7 +336,8 @@ def install_image(cluster: Cluster, report: Report) -> list[BroughtImage]:
         node, image = pair
         name = node.destination
 
-        # An image found by its tag alone counts unless the content of the pin is known and another.
+        # ``content`` is "" if no node has the image by its pin. Then an image that was found by
+        # its tag alone is taken for the pinned one.
         if image.id and content in ("", image.content):
             return BroughtImage(node=name, image=image)
         if is_local:
@@ -358,9 +388,10 @@ def _copy_image(
     present: Sequence[ImageFacts],
     report: Report,
 ) -> list[BroughtImage]:
-    """Send the image of the first node that has it to those without, and load it there.
+    """Send the image from the first node that has it to the nodes without, and load it there.
 
-    Raises the error of a node if none has it.
+    ``results`` has for each node its image, or the error of its pull; ``present`` are the facts
+    before. Returns the images of all nodes. Raises the first error if no node has the image.
     """
     holders = [result for result in results if isinstance(result, BroughtImage)]
     if not holders or len(holders) == len(results):

@@ -1,4 +1,4 @@
-"""Pin a model's commit or an image in ``cluster.toml``, whose other lines stay as they are."""
+"""Pin a model's commit or an image in ``cluster.toml``; all other lines stay as they are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from patchkit.durable.lock import locked
 from patchkit.errors import UsageError, translated
 from patchkit.reading import read_text
 
-_PATIENCE = 10.0  # seconds for others that write there
+_PATIENCE = 10.0  # seconds to wait for another patchkit that writes there
 _TABLE = "models"
 _HEADER = re.compile(r"""(?m)^[ \t]*\[[ \t]*["']?models["']?[ \t]*\][ \t]*(?:#.*)?\n""")
 _IMAGE = re.compile(
@@ -24,7 +24,8 @@ _IMAGE = re.compile(
 def pin_model(path: Path, repo: str, commit: str) -> None:
     """Write the commit of a model into a cluster file, below ``[models]``.
 
-    Raises UsageError if the file is no TOML, or is one that only a person can edit.
+    Raises UsageError if the file is not TOML, or if the edit of one line would not set the value
+    and nothing else, as with a table that is written inline.
     """
     line = f"{json.dumps(repo)} = {json.dumps(commit)}"
     former = re.compile(
@@ -46,10 +47,10 @@ def pin_model(path: Path, repo: str, commit: str) -> None:
 
 
 def pin_image(path: Path, image: str, *, former: bool = False) -> None:
-    """Write the image of a cluster file, in the place of the one that it names.
+    """Write an image into a cluster file instead of the one that the file names.
 
-    With ``former`` that one stays, in a comment above the line. Raises UsageError as ``pin_model``
-    does.
+    With ``former`` the line with the old image stays above the new one, as a comment. Raises
+    UsageError as ``pin_model`` does.
     """
     value = json.dumps(image)
 
@@ -71,7 +72,12 @@ def _replace_value(
     change: Callable[[str], str],
     line: str,
 ) -> None:
-    # Whoever pins something else meanwhile would lose one of the two lines.
+    """Change the text of a file with ``change``, which has to set ``name`` in ``table``.
+
+    Raises UsageError, and writes nothing, if the changed text sets another value or changes another
+    key; the hint tells the user to write ``line``.
+    """
+    # Without the lock a patchkit that pins something else meanwhile could lose its line.
     with translated(at=path), locked(path.parent, patience=_PATIENCE):
         text = read_text(path)
         try:
@@ -81,7 +87,7 @@ def _replace_value(
                 return
 
             changed = change(text)
-            # The edit is by lines: only this says that it did what it should, and nothing else.
+            # The edit is one of text: compare what the file says before and after it.
             if tomllib.loads(changed) == {**before, table: {**pins, name: value}}:
                 with replacing(path) as file:
                     file.write(changed.encode())

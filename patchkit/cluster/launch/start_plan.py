@@ -1,4 +1,4 @@
-"""Plan the start of a model on a cluster; refuse nodes, models and ports that are not ready."""
+"""Plan the start of a model on a cluster; raise if a node, the model or a port is not ready."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from patchkit.errors import HostError, UsageError
 from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 
-# Findings of a survey that keep a start from being tried.
+# The findings of survey.toml with which no start is tried.
 _OBSTACLES = (
     "systemd",
     "linger",
@@ -43,7 +43,10 @@ _OBSTACLES = (
 
 @frozen
 class GroupPlan:
-    """The units and files of a start; ``files``, and the ``former`` ones there, are by node."""
+    """The plan of a start: its units, and the files of each node, by name.
+
+    ``former`` are the files that are on each node now.
+    """
 
     units: GroupUnits
     files: list[dict[str, str]]
@@ -51,7 +54,12 @@ class GroupPlan:
 
 
 def make_plan(cluster: Cluster, model: str) -> GroupPlan:
-    """Return the plan for a model. Raises HostError for a node that is not ready for it."""
+    """Return the plan of a model's start.
+
+    Raises UsageError for an image that is not pinned and for a wrong name of a preset; HostError
+    for a node without what the start needs, a model that is not whole or not the same everywhere,
+    a node that others do not reach, and a port that is taken.
+    """
     serve = cluster.file.serve
     if serve.image and not serve.local_image:
         raise UsageError(
@@ -87,7 +95,7 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
 
 
 def _require_ready(cluster: Cluster, facts: Sequence[NodeFacts]) -> None:
-    """Raise the first error of a node that keeps a start from being tried."""
+    """Raise the first finding of the survey that is an obstacle."""
     names = [node.ssh for node in cluster.file.node]
 
     for finding in survey_nodes(names, facts):
@@ -105,7 +113,7 @@ def _require_same_model(
     served: ServedModel,
     facts: Sequence[NodeFacts],
 ) -> None:
-    """Raise HostError for a node whose folder is not whole, or holds another model."""
+    """Raise HostError if the model's folder is not whole, or not the same, on every node."""
     silent = ModelPrint(
         folder=served.folder,
         problem="says nothing of it",
@@ -124,7 +132,7 @@ def _require_same_model(
         can_copy = len(broken) < len(prints)
     elif stray:
         what = f"{served.name} is not the same on every node: {stray[0]} {stray[1]}"
-        # Without any record nobody knows which node is right.
+        # A copy needs a node that is right, and only a record of files says which one is.
         can_copy = any(model.commit for model in prints.values())
     else:
         return
@@ -141,7 +149,7 @@ def _require_same_model(
 
 
 def _require_free_ports(cluster: Cluster, units: GroupUnits) -> None:
-    """Raise HostError if somebody else listens at a port of the start, on the head."""
+    """Raise HostError if a program of somebody else listens on the head at a port of the start."""
     head = cluster.head
     rank = units.ranks[0]
     urls = [units.url]
@@ -163,7 +171,10 @@ def _require_free_ports(cluster: Cluster, units: GroupUnits) -> None:
 
 
 def _taken_port_error(head: Remote, listener: str) -> HostError:
-    """Return the error of a port that ``listener`` has; another cluster of the user is named."""
+    """Return the error of a port that a listener has, with the way to free it.
+
+    ``listener`` is described as by ``strangers``; one of another cluster can be stopped by name.
+    """
     why = "it would answer instead of the model, or instead of the head's rank"
     look = ssh_command(head.destination, "ss", "-ltnp")
     hint = f"end it, or set another `port`; {look}"

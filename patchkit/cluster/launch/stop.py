@@ -1,4 +1,4 @@
-"""Stop a cluster's group on its nodes, and on nodes that it does not have any more."""
+"""Stop a cluster's group on its nodes, and on nodes that are not in its file any more."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from patchkit.errors import HostError, PatchkitError
 def stop_group(
     cluster: Cluster, *, disable: bool = True
 ) -> list[NodeState | PatchkitError]:
-    """Stop a whole group, the head first, which stops its workers; return each node's state."""
+    """Stop a whole group; return the state of each node after it, or the node's error.
+
+    The head is stopped first: that ends its workers as well. With ``disable`` the group does
+    not come back at a boot.
+    """
 
     def stop(node: Remote) -> NodeState:
         return node.call(
@@ -35,9 +39,10 @@ def stop_group(
 def end_left_nodes(
     cluster: Cluster, states: Sequence[NodeState | PatchkitError]
 ) -> list[str]:
-    """Stop and disable the former start on nodes that the file does not name any more.
+    """Stop and disable the former start on nodes that cluster.toml does not name any more.
 
-    Returns what is left there; for a node that does not answer, what may happen at its next boot.
+    Their names are in ``states``, those of the nodes that it does name. Returns a warning for each
+    node where something still runs, and for each that does not answer.
     """
     name = cluster.file.name
     starts: dict[str, str] = {}
@@ -68,7 +73,7 @@ def end_left_nodes(
 
 
 def stop_command(node: Remote, name: str) -> str:
-    """Return the command that stops the units of a cluster on a node, and keeps them so."""
+    """Return the command that stops a cluster's unit on a node, also for the next boots."""
     words = ("systemctl", "--user", "disable", "--now", f"patchkit-{name}.service")
     return ssh_command(node.destination, *words)
 
@@ -76,7 +81,10 @@ def stop_command(node: Remote, name: str) -> str:
 def check_stopped(
     cluster: Cluster, results: Sequence[NodeState | PatchkitError]
 ) -> None:
-    """Raise HostError that names each node where something is left, or that did not answer."""
+    """Raise HostError if something is left on a node, or if a node did not answer.
+
+    ``results`` is from ``stop_group``.
+    """
     troubles = []
     cures = []
     for node, result in zip(cluster.nodes, results, strict=True):
