@@ -393,11 +393,11 @@ class _Planner:
         if node is None:
             raise refusal("net-no-node", nodes=self.options.nodes)
 
-        base = self.base
-        start = int(base.network_address) + number * base.num_addresses
-        if start >> 32:  # above 255.255.255.255
-            raise refusal("net-no-room", network=base.network_address, number=number)
-        return (IPv4Interface((start + _FIRST_HOST + node, base.prefixlen)),)
+        try:
+            return (_count_address(self.base, number, node),)
+        except ValueError:  # above 255.255.255.255
+            base = self.base.network_address
+            raise refusal("net-no-room", network=base, number=number) from None
 
     def make_line(self, netdev: Netdev, addresses: Addresses, usual_mtu: int) -> Line:
         """Return the line of one interface, without the place of it."""
@@ -430,6 +430,12 @@ class _Planner:
         )
 
 
+def _count_address(base: IPv4Network, number: int, node: int) -> IPv4Interface:
+    """Return a node's address in the network of this number from the base."""
+    start = int(base.network_address) + number * base.num_addresses
+    return IPv4Interface((start + _FIRST_HOST + node, base.prefixlen))
+
+
 def _following_address(address: IPv4Interface) -> IPv4Interface:
     """Return the same host number in the network that follows."""
     network = address.network
@@ -460,13 +466,9 @@ def other_node_options(plan: NetPlan, options: NetPlanOptions) -> NetPlanOptions
     base = addresses[0].network
     node = 1 if (plan.node or 1) > 1 else 2
     for number, address in enumerate(addresses):
-        network = address.network
-        # Link-local ones are drawn there; in a small network there is no room to count.
-        if address.is_link_local or network.prefixlen > 29:
-            return None
-
-        start = base.network_address + number * base.num_addresses
-        is_other_node = address.ip == start + _FIRST_HOST + node
-        if network.network_address != start or is_other_node:
+        peer = _count_address(base, number, node)
+        # Link-local ones are drawn there; a small network does not have the peer's address.
+        is_alike = peer.network == address.network and peer.ip != address.ip
+        if address.is_link_local or not is_alike:
             return None
     return NetPlanOptions(node=node, network=base, mtu=options.mtu)

@@ -15,7 +15,6 @@ import posixpath
 import re
 import stat
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
@@ -81,7 +80,7 @@ class RecordingWriter:
     def finish(self) -> None:
         """Write ``recording.json``, with the errors of reading."""
         self.home.mkdir(parents=True, exist_ok=True)
-        index = asdict(_Index(patchkit=__version__, errors=self.errors))
+        index = {"patchkit": __version__, "errors": self.errors}
         text = json.dumps(index, indent=1, ensure_ascii=False)
         (self.home / _INDEX).write_text(f"{text}\n", encoding="utf-8")
 
@@ -226,17 +225,14 @@ class Reader:
         return text
 
     def _data(self, path: str) -> bytes:
+        place = self._place(path)
         # A pipe in a recording would wait for a writer for ever.
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-        handle = os.open(self._place(path), flags)
-        try:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise OSError(errno.EINVAL, "is not a regular file")
+        if not stat.S_ISREG(place.stat().st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file")
 
-            chunks = iter(lambda: os.read(handle, _CHUNK), b"")
+        with place.open("rb", buffering=0) as file:
+            chunks = iter(lambda: file.read(_CHUNK), b"")
             return b"".join(islice(chunks, _MOST // _CHUNK))
-        finally:
-            os.close(handle)
 
     def _place(self, path: str) -> Path:
         """Return where a path lies. Raises OSError as the recording has it, or outside of it."""
