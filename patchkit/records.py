@@ -31,6 +31,7 @@ from typing import (
     get_type_hints,
 )
 
+from patchkit import foreign
 from patchkit.errors import PatchkitError, UsageError
 
 # In a checkout a link to the folder beside the package; in a wheel the folder itself.
@@ -81,9 +82,7 @@ def record(kind: type[T], value: object) -> T:
 def read_json(kind: type[T], text: str | bytes) -> T:
     """Return a text in JSON as ``kind``. Raises RecordError, also for a text that is not JSON."""
     try:
-        value = json.loads(text)
-    except RecursionError:
-        raise RecordError("is nested too deeply") from None
+        value = foreign.read_json(text)
     except ValueError as error:
         raise RecordError(f"is not JSON: {error}") from None
     return record(kind, value)

@@ -120,7 +120,8 @@ def test_what_is_no_json_is_refused():
         ("[1]", "is a list, not a table"),
         (b"\xff", "is not JSON: 'utf-8' codec"),
         ("[" * 99999, "is nested too deeply"),
-        ('{"number": ' + "1" * 5000 + "}", "is not JSON: Exceeds the limit"),
+        ('{"number": ' + "1" * 5000 + "}", "is not JSON: 1{25}… has too many digits"),
+        ('{"number": NaN}', "is not JSON: NaN is no finite number"),
     ):
         with pytest.raises(RecordError, match=says):
             read_json(Inner, text)
