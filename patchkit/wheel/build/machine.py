@@ -12,11 +12,13 @@ import re
 import shutil
 import stat
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
 
@@ -27,7 +29,7 @@ from patchkit.durable.lock import locked
 from patchkit.errors import HostError, StorageError, translated
 from patchkit.finding import Finding, finding
 from patchkit.frozen import frozen
-from patchkit.process import ask, attempt
+from patchkit.process import attempt
 from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import Needs, locked_requirements
 from patchkit.units import BYTES_PER_GIB
@@ -37,15 +39,6 @@ _MEMINFO = Path("/proc/meminfo")
 # With g++-13-aarch64-linux-gnu; Debian 12 and Ubuntu 22.04 end with GCC 12 for another CPU.
 _HAVE_GCC_13 = "Debian 13, Ubuntu 24.04"
 _MACRO = re.compile(r"^#define (\w+) (.*)$", re.MULTILINE)
-_ASK = """\
-import importlib.util, platform, sysconfig
-from pathlib import Path
-answer = {
-    "version": platform.python_version(),
-    "header": (Path(sysconfig.get_path("include")) / "Python.h").is_file(),
-    "venv": all(importlib.util.find_spec(name) for name in ("venv", "ensurepip")),
-}
-"""
 
 
 @frozen
@@ -78,13 +71,12 @@ def plan_vllm(
     """Plan a build for the CPU ``machine``. Raises SourceError where nothing is locked."""
     locked_requirements(needs.torch, requirements)
     across = machine if machine != platform.machine() else ""
-    lacks = missing_needs(needs, Path(sys.executable), find_cxx(machine), across)
+    lacks = missing_needs(needs, find_cxx(machine), across)
     return BuildPlan(title=f"vLLM {version}", missing=(*lacks, *missing_tools()))
 
 
 def missing_needs(
     needs: Needs,
-    python: Path,
     cxx: Path | None,
     across: str = "",
 ) -> Iterator[Finding]:
@@ -92,7 +84,7 @@ def missing_needs(
 
     ``cxx`` is its C++ compiler; ``across`` names the CPU to build for, if it is another one.
     """
-    yield from _python_lacks(needs, python)
+    yield from _python_lacks(needs)
     yield from _compiler_lacks(needs, cxx, across)
     if needs.patch and shutil.which("patch") is None:
         yield _lack("no program `patch`", "apt install patch")
@@ -102,14 +94,8 @@ def _lack(what: str, hint: str) -> Finding:
     return finding(HostError, "", what, hint)
 
 
-def _python_lacks(needs: Needs, python: Path) -> Iterator[Finding]:
-    try:
-        facts = ask(python, _ASK)
-    except HostError as error:
-        yield _lack(error.what, "apt install python3")
-        return
-
-    version = facts["version"]
+def _python_lacks(needs: Needs) -> Iterator[Finding]:
+    version = platform.python_version()
     if not SpecifierSet(needs.python).contains(version, prereleases=True):
         yield _lack(
             f"Python {version} is outside {needs.python}",
@@ -117,10 +103,11 @@ def _python_lacks(needs: Needs, python: Path) -> Iterator[Finding]:
         )
 
     supply = f"apt install python{version.rpartition('.')[0]}"
-    if not facts["header"]:
-        yield _lack(f"{python} has no headers (Python.h)", f"{supply}-dev")
-    if not facts["venv"]:
-        yield _lack(f"{python} has no module venv", f"{supply}-venv")
+    headers = Path(sysconfig.get_path("include"))
+    if not (headers / "Python.h").is_file():
+        yield _lack(f"{sys.executable} has no headers (Python.h)", f"{supply}-dev")
+    if not find_spec("ensurepip"):
+        yield _lack(f"{sys.executable} has no module venv", f"{supply}-venv")
 
 
 def _compiler_lacks(needs: Needs, cxx: Path | None, across: str) -> Iterator[Finding]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from patchkit import __version__
 from patchkit.apply import apply
 from patchkit.digests import tree_digest
-from patchkit.errors import SourceError
 from patchkit.frozen import frozen
 from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request
@@ -122,13 +121,6 @@ def _copy_nccl(origin: Path, source: Path) -> None:
         shutil.copytree(origin, source, symlinks=True, ignore=aside)
     else:
         unpack(origin, source)
-
-    if not (source / _LICENSE).is_file():
-        raise SourceError(
-            f"{origin}: {_LICENSE} is missing",
-            why="the tree is incomplete, and a wheel needs its licence",
-            hint="restore the file from the release",
-        )
 
 
 def _patch_source(order: NcclOrder, source: Path) -> Facts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 
@@ -67,14 +68,12 @@ def called_entries(
     binary: Binary,
     target: Target,
     dispatch: Dispatch,
-    name: str = "",
 ) -> tuple[CodeEntry, ...]:
     """Return the PTX that the device compiles, without PTX that the release never calls there."""
-    library = name or binary.name
     return tuple(
         entry
         for entry in jit_entries(binary, target)
-        if not dispatch.leaves(library, [entry.name])
+        if not dispatch.leaves(binary.name, [entry.name])
     )
 
 
@@ -114,11 +113,11 @@ def list_installed(
                 continue
 
             try:
-                binaries = inspect_file(site / file)
+                (binary,) = inspect_file(site / file)
             except SourceError:
                 continue  # a linker's script, or damaged: the loader does not take it either
-            name = file.as_posix()
-            yield from _list_binaries(binaries, target, project, dispatch, name)
+            binary = replace(binary, name=file.as_posix())
+            yield from _list_binaries([binary], target, project, dispatch)
 
 
 def _is_library(site: Path, file: PurePosixPath) -> bool:
@@ -144,14 +143,13 @@ def _list_binaries(
     target: Target,
     project: str,
     dispatch: Dispatch,
-    name: str = "",
 ) -> Iterator[DeviceLibrary]:
     for binary in binaries:
         if binary.live:
             yield DeviceLibrary(
                 project=project,
-                name=name or binary.name,
+                name=binary.name,
                 fat_binaries=len(binary.fat_binaries),
-                entries=called_entries(binary, target, dispatch, name),
+                entries=called_entries(binary, target, dispatch),
                 closed=library_rules().is_closed(project, binary.name),
             )

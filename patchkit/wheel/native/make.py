@@ -137,22 +137,21 @@ def native_facts(
     dropped: Sequence[str] = (),
 ) -> Facts:
     """Return a wheel's facts about its native parts, with the SHA-256 of all PTX by library."""
-    assembled = {}
-    refused = {}
-    unreached = {}
-    for library in libraries:
-        if library.path:
-            assembled[library.name] = list(library.ptx)
-        if library.refused:
-            refused[library.name] = len(library.refused)
-        if library.unreached:
-            unreached[library.name] = [row.name for row in library.unreached]
-
     return {
         "ptxas": assembler.version,
-        "assembled": assembled,
-        "compiled_at_first_use": refused,
-        "never_called": unreached,
+        "assembled": {
+            library.name: list(library.ptx) for library in libraries if library.path
+        },
+        "compiled_at_first_use": {
+            library.name: len(library.refused)
+            for library in libraries
+            if library.refused
+        },
+        "never_called": {
+            library.name: [row.name for row in library.unreached]
+            for library in libraries
+            if library.unreached
+        },
         "left_out": list(dropped),
     }
 

@@ -22,7 +22,7 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     text = tree.read(kit.ROOT_FILE)
     calls = kit.commands(text, kit.ROOT_FILE)
     projects = [call for call in calls if call.name == "project"]
-    if len(projects) != 1 or "CUDA" not in {a.value for a in projects[0].arguments}:
+    if len(projects) != 1 or "CUDA" not in projects[0].values:
         raise kit.altered(
             f"{kit.ROOT_FILE}: {len(projects)} calls of project(), expected 1 with the language "
             "CUDA"
@@ -35,9 +35,8 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
         return kit.found((), now="", done=done)
 
     for call in calls:
-        names = [argument.value for argument in call.arguments[:1]]
         is_early = call.start < project.start
-        if is_early and call.name == "set" and names == [_VARIABLE]:
+        if is_early and call.name == "set" and _VARIABLE in call.values[:1]:
             return kit.upstream(
                 f"{kit.ROOT_FILE}:{call.line}: sets {_VARIABLE} before project()"
             )

@@ -66,14 +66,11 @@ def prove(case: kit.Case) -> str:
 
 def _require_twins(tree: kit.SourceTree) -> None:
     """Raise ProofError unless FlashAttention 2 brings the Python that comes with 3."""
-    calls = [
-        [argument.value for argument in call.arguments]
-        for call in kit.commands(tree.read(_CMAKE), _CMAKE)
-    ]
+    calls = [call.values for call in kit.commands(tree.read(_CMAKE), _CMAKE)]
     for call in calls:
         if kit.FA3 not in call or kit.FA2 in call:
             continue
-        twin = [kit.FA2 if value == kit.FA3 else value for value in call]
+        twin = tuple(kit.FA2 if value == kit.FA3 else value for value in call)
         if twin not in calls:
             raise kit.ProofError(
                 f"{_CMAKE}: what is installed with {kit.FA3} is not with {kit.FA2}",

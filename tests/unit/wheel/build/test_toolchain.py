@@ -3,10 +3,8 @@
 import platform
 import re
 import shutil
-import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from packaging.version import Version
@@ -131,7 +129,6 @@ def test_a_torch_has_the_cuda_of_its_row(torch, cuda):
 
 EASY = Needs(torch="2.11.0", python=">=3.11", standard=17, gcc="", patch=False, rust="")
 HARD = recorded_needs(Version("0.28.0"))
-PYTHON = Path(sys.executable)
 
 
 def gcc(folder, version):
@@ -151,25 +148,24 @@ def said_of(*arguments, **options):
 
 def test_another_cpu_takes_the_compiler_for_it(tmp_path):
     needed = replace(EASY, gcc="13", standard=20)
-    said = "\n".join(said_of(needed, PYTHON, gcc(tmp_path, "12.2.0"), across="aarch64"))
+    said = "\n".join(said_of(needed, gcc(tmp_path, "12.2.0"), across="aarch64"))
     assert "apt install g++-13-aarch64-linux-gnu (Debian 13, Ubuntu 24.04)" in said
     assert "then CXX=aarch64-linux-gnu-g++-13" in said
-    said = "\n".join(said_of(needed, PYTHON, None, across="aarch64"))
+    said = "\n".join(said_of(needed, None, across="aarch64"))
     assert "no C++ compiler for aarch64: apt install g++-13-aarch64-linux-gnu" in said
 
 
 def test_all_that_is_missing_is_said_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     needed = replace(HARD, gcc="13", python=">=3.99,<4")
-    said = "\n".join(said_of(needed, PYTHON, gcc(tmp_path, "12.2.0")))
+    said = "\n".join(said_of(needed, gcc(tmp_path, "12.2.0")))
     assert "is outside >=3.99,<4: install patchkit into another one" in said
     assert (
         "is GCC 12.2.0; the release takes C++20, GCC 13 or later: apt install g++-13"
         in said
     )
     assert "no program `patch`: apt install patch" in said
-    said = "\n".join(said_of(HARD, Path("/none"), None))
-    assert "/none does not run" in said
+    said = "\n".join(said_of(HARD, None))
     assert "no C++ compiler: apt install g++-11" in said
 
 
@@ -184,9 +180,7 @@ def test_all_that_is_missing_is_said_at_once(tmp_path, monkeypatch):
 )
 def test_the_gate_of_gcc(tmp_path, standard, least, found, fine):
     need_headers()
-    said = said_of(
-        replace(EASY, standard=standard, gcc=least), PYTHON, gcc(tmp_path, found)
-    )
+    said = said_of(replace(EASY, standard=standard, gcc=least), gcc(tmp_path, found))
     assert said == [] if fine else f"GCC {found}" in said[0]
 
 
