@@ -137,17 +137,14 @@ def _change_values(
     key: str = "",
 ) -> Any:
     """Return a value of JSON; ``change`` gets each text, number and key that is data."""
-    if isinstance(value, FieldMap):
-        return {
-            name: _change_values(part, change, name) for name, part in value.items()
-        }
     if isinstance(value, Mapping):
         changed = {}
         for name, part in value.items():
-            new_name = change(str(name), "")
+            is_field = isinstance(value, FieldMap)
+            new_name = name if is_field else change(str(name), "")
             changed[new_name] = _change_values(part, change, str(name))
-
         return changed
+
     if isinstance(value, list | tuple):
         return [_change_values(part, change, key) for part in value]
     if not value or isinstance(value, bool):

@@ -63,19 +63,14 @@ def cluster_findings(
     }
     findings.sort(
         key=lambda finding: (
-            _badness(finding),
+            # Errors and warnings are alike.
+            max([*Level].index(finding.level), 1),
             causes.get(finding.about, 0.5),
             finding.where,
             finding.about,
         )
     )
     return findings
-
-
-def _badness(finding: Finding) -> int:
-    """Return the place of a level in the order; errors and warnings are alike."""
-    levels = (*_WRONG, *NOT_WRONG)
-    return max(levels.index(finding.level), 1)
 
 
 def _machine_findings(reports: Sequence[NodeReport]) -> list[Finding]:

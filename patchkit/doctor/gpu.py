@@ -238,6 +238,9 @@ def find_gap(
     nodes: Sequence[GpuNode],
 ) -> str:
     """Return why the nodes cannot be tried together, "" if they can."""
+    if len(reports) < 2:
+        return "one node was asked: --cluster names several"
+
     have_addresses = all(node.address for node in nodes)
     if len(nodes) < len(reports) or not have_addresses:
         return "not every node has vLLM and an address on the cable"

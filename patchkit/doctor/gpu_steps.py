@@ -89,12 +89,6 @@ def run_step(
     """Run a step; whatever happens to its process is a result."""
 
     file = str(settings.get("file", script.__file__))
-    words = (
-        python,
-        file,
-        str(settings["script"]),
-        json.dumps(dict(settings)),
-    )
     env = {
         **os.environ,
         **variables,
@@ -106,7 +100,14 @@ def run_step(
     done = None
 
     start = time.monotonic()
-    with Follow(*words, env=env) as running:
+    step = Follow(
+        python,
+        file,
+        str(settings["script"]),
+        json.dumps(dict(settings)),
+        env=env,
+    )
+    with step as running:
         for line in running:
             if text := line.strip("\n"):
                 lines.append(text)
@@ -116,14 +117,9 @@ def run_step(
             done = running.done
     seconds = round(time.monotonic() - start, 2)
 
-    answer = ""
-    output = []
-    for line in lines:
-        if line.startswith(script.MARK):
-            answer = line.removeprefix(script.MARK)
-        else:
-            output.append(line[:_LONGEST])
-
+    answers = [line for line in lines if line.startswith(script.MARK)]
+    output = [line[:_LONGEST] for line in lines if line not in answers]
+    answer = answers[-1].removeprefix(script.MARK) if answers else ""
     fields = _read_answer(answer)
 
     if fields is None:

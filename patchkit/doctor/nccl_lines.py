@@ -74,20 +74,16 @@ class NcclRank:
         for form, pattern in _FORMS.items():
             if match := pattern.match(text):
                 self.words.setdefault(form, match[1])
-                self._read_form(form, match[1], text)
+                self._read_form(form, match)
 
-    def _read_form(
-        self,
-        form: str,
-        words: str,
-        text: str,
-    ) -> None:
+    def _read_form(self, form: str, match: re.Match[str]) -> None:
+        words = match[1]
         match form:
             case "network" if "channel" in self.words:
                 pass  # the channels tell it
             case "network" | "channel":
                 self.network = words
-                self.evidence = text
+                self.evidence = match.string
             case "devices":
                 self.devices = dict.fromkeys(_ENTRY.findall(words))
             case "virtual":  # both halves of a cable, or one

@@ -132,7 +132,7 @@ def collect_proof(
             nodes=nodes,
             vllm=software.vllm,
             free_gib=host.memory.available / KIB_PER_GIB if host.memory else 0.0,
-            apart=why_apart(examination.reports, nodes),
+            apart=find_gap(examination.reports, nodes),
             model=model,
             args=args,
             folder=Path(place),
@@ -185,16 +185,6 @@ def require_vllm(facts: NodeFacts, venv: str) -> Software:
         why=reason,
         hint="name the environment that has it: patchkit proof -o FILE --venv DIR",
     )
-
-
-def why_apart(
-    reports: Sequence[NodeReport],
-    nodes: Sequence[GpuNode],
-) -> str:
-    """Return why nodes are not tried together, "" if they are."""
-    if len(reports) < 2:
-        return "one node was asked: --cluster names several"
-    return find_gap(reports, nodes)
 
 
 def check_free(reports: Sequence[NodeReport]) -> None:

@@ -6,7 +6,7 @@ Causes that neither texts nor facts exclude are candidates: none of them is clai
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
@@ -258,16 +258,14 @@ def _judge_start(
 
 
 def _lines_around(
-    hits: Iterable[Hit],
+    hits: Collection[Hit],
     lines: Mapping[int, str],
 ) -> dict[int, str]:
-    numbers = set[int]()
-    for hit in hits:
-        last = hit.number + BEHIND
-        numbers.update(range(hit.number - BEFORE, last + 1))
-
-    shown = sorted(numbers & lines.keys())
-    return {number: lines[number] for number in shown}
+    shown = {}
+    for number in sorted(lines):
+        if any(-BEFORE <= number - hit.number <= BEHIND for hit in hits):
+            shown[number] = lines[number]
+    return shown
 
 
 def _stated_facts(log: Scan) -> dict[str, str]:
@@ -349,14 +347,8 @@ class _Evidence:
 
     def _proves(self, cause: Cause) -> bool:
         """Return whether no condition is unknown of a cause that is not excluded."""
-        if not any(
-            (
-                cause.when,
-                cause.matches,
-                cause.seen,
-                cause.unseen,
-            )
-        ):
+        has_text = cause.matches or cause.seen or cause.unseen
+        if not (cause.when or has_text):
             return False  # the default holds where no other cause does
         if len(self._known_conditions(cause)) < len(cause.when):
             return False

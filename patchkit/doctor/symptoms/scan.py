@@ -263,7 +263,9 @@ def _find_hits(
 
     matches: list[_Match] = []
     for text in _anchored_texts(line, by_anchor):
-        matches += ((text, match) for match in text.pattern.finditer(joined))
+        # `re` keeps those that it compiled: a log needs few of two thousand.
+        found_matches = re.finditer(text.expression, joined, text.flags)
+        matches += ((text, match) for match in found_matches)
     wider_matches = [pair for pair in matches if pair[0].text in quoting]
 
     for text, match in matches:

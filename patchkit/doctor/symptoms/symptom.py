@@ -51,16 +51,6 @@ class TextPattern:
     weight: int = 0
     flags: re.RegexFlag = re.IGNORECASE
 
-    @property
-    def pattern(self) -> re.Pattern[str]:
-        """Return the compiled expression: a log needs few of two thousand."""
-        return _compiled(self.expression, self.flags)
-
-
-@cache
-def _compiled(expression: str, flags: re.RegexFlag) -> re.Pattern[str]:
-    return re.compile(expression, flags)
-
 
 @cache
 def text_pattern(text: str) -> TextPattern:

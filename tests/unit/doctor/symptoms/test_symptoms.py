@@ -39,7 +39,10 @@ def test_entries_say_what_they_need():
         conditions = [(it.when, it.matches, it.seen, it.unseen) for it in entry.cause]
         assert all(any(each) for each in conditions[:-1]), entry.id
         given = set.intersection(
-            *({*text_pattern(text).pattern.groupindex} for text in entry.says)
+            *(
+                {*re.compile(text_pattern(text).expression).groupindex}
+                for text in entry.says
+            )
         )
         for cause in entry.cause:
             check_condition(cause.when)
