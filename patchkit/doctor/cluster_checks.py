@@ -84,11 +84,9 @@ def _machine_findings(reports: Sequence[NodeReport]) -> list[Finding]:
     for name, facts in facts_by_name.items():
         findings += node_findings(name, facts)
         for finding in _host_findings(facts.host, has_peers=has_peers):
-            text = finding.what
-            if finding.where:
-                text = f"{finding.where}: {text}"
-            finding = replace(finding, where=name, what=text, kind=HostError)
-            findings.append(finding)
+            place = f"{finding.where}: " if finding.where else ""
+            text = f"{place}{finding.what}"
+            findings.append(replace(finding, where=name, what=text, kind=HostError))
 
     if reports[0].facts:
         findings += pair_findings(list(facts_by_name), list(facts_by_name.values()))
@@ -122,8 +120,7 @@ def _uncovered(
         wrong |= _faults(finding)
 
     for finding in of_machines:
-        about = finding.about.lower().replace(" ", "-")
-        about = about.replace("'", "")
+        about = finding.about.lower().replace(" ", "-").replace("'", "")
         nodes = finding.where.split(", ")
 
         covering = covers.get(about, "")

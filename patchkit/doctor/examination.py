@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from ipaddress import IPv4Network
 from urllib.parse import urlsplit
 
 from patchkit.cluster.agent import node_facts
@@ -510,15 +509,16 @@ def _cable_addresses(report: NodeReport, peer: NodeReport) -> list[str]:
         return addresses
 
     host = report.facts.host
-    networks = set[IPv4Network]()
+    networks = set()
     for netdev in host.netdevs:
         if netdev.cage is not None and netdev.carrier:
-            networks.update(address.network for address in netdev.lasting)
+            networks |= {address.network for address in netdev.lasting}
 
     for netdev in peer.facts.host.netdevs:
         addresses += [
             str(address.ip) for address in netdev.lasting if address.network in networks
         ]
 
-    unique = dict.fromkeys(addresses)
-    return [address for address in unique if not host.has_address(address)]
+    return [
+        address for address in dict.fromkeys(addresses) if not host.has_address(address)
+    ]

@@ -187,18 +187,31 @@ def _all_reduce_speed(names: str, ranks: Sequence[GpuStep]) -> Finding:
 
     speed = f"gigabytes_per_second_{large}"
     latency = f"microseconds_{small}"
-    speeds = [float(rank.figures.get(speed, 0)) for rank in ranks]
-    latencies = [float(rank.figures.get(latency, 0)) for rank in ranks]
+    figures = slowest_figures(ranks)
     return make_finding(
         "all-reduce-sums",
         names,
         nodes=names,
         small=small,
         size=large // BYTES_PER_MIB,
-        speed=min(speeds),
-        latency=max(latencies),
-        nccl=ranks[0].figures.get("nccl", "?"),
+        speed=float(figures.get(speed, 0)),
+        latency=float(figures.get(latency, 0)),
+        nccl=figures.get("nccl", "?"),
     )
+
+
+def slowest_figures(ranks: Sequence[GpuStep]) -> dict[str, Any]:
+    """Return the figures of the slowest rank, for which all wait, and the highest speed."""
+    figures: dict[str, Any] = {}
+    for key, value in ranks[0].figures.items():
+        slowest = max if key.startswith("micro") else min
+        values = [rank.figures.get(key, value) for rank in ranks]
+        figures[key] = slowest(values)
+
+    speeds = [value for key, value in figures.items() if key.startswith("gigabytes")]
+    if speeds:
+        figures["most_gigabytes_per_second"] = max(speeds)
+    return figures
 
 
 # All nodes

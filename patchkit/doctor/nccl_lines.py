@@ -135,7 +135,7 @@ def nccl_findings(
         if rank.ranks == 1:
             yield make_finding("nccl-alone", where)
         elif not rank.network:
-            yield make_finding("nccl-not-said", where, rank=rank.name)
+            yield make_finding("nccl-not-said", where, rank=rank)
         else:
             yield from _judge_rank(where, rank, variables)
 
@@ -145,11 +145,7 @@ def _judge_rank(
     rank: NcclRank,
     variables: Mapping[str, str],
 ) -> Iterator[Finding]:
-    common = {
-        "rank": rank.name,
-        "evidence": rank.evidence,
-        "used": rank.interfaces or "what it hides",
-    }
+    common = {"rank": rank, "used": rank.interfaces or "what it hides"}
     changed = _changed_variables(rank, variables)
     for name in changed:
         yield make_finding(

@@ -38,6 +38,7 @@ from patchkit.doctor.gpu import (
     find_gap,
     find_gpu_nodes,
     run_all_reduce,
+    slowest_figures,
 )
 from patchkit.doctor.gpu_steps import (
     GpuStep,
@@ -359,20 +360,6 @@ def judge_ranks(
 
     reason = f"NCCL took no {network}"
     return replace(result, state="not-run", reason=reason)
-
-
-def slowest_figures(ranks: Sequence[GpuStep]) -> dict[str, Any]:
-    """Return the figures of the slowest rank, for which all wait, and the highest speed."""
-    figures: dict[str, Any] = {}
-    for key, value in ranks[0].figures.items():
-        slowest = max if key.startswith("micro") else min
-        values = [rank.figures.get(key, value) for rank in ranks]
-        figures[key] = slowest(values)
-
-    speeds = [value for key, value in figures.items() if key.startswith("gigabytes")]
-    if speeds:
-        figures["most_gigabytes_per_second"] = max(speeds)
-    return figures
 
 
 def measure_starts(request: ProofRequest) -> Iterator[GpuStep]:

@@ -94,12 +94,11 @@ def unchecked(
     hint: str = "",
 ) -> Finding:
     """Return the finding that a check was not made, with the reason."""
-    text = f"not checked: {reason}"
     return Finding(
         level=Level.UNKNOWN,
         where=where,
         about=about,
-        what=text,
+        what=f"not checked: {reason}",
         hint=hint,
     )
 
@@ -166,14 +165,9 @@ def placed_files(files: Mapping[str, str], unit: str) -> PlacedFiles | None:
         digests = {_GROUP: ""}
 
     edited = [name for name in digests if digest(files.get(name)) != digests[name]]
-    return PlacedFiles(
-        id=str(group.get("id", "")),
-        model=str(group.get("model", "")),
-        url=str(group.get("url", "")),
-        folder=str(group.get("folder", "")),
-        env=env,
-        edited=tuple(edited),
-    )
+    names = ("id", "model", "url", "folder")
+    texts = {name: str(group.get(name, "")) for name in names}
+    return PlacedFiles(env=env, edited=tuple(edited), **texts)
 
 
 @frozen

@@ -93,18 +93,13 @@ def unit_findings(
 ) -> Iterator[Finding]:
     """Yield findings about files, units, taken ports, and processes that are stopped or left."""
     models = [node.placed.model for node in nodes if node.placed]
-    model = models[0] if models else ""
-
-    again = quoted("patchkit", "up", model or "MODEL")
+    again = quoted("patchkit", "up", next(filter(None, models[:1]), "MODEL"))
+    units: dict[str, UnitState | None] = {}
     for node in nodes:
         yield from check_start(node, nodes, again)
         yield from check_edited(node, again)
         yield from check_env_address(node, again)
-
-    units: dict[str, UnitState | None] = {}
-    for node in nodes:
-        unit = node.state.unit(file.unit) if node.state else None
-        units[node.node] = unit
+        units[node.node] = node.state.unit(file.unit) if node.state else None
 
     running = [name for name, unit in units.items() if _is_on(unit)]
     # The head's units start the other ranks one by one while the head's rank is started.

@@ -28,9 +28,8 @@ def log_findings(
     ``where`` is the file, whose lines have numbers; or ``nodes`` are the writers of each line.
     """
     for finding in _all_findings(log):
-        writer = nodes[finding.line - 1] if nodes and finding.line else ""
-        if writer:
-            yield replace(finding, where=writer, line=0)
+        if nodes and finding.line:
+            yield replace(finding, where=nodes[finding.line - 1], line=0)
         else:
             yield replace(finding, where=where)
 
