@@ -29,11 +29,11 @@ AddNeeds = Callable[[Path, ImageContents, Progress], None]
 """Adds to the folder to be sent what patchkit needs in the image: a room above knows how."""
 
 # Where the build step mounts the sent folder; docker 20.10 leaves an empty folder there.
-_MOUNTED = "/patchkit"
+_MOUNT_POINT = "/patchkit"
 _VARIABLES = {
-    "PYTHONPATH": _MOUNTED,
+    "PYTHONPATH": _MOUNT_POINT,
     "PYTHONDONTWRITEBYTECODE": "1",
-    "PATCHKIT_CACHE_DIR": f"{_MOUNTED}/{CACHE}",
+    "PATCHKIT_CACHE_DIR": f"{_MOUNT_POINT}/{CACHE}",
     "SOURCE_DATE_EPOCH": "0",  # seconds: the date that the ledger gets
 }
 _USER = re.compile(r"[A-Za-z0-9_.-]*(:[A-Za-z0-9_.-]+)?")
@@ -161,7 +161,7 @@ def layer_text(
     variables = [f"{name}={value}" for name, value in _VARIABLES.items()]
     command = quoted(*variables, *apply, *options, software.vllm_home)
 
-    step = f"RUN --mount=type=bind,target={_MOUNTED},rw {command}"
+    step = f"RUN --mount=type=bind,target={_MOUNT_POINT},rw {command}"
     if user in _ROOT:
         return f"FROM {base}\n{step}\n"
     return f"FROM {base}\nUSER 0\n{step}\nUSER {user}\n"

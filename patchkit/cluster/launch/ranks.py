@@ -1,6 +1,6 @@
-"""Plan the rank of each node that serves one model together with others. Pure.
+"""Plan the ranks of a cluster, one on each node, which serve one model together. Pure.
 
-`patchkit env` and `patchkit serve-args` take the same decisions for one node.
+`patchkit env` and `patchkit serve-args` decide the same for a single node.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from patchkit.runtime.serve.model import memory_pool
 from patchkit.runtime.serve.request import MASTER_PORT, ServeRequest
 from patchkit.units import BYTES_PER_GIB
 
-# Flags of a node's verbs, as in hints → keys of cluster.toml.
+# Patterns of flags of `patchkit env` in hints → the keys of cluster.toml that replace them.
 _FLAGS = {
     r": --role \w+ --nodes \d+": "",
     r"--head-ip (\S+)": r"""address = "\1" in the head's [[node]]""",
@@ -51,7 +51,7 @@ _FLAGS = {
 
 @frozen
 class ServedModel:
-    """A model: ``name`` is that of the request, ``source`` what vLLM gets: the name or a folder."""
+    """A model: clients ask for ``name``, and vLLM loads ``source``: that name, or a folder."""
 
     name: str
     source: str
@@ -59,7 +59,7 @@ class ServedModel:
 
     @property
     def folder(self) -> str:
-        """Return the folder on every node, "" for a model that vLLM itself downloads."""
+        """Return the model's folder on every node, "" for a model that vLLM itself downloads."""
         if self.source.startswith(("/", "~/")):
             return self.source
         return ""
@@ -67,7 +67,10 @@ class ServedModel:
 
 @frozen
 class PlannedRank:
-    """A node's part: its facts, its environment as values and as a file, and its command."""
+    """The rank of a node: the node's facts, the environment as values and as the text of a file.
+
+    ``command`` is its `vllm serve`, None for a worker that Ray starts.
+    """
 
     facts: NodeFacts
     env: ClusterEnv
@@ -76,11 +79,16 @@ class PlannedRank:
 
     @property
     def address(self) -> str:
+        """Return the node's IPv4 address in the cluster, "" for a single node."""
         return self.env.node.attachment.address
 
 
 def served_model(cluster: ClusterFile, model: str) -> ServedModel:
-    """Return what a model's name stands for. Raises UsageError for a slip of a preset's name."""
+    """Return the model that the user names: by a preset, by a repository of the Hub, or a folder.
+
+    A model that cluster.toml pins is served from its folder. Raises UsageError for a name without
+    "/" that is no preset's, but resembles one.
+    """
     preset = _choose_preset(cluster.serve.preset, model)
     name = model
     if preset and model.lower() == preset.name.lower():
@@ -107,7 +115,10 @@ def served_model(cluster: ClusterFile, model: str) -> ServedModel:
 
 
 def _choose_preset(choice: str, model: str) -> Preset | None:
-    """Return the preset of a cluster's file: by its name, or by the model's where it has none."""
+    """Return the preset that ``choice`` names, else that of the model; None for "none".
+
+    ``choice`` is `preset` of cluster.toml, "" if it is not set.
+    """
     if not choice:
         return find_preset(model)
     if choice == "none":
@@ -118,10 +129,11 @@ def _choose_preset(choice: str, model: str) -> Preset | None:
 def other_model(
     prints: Mapping[str, ModelPrint], pin: str = ""
 ) -> tuple[str, str] | None:
-    """Return the first node that holds another model than it should, and the difference.
+    """Return the first node that holds another model than it should, and the difference in words.
 
-    The right model is that of the first node with a record, without records that of the first node;
-    ``pin`` is the commit of cluster.toml, "" for none.
+    Returns None if all nodes hold the same. ``prints`` has what each node holds, by its name;
+    ``pin`` is the commit in cluster.toml, "" for none. A node with a record of its files is right,
+    the first of them; if no node has a record, the first node is.
     """
 
     recorded = [node for node, model in prints.items() if model.commit]
@@ -142,7 +154,7 @@ def _model_difference(
     right: ModelPrint,
     where: str,
 ) -> str:
-    """Return how a model differs from the one that another node has, "" if it does not."""
+    """Return how a model differs from the right one, which the node ``where`` has; "" if not."""
     if right.commit and not model.commit:
         return f"has no record of its files, and {where} has one: probably an incomplete copy"
     if model.commit != right.commit:
@@ -163,10 +175,11 @@ def planned_ranks(
     facts: Sequence[NodeFacts],
     model: ServedModel,
 ) -> list[PlannedRank]:
-    """Return each node's part, the head's first.
+    """Return the rank of each node, the head's first.
 
-    Raises HostError for a node without vLLM or with another one than its head, and what the
-    functions of ``runtime/node`` and ``serve_args`` raise, with the node's name before it.
+    Raises HostError for a node without vLLM, or with another address than its ``address``; and
+    what the decisions in ``runtime/node`` and ``serve_args`` raise. The text of each error begins
+    with the node's name.
     """
     ranks: list[PlannedRank] = []
     head: EnvFile | None = None
@@ -185,20 +198,20 @@ def planned_ranks(
 def _require_vllm(cluster: ClusterFile, facts: NodeFacts) -> None:
     """Raise HostError for a node without vLLM in its environment or image."""
     software = facts.host.software
-    has_place = bool(cluster.serve.image or facts.venv)
-    if software and software.vllm and has_place:
+    exists = bool(cluster.serve.image or facts.venv)
+    if software and software.vllm and exists:
         return
 
-    place = cluster.serve.image or cluster.venv
+    source = cluster.serve.image or cluster.venv
     raise HostError(
-        f"there is no vLLM in {place}" if has_place else f"{place} is not there",
+        f"there is no vLLM in {source}" if exists else f"{source} is not there",
         why="if vLLM is in another environment or image, set `venv` or `image` in cluster.toml",
         hint="patchkit cluster install",
     )
 
 
 def _check_address(node: ClusterNode, rank: PlannedRank) -> None:
-    """Raise HostError for an ``address`` of the file that is not the node's."""
+    """Raise HostError if `address` in cluster.toml is not the address of the node's rank."""
     if node.address in ("", rank.address):
         return
 
@@ -218,9 +231,10 @@ def _check_address(node: ClusterNode, rank: PlannedRank) -> None:
 
 @contextmanager
 def name_node(node: str) -> Iterator[None]:
-    """Put a node's name before the text of an error, and before a command in its hint.
+    """Put a node's name before the text of a PatchkitError of the block.
 
-    Flags of a node's verbs become the keys of cluster.toml.
+    The name also goes before a hint with a command of patchkit, and flags of `patchkit env` in the
+    hint become the keys of cluster.toml.
     """
     try:
         yield
@@ -242,9 +256,10 @@ def node_addresses(
     facts: Sequence[NodeFacts],
     choices: Mapping[str, str],
 ) -> list[str]:
-    """Return each node's IPv4 address in the cluster, the head's first, vLLM there or not.
+    """Return the IPv4 address of each node in the cluster, the head's first; [""] for one node.
 
-    ``choices`` are keys of ``[serve]``. Raises HostError for a node that has none.
+    The nodes need no vLLM yet. ``choices`` are keys of ``[serve]``. Raises HostError for a node
+    without an address in the cluster.
     """
     nodes = len(cluster.node)
     if nodes == 1:
@@ -272,7 +287,8 @@ def _plan_rank(
     model: ServedModel,
     head: EnvFile | None,
 ) -> PlannedRank:
-    # The folder of the installed vLLM is on another machine: nothing may look into it.
+    """Return the rank of a node; ``head`` is the head's env file, None for the head's own rank."""
+    # The folder of the installed vLLM is on another machine: nothing here may look into it.
     software = facts.host.software and replace(facts.host.software, vllm_home="")
     facts = replace(facts, host=replace(facts.host, software=software))
     serve = cluster.serve
@@ -300,7 +316,7 @@ def _plan_rank(
         request = _serve_request(cluster, number, facts, model, node)
         command = serve_args(replace(request, choice=choice), load_flag_rules())
 
-    # systemd reads the values for a program, an engine those for a container.
+    # systemd reads the file for a program, the engine reads it for a container.
     form = Format.DOCKER if serve.image else Format.SYSTEMD
     hostname = facts.host.system.hostname
     text = file_text(
@@ -324,7 +340,7 @@ def _serve_request(
     model: ServedModel,
     node: Node,
 ) -> ServeRequest:
-    """Return the request of a node's rank: the model, its memory and its ports."""
+    """Return the request for a rank's `vllm serve`: model, memory, addresses and ports."""
     serve = cluster.serve
     files = facts.models.get(model.folder)
 
@@ -351,7 +367,10 @@ def _decide_rank(
     choice: RuleChoice,
     head: EnvFile | None,
 ) -> Node:
-    """Return the decision about a node; a worker takes over the choices in its head's file."""
+    """Return the decision about a node; a worker takes over what the head's env file says.
+
+    Raises UsageError for a server by Ray in podman's containers, and what ``decide_node`` raises.
+    """
     serve = cluster.serve
     nodes = len(cluster.node)
     options = NodeOptions(
@@ -386,7 +405,7 @@ def _decide_rank(
 
 
 def absolute(path: str, facts: NodeFacts) -> str:
-    """Return a path of a node with its user's home in it."""
+    """Return a path on a node, with the home of the node's user for ``~``."""
     if path.startswith("~/"):
         return f"{facts.home}/{path[2:]}"
     return path

@@ -33,9 +33,12 @@ _RAISE_LIMIT = (
 
 
 def survey_nodes(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Yield what is wrong, node by node, then between the head and each worker."""
+    """Yield the findings of each node, then those between the head and each worker.
+
+    ``names`` and ``facts`` are by rank.
+    """
     between = list(pair_findings(names, facts))
-    # The content of an image that is not the pinned one does not matter.
+    # A node with a wrong image is told so, and not also that this image lists no content.
     strays = {finding.where for finding in between if finding.about == "image-other"}
 
     for name, node in zip(names, facts, strict=True):
@@ -48,7 +51,7 @@ def survey_nodes(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[F
 def pair_findings(
     names: Sequence[str], facts: Sequence[NodeFacts]
 ) -> Iterator[Finding]:
-    """Yield what is wrong between the head, the first of these nodes, and each worker."""
+    """Yield the findings between the head, which is the first node, and each worker."""
     head_name, *worker_names = names
     head, *workers = facts
     cages = find_cages(head.host, cabled=True)
@@ -72,7 +75,10 @@ def _software_findings(
     head: NodeFacts,
     worker: NodeFacts,
 ) -> Iterator[Finding]:
-    """Yield which installations, images and devices of a head and a worker differ."""
+    """Yield the findings about what differs: installation, image or device.
+
+    ``first`` is the name of the head, ``second`` that of the worker.
+    """
     pair = f"{first}, {second}"
     names = {"first": first, "second": second}
     if head.host.system.machine == worker.host.system.machine:
@@ -104,7 +110,10 @@ def _software_findings(
 
 
 def _image_difference(images: dict[str, ImageFacts | None]) -> Finding:
-    """Return that two nodes have different images; the pin says which is wrong, if it is known."""
+    """Return the finding about two nodes with different images.
+
+    If one image has the pin, and the other was found by its tag alone, the other is the wrong one.
+    """
     ids = {name: image.id if image else "none" for name, image in images.items()}
     tagged = [name for name, image in images.items() if image and image.by_tag]
 
@@ -125,14 +134,17 @@ def _image_difference(images: dict[str, ImageFacts | None]) -> Finding:
 
 
 def image_finding(name: str, image: ImageFacts) -> Finding:
-    """Return the problem that a node has with its engine or image."""
+    """Return the finding about the problem of a node's engine or image.
+
+    A full disk is an error of the kind StorageError.
+    """
     look: tuple[str, ...] = ("sudo", "apt", "install", "podman")
     if image.program:
         look = (image.program, "version")
-    # It takes effect at a boot.
+    # Takes effect at the next boot.
     join = ("sudo", "usermod", "-aG", "docker", image.login)
 
-    # Words of the engine → the finding, and the command of its cure.
+    # Words of the engine → the finding and the command of its cure; the first row that fits.
     causes = {
         "permission denied": (image.problem, join),
         _NO_DAEMON: ("engine-stopped", _START),
@@ -156,7 +168,7 @@ def image_finding(name: str, image: ImageFacts) -> Finding:
 
 
 def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
-    """Yield what a node lacks."""
+    """Yield a finding for each thing that a node lacks."""
 
     def lack(about: str, *cure: str, **fields: object) -> Finding:
         command = ssh_command(name, *cure)
@@ -173,7 +185,7 @@ def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
 
     limit = _low_memlock(facts)
     if limit is not None:
-        # It takes effect at a boot.
+        # Takes effect at the next boot.
         yield lack("memlock", "sudo", "sh", "-c", _RAISE_LIMIT, mib=limit >> 20)
     if not facts.persistent_journal:
         yield lack("journal", "sudo", "mkdir", "-p", "/var/log/journal")
@@ -182,7 +194,10 @@ def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
 
 
 def _describe_missing_gpu(host: Host) -> str:
-    """Return why a GPU is missing on a machine that has one by its firmware or CPU, or ""."""
+    """Return why no GPU is found on a DGX Spark; "" if there is one, or on another machine.
+
+    The product's name or the CPU tells a DGX Spark.
+    """
     is_product = any(part in host.system.product for part in _SPARK)
     is_spark = is_product or _CORES in host.system.cpu
     if host.gpus or not is_spark:
@@ -191,7 +206,7 @@ def _describe_missing_gpu(host: Host) -> str:
 
 
 def _low_memlock(facts: NodeFacts) -> int | None:
-    """Return the limit of locked memory, in bytes, that keeps ranks from RDMA; None for none."""
+    """Return the limit of locked memory, in bytes, if it keeps ranks from RDMA; else None."""
     has_rdma = any(port.active for port in facts.host.rdma)
     # Docker's daemon belongs to root, and has no limit.
     is_docker = facts.image is not None and facts.image.program.endswith("docker")

@@ -1,4 +1,4 @@
-"""Write the units of a cluster's ranks, and what ties them together. Pure.
+"""Write the files of a start for each node: units, scripts, variables and settings. Pure.
 
 The units are templates in recipes/units; a line whose value is empty is left out.
 """
@@ -47,8 +47,8 @@ _RAY_FILES = "/tmp/ray"  # noqa: S108 - in a container: Ray's own default
 # Seconds of a start for any model: kernels that are compiled at the first start, CUDA graphs, the
 # rendezvous of the ranks.
 _BEFORE_SECONDS = 900
-# Of a node's weights: mapped files on unified memory were reported to load at 0.1 GiB/s and less;
-# read ahead they load at 1 GiB/s and more.
+# For each GiB of weights on a node: mapped files on unified memory were reported to load at
+# 0.1 GiB/s and less; read ahead they load at 1 GiB/s and more.
 _SECONDS_PER_GIB = 12
 _MOST_GIB = 120  # weights in a node's memory at most
 _PROGRAMS = "/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin"
@@ -59,7 +59,7 @@ _HEADER = "# Written by patchkit up; replaced by the next one.\n"
 
 
 def head_ports(serve: ServeChoices) -> dict[str, dict[int, str]]:
-    """Return the ports at the head's address, each with its purpose, by the ranks' executor."""
+    """Return the ports that ranks need at the head's address: by executor, port to purpose."""
     master_port = serve.ranks_port(MASTER_PORT)
     return {
         "mp": {master_port: "the rendezvous of the ranks, --master-port"},
@@ -69,7 +69,10 @@ def head_ports(serve: ServeChoices) -> dict[str, dict[int, str]]:
 
 @frozen
 class GroupUnits:
-    """The units of a cluster's ranks; ``links`` are words of ssh from the head to each worker."""
+    """The units of a cluster's ranks, and the files beside them.
+
+    ``links`` are the words of ssh that lead from the head to each worker.
+    """
 
     cluster: ClusterFile
     model: ServedModel
@@ -85,7 +88,7 @@ class GroupUnits:
 
     @property
     def ray(self) -> str:
-        """Return where Ray's head listens, "" where Ray does not start the ranks."""
+        """Return ADDRESS:PORT of Ray's head, "" if Ray does not start the ranks."""
         head = self.ranks[0]
         if head.env.node.executor.name != "ray":
             return ""
@@ -96,7 +99,7 @@ class GroupUnits:
         return self.cluster.serve.ranks_port(RAY_PORT)
 
     def words(self, number: int) -> tuple[str, ...]:
-        """Return the command of a rank; that of a worker of Ray starts Ray alone."""
+        """Return the words of a rank's command: `vllm serve`, or `ray start` on Ray's workers."""
         rank = self.ranks[number]
         if rank.command is None:
             return self._ray_words(number)
@@ -108,6 +111,7 @@ class GroupUnits:
         return (path, verb, source, *flags, *self.cluster.serve.args)
 
     def _ray_words(self, number: int) -> tuple[str, ...]:
+        """Return the words that start Ray on a node: its head if ``number`` is 0."""
         rank = self.ranks[number]
         words = [f"{_program_folder(rank)}ray", "start", "--block"]
         words.append(f"--node-ip-address={rank.address}")
@@ -121,8 +125,9 @@ class GroupUnits:
     def node_files(self) -> list[dict[str, str]]:
         """Return the files of each node by name, the head's first.
 
-        Each node's ``group.json`` has the same id, a digest of all files of all nodes; and for the
-        node itself the digests of its files, by which `doctor` sees edits, and the model's folder.
+        Each node's ``group.json`` has the id of the start, a digest of all files of all nodes. It
+        also has settings for its node alone, among them the digests of the node's files, by which
+        `doctor` sees edits.
         """
         numbers = range(len(self.ranks))
         node_files = [self._rank_files(number) for number in numbers]
@@ -144,7 +149,7 @@ class GroupUnits:
         return node_files
 
     def _head_settings(self) -> dict[str, object]:
-        """Return the settings of ``group.json`` on the head alone."""
+        """Return the settings of ``group.json`` that only the head has."""
         workers = {
             str(number): {"node": self.cluster.node[number].ssh, "ssh": words}
             for number, words in enumerate(self.links, start=1)
@@ -164,7 +169,7 @@ class GroupUnits:
     def _node_settings(
         self, rank: PlannedRank, files: dict[str, str]
     ) -> dict[str, object]:
-        """Return the settings of ``group.json`` that each node has for itself."""
+        """Return the settings of ``group.json`` that differ from node to node."""
         device = targets().get(rank.env.node.target)
         settings: dict[str, object] = {
             "watts": device.hung_watts if device else 0,
@@ -175,11 +180,12 @@ class GroupUnits:
         }
 
         image = rank.facts.image
-        if image:  # the words that run a program in its container
+        if image:
+            # These words run a program in the rank's container.
             inside = [image.program, "exec", f"patchkit-{self.cluster.name}"]
             return {**settings, "inside": inside, "image": image.id}
 
-        # By these `status` sees that another environment was installed since.
+        # If the link leads elsewhere later, `status` says that another environment was installed.
         link = absolute(self.cluster.venv, rank.facts)
         return {**settings, "venv": rank.facts.venv, "link": link}
 
@@ -211,7 +217,7 @@ class GroupUnits:
         return templates
 
     def _unit_values(self, number: int) -> dict[str, str]:
-        """Return the values for the names in a rank's templates, however the rank is run."""
+        """Return the values for a rank's templates, without those that a container changes."""
         file = self.cluster
         rank = self.ranks[number]
         count = len(self.ranks)
@@ -252,24 +258,23 @@ class GroupUnits:
         }
 
     def _start_seconds(self) -> int:
-        """Return how long a start may take."""
+        """Return how many seconds a start may take."""
         count = len(self.ranks)
         command = self.ranks[0].command
         weights = command.request.weights if command else None
         gib: float = _MOST_GIB * count
 
-        # The size in a model's name is a lower bound: a start would be given up too early.
+        # A size from a model's name is a lower bound: with it a start could be given up too early.
         if weights and not weights.from_name:
             gib = weights.gib
         return _BEFORE_SECONDS + round(_SECONDS_PER_GIB * gib / count)
 
     def _cache_assignments(self, rank: PlannedRank) -> str:
-        """Return the variables that say where a rank keeps what it compiles."""
+        """Return assignments of the variables that say where a rank keeps compiled code."""
         node = rank.env.node
         variables = cache_variables(f"%h/{CACHES}", node.vllm, self.model.name)
 
-        # Some releases of Ray overwrite a worker's variables with those of the head, whose home
-        # may be another one.
+        # Some releases of Ray give workers the head's variables of vLLM; the home may differ there.
         overwrites = node.executor.name == "ray" and node.executor.copies != "fills in"
         return " ".join(
             f"{name}={value}"
@@ -278,7 +283,7 @@ class GroupUnits:
         )
 
     def _run_values(self, number: int, *, ray: bool) -> dict[str, str]:
-        """Return the values for how a rank, or Ray's head, is run: in a container or not."""
+        """Return the values that a container changes; with ``ray`` those for Ray's head."""
         facts = self.ranks[number].facts
         words = self._ray_words(number) if ray else self.words(number)
 
@@ -302,6 +307,7 @@ class GroupUnits:
         *,
         ray: bool,
     ) -> dict[str, str]:
+        """Return the values of ``_run_values`` for a container in which ``words`` run."""
         rank = self.ranks[number]
         rank_name = f"patchkit-{self.cluster.name}"
         ray_name = f"{rank_name}-ray"
@@ -317,7 +323,8 @@ class GroupUnits:
 
         options = []
         if self.ray and number == 0:
-            # The server finds Ray's head by files and processes of the other container.
+            # The server finds Ray's head by its files and its process, which are in a container of
+            # their own: both containers get the same folder, the server's also sees the processes.
             runtime = f"/run/user/{image.user.partition(':')[0]}/{ray_name}"
             options.append(mount(runtime, _RAY_FILES))
             if not ray:
@@ -325,8 +332,8 @@ class GroupUnits:
 
         return {
             "command": unit_line(container.words(words, *options)),
-            "env_file": "",  # the engine reads it
-            "kill_mode": "mixed",  # its program in the foreground hands signals on
+            "env_file": "",  # the engine reads the file, not systemd
+            "kill_mode": "mixed",  # the engine's program hands signals on to the container
             "path": "",
             "prepare": unit_line(container.prepare),
             "remove": f"-{unit_line(container.remove)}",
@@ -334,7 +341,7 @@ class GroupUnits:
         }
 
     def _model_folders(self, rank: PlannedRank) -> tuple[str, ...]:
-        """Return the folders that a container needs to read the model."""
+        """Return the folder that a container needs to read the model, () if it needs none."""
         models = absolute(self.cluster.model_folder, rank.facts)
         folder = absolute(self.model.folder, rank.facts)
 
@@ -346,7 +353,10 @@ class GroupUnits:
 
 
 def node_scripts() -> dict[str, str]:
-    """Return the scripts of a node: they lie side by side there, without patchkit."""
+    """Return the texts of the scripts for a node, by file name.
+
+    They lie side by side there, without patchkit: imports from each other name the files.
+    """
     imports = {}
     for name, module in SCRIPTS.items():
         stem = name.removesuffix(".py")
@@ -365,7 +375,7 @@ def node_scripts() -> dict[str, str]:
 
 
 def _program_folder(rank: PlannedRank) -> str:
-    """Return the folder of a rank's programs; "" in an image, whose PATH has them."""
+    """Return the folder of a rank's programs, ending in "/"; "" in an image, whose PATH has it."""
     if rank.facts.image:
         return ""
     return f"{rank.facts.venv}/bin/"
@@ -376,7 +386,7 @@ def _read_template(name: str) -> str:
 
 
 def _fill_template(template: str, values: dict[str, str]) -> str:
-    """Return a unit, without comments and without lines whose value is empty."""
+    """Return the text of a unit, without the template's comments and lines with an empty value."""
     lines = template.splitlines(keepends=True)
     used = (Template(line) for line in lines if line[0] != "#")
     filled = (line.substitute(values) for line in used)
@@ -401,7 +411,7 @@ def _printable_character(character: str) -> str:
 
 
 def unit_line(words: Sequence[str]) -> str:
-    """Return a command line for ExecStart: in it a dollar sign begins a variable."""
+    """Return words as a command line for ExecStart=, where "$$" stands for a dollar sign."""
     program, *arguments = map(unit_word, words)
     escaped = [word.replace("$", "$$") for word in arguments]
     return " ".join([program, *escaped])

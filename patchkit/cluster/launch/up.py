@@ -1,4 +1,4 @@
-"""Bring a cluster to a model: compare the plan, write, start and wait; or switch to another."""
+"""Start a model on a cluster and wait until it answers; or switch to another model."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _LOADING = ("activating", "deactivating", "reloading")
 
 @dataclass(frozen=True, slots=True)
 class StartWatcher:
-    """The listener of a start: ``tell`` gets the unit's state and the seconds since the start.
+    """The functions that a start reports to.
 
-    ``explain`` makes the error of a failed start from the lines of all ranks, by time, and from
-    systemd's words about its end; ``warn`` gets what is left of the former start, ``note`` what was
-    mended.
+    ``tell`` gets the state of the head's unit, and the seconds since the wait began. ``explain``
+    makes the error of a failed start: from the lines of all ranks, by time, and from systemd's
+    words about the end. ``warn`` gets what is left of the former start, ``note`` what was mended.
     """
 
     tell: Callable[[UnitState, float], None]
@@ -48,17 +48,18 @@ def wait_until_answered(
     since: str,
     watcher: StartWatcher,
 ) -> None:
-    """Wait until the head's unit is active: then a token has come back.
+    """Wait until the server answers: the head's unit becomes active after the first token.
 
-    Without ``since`` that may have been long ago, and the server is asked again. Raises HostError;
-    for a failed start it has the first error of all ranks.
+    ``since`` is the time of the start in the head's journal; "" for a server that ran before, which
+    is asked for a token again. Raises HostError: for a failed start that of ``watcher.explain``,
+    else for a server that gives no token, or for a head that stops answering.
     """
     began = time.monotonic()
     head = cluster.head
     invocation = ""
     stream = head.stream(list[UnitState], unit_state.follow_units, units=cluster.units)
 
-    # An error that is kept would keep the connection, until Python ends.
+    # Somebody may keep an error raised in the block: without `closing` it keeps the connection.
     with closing(stream):
         for units in stream:
             cluster.check_units(head, units)
@@ -71,6 +72,7 @@ def wait_until_answered(
                     _wait_for_token(cluster, units, watcher, began)
                 return
 
+            # The id of the first run of the unit: another id means that systemd tries again.
             invocation = invocation or unit.invocation
             is_other = unit.invocation not in ("", invocation)
             is_retry = is_other or unit.sub == "auto-restart"
@@ -80,7 +82,7 @@ def wait_until_answered(
 
 
 def _watch_text(cluster: Cluster, units: Sequence[UnitState]) -> str:
-    """Return the first text of the head's other units, except the one that guards the server."""
+    """Return the first status line of the units that the head's server waits for, "" for none."""
     for unit in units[1:]:
         if unit.text and unit.unit != cluster.file.guard_unit:
             return unit.text
@@ -94,9 +96,9 @@ def _explain_failure(
     unit: UnitState,
     is_retry: bool,
 ) -> HostError:
-    """Return the error of a start that failed, which systemd may try again."""
+    """Return the error of a failed start; with ``is_retry`` it says that systemd tries again."""
     journal = read_group_journal(cluster, since=since)
-    lines = list(journal.lines)  # only after them the silent nodes are known
+    lines = list(journal.lines)  # read first: until its end nodes may become silent
     reasons = [f"systemd says {unit.result}, status {unit.status}"]
 
     if is_retry:
@@ -114,9 +116,10 @@ def _wait_for_token(
     watcher: StartWatcher,
     began: float,
 ) -> None:
-    """Ask a running server until a token comes, as long as something shows that it works.
+    """Ask a running server until a token comes, as long as the server shows that it works.
 
-    Raises HostError for a server that shows nothing, or that somebody has put to sleep.
+    ``units`` are those of the head, ``began`` is when the wait began, on the monotonic clock.
+    Raises HostError for a server that shows no life, or that somebody has put to sleep.
     """
     guards = (unit for unit in units if unit.unit == cluster.file.guard_unit)
     guard = next(guards, None)
@@ -139,11 +142,11 @@ def bring_up(
     model: str,
     watcher: StartWatcher,
 ) -> tuple[GroupUnits, str]:
-    """Write what differs and start; a group that runs with the same files is left alone.
+    """Start a model; leave the group alone if it runs with the same files.
 
-    Returns the units, and the start's time for the head's journal, "" if they were running. Raises
-    BusyError while another patchkit changes the cluster; an error of a node before anything was
-    written; HostError if the former group does not stop.
+    Returns the units, and the time of the start for the head's journal, "" if the group ran before.
+    Raises BusyError while another patchkit changes the cluster; the error of a node that is not
+    ready, before anything is written; HostError if the former group does not stop.
     """
     with cluster.alone():
         plan = make_plan(cluster, model)
@@ -155,10 +158,15 @@ def _start_group(
     plan: GroupPlan,
     watcher: StartWatcher,
 ) -> str:
+    """Stop what runs and start the plan; return the time for the head's journal.
+
+    Returns "", and stops nothing, if the head runs with the files of the plan.
+    """
     states = require_all(cluster.states())
     head = states[0]
 
-    # A start that failed and waits to be tried again begins now: its fault may be mended.
+    # systemd waits before it tries a failed start again: start at once, the user may have mended
+    # the cause.
     waits = head.units[0].sub == "auto-restart"
     if plan.files == plan.former and head.serves and not waits:
         _watch_again(cluster, head, watcher)
@@ -181,7 +189,7 @@ def _watch_again(
     head: NodeState,
     watcher: StartWatcher,
 ) -> None:
-    """Start the unit that watches a running server, if somebody stopped it."""
+    """Start the unit that watches the server if somebody stopped it while the server runs."""
     guard = head.unit(cluster.file.guard_unit)
     if guard is None or head.units[0].active != "active":
         return
@@ -197,7 +205,10 @@ def _begin_with(
     files: Sequence[dict[str, str]],
     begun: str,
 ) -> str:
-    """Write the files of all nodes and start; return the time for the head's journal."""
+    """Write the files of all nodes and start the group; return the time for the head's journal.
+
+    ``begun`` says to somebody who interrupts later what was started.
+    """
     cluster.put_files(files)
     since = cluster.head.call(str, node_state.begin_group, name=cluster.file.name)
     committed(f"{begun}, and goes on loading")
@@ -206,7 +217,7 @@ def _begin_with(
 
 @frozen
 class FormerStart:
-    """The start that a switch goes back to: its model, and the files of each node."""
+    """The start that a switch goes back to: its model, and the files of each node, by rank."""
 
     model: str
     files: list[dict[str, str]]
@@ -217,10 +228,11 @@ def switch_model(
     model: str,
     watcher: StartWatcher,
 ) -> None:
-    """Serve another model; if it cannot be started or does not answer, the former one again.
+    """Serve another model; if it cannot be started or does not answer, serve the former one again.
 
-    An interrupt before the start brings the former one back as well; after it, the new one goes on.
-    Raises the error, with what is served now.
+    An interrupt before the start of the new model brings the former one back as well; after it,
+    the new model goes on loading. Raises the error of the new model, with the model that is served
+    now; HostError if the former model does not come back either.
     """
     former = None
     since = None
@@ -251,9 +263,10 @@ def switch_model(
 
 
 def _former_start(cluster: Cluster, plan: GroupPlan) -> FormerStart | None:
-    """Return the start that a switch goes back to; None if nothing runs that `up` started.
+    """Return the start that runs; None if none runs, or if the plan has the same files.
 
-    Raises UsageError if that runs on other nodes than the file has: it could not be started again.
+    Raises UsageError if the start has other nodes than cluster.toml: a switch could not go back to
+    it.
     """
     states = require_all(cluster.states())
 
@@ -263,7 +276,7 @@ def _former_start(cluster: Cluster, plan: GroupPlan) -> FormerStart | None:
     if plan.files == plan.former or starts == {""} or not serves:
         return None
 
-    # Another launcher may reach the same nodes by other names.
+    # Compare how many nodes there are, not their names: another launcher may use others for them.
     is_same = len(starts) == 1 and len(head.members) == len(states)
     if is_same and head.model:
         return FormerStart(
@@ -279,9 +292,12 @@ def _former_start(cluster: Cluster, plan: GroupPlan) -> FormerStart | None:
 
 
 def _begin_again(cluster: Cluster, former: FormerStart) -> str:
-    """Stop what a switch started, start the former model; return the time for its journal."""
+    """Stop what a switch started, and start the former model; return the time for its journal.
+
+    Interrupts wait until that is done. Raises the error of a node, with the former model's name.
+    """
     try:
-        with deferred(), cluster.alone():  # whatever interrupts
+        with deferred(), cluster.alone():
             check_stopped(cluster, stop_group(cluster, disable=False))
             begun = f"{former.model} is started again"
             return _begin_with(cluster, former.files, begun)
@@ -301,7 +317,10 @@ def _wait_for_former(
     watcher: StartWatcher,
     what: str,
 ) -> None:
-    """Wait until the former model answers again. Raises HostError with ``what`` if it does not."""
+    """Wait until the former model answers again.
+
+    Raises HostError if it does not; ``what`` says before that why the switch failed.
+    """
     try:
         wait_until_answered(cluster, since, watcher)
     except HostError as error:
@@ -319,7 +338,7 @@ def serve_model(
     model: str,
     watcher: StartWatcher,
 ) -> Iterator[GroupUnits]:
-    """Serve a model during a block, then stop it on every node, and check.
+    """Serve a model during a block, then stop it on every node, and check that it stopped.
 
     Raises what ``bring_up``, ``wait_until_answered`` and ``check_stopped`` raise.
     """
