@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from patchkit import process
 from patchkit.cluster.models.hashing import HASH
@@ -22,7 +22,6 @@ from patchkit.cluster.models.model_files import (
     write_record,
 )
 from patchkit.cluster.models.model_folder import (
-    Commit,
     ModelFolder,
     models_folder,
     require_room,
@@ -50,7 +49,7 @@ try:
     # Of a large file the sha256, of another git's sha1.
     files = ((f.rfilename, f.size, f.lfs.sha256 if f.lfs else f.blob_id) for f in info.siblings)
     files = {name: {"size": size, "digest": digest} for name, size, digest in files}
-    answer = {"commit": info.sha, "files": files}
+    answer = {"repo": repo, "commit": info.sha, "files": files}
 except ImportError:
     pass
 except Exception as error:
@@ -71,14 +70,6 @@ _ERRORS: Mapping[str, tuple[type[PatchkitError], str]] = {
 }
 # Newer releases of hf begin a file anew, under another name each time.
 _LOST = re.compile(r"\.[0-9a-f]{40,64}\.[0-9a-f]{8}\.incomplete$")
-
-
-@frozen
-class HubListing:
-    """A commit as the Hub has it: each file with its size and digest, if it names them."""
-
-    commit: Commit
-    files: Mapping[str, Mapping[str, Any]]
 
 
 @frozen
@@ -164,34 +155,28 @@ def _ask_hub(
 
     Errors quote the words of the Hub. Raises SourceError also for names that lead elsewhere.
     """
-    listing = _list_commit(Path(python).expanduser(), repo, revision)
+    interpreter = Path(python).expanduser()
+    answer = process.ask(
+        interpreter, _ASK, repo, revision, timeout=_PATIENCE, hint=_PYTHON
+    )
+
+    if isinstance(answer, dict) and answer.get("kind") in _ERRORS:
+        kind, hint = _ERRORS[answer["kind"]]
+        spec = f"{repo}@{revision}" if revision else repo
+        words = " ".join(str(answer.get("says")).split())[:_MOST_WORDS]
+        hint = hint.format(repo=repo, hf=interpreter.with_name("hf"))
+        raise kind(f"{spec}: {words}", hint=hint)
+
     try:
-        files = {name: listing.files[name] for name in choose_files(listing.files)}
-        fields = {"repo": repo, "commit": listing.commit, "files": files}
-        chosen = record(ModelRecord, fields)
+        listing = record(ModelRecord, answer)
+        names = choose_files(listing.files)
     except RecordError as error:
         hint = f"tell its owner: https://huggingface.co/{repo}/discussions"
         raise SourceError(f"{repo}: {error}", hint=hint) from None
 
+    chosen = replace(listing, files={name: listing.files[name] for name in names})
     folder = ModelFolder(repo=repo, commit=chosen.commit)
     return chosen, models_folder(models) / folder.name
-
-
-def _list_commit(python: Path, repo: str, revision: str) -> HubListing:
-    answer = process.ask(python, _ASK, repo, revision, timeout=_PATIENCE, hint=_PYTHON)
-
-    spec = f"{repo}@{revision}" if revision else repo
-    if isinstance(answer, dict) and answer.get("kind") in _ERRORS:
-        kind, hint = _ERRORS[answer["kind"]]
-        words = " ".join(str(answer.get("says")).split())[:_MOST_WORDS]
-        hint = hint.format(repo=repo, hf=python.with_name("hf"))
-        raise kind(f"{spec}: {words}", hint=hint)
-    try:
-        return record(HubListing, answer)
-    except RecordError as error:
-        raise HostError(
-            f"{spec}: an odd answer of the Hub: {error}", hint=_PYTHON
-        ) from None
 
 
 def _run_hf_download(

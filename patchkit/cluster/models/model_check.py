@@ -44,7 +44,7 @@ CONFIGS = ("config.json", "params.json", "adapter_config.json")
 _LENGTH_BYTES = 8  # of the length of a header of safetensors, which come first
 _LONGEST_HEADER = 100_000_000  # bytes: the limit of safetensors itself
 _MOST_SHARDS = 1000  # that are named
-_SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
+_SHARD = re.compile(r"([^/]+)-\d{5}-of-(\d{5})(\.\w+)")
 
 
 @frozen
@@ -240,7 +240,7 @@ def _check_headers(
 ) -> Iterator[Finding]:
     """Yield the safetensors that were cut off, by their own headers."""
     for name in filter(is_safetensors, names):
-        problem = header_problem(folder / name, sizes[name])
+        problem = _header_problem(folder / name, sizes[name])
         if problem:
             yield Finding(
                 where=name,
@@ -294,40 +294,32 @@ def _find_missing(
 
 def _shards_by_name(names: Iterable[str]) -> Iterator[str]:
     """Yield all shards of the sets of which one is there: NAME-00001-of-00002.safetensors."""
-    sets = set()
-    for name in names:
-        match = _SHARD.fullmatch(name)
-        if match and "/" not in name and is_weights(name):
-            sets.add(match.group("stem", "count", "suffix"))
-
-    for stem, count, suffix in sets:
-        last = min(int(count), _MOST_SHARDS)
-        for number in range(1, last + 1):
-            yield f"{stem}-{number:05}-of-{count}{suffix}"
+    for name in filter(is_weights, names):
+        if match := _SHARD.fullmatch(name):
+            stem, count, suffix = match.groups()
+            last = min(int(count), _MOST_SHARDS)
+            for number in range(1, last + 1):
+                yield f"{stem}-{number:05}-of-{count}{suffix}"
 
 
-def header_problem(path: Path, size: int) -> str:
+def _header_problem(path: Path, size: int) -> str:
     """Return why a file of safetensors is not whole, by its own header; "" if it is."""
     try:
-        whole = _read_whole_size(path, size)
+        whole = _read_whole_size(path)
     except OSError as error:
         return f"cannot be read: {error.strerror or error}"
     except (RecordError, LookupError, TypeError):
-        return "is no file of safetensors: its header cannot be read"
-
-    if whole is None:
         return "is cut off, or no file of safetensors"
     return "" if size == whole else f"has {size:,} bytes, not {whole:,}"
 
 
-def _read_whole_size(path: Path, size: int) -> int | None:
-    """Return the size that the header of safetensors tells, None if it is not all there."""
+def _read_whole_size(path: Path) -> int:
+    """Return the size that the header of safetensors tells."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        if length > min(max(0, size - _LENGTH_BYTES), _LONGEST_HEADER):
-            return None
-        tensors = read_json(dict[str, Any], file.read(length))
+        header = file.read(min(length, _LONGEST_HEADER))
 
+    tensors = read_json(dict[str, Any], header)
     tensors.pop("__metadata__", None)
     end = 0
     for tensor in tensors.values():
