@@ -125,7 +125,7 @@ def bench_command() -> None:
 def run_bench(
     model: str, *, args: tuple[str, ...], folder: Path | None, **options: Any
 ) -> Blocks:
-    """Serve a model in one way or two, in turns, and measure each; called again it goes on.
+    """Serve a model in one way or two, in turns, and measure each.
 
     Words behind `--` are added to the `vllm serve` of each.
     """

@@ -130,11 +130,16 @@ def result_file(folder: Path, variant: str, load: str, number: int) -> Path:
     return folder / _RAW / variant / load / f"{number + 1}.json"
 
 
+def result_files(folder: Path) -> list[Path]:
+    """Return the results in a folder, those of a variant and load in the order of rounds."""
+    places = folder.glob(f"{_RAW}/*/*/*.json")
+    return sorted(places, key=lambda place: (place.parent, int(place.stem)))
+
+
 def read_series(folder: Path) -> list[Series]:
     """Return the figures of a folder, by variant and load. Raises UsageError."""
     results: defaultdict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
-    places = folder.glob(f"{_RAW}/*/*/*.json")
-    for place in sorted(places, key=lambda place: (place.parent, int(place.stem))):
+    for place in result_files(folder):
         variant, load = place.parts[-3:-1]
         results[variant, load].append(_read_result(place))
     if not results:

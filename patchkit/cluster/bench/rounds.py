@@ -1,4 +1,4 @@
-"""Measure variants in turns, and keep each result, so that an interrupted run goes on."""
+"""Measure variants in turns, and keep each result."""
 
 from __future__ import annotations
 
@@ -9,19 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.cluster.bench.benchmark import BenchLoad, Benchmark, run_benchmark
-from patchkit.cluster.bench.figures import (
-    CONDITIONS,
-    find_changes,
-    read_conditions,
-    result_file,
-)
+from patchkit.cluster.bench.figures import CONDITIONS, result_file, result_files
 from patchkit.cluster.bench.variants import PlannedVariant
 from patchkit.cluster.launch.up import StartWatcher, serve_model
 from patchkit.durable.atomic import replacing
 from patchkit.errors import HostError, UsageError, translated
 from patchkit.frozen import frozen
 from patchkit.process import attempt
-from patchkit.quoting import quoted
 
 _FIND_VLLM = "import importlib.util as u; u.find_spec('vllm').name"
 
@@ -38,30 +32,15 @@ class BenchPlan:
     conditions: dict[str, Any]
     tokenizer: str = ""
 
-    def left(self) -> Iterator[tuple[int, PlannedVariant, list[BenchLoad]]]:
-        """Yield each round's number and variant, in turns, with the loads not measured yet.
+    def turns(self) -> Iterator[tuple[int, PlannedVariant]]:
+        """Yield each round's number and variant, in turns.
 
         The order is A B, B A, A B: whatever drifts with time, such as heat, falls on all alike.
         """
         for number in range(self.rounds):
             is_forward = number % 2 == 0
             for variant in self.variants if is_forward else reversed(self.variants):
-                loads = [
-                    load
-                    for load in self.loads
-                    if not self.result_file(variant, load, number).exists()
-                ]
-                if loads:
-                    yield number, variant, loads
-
-    def result_file(
-        self,
-        variant: PlannedVariant,
-        load: BenchLoad,
-        number: int,
-    ) -> Path:
-        """Return where the result of one load in one round lies."""
-        return result_file(self.folder, variant.name, load.name, number)
+                yield number, variant
 
 
 def measure_variants(
@@ -69,10 +48,9 @@ def measure_variants(
     watcher: StartWatcher,
     tell: Callable[[str], None],
 ) -> None:
-    """Measure the loads that have no result yet. ``tell`` gets each step.
+    """Measure every load of every variant and round. ``tell`` gets each step.
 
-    Raises HostError without `vllm bench serve`, UsageError if the folder holds figures of another
-    setup.
+    Raises HostError without `vllm bench serve`, UsageError if the folder holds results already.
     """
     # Before a server is started:
     for python in {variant.python for variant in plan.variants}:
@@ -80,15 +58,16 @@ def measure_variants(
 
     _keep_conditions(plan)
 
-    for number, variant, loads in plan.left():
+    for number, variant in plan.turns():
         title = f"round {number + 1} of {plan.rounds}, {variant.name}"
         tell(f"{title}: the server starts" if variant.cluster else title)
 
         with _serve(variant, plan.model, watcher) as (url, model):
-            for load in loads:
+            for load in plan.loads:
                 tell(f"{title}: {load.name}")
                 benchmark = _plan_benchmark(plan, variant, load, number, url, model)
-                run_benchmark(benchmark, plan.result_file(variant, load, number))
+                place = result_file(plan.folder, variant.name, load.name, number)
+                run_benchmark(benchmark, place)
 
 
 @contextlib.contextmanager
@@ -117,36 +96,18 @@ def _require_benchmark(python: str) -> None:
 
 
 def _keep_conditions(plan: BenchPlan) -> None:
-    """Write the conditions into a new folder, or compare those of an old one."""
-    place = plan.folder / CONDITIONS
-    if place.exists():
-        _require_same_conditions(plan)
-        return
-
-    if plan.folder.exists() and any(plan.folder.iterdir()):
+    """Write the conditions into a folder without results."""
+    if result_files(plan.folder):
         raise UsageError(
-            f"{plan.folder}: is there, and holds no results", hint="-o DIR"
+            f"{plan.folder}: holds results already", hint="name a new folder: -o DIR"
         )
 
+    place = plan.folder / CONDITIONS
     with translated(at=place):
         plan.folder.mkdir(parents=True, exist_ok=True)
         with replacing(place) as file:
             text = json.dumps(plan.conditions, indent=1, sort_keys=True)
             file.write(f"{text}\n".encode())
-
-
-def _require_same_conditions(plan: BenchPlan) -> None:
-    changes = find_changes(read_conditions(plan.folder), plan.conditions)
-    if not changes:
-        return
-
-    name, old, new = changes[0]
-    compare = quoted("patchkit", "bench", "diff", plan.folder, "DIR")
-    raise UsageError(
-        f"{plan.folder} holds figures of another setup: {name} was {old!r}, is {new!r}",
-        why="figures of two setups in one folder would be compared as if they were one's",
-        hint=f"name a new folder: -o DIR; then compare: {compare}",
-    )
 
 
 def _plan_benchmark(

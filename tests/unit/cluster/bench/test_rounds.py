@@ -1,4 +1,4 @@
-"""Rounds that are left, a real server process, and what a benchmark that fails leaves."""
+"""The order of rounds, a real server process, and what a benchmark that fails leaves."""
 
 import json
 import shutil
@@ -49,21 +49,11 @@ def plan(folder, *names, rounds=2, loads=LOADS, **facts):
     )
 
 
-def test_what_was_measured_is_not_left_and_the_order_turns_with_each_round(tmp_path):
-    of = plan(tmp_path, "a", "b")
-    for number, name, load in ((0, "a", 0), (0, "a", 1), (1, "b", 0)):
-        write_files(
-            tmp_path, {result_file(tmp_path, name, LOADS[load].name, number): ""}
-        )
-    left = {
-        (number, each.name): [one.prompts for one in own]
-        for number, each, own in of.left()
-    }
-    assert left == {(0, "b"): [4, 32], (1, "a"): [4, 32], (1, "b"): [32]}
-
-    again = plan(tmp_path / "other", "a", "b", rounds=5)
-    order = [(number, each.name) for number, each, _ in again.left()]
-    by_round = [[name for number, name in order if number == one] for one in range(5)]
+def test_the_order_turns_with_each_round(tmp_path):
+    order = list(plan(tmp_path, "a", "b", rounds=5).turns())
+    by_round = [
+        [each.name for number, each in order if number == one] for one in range(5)
+    ]
     assert by_round[0] == ["a", "b"]
     assert all(after == before[::-1] for before, after in pairwise(by_round))
 
@@ -82,14 +72,12 @@ def test_a_server_elsewhere_is_measured_once_and_only_whole(tmp_path, monkeypatc
     steps = []
     measure_variants(of, SILENT, steps.append)
     assert json.loads(place.read_text())["output_throughput"] == 5.5
-    measure_variants(of, SILENT, steps.append)  # nothing is left
     assert steps == ["round 1 of 1, served", "round 1 of 1, served: in1024-out128-c1"]
     # Of the server's machine nothing is known; this one's would be taken for it.
     assert json.loads((of.folder / "digest.json").read_text())["machines"] == []
 
-    other = plan(of.folder, "served", rounds=1, loads=LOADS, **where)
-    with pytest.raises(UsageError, match="holds figures of another setup"):
-        measure_variants(other, SILENT, steps.append)
+    with pytest.raises(UsageError, match="holds results already"):
+        measure_variants(of, SILENT, steps.append)
 
 
 def test_one_load_has_its_answer(tmp_path, monkeypatch):
