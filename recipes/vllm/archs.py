@@ -36,8 +36,6 @@ _COMMANDS = (_FLAG, _LIST, _CODE, GENCODE, INTERSECTION)
 _SWITCH = re.compile("-DENABLE_")
 _CODE_NAME = re.compile(r"(sm|compute)_[0-9]{2,4}[af]?")
 
-# File, ordinal of the call in that file: lines may move, ordinals do not.
-Place = tuple[str, int]
 Site = tuple[str, int]  # file, line of a call
 
 
@@ -45,8 +43,7 @@ Site = tuple[str, int]  # file, line of a call
 class Group:
     """Sources that are built for one arch list."""
 
-    place: Place
-    line: int
+    site: Site
     name: str
     variable: str
     defines: tuple[str, ...] = ()
@@ -54,11 +51,8 @@ class Group:
 
     @property
     def where(self) -> str:
-        return f"{self.place[0]}:{self.line}"
-
-    @property
-    def site(self) -> Site:
-        return self.place[0], self.line
+        path, line = self.site
+        return f"{path}:{line}"
 
     @property
     def switches(self) -> tuple[str, ...]:
@@ -140,26 +134,21 @@ def _find_groups(path: str, text: str) -> Iterator[Group]:
     # An external project that builds itself only asks whether its list is empty.
     builds_itself = path != ROOT_FILE and GENCODE not in names
 
-    ordinal = 0
     for index, call in enumerate(calls):
-        place = (path, ordinal)
+        site = (path, call.line)
         if call.name == GENCODE:
             yield Group(
-                place=place,
-                line=call.line,
+                site=site,
                 name=_first_source(calls[:index], _keyword_variable(call, "SRCS")),
                 variable=_keyword_variable(call, "CUDA_ARCHS"),
                 defines=_defines_beside(call, calls),
             )
-            ordinal += 1
         elif builds_itself and call.name == INTERSECTION and call.arguments:
             yield Group(
-                place=place,
-                line=call.line,
+                site=site,
                 name=PurePosixPath(path).stem,
                 variable=call.values[0],
             )
-            ordinal += 1
 
 
 def _defines_beside(call: Command, calls: Iterable[Command]) -> tuple[str, ...]:

@@ -341,14 +341,7 @@ def _still_named(path: str, problem: str) -> DriftError:
 
 def _span(text: str, node: ast.stmt) -> tuple[int, int]:
     """Return where a statement stands, in code points."""
-    assert node.end_lineno is not None
-    assert node.end_col_offset is not None
-    lines = text.split("\n")
-
-    def offset(line: int, column: int) -> int:
-        before = sum(len(line) + 1 for line in lines[: line - 1])
-        return before + len(lines[line - 1].encode()[:column].decode())
-
-    start = offset(node.lineno, node.col_offset)
-    stop = offset(node.end_lineno, node.end_col_offset)
-    return start, stop
+    segment = ast.get_source_segment(text, node) or ""
+    above = text.split("\n")[: node.lineno - 1]
+    start = text.index(segment, sum(len(line) + 1 for line in above))
+    return start, start + len(segment)
