@@ -54,22 +54,12 @@ def check_folder(house: Path) -> None:
     places = (house, *house.absolute().parents)
     nearest = next(path for path in places if path.exists())
 
-    if obstacle := _write_obstacle(nearest):
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise StorageError(
             f"{house}: not a folder that can be written to",
-            why=f"{nearest} is {obstacle}",
+            why=f"{nearest} is read-only, or a file",
             hint="name another one with --dir",
         )
-
-
-def _write_obstacle(place: Path) -> str:
-    """Return why nothing can be written into a folder, "" if it can."""
-    if not place.is_dir():
-        return "a file"
-    if not os.access(place, os.W_OK):
-        return "read-only"
-    # As /proc and /sys, where root may write.
-    return "" if os.statvfs(place).f_blocks else "not on a disk"
 
 
 def check_room(house: Path, filename: str) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +28,6 @@ from patchkit.frozen import frozen
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
 from patchkit.source.fetch import (
-    CHUNK,
     Progress,
     index_session,
     opened,
@@ -347,12 +345,10 @@ def _transfer_wheel(
         return sha256
 
     stream.truncate(0)
-    digest = hashlib.sha256()
-    with Path(unquote(url.path)).open("rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-            stream.write(chunk)
-    return digest.hexdigest()
+    source = Path(unquote(url.path))
+    with source.open("rb") as file:
+        shutil.copyfileobj(file, stream)
+    return sha256_of(source)
 
 
 def _proved_torch(
