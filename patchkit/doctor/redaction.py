@@ -17,6 +17,7 @@ from ipaddress import (
     ip_address,
     ip_network,
 )
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,6 +104,7 @@ class Redactor:
         for user in names.users:
             if user not in _DATA.accounts:
                 self._know(user, "user")
+
         for serial in names.serials:
             if MAC.fullmatch(serial):
                 self._number("mac", mac_key(serial))
@@ -111,6 +113,7 @@ class Redactor:
 
         for model in names.models:
             self._know_model(model)
+
         for text in names.addresses:
             if address := _private_address(text):
                 placeholder = self._number("address", address)
@@ -121,6 +124,7 @@ class Redactor:
     def _know(self, value: str, kind: str, placeholder: str = "") -> None:
         if value and not _parse_address(value):
             placeholder = placeholder or self._number(kind, value)
+
             self._known.setdefault(value.casefold(), placeholder)
 
     def _know_host(self, host: str, placeholder: str) -> None:
@@ -129,6 +133,7 @@ class Redactor:
             return
 
         self._know(host, "node", placeholder)
+
         domain = host.partition(".")[2].casefold()
         while "." in domain and not _is_public("host", domain):
             self._know(domain, "domain")
@@ -155,19 +160,25 @@ class Redactor:
         """Take note of the secrets and names in a text, or in a value that JSON has under a key."""
         text = _ANSI.sub("", str(value))
         values = self._named_values(text)
-        if holds_secret(key) and not self._is_name(text):
+
+        is_secret = holds_secret(key) and not self._is_name(text)
+        if is_secret:
             values = iter([("secret", 0, len(text))])
 
         for kind, start, stop in values:
             word = text[start:stop]
             if kind == "secret":
                 # WORD of USER:WORD may stand alone elsewhere.
-                for part in (word, word.partition(":")[2]):
+                password = word.partition(":")[2]
+                for part in (word, password):
                     if len(part) >= _SHORT:
                         self._know(part, kind)
+
                 continue
 
-            is_learned = kind in ("host", "user", "model") and _is_distinctive(word)
+            is_named = kind in ("host", "user", "model")
+            is_learned = is_named and _is_distinctive(word)
+
             # A word of a sentence is replaced where a form names it, and nowhere else.
             if is_learned and self._known_spelling(word) not in self._known:
                 self._know(word, kind)
@@ -184,6 +195,7 @@ class Redactor:
         clean = _ANSI.sub("", text)
         parts = []
         end = 0
+
         for span in self._find_spans(clean):
             parts += [clean[end : span.start], span.placeholder]
             self.counts[span.placeholder] += 1
@@ -197,9 +209,12 @@ class Redactor:
         end = 0
         # The last one is empty: it stands for the end of the text.
         text_end = Span(len(text), len(text), "")
-        for named in (*_without_overlaps(self._spans_named_by_form(text)), text_end):
+        spans = _without_overlaps(self._spans_named_by_form(text))
+
+        for named in chain(spans, [text_end]):
             for match in self._whole_pattern.finditer(text, end, named.start):
                 yield from self._spans_of_match(match)
+
             if named.placeholder:
                 yield named
             end = named.stop
@@ -207,7 +222,9 @@ class Redactor:
     def _spans_named_by_form(self, text: str) -> Iterator[Span]:
         """Yield what a form names, and private folders if these are replaced."""
         for kind, start, stop in self._named_values(text):
-            yield Span(start, stop, self._placeholder_for(kind, text[start:stop]))
+            placeholder = self._placeholder_for(kind, text[start:stop])
+            yield Span(start, stop, placeholder)
+
         if self._paths:
             yield from self._path_spans(text)
 
@@ -218,10 +235,13 @@ class Redactor:
                 yield "secret", start, stop
 
         for kind, patterns in _DATA.value_patterns.items():
-            for pattern in patterns:
-                for match in re.finditer(pattern, text, re.IGNORECASE | re.MULTILINE):
-                    if not _is_public(kind, match["value"]):
-                        yield kind, match.start("value"), match.end("value")
+            matches = chain.from_iterable(
+                re.finditer(pattern, text, re.IGNORECASE | re.MULTILINE)
+                for pattern in patterns
+            )
+            for match in matches:
+                if not _is_public(kind, match["value"]):
+                    yield kind, match.start("value"), match.end("value")
 
     def _path_spans(self, text: str) -> Iterator[Span]:
         """Yield private folders: of a path to a package of an environment, the environment."""
@@ -230,6 +250,7 @@ class Redactor:
             if not _is_systems(path):
                 private = _PACKAGES.split(path)[0]
                 placeholder = self._number("path", private.rstrip("/"))
+
                 start = match.start()
                 yield Span(start, start + len(private), placeholder)
 
@@ -245,6 +266,7 @@ class Redactor:
 
         macs = [mac_form(str(key)) for key in self._numbers["mac"]]
         forms["mac"] = "|".join((*macs, _NOTHING))
+
         for kind, patterns in _DATA.number_patterns.items():
             forms[kind] = "|".join((forms.get(kind, _NOTHING), *patterns))
 
@@ -280,6 +302,7 @@ class Redactor:
             return self._counted("secret", str(value))
         if key in _DATA.schema_keys:
             return value
+
         if key.casefold() in _DATA.serial_keys:
             return self._counted("serial", str(value))
 
@@ -341,12 +364,14 @@ class Redactor:
 
         address = _parse_address(host)
         is_known = host.casefold() in self._known
-        if kind == "email" and not address and not is_known:
+        is_address_of_mail = kind == "email" and not (address or is_known)
+        if is_address_of_mail:
             yield Span(start, stop, self._placeholder_for("email", word))
             return
 
         if user != "root":
             yield Span(start, middle, self._placeholder_for("user", user))
+
         if address:
             yield Span(middle + 1, stop, self._number("address", address))
         elif is_known or not _is_public("host", host):
@@ -359,7 +384,8 @@ class Redactor:
         text = word if _parse_address(word) else word.removesuffix(":")
 
         address = _private_address(text)
-        if address is None or text.startswith("255.25"):  # a mask
+        is_mask = text.startswith("255.25")
+        if address is None or is_mask:
             return
 
         is_of_node = _dashed(address) in self._known
@@ -367,8 +393,9 @@ class Redactor:
         if may_be_version and _is_version(match, text):
             return
 
-        stop = match.start() + len(text)
-        yield Span(match.start(), stop, self._number("address", address))
+        start = match.start()
+        placeholder = self._number("address", address)
+        yield Span(start, start + len(text), placeholder)
 
 
 def _is_public(kind: str, word: str) -> bool:
@@ -401,11 +428,13 @@ def _is_version(match: re.Match[str], text: str) -> bool:
     """Return whether four numbers are a version; NCCL's stands alone in columns."""
     if _NCCL.fullmatch(text):
         return True
+
     if match.string.startswith("/", match.end()):  # a network
         return False
 
     begin = max(0, match.start() - _BEFORE)
     before = match.string[begin : match.start()]
+
     line = before.rpartition("\n")[2]
     prefix = _DATA.version_prefix_pattern
     return re.search(prefix, line, re.IGNORECASE) is not None
@@ -414,7 +443,9 @@ def _is_version(match: re.Match[str], text: str) -> bool:
 def _without_overlaps(spans: Iterable[Span]) -> Iterator[Span]:
     """Yield spans in order; of one that begins within another, the part behind that."""
     end = 0
-    for span in sorted(spans, key=lambda span: (span.start, -span.stop)):
+    in_order = sorted(spans, key=lambda span: (span.start, -span.stop))
+
+    for span in in_order:
         if span.stop > end:
             yield span._replace(start=max(span.start, end))
             end = span.stop
@@ -448,8 +479,11 @@ def _private_address(text: str) -> _Address | None:
     address = _parse_address(text)
     if address is None:
         return None
-    if address.is_loopback or address.is_unspecified or address.is_multicast:
-        return None
 
-    networks = map(ip_network, _DATA.networks)
-    return None if any(address in network for network in networks) else address
+    is_everybodys = (
+        address.is_loopback
+        or address.is_unspecified
+        or address.is_multicast
+        or any(address in ip_network(network) for network in _DATA.networks)
+    )
+    return None if is_everybodys else address

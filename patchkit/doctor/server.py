@@ -31,6 +31,7 @@ def server_findings(
     """Yield the findings of a server on a node; ``units`` are its cluster's."""
     logs = "look into its log: patchkit doctor --log FILE"
     status = ssh_command(node, "ss", "-ltn")
+
     if units:
         logs = "patchkit logs"
         status = "patchkit status"
@@ -125,7 +126,6 @@ def _judge_load(answers: ServerAnswers) -> _Judged:
         return
 
     shown_hits = ""
-
     hits = figures.get("prefix-hits")
     queries = figures.get("prefix-queries")
 

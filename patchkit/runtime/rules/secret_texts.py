@@ -128,6 +128,7 @@ def _spans_by_form(text: str) -> Iterator[Span]:
     """Yield what is a secret by itself, or by the program that takes it."""
     texts = read_env_data("secrets")["texts"]
     tokens = "|".join(texts["tokens"])
+
     for form in (*texts["forms"], rf"(?<![A-Za-z0-9])(?P<value>{tokens})"):
         for match in re.finditer(form, text, re.IGNORECASE):
             if not is_readable(match["value"], quoted=False):
@@ -172,13 +173,15 @@ def _values_after(text: str, name: re.Match[str]) -> Iterator[Span]:
         return
 
     flag = dashes and secret_flag(dashes + name["name"])
-    if flag and not assigns:
+    takes_several = flag and not assigns
+    if takes_several:
         yield from _several_values(text, name.end())
-    elif flag or holds_secret(name["name"]):
-        if assigns and not dashes:
-            yield from _named_values(text, name)
-        else:
-            yield from _value_at(text, name.end())
+    elif not flag and not holds_secret(name["name"]):
+        return
+    elif assigns and not dashes:
+        yield from _named_values(text, name)
+    else:
+        yield from _value_at(text, name.end())
 
 
 def _several_values(text: str, start: int) -> Iterator[Span]:
@@ -220,7 +223,9 @@ def _named_values(text: str, name: re.Match[str]) -> Iterator[Span]:
     # A text within a text has the quotes of its value escaped.
     is_escaped = text.startswith(('\\"', "\\'"), start)
     is_pair = name["quote"] and not (is_quoted_key or is_escaped)
-    if is_pair or (name["sign"] == "=" and is_of_line):
+    is_assignment = name["sign"] == "=" and is_of_line
+
+    if is_pair or is_assignment:
         yield from _rest_of_line(text, start, name["quote"] if is_pair else "")
     elif is_list and not text.startswith(_MASK, start):
         yield from _listed_values(text, start + 1)
@@ -231,8 +236,9 @@ def _named_values(text: str, name: re.Match[str]) -> Iterator[Span]:
 def _rest_of_line(text: str, start: int, quote: str) -> Iterator[Span]:
     """Yield a value up to a quote or the line's end: it may hold blanks and further = signs."""
     end = text.find("\n", start)
-    line = text[start : end if end >= 0 else len(text)]
+    line = text[start:] if end < 0 else text[start:end]
     value = line.partition(quote)[0] if quote else line
+
     begin = start + len(value) - len(value.lstrip(_AROUND))
     stop = start + len(value.rstrip(_AROUND))
 
