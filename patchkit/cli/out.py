@@ -307,15 +307,10 @@ def columns(stream: IO[Any]) -> int | None:
 
     number = 0
     setting = os.environ.get("COLUMNS", "")
-    if setting.isdecimal():
-        number = int(setting)
-
-    if not number:
-        with contextlib.suppress(OSError, ValueError):
-            number = os.get_terminal_size(stream.fileno()).columns
-    if not number:
-        return _USUAL_WIDTH
-    return max(number, _LEAST_WIDTH)
+    with contextlib.suppress(OSError, ValueError):
+        number = int(setting if setting.isdecimal() else 0)
+        number = number or os.get_terminal_size(stream.fileno()).columns
+    return max(number or _USUAL_WIDTH, _LEAST_WIDTH)
 
 
 def length(text: str) -> int:

@@ -76,6 +76,7 @@ MARKS: Mapping[Level, tuple[str, Mapping[str, Any]]] = {
     Level.UNKNOWN: ("?", {"fg": "cyan"}),
     Level.OK: ("✓", {"fg": "green"}),
 }
+_WHOLE = 1000  # characters: click cuts the help of a command to the width
 # Levels that a summary does not count by their names.
 _COUNTED = {Level.UNKNOWN: "not checked", Level.OK: "fine"}
 
@@ -136,16 +137,14 @@ class VerbGroup(click.Group):
             hint=quoted("patchkit", verb, *completed),
         )
 
-    def format_commands(
-        self, ctx: click.Context, formatter: click.HelpFormatter
+    def format_commands(  # click's signature
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        formatter: click.HelpFormatter,
     ) -> None:
         rows = []
-        for name in self.list_commands(ctx):
-            command = self.get_command(ctx, name)
-            if command and command.help:
-                paragraph = " ".join(command.help.split("\n\n")[0].split())
-                sentence = paragraph.partition(". ")[0].rstrip(".") + "."
-                rows.append((name, sentence))
+        for name, command in sorted(self.commands.items()):
+            rows.append((name, command.get_short_help_str(_WHOLE)))
 
         with formatter.section("Commands"):
             formatter.write_dl(rows)

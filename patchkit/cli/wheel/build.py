@@ -16,7 +16,6 @@ from patchkit.cli.out import PRESENT_PATH, tell
 from patchkit.cli.progress import progress
 from patchkit.cli.render import Blocks, VerbGroup, lead_word, note, option, rendered
 from patchkit.cli.wheel.build_options import (
-    BuildReport,
     build_options,
     built_blocks,
     plan_blocks,
@@ -133,17 +132,21 @@ def build_nccl_wheel(
 
     checks = list(map(_live_code, built.binaries))
     checks.append(f"every kernel of NCCL is exact for {device.title}")
-    summary = BuildReport(
+    notes = [
+        lead_word("known") + f"{bug.says}; instead: {bug.instead}"
+        for bug in recipe.bugs_of(origin.version)
+    ]
+    yield from built_blocks(
+        built,
+        house,
+        began,
+        tools,
         title=f"nccl {order.version}",
         device=f"{device.title}, {order.gencode.rpartition('=')[2]}",
         checks=checks,
-        notes=[
-            lead_word("known") + f"{bug.says}; instead: {bug.instead}"
-            for bug in recipe.bugs_of(origin.version)
-        ],
+        notes=notes,
         reduced=bool(options["functions"]),
     )
-    yield from built_blocks(built, house, began, tools, summary)
 
 
 def _live_code(binary: Binary) -> str:
@@ -257,29 +260,19 @@ def build_vllm_wheel(
         built = build_vllm(order, report)
 
     inputs = built.facts["environment"] | built.facts["externals"]
-    notes = list(map(note, built.notes))
-    summary = BuildReport(
-        title=f"vllm {order.version}",
-        device=f"{order.request.target.title}, {built.facts['archs']}",
-        checks=[
-            *(f"{name}: {text}" for name, text in inputs.items()),
-            *built.circumstances,
-            *built.proofs,
-        ],
-        notes=notes,
-        reduced=bool(parts),
-    )
-    fields = {
-        "proofs": built.proofs,
-        "circumstances": built.circumstances,
-    }
+    checks = [f"{name}: {text}" for name, text in inputs.items()]
     yield from built_blocks(
         built,
         house,
         began,
         tools,
-        summary,
-        **fields,
+        title=f"vllm {order.version}",
+        device=f"{order.request.target.title}, {built.facts['archs']}",
+        checks=[*checks, *built.circumstances, *built.proofs],
+        notes=list(map(note, built.notes)),
+        reduced=bool(parts),
+        proofs=built.proofs,
+        circumstances=built.circumstances,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,21 +58,6 @@ build_options = with_options(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class BuildReport:
-    """The report about a wheel that was built.
-
-    ``title`` is the release, ``device`` its target, ``checks`` are lines about proofs, and
-    ``notes`` lines to heed; a ``reduced`` wheel is for tests.
-    """
-
-    title: str
-    device: str
-    checks: Sequence[str]
-    notes: Sequence[str]
-    reduced: bool
-
-
 def plan_blocks(plan: BuildPlan, jobs: Jobs) -> Blocks:
     """Yield a plan, and the exit code for missing tools."""
     yield Record(
@@ -95,12 +79,18 @@ def built_blocks(
     house: Path,
     began: float,
     tools: Toolchain,
-    report: BuildReport,
+    *,
+    title: str,
+    device: str,
+    checks: Sequence[str],
+    notes: Sequence[str],
+    reduced: bool,
     **fields: object,
 ) -> Blocks:
     """Put a wheel into the wheelhouse; yield the report of its build, and the next steps.
 
-    ``began`` is the start by ``time.monotonic``; ``fields`` belong to the record as well.
+    ``began`` is the start by ``time.monotonic``. ``checks`` are lines about proofs, ``notes`` lines
+    to heed; a ``reduced`` wheel is for tests. ``fields`` belong to the record as well.
     """
     wheel = add_wheel(house, built.wheel, built.facts, say=tell)
     seconds = time.monotonic() - began
@@ -118,14 +108,14 @@ def built_blocks(
     if platform.machine() != machine:
         machine += f" on {platform.machine()}"
 
-    yield bold(report.title) + f"  →  {report.device}, {machine}"
+    yield bold(title) + f"  →  {device}, {machine}"
     yield GOOD + f"nvcc {tools.cuda}, {tools.compiler}"
-    yield from (GOOD + check for check in report.checks)
+    yield from (GOOD + check for check in checks)
     yield GOOD + f"{wheel}  {wheel.stat().st_size / 1e6:.1f} MB, {seconds:.0f} s"
-    if report.reduced:
+    if reduced:
         yield note("reduced: for tests, not for use")
 
-    yield from report.notes
+    yield from notes
 
     # The folder may not have been there before the wheel was.
     overridden = {row.takes.project for row in load_manifest(house).overrides}

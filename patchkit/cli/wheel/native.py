@@ -148,12 +148,11 @@ def _write_blocks(path: Path, target: Target, output: Path, *, offline: bool) ->
             libraries = written.libraries
             new_file = written.path
 
-    fields = list(map(record_fields, libraries))
     yield Record(
         {
             "target": target.name,
             "wheel": new_file,
-            "libraries": fields,
+            "libraries": libraries,
         }
     )
 
