@@ -11,7 +11,7 @@ GROUPS = {
             "Start a model by systemd; return when it has answered.",
         ),
         "down": ("cluster.serve", "Stop the model on every node, and check."),
-        "status": ("cluster.status", "Show the state of every node."),
+        "status": ("cluster.serve", "Show the state of every node."),
         "logs": ("cluster.serve", "Show what all ranks wrote, merged by time."),
         "switch": ("cluster.serve", "Serve another model, or the former one again."),
         "doctor": (
@@ -42,11 +42,11 @@ GROUPS = {
     },
     "Sources": {
         "apply": ("patch.apply", "Patch a tree, prove the effect, keep a way back."),
-        "revert": ("patch.sources", "Put back what upstream shipped, byte by byte."),
+        "revert": ("patch.apply", "Put back what upstream shipped, byte by byte."),
         "fixes": ("patch.apply", "Show every fix; of a source, the state of each."),
     },
     "Wheels": {
-        "repack": ("wheel.repack", "Patch upstream's vLLM wheel, without a compiler."),
+        "repack": ("wheel.build", "Patch upstream's vLLM wheel, without a compiler."),
         "build": ("wheel.build", "Build a wheel for one device: libnccl or vLLM."),
         "wheelhouse": (
             "wheel.wheelhouse",
@@ -56,20 +56,20 @@ GROUPS = {
 }
 MORE = {
     "archs": (
-        "patch.sources",
+        "patch.apply",
         "Compare kernel groups and their archs, stock beside patched.",
     ),
     "bench": (
         "cluster.bench",
         "Measure a server with vLLM's own benchmarks; compare results.",
     ),
-    "diff": ("patch.sources", "Show what apply would change, or did."),
+    "diff": ("patch.apply", "Show what apply would change, or did."),
     "explain": (
         "patch.explain",
         "Explain a fix, a text of a log, or a claim that guides make.",
     ),
     "export": ("cluster.export", "Write a Containerfile."),
-    "fetch": ("patch.sources", "Download a release, verified by its locked sha256."),
+    "fetch": ("patch.apply", "Download a release, verified by its locked sha256."),
     "inspect": (
         "wheel.inspect",
         "Show what a wheel or library holds; which libnccl is loaded.",
@@ -79,7 +79,7 @@ MORE = {
         "Show what is compiled at first use, or compile it now.",
     ),
     "proof": (
-        "cluster.proof",
+        "cluster.doctor",
         "Try kernels, routing, NCCL, a server; keep it as one archive.",
     ),
     "verify": (

@@ -15,23 +15,27 @@ from patchkit.cli.cluster.cluster_options import (
     sent_amount,
 )
 from patchkit.cli.cluster.house_lock import read_house_lock
-from patchkit.cli.out import PATH, bold, next_hint, next_verb, record_fields
-from patchkit.cli.progress import progress
-from patchkit.cli.render import (
+from patchkit.cli.out import (
     GOOD,
+    PATH,
     Blocks,
     ExitCode,
     Fields,
     Lines,
     Record,
     VerbGroup,
+    bold,
     counted_noun,
     finding_blocks,
     flag,
+    next_hint,
+    next_verb,
     note,
     option,
+    record_fields,
     rendered,
 )
+from patchkit.cli.progress import progress
 from patchkit.cli.runtime.node_options import TOPOLOGIES
 from patchkit.cli.wheel.wheelhouse import tell_hashing
 from patchkit.cluster.agent.image_facts import ImageContents

@@ -1,4 +1,4 @@
-"""Find faults of machines, servers and logs, with cause and cure: `patchkit doctor`."""
+"""Find faults of machines, servers and logs, and prove that a machine works: `doctor`, `proof`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ from patchkit.cli.cluster.cluster_options import (
     VENV_OPTION,
     cluster_here,
 )
-from patchkit.cli.out import FILE_OR_DASH, PATH, table, tell
-from patchkit.cli.render import (
+from patchkit.cli.out import (
+    FILE_OR_DASH,
+    PATH,
     Blocks,
     ExitCode,
+    LaidOut,
     Record,
     finding_lines,
     flag,
+    next_step,
     option,
     rendered,
+    table,
+    tell,
     verbose_option,
 )
 from patchkit.cluster.launch.cluster import Cluster
@@ -35,10 +40,12 @@ from patchkit.doctor.archive import (
 from patchkit.doctor.examination import Examination, examine_cluster, local_facts
 from patchkit.doctor.first_use import add_first_use
 from patchkit.doctor.private_names import private_names
+from patchkit.doctor.proof import collect_proof
+from patchkit.doctor.proof_record import summary_lines
 from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.findings import log_findings
 from patchkit.doctor.symptoms.lines import STDIN, text_chunks
-from patchkit.errors import UsageError
+from patchkit.errors import HostError, ProofError, UsageError
 from patchkit.extras import BASE, require_libraries
 from patchkit.finding import Finding, Level, worst
 from patchkit.quoting import quoted
@@ -162,3 +169,66 @@ def _save_report(examination: Examination, place: Path, *, verbose: bool) -> Blo
     if verbose:
         yield from table((name, str(count)) for name, count in clean.counts.items())
     tell(f"look into it before you attach it: {quoted('tar', '-xOzf', place)}")
+
+
+@click.command
+@click.argument("args", nargs=-1)
+@option("-o FILE", "place", "The archive: .tar.gz.", type=PATH, required=True)
+@flag("--cluster", "several", "Also NCCL between the nodes.")
+@OTHER_FILE_OPTION
+@VENV_OPTION
+@option("--model NAME", "Serve it instead of random weights.", default="")
+@rendered
+def proof_command(
+    *,
+    args: tuple[str, ...],
+    place: Path,
+    several: bool,
+    file: Path | None,
+    venv: str | None,
+    model: str,
+) -> Blocks:
+    """Try kernels, routing, NCCL and a server here; keep the results, without names.
+
+    It takes some 15 minutes and the GPU for itself; nothing is sent anywhere. Words behind `--` are
+    added to `vllm serve`. The exit code is 9 without a GPU, 5 if a part failed. After Ctrl-C the
+    results so far are kept.
+
+    \b
+      patchkit proof -o gb10.tar.gz
+      patchkit proof -o gb10.tar.gz --cluster
+    """
+    require_libraries(BASE)
+    require_new(place)
+
+    cluster = cluster_here(venv)
+    if several or file:
+        cluster = Cluster(read_cluster_file(file or FILE))
+
+    random = "random weights, 4.6 GiB of memory; nothing is downloaded"
+    tell(f"serves {model or random}")
+    proof, archive, interrupt = collect_proof(
+        cluster, model, args, tell, look_at_device_code
+    )
+    save_archive(archive, place)
+
+    summary = summary_lines(proof)
+    yield Record(
+        {
+            "archive": place,
+            "summary": summary,
+            "parts": proof.parts,
+        }
+    )
+    yield from map(LaidOut, summary)
+
+    yield f"{place}: {len(archive) / 1e3:.0f} kB; look into it before you hand it on"
+    yield next_step("tar", "-xOzf", place, "proof.json")
+
+    if interrupt is not None:
+        raise interrupt
+
+    if proof.part("gpu-device").state != "ok":
+        yield ExitCode(HostError.exit_code)
+    elif any(part.state == "failed" for part in proof.parts):
+        yield ExitCode(ProofError.exit_code)

@@ -6,16 +6,18 @@ from pathlib import Path
 
 import click
 
-from patchkit.cli.out import PATH, LaidOut, tell
-from patchkit.cli.render import (
+from patchkit.cli.out import (
     GOOD,
+    PATH,
     Blocks,
     Data,
+    LaidOut,
     Record,
     VerbGroup,
     flag,
     option,
     rendered,
+    tell,
 )
 from patchkit.cli.wheel.build_options import house_option
 from patchkit.quoting import quoted

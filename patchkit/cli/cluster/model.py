@@ -14,17 +14,6 @@ from patchkit.cli.cluster.cluster_options import (
     sent_amount,
 )
 from patchkit.cli.out import (
-    Shown,
-    bold,
-    dim,
-    next_verb,
-    record_fields,
-    style,
-    table,
-    tell,
-)
-from patchkit.cli.progress import progress
-from patchkit.cli.render import (
     BAD,
     GOOD,
     UNSURE,
@@ -34,15 +23,24 @@ from patchkit.cli.render import (
     Lines,
     Record,
     Row,
+    Shown,
     VerbGroup,
+    bold,
+    dim,
     dry_run_option,
     finding_blocks,
     flag,
     gigabytes,
+    next_verb,
     note,
     option,
+    record_fields,
     rendered,
+    style,
+    table,
+    tell,
 )
+from patchkit.cli.progress import progress
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.pinning import pin_model
 from patchkit.cluster.models.fetch import FetchPlan, fetch_model, plan_fetch

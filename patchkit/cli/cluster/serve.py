@@ -1,53 +1,71 @@
-"""Start, stop, follow and switch a model: `patchkit up`, `down`, `logs`, `switch`."""
+"""Start, stopand show a model: `patchkit up`, `down`, `logs`, `switch`, `status`."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import click
 
 from patchkit.cli.cluster.cluster_options import cluster_option, node_fields
 from patchkit.cli.out import (
-    LaidOut,
-    dim,
-    next_hint,
-    next_step,
-    next_verb,
-    record_fields,
-    tell,
-)
-from patchkit.cli.render import (
     BAD,
     GOOD,
     Blocks,
     ExitCode,
+    Fields,
+    LaidOut,
     Lines,
     Record,
+    Row,
+    bold,
+    dim,
     flag,
     lead_word,
+    next_hint,
+    next_step,
+    next_verb,
     note,
     option,
+    record_fields,
     rendered,
+    style,
+    table,
+    tell,
 )
 from patchkit.cli.runtime.node_options import note_lines
+from patchkit.cluster.agent.group_script import ANSWERED
+from patchkit.cluster.agent.judge import (
+    BLIND,
+    DOUBT,
+    ENDED,
+    LIVES,
+    REFUSES,
+    WORKS,
+)
 from patchkit.cluster.agent.node_state import NodeState
 from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch import up as launch
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
+from patchkit.cluster.launch.condition import ServerCondition, server_condition
 from patchkit.cluster.launch.stop import (
     check_stopped,
     end_left_nodes,
     stop_command,
     stop_group,
 )
+from patchkit.cluster.launch.survey import image_finding
 from patchkit.cluster.ssh.node import Remote, require_all
-from patchkit.doctor.symptoms.findings import explain_failed_start
+from patchkit.doctor.machine import disk_trouble
+from patchkit.doctor.symptoms.findings import explain_failed_start, read_journals
 from patchkit.durable.signals import Interrupted
 from patchkit.errors import HostError, PatchkitError, UsageError
+from patchkit.quoting import quoted
+from patchkit.runtime.host.host import Memory
 from patchkit.runtime.rules.secret_texts import mask_secrets
+from patchkit.units import KIB_PER_GIB
 
 _MODEL = click.argument("model")
 _UNIT_WORDS = {
@@ -62,6 +80,31 @@ _UNIT_WORDS = {
 }
 _SPEAKING = ("waiting", "busy")  # sub-states in which a unit has a text of its own
 _STOPPING = ("stop", "final", "cleaning")  # prefixes of the sub-states that end a unit
+_HEADS = ("node", "rank", "state", "since", "starts", "memory", "GPU")
+_Word = tuple[str, str | None]
+# Word and colour by a unit's sub-state, or else by its state.
+_STATES: dict[str, _Word] = {
+    "auto-restart": ("waits to restart", "yellow"),
+    "waiting": ("waits", "yellow"),
+    "active": ("answers", "green"),
+    "activating": ("loading", "yellow"),
+    "failed": ("failed", "red"),
+    "inactive": ("stopped", None),
+    "deactivating": ("stopping", "yellow"),
+}
+# Word and colour by the state of a server whose unit is active, but from which no token came.
+_LIVES = {
+    LIVES: ("busy", "yellow"),
+    WORKS: ("works", "yellow"),
+    BLIND: ("not the model", "red"),
+    REFUSES: ("refuses", "red"),
+    ENDED: ("ended", "red"),
+    DOUBT: ("hangs", "red"),
+}
+# The line of a fault that keeps a model from being served, and its cure; "" if doctor finds it.
+_Trouble = tuple[str, str]
+_Rows = Sequence[tuple[Remote, NodeState | PatchkitError]]
+_States = Sequence[tuple[Remote, NodeState]]  # without the silent nodes
 
 
 @click.command
@@ -251,3 +294,268 @@ def _silent_lines(errors: Sequence[PatchkitError]) -> Lines:
     for error in errors:
         yield lead_word("silent", "red") + error.what
         yield next_hint(error.hint)
+
+
+@click.command
+@cluster_option
+@rendered
+def status_command(*, cluster: Cluster) -> Blocks:
+    """Show the state of every node: what systemd says, memory, temperature, the last error.
+
+    The exit code is 0 while the model answers and is watched, 9 if not, or if a node is silent.
+    """
+    rows = list(zip(cluster.nodes, cluster.states(), strict=True))
+    states = [(node, state) for node, state in rows if isinstance(state, NodeState)]
+    first = rows[0][1]
+    head = first if isinstance(first, NodeState) else None
+    server = head.units[0] if head else None
+
+    condition = server_condition(cluster, head)
+    error = _last_error(cluster, server) if server else None
+    troubles = [
+        *(_head_troubles(cluster, head) if head else ()),
+        *_node_troubles(cluster, rows),
+        *_source_troubles(states),
+        *_server_troubles(cluster, condition),
+    ]
+    is_well = condition.answers and not troubles
+    description = server.description if server else None
+
+    yield Record(
+        {
+            "answers": is_well,
+            "hangs": condition.hangs or None,
+            "server": condition,
+            "serves": description,
+            "nodes": [node_fields(node.destination, state) for node, state in rows],
+            "error": error,
+        }
+    )
+    if description:
+        yield bold(description)
+    yield from _node_table(rows, condition)
+    yield from (line for line, _cure in troubles)
+    yield from _notes(cluster, condition, states)
+
+    if error:
+        clock = time.strftime("%F %T", time.localtime(error["time"] / 1e6))
+        text = f"{clock} {error['node']}: {error['text']}"
+        yield lead_word("last error", "red") + text
+    if error or troubles:
+        yield _next_of(cluster, troubles)
+
+    if not is_well:
+        yield ExitCode(HostError.exit_code)
+
+
+def _last_error(cluster: Cluster, unit: UnitState) -> Fields | None:
+    """Return the first error since the last answer of a unit that is not active.
+
+    None for an error that healed; ``time`` is in microseconds since 1970.
+    """
+    if unit.active != "failed" and unit.sub != "auto-restart":
+        return None
+
+    entries = list(read_group_journal(cluster, lines=400).lines)
+    begin = 0
+    for number, (node, line) in enumerate(entries, 1):
+        if node == cluster.head.destination and line.text.startswith(ANSWERED):
+            begin = number
+    entries = entries[begin:]
+
+    log, _nodes = read_journals(entries, {})
+    if not log.lead:
+        return None
+
+    node, line = entries[log.lead.number - 1]
+    return {"node": node, "text": log.lead.text.strip(), "time": line.time}
+
+
+def _next_of(cluster: Cluster, troubles: Sequence[_Trouble]) -> str:
+    """Return the first known cure, or else the command that finds one."""
+    for _line, cure in troubles:
+        if cure:
+            return next_hint(cure)
+
+    is_alone = cluster.head.here and len(cluster.nodes) == 1
+    return next_verb("doctor") if is_alone else next_verb("doctor", "--cluster")
+
+
+# Troubles: any of them makes the exit code 9
+
+
+def _trouble(word: str, text: str, cure: str = "") -> _Trouble:
+    return lead_word(word, "red") + text, cure
+
+
+def _head_troubles(cluster: Cluster, head: NodeState) -> Iterator[_Trouble]:
+    """Yield the faults of the head's units, and servers that are not the model."""
+    for unit in head.units:
+        if unit.text and unit.unit != cluster.file.guard_unit:
+            yield unit.text, ""
+
+    for stranger in head.strangers:
+        yield _trouble("not the model", f"answers at {stranger}")
+
+    server = head.units[0]
+    if server.active == "failed":
+        result = f"{server.result}, status {server.status}"
+        starts = f"{head.starts} starts in an hour ({result})"
+        again = "`patchkit up` starts it again"
+        yield f"systemd gave up {_since(server)}, after {starts}; {again}", ""
+
+
+def _node_troubles(cluster: Cluster, rows: _Rows) -> Iterator[_Trouble]:
+    """Yield which nodes are silent, have changed places, or lost the address of their start."""
+    states = [state for _node, state in rows if isinstance(state, NodeState)]
+    names = [node.destination for node, _state in rows]
+    models = filter(None, (state.model for state in states))
+    again = quoted("patchkit", "up", next(models, "MODEL"))
+
+    starts = {state.members for state in states if state.serves}
+    for members in starts - {tuple(names)}:
+        # Other names may be those of another launcher.
+        if sorted(members) == sorted(names):
+            line = f"{members[0]} is the head of the running start"
+            line += f", but cluster.toml lists {names[0]} first"
+            yield _trouble("head", line, again)
+
+    for member, (node, state) in zip(cluster.file.node, rows, strict=True):
+        if isinstance(state, PatchkitError):
+            yield _trouble("silent", state.what, state.hint)
+        elif lost := state.troubles.lost:
+            name = node.destination
+            line = f"{name} no longer has {lost}, the address it was started with"
+            line += f"; it has {' and '.join(state.troubles.addresses)}"
+            cure = again
+            if member.address == lost:
+                cure = f"correct `address` of {name} in cluster.toml; then `{again}`"
+            yield _trouble("address", line, cure)
+
+
+def _source_troubles(states: _States) -> Iterator[_Trouble]:
+    """Yield faults of the engine or the image that a node serves from, with their cures."""
+    for node, state in states:
+        if state.image and state.units[0].active != "inactive":
+            fault = image_finding(node.destination, state.image)
+            text = f"{node.destination}: {fault.what}"
+            yield _trouble("next start", text, fault.hint)
+
+
+def _server_troubles(
+    cluster: Cluster, condition: ServerCondition
+) -> Iterator[_Trouble]:
+    """Yield faults of a server whose unit is active, and of its watch."""
+    name = cluster.head.destination
+    life = condition.life
+    if condition.unasked:
+        yield _trouble("not asked", f"{name}: {condition.unasked}")
+
+    # Of a blind server, the head's troubles name the program that listens.
+    if life and life.state in _LIVES and life.state != BLIND:
+        word, colour = _LIVES[life.state]
+        text = f"{name}: {life.text}"
+        if life.state == ENDED:
+            text += "; systemd starts it anew when its unit ends"
+        yield lead_word(word, colour) + text, ""
+
+    if condition.unwatched:
+        unit = f"{cluster.file.guard_unit} is {condition.unwatched}"
+        cure = quoted("patchkit", "up", condition.model) if condition.model else ""
+        text = f"{name}: {unit}: nothing restarts a server that hangs"
+        yield _trouble("not watched", text, cure)
+
+
+# Notes: worth knowing, and no fault
+
+
+def _notes(cluster: Cluster, condition: ServerCondition, states: _States) -> Lines:
+    """Yield the watch, its last restart, other clusters, full disks, kills, installations."""
+    if condition.watch:
+        text = f" {cluster.head.destination}: {condition.watch.text}"
+        yield dim("watch") + text
+    for node, state in states:
+        yield from _node_notes(node, state)
+
+    for node, state in states:
+        if state.successor and state.serves:
+            yield lead_word("installed") + f"{node.destination}: {state.successor}"
+
+
+def _node_notes(node: Remote, state: NodeState) -> Lines:
+    name = node.destination
+    if state.frozen:
+        yield lead_word("restarted") + state.frozen
+
+    # A cluster that was renamed serves on under its former name; two of them may be meant.
+    if any(state.others.values()):
+        yield f"{name}: {other_clusters(node, state)}"
+
+    for disk in state.troubles.disks:
+        if trouble := disk_trouble(disk):
+            text = f"{name}: {disk.folder}: {trouble}; a rank that ends may not start again"
+            yield lead_word("full") + text
+
+    for kill in state.troubles.killed:
+        text = f"on {node.destination} the kernel killed {kill}, for memory"
+        yield lead_word("killed") + text
+
+
+# The table of nodes
+
+
+def _node_table(rows: _Rows, condition: ServerCondition) -> Lines:
+    """Yield a row for each node; the head's has the state of its server."""
+    cells: list[Row] = []
+    for number, (node, state) in enumerate(rows):
+        row: Row = (style("silent", fg="red"), "", "", "", "")
+        if isinstance(state, NodeState):
+            row = _state_cells(state, None if number else condition)
+        cells.append((bold(node.destination), str(number), *row))
+
+    yield from table(cells, heads=_HEADS)
+
+
+def _state_cells(state: NodeState, condition: ServerCondition | None) -> Row:
+    """Return the cells of a node; a worker has no ``condition``."""
+    unit = state.units[0]
+    title, colour = _state_word(unit, condition)
+    return (
+        style(title, fg=colour) if colour else title,
+        _since(unit) if unit.active != "inactive" else "",
+        f"{state.starts} in 1 h" if condition else "",
+        _free_memory(state.memory),
+        _heat(state),
+    )
+
+
+def _state_word(unit: UnitState, condition: ServerCondition | None) -> _Word:
+    """Return the word for a node's state: only the head knows whether the model answers."""
+    fallback = _STATES.get(unit.active, (unit.active, None))
+    word = _STATES.get(unit.sub, fallback)
+    if condition is None:
+        return ("runs", word[1]) if unit.active == "active" else word
+    if condition.unasked:
+        return "not asked", "red"
+    return _LIVES.get(condition.life.state, word) if condition.life else word
+
+
+def _since(unit: UnitState) -> str:
+    """Return the time when a unit entered its state, without the day of the week."""
+    return unit.since.partition(" ")[2]
+
+
+def _free_memory(memory: Memory | None) -> str:
+    if memory is None:
+        return "?"
+    total = memory.total / KIB_PER_GIB
+    return f"{memory.available / KIB_PER_GIB:.0f} of {total:.0f} GiB free"
+
+
+def _heat(state: NodeState) -> str:
+    parts = []
+    if state.celsius is not None:
+        parts.append(f"{state.celsius} °C")
+    if state.watts is not None:
+        parts.append(f"{state.watts:.0f} W")
+    return " ".join(parts)

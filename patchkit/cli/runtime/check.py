@@ -11,19 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchkit.cli.out import FILE_OR_DASH, bold, dim, style
-from patchkit.cli.render import (
+from patchkit.cli.out import (
     BAD,
+    FILE_OR_DASH,
     GOOD,
     MARKS,
     Blocks,
     ExitCode,
     Lines,
     Record,
+    bold,
     counted_noun,
+    dim,
     flag,
     option,
     rendered,
+    style,
 )
 from patchkit.cli.runtime.node_options import NCCL, PYTHON, ROOT, TARGET, TRITON, VLLM
 from patchkit.errors import UsageError

@@ -12,29 +12,27 @@ import click
 
 from patchkit.cli.out import (
     FOLDER,
-    PATH,
-    LaidOut,
-    bold,
-    next_step,
-    next_verb,
-    record_fields,
-    style,
-    table,
-    tell,
-)
-from patchkit.cli.render import (
     GOOD,
+    PATH,
     Blocks,
     Data,
     ExitCode,
+    LaidOut,
     Record,
     Row,
     VerbGroup,
+    bold,
     finding_blocks,
     finding_summary,
     flag,
+    next_step,
+    next_verb,
     option,
+    record_fields,
     rendered,
+    style,
+    table,
+    tell,
     verbose_option,
 )
 from patchkit.cluster.agent.node_facts import NodeFacts, look_at_node

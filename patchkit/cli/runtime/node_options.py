@@ -10,8 +10,9 @@ from typing import Any
 
 import click
 
-from patchkit.cli.out import FOLDER, PRESENT_PATH
-from patchkit.cli.render import (
+from patchkit.cli.out import (
+    FOLDER,
+    PRESENT_PATH,
     Lines,
     Verb,
     flag,

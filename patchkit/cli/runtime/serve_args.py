@@ -12,17 +12,23 @@ from typing import Any
 
 import click
 
-from patchkit.cli.out import PATH, dim, next_step, record_fields, style, table, tell
-from patchkit.cli.render import (
+from patchkit.cli.out import (
+    PATH,
     Blocks,
     Data,
     Fields,
     Record,
     Row,
+    dim,
     flag,
+    next_step,
     note,
     option,
+    record_fields,
     rendered,
+    style,
+    table,
+    tell,
 )
 from patchkit.cli.runtime.node_options import node_options, note_lines
 from patchkit.errors import UsageError

@@ -12,23 +12,21 @@ import click
 
 from patchkit.cli.options import offline_option
 from patchkit.cli.out import (
-    PATH,
-    Shown,
-    bold,
-    next_step,
-    pip,
-    record_fields,
-    tell,
-)
-from patchkit.cli.render import (
     GOOD,
+    PATH,
     Blocks,
     ExitCode,
     Record,
+    Shown,
+    bold,
     finding_blocks,
     flag,
+    next_step,
     note,
     option,
+    pip,
+    record_fields,
+    tell,
     with_options,
 )
 from patchkit.finding import worst

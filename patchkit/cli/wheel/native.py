@@ -8,10 +8,9 @@ from pathlib import Path
 import click
 
 from patchkit.cli.options import offline_option
-from patchkit.cli.out import PATH, next_verb, record_fields, style, table
-from patchkit.cli.progress import progress
-from patchkit.cli.render import (
+from patchkit.cli.out import (
     GOOD,
+    PATH,
     Blocks,
     Fields,
     Lines,
@@ -19,10 +18,15 @@ from patchkit.cli.render import (
     Row,
     counted_noun,
     flag,
+    next_verb,
     note,
     option,
+    record_fields,
     rendered,
+    style,
+    table,
 )
+from patchkit.cli.progress import progress
 from patchkit.target import DEFAULT_TARGET, Target, targets
 from patchkit.wheel.device.first_use import compile_seconds, first_use_phrase
 from patchkit.wheel.native.assemble import Assembler

@@ -12,38 +12,36 @@ import click
 
 from patchkit.cli.out import (
     FOLDER,
-    PATH,
-    Shown,
-    bold,
-    dim,
-    next_step,
-    next_verb,
-    pip,
-    program,
-    style,
-    table,
-    tell,
-)
-from patchkit.cli.progress import progress
-from patchkit.cli.render import (
     GOOD,
+    PATH,
     Blocks,
     ExitCode,
     Lines,
     Record,
     Row,
+    Shown,
     VerbGroup,
+    bold,
     cell_text,
     counted_noun,
+    dim,
     dry_run_option,
     finding_blocks,
     flag,
     lead_word,
+    next_step,
+    next_verb,
     note,
     option,
+    pip,
+    program,
     rendered,
+    style,
+    table,
+    tell,
     verbose_option,
 )
+from patchkit.cli.progress import progress
 from patchkit.cli.wheel.build_options import house_option
 from patchkit.errors import UsageError
 from patchkit.finding import worst
