@@ -254,7 +254,7 @@ def table(
     ``heads`` are the first row, unless there are no others.
     """
     # A name with a newline in it does not begin a line of its own.
-    cells = [list(map(_on_one_line, row)) for row in rows]
+    cells = [[shown(cell).replace("\n", "\\n") for cell in row] for row in rows]
     texts = grid(
         cells,
         columns(sys.stdout),
@@ -262,10 +262,6 @@ def table(
         indent=indent,
     )
     return list(map(LaidOut, texts))
-
-
-def _on_one_line(cell: str) -> str:
-    return shown(cell).replace("\n", "\\n")
 
 
 def prepare_streams() -> None:
@@ -499,7 +495,9 @@ def flag(*words: str) -> Option:
     return option(*words, is_flag=True)
 
 
-as_json = flag("--json", "as_json", "Print JSON for machines.")
+as_json = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON for machines."
+)
 verbose_option = flag("-v", "--verbose", "Show all of it.")
 dry_run_option = flag("--dry-run", "Only say what would be done.")
 
@@ -685,6 +683,11 @@ def counted_noun(count: int, noun: str, plural: str = "") -> str:
     return f"{count:,} {noun}"
 
 
+def count_loads(loads: Mapping[Load, int]) -> str:
+    """Return ``33 family, 19 none``, best first."""
+    return ", ".join(f"{loads[load]} {load}" for load in sorted(loads, reverse=True))
+
+
 def gigabytes(size: float) -> str:
     """Return a number of bytes as ``1.5 GB``, ``2.0 MB`` or ``3.1 kB``."""
     for unit, bytes_per_unit in (("GB", 1e9), ("MB", 1e6)):
@@ -772,25 +775,18 @@ def _is_gpu_unchecked(finding: Finding) -> bool:
 def finding_summary(findings: Sequence[Finding]) -> Shown:
     """Return one line: how many findings there are of each level."""
     counts = Counter(finding.level for finding in findings)
-    present = [level for level in Level if level in counts]
-    parts = [_level_count(level, counts[level]) for level in present]
+    parts = []
+    for level in Level:
+        if count := counts[level]:
+            word = _COUNTED.get(level)
+            parts.append(f"{count:,} {word}" if word else counted_noun(count, level))
     text = ", ".join(parts) or "nothing found"
     if counts.keys() & {Level.NOTE, Level.UNKNOWN}:
         text += "; -v shows all"
-    return _summary_mark(findings) + text
 
-
-def _level_count(level: Level, count: int) -> str:
-    if word := _COUNTED.get(level):
-        return f"{count:,} {word}"
-    return counted_noun(count, level)
-
-
-def _summary_mark(findings: Sequence[Finding]) -> Shown:
-    levels = {finding.level for finding in findings}
-    if levels & {Level.ERROR, Level.WARNING}:
-        return BAD
-
-    if Level.OK not in levels or any(map(_is_gpu_unchecked, findings)):
-        return UNSURE
-    return GOOD
+    sign = GOOD
+    if counts.keys() & {Level.ERROR, Level.WARNING}:
+        sign = BAD
+    elif Level.OK not in counts or any(map(_is_gpu_unchecked, findings)):
+        sign = UNSURE
+    return sign + text

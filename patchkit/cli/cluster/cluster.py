@@ -20,7 +20,6 @@ from patchkit.cli.out import (
     PATH,
     Blocks,
     ExitCode,
-    Fields,
     Lines,
     Record,
     VerbGroup,
@@ -118,15 +117,7 @@ def init_cluster(
 
     text = new_cluster_text(members, choices)
     by = "patchkit cluster init"
-    outcome = str(
-        write(
-            file,
-            text,
-            force=force,
-            private=False,
-            by=by,
-        )
-    )
+    outcome = str(write(file, text, force=force, private=False, by=by))
     yield Record(
         {
             "file": file,
@@ -283,21 +274,23 @@ def _install_wheels(cluster: Cluster, house: Path) -> Blocks:
 
     copies = []
     for result in brought:
-        if result.sent:
+        if sent := result.sent:
             count = len(result.before.lacking)
-            copies.append(
-                {
-                    "node": result.node,
-                    "wheels": count,
-                    "sent": result.sent,
-                }
-            )
-            amount = f"{counted_noun(count, 'wheel')}, {sent_amount(result.sent)}"
+            copies.append({"node": result.node, "wheels": count, "sent": sent})
+            amount = f"{counted_noun(count, 'wheel')}, {sent_amount(sent)}"
             yield f"{result.node}: {amount}"
 
+    nodes = []
     for result in brought:
-        yield from _venv_lines(result, cluster.file.venv)
-    nodes = list(map(_venv_fields, brought))
+        is_changed = result.before.current != result.venv.name
+        yield from _venv_lines(result, cluster.file.venv, is_changed=is_changed)
+        change = {
+            "node": result.node,
+            "changed": is_changed,
+            "former": result.before.current,
+            "note": result.note,
+        }
+        nodes.append(change | record_fields(result.venv))
     yield Record(
         {
             "venv": cluster.file.venv,
@@ -310,25 +303,11 @@ def _install_wheels(cluster: Cluster, house: Path) -> Blocks:
     yield f"{same}{_contents(brought[0].venv)}"
 
 
-def _is_changed(result: BroughtVenv) -> bool:
-    return result.before.current != result.venv.name
-
-
-def _venv_fields(result: BroughtVenv) -> Fields:
-    return {
-        "node": result.node,
-        "changed": _is_changed(result),
-        "former": result.before.current,
-        "note": result.note,
-        **record_fields(result.venv),
-    }
-
-
-def _venv_lines(result: BroughtVenv, link: str) -> Lines:
+def _venv_lines(result: BroughtVenv, link: str, *, is_changed: bool) -> Lines:
     """Yield how an environment came to be on a node, and warnings about it."""
     state = "as it is"
     uses = ""
-    if _is_changed(result):
+    if is_changed:
         state = "is there"
         uses = f", and {link} uses it"
     if not result.before.installed:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 
@@ -19,8 +18,6 @@ from patchkit.cli.out import (
     UNSURE,
     Blocks,
     ExitCode,
-    Fields,
-    Lines,
     Record,
     Row,
     Shown,
@@ -85,7 +82,9 @@ def get_model(
     HF_TOKEN on that node knows who is logged in.
     """
     repo, revision = _find_commit(cluster, spec)
-    file = _existing_file()
+    # None for --here, and where no file exists.
+    options = click.get_current_context().params
+    file = None if options["here"] or not options["file"].exists() else options["file"]
     if file:
         status_of_file(file)  # hours before it gets its line
 
@@ -97,7 +96,10 @@ def get_model(
         "repo": repo,
     }
     plan = head.call(FetchPlan, plan_fetch, **place, revision=revision)
-    _tell_plan(repo, head, plan)
+    tell(bold(f"{repo}@{plan.commit}"))
+    into = f"{head.destination}:{plan.folder}"
+    tell(f"  {plan.files} files, {gigabytes(plan.size)}, into {into}")
+    tell(f"  {gigabytes(plan.left)} to download; {gigabytes(plan.free)} free")
     if dry_run:
         yield Record({"plan": plan, "dry_run": True})
         yield "nothing was changed"
@@ -117,13 +119,7 @@ def get_model(
         pin_model(file, repo, plan.commit)
 
     fields = {**record_fields(check), "complete": is_whole}
-    yield Record(
-        {
-            "plan": plan,
-            "dry_run": False,
-            "check": fields,
-        }
-    )
+    yield Record({"plan": plan, "dry_run": False, "check": fields})
     yield from _check_blocks(head.destination, check)
 
     if not is_whole:
@@ -132,20 +128,6 @@ def get_model(
         yield f"{file} pins {repo} to {plan.commit}"
         if len(cluster.nodes) > 1:
             yield next_verb("model", "sync", repo)
-
-
-def _existing_file() -> Path | None:
-    """Return the cluster file of the command line; None for --here or without a file."""
-    options = click.get_current_context().params
-    file: Path = options["file"]
-    return None if options["here"] or not file.exists() else file
-
-
-def _tell_plan(repo: str, head: Remote, plan: FetchPlan) -> None:
-    place = f"{head.destination}:{plan.folder}"
-    tell(bold(f"{repo}@{plan.commit}"))
-    tell(f"  {plan.files} files, {gigabytes(plan.size)}, into {place}")
-    tell(f"  {gigabytes(plan.left)} to download; {gigabytes(plan.free)} free")
 
 
 @model_command.command("sync")
@@ -181,15 +163,11 @@ def sync_models(specs: Sequence[str], *, cluster: Cluster) -> Blocks:
             results += zip(targets, run_on_all(targets, copy), strict=True)
 
         for node, check in damaged_sources:
-            yield from _damage_lines(node, check, source)
+            for error in check.errors:
+                words = filter(None, (f"{node.ssh}:", error.where, error.what))
+                yield note(f"{' '.join(words)}; the copy of {source.ssh} is taken")
 
     yield from _checked_blocks(specs, results, has_source=True)
-
-
-def _damage_lines(node: ModelNode, check: ModelCheck, source: ModelNode) -> Lines:
-    for error in check.errors:
-        words = filter(None, (f"{node.ssh}:", error.where, error.what))
-        yield note(f"{' '.join(words)}; the copy of {source.ssh} is taken")
 
 
 @model_command.command("check")
@@ -244,21 +222,17 @@ def list_models(*, cluster: Cluster) -> Blocks:
 
         if not answer:
             yield f"{node.ssh}: no models in {node.models}"
-        fields.append({"node": node.ssh, "models": list(map(_model_fields, answer))})
-        rows += [_model_row(node, model) for model in answer]
+        models = []
+        for model in answer:
+            models.append({**record_fields(model), "complete": model.complete})
+            name = bold(model.repo)
+            commit = model.commit[:SHORT]
+            size = gigabytes(model.size)
+            rows.append((node.ssh, name, commit, size, _state(model)))
+        fields.append({"node": node.ssh, "models": models})
 
     yield Record({"nodes": fields})
     yield from table(rows, heads=("node", "model", "commit", "size", "state"))
-
-
-def _model_fields(model: ModelCheck) -> Fields:
-    return {**record_fields(model), "complete": model.complete}
-
-
-def _model_row(node: ModelNode, model: ModelCheck) -> Row:
-    name = bold(model.repo)
-    commit = model.commit[:SHORT]
-    return node.ssh, name, commit, gigabytes(model.size), _state(model)
 
 
 def _state(model: ModelCheck) -> Shown:
@@ -272,11 +246,7 @@ def _state(model: ModelCheck) -> Shown:
 def _model_nodes(cluster: Cluster) -> list[ModelNode]:
     folder = cluster.file.model_folder
     return [
-        ModelNode(
-            ssh=node.ssh,
-            peer=node.from_head,
-            models=folder,
-        )
+        ModelNode(ssh=node.ssh, peer=node.from_head, models=folder)
         for node in cluster.file.node
     ]
 

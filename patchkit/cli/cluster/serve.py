@@ -221,25 +221,17 @@ def down_command(*, cluster: Cluster) -> Blocks:
     nodes = []
     for node, result in zip(cluster.nodes, results, strict=True):
         nodes.append(node_fields(node.destination, result))
-        yield from _stopped_lines(node, result)
+        # A node that is silent, or where something is left, is an error at the end.
+        if isinstance(result, NodeState) and not result.left:
+            text = "stopped, no process left"
+            if result.others:
+                text = f"stopped; {other_clusters(node, result)}"
+            yield GOOD + f"{node.destination}: {text}"
     yield Record({"nodes": nodes})
     yield from (BAD + text for text in remains)
     if remains:
         yield ExitCode(HostError.exit_code)
     check_stopped(cluster, results)
-
-
-def _stopped_lines(node: Remote, result: NodeState | PatchkitError) -> Lines:
-    """Yield that nothing is left on a node, and which other clusters run there.
-
-    A node that is silent, or where something is left, is an error at the end.
-    """
-    if isinstance(result, PatchkitError) or result.left:
-        return
-    text = "stopped, no process left"
-    if result.others:
-        text = f"stopped; {other_clusters(node, result)}"
-    yield GOOD + f"{node.destination}: {text}"
 
 
 def other_clusters(node: Remote, state: NodeState) -> str:
@@ -278,7 +270,9 @@ def logs_command(
     )
     if follow:
         # Who follows until Ctrl-C never sees the error at the end.
-        yield from _silent_lines(list(journal.silent.values()))
+        for error in journal.silent.values():
+            yield lead_word("silent", "red") + error.what
+            yield next_hint(error.hint)
 
     width = max(map(len, names))
     for node, raw in journal.lines:
@@ -288,12 +282,6 @@ def logs_command(
         head = dim(f"{clock} {node.ljust(width)} ")
         yield LaidOut(head + line.text)
     require_all(list(journal.silent.values()))
-
-
-def _silent_lines(errors: Sequence[PatchkitError]) -> Lines:
-    for error in errors:
-        yield lead_word("silent", "red") + error.what
-        yield next_hint(error.hint)
 
 
 @click.command

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -34,6 +33,7 @@ from patchkit.cli.out import (
     Record,
     Row,
     bold,
+    count_loads,
     counted_noun,
     dim,
     flag,
@@ -140,7 +140,9 @@ def apply_command(
         if ledger and ledger.verdicts and not selection.chooses:
             yield "as the package was patched before; name fixes, or revert first, for others"
         if dry_run:
-            yield from _dry_run_lines(outcome)
+            yield f"dry run: {counted_noun(len(outcome.pending), 'file')} would change"
+            if outcome.pending:
+                yield next_verb(*(word for word in sys.argv[1:] if word != "--dry-run"))
             return
 
         yield from _written_lines(outcome, recipe.project, path)
@@ -163,12 +165,6 @@ def _recorded_lines(outcome: Applied, *, verbose: bool) -> Lines:
         yield from (f"  {proof}" for proof in proofs)
     else:
         yield head + f" {len(proofs)} effects"
-
-
-def _dry_run_lines(outcome: Applied) -> Lines:
-    yield f"dry run: {counted_noun(len(outcome.pending), 'file')} would change"
-    if outcome.pending:
-        yield next_verb(*(word for word in sys.argv[1:] if word != "--dry-run"))
 
 
 def _written_lines(outcome: Applied, project: str, path: Path) -> Lines:
@@ -431,59 +427,45 @@ def archs_command(
         plan = plan_for(workspace, recipe, request)
         stock = evaluate(plan.stock, target, archs, target.cuda)
         patched = evaluate(plan.patched, target, archs, target.cuda)
-        groups = [
-            _GroupChange(old, new, best_load(new.archs, target.capability))
-            for old, new in zip(stock, patched, strict=True)
-        ]
-
-        settings = {"torch_cuda_arch_list": archs, "cuda": target.cuda}
-        fields = list(map(_group_fields, groups))
-        yield from tree_blocks(workspace, request, **settings, groups=fields)
-        yield f"TORCH_CUDA_ARCH_LIST={archs}, CUDA {target.cuda}"
 
         heads = ("loads", "patched", "stock", "kernel group", "where", "switches on")
         columns = len(heads) if verbose else 4
-        rows = [_group_row(group)[:columns] for group in groups]
+        fields = []
+        rows = []
+        counts = Counter[Load]()
+        for old, new in zip(stock, patched, strict=True):
+            load = best_load(new.archs, target.capability)
+            counts[load] += 1
+            rows.append(_group_row(old, new, load)[:columns])
+            fields.append(
+                {
+                    "group": new.name,
+                    "where": new.where,
+                    "variable": new.variable,
+                    "switches": new.switches,
+                    "stock": old.archs,
+                    "patched": new.archs,
+                    "loads": str(load),
+                }
+            )
+
+        settings = {"torch_cuda_arch_list": archs, "cuda": target.cuda}
+        yield from tree_blocks(workspace, request, **settings, groups=fields)
+        yield f"TORCH_CUDA_ARCH_LIST={archs}, CUDA {target.cuda}"
         yield from table(rows, heads=heads[:columns])
-        yield f"{len(groups)} groups on {target.title}: {_group_summary(groups)}"
+
+        changed = sum(row["stock"] != row["patched"] for row in fields)
+        summary = f"{count_loads(counts)}; {changed} differ from stock"
+        yield f"{len(rows)} groups on {target.title}: {summary}"
 
 
-@dataclass(frozen=True, slots=True)
-class _GroupChange:
-    """A kernel group, stock and patched, and how the patched one loads on the device."""
-
-    stock: Group
-    patched: Group
-    load: Load
-
-
-def _group_fields(group: _GroupChange) -> Fields:
-    return {
-        "group": group.patched.name,
-        "where": group.patched.where,
-        "variable": group.patched.variable,
-        "switches": group.patched.switches,
-        "stock": group.stock.archs,
-        "patched": group.patched.archs,
-        "loads": str(group.load),
-    }
-
-
-def _group_row(group: _GroupChange) -> Row:
-    patched = group.patched
-    styles = LOAD_STYLES[group.load]
+def _group_row(stock: Group, patched: Group, load: Load) -> Row:
+    styles = LOAD_STYLES[load]
     return (
-        style(str(group.load), **styles),
+        style(str(load), **styles),
         style(";".join(patched.archs) or "-", **styles),
-        dim(";".join(group.stock.archs) or "-"),
+        dim(";".join(stock.archs) or "-"),
         style(patched.name, dim=None if patched.archs else True),
         dim(patched.where),
         " ".join(patched.switches),
     )
-
-
-def _group_summary(groups: Sequence[_GroupChange]) -> str:
-    counts = Counter(group.load for group in groups)
-    loads = ", ".join(f"{counts[load]} {load}" for load in sorted(counts, reverse=True))
-    changed = sum(group.stock.archs != group.patched.archs for group in groups)
-    return f"{loads}; {changed} differ from stock"

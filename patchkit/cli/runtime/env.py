@@ -154,15 +154,9 @@ def _env_blocks(
     yield from _env_notes(env)
 
     if node.role == "head":
-        words: list[str | Path] = [
-            "--role",
-            "worker",
-            "--from",
-            Path(output.name),
-            "-o",
-            "worker.env",
-        ]
-        where = f"on each worker, with a copy of {output.name} there"
+        copy = output.name
+        where = f"on each worker, with a copy of {copy} there"
+        words = ("--role", "worker", "--from", Path(copy), "-o", "worker.env")
         yield next_verb("env", *words, where=where)
     # The first preset serves on one Spark, and on more.
     model = options["model"] or load_presets()[0].id
@@ -183,15 +177,10 @@ def _read_assignments(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _env_fields(env: ClusterEnv) -> Fields:
-    variables = {}
-    for setting in env.settings:
-        if not is_secret(setting.name):
-            variables[setting.name] = setting.value
-
-    reasons = {setting.name: setting.comment for setting in env.settings}
+    values = {setting.name: setting.value for setting in env.settings}
     return {
-        "variables": variables,
-        "reasons": reasons,
+        "variables": {name: values[name] for name in values if not is_secret(name)},
+        "reasons": {setting.name: setting.comment for setting in env.settings},
         "notes": env.notes,
     }
 
@@ -225,7 +214,11 @@ def explain_variable(name: str | None) -> Blocks:
     reader = other_variables().get(name)
     claims = _claims_about(name)
     if not (entries or life or reader or claims):
-        raise _unknown_variable(name, rules)
+        names = [
+            text for entry in rules.entries for text in (*entry.variables, entry.id)
+        ]
+        hint = nearest_hint(name, names, "`patchkit env explain` lists the rules")
+        raise UsageError(f"nothing is known of {name}", hint=hint)
 
     yield Record(
         {
@@ -246,26 +239,14 @@ def explain_variable(name: str | None) -> Blocks:
 
     for claim in claims:
         yield ""
-        yield from _claim_lines(claim)
-
-
-def _unknown_variable(name: str, rules: VariableRules) -> UsageError:
-    names = []
-    for entry in rules.entries:
-        names += [*entry.variables, entry.id]
-    hint = nearest_hint(name, names, "`patchkit env explain` lists the rules")
-    return UsageError(f"nothing is known of {name}", hint=hint)
+        text = f"  what guides say, {claim['verdict']}: {claim['says']}"
+        yield style(claim["id"], fg="cyan") + text
+        yield next_step("patchkit", "explain", claim["id"])
 
 
 def _rule_fields(entries: Sequence[_Entry]) -> list[dict[str, Any]]:
     rules = [entry for entry in entries if isinstance(entry, VariableRule)]
     return [{**record_fields(rule), "default": rule.default} for rule in rules]
-
-
-def _claim_lines(claim: dict[str, str]) -> Lines:
-    text = f"  what guides say, {claim['verdict']}: {claim['says']}"
-    yield style(claim["id"], fg="cyan") + text
-    yield next_step("patchkit", "explain", claim["id"])
 
 
 def _reader_lines(

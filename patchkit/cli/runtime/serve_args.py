@@ -56,6 +56,11 @@ _HEADS = (
     "vLLM",
     "evidence",
 )
+# Names of two options that say the same, their flags, and what they say.
+_EXCLUSIVE = (
+    (("listen", "address"), "--listen and --host", "where to listen"),
+    (("recipe", "preset"), "--recipe and --preset", "how"),
+)
 # Facts of an env file that the command line is made from.
 _FILE_FACTS = (
     "role",
@@ -108,7 +113,9 @@ def serve_args_command(
     for the shell.
     """
     if presets:
-        yield from _preset_blocks()
+        rows = load_presets()
+        yield Record([record_fields(row) | {"name": row.name} for row in rows])
+        yield from table(map(_preset_row, rows), heads=_HEADS)
         return
     if not model and not options["recipe"]:
         raise UsageError("missing MODEL", hint="OWNER/NAME, a folder, or one of --list")
@@ -127,13 +134,6 @@ def serve_args_command(
         tell(line)
     if url:
         tell(next_step("curl", url, where="once it serves"))
-
-
-def _preset_blocks() -> Blocks:
-    presets = load_presets()
-    fields = [{**record_fields(preset), "name": preset.name} for preset in presets]
-    yield Record(fields)
-    yield from table(map(_preset_row, presets), heads=_HEADS)
 
 
 def _preset_row(preset: Preset) -> Row:
@@ -171,23 +171,19 @@ def serve_command(
     model: str, request: NodeOptions, choice: RuleChoice, host: Host, **options: Any
 ) -> ServeCommand:
     """Return the command for the options; its errors are those of ``serve_args``."""
-    _refuse_both(
-        options,
-        listen="--listen",
-        address="--host",
-        text="where to listen",
-    )
-    _refuse_both(
-        options,
-        recipe="--recipe",
-        preset="--preset",
-        text="how",
-    )
+    for names, flags, text in _EXCLUSIVE:
+        if all(options.get(name) for name in names):
+            raise UsageError(f"{flags} both say {text}", hint="leave one out")
 
     file = _read_file(options)
     preset: Preset | None
     if recipe := options.get("recipe"):
-        preset = _read_recipe(recipe, model)
+        # Not for a node without PyYAML.
+        from patchkit.runtime.serve.recipe_files import read_recipe
+
+        preset, untold = read_recipe(recipe, model)
+        for line in untold:
+            tell(note(f"{recipe}: {line}"))
         model = preset.id
         request = replace(request, model="", preset=preset)
     else:
@@ -213,13 +209,6 @@ def serve_command(
     return serve_args(serving, load_flag_rules(), host.vllm_home(node.vllm))
 
 
-def _refuse_both(options: Mapping[str, Any], *, text: str, **flags: str) -> None:
-    """Raise UsageError for two options that say the same."""
-    if all(options.get(name) for name in flags):
-        names = " and ".join(flags.values())
-        raise UsageError(f"{names} both say {text}", hint="leave one out")
-
-
 def _read_file(options: Mapping[str, Any]) -> EnvFile | None:
     """Return the env file of --from; for an edited one, tell the facts that count."""
     path = options.get("env_file")
@@ -232,17 +221,6 @@ def _read_file(options: Mapping[str, Any]) -> EnvFile | None:
         facts = " ".join(f"{name}={file.facts[name]}" for name in names)
         tell(note(f"{path} was edited after patchkit wrote it; taken: {facts}"))
     return file
-
-
-def _read_recipe(path: Path, model: str) -> Preset:
-    """Return the preset that a recipe describes; tell which parts of it do not count."""
-    # Not for a node without PyYAML.
-    from patchkit.runtime.serve.recipe_files import read_recipe
-
-    preset, untold = read_recipe(path, model)
-    for line in untold:
-        tell(note(f"{path}: {line}"))
-    return preset
 
 
 def _served_name(model: str, preset: Preset | None) -> str:

@@ -29,6 +29,7 @@ from patchkit.cli.out import (
     Shown,
     VerbGroup,
     bold,
+    count_loads,
     flag,
     lead_word,
     note,
@@ -50,7 +51,7 @@ from patchkit.cli.wheel.build_options import (
     install_steps,
     plan_blocks,
 )
-from patchkit.cli.wheel.inspect_view import count_loads, for_any_python
+from patchkit.cli.wheel.inspect_view import for_any_python
 from patchkit.errors import UsageError
 from patchkit.extras import BUILD, require_libraries
 from patchkit.patching.fix import State
@@ -72,7 +73,7 @@ from patchkit.wheel.build.machine import (
 from patchkit.wheel.build.nccl import JOB_MEMORY as NCCL_JOB_MEMORY
 from patchkit.wheel.build.nccl import NcclOrder, build_nccl
 from patchkit.wheel.build.toolchain import MACHINES, find_toolchain, missing_tools
-from patchkit.wheel.device.inspect import LIVE, Binary
+from patchkit.wheel.device.inspect import LIVE
 from patchkit.wheel.device.libraries import Judged, Use
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.vllm.from_source import JOB_MEMORY as VLLM_JOB_MEMORY
@@ -177,7 +178,11 @@ def build_nccl_wheel(
     with progress("objects") as report:
         built = build_nccl(order, report("compiling"))
 
-    checks = list(map(_live_code, built.binaries))
+    checks = []
+    for binary in built.binaries:
+        live = [code for code in binary.codes if code.section == LIVE]
+        counts = ", ".join(f"{code.count} {code.name}" for code in live)
+        checks.append(f"{binary.name}: {counts}")
     checks.append(f"every kernel of NCCL is exact for {device.title}")
     notes = [
         lead_word("known") + f"{bug.says}; instead: {bug.instead}"
@@ -194,13 +199,6 @@ def build_nccl_wheel(
         notes=notes,
         reduced=bool(options["functions"]),
     )
-
-
-def _live_code(binary: Binary) -> str:
-    """Return a library's name, with how often it has which code for the device."""
-    live = [code for code in binary.codes if code.section == LIVE]
-    counts = [f"{code.count} {code.name}" for code in live]
-    return f"{binary.name}: {', '.join(counts)}"
 
 
 def _nccl_source(version: str | None, source: str | None, house: Path) -> str:

@@ -18,6 +18,7 @@ from patchkit.cli.out import (
     Row,
     Shown,
     bold,
+    count_loads,
     counted_noun,
     dim,
     fact_lines,
@@ -312,8 +313,3 @@ def _binary_fields(binary: Binary, target: Target) -> Fields:
         },
         "codes": [record_fields(code) | {"arch": code.name} for code in binary.codes],
     }
-
-
-def count_loads(loads: Mapping[Load, int]) -> str:
-    """Return ``33 family, 19 none``, best first."""
-    return ", ".join(f"{loads[load]} {load}" for load in sorted(loads, reverse=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -12,7 +11,6 @@ from patchkit.cli.out import (
     GOOD,
     PATH,
     Blocks,
-    Fields,
     Lines,
     Record,
     Row,
@@ -95,24 +93,25 @@ def _revert_blocks(path: Path, *, force: bool) -> Blocks:
 
 def _list_blocks(path: Path, target: Target) -> Blocks:
     libraries = list_libraries(path, target)
-    yield Record(
-        {"target": target.name, "libraries": list(map(_library_fields, libraries))}
-    )
+    fields = []
+    for library in libraries:
+        seconds = compile_seconds(library.entries)
+        compiled = {"compiled": len(library.entries), "seconds": seconds}
+        fields.append(record_fields(library, "entries") | compiled)
+    yield Record({"target": target.name, "libraries": fields})
     slowest_first = sorted(libraries, key=lambda row: -compile_seconds(row.entries))
     heads = ("library", "fat binaries", "compiled", "at first use", "")
     yield from table(map(_library_row, slowest_first), heads=heads)
 
-    yield _first_use_line(libraries, target)
+    entries = [entry for library in libraries for entry in library.entries]
+    if entries:
+        yield note(f"on {target.title}, {first_use_phrase(entries)}")
+    elif libraries:
+        yield GOOD + f"on {target.title} nothing is compiled at first use"
+    else:
+        yield "nothing here holds device code"
     if any(library.writable for library in libraries):
         yield next_verb("native", path, "--write", where="to compile it now")
-
-
-def _library_fields(library: DeviceLibrary) -> Fields:
-    return {
-        **record_fields(library, "entries"),
-        "compiled": len(library.entries),
-        "seconds": compile_seconds(library.entries),
-    }
 
 
 def _library_row(library: DeviceLibrary) -> Row:
@@ -124,16 +123,6 @@ def _library_row(library: DeviceLibrary) -> Row:
         f"{compile_seconds(entries):.0f} s" if entries else "-",
         "NVIDIA's" if library.closed else "",
     )
-
-
-def _first_use_line(libraries: Sequence[DeviceLibrary], target: Target) -> str:
-    entries = [entry for library in libraries for entry in library.entries]
-    if entries:
-        return note(f"on {target.title}, {first_use_phrase(entries)}")
-
-    if libraries:
-        return GOOD + f"on {target.title} nothing is compiled at first use"
-    return "nothing here holds device code"
 
 
 def _write_blocks(path: Path, target: Target, output: Path, *, offline: bool) -> Blocks:

@@ -272,7 +272,13 @@ def override_pin(
     # Raises if there is no wheelhouse, or a change of it is unfinished.
     overrides = load_manifest(house).overrides
     if pin:
-        override = choose_override(house, _exact_pin(pin), reason)
+        try:
+            exact = ExactPin(pin)
+        except ValueError:
+            what = f"{pin!r} is not a pin, PROJECT==VERSION"
+            hint = "for example nvidia-nccl-cu13==2.30.7"
+            raise UsageError(what, hint=hint) from None
+        override = choose_override(house, exact, reason)
         is_new = record_override(house, override)
         state = "recorded" if is_new else "recorded already"
     elif remove:
@@ -295,15 +301,6 @@ def override_pin(
         yield next_verb("build", "nccl", "--dir", house)
     else:
         yield next_verb("verify", house)
-
-
-def _exact_pin(text: str) -> ExactPin:
-    try:
-        return ExactPin(text)
-    except ValueError:
-        what = f"{text!r} is not a pin, PROJECT==VERSION"
-        hint = "for example nvidia-nccl-cu13==2.30.7"
-        raise UsageError(what, hint=hint) from None
 
 
 def _overrides_blocks(house: Path, overrides: Sequence[Override]) -> Blocks:
