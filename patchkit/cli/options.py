@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,10 @@ def _take_source(
         return None
 
     if len(sources) != 1 or sources[0][0] not in specs:
-        raise _not_one_source([spec for _name, spec in sources], specs)
+        text = ", ".join(spec for _name, spec in sources) or "no source"
+        flags = [f"--{option.replace('_', '-')}" for option in specs]
+        hint = f"name one, with {' or '.join(flags)}"
+        raise UsageError(f"{text}: this verb takes one source", hint=hint)
 
     name, spec = sources[0]
     project = name.removesuffix("_src")
@@ -107,13 +110,6 @@ def _take_source(
     if source.sha256 is not None and project != "nccl":
         raise UsageError("--sha256 is for an archive of NCCL; vLLM's sdists are locked")
     return source
-
-
-def _not_one_source(specs: Sequence[str], options: Iterable[str]) -> UsageError:
-    text = ", ".join(specs) or "no source"
-    flags = [f"--{option.replace('_', '-')}" for option in options]
-    hint = f"name one, with {' or '.join(flags)}"
-    return UsageError(f"{text}: this verb takes one source", hint=hint)
 
 
 def _pop_options(arguments: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

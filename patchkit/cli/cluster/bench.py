@@ -182,12 +182,7 @@ def _planned_variants(
 
     if url:
         server = server_at(url.rstrip("/").removesuffix("/v1"))
-        python = venv_python(venv)
-        yield PlannedVariant(
-            name="served",
-            python=python,
-            url=server.url,
-        )
+        yield PlannedVariant(name="served", python=venv_python(venv), url=server.url)
         return
 
     if options["cluster"]:
@@ -215,12 +210,8 @@ def compare_results(first: Path, second: Path, *, verbose: bool) -> Blocks:
     """Compare two setups, and say whether their figures differ by more than the spread."""
     changes = find_changes(read_conditions(first), read_conditions(second))
     setup = [
-        {
-            "what": name,
-            "first": old,
-            "second": new,
-        }
-        for name, old, new in changes
+        dict(zip(("what", "first", "second"), change, strict=True))
+        for change in changes
     ]
     pairs = compare_series(read_series(first), read_series(second))
     yield Record({"setup": setup, "figures": pairs})

@@ -132,7 +132,13 @@ def init_cluster(
     yield from finding_blocks(row for row in findings if row.level is not Level.OK)
 
     yield GOOD + f"{file} {outcome}"
-    yield _next_step(findings, facts)
+    cures = [row.hint for row in findings if row.level is Level.ERROR and row.hint]
+    if cures:
+        yield next_hint(cures[0])
+    elif all(node.host.versions["vllm"] for node in facts):
+        yield next_verb("up", "MODEL")
+    else:
+        yield next_verb("cluster", "install")
     yield ExitCode(worst(findings))
 
 
@@ -164,16 +170,6 @@ def _node_line(name: str, host: Host) -> str:
     if version := host.versions["vllm"]:
         vllm = f"vLLM {version}"
     return bold(name) + f"  {gpu}, {memory}, {cages} cabled, {vllm}"
-
-
-def _next_step(findings: Sequence[Finding], facts: Sequence[NodeFacts]) -> str:
-    for row in findings:
-        if row.level is Level.ERROR and row.hint:
-            return next_hint(row.hint)
-
-    if all(node.host.versions["vllm"] for node in facts):
-        return next_verb("up", "MODEL")
-    return next_verb("cluster", "install")
 
 
 def _link_nodes(

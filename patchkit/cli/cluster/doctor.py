@@ -47,12 +47,13 @@ from patchkit.doctor.symptoms.findings import log_findings
 from patchkit.doctor.symptoms.lines import STDIN, text_chunks
 from patchkit.errors import HostError, ProofError, UsageError
 from patchkit.extras import BASE, require_libraries
-from patchkit.finding import Finding, Level, worst
+from patchkit.finding import Level, worst
 from patchkit.quoting import quoted
 from patchkit.reading import read_chunks
 from patchkit.runtime.rules.secret_texts import mask_secrets
 from patchkit.wheel.device.installed_code import look_at_device_code
 
+_QUOTING = ("what", "why", "hint")  # the fields of a finding that may hold secrets
 _READER = "patchkit doctor --log -"
 
 
@@ -94,7 +95,12 @@ def doctor_command(
         require_new(save)
 
     examination = add_first_use(_examine(log=log, **options), look_at_device_code)
-    findings = list(map(_masked, examination.findings))
+    findings = []
+    for finding in examination.findings:  # which quote logs and errors
+        masked: dict[str, Any] = {}
+        for name in _QUOTING:
+            masked[name] = mask_secrets(getattr(finding, name))
+        findings.append(replace(finding, **masked))
     yield Record({"findings": [finding.fields() for finding in findings]})
 
     if log and not verbose:
@@ -141,16 +147,6 @@ def _examine_log(log: Path, venv: str | None) -> Examination:
     read = read_log(chunks, local_facts(cluster_here(venv)))
     lines = [(f"{where}:{number}", text) for number, text in read.lines.items()]
     return Examination(findings=tuple(log_findings(read, where)), lines=tuple(lines))
-
-
-def _masked(finding: Finding) -> Finding:
-    """Return a finding without secrets: it quotes logs and errors."""
-    return replace(
-        finding,
-        what=mask_secrets(finding.what),
-        why=mask_secrets(finding.why),
-        hint=mask_secrets(finding.hint),
-    )
 
 
 def _save_report(examination: Examination, place: Path, *, verbose: bool) -> Blocks:

@@ -17,7 +17,6 @@ from patchkit.cli.out import (
     PATH,
     Blocks,
     Data,
-    Fields,
     Lines,
     Record,
     VerbGroup,
@@ -136,7 +135,14 @@ def _env_blocks(
     kind = Format(options["kind"])
     hostname = host.system.hostname
     text = file_text(env, kind, hostname=hostname, target=request.target)
-    yield Record(_env_fields(env))
+    values = {setting.name: setting.value for setting in env.settings}
+    yield Record(
+        {
+            "variables": {name: values[name] for name in values if not is_secret(name)},
+            "reasons": {setting.name: setting.comment for setting in env.settings},
+            "notes": env.notes,
+        }
+    )
 
     output: Path | None = options["output"]
     if output is None or output == Path("-"):
@@ -174,15 +180,6 @@ def _read_assignments(texts: Sequence[str]) -> dict[str, str]:
 
         variables[name] = value
     return variables
-
-
-def _env_fields(env: ClusterEnv) -> Fields:
-    values = {setting.name: setting.value for setting in env.settings}
-    return {
-        "variables": {name: values[name] for name in values if not is_secret(name)},
-        "reasons": {setting.name: setting.comment for setting in env.settings},
-        "notes": env.notes,
-    }
 
 
 def _env_notes(env: ClusterEnv) -> Lines:
@@ -225,7 +222,11 @@ def explain_variable(name: str | None) -> Blocks:
             "name": name,
             "lifetime": life,
             "meaning": reader.meaning if reader else None,
-            "rules": _rule_fields(entries),
+            "rules": [
+                record_fields(entry) | {"default": entry.default}
+                for entry in entries
+                if isinstance(entry, VariableRule)
+            ],
             "avoids": [entry for entry in entries if isinstance(entry, Avoid)],
             "claims": claims,
         }
@@ -242,11 +243,6 @@ def explain_variable(name: str | None) -> Blocks:
         text = f"  what guides say, {claim['verdict']}: {claim['says']}"
         yield style(claim["id"], fg="cyan") + text
         yield next_step("patchkit", "explain", claim["id"])
-
-
-def _rule_fields(entries: Sequence[_Entry]) -> list[dict[str, Any]]:
-    rules = [entry for entry in entries if isinstance(entry, VariableRule)]
-    return [{**record_fields(rule), "default": rule.default} for rule in rules]
 
 
 def _reader_lines(
@@ -321,7 +317,10 @@ def _entry_lines(entry: _Entry) -> Lines:
             scope = "the same on all nodes"
         yield style(entry.id, fg="green") + f"  sets {_assignments(entry)}  ({scope})"
         if not entry.default:
-            facts["off"] = _off_reason(entry)
+            reason = "it rests on a single report"
+            if entry.optional:
+                reason = "a choice of yours"
+            facts["off"] = f"{reason}: --with {entry.id} turns it on"
     else:
         yield style(entry.id, fg="yellow") + f"  {entry.severity}: better left out"
         facts["instead"] = entry.instead
@@ -336,10 +335,3 @@ def _entry_lines(entry: _Entry) -> Lines:
         "guides": entry.guides,
     }
     yield from fact_lines(facts)
-
-
-def _off_reason(rule: VariableRule) -> str:
-    reason = "it rests on a single report"
-    if rule.optional:
-        reason = "a choice of yours"
-    return f"{reason}: --with {rule.id} turns it on"

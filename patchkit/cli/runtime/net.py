@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
@@ -133,7 +133,9 @@ def plan_network(
     Existing addresses are kept, whoever gave them. --network gives twin A the first network, twin
     B and further links those that follow.
     """
-    request = _read_options(**options)
+    if role := options.pop("role"):
+        options["node"] = _node_number(role, options["node"], options["nodes"])
+    request = NetPlanOptions(**options)
     host = probe(root, python=None, environment=os.environ)
     file = root / OURS
     written = read_written_plan(file)
@@ -145,18 +147,18 @@ def plan_network(
     outcome = ""
     if plan.written:
         text = render_netplan(plan)
-        _tell_unread({**files, str(file): written})
+        # They have mode 600, and plan needs no rights.
+        contents = {**files, str(file): written}
+        paths = [path for path, content in contents.items() if content is None]
+        if paths:
+            what = "whether they fight this plan was not checked"
+            tell(f"note: only root may read {', '.join(paths)}: {what}")
     if output and text:
         if plan.changes and written is None:
             command = quoted("sudo", "chmod", "a+r", file)
             raise refusal("netplan-unread", file=file, open=command)
-        outcome = write(
-            output,
-            text,
-            force=force,
-            private=True,
-            by="patchkit net plan",
-        )
+        by = "patchkit net plan"
+        outcome = write(output, text, force=force, private=True, by=by)
 
     netplan = {
         "yaml": text,
@@ -178,14 +180,6 @@ def plan_network(
         yield next_step("patchkit", *peer.command_words(), where=where)
 
 
-def _tell_unread(contents: Mapping[str, object]) -> None:
-    """Tell which netplan files only root may read: they have mode 600, and plan needs no rights."""
-    paths = [path for path, content in contents.items() if content is None]
-    if paths:
-        what = "whether they fight this plan was not checked"
-        tell(f"note: only root may read {', '.join(paths)}: {what}")
-
-
 def _next_step(
     plan: NetPlan, request: NetPlanOptions, root: Path, output: Path | None
 ) -> LaidOut:
@@ -198,12 +192,6 @@ def _next_step(
     # -b keeps a file that is there as 40-patchkit.yaml~, which netplan skips.
     install = next_step("sudo", "install", "-b", "-m", "600", output, root / OURS)
     return install if at_root else LaidOut(install + " && sudo netplan try")
-
-
-def _read_options(role: str | None, node: int | None, **options: Any) -> NetPlanOptions:
-    if role:
-        node = _node_number(role, node, options["nodes"])
-    return NetPlanOptions(node=node, **options)
 
 
 def _node_number(role: str, node: int | None, nodes: int) -> int:
@@ -228,15 +216,16 @@ def _plan_blocks(
     """Yield the verdict in one line, a row for each interface, and remarks."""
     verdict = _verdict(plan, remarks)
     lines = [{"action": line.action, **record_fields(line)} for line in plan.lines]
-    fields = {
-        "verdict": verdict,
-        "changes": len(plan.changes),
-        **record_fields(plan, "lines"),
-        "lines": lines,
-        "notes": remarks,
-        **netplan,
-    }
-    yield Record(fields)
+    yield Record(
+        {
+            "verdict": verdict,
+            "changes": len(plan.changes),
+            **record_fields(plan, "lines"),
+            "lines": lines,
+            "notes": remarks,
+            **netplan,
+        }
+    )
 
     yield bold(verdict)
     yield from table(map(_interface_row, plan.lines), indent="  ")
@@ -306,17 +295,13 @@ def verify_ends(*, verbose: bool, root: Path, **options: Any) -> Blocks:
         peer = facts.host
 
     is_live = root.resolve() == _LIVE  # otherwise these are facts of another machine
-    checks = list(
-        verify_network(
-            host,
-            cages,
-            peer,
-            options["peers"],
-            live=is_live,
-        )
-    )
+    checks = list(verify_network(host, cages, peer, options["peers"], live=is_live))
 
-    bandwidth = _expected_bandwidth()
+    link = _NETWORK["link"]
+    twin = "{} to {} Gb/s for one twin".format(*link["twin_gbits"])
+    pair = "{} to {} for both at once".format(*link["both_gbits"])
+    hot_plug = _NETWORK["owners"]["hot_plug"]
+    bandwidth = {"expected": f"{twin}, {pair}", "slower": hot_plug}
     yield Record({"checks": checks, "bandwidth": bandwidth})
     shown = [check for check in checks if verbose or check.level is not Level.OK]
     yield from finding_blocks(shown)
@@ -325,11 +310,3 @@ def verify_ends(*, verbose: bool, root: Path, **options: Any) -> Blocks:
     yield from (f"  {line}" for line in bandwidth.values())
     yield finding_summary(checks)
     yield ExitCode(worst(checks))
-
-
-def _expected_bandwidth() -> dict[str, str]:
-    link = _NETWORK["link"]
-    twin = "{} to {} Gb/s for one twin".format(*link["twin_gbits"])
-    pair = "{} to {} for both at once".format(*link["both_gbits"])
-    hot_plug = _NETWORK["owners"]["hot_plug"]
-    return {"expected": f"{twin}, {pair}", "slower": hot_plug}

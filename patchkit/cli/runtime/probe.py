@@ -39,8 +39,6 @@ from patchkit.units import KIB_PER_GIB
 
 _KINDS = ("ethernet", "wifi", "virtual", "loopback")
 _HEADS = ("netdev", "state", "speed", "MTU", "addresses", "RDMA", "GID", "twin", "cage")
-_NO_NETDEV = ("-", "", "", "", "")
-_NO_RDMA = ("-", "-")
 
 
 @click.command
@@ -55,12 +53,7 @@ def probe_command(*, root: Path, save: Path | None, python: str | None) -> Block
     A fact that cannot be read becomes a note.
     """
     copy = RecordingWriter(root, save) if save else None
-    host = probe(
-        root,
-        python=python,
-        environment=os.environ,
-        copy=copy,
-    )
+    host = probe(root, python=python, environment=os.environ, copy=copy)
     yield Record(asdict(host))
     yield from host_lines(host)
 
@@ -93,7 +86,14 @@ def _next_steps(host: Host, root: Path) -> Lines:
 
 def host_lines(host: Host) -> Blocks:
     """Yield the facts of a machine: system, network, software, and remarks."""
-    yield _title(host)
+    system = host.system
+    parts = [f"{system.vendor} {system.product}".strip()]
+    if system.bios:
+        parts.append(f"BIOS {system.bios} ({system.bios_date})")
+
+    name = bold(system.hostname or "host")
+    product = ", ".join(filter(None, parts))
+    yield name + f": {product}" if product else name
     yield from table(_summary_rows(host), "  ")
 
     yield ""
@@ -108,17 +108,6 @@ def host_lines(host: Host) -> Blocks:
         yield ""
     yield from finding_blocks(remarks, verbose=True)
     yield from (dim(f"- {note}") for note in host.notes)
-
-
-def _title(host: Host) -> str:
-    system = host.system
-    parts = [f"{system.vendor} {system.product}".strip()]
-    if system.bios:
-        parts.append(f"BIOS {system.bios} ({system.bios_date})")
-
-    name = bold(system.hostname or "host")
-    product = ", ".join(filter(None, parts))
-    return name + f": {product}" if product else name
 
 
 def _software_rows(software: Software) -> Iterator[tuple[str, str]]:
@@ -158,9 +147,11 @@ def _summary_rows(host: Host) -> Iterator[tuple[str, str]]:
     kernel = " ".join(filter(None, ("Linux", system.kernel, system.machine)))
     yield "system", ", ".join(filter(None, (system.os, kernel)))
 
+    unknown = style("unknown", fg="yellow")
+    memory = _memory_text(host.memory) if host.memory else unknown
     cores = f"{system.cores} cores"
     yield "CPU", f"{cores}: {system.cpu}" if system.cpu else cores
-    yield "memory", _memory_text(host.memory)
+    yield "memory", memory
 
     for gpu in host.gpus:
         yield "GPU", _gpu_text(gpu)
@@ -170,16 +161,12 @@ def _summary_rows(host: Host) -> Iterator[tuple[str, str]]:
     yield "cabled", _cages_text(host)
 
 
-def _memory_text(memory: Memory | None) -> str:
-    if memory is None:
-        return style("unknown", fg="yellow")
-
-    total = _gib_text(memory.total)
-    free = _gib_text(memory.available)
+def _memory_text(memory: Memory) -> str:
     swap = "no swap"
     if memory.swap_total:
         swap = f"swap {_gib_text(memory.swap_total)}"
-    return f"{total}, {free} available, {swap}"
+    free = f"{_gib_text(memory.available)} available"
+    return f"{_gib_text(memory.total)}, {free}, {swap}"
 
 
 def _gpu_text(gpu: Gpu) -> str:
@@ -214,22 +201,18 @@ def _network_rows(host: Host) -> Iterator[Row]:
     rdma_by_netdev = {device.netdev: device for device in host.rdma}
     for netdev in sorted(host.netdevs, key=_netdev_order):
         device = rdma_by_netdev.get(netdev.name)
-        rdma = _rdma_cells(device) if device else _NO_RDMA
+        rdma = _rdma_cells(device) if device else ("-", "-")
         yield *_netdev_cells(netdev), *rdma, *_place_cells(netdev)
 
     for device in host.rdma:
         if not device.netdev:
-            yield *_NO_NETDEV, *_rdma_cells(device), *_place_cells(device)
+            yield "-", "", "", "", "", *_rdma_cells(device), *_place_cells(device)
 
 
 def _netdev_order(netdev: Netdev) -> tuple[bool, int, int, str, str]:
-    return (
-        netdev.cage is None,
-        netdev.cage or 0,
-        _KINDS.index(netdev.kind),
-        netdev.pci,
-        netdev.name,
-    )
+    kind = _KINDS.index(netdev.kind)
+    cage = netdev.cage
+    return cage is None, cage or 0, kind, netdev.pci, netdev.name
 
 
 def _netdev_cells(netdev: Netdev) -> Row:

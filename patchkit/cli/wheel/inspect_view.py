@@ -95,16 +95,22 @@ def _wheel_blocks(file: Path, target: Target, fields: dict[str, Any]) -> Blocks:
         for binary in binaries
     ]
     versions = needed_versions(binaries)
-    wheel_fields = _wheel_fields(metadata, versions)
-    fields |= {
-        "wheel": wheel_fields,
-        "binaries": rows,
-        "findings": findings,
+    promised = library_rules().promised_glibc(metadata.name.tag)
+    fields["wheel"] = {
+        **record_fields(metadata.name, "filename", "cpus"),
+        **record_fields(metadata, "name", "members", "facts", "faults"),
+        "pins": metadata.pins,
+        "at_least": versions,
+        "promised_glibc": promised or None,
+        "facts": dict(metadata.facts) or None,
     }
-    yield Record(fields)
+    yield Record(fields | {"binaries": rows, "findings": findings})
 
     yield bold(metadata.name.filename)
-    yield from fact_lines(_wheel_facts(metadata, versions))
+    at_least = ", ".join(versions.values())
+    if promised:
+        at_least += f"; its name promises glibc {promised}"
+    yield from fact_lines(_wheel_facts(metadata, at_least))
 
     yield ""
     if len(binaries) == 1:  # one library is shown whole; of many the table is enough
@@ -115,32 +121,21 @@ def _wheel_blocks(file: Path, target: Target, fields: dict[str, Any]) -> Blocks:
         count = f"{loads.total()} libraries with device code"
         yield f"on {target.title}, of {count}: {count_loads(loads) or 'none'}"
 
-    yield from _first_use_lines(file, metadata, binaries, target)
+    dispatch = known_dispatch(metadata.name.project, metadata.name.version, target)
+    entries = [
+        entry
+        for binary in binaries
+        for entry in called_entries(binary, target, dispatch)
+    ]
+    if entries:
+        yield note(first_use_phrase(entries))
+        yield next_verb("native", file, where="to see which")
     yield from finding_blocks(findings)
 
 
-def _promised_glibc(metadata: WheelMetadata) -> str:
-    return library_rules().promised_glibc(metadata.name.tag)
-
-
-def _wheel_fields(metadata: WheelMetadata, versions: Mapping[str, str]) -> Fields:
-    return {
-        **record_fields(metadata.name, "filename", "cpus"),
-        **record_fields(metadata, "name", "members", "facts", "faults"),
-        "pins": metadata.pins,
-        "at_least": versions,
-        "promised_glibc": _promised_glibc(metadata) or None,
-        "facts": dict(metadata.facts) or None,
-    }
-
-
-def _wheel_facts(metadata: WheelMetadata, versions: Mapping[str, str]) -> Fields:
-    """Return the facts of a wheel for people; ``versions`` are the oldest that it runs with."""
+def _wheel_facts(metadata: WheelMetadata, at_least: str) -> Fields:
+    """Return the facts of a wheel for people; ``at_least`` names what it runs with."""
     facts = metadata.facts
-    at_least = ", ".join(versions.values())
-    if promised := _promised_glibc(metadata):
-        at_least += f"; its name promises glibc {promised}"
-
     pins = metadata.decisive_pins.items()
     making = [f"{name} {facts[name]}" for name in _SHOWN_FACTS if facts.get(name)]
     return {
@@ -166,21 +161,6 @@ def _native_facts(facts: Mapping[str, Any]) -> Lines:
         if isinstance(digests, list):
             count = counted_noun(len(digests), "fat binary", "fat binaries")
             yield f"{name}: {count} assembled from its PTX"
-
-
-def _first_use_lines(
-    file: Path, metadata: WheelMetadata, binaries: Sequence[Binary], target: Target
-) -> Lines:
-    """Yield how much the device compiles at first use."""
-    dispatch = known_dispatch(metadata.name.project, metadata.name.version, target)
-    entries = [
-        entry
-        for binary in binaries
-        for entry in called_entries(binary, target, dispatch)
-    ]
-    if entries:
-        yield note(first_use_phrase(entries))
-        yield next_verb("native", file, where="to see which")
 
 
 def _library_table(
