@@ -470,11 +470,6 @@ def _meet(
     head = reports[0]
     workers = reports[1:]
     is_head = report is head
-    links = []
-    if is_head:
-        entries = zip(file.node[1:], workers, strict=True)
-        links = [[entry.from_head, worker.address] for entry, worker in entries]
-
     targets = []
     for peer in workers if is_head else [head]:
         addresses = _cable_addresses(report, peer)
@@ -484,7 +479,7 @@ def _meet(
         _SentAnswer,
         node_facts.meet,
         addresses=[address for _peer, address in targets],
-        peers=links,
+        peers=_ssh_links(file, workers) if is_head else [],
         models=_model_folders(file, head, report),
     )
 
@@ -500,6 +495,12 @@ def _meet(
         ways=ways,
         missing={**report.missing, **sent.missing(report.node)},
     )
+
+
+def _ssh_links(file: ClusterFile, workers: Sequence[NodeReport]) -> list[list[str]]:
+    """Return by which name the head reaches each worker, and the worker's address."""
+    entries = zip(file.node[1:], workers, strict=True)
+    return [[entry.from_head, worker.address] for entry, worker in entries]
 
 
 def _cable_addresses(report: NodeReport, peer: NodeReport) -> list[str]:

@@ -105,6 +105,7 @@ def check_memory(node: NodeReport) -> Outcome:
     }
 
     has_room = sizes["available"] >= _LIMITS["left_gib"]
+
     if has_room or node.host.target not in _UNIFIED or not node.processes:
         return sizes
     return node.find("memory-left", **sizes)
@@ -114,6 +115,7 @@ def check_memory(node: NodeReport) -> Outcome:
 def check_memory_guard(node: NodeReport) -> Outcome:
     guards = node.health_fact("guards")
     swap = _memory(node).swap_total
+
     if not swap and not guards and node.host.target in _UNIFIED:
         return node.find("memory-guard")
     return {"guards": ", ".join((*guards, f"{swap // KIB_PER_GIB} GiB of swap"))}
@@ -254,6 +256,7 @@ def check_torch(node: NodeReport) -> Outcome:
     if local_version.startswith("cu"):
         built_for = local_version.removeprefix("cu")[:2]
     cuda = software.cuda.replace(".", "")
+
     if cuda and cuda.startswith(built_for):
         return {}
 
@@ -308,6 +311,7 @@ def check_compilers(node: NodeReport) -> Outcome:
         raise NotCheckedError(_UNNAMED)
 
     lacking = []
+
     if not compilers.compiler:
         lacking.append(node.find("compiler"))
     if not compilers.python_h:

@@ -131,6 +131,7 @@ def nccl_findings(
     """
     if not ranks:
         yield make_finding("nccl-silent", where)
+
     for rank in ranks:
         if rank.ranks == 1:
             yield make_finding("nccl-alone", where)

@@ -70,11 +70,15 @@ def _compare(about: str, contents: Mapping[str, PythonContents]) -> Finding:
     versions = {version for version, _digest in row.values()}
     digests = {sha256 for _version, sha256 in row.values()}
 
-    if about == "nccl" and "" in digests:
+    is_unknown = about == "nccl" and "" in digests
+
+    if is_unknown:
         return unchecked(about, where, "no libnccl is known to be loaded everywhere")
     if versions == {""}:
         return unchecked(about, where, "it is installed on no node")
-    if len(versions) == 1 and len(digests - {""}) < 2:
+
+    is_same = len(versions) == 1 and len(digests - {""}) < 2
+    if is_same:
         return make_fine(about, where, version=versions.pop())
 
     shown = []
@@ -108,19 +112,23 @@ def model_findings(
     """Yield for each model whether it is whole on every node, and the same."""
     count = max(len(node.models or ()) for node in nodes)
     if not count:
-        for node in nodes:
-            has_answered = node.models is not None
-            reason = _NO_MODEL if has_answered else node.why_not("models")
-            yield unchecked("model", node.node, reason)
+        yield from map(_without_models, nodes)
 
     names = ", ".join(node.node for node in nodes)
     for number in range(count):
         prints = {node.node: node.models[number] for node in nodes if node.models}
         whole = {name: model for name, model in prints.items() if not model.problem}
+
         for node in nodes:
             yield from check_model(node, file, prints.get(node.node), whole)
         if len(nodes) > 1:
             yield _check_same_model(file, names, whole)
+
+
+def _without_models(node: NodeReport) -> Finding:
+    has_answered = node.models is not None
+    reason = _NO_MODEL if has_answered else node.why_not("models")
+    return unchecked("model", node.node, reason)
 
 
 @check("model")

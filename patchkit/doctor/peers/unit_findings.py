@@ -101,12 +101,7 @@ def unit_findings(
         yield from check_env_address(node, again)
         units[node.node] = node.state.unit(file.unit) if node.state else None
 
-    running = [name for name, unit in units.items() if _is_on(unit)]
-    # The head's units start the other ranks one by one while the head's rank is started.
-    changing = _ON[1:]
-    if any(unit and unit.active in changing for unit in units.values()):
-        running = []
-
+    running = _running_nodes(units)
     head = nodes[0]
     yield from check_ports_taken(head, file, units[head.node])
     for node in nodes:
@@ -116,6 +111,16 @@ def unit_findings(
         yield from check_unit_file(node, unit)
         yield from check_unit(node, unit, running)
     yield from check_restarts(head, units[head.node])
+
+
+def _running_nodes(units: Mapping[str, UnitState | None]) -> list[str]:
+    """Return the nodes whose units run, none while units are started or stopped."""
+    # The head's units start the other ranks one by one while the head's rank is started.
+    changing = _ON[1:]
+    if any(unit and unit.active in changing for unit in units.values()):
+        return []
+
+    return [name for name, unit in units.items() if _is_on(unit)]
 
 
 def _is_on(unit: UnitState | None) -> bool:

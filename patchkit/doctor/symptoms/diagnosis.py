@@ -183,6 +183,7 @@ def read_log(
 
     facts = machine_facts or {}
     judged = _judge_start(log.streams, log.answered, facts, whole)
+
     if log.before:
         former = _judge_start(log.before, {}, facts, whole)
         judged = _choose_start(judged, former)

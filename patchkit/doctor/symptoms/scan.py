@@ -209,6 +209,7 @@ def scan(
         if kind and kind.looks >= _MOST_LOOKS:
             log.count_repeat(kind, line.number)
             continue
+
         if kind is None and len(kinds) >= _MOST_LINES:
             limit = f"{_MOST_LINES} different lines were looked at"
             log.unread = f"after line {line.number}: {limit}"
@@ -220,6 +221,7 @@ def scan(
             kind = kinds[shape] = _Kind(middle.stream)
 
         hits = list(_find_hits(read_lines, middle, by_anchor, quoting))
+
         if any(found_text in starts for found_text, _hit in hits):
             log.begin(kind.stream, kinds.values())
 
