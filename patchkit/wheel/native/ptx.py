@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass
 from io import BufferedIOBase
 
 import lz4.block  # type: ignore[import-untyped]
 import zstandard
 
 from patchkit.elf import damaged
+from patchkit.frozen import frozen
 from patchkit.wheel.device.fatbin import ENTRY, CodeEntry
 
 _PAIR = struct.Struct("<II")
@@ -20,7 +20,7 @@ _WINDOW = 1 << 27  # bytes; the largest window of zstd's own program
 _ENTRY_POINT = re.compile(rb"\.entry\s+([\w$]+)")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ptx:
     """A module: its ``text``, and the ``options`` for ptxas that its compiler left beside it."""
 
@@ -80,4 +80,4 @@ def read_ptx(stream: BufferedIOBase, entry: CodeEntry, name: str) -> Ptx:
         options = data[place : place + length]
     # -maxrregcount=32 is also written as two words.
     words = options.decode(errors="replace").replace("=", " ").split()
-    return Ptx(text, tuple(words))
+    return Ptx(text=text, options=tuple(words))

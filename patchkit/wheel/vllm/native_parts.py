@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path, PurePosixPath
 
 from packaging.version import Version
@@ -31,7 +31,7 @@ from patchkit.wheel.vllm.upstream_parts import members_of
 _CATCHING = {"", "ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Kernels:
     """The libraries of a wheel, each judged on the device."""
 
@@ -47,7 +47,8 @@ class Kernels:
 def read_kernels(wheel: WheelFile, target: Target, version: Version) -> Kernels:
     """Read the libraries of a wheel of vLLM. Raises SourceError for a damaged one."""
     binaries = inspect_wheel(wheel)
-    return Kernels(binaries, judge_libraries(binaries, target, version))
+    judged = judge_libraries(binaries, target, version)
+    return Kernels(binaries=binaries, judged=judged)
 
 
 @frozen

@@ -53,13 +53,11 @@ def _triton_first_on_gb10(kernels):
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Read a list of kernels in order of preference; before 0.20, one choice in an operator."""
-    old = _OLD_CLASS in tree.read(_OLD)
-    path = _OLD if old else _PATH
-    form = (
-        (f"{_OLD_CLASS}.__init__", _OLD_BEFORE, _OLD_AFTER, _OLD_HELPER)
-        if old
-        else (_SCOPE, _BEFORE, _AFTER, _HELPER)
-    )
+    path = _PATH
+    form = (_SCOPE, _BEFORE, _AFTER, _HELPER)
+    if _OLD_CLASS in tree.read(_OLD):
+        path = _OLD
+        form = (f"{_OLD_CLASS}.__init__", _OLD_BEFORE, _OLD_AFTER, _OLD_HELPER)
     return kit.found(
         kit.wrap(path, tree.read(path), *form, note="Triton on 12.1"),
         now=f"{path}: block-scaled FP8 linear layers prefer CUTLASS or DeepGEMM on 12.1",
