@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from enum import StrEnum
 from functools import cache
-from typing import Literal, get_args
+from typing import Literal
 
 from patchkit.errors import HostError, PatchkitError, SourceError
 from patchkit.frozen import frozen
@@ -25,7 +25,6 @@ Established = Literal[
     "single report",  # one user says so
     "inferred",  # it follows from something else that is known
 ]
-ESTABLISHED: tuple[str, ...] = get_args(Established)
 SINGLE_REPORT: Established = "single report"
 
 Confidence = Literal["high", "medium", "contested"]

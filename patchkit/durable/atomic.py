@@ -111,13 +111,6 @@ def continuing(path: Path) -> Iterator[IO[bytes]]:
     _sync_folder_of(path)
 
 
-def partial_size(path: Path) -> int:
-    """Return how many bytes of a file an earlier run left for the next one."""
-    with contextlib.suppress(OSError):
-        return path.with_name(f".{path.name}.partial").lstat().st_size
-    return 0
-
-
 def _put_in_place(
     file: IO[bytes],
     part: Path,

@@ -205,8 +205,8 @@ def _equal_runs(module: cst.Module, code: str) -> list[Sequence[cst.CSTNode]]:
 
     # ast.dump compares, so that quotes, parentheses and blank space do not count. Kinds are much
     # cheaper to compare than statements that are written out.
-    kinds = list(map(_node_kind, pattern))
-    alike = (run for run in runs if list(map(_node_kind, run)) == kinds)
+    kinds = list(map(type, pattern))
+    alike = (run for run in runs if list(map(type, run)) == kinds)
     shape = _syntax_shape(code)
     written = cst.Module(body=[]).code_for_node
     return [run for run in alike if _syntax_shape("".join(map(written, run))) == shape]
@@ -223,14 +223,6 @@ def _walk_nodes(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
     yield node
     for child in node.children:
         yield from _walk_nodes(child)
-
-
-def _node_kind(node: cst.CSTNode) -> tuple[type, ...]:
-    """Return the kind of a node; for a line of statements also that of each statement."""
-    import libcst as cst
-
-    parts = node.body if isinstance(node, cst.SimpleStatementLine) else ()
-    return type(node), *map(type, parts)
 
 
 def _syntax_shape(code: str) -> str | None:

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Literal
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from patchkit.digests import digest
 from patchkit.edit.splice import Edit
-from patchkit.finding import ESTABLISHED, Established
+from patchkit.finding import Established
 from patchkit.frozen import frozen
 from patchkit.records import RecordError, Sha256, Utf8, matching
 from patchkit.source.tree import SourceTree
-from patchkit.target import MODES, Target
+from patchkit.target import Target
 
 Id = Annotated[Utf8, matching(r"[a-z0-9][a-z0-9_-]{0,99}", "an id")]
-LAYERS = ("python", "build")
-KINDS = ("source", "installed")
+Mode = Literal["native", "family"]
+Layer = Literal["python", "build"]
 
 
 class State(enum.StrEnum):
@@ -50,15 +51,13 @@ class Need:
     """
 
     versions: str
-    severity: Severity
     reason: str
-    arch: str = ""
-    kind: str = ""
+    severity: Severity
+    arch: Literal["", Mode] = ""
+    kind: Literal["", "source", "installed"] = ""
 
     def __post_init__(self) -> None:
-        SpecifierSet(self.versions)
-        _require_allowed("arch", [self.arch], ("", *MODES))
-        _require_allowed("kind", [self.kind], ("", *KINDS))
+        SpecifierSet(self.versions)  # raises ValueError
 
     @property
     def limits(self) -> str:
@@ -83,19 +82,9 @@ class Need:
         return versions.contains(version.base_version, prereleases=True)
 
 
-def required(versions: str, reason: str, **limits: str) -> Need:
-    """Return the need of releases that fail without a fix."""
-    return Need(versions, Severity.REQUIRED, reason, **limits)
-
-
-def recommended(versions: str, reason: str, **limits: str) -> Need:
-    """Return the need of releases that work better with a fix."""
-    return Need(versions, Severity.RECOMMENDED, reason, **limits)
-
-
-def optional(versions: str, reason: str, **limits: str) -> Need:
-    """Return the need of releases whose fix is off unless asked for."""
-    return Need(versions, Severity.OPTIONAL, reason, **limits)
+required = partial(Need, severity=Severity.REQUIRED)  # releases fail without the fix
+recommended = partial(Need, severity=Severity.RECOMMENDED)  # they work better with it
+optional = partial(Need, severity=Severity.OPTIONAL)  # it is off unless asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +94,6 @@ class Evidence:
     claim: str
     source: str
     established: Established
-
-    def __post_init__(self) -> None:
-        _require_allowed("established", [self.established], ESTABLISHED)
 
 
 @frozen
@@ -237,19 +223,15 @@ class Fix:
     upstream: str
     evidence: tuple[Evidence, ...]
     look: Look
-    layer: str = "python"  # or "build": only trees that are compiled
-    arches: tuple[str, ...] = MODES
+    layer: Layer = "python"  # or "build": only trees that are compiled
+    arches: tuple[Mode, ...] = ("native", "family")
     majors: tuple[int, ...] = (12,)  # of the compute capability: 12.0, 12.1 …
     requires: tuple[str, ...] = ()
     prove: Proof | None = None
     prove_upstream: bool = False  # worth a proof even where upstream has it
     last: bool = False  # after patches of the user's, too: it labels all of them
     prove_from_stock: bool = False  # compared with the tree as it was in the beginning
-    examples: tuple[Example, ...] = field(default=())
-
-    def __post_init__(self) -> None:
-        _require_allowed("layer", [self.layer], LAYERS)
-        _require_allowed("arches", self.arches, MODES)
+    examples: tuple[Example, ...] = ()
 
     def need(self, version: Version, arch: str, kind: str = "source") -> Need | None:
         """Return the first need that covers a release in an arch mode, as source or installed."""
@@ -275,11 +257,3 @@ class Verdict:
     severity: Severity | None = None
     note: str = ""
     done: str = ""
-
-
-def _require_allowed(name: str, values: Iterable[str], allowed: Sequence[str]) -> None:
-    """Raise ValueError for a word that is not one of those allowed."""
-    for value in values:
-        if value not in allowed:
-            expected = " or ".join(map(repr, allowed))
-            raise ValueError(f"{name} is {value!r}, expected {expected}")

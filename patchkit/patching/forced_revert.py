@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.durable.journal import Change
@@ -27,21 +28,11 @@ class ForcedRevert:
     ``lost`` are files whose original is damaged: they stay as they are, to be had from the release.
     """
 
-    restored: tuple[str, ...]
-    moved: tuple[str, ...]
-    lost: tuple[str, ...]
+    restored: list[str]
+    moved: list[str]
+    lost: list[str]
     created: bool
     aside: Path
-
-
-@dataclass(frozen=True, slots=True)
-class _WayBack:
-    """The changes of a forced revert, and what becomes of each path."""
-
-    changes: list[Change] = field(default_factory=list)
-    restored: list[str] = field(default_factory=list)
-    moved: list[str] = field(default_factory=list)
-    lost: list[str] = field(default_factory=list)
 
 
 def revert_by_force(tree: SourceTree) -> ForcedRevert:
@@ -53,65 +44,57 @@ def revert_by_force(tree: SourceTree) -> ForcedRevert:
     with locked(tree.root):
         aside = _free_folder(tree.root)
         journal = journal_of(tree, state)
-        way = _WayBack()
+        moved = []
         try:
             journal.recover()
         except PatchkitError:
             # Moved, not removed: it may hold the only copy of a text.
             journal.discard(aside / "transaction")
-            way.moved.append("transaction")
-        if not state.is_dir() and not way.moved:
+            moved.append("transaction")
+        if not state.is_dir() and not moved:
             raise SourceError(f"{tree.root}: patchkit has changed nothing here")
 
         ledger = _ledger_if_sound(state, tree.project)
         pairs = _kept_originals(state)
         if ledger is not None:
             pairs = {**ledger.files, **ledger.libraries}
+        outcome = ForcedRevert([], moved, [], ledger is not None, aside)
+        changes: list[Change] = []
         for path, pair in pairs.items():
-            _add_file(way, tree.root, state, aside, path, pair)
+            changes += _put_back(outcome, state, path, pair)
         for file in filter(is_file, sorted(state.rglob("*"))):
             path = file.relative_to(tree.root).as_posix()
-            way.changes.append(Change(path, file_digest(file), None))
+            changes.append(Change(path, file_digest(file), None))
 
-        journal.commit(way.changes)
-        return ForcedRevert(
-            restored=tuple(way.restored),
-            moved=tuple(way.moved),
-            lost=tuple(way.lost),
-            created=ledger is not None,
-            aside=aside,
-        )
+        journal.commit(changes)
+        return outcome
 
 
-def _add_file(
-    way: _WayBack,
-    root: Path,
-    state: Path,
-    aside: Path,
-    path: str,
-    pair: tuple[str, str],
-) -> None:
-    """Add what brings a file back; ``pair`` is sha256 (of the original, as patchkit left it)."""
+def _put_back(
+    outcome: ForcedRevert, state: Path, path: str, pair: tuple[str, str]
+) -> Iterator[Change]:
+    """Yield what brings a file back; ``pair`` is sha256 (of the original, as patchkit left it)."""
     upstream, patched = pair
+    aside = outcome.aside
     original = original_path(state, path)
     saved = file_digest(original) if is_file(original) else ""
     # A damaged original must not overwrite the file, which may be the better copy.
     if saved != upstream:
-        way.lost.append(path)
+        outcome.lost.append(path)
         if saved:
-            way.changes.append(Change(f"{aside.name}/originals/{path}", "", original))
+            yield Change(f"{aside.name}/originals/{path}", "", original)
         return
 
-    now = file_digest(place_of(root, path))
+    place = place_of(aside.parent, path)
+    now = file_digest(place)
     # Neither upstream's text nor patchkit's: edits of the user, which must not be lost.
     if now not in ("", upstream, patched):
-        way.moved.append(path)
+        outcome.moved.append(path)
         # By its name, so that it keeps its mode.
-        way.changes.append(Change(f"{aside.name}/{path}", "", root / path))
+        yield Change(f"{aside.name}/{path}", "", place)
     if now != upstream:
-        content = _content(original) if saved else None
-        way.changes.append(Change(path, now, content))
-    way.restored.append(path)
+        yield Change(path, now, _content(original) if saved else None)
+    outcome.restored.append(path)
 
 
 def _free_folder(root: Path) -> Path:

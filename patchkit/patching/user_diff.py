@@ -24,16 +24,14 @@ _UNREADABLE = re.compile("\0|\r|^@@@|^diff --c", re.MULTILINE)
 _HUNK = re.compile(
     r"^@@ -(\d{1,9})(?:,(\d{1,9}))? \+\d{1,9}(?:,(\d{1,9}))? @@.*\n", re.MULTILINE
 )
-# Where the names are is a line that no hunk can hold: "@@" follows.
-_NAMES = re.compile(r"^--- ([^\t\n]*).*\n\+\+\+ ([^\t\n]*).*\n(?=@@ -)", re.MULTILINE)
-_PREFIX = re.compile(r'(?<=^")[a-z]/|^[a-z]/')
+_NAMES = re.compile(r'^(?:---|\+\+\+) (?:"?[a-z]/)?(.*?)["\t]*$', re.MULTILINE)
 _MOVED = re.compile(r"^(?:rename|copy) from (.*)", re.MULTILINE)
 # Changes of a file beyond its text.
 _BEYOND = re.compile(
-    r"^(?:deleted |rename |copy |old mode |new file mode (?!100644)|Binary |GIT binary "
-    r"|\+\+\+ /dev/null$).*",
+    r"^(?:deleted |rename |copy |old mode |new file mode (?!100644)|Binary |GIT binary ).*",
     re.MULTILINE,
 )
+_SIGNATURE = re.compile(r"^-- \n[\d.].*\s*\Z", re.MULTILINE)  # of a mail
 # What git apply says of hunks.
 _FAILED_SPOT = re.compile(r"^error: patch failed: (.*:\d+)$", re.MULTILINE)
 _MOVED_HUNK = re.compile(r"^Hunk #\d+ succeeded at ", re.MULTILINE)
@@ -81,9 +79,7 @@ def parse_diff(text: str, name: str) -> list[FileDiff]:
     if _UNREADABLE.search(text):
         raise _refused(f"{name} has NULs or CR line endings, or is the diff of a merge")
 
-    is_git_diff = re.search("^diff --git ", text, re.MULTILINE)
-    start = "^(?=diff --git )" if is_git_diff else r"^(?=--- .*\n\+\+\+ .*\n@@ -)"
-    preamble, *parts = re.split(start, text, flags=re.MULTILINE)
+    preamble, *parts = re.split("^(?=diff --git )", text, flags=re.MULTILINE)
     if len(parts) > _MOST_FILES or len(_HUNK.findall(text)) > _MOST_HUNKS:
         raise _refused(f"{name} has over {_MOST_FILES} files or {_MOST_HUNKS} hunks")
 
@@ -159,26 +155,23 @@ def _read_paths(text: str, name: str) -> list[str]:
 
 def _read_part(path: str, part: str, name: str) -> list[FileDiff]:
     """Return what a part does to its file, and to the file that it moves or copies."""
-    where = f"{name}, {path[:_SHOWN]}"
-    head, *fields = _HUNK.split(part)
+    head, *fields = _HUNK.split(_SIGNATURE.sub("", part))
     for index in range(0, len(fields), 4):
-        _check_hunk(where, *fields[index : index + 4])
+        _check_hunk(f"{name}, {path[:_SHOWN]}", *fields[index : index + 4])
 
-    # In a part of diff itself, a line of its own may follow the hunks.
-    change = _BEYOND.search(head if part.startswith("diff ") else part)
+    change = _BEYOND.search(head)
     file = FileDiff(
         path=path,
         part=part,
-        creates="\nnew file mode " in head or "--- /dev/null" in head,
+        creates="\nnew file mode " in head,
         beyond=change[0] if change else "",
     )
     if moved := _MOVED.search(head):
         return [file, replace(file, path=moved[1].strip('"'))]
 
-    pairs = _NAMES.findall(part)
-    names = {_PREFIX.sub("", side.strip()) for pair in pairs for side in pair}
-    if len(pairs) > 1 or len(names - {"/dev/null"}) > 1:
-        raise _refused(f"{where}: has changes of another file")
+    names = {*_NAMES.findall(head)} - {"/dev/null"}
+    if len(names) > 1 or bool(names) != bool(fields):
+        raise _refused(f"{name}, {path[:_SHOWN]}: has two names, or no hunks")
     return [file]
 
 
@@ -187,24 +180,16 @@ def _check_hunk(where: str, start: str, old: str, new: str, body: str) -> None:
 
     ``start``, ``old`` and ``new`` are the numbers of its head.
     """
-    count = int(old or 1)
-    total = int(new or 1)
-    rows = (row for row in body.split("\n") if not row.startswith("\\"))
-    before: list[str] = []
-    after: list[str] = []
-    signs = ""
-    while len(before) < count or len(after) < total:
-        row = next(rows) or " "  # mailers strip the blank of an empty line
-        signs += row[0]
-        if row[0] != "+":
-            before.append(row[1:])
-        if row[0] != "-":
-            after.append(row[1:])
+    rows = body.removesuffix("\n").split("\n")
+    signs = {row[:1] for row in rows}
+    # Mailers strip the blank of an empty line.
+    before = [row[1:] for row in rows if row[:1] in ("", " ", "-")]
+    after = [row[1:] for row in rows if row[:1] in ("", " ", "+")]
 
-    # The end of a mail, "-- ", may follow, but no line of a hunk: git would ignore it.
-    is_whole = not re.match(r"[ +@]|-(?!-)|Binary ", next(rows, ""))
-    has_change = before != after or "\n\\ " in body
-    has_lines_around = int(start) <= 1 or " " in signs
+    is_counted = len(before) == int(old or 1) and len(after) == int(new or 1)
+    is_whole = is_counted and signs <= {"", " ", "+", "-", "\\"}
+    has_change = before != after or "\\" in signs
+    has_lines_around = int(start) <= 1 or not signs.isdisjoint(("", " "))
     if not (is_whole and has_change and has_lines_around):
         what = "other lines than its head says, no change, or no lines around it (-U0)"
         raise _refused(f"{where}: the hunk of line {start} has {what}")

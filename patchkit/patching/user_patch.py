@@ -22,7 +22,7 @@ from patchkit.reading import read_text
 from patchkit.source.detect import projects
 from patchkit.source.tree import SourceTree
 
-_LONGEST_SUBJECT = 1000  # characters: some megabytes of encoded words take all memory
+_LONGEST_HEAD = 4000  # characters: some megabytes of encoded words take all memory
 _HALF = "half of the patch is in the code"
 _HINT = (
     "take the patch's version for this release, or leave it out; leave a fix of the same lines "
@@ -61,10 +61,9 @@ def _subject_of(text: str) -> str:
 
     Only the headers are read: parts of a mail may be nested without an end.
     """
-    headers = email.parser.HeaderParser().parsestr(text)
-    encoded = str(headers["Subject"] or "")[:_LONGEST_SUBJECT]
-    subject = email.policy.default.header_fetch_parse("Subject", encoded)
-    return " ".join(str(subject).split())
+    parser = email.parser.HeaderParser(policy=email.policy.default)
+    headers = parser.parsestr(text[:_LONGEST_HEAD])
+    return " ".join(str(headers["Subject"] or "").split())
 
 
 def fixes_for(fixes: Sequence[Fix], request: Request) -> list[Fix]:

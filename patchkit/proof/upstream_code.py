@@ -188,11 +188,10 @@ class Code:
         return ""
 
 
-class _Attributes(SimpleNamespace):
+class _Attributes:
     """A module, seen from one that imports it."""
 
     def __init__(self, module: _Module) -> None:
-        super().__init__()
         self._module = module
 
     def __getattr__(self, name: str) -> object:

@@ -6,8 +6,9 @@ import contextlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
+from operator import truediv
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +100,11 @@ def detect(
 
 def _check_markers(path: Path, root: Path, project: Project) -> None:
     """Raise UsageError for no folder, SourceError for a folder that is not the project's."""
+    hint = f"name {project.spelled}"
     if not root.exists():
-        raise UsageError(f"{path}: no such directory", hint=f"name {project.spelled}")
+        raise UsageError(f"{path}: no such directory", hint=hint)
     if not root.is_dir():
-        raise SourceError(f"{path}: is not a directory", hint=f"name {project.spelled}")
+        raise SourceError(f"{path}: is not a directory", hint=hint)
 
     for marker in project.markers:
         if not (root / marker).is_file():
@@ -316,27 +318,21 @@ def _copy_version(root: Path, *, has_history: bool) -> tuple[Version, str]:
         version = _version(named, root)
         return version, f"{note}: it is {named}, by SETUPTOOLS_SCM_PRETEND_VERSION"
 
-    alike = _most_alike(root)
-    if not alike.same:
+    release, same, count = _most_alike(root)
+    if not same:
         raise untold
-    note += f": {alike.same} of {alike.count} files that fixes look at are as in {alike.release}"
-    if alike.same == alike.count:
-        return Version(alike.release), note
-    version = Version(f"{alike.release}.dev0+untagged")
+    note += f": {same} of {count} files that fixes look at are as in {release}"
+    if same == count:
+        return Version(release), note
+    version = Version(f"{release}.dev0+untagged")
     return version, f"{note}; the code alone decides, --source-version names another"
 
 
-@dataclass(frozen=True, slots=True)
-class _Likeness:
-    """How many of the ``count`` files of a release a tree has."""
+def _most_alike(root: Path) -> tuple[str, int, int]:
+    """Return the release with the largest part of the same files, the newest of several.
 
-    same: int
-    count: int
-    release: str
-
-
-def _most_alike(root: Path) -> _Likeness:
-    """Return the release with the largest part of the same files, the newest of several."""
+    Besides, how many files are the same, and of how many.
+    """
     tree = SourceTree(
         root=root,
         project="vllm",
@@ -344,18 +340,16 @@ def _most_alike(root: Path) -> _Likeness:
         kind="archive",
     )
 
-    best = _Likeness(0, 1, "")
+    counts = {}
     for release, files in release_files("vllm").items():
-        count = 0
-        same = 0
-        for path, begin in files.items():
-            if begin:
-                count += 1
-                same += tree.digest_of(path).startswith(begin)
+        begins = {path: begin for path, begin in files.items() if begin}
+        same = [
+            path for path in begins if tree.digest_of(path).startswith(begins[path])
+        ]
+        counts[release] = (len(same), len(begins))
 
-        if same * best.count >= best.same * count:
-            best = _Likeness(same, count, release)
-    return best
+    best = max(reversed(counts), key=lambda release: truediv(*counts[release]))
+    return best, *counts[best]
 
 
 def _git_version(root: Path) -> Version:

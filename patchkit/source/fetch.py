@@ -116,19 +116,14 @@ def fetch(
             if (digest, size) != (entry.sha256, entry.size):
                 stream.truncate(0)
                 where = f"the download of {entry.filename}"
-                raise _mismatch_error(where, entry, digest, size)
+                raise _mismatch_error(where, entry, digest)
     return path
 
 
-def _mismatch_error(
-    where: str, entry: LockEntry, actual: str, size: int | None = None
-) -> PatchkitError:
-    sizes = ""
-    if size not in (None, entry.size):
-        sizes = f" ({size} bytes instead of {entry.size})"
+def _mismatch_error(where: str, entry: LockEntry, actual: str) -> PatchkitError:
     return HashMismatchError(
-        f"{where} has the sha256 {actual}, but the lock says {entry.sha256}{sizes}",
-        why="the file is damaged, or it is not the one that was released",
+        f"{where} has the sha256 {actual}, but the lock says {entry.sha256}",
+        why="the file is damaged or cut short, or it is not the one that was released",
         hint="fetch it again with the network, if need be from another index (PIP_INDEX_URL)",
     )
 

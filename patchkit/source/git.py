@@ -10,7 +10,13 @@ from pathlib import Path
 from posixpath import normpath
 
 from patchkit.durable.atomic import replacing
-from patchkit.errors import HashMismatchError, SourceError, StorageError, translated
+from patchkit.errors import (
+    HashMismatchError,
+    SourceError,
+    StorageError,
+    UsageError,
+    translated,
+)
 from patchkit.follow import Completed, Resources
 from patchkit.process import attempt
 
@@ -35,22 +41,29 @@ _PLAIN = (
 
 @dataclass(frozen=True, slots=True)
 class GitSource:
-    """A repository's URL without its ``git+``, and the commit, or the name of a tag or branch."""
+    """A repository's URL without its ``git+``, and the full id of a commit."""
 
     url: str
-    name: str
-
-    @property
-    def exact(self) -> bool:
-        """True for a full commit id, which alone says what the files are."""
-        return _COMMIT.fullmatch(self.name) is not None
+    commit: str
 
 
 def parse_git(spec: str) -> GitSource | None:
-    """Read ``git+URL@NAME``; None for anything else, the name ``""`` if there is none."""
+    """Read ``git+URL@COMMIT``; None for anything else. Raises UsageError for another name."""
     # An @ in front of the host is a user's name.
     match = _GIT_URL.fullmatch(spec)
-    return GitSource(match[1], match[2] or "") if match else None
+    if match is None:
+        return None
+
+    url = match[1]
+    name = match[2] or ""
+    if not _COMMIT.fullmatch(name):
+        raise UsageError(
+            f"{url}: {name!r} is not a commit",
+            why="tags and branches can be moved, and upstream has moved a release's tag",
+            hint=f"write git+{url}@ and the 40 hex digits of the commit "
+            "(git ls-remote shows them)",
+        )
+    return GitSource(url, name)
 
 
 def commit_archive(
@@ -63,7 +76,6 @@ def commit_archive(
     Raises SourceError if it cannot be had, HashMismatchError if the cache is damaged, HostError
     without git, StorageError for I/O.
     """
-    assert _COMMIT.fullmatch(commit)
     repository = cache / "git" / commit
     if not (repository / "HEAD").is_file():
         if offline:

@@ -25,7 +25,7 @@ from patchkit.frozen import frozen
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect, named_release, projects
 from patchkit.source.fetch import cache_dir
-from patchkit.source.git import GitSource, commit_archive, parse_git
+from patchkit.source.git import commit_archive, parse_git
 from patchkit.source.releases import (
     Release,
     ReleaseFacts,
@@ -82,8 +82,7 @@ def nccl_tree(
     elif path.is_file():
         origin = _take_archive(path, sha256, facts)
     elif source := parse_git(spec):
-        _require_commit(source)
-        origin = _take_commit(source.url, source.name, offline=offline)
+        origin = _take_commit(source.url, source.commit, offline=offline)
     elif version := named_release(spec, PROJECT):
         check(version)
         origin = _take_release(facts.known(version), facts, offline=offline)
@@ -106,16 +105,6 @@ def _take_folder(path: Path, sha256: str | None) -> SourceOrigin:
         version=detect(path, PROJECT).version,
         identity=f"tree:sha256:{tree_digest(path.resolve())}",
     )
-
-
-def _require_commit(source: GitSource) -> None:
-    if not source.exact:
-        raise UsageError(
-            f"{source.url}: {source.name!r} is not a commit",
-            why="tags and branches can be moved, and upstream has moved a release's tag",
-            hint=f"write git+{source.url}@ and the 40 hex digits of the commit "
-            "(git ls-remote shows them)",
-        )
 
 
 def _take_archive(path: Path, sha256: str | None, facts: ReleaseFacts) -> SourceOrigin:

@@ -76,5 +76,5 @@ def revert_installed(site: Path, *, force: bool = False) -> dict[str, tuple[str,
             with locked_workspace(find) as workspace:
                 restored[workspace.tree.project] = revert_libraries(workspace)
         elif home.name != "vllm":
-            restored[find().project] = revert_by_force(find()).restored
+            restored[find().project] = tuple(revert_by_force(find()).restored)
     return {project: paths for project, paths in restored.items() if paths}

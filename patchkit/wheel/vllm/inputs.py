@@ -218,13 +218,7 @@ def _find_source(
             f"--source {known.option}={spec}: there is no such folder or archive",
             why=f"the path is mistyped, or the file has another ending than {endings}",
         )
-    if not git.exact:
-        raise UsageError(
-            f"--source {known.option}={spec}: not a full commit id",
-            why="names of tags and branches can be moved",
-            hint=f"write git+{git.url}@COMMIT, 40 hexadecimal digits",
-        )
-    return _commit_input(wanted, git.url, git.name, "", offline=offline)
+    return _commit_input(wanted, git.url, git.commit, "", offline=offline)
 
 
 def _copy_folder(source: Path, inner: str, dest: Path) -> None:

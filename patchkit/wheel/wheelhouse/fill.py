@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from patchkit.digests import sha256_of
-from patchkit.durable.atomic import continuing, partial_size
+from patchkit.durable.atomic import continuing
 from patchkit.durable.lock import locked
 from patchkit.durable.paths import is_file
 from patchkit.elf import by_version
@@ -286,7 +286,7 @@ def _check_room(
     amount = f", {size / 1e6:,.0f} MB; free: {free / 1e6:,.0f} MB" if size else ""
     tell(f"to download: {len(absent)}{amount}")
 
-    begun = sum(partial_size(downloads / wheel.filename) for wheel in absent)
+    begun = sum(part.stat().st_size for part in downloads.glob(".*.partial"))
     if size - begun > free:
         raise StorageError(
             f"{house}: the disk has no room for {size / 1e6:,.0f} MB of dependencies, "

@@ -61,20 +61,6 @@ def refused(copy, cli):
         (FILE, "kit.required", "kit.reqired", "kit.reqired", "AttributeError: "),
         (
             FILE,
-            '"reported"',
-            '"rumor"',
-            "rumor",
-            "ValueError: established is 'rumor', expected",
-        ),
-        (
-            FILE,
-            'layer="build"',
-            'layer="x"',
-            "FIX =",
-            "ValueError: layer is 'x', expected 'python",
-        ),
-        (
-            FILE,
             '">=0.11',
             '">>=0.11',
             "kit.required(",

@@ -243,7 +243,7 @@ def test_every_original_goes_back_and_what_was_edited_goes_aside(patched, known)
     assert contents(tree.root) == STOCK | left | {
         f"{ASIDE}/{k}": v for k, v in moved.items()
     }
-    assert (set(done.moved), done.lost, done.created) == (set(moved), (), known)
+    assert (set(done.moved), done.lost, done.created) == (set(moved), [], known)
     assert not state.exists()
     with pytest.raises(SourceError, match="patchkit has changed nothing here"):
         revert_by_force(tree)
@@ -253,6 +253,6 @@ def test_an_original_that_is_damaged_is_named_and_kept(patched):
     tree, state = patched
     original_path(state, "b.cu").write_text("damaged\n")
     done = revert_by_force(tree)
-    assert done.lost == ("b.cu",)
+    assert done.lost == ["b.cu"]
     kept = {"b.cu": "B\n", f"{ASIDE}/originals/b.cu": "damaged\n"}
     assert contents(tree.root) == STOCK | kept

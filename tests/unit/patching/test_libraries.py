@@ -124,13 +124,13 @@ def test_what_was_edited_or_damaged_is_refused_and_force_loses_nothing(site):
     write(site)
     (site / B).write_bytes(b"mine")
     assert_refused(site, DriftError, f"^{B}: edited since patchkit wrote it")
-    assert revert_by_force(tree).moved == (B,)
+    assert revert_by_force(tree).moved == [B]
     assert files(site) == stock | {f"{ASIDE}/{B}": (b"mine", 0o644)}
     write(site, {A: b"A"})
     kept = site / HOME / ".patchkit/originals" / A
     kept.write_bytes(b"damaged")
     assert_refused(site, HashMismatchError, f"{kept}: is not the original of {A}")
-    assert (revert_by_force(tree).lost, (site / A).read_bytes()) == ((A,), b"A")
+    assert (revert_by_force(tree).lost, (site / A).read_bytes()) == ([A], b"A")
 
 
 def test_a_library_that_changes_meanwhile_and_a_full_disk(site, small_disk, tmp_path):

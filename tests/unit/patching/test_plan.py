@@ -37,7 +37,7 @@ from support.wheels import record
 
 PATH = "a.txt"
 STOCK, PATCHED, FIXED = "old\n", "new\n", "theirs\n"
-NEED = Need(">=0.12,<0.20", Severity.REQUIRED, "old is wrong")
+NEED = Need(">=0.12,<0.20", "old is wrong", Severity.REQUIRED)
 
 
 def fix_of(name, before="old\n", after="new\n", *, path=PATH, needs=(NEED,), **fields):
@@ -192,7 +192,7 @@ def test_a_fix_stays_out_of_what_it_is_not_for(fields, request_, reason, plan_of
     assert (verdict.state, verdict.reason) == (State.NOT_APPLICABLE, reason)
 
 
-OPTIONAL = (Need(">=0.12", Severity.OPTIONAL, "faster"),)
+OPTIONAL = (Need(">=0.12", "faster", Severity.OPTIONAL),)
 
 
 @pytest.mark.parametrize(

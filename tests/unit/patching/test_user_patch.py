@@ -90,7 +90,8 @@ def test_lines_that_stand_twice_are_where_the_patch_says(judged, patch_of):
 
 
 HEAD = "@@ -1 +1 @@"
-BODY = f"--- a/vllm/a.py\n+++ b/vllm/a.py\n{HEAD}\n-old\n+new\n"
+NAMES = "--- a/vllm/a.py\n+++ b/vllm/a.py\n"
+BODY = f"diff --git a/vllm/a.py b/vllm/a.py\n{NAMES}{HEAD}\n-old\n+new\n"
 CUDA, MOVE = "diff --git a/csrc/a.cu b/csrc/a.cu\n", "diff --git a/x b/y\n"
 PICTURE = "diff --git a/docs/a.png b/docs/a.png\n"
 BINARY = (
@@ -167,10 +168,11 @@ HEADS = ("@@ -1,9999999999 +1 @@", "@@@ -1 -1 +1 @@@", "@@", "@@ -7 +7 @@")
         ),
         *(BODY.replace("+new", "+old"), f"{HEAD}\n-old\n+new\n"),
         f"{MOVE}--- a/csrc/a.cu\n+++ b/b\n{HEAD}\n-1\n+2\n",
-        f"{BODY}{CUDA}deleted file mode 100644\n",
-        f"diff --git a/{A} b/{A}\n{BODY}{BODY.replace('a.py', 'b.py')}",
-        f"diff --git a/{A} b/{A}\n{BODY}{CUDA}GIT binary patch\nliteral 1\n",
-        f"diff --git a/{A} b/{A}\n{BODY}{PICTURE}Binary files a/docs/a.png and b/x differ\n",
+        f"{BODY}{NAMES.replace('a.py', 'b.py')}{HEAD}\n-old\n+new\n",
+        BODY.removeprefix(f"diff --git a/{A} b/{A}\n"),
+        f"{NAMES}{HEAD}\n-old\n+new\n{CUDA}deleted file mode 100644\n",
+        f"{BODY}{CUDA}GIT binary patch\nliteral 1\n",
+        f"{BODY}{PICTURE}Binary files a/docs/a.png and b/x differ\n",
         "".join(git_diff(f"vllm/{number}.py", None, "x\n") for number in range(1001)),
         BODY + "".join(f"@@ -{n},2 +{n},2 @@\n-a\n+b\n c\n" for n in range(9, 6000)),
         git_diff("vllm/a", None, "x\n") + git_diff("vllm/a/b/c.py", None, "x\n"),
@@ -185,11 +187,11 @@ MAIL = "From 0 Mon Sep 17\nSubject: [PATCH 2/3] =?UTF-8?q?Gr=C3=B6=C3=9Fer?=\n  
 
 
 def test_mails_quoted_names_and_ends_of_files(judged, patch_of, tmp_path):
-    quoted = BODY.replace(f"a/{A}", '"a/\\303\\244.py"').replace(
+    quoted = BODY.replace(f"a/{A}", '"a/vllm/\\303\\244.py"').replace(
         f"b/{A}", '"b/vllm/\\303\\244.py"'
     )
     end = "\\ No newline at end of file\n-- \n2.1\n"
-    patch = patch_of(MAIL + quoted.replace("a/\\", "a/vllm/\\") + end)
+    patch = patch_of(MAIL + quoted + end)
     assert (patch.id, patch.title) == ("patch-gr-er-tables", "Größer tables")
     assert judged(patch, {"vllm/ä.py": "old\n"})[1] == {"vllm/ä.py": "new"}
     (tmp_path / "2.patch").write_text(MAIL + BODY)
@@ -208,7 +210,7 @@ def test_parts_of_a_mail_without_an_end_are_not_read(patch_of):
 def test_of_a_subject_its_begin_is_read(patch_of):
     words = "=?utf-8?q?a?= " * 1000
     title = patch_of(f"Subject: [PATCH] {words}\n\n{BODY}").title
-    assert title.count("a") == 71
+    assert title == "a" * 200
 
 
 @pytest.mark.parametrize(

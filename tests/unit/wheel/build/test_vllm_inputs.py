@@ -158,7 +158,11 @@ def test_what_cannot_be_compiled_for_another_cpu_is_refused(take, tmp_path):
         ("cutlas=x", UsageError, "no source or extension is called 'cutlas'"),
         ("flashmla=/tmp", UsageError, "this build takes no flashmla"),
         ("qutlass=/nowhere", UsageError, "there is no such folder or archive"),
-        ("qutlass=git+https://example.org/q@main", UsageError, "not a full commit id"),
+        (
+            "qutlass=git+https://example.org/q@main",
+            UsageError,
+            "'main' is not a commit",
+        ),
         ("qutlass=vllm==0.25.0", UsageError, "this build is of vLLM 0.25.1"),
         ("qutlass={empty}", SourceError, "qutlass/csrc/bindings.cpp is missing in it"),
     ],
