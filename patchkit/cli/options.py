@@ -145,7 +145,7 @@ _REQUEST = (
     option(
         "--patch FILE",
         "patches",
-        "Also apply this unified diff.",
+        "Also apply this diff of git.",
         multiple=True,
         type=PATH,
     ),

@@ -1,4 +1,4 @@
-"""Check the unified diff of a user, and apply it with git in a folder that holds nothing else.
+"""Check the diff of a user, and apply it with git in a folder that holds nothing else.
 
 git reads and applies the diff; no setting of the user, the tree or the system has a say in it. What
 git would pass over in silence is refused here: lines behind the end of a hunk, a hunk without lines
@@ -31,7 +31,8 @@ _BEYOND = re.compile(
     r"^(?:deleted |rename |copy |old mode |new file mode (?!100644)|Binary |GIT binary ).*",
     re.MULTILINE,
 )
-_SIGNATURE = re.compile(r"^-- \n[\d.].*\s*\Z", re.MULTILINE)  # of a mail
+# The signature of a mail, or the next one of a series.
+_BEHIND = re.compile(r"^(?:-- \n\d|\n?From [0-9a-f]{40} ).*", re.MULTILINE | re.DOTALL)
 # What git apply says of hunks.
 _FAILED_SPOT = re.compile(r"^error: patch failed: (.*:\d+)$", re.MULTILINE)
 _MOVED_HUNK = re.compile(r"^Hunk #\d+ succeeded at ", re.MULTILINE)
@@ -155,7 +156,7 @@ def _read_paths(text: str, name: str) -> list[str]:
 
 def _read_part(path: str, part: str, name: str) -> list[FileDiff]:
     """Return what a part does to its file, and to the file that it moves or copies."""
-    head, *fields = _HUNK.split(_SIGNATURE.sub("", part))
+    head, *fields = _HUNK.split(_BEHIND.sub("", part))
     for index in range(0, len(fields), 4):
         _check_hunk(f"{name}, {path[:_SHOWN]}", *fields[index : index + 4])
 

@@ -31,10 +31,10 @@ _HINT = (
 
 
 def read_patches(paths: Sequence[Path]) -> tuple[Patch, ...]:
-    """Read patches in order. Raises UsageError, SourceError for what is no unified diff."""
+    """Read patches in order. Raises UsageError, SourceError for what is no diff of git."""
     patches: dict[str, Patch] = {}
     for path in paths:
-        text = read_text(path, hint="name a file with a unified diff")
+        text = read_text(path, hint="name a file with a diff of git")
         parse_diff(text, path.name)
 
         subject = re.sub(r"^\[[^]]*PATCH[^]]*\] *", "", _subject_of(text))

@@ -201,6 +201,15 @@ def test_mails_quoted_names_and_ends_of_files(judged, patch_of, tmp_path):
         record(Patch, asdict(patch) | {"text": BODY})
 
 
+@pytest.mark.parametrize("end", ["", "-- \n2.39.5\n"])
+def test_a_series_that_changes_each_file_once(end, patch_of):
+    following = (
+        f"\nFrom {'0' * 40} Mon\nSubject: [PATCH 3/3] More\n\n---\n a | 2 +-\n\n"
+    )
+    series = MAIL + BODY + end + following + BODY.replace("a.py", "b.py") + end
+    assert patch_of(series).title == "Größer tables"
+
+
 def test_parts_of_a_mail_without_an_end_are_not_read(patch_of):
     part = "Content-Type: multipart/mixed; boundary=a{0}\n\n--a{0}\n"
     nested = "".join(part.format(number) for number in range(3000))
