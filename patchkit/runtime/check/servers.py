@@ -96,36 +96,27 @@ def _find_unknown(
         if meant:
             hint = f"did you mean {meant}?"
 
+    # A rule without a condition says what became of it.
+    rows = [row for row in load_flag_rules().leave_out if not row.when]
+    reasons = [row.reason for row in rows if row.flag == flag.name]
+
     yield build_finding(
         "unknown-flag",
         flag,
         is_error=bool(is_certain),
         what=what,
-        why=_reason_against(flag),
+        why=reasons[0] if reasons else _UNRECOGNIZED,
         hint=hint,
     )
-
-
-def _reason_against(flag: GivenFlag) -> str:
-    """Return what a rule without a condition says became of a flag, else what vLLM says of it."""
-    for row in load_flag_rules().leave_out:
-        if row.flag == flag.name and not row.when:
-            return row.reason
-
-    return _UNRECOGNIZED
 
 
 def _check_discouraged(flag: GivenFlag, rules: Sequence[LeaveOut]) -> Findings:
     """Yield that a flag is better left out."""
     for rule in rules:
         # Reports disagree about a contested rule, so the choice is the owner's.
-        is_against = rule.matches(flag.value) and rule.confidence != "contested"
-        if rule.flag == flag.name and is_against:
+        if rule.confidence != "contested" and rule.is_against(flag.name, flag.value):
             yield build_finding(
-                "discouraged-flag",
-                flag,
-                why=rule.reason,
-                source=rule.source,
+                "discouraged-flag", flag, why=rule.reason, source=rule.source
             )
 
 

@@ -52,7 +52,11 @@ def render_env_file(
 ) -> str:
     """Return a whole file: facts (``role=head …``), lines to read, entries. Raises UsageError."""
     first, *notes = header or [""]
-    _check_twice(entries)
+    counts = Counter(entry.name for entry in entries)
+    twice = sorted(name for name, count in counts.items() if count > 1)
+    if twice:
+        raise UsageError(f"{', '.join(twice)}: set twice in one file")
+
     facts = {**_read_facts(first), "format": str(kind)}
     shown = " ".join(f"{name}={value}" for name, value in facts.items())
 
@@ -67,13 +71,6 @@ def render_env_file(
 
     text = "\n\n".join("\n".join(block) for block in blocks)
     return with_digest(f"{text}\n")
-
-
-def _check_twice(entries: Sequence[EnvEntry]) -> None:
-    counts = Counter(entry.name for entry in entries)
-    twice = sorted(name for name, count in counts.items() if count > 1)
-    if twice:
-        raise UsageError(f"{', '.join(twice)}: set twice in one file")
 
 
 def _read_facts(line: str) -> dict[str, str]:

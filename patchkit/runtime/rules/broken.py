@@ -41,9 +41,11 @@ class Broken(Grounded):
         full_names = [model.rstrip("/").lower() for model in models]
         short_names = [name.rpartition("/")[2] for name in full_names]
 
-        if _matches_any((*full_names, *short_names), self.models):
-            return True
-        return _matches_any(architectures, self.architectures)
+        pairs = (
+            *product((*full_names, *short_names), self.models),
+            *product(architectures, self.architectures),
+        )
+        return any(fnmatchcase(*pair) for pair in pairs)
 
     def is_certain(self, situation: Situation) -> bool:
         """Return whether all packages that it takes are known to be here."""
@@ -75,11 +77,8 @@ def broken_for(
     # They come from a checkpoint's config, which may hold anything.
     classes = tuple(name for name in architectures if isinstance(name, str))
 
-    faults = select_entries(load_broken().values(), situation)
-    about_model = [fault for fault in faults if fault.is_about(names, classes)]
-
-    return tuple(fault for fault in about_model if fault.is_possible(situation))
-
-
-def _matches_any(names: Iterable[str], patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(*pair) for pair in product(names, patterns))
+    return tuple(
+        fault
+        for fault in select_entries(load_broken().values(), situation)
+        if fault.is_about(names, classes) and fault.is_possible(situation)
+    )

@@ -89,6 +89,10 @@ class LeaveOut(Discouraged):
 
     flag: FlagName
 
+    def is_against(self, flag: str, value: str) -> bool:
+        """Return whether it is about this flag with this value."""
+        return flag == self.flag and self.matches(value)
+
 
 @frozen
 class Limit(Grounded):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -50,19 +50,17 @@ def release(version: str) -> tuple[int, ...]:
 def within(version: str, bounds: str) -> bool:
     """Return whether a version is in ``>=0.24,<0.33``; all are in ``""``. Raises UsageError."""
     numbers = release(version)
-    stated_bounds = filter(str.strip, bounds.split(","))
-    return all(_is_on_side(numbers, bound) for bound in stated_bounds)
+    for bound in filter(str.strip, bounds.split(",")):
+        match = _BOUND.fullmatch(bound)
+        if match is None:
+            what = f"{bound.strip()!r} is not a bound"
+            raise UsageError(what, hint="write bounds as >=0.24,<0.33")
 
+        compare = _COMPARISONS[match["sign"]]
+        if not compare(numbers, release(match["release"])):
+            return False
 
-def _is_on_side(numbers: tuple[int, ...], bound: str) -> bool:
-    match = _BOUND.fullmatch(bound)
-    if match is None:
-        raise UsageError(
-            f"{bound.strip()!r} is not a bound", hint="write bounds as >=0.24,<0.33"
-        )
-
-    compare = _COMPARISONS[match["sign"]]
-    return bool(compare(numbers, release(match["release"])))
+    return True
 
 
 def check_range(text: str) -> None:
@@ -151,7 +149,11 @@ def read_table(*places: Path) -> Table:
     rows: list[Lifetime] = []
     for place in places:
         try:
-            rows += _read_rows(place.read_text(encoding="utf-8"))
+            for line in place.read_text(encoding="utf-8").splitlines():
+                if line and not line.startswith("#"):
+                    name, first, last, default = line.split("\t")
+                    row = Lifetime(name=name, first=first, last=last, default=default)
+                    rows.append(row)
         except (OSError, ValueError) as error:
             raise SourceError(
                 f"{place}: {getattr(error, 'strerror', None) or error}",
@@ -160,10 +162,3 @@ def read_table(*places: Path) -> Table:
             ) from None
 
     return Table(rows)
-
-
-def _read_rows(text: str) -> Iterator[Lifetime]:
-    for line in text.splitlines():
-        if line and not line.startswith("#"):
-            name, first, last, default = line.split("\t")
-            yield Lifetime(name=name, first=first, last=last, default=default)

@@ -39,13 +39,16 @@ FlagName = Annotated[
 
 def is_met(when: Condition, situation: Situation) -> bool:
     """Return whether all conditions are met; an unknown fact meets only ``"untold"``."""
-    return all(_is_met_by(situation.get(fact, ""), fact, when) for fact in when)
+    for fact, values in when.items():
+        value = situation.get(fact, "")
+        if fact not in _RANGES:
+            is_met_here = (value or _UNTOLD) in _alternatives(values)
+        else:
+            is_met_here = bool(value) and within(value, str(values))
+        if not is_met_here:
+            return False
 
-
-def _is_met_by(value: str, fact: str, when: Condition) -> bool:
-    if fact not in _RANGES:
-        return (value or _UNTOLD) in _alternatives(when[fact])
-    return bool(value) and within(value, str(when[fact]))
+    return True
 
 
 def _alternatives(values: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -105,7 +105,10 @@ def serve_args(
     refused = _limited_flags(request, rules)
     chosen = _choose_flags(active, request, rules, refused)
     for name, flag in chosen.items():
-        reason = _rule_against(flag, left_out) or _check_known(flag, request.node, home)
+        against = [
+            rule.reason for rule in left_out if rule.is_against(name, flag.value)
+        ]
+        reason = against[0] if against else _check_known(flag, request.node, home)
         if reason:
             refused[name] = reason
 
@@ -163,14 +166,6 @@ def _fitting_rules(request: ServeRequest, rules: FlagRules) -> tuple[FlagRule, .
         )
 
     return fitting
-
-
-def _rule_against(flag: ServeFlag, left_out: Sequence[LeaveOut]) -> str:
-    for rule in left_out:
-        if rule.flag == flag.flag and rule.matches(flag.value):
-            return rule.reason
-
-    return ""
 
 
 def _fault_advice(fault: Broken, request: ServeRequest) -> Advice:

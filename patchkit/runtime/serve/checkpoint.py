@@ -88,14 +88,22 @@ def find_checkpoint(model: str, environment: Mapping[str, str]) -> Checkpoint | 
 
 def _read_checkpoint(folder: Path) -> Checkpoint:
     """Return what a folder has. Raises OSError, ValueError and whatever odd data leads to."""
-    config = _read_config(folder / "config.json")
+    config = read_json(dict[str, Any], (folder / "config.json").read_bytes())
+    # The part for texts counts first, but it may have other classes.
+    architectures = tuple(config.get("architectures") or ())
+    config |= {**config.get("text_config", {}), "architectures": architectures}
 
     tensors = []
     aside = []
     for name, header in _read_headers(folder).items():
         tensor = _make_tensor(name, header)
+        # Layers behind the last one draft.
+        is_beyond = tensor.layer is not None and (
+            tensor.layer >= int(config["num_hidden_layers"])
+        )
+
         # Tensors that see or hear work on prompts, not on each token.
-        if _ASIDE.search(name) or _is_beyond_last(tensor.layer, config):
+        if is_beyond or _ASIDE.search(name):
             aside.append(name)
         else:
             tensors.append(tensor)
@@ -106,21 +114,6 @@ def _read_checkpoint(folder: Path) -> Checkpoint:
         aside=tuple(aside),
         reads=_count_reads(config, tensors),
     )
-
-
-def _is_beyond_last(layer: int | None, config: Mapping[str, Any]) -> bool:
-    """Return whether a layer is one of those behind the last, which draft."""
-    return layer is not None and layer >= int(config["num_hidden_layers"])
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    """Return the config, with that of the part for texts on top."""
-    config = read_json(dict[str, Any], path.read_bytes())
-    # That of the part may have other classes.
-
-    architectures = tuple(config.get("architectures") or ())
-    text_config = config.get("text_config", {})
-    return {**config, **text_config, "architectures": architectures}
 
 
 def _read_headers(folder: Path) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from patchkit.finding import SINGLE_REPORT
@@ -58,24 +57,19 @@ def model_notes(request: ServeRequest) -> Iterator[str]:
     yield from _weight_notes(request)
 
     vllm = request.node.vllm
+    nodes = request.node.nodes
     preset = request.node.preset
     if preset is None:
-        yield from _recipe_notes(request.model, vllm)
+        recipe = find_recipe(request.model)
+        oldest = recipe.min_vllm if recipe else ""
+        if recipe and oldest[:1].isdigit() and not within(vllm, f">={oldest}"):
+            yield f"upstream's recipe of {recipe.id} takes vLLM {oldest} or newer"
         return
 
     yield from _preset_notes(preset, vllm)
-    if request.weights and request.memory.gib:
-        yield from _node_count_notes(request.node.nodes, preset)
-
-
-def _recipe_notes(model: str, vllm: str) -> Iterator[str]:
-    """Yield that a release is older than upstream's recipe of a model."""
-    recipe = find_recipe(model)
-    if recipe is None or not recipe.min_vllm[:1].isdigit():
-        return
-
-    if not within(vllm, f">={recipe.min_vllm}"):
-        yield f"upstream's recipe of {recipe.id} takes vLLM {recipe.min_vllm} or newer"
+    if request.weights and request.memory.gib and nodes < preset.nodes:
+        place = "one Spark" if nodes == 1 else f"{nodes} Sparks"
+        yield f"it fits {place}, and is meant for {preset.nodes}"
 
 
 def _weight_notes(request: ServeRequest) -> Iterator[str]:
@@ -93,12 +87,6 @@ def _weight_notes(request: ServeRequest) -> Iterator[str]:
         yield request.memory.note
 
 
-def _node_count_notes(nodes: int, preset: Preset) -> Iterator[str]:
-    if nodes < preset.nodes:
-        place = "one Spark" if nodes == 1 else f"{nodes} Sparks"
-        yield f"it fits {place}, and is meant for {preset.nodes}"
-
-
 def _preset_notes(preset: Preset, vllm: str) -> Iterator[str]:
     """Yield what a preset takes, and how well it is known to work."""
     if preset.build:
@@ -107,7 +95,10 @@ def _preset_notes(preset: Preset, vllm: str) -> Iterator[str]:
         yield f"measured with vLLM {preset.measured_with}; that {vllm} serves it is upstream's word"
     if preset.variables:
         pairs = [f"{name}={value}" for name, value in preset.variables.items()]
-        command = _env_command(preset, pairs)
+        options = [word for pair in pairs for word in ("--set", pair)]
+        if preset in load_presets():
+            options = ["--model", preset.id]
+        command = quoted("patchkit", "env", *options)
         yield f"the environment must hold {' '.join(pairs)}: `{command}` writes it"
     if preset.needs_token:
         yield f"{preset.id} needs its licence accepted at Hugging Face, and HF_TOKEN"
@@ -115,12 +106,3 @@ def _preset_notes(preset: Preset, vllm: str) -> Iterator[str]:
         yield f"the preset rests on one report ({preset.source})"
     if preset.note:
         yield preset.note
-
-
-def _env_command(preset: Preset, pairs: Iterable[str]) -> str:
-    """Return the command that writes the variables of a preset, by its name if it has one."""
-    if preset in load_presets():
-        return quoted("patchkit", "env", "--model", preset.id)
-
-    options = chain.from_iterable(("--set", pair) for pair in pairs)
-    return quoted("patchkit", "env", *options)

@@ -32,29 +32,23 @@ def context_notes(
         return
 
     config = request.checkpoint.config
-    tokens = _read_length(config, flags)
+    given = flags.get(LENGTH, "")
+    tokens = 0 if given else _read_count(config, "max_position_embeddings")
+    if given.isdecimal() and len(given) <= _LENGTH_DIGITS:
+        tokens = int(given)
+
     token_bytes = _token_bytes(config, flags)
     if not (tokens and token_bytes):
         return
 
     needed = tokens * token_bytes / BYTES_PER_GIB
     longest = int(fit.left_gib * BYTES_PER_GIB / token_bytes)
-    if needed <= fit.left_gib or longest < 1:
-        return
-
-    yield (
-        f"a context of {tokens} tokens does not fit: its KV cache takes {needed:.1f} GiB per node, "
-        f"{fit.left_gib:.1f} are free beside the weights, and vLLM would not start. "
-        f"Add {LENGTH} {longest} or less."
-    )
-
-
-def _read_length(config: Mapping[str, Any], flags: Mapping[str, str]) -> int:
-    """Return the longest context that is asked for, 0 where nobody says."""
-    given = flags.get(LENGTH, "")
-    if given.isdecimal() and len(given) <= _LENGTH_DIGITS:
-        return int(given)
-    return 0 if given else _read_count(config, "max_position_embeddings")
+    if needed > fit.left_gib and longest > 0:
+        yield (
+            f"a context of {tokens} tokens does not fit: its KV cache takes {needed:.1f} GiB per "
+            f"node, {fit.left_gib:.1f} are free beside the weights, and vLLM would not start. "
+            f"Add {LENGTH} {longest} or less."
+        )
 
 
 def _read_count(config: Mapping[str, Any], key: str) -> int:
@@ -67,14 +61,12 @@ def _read_count(config: Mapping[str, Any], key: str) -> int:
 
 def _token_bytes(config: Mapping[str, Any], flags: Mapping[str, str]) -> float:
     """Return the bytes that one token takes in the cache of a node, 0 where that is not known."""
-    value_bytes = load_flag_rules().memory.cache_bytes.get(
-        flags.get(CACHE_TYPE, "auto"), 0
-    )
+    cache_bytes = load_flag_rules().memory.cache_bytes
+    value_bytes = cache_bytes.get(flags.get(CACHE_TYPE, "auto"), 0)
+    tensor_parts = int(flags.get("--tensor-parallel-size", 1))
+    layer_parts = int(flags.get("--pipeline-parallel-size", 1))
 
-    tensor_parts = int(flags.get("--tensor-parallel-size", "1"))
-    layer_parts = int(flags.get("--pipeline-parallel-size", "1"))
     values = _layer_values(config, tensor_parts)
-
     return value_bytes * values * _full_layers(config) / layer_parts
 
 
@@ -87,9 +79,8 @@ def _full_layers(config: Mapping[str, Any]) -> int:
     if isinstance(kinds, list):
         return kinds.count(_FULL)
 
-    if any(name.startswith(_RECURRENT) for name in config):
-        return 0
-    if config.get("sliding_window") and config.get("use_sliding_window", True):
+    slides = config.get("sliding_window") and config.get("use_sliding_window", True)
+    if slides or any(name.startswith(_RECURRENT) for name in config):
         return 0
     return _read_count(config, "num_hidden_layers")
 

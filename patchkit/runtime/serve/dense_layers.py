@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from patchkit.frozen import frozen
-from patchkit.runtime.rules.flags import DenseNames, load_flag_rules
+from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.serve.checkpoint import PLAIN, Checkpoint, Tensor
 
 _BLOCK = 32  # MXFP8 has a scale of one byte for as many weights
@@ -33,13 +33,13 @@ class DenseLayers:
 
 def find_dense_layers(checkpoint: Checkpoint, nodes: int) -> DenseLayers | None:
     """Return the layers in 16 bits of a checkpoint whose experts are quantised; None for none."""
-    row = _names_for(checkpoint)
-    if row is None or not _has_quantised_experts(checkpoint):
+    experts = [tensor for tensor in checkpoint.tensors if ".experts." in tensor.name]
+    if all(tensor.dtype in (*PLAIN, "F32") for tensor in experts):
         return None
 
     targets: list[str] = []
     saved = 0.0
-    for layer in row.layers:
+    for layer in _dense_layer_names(checkpoint):
         parts_by_layer = _find_layer_parts(layer, checkpoint.tensors)
         convertible = {
             number: parts
@@ -51,7 +51,8 @@ def find_dense_layers(checkpoint: Checkpoint, nodes: int) -> DenseLayers | None:
         is_everywhere = len(convertible) == len(parts_by_layer)
         places = ["*"] if convertible and is_everywhere else list(convertible)
         targets += [f"*model.layers.{place}.{layer}" for place in places]
-        saved += sum(map(_saved_bytes, convertible.values()))
+        size = sum(part.size for parts in convertible.values() for part in parts)
+        saved += size * (1 - _MXFP8_BYTES / _PLAIN_BYTES)
 
     if not targets:
         return None
@@ -61,20 +62,14 @@ def find_dense_layers(checkpoint: Checkpoint, nodes: int) -> DenseLayers | None:
     return DenseLayers(setting=setting, saved=saved)
 
 
-def _names_for(checkpoint: Checkpoint) -> DenseNames | None:
-    """Return the names of dense layers of the checkpoint's architecture."""
+def _dense_layer_names(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Return vLLM's names of dense layers of the checkpoint's architecture."""
     architectures = set(checkpoint.config["architectures"])
-
     for row in load_flag_rules().dense:
         if not architectures.isdisjoint(row.architectures):
-            return row
+            return row.layers
 
-    return None
-
-
-def _has_quantised_experts(checkpoint: Checkpoint) -> bool:
-    experts = [tensor for tensor in checkpoint.tensors if ".experts." in tensor.name]
-    return any(tensor.dtype not in (*PLAIN, "F32") for tensor in experts)
+    return ()
 
 
 def _find_layer_parts(layer: str, tensors: Iterable[Tensor]) -> PartsByLayer:
@@ -97,21 +92,12 @@ def _find_layer_parts(layer: str, tensors: Iterable[Tensor]) -> PartsByLayer:
 
 def _can_convert(parts: Sequence[Tensor], nodes: int) -> bool:
     """Return whether all parts are plain matrices, of sizes that the kernel takes on each node."""
-    if not all(map(_is_plain_matrix, parts)):
-        return False
+    for part in parts:
+        is_matrix = part.name.endswith(".weight") and len(part.shape) == 2
+        if not is_matrix or part.dtype not in PLAIN:
+            return False
 
     rows = sum(part.shape[0] for part in parts)
     columns = parts[0].shape[1]
-
     has_blocks = rows % (_BLOCK * nodes) == columns % (_BLOCK * nodes) == 0
     return has_blocks and min(rows, columns) // nodes >= _LEAST_SIDE
-
-
-def _is_plain_matrix(tensor: Tensor) -> bool:
-    is_matrix = tensor.name.endswith(".weight") and len(tensor.shape) == 2
-    return is_matrix and tensor.dtype in PLAIN
-
-
-def _saved_bytes(parts: Sequence[Tensor]) -> float:
-    weights = sum(part.size for part in parts) / _PLAIN_BYTES
-    return weights * (_PLAIN_BYTES - _MXFP8_BYTES)

@@ -102,9 +102,16 @@ class MemoryPool:
 
 def memory_pool(host: Host, node: Node) -> MemoryPool:
     """Return the memory of this host's GPU, or of the device that the command line is for."""
-    if why := _why_unknown(host, node):
-        return _assumed_pool(node.target, why)
-    if _is_unified(host) and host.memory:
+    target = targets().get(host.target)
+    is_unified = target is not None and target.unified
+
+    if node.target == DEFAULT_TARGET and not host.gpus:
+        return _assumed_pool(node.target, "no GPU is found here")
+    if node.target != host.target:
+        return _assumed_pool(node.target, f"for {node.target}, which this host is not")
+    if is_unified and host.memory is None:
+        return _assumed_pool(node.target, "/proc/meminfo cannot be read")
+    if is_unified and host.memory:
         gib = host.memory.total / KIB_PER_GIB
         return MemoryPool(gib=gib, shared=True, whose="this host")
 
@@ -112,6 +119,7 @@ def memory_pool(host: Host, node: Node) -> MemoryPool:
     if gpu.memory is None:
         note = f"{_UNCHECKED} nvidia-smi does not say how much memory {gpu.name} has"
         return MemoryPool(gib=None, shared=False, whose=gpu.name, note=note)
+
     gib = gpu.memory / MIB_PER_GIB
     note = (
         f"sized for {gpu.name}, with {gib:.1f} GiB of its own: vLLM's share of it, "
@@ -120,26 +128,12 @@ def memory_pool(host: Host, node: Node) -> MemoryPool:
     return MemoryPool(gib=gib, shared=False, whose=gpu.name, note=note)
 
 
-def _is_unified(host: Host) -> bool:
-    return host.target in targets() and targets()[host.target].unified
-
-
-def _why_unknown(host: Host, node: Node) -> str:
-    """Return why the memory of the node's device cannot be read here, "" if it can."""
-    if node.target == DEFAULT_TARGET and not host.gpus:
-        return "no GPU is found here"
-    if node.target != host.target:
-        return f"for {node.target}, which this host is not"
-    if _is_unified(host) and host.memory is None:
-        return "/proc/meminfo cannot be read"
-    return ""
-
-
-def _assumed_pool(device: str, why: str) -> MemoryPool:
+def _assumed_pool(device: str, reason: str) -> MemoryPool:
     """Return a Spark's memory for a Spark; the memory of another device is not known."""
     if device != DEFAULT_TARGET:
-        note = f"{_UNCHECKED} {why}, and {device}'s memory is not known here"
+        note = f"{_UNCHECKED} {reason}, and {device}'s memory is not known here"
         return MemoryPool(gib=None, shared=True, whose=device, note=note)
+
     gib = load_flag_rules().memory.total_gib
-    note = f"{why}: sized for a Spark, with {gib} GiB that CPU and GPU share"
+    note = f"{reason}: sized for a Spark, with {gib} GiB that CPU and GPU share"
     return MemoryPool(gib=gib, shared=True, whose=SPARK, note=note)

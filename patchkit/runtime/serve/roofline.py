@@ -23,13 +23,14 @@ def speed_notes(request: ServeRequest, flags: Mapping[str, str]) -> Iterator[str
         prefix = "at least "
         read_gb = preset.reads_gb
 
-    bandwidth = _node_bandwidth(request)
-    if not read_gb or not bandwidth:
+    is_spark = request.memory.whose == SPARK
+    device = targets().get(DEFAULT_TARGET if is_spark else request.node.target)
+    if not (read_gb and device and device.bandwidth and request.memory.shared):
         return
 
     # A pipeline's nodes read in turns.
     nodes = int(flags.get("--tensor-parallel-size", 1))
-    speed = bandwidth * nodes
+    speed = device.bandwidth * nodes
     place = f"{nodes} nodes" if nodes > 1 else "one node"
     alone = " without drafting" if "--speculative-config" in flags else ""
     yield (
@@ -37,17 +38,6 @@ def speed_notes(request: ServeRequest, flags: Mapping[str, str]) -> Iterator[str
         f"{read_gb:.3g} GB of weights are read for each token, at {speed} GB/s; its context's "
         "cache adds to that"
     )
-
-
-def _node_bandwidth(request: ServeRequest) -> int:
-    """Return the GB/s of the memory that a node's CPU and GPU share, 0 if it is not known."""
-    if not request.memory.shared:
-        return 0
-
-    is_spark = request.memory.whose == SPARK
-    name = DEFAULT_TARGET if is_spark else request.node.target
-    device = targets().get(name)
-    return device.bandwidth if device else 0
 
 
 def _read_bytes(checkpoint: Checkpoint, nodes: int, flags: Mapping[str, str]) -> float:

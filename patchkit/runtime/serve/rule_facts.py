@@ -22,34 +22,6 @@ def fill_rules(rules: Iterable[FlagRule], request: ServeRequest) -> Iterator[Fla
     """Yield the rules with ``{facts}`` in value and reason filled in, less those without one."""
     drafter = find_drafter(request)
     facts = {
-        **_node_facts(request),
-        "drafter": drafter.setting,
-        "match_unit": _RECURRENT_BLOCK if _is_recurrent(request) else "",
-        "draft_head": "fp8" if _shares_plain_head(request, drafter) else "",
-        **_dense_facts(request),
-    }
-
-    for rule in rules:
-        needed_facts = _FACT.findall(rule.value + rule.reason)
-        if all(facts[name] for name in needed_facts):
-            is_other_drafter = rule.flag == DRAFTING and not drafter.is_default
-            yield replace(
-                rule,
-                value=_fill_facts(rule.value, facts),
-                reason=_fill_facts(rule.reason, facts),
-                optional=rule.optional or is_other_drafter,
-            )
-
-
-def _fill_facts(text: str, facts: Mapping[str, str]) -> str:
-    return _FACT.sub(lambda fact: facts[fact[1]], text)
-
-
-def _node_facts(request: ServeRequest) -> dict[str, str]:
-    """Return what is known of the node and of the server."""
-    # Stacks are there before the server is killed; without an end vLLM's own default.
-    hung_seconds = request.frozen // 2 or 300
-    return {
         "nodes": str(request.node.nodes),
         "rank": str(request.number),
         "head": request.node.head,
@@ -57,9 +29,25 @@ def _node_facts(request: ServeRequest) -> dict[str, str]:
         "port": str(request.port),
         "master_port": str(request.master_port),
         "stacks": request.stacks,
-        "hung": str(hung_seconds),
+        # Stacks are there before the server is killed; without an end vLLM's own default.
+        "hung": str(request.frozen // 2 or 300),
         "watched": "/metrics" if request.frozen else "",
+        "drafter": drafter.setting,
+        "match_unit": _RECURRENT_BLOCK if _is_recurrent(request) else "",
+        "draft_head": "fp8" if _shares_plain_head(request, drafter) else "",
+        **_dense_facts(request),
     }
+
+    for rule in rules:
+        names = _FACT.findall(rule.value + rule.reason)
+        if all(map(facts.get, names)):
+            is_other_drafter = rule.flag == DRAFTING and not drafter.is_default
+            yield replace(
+                rule,
+                value=_FACT.sub(lambda fact: facts[fact[1]], rule.value),
+                reason=_FACT.sub(lambda fact: facts[fact[1]], rule.reason),
+                optional=rule.optional or is_other_drafter,
+            )
 
 
 def _is_recurrent(request: ServeRequest) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from patchkit.frozen import frozen
 from patchkit.runtime.rules.flags import load_flag_rules
@@ -61,20 +60,15 @@ def _weigh_name(model: str, quantization: str) -> Weights | None:
 
     # A name may say as well how many tokens it was trained on, or of which model it was distilled.
     parameters = min(sizes)
-    bits = _fewest_bits(name, quantization)
+    memory = load_flag_rules().memory
+    words = [*_WORDS.findall(name), quantization]
+    known_bits = [memory.bits[word] for word in words if word in memory.bits]
+    known_bits += map(float, _BITS.findall(name))
+    bits = min(known_bits, default=memory.least_bits)
+
     return Weights(
         gib=parameters * bits / _BITS_PER_BYTE / BYTES_PER_GIB,
         source=f"its name: {parameters / 10**9:g} * 10^9 parameters in {bits:g} bits or more",
         is_least=True,
         from_name=True,
     )
-
-
-def _fewest_bits(name: str, quantization: str) -> float:
-    memory = load_flag_rules().memory
-    bits_of_word: Mapping[str, float] = memory.bits
-    words = [*_WORDS.findall(name), quantization]
-    known_bits = [bits_of_word[word] for word in words if word in bits_of_word]
-    known_bits += [float(number) for number in _BITS.findall(name)]
-
-    return min(known_bits, default=memory.least_bits)
