@@ -115,9 +115,7 @@ def _check_discouraged(flag: GivenFlag, rules: Sequence[LeaveOut]) -> Findings:
     for rule in rules:
         # Reports disagree about a contested rule, so the choice is the owner's.
         if rule.confidence != "contested" and rule.is_against(flag.name, flag.value):
-            yield build_finding(
-                "discouraged-flag", flag, why=rule.reason, source=rule.source
-            )
+            yield build_finding("discouraged-flag", flag, rule=rule)
 
 
 def _check_limits(
@@ -135,10 +133,7 @@ def _check_limits(
             "over-limit",
             flag,
             level=Level.WARNING if value >= limit.harmful else Level.NOTE,
-            most=f"{limit.most:g}",
-            why=limit.reason,
-            hint=limit.instead,
-            source=limit.source,
+            limit=limit,
         )
 
         yield replace(finding, id=f"{limit.flag.lstrip('-')}-high")

@@ -70,8 +70,7 @@ class _Reader:
                 yield build_finding(
                     "unknown-variable",
                     variable,
-                    reader=self.title,
-                    source=self.source,
+                    reader=self,
                     name=shorten(name),
                     hint=hint,
                 )
@@ -81,12 +80,9 @@ class _Reader:
             yield build_finding(
                 "variable-of-other-release" if self.version else "variable-gone",
                 variable,
-                reader=self.title,
-                version=self.version,
-                source=self.source,
+                reader=self,
+                life=life,
                 hint=instead[0] if instead else "leave it out",
-                first=life.first,
-                last=life.last,
             )
 
     def _hint_at(self, variable: Assignment, *, is_used: bool) -> str:
@@ -193,10 +189,7 @@ def check_values(checked: CheckedText) -> Findings:
                 "value",
                 variable,
                 is_error=problem.stops,
-                problem=problem.what,
-                why=problem.why,
-                hint=problem.hint,
-                source=problem.source,
+                problem=problem,
             )
 
         if name.startswith("VLLM_") and name in taken_by_name:
@@ -272,9 +265,7 @@ def _find_set_twice(together: Sequence[Assignment]) -> Findings:
     for variable in together:
         first = first_by_name.setdefault(variable.name, variable)
         if first.value != variable.value and _COMPARED_NAMES.match(variable.name):
-            yield build_finding(
-                "set-twice", variable, first=first.line, before=first.shown
-            )
+            yield build_finding("set-twice", variable, earlier=first)
 
 
 def _find_unused_rdma(together: Sequence[Assignment]) -> Findings:
@@ -286,6 +277,4 @@ def _find_unused_rdma(together: Sequence[Assignment]) -> Findings:
 
     for name, variable in last_by_name.items():
         if _RDMA_NAMES.fullmatch(name):
-            yield build_finding(
-                "rdma-off", variable, first=switch.line, before=switch.shown
-            )
+            yield build_finding("rdma-off", variable, earlier=switch)

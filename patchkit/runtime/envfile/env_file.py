@@ -20,6 +20,7 @@ from patchkit.runtime.envfile.header import fact_problems, head_facts, is_untouc
 from patchkit.runtime.envfile.syntax import Format, parse_assignments
 from patchkit.runtime.rules.presets import find_preset
 from patchkit.runtime.rules.refusals import refusal
+from patchkit.runtime.rules.rule import Values
 from patchkit.runtime.rules.secret_texts import find_code_risk, is_secret
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 from patchkit.runtime.rules.variable_values import find_value_problems, is_placeholder
@@ -50,11 +51,11 @@ class EnvFile:
 
     where: str
     role: str
-    facts: Mapping[str, str]
-    variables: Mapping[str, str]
+    facts: Values
+    variables: Values
     lines: Mapping[str, int]
     edited: bool
-    extra: Mapping[str, str]
+    extra: Values
 
 
 def read_env_file(
@@ -197,7 +198,7 @@ def _is_path(value: str) -> bool:
     return False
 
 
-def locked_versions(place: Path) -> Mapping[str, str]:
+def locked_versions(place: Path) -> Values:
     """Return public versions of vllm, triton, nccl that a lock names. Raises UsageError."""
     path = place / _LOCK if place.is_dir() else place
     text = read_text(path, hint="name a wheelhouse, or its requirements.txt")

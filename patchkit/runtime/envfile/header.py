@@ -24,7 +24,7 @@ from patchkit.runtime.envfile.syntax import (
 )
 from patchkit.runtime.rules.presets import find_preset
 from patchkit.runtime.rules.releases import read_env_data
-from patchkit.runtime.rules.rule import CHOICES
+from patchkit.runtime.rules.rule import CHOICES, Values
 
 MARK = "patchkit env:"
 BLANK = "0" * 16  # stands for the digest while it is computed
@@ -38,7 +38,7 @@ NODES_MAX = int(read_env_data("network")["plan"]["nodes_max"])
 
 _CHOSEN = ("role", "topology", "twin", "executor", "target", "quantization")
 _CHOICES = {**{name: CHOICES[name] for name in _CHOSEN}, "format": tuple(Format)}
-_FORMS: Mapping[str, Mapping[str, str]] = {
+_FORMS: Mapping[str, Values] = {
     **{
         name: {"form": "|".join(words), "takes": ", ".join(words)}
         for name, words in _CHOICES.items()
@@ -111,7 +111,7 @@ def is_untouched(text: str) -> bool:
     return _LINE.match(text) is not None and with_digest(text) == text
 
 
-def fact_problems(facts: Mapping[str, str]) -> dict[str, str]:
+def fact_problems(facts: Values) -> dict[str, str]:
     """Return what is wrong with each fact that is wrong, in words: name → ``takes …``."""
     problems = {}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +67,7 @@ class NcclReport:
     pin: str = ""
 
 
-def find_loaded_nccl(python: str, environment: Mapping[str, str]) -> NcclReport:
+def find_loaded_nccl(python: str, environment: startup.Environment) -> NcclReport:
     """Return what torch and vLLM would load under these variables. Raises HostError."""
     facts = startup.ask_interpreter(python, environment)
     if facts.torch is None:
@@ -178,17 +178,26 @@ def _find_warnings(report: NcclReport) -> Iterator[str]:
             yield f"{program} takes none: {choice.why}"
 
     for copy in report.copies:
-        is_taken = copy in (torch, vllm)
-        if copy.mapped and not is_taken:
-            yield f"{copy} is mapped as well ({copy.found}), and nobody calls it"
-        elif copy.found == "LD_LIBRARY_PATH" and not is_taken:
-            reason = report.torch.why
-            yield f"LD_LIBRARY_PATH leads to {copy}, which is not taken: torch's is {reason}"
+        if copy not in (torch, vllm):
+            yield from _warn_of_unused(copy, report.torch)
         if len(copy.owners) > 1:
             names = " and ".join(map(str, copy.owners))
             yield f"{copy.path} belongs to {names}: uninstalling one deletes it for the other"
 
-    version = torch.version.partition("+")[0] if torch else ""
+    if torch:
+        yield from _warn_of_older(torch, report)
+
+
+def _warn_of_unused(copy: NcclCopy, torch: startup.Choice) -> Iterator[str]:
+    if copy.mapped:
+        yield f"{copy} is mapped as well ({copy.found}), and nobody calls it"
+    elif copy.found == "LD_LIBRARY_PATH":
+        yield f"LD_LIBRARY_PATH leads to {copy}, which is not taken: torch's is {torch.why}"
+
+
+def _warn_of_older(torch_copy: NcclCopy, report: NcclReport) -> Iterator[str]:
+    """Yield that torch takes an older NCCL than it pins."""
+    version = torch_copy.version.partition("+")[0]
     pinned = report.pin.partition("==")[2]
     if version and pinned and release(version) < release(pinned):
         yield (

@@ -15,6 +15,7 @@ from patchkit.errors import HostError, SourceError
 from patchkit.frozen import frozen
 from patchkit.records import RecordError, record
 
+Environment = Mapping[str, str]
 STEM = "libnccl.so"
 SONAME = "libnccl.so.2"
 _VARIABLE = "VLLM_NCCL_SO_PATH"
@@ -74,7 +75,7 @@ class InterpreterFacts:
         return match["version"] if match else ""
 
 
-def ask_interpreter(python: str, environment: Mapping[str, str]) -> InterpreterFacts:
+def ask_interpreter(python: str, environment: Environment) -> InterpreterFacts:
     """Start a Python with these variables. Raises HostError."""
     code = _SCRIPT.read_text(encoding="utf-8")
 
@@ -114,7 +115,7 @@ class Process:
     """
 
     facts: InterpreterFacts
-    environment: Mapping[str, str]
+    environment: Environment
     mapped: list[Mapped] = field(default_factory=list)
 
     def map_file(self, path: str, why: str, name: str = "") -> Mapped | None:
@@ -194,7 +195,7 @@ def read_library(path: str) -> elf.Dynamic | None:
         return None
 
 
-def start_process(facts: InterpreterFacts, environment: Mapping[str, str]) -> Process:
+def start_process(facts: InterpreterFacts, environment: Environment) -> Process:
     """Return the process before torch is imported."""
     started = Process(facts=facts, environment=environment)
     entries = re.split("[: ]+", environment.get("LD_PRELOAD", ""))

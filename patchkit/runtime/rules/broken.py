@@ -15,7 +15,7 @@ from typing import Annotated
 from patchkit.frozen import frozen
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.releases import check_range, within
-from patchkit.runtime.rules.rule import Grounded, Situation, select_entries
+from patchkit.runtime.rules.rule import Grounded, Names, Situation, select_entries
 
 PLACE = RECIPES / "env" / "broken.toml"
 
@@ -27,8 +27,8 @@ class Broken(Grounded):
     ``installed`` has the packages, with ranges, that it takes; ``command`` is that of the cure.
     """
 
-    models: tuple[str, ...]
-    architectures: tuple[str, ...] = ()
+    models: Names
+    architectures: Names = ()
     installed: Mapping[str, Annotated[str, check_range]] = field(default_factory=dict)
     effect: str
     cause: str

@@ -11,7 +11,15 @@ from pathlib import Path
 from patchkit.frozen import frozen
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.releases import read_table, within
-from patchkit.runtime.rules.rule import Advice, Discouraged, FlagName, Grounded, Rule
+from patchkit.runtime.rules.rule import (
+    Advice,
+    Discouraged,
+    FlagName,
+    Grounded,
+    Names,
+    Rule,
+    Values,
+)
 from patchkit.runtime.rules.variable_values import ONE, AllowedValues
 from patchkit.runtime.rules.vllm_names import read_flags
 
@@ -51,9 +59,9 @@ class Choices:
     """A flag with fixed values, NAME or NAME RANGE; the first file with ``symbol`` counts."""
 
     flag: str
-    files: tuple[str, ...]
+    files: Names
     symbol: str
-    values: tuple[str, ...]
+    values: Names
     capitals: bool = True
 
     def allowed_by(self, version: str) -> AllowedValues:
@@ -127,9 +135,9 @@ class MemoryBudget:
 class DenseNames:
     """The dense layers of architectures, by vLLM's names; ``files`` give them a config."""
 
-    architectures: tuple[str, ...]
-    layers: tuple[str, ...]
-    files: tuple[str, ...]
+    architectures: Names
+    layers: Names
+    files: Names
 
 
 @frozen
@@ -145,9 +153,9 @@ class FlagRules:
     advice: tuple[Advice, ...]
     memory: MemoryBudget
     dense: tuple[DenseNames, ...]
-    dense_parts: Mapping[str, tuple[str, ...]]
+    dense_parts: Mapping[str, Names]
     preset: Mapping[FlagName, str]
-    recipe: Mapping[str, str]
+    recipe: Values
 
 
 @cache

@@ -22,7 +22,7 @@ from patchkit.frozen import frozen
 from patchkit.records import RECIPES, one_of, read_toml
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.releases import read_table
-from patchkit.runtime.rules.rule import CHOICES, FlagName
+from patchkit.runtime.rules.rule import CHOICES, FlagName, Values
 from patchkit.runtime.rules.spelling import is_slip
 from patchkit.units import GIB_PER_GB
 
@@ -59,14 +59,14 @@ class Preset:
     weights_gib: float | None = None
     reads_gb: float | None = None
     flags: Mapping[FlagName, str | bool] = field(default_factory=dict)
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Values = field(default_factory=dict)
     drafter: str = ""
     measured_with: str = ""
     build: str = ""
     needs_token: bool = False
     instead: str = ""
     note: str = ""
-    differs: Mapping[str, str] = field(default_factory=dict)
+    differs: Values = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -104,8 +104,8 @@ class ModelRecipe:
     min_vllm: str
     weights_gib: float | None = None
     drafter: str = ""
-    about: Mapping[str, str] = field(default_factory=dict)
-    settings: Mapping[str, str] = field(default_factory=dict)
+    about: Values = field(default_factory=dict)
+    settings: Values = field(default_factory=dict)
 
 
 @cache
@@ -169,7 +169,7 @@ def load_presets() -> tuple[Preset, ...]:
 
 
 def split_settings(
-    settings: Mapping[str, str],
+    settings: Values,
 ) -> tuple[dict[str, str | bool], dict[str, str]]:
     """Return flags, True for one without a value, and variables."""
     flags = {

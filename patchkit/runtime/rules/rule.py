@@ -27,9 +27,12 @@ CHOICES["target"] = (*targets(), "other")
 _RANGES = read_toml(tuple[str, ...], _FACTS, key="ranges")
 _UNTOLD = "untold"  # what a condition says of a fact that is not known
 
-Condition = Mapping[str, str | tuple[str, ...]]
-Situation = Mapping[str, str]
-Routes = Mapping[str, tuple[str, ...]]
+Names = tuple[str, ...]
+Values = Mapping[str, str]
+"""Flags, variables or facts → their values."""
+Condition = Mapping[str, str | Names]
+Situation = Values
+Routes = Mapping[str, Names]
 """Layers, by how their names begin → the kernels that they take, as NAME or NAME RANGE."""
 VariableName = Annotated[str, matching("[A-Z][A-Za-z0-9_]*", "the name of a variable")]
 FlagName = Annotated[
@@ -51,7 +54,7 @@ def is_met(when: Condition, situation: Situation) -> bool:
     return True
 
 
-def _alternatives(values: str | tuple[str, ...]) -> tuple[str, ...]:
+def _alternatives(values: str | Names) -> Names:
     return (values,) if isinstance(values, str) else values
 
 

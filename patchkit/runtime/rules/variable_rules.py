@@ -14,7 +14,14 @@ from patchkit.errors import UsageError
 from patchkit.frozen import frozen
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.releases import check_range, within
-from patchkit.runtime.rules.rule import Advice, Discouraged, Rule, VariableName
+from patchkit.runtime.rules.rule import (
+    Advice,
+    Discouraged,
+    Names,
+    Rule,
+    Values,
+    VariableName,
+)
 
 CACHES = ".local/state/patchkit"
 """The folder of all caches below a user's home, where systemd 254 has a StateDirectory=."""
@@ -37,7 +44,7 @@ class VariableRule(Rule):
     replaces: str = ""
 
     @property
-    def variables(self) -> tuple[str, ...]:
+    def variables(self) -> Names:
         return tuple(self.set)
 
 
@@ -57,7 +64,7 @@ class VariableAdvice(Advice):
     severity: Literal["warning", "note"] = "warning"
     unless: Mapping[VariableName, str] = field(default_factory=dict)
 
-    def solved(self, values: Mapping[str, str]) -> bool:
+    def solved(self, values: Values) -> bool:
         return bool(self.unless) and self.unless.items() <= values.items()
 
 
@@ -73,7 +80,7 @@ class Executor:
     name: Literal["uni", "mp", "ray"]
     vllm: Annotated[str, check_range]
     copies: Literal["nothing", "overwrites", "fills in"]
-    prefixes: tuple[str, ...]
+    prefixes: Names
     reason: str
     source: str
     switch: str = ""

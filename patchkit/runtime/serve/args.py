@@ -28,7 +28,7 @@ from patchkit.runtime.rules.presets import (
     load_presets,
     same_value,
 )
-from patchkit.runtime.rules.rule import Advice, select_entries
+from patchkit.runtime.rules.rule import Advice, Names, Values, select_entries
 from patchkit.runtime.serve.command_notes import flag_notes, model_notes
 from patchkit.runtime.serve.listen import listen_notes
 from patchkit.runtime.serve.model import SPARK
@@ -58,7 +58,7 @@ class ServeFlag:
     evidence: str
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def words(self) -> Names:
         return (self.flag, self.value) if self.value else (self.flag,)
 
 
@@ -71,15 +71,15 @@ class ServeCommand:
     left_out: tuple[ServeFlag, ...]
     off: tuple[FlagRule, ...]
     advice: tuple[Advice, ...]
-    notes: tuple[str, ...]
+    notes: Names
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def words(self) -> Names:
         flags = (word for flag in self.flags for word in flag.words)
         return ("vllm", "serve", self.request.model, *flags)
 
     @property
-    def limits(self) -> tuple[str, ...]:
+    def limits(self) -> Names:
         """Return the notes on memory and speed alone."""
         flags = {flag.flag: flag.value for flag in self.flags}
 
@@ -202,7 +202,7 @@ def _choose_flags(
     active: Sequence[FlagRule],
     request: ServeRequest,
     rules: FlagRules,
-    refused: Mapping[str, str],
+    refused: Values,
 ) -> dict[str, ServeFlag]:
     """Return first the rules, then the preset, then what the user asks for: the last one counts.
 
@@ -319,8 +319,8 @@ def _find_lack(flag: ServeFlag, vllm: str, home: Path | None) -> str:
 
 def _unlike_recipe(
     preset: Preset | None,
-    values: Mapping[str, str],
-    refused: Mapping[str, str],
+    values: Values,
+    refused: Values,
 ) -> Iterator[ServeFlag]:
     """Yield what upstream's recipe has for a GB10 and the command has not, each with the reason."""
     if preset is None or preset not in load_presets():
@@ -340,9 +340,7 @@ def _unlike_recipe(
         yield _flag(preset, name, value, reason or refusal, "recipe")
 
 
-def _refusal_notes(
-    refused: Mapping[str, str], unlike: Iterable[ServeFlag]
-) -> Iterator[str]:
+def _refusal_notes(refused: Values, unlike: Iterable[ServeFlag]) -> Iterator[str]:
     """Yield which flags are left out, and what is not as in upstream's recipe."""
     for setting, reason in refused.items():
         yield f"{setting} is left out: {reason}"

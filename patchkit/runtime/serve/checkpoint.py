@@ -10,7 +10,7 @@ from typing import Any
 
 from patchkit.frozen import frozen
 from patchkit.records import read_json
-from patchkit.runtime.serve.model import download_folder
+from patchkit.runtime.serve.model import Environment, download_folder
 
 PLAIN = ("BF16", "F16")
 """Types of 16 bits: a tensor of these types is not quantised."""
@@ -75,7 +75,7 @@ def _is_head(name: str) -> bool:
     return "head." in name
 
 
-def find_checkpoint(model: str, environment: Mapping[str, str]) -> Checkpoint | None:
+def find_checkpoint(model: str, environment: Environment) -> Checkpoint | None:
     """Return a folder's or a download's, of several the one that reads most; None for none."""
     checkpoints = []
     snapshots = download_folder(model, environment).glob("snapshots/*")

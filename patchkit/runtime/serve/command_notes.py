@@ -10,6 +10,7 @@ from patchkit.quoting import quoted
 from patchkit.records import read_json
 from patchkit.runtime.rules.presets import DRAFTING, Preset, find_recipe, load_presets
 from patchkit.runtime.rules.releases import within
+from patchkit.runtime.rules.rule import Values
 from patchkit.runtime.rules.secret_texts import find_code_risk
 from patchkit.runtime.serve.request import ServeRequest
 
@@ -18,7 +19,7 @@ _BATCHED_TOKENS = "--max-num-batched-tokens"
 _BLOCK_DRAFTERS = ("dflash", "dspark")  # each sequence drafts a block of tokens at once
 
 
-def flag_notes(values: Mapping[str, str]) -> Iterator[str]:
+def flag_notes(values: Values) -> Iterator[str]:
     """Yield what some flags mean: code that runs, and how many sequences draft at once."""
     for name in values:
         if risk := find_code_risk(name):
@@ -31,9 +32,7 @@ def flag_notes(values: Mapping[str, str]) -> Iterator[str]:
         yield from _drafting_limit_notes(drafting, values)
 
 
-def _drafting_limit_notes(
-    drafting: Mapping[str, Any], values: Mapping[str, str]
-) -> Iterator[str]:
+def _drafting_limit_notes(drafting: Mapping[str, Any], values: Values) -> Iterator[str]:
     """Yield that too few tokens are batched for all sequences to draft, by config/vllm.py."""
     depth = drafting.get("num_speculative_tokens")
     if drafting.get("method") not in _BLOCK_DRAFTERS or not isinstance(depth, int):
@@ -47,7 +46,7 @@ def _drafting_limit_notes(
         )
 
 
-def _read_limit(values: Mapping[str, str], flag: str) -> int:
+def _read_limit(values: Values, flag: str) -> int:
     text = values.get(flag, "")
     return int(text) if text.isdigit() else 0
 

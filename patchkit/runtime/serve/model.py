@@ -26,12 +26,13 @@ from patchkit.runtime.rules.presets import (
 from patchkit.target import DEFAULT_TARGET, targets
 from patchkit.units import BYTES_PER_GIB, KIB_PER_GIB, MIB_PER_GIB
 
+Environment = Mapping[str, str]
 SPARK = "a Spark"  # the device whose memory counts where no other machine's is known
 _UNCHECKED = "whether it fits was not checked:"
 
 
 def choose_preset(
-    model: str, named: str | None, environment: Mapping[str, str]
+    model: str, named: str | None, environment: Environment
 ) -> Preset | None:
     """Return the preset of that name, or the model's; None for none. Raises UsageError."""
     if named == "none":
@@ -54,14 +55,14 @@ def choose_preset(
     )
 
 
-def _is_known(model: str, environment: Mapping[str, str]) -> bool:
+def _is_known(model: str, environment: Environment) -> bool:
     """Return whether a model is a folder, a download, or in upstream's recipes."""
     if Path(model).is_dir() or model.lower() in model_recipes():
         return True
     return os.access(download_folder(model, environment), os.R_OK)
 
 
-def download_folder(model: str, environment: Mapping[str, str]) -> Path:
+def download_folder(model: str, environment: Environment) -> Path:
     """Return the folder into which huggingface_hub downloads a model, there or not."""
     user_cache = f"{environment.get('HOME', '')}/.cache/huggingface"
     home = environment.get("HF_HOME") or user_cache
@@ -70,7 +71,7 @@ def download_folder(model: str, environment: Mapping[str, str]) -> Path:
     return Path(cache, "models--" + model.replace("/", "--"))
 
 
-def weights_gib(model: str, environment: Mapping[str, str]) -> float | None:
+def weights_gib(model: str, environment: Environment) -> float | None:
     """Return the GiB of a checkpoint in a folder, or of its largest download; None for none."""
     snapshots = download_folder(model, environment).glob("snapshots/*")
     largest = max(map(_weights_bytes, (Path(model), *snapshots)))

@@ -19,7 +19,7 @@ from patchkit.errors import SourceError, UsageError
 from patchkit.reading import read_text
 from patchkit.records import read_json
 from patchkit.runtime.rules.presets import DRAFTING, Preset, split_settings
-from patchkit.runtime.rules.rule import CHOICES
+from patchkit.runtime.rules.rule import CHOICES, Values
 from patchkit.runtime.rules.secret_texts import find_code_risk
 from patchkit.runtime.serve.vllm_recipe import (
     OF_THE_PLACE,
@@ -138,7 +138,7 @@ def _from_command(recipe: Part, model: str, source: str) -> tuple[Preset, list[s
         named_model = served.pop(0)
 
     flags = dict(split_flags([_SHORT_FLAG.sub(_long_name, word) for word in served]))
-    nodes = int(recipe.get("min_nodes") or (2 if recipe.get("cluster_only") else 1))
+    nodes = int(recipe.get("min_nodes") or 1 + bool(recipe.get("cluster_only")))
 
     preset = _preset(
         model or named_model,
@@ -175,7 +175,7 @@ def _texts(table: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _command_of(defaults: Mapping[str, str]) -> str:
+def _command_of(defaults: Values) -> str:
     """Return the command that sparkrun makes of defaults alone."""
     words = []
 
@@ -188,7 +188,7 @@ def _command_of(defaults: Mapping[str, str]) -> str:
     return f"vllm serve {{model}} {shlex.join(words)}"
 
 
-def _fill_in(command: str, values: Mapping[str, str]) -> str:
+def _fill_in(command: str, values: Values) -> str:
     """Put values in the place of ``{names}``; doubled braces are eugr's way to write braces."""
     has_doubled = "{{" in command
     for _ in range(3):  # a default may name another one

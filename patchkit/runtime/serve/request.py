@@ -11,7 +11,7 @@ from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.broken import Broken, broken_for
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import load_presets
-from patchkit.runtime.rules.rule import BY_DEFAULT, RuleChoice
+from patchkit.runtime.rules.rule import BY_DEFAULT, Names, RuleChoice
 from patchkit.runtime.serve.checkpoint import Checkpoint
 from patchkit.runtime.serve.model import MemoryPool
 from patchkit.runtime.serve.weights import Weights, find_weights
@@ -45,7 +45,7 @@ class ServeRequest:
     port: int = 8000
     folder_gib: float | None = None
     checkpoint: Checkpoint | None = None
-    architectures: tuple[str, ...] = ()
+    architectures: Names = ()
     drafter_gib: float | None = None
     stacks: str = ""
     frozen: int = 0

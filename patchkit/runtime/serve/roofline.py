@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
+from patchkit.runtime.rules.rule import Values
 from patchkit.runtime.serve.checkpoint import Checkpoint
 from patchkit.runtime.serve.dense_layers import find_dense_layers
 from patchkit.runtime.serve.model import SPARK
@@ -11,7 +12,7 @@ from patchkit.runtime.serve.request import ServeRequest
 from patchkit.target import DEFAULT_TARGET, targets
 
 
-def speed_notes(request: ServeRequest, flags: Mapping[str, str]) -> Iterator[str]:
+def speed_notes(request: ServeRequest, flags: Values) -> Iterator[str]:
     """Yield the most tokens per second for one stream; nothing where no figure for it is known."""
     preset = request.node.preset
     checkpoint = request.checkpoint
@@ -40,7 +41,7 @@ def speed_notes(request: ServeRequest, flags: Mapping[str, str]) -> Iterator[str
     )
 
 
-def _read_bytes(checkpoint: Checkpoint, nodes: int, flags: Mapping[str, str]) -> float:
+def _read_bytes(checkpoint: Checkpoint, nodes: int, flags: Values) -> float:
     """Return the bytes of weights that a token reads under these flags."""
     dense = find_dense_layers(checkpoint, nodes)
     if dense and flags.get("--quantization-config") == dense.setting:
