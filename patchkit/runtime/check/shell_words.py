@@ -39,13 +39,6 @@ class Statement:
     is_indented: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    kind: str
-    text: str
-    line: int
-
-
 def unquote(text: str) -> str:
     """Return a word without its quotes."""
     return _QUOTED.sub(_strip_quotes, text)
@@ -78,36 +71,36 @@ def split_statements(text: str, line: int = 1) -> Iterator[Statement]:
     in_array = False  # A=( … ) is one list of words in several lines
     is_target = False  # the file of a redirection is no word of the command
 
-    for piece in _read_pieces(text, line):
+    for kind, piece, piece_line in _read_pieces(text, line):
         if begins_line:
-            is_indented = piece.kind == "blank"
+            is_indented = kind == "blank"
 
-        if piece.kind == "array":
+        if kind == "array":
             in_array = True
-        elif piece.text == ")":
+        elif piece == ")":
             in_array = False
-        begins_line = piece.text == "\n" and not in_array
+        begins_line = piece == "\n" and not in_array
 
-        if piece.kind == "word" and not is_target:
-            words.append(Word(unquote(piece.text), piece.line))
-        elif piece.kind == "stop" and words and not in_array:
+        if kind == "word" and not is_target:
+            words.append(Word(unquote(piece), piece_line))
+        elif kind == "stop" and words and not in_array:
             yield Statement(words, is_indented)
             words = []
 
-        is_target = piece.kind == "redirect" and "&" not in piece.text
+        is_target = kind == "redirect" and "&" not in piece
 
     if words:
         yield Statement(words, is_indented)
 
 
-def _read_pieces(text: str, line: int) -> Iterator[_Piece]:
-    """Yield the pieces of a script with their lines, without the texts of here-documents."""
+def _read_pieces(text: str, line: int) -> Iterator[tuple[str, str, int]]:
+    """Yield kind, text and line of each piece, without the texts of here-documents."""
     position = 0
     document_ends: list[str] = []
     endless = 0
 
     while match := _PIECE.match(text, position):
-        yield _Piece(str(match.lastgroup), match[0], line)
+        yield str(match.lastgroup), match[0], line
         position = match.end()
         line += match[0].count("\n")
 

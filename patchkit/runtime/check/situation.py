@@ -54,7 +54,10 @@ def add_situation(
     found_facts = {**_host_facts(host, content), **stated_facts}
 
     situation = {"target": DEFAULT_TARGET}
-    for facts in (found_facts, _header_facts(checked.text), requested):
+    header = head_facts(checked.text)
+    right = header.keys() - fact_problems(header)
+    header_facts = {name: header[name] for name in _HEADER_FACTS if name in right}
+    for facts in (found_facts, header_facts, requested):
         situation |= {name: value for name, value in facts.items() if value}
 
     if _is_of_several_nodes(content, situation["target"]):
@@ -128,11 +131,8 @@ def _host_facts(host: Host | None, content: FileContent) -> dict[str, str]:
     if host is None:
         return {}
 
-    facts = dict(host.versions)
-    if content.images:
-        facts.clear()
+    facts = {} if content.images else dict(host.versions)
     # An unknown device, as a laptop is one, says nothing of the machine that the file is for.
-
     if host.target in targets():
         facts["target"] = host.target
 
@@ -140,18 +140,6 @@ def _host_facts(host: Host | None, content: FileContent) -> dict[str, str]:
         facts["topology"] = "roce"
 
     return facts
-
-
-def _header_facts(text: str) -> dict[str, str]:
-    """Return the facts of patchkit's first line that have the form of a fact."""
-    facts = head_facts(text)
-    wrong = fact_problems(facts)
-
-    return {
-        name: facts[name]
-        for name in _HEADER_FACTS
-        if name in facts and name not in wrong
-    }
 
 
 def _is_of_several_nodes(content: FileContent, target: str) -> bool:

@@ -202,13 +202,10 @@ def locked_versions(place: Path) -> Values:
     """Return public versions of vllm, triton, nccl that a lock names. Raises UsageError."""
     path = place / _LOCK if place.is_dir() else place
     text = read_text(path, hint="name a wheelhouse, or its requirements.txt")
-    locked = {
-        name: {match["public"] for match in re.finditer(form, text, re.MULTILINE)}
-        for name, form in _LOCK_LINES.items()
-    }
 
     versions_by_name = {}
-    for name, versions in locked.items():
+    for name, form in _LOCK_LINES.items():
+        versions = {match["public"] for match in re.finditer(form, text, re.MULTILINE)}
         if len(versions) > 1:
             several = " and ".join(sorted(versions))
             raise refusal("locks-several", file=path, project=name, versions=several)

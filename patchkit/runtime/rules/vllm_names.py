@@ -52,31 +52,20 @@ def _unread(place: Path, what: str) -> SourceError:
 def variable_readers(place: Path) -> dict[str, ast.expr]:
     """Return name → the code that reads it, of an ``envs.py``. Raises SourceError."""
     readers = {}
-
-    for table in _find_tables(parse_file(place)):
-        for key, reader in zip(table.keys, table.values, strict=True):
-            if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                readers[key.value] = reader
+    for node in parse_file(place).body:
+        match node:
+            # The dict has an annotation or none, by release.
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict() as table)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.Dict() as table)
+            ) if name == _DICT:
+                for key, reader in zip(table.keys, table.values, strict=True):
+                    if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                        readers[key.value] = reader
 
     if not readers:
         raise _unread(place, f"has no dict {_DICT}")
-
     return readers
-
-
-def _find_tables(tree: ast.Module) -> Iterator[ast.Dict]:
-    """Yield the dict of variables, which has an annotation or none, by release."""
-    for node in tree.body:
-        match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict() as table):
-                pass
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Dict() as table):
-                pass
-            case _:
-                continue
-
-        if name == _DICT:
-            yield table
 
 
 def read_flags(home: Path) -> frozenset[str]:
@@ -126,22 +115,15 @@ def _opposite_flag(flag: str) -> str:
 def _declared_flags(tree: ast.Module) -> Iterator[str]:
     """Yield the flags that functions and classes of a file declare."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name in _FUNCTIONS:
-            yield from _literal_flags(node)
-        elif isinstance(node, ast.ClassDef) and node.name in _CLASSES:
-            yield from _field_flags(node)
-
-
-def _literal_flags(function: ast.FunctionDef) -> Iterator[str]:
-    """Yield texts that are nothing but a flag, also those of a list that is looped over."""
-    for node in ast.walk(function):
         match node:
-            case ast.Constant(value=str(text)) if _FLAG.fullmatch(text):
-                yield text
-
-
-def _field_flags(options: ast.ClassDef) -> Iterator[str]:
-    for node in options.body:
-        match node:
-            case ast.AnnAssign(target=ast.Name(id=name)):
-                yield f"--{name.replace('_', '-')}"
+            case ast.FunctionDef(name=name) if name in _FUNCTIONS:
+                # Also those of a list that is looped over.
+                for part in ast.walk(node):
+                    match part:
+                        case ast.Constant(value=str(text)) if _FLAG.fullmatch(text):
+                            yield text
+            case ast.ClassDef(name=name) if name in _CLASSES:
+                for part in node.body:
+                    match part:
+                        case ast.AnnAssign(target=ast.Name(id=field)):
+                            yield f"--{field.replace('_', '-')}"

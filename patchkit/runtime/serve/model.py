@@ -41,7 +41,10 @@ def choose_preset(
         return named_preset(named)
 
     preset = find_preset(model)
-    if preset or _is_known(model, environment):
+    is_here = Path(model).is_dir() or os.access(
+        download_folder(model, environment), os.R_OK
+    )
+    if preset or is_here or model.lower() in model_recipes():
         return preset
 
     similar = suggest_presets(model)
@@ -53,13 +56,6 @@ def choose_preset(
         why="it is neither a preset nor here, and like the name of one",
         hint=f"did you mean {' or '.join(similar)}? If there is such a model, add --preset none",
     )
-
-
-def _is_known(model: str, environment: Environment) -> bool:
-    """Return whether a model is a folder, a download, or in upstream's recipes."""
-    if Path(model).is_dir() or model.lower() in model_recipes():
-        return True
-    return os.access(download_folder(model, environment), os.R_OK)
 
 
 def download_folder(model: str, environment: Environment) -> Path:
