@@ -8,7 +8,6 @@ from patchkit.runtime.check.content import (
     RUNNING,
     Assignment,
     CheckedText,
-    GivenFlag,
 )
 from patchkit.runtime.check.finding_texts import Findings, build_finding
 from patchkit.runtime.rules.releases import read_env_data
@@ -38,8 +37,13 @@ def check_secrets(checked: CheckedText) -> Findings:
             yield from _check_variable(variable, checked)
 
     for flag in checked.content.flags:
-        if secret_flag(flag.name):
-            yield from _check_flag(flag)
+        if not secret_flag(flag.name):
+            continue
+        if _is_placeholder_key(flag.value):
+            yield build_finding("placeholder-key", flag)
+        elif _may_be_secret(flag.value):
+            name = "HF_TOKEN" if flag.name == "--hf-token" else API_KEY
+            yield build_finding("secret-on-command-line", flag, variable=name)
 
 
 def _check_variable(variable: Assignment, checked: CheckedText) -> Findings:
@@ -72,14 +76,6 @@ def _check_variable(variable: Assignment, checked: CheckedText) -> Findings:
         readable=readable,
         hint=hint,
     )
-
-
-def _check_flag(flag: GivenFlag) -> Findings:
-    if _is_placeholder_key(flag.value):
-        yield build_finding("placeholder-key", flag)
-    elif _may_be_secret(flag.value):
-        variable = "HF_TOKEN" if flag.name == "--hf-token" else API_KEY
-        yield build_finding("secret-on-command-line", flag, variable=variable)
 
 
 def check_defaults(checked: CheckedText) -> Findings:

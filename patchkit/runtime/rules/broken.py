@@ -47,11 +47,6 @@ class Broken(Grounded):
         )
         return any(fnmatchcase(*pair) for pair in pairs)
 
-    def is_certain(self, situation: Situation) -> bool:
-        """Return whether all packages that it takes are known to be here."""
-        versions = map(situation.get, self.installed)
-        return bool(self.installed) and all(versions)
-
     def is_possible(self, situation: Situation) -> bool:
         """Return whether no package that is known here speaks against it."""
         for name, bounds in self.installed.items():

@@ -106,8 +106,7 @@ class Table:
 
         # A table that begins has no rows.
         self.oldest = min(self._edges, default=release("0"))
-        last_releases = {row.last for row in rows}
-        self.newest = max(last_releases, key=release, default="0")
+        self.newest = max((row.last for row in rows), key=release, default="0")
 
     def at(self, version: str) -> dict[str, str]:
         """Return name → default in a release or the one before, "" in any. Raises UsageError."""

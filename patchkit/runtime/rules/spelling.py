@@ -36,7 +36,7 @@ def is_slip(wrong: str, right: str) -> bool:
         return is_swapped_pair or sorted(wrong.split("_")) == sorted(right.split("_"))
 
     # TP is not DP: another letter in an abbreviation makes another one.
-    word_length = min(_word_length(name, start) for name in (wrong, right))
+    word_length = min(_word_length(wrong, start), _word_length(right, start))
     may_be_replaced = len(letters) == 1 or word_length >= _WORD
     return may_be_replaced and not any(map(str.isdigit, letters))
 

@@ -34,7 +34,8 @@ from patchkit.runtime.serve.listen import listen_notes
 from patchkit.runtime.serve.model import SPARK
 from patchkit.runtime.serve.request import (
     ServeRequest,
-    check_request,
+    check_model,
+    check_rank,
     check_size,
     release_faults,
 )
@@ -93,7 +94,8 @@ def serve_args(
     request: ServeRequest, rules: FlagRules, home: Path | None = None
 ) -> ServeCommand:
     """Return the command that serves a model. Raises UsageError, HostError, DriftError."""
-    check_request(request)
+    check_model(request.model, request.node)
+    check_rank(request)
     faults = release_faults(request)
 
     situation = request.node.situation

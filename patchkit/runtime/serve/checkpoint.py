@@ -96,13 +96,18 @@ def _read_checkpoint(folder: Path) -> Checkpoint:
     tensors = []
     aside = []
     for name, header in _read_headers(folder).items():
-        tensor = _make_tensor(name, header)
-        # Layers behind the last one draft.
-        is_beyond = tensor.layer is not None and (
-            tensor.layer >= int(config["num_hidden_layers"])
+        begin, end = header["data_offsets"]
+        layer = _LAYER.search(name)
+        tensor = Tensor(
+            name=name,
+            dtype=str(header.get("dtype")),
+            shape=tuple(map(int, header.get("shape", ()))),
+            size=end - begin,
+            layer=int(layer[1]) if layer else None,
         )
 
-        # Tensors that see or hear work on prompts, not on each token.
+        # Layers behind the last one draft; what sees or hears works on prompts, not on each token.
+        is_beyond = layer and int(layer[1]) >= int(config["num_hidden_layers"])
         if is_beyond or _ASIDE.search(name):
             aside.append(name)
         else:
@@ -134,19 +139,6 @@ def _read_headers(folder: Path) -> dict[str, Any]:
 
     headers.pop("__metadata__", None)
     return headers
-
-
-def _make_tensor(name: str, header: Mapping[str, Any]) -> Tensor:
-    begin, end = header["data_offsets"]
-    layer = _LAYER.search(name)
-
-    return Tensor(
-        name=name,
-        dtype=str(header.get("dtype")),
-        shape=tuple(map(int, header.get("shape", ()))),
-        size=end - begin,
-        layer=int(layer[1]) if layer else None,
-    )
 
 
 def _count_reads(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:

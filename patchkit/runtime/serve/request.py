@@ -65,13 +65,8 @@ class ServeRequest:
         return int(self.node.role == "worker") if self.rank is None else self.rank
 
 
-def check_request(request: ServeRequest) -> None:
-    """Raise UsageError for a request that makes no sense."""
-    _check_model(request.model, request.node)
-    _check_rank(request)
-
-
-def _check_model(model: str, node: Node) -> None:
+def check_model(model: str, node: Node) -> None:
+    """Raise UsageError for what names no model, or several."""
     # `vllm serve` would take a dash for an option.
     if not model or model.startswith("-") or not model.isprintable():
         raise UsageError(
@@ -91,7 +86,8 @@ def _check_model(model: str, node: Node) -> None:
         )
 
 
-def _check_rank(request: ServeRequest) -> None:
+def check_rank(request: ServeRequest) -> None:
+    """Raise UsageError for a node that cannot have this rank."""
     node = request.node
     is_worker = node.role == "worker"
 
@@ -132,7 +128,8 @@ def release_faults(request: ServeRequest) -> tuple[Broken, ...]:
 
     faults = broken_for(names, architectures, node.situation)
     for fault in faults:
-        if fault.is_certain(node.situation):
+        # All packages that it takes are known to be here.
+        if fault.installed and all(map(node.situation.get, fault.installed)):
             packages = [f"{name} {node.situation[name]}" for name in fault.installed]
             here = " and ".join(packages)
             raise HostError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from patchkit.runtime.rules.flags import FlagRule
@@ -84,12 +84,6 @@ class Drafter:
     setting: str
     is_default: bool
 
-    @property
-    def config(self) -> Mapping[str, object]:
-        """Return the setting as a mapping, {} if nothing drafts."""
-        config: dict[str, object] = json.loads(self.setting or "{}")
-        return config
-
 
 def find_drafter(request: ServeRequest) -> Drafter:
     """Return what drafts by the preset, else by upstream's recipe."""
@@ -114,4 +108,5 @@ def _shares_plain_head(request: ServeRequest, drafter: Drafter) -> bool:
         return False
 
     # With a second checkpoint the drafter may have a head of its own.
-    return drafter.config.get("method") == "mtp" and "model" not in drafter.config
+    config: dict[str, object] = json.loads(drafter.setting or "{}")
+    return config.get("method") == "mtp" and "model" not in config
