@@ -6,22 +6,14 @@ import re
 from collections.abc import Sequence
 
 from patchkit.finding import Finding
+from patchkit.runtime.check import file_secrets, host_checks, servers, variable_checks
 from patchkit.runtime.check.content import ENV, SHELL, Assignment, CheckedText
-from patchkit.runtime.check.file_secrets import check_defaults, check_secrets
 from patchkit.runtime.check.finding_texts import (
     Findings,
     build_finding,
     build_rule_finding,
 )
 from patchkit.runtime.check.formats import is_env_file
-from patchkit.runtime.check.host_checks import check_host
-from patchkit.runtime.check.servers import check_listeners, check_server_flags
-from patchkit.runtime.check.variable_checks import (
-    check_contradictions,
-    check_names,
-    check_placeholders,
-    check_values,
-)
 from patchkit.runtime.envfile.header import (
     MARK,
     fact_problems,
@@ -47,16 +39,16 @@ def find_problems(checked: CheckedText) -> tuple[Finding, ...]:
     """Return what is wrong, in the order of the lines, without what a comment silences."""
     checks = (
         _check_header,
-        check_names,
-        check_values,
-        check_host,
-        check_placeholders,
-        check_secrets,
-        check_defaults,
-        check_contradictions,
-        check_listeners,
+        variable_checks.check_names,
+        variable_checks.check_values,
+        host_checks.check_host,
+        variable_checks.check_placeholders,
+        file_secrets.check_secrets,
+        file_secrets.check_defaults,
+        variable_checks.check_contradictions,
+        servers.check_listeners,
         _check_line_syntax,
-        check_server_flags,
+        servers.check_server_flags,
         _check_advice,
     )
 

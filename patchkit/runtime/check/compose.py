@@ -8,7 +8,7 @@ from typing import Any
 from patchkit.runtime.check.commands import CommandReader, Place
 from patchkit.runtime.check.content import Assignment, FileContent, Image, Word
 from patchkit.runtime.check.finding_texts import build_finding
-from patchkit.runtime.check.shell_words import split_words
+from patchkit.runtime.check.shell_words import split_statements
 from patchkit.yaml_text import YamlError, read_nodes
 
 _MERGE = "<<"
@@ -74,7 +74,8 @@ def _read_environment(node: Any, block: int, reader: CommandReader) -> None:
 def _read_words(node: Any) -> list[Word]:
     """Return the words of a command: the items of a sequence, or those of a shell's line."""
     if _is_scalar(node):
-        return split_words(node.value, _text_line(node))
+        statements = split_statements(node.value, _text_line(node))
+        return [word for statement in statements for word in statement.words]
     return _list_words(node)
 
 

@@ -56,13 +56,6 @@ def _strip_quotes(quoted: re.Match[str]) -> str:
     return str(escaped).strip("\n")
 
 
-def split_words(text: str, line: int = 1) -> list[Word]:
-    """Return the words of all commands of a text that begins in a line."""
-    return [
-        word for statement in split_statements(text, line) for word in statement.words
-    ]
-
-
 def split_statements(text: str, line: int = 1) -> Iterator[Statement]:
     """Yield the commands of a script that begins in a line."""
     words: list[Word] = []

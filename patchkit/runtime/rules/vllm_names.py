@@ -88,19 +88,13 @@ def read_flags(home: Path) -> frozenset[str]:
 
         flags |= declared
 
-    if _pairs_flags(home / _PARSER):
-        flags.update(map(_opposite_flag, list(flags)))
+    # This class makes --disable-X of every --enable-X, and the reverse.
+    parser = home / _PARSER
+    body = parse_file(parser).body if parser.is_file() else []
+    if any(getattr(row, "name", "") == _PAIRS for row in body):
+        flags |= set(map(_opposite_flag, flags))
 
     return frozenset(flags)
-
-
-def _pairs_flags(parser: Path) -> bool:
-    """Return whether the parser makes --disable-X of every --enable-X, and the reverse."""
-    if not parser.is_file():
-        return False
-
-    classes = [row for row in parse_file(parser).body if isinstance(row, ast.ClassDef)]
-    return any(row.name == _PAIRS for row in classes)
 
 
 def _opposite_flag(flag: str) -> str:

@@ -12,7 +12,6 @@ from patchkit.errors import DriftError, UsageError
 from patchkit.frozen import frozen
 from patchkit.records import read_json
 from patchkit.runtime.node.decision import Node
-from patchkit.runtime.rules.broken import Broken
 from patchkit.runtime.rules.flags import (
     FlagRule,
     FlagRules,
@@ -168,7 +167,6 @@ def _fitting_rules(request: ServeRequest, rules: FlagRules) -> tuple[FlagRule, .
 def _fault_advice(fault: Broken, request: ServeRequest) -> Advice:
     """Return what to beware of with this release and model."""
     release = f"on vLLM {request.node.vllm} " if fault.when else ""
-
     return Advice(
         id=fault.id,
         says=f"{request.model} {release}{fault.effect}. {fault.cause}",

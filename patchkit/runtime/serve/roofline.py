@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from patchkit.runtime.rules.rule import Values
-from patchkit.runtime.serve.checkpoint import Checkpoint
 from patchkit.runtime.serve.dense_layers import find_dense_layers
 from patchkit.runtime.serve.model import SPARK
 from patchkit.runtime.serve.request import ServeRequest
@@ -19,7 +18,10 @@ def speed_notes(request: ServeRequest, flags: Values) -> Iterator[str]:
     prefix = ""
     read_gb = 0.0
     if checkpoint and checkpoint.reads:
-        read_gb = _read_bytes(checkpoint, request.node.nodes, flags) / 1e9
+        read_gb = checkpoint.reads / 1e9
+        dense = find_dense_layers(checkpoint, request.node.nodes)
+        if dense and flags.get("--quantization-config") == dense.setting:
+            read_gb -= dense.saved / 1e9
     elif preset and preset.reads_gb:
         prefix = "at least "
         read_gb = preset.reads_gb
@@ -39,11 +41,3 @@ def speed_notes(request: ServeRequest, flags: Values) -> Iterator[str]:
         f"{read_gb:.3g} GB of weights are read for each token, at {speed} GB/s; its context's "
         "cache adds to that"
     )
-
-
-def _read_bytes(checkpoint: Checkpoint, nodes: int, flags: Values) -> float:
-    """Return the bytes of weights that a token reads under these flags."""
-    dense = find_dense_layers(checkpoint, nodes)
-    if dense and flags.get("--quantization-config") == dense.setting:
-        return checkpoint.reads - dense.saved
-    return checkpoint.reads
