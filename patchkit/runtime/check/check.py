@@ -13,7 +13,6 @@ from patchkit.runtime.check.finding_texts import (
     build_finding,
     build_rule_finding,
 )
-from patchkit.runtime.check.formats import is_env_file
 from patchkit.runtime.envfile.header import (
     MARK,
     fact_problems,
@@ -28,10 +27,6 @@ from patchkit.runtime.rules.variable_rules import load_variable_rules
 _BETWEEN_NODES = read_env_data("said")["variables"]["between_nodes"]
 _LONGEST = 200  # lines of a command, from a finding up to the comment above it
 _SHOWN = 60  # characters of a fact
-_BLANKS = re.compile(
-    r"""^[ \t]*(?:export[ \t]+)?(?P<name>[A-Za-z_]\w*)=[^'"\s]+[ \t]+[^\s#]""",
-    re.MULTILINE,
-)
 _IGNORE = re.compile(r"(?:#|;|//)\s*patchkit:\s*ignore\b[:\s\[(]*(?P<ids>[a-z0-9, -]*)")
 
 
@@ -47,7 +42,7 @@ def find_problems(checked: CheckedText) -> tuple[Finding, ...]:
         file_secrets.check_defaults,
         variable_checks.check_contradictions,
         servers.check_listeners,
-        _check_line_syntax,
+        _check_line_ends,
         servers.check_server_flags,
         _check_advice,
     )
@@ -113,22 +108,11 @@ def _is_set_by_rule(variable: Assignment) -> bool:
     return False
 
 
-def _check_line_syntax(checked: CheckedText) -> Findings:
-    """Yield what is no part of a value for a shell, or what it would run."""
-    text = checked.text
-    kind = checked.content.kind
+def _check_line_ends(checked: CheckedText) -> Findings:
+    """Yield that a shell takes the ends of lines for parts of values."""
     # YAML, Dockerfiles and units end a line with either, and CR is part of nothing.
-    if "\r\n" in text and kind in (ENV, SHELL):
+    if "\r\n" in checked.text and checked.content.kind in (ENV, SHELL):
         yield build_finding("crlf", 1)
-
-    # A file of patchkit's own says what reads it.
-    has_format = "format" in head_facts(text)
-    if has_format or kind != ENV or not is_env_file(text):
-        return
-
-    if match := _BLANKS.search(text):
-        line = text.count("\n", 0, match.start()) + 1
-        yield build_finding("blanks-in-value", line, name=match["name"])
 
 
 def _check_advice(checked: CheckedText) -> Findings:

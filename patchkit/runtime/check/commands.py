@@ -52,14 +52,6 @@ class Place:
     image: str = ""
     depth: int = 0
 
-    @property
-    def inside(self) -> Place:
-        """Return the place of a script in a word of a command here."""
-        return replace(self, depth=self.depth + 1)
-
-
-_WHOLE_FILE = Place()
-
 
 @dataclass(frozen=True, slots=True)
 class _Start:
@@ -80,12 +72,7 @@ class CommandReader:
     content: FileContent
     exports_all: bool = False  # behind set -a
 
-    def read_script(
-        self,
-        text: str,
-        line: int = 1,
-        place: Place = _WHOLE_FILE,
-    ) -> None:
+    def read_script(self, text: str, line: int, place: Place) -> None:
         """Read a script; a private variable that it exports anywhere is environment."""
         if place.depth > _DEEPEST:
             return
@@ -96,10 +83,10 @@ class CommandReader:
             self.read_command(words, replace(place, block=block))
 
         if place.depth == 0:
-            for index, variable in enumerate(self.content.variables):
+            variables = self.content.variables
+            for index, variable in enumerate(variables):
                 if variable.name in self.content.passed:
-                    public = replace(variable, is_private=False)
-                    self.content.variables[index] = public
+                    variables[index] = replace(variable, is_private=False)
 
     def read_command(self, words: Words, place: Place) -> None:
         """Read one command: its variables, then what it starts."""
@@ -157,13 +144,14 @@ class CommandReader:
 
     def _read_arguments(self, words: Words, place: Place) -> None:
         """Read the words of an unknown program: variables behind -e, scripts as behind ssh."""
+        inside = replace(place, depth=place.depth + 1)
         option = ""
 
         for word in words:
             if option in ("-e", "--env", "-x") and _PAIR.fullmatch(word.text):
                 self.set_variables([word], place.block)
             elif _SCRIPT.search(word.text):
-                self.read_script(word.text, word.line, place.inside)
+                self.read_script(word.text, word.line, inside)
 
             option = word.text
 
@@ -212,13 +200,13 @@ class CommandReader:
             self._add_server(SERVE, arguments, place.block)
             return
 
-        count = len(self.content.commands)
-        self.read_command(words, place.inside)
+        commands = self.content.commands
+        count = len(commands)
+        self.read_command(words, replace(place, depth=place.depth + 1))
 
         # A server has the variables of the container, whatever starts it there.
-        for index in range(count, len(self.content.commands)):
-            command = self.content.commands[index]
-            self.content.commands[index] = replace(command, block=place.block)
+        inner = [replace(command, block=place.block) for command in commands[count:]]
+        commands[count:] = inner
 
 
 def _find_start(words: Words) -> _Start | None:

@@ -11,15 +11,11 @@ from patchkit.runtime.check.finding_texts import build_finding
 from patchkit.runtime.check.shell_words import split_statements
 from patchkit.yaml_text import YamlError, read_nodes
 
-_MERGE = "<<"
 _NULLS = {"", "~", "null", "Null", "NULL"}
 
 
 def read_compose(text: str, content: FileContent) -> None:
     """Add what the services say; what cannot be read is a problem of the content."""
-    if text.lstrip().startswith("{"):
-        text = text.replace("\t", " ")  # JSON may be indented with tabs, YAML may not
-
     try:
         documents = read_nodes(text)
     except YamlError as error:
@@ -96,7 +92,7 @@ def _read_fields(node: Any) -> dict[str, Any]:
     for key, value in node.value:
         if not _is_scalar(key):
             continue
-        if key.value == _MERGE:
+        if key.value == "<<":
             merged = value.value if value.id == "sequence" else [value]
             for part in merged:
                 fields = {**_read_fields(part), **fields}

@@ -39,10 +39,8 @@ def build_finding(
         about = place.name
         fields = {"shown": place.shown, "name": about, **fields}
 
-    texts = {}
-    for part in _TEXT_FIELDS:
-        if part in row:
-            texts[part] = row[part].format(**fields)
+    parts = [part for part in _TEXT_FIELDS if part in row]
+    texts = {part: row[part].format(**fields) for part in parts}
 
     return Finding(
         id=finding_id,

@@ -31,6 +31,7 @@ from patchkit.runtime.rules.releases import read_env_data
 _OTHER_FILE = "name another file, or check what runs: `patchkit check --running`"
 _KINDS = read_env_data("said")["kinds"]
 
+_SETS = re.compile(r"\s*[^\s#;]")
 # A name alone gets the caller's value. Environment= is a line of a unit.
 _ENV_LINE = re.compile(
     r"[ \t]*(?:export[ \t]+)?(?!Environment=)(?P<name>[A-Za-z_]\w*)(?:=(?P<value>.*))?"
@@ -84,7 +85,7 @@ def read_content(text: str, where: str) -> FileContent:
     else:
         # An env file of more than assignments is sourced, with set -a.
         exports_all = content.kind == ENV
-        CommandReader(content, exports_all=exports_all).read_script(text)
+        CommandReader(content, exports_all=exports_all).read_script(text, 1, Place())
 
     return content
 
@@ -96,8 +97,7 @@ def kind_of(text: str, where: str) -> str:
 
     for form, kind in _KINDS["names"]:
         if re.search(form, name):
-            is_json = kind == ENV and text.startswith("{")
-            return YAML if is_json else str(kind)
+            return str(kind)
 
     if is_env_file(text):
         return ENV
@@ -114,8 +114,7 @@ def is_env_file(text: str) -> bool:
     if text.startswith("#!"):
         return False
 
-    lines = [line for line in text.split("\n") if line.strip()]
-    assignments = [line for line in lines if line.lstrip()[0] not in "#;"]
+    assignments = [line for line in text.split("\n") if _SETS.match(line)]
 
     return bool(assignments) and all(map(_ENV_LINE.fullmatch, assignments))
 

@@ -18,8 +18,6 @@ from patchkit.runtime.check.content import (
     Word,
 )
 
-_LARGEST = 4 << 20  # bytes of an environment or a command line
-
 
 def find_running(name: str, root: Path) -> list[CheckedText]:
     """Return the server of a PID or a container, or with "" all. Raises HostError, UsageError."""
@@ -54,19 +52,15 @@ def find_running(name: str, root: Path) -> list[CheckedText]:
 
 def _read_process(folder: Path) -> CheckedText:
     """Return what a process was started with. Raises OSError."""
-    words = _read_strings(folder / "cmdline")
-    pairs = _read_strings(folder / "environ")
+    texts = [
+        (folder / name).read_bytes().decode(errors="replace")
+        for name in ("cmdline", "environ")
+    ]
+    # The strings of a file of /proc end with NUL.
+    words, pairs = ([row for row in text.split("\0") if row] for text in texts)
     content = _read_started(pairs, words, Place())
     program = content.commands[0].program if content.commands else "no server"
     return CheckedText(where=f"process {folder.name} ({program})", content=content)
-
-
-def _read_strings(path: Path) -> list[str]:
-    """Return the strings of a file of /proc, which end with NUL."""
-    with path.open("rb") as file:
-        text = file.read(_LARGEST).decode(errors="replace")
-
-    return [string for string in text.split("\0") if string]
 
 
 def _inspect_container(name: str) -> CheckedText:

@@ -39,7 +39,6 @@ _AT_ADDRESS = re.compile(
     r"(?<![\d.])(?!0\.0\.0\.0)(?:(?:\d{1,3}\.){3}\d{1,3}|localhost|\[::1\]|\$\{?\w+\}?)"
     r":[\w${}:-]{1,60}:\d"
 )
-_UNRECOGNIZED = 'vllm serve ends with "unrecognized arguments".'
 
 
 def check_server_flags(checked: CheckedText) -> Findings:
@@ -65,9 +64,8 @@ def check_server_flags(checked: CheckedText) -> Findings:
 def _is_taken(flag: GivenFlag, checked: CheckedText) -> bool:
     """Return whether the release takes a flag; a beginning of one flag alone is that flag."""
     # Short flags such as -tp are in no table.
-    if not flag.name.startswith("--"):
-        return True
-    if has_flag(flag.name, checked.vllm, checked.home):
+    is_short = not flag.name.startswith("--")
+    if is_short or has_flag(flag.name, checked.vllm, checked.home):
         return True
 
     known_flags = flags(checked.vllm, checked.home)
@@ -105,7 +103,7 @@ def _find_unknown(
         flag,
         is_error=bool(is_certain),
         what=what,
-        why=reasons[0] if reasons else _UNRECOGNIZED,
+        why=next(iter(reasons), 'vllm serve ends with "unrecognized arguments".'),
         hint=hint,
     )
 

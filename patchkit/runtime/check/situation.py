@@ -30,7 +30,6 @@ _PINNED = re.compile(
     rf"(?<![\w.-])(?P<name>[A-Za-z][\w.-]{{0,40}})(?:\[[\w,-]*\])?==={{0,1}}{_VERSION}"
 )
 _ONE_GPU_TARGETS = ("gb10", "thor")
-_NODE_COUNT = "--nnodes"
 _RANK_COUNTS = ("--tensor-parallel-size", "--pipeline-parallel-size")
 _RANK_DIGITS = 9
 
@@ -71,27 +70,20 @@ def add_situation(
 
 def _find_stated_versions(text: str, content: FileContent) -> Sequence[StatedVersion]:
     """Return the versions that a file states, the first place of each, in the order of lines."""
-    found = [*_image_versions(content), *_pinned_versions(text)]
-    found.sort(key=lambda stated: stated.line)
+    found = [*_pinned_versions(text)]
+    for image in content.images:
+        row = image.row
+        tag = _TAG.fullmatch(image.split()[1])
+        project = row.get("version")
+        if project and tag and within(tag["version"], row["versions"]):
+            stated = StatedVersion(project, tag["version"], image.line, image.text)
+            found.append(stated)
 
+    found.sort(key=lambda stated: stated.line)
     first_places: dict[tuple[str, str], StatedVersion] = {}
     for stated in found:
         first_places.setdefault((stated.project, stated.version), stated)
     return list(first_places.values())
-
-
-def _image_versions(content: FileContent) -> Iterator[StatedVersion]:
-    for image in content.images:
-        row = image.row
-        tag = _TAG.fullmatch(image.split()[1])
-
-        project = row.get("version")
-        if not project or not tag:
-            continue
-
-        version = tag["version"]
-        if within(version, row["versions"]):
-            yield StatedVersion(project, version, image.line, image.text)
 
 
 def _pinned_versions(text: str) -> Iterator[StatedVersion]:
@@ -144,7 +136,7 @@ def _host_facts(host: Host | None, content: FileContent) -> dict[str, str]:
 
 def _is_of_several_nodes(content: FileContent, target: str) -> bool:
     """Return whether a command counts nodes, or more ranks than one node has GPUs."""
-    counting_flags = {_NODE_COUNT}
+    counting_flags = {"--nnodes"}
     if target in _ONE_GPU_TARGETS:
         counting_flags.update(_RANK_COUNTS)
 

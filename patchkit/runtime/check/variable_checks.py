@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import chain
 
@@ -53,14 +53,13 @@ class _Reader:
     title: str
     source: str
     version: str
-    names: Collection[str]
     slips: Slips
     checked: CheckedText
 
     def check(self, variable: Assignment, *, is_used: bool) -> Findings:
         """Yield that no program reads a name, and what to write instead."""
         name = variable.name
-        if self.version and name in self.names:
+        if self.version and name in self.slips.names:
             return
 
         life = variables.lifetime(name)
@@ -157,7 +156,6 @@ def _make_readers(checked: CheckedText) -> Mapping[str, _Reader]:
             title=title,
             source=source,
             version=version,
-            names=names,
             slips=Slips(names),
             checked=checked,
         )

@@ -32,12 +32,11 @@ _MOST = 100  # refused variables that are listed
 _SHOWN = 60  # characters of a name or a value
 _LOCK = "requirements.txt"
 # A line of a lock: nvidia-nccl-cu13==2.30.7+gb10.0a1b2c ; platform_machine == "aarch64" --hash=…
-_LOCKED = r"^(?:{project})==(?P<public>[\w.!]+)(?:\+[\w.]+)?(?=[\s;]|$)"
-_PROJECTS = {"vllm": "vllm", "triton": "triton", "nccl": r"nvidia-nccl-cu\d+"}
-_LOCK_LINES = {
-    name: _LOCKED.format(project=project) for name, project in _PROJECTS.items()
-}
-
+_LOCKED = re.compile(
+    r"^(?P<project>vllm|triton|nvidia-(?P<nccl>nccl)-cu\d+)==(?P<public>[\w.!]+)"
+    r"(?:\+[\w.]+)?(?=[\s;]|$)",
+    re.MULTILINE,
+)
 _FROM_HEAD = "`patchkit env --role head -o head.env` on the head, and copy that file"
 
 
@@ -143,11 +142,9 @@ def check_transfer(
             lines.append(f"  {place}: {name[:_SHOWN]} {trouble}")
 
     if lines:
-        more = len(lines) - _MOST
-        shown = lines[:_MOST]
-        if more > 0:
-            shown.append(f"  and {more} more")
-        raise refusal("not-taken-over", lines="\n".join(shown))
+        if len(lines) > _MOST:
+            lines[_MOST:] = [f"  and {len(lines) - _MOST} more"]
+        raise refusal("not-taken-over", lines="\n".join(lines))
 
 
 def _shared_pairs(head: EnvFile) -> set[tuple[str, str]]:
@@ -203,16 +200,17 @@ def locked_versions(place: Path) -> Values:
     path = place / _LOCK if place.is_dir() else place
     text = read_text(path, hint="name a wheelhouse, or its requirements.txt")
 
-    versions_by_name = {}
-    for name, form in _LOCK_LINES.items():
-        versions = {match["public"] for match in re.finditer(form, text, re.MULTILINE)}
+    locked: dict[str, set[str]] = {}
+    for match in _LOCKED.finditer(text):
+        name = match["nccl"] or match["project"]
+        locked.setdefault(name, set()).add(match["public"])
+
+    if not locked:
+        raise refusal("locks-nothing", file=path, projects="vllm, triton, nccl")
+
+    for name, versions in locked.items():
         if len(versions) > 1:
             several = " and ".join(sorted(versions))
             raise refusal("locks-several", file=path, project=name, versions=several)
-        if versions:
-            versions_by_name[name] = versions.pop()
 
-    if not versions_by_name:
-        raise refusal("locks-nothing", file=path, projects=", ".join(_LOCK_LINES))
-
-    return versions_by_name
+    return {name: versions.pop() for name, versions in locked.items()}

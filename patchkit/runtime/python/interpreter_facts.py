@@ -38,15 +38,12 @@ def find_provider(symbol: str, name: str | None = None) -> str | None:
     return None
 
 
-def find_origin(package: str) -> str | None:
-    """Return the file that an import would run, None if there is no such package."""
-    spec = importlib.util.find_spec(package)
-
-    return spec.origin if spec else None
-
-
 if __name__ == "__main__":
-    origins = {package: find_origin(package) for package in ("torch", "vllm")}
+    # The files that an import would run.
+    specs = {
+        package: importlib.util.find_spec(package) for package in ("torch", "vllm")
+    }
+    origins = {package: spec and spec.origin for package, spec in specs.items()}
     mapped = dict.fromkeys(path for _start, _end, path in find_mappings())
     answer = {
         **origins,

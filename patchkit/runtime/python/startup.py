@@ -98,7 +98,7 @@ class Choice:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Mapped:
     """A libnccl in the process, and why it is there."""
 
@@ -132,7 +132,7 @@ class Process:
                 return mapped
 
         names = frozenset({library.soname, name} - {""})
-        mapped = Mapped(place, why, names)
+        mapped = Mapped(path=place, why=why, names=names)
         self.mapped.append(mapped)
         return mapped
 

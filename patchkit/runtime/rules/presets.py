@@ -216,8 +216,7 @@ def same_value(left: str | None, right: str | None) -> bool:
         return left is right
 
     try:
-        left_value = json.loads(left.lower())
-        return bool(left_value == json.loads(right.lower()))
+        return bool(json.loads(left.lower()) == json.loads(right.lower()))
     except ValueError:
         return left.lower() == right.lower()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
-from itertools import filterfalse
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from patchkit.errors import UsageError
@@ -184,17 +183,12 @@ class RuleChoice:
                 f"no rule is called {name!r}", hint=nearest_hint(name, ids, hint)
             )
 
-    def turns_on(self, rule: Rule) -> bool:
-        """Return whether a rule is on: by default or by ``--with``, and not off."""
-        if rule.id in self.unwanted:
-            return False
-
-        return rule.default or rule.id in self.wanted
-
     def divide(self, rules: Sequence[R]) -> tuple[tuple[R, ...], tuple[R, ...]]:
-        """Return the rules that are on, and those that could be turned on."""
-        active = tuple(filter(self.turns_on, rules))
-        return active, tuple(filterfalse(self.turns_on, rules))
+        """Return the rules that are on, by default or by ``--with``, and those that are off."""
+        defaults = {rule.id for rule in rules if rule.default}
+        active_ids = (defaults | self.wanted) - self.unwanted
+        active = tuple(rule for rule in rules if rule.id in active_ids)
+        return active, tuple(rule for rule in rules if rule.id not in active_ids)
 
 
 BY_DEFAULT = RuleChoice()

@@ -7,7 +7,7 @@ abbreviations (TP is not DP), nor words too few or too many (VLLM_HOST is not VL
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from os.path import commonprefix
 
@@ -25,8 +25,9 @@ def is_slip(wrong: str, right: str) -> bool:
         return False
 
     # What is left between their common beginning and their common end.
-    start = _common_length(wrong, right)
-    end = _common_length(wrong[start:][::-1], right[start:][::-1])
+    start = len(commonprefix((wrong, right)))  # noqa: RUF071 (of names, not of paths)
+    tails = (wrong[start:][::-1], right[start:][::-1])
+    end = len(commonprefix(tails))  # noqa: RUF071
     wrong_letters = wrong[start : len(wrong) - end]
     right_letters = right[start : len(right) - end]
     letters = wrong_letters + right_letters
@@ -39,11 +40,6 @@ def is_slip(wrong: str, right: str) -> bool:
     word_length = min(_word_length(wrong, start), _word_length(right, start))
     may_be_replaced = len(letters) == 1 or word_length >= _WORD
     return may_be_replaced and not any(map(str.isdigit, letters))
-
-
-def _common_length(left: str, right: str) -> int:
-    """Return how many letters two names have in common at their beginning."""
-    return len(commonprefix((left, right)))  # noqa: RUF071 (of names, not of paths)
 
 
 def _word_length(name: str, position: int) -> int:
@@ -72,18 +68,16 @@ class Slips:
     It takes time, so a hundred names get an answer.
     """
 
-    names: Iterable[str]
+    names: Collection[str]
     meant_by_name: dict[str, str] = field(default_factory=dict)
 
     def find_meant(self, name: str) -> str:
         """Return the name that was meant; empty if none or several are one slip apart."""
-        if name in self.meant_by_name:
-            return self.meant_by_name[name]
-        if len(self.meant_by_name) == _MOST or len(name) > _LONGEST:
-            return ""
+        if name not in self.meant_by_name:
+            if len(self.meant_by_name) == _MOST or len(name) > _LONGEST:
+                return ""
+            candidates = [known for known in self.names if is_slip(name, known)]
+            is_certain = len(candidates) == 1
+            self.meant_by_name[name] = candidates[0] if is_certain else ""
 
-        candidates = [known for known in self.names if is_slip(name, known)]
-        meant = candidates[0] if len(candidates) == 1 else ""
-        self.meant_by_name[name] = meant
-
-        return meant
+        return self.meant_by_name[name]

@@ -119,20 +119,17 @@ def cache_folders(caches: str, vllm: str, model: str = "") -> dict[str, str]:
     a repository or a path, "" for a model that is not known.
     """
     folder = f"{caches}/vllm-{vllm}"
-    graphs = f"{folder}/models/{_folder_name(model)}" if model else folder
-    return {"cache": folder, "graphs": graphs}
-
-
-def _folder_name(model: str) -> str:
-    """Return a repository as the Hub's folders have it; of a path its end and a digest."""
+    graphs = folder
     if _REPO.fullmatch(model):
-        return model.replace("/", "--")
+        # As the Hub's folders have a repository.
+        graphs += f"/models/{model.replace('/', '--')}"
+    elif model:
+        end = model.rstrip("/").rpartition("/")[2]
+        plain_end = re.sub(r"[^A-Za-z0-9_.-]+", "_", end).lstrip(".-")
+        # Two paths may have the same end.
+        graphs += f"/models/{plain_end[:60]}--{digest(model)[:12]}"
 
-    end = model.rstrip("/").rpartition("/")[2]
-    plain_end = re.sub(r"[^A-Za-z0-9_.-]+", "_", end).lstrip(".-")
-
-    # Two paths may have the same end.
-    return f"{plain_end[:60]}--{digest(model)[:12]}"
+    return {"cache": folder, "graphs": graphs}
 
 
 def cache_variables(caches: str, vllm: str, model: str = "") -> dict[str, str]:

@@ -12,6 +12,7 @@ from patchkit.errors import DriftError, UsageError
 from patchkit.frozen import frozen
 from patchkit.records import read_json
 from patchkit.runtime.node.decision import Node
+from patchkit.runtime.rules.broken import Broken
 from patchkit.runtime.rules.flags import (
     FlagRule,
     FlagRules,
@@ -235,18 +236,17 @@ def _choose_flags(
 def _join_parts(chosen: Mapping[str, ServeFlag]) -> dict[str, ServeFlag]:
     """Join FLAG.KEY to the JSON of FLAG, in whose place vLLM would take it."""
     joined = {name: flag for name, flag in chosen.items() if "." not in name}
+
     for name, part in chosen.items():
         whole_name, dot, key = name.partition(".")
-        if not dot or whole_name not in joined:
-            continue
-
-        whole = joined[whole_name]
-        values = {**json.loads(whole.value), key: part.value}
-        joined[whole_name] = replace(
-            whole,
-            value=json.dumps(values, separators=(",", ":")),
-            reason=f"{whole.reason} {part.reason}",
-        )
+        if dot and whole_name in joined:
+            whole = joined[whole_name]
+            values = {**json.loads(whole.value), key: part.value}
+            joined[whole_name] = replace(
+                whole,
+                value=json.dumps(values, separators=(",", ":")),
+                reason=f"{whole.reason} {part.reason}",
+            )
 
     return joined
 
@@ -280,21 +280,18 @@ def _check_known(flag: ServeFlag, node: Node, home: Path | None) -> str:
 
     build = node.preset.build if node.preset else ""
     if build:
-        raise DriftError(
-            f"{trouble} ({flag.origin})",
-            why=f"the preset is for {build}",
-            hint="name the Python that has that build with --python; "
-            "or flags that fit any model: --preset none",
+        why = f"the preset is for {build}"
+        hint = (
+            "name the Python that has that build with --python; "
+            "or flags that fit any model: --preset none"
         )
+    elif flag.origin in _FROM_PRESET:
+        return trouble
+    else:
+        why = "the rules know another vLLM than this one"
+        hint = "leave the rule out with --without ID, or --preset none; and report it"
 
-    if flag.origin not in _FROM_PRESET:
-        raise DriftError(
-            f"{trouble} ({flag.origin})",
-            why="the rules know another vLLM than this one",
-            hint="leave the rule out with --without ID, or --preset none; and report it",
-        )
-
-    return trouble
+    raise DriftError(f"{trouble} ({flag.origin})", why=why, hint=hint)
 
 
 def _find_lack(flag: ServeFlag, vllm: str, home: Path | None) -> str:

@@ -61,18 +61,14 @@ class Checkpoint:
     @property
     def has_plain_head(self) -> bool:
         """Return whether the head is in 16 bits and nothing that drafts has another one."""
-        if any(_is_head(name) for name in self.aside):
+        if any("head." in name for name in self.aside):
             return False
 
-        heads = [tensor for tensor in self.tensors if _is_head(tensor.name)]
+        heads = [tensor for tensor in self.tensors if "head." in tensor.name]
         if not heads:
             heads = [row for row in self.tensors if _EMBEDDINGS.search(row.name)]
 
         return len(heads) == 1 and heads[0].dtype in PLAIN
-
-
-def _is_head(name: str) -> bool:
-    return "head." in name
 
 
 def find_checkpoint(model: str, environment: Environment) -> Checkpoint | None:
@@ -147,7 +143,7 @@ def _count_reads(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:
     experts_per_token = max(config.get(key) or 0 for key in _EXPERTS_PER_TOKEN)
 
     # Without a head of its own the model reads its embeddings as one.
-    is_tied = not any(_is_head(tensor.name) for tensor in tensors)
+    is_tied = not any("head." in tensor.name for tensor in tensors)
 
     reads = 0.0
     for tensor in tensors:

@@ -58,8 +58,7 @@ def find_dense_layers(checkpoint: Checkpoint, nodes: int) -> DenseLayers | None:
         return None
 
     config = {"targets": dict.fromkeys(targets, "mxfp8")}
-    setting = json.dumps(config, separators=(",", ":"))
-    return DenseLayers(setting=setting, saved=saved)
+    return DenseLayers(setting=json.dumps(config, separators=(",", ":")), saved=saved)
 
 
 def _dense_layer_names(checkpoint: Checkpoint) -> tuple[str, ...]:

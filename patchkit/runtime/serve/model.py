@@ -70,17 +70,15 @@ def download_folder(model: str, environment: Environment) -> Path:
 def weights_gib(model: str, environment: Environment) -> float | None:
     """Return the GiB of a checkpoint in a folder, or of its largest download; None for none."""
     snapshots = download_folder(model, environment).glob("snapshots/*")
-    largest = max(map(_weights_bytes, (Path(model), *snapshots)))
+    largest = 0
+
+    for folder in (Path(model), *snapshots):
+        paths = folder.glob("*.safetensors")
+        # Links to blobs that are not there yet, or are somebody else's, do not count.
+        files = [path for path in paths if os.access(path, os.R_OK)]
+        largest = max(largest, sum(file.stat().st_size for file in files))
+
     return largest / BYTES_PER_GIB or None
-
-
-def _weights_bytes(folder: Path) -> int:
-    if not os.access(folder, os.R_OK | os.X_OK):
-        return 0
-
-    # Links of a snapshot to blobs that are not there yet, or are somebody else's, do not count.
-    files = (row for row in folder.glob("*.safetensors") if os.access(row, os.R_OK))
-    return sum(file.stat().st_size for file in files)
 
 
 @frozen

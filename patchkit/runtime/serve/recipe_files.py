@@ -180,11 +180,10 @@ def _command_of(defaults: Values) -> str:
     words = []
 
     for name, value in defaults.items():
-        flag = f"--{name.replace('_', '-')}"
-        if value == "true":
-            words.append(flag)
-        elif value != "false":
-            words += [flag, value]
+        if value != "false":
+            words.append(f"--{name.replace('_', '-')}")
+        if value not in ("true", "false"):
+            words.append(value)
     return f"vllm serve {{model}} {shlex.join(words)}"
 
 

@@ -92,8 +92,7 @@ def check_rank(request: ServeRequest) -> None:
     is_worker = node.role == "worker"
 
     if is_worker and node.executor.name == "ray":
-        address = f"--address={node.head or 'HEAD'}:6379"
-        command = quoted("ray", "start", address)
+        command = quoted("ray", "start", f"--address={node.head or 'HEAD'}:6379")
         raise UsageError(
             "a worker under Ray serves nothing",
             why="the head's `vllm serve` starts what runs on it",
@@ -151,9 +150,8 @@ def check_size(request: ServeRequest, share: float, *, drafts: bool = False) -> 
     if weights is None or pool.gib is None:
         return 0
 
-    gib = weights.gib
-    if drafts and request.drafter_gib:
-        gib += request.drafter_gib
+    drafter_gib = request.drafter_gib or 0
+    gib = weights.gib + drafter_gib * drafts
 
     # Weights are not all: activations and a least KV cache come out of the same share.
     room = pool.gib * share - load_flag_rules().memory.margin_gib

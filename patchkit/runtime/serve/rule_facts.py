@@ -15,7 +15,6 @@ from patchkit.runtime.serve.request import ServeRequest
 _FACT = re.compile(r"\{(\w+)\}")
 # How the names of flags and keys of configs begin that are about Mamba and GDN layers.
 _RECURRENT = ("mamba", "ssm_", "linear_")
-_RECURRENT_BLOCK = "16"  # the blocks of attention are multiples of it
 
 
 def fill_rules(rules: Iterable[FlagRule], request: ServeRequest) -> Iterator[FlagRule]:
@@ -33,7 +32,8 @@ def fill_rules(rules: Iterable[FlagRule], request: ServeRequest) -> Iterator[Fla
         "hung": str(request.frozen // 2 or 300),
         "watched": "/metrics" if request.frozen else "",
         "drafter": drafter.setting,
-        "match_unit": _RECURRENT_BLOCK if _is_recurrent(request) else "",
+        # The blocks of attention are multiples of 16.
+        "match_unit": "16" if _is_recurrent(request) else "",
         "draft_head": "fp8" if _shares_plain_head(request, drafter) else "",
         **_dense_facts(request),
     }

@@ -41,7 +41,7 @@ def find_weights(
         return Weights(gib=preset.weights_gib, source="its preset")
 
     names = [model, preset.id] if preset else [model]
-    for name in filter(None, names):
+    for name in names:
         recipe = find_recipe(name)
         if recipe and recipe.weights_gib:
             return Weights(

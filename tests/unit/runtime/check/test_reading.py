@@ -151,7 +151,7 @@ def test_which_variables_are_set():
         ),
         (
             "x.json",
-            '{"services":\n\t{"a": {"environment": {"A_B": "c"}}}}',
+            '{"services":\n  {"a": {"environment": {"A_B": "c"}}}}',
             ["2 A_B=c"],
         ),
         *(("Dockerfile", *row) for row in DOCKERFILES[:3]),
