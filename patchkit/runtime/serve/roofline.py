@@ -18,10 +18,11 @@ def speed_notes(request: ServeRequest, flags: Values) -> Iterator[str]:
     prefix = ""
     read_gb = 0.0
     if checkpoint and checkpoint.reads:
-        read_gb = checkpoint.reads / 1e9
+        read_bytes = checkpoint.reads
         dense = find_dense_layers(checkpoint, request.node.nodes)
         if dense and flags.get("--quantization-config") == dense.setting:
-            read_gb -= dense.saved / 1e9
+            read_bytes -= dense.saved
+        read_gb = read_bytes / 1e9
     elif preset and preset.reads_gb:
         prefix = "at least "
         read_gb = preset.reads_gb
