@@ -154,13 +154,13 @@ def read_presets(place: Path = PLACE) -> tuple[Preset, ...]:
 def load_presets() -> tuple[Preset, ...]:
     """Return the presets: those of the file over upstream's recipes, then recipes alone."""
     presets = {preset.id.lower(): preset for preset in read_presets()}
-    release = read_table(MODELS).newest
+    table = read_table(MODELS)
 
     for name, recipe in model_recipes().items():
         if recipe.settings and name not in presets:
             presets[name] = Preset(
                 id=recipe.id,
-                source=f"vLLM {release} recipes/models/{recipe.about['file']}",
+                source=f"vLLM {table.newest} recipes/models/{recipe.about['file']}",
                 evidence="documented",
                 confidence="medium",
             )
