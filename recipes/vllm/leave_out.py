@@ -91,18 +91,22 @@ def leave_out(tree: SourceTree, sources: Iterable[KnownSource]) -> SourceTree:
                 hint="leave the option away for this release",
             )
 
-        edits = swap_text(
-            ROOT_FILE,
-            tree.read(ROOT_FILE),
-            f"include({source.file})",
-            f"# {source.file}: {_MARK}",
-            note=source.option,
-        )
+        edits = _replace_include(tree, source, f"# {source.file}: {_MARK}")
         edits += _setup_edits(tree.read(_SETUP), source.targets, source.option)
         edits += _guard_imports(tree, source)
         tree = with_edits(tree, tuple(edits))
         _require_left_out(tree, source)
     return tree
+
+
+def _replace_include(tree: SourceTree, source: KnownSource, text: str) -> list[Edit]:
+    return swap_text(
+        ROOT_FILE,
+        tree.read(ROOT_FILE),
+        f"include({source.file})",
+        text,
+        note=source.option,
+    )
 
 
 def _require_left_out(tree: SourceTree, source: KnownSource) -> None:
@@ -138,13 +142,7 @@ def take_installed(tree: SourceTree, parts: Iterable[Wanted]) -> SourceTree:
             targets=" ".join(source.targets),
             variable=part.external.variable,
         )
-        edits = swap_text(
-            ROOT_FILE,
-            tree.read(ROOT_FILE),
-            f"include({source.file})",
-            installed,
-            note=source.option,
-        )
+        edits = _replace_include(tree, source, installed)
         tree = with_edits(tree, tuple(edits))
     return tree
 
