@@ -112,13 +112,9 @@ def add_wheel(
 
 
 def _require_whole(wheel: Path, copy: Path) -> None:
-    faults = list(find_faults(copy))
-    if faults:
-        further = len(faults) - 1
+    for fault in find_faults(copy):
         raise SourceError(
-            f"{wheel}: {faults[0]}",
-            why=f"and {further} faults more" if further else "the wheel is damaged",
-            hint="build it again",
+            f"{wheel}: {fault}", why="the wheel is damaged", hint="build it again"
         )
 
 

@@ -254,7 +254,7 @@ def _collect_wheels(
     absent = []
     for wheel in chosen:
         files[wheel.filename] = downloads / wheel.filename
-        if file := _find_file(wheel, house, downloads):
+        if file := find_wheel_file(wheel, house, downloads):
             files[wheel.filename] = file
         else:
             absent.append(wheel)
@@ -265,7 +265,8 @@ def _collect_wheels(
     return files
 
 
-def _find_file(wheel: LockedWheel, *folders: Path) -> Path | None:
+def find_wheel_file(wheel: LockedWheel, *folders: Path) -> Path | None:
+    """Return the file of a wheel in the first folder that has it with its sha256."""
     for folder in folders:
         file = folder / wheel.filename
         if is_file(file) and sha256_of(file) == wheel.sha256:

@@ -115,10 +115,7 @@ def record_override(house: Path, override: Override) -> bool:
         listed = listed_manifest(house)
         if override in listed.overrides:
             return False
-
-        others = _without_project(listed, override.takes.project)
-        after = replace(listed, overrides=(*others, override))
-        commit_files(house, write_documents(after), ())
+        _replace_override(house, listed, override.takes.project, override)
     return True
 
 
@@ -126,23 +123,25 @@ def lift_override(house: Path, project: str) -> Override:
     """Remove the override of a project and return it. Raises UsageError if there is none."""
     with open_for_writing(house):
         listed = listed_manifest(house)
-        for override in listed.overrides:
-            if override.takes.project == project:
-                after = replace(listed, overrides=_without_project(listed, project))
-                commit_files(house, write_documents(after), ())
-                return override
-
-    present = [override.takes.project for override in listed.overrides]
-    raise UsageError(
-        f"{house}: there is no override of {project}",
-        hint=f"there is {', '.join(present) or 'none'}",
-    )
+        by_project = {override.takes.project: override for override in listed.overrides}
+        if project not in by_project:
+            raise UsageError(
+                f"{house}: there is no override of {project}",
+                hint=f"there is {', '.join(by_project) or 'none'}",
+            )
+        _replace_override(house, listed, project)
+    return by_project[project]
 
 
-def _without_project(manifest: Manifest, project: str) -> tuple[Override, ...]:
-    return tuple(
-        override for override in manifest.overrides if override.takes.project != project
-    )
+def _replace_override(
+    house: Path,
+    listed: Manifest,
+    project: str,
+    *new: Override,
+) -> None:
+    kept = [old for old in listed.overrides if old.takes.project != project]
+    after = replace(listed, overrides=(*kept, *new))
+    commit_files(house, write_documents(after), ())
 
 
 def known_overrides(

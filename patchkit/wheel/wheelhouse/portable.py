@@ -7,12 +7,10 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
-from patchkit.digests import sha256_of
-from patchkit.durable.paths import is_file
 from patchkit.errors import translated
 from patchkit.source.fetch import Progress, cache_dir, fetch
 from patchkit.wheel.build.toolchain import COMPILER, locked_toolkit_wheels
-from patchkit.wheel.wheelhouse.fill import download_wheels
+from patchkit.wheel.wheelhouse.fill import download_wheels, find_wheel_file
 from patchkit.wheel.wheelhouse.resolve import NodePlatform, WheelSources, resolve_wheels
 
 
@@ -29,12 +27,7 @@ def add_requirements(folder: Path, node: NodePlatform, progress: Progress) -> No
     store = cache_dir() / "kit"
     with translated(at=store):
         store.mkdir(parents=True, exist_ok=True)
-        absent = [
-            wheel
-            for wheel in wheels
-            if not is_file(file := store / wheel.filename)
-            or sha256_of(file) != wheel.sha256
-        ]
+        absent = [wheel for wheel in wheels if not find_wheel_file(wheel, store)]
         download_wheels(absent, store, progress)
 
     with translated(at=folder):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import parse_wheel_filename
 from uv import find_uv_bin
@@ -179,8 +180,6 @@ def _uv_error(
             "what was not found, check its credentials in pip's configuration",
         )
 
-    if "parse" in output and "requirement" in output:
-        return UsageError("--with takes a requirement such as 'ray>=2.40'", why=why)
     return StorageError(
         "uv cannot resolve what the wheels need",
         why=why,
@@ -216,10 +215,12 @@ def resolve_wheels(
     StorageError if the index or the disk fails.
     """
     for text in also:
-        if text.startswith("-") or not text.isprintable():
+        try:
+            Requirement(text)
+        except InvalidRequirement:
             raise UsageError(
                 f"--with takes a requirement such as 'ray>=2.40', not {text!r}"
-            )
+            ) from None
 
     ours = {}
     for wheel in given:
