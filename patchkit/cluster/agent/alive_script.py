@@ -1,13 +1,13 @@
-"""Watch that a server lives, and say so to systemd; find out where a frozen one is.
+"""Watch that a server lives, and tell systemd; write the stacks of a server that is frozen.
 
-    alive.py alive             beside the head's server: WATCHDOG=1 as often as it proves to live
-    alive.py working ID S      on a worker: what shows that it works, after S seconds of silence
-    alive.py stacks ID         on a worker: let the processes of its rank write where they are, at a
-                               line of standard input
+    alive.py alive             beside the head's server: WATCHDOG=1 whenever it proves that it lives
+    alive.py working ID S      on a worker: say what shows that it works, after S seconds of silence
+    alive.py stacks ID         on a worker: after a line on standard input, let the processes of its
+                               rank write their stacks
 
-/health says 200 of an engine that hangs. systemd keeps the time: if nothing proves for
-WatchdogSec= that the server lives, it sends SIGABRT. Then this script says why, and the unit kills
-the server, as after a crash.
+A server answers /health with 200 even if its engine hangs. systemd keeps the time: if this script
+does not send WATCHDOG=1 for WatchdogSec=, systemd sends it SIGABRT. Then the script says why and
+ends with FROZEN, and the unit kills the server, as after a crash.
 
 This file is copied to the nodes, beside group.py, judge.py and the modules that both import.
 """
@@ -46,14 +46,14 @@ from patchkit.cluster.agent.processes import read_mark, run_tool, strangers
 from patchkit.http_exchange import HttpAnswer, HttpServer
 
 FROZEN = 3  # exit status after which the unit kills the server
-_OFTEN = 30.0  # seconds between two tokens of a server with clients
-_SELDOM = 600.0  # and without clients
+_OFTEN = 30.0  # seconds between two questions for a token, if the server has clients
+_SELDOM = 600.0  # and if it has none
 _STEP = 600.0  # seconds that one step may take while the GPU draws power
-_COMPILE = 3600.0
-_TOOL = 5.0  # seconds for a program, or a login
-_GLANCE = 1.0  # seconds that a look waits for a token
-_STACKS = 8.0  # seconds for the stacks; head.service starts the head anew after 20
-_LINES = 200  # of a file of stacks
+_COMPILE = 3600.0  # seconds that a compiler may run
+_TOOL = 5.0  # seconds for a program, or for a login by ssh
+_GLANCE = 1.0  # seconds that one look at the server waits for a token
+_STACKS = 8.0  # seconds until all stacks are written; head.service starts the head anew after 20
+_LINES = 200  # the last lines of a file of stacks, which are shown
 _COMPILERS = {
     "ptxas",
     "cicc",
@@ -65,13 +65,17 @@ _COMPILERS = {
     "ninja",
     "ld",
 }
-_SCRIPT = f"{group.ALONE} alive.py"  # which finds group.py beside it
-_WORKS = "works: "  # marks the line: a login may print others
-_ABORTED = "Fatal Python error: Aborted"  # of faulthandler
+_SCRIPT = f"{group.ALONE} alive.py"  # as `worker_words` takes a script
+_WORKS = "works: "  # begins the line of `working`: a login may print other lines
+_ABORTED = "Fatal Python error: Aborted"  # faulthandler's first line of the stacks of a process
 
 
 def alive(settings: group.Settings) -> None:
-    """Say WATCHDOG=1 as often as the server proves that it lives."""
+    """Send systemd WATCHDOG=1 whenever the server proves that it lives, until a signal comes.
+
+    At SIGABRT, which systemd sends after `frozen` seconds without a proof, writes the stacks of all
+    ranks and ends with FROZEN; with 0 if the server proves that it lives after all.
+    """
     watch = Liveness(settings)
     patience = watch.patience
     proofs = Counter[str]()
@@ -94,7 +98,7 @@ def alive(settings: group.Settings) -> None:
 
             time.sleep(patience / 12)
     except FiredError:
-        # The server may be well, and this process did not get to run: look once more.
+        # Maybe the server is well, and only this process had no time to run: look once more.
         life = judge(watch.look_at_server(_TOOL), patience)
         if life.proof:
             group.leave(0, f"late, and not frozen: {life.proof}")
@@ -108,7 +112,9 @@ def alive(settings: group.Settings) -> None:
     finally:
         counts = ", ".join(f"{proof}: {count}" for proof, count in proofs.most_common())
         group.say(f"proofs: {counts or 'none'}")
-        group.notify("STATUS=")  # which systemd keeps until the next start
+        group.notify(
+            "STATUS="
+        )  # systemd would show the last status until the next start
 
 
 def working(
@@ -116,25 +122,28 @@ def working(
     start: str,
     silent: str,
 ) -> None:
-    """Say the sign that this node works, if there is one."""
+    """Say the sign that this node works, if there is one.
+
+    ``start`` is the id of the start that the head runs, ``silent`` the seconds since a proof.
+    """
     group.enter_start(settings, start)
     if work := find_work(settings, float(silent)):
         group.say(f"{_WORKS}{work}")
 
 
 def stacks(settings: group.Settings, start: str) -> None:
-    """Let the processes of this node's rank write where they are, once a line comes."""
+    """Let the processes of this node's rank write their stacks, once a line comes."""
     group.enter_start(settings, start)
     sys.stdin.readline()
     write_stacks(settings)
 
 
 class FiredError(BaseException):
-    """Nothing has proved for too long that the server lives."""
+    """systemd's SIGABRT came: nothing has proved for too long that the server lives."""
 
 
 class Liveness:
-    """The signs of life of a server, from one look to the next."""
+    """The signs of life of a server, kept from one look to the next."""
 
     def __init__(self, settings: group.Settings) -> None:
         self.settings = settings
@@ -143,7 +152,7 @@ class Liveness:
         self.counters: Counters | None = None
         self.other_listeners = ""
 
-        # On the monotonic clock.
+        # Seconds on the monotonic clock.
         self.last_proof_at = time.monotonic()
         self.last_step_at = self.last_proof_at
         self.last_question_at = self.last_proof_at
@@ -155,11 +164,15 @@ class Liveness:
 
     @property
     def silent(self) -> float:
-        """Return for how many seconds the server itself has proved nothing."""
+        """Return for how many seconds the server has not proved that it lives."""
         return time.monotonic() - self.last_proof_at
 
     def look(self) -> ServerLife:
-        """Look at the server; if it proves nothing for a while, also at the programs beside it."""
+        """Return the life that the server shows.
+
+        After a while without a proof, this node's programs and its GPU count too; after a longer
+        one, those of the workers.
+        """
         signs = self.look_at_server(self.patience / 6)
         life = judge(signs, self.patience)
         if life.proof:
@@ -174,12 +187,14 @@ class Liveness:
         return life
 
     def look_at_server(self, seconds: float) -> ServerSigns:
-        """Return the signs of the server itself; ``seconds`` are for /metrics alone."""
+        """Return the signs of the server itself; /metrics may take ``seconds``."""
         answer = self.server.ask("/metrics", seconds=seconds)
         counters = read_counters(answer.text)
         former = self.counters or counters
         signs = read_metrics_signs(answer, former, self.settings["url"])
-        if not signs.metrics_trouble:  # else the next look shows what moved meanwhile
+        if (
+            not signs.metrics_trouble
+        ):  # else the next look compares with the last good answer
             self.counters = counters
         if signs.steps_moved:
             self.last_step_at = time.monotonic()
@@ -199,19 +214,19 @@ class Liveness:
 
     @property
     def _often(self) -> float:
-        """Return the seconds between two tokens of a server that has something to do."""
+        """Return the seconds between two questions to a server that has something to do."""
         return min(_OFTEN, self.patience / 4)
 
     def _ask_engine(self, has_clients: bool) -> bool:
-        """Ask for a token when one is due; return whether an answer came just now."""
+        """Ask for a token when it is time to; return whether an answer came during this call."""
         if not self.question and self._is_question_due(has_clients):
             self._begin_question()
         if not self.question:
             return False
 
         self.question.join(_GLANCE)
-        # The reply decides, not the state of the thread: Python up to 3.12 takes a thread for ended
-        # if a signal's handler raises while it is waited for.
+        # Do not ask the thread whether it has ended: Python up to 3.12 says yes too early if a
+        # signal's handler raises during `join`.
         if self.reply is None:
             return False
         self.question = None
@@ -234,8 +249,9 @@ class Liveness:
         return time.monotonic() - last_sign_at >= pause
 
     def _begin_question(self) -> None:
+        """Ask for a token in a thread, unless another program listens at the server's port."""
         self.last_question_at = time.monotonic()
-        # A question carries the key: it goes to nobody but the group's own server.
+        # The question carries the key, which only the group's own server may get.
         listeners = strangers(
             self.settings["url"],
             self.settings["unit"],
@@ -256,13 +272,13 @@ def read_metrics_signs(
     former: Counters,
     url: str,
 ) -> ServerSigns:
-    """Return what an answer of /metrics shows since the ``former`` counters.
+    """Return the signs in an answer of /metrics, and what moved since the ``former`` counters.
 
-    The watch and `status` both begin with it, and ask for tokens afterwards.
+    The watch and `status` begin with these signs; those of a question for a token come later.
     """
     counters = read_counters(answer.text)
     trouble = describe_trouble("/metrics", answer.status, answer.trouble)
-    # A count that is no number hides how many requests there are.
+    # Without a usable number of requests take it that there are some.
     is_uncounted = bool(trouble) or (bool(counters) and counters.requests is None)
 
     return ServerSigns(
@@ -278,12 +294,15 @@ def read_metrics_signs(
 
 
 def is_paused(server: HttpServer) -> bool:
-    """Return whether a server says that it is paused: a route of VLLM_SERVER_DEV_MODE."""
+    """Return whether a server says that it is paused.
+
+    Only a server with VLLM_SERVER_DEV_MODE can be paused, and has /is_paused.
+    """
     return server.ask("/is_paused", seconds=_TOOL).value("is_paused") is True
 
 
 def has_clients(url: str) -> bool:
-    """Return whether anybody is connected to the server."""
+    """Return whether a client has a connection to the server."""
     port = urllib.parse.urlsplit(url).port or 80
     sockets = _try_tool("ss", "-Htn", "state", "established", f"( sport = :{port} )")
     return bool(sockets.strip())
@@ -294,7 +313,10 @@ def find_group_work(
     workers: Iterable[group.Settings],
     silent: float,
 ) -> str:
-    """Return the sign that this node or one of these workers works, "" for none."""
+    """Return the sign that this node or one of ``workers`` works, "" for none.
+
+    ``silent`` are the seconds since the server proved that it lives.
+    """
     if work := find_work(settings, silent):
         return work
 
@@ -306,7 +328,10 @@ def find_group_work(
 
 
 def find_work(settings: group.Settings, silent: float) -> str:
-    """Return the sign that this node works though nothing is counted, "" for none."""
+    """Return the sign that this node works though the server's counters stand still, "" for none.
+
+    It is a compiler of the group or, for a shorter time, the power that the GPU draws.
+    """
     if silent < _COMPILE and (compiler := _find_compiler(settings["name"])):
         return f"{compiler} compiles"
 
@@ -318,7 +343,7 @@ def find_work(settings: group.Settings, silent: float) -> str:
 
 
 def _find_compiler(cluster: str) -> str:
-    """Return the name of a compiler that a cluster's group runs here, "" for none."""
+    """Return the name of a compiler that the group of ``cluster`` runs here, "" for none."""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended, or belongs to another user
             name = (process / "comm").read_text(errors="replace").strip()
@@ -328,7 +353,7 @@ def _find_compiler(cluster: str) -> str:
 
 
 def _read_watts() -> float:
-    """Return the watts of the GPU that draws most, 0 if they are unknown."""
+    """Return the watts of the GPU that draws most, 0 if nvidia-smi names none."""
     query = ("--query-gpu=power.draw", "--format=csv,noheader,nounits")
     rows = _try_tool("nvidia-smi", *query)
     figures = re.findall(r"(?m)^\d+\.?\d*", rows)
@@ -336,7 +361,10 @@ def _read_watts() -> float:
 
 
 def find_stacks(settings: group.Settings) -> None:
-    """Let all ranks write where they are, at once: the first one to end stops the others."""
+    """Let the processes of all ranks write their stacks, all at once.
+
+    They end with it, and the first rank that ends stops the others.
+    """
     script = f"{_SCRIPT} stacks"
     links = []
     for worker in settings["workers"].values():
@@ -358,9 +386,9 @@ def find_stacks(settings: group.Settings) -> None:
 
 
 def write_stacks(settings: group.Settings) -> None:
-    """Let the processes of a rank write where they are, by SIGABRT: they end with it.
+    """Let the processes of this node's rank write their stacks, by SIGABRT; they end with it.
 
-    The main process is the last one: systemd ends the others with it.
+    The main process gets it last: when that ends, systemd ends the others.
     """
     unit = settings["unit"]
     began = time.time()
@@ -384,18 +412,19 @@ def write_stacks(settings: group.Settings) -> None:
 
 
 def _read_fresh_lines(file: Path, since: float) -> list[str]:
-    """Return the last lines of a file that was written since then. Raises OSError."""
+    """Return the last lines of a file, [] if it was written before ``since``. Raises OSError."""
     if file.stat().st_mtime <= since:
         return []
     return file.read_text(errors="replace").splitlines()[-_LINES:]
 
 
 def _abort_processes(settings: group.Settings, main: bool) -> str:
-    """Send SIGABRT to the main process of a rank, or to all others; return what went wrong.
+    """Send SIGABRT to the main process of a rank or, without ``main``, to all its others.
 
-    SIGCONT follows: a stopped process would not end.
+    SIGCONT follows, since a stopped process would not end. Returns what went wrong, "" for nothing.
     """
-    if inside := settings.get("inside"):  # the words before a command in its container
+    # The words that run a program in the rank's container.
+    if inside := settings.get("inside"):
         return _abort_in_container(inside, main)
 
     unit = settings["unit"]
@@ -411,7 +440,7 @@ def _abort_processes(settings: group.Settings, main: bool) -> str:
 
 
 def _abort_in_container(inside: Iterable[str], main: bool) -> str:
-    pids = 1 if main else -1  # -1: all but the first one
+    pids = 1 if main else -1  # -1 are all but process 1 of the container
     script = f"kill -ABRT {pids}; kill -CONT {pids}"
 
     try:
@@ -426,7 +455,10 @@ def _count_stacks(
     since: float,
     former: int,
 ) -> int:
-    """Wait until more processes have written than before, and then no more do; return how many."""
+    """Wait until more than ``former`` stacks are in the journal and none is added, or some seconds.
+
+    Returns how many there are of the unit's processes since the time ``since``.
+    """
     words = ("journalctl", "--quiet", "--output=cat", f"--since=@{since:.6f}")
     deadline = time.monotonic() + _STACKS / 2
     count = former
@@ -441,7 +473,7 @@ def _count_stacks(
 
 
 def _try_tool(*words: str) -> str:
-    """Return the output of a program, "" for one that is missing or takes too long."""
+    """Return what a program writes, "" if the program is missing or takes too long."""
     with suppress(OSError, subprocess.TimeoutExpired):
         return run_tool(*words, seconds=_TOOL).stdout
     return ""

@@ -1,11 +1,11 @@
-"""Tie the ranks of one model together: the units of a cluster run this on each node.
+"""Tie the ranks of one model together: the units of a cluster run this script on each node.
 
-    group.py begin      before the head's server: end with 1 if a rank or its port is missing
-    group.py ready      after the head's server: end once a token has come back
-    group.py ray        after Ray's head: end once it listens
+    group.py begin      before the head's server: fail if a rank does not run or the port is taken
+    group.py ready      after the start of the head's server: wait for its first token
+    group.py ray        after the start of Ray's head: wait until it listens
     group.py spread     on the head, after the first token: give workers the compiled code they lack
     group.py watch N    on the head: start rank N on its node, watch it, stop it
-    group.py hold ID    on a worker: its end of the link, which `watch` runs over ssh
+    group.py hold ID    on a worker: the worker's end of the link; `watch` runs it over ssh
     group.py held       on a worker, in a unit that `hold` makes: start the rank, stop it
 
 This file is copied to the nodes and runs there with the standard library and the few files beside
@@ -34,20 +34,20 @@ from typing import Any, NoReturn
 from patchkit.cluster.agent.processes import run_tool, strangers
 from patchkit.http_exchange import HttpAnswer, HttpServer, usable_key
 
-Settings = dict[str, Any]  # of group.json, or its entry of a worker
+Settings = dict[str, Any]  # the content of group.json, or of its entry for one worker
 ALONE = "-sEB"
-"""Options of Python for a script beside others: no settings of the user, no bytecode."""
+"""Options of Python for these scripts: no settings of the user, no bytecode."""
 
 
-HEARTBEAT = 2.0  # seconds between two signs of life of the head
-SILENCE = 15.0  # seconds without one after which a rank is stopped, or given up
+HEARTBEAT = 2.0  # seconds between two signs of life on a link, from either end
+SILENCE = 15.0  # seconds without one after which a worker stops its rank, and the head gives it up
 _AGAIN = 5.0  # seconds between two tries to reach a worker
-# Marks the lines of the rank's end of a link: a login, ssh and systemd-run use the same pipe.
+# Begins what the worker's end of a link says: a login, ssh and systemd-run write to the same pipe.
 _RANK_WORD = "patchkit-rank: "
 _STARTED = "started"
-ANSWERED = "answered: "  # begins the line of a start that has ended well
+ANSWERED = "answered: "  # begins the last line of a start that succeeded
 _FIRST_TOKEN = 600.0  # seconds for one answer; the first one may compile kernels
-NOT_HERE = (400, 404, 405, 501)  # status of a server that has no such path
+NOT_HERE = (400, 404, 405, 501)  # statuses of HTTP where a model does not serve a path
 QUESTIONS: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "1", "max_tokens": 1, "temperature": 0},
     "/v1/chat/completions": {
@@ -57,14 +57,15 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": "1"},
     "/pooling": {"input": "1"},
 }
-_ANSWERED = ("choices", "data")  # lists in an answer: one of them has an entry
+_ANSWERED = ("choices", "data")  # lists of which an answer has one, with an entry
 _TAKEN = "the server's port is taken"
-# For all workers: the start of a unit may take 90, and a watch waits for it.
+# For all workers together: the unit of the watch waits for it, and its start may take 90.
 _SPREAD_SECONDS = 60.0
 _RSYNC = ("rsync", "-a", "--ignore-existing", "--stats", "--files-from=-", "--from0")
-_SPREAD_BYTES = 4 << 30
+_SPREAD_BYTES = 4 << 30  # the most that workers are given
 _SETTLED = 30.0  # seconds since a file's last change, after which it is whole
-# Files whose names are keys for any rank; not those of one rank, nor those ranks must agree on.
+# Compiled code that any rank finds by the file's name. Code of one rank alone, and code on which
+# ranks must agree, stays.
 _SPREADS = re.compile(
     r"(?:cuda|triton|quack)/|flashinfer/.*/(?:cached_ops|generated)/|models/.*/(?:inductor|triton)_cache/"
 )
@@ -72,7 +73,7 @@ _SYSTEMCTL = ("systemctl", "--user")
 
 
 def main(*works: Callable[..., None]) -> None:
-    """Run the function that the first argument names, with the others."""
+    """Run the function that the first argument names, with the settings and the other arguments."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)
 
@@ -83,24 +84,24 @@ def main(*works: Callable[..., None]) -> None:
     verbs = {work.__name__: work for work in works}
     try:
         verbs[verb](settings, *arguments)
-    except KeyboardInterrupt:  # the sender of the signal says why
+    except KeyboardInterrupt:  # a signal: its sender tells the user why
         sys.exit(1)
 
 
 def say(text: str) -> None:
-    """Write a line to the journal, or to the other end."""
+    """Write a line to the journal or, on a link, to the other end."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 def leave(code: int, text: str) -> NoReturn:
-    """Say why, and end."""
+    """Say why this script ends, and end it with the status ``code``."""
     say(text)
     sys.exit(code)
 
 
 def begin(settings: Settings) -> None:
-    """Check that all that the server needs was started, and that its port is free."""
+    """End with 1 unless the units that the server needs run, and its port is free."""
     _require_units(settings)
     for stranger in strangers(settings["url"], settings["unit"]):
         leave(1, f"error: {_TAKEN}: {stranger}")
@@ -119,11 +120,15 @@ def _require_units(settings: Settings) -> None:
 
 
 def ready(settings: Settings) -> None:
-    """Wait until the server has answered a token; end with 1 if it is gone before."""
-    # A rank that ended before the server's process began could not stop it.
+    """Wait until the server has given a token.
+
+    Ends with 1 if a needed unit does not run, the server is gone, another program listens at its
+    port, or it refuses this node's key.
+    """
+    # A rank that ended before the server's process began did not stop the server.
     _require_units(settings)
     server = own_server(settings)
-    place = (settings["url"], settings["unit"], settings["name"])
+    address = (settings["url"], settings["unit"], settings["name"])
     began = time.monotonic()
 
     while server.ask("/health").status != 200:
@@ -133,14 +138,14 @@ def ready(settings: Settings) -> None:
     say(f"loaded after {loaded:.1f} s; asking for a token")
 
     while True:
-        # Before each question, which carries the key: the listener may have changed.
-        for stranger in strangers(*place):
+        # Each question carries the key, and another program may listen by now.
+        for stranger in strangers(*address):
             leave(1, f"error: {_TAKEN}: {stranger}")
         reply = ask_token(server)
         if not reply.refusal:
             break
 
-        # These do not depend on the model, and the next answer will be the same.
+        # These refusals do not depend on the model: the next answer would be the same.
         if reply.status in (401, 403):
             hint = "is VLLM_API_KEY in the env?"
             leave(1, f"the server refuses its own machine: {reply.refusal}; {hint}")
@@ -153,7 +158,7 @@ def ready(settings: Settings) -> None:
 
 
 def ray(settings: Settings) -> None:
-    """Wait until Ray's head listens; end with 1 if it is gone before."""
+    """Wait until Ray's head listens; end with 1 if its process is gone before."""
     host, _, port = settings["ray"].rpartition(":")
     while True:
         with (
@@ -167,7 +172,10 @@ def ray(settings: Settings) -> None:
 
 
 def spread(settings: Settings) -> None:
-    """Copy compiled code to workers that lack it; overwrite nothing, and copy nothing back."""
+    """Copy the head's compiled code to workers that lack it; files that are there stay.
+
+    Ends with 0 if the code is larger than ``_SPREAD_BYTES``. A copy that fails is only said.
+    """
     began = time.monotonic()
     cache = Path.home() / settings["caches"]
     sizes = _find_compiled_code(cache)
@@ -187,9 +195,11 @@ def spread(settings: Settings) -> None:
 
 
 def _find_compiled_code(cache: Path) -> dict[str, int]:
-    """Return the files of a cache that workers can use, by path in it, with their bytes."""
+    """Return the bytes of each file that workers can use, by its path in the cache."""
     sizes = {}
-    for folder, _folders, files in os.walk(cache):  # which follows no links
+    for folder, _folders, files in os.walk(
+        cache
+    ):  # it does not follow links to folders
         for file in files:
             path = Path(folder, file)
             name = str(path.relative_to(cache))
@@ -206,7 +216,7 @@ def _copy_files(
     names: Iterable[str],
     seconds: float,
 ) -> str:
-    """Run rsync for these files; return the outcome in words."""
+    """Run rsync for the files ``names``, for at most ``seconds``; return the outcome in words."""
     try:
         done = subprocess.run(
             words,
@@ -224,7 +234,7 @@ def _copy_files(
 
 
 def _check_alive() -> None:
-    """End with 1 if the server's process is gone: the unit would stay in its start for ever."""
+    """End with 1 if the main process of the unit is gone: its start would go on for ever."""
     if process := int(os.environ.get("MAINPID", "0")):
         try:
             os.kill(process, 0)
@@ -234,7 +244,10 @@ def _check_alive() -> None:
 
 @dataclass(frozen=True)
 class TokenReply:
-    """The answer to a question for a token: ``refusal`` says why none came, "" if one did."""
+    """The answer to a question for a token; ``refusal`` says why no token came, "" if one did.
+
+    ``status`` is that of HTTP, 0 without an answer.
+    """
 
     model: str = ""
     status: int = 0
@@ -242,15 +255,16 @@ class TokenReply:
 
 
 def own_server(settings: Settings) -> HttpServer:
-    """Return the server of this node's group, with the key of its unit."""
+    """Return the server of this node's group, with the key from VLLM_API_KEY."""
     key = os.environ.get("VLLM_API_KEY", "")
     return HttpServer(settings["url"], usable_key(key))
 
 
 def ask_token(server: HttpServer) -> TokenReply:
-    """Ask for one token; of a model that does not generate, for one embedding or score.
+    """Ask for one token, or for an embedding if the model does not generate.
 
-    The question carries the key: the caller has checked who listens.
+    The paths of ``QUESTIONS`` are tried until the model serves one. The question carries the key:
+    the caller has to check before that only the server listens.
     """
     listing = server.ask("/v1/models")
     model = listing.value("data", 0, "id")
@@ -275,7 +289,7 @@ def ask_token(server: HttpServer) -> TokenReply:
 
 
 def _describe_refusal(path: str, answer: HttpAnswer) -> str:
-    """Return why an answer of a path has no token, "" if it has one."""
+    """Return why the answer of a path is none with a token, "" if it is one."""
     if answer.trouble:
         return answer.trouble
     if answer.status != 200:
@@ -287,7 +301,10 @@ def _describe_refusal(path: str, answer: HttpAnswer) -> str:
 
 
 def watch(settings: Settings, rank: str) -> None:
-    """Start a rank on its node, tell systemd, and end when it ends; stop it at a signal."""
+    """Start a rank on its node and tell systemd; end with 1 when the rank ends or its link is lost.
+
+    At a signal, stops the rank and ends with 0.
+    """
     worker = settings["workers"][rank]
     link = None
     try:
@@ -296,7 +313,7 @@ def watch(settings: Settings, rank: str) -> None:
         say(f"{worker['node']}: rank {rank} is started")
         ending = _follow_link(link)
 
-        # A server that had answered did not crash: systemd counts its starts from here.
+        # systemd limits the starts in an hour: a lost link of a server that ran does not count.
         served = show_property(settings["unit"], "ActiveState") == "active"
         if ending.lost and served:
             run_tool(*_SYSTEMCTL, "reset-failed", settings["unit"])
@@ -308,14 +325,17 @@ def watch(settings: Settings, rank: str) -> None:
 
 @dataclass(frozen=True)
 class LinkEnding:
-    """How a link ended: ``lost``, or with the word of its other end in ``text``."""
+    """The end of a link: ``lost`` without a word, or by a word of the worker's end.
+
+    ``text`` is that word, or says how the link was lost.
+    """
 
     text: str
     lost: bool
 
 
 def _follow_link(link: subprocess.Popen[str]) -> LinkEnding:
-    """Send signs of life to the other end and expect its own, until one of both ends."""
+    """Send signs of life to the worker and read the worker's, until the rank ends or is silent."""
     assert link.stdin
     assert link.stdout
     sign_at = time.monotonic()
@@ -342,13 +362,13 @@ def _follow_link(link: subprocess.Popen[str]) -> LinkEnding:
 
 
 def _stop_link(link: subprocess.Popen[str], node: str) -> None:
-    """Let the other end stop its rank, and say whether it did."""
+    """Tell the worker to stop its rank, and say whether it did."""
     assert link.stdin
     with suppress(BrokenPipeError):
         link.stdin.write("stop\n")
         link.stdin.close()
 
-    # A rank that does not end by itself is killed there after TimeoutStopSec.
+    # The node's systemd kills a rank that does not end within TimeoutStopSec.
     with suppress(subprocess.TimeoutExpired):
         link.wait(60)
     link.kill()
@@ -360,10 +380,10 @@ def _stop_link(link: subprocess.Popen[str], node: str) -> None:
 
 
 def _connect(worker: Settings, settings: Settings) -> subprocess.Popen[str]:
-    """Return the link to a worker whose rank was started; wait while it cannot be reached.
+    """Return the link to a worker once its rank is started; try again while that fails.
 
-    Only a word of the rank's end of the link makes this start fail. Any other end of a link, such
-    as a refused login or a node that just boots, is waited for.
+    A refused login or a node that just boots is tried again. Ends with 1 if the worker's end of the
+    link says that its rank cannot start.
     """
     last_reason = ""
     while True:
@@ -374,7 +394,7 @@ def _connect(worker: Settings, settings: Settings) -> subprocess.Popen[str]:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,  # a signal to this process is not one to ssh
+            start_new_session=True,  # a signal to this process does not reach ssh
         )
 
         assert link.stdout
@@ -397,13 +417,13 @@ def _connect(worker: Settings, settings: Settings) -> subprocess.Popen[str]:
 
 
 def say_rank_word(text: str) -> None:
-    """Write a word of the rank's end of the link to the head's end."""
-    # A login may have printed a line without its end.
+    """Write a word from the worker's end of the link to the head's end."""
+    # The line break comes first: a login may have printed a line without one.
     say(f"\n{_RANK_WORD}{text}")
 
 
 def read_rank_word(line: str) -> str:
-    """Return the word of the rank's end of the link in a line, "" for any other line."""
+    """Return the word from the worker's end of the link in a line, "" for any other line."""
     text = line.strip()
     if text.startswith(_RANK_WORD):
         return text.removeprefix(_RANK_WORD)
@@ -411,7 +431,7 @@ def read_rank_word(line: str) -> str:
 
 
 def leave_link(code: int, text: str) -> NoReturn:
-    """Say why to the head's end of the link, and end."""
+    """Tell the head's end of the link why this end stops, and end with the status ``code``."""
     say_rank_word(text)
     sys.exit(code)
 
@@ -419,39 +439,48 @@ def leave_link(code: int, text: str) -> NoReturn:
 def worker_words(
     worker: Settings, settings: Settings, script: str, *more: object
 ) -> list[str]:
-    """Return the words that run a script, ``OPTION FILE VERB``, on a worker: for this start."""
-    # The folder is below the home, where ssh begins.
+    """Return the words of ssh that run a verb of a script on a worker.
+
+    ``script`` is "OPTION FILE VERB"; the verb gets the id of this start, and ``more``.
+    """
+    # The path begins at the home: a command by ssh runs there.
     option, file, verb = script.split()
-    place = f".config/patchkit/{settings['name']}/{file}"
-    words = ("exec python3", option, place, verb, settings["id"], *more)
+    path = f".config/patchkit/{settings['name']}/{file}"
+    words = ("exec python3", option, path, verb, settings["id"], *more)
     return [*worker["ssh"], " ".join(map(str, words))]
 
 
 def notify(state: str) -> None:
-    """Tell systemd the state of this unit; do nothing outside of one."""
+    """Tell systemd the state of this unit, as sd_notify(3) says; do nothing outside of a unit."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
     if address.startswith("@"):  # an abstract socket
         address = "\0" + address[1:]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
-        bell.connect(address)
-        bell.sendall(state.encode())
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
+        connection.connect(address)
+        connection.sendall(state.encode())
 
 
 def enter_start(settings: Settings, group: str) -> None:
-    """Make systemctl usable over ssh; end where another start wrote this node's files."""
+    """Make systemctl --user usable over ssh; end with 3 if this node's files are of another start.
+
+    ``group`` is the id of the start that the head runs.
+    """
     os.environ.setdefault("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
     if settings["id"] != group:
         leave_link(3, "its files are of another start: run `patchkit up` again")
 
 
 def hold(settings: Settings, group: str) -> NoReturn:
-    """Become a unit that the rank's unit needs: however this process ends, the rank ends too."""
+    """Replace this process by a unit that runs `held`, and that the rank's unit needs.
+
+    However that unit ends, systemd then stops the rank.
+    """
     enter_start(settings, group)
     rank = settings["unit"]
     unit = rank.replace(".service", "-hold.service")
-    run_tool(*_SYSTEMCTL, "stop", unit, rank)  # of a link that is lost
+    run_tool(*_SYSTEMCTL, "stop", unit, rank)  # left from a lost link
 
     words = ["systemd-run", "--user", "--quiet", "--pipe", "--collect"]
     words += [f"--unit={unit}", f"--property=Wants={rank}"]
@@ -460,7 +489,7 @@ def hold(settings: Settings, group: str) -> NoReturn:
 
 
 def held(settings: Settings) -> None:
-    """Start this node's rank; stop it when the head asks, is gone or is silent."""
+    """Start this node's rank; stop it when the head says so, is gone or is silent."""
     unit = settings["unit"]
     done = run_tool(*_SYSTEMCTL, "start", unit)
     if done.returncode:
@@ -487,7 +516,10 @@ def held(settings: Settings) -> None:
 
 
 def _await_end(rank: int) -> str:
-    """Return why the rank has to stop: it ``ended``, was ``asked`` to, or the head is ``gone``."""
+    """Wait, and return why to stop: the rank "ended", the head "asked" for it or is "gone".
+
+    ``rank`` is a descriptor of the rank's process (pidfd); standard input is the link.
+    """
     sign_at = time.monotonic()
     beat_at = sign_at
     while True:
@@ -506,12 +538,12 @@ def _await_end(rank: int) -> str:
             return "gone"
 
         if now - beat_at >= HEARTBEAT:
-            say("")  # the head expects it
+            say("")  # a sign of life for the head
             beat_at = now
 
 
 def _is_shutting_down() -> bool:
-    """Return whether the user's systemd stops everything, or is gone."""
+    """Return whether the user's systemd stops all units, or is gone."""
     state = run_tool(*_SYSTEMCTL, "is-system-running").stdout.strip()
     return state in ("stopping", "offline", "unknown", "")
 
@@ -524,6 +556,7 @@ def _describe_ending(unit: str) -> str:
 
 
 def show_property(unit: str, name: str) -> str:
+    """Return systemd's value of a unit's property, "" if there is none."""
     words = ("show", f"--property={name}", "--value", unit)
     return run_tool(*_SYSTEMCTL, *words).stdout.strip()
 

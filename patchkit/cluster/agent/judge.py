@@ -1,9 +1,10 @@
 """Judge whether a server lives, by its signs of life. Pure.
 
-The watch on the head, `status` and `up` judge by the one table in ``judge``: its first row that
-holds decides. Another listener comes first, then a token: it proves that the engine works, whatever
-else is silent. A token that does not come weighs more than gauges that move. This file is copied to
-the nodes.
+The watch on the head, `status` and `up` use the one table in ``judge``: the first row that holds
+decides. The first row is for another program that listens at the server's port, the second for a
+token that came: it proves that the engine works, whatever else is silent. Gauges that move prove
+less than counters: they count only until a token has been missing for too long. This file is copied
+to the nodes.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ DOUBT = "doubt"
 SLEEPS = "it sleeps"
 PAUSED = "it is paused"
 _STATES = (ANSWERS, LIVES, WORKS, BLIND, REFUSES, ENDED, DOUBT)
-_MOST = 1e9  # requests
-_SERVER_ERRORS = 500  # the status of HTTP from which on the server itself is in trouble
-_NO_SUCH_QUESTION = 501
-_PREFILL = 4.0  # times `frozen`: how long a prefill by chunks may keep a token waiting
+_MOST = 1e9  # requests that are shown at most
+_SERVER_ERRORS = 500  # statuses of HTTP from here on mean trouble in the server itself
+_NO_SUCH_QUESTION = 501  # except this one: the model does not serve the path
+_PREFILL = 4.0  # times `frozen`: for so long a prefill in chunks may delay a token
 
-# `record` in vLLM's v1/metrics/loggers.py, 0.11.0 to 0.33.0. A step counts the tokens that it gave.
-# A chunk of a prefill gives none and counts no iteration, but the cache fills. Requests that wait
-# are no sign of life: clients change their number, and so does a scheduler that asks the prefix
-# cache in vain.
+# Written by `record` in vLLM's v1/metrics/loggers.py, 0.11.0 to 0.33.0. A step adds the tokens that
+# it gave to the counters. A chunk of a prefill gives no token and adds nothing, but the gauge of
+# the cache moves. The number of waiting requests is no sign of life: it changes with each new client,
+# and while a scheduler asks the prefix cache in vain.
 _STEPS = (
     "iteration_tokens_total_count",
     "generation_tokens_total",
@@ -45,7 +46,7 @@ _COUNT = re.compile(
     rf"^vllm:({'|'.join((*_STEPS, *_GAUGES, _WAITING))})(?:\{{.*\}})? (\S+)$",
     re.MULTILINE,
 )
-# One open end in a pattern: with two, a hostile line takes hours.
+# Only one part of the pattern has no fixed length: with two, a hostile line would take hours.
 _SLEEP_STATE = re.compile(r"^vllm:engine_sleep_state\{(.*)\} (\S+)$", re.MULTILINE)
 _AWAKE = 'sleep_state="awake"'
 _NO = ("0", "0.0")
@@ -55,8 +56,9 @@ _NO = ("0", "0.0")
 class Counters:
     """The counters in a text of /metrics: for each name the sum over all engines.
 
-    ``odd`` are names without a sum, since an engine's value is no finite number from 0 on.
-    ``asleep`` says that all engines sleep.
+    ``odd`` are names without a sum, since the value of an engine is negative or not a finite
+    number. ``requests`` run or wait, None if their number is not known. ``asleep`` says that all
+    engines sleep.
     """
 
     steps: Mapping[str, float] = field(default_factory=dict)
@@ -66,20 +68,21 @@ class Counters:
     odd: frozenset[str] = frozenset()
 
     def __bool__(self) -> bool:
-        """Return whether there are any."""
+        """Return whether the text has a counter or gauge."""
         return bool(self.steps or self.gauges or self.odd)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSigns:
-    """The signs of a server at one moment; a sign that was not looked at has its default.
+    """The signs of a server at one moment; a sign that nobody looked for has its default.
 
-    ``other_listeners`` listen at its port beside it, ``refused`` says that nobody does.
-    ``token_wait_s`` are the seconds since a token was asked for, ``token_refusal`` says why the
-    engine gave none. ``question_refusal``: the question was refused, which says nothing of the
-    engine. ``has_counters`` says that /metrics has some, ``metrics_trouble`` why it says nothing at
-    all; steps and gauges moved since the last look. ``has_clients``: somebody asks it. ``work`` is
-    a sign outside the server that a node works, such as a compiler.
+    ``other_listeners`` are other programs at the server's port; ``refused`` says that no program
+    listens there. ``token_wait_s`` are the seconds since a question for a token that is still
+    open, ``token_refusal`` says why the engine gave no token. ``question_refusal`` says why the
+    server refused the question itself: that says nothing of the engine. ``metrics_trouble`` says
+    why /metrics has no answer, ``has_counters`` that its answer has counters; steps and gauges
+    moved since the last look. ``has_clients``: somebody uses the server. ``work`` is a sign outside
+    the server that a node works, such as a compiler.
     """
 
     other_listeners: str = ""
@@ -100,17 +103,18 @@ class ServerSigns:
 
     @property
     def asked_in_vain(self) -> bool:
-        """Return whether a token was asked for and did not come."""
+        """Return whether the last question for a token is open, or was answered without one."""
         return bool(self.token_wait_s or self.token_refusal)
 
 
 @dataclass(frozen=True)
 class ServerLife:
-    """One of the states of a server, and the sign for it in words.
+    """The state of a server, one of ``_STATES``, and the sign of it in words.
 
-    ``answers``: a token came; ``lives``: the server shows life otherwise; ``works``: something
-    beside it does; ``blind``: another server may answer; ``refuses``: it does not take the
-    question; ``ended``: nobody listens; ``doubt``: nothing shows that it lives.
+    ``answers``: a token came; ``lives``: the server shows life in another way; ``works``: a program
+    or the GPU on a node works; ``blind``: another program may answer instead of the server;
+    ``refuses``: the server does not take the question; ``ended``: no program listens; ``doubt``:
+    nothing shows that the server lives.
     """
 
     state: str
@@ -125,16 +129,16 @@ class ServerLife:
 
     @property
     def line(self) -> str:
-        """Return the line of a watch to systemd: without line breaks of whoever wrote the text."""
+        """Return state and text as one line, which the watch gives systemd as its status."""
         return f"{self.state}: {' '.join(self.text.split())}"
 
 
 def judge(signs: ServerSigns, frozen: float) -> ServerLife:
-    """Return the life that the signs show; ``frozen`` are the seconds of the cluster's file."""
+    """Return the life that the signs show; ``frozen`` are the seconds from cluster.toml."""
     metrics_answer = not signs.metrics_trouble
     is_patient = signs.token_wait_s < _PREFILL * frozen
 
-    # A server that counts nothing shows no prefill either.
+    # Without counters a long prefill does not show: such a server gets the same patience.
     is_uncounted = metrics_answer and not signs.has_counters and not signs.token_refusal
     is_idle = metrics_answer and not signs.has_clients and not signs.asked_in_vain
 
@@ -181,7 +185,10 @@ def describe_trouble(
     status: int,
     trouble: str,
 ) -> str:
-    """Return why a path says nothing of the server; "" where it answers."""
+    """Return why the answer of a path says nothing of the server, "" if it does.
+
+    ``trouble`` says why no answer came, ``status`` is the answer's.
+    """
     if trouble:
         return f"{path} does not answer: {trouble}"
     if status >= _SERVER_ERRORS:
@@ -190,14 +197,14 @@ def describe_trouble(
 
 
 def is_question_refused(status: int) -> bool:
-    """Return whether a status refuses the question itself, which says nothing of the engine."""
+    """Return whether a status refuses the question itself: that says nothing of the engine."""
     if status == _NO_SUCH_QUESTION:
         return True
     return status not in (0, 200) and status < _SERVER_ERRORS
 
 
 def read_counters(text: str) -> Counters:
-    """Return the counters of the engines; a name with an odd value has no sum to compare."""
+    """Return the counters in a text of /metrics; a name with an odd value has no sum."""
     sums: dict[str, float] = {}
     odd = set()
     for name, value in _COUNT.findall(text):
@@ -230,12 +237,12 @@ def _is_asleep(text: str) -> bool:
 
 
 def has_moved(figures: Mapping[str, float], former: Mapping[str, float]) -> bool:
-    """Return whether a figure has changed; a new figure has not."""
+    """Return whether a figure differs from the former one of its name; a new name does not."""
     return any(former.get(name, figure) != figure for name, figure in figures.items())
 
 
 def read_life(line: str) -> ServerLife | None:
-    """Return the life in a line that a watch told systemd; None for any other line."""
+    """Return the life in the status line of a watch; None for a line of another form."""
     state, sign, text = line.partition(": ")
     if sign and state in _STATES:
         return ServerLife(state, text)

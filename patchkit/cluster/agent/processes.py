@@ -1,4 +1,4 @@
-"""Look at the processes of this machine: whose cluster they belong to, and who listens at a port.
+"""Look at the processes of this machine: which cluster has them, and which listen at a port.
 
 This file is copied to the nodes, beside group.py.
 """
@@ -16,17 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MARK = "PATCHKIT_CLUSTER"
-"""The environment variable of every process of a group: it finds what is left of a group."""
+"""The environment variable of every process of a group; its value is the cluster's name.
+
+By it patchkit finds processes that are left after a stop.
+"""
 
 _PROCESS = re.compile(r'users:\(\("(.*?)",pid=(\d+)')
-# The name of a process stands before it and is shorter; the control group stands behind it.
+# In a line of `ss -e`: the name of a process, which may be any text, is before it and shorter.
 _USER = re.compile(r" uid:(\d+) ino:\d+ sk:")
 
 
 def run_tool(
     *words: str, seconds: float | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program. Raises OSError without it, TimeoutExpired after ``seconds``."""
+    """Run a program. Raises OSError if it is missing, TimeoutExpired after ``seconds``."""
     return subprocess.run(
         words,
         capture_output=True,
@@ -38,7 +41,10 @@ def run_tool(
 
 
 def read_mark(process: Path) -> str:
-    """Return the cluster whose group has a process, by its folder in /proc; "" for none."""
+    """Return the name of the cluster that a process belongs to, "" for none.
+
+    ``process`` is the folder in /proc. A process of another user counts as none.
+    """
     with suppress(OSError):  # it ended, or belongs to another user
         environment = (process / "environ").read_bytes()
         for entry in environment.split(b"\0"):
@@ -53,10 +59,10 @@ def strangers(
     unit: str,
     name: str = "",
 ) -> list[str]:
-    """Return the listeners at a server's address that do not belong to it, but to other units.
+    """Return, in words, the listeners at a server's URL that do not belong to the server.
 
-    Processes in containers of the cluster ``name`` belong to the server as well: their control
-    group is the engine's.
+    Those of the unit ``unit`` and of its cluster's other units belong to it. So do processes with
+    the mark of the cluster ``name``: in a container the control group is the engine's.
     """
     descriptions = []
     for listener in listeners_at(url):
@@ -73,7 +79,7 @@ def strangers(
 
 
 def _is_in_units(process: Path, unit: str) -> bool:
-    """Return whether a process belongs to a unit, or to one of its group, such as NAME-ray."""
+    """Return whether a process belongs to a unit or to another one of its group, such as -ray."""
     prefix = unit.removesuffix(".service") + "-"
 
     with suppress(OSError):  # it ended
@@ -85,7 +91,7 @@ def _is_in_units(process: Path, unit: str) -> bool:
 
 @dataclass(frozen=True)
 class Listener:
-    """Who listens at a port, as which user; ``pid`` is 0 for a process of another user."""
+    """A listener at a TCP port; ``user`` is its UID, ``pid`` is 0 for a process of another user."""
 
     address: str
     port: int
@@ -95,23 +101,23 @@ class Listener:
 
     @property
     def holder(self) -> str:
-        """Return the process in words."""
+        """Return the listening process in words."""
         if self.pid:
             return f"{self.name} (process {self.pid})"
         return "another user's process"
 
 
 def listeners_at(url: str) -> list[Listener]:
-    """Return the listeners where a URL of this machine leads to; none if ss is missing."""
-    place = urllib.parse.urlsplit(url)
-    addresses = {"0.0.0.0", "::"}  # noqa: S104 - who listens there is meant
-    with suppress(OSError):  # an unknown host
-        rows = socket.getaddrinfo(place.hostname, place.port, type=socket.SOCK_STREAM)
+    """Return the listeners that a request to a URL of this machine may reach; [] without ss."""
+    parts = urllib.parse.urlsplit(url)
+    addresses = {"0.0.0.0", "::"}  # noqa: S104 - they listen at all addresses
+    with suppress(OSError):  # the host is unknown
+        rows = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_STREAM)
         for *_row, address in rows:
             addresses.add(_plain_address(str(address[0])))
 
     try:
-        listeners = list(find_listeners([place.port or 80]))
+        listeners = list(find_listeners([parts.port or 80]))
     except OSError:
         return []
 
@@ -126,7 +132,7 @@ def find_listeners(ports: Collection[int]) -> Iterator[Listener]:
             continue
 
         process = _PROCESS.search(line)
-        user = _USER.search(line)  # left out for root
+        user = _USER.search(line)  # ss leaves it out for root
         yield Listener(
             address=_plain_address(address),
             port=int(port),
@@ -137,7 +143,7 @@ def find_listeners(ports: Collection[int]) -> Iterator[Listener]:
 
 
 def _plain_address(text: str) -> str:
-    """Return one spelling of an address: without a device, and IPv4 where it is mapped to IPv6.
+    """Return an address in one spelling: without a device, and as IPv4 if IPv6 only maps it.
 
     A listener at ``::ffff:127.0.0.1`` gets what is sent to 127.0.0.1.
     """
