@@ -1,8 +1,8 @@
-"""Look at an engine and an image on a node: what containers get, and what is in them. Runs there.
+"""Look at an engine and an image on a node: what containers get and contain. Runs on the node.
 
 Sources are `docker info` or `podman info`, `image inspect`, and the specifications of the Container
 Device Interface (CDI) that `nvidia-ctk cdi generate` writes. The image's own Python lists its
-content: patchkit is sent into a container as it is sent to a node.
+content: patchkit is sent into a container of it, just as it is sent to a node.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RUN_WORDS = {
         "--oom-score-adj=100",
     ),
     # Root in podman's container is the user outside, with the unit's limits and control group.
-    # With systemd as its manager of groups it would leave those of the unit, and its journal.
+    # With systemd as the manager of groups the container would leave the unit's group and journal.
     "podman": (
         "--cgroup-manager=cgroupfs",
         "run",
@@ -53,22 +53,21 @@ RUN_WORDS = {
         "--ulimit=host",
     ),
 }
-"""Options by engine: the container runs as the user, and may do what a rank has to do."""
+"""The options by engine with which a container runs as the user, with the limits of a rank."""
 
 REMOVE_WORDS = {
     "docker": ("rm", "--force"),
     "podman": ("rm", "--force", "--time=0", "--ignore"),
 }
-"""Options by engine: containers end at once."""
+"""The words by engine that end and remove containers at once."""
 
 LAYER = "io.patchkit.layer"
-"""The label of a patched image: a digest of the patchkit and of the options that made it."""
+"""The label of a patched image. Its value is a digest over the patchkit and the options of it."""
 
-_BY_DIGEST = re.compile(
-    "(?:^|sha256:)[0-9a-f]{64}$"
-)  # a name that is, or has, a digest
+# A name of an image that is a digest, or ends in one.
+_BY_DIGEST = re.compile("(?:^|sha256:)[0-9a-f]{64}$")
 _ID = re.compile("(?:sha256:)?[0-9a-f]{64}")
-# An entry point that is a program itself; any other one runs its arguments as a command.
+# Entry points that are vLLM, Python or a shell; any other runs its arguments as a command.
 _PROGRAM = re.compile(
     r"(?:^|[/ ])(?:vllm|python[\d.]*|(?:ba|da|z)?sh)(?: |$)|vllm\.entrypoints"
 )
@@ -97,7 +96,10 @@ answer["glibc"] = platform.libc_ver()[1]
 
 @frozen
 class ImageContents:
-    """The content of an image; ``release`` is that of its Python, such as "3.12"."""
+    """What is in an image; ``release`` is that of its Python, such as "3.12".
+
+    ``ptxas`` is the path of CUDA 13's, "" for none.
+    """
 
     software: Software | None = None
     ptxas: str = ""
@@ -108,21 +110,22 @@ class ImageContents:
 
 @frozen
 class ImageFacts:
-    """An engine and an image: ``problem`` is a finding of survey.toml, "" for none.
+    """The facts of an engine and of an image.
 
-    ``said`` are the problem's words. ``program`` is the path of the engine, "" for none; ``user``
-    is UID:GID of the user of a container, ``login`` the name. ``version`` is "" for an engine that
-    does not answer, ``storage`` is the disk of its images. ``spec`` is the CDI specification with
-    all GPUs, "" for none, ``driver`` the release of the libraries that it names; ``hook`` says that
-    docker has NVIDIA's hook for --gpus. ``infiniband``: RDMA devices exist; ``closed`` are those
-    that this user may open only as a member of a group, or not at all.
+    ``problem`` is the id of a finding in survey.toml, "" for none; ``said`` are the engine's words
+    about it. ``program`` is the path of the engine, "" for none; ``user`` is UID:GID of the user
+    who runs containers, ``login`` the name. ``version`` is "" for an engine that does not answer,
+    ``storage`` is the disk of its images. ``spec`` is the path of the CDI specification with all
+    GPUs, "" for none; ``driver`` is the release of the libraries that the specification names.
+    ``hook`` says that docker has NVIDIA's hook for --gpus. ``infiniband`` says that there are RDMA
+    devices; ``closed`` are those that this user may open only by a group, or not at all.
 
-    ``id`` is "" for an image that does not exist; ``content`` is a digest over its layers and its
-    configuration, and the same in each kind of store, as the id is not. ``wraps``: the entry point
-    runs its arguments as a command. ``by_tag``: the image was found by its tag alone, not by its id
-    or a digest. ``digests`` are its names in registries, ``size`` is in bytes, ``owner`` is its
-    default user, ``layer`` the label that `apply` gave it. ``cpu`` and ``cuda`` ("13.0") are what
-    it is made for.
+    ``id`` is "" for an image that does not exist. ``content`` is a digest over the layers and the
+    configuration: unlike the id, it is the same in each kind of store. ``wraps`` says that the
+    entry point runs its arguments as a command, ``by_tag`` that the image was found by its tag
+    alone, not by its id or a digest. ``digests`` are the image's names in registries, ``size`` is
+    in bytes, ``owner`` is the default user, ``layer`` the value of the label ``LAYER``. The image
+    is made for the CPU ``cpu`` and the CUDA release ``cuda``, such as "13.0".
     """
 
     program: Annotated[str, matching(r"(/.*/(docker|podman))?", "an engine")] = ""
@@ -151,24 +154,27 @@ class ImageFacts:
 
     @property
     def digits(self) -> str:
-        """Return the id as all engines take it."""
+        """Return the hex digits of the id: all engines take an id in this form."""
         return self.id.removeprefix("sha256:")
 
     @property
     def run(self) -> tuple[str, ...]:
-        """Return the words of a container of this image that stand before its own options."""
+        """Return the words that run a container, up to the options that a caller adds."""
         options = RUN_WORDS[Path(self.program).name]
         words = (option.format(user=self.user) for option in options)
         return (self.program, *words, "--rm", "--pull=never", "--log-driver=none")
 
     @property
     def remove(self) -> tuple[str, ...]:
-        """Return the words that end containers, whose names follow."""
+        """Return the words that end containers, up to the containers' names."""
         return (self.program, *REMOVE_WORDS[Path(self.program).name])
 
 
 def look_at_image(engine: str, names: Sequence[str]) -> ImageFacts:
-    """Return the facts of ``find_image``, with the content that the image's own Python lists."""
+    """Return the facts of ``find_image``, with the content that the image's own Python lists.
+
+    The content is read in a container. If that fails, the problem is "image-silent".
+    """
     image = find_image(engine, names)
     if image.problem:
         return image
@@ -176,10 +182,10 @@ def look_at_image(engine: str, names: Sequence[str]) -> ImageFacts:
     options = ["--interactive", "--network=none"]
     if not image.wraps:
         options.append("--entrypoint=")
-    way = (*image.run, *options, image.id, "sh", "-c")
+    shell = (*image.run, *options, image.id, "sh", "-c")
 
     try:
-        contents = Remote("the image", way=way).call(ImageContents, contents_inside)
+        contents = Remote("the image", way=shell).call(ImageContents, contents_inside)
     except HostError as error:
         return replace(
             image,
@@ -194,9 +200,10 @@ def find_image(
     names: Sequence[str],
     root: str = "/",
 ) -> ImageFacts:
-    """Return the facts of an engine, and of the image that has the first of these names.
+    """Return the facts of an engine, and of the first image that exists of ``names``.
 
-    ``root`` is the folder of the machine's files.
+    ``root`` is the folder of the machine's files. What fails is the ``problem`` of the facts:
+    nothing is raised for it.
     """
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/bin"
     program = shutil.which(engine, path=path)
@@ -212,7 +219,7 @@ def find_image(
     )
 
     try:
-        # As a unit would: a login may be in a group that the user's systemd is not in.
+        # Ask as a unit would: this login may be in a group that the user's systemd is not in.
         options = ("--quiet", "--pipe", "--wait", "--collect")
         words = (*options, program, "info", "--format={{json .}}")
         done = run_for_user("systemd-run", *words, timeout=_PATIENCE)
@@ -224,7 +231,7 @@ def find_image(
             )
 
         info = read_json(done.output)
-        if refusals := info.get("ServerErrors"):  # docker: no failure with --format
+        if refusals := info.get("ServerErrors"):  # docker ends with 0 all the same
             return replace(
                 facts,
                 problem="engine-refuses",
@@ -233,7 +240,9 @@ def find_image(
 
         podman = shutil.which("podman", path=path)
         if podman and "host" in info:
-            facts = replace(facts, program=podman)  # the name docker may lead to it
+            facts = replace(
+                facts, program=podman
+            )  # `docker` may be another name of podman
         facts = replace(facts, **_read_info(info, root), **_read_devices(root))
         return replace(facts, **_inspect_image(facts.program, names))
     except _ODD as error:
@@ -246,7 +255,7 @@ def find_image(
 
 
 def _read_info(info: Any, root: str) -> dict[str, Any]:
-    """Return the fields from an engine's `info` and from the specifications of CDI."""
+    """Return the fields of ImageFacts from an engine's `info` and from CDI specifications."""
     if "host" in info:
         version = info["version"]["Version"]
         storage = info["store"]["graphRoot"]
@@ -285,10 +294,12 @@ def _gpu_specifications(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _read_devices(root: str) -> dict[str, Any]:
+    """Return the fields of ImageFacts about RDMA devices."""
     folder = Path(root, "dev/infiniband")
     closed = []
     for file in sorted(folder.glob("uverbs*")):
         status = file.stat()
+        # 6: others may read and write.
         is_open = status.st_mode & 6 == 6 or status.st_uid == os.getuid()
         if not is_open:
             closed.append(str(file))
@@ -297,7 +308,7 @@ def _read_devices(root: str) -> dict[str, Any]:
 
 
 def _inspect_image(program: str, names: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of an image from an engine."""
+    """Return the fields of ImageFacts about the first image that exists of ``names``."""
     for name in names:
         done = attempt(program, "image", "inspect", "--", name, timeout=_PATIENCE)
         if not done.trouble:
@@ -307,7 +318,10 @@ def _inspect_image(program: str, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _image_fields(image: Any) -> dict[str, Any]:
-    """Return the fields from an engine's description of an image."""
+    """Return the fields of ImageFacts from an engine's description of an image.
+
+    Raises ValueError for an odd id, and LookupError, TypeError or AttributeError for another form.
+    """
     if not _ID.fullmatch(image["Id"]):
         raise ValueError(image["Id"])
 
@@ -333,7 +347,7 @@ def _image_fields(image: Any) -> dict[str, Any]:
 
 
 def _cuda_release(environment: Sequence[str]) -> str:
-    """Return the release of CUDA that an image's variables name, such as 13.0, or ""."""
+    """Return the release of CUDA that an image's variables name, such as "13.0", "" for none."""
     variables = dict(pair.partition("=")[::2] for pair in environment)
     for name in _CUDA:
         if release := re.search(r"\d+\.\d+", variables.get(name, "")):
@@ -342,7 +356,7 @@ def _cuda_release(environment: Sequence[str]) -> str:
 
 
 def contents_inside() -> ImageContents:
-    """Return the software of the container in which this runs. Raises HostError."""
+    """Return the content of the image in whose container this runs. Raises HostError."""
     installed = read_software(None, os.environ)
     ptxas = find_ptxas(LIVE, os.environ)
     answer = ask(installed.python, _PYTHON_CODE)
@@ -354,6 +368,6 @@ def contents_inside() -> ImageContents:
 
 
 def last_line(done: Completed) -> str:
-    """Return the last line that a failed program wrote."""
+    """Return the last line that a failed program wrote, or how it failed if it wrote nothing."""
     text = done.errors.strip() or done.output.strip() or done.trouble
     return text.splitlines()[-1].strip()

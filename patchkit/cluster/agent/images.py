@@ -1,4 +1,4 @@
-"""Bring a container image to a node: pull, save, load, tag; patch its vLLM. Runs there."""
+"""Bring a container image to a node: pull, save, load, tag; patch its vLLM. Runs on the node."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from patchkit.process import attempt, run
 from patchkit.quoting import quoted
 from patchkit.records import matching
 
-# Docker's load unpacks an archive below its root before it reads it: 759 MB of 795 were seen.
+# How often an image is on the engine's disk during a load: Docker unpacks the archive there first
+# (759 MB of 795 were seen).
 _COPIES = {"docker": 2, "podman": 1}
 _MAKE_ROOM = (
     "make room there: `docker system df`, `podman system df` say what images take"
 )
-# Options for the same layer from the same input, as far as an engine has them.
+# Options with which the same input makes the same layer, as far as an engine can do that.
 _TIMES = {
     "docker": ("--build-arg", "SOURCE_DATE_EPOCH=0"),
     "podman": ("--timestamp", "0"),
 }
-# Docker's older builder has no `RUN --mount`. An attestation would hold the time of day.
+# Docker's older builder has no `RUN --mount`. An attestation would hold the time of the build.
 _BUILDKIT = {
     "DOCKER_BUILDKIT": "1",
     "BUILDKIT_PROGRESS": "plain",
     "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",
 }
-_STEP = re.compile(r"^#\d+ [\d.]+ ")  # before a line of a build by BuildKit
+_STEP = re.compile(r"^#\d+ [\d.]+ ")  # what BuildKit puts before each line
 _PROGRESS = re.compile(r": ([\d,]+) of ([\d,]+) MB")  # of `apply --native`
 _MARKS = (
     "✓ ",
@@ -49,7 +50,7 @@ _LOADED = re.compile(r"(?m)^Loaded image[^:\n]*: *(\S+)")
 
 @frozen
 class BuiltImage:
-    """The id of an image that was built, and the lines that `apply` reported in it."""
+    """The id of an image that was built, and the lines that `apply` wrote during the build."""
 
     id: Annotated[str, matching("[0-9a-f]{64}", "an id")]
     said: tuple[str, ...]
@@ -60,7 +61,10 @@ def pull_image(
     reference: str,
     names: Sequence[str],
 ) -> ImageFacts:
-    """Pull an image; return its facts. Raises StorageError for a full disk, else HostError."""
+    """Pull an image; return the facts of the first image that exists of ``names``.
+
+    Raises StorageError for a full disk, HostError for any other failure of the pull.
+    """
     done = attempt(engine, "pull", reference, timeout=None)
     if not done.trouble:
         return find_image(engine, names)
@@ -85,7 +89,11 @@ def save_image(
     image: str,
     size: int,
 ) -> str:
-    """Save an image; return its archive, which is whole or does not exist."""
+    """Save an image of ``size`` bytes; return the path of the archive, also of an earlier one.
+
+    The archive is whole or does not exist. Raises StorageError if it has no room, HostError if the
+    engine fails.
+    """
     archive = share_folder("images") / f"{image[:12]}.tar"
     part = archive.with_suffix(".part")
 
@@ -104,7 +112,11 @@ def make_image_room(
     root: str,
     size: int,
 ) -> str:
-    """Return the folder for the archive of an image. Raises StorageError if it has no room."""
+    """Return the folder for the archive of an image of ``size`` bytes; make it.
+
+    ``root`` is the folder of the engine's images. Raises StorageError if the archive has no room,
+    or what the engine makes of it; HostError without rsync.
+    """
     require_rsync()
     folder = share_folder("images")
 
@@ -114,7 +126,7 @@ def make_image_room(
         present = sum(file.stat().st_size for file in files)
         unpacked = size * _COPIES[engine]
 
-        # On one disk both share what is free.
+        # If both are on one disk, its free room has to do for both.
         device = folder.stat().st_dev
         is_shared = Path(root).stat().st_dev == device
         archive = size + unpacked * is_shared
@@ -129,10 +141,13 @@ def load_image(
     archive: str,
     image: str,
 ) -> ImageFacts:
-    """Load an image from its archive, and remove that; return its facts."""
+    """Load an image from an archive, and remove the archive; return the image's facts.
+
+    Raises HostError if the engine fails.
+    """
     done = run(engine, "load", "--input", archive, timeout=None, hint=_MAKE_ROOM)
     Path(archive).unlink()
-    # Its id is another one in another kind of store.
+    # In another kind of store it has another id: the engine's words name it as well.
     return find_image(engine, [image, *_LOADED.findall(done.output)])
 
 
@@ -141,7 +156,7 @@ def tag_image(
     image: str,
     tag: str,
 ) -> None:
-    """Give an image the name by which `up` finds it; remove the archives of its transfer."""
+    """Give an image the name by which `up` finds it; remove the archives of images."""
     run(engine, "tag", image, tag, hint=quoted(engine, "info"))
     shutil.rmtree(share_folder("images"), ignore_errors=True)
 
@@ -151,14 +166,15 @@ def build_layer(
     kit: str,
     label: str,
 ) -> Generator[tuple[int, int], None, BuiltImage]:
-    """Build an image from a kit that was sent; yield the progress of its native part, in bytes.
+    """Build an image from the archive ``kit``; yield the bytes of native code so far, and of all.
 
-    Raises BuildError with the lines of the step.
+    The image gets the label ``LAYER`` with the value ``label``. Raises BuildError with the lines
+    that report what failed.
     """
     folder = share_folder("images") / "kit"
     with translated(at=folder):
         shutil.rmtree(folder, ignore_errors=True)
-        # Python before 3.11.4 has no filter in tarfile.
+        # Without `filter`, which Python has only since 3.11.4; the launcher made the archive.
         shutil.unpack_archive(kit, folder)
 
     number = folder.with_name("kit.id")

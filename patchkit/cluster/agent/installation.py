@@ -1,4 +1,4 @@
-"""Install wheels on a node: make an environment, whole or not at all, and let a link lead to it."""
+"""Install wheels on a node: make an environment beside others, and let a link lead to it."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ from patchkit.runtime.python.distributions import (
 from patchkit.runtime.python.libnccl import find_loaded_nccl
 
 MARKER = "patchkit-installed.json"
-"""The file in a whole environment that describes it: an ``InstalledVenv``."""
+"""The file that describes an environment, as an ``InstalledVenv``; only a whole one has it."""
 
 _FILE = r"[A-Za-z0-9][\w.+!-]*\.whl"
 _LIST = "requirements.txt"
 _ERROR = "ERROR: "  # begins the last line of pip
-_AGAIN = "patchkit cluster install"
-# Installs what a lock names, with no index and no settings.
+_AGAIN = "patchkit cluster install"  # the command that tries it again
+# Options of Python that install a list of wheels without an index and without the user's settings.
 _PIP = (
     "-I",
     "-m",
@@ -64,13 +64,13 @@ _PIP = (
     "--require-hashes",
     "--no-deps",
 )
-_PATIENCE = 20.0  # seconds for the pip of a launcher that was killed
+_PATIENCE = 20.0  # seconds to wait until the pip of a killed launcher has ended
 _LARGEST = 32 << 20  # bytes of a RECORD
 
 
 @frozen
 class NodeWheel:
-    """A wheel as a wheelhouse lists it; ``unpacked`` is the size of its members in bytes."""
+    """A wheel as a wheelhouse lists it; ``size`` and ``unpacked`` (its members) are in bytes."""
 
     name: Annotated[str, matching(_FILE, "the name of a wheel")]
     sha256: Sha256
@@ -82,8 +82,8 @@ class NodeWheel:
 class WheelLock:
     """The input of an installation: the text of requirements.txt, the wheels, and their Python.
 
-    ``cpu`` is the one that all wheels are for, "" for any; ``target`` the device that they were
-    patched or built for, "" for several; with ``native`` they hold no code for other devices.
+    ``cpu`` is the CPU that the wheels are for, "" for any; ``target`` is the device that they were
+    patched or built for, "" for several. ``native`` wheels hold no code for other devices.
     """
 
     requirements: str
@@ -95,7 +95,7 @@ class WheelLock:
 
     @property
     def id(self) -> str:
-        """Return the name of the installation: the same one for the same bytes and Python."""
+        """Return the name of the installation: the same for the same list, wheels and Python."""
         rows = sorted(f"{wheel.name} {wheel.sha256}" for wheel in self.wheels)
         content = "\n".join([self.requirements, *rows, self.python])
         return digest(content)[:12]
@@ -103,9 +103,11 @@ class WheelLock:
 
 @frozen
 class InstallState:
-    """A node before an installation: ``current`` is the one that its link leads to, "" for none.
+    """The state of a node before an installation.
 
-    ``store`` is the folder of its wheels, ``lacking`` are the wheels that it has not yet.
+    ``store`` is the path of the folder for wheels, ``lacking`` are the names of the wheels to copy
+    there. ``installed`` says that the environment exists and is whole; ``current`` is the name of
+    the installation that the link leads to, "" for none.
     """
 
     store: str
@@ -117,9 +119,9 @@ class InstallState:
 
 @frozen
 class InstalledVenv:
-    """A whole environment: its projects' versions, and the libnccl that torch loads.
+    """A whole environment: the versions of its projects, and the libnccl that torch loads.
 
-    ``record`` is a digest over all RECORDs, without scripts, which depend on the folder.
+    ``record`` is a digest over all RECORDs, without scripts: their content depends on the folder.
     """
 
     name: str
@@ -134,21 +136,26 @@ class InstalledVenv:
 
 
 def share_folder(name: str) -> Path:
-    """Return a folder that patchkit keeps for this user: ``wheelhouse``, ``venvs``, ``images``."""
+    """Return one of patchkit's folders of this user: ``wheelhouse``, ``venvs`` or ``images``."""
     return Path.home() / ".local" / "share" / "patchkit" / name
 
 
 def look_at_installation(venv: str, lock: Any) -> InstallState:
-    """Return the state of this node before an installation; raise what stands in its way."""
-    house = record(WheelLock, lock)
+    """Return the state of this node before an installation.
+
+    ``venv`` is the path of the link, ``lock`` has the fields of a ``WheelLock``. Raises UsageError
+    for a path that patchkit did not make, HostError for a wrong machine and a missing Python or
+    rsync.
+    """
+    wheel_lock = record(WheelLock, lock)
     store = share_folder("wheelhouse")
     current = leads_to(Path(venv).expanduser(), check=True)
-    installed = _read_whole(share_folder("venvs") / house.id) is not None
+    installed = _read_whole(share_folder("venvs") / wheel_lock.id) is not None
 
     lacking: list[str] = []
     if not installed:
-        _find_python(house)
-        wheels = (wheel for wheel in house.wheels if not _is_stored(wheel, store))
+        _find_python(wheel_lock)
+        wheels = (wheel for wheel in wheel_lock.wheels if not _is_stored(wheel, store))
         lacking = [wheel.name for wheel in wheels]
     if lacking:
         require_rsync()
@@ -164,7 +171,7 @@ def look_at_installation(venv: str, lock: Any) -> InstallState:
 
 
 def _is_stored(wheel: NodeWheel, store: Path) -> bool:
-    """Return whether a wheel is in a folder, whole: a part of it may be there."""
+    """Return whether the folder ``store`` has a wheel with the right size and digest."""
     path = store / wheel.name
     if path.is_symlink() or not path.is_file():
         return False
@@ -173,22 +180,26 @@ def _is_stored(wheel: NodeWheel, store: Path) -> bool:
     return sha256_of(path) == wheel.sha256
 
 
-def _find_python(house: WheelLock) -> str:
-    """Return the Python that an environment is made with. Raises HostError if there is none."""
+def _find_python(lock: WheelLock) -> str:
+    """Return the program of the Python that makes the environment.
+
+    Raises HostError if this machine has another CPU than the wheels, no such Python, or a Python
+    that cannot make environments.
+    """
     machine = platform.machine()
-    if house.cpu not in ("", machine):
-        raise HostError(f"is a machine of {machine}; the wheels are for {house.cpu}")
+    if lock.cpu not in ("", machine):
+        raise HostError(f"is a machine of {machine}; the wheels are for {lock.cpu}")
 
     release = ".".join(map(str, sys.version_info[:2]))
-    python = sys.executable if house.python == release else f"python{house.python}"
+    python = sys.executable if lock.python == release else f"python{lock.python}"
     # A shim on PATH may stand for a Python that is not installed.
     if attempt(python, "-Ic", "").trouble:
         raise HostError(
-            f"has Python {release}, and the wheels are for {house.python}",
+            f"has Python {release}, and the wheels are for {lock.python}",
             hint=quoted("patchkit", "wheelhouse", "fill", "--python-version", release),
         )
     if attempt(python, "-Ic", "import ensurepip, venv").trouble:
-        hint = quoted("sudo", "apt", "install", f"python{house.python}-venv")
+        hint = quoted("sudo", "apt", "install", f"python{lock.python}-venv")
         raise HostError("Python here cannot make environments", hint=hint)
     return python
 
@@ -200,34 +211,38 @@ def send_wheels(
     destination: str,
     target: str,
 ) -> Copying:
-    """Copy files of a folder, as ``copy_files`` does."""
+    """Copy files of a folder to the folder ``target`` of ``destination``, with ``copy_files``."""
     sources = [Path(folder).expanduser() / name for name in names]
-    # The target holds a part of each file, whatever its size and time say.
+    # A file there may be a part, or damaged, whatever its size and time say.
     options = ("-tp", "--ignore-times", "--mkpath")
     total = sum(source.stat().st_size for source in sources)
     return (yield from copy_files(options, sources, total, ssh, destination, target))
 
 
 def install_wheels(lock: Any) -> Generator[tuple[int, int], None, InstalledVenv]:
-    """Make the environment of a lock beside others, or find it; yield the progress in bytes."""
-    house = record(WheelLock, lock)
+    """Return the environment of a lock; make it unless it is whole; yield the bytes: done, all.
+
+    Raises StorageError if the disk is full, HostError if a unit runs from a damaged environment of
+    that name or pip fails, HashMismatchError if pip finds another wheel than the lock names.
+    """
+    wheel_lock = record(WheelLock, lock)
     folder = share_folder("venvs")
-    place = folder / house.id
-    size = sum(wheel.unpacked for wheel in house.wheels)
+    path = folder / wheel_lock.id
+    size = sum(wheel.unpacked for wheel in wheel_lock.wheels)
 
     with translated(at=folder):
         folder.mkdir(parents=True, exist_ok=True)
     with locked(folder, _PATIENCE):
-        if venv := _read_whole(place):
+        if venv := _read_whole(path):
             return venv
-        _require_unused(place)
+        _require_unused(path)
 
         try:
-            return (yield from _make_venv(place, house, size))
+            return (yield from _make_venv(path, wheel_lock, size))
         except (OSError, PatchkitError) as error:
             if not is_full(folder):
                 raise
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(path, ignore_errors=True)
             raise StorageError(
                 f"{folder}: the disk is full; the environment takes {size / 1e6:,.0f} MB",
                 why=str(getattr(error, "what", error)),
@@ -236,35 +251,41 @@ def install_wheels(lock: Any) -> Generator[tuple[int, int], None, InstalledVenv]
 
 
 def _make_venv(
-    place: Path,
-    house: WheelLock,
+    path: Path,
+    lock: WheelLock,
     size: int,
 ) -> Generator[tuple[int, int], None, InstalledVenv]:
-    """Make an environment in place of anything there; the marker is its last file."""
-    shutil.rmtree(place, ignore_errors=True)
-    python = _find_python(house)
-    done = attempt(python, "-I", "-m", "venv", place, timeout=None)
+    """Make an environment instead of anything at its path; the marker is its last file.
+
+    Yields bytes as ``install_wheels`` does.
+    """
+    shutil.rmtree(path, ignore_errors=True)
+    python = _find_python(lock)
+    done = attempt(python, "-I", "-m", "venv", path, timeout=None)
     if done.trouble:
         raise done.error(hint=_AGAIN)
-    (place / _LIST).write_text(house.requirements, encoding="utf-8")
-    yield from _run_pip(place, len(house.wheels), size)
+    (path / _LIST).write_text(lock.requirements, encoding="utf-8")
+    yield from _run_pip(path, len(lock.wheels), size)
 
     os.sync()
-    venv = _describe_venv(place, [wheel.name for wheel in house.wheels])
+    venv = _describe_venv(path, [wheel.name for wheel in lock.wheels])
     description = json.dumps(asdict(venv), indent=1)
-    with translated(at=place), replacing(place / MARKER) as file:
+    with translated(at=path), replacing(path / MARKER) as file:
         file.write(description.encode())
     return venv
 
 
 def _run_pip(
-    place: Path,
+    path: Path,
     wheels: int,
     size: int,
 ) -> Iterator[tuple[int, int]]:
-    """Install the list of an environment; yield the bytes so far, by the wheels begun, of all."""
+    """Install the list of an environment with pip; yield an estimate of the bytes: done, all.
+
+    It is by the number of wheels that pip has begun.
+    """
     links = ("--find-links", share_folder("wheelhouse"))
-    words = (place / "bin" / "python", *_PIP, *links, "-r", place / _LIST)
+    words = (path / "bin" / "python", *_PIP, *links, "-r", path / _LIST)
 
     begun = 0
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}
@@ -283,15 +304,15 @@ def _run_pip(
     raise kind(f"pip: {text}", hint="patchkit verify")
 
 
-def _require_unused(place: Path) -> None:
-    """Raise HostError for a damaged environment that a unit serves from."""
-    if not place.exists():
+def _require_unused(path: Path) -> None:
+    """Raise HostError if a unit serves from an environment that is to be made anew."""
+    if not path.exists():
         return
 
     users = [
         file.name
         for file in unit_folder().glob("patchkit-*.service")
-        if f"{place}/bin/" in read_text(file, limit=_LARGEST, follow=False)
+        if f"{path}/bin/" in read_text(file, limit=_LARGEST, follow=False)
     ]
     if not users:
         return
@@ -299,34 +320,34 @@ def _require_unused(place: Path) -> None:
     states = run_for_user("systemctl", "is-active", *users).output.split()
     if "active" in states or "activating" in states:
         raise HostError(
-            f"{place}: another pip changed it, and {users[0]} runs from it",
+            f"{path}: another pip changed it, and {users[0]} runs from it",
             why="it is made anew, and what runs would lose its files",
             hint="patchkit down",
         )
 
 
-def _describe_venv(place: Path, wheels: Iterable[str]) -> InstalledVenv:
-    """Return the content of an environment. Raises HostError for a wheel that is missing."""
-    (site,) = place.glob("lib/python3.*/site-packages")
+def _describe_venv(path: Path, wheels: Iterable[str]) -> InstalledVenv:
+    """Return the content of an environment. Raises HostError if one of ``wheels`` is missing."""
+    (site,) = path.glob("lib/python3.*/site-packages")
     homes = find_distributions([str(site)])
     names = (wheel.partition("-")[0] for wheel in wheels)
     projects = {name.lower().replace(".", "_") for name in names}
     if absent := sorted(projects - {*homes}):
-        raise HostError(f"{place}: {absent[0]} is not installed", hint=_AGAIN)
+        raise HostError(f"{path}: {absent[0]} is not installed", hint=_AGAIN)
 
     fields: dict[str, Any] = {}
     if "torch" in homes:
-        answer = find_loaded_nccl(str(place / "bin" / "python"), os.environ)
+        answer = find_loaded_nccl(str(path / "bin" / "python"), os.environ)
         fields["warnings"] = answer.warnings
         for copy in answer.copies:
             if copy.path == answer.torch.path:
-                fields["nccl"] = copy.path.removeprefix(f"{place}/")
+                fields["nccl"] = copy.path.removeprefix(f"{path}/")
                 fields["nccl_version"] = copy.version
                 fields["nccl_sha256"] = copy.sha256
 
     return InstalledVenv(
-        name=place.name,
-        folder=str(place),
+        name=path.name,
+        folder=str(path),
         python=site.parent.name.removeprefix("python"),
         versions={
             name: read_header(homes[name][0], "Version") for name in sorted(projects)
@@ -336,22 +357,26 @@ def _describe_venv(place: Path, wheels: Iterable[str]) -> InstalledVenv:
     )
 
 
-def _read_whole(place: Path) -> InstalledVenv | None:
-    """Return a whole environment; None for a part of one, or if another pip changed it."""
+def _read_whole(path: Path) -> InstalledVenv | None:
+    """Return the description of a whole environment.
+
+    Returns None if it is not whole, or if somebody changed its files with pip.
+    """
     try:
-        text = read_text(place / MARKER, limit=_LARGEST, follow=False)
+        text = read_text(path / MARKER, limit=_LARGEST, follow=False)
         venv = read_json(InstalledVenv, text)
-        (site,) = place.glob("lib/python3.*/site-packages")
+        (site,) = path.glob("lib/python3.*/site-packages")
     except (OSError, ValueError, RecordError, PatchkitError):
         return None
 
     is_changed = _digest_records(site, venv.versions) != venv.record
-    if is_changed or venv.name != place.name:
+    if is_changed or venv.name != path.name:
         return None
     return venv
 
 
 def _digest_records(site: Path, projects: Iterable[str]) -> str:
+    """Return a digest over the RECORDs of projects in a folder of packages."""
     homes = find_distributions([str(site)])
     installed = (name for name in projects if name in homes)
     rows = [f"{name} {digest_record(homes[name][0])}" for name in installed]
@@ -359,10 +384,10 @@ def _digest_records(site: Path, projects: Iterable[str]) -> str:
 
 
 def digest_record(home: Path) -> str:
-    """Return a digest over the files and hashes in a RECORD, "" if there is none.
+    """Return a digest over the paths and hashes in the RECORD of a .dist-info folder.
 
-    Scripts are left out, which depend on the folder, and .dist-info, which notes where a wheel came
-    from.
+    Scripts are left out: their content depends on the environment's folder. So is .dist-info: it
+    notes where the wheel came from. Returns "" without a RECORD that can be read.
     """
     try:
         text = read_text(home / "RECORD", limit=_LARGEST)
@@ -382,10 +407,10 @@ def digest_record(home: Path) -> str:
 
 
 def switch_link(venv: str, name: str) -> None:
-    """Let the link lead to an installation, in one step.
+    """Let the link ``venv`` lead to the installation ``name``, in one step.
 
-    Raises HostError for an installation that is not whole, UsageError for a link that patchkit did
-    not make.
+    Raises HostError if the installation is not whole, UsageError if patchkit did not make what is
+    at the path of the link.
     """
     folder = share_folder("venvs")
     link = Path(venv).expanduser()
@@ -404,35 +429,39 @@ def switch_link(venv: str, name: str) -> None:
 
 
 def environment_of(link: Path) -> Path:
-    """Return the environment that a link leads to; the path itself if patchkit did not make it."""
+    """Return the environment that a link of patchkit leads to; any other path as it is."""
     if name := leads_to(link):
         return share_folder("venvs") / name
     return link
 
 
 def describe_successor(link: str, served: str) -> str:
-    """Return which installation a link leads to now, if a unit serves from another one; else ""."""
+    """Return the words for a link that leads to another installation than a unit serves from.
+
+    ``served`` is the path of the environment that the unit serves from. Returns "" if the link
+    leads there, or if patchkit did not make it.
+    """
     current = leads_to(Path(link))
-    place = Path(served)
-    if not current or current == place.name:
+    path = Path(served)
+    if not current or current == path.name:
         return ""
 
     installed = _describe_release(share_folder("venvs") / current)
-    return f"{installed} is installed, and {_describe_release(place)} serves until the next `up`"
+    return f"{installed} is installed, and {_describe_release(path)} serves until the next `up`"
 
 
-def _describe_release(place: Path) -> str:
-    """Return the release of vLLM in an environment that `install` made, and its name."""
-    venv = _read_whole(place)
+def _describe_release(path: Path) -> str:
+    """Return the release of vLLM in an environment and the environment's name, in words."""
+    venv = _read_whole(path)
     if venv and (release := venv.versions.get("vllm")):
-        return f"vLLM {release} ({place.name})"
-    return place.name
+        return f"vLLM {release} ({path.name})"
+    return path.name
 
 
 def leads_to(link: Path, *, check: bool = False) -> str:
-    """Return the name of the installation that a link leads to; "" if patchkit did not make it.
+    """Return the name of the installation that a link leads to, "" if the link is not patchkit's.
 
-    With ``check`` raises UsageError for a path of somebody else.
+    With ``check`` raises UsageError if anything that patchkit did not make is at that path.
     """
     if link.is_symlink():
         target = link.parent / link.readlink()

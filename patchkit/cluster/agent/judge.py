@@ -30,10 +30,10 @@ _SERVER_ERRORS = 500  # statuses of HTTP from here on mean trouble in the server
 _NO_SUCH_QUESTION = 501  # except this one: the model does not serve the path
 _PREFILL = 4.0  # times `frozen`: for so long a prefill in chunks may delay a token
 
-# Written by `record` in vLLM's v1/metrics/loggers.py, 0.11.0 to 0.33.0. A step adds the tokens that
-# it gave to the counters. A chunk of a prefill gives no token and adds nothing, but the gauge of
-# the cache moves. The number of waiting requests is no sign of life: it changes with each new client,
-# and while a scheduler asks the prefix cache in vain.
+# Written by `record` in vLLM's v1/metrics/loggers.py, 0.11.0 to 0.33.0. A step adds the tokens
+# that it gave to the counters. A chunk of a prefill gives no token and adds nothing, but the gauge
+# of the cache moves. The number of waiting requests is no sign of life: it changes with each new
+# client, and while a scheduler asks the prefix cache in vain.
 _STEPS = (
     "iteration_tokens_total_count",
     "generation_tokens_total",

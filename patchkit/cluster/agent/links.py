@@ -1,4 +1,4 @@
-"""Try how this node reaches other nodes: by ssh with its own configuration, and on the cable."""
+"""Try how this node reaches other nodes: by ssh with the node's own settings, and on the cable."""
 
 from __future__ import annotations
 
@@ -25,29 +25,34 @@ from patchkit.frozen import frozen
 from patchkit.process import attempt
 
 HEADERS = 28
-"""Bytes of IPv4 (20) and ICMP (8), which an MTU has less for the payload."""
+"""Bytes of the headers of IPv4 (20) and ICMP (8): an echo's payload is the MTU without them."""
 
-_PLAIN = 56  # bytes of payload, as ping itself sends
+_PLAIN = 56  # bytes of payload: ping's default
 # Three packets; ping's status is 0 for answers, 1 for none, 2 for an error.
 _UNFRAGMENTED = ("-4", "-n", "-c", "3", "-i", "0.2", "-W", "1", "-M", "do")
 _STANDARD_PORT = "22"
-# A link does not share a connection of ssh: that one may hang behind a cable that was out.
+# A link shares no connection with other ssh programs: after a cable was out, such a connection may
+# hang.
 _OWN_CONNECTION = ("ConnectTimeout=5", "ControlMaster=no", "ControlPath=none")
 
 
 @frozen
 class PeerLink:
-    """The words of ssh from the head to a worker; ``error`` has the fields of one, {} for none."""
+    """The words of ssh that lead from the head to a worker.
+
+    ``error`` has the fields of the error with which a try ended, {} for none.
+    """
 
     words: tuple[str, ...]
     error: dict[str, str]
 
 
 def try_links(peers: Sequence[tuple[str, str]]) -> list[PeerLink]:
-    """Return the link to each peer, ``(DESTINATION, ADDRESS ON THE CABLE)``, tried as a unit would.
+    """Try the link to each peer, ``(DESTINATION, ADDRESS ON THE CABLE)``, as a unit would.
 
-    A unit has no agent of a login: the key must work without one. Without an address ssh's own way
-    is taken. ssh looks for the host key where it has that of the destination, at any address.
+    A unit has no SSH agent: the key has to work without one. With the address "" ssh goes its own
+    way to the destination. ssh looks up the host key under the destination's name, whatever the
+    address is. A link that fails is returned with its error.
     """
     environment = {**os.environ}
     environment.pop("SSH_AUTH_SOCK", None)
@@ -71,7 +76,10 @@ def try_links(peers: Sequence[tuple[str, str]]) -> list[PeerLink]:
 
 
 def _settings_over_cable(destination: str, address: str) -> list[str]:
-    """Return the settings of ssh that lead to a destination at its address on the cable."""
+    """Return the settings with which ssh reaches a destination at its address on the cable.
+
+    Returns [] if ssh uses that address anyway.
+    """
     lines = attempt("ssh", "-G", "--", destination).output.split("\n")
     settings = dict(line.partition(" ")[::2] for line in lines)
     host = settings.get("hostname", destination)
@@ -91,15 +99,16 @@ def _settings_over_cable(destination: str, address: str) -> list[str]:
 
 
 CHOSEN_PORT = 47001
-"""A port like those that the system chooses for torch, gloo and NCCL; nobody listens there."""
+"""A port like those that the system chooses for torch, gloo and NCCL; no program listens there."""
 
-_CONNECT_SECONDS = 4.0  # TCP tries three times in them
+_CONNECT_SECONDS = 4.0  # TCP tries three times in this time
 
 
 def try_ports(addresses: Sequence[str], port: int) -> list[str]:
-    """Return the trouble between this node and a TCP port of each address, "" for none.
+    """Return what keeps this node from a TCP port of each address, "" if nothing does.
 
-    A port where nobody listens is refused at once: only a firewall is silent, or answers otherwise.
+    No program listens there: the other node refuses the connection at once. Any other answer, or
+    none, is a firewall's.
     """
     with ThreadPoolExecutor(max_workers=max(len(addresses), 1)) as pool:
         return list(pool.map(_try_port, addresses, repeat(port)))
@@ -120,10 +129,11 @@ Echo = Literal["answers", "silent", "unknown"]
 
 @frozen
 class Way:
-    """The way to one address: the interface that the kernel sends through, and the echoes.
+    """The way to an address: the interface that the kernel sends through, and the echoes.
 
-    ``mtu`` is that of the interface, 0 if unknown; ``full`` is an echo of frames of that size,
-    ``said`` what ping or ip wrote about it, or why it was not tried.
+    ``mtu`` is that of the interface, 0 if unknown. ``plain`` is the echo of small frames, ``full``
+    that of frames as large as the MTU. ``said`` is what ping or ip wrote about an echo that failed,
+    or why none was tried.
     """
 
     address: str
@@ -136,7 +146,7 @@ class Way:
 
 
 def try_ways(addresses: Sequence[str]) -> list[Way]:
-    """Return the way to each address, tried side by side."""
+    """Return the way to each address; they are tried at the same time."""
     with ThreadPoolExecutor(max_workers=max(len(addresses), 1)) as pool:
         return list(pool.map(_try_way, addresses))
 
@@ -169,8 +179,8 @@ def _try_way(address: str) -> Way:
 
 
 def _ping(way: Way) -> Way:
-    """Return a way with its echoes: of a small frame, and of one that fills the MTU."""
-    # Only iputils' ping forbids fragments by -M do.
+    """Return a way with its echoes: of small frames, and of frames that fill the MTU."""
+    # Only iputils' ping has `-M do`, which forbids fragments.
     program = shutil.which("ping")
     if not program:
         return replace(way, said="ping is not installed")

@@ -1,7 +1,7 @@
-"""Look at a node, from the node: the facts that a plan needs, and all that doctor compares.
+"""Look at a node, on the node: the facts that a plan needs, and all that doctor compares.
 
-``examine`` reads the node itself, ``meet`` tries the other nodes from there. A part that fails is
-an error of that part alone: a node whose systemd is silent still has a network.
+``examine`` reads the node itself, ``meet`` tries the other nodes from there. If a part fails, only
+that part is missing, with its error: a node whose systemd is silent still has a network.
 """
 
 from __future__ import annotations
@@ -44,20 +44,23 @@ from patchkit.runtime.python.startup import STEM, ask_interpreter
 from patchkit.units import BYTES_PER_MIB
 
 _UNLIMITED = 2**64 - 1
-# Projects whose files a rank loads; of all others the version is enough.
+# Projects whose RECORD is compared, since ranks load their files; of others, only the version is.
 _DIGESTED = ("vllm", "torch", "triton", "pytorch_triton", "ray")
-_SMALL = BYTES_PER_MIB  # bytes of a file that is read: configuration and templates, not weights
-_MOST = 5_000  # files of a model's folder
-_CLASSES = 8  # of a config
+_SMALL = (
+    BYTES_PER_MIB  # bytes: smaller files are read, such as configuration and templates
+)
+_MOST = 5_000  # files of a model's folder that are looked at
+_CLASSES = 8  # the most that are taken from a model's config
 
 
 @frozen
 class ModelPrint:
-    """The content of a model's folder; ``problem`` is the first one of the quick check, or "".
+    """What a model's folder holds; ``problem`` is the first one of the quick check, "" for none.
 
-    ``weights`` and ``size`` are bytes, of safetensors and of all files that vLLM loads. ``commit``
-    is that of its record, "" without one. ``digest`` covers the names and sizes of the files that
-    vLLM loads, and the content of small ones. ``architectures`` are the classes in its config.
+    ``weights`` are the bytes of all safetensors. ``files`` and ``size`` are the number and the
+    bytes of the files that vLLM loads; ``digest`` is over their names and sizes, and the content of
+    small ones. ``commit`` is that in the folder's record, "" without a record. ``architectures``
+    are the classes in the model's config.
     """
 
     folder: str
@@ -74,11 +77,12 @@ class ModelPrint:
 class NodeFacts:
     """The facts of a node that a plan needs.
 
-    ``memlock`` is the limit of its user manager in bytes, None for none; ``files`` are those of an
-    earlier `up`, by name; ``ptxas`` is that of CUDA 13, "" for none; ``models`` are the contents of
-    the requested folders; ``venv`` is the environment's path, "" without one, and ``installation``
-    its name if `install` made it. With an ``image`` there is no environment, and software and ptxas
-    are those in the image.
+    ``memlock`` is the limit of locked memory for units of its user, in bytes, None for no limit;
+    ``files`` are those of an earlier `up`, name to content; ``ptxas`` is the path of CUDA 13's, ""
+    for none; ``has`` are the tools that are installed; ``models`` are the contents of the requested
+    folders. ``venv`` is the environment's path, "" without one, and ``installation`` is its name
+    if `install` made it. With an ``image`` there is no environment: software and ptxas are those in
+    the image.
     """
 
     host: Host
@@ -103,24 +107,26 @@ def look_at_node(
     models: Sequence[str] = (),
     image: Mapping[str, Any] | None = None,
 ) -> NodeFacts:
-    """Return the facts of this node; ``image`` are the arguments of ``look_at_image``, if any.
+    """Return the facts of this node for the cluster ``name``.
 
-    Raises what ``probe`` and ``look_at_image`` raise.
+    ``venv`` is the path of the environment or of a link to it, ``models`` are folders, ``image``
+    are the arguments of ``look_at_image``, none without an image. Raises what ``probe`` and
+    ``look_at_image`` raise.
     """
     link = Path(venv).expanduser()
-    # The link may move with another `install`; the path that it leads to does not change.
-    place = environment_of(link)
-    python = place / "bin" / "python"
+    # Name the environment itself: another `install` moves the link.
+    venv_folder = environment_of(link)
+    python = venv_folder / "bin" / "python"
     has_venv = not image and os.access(python, os.X_OK)
-    inside = look_at_image(**image) if image else None
+    image_facts = look_at_image(**image) if image else None
 
     host = probe(
         LIVE,
         python=str(python) if has_venv else None,
         environment=os.environ,
     )
-    if inside:
-        host = replace(host, software=inside.contents.software)
+    if image_facts:
+        host = replace(host, software=image_facts.contents.software)
 
     user = pwd.getpwuid(os.getuid()).pw_name
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/bin"
@@ -131,14 +137,16 @@ def look_at_node(
         host=host,
         user=user,
         home=str(Path.home()),
-        venv=str(place) if has_venv else "",
+        venv=str(venv_folder) if has_venv else "",
         installation=leads_to(link),
         linger=Path("/var/lib/systemd/linger", user).exists(),
         memlock=_read_memlock(),
         systemd=_systemd_version(),
         persistent_journal=Path("/var/log/journal").is_dir(),
-        ptxas=inside.contents.ptxas if inside else find_ptxas(LIVE, os.environ),
-        image=inside,
+        ptxas=image_facts.contents.ptxas
+        if image_facts
+        else find_ptxas(LIVE, os.environ),
+        image=image_facts,
         has=tuple(installed),
         files=read_placed(config_folder(name)),
         models={folder: model_print(folder) for folder in models},
@@ -146,7 +154,7 @@ def look_at_node(
 
 
 def _read_memlock() -> int | None:
-    """Return the bytes that the user manager's units may lock, None for no limit."""
+    """Return how many bytes of memory a unit of this user may lock, None for no limit."""
     words = ("show", "--property=DefaultLimitMEMLOCK", "--value")
     limit = run_for_user("systemctl", *words).output.strip()
 
@@ -165,10 +173,11 @@ def _systemd_version() -> int:
 
 @frozen
 class PythonContents:
-    """An environment: versions by project, digests over the RECORD of those that ranks load.
+    """The content of an environment: versions, and digests over RECORDs, by project.
 
-    RECORD says what was installed, not what somebody changed since. ``nccl`` has the version of
-    libnccl and the digest of its bytes, by the project that loads it: vllm or torch.
+    RECORD says what was installed, not what somebody changed after that. ``nccl`` has the version
+    and the digest of a libnccl, by the project that loads it: "vllm" or "torch". ``lost`` are the
+    files that are missing.
     """
 
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -185,10 +194,10 @@ def examine(
     folders: Sequence[str] = (),
     image: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return this node's facts, state, processes, listeners, disks and Python.
+    """Return this node's facts, state, processes, listeners, disks, health and Python, by name.
 
-    ``image`` is as for ``look_at_node``; ``errors`` has the fields of an error for each part that
-    is missing.
+    ``image`` is as for ``look_at_node``. A part that fails is missing: then ``errors`` has the
+    fields of its error, by its name.
     """
     parts: dict[str, Callable[[], object]] = {
         "facts": lambda: _facts_and_contents(name, venv, image),
@@ -209,6 +218,7 @@ def _facts_and_contents(
     venv: str,
     image: Mapping[str, str] | None,
 ) -> tuple[NodeFacts, PythonContents]:
+    """Return the facts of this node, and what is in the environment that they name."""
     facts = look_at_node(name, venv, image=image)
 
     path: Sequence[str] = ()
@@ -225,7 +235,8 @@ def meet(
 ) -> dict[str, Any]:
     """Return the ways to other nodes, a head's links by ssh, and the contents of models' folders.
 
-    ``peers`` are as for ``try_links``.
+    The parts are by name, with ``errors`` as in ``examine``. ``addresses`` are those of the other
+    nodes, ``peers`` are as for ``try_links``, ``models`` are folders.
     """
     parts: dict[str, Callable[[], object]] = {
         "ways": lambda: links.try_ways(addresses),
@@ -236,7 +247,7 @@ def meet(
 
 
 def _ask_together(parts: Mapping[str, Callable[[], object]]) -> dict[str, Any]:
-    """Return the values of the parts, and in ``errors`` the fields of the errors of the others."""
+    """Return the values of the parts by name; ``errors`` has the errors of the other parts."""
     answer, failures = run_parts(parts, (PatchkitError, OSError, ValueError))
 
     errors = {}
@@ -248,7 +259,10 @@ def _ask_together(parts: Mapping[str, Callable[[], object]]) -> dict[str, Any]:
 
 
 def python_contents(path: Sequence[str], software: Software | None) -> PythonContents:
-    """Return the projects on a ``sys.path``; ``software`` says which libnccl is loaded there."""
+    """Return the content of the environment with the ``sys.path`` ``path``.
+
+    ``software`` names the files of libnccl, None if they do not matter.
+    """
     installed = find_distributions(path)
     homes = {name: folders[0] for name, folders in installed.items()}
     versions = {name: read_header(homes[name], "Version") for name in sorted(homes)}
@@ -272,42 +286,45 @@ def python_contents(path: Sequence[str], software: Software | None) -> PythonCon
 
 
 def model_print(folder: str) -> ModelPrint:
-    """Return which files a model's folder holds: no hashes of weights."""
-    place = Path(folder).expanduser()
-    if not place.is_dir():
+    """Return what a model's folder holds. The weights are not read.
+
+    A folder that does not exist is a ``problem``, no error.
+    """
+    path = Path(folder).expanduser()
+    if not path.is_dir():
         return ModelPrint(
-            folder=str(place),
+            folder=str(path),
             problem="no such folder",
         )
 
-    check = quick_check(place)
+    check = quick_check(path)
     problem = ""
     if check.errors:
         problem = f"{check.errors[0].where} {check.errors[0].what}"
 
     record = None
     with suppress(RecordError):
-        record = read_record(place)
+        record = read_record(path)
 
-    sizes, _broken = list_files(place)
+    sizes, _broken = list_files(path)
     parts = record.files if record else set(filter(is_loaded, sizes))
     loaded = {name: size for name, size in sizes.items() if name in parts}
 
     weights = [size for name, size in sizes.items() if is_safetensors(name)]
     rows = []
     for name, size in list(loaded.items())[:_MOST]:
-        content = sha256_if_readable(place / name) if size <= _SMALL else ""
+        content = sha256_if_readable(path / name) if size <= _SMALL else ""
         rows.append(f"{name} {size} {content}")
 
     return ModelPrint(
-        folder=str(place),
+        folder=str(path),
         problem=problem,
         weights=sum(weights),
         commit=record.commit if record else "",
         files=len(rows),
         size=sum(loaded.values()),
         digest=digest("\n".join(rows)),
-        architectures=_read_architectures(place),
+        architectures=_read_architectures(path),
     )
 
 

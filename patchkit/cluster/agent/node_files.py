@@ -1,4 +1,4 @@
-"""Put the files of a cluster's node in their places, and take them away. Runs on the node."""
+"""Write and remove the files of a cluster on a node; hold the cluster. Runs on the node."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from patchkit.units import BYTES_PER_MIB
 _UNIT = re.compile(r"patchkit-[a-z0-9-]+@?\.service")
 _FILE = re.compile(r"[a-z][a-z0-9_.-]*")
 _LARGEST = BYTES_PER_MIB  # bytes of a file that `up` wrote
-_LONG = 3600.0  # seconds
+_LONG = 3600.0  # seconds of a sleep without an end of its own
 _BETWEEN = (
     "some files are of this start, some of the one before it, and nothing is started"
 )
-# Words of systemd's programs → the cure; the first one that occurs counts.
+# Words of systemd's programs → the cure. The first row whose words occur counts.
 _CURES = {
     "not been booted with systemd": "use a machine that systemd boots, as DGX OS is; or start "
     "the server by hand: `patchkit serve-args MODEL`",
@@ -34,12 +34,12 @@ _CURES = {
 
 
 def config_folder(name: str) -> Path:
-    """Return the folder of a cluster's files."""
+    """Return the folder of a cluster's files on this node, without the units."""
     return Path.home() / ".config" / "patchkit" / name
 
 
 def unit_folder() -> Path:
-    """Return the folder of a user's units."""
+    """Return the folder of this user's units."""
     return Path.home() / ".config" / "systemd" / "user"
 
 
@@ -49,10 +49,12 @@ def run_for_user(
     check: bool = False,
     timeout: float = 60,
 ) -> Completed:
-    """Run a program of systemd with --user, which a login without PAM does not find by itself.
+    """Run a program of systemd with --user.
 
-    With ``check`` raises HostError if it fails, by its last line: a command may be long.
+    With ``check`` raises HostError if it fails, with the last line that it wrote. Without ``check``
+    the failure is in the result.
     """
+    # A login without PAM does not have this variable, and systemd's programs need it.
     environment = {"XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}", **os.environ}
     done = attempt(
         program,
@@ -73,12 +75,13 @@ def run_for_user(
 
 
 def read_placed(folder: Path) -> dict[str, str]:
-    """Return the files of a cluster's node, by name."""
+    """Return the files of a cluster on this node, units included: name to content."""
     files = _placed_files(folder)
     return {file.name: read_text(file, limit=_LARGEST, follow=False) for file in files}
 
 
 def _placed_files(folder: Path) -> Iterator[Path]:
+    """Yield the files of a cluster in its ``folder``, then its units."""
     if folder.is_dir():
         for file in sorted(folder.iterdir()):
             if _FILE.fullmatch(file.name):
@@ -91,17 +94,17 @@ def _placed_files(folder: Path) -> Iterator[Path]:
 
 
 def put_files(name: str, files: Mapping[str, str]) -> None:
-    """Write a node's files, each whole or not at all, and let systemd read them.
+    """Write the files of a node, each whole or not at all, and let systemd read them.
 
-    Files of an earlier `up` that this one does not have are removed. The file that names the start,
-    ``group.json``, is written last: a rank whose files are of two starts is not started.
-    Raises StorageError if the disk is full, HostError as systemd fails. The caller holds the
-    cluster: ``hold_alone``.
+    Files of an earlier `up` that ``files`` does not have are removed. ``group.json`` is written
+    last: it names the start, and a rank whose files are of two starts is not started. The caller
+    holds the cluster by ``hold_alone``. Raises StorageError if the disk is full, UsageError for a
+    name that no file of a cluster has, HostError if systemd fails.
     """
     folder = config_folder(name)
     unit = f"patchkit-{name}.service"
 
-    # Only the head of this start comes back at a boot, whatever this node was in the former one.
+    # Only the head starts at a boot: this node may have been the head of the former start.
     if "[Install]" not in files.get(unit, ""):
         run_for_user("systemctl", "disable", "--quiet", unit)
 
@@ -111,7 +114,7 @@ def put_files(name: str, files: Mapping[str, str]) -> None:
         for path in list(_placed_files(folder)):
             if path.name not in files:
                 path.unlink()
-        for file in sorted(files, key=lambda name: name == "group.json"):
+        for file in sorted(files, key=lambda file: file == "group.json"):
             _put_file(folder, file, files[file])
 
     run_for_user("systemctl", "daemon-reload", check=True)
@@ -122,6 +125,7 @@ def _put_file(
     name: str,
     text: str,
 ) -> None:
+    """Write a file in ``folder``, or a unit among the user's units, unless it has that text."""
     is_unit = _UNIT.fullmatch(name)
     path = (unit_folder() if is_unit else folder) / name
     if not is_unit and not _FILE.fullmatch(name):
@@ -129,15 +133,16 @@ def _put_file(
     if path.is_file() and path.read_text(encoding="utf-8") == text:
         return
 
-    # Variables may be private: no other user may read them.
+    # Values of variables may be secret: no other user may read the file.
     with translated(_BETWEEN, at=path), replacing(path, private=True) as part:
         part.write(text.encode())
 
 
 def hold_alone(name: str) -> Iterator[bool]:
-    """Yield once while nobody else may change a cluster: as long as the caller listens.
+    """Hold a cluster for the caller: yield once, then keep the lock until the caller is gone.
 
-    Called on the head, for all nodes. Raises BusyError.
+    It is called on the head alone, and stands for all nodes. Raises BusyError if another patchkit
+    holds the cluster.
     """
     folder = config_folder(name)
     with translated():
@@ -146,7 +151,7 @@ def hold_alone(name: str) -> Iterator[bool]:
     try:
         with locked(folder, patience=2):
             yield True
-            # The end of the caller's input ends this process, and the lock with it.
+            # This process, and its lock, ends when the connection to the caller does.
             while True:
                 time.sleep(_LONG)
     except BusyError:
@@ -158,17 +163,17 @@ def hold_alone(name: str) -> Iterator[bool]:
 
 
 def _describe_holder(folder: Path) -> str:
-    """Return which process holds the lock of a folder, from where, and since when."""
+    """Return in words which process holds the lock of a folder, from where, and since when."""
     process = holder(folder)
     try:
         environment = Path(f"/proc/{process}/environ").read_bytes()
     except OSError:
         return "another user's process"
 
-    place = "on this machine"
+    origin = "on this machine"
     if peer := re.search(rb"(?:^|\0)SSH_CONNECTION=([^ \0]+)", environment):
-        place = f"from {peer[1].decode(errors='replace')}"
+        origin = f"from {peer[1].decode(errors='replace')}"
 
     shown = attempt("ps", "-o", "lstart=", "-p", str(process))
     since = shown.output.strip() or "some time ago"
-    return f"process {process}, {place}, since {since}"
+    return f"process {process}, {origin}, since {since}"

@@ -36,25 +36,32 @@ NAME = re.compile("[a-z][a-z0-9-]*")
 LABEL = "patchkit.cluster"
 """The label of a group's containers."""
 
-_PATIENCE = 200.0  # seconds for systemd to stop a unit: it kills what does not end
-_SETTLES = 10.0  # seconds for the driver to give memory back after the last process
+_PATIENCE = (
+    200.0  # seconds for systemd to stop a unit, and to kill it if it does not end
+)
+_SETTLES = (
+    10.0  # seconds until the driver has given back the memory of the last process
+)
 # SD_MESSAGE_UNIT_STARTING of sd-messages.h
 _STARTING = "7d4958e842da4a758f6c1cdc7b36dcc5"
 
 
 @frozen
 class NodeState:
-    """A node's units, the processes of its group, and its memory in KiB; None: unknown.
+    """The state of a cluster's group on a node.
 
-    ``starts`` is how often its first unit was started in the last hour, of four at most, since a
-    person asked for it or it lost a link. ``strangers`` listen at its server's port beside the
-    server; ``containers`` are the group's, by name. ``others`` are other clusters of this user that
-    run here, by name, True if this is their head. ``start`` is the id of the start whose files are
-    here, ``model`` what its head serves, and ``members`` are its nodes, by the names under which
-    they were reached when it was started.
-    ``successor`` names the installation that the next `up` serves from, if that is another one.
-    ``image`` has the problem of the engine or the image that it serves from, None for no problem.
-    ``frozen`` is when and why its server was killed as frozen, the last time within a day.
+    ``units`` begins with the unit of the rank; ``processes`` are the numbers of the group's
+    processes, ``containers`` the names of its containers. ``starts`` is how often systemd started
+    the rank's unit in the last hour: after four it gives up; a start by a person or after a lost
+    link begins the count anew. ``memory`` is in KiB, None if unknown, as ``celsius`` and ``watts``
+    of the GPU. ``strangers`` are other programs that listen at the server's port. ``others`` are
+    other clusters of this user that run here, by name: True if this node is their head.
+
+    ``start`` is the id of the start whose files are here, ``model`` what its head serves;
+    ``members`` are the SSH destinations of its nodes at the time of that start. ``successor``
+    describes the installation that the next `up` serves from, "" if it is the same. ``image`` has
+    the problem of the engine or of the image that the start uses, None for no problem. ``frozen``
+    is when and why the watch last killed the server, within a day.
     """
 
     units: tuple[UnitState, ...]
@@ -76,12 +83,12 @@ class NodeState:
 
     @property
     def serves(self) -> bool:
-        """Return whether its rank runs, or is about to."""
+        """Return whether the rank runs, or is being started."""
         return self.units[0].active in RUNNING
 
     @property
     def left(self) -> str:
-        """Return what runs of the group, "" for nothing."""
+        """Return in words what still runs of the group, "" for nothing."""
         running = [unit.unit for unit in self.units if unit.active not in OFF]
         if running:
             return f"{', '.join(running)} still runs"
@@ -92,7 +99,7 @@ class NodeState:
         return ""
 
     def unit(self, name: str) -> UnitState | None:
-        """Return the state of a unit; None for one that was not asked for."""
+        """Return the state of the unit ``name``, None if ``units`` does not have it."""
         for unit in self.units:
             if unit.unit == name:
                 return unit
@@ -100,14 +107,18 @@ class NodeState:
 
 
 def read_node_state(name: str, units: Sequence[str]) -> NodeState:
-    """Return the state of this node."""
+    """Return the state of the cluster ``name`` on this node.
+
+    ``units`` are the names of its units here, the rank's first; on the head the unit that watches
+    the server is last. Raises HostError if systemd does not answer.
+    """
     gpu = None
-    with suppress(ToolUnavailable):  # without nvidia-smi
+    with suppress(ToolUnavailable):  # nvidia-smi is missing
         gpu = gpu_state()
 
     settings = read_settings(name)
     successor, image = look_at_served(settings)
-    # A worker's files name no server.
+    # Only the head's settings have the URL of a server.
     url = settings.get("url")
     listeners = []
     if isinstance(url, str):
@@ -134,7 +145,7 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
 
 
 def _count_starts(unit: str) -> int:
-    """Return how often a unit was started in an hour, also because a person asked for it."""
+    """Return how often a unit was started within an hour, by systemd or by a person."""
     words = ("--since=-1h", "--quiet", "--no-pager", "--output=cat")
     matches = (f"_UID={os.getuid()}", f"MESSAGE_ID={_STARTING}", f"USER_UNIT={unit}")
     lines = attempt("journalctl", *words, *matches).output.splitlines()
@@ -142,9 +153,9 @@ def _count_starts(unit: str) -> int:
 
 
 def _last_kill_of_watch(unit: str) -> str:
-    """Return when and why a watch killed the server as frozen, the last time within a day."""
+    """Return when and why a watch last killed the server within a day, "" if it did not."""
     kill = None
-    # The state of units is known without a journal.
+    # Without a journal the rest of the state is still of use.
     with suppress(HostError):
         for line in read_journal([unit], since="-24h"):
             if line.text.startswith("frozen: "):
@@ -157,7 +168,7 @@ def _last_kill_of_watch(unit: str) -> str:
 
 
 def read_settings(name: str) -> dict[str, Any]:
-    """Return ``group.json`` of a cluster's last start on this node, {} without any."""
+    """Return the content of ``group.json`` of a cluster's last start here, {} if there is none."""
     with suppress(OSError, ValueError):
         file = config_folder(name) / "group.json"
         settings = read_json(file.read_text(encoding="utf-8"))
@@ -167,11 +178,11 @@ def read_settings(name: str) -> dict[str, Any]:
 
 
 def other_clusters(name: str) -> dict[str, bool]:
-    """Return which other clusters of this user run here, by name; True if this is their head."""
+    """Return the other clusters of this user that run here, by name: True on their head."""
     processes = Path("/proc").glob("[0-9]*")
     running = {read_mark(process) for process in processes if _is_own(process)}
 
-    # A cluster that waits for its next start has no process.
+    # A cluster without a process may still run: its unit waits for the next start.
     files = config_folder(name).parent.glob("*/group.json")
     placed = [file.parent.name for file in files]
     units = [f"patchkit-{cluster}.service" for cluster in placed]
@@ -185,25 +196,28 @@ def other_clusters(name: str) -> dict[str, bool]:
 
 
 def _is_own(process: Path) -> bool:
-    """Return whether a process, by its folder in /proc, belongs to this user."""
-    with suppress(OSError):  # it ended
+    """Return whether a process belongs to this user; ``process`` is its folder in /proc."""
+    with suppress(OSError):  # the process ended
         return process.stat().st_uid == os.getuid()
     return False
 
 
 def look_at_served(settings: Mapping[str, Any]) -> tuple[str, ImageFacts | None]:
-    """Return the successor of the environment that a start serves from, or its broken image."""
+    """Return ``successor`` and ``image`` of a NodeState for the settings of a start.
+
+    A start in containers has no successor, any other start has no image.
+    """
     try:
         if "image" in settings:
             image = find_image(settings["inside"][0], [settings["image"]])
             return "", image if image.problem else None
         return describe_successor(settings["link"], settings["venv"]), None
     except (LookupError, TypeError):
-        return "", None  # nothing was started here, or by an earlier patchkit
+        return "", None  # nothing was started here, or an earlier patchkit did it
 
 
 def find_containers(name: str, *, end: bool = False) -> list[str]:
-    """Return the containers of a cluster's group, also stopped ones; ``end`` removes them."""
+    """Return the names of a group's containers, also of stopped ones; ``end`` removes them."""
     try:
         program = read_settings(name)["inside"][0]
     except (LookupError, TypeError):
@@ -218,7 +232,7 @@ def find_containers(name: str, *, end: bool = False) -> list[str]:
 
 @frozen
 class GroupProcess:
-    """A process with the group's mark; ``state`` is the kernel's letter: R, S, D, T, Z …"""
+    """A process of a group; ``state`` is the kernel's letter: R, S, D, T, Z …"""
 
     pid: int
     name: str
@@ -226,12 +240,12 @@ class GroupProcess:
 
 
 def group_processes(name: str) -> Iterator[GroupProcess]:
-    """Yield the processes of a cluster's group, orphans that left its control group included."""
+    """Yield the processes with the mark of a cluster, also those outside of its control group."""
     for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it ended
+        with suppress(OSError):  # the process ended
             if _is_own(folder) and read_mark(folder) == name:
                 text = (folder / "stat").read_bytes().decode(errors="replace")
-                # The name is in parentheses, and may hold some itself.
+                # The name is in parentheses, and may have parentheses in it: search from the end.
                 before, _, after = text.rpartition(")")
                 program = before.partition("(")[2]
                 state = after.strip()[:1]
@@ -252,13 +266,13 @@ def listeners(ports: Collection[int]) -> list[Listener]:
 
 
 def begin_group(name: str) -> str:
-    """Start a group's head, on the head, and let it come back at a boot; do not wait for it.
+    """Start the head of a group, which is on this node, now and at each boot; do not wait for it.
 
-    Returns the time there, for its journal. Raises HostError.
+    Returns the time before the start, "@SECONDS" since 1970, for the journal. Raises HostError.
     """
     now = f"@{time.time():.6f}"
     unit = f"patchkit-{name}.service"
-    # Earlier failures do not count towards the limit of a start that a person asks for.
+    # A start by a person does not count with earlier failures towards systemd's limit.
     run_for_user("systemctl", "reset-failed", unit)
     run_for_user("systemctl", "enable", "--quiet", unit, check=True)
     run_for_user("systemctl", "restart", "--no-block", unit, check=True)
@@ -266,9 +280,10 @@ def begin_group(name: str) -> str:
 
 
 def end_start(name: str, start: str) -> str:
-    """Stop and disable a former start on a node that its cluster does not have any more.
+    """Stop and disable the start ``start`` on this node, which its cluster does not have any more.
 
-    Returns what still runs of it. Files of another start are not touched.
+    Returns in words what still runs, "" for nothing. Does nothing if the files are of another
+    start. Raises HostError.
     """
     if read_settings(name).get("id") != start:
         return ""
@@ -280,9 +295,11 @@ def end_group(
     units: list[str],
     disable: bool,
 ) -> NodeState:
-    """Stop a node's units; wait until the group has no process and its memory is free again.
+    """Stop a group on this node; wait until it has no process and its memory is free again.
 
-    A node that was the head of the former start has more units than ``units`` of a worker.
+    ``units`` are the units that the node has in the present start; helpers of a head are stopped
+    as well, since the node may have been the head of a former start. With ``disable`` the group
+    does not come back at a boot. Returns the state after it. Raises HostError if systemd fails.
     """
     hold = f"patchkit-{name}-hold.service"
     parts = ("worker@*", "ray", "alive")
@@ -294,21 +311,21 @@ def end_group(
     run_for_user("systemctl", "stop", hold, timeout=_PATIENCE)
     stopped = running or units[:1]
     done = run_for_user("systemctl", "stop", *stopped, timeout=_PATIENCE)
-    # A unit that never existed is stopped.
+    # systemctl fails for a unit that does not exist: that is as good as stopped.
     if done.trouble and "not loaded" not in done.errors:
         raise done.error(hint="systemctl --user status")
     run_for_user("systemctl", "stop", *helpers, timeout=_PATIENCE)
 
-    # One call for each unit: systemctl gives up at the first one that is not loaded.
+    # One call for each unit: systemctl ends at the first unit that is not loaded.
     for unit in (*units, *helpers):
         run_for_user("systemctl", "reset-failed", unit)
-    find_containers(name, end=True)  # such as an engine's that was restarted meanwhile
+    find_containers(name, end=True)  # a restart of the engine may have left some
     _wait_until_settled(name)
     return read_node_state(name, units)
 
 
 def _wait_until_settled(name: str) -> None:
-    """Wait until a group has no process and its memory is back, or for some seconds."""
+    """Wait until a group has no process and no more memory becomes free, or ``_SETTLES``."""
     deadline = time.monotonic() + _SETTLES
     former = -1
     while time.monotonic() < deadline:

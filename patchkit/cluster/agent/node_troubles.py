@@ -1,6 +1,7 @@
-"""Look for what keeps a node's rank from serving, or soon will: full disks, kills, lost addresses.
+"""Look for troubles that stop a node's rank, or soon will: full disks, kills, a lost address.
 
-Runs on the node, at each `status`: it is cheap, and a source that cannot be read is no trouble.
+Runs on the node, at each `status`, so it has to be fast. A source that cannot be read counts as no
+trouble.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from patchkit.cluster.agent.health import (
 from patchkit.frozen import frozen
 from patchkit.process import attempt
 
-_RECENT = 3600.0  # seconds
-_MOST = 3  # kills in an answer
+_RECENT = 3600.0  # seconds: older kills are not reported
+_MOST = 3  # kills that are reported, the last ones
 _KILLED = re.compile(r"^(\S{19})\S* .*Killed process (\d+) \(([^)]*)\)")
-_OF_UNIT = "killed by the OOM killer"
+_OF_UNIT = "killed by the OOM killer"  # systemd's words about a unit
 _STATE = "~/.local/state"  # the folder of what ranks compile and write
 
 
@@ -34,9 +35,9 @@ _STATE = "~/.local/state"  # the folder of what ranks compile and write
 class NodeTroubles:
     """The troubles of a node beside its units.
 
-    ``disks`` are those of its home and of its ranks' state; ``killed`` are processes that the
-    kernel ended for memory within an hour, each with its time; ``addresses`` are those of the node,
-    and ``lost`` is the one of its last start, if the node does not have it any more.
+    ``disks`` are those of its home and of its ranks' state, full or not. ``killed`` describes the
+    processes that the kernel ended for memory within an hour. ``addresses`` are the node's IPv4
+    addresses; ``lost`` is the address of its rank if the node does not have it any more, else "".
     """
 
     disks: tuple[DiskRoom, ...] = ()
@@ -46,7 +47,7 @@ class NodeTroubles:
 
 
 def look_for_troubles(settings: Mapping[str, Any]) -> NodeTroubles:
-    """Return the troubles of this node; ``settings`` are those of its last start, if any."""
+    """Return the troubles of this node; ``settings`` are those of its last start, {} for none."""
     addresses = tuple(_own_addresses())
     address = str(settings.get("address", ""))
     is_lost = bool(address and addresses) and address not in addresses
@@ -54,7 +55,7 @@ def look_for_troubles(settings: Mapping[str, Any]) -> NodeTroubles:
     try:
         killed = tuple(memory_kills(read_kernel_log(), time.time()))
     except UnreadError:
-        # The log is for root and the group adm; systemd tells this user of the user's units.
+        # Only root and the group adm may read the log, but systemd reports kills in user units.
         killed = tuple(_unit_kills(str(settings.get("unit", ""))))
 
     return NodeTroubles(
@@ -66,7 +67,10 @@ def look_for_troubles(settings: Mapping[str, Any]) -> NodeTroubles:
 
 
 def memory_kills(kernel: Sequence[str], now: float) -> Iterator[str]:
-    """Yield the processes that the kernel ended for memory within the hour, by its log."""
+    """Yield, in words, the processes that the kernel ended for memory within an hour.
+
+    ``kernel`` are lines of its log, ``now`` is in seconds since 1970.
+    """
     for line in kernel:
         if kill := _KILLED.match(line):
             clock, process, name = kill.groups()
@@ -76,9 +80,9 @@ def memory_kills(kernel: Sequence[str], now: float) -> Iterator[str]:
 
 
 def own_kills(kernel: Sequence[str], user: int) -> Iterator[tuple[int, str]]:
-    """Yield the kernel's lines about processes of a user that it ended for memory.
+    """Yield the kernel's lines about processes of the UID ``user`` that it ended for memory.
 
-    Each has its time in microseconds since 1970. Processes of other users do not matter to a rank.
+    Each line comes with its time, in microseconds since 1970.
     """
     for line in kernel:
         clock, _, text = line.partition(" ")
@@ -88,7 +92,7 @@ def own_kills(kernel: Sequence[str], user: int) -> Iterator[tuple[int, str]]:
 
 
 def _unit_kills(unit: str) -> Iterator[str]:
-    """Yield when a process of a unit was ended for memory, by the journal of the user's systemd."""
+    """Yield, in words, the kills for memory in a unit, by the journal of the user's systemd."""
     words = ["--quiet", "--no-pager", "--output=short-iso", f"--since=-{_RECENT:.0f}s"]
     words += [f"_UID={os.getuid()}", f"USER_UNIT={unit}"]
 
@@ -98,7 +102,7 @@ def _unit_kills(unit: str) -> Iterator[str]:
 
 
 def _own_addresses() -> Iterator[str]:
-    """Yield the IPv4 addresses of this node, except those that lead back to itself."""
+    """Yield the IPv4 addresses by which other machines may reach this node."""
     words = ("ip", "-json", "-4", "address", "show", "scope", "global")
     text = attempt(*words).output
 

@@ -1,4 +1,4 @@
-"""Read what units of this node's user wrote to the journal. Runs on the node."""
+"""Read the journal of units of this node's user. Runs on the node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from patchkit.foreign import read_json
 from patchkit.frozen import frozen
 from patchkit.records import RecordError
 
-_LATEST = 1 << 53  # microseconds since 1970: no clock says that
+_LATEST = 1 << 53  # microseconds since 1970: later than any clock
 
 
 @frozen
@@ -38,14 +38,15 @@ def read_units(
     lines: int = 0,
     follow: bool = False,
 ) -> Iterator[JournalLine]:
-    """Yield the journal of units, oldest first, with what the kernel killed for memory.
+    """Yield the journal of units, oldest first, and the kernel's kills for memory among it.
 
-    ``since`` is as journalctl takes it, ``lines`` how many of the newest, 0 for all. With
-    ``follow`` the kernel's kills are left out. Raises HostError where nothing can be read, and for
-    a systemd that does not answer.
+    ``since`` is as journalctl takes it, ``lines`` is how many of the newest are read, 0 for all.
+    With ``follow`` new lines are waited for, and the kernel's kills are left out; without it, kills
+    before the oldest line are. Raises HostError if journalctl fails, or systemd does not answer.
     """
     if follow:
-        list(unit_states(units))  # raises where no systemd would ever write a line
+        # Raises HostError without a systemd: no line would ever come.
+        list(unit_states(units))
 
     journal = read_journal(units, since, lines, follow)
     oldest = None if follow else next(journal, None)
@@ -75,7 +76,7 @@ def read_journal(
     lines: int = 0,
     follow: bool = False,
 ) -> Iterator[JournalLine]:
-    """Yield the journal of units as ``read_units`` does, without the kernel."""
+    """Yield the journal of units as ``read_units`` does, without the kernel's kills."""
     count = 0
     words = _journal_words(units, since, lines, follow)
     with Follow(*words, given=()) as journal:
@@ -88,7 +89,8 @@ def read_journal(
         hint = "journalctl --user --lines=5"
         raise HostError(f"journalctl: {journal.done.trouble}", hint=hint)
     if not count:
-        list(unit_states(units))  # raises where no systemd wrote any
+        # Raises HostError if there is no line because there is no systemd.
+        list(unit_states(units))
 
 
 def _journal_words(
@@ -97,6 +99,7 @@ def _journal_words(
     lines: int,
     follow: bool,
 ) -> list[str]:
+    """Return the words of journalctl for the lines of units."""
     words = ["journalctl", "--output=json", "--quiet", "--no-pager"]
     if since:
         words.append(f"--since={since}")
@@ -105,7 +108,7 @@ def _journal_words(
     if follow:
         words.append("--follow")
 
-    # A unit's own lines, or systemd's about it; of this user.
+    # Lines of a unit, or of systemd about the unit; both of this user. "+" means "or".
     for unit in units:
         for key in ("_SYSTEMD_USER_UNIT", "USER_UNIT"):
             words += [f"{key}={unit}", f"_UID={os.getuid()}", "+"]
@@ -113,7 +116,7 @@ def _journal_words(
 
 
 def _read_entry(text: str) -> JournalLine | None:
-    """Return an entry of the journal; None for one without a unit."""
+    """Return the line in an entry of `journalctl --output=json`; None for one without a unit."""
     try:
         entry = read_json(text)
         unit = str(entry.get("_SYSTEMD_USER_UNIT") or entry["USER_UNIT"])
@@ -122,7 +125,7 @@ def _read_entry(text: str) -> JournalLine | None:
         return None
 
     message = entry.get("MESSAGE")
-    # A message that is no UTF-8 is a list of bytes; a line that is too long has no message.
+    # A message that is not UTF-8 is a list of numbers; one that is too long is left out.
     if isinstance(message, list):
         octets = bytes(number & 255 for number in message if isinstance(number, int))
         message = octets.decode(errors="replace")

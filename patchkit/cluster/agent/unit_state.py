@@ -11,13 +11,13 @@ from patchkit.frozen import frozen
 
 RUNNING = ("active", "activating")
 OFF = ("inactive", "failed")
-"""Values of ``UnitState.active``."""
+"""Values of ``UnitState.active``: a unit that runs or is started, and one that does not run."""
 
 _STUCK = (
     "dead",
     "failed",
     "auto-restart",
-)  # sub-states of a unit with a job that waits
+)  # sub-states in which a unit with a job waits for another unit
 _PROPERTIES = {
     "unit": "Id",
     "active": "ActiveState",
@@ -37,10 +37,12 @@ _PROPERTIES = {
 
 @frozen
 class UnitState:
-    """A unit as systemd shows it; ``since`` is its last change, ``text`` its own status line.
+    """The state of a unit, in systemd's words.
 
-    A unit that cannot start yet, since it needs another one, is ``activating`` and ``waiting``.
-    ``drop_ins`` change it; ``changed`` says that its file is newer than what systemd has read.
+    ``since`` is the time of its last change, ``text`` the status line that it gave systemd.
+    ``invocation`` is the id of the run, "" if there is none. A unit that cannot start before
+    another unit runs is "activating" and "waiting": systemd has no word for that. ``drop_ins`` are
+    files that change the unit; ``changed`` says that its file is newer than what systemd has read.
     """
 
     unit: str
@@ -58,7 +60,10 @@ class UnitState:
 
 
 def unit_states(units: Sequence[str]) -> Iterator[UnitState]:
-    """Yield the states of units, also of units that do not exist. Raises HostError."""
+    """Yield the states of units, in their order, also of units that do not exist.
+
+    Raises HostError if systemd does not answer.
+    """
     properties = ",".join(_PROPERTIES.values())
     words = ("show", f"--property={properties}", "--", *units)
     shown = run_for_user("systemctl", *words, check=True).output
@@ -68,7 +73,7 @@ def unit_states(units: Sequence[str]) -> Iterator[UnitState]:
 
 
 def _read_unit(block: str) -> UnitState:
-    """Return the unit of a block of lines ``PROPERTY=VALUE``."""
+    """Return the state of a unit from a block of lines PROPERTY=VALUE."""
     values = dict(line.partition("=")[::2] for line in block.splitlines())
     fields: dict[str, Any] = {
         name: values.get(key, "") for name, key in _PROPERTIES.items()
@@ -92,7 +97,10 @@ def _read_unit(block: str) -> UnitState:
 
 
 def follow_units(units: Sequence[str]) -> Iterator[list[UnitState]]:
-    """Yield the states of units at once and at each change, as long as somebody listens."""
+    """Yield the states of units now, and again at each change, without an end.
+
+    Raises HostError if systemd does not answer.
+    """
     former: list[UnitState] = []
     while True:
         states = list(unit_states(units))
