@@ -112,9 +112,8 @@ def alive(settings: group.Settings) -> None:
     finally:
         counts = ", ".join(f"{proof}: {count}" for proof, count in proofs.most_common())
         group.say(f"proofs: {counts or 'none'}")
-        group.notify(
-            "STATUS="
-        )  # systemd would show the last status until the next start
+        # systemd would show the last status until the next start.
+        group.notify("STATUS=")
 
 
 def working(
@@ -192,9 +191,8 @@ class Liveness:
         counters = read_counters(answer.text)
         former = self.counters or counters
         signs = read_metrics_signs(answer, former, self.settings["url"])
-        if (
-            not signs.metrics_trouble
-        ):  # else the next look compares with the last good answer
+        # Without an answer, the next look compares with the last one that came.
+        if not signs.metrics_trouble:
             self.counters = counters
         if signs.steps_moved:
             self.last_step_at = time.monotonic()
@@ -242,6 +240,7 @@ class Liveness:
         return True
 
     def _is_question_due(self, has_clients: bool) -> bool:
+        """Return whether the last question or step was long enough ago for a new question."""
         pause = _SELDOM
         if has_clients or self.token_refusal or self.other_listeners:
             pause = self._often
@@ -440,6 +439,7 @@ def _abort_processes(settings: group.Settings, main: bool) -> str:
 
 
 def _abort_in_container(inside: Iterable[str], main: bool) -> str:
+    """Do as ``_abort_processes`` in a container, whose main process is its process 1."""
     pids = 1 if main else -1  # -1 are all but process 1 of the container
     script = f"kill -ABRT {pids}; kill -CONT {pids}"
 

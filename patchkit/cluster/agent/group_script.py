@@ -57,7 +57,7 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": "1"},
     "/pooling": {"input": "1"},
 }
-_ANSWERED = ("choices", "data")  # lists of which an answer has one, with an entry
+_ANSWERED = ("choices", "data")  # an answer has one of these lists, with an entry
 _TAKEN = "the server's port is taken"
 # For all workers together: the unit of the watch waits for it, and its start may take 90.
 _SPREAD_SECONDS = 60.0
@@ -197,9 +197,8 @@ def spread(settings: Settings) -> None:
 def _find_compiled_code(cache: Path) -> dict[str, int]:
     """Return the bytes of each file that workers can use, by its path in the cache."""
     sizes = {}
-    for folder, _folders, files in os.walk(
-        cache
-    ):  # it does not follow links to folders
+    # os.walk does not follow links to folders.
+    for folder, _folders, files in os.walk(cache):
         for file in files:
             path = Path(folder, file)
             name = str(path.relative_to(cache))

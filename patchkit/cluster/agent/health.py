@@ -117,6 +117,7 @@ def container_limits(root: Path = LIVE) -> ContainerLimits:
 
 
 def _container_kind(root: Path) -> str:
+    """Return ``kind`` of ContainerLimits: "docker", "podman" …, "" outside of a container."""
     if (root / "run/.containerenv").exists():
         return "podman"
     if (root / ".dockerenv").exists():
@@ -252,9 +253,9 @@ def run_parts(
 
 
 def _read_environment(pid: int) -> Mapping[str, str]:
-    """Return the environment of the process ``pid``, else that of the process which runs this.
+    """Return the variables of the process ``pid``; those of this process if they are hidden.
 
-    The other environment is hidden if another user has the process; 0 is the number of no process.
+    Without such a process, as for 0, the result is this process's as well.
     """
     with suppress(OSError):
         text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
@@ -264,6 +265,7 @@ def _read_environment(pid: int) -> Mapping[str, str]:
 
 
 def _page_cache() -> int:
+    """Return the KiB of memory that hold content of files, without shared memory."""
     text = Path("/proc/meminfo").read_text(encoding="utf-8")
     kib = dict(re.findall(r"(?m)^(\w+): +(\d+)", text))
     files = int(kib["Cached"]) + int(kib["Buffers"])
@@ -271,6 +273,7 @@ def _page_cache() -> int:
 
 
 def _running_guards() -> tuple[str, ...]:
+    """Return the running services that end processes before memory is used up."""
     names = ("earlyoom", "systemd-oomd", "nohang")
     shown = attempt("systemctl", "is-active", *names, timeout=_SECONDS)
     states = shown.output.split()
@@ -297,10 +300,8 @@ def find_compilers(venv: Path, environment: Mapping[str, str]) -> Compilers:
 
     releases = (folder.name for folder in venv.glob("lib/python3.*"))
     release = next(releases, "")
-    homes = (
-        python.resolve().parents[1],
-        venv,
-    )  # the Python that made the venv comes first
+    # The Python that made the venv comes first.
+    homes = (python.resolve().parents[1], venv)
     headers = (home / "include" / release / "Python.h" for home in homes)
     for header in headers:
         if header.is_file():

@@ -62,7 +62,7 @@ REMOVE_WORDS = {
 """The words by engine that end and remove containers at once."""
 
 LAYER = "io.patchkit.layer"
-"""The label of a patched image. Its value is a digest over the patchkit and the options of it."""
+"""The label of a patched image; its value is a digest of the patchkit and options for it."""
 
 # A name of an image that is a digest, or ends in one.
 _BY_DIGEST = re.compile("(?:^|sha256:)[0-9a-f]{64}$")
@@ -96,7 +96,7 @@ answer["glibc"] = platform.libc_ver()[1]
 
 @frozen
 class ImageContents:
-    """What is in an image; ``release`` is that of its Python, such as "3.12".
+    """The content of an image; ``release`` is that of its Python, such as "3.12".
 
     ``ptxas`` is the path of CUDA 13's, "" for none.
     """
@@ -240,9 +240,8 @@ def find_image(
 
         podman = shutil.which("podman", path=path)
         if podman and "host" in info:
-            facts = replace(
-                facts, program=podman
-            )  # `docker` may be another name of podman
+            # `docker` may be another name of podman.
+            facts = replace(facts, program=podman)
         facts = replace(facts, **_read_info(info, root), **_read_devices(root))
         return replace(facts, **_inspect_image(facts.program, names))
     except _ODD as error:

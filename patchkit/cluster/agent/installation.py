@@ -220,7 +220,7 @@ def send_wheels(
 
 
 def install_wheels(lock: Any) -> Generator[tuple[int, int], None, InstalledVenv]:
-    """Return the environment of a lock; make it unless it is whole; yield the bytes: done, all.
+    """Return the environment of a lock, made unless it exists; yield the bytes so far, and of all.
 
     Raises StorageError if the disk is full, HostError if a unit runs from a damaged environment of
     that name or pip fails, HashMismatchError if pip finds another wheel than the lock names.
@@ -280,9 +280,9 @@ def _run_pip(
     wheels: int,
     size: int,
 ) -> Iterator[tuple[int, int]]:
-    """Install the list of an environment with pip; yield an estimate of the bytes: done, all.
+    """Install the list of an environment with pip; yield the bytes so far, and of all.
 
-    It is by the number of wheels that pip has begun.
+    The bytes so far are an estimate, by the number of wheels that pip has begun.
     """
     links = ("--find-links", share_folder("wheelhouse"))
     words = (path / "bin" / "python", *_PIP, *links, "-r", path / _LIST)

@@ -152,6 +152,7 @@ def try_ways(addresses: Sequence[str]) -> list[Way]:
 
 
 def _try_way(address: str) -> Way:
+    """Return the way to an address; without a route, with what `ip` says instead."""
     done = attempt("ip", "-json", "route", "get", address, timeout=5)
     try:
         (route,) = read_json(done.output)
@@ -204,6 +205,7 @@ def _ping(way: Way) -> Way:
 
 
 def _echo(ping: Completed) -> Echo:
+    """Return the echo that the exit status of iputils' ping stands for."""
     if not ping.trouble:
         return "answers"
     if ping.status == 1:

@@ -55,7 +55,7 @@ _CLASSES = 8  # the most that are taken from a model's config
 
 @frozen
 class ModelPrint:
-    """What a model's folder holds; ``problem`` is the first one of the quick check, "" for none.
+    """The content of a model's folder; ``problem`` is the first of the quick check, "" for none.
 
     ``weights`` are the bytes of all safetensors. ``files`` and ``size`` are the number and the
     bytes of the files that vLLM loads; ``digest`` is over their names and sizes, and the content of

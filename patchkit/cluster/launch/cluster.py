@@ -133,7 +133,7 @@ class Cluster:
         all nodes on the cable, by rank.
         """
         head, *workers = addresses
-        # The head tries all workers, each worker tries the head.
+        # The head tries all workers, and each worker tries the head.
         peers_by_rank = [workers, *([head] for _ in workers)]
         pairs = list(zip(self.nodes, peers_by_rank, strict=True))
 

@@ -252,9 +252,9 @@ def find_images(cluster: Cluster, nodes: Sequence[Remote]) -> list[ImageFacts]:
 
 
 def require_image(node: Remote, image: ImageFacts) -> ImageFacts:
-    """Return an image of a node. Raises HostError if the facts name a problem.
+    """Return ``image``, the facts of a node's image, if they name no problem.
 
-    For a full disk raises StorageError.
+    Raises StorageError for a full disk, HostError for any other problem.
     """
     if not image.problem:
         return image

@@ -87,7 +87,7 @@ def _replace_value(
                 return
 
             changed = change(text)
-            # The edit is one of text: compare what the file says before and after it.
+            # The edit is one of text: the TOML in it has to set this value and nothing else.
             if tomllib.loads(changed) == {**before, table: {**pins, name: value}}:
                 with replacing(path) as file:
                     file.write(changed.encode())

@@ -132,8 +132,8 @@ def other_model(
     """Return the first node that holds another model than it should, and the difference in words.
 
     Returns None if all nodes hold the same. ``prints`` has what each node holds, by its name;
-    ``pin`` is the commit in cluster.toml, "" for none. A node with a record of its files is right,
-    the first of them; if no node has a record, the first node is.
+    ``pin`` is the commit in cluster.toml, "" for none. The first node with a record of its files
+    has the right model; if no node has a record, the first node has it.
     """
 
     recorded = [node for node, model in prints.items() if model.commit]

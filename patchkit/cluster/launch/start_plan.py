@@ -43,9 +43,9 @@ _OBSTACLES = (
 
 @frozen
 class GroupPlan:
-    """The plan of a start: its units, and the files of each node, by name.
+    """The plan of a start: its units, and the files of each node, name to content.
 
-    ``former`` are the files that are on each node now.
+    ``former`` are the files that each node has now. Both lists are by rank.
     """
 
     units: GroupUnits

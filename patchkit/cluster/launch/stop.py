@@ -41,8 +41,8 @@ def end_left_nodes(
 ) -> list[str]:
     """Stop and disable the former start on nodes that cluster.toml does not name any more.
 
-    Their names are in ``states``, those of the nodes that it does name. Returns a warning for each
-    node where something still runs, and for each that does not answer.
+    ``states`` are those of the nodes that it names: each knows all nodes of the former start.
+    Returns a warning for each other node where something still runs, or that does not answer.
     """
     name = cluster.file.name
     starts: dict[str, str] = {}
@@ -73,7 +73,7 @@ def end_left_nodes(
 
 
 def stop_command(node: Remote, name: str) -> str:
-    """Return the command that stops a cluster's unit on a node, also for the next boots."""
+    """Return the command that stops a cluster's unit on a node, also after a boot."""
     words = ("systemctl", "--user", "disable", "--now", f"patchkit-{name}.service")
     return ssh_command(node.destination, *words)
 

@@ -38,7 +38,7 @@ def survey_nodes(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[F
     ``names`` and ``facts`` are by rank.
     """
     between = list(pair_findings(names, facts))
-    # A node with a wrong image is told so, and not also that this image lists no content.
+    # If a node has a wrong image, that is its finding: what is in this image does not matter.
     strays = {finding.where for finding in between if finding.about == "image-other"}
 
     for name, node in zip(names, facts, strict=True):
