@@ -14,7 +14,7 @@ import click
 from patchkit import __version__
 from patchkit.cli import out
 from patchkit.cli.out import error_text
-from patchkit.cli.verbs import CLICK_ALONE, GROUPS, MORE, SYNONYMS, VERBS
+from patchkit.cli.verbs import CLICK_ALONE, GROUPS, MODULES, MORE, SYNONYMS, VERBS
 from patchkit.durable.signals import Interrupted, raise_interrupts, unwrapped
 from patchkit.errors import (
     DriftError,
@@ -60,7 +60,7 @@ class _Verbs(click.Group):
         if cmd_name not in CLICK_ALONE:
             require_libraries(BASE)
 
-        module = importlib.import_module(f"patchkit.cli.{VERBS[cmd_name][0]}")
+        module = importlib.import_module(f"patchkit.cli.{MODULES[cmd_name]}")
         command = getattr(module, f"{cmd_name.replace('-', '_')}_command")
         assert isinstance(command, click.Command)
         return command
@@ -98,7 +98,7 @@ class _Verbs(click.Group):
     ) -> None:
         for title, verbs in GROUPS.items():
             with formatter.section(title):
-                formatter.write_dl([(verb, row[1]) for verb, row in verbs.items()])
+                formatter.write_dl(list(verbs.items()))
 
         with formatter.section("More, each with --help"):
             formatter.write_text(", ".join(MORE))

@@ -12,8 +12,16 @@ from typing import Any
 
 import click
 
-from patchkit.cli.out import PATH, Option, Verb, flag, option, tell, with_options
-from patchkit.cli.progress import progress
+from patchkit.cli.out import (
+    PATH,
+    Option,
+    Verb,
+    flag,
+    option,
+    progress,
+    tell,
+    with_options,
+)
 from patchkit.errors import UsageError
 from patchkit.patching.fix import Request
 from patchkit.patching.ledger import Ledger, LedgerRequest
@@ -102,6 +110,7 @@ def _take_source(
         text = ", ".join(spec for _name, spec in sources) or "no source"
         flags = [f"--{option.replace('_', '-')}" for option in specs]
         hint = f"name one, with {' or '.join(flags)}"
+
         raise UsageError(f"{text}: this verb takes one source", hint=hint)
 
     name, spec = sources[0]
@@ -158,10 +167,10 @@ class Selection:
 
     target: str | None
     arch: str | None
-    only: frozenset[str]
-    skip: frozenset[str]
-    also: frozenset[str]
-    patches: tuple[Path, ...] = ()
+    only: tuple[str, ...]
+    skip: tuple[str, ...]
+    also: tuple[str, ...]
+    patches: tuple[Path, ...]
 
     @property
     def chooses(self) -> bool:
@@ -195,14 +204,9 @@ def request_options(verb: Verb) -> Verb:
     """Add the options for device, fixes and patches; the verb takes them as one ``selection``."""
 
     @functools.wraps(verb)
-    def wrapped(
-        target: str | None, arch: str | None, patches: tuple[Path, ...], **options: Any
-    ) -> Any:
-        chosen = {
-            name: frozenset(options.pop(name)) for name in ("only", "skip", "also")
-        }
-        selection = Selection(target, arch, patches=patches, **chosen)
-        return verb(selection=selection, **options)
+    def wrapped(**options: Any) -> Any:
+        fields = {name: options.pop(name) for name in Selection.__slots__}
+        return verb(selection=Selection(**fields), **options)
 
     return with_options(*_REQUEST)(wrapped)
 

@@ -23,6 +23,7 @@ import re
 import shutil
 import signal
 import sys
+import threading
 import time
 import unicodedata
 from collections import Counter
@@ -85,7 +86,6 @@ _PASTED = re.compile(r" *(next|undo)\b")
 _NUMBER = re.compile(r"[\d.,]+|[-?]?")
 _ERASE = Shown("\r\x1b[K")
 _drawn_line = ""  # the line in the terminal that will be drawn again
-_printed_at = 0.0  # seconds of time.monotonic() at the last output
 
 
 def shown(text: str) -> Shown:
@@ -135,7 +135,6 @@ def say(text: str, *, err: bool = False, end: str = "\n") -> None:
         err=err,
         color=colour(),
     )
-    _note_time()
 
 
 def redraw_line(text: str) -> None:
@@ -149,18 +148,7 @@ def redraw_line(text: str) -> None:
             err=True,
             color=True,
         )
-        _note_time()
-    _drawn_line = text
-
-
-def quiet_line() -> tuple[str, float]:
-    """Return the line that will be drawn again, and the seconds since the last output."""
-    return _drawn_line, time.monotonic() - _printed_at
-
-
-def _note_time() -> None:
-    global _printed_at
-    _printed_at = time.monotonic()
+        _drawn_line = text
 
 
 def colour() -> bool | None:
@@ -500,6 +488,14 @@ as_json = click.option(
 )
 verbose_option = flag("-v", "--verbose", "Show all of it.")
 dry_run_option = flag("--dry-run", "Only say what would be done.")
+house_option = option(
+    "--dir",
+    "house",
+    "Folder of wheels.",
+    type=PATH,
+    default="wheelhouse",
+    show_default=True,
+)
 
 LOAD_STYLES: Mapping[Load, Mapping[str, Any]] = {
     Load.EXACT: {"fg": "green"},
@@ -780,6 +776,7 @@ def finding_summary(findings: Sequence[Finding]) -> Shown:
         if count := counts[level]:
             word = _COUNTED.get(level)
             parts.append(f"{count:,} {word}" if word else counted_noun(count, level))
+
     text = ", ".join(parts) or "nothing found"
     if counts.keys() & {Level.NOTE, Level.UNKNOWN}:
         text += "; -v shows all"
@@ -790,3 +787,67 @@ def finding_summary(findings: Sequence[Finding]) -> Shown:
     elif Level.OK not in counts or any(map(_is_gpu_unchecked, findings)):
         sign = UNSURE
     return sign + text
+
+
+# How far long work is: a line that is redrawn, or one now and then
+
+PERIOD = 3.0  # seconds from one line of a pipe to the next, or a hundredth of the time so far
+_LONG = 90.0  # seconds that are left: a line names them from then on
+_ENOUGH_FOR_RATE = 0.01  # of the total: before that the first bytes are no rate
+_REDRAWN = 0.1  # seconds from one state of a terminal's line to the next
+
+Update = Callable[[int, int], None]
+"""Takes the amount that is done, and the total: bytes, or the things that a caller counts."""
+
+
+@contextlib.contextmanager
+def progress(
+    counted: str = "", clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[str], Update]]:
+    """Show how much of a task is done, in bytes, or in the things that ``counted`` names."""
+    in_terminal = sys.stderr.isatty()
+    printing = threading.Lock()  # nodes report side by side
+
+    def report(task: str) -> Update:
+        began: float | None = None
+        due = 0.0
+        if in_terminal:
+            with printing:
+                redraw_line(task)  # some tasks never report more than that
+
+        def update(done: int, total: int) -> None:
+            nonlocal began, due
+            now = clock()
+            if began is None:
+                began = now
+                due = now if in_terminal else now + PERIOD
+            if done >= total:
+                redraw_line("")
+            elif now >= due:
+                elapsed = now - began
+                due = now + (_REDRAWN if in_terminal else max(PERIOD, elapsed / 100))
+                line = f"{task}: {_amount(done, total, counted)}"
+                with printing:
+                    show = redraw_line if in_terminal else tell
+                    show(line + _time_left(done, total, elapsed))
+
+        return update
+
+    try:
+        yield report
+    finally:
+        redraw_line("")
+
+
+def _amount(done: int, total: int, counted: str) -> str:
+    if counted:
+        return f"{done} of {total} {counted}"
+    return f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
+
+
+def _time_left(done: int, total: int, elapsed: float) -> str:
+    """Return how long the rest takes; "" if that is short, or cannot be told yet."""
+    if done < total * _ENOUGH_FOR_RATE:
+        return ""
+    seconds = elapsed * (total - done) / done
+    return f", about {seconds / 60:.0f} min left" if seconds > _LONG else ""

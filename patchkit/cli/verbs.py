@@ -1,4 +1,4 @@
-"""List the verbs by group, with the module and the help line of each verb."""
+"""List the verbs by group, with the help line and the module of each verb."""
 
 from __future__ import annotations
 
@@ -6,88 +6,66 @@ from __future__ import annotations
 # Verbs of MORE are rarely needed: `patchkit --help` only names them.
 GROUPS = {
     "Serve a model, on one machine or several": {
-        "up": (
-            "cluster.serve",
-            "Start a model by systemd; return when it has answered.",
-        ),
-        "down": ("cluster.serve", "Stop the model on every node, and check."),
-        "status": ("cluster.serve", "Show the state of every node."),
-        "logs": ("cluster.serve", "Show what all ranks wrote, merged by time."),
-        "switch": ("cluster.serve", "Serve another model, or the former one again."),
-        "doctor": (
-            "cluster.doctor",
-            "Find what is wrong, on which node, why, and what cures it.",
-        ),
+        "up": "Start a model by systemd; return when it has answered.",
+        "down": "Stop the model on every node, and check.",
+        "status": "Show the state of every node.",
+        "logs": "Show what all ranks wrote, merged by time.",
+        "switch": "Serve another model, or the former one again.",
+        "doctor": "Find what is wrong, on which node, why, and what cures it.",
     },
     "This machine, and several": {
-        "check": ("runtime.check", "Check env files, launch scripts and what runs."),
-        "env": ("runtime.env", "Write env files by role, and explain them."),
-        "serve-args": (
-            "runtime.serve_args",
-            "Print the `vllm serve` flags that go with the env.",
-        ),
-        "probe": (
-            "runtime.probe",
-            "Show the facts: GPU, memory, network, RDMA, software.",
-        ),
-        "net": ("runtime.net", "Plan and verify the QSFP network."),
-        "cluster": (
-            "cluster.cluster",
-            "Look at machines, install the same vLLM on all of them.",
-        ),
-        "model": (
-            "cluster.model",
-            "Fetch a model once, copy it to the other nodes, check it.",
-        ),
+        "check": "Check env files, launch scripts and what runs.",
+        "env": "Write env files by role, and explain them.",
+        "serve-args": "Print the `vllm serve` flags that go with the env.",
+        "probe": "Show the facts: GPU, memory, network, RDMA, software.",
+        "net": "Plan and verify the QSFP network.",
+        "cluster": "Look at machines, install the same vLLM on all of them.",
+        "model": "Fetch a model once, copy it to the other nodes, check it.",
     },
     "Sources": {
-        "apply": ("patch.apply", "Patch a tree, prove the effect, keep a way back."),
-        "revert": ("patch.apply", "Put back what upstream shipped, byte by byte."),
-        "fixes": ("patch.apply", "Show every fix; of a source, the state of each."),
+        "apply": "Patch a tree, prove the effect, keep a way back.",
+        "revert": "Put back what upstream shipped, byte by byte.",
+        "fixes": "Show every fix; of a source, the state of each.",
     },
     "Wheels": {
-        "repack": ("wheel.build", "Patch upstream's vLLM wheel, without a compiler."),
-        "build": ("wheel.build", "Build a wheel for one device: libnccl or vLLM."),
-        "wheelhouse": (
-            "wheel.wheelhouse",
-            "List, fill and prune the folder of wheels.",
-        ),
+        "repack": "Patch upstream's vLLM wheel, without a compiler.",
+        "build": "Build a wheel for one device: libnccl or vLLM.",
+        "wheelhouse": "List, fill and prune the folder of wheels.",
     },
 }
 MORE = {
-    "archs": (
-        "patch.apply",
-        "Compare kernel groups and their archs, stock beside patched.",
-    ),
-    "bench": (
-        "cluster.bench",
-        "Measure a server with vLLM's own benchmarks; compare results.",
-    ),
-    "diff": ("patch.apply", "Show what apply would change, or did."),
-    "explain": (
-        "patch.explain",
-        "Explain a fix, a text of a log, or a claim that guides make.",
-    ),
-    "export": ("cluster.export", "Write a Containerfile."),
-    "fetch": ("patch.apply", "Download a release, verified by its locked sha256."),
-    "inspect": (
-        "wheel.inspect",
-        "Show what a wheel or library holds; which libnccl is loaded.",
-    ),
-    "native": (
-        "wheel.native",
-        "Show what is compiled at first use, or compile it now.",
-    ),
-    "proof": (
-        "cluster.doctor",
-        "Try kernels, routing, NCCL, a server; keep it as one archive.",
-    ),
-    "verify": (
-        "wheel.wheelhouse",
-        "Check that a wheelhouse is whole, loads and fits together.",
-    ),
+    "archs": "Compare kernel groups and their archs, stock beside patched.",
+    "bench": "Measure a server with vLLM's own benchmarks; compare results.",
+    "diff": "Show what apply would change, or did.",
+    "explain": "Explain a fix, a text of a log, or a claim that guides make.",
+    "export": "Write a Containerfile.",
+    "fetch": "Download a release, verified by its locked sha256.",
+    "inspect": "Show what a wheel or library holds; which libnccl is loaded.",
+    "native": "Show what is compiled at first use, or compile it now.",
+    "proof": "Try kernels, routing, NCCL, a server; keep it as one archive.",
+    "verify": "Check that a wheelhouse is whole, loads and fits together.",
 }
-VERBS = {verb: row for group in (*GROUPS.values(), MORE) for verb, row in group.items()}
+_MODULES = {
+    "cluster.serve": "up down status logs switch",
+    "cluster.doctor": "doctor proof",
+    "runtime.check": "check",
+    "runtime.env": "env",
+    "runtime.serve_args": "serve-args",
+    "runtime.probe": "probe",
+    "runtime.net": "net",
+    "cluster.cluster": "cluster",
+    "cluster.model": "model",
+    "patch.apply": "apply revert fixes archs diff fetch",
+    "wheel.build": "repack build native",
+    "wheel.wheelhouse": "wheelhouse export verify",
+    "cluster.bench": "bench",
+    "patch.explain": "explain",
+    "wheel.inspect": "inspect",
+}
+MODULES = {verb: module for module, row in _MODULES.items() for verb in row.split()}
+VERBS = {
+    verb: text for group in (*GROUPS.values(), MORE) for verb, text in group.items()
+}
 # How other programs call a verb.
 SYNONYMS = {"serve": "up", "start": "up", "stop": "down"}
 # Verbs that need no library but click; `inspect` only with --loaded, `doctor` only with --log.

@@ -126,13 +126,14 @@ def bench_command() -> None:
 @option("-o DIR", "folder", "Folder; default: bench-MODEL-DAY.", type=PATH)
 @rendered
 def run_bench(
-    model: str, *, args: tuple[str, ...], folder: Path | None, **options: Any
+    model: str, args: tuple[str, ...], folder: Path | None, **options: Any
 ) -> Blocks:
     """Serve a model in one way or two, in turns, and measure each.
 
     Words behind `--` are added to the `vllm serve` of each.
     """
     variants = list(_planned_variants(model, args, options))
+
     loads = [
         BenchLoad(
             depth=options["depth"],
@@ -142,6 +143,7 @@ def run_bench(
         )
         for count in options["concurrency"]
     ]
+
     day = date.today().isoformat()
     plan = BenchPlan(
         model=model,
@@ -187,6 +189,7 @@ def _planned_variants(
 
     if options["cluster"]:
         files = [options["cluster"]]
+
     for path in files:
         yield plan_cluster(read_cluster_file(path), path.stem, model, venv, args)
 
@@ -206,17 +209,19 @@ def _series_row(series: Series) -> Row:
 @click.argument("second", type=PATH)
 @verbose_option
 @rendered
-def compare_results(first: Path, second: Path, *, verbose: bool) -> Blocks:
+def compare_results(first: Path, second: Path, verbose: bool) -> Blocks:
     """Compare two setups, and say whether their figures differ by more than the spread."""
     changes = find_changes(read_conditions(first), read_conditions(second))
     setup = [
         dict(zip(("what", "first", "second"), change, strict=True))
         for change in changes
     ]
+
     pairs = compare_series(read_series(first), read_series(second))
     yield Record({"setup": setup, "figures": pairs})
 
     yield "the setups differ in:" if changes else "the setups are the same"
+
     limit = None if verbose else 40
     yield from table((name, old[:limit], new[:limit]) for name, old, new in changes)
     if not pairs:

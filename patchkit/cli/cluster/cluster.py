@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from patchkit.cli.cluster.cluster_options import (
     cluster_option,
     sent_amount,
 )
-from patchkit.cli.cluster.house_lock import read_house_lock
 from patchkit.cli.out import (
     GOOD,
     PATH,
@@ -31,14 +30,14 @@ from patchkit.cli.out import (
     next_verb,
     note,
     option,
+    progress,
     record_fields,
     rendered,
 )
-from patchkit.cli.progress import progress
 from patchkit.cli.runtime.node_options import TOPOLOGIES
 from patchkit.cli.wheel.wheelhouse import tell_hashing
 from patchkit.cluster.agent.image_facts import ImageContents
-from patchkit.cluster.agent.installation import InstalledVenv
+from patchkit.cluster.agent.installation import InstalledVenv, NodeWheel, WheelLock
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import (
@@ -59,11 +58,20 @@ from patchkit.cluster.launch.ranks import node_addresses
 from patchkit.cluster.launch.survey import survey_nodes
 from patchkit.errors import HostError, UsageError
 from patchkit.finding import Finding, Level, finding, worst
+from patchkit.patching.recipe import load_recipe
+from patchkit.quoting import quoted
+from patchkit.reading import read_text
 from patchkit.runtime.envfile.write import write
 from patchkit.runtime.host.host import Host
 from patchkit.units import KIB_PER_GIB
+from patchkit.wheel.file.wheelfile import ANY, WheelFile
 from patchkit.wheel.wheelhouse.portable import add_compiler, add_requirements
 from patchkit.wheel.wheelhouse.resolve import NodePlatform
+from patchkit.wheel.wheelhouse.storage import REQUIREMENTS, Kind, ManifestEntry
+from patchkit.wheel.wheelhouse.verify import Verified, verify_wheelhouse
+
+_LARGEST = 16 << 20  # bytes of requirements.txt
+_ALL_OF_IT = "a node without a network installs what the wheelhouse holds, all of it"
 
 
 @click.group(cls=VerbGroup)
@@ -95,7 +103,7 @@ def cluster_command() -> None:
 @flag("--force", "Replace a different file.")
 @rendered
 def init_cluster(
-    nodes: Sequence[str], *, file: Path, address: str, force: bool, **given: str | None
+    nodes: Sequence[str], file: Path, address: str, force: bool, **given: str | None
 ) -> Blocks:
     """Look at each machine by ssh, and write cluster.toml; the first is the head.
 
@@ -111,6 +119,7 @@ def init_cluster(
     members += [ClusterNode(ssh=worker) for worker in workers]
     cluster = Cluster(ClusterFile(node=tuple(members)))
     facts = cluster.facts()
+
     choices = _file_choices(facts, **given)
     members, unreachable = _link_nodes(cluster.file, facts, choices)
     findings = [*survey_nodes(nodes, facts), *unreachable]
@@ -132,6 +141,7 @@ def init_cluster(
     yield from finding_blocks(row for row in findings if row.level is not Level.OK)
 
     yield GOOD + f"{file} {outcome}"
+
     cures = [row.hint for row in findings if row.level is Level.ERROR and row.hint]
     if cures:
         yield next_hint(cures[0])
@@ -194,17 +204,15 @@ def _link_nodes(
         user, at, _host = worker.ssh.rpartition("@")
         by_cable = replace(worker, peer=f"{user}{at}{address}")
 
-        fault = _link_error(file, head, worker, address)
-        if fault is None:
-            members.append(worker)
-        elif _link_error(file, head, by_cable, address) is None:
-            members.append(by_cable)
-        else:
-            members.append(worker)
-            text = f"link: {fault.what}"
-            unreachable.append(
-                finding(HostError, worker.ssh, text, fault.hint, fault.why)
-            )
+        if fault := _link_error(file, head, worker, address):
+            if _link_error(file, head, by_cable, address) is None:
+                worker = by_cable
+            else:
+                text = f"link: {fault.what}"
+                row = finding(HostError, worker.ssh, text, fault.hint, fault.why)
+                unreachable.append(row)
+
+        members.append(worker)
     return members, unreachable
 
 
@@ -232,9 +240,7 @@ def _link_error(
 @flag("--apply", "patched", "Patch the vLLM of an image.")
 @flag("--native", "With --apply: assemble its PTX, too.")
 @rendered
-def install_vllm(
-    *, cluster: Cluster, house: Path, patched: bool, native: bool
-) -> Blocks:
+def install_vllm(cluster: Cluster, house: Path, patched: bool, native: bool) -> Blocks:
     """Install the same wheels, or the same image, on every node.
 
     \b
@@ -287,6 +293,7 @@ def _install_wheels(cluster: Cluster, house: Path) -> Blocks:
             "note": result.note,
         }
         nodes.append(change | record_fields(result.venv))
+
     yield Record(
         {
             "venv": cluster.file.venv,
@@ -373,3 +380,77 @@ def _add_needs(
     add_requirements(folder, node, bar)
     if native:
         add_compiler(folder / CACHE, node.machine, bar)
+
+
+def read_house_lock(house: Path) -> WheelLock:
+    """Return the wheels that a wheelhouse installs on a node, with their requirements.
+
+    Raises the worst of its findings, or UsageError if it is empty or not filled.
+    """
+    verified = verify_wheelhouse(house)
+    _require_whole(house, verified)
+
+    entries = verified.entries
+    cpus = {cpu for entry in entries for cpu in entry.name.cpus} - {ANY}
+    pythons = _fact_values(entries, Kind.DEPENDENCY, "python")
+    missing = [entry.name.pinned for entry in entries if not entry.held]
+    missing = [*verified.unmet, *missing]
+    if missing or len(pythons) != 1 or len(cpus) > 1:
+        raise _not_filled(house, missing, cpus)
+
+    targets = _fact_values(entries, Kind.BUILT, "target")
+    release = pythons.pop().split(".")
+    return WheelLock(
+        requirements=read_text(house / REQUIREMENTS, limit=_LARGEST, follow=False),
+        cpu="".join(cpus),
+        python=".".join(release[:2]),
+        wheels=tuple(_node_wheel(house, entry) for entry in entries),
+        target=targets.pop() if len(targets) == 1 else "",
+        native=bool(_fact_values(entries, Kind.BUILT, "native")),
+    )
+
+
+def _fact_values(entries: Sequence[ManifestEntry], kind: Kind, name: str) -> set[str]:
+    """Return the values of a fact of wheels, without empty ones."""
+    values = set()
+    for entry in entries:
+        if entry.kind is kind and entry.facts.get(name):
+            values.add(str(entry.facts[name]))
+    return values
+
+
+def _not_filled(house: Path, missing: Sequence[str], cpus: Iterable[str]) -> UsageError:
+    lacks = ", ".join(missing[:3]) or "nothing"
+    machines = ", ".join(sorted(cpus))
+    return UsageError(
+        f"{house}: is not filled, for one CPU and one Python: it lacks {lacks}, and has wheels "
+        f"for {machines}",
+        why=_ALL_OF_IT,
+        hint=quoted("patchkit", "wheelhouse", "fill", "--dir", house),
+    )
+
+
+def _require_whole(house: Path, verified: Verified) -> None:
+    """Raise the worst finding of a wheelhouse, or UsageError for an empty one."""
+    errors = [row for row in verified.findings if row.level is Level.ERROR]
+    if errors:
+        worst = max(errors, key=lambda error: error.kind.exit_code)
+        what = f"{house}: {worst.where}: {worst.what}"
+        hint = quoted("patchkit", "verify", house)
+        raise worst.kind(what, why=worst.why, hint=hint)
+
+    if not verified.entries:
+        newest = f"vllm=={load_recipe().newest}"
+        repack = quoted("patchkit", "repack", newest, "--dir", house)
+        fill = quoted("patchkit", "wheelhouse", "fill", "--dir", house)
+        what = f"{house}: holds no wheels"
+        raise UsageError(what, why=_ALL_OF_IT, hint=f"{repack} && {fill}")
+
+
+def _node_wheel(house: Path, entry: ManifestEntry) -> NodeWheel:
+    with WheelFile(house / entry.filename) as wheel:
+        unpacked = sum(member.file_size for member in wheel.members.values())
+
+    return NodeWheel(
+        name=entry.filename, sha256=entry.sha256, size=entry.size, unpacked=unpacked
+    )

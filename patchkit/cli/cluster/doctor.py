@@ -68,7 +68,6 @@ _READER = "patchkit doctor --log -"
 @verbose_option
 @rendered
 def doctor_command(
-    *,
     log: Path | None,
     save: Path | None,
     verbose: bool,
@@ -176,7 +175,6 @@ def _save_report(examination: Examination, place: Path, *, verbose: bool) -> Blo
 @option("--model NAME", "Serve it instead of random weights.", default="")
 @rendered
 def proof_command(
-    *,
     args: tuple[str, ...],
     place: Path,
     several: bool,

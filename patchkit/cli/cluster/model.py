@@ -31,13 +31,13 @@ from patchkit.cli.out import (
     next_verb,
     note,
     option,
+    progress,
     record_fields,
     rendered,
     style,
     table,
     tell,
 )
-from patchkit.cli.progress import progress
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.pinning import pin_model
 from patchkit.cluster.models.fetch import FetchPlan, fetch_model, plan_fetch
@@ -73,9 +73,7 @@ def model_command() -> None:
 @option("--venv DIR", "Environment that has vLLM; default: the file's.")
 @cluster_option
 @rendered
-def get_model(
-    spec: str, *, cluster: Cluster, dry_run: bool, venv: str | None
-) -> Blocks:
+def get_model(spec: str, cluster: Cluster, dry_run: bool, venv: str | None) -> Blocks:
     """Fetch the files that vLLM loads of a model, to the first node.
 
     Says the size first, resumes after an interrupt, and hashes every file at the end. `hf` or
@@ -100,6 +98,7 @@ def get_model(
     into = f"{head.destination}:{plan.folder}"
     tell(f"  {plan.files} files, {gigabytes(plan.size)}, into {into}")
     tell(f"  {gigabytes(plan.left)} to download; {gigabytes(plan.free)} free")
+
     if dry_run:
         yield Record({"plan": plan, "dry_run": True})
         yield "nothing was changed"
@@ -114,12 +113,14 @@ def get_model(
             **place,
             commit=plan.commit,
         )
+
     is_whole = not check.exit_code
     if is_whole and file:
         pin_model(file, repo, plan.commit)
 
     fields = {**record_fields(check), "complete": is_whole}
     yield Record({"plan": plan, "dry_run": False, "check": fields})
+
     yield from _check_blocks(head.destination, check)
 
     if not is_whole:
@@ -134,7 +135,7 @@ def get_model(
 @click.argument("specs", metavar="[REPO[@COMMIT]]...", nargs=-1)
 @cluster_option
 @rendered
-def sync_models(specs: Sequence[str], *, cluster: Cluster) -> Blocks:
+def sync_models(specs: Sequence[str], cluster: Cluster) -> Blocks:
     """Copy models from the first node that has them whole to the others, and check them there.
 
     Without a name: all models that the cluster file pins. rsync copies over ssh and the cable, to
@@ -175,7 +176,7 @@ def sync_models(specs: Sequence[str], *, cluster: Cluster) -> Blocks:
 @flag("--quick", "Sizes, shards and links only; no hashes.")
 @cluster_option
 @rendered
-def check_models(spec: str, *, cluster: Cluster, quick: bool) -> Blocks:
+def check_models(spec: str, cluster: Cluster, quick: bool) -> Blocks:
     """Check on every node that a model is complete and right; needs no network.
 
     Hashes are compared with those that the Hub named when it was fetched.
@@ -209,7 +210,7 @@ def check_models(spec: str, *, cluster: Cluster, quick: bool) -> Blocks:
 @model_command.command("list")
 @cluster_option
 @rendered
-def list_models(*, cluster: Cluster) -> Blocks:
+def list_models(cluster: Cluster) -> Blocks:
     """List the models of every node, and whether they are complete."""
     rows: list[Row] = []
     fields = []
@@ -225,10 +226,12 @@ def list_models(*, cluster: Cluster) -> Blocks:
         models = []
         for model in answer:
             models.append({**record_fields(model), "complete": model.complete})
+
             name = bold(model.repo)
             commit = model.commit[:SHORT]
             size = gigabytes(model.size)
             rows.append((node.ssh, name, commit, size, _state(model)))
+
         fields.append({"node": node.ssh, "models": models})
 
     yield Record({"nodes": fields})
@@ -245,6 +248,7 @@ def _state(model: ModelCheck) -> Shown:
 
 def _model_nodes(cluster: Cluster) -> list[ModelNode]:
     folder = cluster.file.model_folder
+
     return [
         ModelNode(ssh=node.ssh, peer=node.from_head, models=folder)
         for node in cluster.file.node

@@ -111,7 +111,7 @@ _States = Sequence[tuple[Remote, NodeState]]  # without the silent nodes
 @_MODEL
 @cluster_option
 @rendered
-def up_command(model: str, *, cluster: Cluster) -> Blocks:
+def up_command(model: str, cluster: Cluster) -> Blocks:
     """Start a model, here or on the nodes of cluster.toml; return when it has answered.
 
     \b
@@ -127,6 +127,7 @@ def up_command(model: str, *, cluster: Cluster) -> Blocks:
     nodes = ", ".join(node.destination for node in cluster.nodes)
     what = "is started" if since else "runs with these files already"
     yield GOOD + f"{units.model.name} {what} on {nodes}"
+
     command = units.ranks[0].command
     if command and since:
         for line in note_lines(command.limits, command.advice):
@@ -140,7 +141,7 @@ def up_command(model: str, *, cluster: Cluster) -> Blocks:
 @_MODEL
 @cluster_option
 @rendered
-def switch_command(model: str, *, cluster: Cluster) -> Blocks:
+def switch_command(model: str, cluster: Cluster) -> Blocks:
     """Serve another model; if it does not answer, serve the former one again.
 
     The former model is stopped first, and its memory is freed. vLLM's sleep mode is not used.
@@ -207,7 +208,7 @@ def _answered_blocks(cluster: Cluster, model: str, url: str = "") -> Blocks:
 @click.command
 @cluster_option
 @rendered
-def down_command(*, cluster: Cluster) -> Blocks:
+def down_command(cluster: Cluster) -> Blocks:
     """Stop the model on every node, and check: no unit, no process, the memory back.
 
     It stays down, even after a reboot, until you run `up`. A node that did not answer is named.
@@ -227,6 +228,7 @@ def down_command(*, cluster: Cluster) -> Blocks:
             if result.others:
                 text = f"stopped; {other_clusters(node, result)}"
             yield GOOD + f"{node.destination}: {text}"
+
     yield Record({"nodes": nodes})
     yield from (BAD + text for text in remains)
     if remains:
@@ -251,7 +253,7 @@ def other_clusters(node: Remote, state: NodeState) -> str:
 @click.option("-n", "--lines", type=click.IntRange(1), default=100, show_default=True)
 @rendered
 def logs_command(
-    *, cluster: Cluster, follow: bool, nodes: tuple[str, ...], since: str, lines: int
+    cluster: Cluster, follow: bool, nodes: tuple[str, ...], since: str, lines: int
 ) -> Blocks:
     """Show the output of all ranks, merged by time, by this machine's clock.
 
@@ -268,6 +270,7 @@ def logs_command(
     journal = read_group_journal(
         cluster, since=since, lines=newest, nodes=nodes, follow=follow
     )
+
     if follow:
         # Who follows until Ctrl-C never sees the error at the end.
         for error in journal.silent.values():
@@ -278,16 +281,18 @@ def logs_command(
     for node, raw in journal.lines:
         line = replace(raw, text=mask_secrets(raw.text))
         yield Record({"node": node, **record_fields(line)}, line=True)
+
         clock = time.strftime("%H:%M:%S", time.localtime(line.time / 1e6))
         head = dim(f"{clock} {node.ljust(width)} ")
         yield LaidOut(head + line.text)
+
     require_all(list(journal.silent.values()))
 
 
 @click.command
 @cluster_option
 @rendered
-def status_command(*, cluster: Cluster) -> Blocks:
+def status_command(cluster: Cluster) -> Blocks:
     """Show the state of every node: what systemd says, memory, temperature, the last error.
 
     The exit code is 0 while the model answers and is watched, 9 if not, or if a node is silent.
@@ -301,13 +306,13 @@ def status_command(*, cluster: Cluster) -> Blocks:
     condition = server_condition(cluster, head)
     error = _last_error(cluster, server) if server else None
     troubles = [
-        *(_head_troubles(cluster, head) if head else ()),
+        *_head_troubles(cluster, head),
         *_node_troubles(cluster, rows),
         *_source_troubles(states),
         *_server_troubles(cluster, condition),
     ]
     is_well = condition.answers and not troubles
-    description = server.description if server else None
+    description = getattr(server, "description", None)
 
     yield Record(
         {
@@ -319,8 +324,10 @@ def status_command(*, cluster: Cluster) -> Blocks:
             "error": error,
         }
     )
+
     if description:
         yield bold(description)
+
     yield from _node_table(rows, condition)
     yield from (line for line, _cure in troubles)
     yield from _notes(cluster, condition, states)
@@ -329,6 +336,7 @@ def status_command(*, cluster: Cluster) -> Blocks:
         clock = time.strftime("%F %T", time.localtime(error["time"] / 1e6))
         text = f"{clock} {error['node']}: {error['text']}"
         yield lead_word("last error", "red") + text
+
     if error or troubles:
         yield _next_of(cluster, troubles)
 
@@ -376,8 +384,11 @@ def _trouble(word: str, text: str, cure: str = "") -> _Trouble:
     return lead_word(word, "red") + text, cure
 
 
-def _head_troubles(cluster: Cluster, head: NodeState) -> Iterator[_Trouble]:
+def _head_troubles(cluster: Cluster, head: NodeState | None) -> Iterator[_Trouble]:
     """Yield the faults of the head's units, and servers that are not the model."""
+    if head is None:
+        return
+
     for unit in head.units:
         if unit.text and unit.unit != cluster.file.guard_unit:
             yield unit.text, ""
@@ -462,6 +473,7 @@ def _notes(cluster: Cluster, condition: ServerCondition, states: _States) -> Lin
     if condition.watch:
         text = f" {cluster.head.destination}: {condition.watch.text}"
         yield dim("watch") + text
+
     for node, state in states:
         yield from _node_notes(node, state)
 

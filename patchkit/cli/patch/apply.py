@@ -40,6 +40,7 @@ from patchkit.cli.out import (
     next_verb,
     note,
     program,
+    progress,
     record_fields,
     rendered,
     style,
@@ -55,7 +56,6 @@ from patchkit.cli.patch.verdict_view import (
     verdict_lines,
     verdict_notes,
 )
-from patchkit.cli.progress import progress
 from patchkit.errors import DriftError, UsageError
 from patchkit.patching.commit import Applied, mark_applied
 from patchkit.patching.fix import Fix, Request, State, Verdict
@@ -88,7 +88,6 @@ _FIX_FACTS = ("id", "title", "layer", "arches", "upstream", "needs")
 @rendered
 def apply_command(
     source: SourceOptions,
-    *,
     selection: Selection,
     dry_run: bool,
     native: bool,
@@ -116,12 +115,14 @@ def apply_command(
         ledger = None
         if is_installed:
             ledger = read_ledger(state_folder(tree), recipe.project)
+
         request = selection.request(ledger)
         with open_to_apply(path, recipe, sandboxed, dry_run=dry_run) as workspace:
             draft = prepare(workspace, recipe, request)
             libraries: Mapping[str, Path] = {}
             if native:
                 libraries = _make_libraries(source, request, workspace, dry_run=dry_run)
+
             outcome = finish(draft, libraries, dry_run=dry_run)
 
         workspace = open_workspace(path, recipe.project)  # as it lies on the disk now
@@ -234,7 +235,6 @@ def _build_words(
 @rendered
 def fixes_command(
     source: SourceOptions | None,
-    *,
     selection: Selection,
     verbose: bool,
 ) -> Blocks:
@@ -330,7 +330,7 @@ def _fix_row(fix: Fix) -> Row:
 @source_options
 @request_options
 @rendered
-def diff_command(source: SourceOptions, *, selection: Selection) -> Blocks:
+def diff_command(source: SourceOptions, selection: Selection) -> Blocks:
     """Show the changes that apply would make, or made, as a diff for git apply."""
     with opened(source, selection.patches) as (recipe, workspace):
         plan = plan_for(workspace, recipe, selection.request(workspace.ledger))
@@ -350,7 +350,7 @@ def diff_command(source: SourceOptions, *, selection: Selection) -> Blocks:
 @click.argument("release", metavar="RELEASE")
 @offline_option
 @rendered
-def fetch_command(release: str, *, offline: bool) -> Blocks:
+def fetch_command(release: str, offline: bool) -> Blocks:
     """Download a release: vLLM's sdist from the package index that pip is configured for, NCCL's
     sources from upstream's repository.
 
@@ -370,7 +370,7 @@ def fetch_command(release: str, *, offline: bool) -> Blocks:
 @folder_options
 @flag("--force", "Also revert edited or damaged files.")
 @rendered
-def revert_command(source: SourceOptions, *, force: bool) -> Blocks:
+def revert_command(source: SourceOptions, force: bool) -> Blocks:
     """Put back what upstream shipped, byte by byte.
 
     SOURCE is the folder, or the release that `apply` unpacked and patched below build/. Refuses,
@@ -407,9 +407,7 @@ def _forced_blocks(path: Path, project: str) -> Blocks:
 @request_options
 @verbose_option
 @rendered
-def archs_command(
-    source: SourceOptions, *, selection: Selection, verbose: bool
-) -> Blocks:
+def archs_command(source: SourceOptions, selection: Selection, verbose: bool) -> Blocks:
     """Compare which kernel group is built for which archs, stock beside patched.
 
     The release's own CMake decides; no compiler, torch or GPU is needed. The first column says how
@@ -431,6 +429,7 @@ def archs_command(
         heads = ("loads", "patched", "stock", "kernel group", "where", "switches on")
         columns = len(heads) if verbose else 4
         fields = []
+
         rows = []
         counts = Counter[Load]()
         for old, new in zip(stock, patched, strict=True):
@@ -451,6 +450,7 @@ def archs_command(
 
         settings = {"torch_cuda_arch_list": archs, "cuda": target.cuda}
         yield from tree_blocks(workspace, request, **settings, groups=fields)
+
         yield f"TORCH_CUDA_ARCH_LIST={archs}, CUDA {target.cuda}"
         yield from table(rows, heads=heads[:columns])
 

@@ -59,7 +59,6 @@ _COUNTED = (Level.ERROR, Level.WARNING, Level.NOTE)
 @rendered
 def check_command(
     files: tuple[Path, ...],
-    *,
     running: str | None,
     root: Path,
     python: str | None,

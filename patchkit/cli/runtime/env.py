@@ -121,6 +121,7 @@ def _env_blocks(
         extra=extra,
         choice=choice,
     )
+
     env = make_cluster_env(
         decide_node(request, host, head),
         host,
@@ -135,14 +136,14 @@ def _env_blocks(
     kind = Format(options["kind"])
     hostname = host.system.hostname
     text = file_text(env, kind, hostname=hostname, target=request.target)
-    values = {setting.name: setting.value for setting in env.settings}
-    yield Record(
-        {
-            "variables": {name: values[name] for name in values if not is_secret(name)},
-            "reasons": {setting.name: setting.comment for setting in env.settings},
-            "notes": env.notes,
-        }
-    )
+    variables = {}
+    reasons = {}
+    for setting in env.settings:
+        reasons[setting.name] = setting.comment
+        if not is_secret(setting.name):
+            variables[setting.name] = setting.value
+
+    yield Record({"variables": variables, "reasons": reasons, "notes": env.notes})
 
     output: Path | None = options["output"]
     if output is None or output == Path("-"):
@@ -154,6 +155,7 @@ def _env_blocks(
     # A variable without a value is a secret: a file that refers to one is kept from others.
     private = any(not setting.value for setting in env.settings)
     outcome = write(output, text, force=options["force"], private=private)
+
     node = env.node
     what = f"{len(env.settings)} variables for {node.role}, {node.attachment.topology}"
     yield GOOD + f"{output} {outcome}: {what}{env.where}"
@@ -164,6 +166,7 @@ def _env_blocks(
         where = f"on each worker, with a copy of {copy} there"
         words = ("--role", "worker", "--from", Path(copy), "-o", "worker.env")
         yield next_verb("env", *words, where=where)
+
     # The first preset serves on one Spark, and on more.
     model = options["model"] or load_presets()[0].id
     yield next_verb("serve-args", model, "--from", output)
@@ -185,6 +188,7 @@ def _read_assignments(texts: Sequence[str]) -> dict[str, str]:
 def _env_notes(env: ClusterEnv) -> Lines:
     """Yield the notes of an env file, and the rules that are off by default."""
     yield from note_lines(env.notes, env.advice)
+
     off = [rule.id for rule in env.off if rule.id not in env.node.choice.unwanted]
     if off:
         explain = quoted("patchkit", "env", "explain", off[0])
@@ -214,23 +218,29 @@ def explain_variable(name: str | None) -> Blocks:
         names = [
             text for entry in rules.entries for text in (*entry.variables, entry.id)
         ]
+
         hint = nearest_hint(name, names, "`patchkit env explain` lists the rules")
         raise UsageError(f"nothing is known of {name}", hint=hint)
+
+    rule_fields = []
+    avoids = []
+    for entry in entries:
+        if isinstance(entry, Avoid):
+            avoids.append(entry)
+        else:
+            rule_fields.append(record_fields(entry) | {"default": entry.default})
 
     yield Record(
         {
             "name": name,
             "lifetime": life,
             "meaning": reader.meaning if reader else None,
-            "rules": [
-                record_fields(entry) | {"default": entry.default}
-                for entry in entries
-                if isinstance(entry, VariableRule)
-            ],
-            "avoids": [entry for entry in entries if isinstance(entry, Avoid)],
+            "rules": rule_fields,
+            "avoids": avoids,
             "claims": claims,
         }
     )
+
     yield bold(name)
     yield from _reader_lines(name, life, reader)
 
@@ -285,6 +295,7 @@ def _claims_about(name: str) -> list[dict[str, str]]:
 
 def _overview_blocks(rules: VariableRules) -> Blocks:
     yield Record(rules)
+
     rows = []
     for rule in rules.rules:
         state = "" if rule.default else "off"
@@ -296,6 +307,7 @@ def _overview_blocks(rules: VariableRules) -> Blocks:
         names = " ".join(avoid.variables)
         rows.append((avoid.id, avoid.severity, describe_condition(avoid.when), names))
     yield from _section("Better left out", rows)
+
     yield "`patchkit env explain VARIABLE` says why, who says so, and what guides say."
 
 

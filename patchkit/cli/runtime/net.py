@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,7 @@ def net_command() -> None:
 @verbose_option
 @rendered
 def plan_network(
-    *, root: Path, output: Path | None, force: bool, verbose: bool, **options: Any
+    root: Path, output: Path | None, force: bool, verbose: bool, **options: Any
 ) -> Blocks:
     """Print what is missing in this node's network; needs no rights, and changes nothing.
 
@@ -147,12 +147,7 @@ def plan_network(
     outcome = ""
     if plan.written:
         text = render_netplan(plan)
-        # They have mode 600, and plan needs no rights.
-        contents = {**files, str(file): written}
-        paths = [path for path, content in contents.items() if content is None]
-        if paths:
-            what = "whether they fight this plan was not checked"
-            tell(f"note: only root may read {', '.join(paths)}: {what}")
+        _tell_unread({**files, str(file): written})
     if output and text:
         if plan.changes and written is None:
             command = quoted("sudo", "chmod", "a+r", file)
@@ -174,10 +169,19 @@ def plan_network(
         yield GOOD + f"{output} {outcome}"
 
     yield _next_step(plan, request, root, output)
+
     if peer := other_node_options(plan, request):
         unless = "" if plan.changes else ", if it has no address yet"
         where = f"on the other node{unless}"
         yield next_step("patchkit", *peer.command_words(), where=where)
+
+
+def _tell_unread(contents: Mapping[str, object]) -> None:
+    """Tell which netplan files only root may read: they have mode 600, and plan needs no rights."""
+    paths = [path for path, content in contents.items() if content is None]
+    if paths:
+        what = "whether they fight this plan was not checked"
+        tell(f"note: only root may read {', '.join(paths)}: {what}")
 
 
 def _next_step(
@@ -279,7 +283,7 @@ def _interface_row(line: Line) -> Row:
 @_ROOT
 @verbose_option
 @rendered
-def verify_ends(*, verbose: bool, root: Path, **options: Any) -> Blocks:
+def verify_ends(verbose: bool, root: Path, **options: Any) -> Blocks:
     """Check the QSFP network; needs no rights, changes nothing.
 
     Link, speed, MTU, addresses and RoCE GIDs here; with --peer the way there, with jumbo frames;
@@ -302,7 +306,9 @@ def verify_ends(*, verbose: bool, root: Path, **options: Any) -> Blocks:
     pair = "{} to {} for both at once".format(*link["both_gbits"])
     hot_plug = _NETWORK["owners"]["hot_plug"]
     bandwidth = {"expected": f"{twin}, {pair}", "slower": hot_plug}
+
     yield Record({"checks": checks, "bandwidth": bandwidth})
+
     shown = [check for check in checks if verbose or check.level is not Level.OK]
     yield from finding_blocks(shown)
 

@@ -48,18 +48,7 @@ ROOT = option(
     "--root", "A copy that `probe --save` made.", type=FOLDER, default=Path("/")
 )
 # Options that are fields of NodeOptions.
-_FIELDS = (
-    "role",
-    "nodes",
-    "head",
-    "topology",
-    "executor",
-    "vllm",
-    "nccl",
-    "triton",
-    "target",
-    "quantization",
-)
+_FIELDS = "role nodes head topology executor vllm nccl triton target quantization"
 # Without defaults: a missing value may come from an env file, or is decided.
 _OPTIONS = (
     option("--role", "Role of this node.", type=click.Choice(CHOICES["role"])),
@@ -111,7 +100,7 @@ def node_options(verb: Verb) -> Verb:
         **options: Any,
     ) -> Any:
         fields: dict[str, Any] = dict(locked_versions(lock)) if lock else {}
-        for name in _FIELDS:
+        for name in _FIELDS.split():
             if value := options.pop(name):
                 fields[name] = value
         choice = RuleChoice(

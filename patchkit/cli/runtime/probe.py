@@ -46,7 +46,7 @@ _HEADS = ("netdev", "state", "speed", "MTU", "addresses", "RDMA", "GID", "twin",
 @option("--save", "Copy everything read, for a bug report.", type=PATH)
 @option("--python EXE", "Python that has vLLM; default: this.")
 @rendered
-def probe_command(*, root: Path, save: Path | None, python: str | None) -> Blocks:
+def probe_command(root: Path, save: Path | None, python: str | None) -> Blocks:
     """List the facts of this machine: GPU, memory, network, RDMA, cables, software.
 
     Reads sysfs and /proc, and asks ip and nvidia-smi if they are there; needs no rights and no GPU.
@@ -93,6 +93,7 @@ def host_lines(host: Host) -> Blocks:
 
     name = bold(system.hostname or "host")
     product = ", ".join(filter(None, parts))
+
     yield name + f": {product}" if product else name
     yield from table(_summary_rows(host), "  ")
 
@@ -149,6 +150,7 @@ def _summary_rows(host: Host) -> Iterator[tuple[str, str]]:
 
     unknown = style("unknown", fg="yellow")
     memory = _memory_text(host.memory) if host.memory else unknown
+
     cores = f"{system.cores} cores"
     yield "CPU", f"{cores}: {system.cpu}" if system.cpu else cores
     yield "memory", memory

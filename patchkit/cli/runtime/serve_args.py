@@ -62,16 +62,7 @@ _EXCLUSIVE = (
     (("recipe", "preset"), "--recipe and --preset", "how"),
 )
 # Facts of an env file that the command line is made from.
-_FILE_FACTS = (
-    "role",
-    "topology",
-    "executor",
-    "vllm",
-    "nodes",
-    "head",
-    "target",
-    "quantization",
-)
+_FILE_FACTS = "role topology executor vllm nodes head target quantization"
 
 
 @click.command
@@ -96,7 +87,6 @@ _FILE_FACTS = (
 @rendered
 def serve_args_command(
     model: str | None,
-    *,
     presets: bool,
     explain: bool,
     **options: Any,
@@ -217,7 +207,7 @@ def _read_file(options: Mapping[str, Any]) -> EnvFile | None:
 
     file = read_env_file(path, accept_edited=options["accept_edited"])
     if file.edited:
-        names = [name for name in _FILE_FACTS if name in file.facts]
+        names = [name for name in _FILE_FACTS.split() if name in file.facts]
         facts = " ".join(f"{name}={file.facts[name]}" for name in names)
         tell(note(f"{path} was edited after patchkit wrote it; taken: {facts}"))
     return file

@@ -1,4 +1,4 @@
-"""Build a wheel of libnccl or vLLM, or repack upstream's: `patchkit build`, `patchkit repack`."""
+"""Build a wheel, repack upstream's, or compile PTX of one: `build`, `repack`, `native`."""
 
 from __future__ import annotations
 
@@ -21,39 +21,42 @@ from patchkit.cli.options import (
 )
 from patchkit.cli.out import (
     GOOD,
+    PATH,
     PRESENT_PATH,
     Blocks,
+    ExitCode,
     Fields,
+    Lines,
     Record,
     Row,
     Shown,
     VerbGroup,
     bold,
     count_loads,
+    counted_noun,
+    finding_blocks,
     flag,
+    house_option,
     lead_word,
+    next_step,
+    next_verb,
     note,
     option,
+    pip,
+    progress,
     record_fields,
     rendered,
     style,
     table,
     tell,
     verbose_option,
+    with_options,
 )
 from patchkit.cli.patch.verdict_view import proof_lines, verdict_fields, verdict_lines
-from patchkit.cli.progress import progress
-from patchkit.cli.wheel.build_options import (
-    build_options,
-    built_blocks,
-    cpu_option,
-    house_option,
-    install_steps,
-    plan_blocks,
-)
 from patchkit.cli.wheel.inspect_view import for_any_python
 from patchkit.errors import UsageError
 from patchkit.extras import BUILD, require_libraries
+from patchkit.finding import worst
 from patchkit.patching.fix import State
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
@@ -70,12 +73,24 @@ from patchkit.wheel.build.machine import (
     network,
     plan_vllm,
 )
+from patchkit.wheel.build.make import BuiltWheel
 from patchkit.wheel.build.nccl import JOB_MEMORY as NCCL_JOB_MEMORY
 from patchkit.wheel.build.nccl import NcclOrder, build_nccl
-from patchkit.wheel.build.toolchain import MACHINES, find_toolchain, missing_tools
+from patchkit.wheel.build.toolchain import (
+    MACHINES,
+    Toolchain,
+    find_toolchain,
+    missing_tools,
+)
+from patchkit.wheel.device.first_use import compile_seconds, first_use_phrase
 from patchkit.wheel.device.inspect import LIVE
 from patchkit.wheel.device.libraries import Judged, Use
+from patchkit.wheel.file.wheelfile import ANY, wheel_name
 from patchkit.wheel.native.assemble import Assembler
+from patchkit.wheel.native.installed import make_installed_native, revert_installed
+from patchkit.wheel.native.listing import DeviceLibrary, find_site, list_libraries
+from patchkit.wheel.native.make import NativeLibrary
+from patchkit.wheel.native.new_wheel import write_native_library, write_native_wheel
 from patchkit.wheel.vllm.from_source import JOB_MEMORY as VLLM_JOB_MEMORY
 from patchkit.wheel.vllm.from_source import build_vllm
 from patchkit.wheel.vllm.inputs import parse_given
@@ -83,8 +98,23 @@ from patchkit.wheel.vllm.prepare import choose_idle
 from patchkit.wheel.vllm.repack import Repacked, repack_wheel
 from patchkit.wheel.vllm.repack_origin import find_wheel
 from patchkit.wheel.vllm.source import VllmOrder, vllm_source
-from patchkit.wheel.wheelhouse.contents import check_folder, check_room
+from patchkit.wheel.wheelhouse.contents import (
+    add_wheel,
+    check_folder,
+    check_room,
+    load_manifest,
+)
 from patchkit.wheel.wheelhouse.overrides import default_version, require_wanted
+
+cpu_option = option("--cpu", "CPU; default: the target's.", type=click.Choice(MACHINES))
+build_options = with_options(
+    cpu_option,
+    option("--jobs N", "Compilers at once.", type=click.IntRange(min=1)),
+    flag("--fresh", "Do not resume an interrupted build."),
+    offline_option,
+    house_option,
+    flag("--dry-run", "Say what would be done, and what is missing."),
+)
 
 _USES: Mapping[Use, Mapping[str, Any]] = {
     Use.LOST: {"fg": "yellow"},
@@ -151,6 +181,7 @@ def build_nccl_wheel(
     plan.require()
 
     offline = options["offline"]
+
     recipe = load_recipe("nccl")
     with progress() as report:
         origin = nccl_tree(
@@ -179,6 +210,7 @@ def build_nccl_wheel(
         built = build_nccl(order, report("compiling"))
 
     checks = []
+
     for binary in built.binaries:
         live = [code for code in binary.codes if code.section == LIVE]
         counts = ", ".join(f"{code.count} {code.name}" for code in live)
@@ -248,9 +280,10 @@ def build_vllm_wheel(
     began = time.monotonic()
     fixes = {fix.id for fix in load_recipe().fixes}
     # --without takes the names of fixes, and of extensions that are left out.
-    extensions = by_option(sorted(selection.skip - fixes))
+    skip = frozenset(selection.skip)
+    extensions = by_option(sorted(skip - fixes))
     left_out = frozenset(extension.option for extension in extensions)
-    request = replace(selection, skip=selection.skip & fixes).request()
+    request = replace(selection, skip=tuple(skip & fixes)).request()
     machine = _built_for(request.target, options["cpu"])
     sources = parse_given(options["sources"])
     parts = frozenset(filter(None, options["extensions"].split(",")))
@@ -301,10 +334,12 @@ def build_vllm_wheel(
     )
     check_room(house, order.expected)
     _tell_start(order, jobs, idle)
+
     with progress("steps") as report:
         built = build_vllm(order, report)
 
     inputs = built.facts["environment"] | built.facts["externals"]
+
     checks = [f"{name}: {text}" for name, text in inputs.items()]
     yield from built_blocks(
         built,
@@ -378,7 +413,6 @@ def repack_command(
     wheel: str,
     selection: Selection,
     house: Path,
-    *,
     trusted: bool,
     verbose: bool,
     **options: Any,
@@ -415,6 +449,7 @@ def repack_command(
         if options["native"]:
             bar = report("Fetching the compiler")
             assembler = Assembler(offline=offline, progress=bar)
+
         is_locked = origin.locked and not request.patches
         repacked = repack_wheel(
             origin,
@@ -486,3 +521,232 @@ def _library_lines(libraries: Sequence[Judged], *, verbose: bool) -> Sequence[st
     if verbose:
         return table(rows, heads=("on the device", "library", "fat binaries"))
     return [title + f": {', '.join(names)}" for title, names in names_by_use.items()]
+
+
+@click.command
+@click.argument(
+    "path", metavar="WHEEL|LIBRARY|ENVIRONMENT", type=click.Path(path_type=Path)
+)
+@option(
+    "--target",
+    "name",
+    f"Device to compile for; default: {DEFAULT_TARGET}.",
+    type=click.Choice(list(targets())),
+    default=DEFAULT_TARGET,
+)
+@flag("--write", "Assemble it: in place, or as a new file.")
+@flag("--revert", "Put an environment's own libraries back.")
+@flag("--force", "Revert edited or damaged files, too.")
+@option("-o", "--output", "Folder of the new file.", type=PATH, default=Path())
+@offline_option
+@rendered
+def native_command(
+    path: Path,
+    name: str,
+    write: bool,
+    revert: bool,
+    force: bool,
+    output: Path,
+    offline: bool,
+) -> Blocks:
+    """Show the code that a device compiles at first use, and how long that takes; or compile it.
+
+    \b
+      patchkit native bitsandbytes-0.50.2-py3-none-manylinux_2_24_aarch64.whl
+      patchkit native .venv --write
+
+    A driver compiles PTX where a library has no machine code for the device: on one core, before
+    the first call returns, again in every fresh container. --write compiles it once with the pinned
+    ptxas. A wheel becomes a new one with a version of its own; an environment is changed in place,
+    with a ledger, and --revert takes that back. NVIDIA's own libraries are listed, and never
+    rewritten.
+    """
+    target = targets()[name]
+    if revert:
+        yield from _revert_blocks(path, force=force)
+    elif write:
+        yield from _write_blocks(path, target, output, offline=offline)
+    else:
+        yield from _list_blocks(path, target)
+
+
+def _revert_blocks(path: Path, *, force: bool) -> Blocks:
+    restored = revert_installed(find_site(path), force=force)
+    yield Record({"restored": restored})
+    if count := sum(map(len, restored.values())):
+        yield GOOD + f"put back as upstream shipped it: {counted_noun(count, 'file')}"
+    else:
+        yield "nothing to do: patchkit has changed no library here"
+
+
+def _list_blocks(path: Path, target: Target) -> Blocks:
+    libraries = list_libraries(path, target)
+    fields = []
+    for library in libraries:
+        seconds = compile_seconds(library.entries)
+        compiled = {"compiled": len(library.entries), "seconds": seconds}
+        fields.append(record_fields(library, "entries") | compiled)
+
+    yield Record({"target": target.name, "libraries": fields})
+
+    slowest_first = sorted(libraries, key=lambda row: -compile_seconds(row.entries))
+    heads = ("library", "fat binaries", "compiled", "at first use", "")
+    yield from table(map(_library_row, slowest_first), heads=heads)
+
+    entries = [entry for library in libraries for entry in library.entries]
+    if entries:
+        yield note(f"on {target.title}, {first_use_phrase(entries)}")
+    elif libraries:
+        yield GOOD + f"on {target.title} nothing is compiled at first use"
+    else:
+        yield "nothing here holds device code"
+    if any(library.writable for library in libraries):
+        yield next_verb("native", path, "--write", where="to compile it now")
+
+
+def _library_row(library: DeviceLibrary) -> Row:
+    entries = library.entries
+    return (
+        library.name,
+        str(library.fat_binaries),
+        style(str(len(entries)), fg="yellow" if entries else None),
+        f"{compile_seconds(entries):.0f} s" if entries else "-",
+        "NVIDIA's" if library.closed else "",
+    )
+
+
+def _write_blocks(path: Path, target: Target, output: Path, *, offline: bool) -> Blocks:
+    """Assemble the PTX of an environment in place, or of a file into a new one."""
+    new_file = None
+    with progress() as report:
+        assembler = Assembler(offline=offline, progress=report("Fetching the compiler"))
+        if path.is_dir():
+            bar = report("Assembling PTX")
+            site = find_site(path)
+            libraries = make_installed_native(site, target, assembler, bar)
+        else:
+            is_wheel = path.suffix == ".whl"
+            write_file = write_native_wheel if is_wheel else write_native_library
+            written = write_file(path, output, target, assembler, report)
+            libraries = written.libraries
+            new_file = written.path
+
+    yield Record(
+        {
+            "target": target.name,
+            "wheel": new_file,
+            "libraries": libraries,
+        }
+    )
+
+    for library in libraries:
+        yield from _written_lines(library)
+
+    if new_file:
+        yield GOOD + f"{new_file}  {new_file.stat().st_size / 1e6:.1f} MB"
+    elif libraries:
+        yield next_verb("native", path, "--revert", where="to take it back")
+    else:
+        yield "nothing to do: the device compiles nothing here"
+
+
+def _written_lines(library: NativeLibrary) -> Lines:
+    """Yield how much of a library was assembled, and which parts stay PTX."""
+    if library.path:
+        count = counted_noun(len(library.ptx), "fat binary", "fat binaries")
+        yield GOOD + f"{library.name}: {count} assembled"
+    for reason in library.refused:
+        yield note(f"{reason}; it stays as it is")
+    for row in library.unreached:
+        place = f"{row.name} of {library.name}"
+        yield note(f"{place} stays PTX: {row.source} never calls it")
+
+
+def plan_blocks(plan: BuildPlan, jobs: Jobs) -> Blocks:
+    """Yield a plan, and the exit code for missing tools."""
+    yield Record(
+        {
+            "dry_run": True,
+            **record_fields(plan),
+            "jobs": jobs.number,
+        }
+    )
+    yield bold(plan.title) + f", with {jobs.number} jobs ({jobs.reason})"
+    yield from finding_blocks(plan.missing)
+    obstacle = worst(plan.missing)
+    yield "dry run: nothing was compiled" if obstacle else GOOD + "it could start"
+    yield ExitCode(obstacle)
+
+
+def built_blocks(
+    built: BuiltWheel,
+    house: Path,
+    began: float,
+    tools: Toolchain,
+    *,
+    title: str,
+    device: str,
+    checks: Sequence[str],
+    notes: Sequence[str],
+    reduced: bool,
+    **fields: object,
+) -> Blocks:
+    """Put a wheel into the wheelhouse; yield the report of its build, and the next steps.
+
+    ``began`` is the start by ``time.monotonic``. ``checks`` are lines about proofs, ``notes`` lines
+    to heed; a ``reduced`` wheel is for tests. ``fields`` belong to the record as well.
+    """
+    wheel = add_wheel(house, built.wheel, built.facts, say=tell)
+    seconds = time.monotonic() - began
+    yield Record(
+        {
+            "wheel": wheel,
+            "facts": built.facts,
+            "log": built.log,
+            "seconds": round(seconds, 1),
+            **fields,
+        }
+    )
+
+    machine = tools.machine
+    if platform.machine() != machine:
+        machine += f" on {platform.machine()}"
+
+    yield bold(title) + f"  →  {device}, {machine}"
+    yield GOOD + f"nvcc {tools.cuda}, {tools.compiler}"
+    yield from (GOOD + check for check in checks)
+    yield GOOD + f"{wheel}  {wheel.stat().st_size / 1e6:.1f} MB, {seconds:.0f} s"
+    if reduced:
+        yield note("reduced: for tests, not for use")
+
+    yield from notes
+
+    # The folder may not have been there before the wheel was.
+    overridden = {row.takes.project for row in load_manifest(house).overrides}
+    is_overridden = wheel_name(wheel.name).project in overridden
+    options = ["--no-deps"] if is_overridden else []
+    yield from install_steps(wheel, built.facts, options)
+
+
+def install_steps(
+    wheel: Path, facts: Mapping[str, Any], options: Sequence[str] = ()
+) -> Sequence[Shown]:
+    """Return the commands that install a wheel: here, or that take it to its device."""
+    cpus = wheel_name(wheel.name).cpus
+    if ANY in cpus or platform.machine() in cpus:
+        return [next_step(*pip(), "install", *options, wheel)]
+
+    target = targets().get(str(facts.get("target")))
+    device = target.title if target else "node"
+    where = f"to take it to the {device}, {' or '.join(sorted(cpus))}"
+    words = ["pip", "install", *options, wheel.name]
+    return [
+        next_step(
+            "rsync",
+            "-P",
+            wheel,
+            "USER@HOST:",
+            where=where,
+        ),
+        next_step(*words, where="there, in vLLM's environment"),
+    ]

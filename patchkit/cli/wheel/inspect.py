@@ -42,7 +42,7 @@ from patchkit.target import DEFAULT_TARGET, targets
 @option("--python EXE", "Python that has torch.", default=sys.executable)
 @rendered
 def inspect_command(
-    file: Path | None, *, target: str, of_python: bool, python: str
+    file: Path | None, target: str, of_python: bool, python: str
 ) -> Blocks:
     """Show which device code a shared library or a wheel holds, and how it loads on a device.
 

@@ -90,11 +90,13 @@ def _wheel_blocks(file: Path, target: Target, fields: dict[str, Any]) -> Blocks:
         *missed(metadata.name.version, judged, target),
     ]
     uses = {library.name: library.use.value for library in judged}
+
     rows = [
         _binary_fields(binary, target) | {"use": uses.get(binary.name)}
         for binary in binaries
     ]
     versions = needed_versions(binaries)
+
     promised = library_rules().promised_glibc(metadata.name.tag)
     fields["wheel"] = {
         **record_fields(metadata.name, "filename", "cpus"),
@@ -104,9 +106,11 @@ def _wheel_blocks(file: Path, target: Target, fields: dict[str, Any]) -> Blocks:
         "promised_glibc": promised or None,
         "facts": dict(metadata.facts) or None,
     }
+
     yield Record(fields | {"binaries": rows, "findings": findings})
 
     yield bold(metadata.name.filename)
+
     at_least = ", ".join(versions.values())
     if promised:
         at_least += f"; its name promises glibc {promised}"
@@ -127,6 +131,7 @@ def _wheel_blocks(file: Path, target: Target, fields: dict[str, Any]) -> Blocks:
         for binary in binaries
         for entry in called_entries(binary, target, dispatch)
     ]
+
     if entries:
         yield note(first_use_phrase(entries))
         yield next_verb("native", file, where="to see which")

@@ -1,4 +1,4 @@
-"""Keep finished wheels, and check them: `patchkit wheelhouse`, `patchkit verify`."""
+"""Keep and check finished wheels, or put them into an image: `wheelhouse`, `verify`, `export`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from patchkit.cli.out import (
     GOOD,
     PATH,
     Blocks,
+    Data,
     ExitCode,
+    LaidOut,
     Lines,
     Record,
     Row,
@@ -28,6 +30,7 @@ from patchkit.cli.out import (
     dry_run_option,
     finding_blocks,
     flag,
+    house_option,
     lead_word,
     next_step,
     next_verb,
@@ -35,19 +38,26 @@ from patchkit.cli.out import (
     option,
     pip,
     program,
+    progress,
     rendered,
     style,
     table,
     tell,
     verbose_option,
 )
-from patchkit.cli.progress import progress
-from patchkit.cli.wheel.build_options import house_option
 from patchkit.errors import UsageError
 from patchkit.finding import worst
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
+from patchkit.runtime.envfile.write import write
+from patchkit.runtime.rules.variable_rules import cache_variables
 from patchkit.source.releases import ExactPin
+from patchkit.wheel.wheelhouse.containerfile import (
+    CACHE_HOME,
+    build_lines,
+    check_image,
+    containerfile,
+)
 from patchkit.wheel.wheelhouse.contents import load_manifest
 from patchkit.wheel.wheelhouse.fill import fill_wheelhouse, node_platform
 from patchkit.wheel.wheelhouse.overrides import (
@@ -82,7 +92,7 @@ def wheelhouse_command() -> None:
 @house_option
 @verbose_option
 @rendered
-def list_wheels(house: Path, *, verbose: bool) -> Blocks:
+def list_wheels(house: Path, verbose: bool) -> Blocks:
     """List the wheels that were made here; -v also their dependencies."""
     manifest = load_manifest(house)
     wheels = manifest.wheels
@@ -132,7 +142,7 @@ def _entry_row(entry: ManifestEntry) -> Row:
 @flag("--force", "Set a damaged journal aside.")
 @rendered
 def prune_wheels(
-    house: Path, *, drop: tuple[str, ...], dry_run: bool, force: bool
+    house: Path, drop: tuple[str, ...], dry_run: bool, force: bool
 ) -> Blocks:
     """Remove files that the manifest does not list, and remains of interrupted runs."""
     pruned = prune_wheelhouse(
@@ -169,7 +179,7 @@ def prune_wheels(
 @verbose_option
 @rendered
 def fill_wheels(
-    house: Path, *, python: str | None, verbose: bool, **options: Any
+    house: Path, python: str | None, verbose: bool, **options: Any
 ) -> Blocks:
     """Lock everything that the wheels need by hash, so that every node installs the same.
 
@@ -248,7 +258,7 @@ def _install_step(house: Path, node: NodePlatform, options: Sequence[str]) -> Sh
 @house_option
 @rendered
 def override_pin(
-    pin: str | None, *, reason: str, remove: str | None, house: Path
+    pin: str | None, reason: str, remove: str | None, house: Path
 ) -> Blocks:
     """Take another version than a wheel pins, on the record.
 
@@ -278,6 +288,7 @@ def override_pin(
             what = f"{pin!r} is not a pin, PROJECT==VERSION"
             hint = "for example nvidia-nccl-cu13==2.30.7"
             raise UsageError(what, hint=hint) from None
+
         override = choose_override(house, exact, reason)
         is_new = record_override(house, override)
         state = "recorded" if is_new else "recorded already"
@@ -369,7 +380,12 @@ def verify_command(house: Path) -> Blocks:
     yield from _offer_lines(house, verified.offers)
 
     if not verified.findings:
-        yield GOOD + f"{house}: {_wheel_counts(verified.entries)}, all as listed"
+        built = sum(entry.kind is Kind.BUILT for entry in verified.entries)
+
+        count = counted_noun(built, "wheel")
+        if others := len(verified.entries) - built:
+            count += f" and {counted_noun(others, 'dependency', 'dependencies')}"
+        yield GOOD + f"{house}: {count}, all as listed"
     if verified.unmet:
         fill = quoted(*program(), "wheelhouse", "fill", "--dir", house)
         yield note(
@@ -395,17 +411,64 @@ def _require_wheels(house: Path, verified: Verified) -> None:
     )
 
 
-def _wheel_counts(entries: Sequence[ManifestEntry]) -> str:
-    built = sum(entry.kind is Kind.BUILT for entry in entries)
-    text = counted_noun(built, "wheel")
-    if dependencies := len(entries) - built:
-        text += f" and {counted_noun(dependencies, 'dependency', 'dependencies')}"
-    return text
-
-
 def tell_hashing(house: Path) -> None:
     """Tell how much of a wheelhouse will be read, if that takes more than seconds."""
     files = filter(Path.is_file, house.glob("*.whl"))
     size = sum(file.stat().st_size for file in files)
     if size > _LARGE:
         tell(f"hashing and reading {size / 1e9:.1f} GB")
+
+
+@click.group(cls=VerbGroup)
+def export_command() -> None:
+    """Write files for other systems: an image's Containerfile."""
+
+
+@export_command.command("containerfile")
+@option(
+    "--base IMAGE@sha256:…",
+    "Ubuntu or Debian that has the wheelhouse's Python.",
+    required=True,
+)
+@flag("--unpinned", "Accept a base without a digest.")
+@house_option
+@option("-o", "--output", "Default: standard output.", type=PATH)
+@flag("--force", "Replace a FILE with another content.")
+@rendered
+def write_containerfile(
+    base: str, unpinned: bool, house: Path, output: Path | None, force: bool
+) -> Blocks:
+    """Write the Containerfile of an image with the wheelhouse, for docker, podman and buildah.
+
+    \b
+      patchkit export containerfile --base ubuntu:24.04@sha256:… -o Containerfile
+    """
+    check_image(base, pinned=not unpinned)
+    manifest = load_manifest(house)
+    vllm = manifest.version_of("vllm")
+    caches = cache_variables(CACHE_HOME, vllm) if vllm else {}
+    made = containerfile(manifest, base, house.as_posix(), caches)
+    builds = list(build_lines(made.platform, output or Path("Containerfile")))
+    yield Record(
+        {
+            "containerfile": made.text,
+            "platform": made.platform,
+            "build": builds,
+        }
+    )
+    if output is None:
+        yield Data(made.text)
+        return
+
+    outcome = write(
+        output,
+        made.text,
+        force=force,
+        private=False,
+        by="patchkit export",
+    )
+    yield GOOD + f"{output} {outcome}: {made.platform}"
+
+    tell("build it with one of these, and name it in cluster.toml: `image` in [serve]")
+    for words in builds:
+        tell(LaidOut(f"  {quoted(*words)}"))
