@@ -46,9 +46,7 @@ from patchkit.units import BYTES_PER_MIB
 _UNLIMITED = 2**64 - 1
 # Projects whose RECORD is compared, since ranks load their files; of others, only the version is.
 _DIGESTED = ("vllm", "torch", "triton", "pytorch_triton", "ray")
-_SMALL = (
-    BYTES_PER_MIB  # bytes: smaller files are read, such as configuration and templates
-)
+_SMALL = BYTES_PER_MIB  # bytes: the content of larger files, weights, is not read
 _MOST = 5_000  # files of a model's folder that are looked at
 _CLASSES = 8  # the most that are taken from a model's config
 

@@ -20,7 +20,7 @@ from patchkit.units import BYTES_PER_MIB
 _UNIT = re.compile(r"patchkit-[a-z0-9-]+@?\.service")
 _FILE = re.compile(r"[a-z][a-z0-9_.-]*")
 _LARGEST = BYTES_PER_MIB  # bytes of a file that `up` wrote
-_LONG = 3600.0  # seconds of a sleep without an end of its own
+_LONG = 3600.0  # seconds of one sleep while the lock is held
 _BETWEEN = (
     "some files are of this start, some of the one before it, and nothing is started"
 )

@@ -36,12 +36,8 @@ NAME = re.compile("[a-z][a-z0-9-]*")
 LABEL = "patchkit.cluster"
 """The label of a group's containers."""
 
-_PATIENCE = (
-    200.0  # seconds for systemd to stop a unit, and to kill it if it does not end
-)
-_SETTLES = (
-    10.0  # seconds until the driver has given back the memory of the last process
-)
+_PATIENCE = 200.0  # seconds in which systemd stops a unit, or else kills it
+_SETTLES = 10.0  # seconds in which the driver gives back a process's memory
 # SD_MESSAGE_UNIT_STARTING of sd-messages.h
 _STARTING = "7d4958e842da4a758f6c1cdc7b36dcc5"
 
