@@ -55,7 +55,7 @@ def upgraded(cluster: EmulatedCluster) -> str:
     cluster.expect("install", "--wheelhouse", "wheelhouse-0.25.1")
     cluster.up()
     served = [_version(cluster)]
-    for title in ("Upgrade two Sparks", "Roll back two Sparks"):
+    for title in ("Upgrade two Sparks", "Rollback on two Sparks"):
         said = _paste(cluster, UPGRADE, title)
         insist(cluster.answers(), f"{title}: it does not answer")
         insist("patchkit up MODEL" in said, f"{title}: nothing leads on: {said}")
