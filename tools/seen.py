@@ -116,7 +116,7 @@ def arch_rows(plan: Plan) -> list[Row]:
             "release": str(plan.stock.version),
             "arch": plan.request.arch,
             "group": new.name,
-            "file": new.place[0],
+            "file": new.site[0],
             "variable": new.variable,
             "stock": ";".join(old.archs),
             "patched": ";".join(new.archs),

@@ -5,12 +5,13 @@ Entries of advice are complete, each in one place, and none has a fix's name.
 
 import json
 import re
+from typing import get_args
 
 from click.testing import CliRunner
 from packaging.specifiers import SpecifierSet
 
 from patchkit.cli.patch.apply import fixes_command
-from patchkit.finding import ESTABLISHED
+from patchkit.finding import Established
 from patchkit.patching.recipe import (
     SupportLevel,
     load_claims,
@@ -74,9 +75,9 @@ def test_claims_are_complete_and_fit_their_releases():
         assert claim.verdict in VERDICTS, claim.id
         assert claim.evidence, claim.id
         assert all(found.claim and found.source for found in claim.evidence), claim.id
-        assert {found.established for found in claim.evidence} <= set(ESTABLISHED), (
-            claim.id
-        )
+        assert {found.established for found in claim.evidence} <= set(
+            get_args(Established)
+        ), claim.id
         covered = [v for v in RECIPE.supported if v in SpecifierSet(claim.versions)]
         assert covered, claim.id
         # What holds today is not outdated, and what is false held nowhere.
