@@ -61,6 +61,15 @@ def test_one_end(machine, name, number, expected):
     assert (len(checks), notable(checks)) == (number, expected)
 
 
+def test_the_warning_about_unequal_halves_names_the_command_that_sets_the_mtu(machine):
+    host = machine("wrong_mtu", 1)
+    checks = host_checks(host, choose_checked_cages(host))
+    (warning,) = [check for check in checks if check.about == "twin-mtu"]
+    command = "patchkit net plan --mtu 9000 -o 40-patchkit.yaml"
+    assert warning.hint == f"on both nodes: `{command}`"
+    assert planned(host, mtu=9000)[0] == [f"mtu {B} 192.168.101.11/24"]
+
+
 OWNERS = {  # what is not ok of networks that worked for their owners, and of those that did not
     "playbook": set(),
     "thirteen": set(),
