@@ -1,4 +1,7 @@
-"""Patch a tree: look, plan, prove, commit. The command line and every build call this."""
+"""Patch a tree in four steps: detect it, plan the edits, prove them, commit them.
+
+The command line and every build use this module.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,10 @@ from patchkit.target import Target, targets
 
 @frozen
 class Draft:
-    """All that is known before an apply writes: the plan, and how it would end.
+    """A proved patch that is not yet written, for the tree of ``workspace``.
 
-    ``plan`` is None if the ledger says that this very request was carried out already.
+    ``outcome`` has the verdicts and the proofs. ``plan`` has the new texts; it is None if the
+    ledger says that this request was carried out already.
     """
 
     workspace: Workspace
@@ -52,10 +56,13 @@ def apply(
     anew: bool = False,
     sandboxed: Sandboxed = Sandboxed.ALWAYS,
 ) -> Applied:
-    """Bring the tree at ``path`` to what ``request`` asks for, whatever was applied before.
+    """Apply the fixes of ``request`` to the tree at ``path``, in place of those applied before.
 
-    ``anew`` plans and proves even where a ledger says that it was done already: a wheel does not
-    rest on what a tree says of itself.
+    ``anew`` plans and proves even if the ledger in the tree says that the request was carried out
+    already: a wheel must not depend on a file in the tree. Raises before anything is written:
+    UsageError or SourceError for a wrong path or request, DriftError if a fix does not fit,
+    ProofError if a proof fails, BusyError if another patchkit holds the tree. Raises StorageError
+    if writing fails.
     """
     with open_to_apply(path, recipe, sandboxed, dry_run=dry_run) as workspace:
         draft = prepare(workspace, recipe, request, anew=anew)
@@ -66,7 +73,11 @@ def apply(
 def open_to_apply(
     path: Path, recipe: Recipe, sandboxed: Sandboxed, *, dry_run: bool
 ) -> Iterator[Workspace]:
-    """Open the tree at ``path``: locked and recovered, or as it lies there for a dry run."""
+    """Open the tree at ``path`` for a block.
+
+    The tree is locked, and an interrupted commit is taken back first. A dry run only reads the
+    tree as it is.
+    """
     find = partial(detect, path, recipe.project, sandboxed=sandboxed)
     if dry_run:
         yield read_workspace(find())
@@ -79,7 +90,11 @@ def open_to_apply(
 def prepare(
     workspace: Workspace, recipe: Recipe, request: Request, *, anew: bool = False
 ) -> Draft:
-    """Plan and prove. A ledger of this very request saves both; its proofs are then shown."""
+    """Plan and prove a request, without writing.
+
+    If the ledger in the tree is about the same request, its verdicts and proofs are returned
+    instead, unless ``anew``. Raises DriftError if a fix does not fit, ProofError if a proof fails.
+    """
     plan = None
     ledger = workspace.ledger
     verdicts = None if anew else known_verdicts(workspace, recipe, request)
@@ -109,9 +124,10 @@ def finish(
     *,
     dry_run: bool = False,
 ) -> Applied:
-    """Write what was draft, and the new ``libraries`` of an installed package, by path.
+    """Write the texts of a draft, and new libraries of an installed package.
 
-    A dry run only names them.
+    ``libraries`` maps a path in the tree to the file with the new content. A dry run writes nothing
+    and returns the paths as ``pending``.
     """
     workspace = draft.workspace
     plan = draft.plan
@@ -137,7 +153,8 @@ def plan_for(workspace: Workspace, recipe: Recipe, request: Request) -> Plan:
 
     ids = tuple(verdict.fix.id for verdict in plan.drifted)
     error = _drift_error(plan)
-    # The others may rest on a fix that drifted, or --only may name it.
+    # Offer to leave the drifted fixes out only if that works. UsageError: another fix needs one of
+    # them, or --only names one.
     with suppress(UsageError):
         reduced = replace(request, skip=request.skip.union(ids))
         if not make_plan(workspace.tree, recipe, reduced).drifted:
@@ -156,9 +173,10 @@ def _drift_error(plan: Plan) -> DriftError:
 
 
 def revert(path: Path, project: str = "vllm") -> tuple[str, ...]:
-    """Put back what upstream shipped, byte by byte; return the paths that were restored.
+    """Restore upstream's files, byte by byte; return their paths.
 
-    There are none if patchkit has changed nothing. Raises DriftError if a patched file was edited.
+    Return nothing if patchkit changed nothing in the tree. Raises DriftError if a patched file was
+    edited since.
     """
     with locked_workspace(partial(detect, path, project)) as workspace:
         if workspace.ledger is None:
@@ -171,9 +189,10 @@ def revert(path: Path, project: str = "vllm") -> tuple[str, ...]:
 def commit_libraries(
     workspace: Workspace, libraries: Mapping[str, Path], target: Target
 ) -> tuple[str, ...]:
-    """Replace libraries of an installed package, as ``commit_texts`` does; its texts stay.
+    """Replace libraries of an installed package; its patched texts stay as they are.
 
-    Return the libraries that were written. ``target`` is the device that they are for.
+    ``libraries`` maps a path in the tree to the file with the new content, built for the device
+    ``target``. Return the paths of the libraries that were written.
     """
     tree = workspace.tree
     texts: Texts = {}
@@ -187,7 +206,7 @@ def commit_libraries(
 
 
 def _library_ledger(workspace: Workspace, target: Target) -> Ledger:
-    """Return the ledger as it is, or a new one if no text was patched and the device changes."""
+    """Return the present ledger, or a new one if no text was patched yet, or for another device."""
     tree = workspace.tree
     request = LedgerRequest.of(Request(target=target))
     ledger = workspace.ledger
@@ -196,7 +215,7 @@ def _library_ledger(workspace: Workspace, target: Target) -> Ledger:
 
     return Ledger(
         patchkit=__version__,
-        recipe="none",  # no text of the package was looked at
+        recipe="none",  # libraries alone were replaced: no fix was tried
         project=tree.project,
         version=str(tree.version),
         request=request,
@@ -209,7 +228,7 @@ def _library_ledger(workspace: Workspace, target: Target) -> Ledger:
 
 
 def revert_libraries(workspace: Workspace) -> tuple[str, ...]:
-    """Put upstream's libraries back, byte by byte; return their paths. Texts stay patched."""
+    """Restore upstream's libraries, byte by byte; return their paths. Texts stay patched."""
     ledger = workspace.ledger
     if ledger is None or not ledger.libraries:
         return ()

@@ -1,4 +1,4 @@
-"""Find the IPv4 address, and its interface, that a node announces to the others of its cluster."""
+"""Find the IPv4 address that a node announces to its cluster, and the interface that has it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ def choose_address(
     head: str,
     fabric: Fabric,
 ) -> tuple[Netdev, str]:
-    """Return this host's interface and address, the fabric's first. Raises HostError."""
+    """Return the interface and the IPv4 address that this host announces.
+
+    ``head`` is the head's address, "" if the head is to choose one; a worker needs it. Interfaces
+    of the fabric are preferred. Raises HostError if no interface has, or reaches, such an address.
+    """
     if role == "worker":
         return _worker_address(host, head, fabric)
     if not head:
@@ -39,7 +43,10 @@ def check_ipv4(address: str) -> str:
 
 
 def cable_refusal(host: Host, key: str, **fields: object) -> PatchkitError:
-    """Return the error for a cable that is missing; a remark about the machine is its reason."""
+    """Return the error ``key`` for a missing cable, with a remark about the machine as its cause.
+
+    ``fields`` are filled into the text of the error.
+    """
     error = refusal(key, has=describe_addresses(host), **fields)
     cause = find_remark(host, "no-connectx") or find_remark(host, "part-of-master")
     if cause:
@@ -59,8 +66,9 @@ def _worker_address(host: Host, head: str, fabric: Fabric) -> tuple[Netdev, str]
     rdma_names = {port.netdev.name for port in fabric.usable}
 
     def rank(netdev: Netdev) -> tuple[bool, bool, str, str]:
-        # The interface for the data comes first. An RDMA device that was left out comes last,
-        # since it shares that network. Names alone depend on udev.
+        # The interface for the data comes first. An RDMA device that the fabric left out comes
+        # last, since another interface is in its network. PCI addresses come before names, which
+        # depend on udev.
         is_data = netdev.name in data_names
         return not is_data, netdev.name in rdma_names, netdev.pci, netdev.name
 
@@ -71,15 +79,15 @@ def _worker_address(host: Host, head: str, fabric: Fabric) -> tuple[Netdev, str]
         raise cable_refusal(host, "no-way-to-head", head=head)
 
     netdev = min(candidates, key=rank)
-    # An interface may have several addresses; the head reaches this one directly.
+    # Of several addresses, take the one that the head reaches without a router.
     return netdev, str(in_reach(netdev, head)[0].ip)
 
 
 def _head_address(host: Host, topology: str, fabric: Fabric) -> tuple[Netdev, str]:
-    # The interfaces that a head may announce, best first.
+    # The interfaces whose address a head may announce, best first.
     choices: list[Netdev] = []
     if topology in ("ring", "hetero"):
-        # A ring's cables join neighbours alone, and a Thor has no RDMA: the LAN reaches all nodes.
+        # Only the LAN reaches all nodes: the cables of a ring join neighbours, a Thor has no RDMA.
         choices += _find_lan(host)
     if topology != "ring":
         choices += [port.netdev for port in fabric.ports]

@@ -1,7 +1,8 @@
-"""Decide what a node is, once for `env` (its env file) and `serve-args` (its command line).
+"""Decide the role, cluster, versions and model of a node: a ``Node``.
 
-Options, facts of the host and an env file go in; one decision or one error comes out. The files of
-an installed vLLM are read for the names of its variables, and nothing else is.
+`env` (the env file) and `serve-args` (the command line) share this decision. It depends on the
+options, the facts of the host and an env file. The only files that are read are those of an
+installed vLLM, for the names of its variables.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ from patchkit.target import DEFAULT_TARGET
 
 @frozen
 class NodeOptions:
-    """The options of a user about a node; empty ones and ``auto`` are decided here.
+    """The options of a user about a node. Empty options, and ``auto``, are decided in this module.
 
-    ``nccl`` and ``triton`` replace the installed versions. ``model`` names a preset; "" is for
-    none, None for that of the env file. ``preset`` is made of a user's recipe. ``choice`` is about
-    rules of variables, and ``extra`` are variables that the user adds.
+    ``head`` is the head's IPv4 address. ``vllm``, ``nccl`` and ``triton`` replace the installed
+    versions. ``model`` is the id of a preset: "" means none, None means the one in the env file.
+    ``preset`` is the preset of a user's own recipe. ``choice`` turns rules of variables on and off,
+    and ``extra`` are variables that the user adds.
     """
 
     role: str = ""
@@ -57,9 +59,9 @@ class NodeOptions:
 class Node:
     """The part of a node in its cluster, and the model that it serves.
 
-    ``head`` is the head's address, empty for a node alone; ``versions`` are those of torch, triton,
-    NCCL and transformers, empty where unknown; ``choice`` and ``extra`` include those of the
-    head's file.
+    ``head`` is the head's IPv4 address, "" for a node alone. ``versions`` maps torch, triton, nccl
+    and transformers to their versions, "" if unknown; transformers is missing if it belongs to
+    another vLLM. ``choice`` and ``extra`` include those of the env file.
     """
 
     role: str
@@ -77,7 +79,7 @@ class Node:
 
     @property
     def situation(self) -> Situation:
-        """Return the facts that conditions of rules are about."""
+        """Return the facts that the conditions of rules test, by name."""
         quantization = self.quantization
         family = ""
         moe = "unknown"
@@ -111,10 +113,11 @@ def decide_node(
 ) -> Node:
     """Return the part of a node in its cluster.
 
-    ``file`` is the node's own env file, or its head's. ``addressed`` says whether this host must
-    have the node's address; a command line can also be written elsewhere. Raises UsageError for
-    options that contradict each other or the file, HostError if the hardware or an installed
-    version is not what they need, SourceError for a variable that must not be taken over.
+    ``file`` is the node's own env file, or its head's. With ``addressed`` this host must have the
+    node's address; without it, the node may be another machine, as when a command line is written
+    for it. Raises UsageError for options that contradict each other or the file, HostError if the
+    hardware or an installed version does not fit, SourceError for a variable in the head's file
+    that must not be taken over.
     """
     request = options
     if file:
@@ -152,7 +155,10 @@ def decide_node(
 
 
 def _fill_defaults(options: NodeOptions, host: Host) -> NodeOptions:
-    """Return the options with role, nodes, vLLM, device and preset. Raises UsageError."""
+    """Return the options with defaults for role, nodes, vLLM, device and preset.
+
+    Raises UsageError if no vLLM is named or installed, or for an unknown preset.
+    """
     vllm = options.vllm or host.versions["vllm"]
     if not vllm:
         raise refusal("no-vllm")
@@ -175,10 +181,10 @@ def _fill_defaults(options: NodeOptions, host: Host) -> NodeOptions:
 
 
 def _attach(request: NodeOptions, host: Host, *, addressed: bool) -> Attachment:
-    """Return how the node is attached; a node alone is not. Raises HostError, UsageError."""
+    """Return how the node is attached to its cluster. Raises as ``choose_attachment`` does."""
     if request.role == "single":
         return Attachment(topology="single")
-    # A command line for another node needs this host only for facts that are not given.
+    # This host may not be the node: its interfaces do not matter if the options say enough.
     if not addressed and request.head and request.topology != "auto":
         return Attachment(topology=request.topology)
 
@@ -193,7 +199,7 @@ def _attach(request: NodeOptions, host: Host, *, addressed: bool) -> Attachment:
 
 
 def _find_versions(options: NodeOptions, host: Host) -> dict[str, str]:
-    """Return the versions of packages that rules ask for: the user's, else those installed."""
+    """Return the versions that rules depend on: from the options, else the installed ones."""
     installed = host.versions
     versions = {
         "torch": installed["torch"],
@@ -201,14 +207,14 @@ def _find_versions(options: NodeOptions, host: Host) -> dict[str, str]:
         "nccl": options.nccl or installed["nccl"],
     }
 
-    # The transformers beside this vLLM may not be those of another release.
+    # The installed transformers belong to the installed vLLM; another release may need others.
     if _is_same(options.vllm, installed["vllm"]):
         versions["transformers"] = installed["transformers"]
     return versions
 
 
 def _is_from_head(options: NodeOptions, file: EnvFile) -> bool:
-    """Return whether a worker reads the file of its head: their roles differ on purpose."""
+    """Return whether a worker reads the file of its head, so that the roles may differ."""
     return file.role == "head" and options.role == "worker"
 
 
@@ -217,7 +223,11 @@ def _without_auto(option: str) -> str:
 
 
 def _check_options(options: NodeOptions, file: EnvFile, installed: str) -> None:
-    """Raise UsageError for options against the file, HostError for another ``installed`` vLLM."""
+    """Check the options against the file.
+
+    Raises UsageError for an option that contradicts the file, HostError if the ``installed`` vLLM
+    is another release than that of the file.
+    """
     facts = file.facts
     names = {
         "--role": "role",
@@ -250,12 +260,12 @@ def _check_options(options: NodeOptions, file: EnvFile, installed: str) -> None:
 
 
 def _is_same(version: str, reference: str) -> bool:
-    """Compare without local parts (+cu130, +gb10): they name a build, not a release."""
+    """Compare versions without their local parts (+cu130, +gb10), which name a build."""
     return plain_version(version) == plain_version(reference)
 
 
 def _fill_in(options: NodeOptions, file: EnvFile) -> NodeOptions:
-    """Return the options; facts of the file fill in those that are not given."""
+    """Return the options; those that are not given come from the facts of the file."""
     facts = file.facts
     texts = ["role", "head", "topology", "executor", "vllm", "quantization"]
     if not _is_from_head(options, file):
@@ -281,7 +291,7 @@ def _fill_in(options: NodeOptions, file: EnvFile) -> NodeOptions:
 
 
 def _list_rules(file: EnvFile, fact: str) -> set[str]:
-    """Return the ids of rules in a fact of the file."""
+    """Return the ids of rules in the fact ``with`` or ``without`` of the file."""
     ids = file.facts.get(fact, "")
     return set(filter(None, ids.split(",")))
 
@@ -293,7 +303,11 @@ def _check_head_file(
     nccl: str,
     extra: Mapping[str, str],
 ) -> None:
-    """Raise HostError for another NCCL or on the head, SourceError for what must not travel."""
+    """Check that a worker on this host may use the file of its head.
+
+    Raises HostError if the NCCL is another one than on the head, or if this host is the head;
+    SourceError for a variable that must not be taken over.
+    """
     own_nccl = plain_version(nccl)
     head_nccl = plain_version(file.facts.get("nccl", ""))
     if own_nccl and head_nccl and own_nccl != head_nccl:
@@ -311,7 +325,7 @@ def _check_head_file(
 
 
 def _check_own_file(file: EnvFile, host: Host) -> None:
-    """Raise HostError for a file of another node than this host."""
+    """Raise HostError if the file is that of another node than this host."""
     own_address = file.variables.get("VLLM_HOST_IP", "")
     address = own_address or file.facts.get("head", "")
     if file.role == "single" or not address or host.has_address(address):
@@ -327,7 +341,7 @@ def _check_own_file(file: EnvFile, host: Host) -> None:
 
 
 def _check_cluster(request: NodeOptions) -> None:
-    """Raise UsageError for a role, a number of nodes and a head that do not go together."""
+    """Raise UsageError if role, number of nodes and head contradict each other."""
     if request.role == "single":
         if request.nodes > 1 or request.head:
             raise refusal("single-with-head")
@@ -338,7 +352,7 @@ def _check_cluster(request: NodeOptions) -> None:
 
 
 def _check_preset(preset: Preset, request: NodeOptions) -> None:
-    """Raise UsageError for a preset of another quantization, or of a later release."""
+    """Raise UsageError if the preset has another quantization, or needs a later vLLM."""
     quantizations = ("", preset.quantization)
     if preset.quantization and request.quantization not in quantizations:
         raise refusal(

@@ -1,4 +1,7 @@
-"""Find the ports of a host that carry data by RoCE, and the cage that joins it to others. Pure."""
+"""Find the ports of a host that can carry data by RoCE, and the cage that leads to the cluster.
+
+Pure: only the facts of the host decide.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,23 @@ from patchkit.runtime.host.networks import TwinState, in_reach, overlaps, twin_s
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """An active RDMA device that RoCE v2 can address by IPv4, its interface and its other half."""
+    """An active RDMA device whose interface ``netdev`` has an IPv4 address, as RoCE v2 needs.
+
+    ``twin`` is the RDMA device of the other half of the cage; ``state`` says how the interface of
+    that half is addressed.
+    """
 
     device: Rdma
     netdev: Netdev
     twin: Rdma | None
-    state: TwinState  # of the other half's interface
+    state: TwinState
 
     @property
     def cage(self) -> int | None:
         return self.device.cage
 
     def has_room(self, nodes: int) -> bool:
-        """Return whether one of its networks has addresses for so many nodes."""
+        """Return whether one of the interface's networks has addresses for this number of nodes."""
         return any(_count_hosts(network) >= nodes for network in self.netdev.networks)
 
 
@@ -39,11 +46,13 @@ def _count_hosts(network: IPv4Network) -> int:
 
 @frozen
 class Fabric:
-    """The ``usable`` ports of a host, by PCI address, and which of them reach its cluster.
+    """The ports of a host, and the choice among them.
 
-    ``spanning`` are in a network with room for all nodes. ``ports`` are those of the cage that
-    joins this node to the others, best first; there are none if two cages could be that one.
-    ``names`` are the names of all RDMA devices, and ``described`` says how they are.
+    ``usable`` are all its ports, in the order of PCI addresses. ``spanning`` are the candidates for
+    the data, best first: ports in a network that can span the cluster, since it has an address for
+    each node (see ``_choose_spanning_ports``). ``ports`` are the spanning ports of the one cage
+    that joins this node to the others; empty if there is no such cage, or if several cages could be
+    it. ``names`` are the names of all RDMA devices, and ``described`` is a text with their states.
     """
 
     usable: tuple[Port, ...]
@@ -53,17 +62,22 @@ class Fabric:
     described: str
 
     def exact_names(self, devices: Sequence[Rdma]) -> str:
-        """Return names for NCCL, which takes prefixes; ``=`` makes them exact where it matters."""
+        """Return the names of devices for NCCL_IB_HCA: ``mlx5_0,mlx5_1`` or ``=mlx5_0,mlx5_1``.
+
+        NCCL takes each name as a prefix. ``=`` makes names exact, and is written only if a name is
+        also the prefix of a device that is not wanted.
+        """
         names = tuple(rdma.name for rdma in devices)
         unwanted = set(self.names).difference(names)
         is_ambiguous = any(name.startswith(names) for name in unwanted)
         return ("=" if is_ambiguous else "") + ",".join(names)
 
 
-def find_fabric(host: Host, nodes: int, head: str) -> Fabric:
-    """Return the ports for a cluster of so many nodes.
+def find_fabric(host: Host, nodes: int, head_address: str) -> Fabric:
+    """Return the ports of a host for a cluster of this number of nodes.
 
-    ``head`` is the head's address, or empty. An address on the LAN does not tell the cage.
+    ``head_address`` is the IPv4 address of the head, "" if it is not known. It tells which cage
+    leads to the head, unless it is an address on the LAN.
     """
     usable = _find_usable_ports(host)
     spanning = _choose_spanning_ports(host, usable, nodes)
@@ -71,7 +85,7 @@ def find_fabric(host: Host, nodes: int, head: str) -> Fabric:
     return Fabric(
         usable=usable,
         spanning=spanning,
-        ports=_choose_ports(usable, spanning, nodes, head),
+        ports=_choose_ports(usable, spanning, nodes, head_address),
         names=tuple(rdma.name for rdma in host.rdma),
         described=_describe_devices(host),
     )
@@ -87,7 +101,7 @@ def _describe_devices(host: Host) -> str:
 
 
 def _find_usable_ports(host: Host) -> tuple[Port, ...]:
-    """Return the active RDMA devices whose interface is up and has an IPv4 address."""
+    """Return a port for each active RDMA device whose interface is up and has an IPv4 address."""
     devices = {rdma.name: rdma for rdma in host.rdma}
     addressed = {
         netdev.name: netdev for netdev in host.netdevs if netdev.up and netdev.ipv4
@@ -112,9 +126,11 @@ def _choose_spanning_ports(
     usable: tuple[Port, ...],
     nodes: int,
 ) -> tuple[Port, ...]:
-    """Return the ports in a network with room for all nodes, those with a lasting address first.
+    """Return the ports that can carry the data of all nodes, those with a lasting address first.
 
-    Ports that share a network with another interface are left out, unless all of them do.
+    These are the ports in a network that has an address for each node; all usable ports if none is
+    in such a network. A port whose network also has another interface of this host is left out,
+    unless that leaves no port.
     """
     roomy = [port for port in usable if port.has_room(nodes)]
     candidates = roomy or usable
@@ -133,12 +149,20 @@ def _choose_ports(
     usable: tuple[Port, ...],
     spanning: tuple[Port, ...],
     nodes: int,
-    head: str,
+    head_address: str,
 ) -> tuple[Port, ...]:
-    """Return the ports of the cage that joins the nodes; none if two cages could be that one."""
-    # This host is the head, or it reaches the head by a cable, or nothing tells the cage.
-    head_ports = tuple(port for port in usable if head in port.netdev.ips)
-    near_ports = [port for port in spanning if head and in_reach(port.netdev, head)]
+    """Return the ports of the one cage that joins this node to the others, best first.
+
+    The head takes the cage that has ``head_address``, and a worker the cage that reaches it. If no
+    cage does, all cages with spanning ports are candidates. Among several cages, two nodes take the
+    best one: one cable carries all that the ConnectX-7 can. More nodes take the cage that leads to
+    a switch; nothing is returned if that cage is not known.
+    """
+    head_ports = tuple(port for port in usable if head_address in port.netdev.ips)
+    near_ports = []
+    if head_address:
+        near_ports = [port for port in spanning if in_reach(port.netdev, head_address)]
+
     cages = _rank_cages(head_ports or near_ports or spanning)
     if nodes > 2 and len(cages) > 1:
         cages = _find_switch_cage(cages, spanning)
@@ -146,18 +170,21 @@ def _choose_ports(
         return ()
 
     ports = tuple(port for port in spanning if port.cage == cages[0])
-    # A port that is not in `spanning` counts if it has the very address that was named.
+    # The user named the head's address: its port counts even if it is not in `spanning`.
     return ports or head_ports
 
 
 def _rank_cages(ports: Iterable[Port]) -> list[int | None]:
-    """Return the cages of ports, best first, without a cage in a network of a better one."""
+    """Return the cages of ports, in the order of the ports.
+
+    A cage that is in the same network as an earlier one is left out.
+    """
     cages: dict[int | None, None] = {}
     cage_of: dict[IPv4Network, int | None] = {}
     for port in ports:
         cage = port.cage
 
-        # Link-local networks do not tell where a cable leads.
+        # Link-local addresses do not count: all links have them, wherever their cables lead.
         networks = {address.network for address in port.netdev.lasting}
         if any(cage_of.get(network, cage) != cage for network in networks):
             continue
@@ -170,9 +197,10 @@ def _rank_cages(ports: Iterable[Port]) -> list[int | None]:
 def _find_switch_cage(
     cages: Iterable[int | None], spanning: Iterable[Port]
 ) -> list[int | None]:
-    """Return the one cage that leads to a switch; an empty list for none, or for several.
+    """Return a list of the one cage that leads to a switch; an empty list for none or several.
 
-    A cable between two Sparks has its full speed: a slower cage leads to a switch.
+    A cable between two Sparks runs at full speed, so a cage that is slower than the fastest one
+    leads to a switch.
     """
     speeds: dict[int | None, int] = defaultdict(int)
     for port in spanning:

@@ -16,20 +16,20 @@ from patchkit.runtime.node.fabric import Fabric, Port, find_fabric
 from patchkit.runtime.rules.refusals import refusal
 from patchkit.runtime.rules.releases import read_env_data
 
-_ADDRESSED = (
-    "both",
-    "link-local",
-)  # states of a twin: both halves have alike addresses
+# The states of a twin in which both halves have addresses of the same kind.
+_ADDRESSED = ("both", "link-local")
 
 
 @frozen
 class Attachment:
-    """How a node is attached; ``address`` and ``netdev`` are empty for a node alone.
+    """How a node is attached to its cluster.
 
-    ``data`` is the interface that carries the data, ``netdevs`` are all that do by TCP. ``hcas``
-    are the RDMA devices in NCCL's syntax, ``half`` is the one behind ``data`` alone. ``twin`` is
-    how its other half is addressed, ``cages`` are the cages in use, and ``notes`` say what a user
-    should know about the choice.
+    ``address`` is the IPv4 address that the node announces, and ``netdev`` the interface that has
+    it; both are "" for a node alone. ``data`` is the interface that carries the data; ``netdevs``
+    are all interfaces that can carry data by TCP. ``hcas`` are the RDMA devices in the syntax of
+    NCCL_IB_HCA, ``half`` is the one of them that belongs to ``data``. ``twin`` says how the other
+    half of that cage is addressed. ``cages`` are the cages in use. ``notes`` tell the user what
+    to know about the choice.
     """
 
     topology: str
@@ -55,9 +55,9 @@ def choose_attachment(
 ) -> Attachment:
     """Return how a head or a worker is attached.
 
-    ``topology`` may be ``auto``; ``head`` is the head's IPv4 address, which the head itself may
-    leave empty. Raises HostError if the hardware is not what the request needs, or if two choices
-    are possible; UsageError without a head.
+    ``topology`` may be ``auto``. ``head`` is the head's IPv4 address; it may be "" on the head
+    itself. Raises HostError if the hardware is not what the request needs, or if two choices are
+    possible; UsageError if ``head`` is no IPv4 address, or is missing for a worker.
     """
     if head or role == "worker":
         check_ipv4(head)
@@ -97,7 +97,11 @@ def _choose_topology(
     fabric: Fabric,
     target: str,
 ) -> str:
-    """Return the topology, never ``auto``. Raises HostError without RDMA, or for two cages."""
+    """Return the topology: the requested one, or the one that fits for ``auto``.
+
+    Raises HostError if RoCE or a ring is requested and no RDMA device is usable, or if two cages
+    could join the nodes.
+    """
     if topology == "auto" and target == "thor":
         return "hetero"
     if topology not in ("auto", "roce", "ring"):
@@ -117,7 +121,8 @@ def _choose_topology(
     if fabric.ports:
         return "roce"
 
-    # Two cages are in use, and no switch is known: each cage leads to another neighbour.
+    # Two cages are in use, and neither is known to lead to a switch: each one leads to another
+    # neighbour, as in a ring.
     largest_ring = read_env_data("hardware")["connectx"]["ring_nodes"]
     if topology == "auto" and nodes <= largest_ring:
         return "ring"
@@ -159,7 +164,8 @@ def _attach_sockets(
 
 
 def _attach_roce(fabric: Fabric, control: Netdev, nodes: int) -> Attachment:
-    # The control may go over another interface than the data, such as the LAN's.
+    # The port behind the announced address, if there is one. Control traffic may also use another
+    # interface than the data, such as that of the LAN.
     ports = (port for port in fabric.ports if port.netdev == control)
     port = next(ports, fabric.ports[0])
     device = port.device
@@ -221,7 +227,7 @@ def _note_roce(
 
 
 def _attach_ring(fabric: Fabric, control: Netdev, nodes: int) -> Attachment:
-    # Not those with a random address beside a twin with a lasting one.
+    # A device with a random address is left out if its twin has a lasting one.
     devices = [
         port.device
         for port in fabric.usable
@@ -229,7 +235,7 @@ def _attach_ring(fabric: Fabric, control: Netdev, nodes: int) -> Attachment:
     ]
     cages = {rdma.cage for rdma in devices if rdma.cage is not None}
     notes = [f"{control.name} carries the bootstrap, the cables carry the data"]
-    if nodes == 3:  # luxingcom/aicad-nccl-optimization
+    if nodes == 3:  # source: luxingcom/aicad-nccl-optimization
         notes.append("in a ring of three each cable must join a port 0 with a port 1")
     if len(cages) < 2:
         notes.append(f"a ring uses both cages of every node; here: {fabric.described}")
