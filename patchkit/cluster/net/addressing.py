@@ -1,13 +1,14 @@
 """Plan which QSFP interface of a node gets which address; addresses that work are kept. Pure.
 
-Two nodes on one cable, or any number on a switch: both twins of the one cabled cage have an
-address, in different networks; node n has the host number 9 + n, as in NVIDIA's playbook.
+Two nodes on one cable, or several on a switch: both twins of the one cabled cage get an address, in
+two networks. Node n has the host number 9 + n, as in NVIDIA's playbook.
 
-Three nodes in a ring: link k leads from port 0 of node k to port 1 of the next one, and has the
-networks 2(k - 1) and 2(k - 1) + 1, counted from the base; docs/net.md has them in a table.
+Three nodes in a ring: link k leads from port 0 of node k to port 1 of the next node. It has the
+networks with the numbers 2(k - 1) and 2(k - 1) + 1, counted from the base of the plan; the table in
+docs/net.md lists them.
 
-A cage with an address, whoever gave it, is in use: its addresses are kept, and only a half with a
-random address is changed. With ``network`` all addresses are counted anew.
+A cage that has an address is in use, whoever gave the address. Its addresses are kept; only a half
+with a random address gets a new one. With the option ``network`` all addresses are new.
 """
 
 from __future__ import annotations
@@ -33,12 +34,16 @@ RING = 3
 
 Addresses = tuple[IPv4Interface, ...]
 Cages = Mapping[int | None, tuple[Netdev, ...]]
-"""Number of the cage, or None for netdevs that the user named → its halves, twin A first."""
+"""Number of a cage → its halves, twin A first; None → netdevs that the user named."""
 
 
 @frozen
 class NetPlanOptions:
-    """The options of a plan, None where the user gave none; ``netdevs`` replace the cages."""
+    """The options of a plan; None means not given.
+
+    ``node`` is the number of this node, from 1, and ``nodes`` the number of all. ``network`` is the
+    base. ``netdevs`` are interfaces to plan instead of those of the cages.
+    """
 
     node: int | None = None
     nodes: int = 2
@@ -47,7 +52,7 @@ class NetPlanOptions:
     netdevs: tuple[str, ...] = ()
 
     def command_words(self) -> list[str]:
-        """Return the words of patchkit that make such a plan: ``net plan`` and the options."""
+        """Return ``net plan`` and the options, as words of a command line."""
         options = {
             "--node": self.node,
             "--nodes": self.nodes if self.nodes != 2 else None,
@@ -65,13 +70,17 @@ class NetPlanOptions:
         return words
 
     def command_line(self) -> str:
-        """Return the command line of the plan."""
+        """Return the command line that makes this plan, quoted for a shell."""
         return quoted("patchkit", *self.command_words())
 
 
 @frozen
 class WrittenPlan:
-    """The content of patchkit's netplan file: netdev → ``address/prefix``, node and MTU or 0."""
+    """The content of patchkit's netplan file.
+
+    ``addresses`` maps a netdev to its ``address/prefix``. ``node`` and ``mtu`` are 0 if the file
+    does not say them.
+    """
 
     addresses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     node: int = 0
@@ -80,10 +89,12 @@ class WrittenPlan:
 
 @frozen
 class Line:
-    """One interface: its addresses and MTU before and after.
+    """One interface of a plan.
 
-    ``cage`` is None where the user named netdevs; ``peer`` None where it is unknown, or a switch.
-    ``ours`` says that patchkit's file has it already.
+    ``addresses`` and ``mtu`` are those after the plan, ``before`` and ``mtu_before`` the present
+    ones. ``cage`` is None if the user named netdevs; ``twin`` is 0 for twin A, 1 for B. ``peer`` is
+    the number of the node at the other end, None for a switch or if unknown. ``ours`` says that
+    patchkit's file already has the addresses.
     """
 
     netdev: str
@@ -98,14 +109,14 @@ class Line:
 
     @property
     def action(self) -> str:
-        """Return ``keep``, ``add``, ``replace``, or ``mtu`` where only that changes."""
+        """Return ``keep``, ``add``, ``replace``, or ``mtu`` if only the MTU changes."""
         if self.addresses != self.before:
             return "replace" if self.before else "add"
         return "keep" if self.mtu == self.mtu_before else "mtu"
 
     @property
     def is_written(self) -> bool:
-        """Return whether patchkit's file has it, now or after the plan."""
+        """Return whether the interface belongs into patchkit's file after the plan."""
         return self.ours or self.action != "keep"
 
     @property
@@ -118,7 +129,11 @@ class Line:
 
 @frozen
 class NetPlan:
-    """The interfaces of one node; a cabled cage that nobody uses is left alone."""
+    """The plan of one node: a line for each interface in use.
+
+    ``node`` is the number of this node, None if not given. ``topology`` is ``cable``, ``switch``,
+    ``ring`` or ``as found``.
+    """
 
     node: int | None
     nodes: int
@@ -127,7 +142,7 @@ class NetPlan:
 
     @property
     def written(self) -> tuple[Line, ...]:
-        """Return the lines of patchkit's file: kept addresses stay with whoever set them."""
+        """Return the lines for patchkit's file: not those whose addresses others set and keep."""
         return tuple(line for line in self.lines if line.is_written)
 
     @property
@@ -137,7 +152,7 @@ class NetPlan:
 
 
 def find_cages(host: Host, *, cabled: bool = False) -> Cages:
-    """Return the netdevs of each QSFP cage, twin A (the lower PCI domain) first.
+    """Return the netdevs of each QSFP cage, twin A first: the one with the lower PCI domain.
 
     ``cabled`` selects the cages with a link on at least one of their twins.
     """
@@ -184,10 +199,10 @@ def make_net_plan(
     options: NetPlanOptions,
     written: WrittenPlan | None = None,
 ) -> NetPlan:
-    """Return the addresses that every interface has, and those that it gets.
+    """Return the plan of a node: the present and the planned addresses of its interfaces.
 
-    Raises UsageError for options that contradict each other or are missing, HostError if no cage
-    is cabled.
+    ``written`` is the content of patchkit's netplan file. Raises UsageError for options that
+    contradict each other or are missing, HostError if no cage is cabled or all are in a bond.
     """
     network = options.network or IPv4Network(_NETWORK["plan"]["network"])
     _check_numbers(options, network)
@@ -230,7 +245,7 @@ def _check_mtu(line: Line) -> None:
 
 
 def _check_numbers(options: NetPlanOptions, network: IPv4Network) -> None:
-    """Raise UsageError for numbers of nodes that do not go together, or not into the network."""
+    """Raise UsageError if ``node`` is not one of ``nodes``, or the network is too small for all."""
     node = options.node
     nodes = options.nodes
     if nodes < 2:
@@ -246,9 +261,10 @@ def _check_numbers(options: NetPlanOptions, network: IPv4Network) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Cable:
-    """The cable of a cage: the node at its other end, 0 if unknown, and the first network's number.
+    """The cable of a cage.
 
-    Networks are counted from the base of the plan.
+    ``peer`` is the number of the node at its other end, 0 if unknown. ``network`` is the number of
+    the network of twin A, counted from the base of the plan.
     """
 
     peer: int = 0
@@ -263,10 +279,10 @@ class _Planner:
     base: IPv4Network
 
     def kept_addresses(self, netdev: Netdev) -> Addresses:
-        """Return the addresses that are kept: none where the plan counts them anew.
+        """Return the addresses of a netdev that the plan keeps; none if the user named a network.
 
-        Those that patchkit gave count even while the interface is down, and no more once this is
-        another node.
+        An interface that is down keeps the addresses of patchkit's file. If the file was written
+        for another node number, its addresses are not kept.
         """
         if self.options.network:
             return ()
@@ -278,7 +294,11 @@ class _Planner:
         return tuple(address for address in netdev.ipv4 if address not in ours)
 
     def choose_cages(self) -> Cages:
-        """Return the cages to plan. Raises HostError for none, UsageError for too many."""
+        """Return the cages to plan.
+
+        Raises HostError if no cage has a link, or if all are in a bond; UsageError if several have
+        a link and none has an address to keep.
+        """
         selected = select_cages(self.host, self.options.netdevs)
         if self.options.netdevs:
             self.check_masters(selected)
@@ -306,7 +326,7 @@ class _Planner:
         raise self.refuse_two_cables(free)
 
     def refuse_two_cables(self, linked: Cages) -> PatchkitError:
-        """Return the error for several cables if nothing tells where they lead."""
+        """Return the error for several cables of which nothing tells where they lead."""
         options = replace(self.options, node=self.options.node or 1)
         commands = []
         for twins in linked.values():
@@ -321,13 +341,13 @@ class _Planner:
         )
 
     def check_masters(self, cages: Cages) -> None:
-        """Raise HostError for interfaces that are parts of a bond, bridge or team."""
+        """Raise HostError if an interface of the cages is part of a bond, bridge or team."""
         joined = find_remark(self.host, "part-of-master")
         if joined and self.host.masters(list_halves(cages)):
             raise joined.error()
 
     def make_lines(self, cages: Cages, topology: str) -> Iterator[Line]:
-        """Yield the lines of all cages: addresses in use are kept, the others are counted."""
+        """Yield the lines of all cages, with kept or new addresses."""
         for cage, twins in cages.items():
             cable = self.find_cable(cage, topology)
             addresses = self.choose_addresses(twins, cable)
@@ -337,7 +357,7 @@ class _Planner:
                 line = self.make_line(twin, addresses[twin.name], usual_mtu)
                 peer = cable.peer or None
                 if line.addresses == twin.ipv4:
-                    # Nobody said where an address leads that the interface had before.
+                    # A kept address may lead to any node: the user did not say to which.
                     peer = None
                 yield replace(line, cage=cage, twin=number, peer=peer)
 
@@ -352,7 +372,7 @@ class _Planner:
         return mtu
 
     def find_cable(self, cage: int | None, topology: str) -> _Cable:
-        """Return the cable of a cage, as far as it is known."""
+        """Return the cable of a cage; one without a peer if the node has no number."""
         node = self.options.node
         if not node or topology not in ("cable", "ring"):
             return _Cable()
@@ -369,7 +389,12 @@ class _Planner:
     def choose_addresses(
         self, twins: Sequence[Netdev], cable: _Cable
     ) -> dict[str, Addresses]:
-        """Return the addresses of each twin by its name. Raises UsageError without a number."""
+        """Return the addresses of each twin by its name.
+
+        If no twin keeps an address, all get new ones. If one twin has a lasting address, a twin
+        with a random one gets the same host number in the network that follows. Raises UsageError
+        if new addresses are needed and the node has no number.
+        """
         chosen = {twin.name: self.kept_addresses(twin) for twin in twins}
         if not any(chosen.values()):
             for number, twin in enumerate(twins, cable.network):
@@ -388,19 +413,22 @@ class _Planner:
         return chosen
 
     def count_address(self, number: int) -> Addresses:
-        """Return this node's address in a network that is counted from the base."""
+        """Return this node's address in the network with this number, counted from the base.
+
+        Raises UsageError if the node has no number, or if the network lies above 255.255.255.255.
+        """
         node = self.options.node
         if node is None:
             raise refusal("net-no-node", nodes=self.options.nodes)
 
         try:
             return (_count_address(self.base, number, node),)
-        except ValueError:  # above 255.255.255.255
+        except ValueError:
             base = self.base.network_address
             raise refusal("net-no-room", network=base, number=number) from None
 
     def make_line(self, netdev: Netdev, addresses: Addresses, usual_mtu: int) -> Line:
-        """Return the line of one interface, without the place of it."""
+        """Return the line of one interface, without its cage, twin and peer."""
         texts = self.written.addresses.get(netdev.name, ())
         is_ours = bool(addresses) and set(texts).issuperset(map(str, addresses))
         line = Line(
@@ -413,7 +441,7 @@ class _Planner:
             ours=is_ours,
         )
         if not addresses:
-            # Without an address an interface is in no file of patchkit's.
+            # patchkit's file has no interface without an address, so its MTU stays as well.
             return line
 
         written_mtu = self.written.mtu if is_ours else 0
@@ -437,7 +465,7 @@ def _count_address(base: IPv4Network, number: int, node: int) -> IPv4Interface:
 
 
 def _following_address(address: IPv4Interface) -> IPv4Interface:
-    """Return the same host number in the network that follows."""
+    """Return the address with the same host number in the network that follows."""
     network = address.network
     number = int(address.ip) + network.num_addresses
     return IPv4Interface((number, network.prefixlen))
@@ -458,7 +486,11 @@ def _show_cages(cages: Cages) -> str:
 
 
 def other_node_options(plan: NetPlan, options: NetPlanOptions) -> NetPlanOptions | None:
-    """Return how to plan the other end of one cable in this node's networks; None if unknown."""
+    """Return the options that plan the other end of this node's cable in the same networks.
+
+    Return None if there is no single cable, or if no such options exist: the networks of the plan
+    do not follow each other, or an address is link-local.
+    """
     addresses = [address for line in plan.lines for address in line.addresses]
     if plan.topology != "cable" or not addresses:
         return None
@@ -467,7 +499,8 @@ def other_node_options(plan: NetPlan, options: NetPlanOptions) -> NetPlanOptions
     node = 1 if (plan.node or 1) > 1 else 2
     for number, address in enumerate(addresses):
         peer = _count_address(base, number, node)
-        # Link-local ones are drawn there; a small network does not have the peer's address.
+        # A plan cannot name link-local addresses, which the peer draws at random; and in a small
+        # network there may be no room for the peer's number.
         is_alike = peer.network == address.network and peer.ip != address.ip
         if address.is_link_local or not is_alike:
             return None

@@ -1,4 +1,4 @@
-"""Check the QSFP network of a host from one end, and that of two hosts from both."""
+"""Check the QSFP network of one host, the way to a peer, and the networks of two hosts together."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def net_finding(
     what: str,
     hint: str = "",
 ) -> Finding:
-    """Return a finding at an interface, an address or a pair; ``about`` names the check."""
+    """Return a finding; ``where`` is an interface, an address or a pair, ``about`` the check."""
     return Finding(
         level=level,
         where=where,
@@ -63,7 +63,11 @@ def judge_check(
     about: str = "",
     **fields: Any,
 ) -> Finding:
-    """Return that a check of network.toml, called ``about``, passed, or what to do."""
+    """Return the result of a check.
+
+    ``check`` is the key in network.toml that has the level and the hint of a check that failed;
+    ``fields`` are filled into the hint. ``about`` is the name that is shown, by default ``check``.
+    """
     about = about or check
     if passed:
         return check_fine(where, about, what)
@@ -75,9 +79,10 @@ def judge_check(
 
 
 def choose_checked_cages(host: Host, names: Sequence[str] = ()) -> Cages:
-    """Return the cages to check: the named netdevs, else cages with a link, else with an address.
+    """Return the cages to check.
 
-    Raises UsageError, HostError.
+    These are the named netdevs; without names the cages with a link, else those with an address,
+    else all. Raises UsageError for a name that no netdev has, HostError for a host without cages.
     """
     selected = select_cages(host, names)
     if names:
@@ -87,7 +92,7 @@ def choose_checked_cages(host: Host, names: Sequence[str] = ()) -> Cages:
 
 
 def _find_used(cages: Cages) -> Cages:
-    """Return the cages with an address."""
+    """Return the cages with an IPv4 address on at least one half."""
     return {
         number: twins
         for number, twins in cages.items()
@@ -96,14 +101,14 @@ def _find_used(cages: Cages) -> Cages:
 
 
 def plan_remarks(host: Host, plan: NetPlan) -> Iterator[Finding]:
-    """Yield remarks about a plan and about the addresses that it keeps, possible failures first."""
+    """Yield remarks about a plan and the addresses that it keeps, possible failures first."""
     changed = {f"cage {line.cage}" for line in plan.changes}
     names = {line.netdev for line in plan.lines}
     netdevs = [netdev for netdev in host.netdevs if netdev.name in names]
 
     for remark in _machine_remarks(host, "plan", netdevs):
         if remark.where in changed:
-            # The remark is the reason for the plan, and the plan is the cure.
+            # The plan mends what the remark is about, so there is nothing else to do.
             remark = replace(remark, hint="")
         yield remark
 
@@ -121,7 +126,7 @@ def _note_small_mtu(name: str, mtu: int) -> Finding:
 
 
 def host_checks(host: Host, cages: Cages) -> Iterator[Finding]:
-    """Yield the checks that one end allows."""
+    """Yield the checks that need no peer, and the remarks about the machine and its cages."""
     halves = list_halves(cages)
     used = _find_used(cages)
 
@@ -135,7 +140,7 @@ def host_checks(host: Host, cages: Cages) -> Iterator[Finding]:
             where = _join_names(twins)
             yield judge_check(False, where, "unused cage", state, f"cage {number}")
 
-    # One by one: the other half of a cage may be in the same network, too.
+    # Each half alone: the other half of its cage counts as another interface.
     clashes = [clash for half in halves for clash in overlaps(host, [half.name])]
     for clash in clashes:
         name = clash.netdev.name
@@ -160,12 +165,12 @@ def _machine_remarks(
     verb: str,
     halves: Iterable[Netdev],
 ) -> Iterator[Finding]:
-    """Yield the remarks of hardware.toml about the machine, and about the cages of some netdevs."""
+    """Yield the remarks of hardware.toml about the machine and about the cages of ``halves``."""
     cages = [netdev.cage for netdev in halves]
     for remark in advice.find_remarks(host, verb, cages):
         level = remark.level
         if remark.about == "link-local-twins":
-            # A note for one node, but a warning for two that are joined.
+            # Harmless on a single node; between two nodes both must have such addresses.
             level = Level.WARNING
         yield replace(remark, where=remark.where or "this node", level=level)
 
@@ -195,13 +200,13 @@ def _check_half(
 ) -> Iterator[Finding]:
     is_unused = not netdev.carrier and not netdev.ipv4
     if is_unused and any(twin.carrier for twin in twins):
-        return  # if that costs bandwidth, a remark says so
+        return  # a remark says so if that costs bandwidth
 
     yield _check_link(netdev)
     yield _check_speed(netdev)
     yield _check_mtu(netdev)
 
-    # A remark is about a half without an address beside one that has one, or in a bond.
+    # A half without an address has a remark if its twin has an address, or if it is in a bond.
     has_remark = netdev.master or any(twin.ipv4 or twin.master for twin in twins)
     if netdev.ipv4 or not has_remark:
         yield _check_address(netdev, twins)
@@ -220,7 +225,7 @@ def _check_link(netdev: Netdev) -> Finding:
 
 
 def _check_speed(netdev: Netdev) -> Finding:
-    """Check the speed: each twin shows that of the cage, although its PCIe half carries less."""
+    """Check the speed in Mbit/s. Each twin shows that of its cage, although it can carry half."""
     if netdev.speed is None:
         command = quoted("ethtool", netdev.name)
         return check_unknown(netdev.name, "speed", "the driver does not say", command)
@@ -234,14 +239,14 @@ def _check_speed(netdev: Netdev) -> Finding:
 
 
 def _check_mtu(netdev: Netdev) -> Finding:
-    """Check the MTU: any will do that both ends have; jumbo frames are better."""
+    """Note an MTU below that of jumbo frames: it works if both ends have the same."""
     if netdev.mtu < _MTU:
         return _note_small_mtu(netdev.name, netdev.mtu)
     return check_fine(netdev.name, "MTU", str(netdev.mtu))
 
 
 def _check_address(netdev: Netdev, twins: Sequence[Netdev]) -> Finding:
-    """Check for an IPv4 address; a remark is about link-local ones on two halves."""
+    """Check for an IPv4 address that lasts. Link-local ones on both halves have a remark."""
     state = ", ".join(map(str, netdev.ipv4))
     is_drawn = bool(state) and not netdev.lasting
     if is_drawn and not any(twin.ipv4 for twin in twins):
@@ -251,7 +256,7 @@ def _check_address(netdev: Netdev, twins: Sequence[Netdev]) -> Finding:
 
 
 def _check_gid(host: Host, netdev: Netdev) -> Finding:
-    """Check for a RoCE v2 GID of the interface's IPv4 address."""
+    """Check that the RDMA device has a RoCE v2 GID for an IPv4 address of the interface."""
     name = netdev.name
     about = "RoCE v2 GID"
     devices = (device for device in host.rdma if device.netdev == name)
@@ -283,7 +288,7 @@ class _SharedNetwork:
 
 
 def pair_checks(host: Host, cages: Cages, peer: Host) -> Iterator[Finding]:
-    """Yield how both ends compare: networks, MTU, addresses, twins, ports."""
+    """Yield the checks that compare two hosts: networks, MTU, addresses, twins, ports."""
     ends = _with_masters(host, cages)
     peer_ends = find_cages(peer)
     shared = list(_find_shared_networks(ends, peer))
@@ -319,7 +324,10 @@ def _list_ips(netdevs: Iterable[Netdev]) -> set[IPv4Address]:
 
 
 def _check_ring(shared: Iterable[_SharedNetwork]) -> Iterator[Finding]:
-    """Check that a ring's cable leads from port 0 to port 1; a single one may lead anywhere."""
+    """Check that a cable of a ring leads from port 0 of one node to port 1 of the other.
+
+    If the two nodes share networks over several cables, nothing is yielded.
+    """
     links = {(pair.netdev.cage, pair.peers[0].cage) for pair in shared if pair.peers}
     if len(links) == 1:
         ((port, peer_port),) = links
@@ -333,14 +341,14 @@ def _check_ring(shared: Iterable[_SharedNetwork]) -> Iterator[Finding]:
 
 
 def _with_masters(host: Host, cages: Cages) -> Cages:
-    """Return the cages with a bond in the place of its parts: the addresses are the bond's."""
+    """Return the cages; a bond stands in place of its parts, since it has their addresses."""
     if masters := host.masters(list_halves(cages)):
         return {None: masters, **remove_joined(host, cages)}
     return cages
 
 
 def _twin_letter(host: Host, netdev: Netdev) -> str:
-    """Return A or B, for the two halves of a cage, "" for another netdev."""
+    """Return A for the first half of a cage, B for the second, "" for another netdev."""
     twin = host.netdev(netdev.twin)
     if twin is None:
         return ""
@@ -353,7 +361,7 @@ def _compare_ends(
     pair: _SharedNetwork,
     where: str,
 ) -> Iterator[Finding]:
-    """Yield how two interfaces of one network compare."""
+    """Yield the checks that compare the interfaces of two hosts in one network."""
     netdev = pair.netdev
     end = pair.peers[0]
     state = f"{netdev.mtu} here, {end.mtu} at the peer's {end.name}"
@@ -373,7 +381,8 @@ def _compare_ends(
 def _find_shared_networks(ends: Cages, peer: Host) -> Iterator[_SharedNetwork]:
     """Yield each network of this host with the peer's interfaces in it.
 
-    The other link of a ring, which leads to another node, is left out.
+    If there are several cages, one that shares no network with the peer is left out: in a ring it
+    leads to another node.
     """
     for twins in ends.values():
         pairs = []
@@ -393,9 +402,10 @@ def verify_network(
     *,
     live: bool,
 ) -> Iterator[Finding]:
-    """Yield all checks. ``live``: the facts are this machine's, so its network can be tried.
+    """Yield all checks of `net verify`.
 
-    ``addresses`` are those of the peer that the user named; the peer's facts have further ones.
+    ``live`` says that ``host`` is this machine, so that packets can be sent. ``addresses`` are the
+    addresses of the peer that the user named; those in the facts of ``peer`` are tried as well.
     """
     halves = list_halves(cages)
     halves += host.masters(halves)
@@ -419,7 +429,7 @@ def verify_network(
 
 
 def _find_targets(host: Host, halves: Iterable[Netdev], peer: Host) -> Iterator[str]:
-    """Yield the peer's addresses in our networks; it may have others, such as on its LAN."""
+    """Yield the addresses of the peer that are in a network of ``halves``."""
     networks = [network for half in halves for network in half.networks]
     for netdev in peer.netdevs:
         for address in netdev.lasting:
@@ -429,7 +439,7 @@ def _find_targets(host: Host, halves: Iterable[Netdev], peer: Host) -> Iterator[
 
 
 def _check_way(halves: Sequence[Netdev], way: Way) -> Iterator[Finding]:
-    """Check the way to one address of a peer, with small packets and with frames of its MTU."""
+    """Check the way to one address of a peer: network, route, and echoes small and of full MTU."""
     where = way.address
     pairs = [(half.name, network) for half in halves for network in half.networks]
     ours = ", ".join(str(network) for _name, network in pairs)
@@ -446,7 +456,7 @@ def _check_way(halves: Sequence[Netdev], way: Way) -> Iterator[Finding]:
     yield _check_echo(way, "frames", frames, way.full, untried)
 
 
-# The level of the check of a route, and why no echo is tried then.
+# The level of the check of a route → the reason for which no echo is tried.
 _UNTRIED = {
     Level.UNKNOWN: "the route is not known",
     Level.ERROR: "not tried: packets would not go through the QSFP port",
@@ -454,7 +464,10 @@ _UNTRIED = {
 
 
 def _check_route(way: Way, name: str) -> Finding:
-    """Check that packets go through the interface ``name``, "" for none, without a router."""
+    """Check that packets go through the interface ``name`` without a router.
+
+    ``name`` is "" if no QSFP interface is in the peer's network: the check then fails.
+    """
     if not way.netdev:
         state = f"ip: {way.said}"
         return check_unknown(way.address, "route", state, "sudo apt install iproute2")

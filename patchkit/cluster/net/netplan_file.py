@@ -1,4 +1,4 @@
-"""Write the netplan file of a plan, and find what fights it: addresses, networks, other files."""
+"""Write the netplan file of a plan, and find its conflicts: addresses, networks, other files."""
 
 from __future__ import annotations
 
@@ -26,22 +26,23 @@ OURS = Path("etc/netplan/40-patchkit.yaml")
 _FOLDERS = ("usr/lib/netplan", "lib/netplan", "etc/netplan", "run/netplan")
 # At most 15 characters: IFNAMSIZ of Linux less its NUL.
 _NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,14}")
-# In the text of render_netplan: an interface with its rows; the comment at the top.
+# Parts of the text that render_netplan writes: an interface with its rows, and the first line.
 _INTERFACE = re.compile(r'^ {4}"([^"\n]+)":.*\n((?: {6}.*\n)+)', re.MULTILINE)
 _FOR_NODE = re.compile(r"#.* for node (\d{1,3})\.")
-# As a definition's key, and below `match:`, where a name may be a pattern.
+# Where other files name an interface: as the key of a definition, or below `match:` (a pattern).
 _KEY = re.compile(r"""^\s+["']?([^\s"'#:]+)["']?:\s*(?:#.*|\{.*)?$""")
 _MATCH = re.compile(r"""\b(?:name|macaddress|set-name):\s*["']?([^\s"',}#]+)""")
 
 
 def render_netplan(plan: NetPlan) -> str:
-    """Return the netplan file: the interfaces that patchkit sets, and none that others do.
+    """Return the text of patchkit's netplan file, with the interfaces of ``plan.written``.
 
-    Each has an address: of an interface without any, netplan makes ``ipv4.method=link-local`` for
-    NetworkManager (0.106), which then draws one at random. The file names no renderer, so the
-    machine's applies: NetworkManager on a desktop, networkd on a server. Naming one would take the
-    interfaces from the other, and start networkd on a machine without it, where its wait-online can
-    delay every boot. Links may be absent at boot (``optional``).
+    Each of them has an address: for an interface without one, netplan 0.106 writes
+    ``ipv4.method=link-local``, and NetworkManager then draws an address at random. The file names
+    no renderer, so that of the machine applies: NetworkManager on a desktop, networkd on a server.
+    A named renderer would take the interfaces from the other one, and would start networkd on a
+    machine without it, where its wait-online can delay every boot. ``optional`` lets the machine
+    boot without a link. Raises HostError for a name of an interface that the file cannot hold.
     """
     node = f" for node {plan.node}" if plan.node else ""
     rows = [
@@ -71,7 +72,7 @@ def render_netplan(plan: NetPlan) -> str:
 
 
 def read_written_plan(path: Path) -> WrittenPlan | None:
-    """Return the content of patchkit's file, empty for no file; None if it may not be read."""
+    """Return the content of patchkit's file, an empty one for no file; None if it is unreadable."""
     if not os.path.lexists(path):
         return WrittenPlan()
 
@@ -81,7 +82,7 @@ def read_written_plan(path: Path) -> WrittenPlan | None:
 
     addresses: dict[str, tuple[str, ...]] = {}
     for netdev, rows in _INTERFACE.findall(text):
-        # Somebody may have edited it.
+        # The file may have been edited: an interface with an invalid address is left out.
         with contextlib.suppress(ValueError):
             texts = re.findall(r"^ {8}- (\S+)$", rows, re.MULTILINE)
             addresses[netdev] = tuple(str(IPv4Interface(address)) for address in texts)
@@ -104,27 +105,27 @@ def _read_if_allowed(path: Path) -> str | None:
 
 
 NetplanFiles = Mapping[str, str | None]
-"""Path of a netplan file of somebody else → its text, None where it may not be read."""
+"""Path of a netplan file that patchkit did not write → its text, None if it is unreadable."""
 
 
 def read_other_files(root: Path) -> NetplanFiles:
-    """Return the netplan files below a root, without patchkit's own."""
+    """Return the netplan files below a root, except patchkit's own."""
     paths: dict[Path, Path] = {}
     for folder in _FOLDERS:
         for path in sorted((root / folder).glob("*.yaml")):
-            # /lib is a link to /usr/lib on most systems: each file once.
+            # On most systems /lib is a link to /usr/lib: list each file once.
             if path != root / OURS:
                 paths[path.resolve()] = path
     return {str(path): _read_if_allowed(path) for path in paths.values()}
 
 
 _Conflicts = Iterator[tuple[str, tuple[str, ...]]]
-"""Yields what fights the plan, and the commands that end it."""
+"""Yields the text of a conflict with the plan, and the commands that solve it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A plan with what it is made of, and the netplan files of others."""
+    """A plan, its inputs, and the netplan files that patchkit did not write."""
 
     host: Host
     plan: NetPlan
@@ -140,7 +141,7 @@ def check_conflicts(
     written: WrittenPlan,
     files: NetplanFiles,
 ) -> None:
-    """Raise HostError with everything that fights the plan, and the commands that end it."""
+    """Raise HostError with all conflicts of a plan, and the commands that solve them."""
     request = _Request(host, plan, options, written, files)
     conflicts = [
         *_find_foreign_addresses(request),
@@ -159,7 +160,10 @@ def check_conflicts(
 
 
 def _find_configured(request: _Request) -> _Conflicts:
-    """Yield other files that configure an interface as well: netplan would merge both."""
+    """Yield a conflict for each other file that configures an interface of the plan.
+
+    netplan would merge both files.
+    """
     again = request.options.command_line()
     for line in request.plan.written:
         for path, text in request.files.items():
@@ -174,9 +178,9 @@ def _find_configured(request: _Request) -> _Conflicts:
 
 
 def _find_row(text: str, name: str, host: Host) -> int:
-    """Return the number of the row of a netplan file that is about a netdev, 0 for none.
+    """Return the number of the first row of a netplan file that is about a netdev, 0 for none.
 
-    The file is read line by line, since no YAML parser is in the standard library.
+    The file is searched line by line: the standard library has no YAML parser.
     """
     netdev = host.netdev(name)
     mac = netdev.mac if netdev else ""
@@ -196,10 +200,11 @@ def _find_row(text: str, name: str, host: Host) -> int:
 
 
 def _find_foreign_addresses(request: _Request) -> _Conflicts:
-    """Yield addresses that the plan would change and that somebody else gave.
+    """Yield a conflict for each address that the plan would remove and that patchkit did not give.
 
-    Only ``--network`` asks for that. Link-local ones do not count: they go when the interface has
-    an address of its own. A netplan file that gives an address is a conflict of its own.
+    Only a plan with ``--network`` removes addresses. Link-local addresses are no conflict: they go
+    away when the interface gets a lasting one. ``_find_configured`` yields the files that give an
+    address.
     """
     keep = replace(request.options, network=None).command_line()
     for line in request.plan.changes:
@@ -218,14 +223,14 @@ def _find_foreign_addresses(request: _Request) -> _Conflicts:
 
 
 def _find_same_networks(request: _Request) -> _Conflicts:
-    """Yield networks that the plan adds and that another interface of this machine is in."""
+    """Yield a conflict for each new network of the plan that another interface is in, too."""
     present = list(_find_unchanged(request))
     free = _choose_network(request.host)
     elsewhere = replace(request.options, network=free).command_line()
     hint = f"choose another, on every node: {elsewhere}"
 
     for line in request.plan.changes:
-        # An address that the line had already is not new, and none of the plan's.
+        # An address that the interface already has is not the plan's doing.
         new = [address for address in line.addresses if address not in line.before]
         for (name, other), address in itertools.product(present, new):
             if other.network.overlaps(address.network):
@@ -235,7 +240,10 @@ def _find_same_networks(request: _Request) -> _Conflicts:
 
 
 def _find_unchanged(request: _Request) -> Iterator[tuple[str, IPv4Interface]]:
-    """Yield the interfaces that the plan does not change, with their addresses of others."""
+    """Yield each interface that the plan does not change, with each address of it.
+
+    Addresses that patchkit's file gave are left out, since the new file replaces it.
+    """
     changed = {line.netdev for line in request.plan.changes}
     for netdev in request.host.netdevs:
         if netdev.name in changed or netdev.kind == "loopback":
@@ -243,14 +251,15 @@ def _find_unchanged(request: _Request) -> Iterator[tuple[str, IPv4Interface]]:
 
         ours = request.written.addresses.get(netdev.name, ())
         for address in netdev.ipv4:
-            if str(address) not in ours:  # those go with patchkit's file
+            if str(address) not in ours:
                 yield netdev.name, address
 
 
 def _choose_network(host: Host) -> IPv4Network:
-    """Return a network for a plan that no interface is in, nor in those that follow.
+    """Return a base for a plan such that no interface is in it, or in the networks after it.
 
-    The networks that follow a base are twin B's and those of further links.
+    The networks after a base are for twin B and for further links. Return the second base of
+    network.toml if none is free.
     """
     networks = [network for netdev in host.netdevs for network in netdev.networks]
     bases = [IPv4Network(base) for base in _NETWORK["plan"]["networks"]]

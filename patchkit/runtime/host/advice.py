@@ -14,7 +14,7 @@ from patchkit.runtime.rules.releases import read_env_data, within
 from patchkit.target import toolkits
 
 Facts = Iterator[tuple[str, dict[str, object]]]
-"""Yields the id of a remark, and the fields of its text."""
+"""Yields the id of a remark of hardware.toml, and the fields of its texts."""
 
 
 def find_remarks(
@@ -22,9 +22,10 @@ def find_remarks(
     verb: str = "probe",
     cages: Iterable[int | None] | None = None,
 ) -> list[Finding]:
-    """Return the remarks of a verb (probe, env, verify, plan), in the order of hardware.toml.
+    """Return the remarks that a verb prints (probe, env, verify, plan), in hardware.toml's order.
 
-    With ``cages`` remarks about other cages are left out.
+    ``cages`` are the numbers of the cages to judge: remarks about other cages are left out. With
+    None no remark is left out.
     """
     # By PCI address: names depend on udev.
     halves = [netdev for netdev in host.netdevs if netdev.cage is not None]
@@ -47,7 +48,7 @@ def find_remarks(
 
 
 def find_remark(host: Host, about: str) -> Finding | None:
-    """Return the first remark of this id, None if there is nothing to say."""
+    """Return the first remark with the id ``about``, None if it does not apply to the host."""
     findings = (finding for finding in find_remarks(host) if finding.about == about)
     return next(findings, None)
 
@@ -85,7 +86,7 @@ def _check_kernel_reserve(host: Host, _halves: Sequence[Netdev]) -> Facts:
 
 
 def _check_ptx_driver(host: Host, _halves: Sequence[Netdev]) -> Facts:
-    """Yield a driver that loads the machine code of torch's CUDA, and does not compile its PTX."""
+    """Yield a driver that loads the machine code of torch's CUDA but cannot compile its PTX."""
     cuda = host.software.cuda if host.software else ""
     drivers = {row.cuda: row.driver for row in toolkits()}
     drivers |= read_env_data("hardware")["ptx_drivers"]
@@ -184,7 +185,7 @@ def _compare_halves(host: Host, first: Netdev, second: Netdev) -> Facts:
 
 
 def _compare_with_twin(host: Host, half: Netdev, twin: Netdev) -> Facts:
-    """Yield an address or a link that a half has and its twin lacks."""
+    """Yield that a half has an address, or a link, and its twin has none."""
     is_bare = twin_state(host, half) in ("bare", "bare-first")
     if half.ipv4 and is_bare:
         yield _fact("one-twin-address", half=half, twin=twin)

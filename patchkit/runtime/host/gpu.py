@@ -1,4 +1,4 @@
-"""Ask nvidia-smi for GPUs; it has several words for a GB10 or a Thor without memory of its own."""
+"""Ask nvidia-smi for GPUs. A GB10 or a Thor has no memory of its own: those cells have words."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from patchkit.runtime.host.machine_root import (
     printable,
 )
 
-_SECONDS = 10.0  # without the persistence daemon nvidia-smi first wakes the driver
+_SECONDS = 10.0  # long, since nvidia-smi loads the driver if no persistence daemon runs
 _NO_VALUE = re.compile(r"\[.*|n/a|not supported", re.IGNORECASE)
 _NAMES = "name,compute_cap,driver_version,memory.total,pci.bus_id"
 
 
 def read_gpus(reader: Reader) -> tuple[Gpu, ...]:
-    """Return the GPUs; none, and a note, if nvidia-smi names none."""
+    """Return the GPUs. If nvidia-smi names none, return none and add a note to ``reader``."""
     query = f"--query-gpu={_NAMES}"
     try:
         text = reader.answer("nvidia-smi.csv", lambda: query_gpus(query))
@@ -37,7 +37,7 @@ def read_gpus(reader: Reader) -> tuple[Gpu, ...]:
             capability=capability if is_number else "",
             driver=driver,
             memory=parse_whole(memory),
-            # 0000000F:01:00.0, and sysfs has 000f:01:00.0.
+            # nvidia-smi has 0000000F:01:00.0, and sysfs 000f:01:00.0.
             bus=bus.lower()[-12:],
         )
         gpus.append(gpu)
@@ -45,9 +45,12 @@ def read_gpus(reader: Reader) -> tuple[Gpu, ...]:
 
 
 def query_gpus(*options: str) -> str:
-    """Return the rows that nvidia-smi prints. Raises ToolUnavailable."""
+    """Return the rows that nvidia-smi prints for these options, as CSV without a header.
+
+    Raises ToolUnavailable if it is missing or fails.
+    """
     words = ("nvidia-smi", *options, "--format=csv,noheader,nounits")
-    # Decimal points depend on the locale.
+    # The locale C has decimal points.
     done = attempt(*words, env={**os.environ, "LC_ALL": "C"}, timeout=_SECONDS)
     if done.trouble:
         raise ToolUnavailable(f"nvidia-smi: {printable(done.trouble)[:200]}")
@@ -55,10 +58,10 @@ def query_gpus(*options: str) -> str:
 
 
 def parse_rows(text: str, columns: int) -> list[list[str]]:
-    """Read lines such as ``NVIDIA GB10, 12.1, 580.173.02, [N/A], 0000000F:01:00.0``.
+    """Return the cells of lines such as ``NVIDIA GB10, 12.1, 580.173.02, [N/A], 0000000F:01:00.0``.
 
-    A cell that says ``[N/A]``, ``Not Supported``, ``[Unknown Error]`` or the like is "". Raises
-    ToolUnavailable for other text.
+    A cell without a value (``[N/A]``, ``Not Supported``, ``[Unknown Error]`` …) becomes "". Raises
+    ToolUnavailable if a line has another number of cells than ``columns``, or if there is no line.
     """
     rows = []
     for line in filter(str.strip, text.splitlines()):

@@ -1,4 +1,4 @@
-"""Decide the environment variables of a node, compare them with its head's, and write the text."""
+"""Decide the variables of a node, compare them with those of its head, and write the env file."""
 
 from __future__ import annotations
 
@@ -38,12 +38,17 @@ _HCAS = "NCCL_IB_HCA"
 _BARE = ("bare", "bare-first")  # states of a twin that has no IPv4 address
 _NO_DEVICE = "the GPU is no GB10 or Thor, so their rules are left out; --target gb10 puts them in"
 _NO_GPU = "no GPU is found here, so this is for a GB10; --target names another device"
-_GATE = "HF_TOKEN"  # a secret: its value is in no file
+_GATE = "HF_TOKEN"  # a secret: patchkit writes its value to no file
 
 
 @frozen
 class Setting:
-    """One variable; ``rule`` is what set it, ``scope`` ``shared`` or ``host``."""
+    """One variable with its value.
+
+    ``scope`` is ``shared`` if all nodes need the same value, else ``host``. ``rule`` is the id of
+    the rule that set it, ``preset``, or an option: ``--set``, ``--from``. ``source`` names who
+    recommends it.
+    """
 
     name: str
     value: str
@@ -54,20 +59,20 @@ class Setting:
 
     @property
     def comment(self) -> str:
-        """Return whose it is, why, and who says so."""
+        """Return ``[all nodes] REASON (RULE; SOURCE)``, the comment in the env file."""
         nodes = "all nodes" if self.scope == "shared" else "this node"
         source = f"; {self.source}" if self.source else ""
         return f"[{nodes}] {self.reason} ({self.rule}{source})"
 
     @property
     def error_kind(self) -> type[PatchkitError]:
-        """Return the error for a wrong setting: the user's own, or one of a rule."""
+        """Return the class of error for a wrong setting: UsageError for one that the user set."""
         return UsageError if self.rule == "--set" else DriftError
 
 
 @dataclass(frozen=True, slots=True)
 class Caveat:
-    """A problem that no variable solves, and what does."""
+    """A problem that no variable solves, and what to do ``instead``."""
 
     says: str
     instead: str
@@ -75,7 +80,11 @@ class Caveat:
 
 @frozen
 class ClusterEnv:
-    """The environment of a node, shared settings first; ``--with`` turns on what is ``off``."""
+    """The environment of a node.
+
+    ``settings`` has the shared variables first. ``off`` are rules that fit this node and are not in
+    use; ``--with`` turns them on.
+    """
 
     node: Node
     settings: tuple[Setting, ...]
@@ -85,7 +94,7 @@ class ClusterEnv:
 
     @property
     def where(self) -> str:
-        """Return ``: 192.168.100.10 on enp1s0f0np0``, empty for a node alone."""
+        """Return ``: 192.168.100.10 on enp1s0f0np0``, "" for a node alone."""
         attachment = self.node.attachment
         if not attachment.address:
             return ""
@@ -104,11 +113,11 @@ def make_cluster_env(
 ) -> ClusterEnv:
     """Return the environment of a node.
 
-    ``nccl`` is the release whose variables may be set, by default any. ``caches`` is the folder on
-    the node in which a rule may keep caches, for ``model`` or else the preset's. Raises UsageError
-    for a rule or a variable of the user's that does not exist, or a value that it does not take;
-    HostError for a fact that this host lacks; DriftError if a rule sets what this vLLM does not
-    read or take.
+    ``nccl`` is the release whose variables may be set; "" allows any. ``ptxas`` is the path of a
+    ptxas on the node. ``caches`` is the folder on the node for caches of ``model``, by default the
+    model of the preset. Raises UsageError if the user names a rule or a variable that does not
+    exist, or a value that vLLM does not take; HostError for a fact that this host lacks; DriftError
+    if a rule sets a variable or a value that this vLLM does not know.
     """
     node.choice.check(rules.rules, "`patchkit env explain` lists them")
     holding = select_entries(rules.rules, node.situation)
@@ -142,14 +151,16 @@ def make_cluster_env(
 
 
 def _divide_remarks(node: Node, host: Host) -> tuple[list[Caveat], list[str]]:
-    """Return grave remarks and notes about the machine and the cages that carry the data."""
+    """Return the remarks about the machine and the cages that carry the data.
+
+    Errors and warnings with a hint become caveats, all other remarks become notes.
+    """
     caveats: list[Caveat] = []
     notes: list[str] = []
     if node.role == "single":
         return caveats, notes
 
     for remark in find_remarks(host, "env", node.attachment.cages):
-        # A grave one says what will fail, and what to do instead.
         if remark.hint and remark.level in (Level.ERROR, Level.WARNING):
             caveats.append(Caveat(remark.what, remark.hint))
         else:
@@ -170,7 +181,7 @@ def _note_gaps(node: Node, host: Host, values: Mapping[str, str]) -> Iterator[st
     elif node.target == DEFAULT_TARGET and not host.gpus:
         yield _NO_GPU
 
-    # Rules about NCCL are for several nodes.
+    # Only clusters have rules about NCCL.
     ruled = ["triton"] if node.role == "single" else ["triton", "nccl"]
     missing = [name for name in ruled if not node.versions[name]]
     if missing:
@@ -184,7 +195,12 @@ def _choose_settings(
     node: Node,
     facts: Mapping[str, str],
 ) -> Iterator[Setting]:
-    """Yield one setting for each variable: the user's, else the preset's, else that of a rule."""
+    """Yield the settings of the preset, the rules and the user.
+
+    A variable of the user replaces those of the preset and the rules, and a variable of the preset
+    those of the rules. Two rules may set one variable: ``_check_settings`` refuses that. Raises
+    HostError for a missing fact.
+    """
     taken_names = {*node.extra}
     if node.preset:
         for setting in _read_preset(node.preset):
@@ -195,7 +211,7 @@ def _choose_settings(
     attachment = node.attachment
     netdevs = ",".join(attachment.netdevs)
     facts = {**facts, **asdict(attachment), "netdevs": netdevs}
-    # Empty facts are left out, so that a rule that needs one of them raises KeyError.
+    # Without empty facts, so that a rule that needs one raises KeyError, not an empty value.
     facts = {name: fact for name, fact in facts.items() if fact}
     for rule in rules:
         for name in (name for name in rule.set if name not in taken_names):
@@ -206,7 +222,7 @@ def _choose_settings(
 
 
 def _read_preset(preset: Preset) -> Iterator[Setting]:
-    """Yield the variables that a model needs; a token is only referred to."""
+    """Yield the variables that a model needs. HF_TOKEN is yielded without its value."""
     variables = dict(preset.variables)
     if preset.needs_token:
         variables[_GATE] = ""
@@ -221,7 +237,10 @@ def _read_preset(preset: Preset) -> Iterator[Setting]:
 
 
 def _apply_rule(rule: VariableRule, name: str, facts: Mapping[str, str]) -> Setting:
-    """Return the setting of a rule for a variable. Raises HostError for a missing fact."""
+    """Return the setting of a rule for one variable, with facts filled into its value.
+
+    Raises HostError for a missing fact.
+    """
     try:
         value = rule.set[name].format_map(facts)
     except KeyError as error:
@@ -249,7 +268,10 @@ def _check_settings(
     host: Host,
     nccl: str,
 ) -> None:
-    """Raise for a name that is set twice or not read, and for a value at which vLLM stops."""
+    """Raise if two rules set one variable, if nothing reads it, or if vLLM refuses its value.
+
+    Raises UsageError for a setting of the user, DriftError for one of a rule.
+    """
     of_vllm = vllm_variables(node.vllm, host.vllm_home(node.vllm))
     values = vllm_values(node.vllm)
     setters: dict[str, str] = {}
@@ -259,7 +281,7 @@ def _check_settings(
         if setter != setting.rule:
             raise refusal("set-twice", name=name, first=setter, rule=setting.rule)
 
-        # Other programs than vLLM and NCCL have no full list of names.
+        # Only vLLM and NCCL have a full list of their variables.
         if name.startswith("VLLM_"):
             _check_name(setting, f"vLLM {node.vllm}", of_vllm)
             _check_value(setting, node.vllm, values.get(name))
@@ -268,7 +290,7 @@ def _check_settings(
 
 
 def _has_table(nccl: str) -> bool:
-    """Return whether the names of an NCCL are known: it is not newer than the table."""
+    """Return whether the table of variables covers this NCCL; "" is any NCCL."""
     return not nccl or release(nccl) <= release(variable_table("nccl").newest)
 
 
@@ -299,8 +321,8 @@ def adopt_shared_settings(
     """Return the worker's environment with the variables that its head shares.
 
     A variable that no rule of the worker sets, such as one that a user added on the head, is taken
-    over; ``check_transfer`` has said that it may be. ``set_here`` are the names that the user sets
-    on this node. Raises HostError if the two contradict each other.
+    over; the caller has checked by ``check_transfer`` that this is allowed. ``set_here`` are the
+    names that the user sets on this node. Raises HostError if a shared variable differs.
     """
     _check_overwritten(env, head)
     own_values = {
@@ -310,7 +332,7 @@ def adopt_shared_settings(
     }
     shared = _select_shared(env, head)
     missing = {name: value for name, value in shared.items() if name not in own_values}
-    # A variable that makes vLLM run code is compared even if this node does not set it.
+    # A variable that can make vLLM run code is never taken over: it must be set on this node, too.
     compared = [*own_values, *filter(find_code_risk, missing)]
     problems = []
     for name in compared:
@@ -341,7 +363,7 @@ def adopt_shared_settings(
 
 def _select_shared(env: ClusterEnv, head: EnvFile) -> dict[str, str]:
     """Return the head's variables that all nodes share."""
-    # A variable that some rule sets per host is the host's, unless this node shares it.
+    # A variable is per host if any rule sets it so, unless a setting of this node shares it.
     scopes = dict.fromkeys(load_variable_rules().of_host, "host")
     scopes |= {setting.name: setting.scope for setting in env.settings}
     return {
@@ -352,7 +374,11 @@ def _select_shared(env: ClusterEnv, head: EnvFile) -> dict[str, str]:
 
 
 def _note_edited(head: EnvFile, foreign: Sequence[Setting]) -> str:
-    """Return the note on an edited file: a digest cannot say which lines were edited."""
+    """Return the note about an edited file of the head.
+
+    A digest does not tell which lines were edited, so the note names the ``foreign`` settings: all
+    that this node's rules do not set.
+    """
     names = ", ".join(
         f"{setting.name}={setting.value} (line {head.lines.get(setting.name, 1)})"
         for setting in foreign
@@ -365,7 +391,7 @@ def _note_edited(head: EnvFile, foreign: Sequence[Setting]) -> str:
 
 
 def _note_twins(env: ClusterEnv, head: EnvFile) -> Iterator[str]:
-    """Yield the cure if one node alone has an address on the second half of its cage."""
+    """Yield a note if the second half of the cage has an IPv4 address on only one of two nodes."""
     twin = env.node.attachment.twin
     head_twin = head.facts.get("twin", "")
     is_bare = twin in _BARE
@@ -385,7 +411,10 @@ def _note_twins(env: ClusterEnv, head: EnvFile) -> Iterator[str]:
 
 
 def _check_overwritten(env: ClusterEnv, head: EnvFile) -> None:
-    """Raise HostError where the head's values would replace other ones that the worker owns."""
+    """Raise HostError if the executor would overwrite per-host variables with other values.
+
+    Some releases copy the head's variables to the workers.
+    """
     executor = env.node.executor
     if executor.copies != "overwrites":
         return
@@ -396,7 +425,7 @@ def _check_overwritten(env: ClusterEnv, head: EnvFile) -> None:
         if setting.scope != "host" or not name.startswith(executor.prefixes):
             continue
 
-        # The one variable with such a prefix that Ray's executor does not copy.
+        # Ray's executor copies all variables with its prefixes but this one.
         is_copied = name != "VLLM_HOST_IP"
         head_value = head.variables.get(name, setting.value)
         if is_copied and head_value != setting.value:
@@ -406,7 +435,11 @@ def _check_overwritten(env: ClusterEnv, head: EnvFile) -> None:
 
 
 def file_text(env: ClusterEnv, kind: Format, *, hostname: str, target: str = "") -> str:
-    """Return the text of the env file; ``target`` is the user's option. Raises UsageError."""
+    """Return the text of the env file.
+
+    ``target`` is the user's option, "" if not given: only then is it written into the file's
+    header. Raises UsageError for a value that the format cannot hold.
+    """
     node = env.node
     situation = node.situation
     names = ("role", "topology", "twin", "executor", "vllm", "nodes")
@@ -432,7 +465,7 @@ def file_text(env: ClusterEnv, kind: Format, *, hostname: str, target: str = "")
 
 
 def _list_entries(settings: Iterable[Setting]) -> Iterator[EnvEntry]:
-    """Yield the lines of an env file; a reason stands above the first variable of its rule."""
+    """Yield the lines of an env file. A rule is explained at its first variable only."""
     explained = set()
     for setting in settings:
         comment = setting.comment
