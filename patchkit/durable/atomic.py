@@ -1,6 +1,6 @@
-"""Replace one file, so that the old or the new one is there: write beside it, then rename.
+"""Replace one file such that a reader sees the old or the new one: write beside it, then rename.
 
-``continuing`` goes on with what an earlier run left unfinished.
+``replacing`` starts anew; ``continuing`` keeps the part that an earlier run wrote.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 @contextlib.contextmanager
 def replacing(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
-    """Open a file that replaces ``path`` when the block ends; it is gone if the block fails.
+    """Open a new file that replaces ``path`` when the block ends; a failed block removes it.
 
-    The owner, group and mode of a file that is replaced are kept; a new one gets what umask leaves,
-    and the owner of its folder if root writes it. ``private`` takes the rights of others away.
-    Raises UsageError for a link and anything else that is no file, OSError as long as nothing was
-    changed, StorageError if it was and may not last.
+    Owner, group and mode of the old file are kept. Without an old file, the mode comes from umask,
+    and the owner is that of the folder if root writes. ``private`` removes the rights of group and
+    others. Raises UsageError if ``path`` is a link or no regular file, OSError if nothing was
+    changed, StorageError if the file was replaced but may not survive a power cut.
     """
     status_of_file(path)
     _sweep_parts(path)
@@ -40,7 +40,7 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
             yield fresh
             _put_in_place(fresh, part, path, private=private)
         except BaseException:
-            with contextlib.suppress(OSError):  # what is left, the next run sweeps
+            with contextlib.suppress(OSError):  # the next run removes it
                 part.unlink(missing_ok=True)
             raise
 
@@ -48,7 +48,7 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
 
 
 def _sweep_parts(path: Path) -> None:
-    """Remove what killed runs left of the same file: parts that nobody holds."""
+    """Remove the parts of the same file that killed runs left: those that nobody has locked."""
     # A name may hold * or [.
     for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         with contextlib.suppress(OSError):
@@ -60,13 +60,13 @@ def _sweep_parts(path: Path) -> None:
 
 
 def _new_part(path: Path) -> tuple[IO[bytes], Path]:
-    """Return a new file beside a path, open and locked: no sweep takes it for a left one."""
+    """Return a new file beside a path, open and locked, so that no other run removes it."""
     while True:
         part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
         fresh = open(part, "x+b", opener=lambda p, flags: os.open(p, flags, 0o600))  # noqa: SIM115
         if _lock_part(fresh, part):
             return fresh, part
-        fresh.close()  # a sweep was quicker
+        fresh.close()  # another run removed it before it was locked
 
 
 def _sync_folder_of(path: Path) -> None:
@@ -77,11 +77,11 @@ def _sync_folder_of(path: Path) -> None:
 
 @contextlib.contextmanager
 def continuing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that replaces ``path`` when the block ends, with what an earlier run left of it.
+    """Open ``.NAME.partial``, which replaces ``path`` when the block ends, to read and write it.
 
-    It is ``.NAME.partial``, open for reading and writing; if the block fails, it stays as long as
-    it holds something. A run beside another one of the same file starts from nothing. Raises as
-    ``replacing`` does.
+    It holds what an earlier run wrote. If the block fails, the partial file stays for the next run,
+    unless it is empty or the disk is full. While another run has it, an empty file is opened
+    instead. Raises as ``replacing`` does.
     """
     status_of_file(path)
     part = path.with_name(f".{path.name}.partial")
@@ -122,14 +122,17 @@ def _put_in_place(
     give(file.fileno(), status_of_file(path), path.parent, private=private)
     os.fsync(file.fileno())
 
-    # An interrupt in between would say that nothing was changed.
+    # An interrupt between the two lines would report that nothing was changed.
     with deferred():
         part.replace(path)
         committed(f"{path} was written")
 
 
 def status_of_file(path: Path) -> os.stat_result | None:
-    """Return the status of a file that may be replaced, None for none. Raises UsageError."""
+    """Return the status of a file that may be replaced, None if there is none.
+
+    Raises UsageError if the path is a link or no regular file.
+    """
     try:
         status = path.lstat()
     except FileNotFoundError:
@@ -154,9 +157,10 @@ def give(
     mode: int | None = None,
     private: bool = False,
 ) -> None:
-    """Give an open file owner, group and mode: of the ``old`` one, or those of a new one.
+    """Set owner, group and mode of an open file: those of the ``old`` file, or of a new one.
 
-    What root makes in somebody's folder, as under sudo, belongs to that somebody.
+    A file that root makes, as under sudo, belongs to the owner of the ``folder``. ``mode`` replaces
+    the mode of the old file, or the one from umask.
     """
     model = old
     if model is None and os.geteuid() == 0:
@@ -177,7 +181,7 @@ def give(
 
 
 def sync(path: Path) -> None:
-    """Make the bytes of a file last, or the names in a folder, as after a rename."""
+    """Write a file's bytes, or a folder's names, to the disk, so that they survive a power cut."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -186,7 +190,10 @@ def sync(path: Path) -> None:
 
 
 def _lock_part(file: IO[bytes], part: Path) -> bool:
-    """Lock the file; another run may hold it, or have renamed or removed it in between."""
+    """Lock an open file; return whether this run has it alone and it still is the file ``part``.
+
+    Another run may hold it, or may have renamed or removed it after it was opened.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(file.fileno()), part.stat())

@@ -1,15 +1,15 @@
-"""Change many files, all or none; the next run takes back what was cut short.
+"""Change many files, all or none; the next run takes an interrupted change back.
 
-Below the journal's folder lie ::
+The folder of the journal holds ::
 
-    new/           what its user prepares there, to be committed by its path
-    before/N       what the N-th file was: a second name of it, or a copy
-    after/N        what it becomes, with its owner, group and mode
-    back.json      the steps; the next run takes them back
+    new/           files that the caller prepares, to be committed by their paths
+    before/N       the old content of the N-th file: a second name of it, or a copy
+    after/N        its new content, with its owner, group and mode
+    back.json      the journal: the steps, which the next run takes back
 
-Everything is staged before there is a journal, and files move by renames, so that the way back
-needs no space. Every step can be repeated: a file is as before or as after, and its sha256 says
-which. The change is committed when the journal goes away, in one rename.
+Everything is staged before the journal is written, and files move by renames, so that taking a
+change back needs no disk space. Every step can be repeated: the sha256 of a file tells whether it
+is as before or as after. One rename removes the journal, and that commits the change.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ _LARGEST = 16 << 20  # bytes of a journal; that of 10,000 files is a fifth of it
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One file, relative to the root. ``before`` is its sha256, "" if there must be none.
+    """The change of one file; ``path`` is relative to the root.
 
-    ``after`` is its content, or a file on the same file system that holds it; None removes it.
+    ``before`` is the sha256 that the file must have, "" if there must be no file. ``after`` is the
+    new content, or a file on the same file system that holds it; None removes the file.
     """
 
     path: str
@@ -67,7 +68,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A change of one file as the journal names it: sha256, "" where there is no file."""
+    """The change of one file in a journal: sha256 before and after, "" for no file."""
 
     path: PlainPath
     before: Digest
@@ -76,7 +77,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The content of a journal; ``folders`` are those that it makes."""
+    """The content of a journal; ``folders`` are the folders that the change makes."""
 
     steps: tuple[Step, ...]
     folders: tuple[PlainPath, ...]
@@ -92,9 +93,9 @@ class Steps:
 class Journal:
     """The journal of a root, in a folder below it. The caller holds the root's lock.
 
-    ``again`` is the command that finishes what was cut short, ``rescue`` the one that helps where
-    the journal itself is damaged. Files are changed only where ``allowed`` says so of their path.
-    Folders at and below ``home`` go away when they are empty.
+    ``again`` is the command that takes an interrupted change back, ``rescue`` the command that
+    helps if the journal itself is damaged. ``allowed`` tells which paths a journal may name. Empty
+    folders at and below ``home`` are removed.
     """
 
     root: Path
@@ -105,13 +106,13 @@ class Journal:
     home: Path | None = None
 
     def unfinished(self) -> Path | None:
-        """Return the journal of a change that was cut short, None if none was."""
+        """Return the file of the journal if a change was interrupted, else None."""
         place = self.folder / "back.json"
         # lexists: a link of that name counts as a journal, and is refused when it is read.
         return place if os.path.lexists(place) else None
 
     def check_finished(self) -> None:
-        """Raise StorageError if a change was cut short: the files may be neither old nor new."""
+        """Raise StorageError if a change was interrupted: some files may be old and others new."""
         if self.unfinished():
             raise StorageError(
                 f"{self.folder}: an earlier patchkit run was cut short in mid-commit",
@@ -122,8 +123,9 @@ class Journal:
     def commit(self, changes: Sequence[Change]) -> None:
         """Make all changes or none.
 
-        Raises DriftError if a file is not as ``before`` says, StorageError if it cannot be written.
-        Nothing was changed then, unless the error says what was.
+        Raises DriftError if a file is not as ``before`` says, StorageError if a file cannot be
+        written or an earlier change was interrupted. After an error nothing is changed; if files
+        could not be restored, the error names them.
         """
         if not changes:
             return
@@ -153,16 +155,16 @@ class Journal:
             committed(f"the commit was finished, {files}", self.root)
 
     def recover(self) -> None:
-        """Take back what was cut short, and clear away what was only staged.
+        """Take an interrupted change back, and remove what was only staged.
 
-        Raises DriftError if a file was edited since, and StorageError if the journal or what it
-        needs is damaged: both before anything is touched.
+        Raises, before any file is touched, DriftError if a file was edited since, StorageError if
+        the journal or a staged file is damaged.
         """
         with deferred(), translated("an interrupted commit is still unfinished"):
             self._check_folder()
             journal = self.unfinished()
             if journal is None:
-                self._clear()  # what is staged without a journal was never committed
+                self._clear()  # staged without a journal: no file was changed
                 return
 
             steps = self._read_steps(journal)
@@ -192,7 +194,10 @@ class Journal:
         place_inside(self.root, self.folder.relative_to(self.root).as_posix())
 
     def discard(self, to: Path) -> bool:
-        """Move a journal that cannot be read aside; return whether there was one."""
+        """Move the journal's folder to the path ``to``; return whether there was one.
+
+        This is for a journal that cannot be read.
+        """
         with translated():
             self._check_folder()
             shutil.rmtree(f"{self.folder}.gone", ignore_errors=True)
@@ -206,11 +211,11 @@ class Journal:
         return True
 
     def clear_staged(self) -> None:
-        """Clear away what was only staged. Raises OSError."""
+        """Remove what was only staged, unless a change was interrupted. Raises OSError."""
         if not self.unfinished():
             self._clear()
 
-    # What is staged: nothing outside of the folder is touched.
+    # Staging: nothing outside of the journal's folder is touched.
 
     def _stage(self, changes: Sequence[Change]) -> Steps:
         for side in ("before", "after"):
@@ -223,7 +228,7 @@ class Journal:
         draft = json.dumps(asdict(staged), indent=1).encode()
         write_staged(self.folder / "draft", draft, None, self.root)
 
-        # All names have to last before that of the journal does.
+        # These names must be on the disk before the journal is: it depends on them.
         for folder in (self.folder / "before", self.folder / "after", self.folder):
             sync(folder)
         return staged
@@ -267,7 +272,7 @@ class Journal:
         )
 
     def _check_disk(self, place: Path) -> None:
-        # A rename, by which a file is replaced, does not lead to another file system.
+        # Files are replaced by renames, which work only within one file system.
         if _nearest_folder(place).stat().st_dev != self.root.stat().st_dev:
             raise StorageError(
                 f"{place}: lies on another file system than {self.root}; {NOTHING}",
@@ -276,15 +281,18 @@ class Journal:
             )
 
     def _carry_out(self, steps: Steps) -> None:
-        """Bring every file to its ``after``; a file that is so already stays."""
+        """Bring every file to its ``after``. A file that has this content already stays.
+
+        Raises DriftError if another program changed a file after it was staged.
+        """
         touched = set()
         for number, step in enumerate(steps.steps):
             place = place_of(self.root, step.path)
             present = file_digest(place)
-            # Once more: staging takes time, in which another program may have written to it.
+            # Checked again: another program may have changed the file during staging.
             if present not in (step.before, step.after):
                 raise _changed_meanwhile(step.path)
-            if present == step.after:  # a run that was cut short came this far
+            if present == step.after:
                 continue
 
             if step.after:
@@ -300,9 +308,9 @@ class Journal:
     # The way back.
 
     def _give_up(self, steps: Steps, error: BaseException) -> None:
-        """Take everything back and raise what an OSError means.
+        """Take everything back after ``error``; raise an OSError as a StorageError.
 
-        If that fails, the journal is kept, and the error says which files are in which state.
+        If files cannot be taken back, the journal is kept, and the error that is raised names them.
         """
         try:
             self._put_back(steps)
@@ -322,7 +330,7 @@ class Journal:
                 raise error
 
     def _describe_files(self, steps: Steps) -> str:
-        """Return which files are changed, and of which that cannot be said."""
+        """Return a text with the files that are changed, and those whose state is unknown."""
         changed = []
         unknown = []
         for step in steps.steps:
@@ -344,9 +352,9 @@ class Journal:
         return text
 
     def _put_back(self, steps: Steps) -> None:
-        """Bring every file back to its ``before``, but for those that somebody edited meanwhile.
+        """Bring every file that has its ``after`` back to its ``before``; other files stay.
 
-        All are tried before the first failure is raised.
+        All files are tried before the first failure is raised (OSError or PatchkitError).
         """
         failed: list[OSError | PatchkitError] = []
         touched = set()
@@ -369,16 +377,20 @@ class Journal:
         for folder in touched:
             sync(folder)
 
-        # They are sorted, so a folder comes before those in it: the deepest goes first.
+        # Sorted outer folders first, so in reverse the inner ones are removed first.
         for path in reversed(steps.folders):
-            # It was never made, or somebody put something there.
+            # OSError: the folder was never made, or it holds files of others.
             with contextlib.suppress(OSError):
                 (self.root / path).rmdir()
 
-    # What lies there after a run was cut short.
+    # Recovery after an interrupted run.
 
     def _check_possible(self, steps: Steps) -> None:
-        """Raise unless every file is as before or as after, and what goes back is whole."""
+        """Raise unless every file can be taken back.
+
+        Raises DriftError for a file that is neither as before nor as after, StorageError if the
+        staged copy of an old file is damaged or gone.
+        """
         edited = []
         lost = []
         for number, step in enumerate(steps.steps):
@@ -412,12 +424,14 @@ class Journal:
         )
 
     def _clear(self) -> None:
-        # One rename ends the journal: deleting its files could be cut short half-way.
+        # One rename removes the journal at once; deleting its files could be interrupted half-way.
         gone = self.folder.with_name(f"{self.folder.name}.gone")
         shutil.rmtree(gone, ignore_errors=True)
         if self.folder.exists():
             self.folder.rename(gone)
-            with contextlib.suppress(OSError):  # nothing can be taken back from here on
+            with contextlib.suppress(
+                OSError
+            ):  # too late to fail: the change is committed
                 sync(self.folder.parent)
             shutil.rmtree(gone, ignore_errors=True)
 

@@ -16,17 +16,17 @@ _PAUSE = 0.05  # seconds between two looks at the lock
 
 @contextlib.contextmanager
 def locked(folder: Path, patience: float = 0.0) -> Iterator[int]:
-    """Hold a folder alone; wait ``patience`` seconds for whoever has it.
+    """Lock a folder for a block; wait up to ``patience`` seconds while another process has it.
 
-    Yields the file descriptor of the lock: a program that inherits it also holds the folder. The
-    kernel releases it with the last of them, so that nothing is left of a process that was killed.
-    Raises BusyError.
+    Yields the file descriptor of the lock. A program that inherits the descriptor also holds the
+    lock; the kernel releases it when the last of these processes ends, even if it is killed. Raises
+    BusyError if the folder is still locked after the wait.
     """
     # The folder itself is locked: no lock file is left behind.
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         deadline = time.monotonic() + patience
-        while True:  # flock itself waits for ever or not at all
+        while True:  # flock has no time limit: it waits for ever or not at all
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
@@ -44,7 +44,7 @@ def locked(folder: Path, patience: float = 0.0) -> Iterator[int]:
 
 
 def holder(folder: Path) -> int | None:
-    """Return the process that holds a folder; None if no process of this user does."""
+    """Return the id of the process that has locked a folder; None if no readable process has."""
     status = folder.stat()
     for line in Path("/proc/locks").read_text().splitlines():
         _number, kind, _mode, _access, pid, place, *_range = line.split()
