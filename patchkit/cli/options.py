@@ -12,16 +12,9 @@ from typing import Any
 
 import click
 
-from patchkit.cli.out import (
-    PATH,
-    Option,
-    Verb,
-    flag,
-    option,
-    progress,
-    tell,
-    with_options,
-)
+from patchkit.cli.out import PATH, tell
+from patchkit.cli.progress import progress
+from patchkit.cli.render import Option, Verb, flag, option, with_options
 from patchkit.errors import UsageError
 from patchkit.patching.fix import Request
 from patchkit.patching.ledger import Ledger, LedgerRequest

@@ -26,11 +26,7 @@ def servers(text, where):
     """Return ``LINE command`` of each server."""
     return [
         " ".join(
-            [
-                f"{found.words[0].line if found.words else found.block}",
-                found.program,
-                *(word.text for word in found.words),
-            ]
+            [f"{found.line} {found.program}", *(word.text for word in found.words)]
         )
         for found in read_content(text, where).commands
     ]

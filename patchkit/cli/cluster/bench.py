@@ -10,17 +10,14 @@ from typing import Any
 import click
 
 from patchkit.cli.cluster.cluster_options import VENV_OPTION, cluster_here
-from patchkit.cli.out import (
-    PATH,
+from patchkit.cli.out import PATH, LaidOut, table, tell
+from patchkit.cli.render import (
     Blocks,
-    LaidOut,
     Record,
     Row,
     VerbGroup,
     option,
     rendered,
-    table,
-    tell,
     verbose_option,
 )
 from patchkit.cluster.bench.benchmark import BenchLoad

@@ -14,24 +14,20 @@ from patchkit.cli.cluster.cluster_options import (
     cluster_option,
     sent_amount,
 )
-from patchkit.cli.out import (
+from patchkit.cli.out import PATH, bold, next_hint, next_verb, record_fields
+from patchkit.cli.progress import progress
+from patchkit.cli.render import (
     GOOD,
-    PATH,
     Blocks,
     ExitCode,
     Lines,
     Record,
     VerbGroup,
-    bold,
     counted_noun,
     finding_blocks,
     flag,
-    next_hint,
-    next_verb,
     note,
     option,
-    progress,
-    record_fields,
     rendered,
 )
 from patchkit.cli.runtime.node_options import TOPOLOGIES

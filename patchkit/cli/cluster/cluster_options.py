@@ -7,16 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from patchkit.cli.out import (
-    PATH,
-    Fields,
-    Verb,
-    flag,
-    gigabytes,
-    option,
-    record_fields,
-    with_options,
-)
+from patchkit.cli.out import PATH, record_fields
+from patchkit.cli.render import Fields, Verb, flag, gigabytes, option, with_options
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import (
     FILE,

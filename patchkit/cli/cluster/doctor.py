@@ -13,20 +13,15 @@ from patchkit.cli.cluster.cluster_options import (
     VENV_OPTION,
     cluster_here,
 )
-from patchkit.cli.out import (
-    FILE_OR_DASH,
-    PATH,
+from patchkit.cli.out import FILE_OR_DASH, PATH, LaidOut, next_step, table, tell
+from patchkit.cli.render import (
     Blocks,
     ExitCode,
-    LaidOut,
     Record,
     finding_lines,
     flag,
-    next_step,
     option,
     rendered,
-    table,
-    tell,
     verbose_option,
 )
 from patchkit.cluster.launch.cluster import Cluster

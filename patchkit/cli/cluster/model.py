@@ -13,6 +13,17 @@ from patchkit.cli.cluster.cluster_options import (
     sent_amount,
 )
 from patchkit.cli.out import (
+    Shown,
+    bold,
+    dim,
+    next_verb,
+    record_fields,
+    style,
+    table,
+    tell,
+)
+from patchkit.cli.progress import progress
+from patchkit.cli.render import (
     BAD,
     GOOD,
     UNSURE,
@@ -20,23 +31,14 @@ from patchkit.cli.out import (
     ExitCode,
     Record,
     Row,
-    Shown,
     VerbGroup,
-    bold,
-    dim,
     dry_run_option,
     finding_blocks,
     flag,
     gigabytes,
-    next_verb,
     note,
     option,
-    progress,
-    record_fields,
     rendered,
-    style,
-    table,
-    tell,
 )
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.pinning import pin_model

@@ -11,29 +11,31 @@ import click
 
 from patchkit.cli.cluster.cluster_options import cluster_option, node_fields
 from patchkit.cli.out import (
+    LaidOut,
+    bold,
+    dim,
+    next_hint,
+    next_step,
+    next_verb,
+    record_fields,
+    style,
+    table,
+    tell,
+)
+from patchkit.cli.render import (
     BAD,
     GOOD,
     Blocks,
     ExitCode,
     Fields,
-    LaidOut,
     Lines,
     Record,
     Row,
-    bold,
-    dim,
     flag,
     lead_word,
-    next_hint,
-    next_step,
-    next_verb,
     note,
     option,
-    record_fields,
     rendered,
-    style,
-    table,
-    tell,
 )
 from patchkit.cli.runtime.node_options import note_lines
 from patchkit.cluster.agent.group_script import ANSWERED

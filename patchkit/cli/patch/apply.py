@@ -22,31 +22,15 @@ from patchkit.cli.options import (
     vllm_options,
 )
 from patchkit.cli.out import (
-    GOOD,
-    LOAD_STYLES,
-    Blocks,
-    Data,
-    ExitCode,
-    Fields,
     LaidOut,
-    Lines,
-    Record,
-    Row,
     bold,
-    count_loads,
-    counted_noun,
     dim,
-    flag,
     next_verb,
-    note,
     program,
-    progress,
     record_fields,
-    rendered,
     style,
     table,
     tell,
-    verbose_option,
 )
 from patchkit.cli.patch.verdict_view import (
     diff_blocks,
@@ -55,6 +39,24 @@ from patchkit.cli.patch.verdict_view import (
     verdict_fields,
     verdict_lines,
     verdict_notes,
+)
+from patchkit.cli.progress import progress
+from patchkit.cli.render import (
+    GOOD,
+    LOAD_STYLES,
+    Blocks,
+    Data,
+    ExitCode,
+    Fields,
+    Lines,
+    Record,
+    Row,
+    count_loads,
+    counted_noun,
+    flag,
+    note,
+    rendered,
+    verbose_option,
 )
 from patchkit.errors import DriftError, UsageError
 from patchkit.patching.commit import Applied, mark_applied

@@ -8,18 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from patchkit.cli.out import (
-    Blocks,
-    Lines,
-    Record,
-    Row,
-    bold,
-    dim,
-    record_fields,
-    rendered,
-    table,
-)
+from patchkit.cli.out import bold, dim, record_fields, table
 from patchkit.cli.patch.verdict_view import diff_blocks
+from patchkit.cli.render import Blocks, Lines, Record, Row, rendered
 from patchkit.doctor.symptoms.diagnosis import Diagnosis, read_log
 from patchkit.doctor.symptoms.scan import Hit
 from patchkit.doctor.symptoms.symptom import Cause, Symptom, symptoms

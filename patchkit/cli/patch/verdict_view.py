@@ -8,23 +8,17 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from patchkit.cli.out import (
+from patchkit.cli.out import LaidOut, Shown, bold, colour, dim, style, table
+from patchkit.cli.render import (
     BAD,
     Blocks,
     Data,
     Fields,
-    LaidOut,
     Lines,
     Record,
     Row,
-    Shown,
-    bold,
-    colour,
-    dim,
     lead_word,
     note,
-    style,
-    table,
 )
 from patchkit.patching.fix import Request, Severity, State, Verdict
 from patchkit.patching.recipe import load_recipe

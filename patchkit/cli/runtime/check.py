@@ -11,22 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchkit.cli.out import (
+from patchkit.cli.out import FILE_OR_DASH, bold, dim, style
+from patchkit.cli.render import (
     BAD,
-    FILE_OR_DASH,
     GOOD,
     MARKS,
     Blocks,
     ExitCode,
     Lines,
     Record,
-    bold,
     counted_noun,
-    dim,
     flag,
     option,
     rendered,
-    style,
 )
 from patchkit.cli.runtime.node_options import NCCL, PYTHON, ROOT, TARGET, TRITON, VLLM
 from patchkit.errors import UsageError
@@ -66,8 +63,8 @@ def check_command(
 ) -> Blocks:
     """Find settings that are unknown, obsolete, contradictory or dangerous.
 
-    FILE is an env file, a shell script, a compose file, a Dockerfile or a systemd unit; - is
-    standard input. Only literal values are checked; nothing is executed.
+    FILE is an env file, a shell script, a compose file, a Kubernetes manifest, a Dockerfile or a
+    systemd unit; - is standard input. Only literal values are checked; nothing is executed.
     `# patchkit: ignore ID` on a line, or above it, silences a finding.
 
     Exits with 3 if there are errors or warnings; notes alone are 0.

@@ -13,25 +13,27 @@ import click
 
 from patchkit.cli.out import (
     FILE_OR_DASH,
-    GOOD,
     PATH,
+    bold,
+    dim,
+    next_step,
+    next_verb,
+    record_fields,
+    style,
+    table,
+    tell,
+)
+from patchkit.cli.render import (
+    GOOD,
     Blocks,
     Data,
     Lines,
     Record,
     VerbGroup,
-    bold,
-    dim,
     fact_lines,
     flag,
-    next_step,
-    next_verb,
     option,
-    record_fields,
     rendered,
-    style,
-    table,
-    tell,
 )
 from patchkit.cli.runtime.node_options import node_options, note_lines
 from patchkit.errors import UsageError

@@ -10,17 +10,8 @@ from typing import Any
 
 import click
 
-from patchkit.cli.out import (
-    FOLDER,
-    PRESENT_PATH,
-    Lines,
-    Verb,
-    flag,
-    lead_word,
-    note,
-    option,
-    with_options,
-)
+from patchkit.cli.out import FOLDER, PRESENT_PATH
+from patchkit.cli.render import Lines, Verb, flag, lead_word, note, option, with_options
 from patchkit.runtime.envfile.env_file import locked_versions
 from patchkit.runtime.envfile.header import NODES_MAX
 from patchkit.runtime.host.probe import probe

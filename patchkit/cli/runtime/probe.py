@@ -12,21 +12,23 @@ import click
 from patchkit.cli.out import (
     FOLDER,
     PATH,
-    Blocks,
-    Lines,
-    Record,
-    Row,
     bold,
-    dashed,
     dim,
-    finding_blocks,
     next_verb,
-    option,
-    rendered,
     shown,
     style,
     table,
     tell,
+)
+from patchkit.cli.render import (
+    Blocks,
+    Lines,
+    Record,
+    Row,
+    dashed,
+    finding_blocks,
+    option,
+    rendered,
 )
 from patchkit.quoting import quoted
 from patchkit.runtime.host.advice import find_remarks

@@ -12,23 +12,17 @@ from typing import Any
 
 import click
 
-from patchkit.cli.out import (
-    PATH,
+from patchkit.cli.out import PATH, dim, next_step, record_fields, style, table, tell
+from patchkit.cli.render import (
     Blocks,
     Data,
     Fields,
     Record,
     Row,
-    dim,
     flag,
-    next_step,
     note,
     option,
-    record_fields,
     rendered,
-    style,
-    table,
-    tell,
 )
 from patchkit.cli.runtime.node_options import node_options, note_lines
 from patchkit.errors import UsageError
@@ -161,9 +155,9 @@ def serve_command(
     model: str, request: NodeOptions, choice: RuleChoice, host: Host, **options: Any
 ) -> ServeCommand:
     """Return the command for the options; its errors are those of ``serve_args``."""
-    for names, flags, text in _EXCLUSIVE:
+    for names, pair, text in _EXCLUSIVE:
         if all(options.get(name) for name in names):
-            raise UsageError(f"{flags} both say {text}", hint="leave one out")
+            raise UsageError(f"{pair} both say {text}", hint="leave one out")
 
     file = _read_file(options)
     preset: Preset | None

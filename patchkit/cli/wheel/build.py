@@ -1,4 +1,4 @@
-"""Build a wheel, repack upstream's, or compile PTX of one: `build`, `repack`, `native`."""
+"""Build a wheel of libnccl or of vLLM: `patchkit build`."""
 
 from __future__ import annotations
 
@@ -13,58 +13,45 @@ import click
 
 from patchkit.cli.options import (
     Selection,
-    choose_sandbox,
     offline_option,
     request_options,
     target_option,
-    trust_source,
 )
 from patchkit.cli.out import (
-    GOOD,
-    PATH,
     PRESENT_PATH,
+    Shown,
+    bold,
+    next_step,
+    pip,
+    record_fields,
+    tell,
+)
+from patchkit.cli.progress import progress
+from patchkit.cli.render import (
+    GOOD,
     Blocks,
     ExitCode,
-    Fields,
-    Lines,
     Record,
-    Row,
-    Shown,
     VerbGroup,
-    bold,
-    count_loads,
-    counted_noun,
     finding_blocks,
     flag,
     house_option,
     lead_word,
-    next_step,
-    next_verb,
     note,
     option,
-    pip,
-    progress,
-    record_fields,
     rendered,
-    style,
-    table,
-    tell,
-    verbose_option,
     with_options,
 )
-from patchkit.cli.patch.verdict_view import proof_lines, verdict_fields, verdict_lines
-from patchkit.cli.wheel.inspect_view import for_any_python
 from patchkit.errors import UsageError
 from patchkit.extras import BUILD, require_libraries
 from patchkit.finding import worst
-from patchkit.patching.fix import State
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import WITHOUT_RUST, by_option
 from patchkit.source.nccl import nccl_tree
 from patchkit.source.releases import named_version
 from patchkit.source.tree import SourceTree
-from patchkit.target import DEFAULT_TARGET, Load, Target, targets, toolkit_of, toolkits
+from patchkit.target import DEFAULT_TARGET, Target, targets, toolkit_of, toolkits
 from patchkit.wheel.build.machine import (
     BuildPlan,
     Jobs,
@@ -82,25 +69,15 @@ from patchkit.wheel.build.toolchain import (
     find_toolchain,
     missing_tools,
 )
-from patchkit.wheel.device.first_use import compile_seconds, first_use_phrase
 from patchkit.wheel.device.inspect import LIVE
-from patchkit.wheel.device.libraries import Judged, Use
 from patchkit.wheel.file.wheelfile import ANY, wheel_name
-from patchkit.wheel.native.assemble import Assembler
-from patchkit.wheel.native.installed import make_installed_native, revert_installed
-from patchkit.wheel.native.listing import DeviceLibrary, find_site, list_libraries
-from patchkit.wheel.native.make import NativeLibrary
-from patchkit.wheel.native.new_wheel import write_native_library, write_native_wheel
 from patchkit.wheel.vllm.from_source import JOB_MEMORY as VLLM_JOB_MEMORY
 from patchkit.wheel.vllm.from_source import build_vllm
 from patchkit.wheel.vllm.inputs import parse_given
 from patchkit.wheel.vllm.prepare import choose_idle
-from patchkit.wheel.vllm.repack import Repacked, repack_wheel
-from patchkit.wheel.vllm.repack_origin import find_wheel
 from patchkit.wheel.vllm.source import VllmOrder, vllm_source
 from patchkit.wheel.wheelhouse.contents import (
     add_wheel,
-    check_folder,
     check_room,
     load_manifest,
 )
@@ -115,17 +92,6 @@ build_options = with_options(
     house_option,
     flag("--dry-run", "Say what would be done, and what is missing."),
 )
-
-_USES: Mapping[Use, Mapping[str, Any]] = {
-    Use.LOST: {"fg": "yellow"},
-    Use.ABSENT: {"fg": "yellow"},
-    Use.UNKNOWN: {"fg": "yellow"},
-    Use.PARTLY: {"fg": "yellow"},
-    Use.LOADS: {"fg": "green"},
-    Use.JIT: {"fg": "green"},
-    Use.OTHER: {"dim": True},
-    Use.HOST: {"dim": True},
-}
 
 
 @click.group(cls=VerbGroup)
@@ -395,271 +361,6 @@ def _tell_start(order: VllmOrder, jobs: Jobs, idle: Mapping[str, str]) -> None:
 
     if not namespace_words():
         tell(network())
-
-
-@click.command
-@click.argument("wheel", metavar="vllm==X.Y.Z|WHEEL")
-@cpu_option
-@request_options
-@flag("--native", "Compile the code for the device now.")
-@flag("--keep-libraries", "With --native: keep those of other devices.")
-@option("--sha256 HEX", "SHA-256 of a wheel that is not locked.")
-@offline_option
-@trust_source
-@house_option
-@verbose_option
-@rendered
-def repack_command(
-    wheel: str,
-    selection: Selection,
-    house: Path,
-    trusted: bool,
-    verbose: bool,
-    **options: Any,
-) -> Blocks:
-    """Repack upstream's wheel with the fixes that are Python or data, under a version of its own.
-
-    \b
-      patchkit repack vllm==0.33.0
-      patchkit repack vllm==0.33.0 --native
-
-    Its kernels stay as they are. If they do not load on the device, nothing is written, and only a
-    build from source helps.
-    """
-    began = time.monotonic()
-    request = selection.request()
-    if options["keep_libraries"] and not options["native"]:
-        what = "--keep-libraries is for --native: without it, all libraries stay"
-        raise UsageError(what)
-
-    check_folder(house)  # before a wheel is fetched and read
-    offline = options["offline"]
-    with (
-        progress() as report,
-        find_wheel(
-            wheel,
-            options["cpu"] or request.target.cpu,
-            sha256=options["sha256"],
-            offline=offline,
-            report=report,
-            check=load_recipe("vllm").check,
-        ) as origin,
-    ):
-        assembler = None
-        if options["native"]:
-            bar = report("Fetching the compiler")
-            assembler = Assembler(offline=offline, progress=bar)
-
-        is_locked = origin.locked and not request.patches
-        repacked = repack_wheel(
-            origin,
-            request,
-            house,
-            report=report,
-            say=tell,
-            assembler=assembler,
-            keep_libraries=options["keep_libraries"],
-            sandboxed=choose_sandbox(locked=is_locked, trusted=trusted),
-        )
-
-    seconds = time.monotonic() - began
-    yield Record(_repacked_fields(repacked, seconds))
-
-    upstream = "upstream's" if repacked.source["upstream"] else "not upstream's"
-    release = bold(f"vllm {repacked.version}")
-    origin_text = f"{repacked.source['file']} ({upstream})"
-    yield release + f"  {origin_text}  →  {request.target.title}"
-    yield from _library_lines(repacked.libraries, verbose=verbose)
-
-    verdicts = repacked.outcome.verdicts
-    applied = [verdict for verdict in verdicts if verdict.state is State.APPLIED]
-    yield from verdict_lines(applied, verbose=verbose)
-    yield from proof_lines(repacked.outcome.proofs, verbose=verbose)
-    yield from map(note, repacked.notes)
-
-    what = f"{repacked.wheel}  {repacked.size / 1e6:.1f} MB, {seconds:.0f} s"
-    if repacked.fresh:
-        yield GOOD + what
-    else:
-        yield f"nothing to do, it is there already: {what}"
-    yield from install_steps(repacked.wheel, repacked.facts)
-
-
-def _repacked_fields(repacked: Repacked, seconds: float) -> Fields:
-    return {
-        **record_fields(repacked, "version", "outcome", "libraries"),
-        "libraries": list(map(_library_fields, repacked.libraries)),
-        "fixes": list(map(verdict_fields, repacked.outcome.verdicts)),
-        "proofs": repacked.outcome.proofs,
-        "seconds": round(seconds, 1),
-    }
-
-
-def _library_fields(library: Judged) -> Fields:
-    return {
-        **record_fields(library, "known", "loads"),
-        "told": library.phrase,
-        "required": bool(library.known and library.known.required),
-        "fat_binaries": {
-            str(load): library.loads[load] for load in sorted(Load, reverse=True)
-        },
-    }
-
-
-def _library_lines(libraries: Sequence[Judged], *, verbose: bool) -> Sequence[str]:
-    """Return the libraries by their use on the device; or a row for each."""
-    rows: list[Row] = []
-    names_by_use: dict[Shown, dict[str, None]] = {}
-    for use, styles in _USES.items():
-        for library in libraries:
-            if library.use is use:
-                title = style(use.value, **styles)
-                name = library.name.removeprefix("vllm/")
-                rows.append((title, name, count_loads(library.loads) or "-"))
-                names_by_use.setdefault(title, {})[for_any_python(name)] = None
-
-    if verbose:
-        return table(rows, heads=("on the device", "library", "fat binaries"))
-    return [title + f": {', '.join(names)}" for title, names in names_by_use.items()]
-
-
-@click.command
-@click.argument(
-    "path", metavar="WHEEL|LIBRARY|ENVIRONMENT", type=click.Path(path_type=Path)
-)
-@option(
-    "--target",
-    "name",
-    f"Device to compile for; default: {DEFAULT_TARGET}.",
-    type=click.Choice(list(targets())),
-    default=DEFAULT_TARGET,
-)
-@flag("--write", "Assemble it: in place, or as a new file.")
-@flag("--revert", "Put an environment's own libraries back.")
-@flag("--force", "Revert edited or damaged files, too.")
-@option("-o", "--output", "Folder of the new file.", type=PATH, default=Path())
-@offline_option
-@rendered
-def native_command(
-    path: Path,
-    name: str,
-    write: bool,
-    revert: bool,
-    force: bool,
-    output: Path,
-    offline: bool,
-) -> Blocks:
-    """Show the code that a device compiles at first use, and how long that takes; or compile it.
-
-    \b
-      patchkit native bitsandbytes-0.50.2-py3-none-manylinux_2_24_aarch64.whl
-      patchkit native .venv --write
-
-    A driver compiles PTX where a library has no machine code for the device: on one core, before
-    the first call returns, again in every fresh container. --write compiles it once with the pinned
-    ptxas. A wheel becomes a new one with a version of its own; an environment is changed in place,
-    with a ledger, and --revert takes that back. NVIDIA's own libraries are listed, and never
-    rewritten.
-    """
-    target = targets()[name]
-    if revert:
-        yield from _revert_blocks(path, force=force)
-    elif write:
-        yield from _write_blocks(path, target, output, offline=offline)
-    else:
-        yield from _list_blocks(path, target)
-
-
-def _revert_blocks(path: Path, *, force: bool) -> Blocks:
-    restored = revert_installed(find_site(path), force=force)
-    yield Record({"restored": restored})
-    if count := sum(map(len, restored.values())):
-        yield GOOD + f"put back as upstream shipped it: {counted_noun(count, 'file')}"
-    else:
-        yield "nothing to do: patchkit has changed no library here"
-
-
-def _list_blocks(path: Path, target: Target) -> Blocks:
-    libraries = list_libraries(path, target)
-    fields = []
-    for library in libraries:
-        seconds = compile_seconds(library.entries)
-        compiled = {"compiled": len(library.entries), "seconds": seconds}
-        fields.append(record_fields(library, "entries") | compiled)
-
-    yield Record({"target": target.name, "libraries": fields})
-
-    slowest_first = sorted(libraries, key=lambda row: -compile_seconds(row.entries))
-    heads = ("library", "fat binaries", "compiled", "at first use", "")
-    yield from table(map(_library_row, slowest_first), heads=heads)
-
-    entries = [entry for library in libraries for entry in library.entries]
-    if entries:
-        yield note(f"on {target.title}, {first_use_phrase(entries)}")
-    elif libraries:
-        yield GOOD + f"on {target.title} nothing is compiled at first use"
-    else:
-        yield "nothing here holds device code"
-    if any(library.writable for library in libraries):
-        yield next_verb("native", path, "--write", where="to compile it now")
-
-
-def _library_row(library: DeviceLibrary) -> Row:
-    entries = library.entries
-    return (
-        library.name,
-        str(library.fat_binaries),
-        style(str(len(entries)), fg="yellow" if entries else None),
-        f"{compile_seconds(entries):.0f} s" if entries else "-",
-        "NVIDIA's" if library.closed else "",
-    )
-
-
-def _write_blocks(path: Path, target: Target, output: Path, *, offline: bool) -> Blocks:
-    """Assemble the PTX of an environment in place, or of a file into a new one."""
-    new_file = None
-    with progress() as report:
-        assembler = Assembler(offline=offline, progress=report("Fetching the compiler"))
-        if path.is_dir():
-            bar = report("Assembling PTX")
-            site = find_site(path)
-            libraries = make_installed_native(site, target, assembler, bar)
-        else:
-            is_wheel = path.suffix == ".whl"
-            write_file = write_native_wheel if is_wheel else write_native_library
-            written = write_file(path, output, target, assembler, report)
-            libraries = written.libraries
-            new_file = written.path
-
-    yield Record(
-        {
-            "target": target.name,
-            "wheel": new_file,
-            "libraries": libraries,
-        }
-    )
-
-    for library in libraries:
-        yield from _written_lines(library)
-
-    if new_file:
-        yield GOOD + f"{new_file}  {new_file.stat().st_size / 1e6:.1f} MB"
-    elif libraries:
-        yield next_verb("native", path, "--revert", where="to take it back")
-    else:
-        yield "nothing to do: the device compiles nothing here"
-
-
-def _written_lines(library: NativeLibrary) -> Lines:
-    """Yield how much of a library was assembled, and which parts stay PTX."""
-    if library.path:
-        count = counted_noun(len(library.ptx), "fat binary", "fat binaries")
-        yield GOOD + f"{library.name}: {count} assembled"
-    for reason in library.refused:
-        yield note(f"{reason}; it stays as it is")
-    for row in library.unreached:
-        place = f"{row.name} of {library.name}"
-        yield note(f"{place} stays PTX: {row.source} never calls it")
 
 
 def plan_blocks(plan: BuildPlan, jobs: Jobs) -> Blocks:

@@ -9,18 +9,8 @@ from pathlib import Path
 
 import click
 
-from patchkit.cli.out import (
-    Blocks,
-    Record,
-    Shown,
-    bold,
-    dim,
-    flag,
-    lead_word,
-    option,
-    rendered,
-    style,
-)
+from patchkit.cli.out import Shown, bold, dim, style
+from patchkit.cli.render import Blocks, Record, flag, lead_word, option, rendered
 from patchkit.errors import UsageError
 from patchkit.extras import BASE, require_libraries
 from patchkit.runtime.python.libnccl import NcclCopy, NcclReport, find_loaded_nccl

@@ -9,25 +9,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from patchkit.cli.out import (
+from patchkit.cli.out import Shown, bold, dim, next_verb, record_fields, style, table
+from patchkit.cli.render import (
     LOAD_STYLES,
     Blocks,
     Fields,
     Lines,
     Record,
     Row,
-    Shown,
-    bold,
     count_loads,
     counted_noun,
-    dim,
     fact_lines,
     finding_blocks,
-    next_verb,
     note,
-    record_fields,
-    style,
-    table,
 )
 from patchkit.digests import sha256_of
 from patchkit.target import Load, Target

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from patchkit.finding import Finding
-from patchkit.runtime.check import file_secrets, host_checks, servers, variable_checks
 from patchkit.runtime.check.content import ENV, SHELL, Assignment, CheckedText
-from patchkit.runtime.check.finding_texts import (
-    Findings,
-    build_finding,
-    build_rule_finding,
+from patchkit.runtime.check.file_secrets import check_defaults, check_secrets
+from patchkit.runtime.check.finding_texts import build_finding, build_rule_finding
+from patchkit.runtime.check.formats import is_env_file
+from patchkit.runtime.check.host_checks import check_host
+from patchkit.runtime.check.servers import check_listeners, check_server_flags
+from patchkit.runtime.check.variable_checks import (
+    check_contradictions,
+    check_names,
+    check_placeholders,
+    check_values,
 )
 from patchkit.runtime.envfile.header import (
     MARK,
@@ -34,16 +39,16 @@ def find_problems(checked: CheckedText) -> tuple[Finding, ...]:
     """Return what is wrong, in the order of the lines, without what a comment silences."""
     checks = (
         _check_header,
-        variable_checks.check_names,
-        variable_checks.check_values,
-        host_checks.check_host,
-        variable_checks.check_placeholders,
-        file_secrets.check_secrets,
-        file_secrets.check_defaults,
-        variable_checks.check_contradictions,
-        servers.check_listeners,
-        _check_line_ends,
-        servers.check_server_flags,
+        check_names,
+        check_values,
+        check_host,
+        check_placeholders,
+        check_secrets,
+        check_defaults,
+        check_contradictions,
+        check_listeners,
+        _check_line_syntax,
+        check_server_flags,
         _check_advice,
     )
 
@@ -77,7 +82,7 @@ def _is_silenced(finding: Finding, lines: Sequence[str]) -> bool:
     return False
 
 
-def _check_header(checked: CheckedText) -> Findings:
+def _check_header(checked: CheckedText) -> Iterator[Finding]:
     """Yield what is wrong in a file that patchkit wrote; nothing about other files."""
     if not checked.text.startswith(f"# {MARK}"):
         return
@@ -108,14 +113,45 @@ def _is_set_by_rule(variable: Assignment) -> bool:
     return False
 
 
-def _check_line_ends(checked: CheckedText) -> Findings:
-    """Yield that a shell takes the ends of lines for parts of values."""
+def _check_line_syntax(checked: CheckedText) -> Iterator[Finding]:
+    """Yield what sh, systemd and docker read differently, each kind of difference once."""
+    text = checked.text
+    kind = checked.content.kind
     # YAML, Dockerfiles and units end a line with either, and CR is part of nothing.
-    if "\r\n" in checked.text and checked.content.kind in (ENV, SHELL):
+    if "\r\n" in text and kind in (ENV, SHELL):
         yield build_finding("crlf", 1)
 
+    # A file of patchkit's own says what reads it.
+    has_format = "format" in head_facts(text)
+    if has_format or kind != ENV or not is_env_file(text):
+        return
 
-def _check_advice(checked: CheckedText) -> Findings:
+    lines = text.replace("\r\n", "\n").split("\n")
+
+    for finding_id, row in read_env_data("findings").items():
+        if "form" not in row:
+            continue
+
+        places = _find_differing_lines(re.compile(row["form"]), lines)
+        if places:
+            first = places[0]
+            more = f" and {len(places) - 1} more" if places[1:] else ""
+            yield build_finding(finding_id, first, names=first.name + more)
+
+
+def _find_differing_lines(
+    form: re.Pattern[str], lines: Sequence[str]
+) -> list[Assignment]:
+    """Return the variables, without values, of the lines that have a form."""
+    places = []
+    for number, line in enumerate(lines, 1):
+        if match := form.match(line):
+            places.append(Assignment(number, match["name"], ""))
+
+    return places
+
+
+def _check_advice(checked: CheckedText) -> Iterator[Finding]:
     """Yield the problems of these versions in a cluster that no rule solves."""
     values = {row.name: row.value for row in checked.content.assignments}
     situation = {**checked.situation}

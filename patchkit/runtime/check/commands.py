@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, takewhile
+from itertools import pairwise
 
 from patchkit.runtime.check.content import (
     RAY,
@@ -14,7 +15,6 @@ from patchkit.runtime.check.content import (
     FileContent,
     Image,
     Word,
-    Words,
     is_literal,
 )
 from patchkit.runtime.check.shell_words import split_statements
@@ -22,7 +22,6 @@ from patchkit.runtime.rules.releases import read_env_data
 
 _SHELL = read_env_data("said")["shell"]
 _SERVER = read_env_data("said")["server"]
-_SERVER_FLAGS = {*_SERVER["flags"]}
 _DEEPEST = 6  # scripts in words of scripts
 _DECLARATIONS = ("export", "declare", "typeset")
 _EXPORT_OPTIONS = {"-a", "+a", "allexport"}  # of set
@@ -52,6 +51,14 @@ class Place:
     image: str = ""
     depth: int = 0
 
+    @property
+    def inside(self) -> Place:
+        """Return the place of a script in a word of a command here."""
+        return replace(self, depth=self.depth + 1)
+
+
+_WHOLE_FILE = Place()
+
 
 @dataclass(frozen=True, slots=True)
 class _Start:
@@ -62,7 +69,7 @@ class _Start:
 
     program: str
     index: int
-    arguments: Words
+    arguments: Sequence[Word]
 
 
 @dataclass(slots=True)
@@ -72,7 +79,12 @@ class CommandReader:
     content: FileContent
     exports_all: bool = False  # behind set -a
 
-    def read_script(self, text: str, line: int, place: Place) -> None:
+    def read_script(
+        self,
+        text: str,
+        line: int = 1,
+        place: Place = _WHOLE_FILE,
+    ) -> None:
         """Read a script; a private variable that it exports anywhere is environment."""
         if place.depth > _DEEPEST:
             return
@@ -83,12 +95,12 @@ class CommandReader:
             self.read_command(words, replace(place, block=block))
 
         if place.depth == 0:
-            variables = self.content.variables
-            for index, variable in enumerate(variables):
+            for index, variable in enumerate(self.content.variables):
                 if variable.name in self.content.passed:
-                    variables[index] = replace(variable, is_private=False)
+                    public = replace(variable, is_private=False)
+                    self.content.variables[index] = public
 
-    def read_command(self, words: Words, place: Place) -> None:
+    def read_command(self, words: Sequence[Word], place: Place) -> None:
         """Read one command: its variables, then what it starts."""
         while words and words[0].text in _SHELL["keywords"]:
             words = words[1:]
@@ -112,7 +124,7 @@ class CommandReader:
             self._read_program(words, place)
 
     def set_variables(
-        self, words: Words, block: int, *, is_private: bool = False
+        self, words: Sequence[Word], block: int, *, is_private: bool = False
     ) -> None:
         """Add each NAME=value, or NAME that passes the caller's value on."""
         for word in words:
@@ -124,13 +136,11 @@ class CommandReader:
             elif word.text.isidentifier():
                 self.content.passed.add(word.text)
 
-    def _read_program(self, words: Words, place: Place) -> None:
+    def _read_program(self, words: Sequence[Word], place: Place) -> None:
         block = words[0].line
         start = _find_start(words)
-        pairs = takewhile(lambda word: _PAIR.fullmatch(word.text), words)
-        index = start.index if start else len([*pairs])
+        index = start.index if start else _count_pairs(words)
 
-        # What is started may stand behind `env` or the like.
         variables = [word for word in words[:index] if "=" in word.text]
         self.set_variables(variables, block)
 
@@ -139,27 +149,32 @@ class CommandReader:
             self._read_container(start.arguments, container_place)
         elif start:
             self._add_server(start.program, start.arguments, block)
+        elif _are_kept_flags(words) and not place.block:
+            self._add_server(SERVE, words, 0)
         else:
             self._read_arguments(words[index:], replace(place, block=block))
 
-    def _read_arguments(self, words: Words, place: Place) -> None:
+    def _read_arguments(self, words: Sequence[Word], place: Place) -> None:
         """Read the words of an unknown program: variables behind -e, scripts as behind ssh."""
-        inside = replace(place, depth=place.depth + 1)
         option = ""
 
         for word in words:
             if option in ("-e", "--env", "-x") and _PAIR.fullmatch(word.text):
                 self.set_variables([word], place.block)
             elif _SCRIPT.search(word.text):
-                self.read_script(word.text, word.line, inside)
+                self.read_script(word.text, word.line, place.inside)
 
             option = word.text
 
-    def _add_server(self, program: str, words: Words, block: int) -> None:
-        command = CommandLine(program=program, words=tuple(words), block=block)
+    def _add_server(self, program: str, words: Sequence[Word], block: int) -> None:
+        line = words[0].line if words else block
+        command = CommandLine(
+            program=program, words=tuple(words), line=line, block=block
+        )
+
         self.content.commands.append(command)
 
-    def _read_container(self, words: Words, place: Place) -> None:
+    def _read_container(self, words: Sequence[Word], place: Place) -> None:
         """Read the words behind docker run: options, image, command."""
         remaining = iter(words)
         for word in remaining:
@@ -184,7 +199,9 @@ class CommandReader:
             if _SETS_VARIABLE.fullmatch(option["name"]):
                 self.set_variables([value], place.block)
 
-    def read_entry(self, words: Words, place: Place, *, has_entry: bool) -> None:
+    def read_entry(
+        self, words: Sequence[Word], place: Place, *, has_entry: bool
+    ) -> None:
         """Read what a container is given: a command, or arguments of its image's entrypoint."""
         if not words or place.depth > _DEEPEST:
             return
@@ -192,24 +209,23 @@ class CommandReader:
         is_program = _PROGRAM.fullmatch(words[0].text) or _find_start(words)
 
         image = Image(place.image, 0, 0)
-        names = {word.text.partition("=")[0].replace("_", "-") for word in words}
         # A model, or flags: arguments of `vllm serve`, in an image that starts it.
-        are_of_server = image.row.get("program") or names & _SERVER_FLAGS
+        are_of_server = image.row.get("program") or _has_server_flag(words)
         if are_of_server and not (has_entry or is_program):
             arguments = words[1:] if words[0].text == "serve" else words
             self._add_server(SERVE, arguments, place.block)
             return
 
-        commands = self.content.commands
-        count = len(commands)
-        self.read_command(words, replace(place, depth=place.depth + 1))
+        count = len(self.content.commands)
+        self.read_command(words, place.inside)
 
         # A server has the variables of the container, whatever starts it there.
-        inner = [replace(command, block=place.block) for command in commands[count:]]
-        commands[count:] = inner
+        for index in range(count, len(self.content.commands)):
+            command = self.content.commands[index]
+            self.content.commands[index] = replace(command, block=place.block)
 
 
-def _find_start(words: Words) -> _Start | None:
+def _find_start(words: Sequence[Word]) -> _Start | None:
     """Return the first server or container that a command starts."""
     for index, (word, next_word) in enumerate(pairwise(words)):
         arguments = words[index + 2 :]
@@ -235,3 +251,25 @@ def _find_server(program: str, verb: str) -> str:
     if verb == "start" and program.rpartition("/")[2] == "ray":
         return RAY
     return ""
+
+
+def _count_pairs(words: Sequence[Word]) -> int:
+    """Return how many words NAME=value a command begins with."""
+    for index, word in enumerate(words):
+        if not _PAIR.fullmatch(word.text):
+            return index
+
+    return len(words)
+
+
+def _are_kept_flags(words: Sequence[Word]) -> bool:
+    """Return whether words are flags of a server, which an array keeps for it."""
+    return words[0].text.startswith("-") and _has_server_flag(words)
+
+
+def _has_server_flag(words: Sequence[Word]) -> bool:
+    for word in words:
+        name = word.text.partition("=")[0]
+        if name.replace("_", "-") in _SERVER["flags"]:
+            return True
+    return False

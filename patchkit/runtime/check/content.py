@@ -54,9 +54,6 @@ class Word:
     line: int
 
 
-Words = Sequence[Word]
-
-
 @dataclass(frozen=True, slots=True)
 class Image:
     """The name of a container image; ``block`` is that of the container's variables."""
@@ -66,10 +63,20 @@ class Image:
     block: int
 
     @property
+    def repository(self) -> str:
+        """Return the name without tag and digest: ``vllm/vllm-openai``."""
+        return self._split()[0]
+
+    @property
+    def tag(self) -> str:
+        """Return the tag, "" if there is none or a variable is the tag."""
+        return self._split()[1]
+
+    @property
     def row(self) -> Mapping[str, str]:
         """Return the row of said.toml about the repository, {} if there is none."""
         for row in read_env_data("said")["image"]:
-            if re.fullmatch(row["repository"], self.split()[0]):
+            if re.fullmatch(row["repository"], self.repository):
                 return dict(row)
         return {}
 
@@ -77,10 +84,9 @@ class Image:
     def is_upstream(self) -> bool:
         """Return whether the vLLM in it is upstream's own."""
         upstream = read_env_data("said")["server"]["upstream"]
-        return self.split()[0].removeprefix("docker.io/") in upstream
+        return self.repository.removeprefix("docker.io/") in upstream
 
-    def split(self) -> tuple[str, str]:
-        """Return the name without tag and digest, and the tag, "" if none stands there."""
+    def _split(self) -> tuple[str, str]:
         name = _OPEN_TAG.sub("", self.text).partition("@")[0]
         repository, colon, tag = name.rpartition(":")
 
@@ -125,29 +131,38 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class GivenFlag:
-    """A flag of a command, as it is ``written``; ``value`` is empty for none, or an open one."""
+    """A flag of a command, as it is ``written``; ``value`` is empty if there is none or it is open.
+
+    ``kept_in`` is the variable that keeps it for a script, "" where a command has it.
+    """
 
     written: str
     name: str
     value: str
     line: int
+    kept_in: str = ""
 
     @property
     def shown(self) -> str:
         """Return flag and value for messages, without a secret."""
-        return mask_secrets(f"{shorten(self.written)} {shorten(self.value)}".strip())
+        shown = mask_secrets(f"{shorten(self.written)} {shorten(self.value)}".strip())
+
+        return f"{shown} of {shorten(self.kept_in)}" if self.kept_in else shown
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine:
     """A server that is started, and its words; it has the variables of its block and of block 0.
 
-    ``program`` is SERVE or RAY.
+    ``program`` is SERVE or RAY. ``kept_in`` is the variable that keeps the words for a script,
+    which may start it or not.
     """
 
     program: str
     words: tuple[Word, ...]
+    line: int
     block: int = 0
+    kept_in: str = ""
 
     @cached_property
     def flags(self) -> tuple[GivenFlag, ...]:
@@ -174,6 +189,7 @@ class CommandLine:
                 name=long_name.replace("_", "-"),
                 value=value if is_literal(value) else "",
                 line=word.line,
+                kept_in=self.kept_in,
             )
             flags.append(flag)
 
@@ -183,6 +199,11 @@ class CommandLine:
     def flag_names(self) -> frozenset[str]:
         """Return the names of all flags."""
         return frozenset(flag.name for flag in self.flags)
+
+    @property
+    def has_parser_plugin(self) -> bool:
+        """Return whether a plugin brings parsers of its own."""
+        return any(name.endswith("-parser-plugin") for name in self.flag_names)
 
     def find_flag(self, name: str) -> GivenFlag | None:
         """Return the last flag of a name, which is the one that counts; None if it is not given."""

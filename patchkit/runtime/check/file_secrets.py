@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
+from patchkit.finding import Finding
 from patchkit.runtime.check.content import (
     RUNNING,
     Assignment,
     CheckedText,
+    GivenFlag,
 )
-from patchkit.runtime.check.finding_texts import Findings, build_finding
+from patchkit.runtime.check.finding_texts import build_finding
 from patchkit.runtime.rules.releases import read_env_data
 from patchkit.runtime.rules.secret_texts import (
     is_readable,
@@ -30,23 +33,18 @@ _HAND_OVER = (
 )
 
 
-def check_secrets(checked: CheckedText) -> Findings:
+def check_secrets(checked: CheckedText) -> Iterator[Finding]:
     """Yield secrets in a file, and placeholders for keys."""
     for variable in checked.content.variables:
         if is_secret(variable.name) and variable.is_literal:
             yield from _check_variable(variable, checked)
 
     for flag in checked.content.flags:
-        if not secret_flag(flag.name):
-            continue
-        if _is_placeholder_key(flag.value):
-            yield build_finding("placeholder-key", flag)
-        elif _may_be_secret(flag.value):
-            name = "HF_TOKEN" if flag.name == "--hf-token" else API_KEY
-            yield build_finding("secret-on-command-line", flag, variable=name)
+        if secret_flag(flag.name):
+            yield from _check_flag(flag)
 
 
-def _check_variable(variable: Assignment, checked: CheckedText) -> Findings:
+def _check_variable(variable: Assignment, checked: CheckedText) -> Iterator[Finding]:
     if _is_placeholder_key(variable.value):
         if not variable.is_private:
             yield build_finding("placeholder-key", variable)
@@ -78,7 +76,15 @@ def _check_variable(variable: Assignment, checked: CheckedText) -> Findings:
     )
 
 
-def check_defaults(checked: CheckedText) -> Findings:
+def _check_flag(flag: GivenFlag) -> Iterator[Finding]:
+    if _is_placeholder_key(flag.value):
+        yield build_finding("placeholder-key", flag)
+    elif _may_be_secret(flag.value):
+        variable = "HF_TOKEN" if flag.name == "--hf-token" else API_KEY
+        yield build_finding("secret-on-command-line", flag, variable=variable)
+
+
+def check_defaults(checked: CheckedText) -> Iterator[Finding]:
     """Yield secrets that are defaults: ``${NAME:-value}``."""
     for number, line in enumerate(checked.text.split("\n"), 1):
         for match in _DEFAULT.finditer(line):

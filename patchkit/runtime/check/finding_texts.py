@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from patchkit.errors import SourceError
 from patchkit.finding import Finding, Level
 from patchkit.runtime.check.content import Assignment, GivenFlag
 from patchkit.runtime.rules.releases import read_env_data
 from patchkit.runtime.rules.variable_rules import Avoid, VariableAdvice
-
-Findings = Iterator[Finding]
 
 _TEXT_FIELDS = ("what", "why", "hint", "source")
 
@@ -39,8 +35,10 @@ def build_finding(
         about = place.name
         fields = {"shown": place.shown, "name": about, **fields}
 
-    parts = [part for part in _TEXT_FIELDS if part in row]
-    texts = {part: row[part].format(**fields) for part in parts}
+    texts = {}
+    for part in _TEXT_FIELDS:
+        if part in row:
+            texts[part] = row[part].format(**fields)
 
     return Finding(
         id=finding_id,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import stat
+from collections.abc import Iterator
 from pathlib import Path, PurePath
 
 from patchkit.reading import read_text
 from patchkit.records import RecordError, read_json
 from patchkit.runtime.check.commands import CommandReader, Place
-from patchkit.runtime.check.compose import read_compose
 from patchkit.runtime.check.content import (
     DOCKERFILE,
     ENV,
@@ -26,12 +27,12 @@ from patchkit.runtime.check.content import (
 )
 from patchkit.runtime.check.finding_texts import build_finding
 from patchkit.runtime.check.shell_words import split_statements, unquote
+from patchkit.runtime.check.yaml_files import read_yaml
 from patchkit.runtime.rules.releases import read_env_data
 
 _OTHER_FILE = "name another file, or check what runs: `patchkit check --running`"
 _KINDS = read_env_data("said")["kinds"]
 
-_SETS = re.compile(r"\s*[^\s#;]")
 # A name alone gets the caller's value. Environment= is a line of a unit.
 _ENV_LINE = re.compile(
     r"[ \t]*(?:export[ \t]+)?(?!Environment=)(?P<name>[A-Za-z_]\w*)(?:=(?P<value>.*))?"
@@ -44,12 +45,11 @@ _UNIT_VARIABLES = ("Environment", "DefaultEnvironment", "PassEnvironment")
 _UNIT_COMMAND = re.compile(r"Exec\w*=[-@:+!|]*")
 
 _CONTINUATION = "\\\n"
-# An instruction with the lines in which it goes on; comments and empty lines among them.
-_INSTRUCTION = re.compile(r"(?:.*\\\n)*.*\n?")
-_INNER_LINES = re.compile(r"(?<=\\\n)(?:[ \t]*(?:#.*)?\n)+")
 _EXEC_FORM = re.compile(
-    r"(?P<head>\s*(?:CMD|ENTRYPOINT)\s+)(?P<words>\[.*\])\s*", re.IGNORECASE | re.DOTALL
+    r"(?P<head>\s*(?:CMD|ENTRYPOINT|RUN)\s(?:--\S+(?=\s)|\s|\\\n)*)(?P<words>\[.*\])\s*",
+    re.IGNORECASE | re.DOTALL,
 )
+_JSON_PIECE = re.compile(r'(?P<text>"(?:[^"\\]|\\.)*")|[\[\],]', re.DOTALL)
 
 
 def read_file(path: Path) -> CheckedText:
@@ -69,11 +69,18 @@ def read_content(text: str, where: str) -> FileContent:
     """Return what a file of this name says literally; what cannot be read is a problem of it."""
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     content = FileContent(kind_of(text, where))
-    readers = {
-        DOCKERFILE: _read_dockerfile,
-        UNIT: _read_systemd_unit,
-        YAML: read_compose,
-    }
+
+    try:
+        _read_by_kind(text, content)
+    except RecursionError:
+        problem = "it is nested too deeply"
+        content.problems.append(build_finding("not-yaml", 1, problem=problem))
+
+    return content
+
+
+def _read_by_kind(text: str, content: FileContent) -> None:
+    readers = {DOCKERFILE: _read_dockerfile, UNIT: _read_systemd_unit, YAML: read_yaml}
 
     if content.kind == PYTHON:
         finding = build_finding("not-read", 1, what="a Python program")
@@ -85,9 +92,7 @@ def read_content(text: str, where: str) -> FileContent:
     else:
         # An env file of more than assignments is sourced, with set -a.
         exports_all = content.kind == ENV
-        CommandReader(content, exports_all=exports_all).read_script(text, 1, Place())
-
-    return content
+        CommandReader(content, exports_all=exports_all).read_script(text)
 
 
 def kind_of(text: str, where: str) -> str:
@@ -97,7 +102,8 @@ def kind_of(text: str, where: str) -> str:
 
     for form, kind in _KINDS["names"]:
         if re.search(form, name):
-            return str(kind)
+            is_json = kind == ENV and text.startswith("{")
+            return YAML if is_json else str(kind)
 
     if is_env_file(text):
         return ENV
@@ -114,7 +120,8 @@ def is_env_file(text: str) -> bool:
     if text.startswith("#!"):
         return False
 
-    assignments = [line for line in text.split("\n") if _SETS.match(line)]
+    lines = [line for line in text.split("\n") if line.strip()]
+    assignments = [line for line in lines if line.lstrip()[0] not in "#;"]
 
     return bool(assignments) and all(map(_ENV_LINE.fullmatch, assignments))
 
@@ -151,55 +158,98 @@ def _read_systemd_unit(text: str, content: FileContent) -> None:
 
 
 def _read_dockerfile(text: str, content: FileContent) -> None:
-    """Add what a Dockerfile says: ENV is environment, ARG is not; RUN is not read."""
+    """Add what a Dockerfile says: ENV is environment, ARG is not, RUN and its kin are commands."""
     reader = CommandReader(content)
     place = Place()
     entrypoint: list[Word] = []
+    instructions = map(_spell_exec_form, _split_instructions(text))
 
-    text = re.sub(r"(?m)[ \t]+$", "", text)
-    # Comments and empty lines do not end an instruction that goes on below.
-    text = _INNER_LINES.sub(lambda lines: _CONTINUATION * lines[0].count("\n"), text)
-    instructions = map(_spell_exec_form, _INSTRUCTION.findall(text))
-
-    for statement in split_statements("".join(instructions)):
+    for statement in split_statements("\n".join(instructions)):
         first, *words = statement.words
         name = first.text.upper()
 
+        if first.text != "CMD":
+            words = _skip_options(words)
+
         match name:
-            case "FROM":
-                images = [word for word in words if not word.text.startswith("--")]
-                if images:
-                    place = Place(block=first.line, image=images[0].text)
-                    content.images.append(Image(place.image, first.line, place.block))
+            case "FROM" if words:
+                place = Place(block=first.line, image=words[0].text)
                 entrypoint = []
+                content.images.append(Image(place.image, first.line, place.block))
             case "ENV" | "ARG":
-                if len(words) > 1 and "=" not in words[0].text:  # NAME several words
-                    value = " ".join(word.text for word in words[1:])
-                    words = [Word(f"{words[0].text}={value}", words[0].line)]
-                reader.set_variables(words, place.block, is_private=name == "ARG")
+                pairs = _join_value(words)
+                reader.set_variables(pairs, place.block, is_private=name == "ARG")
             case "ENTRYPOINT":
                 entrypoint = words
                 reader.read_entry(words, place, has_entry=True)
             case "CMD":
                 has_entry = bool(entrypoint)
                 reader.read_entry([*entrypoint, *words], place, has_entry=has_entry)
+            case "RUN":
+                reader.read_command(words, place)
+            case _:
+                # A command of a RUN behind && or the like.
+                reader.read_command(statement.words, place)
+
+
+def _skip_options(words: list[Word]) -> list[Word]:
+    """Return the words behind options such as --platform and --mount."""
+    for index, word in enumerate(words):
+        if not word.text.startswith("--"):
+            return words[index:]
+
+    return []
+
+
+def _join_value(words: list[Word]) -> list[Word]:
+    """Return ``ENV NAME several words`` as one word NAME=value; other words as they are."""
+    if len(words) < 2 or "=" in words[0].text:
+        return words
+
+    name, *values = (word.text for word in words)
+    return [Word(f"{name}={' '.join(values)}", words[0].line)]
+
+
+def _split_instructions(text: str) -> Iterator[str]:
+    """Yield each instruction of a Dockerfile, with the lines in which it goes on."""
+    lines: list[str] = []
+
+    for line in text.split("\n"):
+        if lines and not lines[-1].endswith("\\"):
+            yield "\n".join(lines)
+            lines = []
+
+        # Comments and empty lines do not end an instruction that goes on below.
+        is_skipped = lines and re.match(r"\s*(#|$)", line)
+        lines.append("\\" if is_skipped else line.rstrip())
+
+    yield "\n".join(lines)
 
 
 def _spell_exec_form(instruction: str) -> str:
-    """Return an instruction whose words are JSON as a shell would have them, in its first line.
+    """Return an instruction whose words are JSON as a shell would have them, line by line.
 
     Any other is returned as it is: what is no JSON runs in a shell.
     """
-    form = _EXEC_FORM.fullmatch(instruction.replace(_CONTINUATION, ""))
+    form = _EXEC_FORM.fullmatch(instruction)
     if form is None:
         return instruction
 
     try:
-        words = read_json(tuple[str, ...], form["words"])
+        read_json(tuple[str, ...], form["words"].replace(_CONTINUATION, ""))
     except RecordError:
         return instruction
 
-    # A script in a word stays in its line.
-    command = shlex.join(word.replace("\n", ";") for word in words)
-    blank_lines = f" {_CONTINUATION}" * instruction.count(_CONTINUATION)
-    return f"{form['head']}{command}{blank_lines}\n"
+    return form["head"] + _JSON_PIECE.sub(_spell_json_piece, form["words"])
+
+
+def _spell_json_piece(piece: re.Match[str]) -> str:
+    """Return a word of JSON as one of a shell, in as many lines; brackets and commas as a blank."""
+    if piece["text"] is None:
+        return " "
+
+    text = str(json.loads(piece[0].replace(_CONTINUATION, "")))
+    # A script in the word stays in its line.
+    word = shlex.quote(text.replace("\n", ";"))
+    continuations = f" {_CONTINUATION}" * piece[0].count(_CONTINUATION)
+    return word + continuations

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from patchkit.finding import Finding, Level
 from patchkit.runtime.check.content import Assignment, CheckedText
-from patchkit.runtime.check.finding_texts import Findings, build_finding
-from patchkit.runtime.host.host import Host
+from patchkit.runtime.check.finding_texts import build_finding
+from patchkit.runtime.host.host import Host, Rdma
+from patchkit.runtime.host.networks import twin_state
 from patchkit.runtime.rules.releases import read_env_data
 
 _NAMES = read_env_data("said")["variables"]
-_OWN = ("lo", "127.", "::1")  # how names and addresses of the machine itself begin
+_LOOPBACK = ("127.", "::1")
+_NONE = "none at all"
+
+# `patchkit env` leaves the second half out in these states as well.
+_LEFT_OUT = ("down", "random", "bare-first")
 
 
-def check_host(checked: CheckedText) -> Findings:
+def check_host(checked: CheckedText) -> Iterator[Finding]:
     """Yield what this host lacks or has down; of several values of a name one has to fit."""
     if checked.host is None:
         return
@@ -23,7 +29,10 @@ def check_host(checked: CheckedText) -> Findings:
     problems_by_name: dict[str, list[list[Finding]]] = {}
     for variable in checked.content.assignments:
         if variable.is_given and not variable.value.startswith("^"):
-            problems = [*_check_variable(variable, checked.host)]
+            problems = [
+                *_check_own_address(variable, checked.host),
+                *_check_device_list(variable, checked.host),
+            ]
             problems_by_name.setdefault(variable.name, []).append(problems)
 
     for problems_by_value in problems_by_name.values():
@@ -31,56 +40,113 @@ def check_host(checked: CheckedText) -> Findings:
             yield from chain.from_iterable(problems_by_value)
 
 
-def _check_variable(variable: Assignment, host: Host) -> Findings:
-    """Yield the address, interfaces and RDMA devices of a value that are not there, or down."""
-    name = variable.name
-    value = variable.value
-
-    if name in _NAMES["own_address"] and not value.startswith("127."):
-        rows = chain.from_iterable(netdev.addresses for netdev in host.netdevs)
-        addresses = {row.address: True for row in rows}
-        yield from _check_device(variable, value, "address", addresses)
-
-    if name not in (*_NAMES["netdevs"], *_NAMES["devices"]):
+def _check_own_address(variable: Assignment, host: Host) -> Iterator[Finding]:
+    is_own_address = variable.name in _NAMES["own_address"]
+    if not is_own_address or variable.value.startswith("127."):
         return
 
-    interfaces = {netdev.name: netdev.up for netdev in host.netdevs}
-    rdma_devices = {rdma.name: rdma.active for rdma in host.rdma}
+    addresses = [row.address for netdev in host.netdevs for row in netdev.addresses]
 
-    for part in value.lstrip("=").split(","):
+    if variable.value not in addresses:
+        other_names = [text for text in addresses if not text.startswith(_LOOPBACK)]
+        yield build_finding(
+            "host-lacks",
+            variable,
+            what=f"no address {variable.value}",
+            has=", ".join(other_names) or _NONE,
+        )
+
+
+def _check_device_list(variable: Assignment, host: Host) -> Iterator[Finding]:
+    """Yield the interfaces and RDMA devices of a list that are not there, or down."""
+    if variable.name not in (*_NAMES["netdevs"], *_NAMES["devices"]):
+        return
+    for part in variable.value.lstrip("=").split(","):
         device, colon, _port = part.partition(":")
-        if part == "all":
-            continue
-
         # UCX names an RDMA device with its port (mlx5_0:1), and an interface as it is.
-        if colon or name not in _NAMES["netdevs"]:
-            yield from _check_device(variable, device, "RDMA device", rdma_devices)
+        if colon or variable.name not in _NAMES["netdevs"]:
+            kind = "RDMA device"
+            states = {rdma.name: rdma.active for rdma in host.rdma}
         else:
-            yield from _check_device(variable, device, "interface", interfaces)
+            kind = "interface"
+            states = {netdev.name: netdev.up for netdev in host.netdevs}
+        if part != "all":
+            yield from _check_device(device, kind, variable, states)
 
 
 def _check_device(
-    variable: Assignment, device: str, kind: str, states: Mapping[str, bool]
-) -> Findings:
+    device: str, kind: str, variable: Assignment, states: Mapping[str, bool]
+) -> Iterator[Finding]:
     """Yield that a host has no device of a name, or that all of that name are down."""
-    # A list may have prefixes, or names behind =.
-    is_prefix = variable.name in _NAMES["prefixes"] and variable.value[0] != "="
-    matching = [
-        is_up
-        for name, is_up in states.items()
-        if name == device or (is_prefix and name.startswith(device))
-    ]
-
+    matching = _find_matching(device, variable, states)
     if not matching:
         # NCCL passes over a device that is not there; without an interface nothing starts.
         is_optional = variable.name in _NAMES["devices"]
-        present = [name for name in states if not name.startswith(_OWN)]
+        other_names = [name for name in states if name != "lo"]
         yield build_finding(
             "host-lacks",
             variable,
             level=Level.WARNING if is_optional else None,
             what=f"no {kind} {device}",
-            has=", ".join(present) or "none at all",
+            has=", ".join(other_names) or _NONE,
         )
-    elif not any(matching):
+    elif not any(matching.values()):
         yield build_finding("host-down", variable, what=f"{device} is down")
+
+
+def _find_matching(
+    device: str, variable: Assignment, states: Mapping[str, bool]
+) -> dict[str, bool]:
+    """Return the devices of a host that a name in a list means, and whether they are up."""
+    is_exact = variable.value.startswith("=")
+    if variable.name in _NAMES["prefixes"] and not is_exact:
+        return {name: up for name, up in states.items() if name.startswith(device)}
+    return {device: states[device]} if device in states else {}
+
+
+def find_half_cages(hca: Assignment, host: Host | None) -> Iterator[Finding]:
+    """Yield that NCCL_IB_HCA names one half of a cage: by this host, else by a Spark's names."""
+    (row,) = read_env_data("values")["twins"]
+    parts = hca.value.lstrip("=").split(",")
+    names = [part.partition(":")[0] for part in parts]
+    twins = [_find_twin(name, host) for name in names]
+    missing = [twin for twin in twins if twin and twin not in names]
+
+    if missing:
+        yield build_finding(
+            "half-cage",
+            hca,
+            twin=",".join(missing),
+            complete=",".join((*names, *missing)),
+            why=row["why"],
+            source=row["source"],
+        )
+
+
+def _find_twin(name: str, host: Host | None) -> str:
+    """Return the RDMA device that is the other half of a device's cage, "" if it is not used."""
+    if host is not None:
+        for device in host.rdma:
+            if device.name == name:
+                return _find_used_twin(device, host)
+
+    (row,) = read_env_data("values")["twins"]
+    first_prefix, second_prefix = row["half"]
+    if not re.fullmatch(row["pattern"], name):
+        return ""
+
+    if name.startswith(first_prefix):
+        return str(second_prefix + name.removeprefix(first_prefix))
+    return str(first_prefix + name.removeprefix(second_prefix))
+
+
+def _find_used_twin(device: Rdma, host: Host) -> str:
+    netdev = host.netdev(device.netdev)
+    if netdev and twin_state(host, netdev) in _LEFT_OUT:
+        return ""
+
+    for twin in host.rdma:
+        if twin.name == device.twin and twin.active:
+            return twin.name
+
+    return ""

@@ -18,18 +18,13 @@ from patchkit.runtime.check.content import (
     Word,
 )
 
+_LARGEST = 4 << 20  # bytes of an environment or a command line
+
 
 def find_running(name: str, root: Path) -> list[CheckedText]:
     """Return the server of a PID or a container, or with "" all. Raises HostError, UsageError."""
     if name.isdecimal():
-        try:
-            return [_read_process(root / "proc" / name)]
-        except OSError as error:
-            raise UsageError(
-                f"process {name}: {error.strerror}",
-                why="only its own user and root may read what a process was started with",
-                hint="run it as that user, or name a process that runs",
-            ) from None
+        return [_read_named_process(root / "proc" / name)]
     if name:
         return [_inspect_container(name)]
 
@@ -50,21 +45,35 @@ def find_running(name: str, root: Path) -> list[CheckedText]:
     return servers
 
 
+def _read_named_process(folder: Path) -> CheckedText:
+    try:
+        return _read_process(folder)
+    except OSError as error:
+        raise UsageError(
+            f"process {folder.name}: {error.strerror}",
+            why="only its own user and root may read what a process was started with",
+            hint="run it as that user, or name a process that runs",
+        ) from None
+
+
 def _read_process(folder: Path) -> CheckedText:
     """Return what a process was started with. Raises OSError."""
-    texts = [
-        (folder / name).read_bytes().decode(errors="replace")
-        for name in ("cmdline", "environ")
-    ]
-    # The strings of a file of /proc end with NUL.
-    words, pairs = ([row for row in text.split("\0") if row] for text in texts)
+    words = _read_strings(folder / "cmdline")
+    pairs = _read_strings(folder / "environ")
     content = _read_started(pairs, words, Place())
     program = content.commands[0].program if content.commands else "no server"
     return CheckedText(where=f"process {folder.name} ({program})", content=content)
 
 
+def _read_strings(path: Path) -> list[str]:
+    """Return the strings of a file of /proc, which end with NUL."""
+    with path.open("rb") as file:
+        text = file.read(_LARGEST).decode(errors="replace")
+
+    return [string for string in text.split("\0") if string]
+
+
 def _inspect_container(name: str) -> CheckedText:
-    """Return what a container was started with, by the JSON of `docker inspect`."""
     for program in ("docker", "podman"):
         inspection = attempt(
             program, "inspect", "--type=container", "--", name, timeout=30
@@ -78,19 +87,27 @@ def _inspect_container(name: str) -> CheckedText:
         )
 
     try:
-        (container,) = read_json(inspection.output)
-        config = container["Config"]
-        image = Image(str(config["Image"]), 1, 1)
-        words = [container["Path"], *(container["Args"] or ())]
-        place = Place(image.block, image.text)
-        content = _read_started(config["Env"] or (), words, place)
-        content.images.append(image)
+        content = _read_inspection(inspection.output)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise HostError(
             f"{program} inspect {name}: an answer that cannot be read: {error}"
         ) from None
 
     return CheckedText(where=f"container {name}", content=content)
+
+
+def _read_inspection(output: str) -> FileContent:
+    """Return what a container was started with, by the JSON of `docker inspect`."""
+    (container,) = read_json(output)
+    config = container["Config"]
+    image = Image(str(config["Image"]), 1, 1)
+
+    words = [container["Path"], *(container["Args"] or ())]
+    place = Place(image.block, image.text)
+
+    content = _read_started(config["Env"] or (), words, place)
+    content.images.append(image)
+    return content
 
 
 def _read_started(

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from patchkit.finding import Level
+from patchkit.finding import Finding, Level
 from patchkit.runtime.check.content import (
+    RUNNING,
     SERVE,
     CheckedText,
     CommandLine,
     FileContent,
     GivenFlag,
+    Word,
     shorten,
 )
 from patchkit.runtime.check.file_secrets import API_KEY
-from patchkit.runtime.check.finding_texts import Findings, build_finding
+from patchkit.runtime.check.finding_texts import build_finding
+from patchkit.runtime.check.shell_words import split_words
 from patchkit.runtime.rules.flags import (
     FLAGS,
     LeaveOut,
@@ -26,11 +29,13 @@ from patchkit.runtime.rules.flags import (
     load_choices,
     load_flag_rules,
 )
-from patchkit.runtime.rules.releases import read_table
+from patchkit.runtime.rules.releases import read_env_data, read_table
 from patchkit.runtime.rules.rule import select_entries
 from patchkit.runtime.rules.secret_texts import secret_flag
 from patchkit.runtime.rules.spelling import Slips, nearest_hint
 
+_KEPT = read_env_data("said")["kept"]
+_KEEPS_FLAGS = re.compile("|".join(_KEPT["flags"]))
 _NUMBER = re.compile(r"\d{0,9}\.?\d{1,9}")
 _SHOWN = 12  # values in a hint
 _EVERYWHERE = ("0.0.0.0", "::", "[::]")  # noqa: S104 - what is looked for
@@ -39,9 +44,10 @@ _AT_ADDRESS = re.compile(
     r"(?<![\d.])(?!0\.0\.0\.0)(?:(?:\d{1,3}\.){3}\d{1,3}|localhost|\[::1\]|\$\{?\w+\}?)"
     r":[\w${}:-]{1,60}:\d"
 )
+_UNRECOGNIZED = 'vllm serve ends with "unrecognized arguments".'
 
 
-def check_server_flags(checked: CheckedText) -> Findings:
+def check_server_flags(checked: CheckedText) -> Iterator[Finding]:
     """Yield flags that the release does not take, their values, and what the rules say."""
     rules = load_flag_rules()
     slips = Slips(flags(checked.vllm, checked.home))
@@ -50,7 +56,8 @@ def check_server_flags(checked: CheckedText) -> Findings:
     discouraged = select_entries(rules.leave_out, checked.situation)
 
     commands = checked.content.commands
-    for server in (command for command in commands if command.program == SERVE):
+    started = [command for command in commands if command.program == SERVE]
+    for server in (*started, *_kept_servers(checked.content)):
         for flag in server.flags:
             if not _is_taken(flag, checked):
                 yield from _find_unknown(flag, server, checked, slips)
@@ -61,11 +68,39 @@ def check_server_flags(checked: CheckedText) -> Findings:
             yield from _check_limits(flag, server, limits)
 
 
+def _kept_servers(content: FileContent) -> Iterator[CommandLine]:
+    """Yield the flags that well-known variables keep for a script.
+
+    A process that runs has the flags themselves on its command line.
+    """
+    if content.kind == RUNNING:
+        return
+
+    for variable in content.variables:
+        flag = _KEPT["values"].get(variable.name)
+        if flag:
+            texts = (flag, variable.value)
+            words = [Word(text, variable.line) for text in texts]
+        elif _KEEPS_FLAGS.fullmatch(variable.name):
+            words = split_words(variable.value, variable.line)
+        else:
+            continue
+
+        yield CommandLine(
+            program=SERVE,
+            words=tuple(words),
+            line=variable.line,
+            block=variable.block,
+            kept_in=variable.name,
+        )
+
+
 def _is_taken(flag: GivenFlag, checked: CheckedText) -> bool:
     """Return whether the release takes a flag; a beginning of one flag alone is that flag."""
     # Short flags such as -tp are in no table.
-    is_short = not flag.name.startswith("--")
-    if is_short or has_flag(flag.name, checked.vllm, checked.home):
+    if not flag.name.startswith("--"):
+        return True
+    if has_flag(flag.name, checked.vllm, checked.home):
         return True
 
     known_flags = flags(checked.vllm, checked.home)
@@ -74,9 +109,12 @@ def _is_taken(flag: GivenFlag, checked: CheckedText) -> bool:
 
 def _find_unknown(
     flag: GivenFlag, server: CommandLine, checked: CheckedText, slips: Slips
-) -> Findings:
+) -> Iterator[Finding]:
     """Yield that the release does not take a flag, and what became of it."""
     life = read_table(FLAGS).lifetime(flag.name)
+    if flag.kept_in and not life:
+        return  # it may be the script's own
+
     is_refused = life is not None or checked.runs_upstream(server.block)
     is_certain = checked.vllm and is_refused
     hint = "of a fork? Then keep it, else leave it out"
@@ -84,8 +122,9 @@ def _find_unknown(
         hint = "leave it out"
 
     if life:
+        keeper = f" of {shorten(flag.kept_in)}" if flag.kept_in else ""
         what = (
-            f"vLLM {checked.vllm} has no {flag.written}; "
+            f"vLLM {checked.vllm} has no {flag.written}{keeper}; "
             f"{life.first} to {life.last} had it"
         )
     else:
@@ -94,31 +133,42 @@ def _find_unknown(
         if meant:
             hint = f"did you mean {meant}?"
 
-    # A rule without a condition says what became of it.
-    rows = [row for row in load_flag_rules().leave_out if not row.when]
-    reasons = [row.reason for row in rows if row.flag == flag.name]
-
     yield build_finding(
         "unknown-flag",
         flag,
         is_error=bool(is_certain),
         what=what,
-        why=next(iter(reasons), 'vllm serve ends with "unrecognized arguments".'),
+        why=_reason_against(flag),
         hint=hint,
     )
 
 
-def _check_discouraged(flag: GivenFlag, rules: Sequence[LeaveOut]) -> Findings:
+def _reason_against(flag: GivenFlag) -> str:
+    """Return what a rule without a condition says became of a flag, else what vLLM says of it."""
+    for row in load_flag_rules().leave_out:
+        if row.flag == flag.name and not row.when:
+            return row.reason
+
+    return _UNRECOGNIZED
+
+
+def _check_discouraged(flag: GivenFlag, rules: Sequence[LeaveOut]) -> Iterator[Finding]:
     """Yield that a flag is better left out."""
     for rule in rules:
         # Reports disagree about a contested rule, so the choice is the owner's.
-        if rule.confidence != "contested" and rule.is_against(flag.name, flag.value):
-            yield build_finding("discouraged-flag", flag, rule=rule)
+        is_against = rule.matches(flag.value) and rule.confidence != "contested"
+        if rule.flag == flag.name and is_against:
+            yield build_finding(
+                "discouraged-flag",
+                flag,
+                why=rule.reason,
+                source=rule.source,
+            )
 
 
 def _check_limits(
     flag: GivenFlag, server: CommandLine, limits: Sequence[Limit]
-) -> Findings:
+) -> Iterator[Finding]:
     """Yield a value above the most that the rules allow."""
     value = float(flag.value) if _NUMBER.fullmatch(flag.value) else 0.0
 
@@ -131,7 +181,10 @@ def _check_limits(
             "over-limit",
             flag,
             level=Level.WARNING if value >= limit.harmful else Level.NOTE,
-            limit=limit,
+            most=f"{limit.most:g}",
+            why=limit.reason,
+            hint=limit.instead,
+            source=limit.source,
         )
 
         yield replace(finding, id=f"{limit.flag.lstrip('-')}-high")
@@ -139,7 +192,7 @@ def _check_limits(
 
 def _check_choice(
     flag: GivenFlag, server: CommandLine, checked: CheckedText
-) -> Findings:
+) -> Iterator[Finding]:
     """Yield a value that the release does not take; a plugin brings parsers of its own."""
     choices = load_choices().get(flag.name)
     if choices is None or not flag.value:
@@ -149,8 +202,7 @@ def _check_choice(
     if allowed.allows(flag.value):
         return
 
-    has_plugin = any(name.endswith("-parser-plugin") for name in server.flag_names)
-    if flag.name.endswith("-parser") and has_plugin:
+    if flag.name.endswith("-parser") and server.has_parser_plugin:
         return
 
     listed = f"it takes {', '.join(allowed.words[:_SHOWN])}"
@@ -166,7 +218,7 @@ def _check_choice(
     )
 
 
-def check_listeners(checked: CheckedText) -> Findings:
+def check_listeners(checked: CheckedText) -> Iterator[Finding]:
     """Yield servers and dashboards that listen on every interface."""
     # Inside of a container it has to be every interface; what counts is what it publishes.
     is_published_at_address = _AT_ADDRESS.search(checked.text) is not None

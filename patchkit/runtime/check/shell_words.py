@@ -39,6 +39,13 @@ class Statement:
     is_indented: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    kind: str
+    text: str
+    line: int
+
+
 def unquote(text: str) -> str:
     """Return a word without its quotes."""
     return _QUOTED.sub(_strip_quotes, text)
@@ -56,6 +63,13 @@ def _strip_quotes(quoted: re.Match[str]) -> str:
     return str(escaped).strip("\n")
 
 
+def split_words(text: str, line: int = 1) -> list[Word]:
+    """Return the words of all commands of a text that begins in a line."""
+    return [
+        word for statement in split_statements(text, line) for word in statement.words
+    ]
+
+
 def split_statements(text: str, line: int = 1) -> Iterator[Statement]:
     """Yield the commands of a script that begins in a line."""
     words: list[Word] = []
@@ -64,36 +78,36 @@ def split_statements(text: str, line: int = 1) -> Iterator[Statement]:
     in_array = False  # A=( … ) is one list of words in several lines
     is_target = False  # the file of a redirection is no word of the command
 
-    for kind, piece, piece_line in _read_pieces(text, line):
+    for piece in _read_pieces(text, line):
         if begins_line:
-            is_indented = kind == "blank"
+            is_indented = piece.kind == "blank"
 
-        if kind == "array":
+        if piece.kind == "array":
             in_array = True
-        elif piece == ")":
+        elif piece.text == ")":
             in_array = False
-        begins_line = piece == "\n" and not in_array
+        begins_line = piece.text == "\n" and not in_array
 
-        if kind == "word" and not is_target:
-            words.append(Word(unquote(piece), piece_line))
-        elif kind == "stop" and words and not in_array:
+        if piece.kind == "word" and not is_target:
+            words.append(Word(unquote(piece.text), piece.line))
+        elif piece.kind == "stop" and words and not in_array:
             yield Statement(words, is_indented)
             words = []
 
-        is_target = kind == "redirect" and "&" not in piece
+        is_target = piece.kind == "redirect" and "&" not in piece.text
 
     if words:
         yield Statement(words, is_indented)
 
 
-def _read_pieces(text: str, line: int) -> Iterator[tuple[str, str, int]]:
-    """Yield kind, text and line of each piece, without the texts of here-documents."""
+def _read_pieces(text: str, line: int) -> Iterator[_Piece]:
+    """Yield the pieces of a script with their lines, without the texts of here-documents."""
     position = 0
     document_ends: list[str] = []
     endless = 0
 
     while match := _PIECE.match(text, position):
-        yield str(match.lastgroup), match[0], line
+        yield _Piece(str(match.lastgroup), match[0], line)
         position = match.end()
         line += match[0].count("\n")
 

@@ -30,6 +30,7 @@ _PINNED = re.compile(
     rf"(?<![\w.-])(?P<name>[A-Za-z][\w.-]{{0,40}})(?:\[[\w,-]*\])?==={{0,1}}{_VERSION}"
 )
 _ONE_GPU_TARGETS = ("gb10", "thor")
+_NODE_COUNT = "--nnodes"
 _RANK_COUNTS = ("--tensor-parallel-size", "--pipeline-parallel-size")
 _RANK_DIGITS = 9
 
@@ -53,10 +54,7 @@ def add_situation(
     found_facts = {**_host_facts(host, content), **stated_facts}
 
     situation = {"target": DEFAULT_TARGET}
-    header = head_facts(checked.text)
-    right = header.keys() - fact_problems(header)
-    header_facts = {name: header[name] for name in _HEADER_FACTS if name in right}
-    for facts in (found_facts, header_facts, requested):
+    for facts in (found_facts, _header_facts(checked.text), requested):
         situation |= {name: value for name, value in facts.items() if value}
 
     if _is_of_several_nodes(content, situation["target"]):
@@ -70,20 +68,27 @@ def add_situation(
 
 def _find_stated_versions(text: str, content: FileContent) -> Sequence[StatedVersion]:
     """Return the versions that a file states, the first place of each, in the order of lines."""
-    found = [*_pinned_versions(text)]
-    for image in content.images:
-        row = image.row
-        tag = _TAG.fullmatch(image.split()[1])
-        project = row.get("version")
-        if project and tag and within(tag["version"], row["versions"]):
-            stated = StatedVersion(project, tag["version"], image.line, image.text)
-            found.append(stated)
-
+    found = [*_image_versions(content), *_pinned_versions(text)]
     found.sort(key=lambda stated: stated.line)
+
     first_places: dict[tuple[str, str], StatedVersion] = {}
     for stated in found:
         first_places.setdefault((stated.project, stated.version), stated)
     return list(first_places.values())
+
+
+def _image_versions(content: FileContent) -> Iterator[StatedVersion]:
+    for image in content.images:
+        row = image.row
+        tag = _TAG.fullmatch(image.tag)
+
+        project = row.get("version")
+        if not project or not tag:
+            continue
+
+        version = tag["version"]
+        if within(version, row["versions"]):
+            yield StatedVersion(project, version, image.line, image.text)
 
 
 def _pinned_versions(text: str) -> Iterator[StatedVersion]:
@@ -123,8 +128,11 @@ def _host_facts(host: Host | None, content: FileContent) -> dict[str, str]:
     if host is None:
         return {}
 
-    facts = {} if content.images else dict(host.versions)
+    facts = dict(host.versions)
+    if content.images:
+        facts.clear()
     # An unknown device, as a laptop is one, says nothing of the machine that the file is for.
+
     if host.target in targets():
         facts["target"] = host.target
 
@@ -134,9 +142,21 @@ def _host_facts(host: Host | None, content: FileContent) -> dict[str, str]:
     return facts
 
 
+def _header_facts(text: str) -> dict[str, str]:
+    """Return the facts of patchkit's first line that have the form of a fact."""
+    facts = head_facts(text)
+    wrong = fact_problems(facts)
+
+    return {
+        name: facts[name]
+        for name in _HEADER_FACTS
+        if name in facts and name not in wrong
+    }
+
+
 def _is_of_several_nodes(content: FileContent, target: str) -> bool:
     """Return whether a command counts nodes, or more ranks than one node has GPUs."""
-    counting_flags = {"--nnodes"}
+    counting_flags = {_NODE_COUNT}
     if target in _ONE_GPU_TARGETS:
         counting_flags.update(_RANK_COUNTS)
 

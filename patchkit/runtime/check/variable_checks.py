@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import chain
 
-from patchkit.finding import Level
-from patchkit.frozen import frozen
+from patchkit.finding import Finding, Level
 from patchkit.runtime.check.content import (
     DOCKERFILE,
     SHELL,
@@ -16,15 +15,12 @@ from patchkit.runtime.check.content import (
     CheckedText,
     shorten,
 )
-from patchkit.runtime.check.finding_texts import (
-    Findings,
-    build_finding,
-    build_rule_finding,
-)
+from patchkit.runtime.check.finding_texts import build_finding, build_rule_finding
+from patchkit.runtime.check.host_checks import find_half_cages
 from patchkit.runtime.rules import variables
 from patchkit.runtime.rules.flags import flags
 from patchkit.runtime.rules.releases import read_env_data
-from patchkit.runtime.rules.rule import select_entries
+from patchkit.runtime.rules.rule import Situation, select_entries
 from patchkit.runtime.rules.secret_texts import is_secret
 from patchkit.runtime.rules.spelling import Slips, nearest_hint
 from patchkit.runtime.rules.variable_rules import Avoid, load_variable_rules
@@ -46,75 +42,23 @@ _USE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _HANDING_ON = re.compile(r"""\b([A-Za-z_]\w*)(=|:[ \t]+)["']?\$\{?\1\b""")
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class _Reader:
-    """A program that reads variables of a text; an empty ``version`` means any."""
+    """A program that reads variables: its title, version ("" for any), names and source."""
 
     title: str
-    source: str
     version: str
+    names: Collection[str]
     slips: Slips
-    checked: CheckedText
-
-    def check(self, variable: Assignment, *, is_used: bool) -> Findings:
-        """Yield that no program reads a name, and what to write instead."""
-        name = variable.name
-        if self.version and name in self.slips.names:
-            return
-
-        life = variables.lifetime(name)
-        if life is None:
-            hint = self._hint_at(variable, is_used=is_used)
-            if hint:
-                yield build_finding(
-                    "unknown-variable",
-                    variable,
-                    reader=self,
-                    name=shorten(name),
-                    hint=hint,
-                )
-        elif self.version or not life.is_current:
-            gone = read_env_data("values")["gone"]
-            instead = [str(row["instead"]) for row in gone if name in row["names"]]
-            yield build_finding(
-                "variable-of-other-release" if self.version else "variable-gone",
-                variable,
-                reader=self,
-                life=life,
-                hint=instead[0] if instead else "leave it out",
-            )
-
-    def _hint_at(self, variable: Assignment, *, is_used: bool) -> str:
-        """Return what to write instead of an unknown name, "" if others may read it."""
-        name = variable.name
-        meant = self.slips.find_meant(name)
-        if meant and _can_have_value(meant, variable, self.checked.role):
-            return f"did you mean {meant}?"
-
-        # Another program, a script or an image may set or read it.
-        owners = read_env_data("owners")["owner"]
-        forms = chain.from_iterable(row["names"] for row in owners)
-        if is_used or any(fnmatchcase(name, form) for form in forms):
-            return ""
-
-        is_upstream = self.checked.runs_upstream(variable.block)
-        flag = f"--{name[5:].lower().replace('_', '-')}"
-        is_served = is_upstream or self.checked.content.commands
-        if is_served and flag in flags(self.checked.vllm):
-            return f"use the flag {flag}"
-
-        return "leave it out" if is_upstream else ""
+    source: str
 
 
-def check_names(checked: CheckedText) -> Findings:
+def check_names(checked: CheckedText) -> Iterator[Finding]:
     """Yield what is wrong with names, and what the rules say against their values."""
-    avoids_by_name: dict[str, list[Avoid]] = {}
-    for avoid in select_entries(load_variable_rules().avoids, checked.situation):
-        for name in avoid.variables:
-            avoids_by_name.setdefault(name, []).append(avoid)
-
+    avoids_by_name = _group_avoids(checked.situation)
     readers = _make_readers(checked)
     other_names = variables.other_variables()
+
     # A name that is handed on under the same name is not used.
     used_names = frozenset(_USE.findall(_HANDING_ON.sub("", checked.text)))
 
@@ -127,18 +71,35 @@ def check_names(checked: CheckedText) -> Findings:
         reader = readers.get(name[:5])
         # A name that the file itself uses, and that belongs to no project, is the file's own.
         is_of_file = is_used and not reader and name not in other_names
-
-        advised = []
-        if variable.is_literal and not is_of_file:
-            rules = avoids_by_name.get(name, ())
-            advised = [rule for rule in rules if rule.matches(variable.value)]
+        advised = [] if is_of_file else _find_avoids(variable, avoids_by_name)
         for rule in advised:
             what = f"{variable.shown} is advised against"
             yield build_rule_finding(rule, variable.line, what, rule.reason, name)
 
         # One finding for each name: advice helps more than the news that nobody reads it.
         if reader and not advised:
-            yield from reader.check(variable, is_used=is_used)
+            yield from _check_reader(variable, reader, checked, is_used=is_used)
+
+
+def _group_avoids(situation: Situation) -> Mapping[str, Sequence[Avoid]]:
+    """Return variable → the rules against it that hold in a situation."""
+    avoids_by_name: dict[str, list[Avoid]] = {}
+
+    for avoid in select_entries(load_variable_rules().avoids, situation):
+        for name in avoid.variables:
+            avoids_by_name.setdefault(name, []).append(avoid)
+
+    return avoids_by_name
+
+
+def _find_avoids(
+    variable: Assignment, avoids_by_name: Mapping[str, Sequence[Avoid]]
+) -> list[Avoid]:
+    """Return the rules against the value of a variable."""
+    if not variable.is_literal:
+        return []
+    rules = avoids_by_name.get(variable.name, ())
+    return [rule for rule in rules if rule.matches(variable.value)]
 
 
 def _make_readers(checked: CheckedText) -> Mapping[str, _Reader]:
@@ -147,20 +108,73 @@ def _make_readers(checked: CheckedText) -> Mapping[str, _Reader]:
     vllm_names = variables.vllm_variables(checked.vllm, checked.home)
     nccl_names = variables.nccl_variables(nccl)
 
-    rows = (
-        ("vLLM", "vLLM envs.py", checked.vllm, vllm_names),
-        ("NCCL", "NCCL's sources", nccl, nccl_names),
-    )
     return {
-        f"{title.upper()}_": _Reader(
-            title=title,
-            source=source,
-            version=version,
-            slips=Slips(names),
-            checked=checked,
-        )
-        for title, source, version, names in rows
+        "VLLM_": _Reader(
+            "vLLM", checked.vllm, vllm_names, Slips(vllm_names), "vLLM envs.py"
+        ),
+        "NCCL_": _Reader("NCCL", nccl, nccl_names, Slips(nccl_names), "NCCL's sources"),
     }
+
+
+def _check_reader(
+    variable: Assignment, reader: _Reader, checked: CheckedText, *, is_used: bool
+) -> Iterator[Finding]:
+    """Yield that no program reads a name, and what to write instead."""
+    name = variable.name
+    if reader.version and name in reader.names:
+        return
+
+    if life := variables.lifetime(name):
+        if reader.version or not life.is_current:
+            yield build_finding(
+                "variable-of-other-release" if reader.version else "variable-gone",
+                variable,
+                reader=reader.title,
+                version=reader.version,
+                source=reader.source,
+                hint=_replacement_of(name),
+                first=life.first,
+                last=life.last,
+            )
+        return
+
+    hint = _hint_at_unknown(variable, reader, checked, is_used=is_used)
+    if hint:
+        yield build_finding(
+            "unknown-variable",
+            variable,
+            reader=reader.title,
+            source=reader.source,
+            name=shorten(name),
+            hint=hint,
+        )
+
+
+def _replacement_of(name: str) -> str:
+    """Return what to set instead of a variable of other releases."""
+    for row in read_env_data("values")["gone"]:
+        if name in row["names"]:
+            return str(row["instead"])
+
+    return "leave it out"
+
+
+def _hint_at_unknown(
+    variable: Assignment, reader: _Reader, checked: CheckedText, *, is_used: bool
+) -> str:
+    """Return what to write instead of a name that no reader has, "" if others may read it."""
+    name = variable.name
+    meant = reader.slips.find_meant(name)
+    if meant and _can_have_value(meant, variable, checked.role):
+        return f"did you mean {meant}?"
+    if is_used or _has_owner(name):
+        return ""
+
+    is_upstream = checked.runs_upstream(variable.block)
+    flag = f"--{name[5:].lower().replace('_', '-')}"
+    if flag in flags(checked.vllm) and (is_upstream or checked.content.commands):
+        return f"use the flag {flag}"
+    return "leave it out" if is_upstream else ""
 
 
 def _can_have_value(name: str, variable: Assignment, role: str) -> bool:
@@ -176,7 +190,14 @@ def _can_have_value(name: str, variable: Assignment, role: str) -> bool:
     return not any(find_value_problems(name, variable.value, role))
 
 
-def check_values(checked: CheckedText) -> Findings:
+def _has_owner(name: str) -> bool:
+    """Return whether another program, a script or an image is known to set or read a name."""
+    owners = read_env_data("owners")["owner"]
+
+    return any(fnmatchcase(name, form) for row in owners for form in row["names"])
+
+
+def check_values(checked: CheckedText) -> Iterator[Finding]:
     """Yield values that a variable cannot have."""
     taken_by_name = vllm_values(checked.vllm)
 
@@ -187,7 +208,10 @@ def check_values(checked: CheckedText) -> Findings:
                 "value",
                 variable,
                 is_error=problem.stops,
-                problem=problem,
+                problem=problem.what,
+                why=problem.why,
+                hint=problem.hint,
+                source=problem.source,
             )
 
         if name.startswith("VLLM_") and name in taken_by_name:
@@ -196,7 +220,7 @@ def check_values(checked: CheckedText) -> Findings:
 
 def _check_taken(
     variable: Assignment, allowed: AllowedValues, checked: CheckedText
-) -> Findings:
+) -> Iterator[Finding]:
     """Yield a value at which vLLM stops when it starts."""
     value = variable.value
     is_open = bool(value) and not variable.is_given
@@ -223,14 +247,12 @@ def _check_taken(
     )
 
 
-def check_placeholders(checked: CheckedText) -> Findings:
+def check_placeholders(checked: CheckedText) -> Iterator[Finding]:
     """Yield variables and flags of the launch whose values are still to be filled in."""
     for variable in checked.content.literals:
-        name = variable.name
-        # A secret that is missing is another finding.
-        is_of_launch = _LAUNCH_NAMES.fullmatch(name) and not is_secret(name)
-        if is_of_launch and is_placeholder(name, variable.value):
-            is_needed = _NEEDED_NAMES.fullmatch(name) is not None
+        is_open = is_placeholder(variable.name, variable.value)
+        if is_open and _is_of_launch(variable.name):
+            is_needed = _NEEDED_NAMES.fullmatch(variable.name) is not None
             yield build_finding("placeholder", variable, is_error=is_needed)
 
     for flag in checked.content.flags:
@@ -240,7 +262,14 @@ def check_placeholders(checked: CheckedText) -> Findings:
                 yield build_finding("placeholder", flag, is_error=True)
 
 
-def check_contradictions(checked: CheckedText) -> Findings:
+def _is_of_launch(name: str) -> bool:
+    """Return whether the launch reads a variable; a secret that is missing is another finding."""
+    if is_secret(name):
+        return False
+    return _LAUNCH_NAMES.fullmatch(name) is not None
+
+
+def check_contradictions(checked: CheckedText) -> Iterator[Finding]:
     """Check each block by itself: two services or commands do not contradict each other."""
     blocks: dict[int, list[Assignment]] = {}
 
@@ -254,25 +283,33 @@ def check_contradictions(checked: CheckedText) -> Findings:
         if not may_change:
             yield from _find_set_twice(together)
 
-        yield from _find_unused_rdma(together)
+        last_by_name = {variable.name: variable for variable in together}
+        yield from _check_rdma(last_by_name, checked)
 
 
-def _find_set_twice(together: Sequence[Assignment]) -> Findings:
+def _find_set_twice(together: Sequence[Assignment]) -> Iterator[Finding]:
     first_by_name: dict[str, Assignment] = {}
 
     for variable in together:
         first = first_by_name.setdefault(variable.name, variable)
         if first.value != variable.value and _COMPARED_NAMES.match(variable.name):
-            yield build_finding("set-twice", variable, earlier=first)
+            yield build_finding(
+                "set-twice", variable, first=first.line, before=first.shown
+            )
 
 
-def _find_unused_rdma(together: Sequence[Assignment]) -> Findings:
-    """Yield settings of RDMA where it is off."""
-    last_by_name = {variable.name: variable for variable in together}
+def _check_rdma(
+    last_by_name: Mapping[str, Assignment], checked: CheckedText
+) -> Iterator[Finding]:
+    """Yield settings of RDMA where it is off, and half of a cage."""
     switch = last_by_name.get("NCCL_IB_DISABLE")
-    if switch is None or switch.value == "0":
-        return
+    hca = last_by_name.get("NCCL_IB_HCA")
 
-    for name, variable in last_by_name.items():
-        if _RDMA_NAMES.fullmatch(name):
-            yield build_finding("rdma-off", variable, earlier=switch)
+    if switch and switch.value != "0":
+        for name, variable in last_by_name.items():
+            if _RDMA_NAMES.fullmatch(name):
+                yield build_finding(
+                    "rdma-off", variable, first=switch.line, before=switch.shown
+                )
+    elif hca and not hca.value.startswith("^"):
+        yield from find_half_cages(hca, checked.host)

@@ -120,7 +120,7 @@ class MemoryBudget:
     """The memory that a model must fit into, per node; ``share`` is vLLM's part of it.
 
     ``bits`` has the bits of a weight by a word of a model's name or quantization, ``least_bits``
-    the bits where no word says so.
+    the bits where no word says so. ``cache_bytes`` has the bytes of a value by --kv-cache-dtype.
     """
 
     total_gib: float
@@ -128,6 +128,7 @@ class MemoryBudget:
     share: float
     bits: Mapping[str, float]
     least_bits: float
+    cache_bytes: Mapping[str, float]
     source: str
 
 

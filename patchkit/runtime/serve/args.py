@@ -30,6 +30,7 @@ from patchkit.runtime.rules.presets import (
 )
 from patchkit.runtime.rules.rule import Advice, Names, Values, select_entries
 from patchkit.runtime.serve.command_notes import flag_notes, model_notes
+from patchkit.runtime.serve.context import context_notes
 from patchkit.runtime.serve.listen import listen_notes
 from patchkit.runtime.serve.model import SPARK
 from patchkit.runtime.serve.request import (
@@ -37,6 +38,7 @@ from patchkit.runtime.serve.request import (
     check_model,
     check_rank,
     check_size,
+    measure_fit,
     release_faults,
 )
 from patchkit.runtime.serve.roofline import speed_notes
@@ -120,13 +122,15 @@ def serve_args(
 
     # Not before the flags are chosen: a rule, the preset or the user may set the share.
     share = float(values.get(SHARE, rules.memory.share))
-    fitting_nodes = check_size(request, share, drafts=DRAFTING in values)
+    fit = measure_fit(request, share, drafts=DRAFTING in values)
+    if fit:
+        check_size(request, share, fit)
 
     unwanted = [rule for rule in idle if rule.id in request.choice.unwanted]
     reasons = {rule.flag: f"--without {rule.id}" for rule in unwanted} | refused
     unlike = list(_unlike_recipe(request.node.preset, values, reasons))
 
-    one_holds = "yes" if fitting_nodes == 1 else "no"
+    one_holds = "yes" if fit and fit.fitting_nodes == 1 else "no"
     advice = [_fault_advice(fault, request) for fault in faults]
     advice += select_entries(rules.advice, {**situation, "one_holds": one_holds})
 
@@ -140,6 +144,7 @@ def serve_args(
         notes=(
             *listen_notes(request),
             *model_notes(request),
+            *context_notes(request, values, fit),
             *speed_notes(request, values),
             *_refusal_notes(refused, unlike),
             *flag_notes(values),

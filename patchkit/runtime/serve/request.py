@@ -140,15 +140,36 @@ def release_faults(request: ServeRequest) -> tuple[Broken, ...]:
     return faults
 
 
-def check_size(request: ServeRequest, share: float, *, drafts: bool = False) -> int:
-    """Return the least number of nodes that hold the weights, 0 where a size is not known.
+@frozen
+class Fit:
+    """The GiB of all weights of a model, and the room for them on each of ``nodes``.
 
-    Raises HostError if a node's part of the weights does not fit ``share`` of its memory.
+    ``fitting_nodes`` is the least number of such nodes that hold the weights, 0 for none.
     """
+
+    weights_gib: float
+    room_gib: float
+    nodes: int
+    fitting_nodes: int
+
+    @property
+    def is_enough(self) -> bool:
+        return 0 < self.fitting_nodes <= self.nodes
+
+    @property
+    def left_gib(self) -> float:
+        """Return what one node has beside its part of the weights."""
+        return self.room_gib - self.weights_gib / self.nodes
+
+
+def measure_fit(
+    request: ServeRequest, share: float, *, drafts: bool = False
+) -> Fit | None:
+    """Return how the weights fit ``share`` of the memory; None where a size is not known."""
     weights = request.weights
     pool = request.memory
     if weights is None or pool.gib is None:
-        return 0
+        return None
 
     drafter_gib = request.drafter_gib or 0
     gib = weights.gib + drafter_gib * drafts
@@ -162,42 +183,54 @@ def check_size(request: ServeRequest, share: float, *, drafts: bool = False) -> 
     if preset and not preset.single and pool.shared and weights.is_least:
         fitting_nodes = max(fitting_nodes, preset.nodes)
 
-    if not 0 < fitting_nodes <= request.node.nodes:
-        raise _size_error(request, share, gib / request.node.nodes, fitting_nodes)
-    return fitting_nodes
+    return Fit(
+        weights_gib=gib,
+        room_gib=room,
+        nodes=request.node.nodes,
+        fitting_nodes=fitting_nodes,
+    )
 
 
-def _size_error(
-    request: ServeRequest, share: float, part: float, fitting_nodes: int
-) -> HostError:
-    """Return the error for ``part`` GiB of weights per node, and what to take instead."""
+def check_size(request: ServeRequest, share: float, fit: Fit) -> None:
+    """Raise HostError if a node's part of the weights does not fit ``share`` of its memory."""
+    if fit.is_enough:
+        return
+
     pool = request.memory
     weights = request.weights
-    margin = load_flag_rules().memory.margin_gib
-    room = (pool.gib or 0) * share - margin
-
-    size = f"{part:.0f}"
+    size = f"{fit.weights_gib / fit.nodes:.0f}"
     source = ""
     if weights and weights.is_least:
         size = f"at least {size}"
         source = f" (by {weights.source})"
 
-    preset = request.node.preset
-    ways_out = [(preset.instead if preset else "") or "a checkpoint in fewer bits"]
-    rest = ""
-    if not pool.shared:
-        ways_out.append(f"a GPU with {math.ceil((part + margin) / share)} GiB")
-        ways_out.append("for a line that a Spark runs: --target gb10")
-    else:
-        rest = "; the CPU needs the rest of the memory"
-        if 0 < fitting_nodes <= _MOST_NODES:
-            way = f"{fitting_nodes} nodes: --role head --nodes {fitting_nodes}"
-            ways_out.insert(0, way)
+    margin = load_flag_rules().memory.margin_gib
+    rest = "; the CPU needs the rest of the memory" if pool.shared else ""
 
-    return HostError(
+    raise HostError(
         f"{request.model} does not fit: {size} GiB of weights per node{source}, and there is room "
-        f"for {max(room, 0):.0f}",
+        f"for {max(fit.room_gib, 0):.0f}",
         why=f"{share:.2f} of {pool.gib:.1f} GiB ({pool.whose}), less {margin:.0f} for "
         f"activations and the least KV cache{rest}",
-        hint="take " + "; or ".join(ways_out),
+        hint="take " + "; or ".join(_ways_out(request, share, fit)),
     )
+
+
+def _ways_out(request: ServeRequest, share: float, fit: Fit) -> list[str]:
+    """Return what to take instead of a model that does not fit, the best first."""
+    preset = request.node.preset
+    instead = (preset.instead if preset else "") or "a checkpoint in fewer bits"
+
+    if not request.memory.shared:
+        margin = load_flag_rules().memory.margin_gib
+        enough = math.ceil((fit.weights_gib / fit.nodes + margin) / share)
+        return [
+            instead,
+            f"a GPU with {enough} GiB",
+            "for a line that a Spark runs: --target gb10",
+        ]
+
+    nodes = fit.fitting_nodes
+    if 0 < nodes <= _MOST_NODES:
+        return [f"{nodes} nodes: --role head --nodes {nodes}", instead]
+    return [instead]

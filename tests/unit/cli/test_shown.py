@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 
 from patchkit import __version__, cli
 from patchkit.cli import out
-from patchkit.cli.out import PERIOD, Data, finding_blocks, finding_lines, progress
 from patchkit.cli.patch.verdict_view import diff_blocks
+from patchkit.cli.progress import PERIOD, progress
+from patchkit.cli.render import Data, finding_blocks, finding_lines
 from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level, finding
 from patchkit.patching.fix import State

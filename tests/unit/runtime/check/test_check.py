@@ -38,6 +38,8 @@ def run(*arguments):
 def test_a_file_as_guides_have_it():
     expected = [
         (1, "warning", "the value of HF_TOKEN is in the file"),
+        (1, "warning", "HF_TOKEN: a comment behind the value"),
+        (1, "note", "HF_TOKEN and 2 more: quotes"),
         (3, "warning", "VLLM_API_KEY has a placeholder for its value"),
         (4, "warning", "WORKER_IP=<worker-ip>: still to be filled in"),
         (5, "error", "VLLM_HOST_IP=<this-node>: still to be filled in"),
@@ -46,6 +48,7 @@ def test_a_file_as_guides_have_it():
             "warning",
             "NCCL_DEBUG=verbose: it takes VERSION, WARN, INFO, ABORT, TRACE",
         ),
+        (7, "warning", "NCCL_IB_HCA=rocep1s0f0: without roceP2p1s0f0"),
     ]
     actual = found(
         (FILES / "config.local.env").read_text(), "config.local.env", **SPARKS
@@ -110,7 +113,11 @@ def test_a_comment_silences_by_id():
     ):
         text = f"{comment}vllm serve m \\\n  --enforce-eager \\\n  --gpu-memory-utilization 0.95\n"
         assert {each.id for each in check_text(text, "x.sh")} == ids
-        assert check_text("NCCL_IB_TIMEOUT=99 # patchkit: ignore value\n") == ()
+        kept = {
+            each.id
+            for each in check_text("NCCL_IB_TIMEOUT=99 # patchkit: ignore value\n")
+        }
+        assert kept == {"comment-behind-value"}
 
 
 def test_every_finding_has_an_id_and_a_next_step():
@@ -159,6 +166,26 @@ def test_what_this_host_does_not_have(copied):
         (4, "warning", "UCX_NET_DEVICES=rocep1s0f0:1,enp1s0f1np1: enp1s0f1np1 is down"),
         (5, "warning", "NCCL_IB_HCA=mlx5_0:1: this host has no RDMA device mlx5_0"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "missed"),
+    [
+        ("cable_port0", "rocep1s0f0", True),
+        ("one_twin", "rocep1s0f0", True),  # without an address it works all the same
+        ("second_half_only", "roceP2p1s0f0", False),
+        ("random_twin", "rocep1s0f0", False),  # with it `ibv_modify_qp` fails
+        ("pair_and_switch", "rocep1s0f1", False),  # it is down
+        ("renamed", "", True),  # by the host, not by names
+    ],
+)
+def test_a_half_of_a_cage_is_missed_unless_env_leaves_it_out(
+    tmp_path, name, device, missed
+):
+    host = probe(hosts.build(tmp_path, name), environment={})
+    device = device or next(each.name for each in host.rdma if each.active)
+    whats = [what for _, _, what in found(f"NCCL_IB_HCA={device}\n", host=host)]
+    assert any("the other half of the cage" in what for what in whats) is missed
 
 
 # The command

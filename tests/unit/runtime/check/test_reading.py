@@ -75,8 +75,16 @@ YAML_VARIABLES = [
         + "    environment:\n      <<: *e\n      D_E: f\n",
         [
             "2 A_B=c",
+            "2 A_B=c",
             "8 D_E=f",
-        ],  # where it is written
+        ],  # where it is written, and where it is merged
+    ),
+    (
+        (
+            "spec:\n  containers:\n  - image: i\n    env:\n    - name: A_B\n      value: 'c'\n"
+            "    - name: D_E\n      valueFrom: {secretKeyRef: {name: s, key: k}}\n"
+        ),
+        ["6 A_B=c"],
     ),
     ("A_B: c\nmodel:\n  D_E: f\n", []),
     (SERVICE + "    command: bash -c 'export A_B=c; run'\n", ["4 A_B=c"]),
@@ -102,6 +110,21 @@ YAML_SERVERS = [
         "      exec vllm serve m\n      --x 2\n",
         "8 vllm serve m --x 2",
     ),
+    (
+        "containers:\n- image: v/vllm-openai:v1\n  args: ['--model', m]\n",
+        "3 vllm serve --model m",
+    ),
+    (
+        (
+            "containers:\n- image: i\n  command: [/bin/sh, -c]\n  args:\n  - |\n    set -e\n"
+            "    vllm serve m\n"
+        ),
+        "7 vllm serve m",
+    ),
+    (
+        "container: i\ncommand: |\n  vllm serve m \\\n    --host 1\n",
+        "3 vllm serve m --host 1",
+    ),
 ]
 DOCKERFILES = [
     (
@@ -111,22 +134,22 @@ DOCKERFILES = [
     ("FROM a\nARG X=1\nENV D_E=$X\nRUN echo 'export D_E=f'\n", ["3 D_E?"]),
     (
         "FROM a\nRUN --mount=type=cache,target=/x export A_B=c && \\\n  run\n",
-        [],
+        ["2 A_B=c"],
     ),
     ('FROM a\nCMD ["vllm", "serve", "m", \\\n  "--x"]\n', ["2 vllm serve m --x"]),
     ('FROM v/vllm-openai:v1\nCMD ["--model", "m"]\n', ["2 vllm serve --model m"]),
     (
         'FROM a\nENTRYPOINT ["vllm", "serve"]\nCMD ["m"]\n',
-        ["1 vllm serve", "3 vllm serve m"],
+        ["2 vllm serve", "3 vllm serve m"],
     ),
     ('FROM a\nCMD ["vllm","serve","m","--x","a b"]\n', ["2 vllm serve m --x a b"]),
     (
         'FROM a\nENTRYPOINT ["vllm","serve"]\nCMD ["m"]\n',
-        ["1 vllm serve", "3 vllm serve m"],
+        ["2 vllm serve", "3 vllm serve m"],
     ),
     (
         'FROM a\ncmd ["vllm","serve",\\\n  # no\n"m\\\nn","it\'s"]\nRUN vllm serve x\n',
-        ["2 vllm serve mn it's"],
+        ["4 vllm serve mn it's", "6 vllm serve x"],
     ),
     ('FROM a\nCMD ["bash","-c","cd x\\nvllm serve \\"m\\""]\n', ["2 vllm serve m"]),
     ("FROM a\nCMD [vllm,serve,m]\n", []),
@@ -149,11 +172,7 @@ def test_which_variables_are_set():
             "A_B=c\nif x; then\n  D_E=f\nfi\nexport G_H=i\n",
             ["1 A_B=c", "3 D_E=f", "5 G_H=i"],
         ),
-        (
-            "x.json",
-            '{"services":\n  {"a": {"environment": {"A_B": "c"}}}}',
-            ["2 A_B=c"],
-        ),
+        ("x.json", '{"env":\n\t{"A_B": "c"}}', ["2 A_B=c"]),
         *(("Dockerfile", *row) for row in DOCKERFILES[:3]),
     ):
         assert variables(text, where) == expected
@@ -215,8 +234,7 @@ def test_our_own_files_are_read_in_every_format():
         ("x.yaml", "[" * 100_000, 1, "error", "not-yaml"),
         ("x.yaml", "a: &a\n  b: *a\n", 2, "error", "not-yaml"),
         ("x.yaml", "a: b\n\x01", 2, "error", "not-yaml"),
-        ("x.yaml", "a: 1\n{{- if .Values.b }}\nc: 2\n", 3, "error", "not-yaml"),
-        ("x.yaml", "kind: Pod\nspec: {}\n", 1, "note", "not-read"),
+        ("x.yaml", "a: 1\n{{- if .Values.b }}\nc: 2\n", 3, "note", "template"),
         ("x.py", "def f(:\n", 1, "note", "not-read"),
     ],
 )

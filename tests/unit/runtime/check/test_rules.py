@@ -338,6 +338,52 @@ LIMITS = [
     ("x.sh", f"{SERVE} --gpu-memory-utilization 0.95 --kv-cache-memory-bytes 9G"),
 ]
 
+# What well-known variables keep for a script that starts a server.
+EXTRA = (
+    "--kv-cache-dtype fp8 --swap-space 32 --gpu-memory-utilization 0.88 --own-flag 1"
+)
+SWAP = (
+    "error vLLM 0.33.0 has no --swap-space of VLLM_EXTRA_ARGS; 0.11.1 to 0.17.1 had it"
+)
+SHARE = "note --gpu-memory-utilization 0.88 of VLLM_EXTRA_ARGS: more than 0.85"
+UTIL = "warning --gpu-memory-utilization 0.95 of GPU_MEMORY_UTIL: more than 0.85"
+NEW = "vllm/vllm-openai:v0.33.0"
+KEPT = [
+    (
+        "x.sh",
+        f'docker run -e GPU_MEMORY_UTIL=0.95 \\\n -e VLLM_EXTRA_ARGS="{EXTRA}" {NEW} m',
+        *(UTIL, SWAP, SHARE),
+    ),
+    ("compose.yaml", compose(NEW, f"VLLM_EXTRA_ARGS: {EXTRA}"), SWAP, SHARE),
+    ("compose.yaml", compose(NEW, f"- VLLM_EXTRA_ARGS={EXTRA}"), SWAP, SHARE),
+    (
+        "Dockerfile",
+        f'FROM {NEW}\nENV VLLM_EXTRA_ARGS="{EXTRA}" GPU_MEMORY_UTIL=0.95',
+        SWAP,
+        SHARE,
+        UTIL,
+    ),
+    (
+        "x.env",
+        "VLLM_SERVE_OPTS=--swap-space 4",
+        "warning VLLM_SERVE_OPTS: blanks",
+        "note --swap-space 4 of VLLM_SERVE_OPTS is better left out",
+    ),
+    ("x.env", "GPU_MEMORY_UTIL=0.95", UTIL),
+    (
+        "x.env",
+        'VLLM_ARGS="--quantization blah"',
+        "note VLLM_ARGS: quotes",
+        "warning --quantization",
+    ),
+    ("x.sh", "GPU_MEMORY_UTIL=0.95\nrun-it", UTIL),
+    # Not the value itself, of another program, or no share.
+    (
+        "x.sh",
+        'GPU_MEMORY_UTIL="${1:-0.95}"\nVLLM_ARGS="--gpu-memory-utilization $SHARE"',
+    ),
+    ("x.env", "GPU_MEMORY_UTIL=0.80\nGPU_MEM_UTIL=high\nSGLANG_ARGS=--swap-space=4"),
+]
 PLAN = "VLLM_ENABLE_STARTUP_PLAN=1"
 
 
@@ -357,6 +403,7 @@ def test_the_startup_plan_is_fine_elsewhere(text, vllm):
 
 def test_what_a_rule_says():
     texts = (
+        *KEPT,
         *NAMES,
         *VERSIONS,
         *VALUES,

@@ -1,0 +1,371 @@
+"""Print the blocks that a verb yields below ``@rendered``: with --json only each ``Record``.
+
+Without --json everything else is printed: lines, findings, tables, and ``Data`` for programs.
+``ExitCode`` sets the code that the verb ends with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import functools
+from collections import Counter
+from collections.abc import (
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from dataclasses import dataclass
+from typing import Any, cast
+
+import click
+
+from patchkit.cli.out import (
+    PATH,
+    LaidOut,
+    Shown,
+    bold,
+    data,
+    dim,
+    print_json,
+    say,
+    spelled,
+    style,
+    table,
+)
+from patchkit.errors import UsageError
+from patchkit.finding import Finding, Level
+from patchkit.quoting import quoted
+from patchkit.target import Load
+
+Verb = Callable[..., Any]
+Option = Callable[[Any], Any]
+Row = tuple[str, ...]
+Lines = Iterator[str]
+Fields = dict[str, Any]
+
+
+def option(*words: str, **settings: Any) -> Option:
+    """Return an option: its names, one with its metavar as in ``--jobs N``, then its help."""
+    *declarations, text = words
+    names = []
+    for declaration in declarations:
+        name, _, metavar = declaration.partition(" ")
+        names.append(name)
+        if metavar:
+            settings["metavar"] = metavar
+    return click.option(*names, help=text, **settings)
+
+
+def flag(*words: str) -> Option:
+    """Return an option without a value; the last word is its help."""
+    return option(*words, is_flag=True)
+
+
+as_json = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON for machines."
+)
+verbose_option = flag("-v", "--verbose", "Show all of it.")
+dry_run_option = flag("--dry-run", "Only say what would be done.")
+house_option = option(
+    "--dir",
+    "house",
+    "Folder of wheels.",
+    type=PATH,
+    default="wheelhouse",
+    show_default=True,
+)
+
+LOAD_STYLES: Mapping[Load, Mapping[str, Any]] = {
+    Load.EXACT: {"fg": "green"},
+    Load.FAMILY: {"fg": "green"},
+    Load.COMPATIBLE: {"fg": "cyan"},
+    Load.JIT: {"fg": "yellow"},
+    Load.NONE: {"dim": True},
+}
+# Sign and style of each level.
+MARKS: Mapping[Level, tuple[str, Mapping[str, Any]]] = {
+    Level.ERROR: ("✗", {"fg": "red", "bold": True}),
+    Level.WARNING: ("!", {"fg": "yellow"}),
+    Level.NOTE: ("-", {"dim": True}),
+    Level.UNKNOWN: ("?", {"fg": "cyan"}),
+    Level.OK: ("✓", {"fg": "green"}),
+}
+_WHOLE = 1000  # characters: click cuts the help of a command to the width
+# Levels that a summary does not count by their names.
+_COUNTED = {Level.UNKNOWN: "not checked", Level.OK: "fine"}
+
+
+def mark(level: Level) -> Shown:
+    """Return the sign that the line of a finding begins with."""
+    sign, styles = MARKS[level]
+    return style(sign, **styles) + " "
+
+
+GOOD = mark(Level.OK)
+BAD = mark(Level.ERROR)
+UNSURE = mark(Level.UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A value for --json; ``line`` prints it as one line, as for an event."""
+
+    value: object
+    line: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Text for programs, without --json: printed byte for byte."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExitCode:
+    """The code that a verb ends with; the highest of several counts."""
+
+    code: int
+
+
+Block = str | Record | Data | ExitCode
+Blocks = Iterator[Block]
+
+
+class VerbGroup(click.Group):
+    """A verb with commands; its help shows the whole first sentence of each."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, *words = args
+        names = self.list_commands(ctx)
+        if name in names or name.startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+
+        verb = str(ctx.info_name)
+        similar = difflib.get_close_matches(name, names, n=1)
+        completed = [*similar, *words] if similar else ["--help"]
+        raise UsageError(
+            f"`patchkit {verb}` has no command {name!r}; it has {', '.join(names)}",
+            hint=quoted("patchkit", verb, *completed),
+        )
+
+    def format_commands(  # click's signature
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        formatter: click.HelpFormatter,
+    ) -> None:
+        rows = []
+        for name, command in sorted(self.commands.items()):
+            rows.append((name, command.get_short_help_str(_WHOLE)))
+
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def with_options(*options: Option) -> Callable[[Verb], Verb]:
+    """Return a decorator that adds options to a verb; help shows them in this order."""
+
+    def decorate(verb: Verb) -> Verb:
+        for add_option in reversed(options):
+            verb = add_option(verb)
+        return verb
+
+    return decorate
+
+
+def rendered(verb: Callable[..., Iterator[Block]]) -> Verb:
+    """Add --json to a verb, and print the blocks that it yields."""
+
+    @as_json
+    @functools.wraps(verb)
+    def wrapped(*arguments: Any, as_json: bool, **options: Any) -> None:
+        exit_code = 0
+        blocks = cast("Generator[Block]", verb(*arguments, **options))
+
+        # Closed even after an error: a folder that the verb unpacked is removed then.
+        with contextlib.closing(blocks):
+            for block in blocks:
+                if isinstance(block, ExitCode):
+                    exit_code = max(exit_code, block.code)
+                else:
+                    _print_block(block, as_json=as_json)
+
+        if exit_code:
+            raise SystemExit(exit_code)
+
+    return wrapped
+
+
+def _print_block(block: str | Record | Data, *, as_json: bool) -> None:
+    is_record = isinstance(block, Record)
+    if is_record != as_json:
+        return
+
+    match block:
+        case Record():
+            indent = None if block.line else 1
+            print_json(block.value, indent=indent)
+        case Data():
+            data(block.text)
+        case _:
+            say(block)
+
+
+def lead_word(word: str, colour: str = "yellow") -> Shown:
+    """Return the coloured word that a line begins with: ``beware``, ``silent``."""
+    return style(word, fg=colour) + " "
+
+
+def note(text: str) -> Shown:
+    """Return a line that is worth knowing, and no fault."""
+    return lead_word("note") + text
+
+
+def fact_lines(facts: Mapping[str, object]) -> Sequence[LaidOut]:
+    """Return a block of names and values; empty values are left out."""
+    rows = []
+    for name, value in facts.items():
+        if text := cell_text(value):
+            rows.append((dim(name), text))
+
+    return table(rows, indent="  ")
+
+
+def cell_text(value: object) -> str:
+    """Return a value as text: a sequence with commas, nothing for None."""
+    match value:
+        case str():
+            return value  # a styled text stays one
+        case Mapping():
+            return ", ".join(f"{name} {item}" for name, item in value.items())
+        case list() | tuple():
+            return ", ".join(map(str, value))
+    return "" if value is None else str(value)
+
+
+def dashed(*cells: str) -> Row:
+    """Return cells with a dash for empty ones."""
+    return tuple(cell or "-" for cell in cells)
+
+
+def counted_noun(count: int, noun: str, plural: str = "") -> str:
+    """Return ``1 file``, ``2 files``."""
+    if count != 1:
+        noun = plural or f"{noun}s"
+    return f"{count:,} {noun}"
+
+
+def count_loads(loads: Mapping[Load, int]) -> str:
+    """Return ``33 family, 19 none``, best first."""
+    return ", ".join(f"{loads[load]} {load}" for load in sorted(loads, reverse=True))
+
+
+def gigabytes(size: float) -> str:
+    """Return a number of bytes as ``1.5 GB``, ``2.0 MB`` or ``3.1 kB``."""
+    for unit, bytes_per_unit in (("GB", 1e9), ("MB", 1e6)):
+        if size >= bytes_per_unit / 10:
+            return f"{size / bytes_per_unit:,.1f} {unit}"
+
+    return f"{size / 1e3:,.1f} kB"
+
+
+def finding_lines(findings: Sequence[Finding], *, verbose: bool) -> Iterator[Shown]:
+    """Yield errors and warnings whole, then how many other findings there are; or all of them."""
+    levels = {Level.ERROR, Level.WARNING}
+    if verbose:
+        levels.add(Level.NOTE)
+    shown_whole = [finding for finding in findings if finding.level in levels]
+    yield from finding_blocks(shown_whole, verbose=verbose)
+
+    checks = findings if verbose else list(filter(_is_gpu_unchecked, findings))
+    for level in (Level.UNKNOWN, Level.OK):
+        for check in checks:
+            if check.level is level:
+                yield mark(level) + bold(check.where) + f"  {_subject(check)}"
+
+    yield finding_summary(findings)
+
+
+def finding_blocks(
+    findings: Iterable[Finding], *, verbose: bool = False
+) -> Iterator[Shown]:
+    """Yield each finding whole; those of the same place, reason and cure are one."""
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in findings:
+        place = f"{finding.where}:{finding.line}" if finding.where else finding.what
+        key = (finding.level, place, finding.why, finding.hint)
+        groups.setdefault(key, []).append(finding)
+
+    for group in groups.values():
+        finding = group[0]
+        yield from _group_lines(group)
+        yield from _labelled_lines("why", finding.why)
+
+        shows_evidence = verbose or finding.level is Level.ERROR
+        if finding.sure and shows_evidence:
+            evidence = (finding.sure, finding.source, finding.holds)
+            yield dim(f"  sure:  {'; '.join(filter(None, evidence))}")
+
+        yield from _labelled_lines("next", spelled(finding.hint))
+        yield from _labelled_lines("costs", finding.costs)
+
+
+def _group_lines(group: Sequence[Finding]) -> Iterator[Shown]:
+    """Yield the place of findings, then each of them."""
+    finding = group[0]
+    where = f"{finding.where}:{finding.line}" if finding.line else finding.where
+    head = mark(finding.level) + bold(where)
+    if len(group) == 1:
+        gap = "  " if where else ""
+        yield head + gap + _subject(finding)
+        return
+
+    yield head
+    for finding in group:
+        yield Shown("  ") + _subject(finding)
+
+
+def _subject(finding: Finding) -> str:
+    if not finding.about:
+        return finding.what
+    return f"{finding.about}: {finding.what}"
+
+
+def _labelled_lines(name: str, text: str) -> Iterator[Shown]:
+    label = f"{name}:"
+    for line in text.split("\n"):
+        if line:
+            yield Shown("  ") + label.ljust(7) + line
+            label = ""
+
+
+def _is_gpu_unchecked(finding: Finding) -> bool:
+    """Return whether the GPU was not checked, so that nothing can be called fine."""
+    return finding.level is Level.UNKNOWN and finding.about == "gpu-throttled"
+
+
+def finding_summary(findings: Sequence[Finding]) -> Shown:
+    """Return one line: how many findings there are of each level."""
+    counts = Counter(finding.level for finding in findings)
+    parts = []
+    for level in Level:
+        if count := counts[level]:
+            word = _COUNTED.get(level)
+            parts.append(f"{count:,} {word}" if word else counted_noun(count, level))
+
+    text = ", ".join(parts) or "nothing found"
+    if counts.keys() & {Level.NOTE, Level.UNKNOWN}:
+        text += "; -v shows all"
+
+    sign = GOOD
+    if counts.keys() & {Level.ERROR, Level.WARNING}:
+        sign = BAD
+    elif Level.OK not in counts or any(map(_is_gpu_unchecked, findings)):
+        sign = UNSURE
+    return sign + text

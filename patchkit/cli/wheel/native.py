@@ -1,0 +1,177 @@
+"""Compile a library's PTX ahead of time: `patchkit native`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from patchkit.cli.options import (
+    offline_option,
+)
+from patchkit.cli.out import (
+    PATH,
+    next_verb,
+    record_fields,
+    style,
+    table,
+)
+from patchkit.cli.progress import progress
+from patchkit.cli.render import (
+    GOOD,
+    Blocks,
+    Lines,
+    Record,
+    Row,
+    counted_noun,
+    flag,
+    note,
+    option,
+    rendered,
+)
+from patchkit.target import DEFAULT_TARGET, Target, targets
+from patchkit.wheel.device.first_use import compile_seconds, first_use_phrase
+from patchkit.wheel.native.assemble import Assembler
+from patchkit.wheel.native.installed import make_installed_native, revert_installed
+from patchkit.wheel.native.listing import DeviceLibrary, find_site, list_libraries
+from patchkit.wheel.native.make import NativeLibrary
+from patchkit.wheel.native.new_wheel import write_native_library, write_native_wheel
+
+
+@click.command
+@click.argument(
+    "path", metavar="WHEEL|LIBRARY|ENVIRONMENT", type=click.Path(path_type=Path)
+)
+@option(
+    "--target",
+    "name",
+    f"Device to compile for; default: {DEFAULT_TARGET}.",
+    type=click.Choice(list(targets())),
+    default=DEFAULT_TARGET,
+)
+@flag("--write", "Assemble it: in place, or as a new file.")
+@flag("--revert", "Put an environment's own libraries back.")
+@flag("--force", "Revert edited or damaged files, too.")
+@option("-o", "--output", "Folder of the new file.", type=PATH, default=Path())
+@offline_option
+@rendered
+def native_command(
+    path: Path,
+    name: str,
+    write: bool,
+    revert: bool,
+    force: bool,
+    output: Path,
+    offline: bool,
+) -> Blocks:
+    """Show the code that a device compiles at first use, and how long that takes; or compile it.
+
+    \b
+      patchkit native bitsandbytes-0.50.2-py3-none-manylinux_2_24_aarch64.whl
+      patchkit native .venv --write
+
+    A driver compiles PTX where a library has no machine code for the device: on one core, before
+    the first call returns, again in every fresh container. --write compiles it once with the pinned
+    ptxas. A wheel becomes a new one with a version of its own; an environment is changed in place,
+    with a ledger, and --revert takes that back. NVIDIA's own libraries are listed, and never
+    rewritten.
+    """
+    target = targets()[name]
+    if revert:
+        yield from _revert_blocks(path, force=force)
+    elif write:
+        yield from _write_blocks(path, target, output, offline=offline)
+    else:
+        yield from _list_blocks(path, target)
+
+
+def _revert_blocks(path: Path, *, force: bool) -> Blocks:
+    restored = revert_installed(find_site(path), force=force)
+    yield Record({"restored": restored})
+    if count := sum(map(len, restored.values())):
+        yield GOOD + f"put back as upstream shipped it: {counted_noun(count, 'file')}"
+    else:
+        yield "nothing to do: patchkit has changed no library here"
+
+
+def _list_blocks(path: Path, target: Target) -> Blocks:
+    libraries = list_libraries(path, target)
+    fields = []
+    for library in libraries:
+        seconds = compile_seconds(library.entries)
+        compiled = {"compiled": len(library.entries), "seconds": seconds}
+        fields.append(record_fields(library, "entries") | compiled)
+
+    yield Record({"target": target.name, "libraries": fields})
+
+    slowest_first = sorted(libraries, key=lambda row: -compile_seconds(row.entries))
+    heads = ("library", "fat binaries", "compiled", "at first use", "")
+    yield from table(map(_library_row, slowest_first), heads=heads)
+
+    entries = [entry for library in libraries for entry in library.entries]
+    if entries:
+        yield note(f"on {target.title}, {first_use_phrase(entries)}")
+    elif libraries:
+        yield GOOD + f"on {target.title} nothing is compiled at first use"
+    else:
+        yield "nothing here holds device code"
+    if any(library.writable for library in libraries):
+        yield next_verb("native", path, "--write", where="to compile it now")
+
+
+def _library_row(library: DeviceLibrary) -> Row:
+    entries = library.entries
+    return (
+        library.name,
+        str(library.fat_binaries),
+        style(str(len(entries)), fg="yellow" if entries else None),
+        f"{compile_seconds(entries):.0f} s" if entries else "-",
+        "NVIDIA's" if library.closed else "",
+    )
+
+
+def _write_blocks(path: Path, target: Target, output: Path, *, offline: bool) -> Blocks:
+    """Assemble the PTX of an environment in place, or of a file into a new one."""
+    new_file = None
+    with progress() as report:
+        assembler = Assembler(offline=offline, progress=report("Fetching the compiler"))
+        if path.is_dir():
+            bar = report("Assembling PTX")
+            site = find_site(path)
+            libraries = make_installed_native(site, target, assembler, bar)
+        else:
+            is_wheel = path.suffix == ".whl"
+            write_file = write_native_wheel if is_wheel else write_native_library
+            written = write_file(path, output, target, assembler, report)
+            libraries = written.libraries
+            new_file = written.path
+
+    yield Record(
+        {
+            "target": target.name,
+            "wheel": new_file,
+            "libraries": libraries,
+        }
+    )
+
+    for library in libraries:
+        yield from _written_lines(library)
+
+    if new_file:
+        yield GOOD + f"{new_file}  {new_file.stat().st_size / 1e6:.1f} MB"
+    elif libraries:
+        yield next_verb("native", path, "--revert", where="to take it back")
+    else:
+        yield "nothing to do: the device compiles nothing here"
+
+
+def _written_lines(library: NativeLibrary) -> Lines:
+    """Yield how much of a library was assembled, and which parts stay PTX."""
+    if library.path:
+        count = counted_noun(len(library.ptx), "fat binary", "fat binaries")
+        yield GOOD + f"{library.name}: {count} assembled"
+    for reason in library.refused:
+        yield note(f"{reason}; it stays as it is")
+    for row in library.unreached:
+        place = f"{row.name} of {library.name}"
+        yield note(f"{place} stays PTX: {row.source} never calls it")

@@ -1,0 +1,192 @@
+"""Repack upstream's wheel: `patchkit repack`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from patchkit.cli.options import (
+    Selection,
+    choose_sandbox,
+    offline_option,
+    request_options,
+    trust_source,
+)
+from patchkit.cli.out import (
+    Shown,
+    bold,
+    record_fields,
+    style,
+    table,
+    tell,
+)
+from patchkit.cli.patch.verdict_view import proof_lines, verdict_fields, verdict_lines
+from patchkit.cli.progress import progress
+from patchkit.cli.render import (
+    GOOD,
+    Blocks,
+    Fields,
+    Record,
+    Row,
+    count_loads,
+    flag,
+    house_option,
+    note,
+    option,
+    rendered,
+    verbose_option,
+)
+from patchkit.cli.wheel.build import cpu_option, install_steps
+from patchkit.cli.wheel.inspect_view import for_any_python
+from patchkit.errors import UsageError
+from patchkit.patching.fix import State
+from patchkit.patching.recipe import load_recipe
+from patchkit.target import Load
+from patchkit.wheel.device.libraries import Judged, Use
+from patchkit.wheel.native.assemble import Assembler
+from patchkit.wheel.vllm.repack import Repacked, repack_wheel
+from patchkit.wheel.vllm.repack_origin import find_wheel
+from patchkit.wheel.wheelhouse.contents import (
+    check_folder,
+)
+
+_USES: Mapping[Use, Mapping[str, Any]] = {
+    Use.LOST: {"fg": "yellow"},
+    Use.ABSENT: {"fg": "yellow"},
+    Use.UNKNOWN: {"fg": "yellow"},
+    Use.PARTLY: {"fg": "yellow"},
+    Use.LOADS: {"fg": "green"},
+    Use.JIT: {"fg": "green"},
+    Use.OTHER: {"dim": True},
+    Use.HOST: {"dim": True},
+}
+
+
+@click.command
+@click.argument("wheel", metavar="vllm==X.Y.Z|WHEEL")
+@cpu_option
+@request_options
+@flag("--native", "Compile the code for the device now.")
+@flag("--keep-libraries", "With --native: keep those of other devices.")
+@option("--sha256 HEX", "SHA-256 of a wheel that is not locked.")
+@offline_option
+@trust_source
+@house_option
+@verbose_option
+@rendered
+def repack_command(
+    wheel: str,
+    selection: Selection,
+    house: Path,
+    trusted: bool,
+    verbose: bool,
+    **options: Any,
+) -> Blocks:
+    """Repack upstream's wheel with the fixes that are Python or data, under a version of its own.
+
+    \b
+      patchkit repack vllm==0.33.0
+      patchkit repack vllm==0.33.0 --native
+
+    Its kernels stay as they are. If they do not load on the device, nothing is written, and only a
+    build from source helps.
+    """
+    began = time.monotonic()
+    request = selection.request()
+    if options["keep_libraries"] and not options["native"]:
+        what = "--keep-libraries is for --native: without it, all libraries stay"
+        raise UsageError(what)
+
+    check_folder(house)  # before a wheel is fetched and read
+    offline = options["offline"]
+    with (
+        progress() as report,
+        find_wheel(
+            wheel,
+            options["cpu"] or request.target.cpu,
+            sha256=options["sha256"],
+            offline=offline,
+            report=report,
+            check=load_recipe("vllm").check,
+        ) as origin,
+    ):
+        assembler = None
+        if options["native"]:
+            bar = report("Fetching the compiler")
+            assembler = Assembler(offline=offline, progress=bar)
+
+        is_locked = origin.locked and not request.patches
+        repacked = repack_wheel(
+            origin,
+            request,
+            house,
+            report=report,
+            say=tell,
+            assembler=assembler,
+            keep_libraries=options["keep_libraries"],
+            sandboxed=choose_sandbox(locked=is_locked, trusted=trusted),
+        )
+
+    seconds = time.monotonic() - began
+    yield Record(_repacked_fields(repacked, seconds))
+
+    upstream = "upstream's" if repacked.source["upstream"] else "not upstream's"
+    release = bold(f"vllm {repacked.version}")
+    origin_text = f"{repacked.source['file']} ({upstream})"
+    yield release + f"  {origin_text}  →  {request.target.title}"
+    yield from _library_lines(repacked.libraries, verbose=verbose)
+
+    verdicts = repacked.outcome.verdicts
+    applied = [verdict for verdict in verdicts if verdict.state is State.APPLIED]
+    yield from verdict_lines(applied, verbose=verbose)
+    yield from proof_lines(repacked.outcome.proofs, verbose=verbose)
+    yield from map(note, repacked.notes)
+
+    what = f"{repacked.wheel}  {repacked.size / 1e6:.1f} MB, {seconds:.0f} s"
+    if repacked.fresh:
+        yield GOOD + what
+    else:
+        yield f"nothing to do, it is there already: {what}"
+    yield from install_steps(repacked.wheel, repacked.facts)
+
+
+def _repacked_fields(repacked: Repacked, seconds: float) -> Fields:
+    return {
+        **record_fields(repacked, "version", "outcome", "libraries"),
+        "libraries": list(map(_library_fields, repacked.libraries)),
+        "fixes": list(map(verdict_fields, repacked.outcome.verdicts)),
+        "proofs": repacked.outcome.proofs,
+        "seconds": round(seconds, 1),
+    }
+
+
+def _library_fields(library: Judged) -> Fields:
+    return {
+        **record_fields(library, "known", "loads"),
+        "told": library.phrase,
+        "required": bool(library.known and library.known.required),
+        "fat_binaries": {
+            str(load): library.loads[load] for load in sorted(Load, reverse=True)
+        },
+    }
+
+
+def _library_lines(libraries: Sequence[Judged], *, verbose: bool) -> Sequence[str]:
+    """Return the libraries by their use on the device; or a row for each."""
+    rows: list[Row] = []
+    names_by_use: dict[Shown, dict[str, None]] = {}
+    for use, styles in _USES.items():
+        for library in libraries:
+            if library.use is use:
+                title = style(use.value, **styles)
+                name = library.name.removeprefix("vllm/")
+                rows.append((title, name, count_loads(library.loads) or "-"))
+                names_by_use.setdefault(title, {})[for_any_python(name)] = None
+
+    if verbose:
+        return table(rows, heads=("on the device", "library", "fat binaries"))
+    return [title + f": {', '.join(names)}" for title, names in names_by_use.items()]
