@@ -15,9 +15,9 @@ _LONGEST_PATH = 1024  # bytes: below a root it must fit into PATH_MAX, which is 
 
 
 def is_plain(path: str) -> bool:
-    """Return whether a path is relative and has one spelling: no ``..``, no empty part.
+    """Return whether a path is relative, without ``.``, ``..``, empty parts and NUL.
 
-    A path that is too long for a file system, or for any release, is not plain either.
+    A path that is too long is not plain either.
     """
     parts = path.encode(errors="surrogatepass").split(b"/")
     if len(path) > _LONGEST_PATH or max(map(len, parts)) > _LONGEST_NAME:
@@ -32,7 +32,7 @@ def _require_plain(path: str) -> None:
 
 
 PlainPath = Annotated[Utf8, _require_plain]
-"""A path of a record that leads nowhere but below the root."""
+"""A relative path in a record that cannot lead out of its root."""
 
 
 def is_file(place: Path) -> bool:
@@ -44,10 +44,7 @@ def is_file(place: Path) -> bool:
 
 
 def place_inside(root: Path, path: str) -> Path:
-    """Return ``root/path``. Raises SourceError for a path that leads out, or through a link.
-
-    The target of a link may belong to somebody else.
-    """
+    """Return ``root/path``. Raises SourceError if it leads out of the root, or through a link."""
     place = root / path
     # An absolute path replaces the root in `root / path`.
     if ".." in PurePosixPath(path).parts or root not in place.parents:
@@ -68,7 +65,11 @@ def place_inside(root: Path, path: str) -> Path:
 
 
 def place_of(root: Path, path: str) -> Path:
-    """Return ``root/path``. Raises SourceError for links, DriftError for what is not a file."""
+    """Return ``root/path``, a regular file or a path without a file.
+
+    Raises SourceError as ``place_inside`` does; DriftError if the path, or a parent of it, is of
+    another kind.
+    """
     place = place_inside(root, path)
 
     count = len(PurePosixPath(path).parts) - 1

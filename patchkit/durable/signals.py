@@ -1,4 +1,4 @@
-"""Raise Ctrl-C, `kill` and a closed terminal where that is safe; hold them back where not."""
+"""Turn Ctrl-C, `kill` and a closed terminal into an exception; hold it back where it would harm."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from patchkit.errors import PatchkitError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-_blocks = 0  # that are not to be interrupted, one within another
-_pending: list[int] = []
+_blocks = 0  # depth of nested `deferred` blocks
+_pending: list[int] = []  # numbers of signals that came in a `deferred` block
 _committed: list[tuple[str, Path | None]] = []  # what was changed for good, and where
-_raised: WeakSet[Interrupted] = WeakSet()  # while they are on their way
+_raised: WeakSet[Interrupted] = WeakSet()  # interrupts that nobody has handled yet
 _raised_at = 0.0
-# Seconds: a signal that comes so soon does not disturb what the first one ends.
+# Seconds: another signal within this time is ignored, so that cleaning up is not interrupted.
 _SAME = 1.0
 
 
-# As KeyboardInterrupt, so that no `except Exception` swallows it.
+# No Exception, like KeyboardInterrupt, so that no `except Exception` swallows it.
 class Interrupted(BaseException):
-    """The arrival of one of SIGNALS. ``exit_code`` is 128 and its number, as shells have it.
+    """The arrival of one of SIGNALS.
 
-    Its text says what became of the changes of this process.
+    ``exit_code`` is 128 plus the number of the signal, as in shells. The text names the changes
+    that this process has committed.
     """
 
     def __init__(self, number: int) -> None:
@@ -43,7 +44,7 @@ class Interrupted(BaseException):
         _raised_at = time.monotonic()
 
     def __str__(self) -> str:
-        # A scratch tree is gone by now, and its changes with it.
+        # The changes of a scratch tree do not count: it is removed by now.
         lasting = [
             text for text, place in _committed if place is None or place.is_dir()
         ]
@@ -52,24 +53,24 @@ class Interrupted(BaseException):
 
 
 def raise_interrupts() -> None:
-    """Make SIGNALS raise Interrupted from now on; one that is ignored stays ignored."""
+    """Make SIGNALS raise Interrupted from now on, except a signal that is ignored already."""
     for number in SIGNALS:
-        # The caller chose that, as nohup does.
+        # A caller such as nohup chose to ignore it.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _strike)
     sys.unraisablehook = _strike_again
 
 
 def leave_interrupts() -> None:
-    """Let SIGNALS end the process from now on: all is done and said, and Python winds itself up.
+    """Let SIGNALS end the process from now on, for the time in which Python shuts down.
 
-    Interrupted would be raised there where nobody can catch it, and be printed with its traceback.
-    After an interrupt they are ignored: the exit code is decided.
+    Nobody could catch Interrupted then, and Python would print its traceback. After an interrupt
+    the signals are ignored, since the exit code is decided.
     """
-    # Python complains of a signal that comes while its handler is taken away.
+    # Python reports an error for a signal that comes while its handler is removed.
     former = signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, signal.SIGALRM))
 
-    # Python would take its handler away at the end, and the alarm then kill the process.
+    # At its end Python removes the handler of the alarm: a late alarm would kill the process.
     signal.setitimer(signal.ITIMER_REAL, 0)
     for number in SIGNALS:
         if signal.getsignal(number) is _strike:
@@ -79,7 +80,7 @@ def leave_interrupts() -> None:
 
 
 def _begin_child() -> None:
-    """Forget, after a fork, what is the parent's: a child has changed nothing yet."""
+    """Reset the state after a fork: the changes and signals of the parent are not the child's."""
     global _blocks
     _blocks = 0
     _pending.clear()
@@ -92,10 +93,10 @@ os.register_at_fork(after_in_child=_begin_child)
 
 @contextlib.contextmanager
 def unwrapped() -> Iterator[None]:
-    """Raise the Interrupted that an error of the block came from, instead of it.
+    """Raise Interrupted instead of an error of the block that an Interrupted caused.
 
-    Before Python 3.12, what strikes while a class gets its fields comes out as a RuntimeError; and
-    a library's own `finally` may fail over the half that was done, as libcst's do with a KeyError.
+    Before Python 3.12, an interrupt during the definition of a class comes out as a RuntimeError.
+    A `finally` of a library may fail after an interrupt, as those of libcst do with a KeyError.
     """
     try:
         yield
@@ -107,13 +108,13 @@ def unwrapped() -> Iterator[None]:
 
 
 def _interrupt_behind(error: BaseException) -> Interrupted | None:
-    """Return the interrupt that an error came from."""
+    """Return the interrupt that caused an error, None if none did."""
     origin: BaseException | None = error
     while origin is not None:
         if isinstance(origin, Interrupted):
             return origin
         if isinstance(origin, PatchkitError | OSError):
-            # What fails while an interrupted change is put away has to be said.
+            # A failure to clean up after an interrupt must be shown: follow explicit causes only.
             origin = origin.__cause__
         else:
             origin = origin.__cause__ or origin.__context__
@@ -121,7 +122,7 @@ def _interrupt_behind(error: BaseException) -> Interrupted | None:
 
 
 def _strike_again(unraisable: Any) -> None:
-    # Raised in a finaliser, an interrupt goes no further; a moment later it is out of there.
+    # An interrupt that is raised in a finaliser gets lost: raise it again when that has ended.
     error = unraisable.exc_value
     if isinstance(error, Interrupted):
         _later(error.number)
@@ -133,7 +134,7 @@ def _later(number: int) -> None:
     def again(_number: int, frame: FrameType | None) -> None:
         if signal.getsignal(number) is _strike:
             _strike(number, frame)
-        else:  # all is done and said by now
+        else:  # `leave_interrupts` was called meanwhile
             os.kill(os.getpid(), number)
 
     signal.signal(signal.SIGALRM, again)
@@ -141,15 +142,15 @@ def _later(number: int) -> None:
 
 
 def _strike(number: int, frame: FrameType | None) -> None:
-    # Each word to a terminal that was closed would be an error of its own, up to the last flush.
+    # Every write to a closed terminal would fail, up to the last flush.
     if number == signal.SIGHUP:
         _leave_closed_terminal()
 
-    # Here, whether it is held back is just being changed, and would not be changed to its end.
+    # The signal came inside this module, whose state may be half changed: raise it a moment later.
     if frame and frame.f_code.co_filename == _strike.__code__.co_filename:
         _later(number)
     elif _raised and time.monotonic() < _raised_at + _SAME:
-        pass  # it belongs to the one that is on its way
+        pass  # the first signal is still being handled
     elif _blocks:
         _pending.append(number)
     else:
@@ -163,9 +164,9 @@ def _leave_closed_terminal() -> None:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
 
-# Both are classes: contextlib has code of its own between a block and what follows it.
+# Classes, since contextlib runs code of its own at the end of a block, where a signal could come.
 class deferred:  # noqa: N801
-    """Hold Interrupted back until the block ends. An error of the block comes before it."""
+    """Hold Interrupted back until the block ends; an error of the block is raised instead of it."""
 
     def __enter__(self) -> None:
         global _blocks
@@ -181,7 +182,7 @@ class deferred:  # noqa: N801
 
 
 class undeferred:  # noqa: N801
-    """Let Interrupted come at once in a part of a deferred block, unless that is in another."""
+    """Allow Interrupted in a part of a deferred block, unless that block is in another one."""
 
     def __enter__(self) -> None:
         global _blocks
@@ -202,8 +203,8 @@ def _raise_pending() -> None:
 
 
 def committed(what: str, place: Path | None = None) -> None:
-    """Note what this process has changed for good: ``the commit was finished, 6 files``.
+    """Note a lasting change for the text of Interrupted: ``the commit was finished, 6 files``.
 
-    With ``place`` it counts only as long as this folder is there.
+    With ``place`` the change is named only as long as this folder exists.
     """
     _committed.append((what, place))

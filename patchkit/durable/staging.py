@@ -1,4 +1,4 @@
-"""Stage files for a journal: second names, or copies with their owner and mode."""
+"""Stage files for a journal: hard links, or copies with the same owner and mode."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from pathlib import Path
 from patchkit.durable.atomic import give
 from patchkit.durable.signals import deferred
 
-# Less room than that counts as none: a tool that fails clears away what it had written.
+# Less free space counts as a full disk: a tool that failed has removed its output since.
 _LITTLE = 16 << 20  # bytes
 _FEW = 64  # files
 
 
 def second_name(source: Path, name: Path) -> None:
-    """Give a file another name; copy it where the file system or the rights know no links.
+    """Make a hard link ``name`` to a file; copy the file if no link can be made.
 
-    Its content is on the disk when this returns. Raises OSError.
+    The content is on the disk when this returns. Raises OSError.
     """
     try:
         os.link(source, name, follow_symlinks=False)
         with name.open("rb") as stream:
             os.fsync(stream.fileno())
     except OSError:
-        # Another file system, one without links, or fs.protected_hardlinks.
+        # Another file system, one without hard links, or fs.protected_hardlinks forbids them.
         name.unlink(missing_ok=True)
         with source.open("rb") as stream, name.open("xb") as copy:
             shutil.copyfileobj(stream, copy, 1 << 20)
@@ -52,7 +52,7 @@ def write_staged(
 
 
 def make_folders(folder: Path) -> None:
-    """Make a folder and those above it, each with the owner that a new file there would get."""
+    """Make a folder and its parents; as root, each gets the owner of the folder above it."""
     if folder.is_dir():
         return
 
@@ -71,7 +71,7 @@ def make_folders(folder: Path) -> None:
 
 
 def is_full(place: Path) -> bool:
-    """Return whether a disk has next to no room, or no room for files: not every tool says so."""
+    """Return whether a disk is almost out of space or inodes: not every tool reports that."""
     disk = os.statvfs(place)
     if disk.f_bavail * disk.f_frsize < _LITTLE:
         return True
@@ -79,13 +79,13 @@ def is_full(place: Path) -> bool:
 
 
 class ScratchFolder(tempfile.TemporaryDirectory[str]):
-    """A folder for a block. An interrupt waits while it is made, and while it is removed."""
+    """A temporary folder. Interrupts are held back while it is made and while it is removed."""
 
     def __init__(self) -> None:
         with deferred():
             super().__init__(prefix="patchkit-")
 
     def cleanup(self) -> None:
-        """Remove it; ``with`` calls this at the end of the block."""
+        """Remove the folder; ``with`` calls this at the end of the block."""
         with deferred():
             super().cleanup()

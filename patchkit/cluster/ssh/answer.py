@@ -1,7 +1,7 @@
-"""Send the package to a node's Python, which calls a function there and writes down its answer.
+"""Send patchkit and a request to a node's Python, which calls a function and prints its answer.
 
-The remote command line is the same for every request, so that no shell there has to quote
-anything: program, package and request come over standard input.
+Program, package and request go to standard input. The remote command line is always the same, so
+no shell on the node has to interpret words of a request.
 """
 
 from __future__ import annotations
@@ -29,27 +29,28 @@ from patchkit.errors import HostError, PatchkitError
 from patchkit.records import RECIPES
 
 HEARTBEAT = 5.0
-"""Seconds between two signs of life, of a node as of who asks it."""
+"""Seconds between two signs of life, in both directions."""
 
 LEASE = 60.0
-"""Seconds of an asker's silence after which a node ends what it does for it, locks included."""
+"""Seconds without input after which a node ends the call, and with it the locks that it holds."""
 
 
 def answer(request: list[Any], mark: str) -> None:
-    """Call the function of ``request``, ``[MODULE, FUNCTION, ARGUMENTS]``; print marked lines.
+    """Call the function of ``request``, ``[MODULE, FUNCTION, ARGUMENTS]``, and print its answer.
 
-    A generator's parts are sent as they come, signs of life between them. The call ends when
-    standard input does, or is silent: then nobody waits for the answer any more.
+    Every printed line begins with ``mark``. The parts of a generator are sent as they come, with
+    signs of life between them. The call is ended when standard input ends or is silent for LEASE
+    seconds, since nobody waits for the answer then. An error of the function is sent, not raised.
     """
     module, name, arguments = request
     raise_interrupts()
     writing = threading.Lock()
 
     def send(kind: str, value: object) -> None:
-        """Write one marked line, whole even beside other threads."""
+        """Write one marked line; a lock keeps the lines of several threads apart."""
         line = f"{mark}{encoded({kind: value})}\n".encode()
         with writing:
-            # Not sys.stdout, whose lock a thread would hold when Python ends.
+            # Not sys.stdout: a thread could hold its lock when Python ends.
             while line:
                 line = line[os.write(1, line) :]
 
@@ -65,7 +66,7 @@ def answer(request: list[Any], mark: str) -> None:
     except PatchkitError as error:
         send("error", error_fields(error))
     except (BrokenPipeError, Interrupted):
-        return  # nobody reads on
+        return  # nobody waits for the answer
     except OSError as error:
         send("error", error_fields(file_error(error)))
     except Exception as error:  # noqa: BLE001 - a traceback there would reach nobody
@@ -73,19 +74,19 @@ def answer(request: list[Any], mark: str) -> None:
         unexpected = HostError(message, hint="report it, with what was asked")
         send("error", error_fields(unexpected))
     finally:
-        # The asker hangs up now, which must not keep the folder of this package from its removal.
+        # The connection ends now; its signal must not stop the removal of this package's folder.
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
 
 def file_error(error: OSError) -> HostError:
-    """Return the error of a function on a node for a file that it cannot read or write."""
+    """Return the error to send for a file that the node cannot read or write."""
     message = f"{error.filename or 'a file'}: {error.strerror or error}"
     return HostError(message, hint="check permissions and free space there")
 
 
 def hand_over(parts: Generator[Any, Any, Any], take: Callable[[Any], object]) -> Any:
-    """Hand over the parts of a generator as they come; return its result."""
+    """Call ``take`` with each part of a generator; return the generator's result."""
     while True:
         try:
             part = next(parts)
@@ -95,12 +96,12 @@ def hand_over(parts: Generator[Any, Any, Any], take: Callable[[Any], object]) ->
 
 
 def encoded(value: object) -> str:
-    """Return arguments or an answer as a line of JSON, as they go to a node and come from it."""
+    """Return arguments or an answer as one line of JSON; dataclasses become objects."""
     return json.dumps(value, default=_sent_fields)
 
 
 def _sent_fields(value: Any) -> dict[str, Any]:
-    """Return a dataclass as JSON takes it, without the class of error that a finding has."""
+    """Return the fields of a dataclass by name, without those that hold a class."""
     names = [field.name for field in fields(value)]
     content = {name: getattr(value, name) for name in names}
     return {name: part for name, part in content.items() if not isinstance(part, type)}
@@ -114,19 +115,19 @@ def _show_life(send: Callable[[str, object], None]) -> None:
 
 
 def _leave_with_the_asker() -> None:
-    # A machine that sleeps, or that has lost its network, ends nothing by itself.
+    # A caller that sleeps, or has lost its network, does not close the connection.
     while select.select([0], [], [], LEASE)[0] and os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 MARK = "patchkit: "
-"""Stands before each answer: the lines of a login shell do not begin so."""
+"""Begins each line of an answer, and tells it from lines that a login shell prints."""
 
-# Words that every shell takes as they are; -I: no variables, no files of the current folder.
+# These words mean the same in every shell. -I: Python ignores variables and the current folder.
 COMMAND = "exec python3 -I -c 'import sys;exec(sys.stdin.buffer.readline())'"
 
-# Any Python 3 can read this. The folder is in memory where the machine has one for the user.
+# Any Python 3 can parse this, to say that it is too old. XDG_RUNTIME_DIR is a folder in memory.
 _FIRST = """
 import contextlib, io, json, os, sys, tempfile, zipfile
 if sys.version_info < (3, 11):
@@ -155,7 +156,7 @@ with contextlib.ExitStack() as stack:
 
 
 def first_bytes(module: str, function: str, arguments: Mapping[str, Any]) -> bytes:
-    """Return the input of a node's Python: the line, sizes in bytes, package and request."""
+    """Return the input of a node's Python: a line of code, sizes in bytes, package, request."""
     request = encoded([module, function, arguments]).encode()
     line = f"exec({f'MARK = {MARK!r}{_FIRST}'!r})\n".encode()
     sizes = json.dumps([len(package()), len(request)]).encode()
@@ -163,7 +164,7 @@ def first_bytes(module: str, function: str, arguments: Mapping[str, Any]) -> byt
 
 
 _HOME = Path(__file__).resolve().parents[2]  # the package itself
-# On a node these import Python's standard library alone.
+# The files that are sent to a node. There they import the standard library alone.
 _PARTS = (
     "*.py",
     "durable/*.py",
@@ -186,12 +187,19 @@ _PARTS = (
     "wheel/device/installed_code.py",
 )
 _DATA = ("env/hardware.toml", "env/network.toml", "doctor/server.toml")  # of recipes
-_WHEN = (1980, 1, 1, 0, 0, 0)  # zip's first day: the same bytes for the same package
+_WHEN = (
+    1980,
+    1,
+    1,
+    0,
+    0,
+    0,
+)  # zip's first day, so that equal packages have equal bytes
 
 
 @cache
 def package() -> bytes:
-    """Return a zip of the package, the same bytes for the same files."""
+    """Return a zip of the files for a node: equal files give equal bytes."""
     files = {f"patchkit/recipes/{name}": RECIPES / name for name in _DATA}
     for part in _PARTS:
         for path in _HOME.glob(part):

@@ -36,14 +36,16 @@ _CALL_SIZE = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A machine that ssh reaches; ``localhost`` is this one, without ssh.
+    """A machine that ssh reaches; ``localhost`` is this machine, without ssh.
 
-    ``way`` are words that stand in the place of ssh's, before the command of a shell.
+    ``way`` are the words of another program to use instead of ssh, such as those that enter a
+    container.
 
-    Its methods call functions of modules that need the standard library alone. Arguments and
-    results are values of JSON, and a result is checked to be of the requested ``kind``. An error of
-    patchkit that is raised there is raised here, with the destination before its text. HostError is
-    raised if ssh or Python fail there, if the node is silent, or if its answer does not fit.
+    The methods call functions on the machine, from modules that need only the standard library.
+    Arguments and results are values of JSON; a result is checked to be of the type ``kind``. An
+    error of patchkit on the machine is raised here, with the destination before its text. HostError
+    is raised if ssh or Python fails there, if the machine is silent, or if its answer has another
+    type.
     """
 
     destination: str
@@ -54,7 +56,7 @@ class Remote:
         return self.destination == HERE
 
     def call(self, kind: type[T], function: Callable[..., Any], **arguments: Any) -> T:
-        """Return the result of a function there, checked to be of its kind."""
+        """Return the result of a function on the machine, within ten minutes and 64 MiB."""
         limits = replace(_LIMITS, seconds=_CALL_SECONDS, size=_CALL_SIZE)
         parts = self._ask(function, arguments, limits)
         return self._finish(kind, parts, lambda _part: None)
@@ -62,7 +64,10 @@ class Remote:
     def stream(
         self, kind: type[T], function: Callable[..., Iterator[Any]], **arguments: Any
     ) -> Generator[T, None, None]:
-        """Yield the parts of a generator there, as they come; it ends there when this one does."""
+        """Yield the parts of a generator on the machine as they come.
+
+        Closing this generator ends the one on the machine.
+        """
         with contextlib.closing(self._ask(function, arguments, _LIMITS)) as parts:
             for part in parts:
                 yield self.checked(kind, part)
@@ -74,9 +79,9 @@ class Remote:
         function: Callable[..., Any],
         **arguments: Any,
     ) -> T:
-        """Return the result of a function there, however long it takes.
+        """Return the result of a generator on the machine, without a time limit.
 
-        The parts of a generator are its progress, ``(DONE, TOTAL)``, which is handed over.
+        ``progress`` is called with each part that it yields: ``(DONE, TOTAL)``.
         """
 
         def report(part: object) -> None:
@@ -88,7 +93,7 @@ class Remote:
     def opened(
         self, kind: type[T], function: Callable[..., Iterator[Any]], **arguments: Any
     ) -> Iterator[T]:
-        """Yield the first part of a generator there, which runs until the end of the block."""
+        """Yield the first part of a generator on the machine; it runs until the block ends."""
         with contextlib.closing(self.stream(kind, function, **arguments)) as parts:
             for part in parts:
                 yield part
@@ -110,7 +115,7 @@ class Remote:
         arguments: dict[str, Any],
         limits: FollowLimits,
     ) -> Generator[Any, None, Any]:
-        """Yield the parts of a generator there; return the result of the function."""
+        """Yield the parts of a function's generator on the machine; return the result."""
         if self.here:
             try:
                 # In this process, with values that went through JSON as those of a node do.
@@ -123,12 +128,12 @@ class Remote:
         given = first_bytes(function.__module__, function.__qualname__, arguments)
         words = self.way
         if words:
-            # A container begins when its image lies ready, which may take a while.
+            # A container may first have to load its image.
             limits = replace(limits, silence=_READY)
         else:
             words = ssh_words(self.destination)
 
-        # Closed in any case: an error that is kept would keep the connection, too.
+        # `with` closes the connection even if the caller keeps an error and its traceback.
         with Follow(
             *words, COMMAND, given=[given], beat=HEARTBEAT, limits=limits
         ) as talk:
@@ -154,14 +159,14 @@ class Remote:
         return kind, content
 
     def _decoded(self, text: str) -> Any:
-        """Return the value of a text in JSON. Raises HostError for another text."""
+        """Return the value of a text in JSON. Raises HostError if it is not JSON."""
         try:
             return read_json(text)
         except ValueError:
             raise self._silence(_NO_JSON) from None
 
     def checked(self, kind: type[T], value: object) -> T:
-        """Return an answer of this node as its kind. Raises HostError if it does not fit."""
+        """Return an answer of this machine as a ``kind``. Raises HostError if it does not fit."""
         if self.here:
             value = self._decoded(encoded(value))
         try:

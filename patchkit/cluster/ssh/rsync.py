@@ -1,4 +1,4 @@
-"""Copy with rsync from this node to another: resumable, with progress, and the speed measured."""
+"""Copy files with rsync from this node to another, resumably, with progress and a measured time."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from patchkit.errors import HostError, PatchkitError, StorageError, UsageError
 from patchkit.follow import Completed, Follow, ending
 from patchkit.quoting import quoted
 
-_SILENCE = 300  # seconds without a byte: a login that hangs, for one
+_SILENCE = 300  # seconds without a byte until rsync gives up, as when a login hangs
 INSTALL = ("sudo", "apt", "install", "rsync")
 _PROGRESS = re.compile(r"\s*(\d+)\s+\d+%\s")  # bytes, of --info=progress2
-# Marks of lines that name no cause: rsync's last words, and its progress.
+# Parts of lines that name no cause: rsync's summary of an error, and its progress.
 _NO_CAUSE = ("rsync error", "%", "rsync: connection unexpectedly closed")
 _OPTIONS = (
     "--partial",
@@ -33,18 +33,18 @@ _SENT = re.compile(r"^Literal data: (\d+) bytes", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """The bytes that went over the link, and the seconds that the copy took."""
+    """The bytes that were sent, without those that were there already, and the seconds it took."""
 
     sent: int
     seconds: float
 
 
 Copying = Generator[tuple[int, int], None, Copied]
-"""Yields the bytes that are copied, and all bytes."""
+"""Yields the bytes copied so far and the bytes of all files; returns ``Copied``."""
 
 
 def require_rsync() -> None:
-    """Raise HostError if this node has none."""
+    """Raise HostError if rsync is not installed on this node."""
     if not shutil.which("rsync"):
         raise HostError(
             "rsync is not installed",
@@ -61,11 +61,12 @@ def copy_files(
     destination: str,
     target: str,
 ) -> Copying:
-    """Copy from here into a folder of ``destination``, "" for this machine.
+    """Copy ``sources`` of this machine into the folder ``target`` on ``destination``.
 
-    ``ssh`` are the words of the ssh command in front of the destination, ``total`` is the size in
-    bytes. Raises UsageError for a destination that rsync would not take for a host, HostError or
-    StorageError if rsync fails.
+    ``destination`` is "" for this machine. ``ssh`` are the words of the ssh command before the
+    destination, ``total`` is the size of the sources in bytes. Raises UsageError for a destination
+    that rsync would not read as a host, HostError if rsync is missing or fails, StorageError if the
+    disk there is full.
     """
     if ":" in destination or "/" in destination or any(" " in word for word in ssh):
         raise UsageError(
@@ -76,7 +77,7 @@ def copy_files(
     command = ["rsync", *options, *_OPTIONS]
     place = f"{target}/"
     if destination:
-        # Plain words without a blank, which rsync splits at.
+        # rsync splits this text at blanks; the words have none, as checked above.
         command += ["-e", " ".join(ssh)]
         place = f"{destination}:{place}"
     command += ["--", *map(str, sources), place]
@@ -96,7 +97,7 @@ def copy_files(
 
 
 def _copy_error(done: Completed, destination: str) -> PatchkitError:
-    """Return the error of an rsync that failed, with the last line that says why."""
+    """Return the error of a failed rsync, with the last line that names a cause."""
     message = f"rsync to {destination or 'this machine'} failed: {_last_line(done)}"
     again = "the same command again goes on there"
     if "No space left" in done.output:
@@ -112,7 +113,7 @@ def _copy_error(done: Completed, destination: str) -> PatchkitError:
 
 
 def _last_line(done: Completed) -> str:
-    """Return the last line of rsync about a cause, else how it ended."""
+    """Return the last line of rsync's output that names a cause, else how rsync ended."""
     for line in reversed(done.output.split("\n")):
         text = line.strip()
         if text and not any(word in text for word in _NO_CAUSE):

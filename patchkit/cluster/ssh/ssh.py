@@ -1,6 +1,6 @@
-"""Write the words of an ssh command, and the errors of ssh and of nodes.
+"""Make the words of ssh commands, and turn failures of ssh and of nodes into errors.
 
-The user's own configuration counts; no question is asked, and a dead link ends.
+ssh reads the user's own configuration. It asks no question, and gives up a dead link.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ _BATCH_SETTINGS = (
     "ForwardAgent=no",
     "ForwardX11=no",
     "Tunnel=no",
-    "RemoteCommand=none",  # beside one, ssh takes no command of its caller
+    "RemoteCommand=none",  # with a RemoteCommand ssh refuses the command of its caller
 )
 _BATCH = tuple(word for setting in _BATCH_SETTINGS for word in ("-o", setting))
-_DID_NOT_CONNECT = 255  # ssh's own exit status; others are the command's
+_DID_NOT_CONNECT = (
+    255  # exit status of ssh itself; any other is that of the remote command
+)
 _NOT_FOUND = 127  # of a shell that has no such program
 _NO_KEY = (
     "a host key is never accepted unseen, and this one is not known, "
@@ -37,7 +39,8 @@ _NO_KEY = (
 )
 _OFF = "no sshd answers there: switched off, another network, frozen, or a firewall"
 _HANGS = "sshd answers, and then nothing: a login script, a home on a network, or a frozen disk"
-# A part of ssh's message, why that is, and what to do; {node} is the destination, quoted.
+# Part of ssh's message, the cause, and what to do; {node} is the destination, quoted. The last row
+# fits every message.
 _CAUSES = (
     (
         "IDENTIFICATION HAS CHANGED",
@@ -70,16 +73,17 @@ _CAUSES = (
 
 
 def ssh_words(destination: str, *options: str) -> tuple[str, ...]:
-    """Return the words up to the remote command. Raises UsageError for a wrong destination.
+    """Return the words of an ssh command up to the remote command.
 
-    For ssh the first word about an option counts: ``options`` stand before those of every command.
+    ``options`` come before the usual ones, since ssh takes the first value of each option. Raises
+    UsageError for a wrong destination.
     """
     check_destination(destination)
     return ("ssh", "-T", *options, *_BATCH, "--", destination)
 
 
 def check_destination(destination: str) -> None:
-    """Raise UsageError for a text that ssh would not take for a host."""
+    """Raise UsageError for a text that ssh would not read as a host."""
     # A dash begins an option, and -oProxyCommand=… runs a program.
     is_option = destination.startswith("-")
     is_word = destination.isprintable() and " " not in destination
@@ -90,14 +94,14 @@ def check_destination(destination: str) -> None:
 
 
 def ssh_command(node: str, *words: str) -> str:
-    """Return a command line that runs these words on a node, to paste here."""
+    """Return a command line to paste on this machine that runs these words on a node."""
     if node == HERE:
         return quoted(*words)
     return quoted("ssh", "-t", node, quoted(*words)) if words else quoted("ssh", node)
 
 
 def ssh_error(done: Completed, destination: str) -> PatchkitError:
-    """Return the error of a failed ssh, with what to do about it."""
+    """Return the error of a failed ssh command, with a hint."""
     if not done.started:
         message = f"{done.command[0]} {done.trouble}"
         return HostError(message, hint="sudo apt install openssh-client")
@@ -119,7 +123,7 @@ def ssh_error(done: Completed, destination: str) -> PatchkitError:
 
 
 def _find_known_line(lines: list[str]) -> str:
-    """Return the line with the first cause that is known, else the last line."""
+    """Return the line that names a known cause, else the last line."""
     for text, _reason, _hint in _CAUSES[:-1]:
         for line in lines:
             if text in line:
@@ -128,7 +132,7 @@ def _find_known_line(lines: list[str]) -> str:
 
 
 def explain_failure(line: str, destination: str) -> tuple[str, str]:
-    """Return why ssh prints this line about a destination, and what to do."""
+    """Return the cause of a line that ssh printed about a destination, and a hint."""
     causes = (cause for cause in _CAUSES if cause[0] in line)
     _text, reason, hint = next(causes)
     return reason, hint.format(node=quoted(destination))
@@ -146,16 +150,16 @@ class _SentError:
 
 
 def error_fields(error: PatchkitError) -> dict[str, str]:
-    """Return an error as JSON takes it."""
+    """Return an error as an object of JSON, as ``sent_error`` reads it."""
     kind = type(error).__name__
     return {"kind": kind, "what": error.what, "why": error.why, "hint": error.hint}
 
 
 def sent_error(fields: object, where: str) -> PatchkitError:
-    """Return the error that a node sent; its text begins with the node's name.
+    """Return the error that a node sent, with the name of the node before its text.
 
-    The node's advice is shown in its words: the next step is never a command that a node sent,
-    since the node may be another machine than it should be.
+    The hint of the node becomes part of ``why``. Our own hint is never a command that a node sent:
+    the node may be another machine than it should be. Return HostError if ``fields`` are no error.
     """
     try:
         sent = record(_SentError, fields)
@@ -184,7 +188,7 @@ def sent_error(fields: object, where: str) -> PatchkitError:
 
 
 def _error_kind(name: str) -> type[PatchkitError]:
-    """Return the error of this name, HostError for a name that none has."""
+    """Return the class of error with this name, HostError for an unknown name."""
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, PatchkitError):
         return kind
@@ -192,5 +196,5 @@ def _error_kind(name: str) -> type[PatchkitError]:
 
 
 def _one_line(text: str) -> str:
-    """Return a text as one line, without the marks of a command."""
+    """Return a text as one line, without the backticks that mark a command."""
     return " ".join(text[:_LONGEST].replace("`", "'").split())
