@@ -36,12 +36,7 @@ def hash_findings(
     """Return a finding for each file with other bytes, or unreadable ones; yield the progress."""
     hashes = yield from hash_files(place, files)
     findings = [
-        Finding(
-            where=name,
-            what=f"cannot be read: {trouble}",
-            why="whether its bytes are right is not known",
-        )
-        for name, trouble in hashes.troubles.items()
+        unreadable_finding(name, trouble) for name, trouble in hashes.troubles.items()
     ]
 
     for name, digest in hashes.digests.items():
@@ -56,6 +51,15 @@ def hash_findings(
                 )
             )
     return findings
+
+
+def unreadable_finding(name: str, trouble: str) -> Finding:
+    """Return the finding of a file that the system could not read."""
+    return Finding(
+        where=name,
+        what=f"cannot be read: {trouble}",
+        why="whether its bytes are right is not known",
+    )
 
 
 def hash_files(

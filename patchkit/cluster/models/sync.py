@@ -13,7 +13,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from patchkit.cluster.models.hashing import HASH, hash_files, hash_findings
+from patchkit.cluster.models.hashing import (
+    HASH,
+    hash_files,
+    hash_findings,
+    unreadable_finding,
+)
 from patchkit.cluster.models.model_check import (
     Checking,
     ModelCheck,
@@ -228,10 +233,17 @@ def read_source(folder: str) -> Generator[tuple[int, int], None, ModelSource]:
     unrecorded = _list_unrecorded(place, recorded)
 
     hashes = yield from hash_files(place, unrecorded)
-    # rsync says why it cannot read a file that has no digest here.
+    if hashes.troubles:
+        faults = [
+            unreadable_finding(name, trouble)
+            for name, trouble in hashes.troubles.items()
+        ]
+        check = replace(check, findings=(*check.findings, *faults))
+        return ModelSource(check=check, files={})
+
     hashed = {
-        name: replace(file, digest=hashes.digests.get(name, file.digest))
-        for name, file in unrecorded.items()
+        name: replace(unrecorded[name], digest=digest)
+        for name, digest in hashes.digests.items()
     }
     return ModelSource(check=check, files={**recorded, **hashed}, record=model_record)
 

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from patchkit.cluster.agent import processes
 from patchkit.cluster.agent.alive_script import (
@@ -120,9 +120,7 @@ def ask_server(
     the cluster was started.
     """
     group = read_settings(cluster)
-    url = url or str(group.get("url", ""))
-    if not url:
-        raise HostError("no server was started on this node", hint="patchkit up MODEL")
+    url = url or str(group.get("url", "")) or _raise_no_server(group)
     started = _start_at(group, url)
 
     strangers = _find_strangers(url, started)
@@ -173,6 +171,17 @@ def _start_at(group: Mapping[str, Any], url: str) -> Mapping[str, Any]:
             return group
         case _:
             return {}
+
+
+def _raise_no_server(group: Mapping[str, Any]) -> NoReturn:
+    if group:
+        raise HostError(
+            "this node's rank belongs to a server on another node",
+            why="the nodes in cluster.toml are in another order than at the last start, which `up` "
+            "would replace",
+            hint="patchkit up MODEL",
+        )
+    raise HostError("nothing was started on this node", hint="patchkit up MODEL")
 
 
 def _find_strangers(url: str, started: Mapping[str, Any]) -> tuple[str, ...]:
