@@ -110,7 +110,7 @@ def _count_module(counts: Counts, text: str, name: str) -> None:
         if line.strip() and not is_comment and number not in docstrings:
             counts.code_lines += 1
 
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+    for token in _whole_tokens(text):
         if token.type in _WORDS and token.start[0] not in docstrings:
             counts.tokens += 1
 
@@ -130,6 +130,21 @@ def _count_module(counts: Counts, text: str, name: str) -> None:
         counts.body_lines += len(body)
         counts.blank_lines += sum(not line.strip() for line in body)
         counts.choices += count_decisions(function) - 1
+
+
+def _whole_tokens(text: str) -> Iterator[tokenize.TokenInfo]:
+    """Yield tokens, an f-string as one: from Python 3.12 on its parts are tokens, too."""
+    depth = 0
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        name = tokenize.tok_name[token.type]
+        if name == "FSTRING_START":
+            depth += 1
+            if depth == 1:
+                yield token._replace(type=tokenize.STRING)
+        elif name == "FSTRING_END":
+            depth -= 1
+        elif not depth:
+            yield token
 
 
 def count_decisions(function: ast.AST) -> int:
