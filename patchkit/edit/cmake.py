@@ -1,7 +1,7 @@
-"""CMake text as tokens, commands and list edits, without losing a character.
+"""Read CMake files as tokens and commands, and edit their lists; every other character stays.
 
-The rules are those of CMake's own lexer (Source/LexerParser/cmListFileLexer.in.l). As there,
-only LF and CRLF end a line: a lone CR is blank space, does not end a comment and is not counted.
+The rules are those of CMake's own lexer (Source/LexerParser/cmListFileLexer.in.l): only LF and CRLF
+end a line. A lone CR is blank space, and does not end a comment.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class CMakeSyntaxError(DriftError):
 
 
 class Argument(NamedTuple):
-    """One argument, delimiters included; a paren among the arguments is one too."""
+    """One argument, with its delimiters. A paren among the arguments is an argument, too."""
 
     start: int
     stop: int
@@ -30,7 +30,7 @@ class Argument(NamedTuple):
 
     @property
     def value(self) -> str:
-        """The text without its quotes or brackets, escapes left as they are."""
+        """Return the text without its quotes or brackets; escapes stay as they are."""
         opening, closing = _delimiters(self.text)
         stop = len(self.text) - len(closing)
         return self.text[len(opening) : stop]
@@ -40,8 +40,9 @@ class Argument(NamedTuple):
 class Branch:
     """One branch of an if block.
 
-    It is taken when ``condition`` holds and none of ``excluded``, the conditions of the earlier
-    branches, does. ``condition`` is () in an else. The span is that of the whole block.
+    It is taken if its ``condition`` holds and none of the conditions of earlier branches, which are
+    ``excluded``. The condition of an else is (). ``start`` and ``stop`` are those of the whole
+    block.
     """
 
     condition: tuple[str, ...]
@@ -51,9 +52,11 @@ class Branch:
 
 
 class Command(NamedTuple):
-    """A call: the lower-cased name, the span from it to the closing paren, the branches around it.
+    """A call of a command.
 
-    An if, elseif, else or endif lies outside of the branches that it delimits.
+    ``name`` is in lower case. The span leads from the name to the closing paren. ``block`` are the
+    branches around the call, outer ones first; an if, elseif, else or endif is not in the branches
+    that it begins or ends.
     """
 
     name: str
@@ -69,13 +72,13 @@ class Command(NamedTuple):
         return tuple(argument.value for argument in self.arguments)
 
 
-# A $ is kept out of the runs because $(NAME) is the one way to have parens in an unquoted argument.
+# The first class excludes $, since $(NAME) is the only way to have parens in an unquoted argument.
 _WORD = r'[^ \0\t\r\n()#"\[=\\$]++|\$(?:\([A-Za-z0-9_]*\))?+|\\(?!\r?\n)[^\0]'
 # unquoted_legacy of cmake-language(7): `-Da="b c"` is one argument, quotes and space included.
 _QUOTED_PART = rf'"(?:{_WORD}|[ \t\[=])*+"'
 
-# The order decides, since re takes the first alternative that matches: only a whole word is an
-# identifier, `a-b` and `x=1` go on to be unquoted.
+# In this order, since re takes the first alternative that matches. Only a whole word is an
+# identifier; `a-b` and `x=1` are unquoted arguments.
 _PATTERNS = {
     "newline": r"\r?\n",
     "space": r"\A\ufeff|(?:[ \t]|\r(?!\n))++",
@@ -100,7 +103,7 @@ _BLOCKS = frozenset({"if", "function", "macro", "foreach", "while", "block"})
 
 
 def tokenize(text: str, path: str = "<cmake>") -> Iterator[re.Match[str]]:
-    """Yield tokens, whose groups join to the text again; ``lastgroup`` is a token's kind.
+    """Yield the tokens of a text; ``lastgroup`` is the kind of a token. Joined, they are the text.
 
     Kinds: space (a BOM too), newline, comment, quoted, bracket, open, close, identifier, unquoted.
     Raises CMakeSyntaxError.
@@ -115,7 +118,7 @@ def tokenize(text: str, path: str = "<cmake>") -> Iterator[re.Match[str]]:
 
 
 def commands(text: str, path: str = "<cmake>") -> list[Command]:
-    """Return all commands in order. Raises CMakeSyntaxError, also for blocks that do not nest."""
+    """Return all commands in order. Raises CMakeSyntaxError, also if a block is not closed."""
     calls = list(_calls(text, path))
     stops = _block_stops(calls, path)
     branches: list[Branch] = []
@@ -141,7 +144,7 @@ def commands(text: str, path: str = "<cmake>") -> list[Command]:
 
 
 def list_items(argument: Argument) -> list[str]:
-    r"""Return the items of a ;-list, empty ones dropped; ``\;`` does not separate."""
+    r"""Return the items of a ;-list that are not empty; ``\;`` does not separate items."""
     return [item for item in _SEPARATOR.split(argument.value) if item]
 
 
@@ -152,7 +155,7 @@ def add_list_item(
     path: str,
     note: str,
 ) -> Edit:
-    """Append an item to a ;-list, inside its quotes or brackets."""
+    """Return the edit that appends an item to a ;-list, inside its quotes or brackets."""
     opening, closing = _delimiters(argument.text)
     if not list_items(argument):
         text = f"{opening}{item}{closing}"
@@ -160,7 +163,7 @@ def add_list_item(
 
     stop = argument.stop - len(closing)
     start = stop
-    # Replacing a trailing ; instead of inserting after it lets splice see two such edits collide.
+    # Replace a trailing ; rather than insert after it, so that splice refuses two such edits.
     if tail := _TRAILING_SEPARATORS.search(argument.value):
         start -= len(tail[0])
     return Edit(path, start, stop, f";{item}", note)
@@ -173,12 +176,12 @@ def remove_list_items(
     path: str,
     note: str,
 ) -> Edit:
-    """Take the items for which ``drop`` holds out of a ;-list, which may leave it empty."""
+    """Return the edit that removes the items of a ;-list for which ``drop`` holds, maybe all."""
     opening, closing = _delimiters(argument.text)
     items = _SEPARATOR.split(argument.value)
     value = ";".join(item for item in items if not (item and drop(item)))
 
-    # An unquoted argument cannot be empty, and without it the later ones would move up.
+    # An unquoted argument cannot be empty: write "", so that later arguments keep their places.
     replacement = f"{opening}{value}{closing}" or '""'
     return Edit(path, argument.start, argument.stop, replacement, note)
 
@@ -217,7 +220,10 @@ def _read_call(
     breaks: Sequence[int],
     path: str,
 ) -> Command:
-    """Return the command of a name, with the arguments that come from ``tokens``."""
+    """Return the command with this name; read its arguments from ``tokens``.
+
+    Raises CMakeSyntaxError if the parens are missing or not closed.
+    """
     # CMake allows spaces in front of the paren, and neither a newline nor a comment.
     opening = next(tokens, None)
     while opening is not None and opening.lastgroup == "space":
@@ -254,9 +260,12 @@ def _read_call(
 
 
 def _block_stops(calls: Sequence[Command], path: str) -> dict[int, int]:
-    """Return where each block stops, by where it starts. Raises if blocks do not nest."""
+    """Return the offset where each block starts → where it stops.
+
+    Raises CMakeSyntaxError if a block is not closed, or is closed by another command.
+    """
     stops: dict[int, int] = {}
-    # What opened the block, and the name of its latest branch.
+    # The command that opened each block, and the name of its latest branch.
     opened: list[tuple[Command, str]] = []
     for call in calls:
         opener, branch = opened[-1] if opened else (call, "")

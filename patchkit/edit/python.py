@@ -1,9 +1,9 @@
-"""Edits of Python files: swap code that is structurally known for code that is structurally known.
+"""Edit Python files: replace a piece of code that is found by its syntax tree.
 
-``before`` and ``after`` are snippets: one expression, or one or more statements. They are compared
-by syntax tree, so formatting and comments do not matter; only the matched span is replaced.
-A scope names the function to look in, ``function`` or ``Class.method``. The standard parser finds
-it in a large file much sooner than libcst, which then works on that function alone.
+``before`` and ``after`` are snippets: one expression, or one or more statements. Syntax trees are
+compared, so formatting and comments do not matter; only the matched span is replaced. A scope is
+the function to search, ``function`` or ``Class.method``. The standard parser finds the scope, since
+it is much faster than libcst, which then parses that function alone.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ def swap(
     *,
     note: str,
 ) -> list[Edit]:
-    """Return the edit that turns ``before`` into ``after`` in ``scope``; ``[]`` if it is done.
+    """Return the edit that turns ``before`` into ``after``; ``[]`` if ``scope`` has ``after``.
 
-    Raises DriftError unless exactly one of the two is found, exactly once.
+    Raises DriftError unless exactly one of ``before`` and ``after`` is found, and once; AbsentError
+    if the scope is missing.
     """
     import libcst as cst
 
     definition = _find_definition(path, text, scope)
     spans = _find_spans(text, definition, before)
     done = _find_spans(text, definition, after)
-    # An insertion keeps what it is put beside.
+    # ``after`` contains ``before`` if it inserts code beside it.
     kept = _equal_runs(cst.parse_module(_dedent_code(after)), before)
     if len(done) == 1 and len(spans) == len(kept):
         return []
@@ -81,10 +82,11 @@ def wrap(
     *,
     note: str,
 ) -> list[Edit]:
-    """Return ``swap`` where ``after`` calls ``using``, a new function that is put before ``scope``.
+    """Return the edits of ``swap``, and one that inserts the function ``using`` before ``scope``.
 
-    Raises DriftError as ``swap`` does, if the name is taken by other code, or if only one half of
-    the two is there.
+    ``using`` is the code of a new function, which ``after`` calls. Return ``[]`` if both edits are
+    done. Raises as ``swap`` does; DriftError if other code has the name of the function, or if only
+    one of the two edits is done.
     """
     code = _dedent_code(using)
     (helper,) = ast.parse(code).body
@@ -158,10 +160,7 @@ def _named(body: Sequence[ast.stmt], name: str) -> list[Definition]:
 
 
 def _find_spans(text: str, definition: Definition, code: str) -> list[Span]:
-    """Return the spans of a definition that equal ``code`` structurally.
-
-    The definition is all that libcst is given of the file.
-    """
+    """Return the spans of a definition whose syntax tree equals that of ``code``."""
     import libcst as cst
     from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
 
@@ -170,11 +169,11 @@ def _find_spans(text: str, definition: Definition, code: str) -> list[Span]:
     segment = text[start:stop].rstrip("\n") + "\n"
     shell = _SHELL if segment[:1] in " \t" else ""
     source = shell + segment
-    # The copy guards against nodes that stand in a tree twice, which a parsed module never has.
+    # libcst copies a tree in case a node is in it twice, which a parsed module never has.
     wrapper = MetadataWrapper(cst.parse_module(source), unsafe_skip_copy=True)
     positions = wrapper.resolve(ByteSpanPositionProvider)
 
-    # libcst counts bytes of UTF-8, and an Edit code points.
+    # libcst counts bytes of UTF-8; an Edit counts code points.
     data = source.encode()
     shift = start - len(shell)
     spans = []
@@ -188,7 +187,7 @@ def _find_spans(text: str, definition: Definition, code: str) -> list[Span]:
 
 
 def _equal_runs(module: cst.Module, code: str) -> list[Sequence[cst.CSTNode]]:
-    """Return the nodes of a module that equal ``code``: an expression, or statements in a row."""
+    """Return each run of nodes that equals ``code``: one expression, or consecutive statements."""
     import libcst as cst
 
     pattern: Sequence[cst.CSTNode] = cst.parse_module(_dedent_code(code)).body
@@ -203,8 +202,8 @@ def _equal_runs(module: cst.Module, code: str) -> list[Sequence[cst.CSTNode]]:
                 if isinstance(node, cst.Module | cst.IndentedBlock):
                     runs += _windows(node.body, len(pattern))
 
-    # ast.dump compares, so that quotes, parentheses and blank space do not count. Kinds are much
-    # cheaper to compare than statements that are written out.
+    # Shapes by ast.dump ignore quotes, parentheses and blank space. The kinds of nodes are compared
+    # first, which is much cheaper.
     kinds = list(map(type, pattern))
     alike = (run for run in runs if list(map(type, run)) == kinds)
     shape = _syntax_shape(code)

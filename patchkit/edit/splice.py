@@ -12,10 +12,10 @@ from patchkit.errors import AbsentError, DriftError
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Replace ``text[start:stop]`` of the file ``path`` (POSIX, relative to the tree's root).
+    """A replacement of ``text[start:stop]`` in the file ``path`` (POSIX, relative to the tree).
 
-    Offsets count code points. ``start == stop`` inserts. An edit that ``creates`` is the whole text
-    of a file that must not be there yet.
+    Offsets count code points; ``start == stop`` inserts. With ``creates`` the replacement is the
+    whole text of a file that must not exist yet.
     """
 
     path: str
@@ -28,7 +28,7 @@ class Edit:
 
 def splice(text: str, edits: Iterable[Edit]) -> str:
     """Apply edits of one file to its text. Raises DriftError if two of them overlap."""
-    # By stop as well: an insertion comes before the replacement of what follows it.
+    # Sorted by stop as well, so that an insertion precedes a replacement at the same place.
     ordered = sorted(edits, key=lambda edit: (edit.start, edit.stop))
     parts: list[str] = []
     position = 0
@@ -50,9 +50,10 @@ def splice(text: str, edits: Iterable[Edit]) -> str:
 
 
 def together(*places: Callable[[], list[Edit]]) -> list[Edit]:
-    """Return the edits of several ``places``: a release has all of them or none.
+    """Return the edits of several ``places``, of which a release has all or none.
 
-    Raises AbsentError if none of them is there, DriftError if only some are.
+    A place is a function that raises AbsentError if its code is missing. Raises AbsentError if all
+    of them do, DriftError if only some do.
     """
     edits: list[Edit] = []
     missing: list[AbsentError] = []
@@ -83,7 +84,7 @@ def unified_diff(path: str, before: str | None, after: str) -> str:
 
     ``before`` is None for a file that is created.
     """
-    # As git has it: a created file has no a/ side.
+    # git's form for a file that is created.
     source = "/dev/null" if before is None else f"a/{path}"
     diff = difflib.unified_diff(
         _lines(before or ""),

@@ -20,17 +20,17 @@ def swap_text(
     note: str,
     within: tuple[int, int] | None = None,
 ) -> list[Edit]:
-    """Return the edit that turns ``before`` into ``after``; ``[]`` if it is done already.
+    """Return the edit that turns ``before`` into ``after``; ``[]`` if the text has ``after``.
 
-    ``within`` limits the search to a span. Raises DriftError unless exactly one of the two is
-    found, exactly once.
+    ``within`` limits the search to a span of offsets. Raises DriftError unless exactly one of
+    ``before`` and ``after`` is found, and once.
     """
     start, stop = within or (0, len(text))
     section = text[start:stop]
     spots = [start + spot for spot in occurrences(section, before)]
     done = [start + spot for spot in occurrences(section, after)]
 
-    # The replacement may hold the anchor itself, as an insertion beside it does.
+    # ``after`` may contain ``before``, as when text is inserted beside it.
     if len(done) == 1 and len(spots) == after.count(before):
         return []
 
@@ -40,9 +40,10 @@ def swap_text(
 
 
 def new_file(path: str, present: str | None, text: str, *, note: str) -> list[Edit]:
-    """Return the edit that creates a file; ``[]`` if the ``present`` text is that text already.
+    """Return the edit that creates a file; ``[]`` if the file has this ``text`` already.
 
-    Raises DriftError if another text is in its place: that file is the user's.
+    ``present`` is the text of the file, None if there is no file. Raises DriftError if the file
+    has another text, which is the user's.
     """
     if present == text:
         return []
@@ -56,7 +57,7 @@ def new_file(path: str, present: str | None, text: str, *, note: str) -> list[Ed
 
 
 def region(path: str, text: str, opening: str, closing: str) -> tuple[int, int]:
-    """Return the span from the only ``opening`` to the next ``closing``.
+    """Return the span from the only ``opening`` to the end of the next ``closing``.
 
     Raises AbsentError without an ``opening``, DriftError if there are several, or no ``closing``.
     """
@@ -84,13 +85,13 @@ def occurrences(text: str, needle: str) -> list[int]:
 
 
 def absent(what: str) -> AbsentError:
-    """Return the error for code that is not there in any form: ``what`` names it and the file."""
+    """Return the error for code that is missing in every form; ``what`` names code and file."""
     why = "upstream moved it, or the file was edited by hand"
     return AbsentError(what, why=why, hint=HINT)
 
 
 def altered(what: str) -> DriftError:
-    """Return the error for code that is there in another form: ``what`` says where, and how."""
+    """Return the error for code that has another form; ``what`` says where, and which form."""
     why = "the code was edited by hand, is half patched, or upstream rewrote it"
     return DriftError(what, why=why, hint=HINT)
 
@@ -104,9 +105,10 @@ def drift(
     scope: str = "",
     start: int = 0,
 ) -> DriftError:
-    """Return the error for an anchor that is at ``spots``, and already replaced at ``done``.
+    """Return the error for a text ``needle`` that was not found exactly once.
 
-    ``scope`` names the function that was searched, ``start`` is where the search began.
+    ``spots`` are the offsets where it was found, ``done`` those where its replacement was found.
+    ``scope`` names the function that was searched, and ``start`` is the offset of that function.
     """
     anchor = needle.strip().splitlines()[0]
     shown = spots or done or [start]

@@ -187,14 +187,8 @@ _PARTS = (
     "wheel/device/installed_code.py",
 )
 _DATA = ("env/hardware.toml", "env/network.toml", "doctor/server.toml")  # of recipes
-_WHEN = (
-    1980,
-    1,
-    1,
-    0,
-    0,
-    0,
-)  # zip's first day, so that equal packages have equal bytes
+# The first day of zip, so that equal packages have equal bytes.
+_WHEN = (1980, 1, 1, 0, 0, 0)
 
 
 @cache

@@ -29,9 +29,7 @@ _BATCH_SETTINGS = (
     "RemoteCommand=none",  # with a RemoteCommand ssh refuses the command of its caller
 )
 _BATCH = tuple(word for setting in _BATCH_SETTINGS for word in ("-o", setting))
-_DID_NOT_CONNECT = (
-    255  # exit status of ssh itself; any other is that of the remote command
-)
+_DID_NOT_CONNECT = 255  # exit status of ssh itself; others are the command's
 _NOT_FOUND = 127  # of a shell that has no such program
 _NO_KEY = (
     "a host key is never accepted unseen, and this one is not known, "
