@@ -48,9 +48,9 @@ _FROM_OUTSIDE = frozenset(
 class Completed:
     """How a program ended.
 
-    ``status`` is its exit status, negative for a signal, None if it did not start or did not end in
-    time. ``trouble`` is what went wrong, with the program's last words but not its name; "" for
-    status 0.
+    ``status`` is its exit status, negative for a signal, None if it did not start or broke its
+    ``FollowLimits``. ``trouble`` says what went wrong, with the last lines of the program but
+    without its name; "" for status 0.
     """
 
     command: tuple[str, ...]
@@ -62,15 +62,16 @@ class Completed:
 
     @property
     def ended_itself(self) -> bool:
-        """Return whether it started, and was not ended from outside.
+        """Return whether the program started, and nobody else ended it.
 
-        A limit on its resources counts as its own fault: the same input breaks it again.
+        A program that broke a limit on its resources ended itself: the same input breaks the limit
+        again.
         """
         return self.status is not None and -self.status not in _FROM_OUTSIDE
 
     @property
     def shown(self) -> str:
-        """Return the command as it can be pasted; only its program if a word is a whole script."""
+        """Return the command, quoted for a shell; only the program if a word has several lines."""
         if any("\n" in word for word in self.command):
             return self.command[0]
         return f"`{quoted(*self.command)}`"
@@ -92,10 +93,11 @@ class Completed:
 
 @frozen
 class FollowLimits:
-    """The limits of a program: seconds of silence and in all, bytes of a line and in all.
+    """The limits of a program.
 
-    A line without ``mark`` is no sign of life and is not yielded; of a line with it, the text after
-    it is.
+    ``silence`` and ``seconds`` are the longest times without a line and in all; ``line`` and
+    ``size`` are the most bytes of a line and of the output. With ``mark`` only lines that contain
+    it count: the text after the mark is yielded, and other lines do not end a silence.
     """
 
     mark: str = ""
@@ -119,8 +121,8 @@ class Resources:
     def bind(self, process: int) -> None:
         """Set the limits of a process that was just started, and of its children.
 
-        Not between fork and exec, where Python may not run beside other threads: until then a
-        program only loads itself.
+        The limits are set after the start, since Python code must not run between fork and exec if
+        there are other threads. Until then the program only loads itself.
         """
         limits = {
             resource.RLIMIT_AS: self.memory,
@@ -138,7 +140,10 @@ class Resources:
                 resource.prlimit(process, kind, (soft, hard))
 
     def breach(self, status: int) -> str:
-        """Return the limit that a signal is about; "" for none. None is about memory."""
+        """Return a text about the limit that a signal reports, "" for another exit status.
+
+        No signal reports the limit of memory.
+        """
         match -status:
             case signal.SIGXCPU:
                 return f"it took more than {self.processor} s of the processor"
@@ -226,7 +231,7 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
             self._feeder.start()
 
     def __exit__(self, *_error: object) -> None:
-        """End the program if it still runs: after some seconds it is killed."""
+        """End the program if it still runs; kill it if it takes more than ten seconds to end."""
         import subprocess
 
         if (process := self._process) is None:
@@ -264,7 +269,7 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
         self.done = self._complete(process.wait(), "".join(tail))
 
     def _complete(self, status: int, output: str) -> Completed:
-        """Return how the program ended, with its last words."""
+        """Return how the program ended, with its last lines."""
         errors = self._errors.decode(errors="replace")
         trouble = self._given_up
         if status and not trouble:
@@ -293,9 +298,9 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
                 stdin.write(b"\n")
 
     def _without_errors(self, given: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield the program's input, and keep an error: nobody sees an error of a thread.
+        """Yield the input of the program. Keep an error of ``given``, to be raised by ``__iter__``.
 
-        It is kept before the program's input ends: once that is noticed, nobody looks again.
+        The error is kept before the input ends, since the program may end at once then.
         """
         try:
             yield from given
@@ -308,7 +313,7 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
         return cast("IO[bytes]", getattr(self._process, name))
 
     def _lines(self) -> Iterator[str]:
-        """Yield each line, the last one of a program that ended even if it is a part."""
+        """Yield each line with its line feed, a last line also without one, "" in silence."""
         limits = self._limits
         unfinished = bytearray()
         size = 0
@@ -341,7 +346,7 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
     def _parts(self) -> Iterator[bytes]:
         """Yield the output as it comes, b"" in silence, until it ends or breaks a limit of time.
 
-        The last errors are kept.
+        The end of what the program writes to standard error is kept in ``_errors``.
         """
         stdout = self._pipe("stdout")
         stderr = self._pipe("stderr") if self._feeder else None
@@ -349,7 +354,7 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
         while stdout in ends or (ends and self._may_print_errors()):
             deadline, reason = self._deadline()
             seconds_left = max(deadline - time.monotonic(), 0.0)
-            # After the deadline only an answer counts: errors may come for ever.
+            # After the deadline only output that is ready counts: errors may come for ever.
             awaited = ends
             if not seconds_left:
                 awaited = [end for end in ends if end is stdout]
@@ -371,12 +376,12 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
                 yield b""
 
     def _may_print_errors(self) -> bool:
-        """Return whether more errors count after the end of the output."""
+        """Return whether the program may still write errors after the end of its output."""
         process = cast("subprocess.Popen[bytes]", self._process)
         return not self._beat and process.poll() is None
 
     def _deadline(self) -> tuple[float, str]:
-        """Return the time at which the program is given up, and why."""
+        """Return the monotonic time at which the program is killed, and the reason."""
         silent = self._heard + self._limits.silence
         late = self._began + self._limits.seconds
         if silent <= late:
@@ -392,9 +397,9 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
         self._process.kill()
 
     def _hang_up(self) -> None:
-        """End a dialogue: close both pipes and wait for the end of the program, for some seconds.
+        """End a dialogue: close both pipes, wait three seconds for the program, then kill it.
 
-        The rest of its errors is read as far as it came: ssh's master keeps that pipe open.
+        Errors are read only as far as they came, since ssh's master process keeps that pipe open.
         """
         import subprocess
 
@@ -426,7 +431,7 @@ def _start_trouble(
 ) -> str:
     """Return why a program did not start."""
     path = None if env is None else env.get("PATH", os.defpath)
-    # ENOENT alone may also be about the folder, or about the interpreter of a script.
+    # ENOENT alone does not tell: it may be about cwd, or about the interpreter of a script.
     if "/" not in program and shutil.which(program, path=path) is None:
         return "is not installed"
 

@@ -1,10 +1,9 @@
-"""Run programs by their words, never by a shell; a failure is one of patchkit's errors.
+"""Run programs, never by a shell; raise a failure as one of patchkit's errors.
 
-``run`` is for a program that has to work, ``attempt`` for one that may fail, and ``ask`` for a
-question to another Python. ``follow.py`` is for a program that takes long, or for a dialogue.
+``run`` is for a program that must succeed, ``attempt`` for one that may fail, ``ask`` for code that
+another Python runs. ``follow.py`` is for a long-running program, or a dialogue with one.
 
-The children of proofs (``proof/child_process.py``) and the server of `patchkit proof`
-(``doctor/proof.py``) are started where they are used.
+Two modules start processes themselves: ``proof/child_process.py`` and ``doctor/proof.py``.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from patchkit.errors import HostError, PatchkitError
 from patchkit.follow import Completed, Follow, FollowLimits, Resources
 from patchkit.foreign import read_json
 
-_PATIENCE = 60.0  # seconds; sitecustomize may do anything
+_PATIENCE = 60.0  # seconds
 _MOST = 256 << 20  # bytes of a program's output
 _MARK = "patchkit:"  # before an answer: a sitecustomize may also print
 # Run by the other Python: the question is its first argument, the rest are the question's own.
@@ -35,10 +34,10 @@ sys.stdout.write("\\n{_MARK}" + json.dumps(names["answer"]) + "\\n")
 
 
 class RunOptions(TypedDict, total=False):
-    """How a program runs: by default with the variables and in the folder of this process.
+    """How a program runs; by default with the variables and the folder of this process.
 
-    ``input`` goes to standard input; ``timeout`` is in seconds, None for ever;
-    ``umask`` is for the files that it makes; ``resources`` are its limits on the machine.
+    ``input`` goes to standard input. ``timeout`` is in seconds, by default 60; None is no limit.
+    ``umask`` applies to the files that the program makes, ``resources`` limits memory and time.
     """
 
     env: Mapping[str, str] | None
@@ -57,10 +56,11 @@ def run(
     check: bool = True,
     **options: Unpack[RunOptions],
 ) -> Completed:
-    """Run a program that has to work.
+    """Run a program that must succeed; return how it ended.
 
-    Raises ``kind`` with the program's own last words if it fails or does not end in time, HostError
-    if it is missing. Without ``check`` any exit status but a signal is an answer.
+    Raises ``kind`` with the last lines of the program if it fails or does not end in time,
+    HostError if it does not start. Without ``check`` only a signal or a broken limit is a failure,
+    not an exit status.
     """
     done = attempt(*words, **options)
     answered = done.status is not None and done.status >= 0
@@ -70,7 +70,7 @@ def run(
 
 
 def attempt(*words: str | Path, **options: Unpack[RunOptions]) -> Completed:
-    """Run a program that may fail; raises nothing."""
+    """Run a program that may fail; return how it ended. A failure is in ``trouble``, not raised."""
     timeout = options.get("timeout", _PATIENCE)
     seconds = math.inf if timeout is None else timeout
     running = Follow(
@@ -98,11 +98,11 @@ def ask(
     timeout: float = 120.0,
     hint: str = "",
 ) -> Any:
-    """Return the value of ``answer`` in ``code``, run by another Python and sent back as JSON.
+    """Run ``code`` by another Python; return the value of its variable ``answer``, sent as JSON.
 
-    ``arguments`` are its ``sys.argv[1:]``. ``isolated`` is Python's -I: no variables, no user's
-    packages, no current folder. That Python may be anybody's: check the answer (``records``).
-    Raises HostError, with its last words, if it does not run or does not answer.
+    ``arguments`` are ``sys.argv[1:]`` of the code. ``isolated`` is Python's -I: no variables, no
+    packages of the user, no current folder. The caller must check the answer (``records``), since
+    that Python is not trusted. Raises HostError if it does not run or does not answer.
     """
     flags = ["-I"] if isolated else []
     words = (python, *flags, "-c", _ASK, code, *arguments)

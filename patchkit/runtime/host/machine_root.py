@@ -1,9 +1,9 @@
-"""Read a machine: files below a root, with links that stay inside of it, and answers of tools.
+"""Read the files of a machine below a root, and the answers of tools; or read a recording of both.
 
-A fact that the machine lacks is no error: it becomes an empty value and, where it matters, a note.
-A root other than / is a recording: the files that a probe read, in the layout of /, with
-relative links, so that tar carries them. Its commands/ has the answers of tools, and
-recording.json the files that could not be read, and why.
+A missing fact is no error: it becomes an empty value and, if it matters, a note. A root other than
+/ is a recording: the files that a probe read, in the layout of /, with relative links so that tar
+can carry them. In a recording commands/ has the answers of tools, and recording.json the files that
+could not be read, with the reasons.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _CHUNK = 1 << 14  # /proc/sys allocates the size of a read, and refuses megabyte
 _UNKNOWN = (0xFFFF, 0xFFFFFFFF)  # -1 as 16 and as 32 bits
 _PCI = re.compile(r"[0-9a-fA-F]+:[0-9a-fA-F]+:[0-9a-fA-F]+\.[0-9a-fA-F]+")
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
-# How sysfs says "none": speed of a link that is down, an empty entry of a GID table, a gone device.
+# Errors by which sysfs says "none": the speed of a link that is down, an empty GID, a gone device.
 _NONE = (*_MISSING, errno.EINVAL, errno.ENODEV, errno.EOPNOTSUPP)
 
 
 class ToolUnavailable(Exception):  # noqa: N818 (no error: the machine has no such tool, and others do)
-    """No answer of a tool, and why."""
+    """A tool gives no answer; the text is the reason."""
 
 
 @frozen
@@ -49,7 +49,10 @@ class _Index:
 
 
 class RecordingWriter:
-    """A copy, in ``folder``, of everything that a Reader reads below ``root``."""
+    """A recording in ``folder`` of everything that a Reader reads below ``root``.
+
+    Raises UsageError for a folder that is not empty.
+    """
 
     def __init__(self, root: Path, folder: Path) -> None:
         is_empty = folder.is_dir() and not any(folder.iterdir())
@@ -70,7 +73,7 @@ class RecordingWriter:
         place.write_bytes(data)
 
     def add_folder(self, path: str, names: Iterable[str]) -> None:
-        """Add a folder and its folders; files come when they are read."""
+        """Add a folder and the folders in it; a file is added when it is read."""
         self._place(path).mkdir(parents=True, exist_ok=True)
         for name in names:
             folder = f"{path}/{name}"
@@ -78,14 +81,14 @@ class RecordingWriter:
                 self._place(folder).mkdir(parents=True, exist_ok=True)
 
     def finish(self) -> None:
-        """Write ``recording.json``, with the errors of reading."""
+        """Write ``recording.json``, with the files that could not be read."""
         self.home.mkdir(parents=True, exist_ok=True)
         index = {"patchkit": __version__, "errors": self.errors}
         text = json.dumps(index, indent=1, ensure_ascii=False)
         (self.home / _INDEX).write_text(f"{text}\n", encoding="utf-8")
 
     def _place(self, path: str) -> Path:
-        """Return where a path lies in the copy, and make the links on its way."""
+        """Return where a path lies in the recording; make the links that lead to it."""
         folder = "/"
         for part in path.split("/"):
             step = posixpath.join(folder, part)
@@ -95,7 +98,7 @@ class RecordingWriter:
                 folder = step
                 continue
 
-            # A link, absolute or not, is made again as a relative one within the copy.
+            # Absolute or not, a link becomes a relative one within the recording.
             place = posixpath.normpath(posixpath.join(folder, target))
             link = self.home / step.lstrip("/")
             link.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +110,10 @@ class RecordingWriter:
 
 
 class Reader:
-    """Read paths relative to the root: ``sys/class/net``. ``notes`` name unreadable ones."""
+    """A reader of paths relative to a root, such as ``sys/class/net``; ``notes`` name failures.
+
+    Raises SourceError for a root without sys/ and proc/, or with a damaged recording.json.
+    """
 
     def __init__(self, root: Path, copy: RecordingWriter | None = None) -> None:
         # Resolved, since _place compares links with it.
@@ -126,7 +132,7 @@ class Reader:
         self._errors = {} if self.live else self._read_index()
 
     def _read_index(self) -> dict[str, str]:
-        """Return path → the error of reading it, when the recording was made."""
+        """Return the paths that could not be read when the recording was made → the reason."""
         index = self.root / _INDEX
         if not index.exists():  # a folder that was made by hand has none
             return {}
@@ -140,7 +146,10 @@ class Reader:
             ) from None
 
     def text(self, path: str, *, needed: bool = False) -> str:
-        """Return a whole file; "" if it cannot be read."""
+        """Return the text of a file, "" if it cannot be read.
+
+        A failure is noted, but a missing file only if ``needed``.
+        """
         try:
             data = self._data(path)
         except OSError as error:
@@ -156,7 +165,7 @@ class Reader:
         return printable(self.text(path, needed=needed))
 
     def number(self, path: str, *, needed: bool = False) -> int | None:
-        """Return the number above 0 that a file holds; None, and a note, for other text."""
+        """Return the number above 0 in a file, else None. Text that is no number is noted."""
         text = self.line(path, needed=needed)
         number = parse_whole(text)
         if text and number is None:
@@ -200,7 +209,10 @@ class Reader:
         return os.path.relpath(real, self.root)
 
     def device(self, path: str) -> tuple[str, str]:
-        """Return PCI address, if only of its controller, and driver of a device; "" for none."""
+        """Return the PCI address and the driver of a device, "" for none.
+
+        A device without a PCI address has that of its controller.
+        """
         fields = self.settings(f"{path}/uevent")
         parts = self.real(path).split("/")
         controllers = filter(_PCI.fullmatch, reversed(parts))
@@ -208,7 +220,10 @@ class Reader:
         return pci, fields.get("DRIVER", "")
 
     def answer(self, name: str, ask: Callable[[], str]) -> str:
-        """Return a tool's answer, now or when it was recorded. Raises ToolUnavailable."""
+        """Return the answer of a tool: of ``ask`` on a live machine, else the recorded answer.
+
+        Raises ToolUnavailable.
+        """
         path = f"commands/{name}"
         try:
             text = ask() if self.live else self._data(path).decode(errors="replace")
@@ -235,9 +250,12 @@ class Reader:
             return b"".join(islice(chunks, _MOST // _CHUNK))
 
     def _place(self, path: str) -> Path:
-        """Return where a path lies. Raises OSError as the recording has it, or outside of it."""
+        """Return where a path lies.
+
+        Raises OSError if it could not be read when recorded, or leads out of the recording.
+        """
         if reason := self._errors.get(path):
-            # Any errno that does not mean "none": the words are the recorded ones.
+            # The errno is lost: any one will do that does not mean "none".
             raise OSError(errno.EIO, reason)
 
         place = self.root / path
@@ -263,13 +281,13 @@ class Reader:
 
 
 def parse_whole(text: str) -> int | None:
-    """Return a whole number of less than 20 characters, None for other text."""
+    """Return a text of less than 20 characters as a whole number, None for other text."""
     is_number = text.removeprefix("-").isdecimal()
     return int(text) if is_number and len(text) < 20 else None
 
 
 def printable(text: str) -> str:
-    """Return one line, without characters that would move a terminal's cursor."""
+    """Return a text as one line, with blanks for characters that a terminal would obey."""
     letters = text.strip().strip("\0")
     shown = (letter if letter.isprintable() else " " for letter in letters)
     return "".join(shown).strip()

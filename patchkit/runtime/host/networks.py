@@ -1,4 +1,4 @@
-"""Judge from the facts of a host which links can carry data, and which share a network. Pure."""
+"""Tell how the interfaces of a host are addressed, and which share a network. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ TwinState = Literal[
 
 @frozen
 class Overlap:
-    """Two interfaces of one host that are in one network; ``netdev`` is one of the named ones."""
+    """Two interfaces of one host in one network.
+
+    ``netdev`` has ``address``, ``other`` has ``present``.
+    """
 
     netdev: Netdev
     address: IPv4Interface
@@ -28,7 +31,10 @@ class Overlap:
 
 
 def overlaps(host: Host, names: Collection[str]) -> Iterator[Overlap]:
-    """Yield where another interface is in a network of the named ones, link-local aside."""
+    """Yield each pair of a named interface and another one that are in one network.
+
+    Link-local networks and the loopback do not count.
+    """
     named = [netdev for netdev in host.netdevs if netdev.name in names]
     others = [
         netdev
@@ -48,11 +54,12 @@ def overlaps(host: Host, names: Collection[str]) -> Iterator[Overlap]:
 
 
 def twin_state(host: Host, netdev: Netdev) -> TwinState:
-    """Return how the other half of a cage is addressed, for a netdev with an address.
+    """Return how the other half of a netdev's cage is addressed.
 
-    ``none`` for no other half; ``down``; ``bare`` for no IPv4 address, ``bare-first`` if it is the
-    first half, by PCI address; ``random`` where only one of both has a lasting address and the
-    other a link-local one; ``link-local`` and ``both`` where they are alike.
+    ``none``: there is no other half. ``down``: it is down. ``bare``: it has no IPv4 address;
+    ``bare-first``: the same, and it is the first half by PCI address. ``random``: one half has a
+    lasting address, the other only link-local ones. ``both``: the other half has a lasting address.
+    ``link-local``: it has only link-local addresses, as this half has.
     """
     twin = host.netdev(netdev.twin)
     if twin is None:
@@ -68,20 +75,23 @@ def twin_state(host: Host, netdev: Netdev) -> TwinState:
 
 
 def one_half_fills(speed: int | None) -> bool:
-    """Return whether one half of a cage carries all of a link; ``speed`` in Mbit/s, or unknown."""
+    """Return whether one half of a cage can carry a link of this speed in Mbit/s; None: no."""
     half_gbits = read_env_data("hardware")["connectx"]["half_gbits"]
     return speed is not None and speed <= half_gbits * 1000
 
 
 def in_reach(netdev: Netdev, address: str) -> list[IPv4Interface]:
-    """Return a netdev's addresses that reach another without a router, or in an overlay."""
+    """Return the addresses of a netdev that reach ``address`` without a router.
+
+    They are in the same network, or in the same overlay of hardware.toml.
+    """
     target = ip_address(address)
     overlays = map(ip_network, read_env_data("hardware")["overlays"]["networks"])
     with_target = [network for network in overlays if target in network]
 
     reaching = []
     for interface in netdev.ipv4:
-        # An address of a single host: a network without others, unless it is an overlay's.
+        # A /32 has no other address in its network, but an overlay gives each node a /32.
         is_single = interface.network.prefixlen == interface.max_prefixlen
         if is_single:
             is_near = any(interface.ip in network for network in with_target)
@@ -94,7 +104,7 @@ def in_reach(netdev: Netdev, address: str) -> list[IPv4Interface]:
 
 
 def describe_addresses(host: Host) -> str:
-    """Return ``192.168.100.10 on enp1s0f0np0, …``, without addresses of the loopback."""
+    """Return ``192.168.100.10 on enp1s0f0np0, …``, without 127.x addresses."""
     places = [f"{ip} on {netdev.name}" for netdev in host.netdevs for ip in netdev.ips]
     shown = [place for place in places if not place.startswith("127.")]
     return ", ".join(shown) or "no IPv4 address"
