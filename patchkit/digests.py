@@ -12,7 +12,7 @@ from patchkit.records import Sha256
 Digest = Sha256 | Literal[""]
 """The digest of a file in records: hex, "" for no file."""
 
-# Not upstream's: patchkit's own state, a history, and the output of builds.
+# Folders that are not part of a release: history, patchkit's own state, output of builds.
 _ASIDE = (".git", ".patchkit", ".deps", "build")
 
 

@@ -1,7 +1,7 @@
 """Find the kernels that a release never calls on a device.
 
-Each row of ``recipes/PROJECT/unreached.toml`` was read from the sources of its releases. Such a fat
-binary stays as upstream shipped it: nobody waits for the driver to compile it.
+The rows of ``recipes/PROJECT/unreached.toml`` follow from the sources of the releases. A fat binary
+that is never called stays as upstream shipped it, since the driver never compiles it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Unreached:
 
 @frozen
 class Dispatch:
-    """The kernels that a release never calls on a device, as far as somebody has read it."""
+    """The kernels that a release is known never to call on a device."""
 
     rows: tuple[Unreached, ...] = ()
 
@@ -67,9 +67,9 @@ NOTHING_READ = Dispatch()
 
 
 def known_dispatch(project: str, version: object, target: Target) -> Dispatch:
-    """Return the kernels of a release; there are no rows for a release that nobody has read.
+    """Return the kernels that a release never calls on a target; no rows for an unknown release.
 
-    Versions are compared as texts, without local parts: a node has no `packaging`.
+    Versions are compared as texts without their local parts, since a node has no `packaging`.
     """
     place = RECIPES / project / "unreached.toml"
     if not _PROJECT.fullmatch(project) or not place.is_file():

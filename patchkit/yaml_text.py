@@ -1,6 +1,6 @@
-"""Read YAML that others wrote, within limits: it is weighed before anything of it is built.
+"""Read YAML of others within limits: size and depth are checked before any object is built.
 
-It is read as SafeLoader reads it: a tag makes no object of a program's, and nothing of a file runs.
+Tags make no objects of Python, and no code of a file runs, as with PyYAML's SafeLoader.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ODD_VALUES = (ArithmeticError, AttributeError, LookupError, ValueError)
 
 @dataclass(slots=True)
 class _Weight:
-    """What a node weighs, and how many collections it has inside each other, with itself."""
+    """The weight of a node, with aliases expanded, and its depth: the most nested collections."""
 
     weight: int
     depth: int = 0
@@ -30,7 +30,7 @@ class _Weight:
 
 
 class YamlError(Exception):
-    """A text that is no YAML, or more of it than is read: ``line`` says where, from 1."""
+    """A text that is no YAML, or is too large or too deep; ``line`` counts from 1."""
 
     def __init__(self, line: int, problem: str) -> None:
         super().__init__(problem)
@@ -39,9 +39,9 @@ class YamlError(Exception):
 
 
 def read_nodes(text: str) -> list[yaml.Node | None]:
-    """Return the root of each document; what has aliases stands in several places, as one node.
+    """Return the root node of each document. Raises YamlError.
 
-    Raises YamlError.
+    A node that has aliases is in several places as the same object.
     """
     import yaml
 

@@ -29,11 +29,11 @@ class Address:
 class Netdev:
     """A network interface.
 
-    ``state`` is operstate; ``speed`` in Mbit/s, None if the driver does not say; ``pci`` like
-    ``0000:01:00.0``, empty for a virtual one; ``port`` is phys_port_name (``p0``), empty if none;
-    ``driver`` of a virtual one is its kind (``bridge``). ``cage`` and ``twin`` are as of Rdma, with
-    a netdev as the twin; ``lanes`` is the width of the PCIe link, None where sysfs has none.
-    ``master`` is the bond, bridge or team that it is a part of: that has the addresses.
+    ``state`` is operstate. ``speed`` is in Mbit/s, None if the driver does not say. ``pci`` is like
+    ``0000:01:00.0``, "" for a virtual interface, whose ``driver`` is its kind (``bridge``).
+    ``port`` is phys_port_name (``p0``). ``cage`` is the number of its QSFP cage, ``twin`` the
+    interface of the other half of the cage. ``lanes`` is the width of the PCIe link, None if
+    unknown. ``master`` is the bond, bridge or team that has the addresses in its place.
     """
 
     name: str
@@ -77,13 +77,13 @@ class Netdev:
 
     @property
     def lasting(self) -> tuple[IPv4Interface, ...]:
-        """Return the IPv4 addresses that are not link-local: those are drawn anew at each boot."""
+        """Return the IPv4 addresses without link-local ones, which change at each boot."""
         return tuple(address for address in self.ipv4 if not address.is_link_local)
 
 
 @frozen
 class Gid:
-    """An entry of an RDMA port's GID table; ``address`` is the IPv4 mapped in, empty if none."""
+    """An entry of the GID table of an RDMA port; ``address`` is the IPv4 address in it, or ""."""
 
     index: int
     kind: str  # as sysfs has it: "RoCE v2", "IB/RoCE v1"
@@ -92,7 +92,11 @@ class Gid:
 
 @frozen
 class Rdma:
-    """Port 1 of an RDMA device, with its cage and the other half of it; "" or None for none."""
+    """Port 1 of an RDMA device.
+
+    ``cage`` is the number of its QSFP cage, None for none; ``twin`` is the RDMA device of the other
+    half of the cage.
+    """
 
     name: str
     state: str
@@ -140,7 +144,7 @@ class Memory:
 
 @frozen
 class System:
-    """DMI and kernel; empty where unknown. ``kho`` is the value of that option of the kernel's."""
+    """Facts of DMI and the kernel, "" if unknown; ``kho`` is that option of its command line."""
 
     hostname: str = ""
     vendor: str = ""
@@ -157,7 +161,7 @@ class System:
 
 @frozen
 class Nccl:
-    """The libnccl that torch or vLLM would load, and why; ``path`` is empty for none."""
+    """The libnccl that torch or vLLM would load, and why this one; ``path`` is "" for none."""
 
     path: str
     version: str
@@ -208,7 +212,7 @@ class Host:
         return self.netdev_of(address) is not None
 
     def netdev_of(self, address: str) -> Netdev | None:
-        """Return the first netdev that has an IPv4 address."""
+        """Return the first netdev that has this IPv4 address, None if none has."""
         holders = (netdev for netdev in self.netdevs if address in netdev.ips)
         return next(holders, None)
 
@@ -216,18 +220,18 @@ class Host:
         return next((netdev for netdev in self.netdevs if netdev.name == name), None)
 
     def masters(self, netdevs: Iterable[Netdev]) -> tuple[Netdev, ...]:
-        """Return the bonds, bridges and teams of which some netdevs are parts."""
+        """Return the bonds, bridges and teams that these netdevs are parts of."""
         names = {netdev.master for netdev in netdevs}
         return tuple(netdev for netdev in self.netdevs if netdev.name in names)
 
     @property
     def target(self) -> str:
-        """Return the target by the GPU's capability; ``other`` for an unknown one, or none."""
+        """Return the target of the first GPU; ``other`` if it is unknown, or there is none."""
         return self.gpus[0].target if self.gpus else OTHER
 
     @property
     def versions(self) -> dict[str, str]:
-        """Return the versions that rules depend on, NCCL's is torch's; "" where unknown."""
+        """Return the versions that rules depend on, "" if unknown; ``nccl`` is that of torch."""
         software = self.software or Software(python="")
         names = ("vllm", "torch", "triton", "transformers")
         versions = {name: getattr(software, name) for name in names}
@@ -235,7 +239,7 @@ class Host:
         return versions
 
     def vllm_home(self, version: str) -> Path | None:
-        """Return the folder of the installed vLLM, if it is of this version."""
+        """Return the folder of the installed vLLM, None if it has another version."""
         software = self.software or Software(python="")
         is_same = plain_version(software.vllm) == plain_version(version)
         return Path(software.vllm_home) if software.vllm_home and is_same else None

@@ -53,7 +53,7 @@ def read_network_devices(
 
 
 def _read_rdma(reader: Reader, name: str, uplinks: Collection[str]) -> Rdma:
-    """Return an RDMA device without its cage; its netdev is an uplink, no virtual function."""
+    """Return an RDMA device, without cage and twin; its netdev is one of ``uplinks``."""
     device = f"{_RDMA}/{name}/device"
     port = f"{_RDMA}/{name}/ports/1"
     netdevs = reader.folders(f"{device}/net")
@@ -86,7 +86,7 @@ def _read_gids(reader: Reader, port: str) -> Iterator[Gid]:
 
 
 def _with_cage(device: Device, devices: Iterable[Device]) -> Device:
-    """Return a device with its cage and twin, which its PCI address tells: names depend on udev."""
+    """Return a device with its cage and twin, by PCI address, since names depend on udev."""
     for number, cage in enumerate(read_env_data("hardware")["connectx"]["cages"]):
         functions = set(cage["functions"])
         if device.pci in functions:

@@ -34,11 +34,11 @@ def probe(
     environment: Mapping[str, str],
     copy: RecordingWriter | None = None,
 ) -> Host:
-    """Read the machine at a root; needs no rights and no GPU.
+    """Read the facts of the machine at a root; needs no rights and no GPU.
 
-    ``environment`` are the variables that libraries would be loaded with. ``copy`` gets all that is
-    read. Software is read for the root /, or if ``python`` names an interpreter. Raises
-    SourceError for a root without sys and proc, HostError for a Python that does not answer.
+    ``environment`` are the variables with which libraries would be loaded. ``copy`` records all
+    that is read. Software is read only if the root is /, or if ``python`` names an interpreter.
+    Raises SourceError for a root without sys and proc, HostError if ``python`` does not answer.
     """
     reader = Reader(root, copy)
     netdevs, rdma = read_network_devices(reader)
@@ -122,7 +122,10 @@ def _read_cores(reader: Reader) -> list[str]:
 
 
 def read_memory(reader: Reader) -> Memory | None:
-    """Return /proc/meminfo, the only source that is right where CPU and GPU share memory."""
+    """Return the sizes of /proc/meminfo, None and a note if it has no MemTotal.
+
+    Where CPU and GPU share memory, no other source is right.
+    """
     pairs = _read_pairs(reader.text("proc/meminfo", needed=True))
     sizes = {}
     for key, value in pairs.items():

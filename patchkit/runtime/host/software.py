@@ -25,13 +25,16 @@ _OLDEST_CUDA = 13  # its ptxas knows sm_121a and sm_110a
 
 
 def read_software(python: str | None, environment: Mapping[str, str]) -> Software:
-    """Return the packages of a Python, None: that of ``find_python``. Raises HostError."""
+    """Return the packages of a Python, by default that of ``find_python``.
+
+    Raises HostError if it does not run or does not answer.
+    """
     python = python or find_python(environment)
     facts = startup.ask_interpreter(python, environment)
     torch_nccl = vllm_nccl = None
     if facts.torch:
         process = startup.start_process(facts, environment)
-        # In this order: choose_for_torch maps what torch loads.
+        # In this order: choose_for_torch adds the libraries of torch to ``process``.
         torch_nccl = _read_nccl(startup.choose_for_torch(process), facts)
         if facts.vllm:
             vllm_nccl = _read_nccl(startup.choose_for_vllm(process), facts)
@@ -97,7 +100,11 @@ def _package_version(
     origin: str | None,
     facts: startup.InterpreterFacts,
 ) -> str:
-    """Return a package's version: by the distribution beside it, itself, or any distribution."""
+    """Return the version of a package, "" if it is not installed.
+
+    Its sources, best first: the distribution beside the package, the package's own file, any
+    distribution on the path.
+    """
     if origin is None:
         return ""
     home = Path(origin).parent
@@ -113,7 +120,7 @@ def _package_version(
 
 
 def _read_nccl(choice: startup.Choice, facts: startup.InterpreterFacts) -> Nccl:
-    """Return a choice with its version: the file's, else its package's, which may be another."""
+    """Return a chosen libnccl with its version: that of the file, else that of its package."""
     version = ""
     if choice.path:
         path = os.path.realpath(choice.path)
