@@ -1,8 +1,8 @@
 """Read ELF files: their machine, the libraries that they need, their exports and their sections.
 
-Needed libraries are read as the dynamic loader reads them, by program headers. Sections are for
-tools: a file may have none. Every table has a limit, so that a hostile file costs milliseconds and
-a few MiB, and ends in a SourceError. With the standard library alone, since nodes run this.
+Needed libraries are read as the dynamic loader reads them: by program headers. Sections are for
+tools, and a file may have none. Every table has a limit, so that a hostile file costs milliseconds
+and a few MiB, and raises SourceError. This module needs the standard library alone: nodes run it.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ class Section:
 
 @frozen
 class Dynamic:
-    """The facts of a file for the dynamic loader; ``machine`` is named as uname names it.
+    """The facts of a file for the dynamic loader; a field is empty if the file lacks it.
 
-    Device code is of the machine ``cuda``. Fields are empty for what the file lacks.
+    ``machine`` is named as uname names it; it is ``cuda`` for device code.
     """
 
     machine: str
@@ -110,10 +110,10 @@ class Dynamic:
 
 @frozen
 class Library(Dynamic):
-    """All the facts of a file, for tools.
+    """All facts of a file, for tools.
 
-    ``versions`` are the symbol versions that it needs (``GLIBC_2.34``) of each needed library,
-    lowest first.
+    ``versions`` maps a needed library to the symbol versions that the file needs of it
+    (``GLIBC_2.34``), lowest first.
     """
 
     versions: Mapping[str, tuple[str, ...]]
@@ -167,7 +167,7 @@ def exports(path: Path, symbol: str) -> bool:
         image.check(names.size <= _MOST_NAMES, "the names of its symbols are too long")
         image.limit(table.size, _MOST_NAMES, "it has more symbols")
         text = image.read(names.offset, names.size)
-        # A name may be the end of a longer one.
+        # The table may store a name as the end of a longer one.
         matches = re.finditer(re.escape(symbol.encode() + b"\0"), text)
         places = {match.start() for match in matches}
         if not places:
@@ -204,7 +204,7 @@ class _Image:
     def __init__(self, stream: BufferedIOBase, name: str) -> None:
         self._stream = stream
         self._name = name
-        # Bytes of strings still to be copied: many entries may name one long string.
+        # Bytes of strings that may still be copied: many entries may name one long string.
         self._text_left = _MOST_TEXT
         self._size = stream.seek(0, io.SEEK_END)
         stream.seek(0)
@@ -230,12 +230,12 @@ class _Image:
         return self._header.kind in _LOADABLE
 
     def check(self, holds: bool, what: str) -> None:
-        """Raise SourceError unless it holds."""
+        """Raise SourceError with the text ``what`` unless the condition ``holds``."""
         if not holds:
             raise damaged(self._name, what)
 
     def limit(self, size: int, most: int, what: str) -> None:
-        """Raise SourceError for a size that no real library reaches."""
+        """Raise SourceError if ``size`` is above ``most``, which no real library reaches."""
         self.check(size <= most, f"{what} than any real library")
 
     def read(self, offset: int, length: int) -> bytes:
@@ -274,7 +274,7 @@ class _Image:
             yield Section(name, offset, length)
 
     def _section_headers(self) -> tuple[list[tuple[int, ...]], int]:
-        """Return the headers of all sections, and the number of the one with their names."""
+        """Return the headers of all sections, and the number of the section with their names."""
         place = self._header.sections_offset
         size = self._header.section_size
         count = self._header.section_count

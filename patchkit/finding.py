@@ -15,7 +15,7 @@ from patchkit.errors import HostError, PatchkitError, SourceError
 from patchkit.frozen import frozen
 from patchkit.records import RECIPES, read_toml
 
-# The way in which somebody came to know it, not how likely it is: claim nothing that nobody ran.
+# How a fact is known, not how likely it is: "measured" is only for what somebody ran.
 Established = Literal[
     "measured",  # somebody ran it, and results or figures are there
     "compiled",  # a compiler took or refused it
@@ -32,7 +32,7 @@ Confidence = Literal["high", "medium", "contested"]
 
 
 class Level(StrEnum):
-    """How bad it is; a check that could not be made is unknown, and never counts as passed."""
+    """How bad a finding is. A check that could not be made is unknown, and not passed."""
 
     ERROR = "error"  # it does not work, or does not do what it says
     WARNING = "warning"  # it is likely harmful
@@ -67,11 +67,11 @@ class Finding:
     kind: type[PatchkitError] = SourceError
 
     def error(self) -> PatchkitError:
-        """Return it as the error that ends a command."""
+        """Return the finding as the error that ends a command."""
         return self.kind(self.what, why=self.why, hint=self.hint)
 
     def fields(self) -> dict[str, object]:
-        """Return it as JSON takes it, without an empty ``id``."""
+        """Return the finding as an object of JSON, without ``kind`` and an empty ``id``."""
         fields = asdict(self)
         del fields["kind"]
         if not self.id:
@@ -86,7 +86,7 @@ def finding(
     hint: str,
     why: str = "",
 ) -> Finding:
-    """Return an error: a file, what is wrong with it, what to do, and why it matters."""
+    """Return a finding of level ERROR about the file ``where``."""
     return Finding(kind=kind, where=where, what=what, hint=hint, why=why)
 
 

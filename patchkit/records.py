@@ -1,11 +1,11 @@
 """Read TOML and JSON as frozen dataclasses, with every key and every type checked.
 
-The class is the description: a field without a default has to be there, a key that is no field is
-refused, and a value has to be of the field's type. Types are ``str``, ``int``,
-``float``, ``bool``, ``None``, unions of them, ``Literal``, enums by value, other dataclasses,
-``tuple``, ``frozenset`` and ``Mapping`` of these, and classes that are made of a text, such as
-``Version``. ``Annotated[str, check]`` calls the check, which raises ValueError, and so may
-``__post_init__``. ``field(metadata={"key": …})`` is for a field with another name in the file.
+The class describes the file: a field without a default is required, an unknown key is refused, and
+a value must have the type of its field. Types are ``str``, ``int``, ``float``, ``bool``, ``None``,
+unions of them, ``Literal``, enums by value, other dataclasses, ``tuple``, ``frozenset`` and
+``Mapping`` of these, and classes that are made from a text, such as ``Version``.
+``Annotated[str, check]`` calls ``check``; it and ``__post_init__`` refuse a value by ValueError.
+``field(metadata={"key": …})`` gives a field another name in the file.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class RecordError(ValueError):
 
 
 class UnknownKeyError(RecordError):
-    """A key that its table does not have; the last one of ``keys``."""
+    """A key that its table does not allow; it is the last one of ``keys``."""
 
 
 def record(kind: type[T], value: object) -> T:
@@ -150,13 +150,13 @@ def read_user_toml(kind: type[T], path: Path) -> T:
 
 
 def _find_key_line(text: str, keys: Sequence[str | int]) -> int:
-    """Return the line of a TOML text where a key stands, or the nearest table above it; or 0."""
+    """Return the line of a key in a TOML text, else that of the nearest table above it, else 0."""
     lines = text.splitlines(keepends=True)
     first = 1  # line of the statement that the next lines end
     nearest = 0
     depth = 0
 
-    # The beginning of a text is TOML as well, where it ends with a whole statement.
+    # Parse ever longer beginnings: one that ends with a whole statement is TOML as well.
     for number in range(1, len(lines) + 1):
         with suppress(ValueError):
             reached = _count_present(_parse_toml("".join(lines[:number])), keys)
@@ -178,7 +178,7 @@ def _count_present(value: Any, keys: Sequence[str | int]) -> int:
 
 
 def _tables_with(kind: type, wrong: RecordError) -> list[str]:
-    """Return the tables of a file to which a key belongs that is unknown in its place."""
+    """Return the tables in which an unknown key would be allowed; none for another error."""
     if not isinstance(wrong, UnknownKeyError):
         return []
 
@@ -286,7 +286,7 @@ def _read_scalar(kind: Any, value: Any) -> Any:
 
 
 def _read_member(members: Mapping[Any, Any], value: Any) -> Any:
-    # Lists and tables cannot be looked up in a dict, and True would be found as 1.
+    # Only these can be keys of a dict, and True would equal 1.
     is_scalar = isinstance(value, str | int) and not isinstance(value, bool)
     if is_scalar and value in members:
         return members[value]
@@ -312,7 +312,7 @@ def _call_check(check: Callable[..., T], /, *arguments: Any, **fields: Any) -> T
 
 
 def _read_any_of(readers: list[_Read], value: Any) -> Any:
-    # The error is that of the last type, so it is tried outside of the loop.
+    # The last type is read outside of the loop, so that its error is raised.
     for read in readers[:-1]:
         with suppress(RecordError):
             return read(value)
@@ -346,7 +346,7 @@ def _read_table(key: _Read, inner: _Read, value: Any) -> Any:
 
 
 def _read_below(key: str | int, read: _Read, value: Any) -> Any:
-    """Read a part of a value, and name it in the error."""
+    """Read the part of a value at ``key``; add the key to a RecordError."""
     try:
         return read(value)
     except RecordError as error:
@@ -365,7 +365,7 @@ def _dataclass_reader(kind: Any) -> _Read:
         if not isinstance(value, dict):
             raise RecordError(f"is {_show_value(value)}, not a table")
 
-        # An unknown key first: a misspelt one is missing as well, and this says which it is.
+        # Unknown keys first: a misspelt key is also missing, and this error shows its spelling.
         for key in value:
             if key not in by_key:
                 raise UnknownKeyError(

@@ -14,9 +14,9 @@ from patchkit.frozen import frozen
 from patchkit.records import RECIPES, read_toml
 
 DEFAULT_TARGET = "gb10"
-"""The device if neither a GPU nor the user names one."""
+"""The device if no GPU is found and the user names none."""
 MODES = ("native", "family")
-"""A build is for one device, or for all devices of its family."""
+"""``native`` builds for one device, ``family`` for all devices of its family."""
 # One digit of minor: nvcc writes 12.1 as 121, without a separator.
 _ARCH = re.compile(
     r"(?P<major>\d{1,3})\.(?P<minor>\d)(?P<suffix>[af]?)(?P<ptx>\+PTX)?(?P<virtual>-virtual)?"
@@ -130,10 +130,10 @@ def find_load(arch: Arch, capability: tuple[int, int]) -> Load:
 
 
 def find_ptx_load(arch: Arch, capability: tuple[int, int]) -> Load:
-    """Return how bare PTX for ``arch`` (``compute_120f``) reaches a device: compiled there or not.
+    """Return JIT if a device can compile PTX for ``arch`` (``compute_120f``), else NONE.
 
-    Without a suffix it is compiled on every later device, ``f`` within its major version, ``a`` on
-    its own device alone.
+    PTX without a suffix is compiled on the same and every later device, ``f`` within its major
+    version, ``a`` on its own device alone.
     """
     match arch.suffix:
         case "":
@@ -146,7 +146,7 @@ def find_ptx_load(arch: Arch, capability: tuple[int, int]) -> Load:
 
 
 def best_load(archs: tuple[str, ...], capability: tuple[int, int]) -> Load:
-    """Return the best way any entry of an arch list reaches the device; NONE for an empty list."""
+    """Return the best load of any entry of an arch list; NONE for an empty list."""
     loads = (find_load(parse_arch(arch), capability) for arch in archs)
     return max(loads, default=Load.NONE)
 
@@ -250,7 +250,7 @@ def ptxas_figures() -> PtxasFigures:
 
 
 def toolkit_of(torch: str) -> Toolkit:
-    """Return the CUDA of a torch; the oldest for a torch that is older than all rows."""
+    """Return the CUDA that a torch is built with; the oldest one for a torch before all rows."""
     # Nodes, which read targets alone, may lack packaging.
     from packaging.version import Version
 
