@@ -23,7 +23,7 @@ BASE = (
     "yaml",
     "zstandard",
 )
-"""Import names of the libraries that patchkit depends on, without click."""
+"""Import names of the libraries that patchkit always depends on, except click."""
 
 
 def require_libraries(names: Iterable[str], extra: str = "") -> None:

@@ -1,8 +1,8 @@
-"""Ask an HTTP server that may be slow, broken or hostile: an answer ends, in time and in size.
+"""Ask an HTTP server that may be slow, broken or hostile, within limits of time and size.
 
-No proxy of the environment is used and no redirection is followed: the question goes to the server
-at this address, and its key goes to the paths of this server alone that need it. The caller, who
-has the key, has checked who listens. Nodes have this file beside their scripts, with the standard
+A request uses no proxy of the environment and follows no redirection, so it reaches only the server
+at its address. The key is sent only for paths that need it. The caller must check who listens at
+the address before it gives the key. Nodes run this file beside their scripts, with the standard
 library alone.
 """
 
@@ -34,9 +34,10 @@ _KEYED = ("/v1/", "/pooling")  # paths that want the server's key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathAnswer:
-    """How a path answered within ``ms`` milliseconds; ``status`` is 0 if it did not.
+    """How a path answered, after ``ms`` milliseconds.
 
-    ``closed``: nobody listens there.
+    ``status`` is that of HTTP, 0 without an answer. ``trouble`` says what went wrong. ``closed``
+    says that no program listens at the address.
     """
 
     status: int = 0
@@ -80,9 +81,9 @@ class HttpAnswer(PathAnswer):
 
 @dataclass(frozen=True, slots=True)
 class HttpServer:
-    """A server by its URL, without /v1; ``key`` is sent to it, and never comes back in a text.
+    """A server by its URL, without /v1; ``key`` is masked in every text about it.
 
-    Raises ValueError for a URL that names no server, or holds a login.
+    Raises ValueError for a URL that names no server, or contains a login.
     """
 
     url: str
@@ -109,8 +110,8 @@ class HttpServer:
         exchange = _Exchange(urlsplit(self.url), path, body, key)
         began = time.monotonic()
 
-        # One clock for all of it: names, connection, TLS, head and body. A time-out of a socket
-        # starts anew with each byte that comes, and a name server has a clock of its own.
+        # One time limit for all steps: name, connection, TLS, head and body. A timeout of a socket
+        # starts anew with each byte, and does not apply to the look-up of a name.
         worker = threading.Thread(target=exchange.run, args=[seconds], daemon=True)
         worker.start()
         try:

@@ -1,6 +1,6 @@
-"""Make words from outside safe: to read in a terminal, and to paste into a shell.
+"""Make texts of others safe to show in a terminal, and to paste into a shell.
 
-A file in a wheel may be named with the sequence that clears the screen, a folder ``$(reboot)``.
+The name of a file in a wheel may clear the screen, and a folder may be called ``$(reboot)``.
 """
 
 from __future__ import annotations
