@@ -1,7 +1,7 @@
-"""Sources that a release fetches while it is configured, read from its own CMake files.
+"""Find the sources that a release's CMake files fetch while they configure a build.
 
-Only what a CUDA build reaches counts: files are followed from ``CMakeLists.txt`` through
-``include`` and ``add_subdirectory``, and branches for other devices are left aside.
+Only commands that a CUDA build reaches count: files are followed from ``CMakeLists.txt`` through
+``include`` and ``add_subdirectory``, and branches for other devices are ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from patchkit.source.tree import SourceTree
 
 ROOT_FILE = "CMakeLists.txt"
 
-# What these are in a CUDA build; a comparison with another value is a branch for other devices.
+# The values of these variables in a CUDA build. A branch that compares one of them with another
+# value is for other devices.
 _DEVICE = {"VLLM_TARGET_DEVICE": "cuda", "VLLM_GPU_LANG": "CUDA"}
 _DECLARING = frozenset({"fetchcontent_declare", "fetchcontent_populate"})
 _FOREIGN = frozenset({"externalproject_add", "cpmaddpackage", "cpmfindpackage"})
@@ -34,7 +35,7 @@ _PLACES = frozenset(
         "DOWNLOAD_COMMAND",
     }
 )
-# Words of a command line that bring something from elsewhere.
+# Programs with the subcommands that download something.
 _GETTERS = re.compile(
     r"(?:^|[/ ])(?:git\S* (?:clone|fetch|pull|submodule|ls-remote)|curl|wget"
     r"|pip\S* (?:install|download))\b"
@@ -62,10 +63,12 @@ _HINT = "tell patchkit about it in recipes/vllm/build.toml, or build a release t
 
 @frozen
 class External:
-    """One source: FetchContent's name, its URL, and the variable that names a folder instead.
+    """One source that FetchContent clones with git.
 
-    ``pin`` is a commit id or the name of a tag, ``submodules`` are those that are named (None for
-    all of them), ``subdir`` is the folder in it that CMake enters.
+    ``name`` is its name in FetchContent; ``variable`` is the environment variable that, if set,
+    names a folder to use instead of the fetch. ``pin`` is a commit id or a tag, ``submodules`` are
+    the submodules to fetch (None for all), and ``subdir`` is the folder of the source that CMake
+    enters. ``path`` and ``line`` say where the tree declares the fetch.
     """
 
     name: str
@@ -89,8 +92,8 @@ class External:
 def externals(tree: SourceTree) -> tuple[External, ...]:
     """Return every source that configuring a CUDA build fetches, in the order of the files.
 
-    Raises DriftError, with the place, for a fetch in a form that is not understood, or that no
-    variable replaces.
+    Raises DriftError with file and line if the form of a fetch is unknown, if no environment
+    variable can name a folder to use instead of it, or if a source is fetched twice.
     """
     sources: dict[str, External] = {}
 
@@ -108,7 +111,7 @@ def externals(tree: SourceTree) -> tuple[External, ...]:
 
 
 def _read_files(tree: SourceTree) -> dict[str, tuple[Command, ...]]:
-    """Return the commands that a CUDA build reaches, by file."""
+    """Return file → its commands, for the files and commands that a CUDA build reaches."""
     files: dict[str, tuple[Command, ...]] = {}
     waiting = [ROOT_FILE]
     while waiting:
@@ -125,7 +128,10 @@ def _read_files(tree: SourceTree) -> dict[str, tuple[Command, ...]]:
 
 
 def _entered_file(tree: SourceTree, path: str, call: Command) -> str:
-    """Return the file of the tree that a command reads; "" for CMake's own modules."""
+    """Return the file that an ``include`` or ``add_subdirectory`` reads, "" for other commands.
+
+    "" is also returned for a module of CMake's own. Raises DriftError if the tree has no such file.
+    """
     if call.name not in ("include", "add_subdirectory") or not call.arguments:
         return ""
 
@@ -146,7 +152,7 @@ def _entered_file(tree: SourceTree, path: str, call: Command) -> str:
 
 
 def for_cuda(block: tuple[Branch, ...]) -> bool:
-    """Return whether a CUDA build can be inside of all these branches."""
+    """Return whether a CUDA build can reach a command inside these branches."""
     for branch in block:
         if _condition_holds(branch.condition) is False:
             return False
@@ -156,9 +162,9 @@ def for_cuda(block: tuple[Branch, ...]) -> bool:
 
 
 def _condition_holds(condition: tuple[str, ...]) -> bool | None:
-    """Return the value of a condition in a CUDA build, None if that is unknown.
+    """Return the value of a condition in a CUDA build, None if the value is unknown.
 
-    Understood are comparisons of the device with a text, and those joined by OR or AND.
+    Comparisons of the device with a text are understood, also with NOT or joined by OR or AND.
     """
     if "(" in condition:
         return None
@@ -182,7 +188,10 @@ def _joined_holds(
     *,
     decisive: bool,
 ) -> bool | None:
-    """Return the value of two conditions, one of which decides if it has the decisive value."""
+    """Return the value of two conditions joined by OR or AND, None if the value is unknown.
+
+    If one of them has the ``decisive`` value (True for OR, False for AND), the other is irrelevant.
+    """
     cut = condition.index(joint)
     values = [
         _condition_holds(condition[:cut]),
@@ -199,7 +208,10 @@ def _find_external(
     call: Command,
     calls: tuple[Command, ...],
 ) -> External | None:
-    """Return the source that a command fetches, None if it fetches nothing."""
+    """Return the source that a command fetches, None if it fetches nothing.
+
+    Raises DriftError if the command fetches something in an unknown way.
+    """
     if _fetches_unseen(call):
         problem = f"{call.name} fetches something in an unknown way"
         raise _unseen_form(path, call.line, problem)
@@ -209,7 +221,7 @@ def _find_external(
 
     places = _PLACES.intersection(call.values)
     is_local = "SOURCE_DIR" in call.values and call.name == "fetchcontent_declare"
-    # It was declared before, and is looked at there.
+    # fetchcontent_populate(NAME): the declaration of NAME, above, is examined on its own.
     is_named_again = len(call.values) == 1
     if not places and (is_local or is_named_again):
         return None
@@ -267,7 +279,7 @@ def _texts_before(
     call: Command,
     calls: tuple[Command, ...],
 ) -> Mapping[str, Collection[str]]:
-    """Return variable → the texts that the file sets it to before a command."""
+    """Return variable → every text to which a ``set`` before the command sets the variable."""
     texts: defaultdict[str, set[str]] = defaultdict(set)
     for former in calls:
         match former.values:
@@ -277,7 +289,7 @@ def _texts_before(
 
 
 def _fill_in(word: str, texts: Mapping[str, Collection[str]]) -> str:
-    """Put texts in the place of variables that are set to one text."""
+    """Replace each ``${VARIABLE}`` that has exactly one text by that text; keep the others."""
 
     def text(match: re.Match[str]) -> str:
         choices = texts.get(match[1], ())
@@ -287,7 +299,11 @@ def _fill_in(word: str, texts: Mapping[str, Collection[str]]) -> str:
 
 
 def _find_override(path: str, call: Command, calls: tuple[Command, ...]) -> str:
-    """Return the environment variable that replaces a fetch: its branch is the one without it."""
+    """Return the environment variable that, if set, names a folder to use instead of the fetch.
+
+    The release asks for the variable with ``if(NAME)`` or ``if(DEFINED ENV{NAME})`` and fetches in
+    the ``else``. Raises DriftError if the fetch is in the ``else`` of no such condition.
+    """
     environment = {name for command in calls for name in _environment_copy(command)}
     for branch in call.block:
         for condition in branch.excluded:
@@ -302,7 +318,7 @@ def _find_override(path: str, call: Command, calls: tuple[Command, ...]) -> str:
 
 
 def _environment_copy(call: Command) -> Iterator[str]:
-    """Yield the variable that a command sets to the one of the environment, if there is any."""
+    """Yield NAME if the command is ``set(NAME $ENV{NAME})`` within ``if(DEFINED ENV{NAME})``."""
     match call.values:
         case [name, value] if call.name == "set" and value == f"$ENV{{{name}}}":
             condition = ("DEFINED", f"ENV{{{name}}}")

@@ -1,9 +1,9 @@
-"""Take optional extensions out of a tree, or take them as upstream's wheel has them installed.
+"""Leave optional extensions out of a tree, or install their files from upstream's own wheel.
 
-An extension that is left out is neither fetched, nor built, nor asked for by setup.py. Three
-places know an extension: ``CMakeLists.txt``, which includes its file; ``setup.py``, which asks for
-its targets and copies their files; and, for flash-attention, the Python that imports it on the way
-of every model.
+An extension that is left out is neither fetched nor built, and setup.py does not ask for it. Three
+places name an extension: ``CMakeLists.txt``, which includes its CMake file; ``setup.py``, which
+asks for its targets and copies their files; and, for flash-attention, a Python module that imports
+it and that every model needs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MARK = "left out by patchkit"
 _TARGETS = frozenset({"define_extension_target", "add_custom_target"})
 _EXTENSION = re.compile(r"vllm\.(?:vllm_flash_attn\.)?(\w+)")
 _FLASH_ATTENTION = "vllm.vllm_flash_attn"
-# Where releases keep it, newest first.
+# The module that imports flash-attention; releases have one of these, newest first.
 _FLASH_IMPORTS = (
     "vllm/v1/attention/backends/fa_utils.py",
     "vllm/attention/utils/fa_utils.py",
@@ -49,7 +49,8 @@ try:  # flash-attention: {mark}
     except ImportError:
         pass"""
 
-# The copying beside an editable install expects what is not there any more.
+# For an editable install, setup.py copies the files of triton_kernels. They are missing if
+# triton_kernels is left out, so the second text copies them only if they are there.
 _COPIED = """
 print(
     f"Copying {self.build_lib}/vllm/third_party/triton_kernels "
@@ -78,10 +79,10 @@ _COPYING = ("cmake_build_ext.run", _COPIED, _COPIED_IF_THERE)
 
 
 def leave_out(tree: SourceTree, sources: Iterable[KnownSource]) -> SourceTree:
-    """Return the tree without these extensions, as an overlay; it may be without them already.
+    """Return an overlay of the tree without these extensions; some may be left out already.
 
-    Raises UsageError for an extension that cannot be left out, DriftError if the files are not as
-    expected.
+    Raises UsageError if an extension cannot be left out or the release has none of that name,
+    DriftError if the files are not as expected.
     """
     for source in sources:
         check(source, tree.version)
@@ -110,7 +111,10 @@ def _replace_include(tree: SourceTree, source: KnownSource, text: str) -> list[E
 
 
 def _require_left_out(tree: SourceTree, source: KnownSource) -> None:
-    """Raise DriftError if anything still asks for a source that was left out."""
+    """Raise DriftError if a file still includes or asks for a source that was left out.
+
+    Also raise it if the source's CMake file has a target that ``build.toml`` does not list.
+    """
     for call in commands(tree.read(ROOT_FILE), ROOT_FILE):
         is_include = call.name == "include" and for_cuda(call.block)
         if is_include and "".join(call.values[:1]).endswith(source.file):
@@ -128,12 +132,13 @@ def _require_left_out(tree: SourceTree, source: KnownSource) -> None:
 
 
 def take_installed(tree: SourceTree, parts: Iterable[Wanted]) -> SourceTree:
-    """Return the tree, as an overlay, with these sources installed from a folder each.
+    """Return an overlay of the tree that installs each source from a folder, without compiling.
 
-    vLLM's CMake has a file for each, which fetches, compiles and installs it. In the place of its
-    inclusion come the same targets, which compile nothing and install the files of a folder; the
-    release's own variable names that, in the environment. setup.py builds and installs these
-    targets as ever. Raises DriftError if ``CMakeLists.txt`` does not include a source as expected.
+    vLLM has one CMake file per source, which fetches, compiles and installs the source. The
+    ``include`` of this file is replaced by targets of the same names that only install the files
+    of a folder. The environment variable of the source (``External.variable``) names the folder.
+    setup.py stays as it is. Raises DriftError if ``CMakeLists.txt`` does not include a source as
+    expected.
     """
     for part in parts:
         source = part.known
@@ -152,11 +157,11 @@ def idle_sources(
     request: Request,
     named: Collection[str] = (),
 ) -> dict[str, str]:
-    """Return option → reason, of the optional sources that the build can do without at no cost.
+    """Return option → reason for each optional source that the device does not need.
 
-    vLLM has no code for the device in them, or does not choose it there, or builds nothing of them.
-    Options that are ``named`` are wanted nonetheless. A source that does not leave the tree
-    cleanly, such as one that upstream changed, stays in.
+    A source is not needed if it has no code for the device, if vLLM does not choose its code on
+    the device, or if setup.py builds none of its targets. The result never has an option of
+    ``named``, nor a source that ``leave_out`` refuses, for example since upstream changed its file.
     """
     targets = asked_targets(tree)
     idle = {}
@@ -178,7 +183,10 @@ def _idle_reason(
     request: Request,
     targets: Collection[str],
 ) -> str:
-    """Return why nothing on the device needs a source, "" if something does."""
+    """Return the reason why a build for the request's device can leave a source out.
+
+    Return "" if the source is needed. ``targets`` are the targets that setup.py asks for.
+    """
     major = request.target.major
     if not source.serves(major, tree.version):
         return f"of no use to {request.target.title}"
@@ -204,9 +212,9 @@ def _can_leave(tree: SourceTree, source: KnownSource) -> bool:
 
 
 def only_extensions(tree: SourceTree, names: Collection[str]) -> SourceTree:
-    """Return the tree with a setup.py that asks for these targets alone, for a build that tests.
+    """Return an overlay whose setup.py asks for the named targets only, to build a part in tests.
 
-    Raises UsageError for a target that it does not ask for.
+    Raises UsageError if setup.py asks for no target of one of the names.
     """
     text = tree.read(_SETUP)
     targets = {target for _statement, target in _asked_extensions(text)}
@@ -220,7 +228,10 @@ def only_extensions(tree: SourceTree, names: Collection[str]) -> SourceTree:
 
 
 def _setup_edits(text: str, targets: Collection[str], note: str) -> list[Edit]:
-    """Replace statements that ask for a target by ``pass``: some are alone in their branch."""
+    """Return edits of setup.py that replace each statement that asks for a target by ``pass``.
+
+    A statement is not just deleted, since it may be the only one of its branch.
+    """
     edits = [
         Edit(_SETUP, *_span(text, statement), f"pass  # {target}: {_MARK}", note)
         for statement, target in _asked_extensions(text)
@@ -232,9 +243,9 @@ def _setup_edits(text: str, targets: Collection[str], note: str) -> list[Edit]:
 
 
 def asked_targets(tree: SourceTree) -> set[str]:
-    """Return the targets that setup.py names for an extension, in whatever form.
+    """Return every target that setup.py names within a call of ``CMakeExtension``.
 
-    CMake knows more of them, and builds those that it is asked for.
+    CMake has further targets; it builds only those that setup.py asks for.
     """
     targets = set()
     for node in ast.walk(parsed(_SETUP, tree.read(_SETUP))):
@@ -246,7 +257,7 @@ def asked_targets(tree: SourceTree) -> set[str]:
 
 
 def check(source: KnownSource, version: Version) -> None:
-    """Raise UsageError if a release cannot be built, or cannot run, without it."""
+    """Raise UsageError if the release cannot be built, or cannot run, without the source."""
     if not source.optional:
         raise UsageError(
             f"--without {source.option}: vLLM cannot be built without it",
@@ -264,7 +275,7 @@ def check(source: KnownSource, version: Version) -> None:
 
 
 def _asked_extensions(text: str) -> Iterator[tuple[ast.stmt, str]]:
-    """Yield the statements ``ext_modules.append(CMakeExtension(name="vllm.TARGET", …))``."""
+    """Yield each ``ext_modules.append(CMakeExtension(name="vllm.TARGET", …))`` and its TARGET."""
     for node in ast.walk(parsed(_SETUP, text)):
         match node:
             case ast.Expr(
@@ -288,9 +299,11 @@ def _named_targets(keywords: Iterable[ast.keyword]) -> Iterator[str]:
 
 
 def _guard_imports(tree: SourceTree, source: KnownSource) -> Iterator[Edit]:
-    """Let the module load without its names; backends that import them are passed over.
+    """Yield the edit that lets vLLM start without flash-attention; nothing for other sources.
 
-    vLLM asks every attention backend in turn and takes an ImportError for "not available".
+    The edit puts the import of flash-attention into ``try … except ImportError``. A backend that
+    needs the missing names then raises ImportError itself, and vLLM, which asks every attention
+    backend in turn, takes this as "not available". Raises DriftError unless there is one import.
     """
     if "_vllm_fa2_C" not in source.targets:
         return
@@ -314,7 +327,7 @@ def _guard_imports(tree: SourceTree, source: KnownSource) -> Iterator[Edit]:
 
 
 def _flash_imports(module: ast.Module) -> Iterator[tuple[ast.ImportFrom, bool]]:
-    """Yield imports of flash-attention in the branch for CUDA, and whether they may fail."""
+    """Yield each import of flash-attention in the branch for CUDA, and whether a ``try`` has it."""
     for node in module.body:
         if not isinstance(node, ast.If):
             continue
@@ -338,7 +351,7 @@ def _still_named(path: str, problem: str) -> DriftError:
 
 
 def _span(text: str, node: ast.stmt) -> tuple[int, int]:
-    """Return where a statement stands, in code points."""
+    """Return start and end of a statement in the text, in code points."""
     segment = ast.get_source_segment(text, node) or ""
     above = text.split("\n")[: node.lineno - 1]
     start = text.index(segment, sum(len(line) + 1 for line in above))
