@@ -20,13 +20,13 @@ from patchkit.patching.fix import Evidence, Fix
 from patchkit.patching.recipe import Claim, load_claims, load_recipes
 from patchkit.runtime.rules.rule import describe_condition
 
-_SHOWN = 3  # symptoms that are shown whole
-_LEAST_PART = 5  # characters of a text that may stand anywhere, within a word too
-_LEAST_WORD = 3  # characters of a text that is looked for as a word
+_SHOWN = 3  # symptoms: so many are shown in full, more as a list
+_LEAST_PART = 5  # characters: a text as long as this is found inside a word, too
+_LEAST_WORD = 3  # characters: a shorter text is not searched for
 _CLAIMS = "What guides say"
 _REASONS = "`patchkit explain ID` has the reasons and the evidence."
-_MISTYPED = 0.8  # likeness of two ids, 0 to 1, from which one is the other mistyped
-# Facts of a fix that are shown as JSON.
+_MISTYPED = 0.8  # likeness, 0 to 1: a text that is this like an id is the id with a typing error
+# The fields of a fix that --json prints.
 _FIX_FACTS = "id title symptom why upstream needs evidence requires"
 _Rows = Sequence[Row]
 
@@ -58,16 +58,20 @@ def explain_command(text: str | None) -> Blocks:
 
 
 def _as_id(text: str) -> str:
-    """Return a text as an id: people also write dashes and blanks for its underscores."""
+    """Return a text in the spelling of ids: lower case, with underscores for dashes and blanks."""
     return text.casefold().replace("-", "_").replace(" ", "_")
 
 
 def _search_blocks(text: str, by_id: Mapping[str, Fix | Claim]) -> Blocks:
-    """Yield the entries with a text, whole if they are few. Raises UsageError if there are none."""
+    """Yield what contains a text: one entry or a few diagnoses in full, anything more as a list.
+
+    Entries are fixes and claims. Raises UsageError if nothing contains the text; the error suggests
+    the id that resembles the text most.
+    """
     ids = {name.replace("-", "_"): name for name in (*by_id, *symptoms())}
     entries: list[Fix | Claim] = []
     diagnoses: list[Diagnosis] = []
-    # A mistyped id is no text to look for; several words are no id.
+    # Search unless the text is one word that resembles an id: then the error suggests that id.
     mistyped = difflib.get_close_matches(_as_id(text), ids, n=1, cutoff=_MISTYPED)
     if " " in text or not mistyped:
         entries = [entry for entry in by_id.values() if _fits(text, _wording(entry))]
@@ -88,7 +92,7 @@ def _search_blocks(text: str, by_id: Mapping[str, Fix | Claim]) -> Blocks:
 
 
 def _overview(fixes: Sequence[Fix], claims: Sequence[Claim]) -> Blocks:
-    """Yield the ids of everything that can be explained."""
+    """Yield all fixes and claims by id, and how many symptoms are known; --json lists these, too."""
     titles = {symptom.id: symptom.title for symptom in symptoms().values()}
     yield _listed(fixes, titles, claims)
 
@@ -148,9 +152,9 @@ def _wording(entry: Fix | Claim) -> str:
 
 
 def _fits(text: str, wording: str) -> bool:
-    """Return whether a wording has a text as a part, or each of its words as a word.
+    """Return whether a wording contains a text, or else every word of the text as a whole word.
 
-    A short text is looked for as a word alone.
+    Case does not matter. A text below 5 characters matches whole words only, one below 3 nothing.
     """
     text = text.casefold()
     wording = wording.casefold()
@@ -211,14 +215,14 @@ def _section(title: str, rows: _Rows) -> Blocks:
 
 
 def _read_symptoms(text: str) -> list[Diagnosis]:
-    """Return the symptom of an id, or the symptoms that a log of this text has."""
+    """Return the symptom with this id; or else read the text as a log, and return its symptoms."""
     if symptom := symptoms().get(text):
         return [_unmet(symptom)]
     return list(read_log([text.encode(errors="replace")], whole=False).diagnoses)
 
 
 def _search_symptoms(text: str) -> list[Diagnosis]:
-    """Return the symptoms whose messages, examples or titles have a text."""
+    """Return the symptoms whose messages, example or title match a text, as ``_fits`` tells."""
     phrase = " ".join(text.split())
     diagnoses = []
     for symptom in symptoms().values():
@@ -229,13 +233,13 @@ def _search_symptoms(text: str) -> list[Diagnosis]:
 
 
 def _unmet(symptom: Symptom) -> Diagnosis:
-    """Return a diagnosis without a log, so that all causes are open."""
+    """Return the diagnosis of a symptom without a log: all of its causes are possible."""
     hit = Hit(0, "", "", {})
     return Diagnosis(symptom=symptom, hit=hit, count=0, causes=symptom.cause)
 
 
 def _symptom_blocks(diagnoses: Sequence[Diagnosis]) -> Blocks:
-    """Yield the meaning of symptoms, with causes and cures."""
+    """Yield each symptom with its messages, causes and cures; one record has all for --json."""
     fields = []
     for number, diagnosis in enumerate(diagnoses):
         findings = {
@@ -269,7 +273,7 @@ def _symptom_lines(diagnosis: Diagnosis) -> Lines:
 
 
 def _cause_lines(diagnosis: Diagnosis, cause: Cause) -> Lines:
-    """Yield a cause with its cure; ``tell`` is shown where it tells several causes apart."""
+    """Yield a cause, its cure and its source; ``tell`` only if the symptom has several causes."""
     margin = " " * 6
     yield ""
     yield bold("why   ") + diagnosis.filled(cause.cause)
