@@ -92,7 +92,7 @@ def _search_blocks(text: str, by_id: Mapping[str, Fix | Claim]) -> Blocks:
 
 
 def _overview(fixes: Sequence[Fix], claims: Sequence[Claim]) -> Blocks:
-    """Yield all fixes and claims by id, and how many symptoms are known; --json lists these, too."""
+    """Yield all fixes and claims with their ids, and the number of symptoms; --json lists all."""
     titles = {symptom.id: symptom.title for symptom in symptoms().values()}
     yield _listed(fixes, titles, claims)
 

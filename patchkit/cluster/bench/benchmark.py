@@ -18,7 +18,7 @@ _LONGEST_MEASUREMENT = 3600.0  # seconds
 
 @frozen
 class BenchLoad:
-    """Random prompts of ``depth`` tokens, answers of ``output``, ``concurrency`` at a time."""
+    """Random ``prompts`` of ``depth`` tokens, answers of ``output``; ``concurrency`` at a time."""
 
     depth: int
     output: int
@@ -32,10 +32,10 @@ class BenchLoad:
 
 @frozen
 class Benchmark:
-    """Name one load for a server at ``url``, and the Python with vLLM that asks it.
+    """The settings of one run: a load, a server at ``url``, and the Python whose vLLM asks it.
 
-    ``tokenizer`` is a folder or a model, "" for the model that the server names. The prompts are
-    drawn by ``seed``; ``seconds`` is how long it may take.
+    ``tokenizer`` is a folder or the name of a model; "" stands for ``model``. ``seed`` determines
+    the random prompts, ``seconds`` is the time limit of the run.
     """
 
     python: str
@@ -48,9 +48,10 @@ class Benchmark:
 
 
 def run_benchmark(benchmark: Benchmark, place: Path) -> dict[str, Any]:
-    """Return the result of `vllm bench serve`, and write it to ``place``, whole or not at all.
+    """Run `vllm bench serve`; write its result to ``place``, complete or not at all, and return it.
 
-    Raises HostError if the benchmark fails, or if not every request was answered.
+    Raises HostError if the benchmark fails, or if a request was not answered; StorageError if the
+    benchmark left no readable result.
     """
     part = place.with_suffix(".part")
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -79,10 +80,10 @@ def run_benchmark(benchmark: Benchmark, place: Path) -> dict[str, Any]:
 
 
 def _bench_words(benchmark: Benchmark, part: Path) -> list[str]:
-    """Return the words behind `vllm`.
+    """Return the words of the command line after `vllm`.
 
-    Before a load counts, as many requests as it has at a time warm the server up. Each round draws
-    its own prompts: the prefix cache would answer those of an earlier round.
+    Before the measurement, ``concurrency`` requests warm the server up. The seed gives each round
+    other prompts, since the prefix cache may hold those of an earlier round.
     """
     load = benchmark.load
     options = {

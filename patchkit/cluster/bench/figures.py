@@ -17,7 +17,7 @@ from patchkit.records import RecordError, read_json
 
 CONDITIONS = "digest.json"
 ENOUGH = 3
-"""Repetitions from which on a spread says something."""
+"""The least number of repetitions whose spread allows a verdict."""
 _RAW = "raw"
 
 Verdict = Literal["better", "worse", "within the spread", "too few"]
@@ -25,7 +25,7 @@ Verdict = Literal["better", "worse", "within the spread", "too few"]
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A figure of vLLM's result: its key there, its name, its unit, and which end is better."""
+    """A figure in vLLM's result: its key, its name and unit for people, and what is better."""
 
     key: str
     name: str
@@ -41,13 +41,13 @@ MEASURES = (
     Measure("median_tpot_ms", "each further token, median", "ms", "less"),
     Measure("p99_itl_ms", "between tokens, p99", "ms", "less"),
 )
-"""Figures by the keys of `vllm bench serve` (vllm/benchmarks/serve.py, 0.11.1 to 0.33.0)."""
+"""All figures; keys as in vllm/benchmarks/serve.py of vLLM 0.11.1 to 0.33.0."""
 MAIN = (MEASURES[0], MEASURES[2], MEASURES[4])
 
 
 @frozen
 class Series:
-    """The values of one figure by round."""
+    """The values of one figure, one value for each round."""
 
     variant: str
     load: str
@@ -71,7 +71,7 @@ class Series:
 
     @property
     def text(self) -> str:
-        """Return ``median (least-most)``, with ``!`` behind too few repetitions."""
+        """Return ``median (least-most)``, followed by ``!`` if there are too few repetitions."""
         spread = f"{min(self.values):.4g}-{max(self.values):.4g}"
         mark = " !" if len(self.values) < ENOUGH else ""
         return f"{self.median:.4g} ({spread}){mark}"
@@ -79,7 +79,7 @@ class Series:
 
 @frozen
 class FigureDifference:
-    """Two series of one figure."""
+    """Compare two series of one figure: the second with the first."""
 
     first: Series
     second: Series
@@ -95,15 +95,15 @@ class FigureDifference:
 
     @property
     def ratio(self) -> float:
-        """Return the ratio of the medians."""
+        """Return the second median divided by the first."""
         return self.second.median / self.first.median
 
     @property
     def verdict(self) -> Verdict:
-        """Return the claim: a difference only where no value of one series reaches the other's.
+        """Return whether the second series is better; a difference counts if no values overlap.
 
-        With three repetitions of each that happens by chance in one of ten comparisons of equals:
-        2 of the 20 orders of six values. It says nothing about why.
+        Two equal servers, with three repetitions each, differ like this by chance in one of ten
+        comparisons: in 2 of the 20 orders of six values. The verdict says nothing about the cause.
         """
         before = self.first.values
         after = self.second.values
@@ -119,25 +119,28 @@ class FigureDifference:
 
     @property
     def text(self) -> str:
-        """Return ``ratio (least-most)``, of the second by the first, round by round."""
+        """Return ``ratio (least-most)``: that of the medians, then the range of rounds' ratios."""
         pairs = zip(self.first.values, self.second.values, strict=False)
         ratios = [after / before for before, after in pairs]
         return f"{self.ratio:.3f} ({min(ratios):.3f}-{max(ratios):.3f})"
 
 
 def result_file(folder: Path, variant: str, load: str, number: int) -> Path:
-    """Return where the result of a round lies."""
+    """Return the path of a round's result; ``number`` counts from 0, file names from 1."""
     return folder / _RAW / variant / load / f"{number + 1}.json"
 
 
 def result_files(folder: Path) -> list[Path]:
-    """Return the results in a folder, those of a variant and load in the order of rounds."""
+    """Return the result files in a folder, sorted by variant, load and round."""
     places = folder.glob(f"{_RAW}/*/*/*.json")
     return sorted(places, key=lambda place: (place.parent, int(place.stem)))
 
 
 def read_series(folder: Path) -> list[Series]:
-    """Return the figures of a folder, by variant and load. Raises UsageError."""
+    """Return the figures in a folder, a series for each variant, load and measure.
+
+    Raises UsageError if there are no results, or if a file is no result of the benchmark.
+    """
     results: defaultdict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for place in result_files(folder):
         variant, load = place.parts[-3:-1]
@@ -169,7 +172,7 @@ def _read_result(place: Path) -> dict[str, Any]:
 
 
 def _values(measure: Measure, rounds: Iterable[Mapping[str, Any]]) -> Iterator[float]:
-    """Yield a figure by round; rounds that do not have it are left out."""
+    """Yield the figure's value in each round; leave out rounds without a positive value."""
     for result in rounds:
         value = positive_number(result.get(measure.key))
         if value:
@@ -177,7 +180,10 @@ def _values(measure: Measure, rounds: Iterable[Mapping[str, Any]]) -> Iterator[f
 
 
 def read_conditions(folder: Path) -> dict[str, Any]:
-    """Return the setup that a folder's figures are of. Raises UsageError if it has none."""
+    """Return the setup in which a folder's figures were measured.
+
+    Raises UsageError if its file is no JSON object.
+    """
     place = folder / CONDITIONS
     try:
         return read_json(dict[str, Any], read_text(place))
@@ -191,7 +197,10 @@ def compare_series(
     first: Sequence[Series],
     second: Sequence[Series],
 ) -> list[FigureDifference]:
-    """Return the pairs of one load and figure: of variants of one name, or of the only ones."""
+    """Pair the series of two folders that have the same load, figure and variant.
+
+    If each folder has one variant alone, the names of the variants do not matter.
+    """
     has_one_each = all(
         len({series.variant for series in folder}) == 1 for folder in (first, second)
     )
@@ -213,7 +222,10 @@ def find_changes(
     after: object,
     at: str = "",
 ) -> list[tuple[str, str, str]]:
-    """Return where two setups differ: the path, and both values as texts, "" for none."""
+    """Return a row for each difference of two setups: path, value before, value after.
+
+    A path is as in ``loads.NAME.depth``, below ``at``; "" stands for a missing value.
+    """
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         changes = []
         for key in sorted({*before, *after}):

@@ -1,4 +1,4 @@
-"""Measure variants in turns, and keep each result."""
+"""Measure variants in turns, and save each result in a file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FIND_VLLM = "import importlib.util as u; u.find_spec('vllm').name"
 
 @frozen
 class BenchPlan:
-    """Name the variants and loads to measure, the number of rounds, and the results' folder."""
+    """The variants and loads to measure, the number of rounds, and the folder for results."""
 
     model: str
     variants: Sequence[PlannedVariant]
@@ -33,9 +33,9 @@ class BenchPlan:
     tokenizer: str = ""
 
     def turns(self) -> Iterator[tuple[int, PlannedVariant]]:
-        """Yield each round's number and variant, in turns.
+        """Yield the number of a round, from 0, with each variant in turn.
 
-        The order is A B, B A, A B: whatever drifts with time, such as heat, falls on all alike.
+        The order is A B, B A, A B, so that a drift over time, such as heat, affects all alike.
         """
         for number in range(self.rounds):
             is_forward = number % 2 == 0
@@ -48,11 +48,12 @@ def measure_variants(
     watcher: StartWatcher,
     tell: Callable[[str], None],
 ) -> None:
-    """Measure every load of every variant and round. ``tell`` gets each step.
+    """Measure each load with each variant in every round; ``tell`` is called before each step.
 
-    Raises HostError without `vllm bench serve`, UsageError if the folder holds results already.
+    Raises HostError if a variant's Python has no vLLM or a benchmark fails, UsageError if the
+    folder holds results already.
     """
-    # Before a server is started:
+    # Starting a server takes minutes: find a missing benchmark first.
     for python in {variant.python for variant in plan.variants}:
         _require_benchmark(python)
 
@@ -76,7 +77,10 @@ def _serve(
     model: str,
     watcher: StartWatcher,
 ) -> Iterator[tuple[str, str]]:
-    """Hold the variant's server; yield its URL and the name that it gives to the model."""
+    """Serve a variant in the context; yield the server's URL, and the model's name there.
+
+    A variant without a cluster has a server that runs already.
+    """
     if variant.cluster is None:
         yield variant.url, model
         return
@@ -96,7 +100,7 @@ def _require_benchmark(python: str) -> None:
 
 
 def _keep_conditions(plan: BenchPlan) -> None:
-    """Write the conditions into a folder without results."""
+    """Write the conditions into the folder. Raises UsageError if it holds results already."""
     if result_files(plan.folder):
         raise UsageError(
             f"{plan.folder}: holds results already", hint="name a new folder: -o DIR"
@@ -118,7 +122,7 @@ def _plan_benchmark(
     url: str,
     model: str,
 ) -> Benchmark:
-    # A name that a cluster file gives to the model is no name of a tokenizer.
+    # A cluster file may name the model as it likes: then no tokenizer can be found by that name.
     checkpoint = plan.model if model != plan.model else ""
     return Benchmark(
         python=variant.python,

@@ -22,17 +22,19 @@ from patchkit.runtime.host.host import Host
 from patchkit.runtime.rules.secret_texts import mask_secrets
 from patchkit.units import KIB_PER_GIB
 
-_NO_PREFIXES = "--no-enable-prefix-caching"  # the warm-up asks the first prompt of those that count
+_NO_PREFIXES = (
+    "--no-enable-prefix-caching"  # the warm-up would cache a prompt that is measured
+)
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
 
 
 @frozen
 class PlannedVariant:
-    """A way to serve a model: the words of `vllm serve` on its head, its variables, its machines.
+    """A way to serve a model, and the ``python`` that runs the benchmark.
 
-    ``shared`` are the variables that all nodes have in common. ``python`` runs the benchmark, with
-    the tokenizer in the folder ``tokenizer``, "" for the model's. Nothing is known of the machine
-    of a server that runs already, at ``url``.
+    ``words`` are those of `vllm serve` on the head, ``shared`` the variables of all nodes, and
+    ``facts`` those of each node. ``tokenizer`` is a folder, "" for the tokenizer of the model. A
+    server that runs already has a ``url``; its words, variables and facts are not known.
     """
 
     name: str
@@ -52,9 +54,10 @@ def plan_cluster(
     venv: str,
     args: Sequence[str],
 ) -> PlannedVariant:
-    """Return a variant as `patchkit up` would start it, with the flags of a measurement.
+    """Return a variant as `patchkit up` would start it, but without prefix caching.
 
-    Raises HostError if nothing here can ask it, and what ``make_plan`` raises.
+    Raises HostError if no Python here can run the benchmark, or if the server would not listen to
+    this machine; UsageError for arguments that cluster.toml must not hold; what ``make_plan`` does.
     """
     try:
         serve = replace(file.serve, args=(*file.serve.args, _NO_PREFIXES, *args))
@@ -98,7 +101,10 @@ def describe_conditions(
     variants: Sequence[PlannedVariant],
     loads: Sequence[BenchLoad],
 ) -> dict[str, Any]:
-    """Return the setup as JSON takes it, without addresses, names and secrets."""
+    """Return the setup as values for JSON, without addresses, names of machines and secrets.
+
+    Raises UsageError if two variants have the same name.
+    """
     names = [variant.name for variant in variants]
     if len(set(names)) < len(names):
         raise UsageError(
@@ -148,5 +154,5 @@ def _mask(text: str) -> str:
 
 
 def venv_python(venv: str) -> str:
-    """Return the Python of an environment; by default the one that runs this."""
+    """Return the path of an environment's Python; "" stands for the environment of this process."""
     return str(Path(venv or sys.prefix).expanduser().absolute() / "bin/python")

@@ -22,9 +22,10 @@ _Series = tuple[Mapping[str, str], float]  # labels, and a figure
 
 @frozen
 class WantedMetric:
-    """A figure: its names, one for each group of releases; the sum of its series, or ``max``.
+    """A figure to read. ``names`` are its names in the metrics of different releases.
 
-    ``where`` are labels that a series has to have.
+    ``fold`` says how its series become one figure: "sum" or "max". ``where`` are the labels that a
+    series needs in order to count.
     """
 
     id: str
@@ -40,7 +41,7 @@ def wanted_metrics() -> tuple[WantedMetric, ...]:
 
 
 def read_figures(text: str, wanted: Sequence[WantedMetric]) -> dict[str, float]:
-    """Return the wanted figures that a text has, by their ids."""
+    """Return the wanted figures by id. A figure that the text of /metrics lacks is left out."""
     names = {name for metric in wanted for name in metric.names}
     series = _read_series(text, names)
 
@@ -56,7 +57,7 @@ def read_figures(text: str, wanted: Sequence[WantedMetric]) -> dict[str, float]:
 
 
 def _values_of(metric: WantedMetric, series: Sequence[_Series]) -> list[float]:
-    """Return the values of the series that have the labels of a metric."""
+    """Return the values of the series that have all labels in ``metric.where``."""
     labels = metric.where.items()
     return [value for present, value in series if labels <= present.items()]
 
@@ -64,12 +65,15 @@ def _values_of(metric: WantedMetric, series: Sequence[_Series]) -> list[float]:
 def _fold(metric: WantedMetric, values: Sequence[float]) -> float | None:
     if values:
         return max(values) if metric.fold == "max" else sum(values)
-    # A counter has no series before the first event of its kind.
+    # A counter has no series for a label before the first such event: its value is 0.
     return 0.0 if metric.where else None
 
 
 def _read_series(text: str, names: Collection[str]) -> dict[str, list[_Series]]:
-    """Return the series of these names, without values that are no finite number from 0 on."""
+    """Return the series with these names, by name.
+
+    Left out are series with a value that is negative or not finite, and overlong lines.
+    """
     series: defaultdict[str, list[_Series]] = defaultdict(list)
     for line in text.splitlines():
         if len(line) >= _LONGEST:

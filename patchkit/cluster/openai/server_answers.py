@@ -1,4 +1,4 @@
-"""Ask the server of a model how it is, with its metrics for Prometheus. Runs on the head."""
+"""Ask a model's server for its state, and read its metrics for Prometheus. Runs on the head."""
 
 from __future__ import annotations
 
@@ -36,17 +36,18 @@ from patchkit.reading import read_text
 
 _KEY = "VLLM_API_KEY"
 _MOST_KEYS = 1 << 16  # bytes of a file with keys
-_MODELS = 64  # names that are kept
-_PATIENCE = 120.0  # seconds, where nothing watches: the default of `frozen`
+_MODELS = 64  # names: further models of a server are left out
+_PATIENCE = 120.0  # seconds for a server that nothing watches: the default of `frozen`
 _UNASKED = ServerLife(DOUBT, "it was not asked")
 
 
 @frozen
 class ServerAnswers:
-    """The answers of a server. ``key`` is the place of its key, "" for none.
+    """The answers of a server. ``key`` says where its key was found, "" if no key was sent.
 
-    ``asked`` is the model that the token was asked of; ``token`` is None where none was asked for.
-    ``strangers`` listen there, too, so that no key was sent; ``life`` says whether it lives.
+    ``asked`` is the model that was asked for a token, and ``token`` its answer: None if the server
+    names no model. ``strangers`` are other programs that listen at ``url``: with any, no key is
+    sent. ``life`` is the judgement whether the server lives.
     """
 
     url: str
@@ -66,16 +67,17 @@ class ServerAnswers:
 
 @dataclass(frozen=True, slots=True)
 class ServerKey:
-    """The key of a server, and where it was found; "" for none."""
+    """The key of a server, and the file or "the environment" that has it; both "" without a key."""
 
     value: str = ""
     place: str = ""
 
 
 def find_key(key_file: str) -> ServerKey:
-    """Return the server's key: that of the file that the unit reads, or of the environment.
+    """Return the server's key from ``key_file``, or else from the variable VLLM_API_KEY.
 
-    A key that no header can hold is none.
+    The unit reads ``key_file``, too. A file that cannot be read counts as one without a key, and a
+    key that an HTTP header cannot hold as no key.
     """
     key = ServerKey(os.environ.get(_KEY, ""), "the environment")
     with contextlib.suppress(PatchkitError, OSError, ValueError):
@@ -97,7 +99,7 @@ def _read_key(file: Path) -> str | None:
 
 
 def server_at(url: str, key: str = "") -> HttpServer:
-    """Return the server at a URL that a user gave. Raises UsageError if it is no URL."""
+    """Return the server at a URL that a user gave. Raises UsageError for anything but a URL."""
     try:
         return HttpServer(url, key)
     except ValueError as error:
@@ -113,11 +115,11 @@ def ask_server(
     seconds: float = 30.0,
     cluster: str = "",
 ) -> ServerAnswers:
-    """Ask a server for everything that shows its state; a token may take ``seconds``.
+    """Ask a server for its health, models, version and metrics, and its first model for a token.
 
-    Without a URL it is the server that was started last in a ``cluster``, on its head. The first
-    model that it names is asked. Raises UsageError for what is no URL, HostError where no server of
-    the cluster was started.
+    Waits up to ``seconds`` for the token. Without ``url``, asks the server that `patchkit up`
+    started last for ``cluster`` on this node. A server that fails or is silent is reported in the
+    result. Raises UsageError if ``url`` is no URL, HostError if no server was started here.
     """
     group = read_settings(cluster)
     url = url or str(group.get("url", "")) or _raise_no_server(group)
@@ -135,7 +137,7 @@ def ask_server(
         health=health.outcome,
     )
     if health.status:
-        # Before the question, whose own request would be counted.
+        # Read the metrics before the model is asked: its counters would include that request.
         metrics = server.ask("/metrics")
         answers = _ask_models(server, _add_metrics(answers, metrics), seconds)
         counters = read_counters(metrics.text)
@@ -157,7 +159,7 @@ def _add_metrics(answers: ServerAnswers, metrics: HttpAnswer) -> ServerAnswers:
 
 
 def _start_at(group: Mapping[str, Any], url: str) -> Mapping[str, Any]:
-    """Return what `up` wrote on a head whose server is at this URL; {} for anything else."""
+    """Return the settings that `up` wrote if they are complete and name this URL, otherwise {}."""
     match group:
         case {
             "url": place,
@@ -185,12 +187,16 @@ def _raise_no_server(group: Mapping[str, Any]) -> NoReturn:
 
 
 def _find_strangers(url: str, started: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return who listens there and must not get the key: not the group's, or another user's."""
+    """Return the programs that listen at a URL and must not get the key.
+
+    At a server that `up` started these are all programs outside its group; at any other, those of
+    other users than root and the caller.
+    """
     if started:
         return tuple(processes.strangers(url, started["unit"], started["name"]))
     try:
         listeners = processes.listeners_at(url)
-    except ValueError:  # it is no URL, which is said later
+    except ValueError:  # ``url`` is no URL: server_at() reports that
         return ()
 
     trusted = (0, os.getuid())
@@ -202,10 +208,10 @@ def _find_strangers(url: str, started: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _find_work(started: Mapping[str, Any]) -> str:
-    """Return what shows that a node of the group works, though its server gives no token."""
+    """Return what shows that a node of the group is at work though no token comes, or ""."""
     settings = dict(started)
 
-    # The file may have been edited, which doctor says.
+    # Settings that somebody edited may lack keys: doctor reports that.
     with contextlib.suppress(LookupError, TypeError):
         return find_group_work(settings, settings["workers"].values(), 0)
     return ""
@@ -218,12 +224,15 @@ def _find_signs(
     started: Mapping[str, Any],
     seconds: float,
 ) -> ServerSigns:
-    """Return the signs of a server that was asked for a token."""
+    """Return the signs of life of a server that was asked for a token.
+
+    ``former`` are its counters before the token was asked for, within ``seconds``.
+    """
     listeners = "; ".join(answers.strangers) if started else ""
     if answers.token and answers.token.came:
         return ServerSigns(other_listeners=listeners, token_came=True)
 
-    work = _find_work(started)  # first: later the questions themselves are work
+    work = _find_work(started)  # before the requests below, which cause work themselves
     metrics = server.ask("/metrics")
     signs = read_metrics_signs(
         metrics, former or read_counters(metrics.text), server.url
@@ -247,7 +256,7 @@ def _find_signs(
 
 
 def _describe_refusal(answers: ServerAnswers) -> str:
-    """Return the words of a server that gave no token."""
+    """Return why a server gave no token, in its own words if it gave a reason."""
     token = answers.token
     if token is None:
         listing = answers.listing
@@ -264,7 +273,7 @@ def _ask_models(
     answers: ServerAnswers,
     seconds: float,
 ) -> ServerAnswers:
-    """Add the models that a server names, and the answer of the first one."""
+    """Add the server's models and version, and the token that its first model was asked for."""
     listing = server.ask("/v1/models")
     models = _model_names(server, listing)
     asked = next(iter(models), "")

@@ -7,16 +7,16 @@ from patchkit.foreign import whole_number
 from patchkit.frozen import frozen
 from patchkit.http_exchange import HttpAnswer, HttpServer, PathAnswer
 
-_FEW = 16  # tokens: the first ones of some models are marks that no text is made of
+_FEW = 16  # tokens: the first ones of some models are special tokens without text
 _HELLO = "Say: ready"
-# vLLM up to 0.11.0 sends reasoning_content, 0.11.1 to 0.15 both, from 0.16 reasoning; `text` is a
-# completion's; `refusal` stands in the place of content where a model declines.
+# The fields of an answer that hold text. vLLM sends reasoning_content up to 0.15, and reasoning
+# from 0.11.1 on. A completion has `text`; `refusal` replaces content if the model declines.
 _TEXTS = ("content", "reasoning", "reasoning_content", "refusal", "text")
 EMBEDDING = ("data",)
-"""The field of models that embed or score."""
+"""The field that holds the answer of models that embed or score."""
 _ANSWERED = ("choices", "data", "usage")
 _MOST_TOKENS = 1 << 40
-# The text of an error is at the top from vLLM up to 0.10, and from FastAPI.
+# Where answers hold the text of an error: vLLM up to 0.10 and FastAPI send it at the top level.
 _ERRORS = (
     ("error", "message"),
     ("error", "detail"),
@@ -28,10 +28,10 @@ _ERRORS = (
 
 @frozen
 class TokenAnswer(PathAnswer):
-    """The answer to a question: ``fields`` are the names under which text came.
+    """The answer to a request for tokens. ``fields`` are the names of the fields that hold text.
 
-    ``tokens`` are those that the server counted, ``finish`` is its reason to end, ``said`` the text
-    of its error.
+    ``tokens`` is the number that the server counted, None if it gave none. ``finish`` is the
+    server's reason for ending the answer, ``said`` the text of its error.
     """
 
     fields: tuple[str, ...] = ()
@@ -46,7 +46,10 @@ class TokenAnswer(PathAnswer):
 
 
 def ask_token(server: HttpServer, model: str, seconds: float) -> TokenAnswer:
-    """Ask for some tokens by chat, by completion, or an embedding: the first that is served."""
+    """Ask a model for some tokens by chat, or by what the server has instead of a chat.
+
+    That is a completion, or else an embedding. A request that fails is reported in the answer.
+    """
     answer = _ask_first_served(server, model, seconds)
     errors = (answer.value(*keys) for keys in _ERRORS)
     error = next(filter(None, errors), "")
@@ -69,7 +72,7 @@ def ask_token(server: HttpServer, model: str, seconds: float) -> TokenAnswer:
 
 
 def _ask_first_served(server: HttpServer, model: str, seconds: float) -> HttpAnswer:
-    """Return the first answer to a question that the server has; of a chat, if it has none."""
+    """Return the answer of the first path that the server has; that of the chat if it has none."""
     common = {"model": model, "temperature": 0, "max_tokens": _FEW}
 
     messages = [{"role": "user", "content": _HELLO}]
@@ -90,7 +93,7 @@ def _ask_first_served(server: HttpServer, model: str, seconds: float) -> HttpAns
 
 
 def _text_fields(answer: HttpAnswer) -> tuple[str, ...]:
-    """Return the names under which an answer has text, or what stands in its place."""
+    """Return the names of the fields that hold text, EMBEDDING if the answer is an embedding."""
     if isinstance(answer.value("data", 0), dict):
         return EMBEDDING
 
