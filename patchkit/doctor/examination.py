@@ -52,9 +52,10 @@ _WRITTEN = ("/tmp", "/var/tmp")  # noqa: S108 - where compilers and ranks write
 
 @frozen
 class Examination:
-    """All findings, the first cause first; the reports of nodes, and their last lines of journals.
+    """The result of doctor: findings, the first cause first, reports of nodes, and log lines.
 
-    A line has its node, or the place in a log that a user gave.
+    ``lines`` are the last lines of the journals: each is a pair of its node and its text. For a
+    log that a user gave, the place in the log stands for the node.
     """
 
     findings: tuple[Finding, ...]
@@ -62,7 +63,7 @@ class Examination:
     lines: tuple[tuple[str, str], ...] = ()
 
     def report_content(self) -> FieldMap:
-        """Return the content of a bug report by name, with secrets and names."""
+        """Return the content of a bug report by name; secrets and names are not replaced yet."""
         nodes = []
         for report in self.reports:
             # Errors are in the findings, and placed files in the facts.
@@ -92,14 +93,15 @@ def examine_cluster(
     """Return what is wrong with the nodes of a cluster, between them, and with their server.
 
     With ``gpu`` the nodes try their GPUs, which takes minutes. The server is asked at ``port`` of
-    the head, 0 for where `up` lets it listen. ``is_local`` says that the cluster is this machine,
-    whether or not `up` was ever called. A node that does not answer is a finding, not an error.
+    the head; 0 means the port at which `up` lets the server listen. ``is_local`` says that this
+    machine is the only node: without a start by `up`, what only `up` needs is then a note.
+    A node that does not answer is a finding, not an error.
     """
     reports = examine_nodes(cluster)
     head = reports[0]
     url = f"http://127.0.0.1:{port or cluster.file.serve.port}"
     if head.placed and head.placed.url and not port:
-        url = head.placed.url  # where `up` let it listen
+        url = head.placed.url  # where `up` let the server listen
 
     answers = _ask_server(cluster, head, url)
 
@@ -137,7 +139,10 @@ def _ask_server(
     head: NodeReport,
     url: str,
 ) -> ServerAnswers | PatchkitError:
-    """Return the answers of the server; it is asked on the head, where alone it may listen."""
+    """Return the server's answers, or the error if the head does not answer.
+
+    The head asks the server, which may listen at an address of the head alone.
+    """
     if head.silence:
         return head.silence
 
@@ -157,7 +162,11 @@ def _add_server(
     answers: ServerAnswers,
     nodes: int,
 ) -> NodeReport:
-    """Return the head's report with a description of what answers at the server's port."""
+    """Return the head's report with what answers at the server's port.
+
+    If that is vLLM on a cluster of one node, its listener is removed from the report: the server
+    is no stranger that takes a port. Else a description of what answers is added.
+    """
     is_single_vllm = nodes == 1 and answers.version
     if not is_single_vllm or not head.listeners:
         return replace(head, serving=describe_server(answers))
@@ -169,7 +178,7 @@ def _add_server(
 
 
 def _as_needed_by_up(finding: Finding) -> Finding:
-    """Return a note for a lack that only `up` suffers from."""
+    """Return a finding as a note if only `up` needs what is missing, else the finding as it is."""
     if finding.about not in _NEEDED_BY_UP or finding.level in NOT_WRONG:
         return finding
 
@@ -192,9 +201,9 @@ def _server_findings(
 
 
 def local_facts(cluster: Cluster) -> Situation:
-    """Return the facts of this machine that decide causes; none unless vLLM is meant to run here.
+    """Return the facts of this machine that decide causes, {} unless it is a GB10 or a Thor.
 
-    A log that is read on a workstation is more likely another machine's.
+    A log that is read on any other machine, such as a workstation, was probably written elsewhere.
     """
     facts = facts_for_causes(examine_nodes(cluster)[0])
     return facts if facts.get("target") in ("gb10", "thor") else {}
@@ -205,7 +214,10 @@ def _judge_journals(
     reports: Sequence[NodeReport],
     lines: list[tuple[str, JournalLine]],
 ) -> Iterator[Finding]:
-    """Yield the findings of what the ranks and NCCL wrote; add that to ``lines``."""
+    """Yield the findings about the journals of the ranks, and append the journals to ``lines``.
+
+    A node that did not answer, or where nothing was started, is a finding.
+    """
     started = []
     for report in reports:
         if report.silence:
@@ -217,7 +229,7 @@ def _judge_journals(
     if not started:
         return
 
-    # The lines since the server runs, or the newest ones if it does not.
+    # Read all lines since the server was started; if it does not run, the newest lines.
     head = reports[0]
     since = _serving_since(head, cluster.file.unit)
     journal = read_group_journal(
@@ -237,7 +249,7 @@ def _judge_journals(
 
 
 def _serving_since(head: NodeReport, unit_name: str) -> str:
-    """Return the time from which on the head's rank runs, "" if it does not."""
+    """Return the time at which the head's rank was started, "" if the rank does not run."""
     unit = head.state.unit(unit_name) if head.state else None
     return unit.since if unit and unit.active == "active" else ""
 
@@ -279,20 +291,20 @@ def _judge_nccl(
 
 @frozen
 class _SentAnswer(NodeAnswer):
-    """The parts that ``examine`` or ``meet`` send, and the errors of parts that they lack."""
+    """The answer of ``examine`` or ``meet`` on a node: its parts, and errors of missing parts."""
 
     errors: Mapping[str, Mapping[str, str]]
     ways: tuple[Way, ...] | None = None
 
     def missing(self, node: str) -> dict[str, PatchkitError]:
-        """Return the errors of parts that a node lacks."""
+        """Return missing part → the error that ``node`` sent instead."""
         return {part: sent_error(error, node) for part, error in self.errors.items()}
 
 
 def examine_nodes(cluster: Cluster) -> list[NodeReport]:
-    """Return the reports of all nodes: each one about itself, and then about the others.
+    """Return the reports of all nodes: of each one about itself, and about its ways to the others.
 
-    All nodes are asked side by side. The report of a node that does not answer says why.
+    All nodes are asked at the same time. The report of a node that does not answer says why.
     """
     reports = []
     answers = run_on_all(cluster.nodes, lambda node: _examine_node(cluster, node))
@@ -342,13 +354,16 @@ def _examine_node(cluster: Cluster, node: Remote) -> NodeReport:
 
 
 def _add_image(report: NodeReport) -> NodeReport:
-    """Return a report with the CUDA variables of the image, and the disk of its engine."""
+    """Return a report with the CUDA release of the image and the disk of the container engine.
+
+    Without a container engine the report is returned as it is.
+    """
     image = report.facts.image if report.facts else None
     if not report.facts or not image or not image.version:
         return report
 
     host = report.facts.host
-    # The image's Python may not answer, and its folders are not the node's.
+    # The image's Python may not have answered; its folder of vLLM is not a folder of the node.
     own_software = host.software or Software(python="")
     software = replace(
         own_software,
@@ -368,7 +383,11 @@ def _add_addresses(
     file: ClusterFile,
     reports: Sequence[NodeReport],
 ) -> list[NodeReport]:
-    """Return the reports with each node's address: what it has now, else what is written down."""
+    """Return the reports with each node's address in the cluster.
+
+    That is the address of cluster.toml or of the last start while the node still has it, else the
+    one that a start would take now; without either the written one remains.
+    """
     addressed: list[NodeReport] = []
     for node, report in zip(file.node, reports, strict=True):
         report = replace(report, address=_written_address(node.address, report))
@@ -380,7 +399,7 @@ def _add_addresses(
 
 
 def _written_address(from_file: str, report: NodeReport) -> str:
-    """Return the address that cluster.toml or the last start states, "" for none."""
+    """Return the address of cluster.toml, else of the last start; "" for none or an invalid one."""
     written = from_file
     if report.env and not written and not report.env.edited:
         written = report.env.variables.get("VLLM_HOST_IP", "")
@@ -397,7 +416,11 @@ def _add_address(
     *,
     is_head: bool,
 ) -> NodeReport:
-    """Return a report with the address that a start takes now, unless it has the written one."""
+    """Return a report with the address that a start would take now.
+
+    The written address is kept if the node has it. If no address can be chosen, ``no_address`` of
+    the report says why.
+    """
     if report.facts is None:
         return report
     host = report.facts.host
@@ -415,7 +438,7 @@ def _add_address(
     except PatchkitError as error:
         return replace(report, no_address=error)
 
-    # The others know the address that the last start took.
+    # The other nodes know this node by the written address.
     if report.address and host.has_address(report.address):
         return report
     return replace(report, address=attachment.address)
@@ -425,7 +448,7 @@ def _meet_others(
     cluster: Cluster,
     reports: Sequence[NodeReport],
 ) -> list[NodeReport]:
-    """Return the reports with what each node finds of the others, and of its models."""
+    """Return the reports with each node's ways to other nodes and its files of models."""
 
     def meet(pair: tuple[Remote, NodeReport]) -> NodeReport:
         node, report = pair
@@ -447,9 +470,9 @@ def _model_folders(
     head: NodeReport,
     report: NodeReport,
 ) -> list[str]:
-    """Return the folder of the model that the head serves, else those of all pinned models."""
+    """Return the folder of the served model on a node, else the folders of all pinned models."""
     if head.placed and head.placed.folder:
-        # Each node has the model where its own rank was told to look.
+        # The rank of each node may have been told another folder.
         placed = report.placed or head.placed
         return [placed.folder or head.placed.folder]
 
@@ -466,7 +489,10 @@ def _meet(
     report: NodeReport,
     reports: Sequence[NodeReport],
 ) -> NodeReport:
-    """Have a node try the ways to its peers and read models; the head tries ssh as well."""
+    """Return a node's report with its ways to its peers and its models; a head's with ssh links.
+
+    The peers of the head are all workers; the only peer of a worker is the head.
+    """
     head = reports[0]
     workers = reports[1:]
     is_head = report is head
@@ -485,7 +511,7 @@ def _meet(
 
     ways = None
     if sent.ways is not None and len(sent.ways) == len(targets):
-        # The address is the requested one, whatever the answer says.
+        # Take the requested address, not the one in the answer.
         pairs = zip(targets, sent.ways, strict=True)
         ways = tuple((peer, replace(way, address=to)) for (peer, to), way in pairs)
     return replace(
@@ -498,13 +524,17 @@ def _meet(
 
 
 def _ssh_links(file: ClusterFile, workers: Sequence[NodeReport]) -> list[list[str]]:
-    """Return by which name the head reaches each worker, and the worker's address."""
+    """Return for each worker a list of the name by which the head reaches it, and its address."""
     entries = zip(file.node[1:], workers, strict=True)
     return [[entry.from_head, worker.address] for entry, worker in entries]
 
 
 def _cable_addresses(report: NodeReport, peer: NodeReport) -> list[str]:
-    """Return the addresses of a peer on both halves of the cable, as a node sees them."""
+    """Return the addresses of a peer that a node should reach over the cable.
+
+    These are the peer's address in the cluster, and all its lasting addresses in networks that
+    the node has on connected ports of the cable; never an address that the node has itself.
+    """
     addresses = [peer.address] if peer.address else []
     if report.facts is None or peer.facts is None:
         return addresses

@@ -1,6 +1,6 @@
 """Say which code of vLLM a device compiles at its first use, on each node that doctor asked.
 
-The caller gives the function that looks: it reads fat binaries, which doctor cannot.
+The caller passes the function that reads fat binaries: doctor itself cannot read them.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _DRIVERS_CACHE = "~/.nv/ComputeCache"  # the driver's default
 
 @frozen
 class DeviceCodeFound:
-    """The device code of a node, which a first use loads.
+    """The device code of vLLM's libraries on a node, and the driver's cache of compiled code.
 
-    ``codes`` counts the fat binaries of each library by the code that they hold:
-    ``sm_80 compute_80``. ``kept`` are the bytes in the driver's ``cache``; ``forced`` is the
-    variable that has the driver compile all PTX, "" if none does.
+    ``codes`` is library → code (such as ``sm_80 compute_80``) → number of fat binaries that hold
+    it. ``kept`` is the size in bytes of the driver's ``cache``. ``forced`` is the variable that
+    makes the driver compile all PTX, "" if no such variable is set.
     """
 
     codes: Mapping[str, Mapping[str, int]]
@@ -62,8 +62,9 @@ def add_first_use(
 ) -> Examination:
     """Return an examination with what each node compiles at a first use.
 
-    ``look`` runs on all nodes side by side, with the folder of vLLM, a process of it or 0, and the
-    cache; it returns the fields of a ``DeviceCodeFound``.
+    ``look`` runs on all nodes at the same time. It gets the folder of vLLM as ``home``, the PID of
+    one of vLLM's processes or 0 as ``process``, and the folder of the driver's ``cache``; it
+    returns the fields of a ``DeviceCodeFound``.
     """
 
     def look_on(report: NodeReport) -> DeviceCodeFound:
@@ -102,8 +103,9 @@ def count_loads(
     capability: str,
     version: str = "",
 ) -> dict[str, Counter[Load]]:
-    """Return how many fat binaries of each library reach a device of ``12.1``, and how.
+    """Return library → the number of fat binaries for each way in which a device loads them.
 
+    ``codes`` is as in ``DeviceCodeFound``; ``capability`` is the device's, such as ``12.1``.
     Binaries that this version of vLLM never calls on the device do not count.
     """
     major, minor = map(int, capability.split("."))
@@ -157,7 +159,7 @@ def check_first_use(
 
     command = node.command("patchkit", "apply", "--native", software.vllm_home)
 
-    if node.node != HERE:  # where patchkit need not be
+    if node.node != HERE:  # patchkit need not be installed on another node
         release = f"vllm=={plain_version(software.vllm)}"
         repack = quoted("patchkit", "repack", release, "--native")
         command = f"`{repack}`, then `patchkit cluster install`"

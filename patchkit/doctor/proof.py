@@ -1,4 +1,7 @@
-"""Run the parts of an owner's proof, each within its limit; a part that cannot run says why."""
+"""Run the parts of a proof, which an owner of a machine hands on.
+
+Each part has a time limit. The result of a part that cannot run says why.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ from patchkit.runtime.python.startup import VLLM
 from patchkit.runtime.rules.variable_rules import cache_variables
 from patchkit.units import BYTES_PER_GIB, KIB_PER_GIB
 
-# vLLM's own words (0.25.1 to 0.34.0).
+# How vLLM 0.25.1 to 0.34.0 logs the kernel that it chose.
 _CHOSE = re.compile(r"(?:Selected|Using) '?(?:(\w+Kernel) for|(\w+)'? \w+ MoE backend)")
 _LOG = 2000  # lines of a server's log that are kept
 _GRACE = 20.0  # seconds
@@ -77,10 +80,11 @@ ReadCode = Callable[[str, int, str], Mapping[str, Any]]
 
 @frozen
 class ProofRequest:
-    """The subject of a proof: the GPU of the first node, all nodes together, a model's starts.
+    """What a proof tries: the GPU of the first node, all nodes together, and starts of a model.
 
-    ``apart`` says why nodes are not tried together, "" if they are; ``model`` is "" for random
-    weights, ``args`` are more words of `vllm serve`; caches and logs are in ``folder``.
+    ``vllm`` is the version of vLLM. ``apart`` says why nodes are not tried together, "" if they
+    are. ``model`` is "" for random weights. ``args`` are further arguments of `vllm serve`.
+    ``folder`` is a scratch folder for caches and logs.
     """
 
     nodes: Sequence[GpuNode]
@@ -99,9 +103,11 @@ def collect_proof(
     tell: Tell,
     read_code: ReadCode,
 ) -> tuple[Proof, bytes, Interrupted | None]:
-    """Return a proof, its archive, and the interrupt that came before the last part.
+    """Run all parts; return the proof, its archive, and an interrupt that stopped it, or None.
 
-    Raise BusyError if something is served, HostError.
+    ``args`` are further arguments of `vllm serve`. ``tell`` gets lines about the progress.
+    Raise BusyError if a model is served, and HostError if this machine is not the first node or
+    has no Python with vLLM.
     """
     if not cluster.head.here:
         first = f"{cluster.head.destination} is not this machine"
@@ -168,7 +174,7 @@ def collect_proof(
 
 
 def require_vllm(facts: NodeFacts, venv: str) -> Software:
-    """Return the software that a proof tries.
+    """Return the software of the environment ``venv``.
 
     Raise HostError unless the environment has a Python with vLLM.
     """
@@ -203,7 +209,7 @@ def check_free(reports: Sequence[NodeReport]) -> None:
 
 
 def plan_parts() -> dict[Callable[[ProofRequest], Iterable[GpuStep]], list[str]]:
-    """Return the functions that run parts, in order, with the names of their parts."""
+    """Return function → the names of the parts that it runs, in the order of the proof."""
     paths = PROOF_SETTINGS["nccl"]["paths"]
     return {
         try_gpu: [step["step"] for step in SMOKE_TEST["step"]],
@@ -218,7 +224,10 @@ def run_parts(
     request: ProofRequest,
     tell: Tell,
 ) -> tuple[list[GpuStep], Interrupted | None]:
-    """Return all parts, and the interrupt that came before the last one was done."""
+    """Return the results of all parts, and an interrupt that stopped the proof, or None.
+
+    A part that raises an error or comes after an interrupt is "not-run", with the reason.
+    """
     parts: list[GpuStep] = []
     obstacle = ""
     interrupt = None
@@ -252,7 +261,7 @@ def run_parts(
 
 
 def find_obstacle(device: GpuStep, free_gib: float) -> str:
-    """Return why no part can be tried after the device, "" if all can."""
+    """Return why no part after the first one, the device, can be tried; "" if all can."""
     if device.state != "ok":
         return device.reason
     if free_gib < PROOF_SETTINGS["free_gib"]:
@@ -269,7 +278,11 @@ def try_gpu(request: ProofRequest) -> Iterator[GpuStep]:
 
 
 def call_attention(request: ProofRequest) -> Iterator[GpuStep]:
-    """Yield the first call of a kernel with an empty cache, and with the cache of that call."""
+    """Yield one result: the first call of a kernel with an empty cache, then with a filled one.
+
+    Two processes make the call. The second one gets the cache that the first one filled; its time
+    is the figure ``first_kept_s``.
+    """
     cache = {"CUDA_CACHE_PATH": str(request.folder / "cache")}
     steps = [{**PROOF_SETTINGS["kernel"], "variables": cache}]
     (empty,) = run_beside(request, steps)
@@ -285,7 +298,7 @@ def call_attention(request: ProofRequest) -> Iterator[GpuStep]:
 
 
 def build_models(request: ProofRequest) -> Iterator[GpuStep]:
-    """Yield which kernels vLLM chose for each format of weights, as its log says."""
+    """Yield a result for each format of weights, with the kernels that vLLM chose by its log."""
     steps = []
     for name, config in PROOF_SETTINGS["models"].items():
         step = {
@@ -305,7 +318,7 @@ def run_beside(
     request: ProofRequest,
     steps: Sequence[dict[str, Any]],
 ) -> list[GpuStep]:
-    """Run steps of this room's script side by side."""
+    """Return the results of steps of proof_script.py, which run at the same time."""
     node = request.nodes[0]
 
     def work(step: dict[str, Any]) -> GpuStep:
@@ -318,7 +331,10 @@ def run_beside(
 
 
 def time_paths(request: ProofRequest) -> Iterator[GpuStep]:
-    """Yield how long all nodes take to add up data of each size over each path."""
+    """Yield for each network path how long an all-reduce of all nodes takes for each size.
+
+    Raise HostError if the nodes cannot be tried together.
+    """
     if request.apart:
         raise HostError(request.apart)
 
@@ -337,7 +353,10 @@ def judge_ranks(
     ranks: Sequence[GpuStep],
     network: str,
 ) -> GpuStep:
-    """Return the result of an all-reduce; figures of another network do not count."""
+    """Return one result for the ranks of an all-reduce.
+
+    If NCCL took another network than ``network``, the result has no figures, and is "not-run".
+    """
     failures = []
     for number, rank in enumerate(ranks):
         if rank.reason:
@@ -363,7 +382,11 @@ def judge_ranks(
 
 
 def measure_starts(request: ProofRequest) -> Iterator[GpuStep]:
-    """Serve a model with empty caches, then with the caches of that start; measure both."""
+    """Serve a model with empty caches, then with the caches that the first start filled.
+
+    Yield the measurements of both starts. Raise HostError if the disk has too little room, or
+    after the result of a start that failed.
+    """
     least = PROOF_SETTINGS["disk_gib"]
     if shutil.disk_usage(request.folder).free < least * BYTES_PER_GIB:
         raise HostError(f"less than {least} GiB are free for {request.folder}")
@@ -376,7 +399,7 @@ def measure_starts(request: ProofRequest) -> Iterator[GpuStep]:
 
 
 def write_random_model(folder: Path) -> None:
-    """Write the config and the tokenizer of a model, whose weights vLLM makes up."""
+    """Write the config and the tokenizer of a model without weights: vLLM makes random ones."""
     files = deepcopy(PROOF_SETTINGS["serve"]["files"])
 
     size = files["config"]["vocab_size"]
@@ -390,7 +413,11 @@ def write_random_model(folder: Path) -> None:
 
 
 def measure_start(request: ProofRequest, name: str) -> GpuStep:
-    """Return how long a start took, tokens per second of one stream, and the cores in use."""
+    """Start a server, measure it, and end it.
+
+    Return the seconds of the start, and the figures of ``measure_stream``. A start that fails is
+    a result with the state "failed".
+    """
     settings = PROOF_SETTINGS["serve"]
     node = request.nodes[0]
     folder = request.folder
@@ -458,10 +485,11 @@ def measure_stream(
     result_file: Path,
     session: int,
 ) -> dict[str, float]:
-    """Return the figures of `vllm bench serve` for one stream, and the cores in use by the server.
+    """Return the figures of `vllm bench serve` for one stream, and the CPU cores the server uses.
 
-    Its use at rest is subtracted for the time in which the benchmark starts. The first request,
-    which warms the server up, is not in the benchmark's time.
+    ``session`` is the id of the server's session. The server idles while the benchmark starts:
+    the CPU time of an idle server is subtracted for these seconds. The benchmark's duration lacks
+    the first request, which warms the server up, so the duration is extended by one request.
     """
     settings = PROOF_SETTINGS["serve"]
     tick = os.sysconf("SC_CLK_TCK")
@@ -497,8 +525,8 @@ def hold_server(
     env: Mapping[str, str],
     log: Path,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server in a session of its own for a block; none of its processes outlives that."""
-    # An interrupt waits until the process is known that has to end, and until it has ended.
+    """Run a server in a session of its own; end all processes of the session after the block."""
+    # Defer interrupts while the server starts and ends: else a process could be left running.
     with deferred(), log.open("wb") as out:
         server = subprocess.Popen(
             command,
@@ -516,7 +544,7 @@ def hold_server(
 
 
 def end_session(server: subprocess.Popen[bytes]) -> None:
-    """End all processes of a server's session, by force after a grace."""
+    """End all processes of a server's session: by SIGTERM, and by SIGKILL after 20 seconds."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, number)
@@ -533,7 +561,10 @@ def wait_until_ready(
     url: str,
     end: float,
 ) -> None:
-    """Return once a server answers. Raise HostError if it ends, or if the time is over."""
+    """Return once a server answers.
+
+    Raise HostError if the server ends before, or at ``end``, a time of ``time.monotonic()``.
+    """
     while time.monotonic() < end:
         if server.poll() is not None:
             raise HostError(f"the server ended with {server.returncode}: see its log")
@@ -544,7 +575,7 @@ def wait_until_ready(
 
 
 def session_ticks(session: int) -> Counter[str]:
-    """Return the CPU time of the processes of a session so far, by name, in clock ticks."""
+    """Return process name → CPU time so far, in clock ticks, of a session without its zombies."""
     ticks = Counter[str]()
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Hold a proof, with the archive that is handed on and its summary."""
+"""Hold a proof, and make its archive and the summary in it."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ _WIDTH = 80
 class Proof:
     """The content of proof.json.
 
-    ``code`` counts the fat binaries of each library of vLLM by the device code that they hold.
-    ``machines`` and ``findings`` are doctor's. ``parts`` are without their lines, which are logs;
-    ``seconds`` is the time for all parts, some of which ran side by side.
+    ``code`` is library of vLLM → device code → number of fat binaries that hold it.
+    ``machines`` and ``findings`` are those of a report of doctor. ``parts`` have no lines: these
+    are files of logs in the archive. ``seconds`` is the time for the whole proof; some parts ran
+    at the same time.
     """
 
     schema: Literal[1]
@@ -60,7 +61,7 @@ class Proof:
     seconds: float = 0.0
 
     def part(self, name: str) -> GpuStep:
-        """Return a part; a name that the archive lacks is one that was not run."""
+        """Return the part of a name; one with the state "not-run" if the archive lacks it."""
         for part in self.parts:
             if part.step == name:
                 return part
@@ -76,7 +77,10 @@ def pack_proof(
     logs: Mapping[str, str],
     names: PrivateNames,
 ) -> tuple[Proof, bytes]:
-    """Return a proof without private names, and its archive: the same bytes for the same proof."""
+    """Return a proof without private names, and the bytes of its archive.
+
+    The same proof gives the same bytes.
+    """
     content = asdict(proof, dict_factory=FieldMap)
     clean = take_out_names(content, logs, names, paths=True)
 
@@ -88,7 +92,10 @@ def pack_proof(
 
 
 def summary_lines(proof: Proof) -> list[str]:
-    """Return the lines to read first, 80 characters wide: 20 lines, and every reason whole."""
+    """Return the lines to read first, 80 characters wide.
+
+    Every reason is shown in full. Figures of parts follow while there are less than 20 lines.
+    """
     shown = []
     for text in (*_head_lines(proof), *_reason_lines(proof)):
         shown += _wrapped(text)
@@ -100,7 +107,7 @@ def summary_lines(proof: Proof) -> list[str]:
 
 
 def _head_lines(proof: Proof) -> Iterator[str]:
-    """Yield the subject of a proof, its counts of parts, and what the device has to compile."""
+    """Yield the device and its software, the number of parts by state, and what is compiled."""
     counts = Counter(part.state for part in proof.parts)
     states = [f"{counts[state]} {state}" for state in ("ok", "failed", "not-run")]
     yield f"patchkit {proof.patchkit}, {proof.date}: {proof.device} ({proof.capability or '?'})"
@@ -112,7 +119,7 @@ def _head_lines(proof: Proof) -> Iterator[str]:
 
 
 def _reason_lines(proof: Proof) -> Iterator[str]:
-    """Yield why parts failed or were not run: each reason once, failures first."""
+    """Yield why parts failed or were not run: each reason once with its parts, failures first."""
     names_by_reason: dict[str, list[str]] = {}
     for state in ("failed", "not-run"):
         for part in reversed(proof.parts):
@@ -142,14 +149,17 @@ def _figures_line(part: GpuStep) -> str:
 
 
 def _wrapped(text: str) -> list[str]:
-    """Return a text in lines; the later ones are indented."""
+    """Return a text as lines of at most 80 characters; all but the first are indented."""
     plain = " ".join(visible(text).split())
 
     return textwrap.wrap(plain, _WIDTH, subsequent_indent="  ") or [""]
 
 
 def first_use(proof: Proof) -> str:
-    """Return how many fat binaries in use the device compiles, by library."""
+    """Return what the device compiles, such as ``_C 3 of 40`` (fat binaries), by library.
+
+    Return "" if nothing is compiled, or if the capability is not known.
+    """
     if not re.fullmatch(r"\d{1,2}\.\d", proof.capability):
         return ""
     shown = []
