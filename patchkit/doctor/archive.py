@@ -1,7 +1,7 @@
-"""Make the archive of a machine that its owner hands on: a report of `doctor --save`, or a proof.
+"""Make the archive that an owner of machines hands on: a report of `doctor --save`, or a proof.
 
-It has findings as JSON, a summary, logs, and a manifest. Names and secrets are taken out of all
-parts together, so that a placeholder means the same in each file.
+The archive has findings as JSON, a summary, logs, and a manifest. One redactor takes names and
+secrets out of all parts, so that a placeholder means the same in each file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NOTE = (
 
 
 class FieldMap(dict[str, Any]):
-    """A record as JSON has it: its keys are names of fields, which are never replaced.
+    """A record as a JSON object. Its keys are names of fields, which are never replaced.
 
     The keys of any other mapping are data, such as names of nodes and paths of files.
     """
@@ -37,7 +37,7 @@ class FieldMap(dict[str, Any]):
 
 @frozen
 class CleanContent:
-    """A record and logs without private names, and how often each placeholder is in them."""
+    """A record and logs without private names, and how often each placeholder occurs in them."""
 
     content: Mapping[str, Any]
     logs: Mapping[str, str]
@@ -51,7 +51,10 @@ def take_out_names(
     *,
     paths: bool = False,
 ) -> CleanContent:
-    """Return content and logs with placeholders for private names; ``paths`` replaces folders."""
+    """Return content and logs with placeholders for private names.
+
+    With ``paths`` private folders are replaced as well.
+    """
     redactor = Redactor(names, paths=paths)
     parts = [content, FieldMap(logs)]
 
@@ -71,7 +74,10 @@ def pack_archive(
     clean: CleanContent,
     summary: Iterable[str],
 ) -> bytes:
-    """Return an archive with NAME.json, the same bytes for the same content and summary."""
+    """Return the bytes of a .tar.gz with NAME.json, summary.txt, manifest.json and the logs.
+
+    The same content and summary give the same bytes.
+    """
     files = {}
     for log, text in clean.logs.items():
         if text:
@@ -110,7 +116,7 @@ def _pack_files(files: Mapping[str, bytes]) -> bytes:
 
 
 def require_new(place: Path) -> None:
-    """Raise UsageError unless an archive can be written there."""
+    """Raise UsageError if the file exists, or if its folder does not."""
     if os.path.lexists(place):
         raise UsageError(f"{place}: is there already", hint="name a new file")
     if not place.parent.is_dir():
@@ -121,7 +127,7 @@ def require_new(place: Path) -> None:
 def save_archive(packed: bytes, place: Path) -> None:
     """Write an archive that only its owner can read.
 
-    Raise StorageError, UsageError if the file exists.
+    Raise UsageError if the file exists or its folder does not, StorageError if writing fails.
     """
     require_new(place)
     with (
@@ -136,7 +142,11 @@ def _change_values(
     change: Callable[[Any, str], Any],
     key: str = "",
 ) -> Any:
-    """Return a value of JSON; ``change`` gets each text, number and key that is data."""
+    """Return a value of JSON in which ``change`` replaced each text, number and key that is data.
+
+    ``change`` gets the value and the key above it. Names of fields, booleans and empty values
+    stay as they are.
+    """
     if isinstance(value, Mapping):
         changed = {}
         for name, part in value.items():

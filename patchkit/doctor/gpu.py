@@ -1,4 +1,4 @@
-"""Have nodes try their GPUs, one by one and together; say what ran, was right, and was not."""
+"""Have nodes try their GPUs, each by itself and all together, and judge the results."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _FIGURES = (
     "error",
     "bound",
 )
-# NCCL says on standard output what it takes.
+# Make NCCL print to standard output which network it takes.
 _NCCL_OUTPUT = {
     "NCCL_DEBUG": "INFO",
     "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV",
@@ -63,7 +63,7 @@ _NCCL_OUTPUT = {
 
 @frozen
 class GpuNode:
-    """A node whose GPU is tried, with the Python that has vLLM and its env file's variables."""
+    """A node whose GPU is tried: its Python with vLLM, and the variables of the node's env file."""
 
     node: str
     python: str
@@ -76,7 +76,7 @@ def run_steps(
     steps: Sequence[Mapping[str, Any]],
     nccl_variables: Mapping[str, str] = {},
 ) -> list[GpuStep]:
-    """Return the result of each step on a node. Raise HostError if it does not answer."""
+    """Run steps on a node and return their results. Raise HostError if it does not answer."""
     results = Remote(node.node).stream(
         GpuStep,
         gpu_steps,
@@ -93,9 +93,11 @@ def run_all_reduce(
     sizes: Sequence[int] = (),
     variables: Mapping[str, str] = {},
 ) -> list[GpuStep]:
-    """Return the result of each rank of an all-reduce over all nodes, the head's first.
+    """Run an all-reduce over all nodes, and return the result of each rank in their order.
 
-    They meet at the first one's address. Raise HostError if the head does not answer.
+    ``sizes`` are in bytes. The first node is the head: all ranks meet at its address.
+    The rank of a node that does not answer is "not-run". Raise HostError if the head does not
+    answer when it is asked for a port.
     """
     head = nodes[0]
 
@@ -125,7 +127,7 @@ def run_all_reduce(
 
 
 def gpu_findings(node: str, steps: Iterable[GpuStep]) -> Iterator[Finding]:
-    """Yield what a node's steps show; only a step that ran and was right is OK."""
+    """Yield the findings of a node's steps: OK only for a step that ran with a right result."""
     for step in steps:
         yield from _trouble(node, step.step, step)
         if step.state == "ok":
@@ -144,7 +146,10 @@ def _trouble(
     step: GpuStep,
     **fields: object,
 ) -> Iterator[Finding]:
-    """Yield why a step was not run, or that it failed: after the known cause of its words."""
+    """Yield why a step was not run, or its known causes and then that it failed.
+
+    Yield nothing for a step that is ok.
+    """
     if step.state == "not-run":
         yield unchecked(step.step, node, step.reason)
     elif step.state == "failed":
@@ -168,12 +173,12 @@ def all_reduce_findings(
     nodes: Sequence[GpuNode],
     ranks: Sequence[GpuStep],
 ) -> Iterator[Finding]:
-    """Yield what an all-reduce over all nodes shows."""
+    """Yield the findings of an all-reduce: failures of ranks, else the speed and NCCL's network."""
     names = ", ".join(node.node for node in nodes)
     for node, rank in zip(nodes, ranks, strict=True):
         yield from _trouble(node.node, "all-reduce-failed", rank, nodes=names)
 
-    # What NCCL took on the way to an error decides nothing.
+    # A rank that failed may have printed a network that it never used.
     if all(rank.state == "ok" for rank in ranks):
         yield _all_reduce_speed(names, ranks)
         for node, rank in zip(nodes, ranks, strict=True):
@@ -182,7 +187,7 @@ def all_reduce_findings(
 
 
 def _all_reduce_speed(names: str, ranks: Sequence[GpuStep]) -> Finding:
-    """Return the figures of the slowest rank, for which all wait."""
+    """Return the finding with the slowest rank's figures: all other ranks wait for that rank."""
     small, large = SMOKE_TEST["sizes"]
 
     speed = f"gigabytes_per_second_{large}"
@@ -201,7 +206,11 @@ def _all_reduce_speed(names: str, ranks: Sequence[GpuStep]) -> Finding:
 
 
 def slowest_figures(ranks: Sequence[GpuStep]) -> dict[str, Any]:
-    """Return the figures of the slowest rank, for which all wait, and the highest speed."""
+    """Return the worst value of each figure over all ranks, and the best speed over all sizes.
+
+    The largest of the times counts, and the smallest of all other figures. The best speed is
+    ``most_gigabytes_per_second``.
+    """
     figures: dict[str, Any] = {}
     for key, value in ranks[0].figures.items():
         slowest = max if key.startswith("micro") else min
@@ -218,9 +227,10 @@ def slowest_figures(ranks: Sequence[GpuStep]) -> dict[str, Any]:
 
 
 def find_gpu_nodes(reports: Sequence[NodeReport]) -> list[GpuNode]:
-    """Return the nodes that have a Python with vLLM, or may have one.
+    """Return the nodes whose environment has a Python that answered; it may lack vLLM.
 
-    Without an env file NCCL is told the interface of the node's address: it might take another.
+    NCCL gets the interface of the node's address, since it might take another one. A value of
+    the node's env file, if there is one, replaces that.
     """
     nodes = []
     for report in reports:
@@ -261,9 +271,10 @@ def find_gap(
 
 
 def try_gpus(reports: Sequence[NodeReport]) -> Iterator[Finding]:
-    """Yield what the smoke test shows of each node, side by side, then of all at once.
+    """Run the smoke test on all nodes at the same time, then one over all nodes together.
 
-    It takes minutes, and some memory of the GPU. A node that does not answer is a finding.
+    Yield the findings. The test takes minutes and some memory of the GPU. A node that does not
+    answer is a finding.
     """
     nodes = find_gpu_nodes(reports)
 
@@ -286,7 +297,7 @@ def try_gpus(reports: Sequence[NodeReport]) -> Iterator[Finding]:
             yield from gpu_findings(node.node, answer)
             is_silent = answer[0].state != "ok"
 
-        # The other ranks would wait for it until their time-out.
+        # The other ranks would wait for this node's rank until their time-out.
         if is_silent and not unreached:
             unreached = f"the GPU of {node.node} was not reached"
 

@@ -20,11 +20,11 @@ from patchkit.frozen import frozen
 RANK = "all-reduce"
 """The step of a rank of all nodes together."""
 
-_FIRST = "cuda"  # the script's step without which no other is tried
-_MOST_LINES = 2000  # of a process that are kept
+_FIRST = "cuda"  # the script's step that tries the device; the others need it
+_MOST_LINES = 2000  # the last lines of a process, which are kept
 _LONGEST = 1000  # characters of a line
-_FIELDS = {"state", "kernel", "reason", "figures"}  # of an answer
-# A step that hangs in the kernel is killed so many seconds past its own limit.
+_FIELDS = {"state", "kernel", "reason", "figures"}  # of the script's answer
+# Seconds after its own limit at which a step is killed: it may hang in the kernel.
 _GRACE = 10.0
 # The line of a traceback that names the error; torch puts the rank before it.
 _ERROR = re.compile(
@@ -34,9 +34,10 @@ _ERROR = re.compile(
 
 @frozen
 class GpuStep:
-    """The result of a step: ``figures`` are its measurements, ``kernel`` the kernel that it took.
+    """The result of a step: ``figures`` are its measurements, ``kernel`` the kernel that ran.
 
-    ``reason`` says why it failed or was not run; ``lines`` are the last that it printed.
+    ``reason`` says why the step failed or was not run. ``lines`` are the last lines that the
+    step printed.
     """
 
     step: str
@@ -53,11 +54,11 @@ def gpu_steps(
     steps: Sequence[Mapping[str, Any]],
     variables: Mapping[str, str],
 ) -> Iterator[dict[str, Any]]:
-    """Yield the result of each step as JSON takes it, as soon as the step ends.
+    """Yield the fields of each step's ``GpuStep`` as soon as the step ends.
 
-    ``steps`` are settings with ``step``, ``seconds``, ``script``, the name of the step in the
-    script, and maybe ``file``, another script. Unless the first step, which tries the device, is
-    ok, the others are not tried.
+    Each of the ``steps`` has settings: its name ``step``, its limit ``seconds``, the name
+    ``script`` that the script knows it by, and optionally ``file``, another script. If the step
+    that tries the device is not ok, the steps after it are "not-run".
     """
     obstacle = ""
     for settings in steps:
@@ -76,7 +77,7 @@ def gpu_steps(
 
 
 def free_port(address: str) -> int:
-    """Return a port at an address of this node that nothing listens at."""
+    """Return a TCP port at an address of this node at which nothing listens."""
     with socket.create_server((address, 0)) as server:
         return int(server.getsockname()[1])
 
@@ -86,7 +87,10 @@ def run_step(
     settings: Mapping[str, Any],
     variables: Mapping[str, str],
 ) -> GpuStep:
-    """Run a step; whatever happens to its process is a result."""
+    """Run a step in a process of its own, and return its result.
+
+    A process that fails, takes too long or does not start gives a result with the state "failed".
+    """
 
     file = str(settings.get("file", script.__file__))
     env = {
@@ -137,7 +141,7 @@ def run_step(
 
 
 def _read_answer(answer: str) -> dict[str, Any] | None:
-    """Return the fields of a script's answer, None for another text than the script's."""
+    """Return the fields of a script's answer, None if the text is not such an answer."""
     try:
         fields = read_json(answer)
         return {key: fields[key] for key in _FIELDS & fields.keys()}

@@ -1,7 +1,7 @@
 """Read from the lines of NCCL_DEBUG=INFO which network each rank took, and judge it. Pure.
 
-``host:pid:tid [gpu] NCCL INFO`` is before each form; Ray, vLLM, journald or docker may write more
-before that.
+Each line of NCCL begins with ``host:pid:tid [gpu] NCCL INFO``; Ray, vLLM, journald or docker may
+write a prefix before that.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ _MOST_RANKS = 4096
 
 @dataclass(slots=True, kw_only=True)
 class NcclRank:
-    """The words of one process: the first of each form, its devices, and the variables that it got.
+    """What one process wrote about its network.
 
-    ``network`` is the one of its channels, else the one that NCCL chose, as the line ``evidence``
-    says; "" if unknown. ``ranks`` is the size of its largest group.
+    ``words`` is form → the words of its first match, ``settings`` the variables of NCCL that the
+    process got. ``network`` is that of the channels, else the one that NCCL chose, "" if unknown;
+    ``evidence`` is the line that says so. ``ranks`` is the size of the process's largest group.
     """
 
     name: str
@@ -60,14 +61,14 @@ class NcclRank:
     settings: dict[str, str] = field(default_factory=dict)
 
     def read_line(self, text: str) -> None:
-        """Take the facts of one line."""
+        """Add the facts of one line, given without its prefix."""
         setting = _SET.match(text)
 
         group = _INIT.search(text)
         if setting:
             self.settings.setdefault(setting[1], setting[2])
         elif group and int(group[2]) > self.ranks:
-            # A process is in several groups; its rank in the largest is its name.
+            # A process is in several groups; it is named by its rank in the largest one.
             self.name = f"rank {group[1]}"
             self.ranks = int(group[2])
 
@@ -80,19 +81,19 @@ class NcclRank:
         words = match[1]
         match form:
             case "network" if "channel" in self.words:
-                pass  # the channels tell it
+                pass  # a line of a channel has told the network that is really used
             case "network" | "channel":
                 self.network = words
                 self.evidence = match.string
             case "devices":
                 self.devices = dict.fromkeys(_ENTRY.findall(words))
-            case "virtual":  # both halves of a cable, or one
+            case "virtual":  # a device that joins others: both halves of a port, or one
                 self.devices |= dict.fromkeys(words.split("+"))
 
     @property
     def interfaces(self) -> str:
-        """Return the devices or interfaces of the network, "" if unknown."""
-        # NCCL's own IB, or the plugin of HPC-X, which is IBext_v10.
+        """Return the RDMA devices, or interfaces of sockets, of the network; "" if unknown."""
+        # The network is IB in NCCL itself, and IBext_v10 in the plugin of HPC-X.
         if self.network.startswith("IB") and self.devices:
             return ", ".join(self.devices)
         sockets = self.words.get("sockets", "")
@@ -100,7 +101,7 @@ class NcclRank:
 
 
 def read_nccl(lines: Iterable[str]) -> list[NcclRank]:
-    """Return what each process wrote in the lines of a log; other lines are ignored."""
+    """Return what each process of NCCL wrote in a log; lines of other programs are ignored."""
     ranks: dict[tuple[str, str], NcclRank] = {}
     for line in lines:
         if "NCCL" not in line:
@@ -125,9 +126,10 @@ def nccl_findings(
     ranks: Sequence[NcclRank],
     variables: Mapping[str, str],
 ) -> Iterator[Finding]:
-    """Yield what a node's ranks took, against the variables of its env file.
+    """Yield the findings about the network of a node's ranks.
 
-    Values that reached NCCL come first, since they decide.
+    ``variables`` are those of the node's env file. For each rank, values of variables that
+    differ from the env file come first, since they decide the network.
     """
     if not ranks:
         yield make_finding("nccl-silent", where)

@@ -1,4 +1,4 @@
-"""Collect what names the people and machines of a cluster, and spell a MAC in all its ways."""
+"""Collect the names of a cluster's people and machines, and match a MAC in each spelling."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from patchkit.frozen import frozen
 
 MAC = re.compile(r"(?:[0-9a-f]{2}[:-]){5}[0-9a-f]{2}", re.IGNORECASE)
 _FIRST_LABEL = re.compile(r"(?!\d+\.)[^.]{3,}(?=\.)")
-_LOCAL_BIT = 0x02  # of a MAC's first octet: an EUI-64 has it inverted
+_LOCAL_BIT = 0x02  # of a MAC's first octet; the EUI-64 of a MAC has this bit inverted
 
 
 @frozen
 class PrivateNames:
     """The names in the reports of nodes: ``hosts`` has a list of names for each node.
 
-    ``models`` are names and folders of what is served.
+    ``models`` are names and folders of models. ``serials`` are MAC addresses and serial numbers.
     """
 
     hosts: Sequence[Sequence[str]] = ()
@@ -29,7 +29,10 @@ class PrivateNames:
 
 
 def mac_key(text: str) -> str:
-    """Return the octets that a MAC and its EUI-64 share, without separators."""
+    """Return a key that is the same for a MAC and for the EUI-64 that is made of it.
+
+    It is the MAC's hexadecimal digits without separators, with the local bit cleared.
+    """
     digits = re.sub(r"^0x|[:.-]", "", text.casefold())
     is_eui_64 = digits[6:10] in ("fffe", "ffff", "0300")
     if len(digits) == 16 and is_eui_64:
@@ -42,7 +45,10 @@ def mac_key(text: str) -> str:
 
 
 def mac_form(key: str) -> str:
-    """Return the pattern of a MAC in each spelling, and of the EUI-64 that devices make of it."""
+    """Return a regular expression for a MAC in each spelling, and for its EUI-64.
+
+    ``key`` is what ``mac_key`` returns.
+    """
     octets = re.findall("..", key)
     local = f"{int(octets[0], 16) | _LOCAL_BIT:02x}"
 
@@ -58,7 +64,7 @@ def private_names(
     reports: Iterable[NodeReport],
     model: str = "",
 ) -> PrivateNames:
-    """Return the names in the reports of nodes, of what they serve, and of a ``model``."""
+    """Return the names in the reports of nodes; ``model`` is one more name of a model."""
     hosts: list[list[str]] = []
     users: list[str] = []
     addresses: list[str] = []
@@ -83,7 +89,7 @@ def private_names(
             for rdma in facts.host.rdma:
                 addresses += [gid.address for gid in rdma.gids]
 
-        # Hosts are called by their first labels as well; an address has none.
+        # People shorten a host's name to its first label; an IP address has no such label.
         labels = map(_FIRST_LABEL.match, names)
         hosts.append([*names, *(label[0] for label in labels if label)])
 

@@ -1,8 +1,8 @@
-"""Replace what names people, machines and secrets in texts, values of JSON and names of files.
+"""Replace names of people and machines, and secrets, in texts, values of JSON and names of files.
 
-Names that the nodes report are replaced wherever they occur, in any spelling; other private values
-are recognised by their form. The same value always gets the same placeholder. One pass over a text
-replaces all of them, so that a placeholder is never taken for a name.
+Names that the nodes report are replaced wherever they occur, in any spelling. Other private values
+are recognised by their form. The same value always gets the same placeholder. A text is replaced
+in one pass, so that a placeholder is never taken for a name.
 """
 
 from __future__ import annotations
@@ -32,28 +32,30 @@ from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.secret_texts import holds_secret, secret_spans
 
 _Address = IPv4Address | IPv6Address
-_SHORT = 6  # characters: a shorter name or key may be a part of any word
-_BEFORE = 80  # characters before a number that say whether it is a version
-# The last letter of a colour would be part of a name.
+_SHORT = 6  # characters: a name or key with fewer of them may be a part of any word
+_BEFORE = 80  # characters before a number, which tell whether the number is a version
+# Else the last letter of an escape sequence would be taken as the start of a name.
 _ANSI = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")
 _NCCL = re.compile(r"2\.\d{2}\.\d{1,2}\.\d")
 _NOTHING = "(?!)"  # a pattern that matches nothing
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-# A path is private up to the packages of its environment, which everybody has.
+# Absolute paths: behind file://, between quotes (may hold blanks), and plain ones.
 _PATH = re.compile(
     r"""(?<=file://)/[^\s"'`,;:()\[\]{}<>|*]+
     |(?<=["'])/(?:(?!\ [-/])[^"'\n:]){1,300}(?=["'])
     |(?:(?<![^\s"'`=(\[{,;:@])|(?<=\\n))/(?!/)[^\s"'`,;:()\[\]{}<>|*]+""",
     re.VERBOSE,
 )
+# The rest of a path from here on is the same for everybody, and stays.
 _PACKAGES = re.compile(r"/(?:site|dist)-packages(?:/|$)")
 
 
 @frozen
 class RedactionData:
-    """Hold recipes/doctor/redaction.toml.
+    """The content of recipes/doctor/redaction.toml.
 
-    Patterns are by kind; each of ``value_patterns`` has a group ``value``, which is replaced.
+    The mappings are kind of private value → patterns. Each of ``value_patterns`` has a group
+    ``value``: only this group is replaced.
     """
 
     accounts: frozenset[str]
@@ -79,15 +81,15 @@ class Span(NamedTuple):
 
 
 _DATA = read_toml(RedactionData, RECIPES / "doctor" / "redaction.toml")
-# What is below a public domain is as public as the domain.
+# Hosts below a public domain are as public as the domain.
 _PUBLIC_HOSTS = tuple(f".{host}" for host in _DATA.hosts)
 
 
 class Redactor:
-    """Replaces private values; with ``paths`` also folders that are not the system's.
+    """Replace private values; with ``paths`` also folders that are not the system's.
 
-    Call ``learn`` with all texts before the first one is replaced: a key or a host that one text
-    names is then replaced in the others, too, where nothing names it.
+    Call ``learn`` with all texts before the first one is replaced. A text may say of a word that
+    it is a key or a host; the word is then replaced in all texts, also where nothing says so.
     """
 
     def __init__(self, names: PrivateNames, *, paths: bool = False) -> None:
@@ -128,7 +130,7 @@ class Redactor:
             self._known.setdefault(value.casefold(), placeholder)
 
     def _know_host(self, host: str, placeholder: str) -> None:
-        """Take note of a node's name, and of the domains that it is in."""
+        """Remember a node's name and the domains in that name, unless they are public."""
         if host.casefold() in _DATA.hosts or _parse_address(host):
             return
 
@@ -140,7 +142,7 @@ class Redactor:
             domain = domain.partition(".")[2]
 
     def _know_model(self, model: str) -> None:
-        """Take note of a model's name or folder, unless it is a Hub's name or like a word."""
+        """Remember a model's name or folder, unless it is public or looks like a plain word."""
         if _is_public("model", model):
             return
 
@@ -150,14 +152,17 @@ class Redactor:
                 self._know(name, "model", placeholder)
 
     def _number(self, kind: str, value: object) -> str:
-        """Return the placeholder of a value, a new one if it has none; not counted."""
+        """Return the placeholder of a value, such as ``user-1``; make one if there is none.
+
+        The use of the placeholder is not counted in ``counts``.
+        """
         numbers = self._numbers[kind]
 
         key = value.casefold() if isinstance(value, str) else value
         return f"{kind}-{numbers.setdefault(key, len(numbers) + 1)}"
 
     def learn(self, value: object, key: str = "") -> None:
-        """Take note of the secrets and names in a text, or in a value that JSON has under a key."""
+        """Remember the secrets and names in a text, or in a value of JSON under a key."""
         text = _ANSI.sub("", str(value))
         values = self._named_values(text)
 
@@ -168,7 +173,7 @@ class Redactor:
         for kind, start, stop in values:
             word = text[start:stop]
             if kind == "secret":
-                # WORD of USER:WORD may stand alone elsewhere.
+                # The password of USER:PASSWORD may stand alone elsewhere.
                 password = word.partition(":")[2]
                 for part in (word, password):
                     if len(part) >= _SHORT:
@@ -179,12 +184,15 @@ class Redactor:
             is_named = kind in ("host", "user", "model")
             is_learned = is_named and _is_distinctive(word)
 
-            # A word of a sentence is replaced where a form names it, and nowhere else.
+            # A plain word is not remembered: it is replaced only where a pattern names it.
             if is_learned and self._known_spelling(word) not in self._known:
                 self._know(word, kind)
 
     def _is_name(self, word: str) -> bool:
-        """Return whether the login in a URL is the name of a user, and not a token."""
+        """Return whether a word is the name of a known user or node, or a public account.
+
+        The login in a URL may be such a name instead of a token.
+        """
         placeholder = self._known.get(word.casefold(), "")
         return placeholder.startswith(("user-", "node-")) or word in _DATA.accounts
 
@@ -205,9 +213,13 @@ class Redactor:
         return "".join(parts)
 
     def _find_spans(self, text: str) -> Iterator[Span]:
-        """Yield the values that a form names, and between them those that are known."""
+        """Yield the private parts of a text in order.
+
+        These are the values that a pattern names, and between them known names and values that
+        are recognised by their own form.
+        """
         end = 0
-        # The last one is empty: it stands for the end of the text.
+        # An empty last span makes the loop search the rest of the text.
         text_end = Span(len(text), len(text), "")
         spans = _without_overlaps(self._spans_named_by_form(text))
 
@@ -220,7 +232,7 @@ class Redactor:
             end = named.stop
 
     def _spans_named_by_form(self, text: str) -> Iterator[Span]:
-        """Yield what a form names, and private folders if these are replaced."""
+        """Yield the values that a pattern names, and private folders if these are replaced."""
         for kind, start, stop in self._named_values(text):
             placeholder = self._placeholder_for(kind, text[start:stop])
             yield Span(start, stop, placeholder)
@@ -229,7 +241,7 @@ class Redactor:
             yield from self._path_spans(text)
 
     def _named_values(self, text: str) -> Iterator[tuple[str, int, int]]:
-        """Yield the kind and the place of secrets, and of what a pattern of the data names."""
+        """Yield kind, start and end of each secret, and of each value that a pattern names."""
         for start, stop in secret_spans(text):
             if not self._is_name(text[start:stop]):
                 yield "secret", start, stop
@@ -244,7 +256,7 @@ class Redactor:
                     yield kind, match.start("value"), match.end("value")
 
     def _path_spans(self, text: str) -> Iterator[Span]:
-        """Yield private folders: of a path to a package of an environment, the environment."""
+        """Yield private paths; a path to an installed package only up to its environment."""
         for match in _PATH.finditer(text):
             path = match.group().rstrip(".")
             if not _is_systems(path):
@@ -256,9 +268,10 @@ class Redactor:
 
     @cached_property
     def _whole_pattern(self) -> re.Pattern[str]:
-        """Return one pattern of all known names and of all values with a form of their own.
+        """Return one pattern for all known names and all values with a form of their own.
 
-        If two kinds begin at one place, the first one counts: names before numbers.
+        It has a group for each kind. Where several kinds match, the first group counts: names
+        come before numbers.
         """
         longest_first = sorted(self._known, key=lambda word: (-len(word), word))
         known = "|".join(map(self._known_form, longest_first))
@@ -274,7 +287,10 @@ class Redactor:
         return re.compile("|".join(groups), re.IGNORECASE)
 
     def _known_form(self, word: str) -> str:
-        """Return the pattern of a known word, in the spellings and with the borders of its kind."""
+        """Return the pattern of a known word.
+
+        The word's kind decides which spellings match, and which signs may be beside the word.
+        """
         form = re.escape(word)
 
         kind = self._known[word].rpartition("-")[0]
@@ -292,12 +308,12 @@ class Redactor:
 
         is_user_like_a_word = kind == "user" and not _is_distinctive(word)
         if len(word) < _SHORT or is_user_like_a_word:
-            # Behind the \n of a text within a text a word begins, too.
+            # A word may also begin behind an escaped line feed: `\n` in a quoted text.
             form = rf"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])){form}(?![A-Za-z0-9])"
         return form
 
     def value(self, value: Any, key: str = "") -> Any:
-        """Return what JSON has under a key, without private values."""
+        """Return a value of JSON under ``key`` without private values."""
         if holds_secret(key):
             return self._counted("secret", str(value))
         if key in _DATA.schema_keys:
@@ -315,7 +331,7 @@ class Redactor:
         return self.text(value)
 
     def _placeholder_for(self, kind: str, value: str) -> str:
-        """Return the placeholder of a value, of whatever kind if it is known already."""
+        """Return the placeholder of a value; a known value keeps that of its first kind."""
         known = self._known.get(self._known_spelling(value))
         return known or self._number(kind, value)
 
@@ -326,7 +342,10 @@ class Redactor:
         return placeholder
 
     def _known_spelling(self, word: str) -> str:
-        """Return a known word as it is known: a host may be written without its dashes."""
+        """Return the spelling under which a word is known, else the word in small letters.
+
+        Dashes and underscores do not count: a host may be written without them.
+        """
         small = word.casefold()
         if small in self._known:
             return small
@@ -338,7 +357,7 @@ class Redactor:
         return small
 
     def _spans_of_match(self, match: re.Match[str]) -> Iterator[Span]:
-        """Yield the private parts of a match, maybe nothing."""
+        """Yield the private parts of a match of ``_whole_pattern``; there may be none."""
         kind = match.lastgroup or ""
         word = match.group()
         match kind:
@@ -357,7 +376,10 @@ class Redactor:
         word: str,
         start: int,
     ) -> Iterator[Span]:
-        """Yield a user and, if it is named behind an @, the host of the login."""
+        """Yield the user of USER or USER@HOST, and the host if it is private.
+
+        An address of mail at an unknown host is one span; ``root`` stays.
+        """
         user, _, host = word.partition("@")
         middle = start + len(user)
         stop = start + len(word)
@@ -378,9 +400,9 @@ class Redactor:
             yield Span(middle + 1, stop, self._placeholder_for("host", host))
 
     def _address_spans(self, match: re.Match[str]) -> Iterator[Span]:
-        """Yield an address that somebody has: no mask, and no version of four numbers."""
+        """Yield a private IP address; no network mask, and no version of four numbers."""
         word = match.group()
-        # The colon of a sentence, as in `::2: no route`.
+        # A colon may be punctuation, as in `::2: no route`.
         text = word if _parse_address(word) else word.removesuffix(":")
 
         address = _private_address(text)
@@ -399,7 +421,11 @@ class Redactor:
 
 
 def _is_public(kind: str, word: str) -> bool:
-    """Return whether a word names nobody: an account, a server or a model that all have."""
+    """Return whether a word of a kind names nobody.
+
+    Public are accounts of every system, hosts below public domains, models of the Hub, and what
+    is no name at all.
+    """
     small = word.casefold()
     match kind:
         case "host":
@@ -415,7 +441,7 @@ def _is_public(kind: str, word: str) -> bool:
 
 
 def _is_systems(path: str) -> bool:
-    """Return whether a path is the system's, or a source file of a library."""
+    """Return whether a path is in a folder of the system, or a source file of a library."""
     folder = re.split("[/?]", path)[1]
     if folder.casefold() in _DATA.paths:
         return True
@@ -425,7 +451,11 @@ def _is_systems(path: str) -> bool:
 
 
 def _is_version(match: re.Match[str], text: str) -> bool:
-    """Return whether four numbers are a version; NCCL's stands alone in columns."""
+    """Return whether four numbers are a version and no IPv4 address.
+
+    A version of NCCL is recognised by its numbers, since tables show it without a word before it;
+    another version by the words before it.
+    """
     if _NCCL.fullmatch(text):
         return True
 
@@ -441,7 +471,7 @@ def _is_version(match: re.Match[str], text: str) -> bool:
 
 
 def _without_overlaps(spans: Iterable[Span]) -> Iterator[Span]:
-    """Yield spans in order; of one that begins within another, the part behind that."""
+    """Yield spans in order; a span that begins within another one is cut to the part behind it."""
     end = 0
     in_order = sorted(spans, key=lambda span: (span.start, -span.stop))
 
@@ -452,18 +482,21 @@ def _without_overlaps(spans: Iterable[Span]) -> Iterator[Span]:
 
 
 def _is_distinctive(word: str) -> bool:
-    """Return whether a name is replaced anywhere: it is long, and not a word of a language."""
+    """Return whether a name can be replaced everywhere: it is long and no word of a language."""
     has_sign = re.search(r"[\d_./-]", word) is not None
     return has_sign and len(word) >= _SHORT
 
 
 def _dashed(address: _Address) -> str:
-    """Return an address as it stands in the names of hosts."""
+    """Return an address as names of hosts contain it: with dashes for dots."""
     return str(address).replace(".", "-")
 
 
 def _parse_address(text: str) -> _Address | None:
-    """Return an address, IPv4 for one that is mapped into IPv6; None if the text is none."""
+    """Return a text as an IP address, None if it is not one.
+
+    An IPv4 address that is mapped into IPv6 is returned as IPv4.
+    """
     try:
         address = ip_address(text)
     except ValueError:
@@ -475,7 +508,10 @@ def _parse_address(text: str) -> _Address | None:
 
 
 def _private_address(text: str) -> _Address | None:
-    """Return an address that somebody has, None for one that names nobody."""
+    """Return a text as an IP address that names a machine, else None.
+
+    Loopback, multicast and unspecified addresses and those of public networks name no machine.
+    """
     address = _parse_address(text)
     if address is None:
         return None
