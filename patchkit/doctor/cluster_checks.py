@@ -1,7 +1,8 @@
-"""Run all checks of what the nodes of a cluster said: the first cause first. Pure.
+"""Run all checks of the reports of a cluster's nodes: the first cause first. Pure.
 
-Each check says of each node that it is well, what is wrong, or why it was not checked. A fault is
-a finding only where it begins: an interface without a carrier has no way that could be tried.
+Each check finds for each node that all is well, what is wrong, or why it was not checked. A fault
+is a finding only in the check of its cause: if an interface has no carrier, the checks of ways
+through this interface are "not checked".
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def cluster_findings(
     file: ClusterFile,
     reports: Sequence[NodeReport],
 ) -> list[Finding]:
-    """Return all findings: first causes first, what is well last."""
+    """Return all findings: errors and warnings by their causes, then notes, unknown, and OK."""
     findings = []
     for node in reports:
         findings += check_ssh(node)
@@ -57,13 +58,14 @@ def cluster_findings(
     findings += unit_findings(file, reports)
 
     findings += _uncovered(_machine_findings(reports), findings)
-    # A fault of one machine comes before faults between machines, except for silence.
+    # Checks of peers.toml rank in the order of that file. Others, which are about one machine,
+    # rank behind its first one, silence, and before its faults between machines.
     causes = {
         about: float(number) for number, about in enumerate(finding_texts("peers.toml"))
     }
     findings.sort(
         key=lambda finding: (
-            # Errors and warnings are alike.
+            # Errors and warnings have the same rank.
             max([*Level].index(finding.level), 1),
             causes.get(finding.about, 0.5),
             finding.where,
@@ -74,7 +76,7 @@ def cluster_findings(
 
 
 def _machine_findings(reports: Sequence[NodeReport]) -> list[Finding]:
-    """Return the findings of each machine, of its network, and of both ends of a cable."""
+    """Return the findings of each machine and its network, and those of pairs of machines."""
     findings: list[Finding] = []
     for node in reports:
         findings += machine_findings(node)
@@ -94,7 +96,7 @@ def _machine_findings(reports: Sequence[NodeReport]) -> list[Finding]:
 
 
 def _host_findings(host: Host, *, has_peers: bool) -> Iterator[Finding]:
-    """Yield the remarks about a host, and the checks of its network that no remark covers."""
+    """Yield the remarks about a host, then findings about its network that no remark repeats."""
     remarks = list(advice.find_remarks(host))
     yield from remarks
 
@@ -110,8 +112,11 @@ def _uncovered(
     of_machines: Sequence[Finding],
     findings: Sequence[Finding],
 ) -> Iterator[Finding]:
-    """Yield the findings of machines that no exacter finding about the same node covers."""
-    covers: dict[str, str] = {}  # the check of a machine → the exacter one
+    """Yield the findings of machines, except those that a more exact finding replaces.
+
+    A fault replaces a finding about the same node if its text in peers.toml ``covers`` that.
+    """
+    covers: dict[str, str] = {}  # check of a machine → the more exact check
     for text in finding_texts("peers.toml").values():
         covers.update(dict.fromkeys(text.covers, text.id))
 
@@ -131,7 +136,7 @@ def _uncovered(
 
 
 def _faults(finding: Finding) -> set[tuple[str, str]]:
-    """Return the check and each node of a finding, nothing if nothing is wrong."""
+    """Return pairs of check and node for each node of an error or warning, else an empty set."""
     if finding.level not in _WRONG:
         return set()
     return {(finding.about, node) for node in finding.where.split(", ")}
@@ -144,7 +149,7 @@ def check_ssh(node: NodeReport) -> Outcome:
 
 @check("disk")
 def check_disks(node: NodeReport) -> Outcome:
-    """Return the disks of a node that have no room."""
+    """Return a finding for each full disk, else the folder and space (GB) of the fullest one."""
     disks = require(node.disks or None, node.why_not("disks"))
     full = []
     for disk in disks:

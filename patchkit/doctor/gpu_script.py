@@ -1,10 +1,10 @@
-"""Try what vLLM needs of a GPU, one step a run. Run by the Python that has vLLM.
+"""Try what vLLM needs of a GPU, one step for each run. Run by the Python that has vLLM.
 
 The script imports the standard library, torch and vLLM only: that Python need not have patchkit.
-Its arguments are the name of a step and its settings as JSON, with a limit of ``seconds``. It ends
-standard output with a mark and JSON: ``state`` is ok, failed or not-run, ``reason`` says why,
-``kernel`` is the kernel that it took, ``figures`` are its measurements. A step that takes too long
-prints where it is and ends itself.
+Its arguments are the name of a step and the step's settings as JSON, with a limit of ``seconds``.
+The last line of standard output is ``MARK`` and JSON: ``state`` is ok, failed or not-run,
+``reason`` says why, ``kernel`` is the kernel that ran, ``figures`` are the measurements. A step
+that exceeds its limit prints its stack and ends itself.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ from typing import Any
 
 MARK = "patchkit-gpu: "
 _BYTES_PER_GIB = 2**30
-# Of device memory: more than any step takes, with CUDA's own.
+# Bytes of device memory: more than any step and CUDA itself need.
 _LEAST_FREE = 2 * _BYTES_PER_GIB
 _NOT_THERE = "torch sees no CUDA device"
-# The largest error of a product, in units of the result's root mean square.
-# Operands are exact in their formats, and so are the scales that a kernel may take for activations:
-# each group holds the largest value. Only the rounding of the sum is left, whichever kernel runs.
-# Rounding a value between 4 and 8 units to bfloat16 costs up to 0.016; Hopper's FP8 tensor cores
-# keep about 13 bits of a running sum: 0.01. The bound is half as much again as both; a wrong scale
-# or a swapped row costs 0.1 and more.
+# The largest allowed error of a product, in units of the result's root mean square.
+# Operands are exact in their formats. So are the scales that a kernel may compute for activations,
+# since each group holds the largest value of the format. Whichever kernel runs, only the rounding
+# of the sum is left: rounding a value between 4 and 8 units to bfloat16 costs up to 0.016, and
+# Hopper's FP8 tensor cores keep about 13 bits of a running sum, which costs 0.01. The bound is 1.5
+# times the sum of both. A wrong scale or a swapped row costs 0.1 or more.
 _PRODUCT = 0.04
 _FP8_MAX = 448.0
-# The values of four bits; their negatives are the others.
+# The values of the four-bit format E2M1 that are not negative.
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_TOKENS = (1, 64)  # decoding and prefill: other tiles, often other kernels
+# For decoding and prefill, which use different tiles and often different kernels.
+_TOKENS = (1, 64)
 _WIDE = 1024
 _DEEP = 2048
 
 Answer = dict[str, Any]
-# triton.language, once it is imported: a kernel has to find it by this name.
+# triton.language, which try_triton imports: the kernel must find it under this global name.
 tl: Any = None
 
 
@@ -53,7 +54,7 @@ class NotRunError(Exception):
 
 
 class WrongError(Exception):
-    """The fault of a result that is wrong, and the rest of the answer."""
+    """A result is wrong: the arguments are the reason, and further fields of the answer."""
 
 
 def main() -> None:
@@ -62,7 +63,7 @@ def main() -> None:
     # vLLM and NCCL print to standard output, where only the answer may go.
     os.dup2(2, 1)
 
-    # Else an import could find a neighbour of this script.
+    # Else an import could find a file in the folder of this script.
     folder = str(Path(__file__).parent)
     sys.path[:] = [path for path in sys.path if path != folder]
     settings = json.loads(sys.argv[2])
@@ -90,10 +91,10 @@ def main() -> None:
         )
         answer = {"state": "not-run", "reason": reason}
 
-    # One write with a line end before it: NCCL's threads print at the same time.
+    # A single write, which begins with a line feed: NCCL's threads print at the same time.
     os.write(answers, f"\n{MARK}{json.dumps(answer)}\n".encode())
     sys.stdout.flush()
-    os._exit(0)  # the end of a library may hang, and is not part of the step
+    os._exit(0)  # the clean-up of a library may hang, and is not part of the step
 
 
 def _import_torch() -> Any:
@@ -104,7 +105,7 @@ def _import_torch() -> Any:
 
 
 def _require_gpu() -> Any:
-    """Return torch. Raise NotRunError without a GPU, or with too little free memory."""
+    """Return the module torch. Raise NotRunError without a GPU or enough free memory on it."""
     torch = _import_torch()
     if not torch.cuda.is_available():
         raise NotRunError(_NOT_THERE)
@@ -117,12 +118,12 @@ def _require_gpu() -> Any:
 
 
 def try_device(_: Answer) -> Answer:
-    """Name the device, and have it compute."""
+    """Return the device's name, capability and memory, after it has computed a sum."""
     torch = _import_torch()
     if not torch.version.cuda:
         raise NotRunError(f"torch {torch.__version__} is built without CUDA")
     if not torch.cuda.is_available():
-        # A driver that is too old differs from none: this call says so.
+        # The error of this call tells a driver that is too old from a missing one.
         try:
             torch.cuda.init()
         except Exception as error:  # noqa: BLE001 - its words are the answer
@@ -154,7 +155,7 @@ def try_device(_: Answer) -> Answer:
 
 
 def try_triton(_: Answer) -> Answer:
-    """Compile a kernel anew, run it, and compare with float64."""
+    """Compile a Triton kernel without a cache, run it, and compare with a product in float64."""
     torch = _require_gpu()
     with tempfile.TemporaryDirectory() as place:
         # A kernel from the user's cache would not test the compiler.
@@ -200,11 +201,15 @@ def _triton_product(a, b, out, SIZE: "tl.constexpr"):  # type: ignore[no-untyped
 
 
 def try_fp8(settings: Answer) -> Answer:
-    """Multiply with FP8 weights as a linear layer of vLLM does, with a scale each or by blocks."""
+    """Multiply with FP8 weights as a linear layer of vLLM does.
+
+    With the setting ``block`` each block of 128 by 128 weights has a scale, else all weights
+    share one.
+    """
     torch = _require_gpu()
     torch.manual_seed(0)
     block = 128 if settings.get("block") else 0
-    # Scales that vLLM rounds for DeepGEMM are other weights.
+    # Keep vLLM from rounding the scales for DeepGEMM: that would change the weights.
     os.environ["VLLM_USE_DEEP_GEMM_E8M0"] = "0"
 
     def make_values(*shape: int) -> Any:
@@ -252,7 +257,10 @@ def try_fp8(settings: Answer) -> Answer:
 
 
 def _fp8_method(block: int) -> Any:
-    """Return vLLM's method for linear layers, with one scale if ``block`` is 0."""
+    """Return vLLM's FP8 method for linear layers.
+
+    The weights have a scale for each square of ``block`` rows; if ``block`` is 0, one scale.
+    """
     fp8 = importlib.import_module("vllm.model_executor.layers.quantization.fp8")
     shape = [block, block] if block else None
 
@@ -261,7 +269,7 @@ def _fp8_method(block: int) -> Any:
 
 
 def try_nvfp4(_: Answer) -> Answer:
-    """Multiply with NVFP4 weights by the kernel that vLLM takes for them on this device."""
+    """Multiply with NVFP4 weights by the kernel that vLLM chooses on this device."""
     torch = _require_gpu()
     torch.manual_seed(0)
     negative = tuple(-value for value in _E2M1)
@@ -290,7 +298,7 @@ def try_nvfp4(_: Answer) -> Answer:
         packed = codes[:, ::2] | high
         # The parameters that vLLM's loading leaves for its NVFP4 kernels.
         layer = torch.nn.Module()
-        # A scale of 1, so that a group's scale for activations is exact.
+        # The global scale of activations is 1, so that the scale of each group is exact.
         unit = torch.tensor(1.0, device="cuda")
         parameters = {
             "weight": packed.to(torch.uint8),
@@ -322,17 +330,20 @@ def try_nvfp4(_: Answer) -> Answer:
 
 @contextmanager
 def _vllm_groups(torch: Any) -> Iterator[None]:
-    """Set up the config and the groups of one rank that vLLM's layers need."""
+    """Set up the config and the process groups, of one rank each, that vLLM's layers need.
+
+    Raise NotRunError if vLLM is not installed.
+    """
     try:
         config = importlib.import_module("vllm.config")
         state = importlib.import_module("vllm.distributed.parallel_state")
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "vllm":
             raise NotRunError(f"vllm cannot be imported: {error}") from None
-        raise  # an installed vLLM that does not load is a fault that the step looks for
+        raise  # the step has to fail if vLLM is installed and does not load
 
     torch.set_default_dtype(torch.bfloat16)
-    # The group of one rank is no test of the network.
+    # A group of one rank needs no network.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     with ExitStack() as stack:
         settings = config.VllmConfig()
@@ -347,7 +358,8 @@ def _vllm_groups(torch: Any) -> Iterator[None]:
             "gloo",
         )
         state.initialize_model_parallel(1, 1)
-        # Layers ask it for their type, DeepGEMM's for the text's; no groups would be made for it.
+        # Layers read their type from the model's config, and those of DeepGEMM the text model's.
+        # It is set only now, since vLLM would not make all groups for this stand-in.
         settings.model_config = types.SimpleNamespace(
             dtype=torch.bfloat16,
             is_moe=False,
@@ -358,7 +370,11 @@ def _vllm_groups(torch: Any) -> Iterator[None]:
 
 
 def try_all_reduce(settings: Answer) -> Answer:
-    """Add up data over all ranks, and time it: ``rank``, ``world``, ``meeting``."""
+    """Add up data over all ranks, check the sums, and measure the time for each size.
+
+    Settings are the number of this ``rank`` and of all ranks, ``world``, the URL ``meeting`` where
+    the ranks meet, and ``sizes`` in bytes.
+    """
     world = settings["world"]
     torch = _require_gpu()
     torch.cuda.set_device(0)
@@ -395,8 +411,9 @@ def try_all_reduce(settings: Answer) -> Answer:
                 fault = f"{wrong} of {data.numel()} sums over {world} ranks are wrong"
                 raise WrongError(fault, {})
 
-        seconds = sorted(times[2:])[5]  # the first ones make connections
-        # As nccl-tests counts: the bytes that cross each rank's link, whatever their number.
+        # The median, without the first two calls, which make connections.
+        seconds = sorted(times[2:])[5]
+        # The bytes that cross each rank's link: the bus bandwidth of nccl-tests.
         moved = size * 2 * (world - 1) / world
 
         figures[f"microseconds_{size}"] = round(seconds * 1e6, 1)
@@ -411,7 +428,10 @@ def _judge_products(
     products: Iterable[tuple[Any, Any]],
     **figures: Any,
 ) -> Answer:
-    """Return the largest error of products. Raise WrongError beyond the bound."""
+    """Return the answer for pairs of a product and its exact value, with the largest error.
+
+    Raise WrongError, with the answer, if the error is above the bound.
+    """
     error = max(_largest_error(out, exact) for out, exact in products)
     # JSON has no infinity.
     figures = {
@@ -431,7 +451,10 @@ def _judge_products(
 
 
 def _largest_error(out: Any, exact: Any) -> float:
-    """Return the largest error of a product, in units of the exact one's root mean square."""
+    """Return a product's largest error, in units of the exact product's root mean square.
+
+    NaN counts as infinity.
+    """
 
     unit = exact.square().mean().sqrt()
     errors = (out.double() - exact).abs() / unit

@@ -1,4 +1,4 @@
-"""Judge a machine by its facts, and the Python or the image that has vLLM. Pure."""
+"""Judge a machine by its facts, and the Python or the container image that has vLLM. Pure."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ from patchkit.runtime.rules.releases import within
 from patchkit.units import KIB_PER_GIB
 
 _UNIFIED = ("gb10", "thor")
-# NVML's clocksThrottleReasons that are no choice of the user: nvml.h.
+# Bits of NVML's clocksThrottleReasons (nvml.h) that no setting of the user causes.
 _THROTTLED = {
     0x8: "hardware",
     0x20: "heat",
     0x40: "heat",
     0x80: "power brake",
 }
-_MISMATCH = "mismatch"  # NVML_ERROR_LIB_RM_VERSION_MISMATCH in NVML's words
+_MISMATCH = "mismatch"  # in NVML's message for NVML_ERROR_LIB_RM_VERSION_MISMATCH
 _UNNAMED = "no environment with vLLM is known here: name it with --venv"
 _INSTALL = "patchkit cluster install"
-_LINUX_CPUS = {"amd64": "x86_64", "arm64": "aarch64"}  # by their names in Go
+# Name of a CPU in Go, which images have → name in Linux.
+_LINUX_CPUS = {"amd64": "x86_64", "arm64": "aarch64"}
 _LIMITS = read_toml(
     dict[str, Any],
     RECIPES / "doctor" / "machine.toml",
@@ -50,7 +51,7 @@ _UNITS = {
 
 
 def disk_trouble(disk: DiskRoom) -> str:
-    """Return why nothing can be written to a disk, or soon cannot; "" for one with room."""
+    """Return why nothing can be written to a disk now or soon, "" if it has room."""
     if disk.files == 0:
         return "no file can be made"
     if disk.free < _LIMITS["full_bytes"]:
@@ -59,7 +60,7 @@ def disk_trouble(disk: DiskRoom) -> str:
 
 
 def machine_findings(node: NodeReport) -> Iterator[Finding]:
-    """Yield what is wrong with one machine, what is well, and what was not checked."""
+    """Yield the findings of all checks of one machine: faults, OK, and what was not checked."""
     for part in ("facts", "health"):
         if getattr(node, part) is None:
             yield unchecked("machine", node.node, node.why_not(part))
@@ -133,7 +134,7 @@ def check_kernel_log(node: NodeReport) -> Outcome:
     lines = [line.replace("\n", " ") for line in kernel_lines]
     text = "".join(f"{line}\n" for line in lines)
 
-    # Most lines of the log were left out.
+    # The node sent only some lines of its log: a missing text proves nothing.
     chunks = [text.encode(errors="replace")]
     log = read_log(chunks, facts_for_causes(node), whole=False)
 
@@ -182,7 +183,7 @@ def check_gpu(node: NodeReport) -> Outcome:
 
 
 def _is_stuck(gpu: GpuState) -> bool:
-    """Return whether a GPU that is busy has a clock that does not rise."""
+    """Return whether a GPU has a low clock although it is busy."""
     is_busy = (gpu.busy or 0) >= _LIMITS["busy_percent"]
     is_slow = 0 < (gpu.mhz or 0) <= _LIMITS["stuck_mhz"]
     return bool(is_busy and is_slow)
@@ -282,7 +283,7 @@ def check_lost_nccl(node: NodeReport) -> Outcome:
         command = _INSTALL
         if not node.placed:
             words = ["--force-reinstall", "--no-deps"]
-            if "+" in lost.version:  # a wheel that was built is in the house
+            if "+" in lost.version:  # a wheel that was built here is in no public index
                 words += ("--no-index", "--find-links", "wheelhouse")
             command = _pip_install(node, *words, f"{lost.project}=={lost.version}")
         finding = node.find("nccl-lost", lost=lost, command=command)

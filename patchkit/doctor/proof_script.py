@@ -1,7 +1,7 @@
 """Call FlashAttention 2, or build a model, for a proof. Run by the Python that has vLLM.
 
-The script runs one step, with the answers and checks of doctor's gpu_script.py beside it. It
-imports the standard library, torch and vLLM only.
+The script runs one step. It answers and checks products with gpu_script.py, which is in the same
+folder. Else it imports only the standard library, torch and vLLM.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def _normal(torch: Any, *shape: int) -> Any:
 def try_attention(_: dict[str, Any]) -> dict[str, Any]:
     """Call FlashAttention 2 for the first time in this process, and compare with the CPU.
 
-    Keys are in pages of 16; causal, 8 heads and 2 of keys, size 128.
+    The attention is causal, with 8 query heads and 2 key heads of size 128; keys and values are
+    in pages of 16 tokens. Raise NotRunError if vLLM has FlashAttention in another module.
     """
     torch = gpu._require_gpu()
     torch.manual_seed(0)
@@ -91,7 +92,10 @@ def try_attention(_: dict[str, Any]) -> dict[str, Any]:
 
 
 def try_routing(settings: dict[str, Any]) -> dict[str, Any]:
-    """Build a model of random weights and ask it for tokens; the log says what was chosen."""
+    """Build a model of random weights and generate four tokens.
+
+    The answer is empty: vLLM logs which kernels it chose.
+    """
     gpu._require_gpu()
     vllm = importlib.import_module("vllm")
     with tempfile.TemporaryDirectory() as place:

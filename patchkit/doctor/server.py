@@ -1,4 +1,4 @@
-"""Judge the answers of a server: whether it answers, what it sends, its load. Pure."""
+"""Judge the answers of a server: its health, its models, one token, and its load. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from patchkit.doctor.peers.node_report import make_finding
 from patchkit.finding import Finding
 from patchkit.http_exchange import PathAnswer
 
-_FULL = 0.95  # of the KV cache: no room for another long request is left
-_NO_SUCH_PATH = (400, 404, 405, 501)  # for a question of this kind
+_FULL = 0.95  # part of the KV cache in use that leaves no room for another long request
+_NO_SUCH_PATH = (400, 404, 405, 501)  # of a server that does not generate tokens
 _COUNTED = {
     "preemptions": "server-preemptions",
     "failed": "server-errors",
     "corrupted": "server-corrupted",
 }
-# Ids of recipes/doctor/server.toml, with fields of their texts.
+# Pairs: an id of recipes/doctor/server.toml, and the fields of its text.
 _Judged = Iterator[tuple[str, Mapping[str, object]]]
 
 
@@ -28,7 +28,7 @@ def server_findings(
     answers: ServerAnswers,
     units: Sequence[UnitState] = (),
 ) -> Iterator[Finding]:
-    """Yield the findings of a server on a node; ``units`` are its cluster's."""
+    """Yield the findings of a server on a node; ``units`` are the systemd units of its cluster."""
     logs = "look into its log: patchkit doctor --log FILE"
     status = ssh_command(node, "ss", "-ltn")
 
@@ -63,7 +63,10 @@ def _show_count(answers: ServerAnswers, figure: str) -> str:
 
 
 def _describe_key(answers: ServerAnswers) -> str:
-    """Return what became of the key that is known here."""
+    """Return what was done with the API key of this cluster, "" if no key is known.
+
+    The key is not sent to a process that is no rank of the cluster.
+    """
     if answers.strangers:
         strangers = "; ".join(answers.strangers)
         return f", and none was sent: another listens there, {strangers}"
@@ -71,7 +74,7 @@ def _describe_key(answers: ServerAnswers) -> str:
 
 
 def describe_server(answers: ServerAnswers) -> str:
-    """Return what answers requests, "" if nothing does."""
+    """Return a description of the server that answered, "" if nothing answered."""
     if not answers.health.status:
         return ""
     if answers.models:
@@ -142,7 +145,7 @@ def _judge_load(answers: ServerAnswers) -> _Judged:
 
 
 def _judge_token(answers: ServerAnswers, answer: TokenAnswer) -> _Judged:
-    """Yield the findings about a question that wants one token."""
+    """Yield the findings about the request for one token."""
     refusal = {"status": answer.status, "said": answer.said or answer.trouble}
     is_refused = answer.status not in (0, 200) or (answer.said and not answer.fields)
     if answer.fields == EMBEDDING:

@@ -1,4 +1,4 @@
-"""Judge the files, units, processes and ports that `up` left on nodes. Pure."""
+"""Judge the files, units and processes that `up` left on nodes, and the ports it needs. Pure."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def check_edited(node: NodeReport, again: str) -> Outcome:
 
 @check("env-address")
 def check_env_address(node: NodeReport, again: str) -> Outcome:
-    """Return whether the node has another address than its node.env says."""
+    """Find out whether a node lacks the address in its node.env and has another one."""
     host = node.host
     env = require(node.env, _NOTHING)
 
@@ -82,7 +82,7 @@ def check_env_address(node: NodeReport, again: str) -> Outcome:
         return {}
     if env.edited:
         raise NotCheckedError("node.env was edited")
-    if not host.has_address(node.address):  # the check "address" says so
+    if not host.has_address(node.address):  # a finding of the check "address"
         raise NotCheckedError(f"it has lost {address}")
     return node.find("env-address", command=again)
 
@@ -91,7 +91,7 @@ def unit_findings(
     file: ClusterFile,
     nodes: Sequence[NodeReport],
 ) -> Iterator[Finding]:
-    """Yield findings about files, units, taken ports, and processes that are stopped or left."""
+    """Yield findings about files, units, ports that others have, and stopped or left processes."""
     models = [node.placed.model for node in nodes if node.placed]
     again = quoted("patchkit", "up", next(filter(None, models[:1]), "MODEL"))
     units: dict[str, UnitState | None] = {}
@@ -114,8 +114,8 @@ def unit_findings(
 
 
 def _running_nodes(units: Mapping[str, UnitState | None]) -> list[str]:
-    """Return the nodes whose units run, none while units are started or stopped."""
-    # The head's units start the other ranks one by one while the head's rank is started.
+    """Return the nodes whose units run; none while any unit is being started or stopped."""
+    # Then a difference is no fault: ranks start one by one.
     changing = _ON[1:]
     if any(unit and unit.active in changing for unit in units.values()):
         return []
@@ -133,13 +133,16 @@ def check_ports_taken(
     file: ClusterFile,
     unit: UnitState | None,
 ) -> Outcome:
-    """Return who has a port that the head's rank needs; a worker needs no certain port."""
+    """Find processes that have a port which the head's rank needs.
+
+    The rank of a worker needs no fixed port.
+    """
     node.part("listeners")
 
     executor = node.env.facts.get("executor", "mp") if node.env else "mp"
     of_executor = head_ports(file.serve).get(executor, {})
     needs = {file.serve.port: "the server", **of_executor}
-    # A rank that runs has its ports: others listen elsewhere, or share the server's.
+    # A rank that runs has its ports; another process is a fault only if it shares the server's.
     is_running = _is_on(unit) and node.state is not None
 
     ranks = {process.pid for process in node.processes or ()}
@@ -170,7 +173,10 @@ def _describe_taken(
     needs: Mapping[int, str],
     server_port: int,
 ) -> Finding:
-    """Return who has a port; a server that answers requests may be in use: it is not killed."""
+    """Return the finding about a process that has a port, with a command and a free port.
+
+    The finding of a server that answers requests is another one: somebody may use that server.
+    """
     port = listener.port
     command = node.command(
         "sudo",
@@ -246,7 +252,10 @@ def check_unit(
     unit: UnitState | None,
     running: Sequence[str],
 ) -> Outcome:
-    """Return whether a rank runs as the others do, on the nodes ``running``."""
+    """Find a unit that failed, waits for a restart, or is off while others run.
+
+    ``running`` are the nodes whose units run.
+    """
     unit = require(unit, node.why_not("state"))
     ended = f"{unit.result}, status {unit.status}"
 
