@@ -54,12 +54,22 @@ def check_folder(house: Path) -> None:
     places = (house, *house.absolute().parents)
     nearest = next(path for path in places if path.exists())
 
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+    if obstacle := _write_obstacle(nearest):
         raise StorageError(
             f"{house}: not a folder that can be written to",
-            why=f"{nearest} is read-only, or a file",
+            why=f"{nearest} is {obstacle}",
             hint="name another one with --dir",
         )
+
+
+def _write_obstacle(path: Path) -> str:
+    """Return why nothing can be written into a folder, "" if it can."""
+    if not path.is_dir():
+        return "a file"
+    if not os.access(path, os.W_OK):
+        return "read-only"
+    # Root may write into /proc and /sys, which hold no blocks.
+    return "" if os.statvfs(path).f_blocks else "not on a disk"
 
 
 def check_room(house: Path, filename: str) -> tuple[str, ...]:

@@ -72,8 +72,7 @@ def test_a_group_is_compiled_to_what_was_proved_and_to_nothing_else(
     commands, arch, flags, other
 ):
     group = Group(
-        place=("CMakeLists.txt", 0),
-        line=7,
+        site=("CMakeLists.txt", 7),
         name="w8a8/a",
         variable="A",
         defines=(),
