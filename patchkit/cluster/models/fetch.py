@@ -1,6 +1,6 @@
-"""Fetch a commit of a model into its folder: `hf download` of what vLLM loads, and no more.
+"""Fetch those files of a model's commit that vLLM loads, with `hf download`.
 
-The Hub is asked through huggingface_hub and hf of vLLM's environment, which also find the token.
+huggingface_hub and hf are those of vLLM's environment; they find the user's token themselves.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ _ERRORS: Mapping[str, tuple[type[PatchkitError], str]] = {
         "correct the name; or agree at https://huggingface.co/{repo}, and there: `{hf} auth login`",
     ),
 }
-# Newer releases of hf begin a file anew, under another name each time.
+# Partial files that hf never continues: newer releases begin each file again under a new name.
 _LOST = re.compile(r"\.[0-9a-f]{40,64}\.[0-9a-f]{8}\.incomplete$")
 
 
 @frozen
 class FetchPlan:
-    """Sizes of a fetch in bytes: all chosen files, what is left of them, and the free room."""
+    """The number of ``files`` to have, and bytes: their ``size``, ``left`` to fetch, ``free``."""
 
     repo: str
     commit: str
@@ -86,13 +86,17 @@ class FetchPlan:
 
 
 def plan_fetch(models: str, python: str, repo: str, revision: str) -> FetchPlan:
-    """Return the plan. ``python`` is the one that has vLLM. Raises the errors of a fetch."""
+    """Ask the Hub, and return the plan of a fetch. ``python`` is a path of the Python with vLLM.
+
+    Raises HostError without huggingface_hub, SourceError if the Hub refuses or has no files that
+    vLLM loads, StorageError if the Hub is silent or the disk has too little room.
+    """
     chosen, folder = _ask_hub(models, python, repo, revision)
 
     size = sum(file.size for file in chosen.files.values())
     left = size - _count_bytes(folder, chosen)
 
-    # Parts of an interrupted download are gone on with, or removed.
+    # Partial files of an interrupted download count as free: they are continued, or removed.
     free = require_room(folder, left, _parts_size(folder))
     return FetchPlan(
         repo=chosen.repo,
@@ -106,7 +110,10 @@ def plan_fetch(models: str, python: str, repo: str, revision: str) -> FetchPlan:
 
 
 def fetch_model(models: str, python: str, repo: str, commit: str) -> Checking:
-    """Fetch a commit, and check its folder in full; yield the progress in bytes."""
+    """Fetch a commit, then return the full check of its folder; yield the progress in bytes.
+
+    Raises what ``plan_fetch`` raises, and StorageError if `hf download` fails.
+    """
     chosen, folder = _ask_hub(models, python, repo, commit)
     with translated(at=folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -121,7 +128,10 @@ def fetch_model(models: str, python: str, repo: str, commit: str) -> Checking:
 
 
 def _clear_folder(folder: Path, chosen: ModelRecord) -> None:
-    """Remove files that hf would take for fetched ones, and parts that it does not continue."""
+    """Remove links, files of a wrong size, and partial files that hf does not continue.
+
+    hf might take the first two for files that it has fetched.
+    """
     for name, file in chosen.files.items():
         place = folder / name
         has_other_size = place.is_file() and place.stat().st_size != file.size
@@ -133,9 +143,9 @@ def _clear_folder(folder: Path, chosen: ModelRecord) -> None:
 
 
 def check_anew(folder: str) -> Checking:
-    """Check all hashes, as ``check_model`` does, and remove the files that have another one.
+    """Check all hashes, as ``check_model`` does, and remove each file whose hash is wrong.
 
-    hf and rsync would keep them: size and time are right.
+    hf and rsync would keep such a file, since its size and time are right.
     """
     check = yield from check_model(folder, full=True)
     for finding in check.findings:
@@ -151,9 +161,11 @@ def _ask_hub(
     repo: str,
     revision: str,
 ) -> tuple[ModelRecord, Path]:
-    """Return the files of a commit that vLLM loads, and their folder.
+    """Return the files of a commit that vLLM loads, and the folder for them.
 
-    Errors quote the words of the Hub. Raises SourceError also for names that lead elsewhere.
+    Raises HostError without huggingface_hub, StorageError if the Hub is silent, and SourceError if
+    it refuses, has no weights that vLLM loads, or names a file outside the folder. Errors quote
+    what the Hub says.
     """
     interpreter = Path(python).expanduser()
     answer = process.ask(
@@ -184,7 +196,7 @@ def _run_hf_download(
     chosen: ModelRecord,
     folder: Path,
 ) -> Iterator[tuple[int, int]]:
-    """Fetch the missing files; yield the progress."""
+    """Fetch the missing files; yield the bytes that are there, and those of all files."""
     names = [
         name
         for name, file in chosen.files.items()
@@ -203,7 +215,7 @@ def _run_hf_download(
         **os.environ,
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_UPDATE_CHECK": "1",
-        # Not the user's cache: hf would take files of it without a check.
+        # A cache of its own: from the user's cache, hf would take files without a check.
         "HF_HUB_CACHE": str(folder / CACHE / "patchkit" / "hub"),
     }
 
@@ -235,7 +247,7 @@ def _require_downloaded(repo: str, done: Completed) -> None:
 
 
 def _find_parts(folder: Path) -> list[Path]:
-    """Return the parts of files that a download has begun, or that an interrupted one left."""
+    """Return the partial files of a running or interrupted download."""
     return sorted((folder / CACHE / "huggingface" / "download").rglob("*.incomplete"))
 
 
@@ -244,7 +256,7 @@ def _parts_size(folder: Path) -> int:
 
 
 def _count_bytes(folder: Path, chosen: ModelRecord) -> int:
-    """Return the bytes of the files that are whole."""
+    """Return the bytes of those chosen files that have their full size already."""
     return sum(
         file.size
         for name, file in chosen.files.items()

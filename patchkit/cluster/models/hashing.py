@@ -1,4 +1,4 @@
-"""Hash the files of a model side by side, each as the Hub does."""
+"""Hash the files of a model in parallel, each with the algorithm that the Hub uses for it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from patchkit.finding import Finding
 from patchkit.frozen import frozen
 
 HASH = "hash"
-"""Name what findings are ``about`` where a file has other bytes than those of the Hub."""
+"""What a finding is ``about`` if the bytes of a file differ from those on the Hub."""
 
-_SIDE_BY_SIDE = 8  # files; more wait for the disk
+_SIDE_BY_SIDE = 8  # files at a time; with more, they only wait for the disk
 _SHA1 = 40  # hex digits
 _BLOCK = 1 << 20
 
 
 @frozen
 class FileHashes:
-    """The digests of files by their names, and the reasons for those that cannot be read."""
+    """The digests of files by name; ``troubles`` has the reason for each file without a digest."""
 
     digests: Mapping[str, str]
     troubles: Mapping[str, str]
@@ -33,7 +33,10 @@ def hash_findings(
     place: Path,
     files: Mapping[str, ModelFile],
 ) -> Generator[tuple[int, int], None, list[Finding]]:
-    """Return a finding for each file with other bytes, or unreadable ones; yield the progress."""
+    """Return a finding for each file that cannot be read or whose digest is not the given one.
+
+    Yields the progress: bytes done, and bytes in all.
+    """
     hashes = yield from hash_files(place, files)
     findings = [
         unreadable_finding(name, trouble) for name, trouble in hashes.troubles.items()
@@ -66,9 +69,10 @@ def hash_files(
     place: Path,
     files: Mapping[str, ModelFile],
 ) -> Generator[tuple[int, int], None, FileHashes]:
-    """Hash files side by side, each as its digest is made; yield the progress in bytes.
+    """Hash files in parallel, each with the algorithm of its given digest.
 
-    Whoever closes it in the middle waits for no file.
+    Yields the progress: bytes done, and bytes in all. A caller may close the generator early:
+    then nothing waits for the files that are being read.
     """
     done = 0
     total = sum(file.size for file in files.values())
@@ -98,9 +102,9 @@ def hash_files(
 
 
 def _hash_file(path: Path, like: str, over: threading.Event) -> str:
-    """Return a sha256, or git's sha1 of a blob if ``like`` is one. Raises OSError.
+    """Return the sha256 of a file, or git's sha1 of a blob if ``like`` is a sha1. Raises OSError.
 
-    Once it is ``over``, it stops reading and returns the digest of what it has read.
+    Once ``over`` is set, stop reading and return the digest of the part that was read.
     """
     block = memoryview(bytearray(_BLOCK))
     with path.open("rb", buffering=0) as file:

@@ -1,7 +1,7 @@
-"""Check whether all files of a model are there and right. Runs on nodes.
+"""Check whether all files of a model are there and right. Runs on nodes, without the network.
 
-The quick form looks at sizes, at the shards that the index names, at links, and without a record at
-the headers of safetensors; the full one hashes every file as well. No network is needed.
+The quick check looks at sizes, links, the shards that the index names, and at the headers of
+safetensors that no record names. The full check hashes every recorded file as well.
 """
 
 from __future__ import annotations
@@ -39,20 +39,23 @@ from patchkit.quoting import quoted
 from patchkit.records import RecordError, read_json, record
 
 CONFIGS = ("config.json", "params.json", "adapter_config.json")
-"""Without any of them nothing can be loaded."""
+"""The configurations of models; vLLM needs one of them to load anything."""
 
-_LENGTH_BYTES = 8  # of the length of a header of safetensors, which come first
+_LENGTH_BYTES = (
+    8  # a file of safetensors begins with the length of its header, in 8 bytes
+)
 _LONGEST_HEADER = 100_000_000  # bytes: the limit of safetensors itself
-_MOST_SHARDS = 1000  # that are named
+_MOST_SHARDS = 1000  # shards of a set: a higher count in a name is not believed
 _SHARD = re.compile(r"([^/]+)-\d{5}-of-(\d{5})(\.\w+)")
 
 
 @frozen
 class ModelCheck:
-    """The result of a check: the contents of the folder, and its faults.
+    """The result of a check: how many files a folder has, their bytes, and the faults.
 
-    ``commit`` is shortened where only the folder's name tells it. ``recorded`` says whether the
-    folder has a record of what it has to hold. ``sent`` is what was copied into it before.
+    ``commit`` has 12 digits if only the folder's name tells it. ``recorded`` says whether the
+    folder has a record of the files that it must hold, ``full`` whether they were hashed. ``sent``
+    is what `model sync` copied before the check.
     """
 
     folder: str
@@ -67,7 +70,7 @@ class ModelCheck:
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code of the worst finding, 0 for a whole model."""
+        """Return the exit code of the worst error, 0 if there is none."""
         if any(finding.about == HASH for finding in self.errors):
             return HashMismatchError.exit_code
         return SourceError.exit_code if self.errors else 0
@@ -80,18 +83,19 @@ class ModelCheck:
 
     @property
     def complete(self) -> bool:
-        """Return whether all that its record names is there; without a record nobody knows."""
+        """Return whether the folder has a record, and no errors: without one nobody can know."""
         return self.recorded and not self.exit_code
 
 
 Checking = Generator[tuple[int, int], None, ModelCheck]
-"""Yields the progress in bytes, and how many there are."""
+"""Yields the progress (bytes done, bytes in all), and returns the check."""
 
 
 def check_model(folder: str, full: bool = False) -> Checking:
-    """Check a folder; yield how many bytes are hashed, and of how many.
+    """Check a folder; ``full`` hashes the recorded files, and yields the progress in bytes.
 
-    Raises UsageError if there is no such folder.
+    Files that the quick check finds wrong are not hashed. Raises UsageError if there is no such
+    folder.
     """
     place = Path(folder).expanduser()
     if not place.is_dir():
@@ -114,7 +118,7 @@ def check_model(folder: str, full: bool = False) -> Checking:
 def compare_records(
     results: Sequence[ModelCheck | PatchkitError],
 ) -> list[ModelCheck | PatchkitError]:
-    """Return the answers of nodes; a node without the record that another has lacks it."""
+    """Return the results of nodes. If any node has a record, a node without one gets an error."""
     checks = [result for result in results if isinstance(result, ModelCheck)]
     if not any(check.recorded for check in checks):
         return [*results]
@@ -133,7 +137,7 @@ def compare_records(
 
 
 def held_models(models: str) -> list[ModelCheck]:
-    """Return the quick check of each model in a folder."""
+    """Return the quick check of each model in the folder of all models."""
     root = models_folder(models)
     if not root.is_dir():
         return []
@@ -143,7 +147,7 @@ def held_models(models: str) -> list[ModelCheck]:
 
 
 def quick_check(folder: Path) -> ModelCheck:
-    """Check a folder without hashing."""
+    """Check a folder without hashing any file, as the module describes."""
     sizes, broken = list_files(folder)
     findings = [
         Finding(
@@ -182,7 +186,10 @@ def quick_check(folder: Path) -> ModelCheck:
 
 
 def list_files(folder: Path) -> tuple[dict[str, int], list[str]]:
-    """Return the files with their sizes, and the names that are neither a file nor a folder."""
+    """Return sizes by file name, and the names of what is neither a file nor a folder.
+
+    Names are relative to the folder. ``.cache`` and ``.git`` are left out.
+    """
     sizes: dict[str, int] = {}
     broken = []
 
@@ -203,7 +210,7 @@ def _check_files(
     sizes: Mapping[str, int],
     wrong: Collection[str],
 ) -> Iterator[Finding]:
-    """Yield the files that are missing or cut off, and those without a known hash."""
+    """Yield a finding for each file that is missing, cut off, or without a known hash."""
     if sizes.keys().isdisjoint(CONFIGS):
         yield Finding(
             where=CONFIGS[0],
@@ -211,7 +218,7 @@ def _check_files(
             why="vLLM cannot tell what model this is",
         )
 
-    # vLLM loads those of the main folder.
+    # vLLM loads only weights that lie in the main folder.
     weights = [name for name in sizes if "/" not in name and is_weights(name)]
     if not weights:
         yield Finding(
@@ -238,7 +245,7 @@ def _check_headers(
     names: Iterable[str],
     sizes: Mapping[str, int],
 ) -> Iterator[Finding]:
-    """Yield the safetensors that were cut off, by their own headers."""
+    """Yield a finding for each file of safetensors whose header tells another size."""
     for name in filter(is_safetensors, names):
         problem = _header_problem(folder / name, sizes[name])
         if problem:
@@ -253,7 +260,7 @@ def _check_sizes(
     recorded: Mapping[str, ModelFile],
     sizes: Mapping[str, int],
 ) -> Iterator[Finding]:
-    """Yield the files that were cut off, by the record."""
+    """Yield a finding for each file whose size is not that of the record."""
     for name, file in recorded.items():
         size = sizes.get(name, file.size)
         if size != file.size:
@@ -270,7 +277,7 @@ def _find_missing(
     sizes: Mapping[str, int],
     wrong: Collection[str],
 ) -> Iterator[Finding]:
-    """Yield missing files that a record, an index or the names of shards promise."""
+    """Yield a finding for each missing file that the record, an index or a shard's name implies."""
     reasons: dict[str, str] = {}
     if model_record:
         reasons |= dict.fromkeys(
@@ -293,7 +300,10 @@ def _find_missing(
 
 
 def _shards_by_name(names: Iterable[str]) -> Iterator[str]:
-    """Yield all shards of the sets of which one is there: NAME-00001-of-00002.safetensors."""
+    """Yield every name of each set of shards of which at least one file is there.
+
+    Shards are called NAME-00001-of-00002.safetensors.
+    """
     for name in filter(is_weights, names):
         if match := _SHARD.fullmatch(name):
             stem, count, suffix = match.groups()
@@ -303,7 +313,7 @@ def _shards_by_name(names: Iterable[str]) -> Iterator[str]:
 
 
 def _header_problem(path: Path, size: int) -> str:
-    """Return why a file of safetensors is not whole, by its own header; "" if it is."""
+    """Return why a file of safetensors is not whole; "" if its size is the one in its header."""
     try:
         whole = _read_whole_size(path)
     except OSError as error:
@@ -314,7 +324,7 @@ def _header_problem(path: Path, size: int) -> str:
 
 
 def _read_whole_size(path: Path) -> int:
-    """Return the size that the header of safetensors tells."""
+    """Return the size in bytes that a file of safetensors has according to its header."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         header = file.read(min(length, _LONGEST_HEADER))

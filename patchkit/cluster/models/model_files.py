@@ -1,7 +1,4 @@
-"""Choose the files of a model that vLLM loads, and record them.
-
-The record that a fetch writes says which files a folder has to hold.
-"""
+"""Choose the files of a model that vLLM loads, and record which files a folder must hold."""
 
 from __future__ import annotations
 
@@ -25,15 +22,15 @@ INDEXES = (
     "consolidated.safetensors.index.json",
     "pytorch_model.bin.index.json",
 )
-"""Files that name the shards of a model, the first one of which vLLM loads."""
+"""Files that list the shards of a model. If there are several, the first in this order counts."""
 
 CACHE = ".cache"
-"""The folder beside the files in which hf and patchkit keep records of them."""
+"""The folder inside a model's folder in which hf and patchkit keep their records."""
 
 RECORD = f"{CACHE}/patchkit/model.json"
-"""The record. A fetch writes it before the first file: an unfinished folder is known as one."""
+"""The path of the record. A fetch writes it first, so that a check knows what is missing."""
 
-# The same weights in forms that vLLM does not load, or for another program.
+# Folders with the same weights in formats that vLLM does not load, and with logs of training.
 _ELSEWHERE = {"original", "metal", "onnx", "openvino", "coreml", "gguf", "flax", "runs"}
 _TEXTS = (
     "*.json",
@@ -55,7 +52,7 @@ _WEIGHTS = (
     "*.h5",
     "*.msgpack",
 )
-# In this order: the first kind that is there is loaded, in the main folder alone.
+# vLLM loads the first of these kinds of which the main folder has a file.
 _KINDS = ("*.safetensors", "consolidated*.safetensors", "*.bin", "*.pt")
 _OF_TRAINING = {
     "training_args.bin",
@@ -67,8 +64,11 @@ _OF_TRAINING = {
 
 
 def choose_files(names: Collection[str]) -> tuple[str, ...]:
-    """Return the files to fetch, sorted. Raises SourceError without weights, RecordError."""
-    # A name that leads elsewhere tells of the others.
+    """Return the files to fetch, sorted: the weights that vLLM loads, their index, and texts.
+
+    Raises SourceError without such weights, RecordError if a name leads out of the folder.
+    """
+    # Every name is checked, also of files that are not fetched: a bad one discredits the rest.
     record(tuple[FileName, ...], list(names))
 
     kind = _loaded_kind(names)
@@ -81,7 +81,7 @@ def choose_files(names: Collection[str]) -> tuple[str, ...]:
 
 
 def _loaded_kind(names: Collection[str]) -> str:
-    """Return the pattern of the weights that vLLM loads. Raises SourceError without any."""
+    """Return the pattern of the weights that vLLM loads. Raises SourceError if there are none."""
     for kind, name in product(_KINDS, names):
         if _is_kind(name, kind):
             return kind
@@ -97,7 +97,7 @@ def _loaded_kind(names: Collection[str]) -> str:
 def _is_kind(name: str, kind: str) -> bool:
     if "/" in name or name in _OF_TRAINING:
         return False
-    # Beside the others, consolidated ones are the same weights once more.
+    # A repository may have the weights twice: as consolidated files, too, which are left out.
     is_once_more = name.startswith("consolidated") and "consolidated" not in kind
     return fnmatchcase(name, kind) and not is_once_more
 
@@ -115,24 +115,24 @@ def _matches(name: str, patterns: Collection[str]) -> bool:
 
 
 def is_weights(name: str) -> bool:
-    """Return whether a file holds weights, by its name."""
+    """Return whether a file holds weights, judged by its name."""
     return _matches(name, _WEIGHTS)
 
 
 def is_loaded(name: str) -> bool:
-    """Return whether vLLM may load a file of a model's folder, by its name."""
+    """Return whether vLLM may load a file of a model's folder, judged by its name."""
     return _matches(name.rpartition("/")[2], (*_TEXTS, *_WEIGHTS))
 
 
 def is_safetensors(name: str) -> bool:
-    """Return whether a file is one of the weights that vLLM loads from the main folder."""
+    """Return whether a file is one of safetensors in the main folder, from which vLLM loads."""
     return "/" not in name and name.endswith(".safetensors")
 
 
 def read_shards(folder: Path, names: Collection[str]) -> list[str]:
-    """Return the shards that the first index of a folder names.
+    """Return the shards that the first index of a folder names; [] without an index.
 
-    Raises RecordError, beginning with the index's name, for what is no index.
+    Raises RecordError, which begins with the name of the index, if it cannot be read as one.
     """
     index = next((name for name in INDEXES if name in names), "")
     if not index:
@@ -152,7 +152,10 @@ def read_shards(folder: Path, names: Collection[str]) -> list[str]:
 
 @frozen
 class ModelFile:
-    """A file of a commit: its size in bytes, and its sha256, or git's sha1 of a small one."""
+    """A file of a commit: its size in bytes, and its digest.
+
+    The digest is the sha256 of a large file (git LFS), git's sha1 of a small one.
+    """
 
     size: int
     digest: Digest
@@ -160,7 +163,7 @@ class ModelFile:
 
 @frozen
 class ModelRecord:
-    """A commit of a model, and the files of it that were chosen."""
+    """A commit of a model, and those of its files that a folder must hold."""
 
     repo: str
     commit: Commit
@@ -168,7 +171,7 @@ class ModelRecord:
 
 
 def read_record(folder: Path) -> ModelRecord | None:
-    """Return patchkit's record of a folder, None if there is none. Raises RecordError."""
+    """Return the record of a folder, None if it has none. Raises RecordError for a broken one."""
     place = folder / RECORD
     if not is_file(place):
         return None
@@ -181,7 +184,7 @@ def read_record(folder: Path) -> ModelRecord | None:
 
 
 def write_record(folder: Path, model_record: ModelRecord) -> None:
-    """Write the record of a folder, and bring it to the disk. Raises OSError, StorageError."""
+    """Write the record of a folder, and sync it to the disk. Raises OSError, StorageError."""
     place = folder / RECORD
     place.parent.mkdir(parents=True, exist_ok=True)
     with replacing(place) as file:
@@ -191,7 +194,7 @@ def write_record(folder: Path, model_record: ModelRecord) -> None:
 
 
 def file_size(path: Path) -> int:
-    """Return the size of a file in bytes, -1 if there is none or nobody can say."""
+    """Return the size of a file in bytes; -1 if there is no such file, or it cannot be read."""
     try:
         return path.stat().st_size if path.is_file() else -1
     except OSError:

@@ -1,4 +1,4 @@
-"""Name a model and its folder, and check the room for one."""
+"""Read and build the names of models and their folders, and check the room on the disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from patchkit.errors import StorageError, UsageError
 from patchkit.frozen import frozen
 from patchkit.records import RecordError, Utf8, matching
 
-# As the Hub has them: no -- and no .. in a name, which makes folder names unambiguous.
+# Names follow the Hub's rules. They hold no --, so that a folder can have it in place of the slash.
 _PART = r"(?!\.)(?!-)[A-Za-z0-9._-]{1,96}(?<![.-])"
 # Old repositories have no organization.
 _REPO = re.compile(rf"(?!.*(?:--|\.\.))(?:{_PART}/)?{_PART}")
@@ -22,15 +22,15 @@ _FOLDER = re.compile(
     rf"(?:(?P<org>{_PART})--)?(?P<name>{_PART})@(?P<commit>[0-9a-f]{{12}})"
 )
 SHORT = 12
-"""The digits of a commit in the name of a folder."""
+"""The number of a commit's digits in the name of a folder."""
 
 _HINT = "name it as the Hub does: openai/gpt-oss-120b, or openai/gpt-oss-120b@main"
 _PATTERNS = frozenset("*?[]\\")
-_SPARE = 1.05  # times the size: a full disk stops more than a download
+_SPARE = 1.05  # times the size must be free: a full disk stops more than a download
 
 
 def _require_file_name(path: str) -> None:
-    # `hf download` takes names for patterns, and each name is shown, copied and joined to a folder.
+    # `hf download` reads names as patterns; names are also printed, copied and joined to a folder.
     if path.isprintable() and is_plain(path):
         is_option = path.startswith(("-", ".cache/"))
         if not is_option and _PATTERNS.isdisjoint(path):
@@ -39,7 +39,7 @@ def _require_file_name(path: str) -> None:
 
 
 FileName = Annotated[Utf8, _require_file_name]
-"""A file of a model, as the Hub, an index or a record names it: it leads nowhere else."""
+"""The name of a model's file in the Hub, an index or a record: a path that stays in the folder."""
 
 Commit = Annotated[str, matching("[0-9a-f]{40}", "a commit, 40 hex digits")]
 _DIGEST = matching("[0-9a-f]{40}|[0-9a-f]{64}", "a sha256, or git's sha1")
@@ -47,7 +47,10 @@ Digest = Annotated[str, _DIGEST]
 
 
 def split_revision(spec: str) -> tuple[str, str]:
-    """Return repository and revision of ``REPO[@REV]``, "" for none. Raises UsageError."""
+    """Return the repository and the revision of ``REPO[@REV]``; "" stands for no revision.
+
+    Raises UsageError if either is no name that the Hub allows.
+    """
     repo, sign, revision = spec.partition("@")
     if not _REPO.fullmatch(repo):
         raise UsageError(f"{spec!r} names no model", hint=_HINT)
@@ -60,14 +63,14 @@ def split_revision(spec: str) -> tuple[str, str]:
 
 @frozen
 class ModelFolder:
-    """A commit of a model by the name of its folder, which has the first 12 digits."""
+    """A commit of a model; read from a folder's name, ``commit`` has its first 12 digits alone."""
 
     repo: str
     commit: str
 
     @property
     def name(self) -> str:
-        """Return the folder's name."""
+        """Return the folder's name: ORG--NAME@COMMIT, with 12 digits of the commit."""
         return f"{self.repo.replace('/', '--')}@{self.commit[:SHORT]}"
 
 
@@ -84,10 +87,13 @@ def folder_of(name: str) -> ModelFolder | None:
 
 
 def models_folder(text: str) -> Path:
-    """Return the folder of all models, on the machine that runs this. Raises UsageError."""
+    """Return the folder of all models as a path on this machine.
+
+    Raises UsageError if it does not begin at / or ~, or has unprintable characters.
+    """
     try:
         folder = Path(text).expanduser()
-    except RuntimeError:  # ~somebody who is not known there
+    except RuntimeError:  # ~NAME of a user whom this machine does not know
         folder = Path(text)
 
     if not folder.is_absolute() or not text.isprintable():
@@ -110,9 +116,9 @@ def require_room(
     more: int = 0,
     hint: str = _OTHER_DISK,
 ) -> int:
-    """Return the bytes that are free where a folder is or goes, and ``more`` that it may replace.
+    """Return the free bytes on the disk of a folder, which may not exist yet, plus ``more``.
 
-    Raises StorageError where ``size`` bytes do not fit.
+    ``more`` are bytes that will be replaced. Raises StorageError if ``size`` bytes do not fit.
     """
     places = (folder, *folder.parents)
     nearest = next(place for place in places if os.access(place, os.F_OK))

@@ -1,8 +1,8 @@
-"""Bring a model from a node that has it whole to another one with rsync, and check it there.
+"""Copy a model with rsync from a node that has all of it to another node, and check it there.
 
-The source is hashed first, against the record of its fetch: rotten files go nowhere. Files that are
-sent lie aside, in ``.sync`` beside the models' folders, until they are hashed as well: a copy that
-fails leaves a node with all that it had, and one that is cut short is no model yet.
+The files of the source are hashed first and compared with the record of their fetch, so that no
+damaged file is copied. The receiver keeps new files in the staging folder, ``.sync`` beside the
+models' folders, until their hashes are right: a failed copy changes no file of the model.
 """
 
 from __future__ import annotations
@@ -58,13 +58,15 @@ from patchkit.quoting import quoted
 from patchkit.records import RecordError, record
 
 Progress = Callable[[int, int], None]
-_ASIDE = ".sync"  # beside the folders of models: files that are not hashed yet
-_ANY_SHA256 = "0" * 64  # tells by which hash a file without a record is to be named
+_ASIDE = ".sync"  # the folder beside those of models, for files that are not hashed yet
+_ANY_SHA256 = (
+    "0" * 64
+)  # a placeholder: hash_files() then takes sha256 for an unrecorded file
 
 
 @frozen
 class ModelNode:
-    """A node with models: how ssh reaches it from here, and from the other nodes."""
+    """A node and its folder of ``models``: ``ssh`` reaches it from here, ``peer`` from nodes."""
 
     ssh: str
     peer: str
@@ -73,9 +75,9 @@ class ModelNode:
 
 @frozen
 class ModelSource:
-    """A model that a node gives to others: its check, its files, and its record, if any.
+    """A model to copy from a node: its check, its files, and its record if it has one.
 
-    A file that the record does not name has the hash of its bytes there.
+    The digest of a file is that of the record, or else the one computed on that node.
     """
 
     check: ModelCheck
@@ -85,7 +87,7 @@ class ModelSource:
 
 @frozen
 class ModelStage:
-    """The folder of files until they are hashed; the files that a node lacks, and those to send."""
+    """The staging folder, the files that a model lacks, and those of them not staged yet."""
 
     staging: str
     lacking: tuple[FileName, ...]
@@ -93,7 +95,7 @@ class ModelStage:
 
 
 def models_of(nodes: Sequence[ModelNode]) -> list[list[ModelCheck] | PatchkitError]:
-    """Return the quick check of each node's models, or why it did not say."""
+    """Return for each node the quick checks of its models, or the error if it gave no answer."""
 
     def call(node: ModelNode) -> list[ModelCheck]:
         return Remote(node.ssh).call(list[ModelCheck], held_models, models=node.models)
@@ -109,9 +111,10 @@ def find_holders(
     *,
     whole: bool = True,
 ) -> list[tuple[ModelNode, ModelCheck]]:
-    """Return the nodes with the model, the whole one by its sizes, and the model there.
+    """Return the nodes that have a model, each with its quick check.
 
-    Raises SourceError if there is none, and if commits of it differ and none was named.
+    ``commit`` may be shortened, or "" for any. If ``whole``, leave out models with errors. Raises
+    SourceError if no node has the model, or if nodes have different commits of it.
     """
     holders = [
         (node, model)
@@ -147,7 +150,7 @@ def _all_models(
 
 
 def _is_same_commit(short: str, commit: str) -> bool:
-    """Compare commits of which either may be shortened: a folder's name has its first digits."""
+    """Return whether two commits are the same as far as both are given: either may be shortened."""
     return short.startswith(commit) or commit.startswith(short)
 
 
@@ -156,11 +159,12 @@ def find_source(
     spec: str,
     report: Callable[[str], Progress],
 ) -> tuple[ModelNode, ModelSource, list[tuple[ModelNode, ModelCheck]]]:
-    """Return the first node whose files have their hashes, and those before it with their checks.
+    """Return the first node whose files have the right hashes, its model, and the nodes rejected.
 
-    Nodes with a record go first: without one nobody knows the hashes. A node that fails is passed
-    over like one with other bytes. Raises an error that names each node and its file if there is
-    none: HashMismatchError, or without any other bytes the first node's.
+    Nodes with a record are tried first, since only a record tells the right hashes. A node that
+    fails, or whose files differ, is rejected with its check. If no node is left, raises an error
+    that names the fault of each: HashMismatchError if a hash is wrong anywhere, otherwise an error
+    of the first fault's kind.
     """
     damaged_sources: list[tuple[ModelNode, ModelCheck]] = []
     for node, model in sorted(holders, key=lambda holder: not holder[1].recorded):
@@ -198,7 +202,7 @@ def _no_source_error(
     spec: str,
     damaged_sources: Sequence[tuple[ModelNode, ModelCheck]],
 ) -> PatchkitError:
-    """Return the error that names each node and the faults of its model."""
+    """Return the error that names each rejected node and the faults of its model."""
     faults = []
     lines = [f"{spec}: no node has it as it was fetched:"]
     for node, model in damaged_sources:
@@ -222,7 +226,11 @@ def _no_source_error(
 
 
 def read_source(folder: str) -> Generator[tuple[int, int], None, ModelSource]:
-    """Hash a model where it is copied from; yield the progress in bytes."""
+    """Hash a model on the node that it is copied from; yield the progress in bytes.
+
+    Files that the record does not name get the digest that is computed here. If a file is wrong or
+    unreadable, the check says so, and the result has no files.
+    """
     place = Path(folder)
     check = yield from check_model(folder, full=True)
     if check.exit_code:
@@ -252,7 +260,10 @@ def _list_unrecorded(
     folder: Path,
     recorded: Mapping[str, ModelFile],
 ) -> dict[FileName, ModelFile]:
-    """Return the files that no record names. Raises SourceError for a name that leads elsewhere."""
+    """Return the files that the record does not name, with a placeholder for their digest.
+
+    Raises SourceError for a name that is no plain name of a file.
+    """
     sizes, _broken = list_files(folder)
     files = {
         name: {"size": size, "digest": _ANY_SHA256}
@@ -273,7 +284,10 @@ def sync_model(
     node: ModelNode,
     report: Callable[[str], Progress],
 ) -> ModelCheck:
-    """Copy the files that a node lacks, and put them in place once their hashes are right."""
+    """Copy the files that a node lacks, and move them into the model if their hashes are right.
+
+    Returns the check of the model on the node. Wrong hashes are findings of it, not exceptions.
+    """
     receiver = Remote(node.ssh)
     name = model.check.folder.rpartition("/")[2]
     files = {path: asdict(file) for path, file in model.files.items()}
@@ -319,9 +333,10 @@ def stage_model(
     name: str,
     files: Mapping[str, object],
 ) -> Generator[tuple[int, int], None, ModelStage]:
-    """Hash what this node has of a model, and make the room for the rest of it.
+    """Hash what this node has of a model, and prepare the staging folder for the other files.
 
-    Raises HostError without rsync, StorageError without room, UsageError for odd names.
+    Yields the progress in bytes. Raises HostError without rsync, StorageError if the disk has too
+    little room, UsageError if ``name`` is not that of a model's folder.
     """
     require_rsync()
     folder, staging = _places(models, name)
@@ -330,7 +345,7 @@ def stage_model(
     with translated(at=folder):
         lacking = yield from _lacking_files(folder, wanted)
         files_to_send = yield from _lacking_files(staging, lacking)
-        # A part may be longer than its file: rsync makes no room of that for another file.
+        # A partial file may be longer than the whole one: the surplus is no room for other files.
         left = sum(
             max(0, file.size - _size(staging / path))
             for path, file in files_to_send.items()
@@ -346,7 +361,7 @@ def stage_model(
 
 
 def _places(models: str, name: str) -> tuple[Path, Path]:
-    """Return the folder of a model, and the folder of its files until they are hashed."""
+    """Return a model's folder and its staging folder. Raises UsageError for an invalid name."""
     if folder_of(name) is None:
         raise UsageError(
             f"{name!r} is no folder of a model", hint="`patchkit model list`"
@@ -360,7 +375,10 @@ def _lacking_files(
     place: Path,
     files: Mapping[str, ModelFile],
 ) -> Generator[tuple[int, int], None, dict[str, ModelFile]]:
-    """Return the files that are not in a folder as they have to be; yield the progress."""
+    """Return those files that a folder lacks, or has with a wrong size or hash.
+
+    Yields the progress of hashing in bytes.
+    """
     present = {
         name: file for name, file in files.items() if _size(place / name) == file.size
     }
@@ -383,11 +401,11 @@ def send_model(
     destination: str,
     target: str,
 ) -> Copying:
-    """Copy files of a model to a node, as ``copy_files`` does."""
+    """Copy files of a model to ``target``, a folder on another node, with ``copy_files``."""
     *ssh, _dashes, _destination = ssh_words(destination, "-o", "ControlMaster=no")
 
-    # Links are resolved: their targets lie on this node alone. A file that an interrupt left aside
-    # is continued, whatever its time says.
+    # -L copies the targets of links, which the other node lacks. --inplace continues a partial
+    # file, and --ignore-times compares the bytes even if size and time are equal.
     options = ("-RLtp", "--inplace", "--ignore-times")
 
     total = sum(_size(Path(folder, name)) for name in names)
@@ -401,9 +419,10 @@ def place_model(
     files: Mapping[str, object],
     model_record: object,
 ) -> Checking:
-    """Hash the files that lie aside, and put them in their places, the record last.
+    """Hash the staged files, and move them into the model's folder; write its record last.
 
-    Those with another hash are removed, and then nothing else is changed.
+    If a hash is wrong, remove the staged file and leave the model's folder as it is: the check that
+    is returned has a finding for each such file. Yields the progress in bytes.
     """
     folder, staging = _places(models, name)
     arrived = record(dict[FileName, ModelFile], files)
@@ -422,9 +441,10 @@ def place_model(
 
 
 def _move_files(staging: Path, folder: Path, names: Iterable[str]) -> None:
-    """Move files to their places, each in one step; what else is there stays.
+    """Move files from the staging folder into the model's folder; other files there stay.
 
-    The files are brought to the disk before and after: the hashes were those of memory.
+    Files are synced before the move, and folders after it: the hashes may have been read from
+    memory, before the disk had the bytes. Then the staging folder is removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     folders = {folder.parent, folder}
@@ -442,5 +462,7 @@ def _move_files(staging: Path, folder: Path, names: Iterable[str]) -> None:
         sync(place)
 
     shutil.rmtree(staging)
-    with contextlib.suppress(OSError):  # another model's files are there
+    with contextlib.suppress(
+        OSError
+    ):  # it is not empty: another model has staged files in it
         staging.parent.rmdir()
