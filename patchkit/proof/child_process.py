@@ -1,9 +1,9 @@
-"""A child process in a sandbox: a program, or a call, with limits on what it uses.
+"""Run a program or a Python call in a sandboxed child process, with limits on what it uses.
 
-Limits on time, memory and output (rlimits, and a clock in the parent) end what does not end by
-itself. A child that may start others is watched by the parent: rlimits count each process for
-itself, or all of a user, and never root's. The child has no open file but its outputs, and it and
-its children end with the parent.
+Limits on time, memory and output (rlimits, and a clock in the parent) end a child that does not end
+by itself. If a child may start other processes, the parent watches them too: an rlimit counts
+either one process, or all processes of a user except root. The child has only its outputs open. It
+and the processes it started end when the parent ends.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from patchkit.errors import HostError, PatchkitError, StorageError
 from patchkit.frozen import frozen
 from patchkit.proof.sandbox import Box, enter
 
-_READY = b"."  # what the child says once its sandbox is closed
+_READY = b"."  # the child writes this when its sandbox is set up
 _TOO_MUCH = "it wrote {} bytes or more"
-_PERIOD = 0.05  # seconds between two looks at what a child has started
-# The descriptor that closes when a child, and all that it has started, is gone.
+_PERIOD = 0.05  # seconds between two checks of the processes that a child has started
+# In the child, the pipe's writing end: it closes when the child and all its children are gone.
 _ALIVE = 3
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -38,8 +38,8 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 class Limits:
     """Limits of a child: seconds of processor and clock, bytes of memory and of each file.
 
-    If it may start others: how many ``tasks`` (processes and threads) there are at a time; and all
-    of them together have ``memory``, too.
+    ``tasks`` counts only for a child that may start others: the processes and threads at a time.
+    Such a child and the processes it started also share ``memory``.
     """
 
     processor: int = 60
@@ -54,7 +54,7 @@ LIMITS = Limits()
 
 @frozen
 class Ended:
-    """End of a child: both outputs, and what went wrong ("" if it ended with status 0)."""
+    """The result of a child: its two outputs, and ``trouble``, "" if it ended with status 0."""
 
     output: bytes
     errors: bytes
@@ -77,7 +77,10 @@ def run(
     environment: Mapping[str, str],
     limits: Limits = LIMITS,
 ) -> Ended:
-    """Run a program in ``folder``, with nothing but ``environment``."""
+    """Run a program in ``folder``, with the variables of ``environment`` and no others.
+
+    A failing program raises nothing: see ``trouble``. Raises what ``forked`` raises.
+    """
     return forked(
         lambda: os.execve(command[0], list(command), dict(environment)),  # noqa: S606
         box,
@@ -93,17 +96,18 @@ def forked(
     limits: Limits = LIMITS,
     folder: Path | None = None,
 ) -> Ended:
-    """Call ``action`` in a child, whose outputs 1 and 2 are kept.
+    """Call ``action`` in a child process and return its outputs 1 and 2, and what went wrong.
 
-    Raises HostError if the sandbox cannot be set up; nothing of ``action`` has run then;
-    StorageError if there can be no child.
+    An error or a limit that ends the child is not raised: see ``trouble`` of the result. Raises
+    HostError if the sandbox cannot be set up (``action`` has not been called then), StorageError if
+    no child process can be started or set up.
     """
-    # Files in memory, not pipes: nobody has to read along, and RLIMIT_FSIZE limits them.
+    # Files in memory, unlike pipes, need no reader meanwhile, and RLIMIT_FSIZE limits them.
     outputs = [os.memfd_create(name) for name in ("output", "errors")]
     ended, alive = os.pipe()
     try:
         parent = os.getpid()
-        with deferred():  # no child is left to itself
+        with deferred():  # a signal must not leave a child running
             child = _fork()
             if not child:
                 _live_as_child(action, box, limits, folder, parent, (*outputs, alive))
@@ -130,19 +134,19 @@ def forked(
 
 
 def _kill(child: int) -> int:
-    """End a child and its group; return its exit code, negative for a signal."""
+    """Kill a child and its process group; return the exit code, -N if signal N ended the child."""
     # os.kill comes first: the child may not have reached setpgid yet.
     for kill in (os.kill, os.killpg):
         with contextlib.suppress(ProcessLookupError):
             kill(child, signal.SIGKILL)
-    # Until it is waited for, an ended child keeps its number: no stranger was killed.
+    # Before waitpid, an ended child keeps its number, so the kill cannot have hit another process.
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def _was_ready(ended: int) -> bool:
-    """Return whether a child that is gone had closed its sandbox."""
+    """Return whether a child that has ended had set up its sandbox."""
     os.set_blocking(ended, False)
-    # A process out of reach still holds the end.
+    # BlockingIOError: a process that the kill did not reach still holds the writing end.
     with contextlib.suppress(BlockingIOError):
         return os.read(ended, 1) == _READY
     return False
@@ -160,11 +164,12 @@ def _setup_error(box: Box | None, errors: bytes) -> PatchkitError:
 
 
 def _fork() -> int:
-    """Return what ``os.fork`` does; the child has SIGNALS blocked until it says what they do there.
+    """Fork, and return what ``os.fork`` returns.
 
-    Raises StorageError if there can be no more processes.
+    SIGNALS stay blocked in the child until it has set its handlers. Raises StorageError if no
+    process can be started.
     """
-    # None strikes in a hook of fork's.
+    # Block signals, so that no handler runs inside a hook of os.fork.
     former = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     child = -1
     try:
@@ -184,13 +189,14 @@ def _fork() -> int:
 
 
 def _wait_for_end(ended: int, limits: Limits, group: int) -> str:
-    """Wait until the last process that holds the pipe's other end is gone.
+    """Wait until every process that holds the pipe's writing end is gone, or a limit is exceeded.
 
-    Return "", or which limit was exceeded; those on a ``group``, unless it is 0, among them.
+    Return "" or a text that says which limit. The limits of a process group are checked too, unless
+    ``group`` is 0.
     """
     deadline = time.monotonic() + limits.clock
     poll = select.poll()
-    # No event is asked for: POLLHUP, which always comes, says that all writers are gone.
+    # Event mask 0: POLLHUP is reported anyway, and says that all writers are gone.
     poll.register(ended, 0)
 
     while (seconds := deadline - time.monotonic()) > 0:
@@ -204,15 +210,15 @@ def _wait_for_end(ended: int, limits: Limits, group: int) -> str:
 
 
 def _excess_reason(group: int, limits: Limits) -> str:
-    """Return what a process group has too much of, "" if nothing."""
+    """Return a text that says which limit a process group exceeds, "" if none."""
     tasks = 0
     memory = 0
     for process in filter(str.isdecimal, os.listdir("/proc")):  # noqa: PTH208
         with contextlib.suppress(OSError), open(f"/proc/{process}/stat", "rb") as file:  # noqa: PTH123
-            # proc_pid_stat(5), behind the name: pgrp is field 5, num_threads 20, rss 24.
+            # proc_pid_stat(5): pgrp is field 5, num_threads 20, rss 24; the list begins with 3.
             fields = file.read().rpartition(b")")[2].split()
             if int(fields[2]) == group:
-                tasks += max(1, int(fields[17]))  # 0: ended, and not yet waited for
+                tasks += max(1, int(fields[17]))  # a zombie has 0 threads
                 memory += int(fields[21]) * resource.getpagesize()
 
     if tasks > limits.tasks:
@@ -243,16 +249,16 @@ def _live_as_child(
     parent: int,
     files: Sequence[int],
 ) -> NoReturn:
-    """Live the child's whole life: whatever happens, it must not return into the parent's code."""
+    """Set the child up, call ``action`` and exit; never return into the parent's code."""
     status = 1
     try:
-        os.setpgid(0, 0)  # a group of its own, so that killpg reaches what it starts
-        # Without ctypes there is no prctl, nor a sandbox (sandbox.missing).
+        os.setpgid(0, 0)  # own group: killpg then reaches its children too
+        # Without ctypes there is no prctl, and no sandbox either (see sandbox.missing).
         with contextlib.suppress(ImportError):
             from patchkit.proof.seccomp import libc
 
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        # prctl(2): if the parent ended before the call, no signal comes.
+        # prctl(2): if the parent ended before that call, the signal is not sent.
         if os.getppid() != parent:
             os._exit(1)
 
@@ -272,7 +278,7 @@ def _live_as_child(
 
 
 def _set_limits(limits: Limits) -> None:
-    # RLIMIT_AS counts the whole address space, and a fork begins with its parent's.
+    # RLIMIT_AS counts the whole address space, and a forked child begins with that of its parent.
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     memory = pages * resource.getpagesize() + limits.memory
 
@@ -284,7 +290,7 @@ def _set_limits(limits: Limits) -> None:
         (resource.RLIMIT_NOFILE, 256, 256),
         (resource.RLIMIT_AS, memory, memory),
     ):
-        # A hard limit of the caller's own can only be lowered.
+        # A hard limit that is set already can only be lowered.
         _soft, ceiling = resource.getrlimit(kind)
         if ceiling == resource.RLIM_INFINITY:
             ceiling = hard
@@ -292,7 +298,10 @@ def _set_limits(limits: Limits) -> None:
 
 
 def _arrange_child(files: Sequence[int]) -> None:
-    """Have nothing open but the outputs, and the pipe that shows the parent when all is over."""
+    """Make ``files`` descriptors 1 to 3 and /dev/null 0, close all others, and reset the signals.
+
+    ``files`` are output, errors and the pipe whose closing tells the parent that the child ended.
+    """
     # dup2 overwrites 0 to 3 below, so the descriptors move above 10 first.
     copies = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10) for descriptor in files]
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -304,9 +313,9 @@ def _arrange_child(files: Sequence[int]) -> None:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
 
-    # Output 1 is for the answer, which is written to the descriptor: no print may mix with it.
+    # The answer is written to descriptor 1 directly, and the text of a print must not mix with it.
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
-    # Python ignores SIGPIPE and SIGXFSZ, which programs inherit: none would end at its limit.
+    # Python ignores SIGPIPE and SIGXFSZ; programs inherit that and would not end at their limit.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     for number in SIGNALS:

@@ -1,6 +1,7 @@
-"""CMake scripts that run a tree's own build files: no compiler, no GPU, and a trace of every call.
+"""Run CMake scripts that use a tree's own build files, and read the trace of every call.
 
-CMake runs in a sandbox: it can read the tree, and write nothing but its trace.
+No compiler and no GPU is needed. CMake runs in a sandbox: it can read the tree, and can write
+nothing but its trace.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from patchkit.proof.child_process import Ended, run
 from patchkit.proof.sandbox import box_for, program_box
 from patchkit.source.tree import SourceTree
 
-# In an argument the quotes would be escaped.
+# This text cannot be part of an argument: quotes in an argument are escaped.
 _COMMAND = re.compile(r'"cmd":"(\w+)"')
-# What a line raises that is no call.
+# Errors that reading a line as a call raises if the line is no call.
 _NO_CALL = (
     ValueError,
     TypeError,
@@ -33,7 +34,10 @@ _NO_CALL = (
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """One line of CMake's trace, arguments expanded."""
+    """One call in CMake's trace.
+
+    The command is in lower case, ``where`` is (file, line), variables in arguments are expanded.
+    """
 
     command: str
     where: tuple[str, int]
@@ -49,9 +53,11 @@ def run_script(
     beside: Path,
     log: Path,
 ) -> Ended:
-    """Run a script in ``folder``, its trace in ``log``; it may read the tree and ``beside``.
+    """Run a CMake script in the folder ``folder`` and write its trace to ``log``.
 
-    Raises StorageError if CMake is not installed, HostError if there is no sandbox.
+    In the sandbox it may read the tree, the script's folder and ``beside``. A script that fails
+    raises nothing: see ``trouble`` of the result. Raises StorageError if CMake is not installed or
+    no process can be started, HostError if there is no sandbox.
     """
     log.touch()
     program = Path(cmake_program())
@@ -67,14 +73,14 @@ def run_script(
         [str(program), *trace, *arguments, "-P", str(script)],
         box_for(tree, needed),
         folder=folder,
-        environment={},  # a *_SRC_DIR of the user's would send the script into other trees
+        environment={},  # a variable *_SRC_DIR of the user would send the script into other trees
     )
 
 
 def read_trace(log: Path, commands: Container[str], *folders: Path) -> Iterator[Traced]:
-    """Yield the calls of some commands in a trace, paths relative to ``folders``.
+    """Yield the calls of ``commands`` (in lower case) in a trace file.
 
-    Raises ProofError.
+    Paths below ``folders`` become relative. Raises ProofError if a line is no call.
     """
     # cmake(1), json-v1: the first line is the version of the format.
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[1:]:
@@ -105,11 +111,13 @@ def _read_call(line: str, folders: Sequence[Path]) -> Traced:
 
 
 def mirror(tree: SourceTree, texts: Mapping[str, str], root: Path) -> None:
-    """Write build files, with pending edits, into ``root``; link what else is in their folders.
+    """Write build files into ``root``; link everything else of their folders to the tree.
 
-    Raises StorageError.
+    ``texts`` maps the path of a build file to its text, with pending edits.
+
+    Raises StorageError if a file cannot be written.
     """
-    # Folder → names in it that are written, or that hold what is.
+    # Folder → names in it that must not be links: files to write, and folders that contain some.
     written: dict[PurePosixPath, set[str]] = {}
     for place in map(PurePosixPath, texts):
         for folder in place.parents:
@@ -118,11 +126,11 @@ def mirror(tree: SourceTree, texts: Mapping[str, str], root: Path) -> None:
 
     for folder, names in written.items():
         (root / folder).mkdir(parents=True, exist_ok=True)
-        # Not with Path, which takes longer than the links themselves.
+        # Do not use Path here: it takes longer than making the links.
         for name in {*os.listdir(tree.root / folder)} - names:  # noqa: PTH208
             os.symlink(f"{tree.root}/{folder}/{name}", f"{root}/{folder}/{name}")  # noqa: PTH211
     for path, text in texts.items():
-        with translated(at=root / path):  # a write itself names no file
+        with translated(at=root / path):  # errors of a write do not name the file
             (root / path).write_text(text, encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Landlock: which files a process may open from now on, and nothing else of the file system."""
+"""Landlock: restrict this process to some files and folders of the file system."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from patchkit.proof.seccomp import syscall
 
-# LANDLOCK_ACCESS_FS_* of linux/landlock.h, by the bit.
+# Bits LANDLOCK_ACCESS_FS_* of linux/landlock.h.
 _EXECUTE = 1 << 0
 _WRITE = 1 << 1
 _READ = 1 << 2
@@ -19,10 +19,10 @@ _LIST = 1 << 3
 _REFER = 1 << 13
 _TRUNCATE = 1 << 14
 _IOCTL = 1 << 15
-# What the first version handles: also removing and making of each kind.
+# All rights of the first version: these and the rights to remove and to make files.
 _FIRST = (1 << 13) - 1
 _OF_FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE
-_VERSION = 1  # asks landlock_create_ruleset for the version alone
+_VERSION = 1  # LANDLOCK_CREATE_RULESET_VERSION: return the version, create nothing
 _BENEATH = 1  # LANDLOCK_RULE_PATH_BENEATH
 
 
@@ -40,9 +40,10 @@ def restrict(
     write: Iterable[Path] = (),
     execute: Iterable[Path] = (),
 ) -> None:
-    """Leave this process these files and folders, and no other. Raises OSError.
+    """Take away this process's access to all files and folders but these.
 
-    Paths that do not exist are passed over. Needs no_new_privs or CAP_SYS_ADMIN.
+    Paths that cannot be opened are skipped. Needs no_new_privs or CAP_SYS_ADMIN. Raises OSError if
+    the kernel refuses.
     """
     interface = version()
     rights = _FIRST
@@ -55,7 +56,7 @@ def restrict(
     if interface >= 4:
         attributes += struct.pack("Q", 0b11)  # TCP: bind, connect
     if interface >= 6:
-        attributes += struct.pack("Q", 0b11)  # abstract sockets and signals of others
+        attributes += struct.pack("Q", 0b11)  # scope: abstract sockets, signals
     ruleset = syscall("landlock_create_ruleset", attributes, len(attributes), 0)
 
     for paths, granted in (
@@ -71,13 +72,13 @@ def restrict(
 
 
 def _allow(ruleset: int, path: Path, rights: int) -> None:
-    """Add rights on a file, or on a folder with all below it; pass over a path that is missing."""
+    """Grant rights on a file, or a folder and all below it; skip a path that cannot be opened."""
     try:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
         return
 
-    # For a file the kernel refuses the rights of folders (EINVAL).
+    # On a file, the kernel refuses rights that only folders have (EINVAL).
     if not stat.S_ISDIR(os.fstat(place).st_mode):
         rights &= _OF_FILES
     # struct landlock_path_beneath_attr is packed: no bytes between or behind its fields.

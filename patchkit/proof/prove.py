@@ -1,4 +1,4 @@
-"""The effect of a plan, checked before a byte is written."""
+"""Check the effect of a plan before anything is written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _IN_EFFECT = (*_PROVABLE, State.UPSTREAM)
 def prove(plan: Plan) -> tuple[str, ...]:
     """Check the effect of a plan, and that each fix recognises its own result.
 
-    Raises ProofError; nothing has been written then. Returns what was established.
+    Returns one sentence for each proof. Raises ProofError if a check fails. Writes nothing.
     """
     for path, (_before, after) in plan.texts.items():
         if path.endswith(".py"):
@@ -26,7 +26,7 @@ def prove(plan: Plan) -> tuple[str, ...]:
         if verdict.edits:
             _check_recognised(verdict.fix, plan)
 
-    # All cases first: a wrong edit is found before any code runs.
+    # Make all cases first, so that a wrong edit is found before any upstream code runs.
     cases = list(_cases_of(plan))
     proofs = []
     for fix, case in cases:
@@ -46,7 +46,10 @@ def _check_recognised(fix: Fix, plan: Plan) -> None:
 
 
 def _cases_of(plan: Plan) -> Iterator[tuple[Fix, Case]]:
-    """Yield each fix whose effect can be proved, with the trees to compare."""
+    """Yield each fix whose effect can be proved, with the trees to compare.
+
+    The stock tree of a case has the edits of earlier fixes, unless the fix compares from stock.
+    """
     in_effect = [v.fix.id for v in plan.verdicts if v.state in _IN_EFFECT]
     active = frozenset(in_effect)
 

@@ -1,10 +1,10 @@
-"""Questions to upstream's own Python, answered in a sandbox.
+"""Ask questions of upstream's own Python code, which answers in a sandbox.
 
-The one way to run a piece of upstream's code: a child is forked for a question, gives up its rights
-and only then runs it. What comes back is data (JSON, limited in size), and the caller, outside,
-judges it: whatever the code does to patchkit's memory in the child ends with the child. Its files
-can lie in answers of their own; the questions of each fix have a child of their own, so that the
-files that answer one cannot answer another.
+This is the only way to run a piece of upstream's code. ``ask`` forks a child, which gives up its
+rights and only then runs the code. The answer is data (JSON, limited in size), and the caller
+judges it outside of the child, so the code cannot change patchkit's memory. Upstream's files can
+give false answers to the questions that run them. The questions of each fix have their own child,
+so that those files cannot falsify the answers for another fix.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from patchkit.units import BYTES_PER_MIB
 
 LIMITS = Limits(output=BYTES_PER_MIB)
 _HINT = "restore the files from the release, or leave the fix out with --without"
-_SHOWN = 2000  # characters of what a child says of an error
+_SHOWN = 2000  # characters kept of an error text of a child
 _KINDS: dict[str, type[PatchkitError]] = {
     kind.__name__: kind
     for kind in (
@@ -43,7 +43,7 @@ _KINDS: dict[str, type[PatchkitError]] = {
 }
 
 _PATCHKIT = Path(__file__).parents[1]
-# Not all of sys.path: it may begin with the home.
+# Do not allow all of sys.path: its first entry may be the home folder.
 _PACKAGES = ("site-packages", "dist-packages")
 
 T = TypeVar("T")
@@ -60,7 +60,10 @@ class _Raised:
 
 @dataclass(frozen=True, slots=True)
 class _ChildAnswer:
-    """All that a child says: its code may have written it."""
+    """The whole reply of a child. Do not trust it: upstream's code may have written it.
+
+    ``read`` are the paths of the tree that the questions read.
+    """
 
     answers: list[object] | None
     raised: _Raised | None
@@ -70,14 +73,15 @@ class _ChildAnswer:
 def ask(
     tree: SourceTree, questions: Questions, kind: type[T], *, limits: Limits = LIMITS
 ) -> list[T]:
-    """Return what each question returns, as JSON has it: lists for tuples, strings for keys.
+    """Call the questions in one sandboxed child and return their results, in the same order.
 
-    ``kind`` is what ``records`` takes each answer for; with ``object`` the caller looks what it is.
-    ``tree`` is where the code comes from; what the questions read of it is noted in its ``seen``.
-    Raises ProofError if there is no answer, HostError if there is no sandbox, and the DriftError,
-    ProofError, SourceError or StorageError that a question raises.
+    Results pass through JSON: tuples become lists, keys become strings. ``records`` checks each
+    against the type ``kind``; with ``object`` the caller has to check. ``tree`` is the source of
+    the code; the files that the questions read are added to its ``seen``. Raises ProofError if
+    there is no valid answer, HostError if there is no sandbox, StorageError if no child can be
+    started, and the AbsentError, DriftError, ProofError, SourceError or StorageError of a question.
     """
-    # What this interpreter may still read: libraries, patchkit, recipes.
+    # The child may still read the libraries of this interpreter, patchkit and the recipes.
     readable = [Path(os.__file__).parent, Path(sys.base_prefix, "lib")]
     readable += [_PATCHKIT, RECIPES]
     readable += [path for path in map(Path, sys.path) if path.name in _PACKAGES]
@@ -90,7 +94,7 @@ def ask(
         reply = read_json(_ChildAnswer, ended.output)
         answers = [record(kind, answer) for answer in reply.answers or ()]
         for path in reply.read:
-            # `seen` gets the digest that this process reads, not one that the child tells.
+            # This process computes the digest for `seen` itself: the child could name a wrong one.
             tree.find(path)
         if not reply.raised and len(answers) != len(questions):
             raise RecordError(f"{len(answers)} answers to {len(questions)} questions")
@@ -118,15 +122,15 @@ def _silent_error(trouble: str) -> ProofError:
     )
 
 
-# In the child
+# The functions below run in the child.
 
 
 class _OutOfTime(BaseException):
-    """Passes upstream's ``except Exception``."""
+    """The time of the child is over. No Exception, so that upstream's code does not catch it."""
 
 
 def _answer(tree: SourceTree, questions: Questions) -> None:
-    """Write the answers to output 1."""
+    """Call the questions and write a ``_ChildAnswer`` as JSON to descriptor 1."""
     seen_before = set(tree.seen)
     signal.signal(signal.SIGXCPU, _stop_child)
     reply: dict[str, object] = {"answers": None, "raised": None}
@@ -134,7 +138,7 @@ def _answer(tree: SourceTree, questions: Questions) -> None:
     try:
         with upstream_code.permitted():
             answers = [question() for question in questions]
-            # Into JSON while errors are still caught: what JSON cannot hold is one of them.
+            # Convert here, so that a value that JSON cannot hold is reported as an error.
             reply["answers"] = json.loads(json.dumps(answers))
     except BaseException as error:  # noqa: BLE001
         reply["raised"] = asdict(_describe(error))

@@ -1,11 +1,12 @@
 """Confine upstream's code while a plan is proved: it may read the tree, and compute.
 
-A process in a ``Box`` has given up, for good: every file that is not in it (Landlock), every system
-call in ``seccomp``, all capabilities but that of reading, and its environment. ``child_process``
-makes such processes, and limits what they use. Any user can, on any kernel since Linux 5.13.
+A process in a ``Box`` has given up for good: every file that is not in the box (Landlock), the
+system calls that ``seccomp`` denies, all capabilities but the one to read every file, and its
+environment. ``child_process`` starts such processes and limits what they use. This needs no root,
+and works on every kernel since Linux 5.13.
 
-The package index has two libraries: py-landlock has no seccomp, sandlock needs Linux 6.12.
-Namespaces would add nothing: there is no right left that they could hide.
+No library of the package index fits: py-landlock has no seccomp, sandlock needs Linux 6.12.
+Namespaces would add nothing: these processes have no right left that a namespace could hide.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ _SYSTEM = (
     Path("/etc/ld.so.cache"),
     Path(os.devnull),
 )
-# The kernel executes the dynamic loader for a program, which takes the right to do so.
+# Starting a program executes the dynamic loader too, so the loader must be allowed.
 _LOADERS = (("/lib", "ld-*"), ("/lib64", "ld-*"), ("/lib", "*-linux-*/ld-*"))
 _PR_SET_NO_NEW_PRIVS = 38  # linux/prctl.h
 
 
 @frozen
 class Box:
-    """Files and folders that a child may open, with all that is in them.
+    """The files and folders that a child may read, write or execute; a folder includes its content.
 
-    ``programs`` may be executed; unless ``children`` is set, once, in place of the child itself.
+    ``programs`` may be executed. Without ``children``, the child can start no process: it can only
+    replace itself by a program.
     """
 
     read: tuple[Path, ...] = ()
@@ -46,7 +48,7 @@ class Box:
 
 @cache
 def missing() -> str:
-    """Say why there can be no sandbox on this machine; "" if there can be one."""
+    """Return the reason why this machine can have no sandbox, "" if it can have one."""
     try:
         from patchkit.proof import landlock, seccomp
     except ImportError as error:
@@ -56,16 +58,17 @@ def missing() -> str:
     if landlock.version() < 1:
         return "the kernel has no Landlock, or has it switched off"
 
-    # Here, and not in each child.
+    # Compile the filters here, once, and not in each child.
     for programs in (False, True):
         seccomp.compiled(programs=programs, children=False)
     return ""
 
 
 def box_for(tree: SourceTree, box: Box) -> Box | None:
-    """Return ``box`` with the tree readable, None where the tree's code may run without one.
+    """Return ``box`` with the tree and system libraries readable, None to run without a sandbox.
 
-    Raises HostError where it may not, and this machine has no sandbox.
+    ``tree.sandboxed`` decides: NEVER gives None, IF_POSSIBLE gives None if this machine has no
+    sandbox. Otherwise a machine without a sandbox raises HostError.
     """
     if tree.sandboxed is Sandboxed.NEVER:
         return None
@@ -86,9 +89,9 @@ def box_for(tree: SourceTree, box: Box) -> Box | None:
 
 
 def program_box(program: Path, *, children: bool = False) -> Box:
-    """Return a box for one program, with what loads its shared libraries.
+    """Return a box in which one program and the dynamic loader may be executed.
 
-    With ``children`` it may start programs of the system, which get the same box and limits.
+    With ``children`` the program may start programs of the system, in the same box and limits.
     """
     programs = [program]
     for place, pattern in _LOADERS:
@@ -101,17 +104,20 @@ def program_box(program: Path, *, children: bool = False) -> Box:
 
 
 def enter(box: Box) -> None:
-    """Give up, in this process, everything that is not in the box. Raises OSError."""
+    """Give up in this process, for good, everything that the box does not allow.
+
+    Raises OSError if the kernel refuses a step.
+    """
     from patchkit.proof import landlock, seccomp
 
     # Variables may hold tokens and passwords.
     os.environ.clear()
-    # Without it the kernel gives Landlock and seccomp to root alone.
+    # Without no_new_privs, the kernel lets only root use Landlock and seccomp.
     if seccomp.libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError("no_new_privs is refused")
-    # What root may do beyond others goes, but for reading files.
+    # Root keeps one capability: to read every file.
     seccomp.drop_capabilities()
     landlock.restrict(read=box.read, write=box.write, execute=box.programs)
-    # Last: the filter takes prctl away, which the steps above it need.
+    # The filter must be last: it denies calls that the steps above need.
     instructions = seccomp.compiled(programs=bool(box.programs), children=box.children)
     seccomp.load(instructions)

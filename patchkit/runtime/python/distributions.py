@@ -25,7 +25,10 @@ class Owner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostFile(Owner):
-    """A file that a RECORD lists and that is gone: pip deleted it with another package's."""
+    """A file that a RECORD lists and that does not exist.
+
+    Pip deleted it when it uninstalled another package that has a file of the same path.
+    """
 
     path: str
 
@@ -34,7 +37,10 @@ class LostFile(Owner):
 
 
 def find_distributions(path: Iterable[str]) -> dict[str, tuple[Path, ...]]:
-    """Return project, like ``nvidia_nccl_cu13`` → its folders on ``sys.path``; the first counts."""
+    """Return the .dist-info folders of each project, in the order of ``path`` (``sys.path``).
+
+    Keys are names such as ``nvidia_nccl_cu13``. Python uses the first folder.
+    """
     homes_by_project: dict[str, tuple[Path, ...]] = {}
 
     for folder in dict.fromkeys(path):
@@ -49,7 +55,8 @@ def find_distributions(path: Iterable[str]) -> dict[str, tuple[Path, ...]]:
 
 
 def read_headers(home: Path, name: str) -> Iterator[str]:
-    """Yield every value of a field of METADATA. After the first empty line comes prose."""
+    """Yield every value of a header field of METADATA, in ``home``, a .dist-info folder."""
+    # The header ends at the first empty line; the description follows.
     for line in takewhile(str.strip, _read_lines(home / "METADATA")):
         field, _colon, value = line.partition(":")
         if field.strip().lower() == name.lower():
@@ -57,12 +64,12 @@ def read_headers(home: Path, name: str) -> Iterator[str]:
 
 
 def read_header(home: Path, name: str) -> str:
-    """Return a field of METADATA, "" if there is none."""
+    """Return the first value of a header field of METADATA, "" if there is none."""
     return next(read_headers(home, name), "")
 
 
 def find_version(path: Iterable[str], *projects: str) -> str:
-    """Return the version of the first of these projects that is installed, "" if none is."""
+    """Return the version of the first project of ``projects`` that is installed, "" if none is."""
     homes_by_project = find_distributions(path)
 
     for project in projects:
@@ -74,11 +81,14 @@ def find_version(path: Iterable[str], *projects: str) -> str:
 
 
 def find_owners(path: Iterable[str], stem: str) -> dict[str, tuple[Owner, ...]]:
-    """Return real path → owners, of files below ``sys.path`` whose names begin with ``stem``."""
+    """Return the distributions that list each file whose name begins with ``stem``, by real path.
+
+    ``path`` is ``sys.path``. The files need not exist.
+    """
     owners_by_file: dict[str, tuple[Owner, ...]] = {}
 
     for home in sorted(chain.from_iterable(find_distributions(path).values())):
-        # A RECORD of torch has thousands of lines: only those that matter are parsed.
+        # torch's RECORD has thousands of lines, so select the lines before parsing them as CSV.
         lines = [line for line in _read_lines(home / "RECORD") if f"/{stem}" in line]
 
         for row in csv.reader(lines):
@@ -103,9 +113,9 @@ def _read_owner(home: Path) -> Owner:
 
 
 def lost_files(path: Iterable[str], stem: str) -> tuple[LostFile, ...]:
-    """Return the files below ``sys.path`` that pip believes in, and that are gone.
+    """Return the files that a RECORD lists and that do not exist.
 
-    ``stem`` is how their names begin.
+    ``path`` is ``sys.path``; only file names that begin with ``stem`` are looked at.
     """
     files = []
 

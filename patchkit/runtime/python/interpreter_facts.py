@@ -1,8 +1,8 @@
-"""Answer with facts of the Python that runs this text, as ``process.ask`` has it.
+"""Collect facts of the Python that runs this script in ``answer``, which ``process.ask`` returns.
 
-Neither torch nor vLLM is imported. It starts as vLLM would start: under the same variables, after
-.pth files and sitecustomize. So what is mapped now is what they, and LD_PRELOAD, have mapped. Any
-Python that vLLM supports can run it.
+The script imports neither torch nor vLLM. It starts as vLLM would start: under the same variables,
+after .pth files and sitecustomize. So the files mapped now are those that .pth files, sitecustomize
+and LD_PRELOAD have mapped. The script must run on every Python that vLLM supports.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 
 def find_mappings() -> Iterator[tuple[int, int, str]]:
-    """Yield start, end and path of each file that is mapped."""
+    """Yield the start address, end address and path of each mapped file of this process."""
     with open("/proc/self/maps", errors="surrogateescape") as file:  # noqa: PTH123
         for line in file:
             fields = line.split(None, 5)
@@ -26,7 +26,10 @@ def find_mappings() -> Iterator[tuple[int, int, str]]:
 
 
 def find_provider(symbol: str, name: str | None = None) -> str | None:
-    """Return the library that defines a symbol, for every other or the one of a name; or None."""
+    """Return the path of the library that defines a symbol, None if none does.
+
+    Without ``name``, look among the global symbols; with it, load that library and look there.
+    """
     try:
         function = getattr(ctypes.CDLL(name), symbol)
     except (AttributeError, OSError):
@@ -39,7 +42,7 @@ def find_provider(symbol: str, name: str | None = None) -> str | None:
 
 
 if __name__ == "__main__":
-    # The files that an import would run.
+    # The __init__.py files that an import would run.
     specs = {
         package: importlib.util.find_spec(package) for package in ("torch", "vllm")
     }
@@ -54,7 +57,7 @@ if __name__ == "__main__":
         "asked": None,
     }
 
-    # As vLLM does; last, since it maps what it finds.
+    # Look the library up as vLLM does. This must be last, since it maps the library.
     name = os.environ.get("VLLM_NCCL_SO_PATH") or "libnccl.so.2"
     if "/" not in name:
         answer["asked"] = find_provider("ncclGetVersion", name)

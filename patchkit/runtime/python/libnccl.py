@@ -1,7 +1,7 @@
 """Tell which libnccl torch and vLLM would load in a Python environment, and why.
 
-Nothing is imported. The Python itself says where it finds packages and which files it has mapped,
-the dynamic loader what torch's libraries need, and the text of torch what torch preloads.
+Nothing is imported. The Python itself says where it finds packages and which files it has mapped.
+The dynamic loader says what torch's libraries need. The source text of torch says what it preloads.
 """
 
 from __future__ import annotations
@@ -29,14 +29,18 @@ from patchkit.runtime.python.distributions import (
 from patchkit.runtime.rules.releases import release
 
 _PIN = re.compile(r"(?P<project>nvidia-nccl-cu\d+)\s*\(?==\s*(?P<version>\d[\w.]*)")
-# Found as a literal first: a pattern over 300 MB of device code takes far longer.
+# Search for a literal first: a pattern over 300 MB of device code takes far longer.
 _WORDS = b"NCCL version "
 _VERSION = re.compile(rb"NCCL version (\d[\w.]*\+cuda[\d.]+)")
 
 
 @frozen
 class NcclCopy:
-    """One libnccl file, with the ``version`` that it states; ``found`` says what leads there."""
+    """One libnccl file.
+
+    ``version`` is the version that the file states, "" if none; ``found`` says why it was found.
+    ``mapped`` is True if torch or vLLM would map the file.
+    """
 
     path: str
     version: str
@@ -51,10 +55,10 @@ class NcclCopy:
 
 @frozen
 class NcclReport:
-    """The libnccl that torch and vLLM would load in a Python, and all that lie there.
+    """The libnccl that torch and vLLM would load in a Python, and all copies of it that were found.
 
-    ``copies`` begin with those that are mapped, in the order in which they came. ``pin`` is what
-    torch's METADATA requires, ``nvidia-nccl-cu13==2.28.9``, "" if it says nothing.
+    ``copies`` begins with the mapped copies, in the order of loading. ``pin`` is the requirement in
+    torch's METADATA, ``nvidia-nccl-cu13==2.28.9``, "" if there is none.
     """
 
     python: str
@@ -68,7 +72,10 @@ class NcclReport:
 
 
 def find_loaded_nccl(python: str, environment: startup.Environment) -> NcclReport:
-    """Return what torch and vLLM would load under these variables. Raises HostError."""
+    """Return the libnccl that torch and vLLM would load in ``python`` under these variables.
+
+    Raises HostError if that Python cannot be asked or has no torch.
+    """
     facts = startup.ask_interpreter(python, environment)
     if facts.torch is None:
         raise HostError(
@@ -77,7 +84,7 @@ def find_loaded_nccl(python: str, environment: startup.Environment) -> NcclRepor
         )
 
     process = startup.start_process(facts, environment)
-    # In this order: vLLM finds what torch has mapped already.
+    # torch must come first: vLLM gets what torch has mapped already.
     torch = startup.choose_for_torch(process)
     vllm = startup.choose_for_vllm(process)
     report = NcclReport(
@@ -106,8 +113,11 @@ def _read_pin(facts: startup.InterpreterFacts) -> str:
 
 
 def nccl_version(place: Path) -> str:
-    """Return ``2.30.7+cuda13.3``; "" if the file does not say, or cannot be read."""
-    # An empty file cannot be mapped, which is a ValueError.
+    """Return the version that a libnccl file states, ``2.30.7+cuda13.3``.
+
+    Returns "" if the file states none or cannot be read.
+    """
+    # mmap raises ValueError for an empty file.
     with (
         suppress(OSError, ValueError),
         place.open("rb") as file,
@@ -123,8 +133,8 @@ def nccl_version(place: Path) -> str:
 
 
 def _find_copies(process: startup.Process) -> Iterator[NcclCopy]:
-    """Yield every file once, whether it is taken or not, and whatever names it has."""
-    # A copy that is mapped is named by the path by which it came in.
+    """Yield each libnccl file once, even if nothing loads it or several links lead to it."""
+    # Mapped copies go first, so that each is reported under the path by which it was loaded.
     reasons = {mapped.path: mapped.why for mapped in process.mapped}
     mapped_files = {os.path.realpath(path) for path in reasons}
     for path, reason in _find_candidates(process):
@@ -151,7 +161,7 @@ def _find_copies(process: startup.Process) -> Iterator[NcclCopy]:
 
 
 def _find_candidates(process: startup.Process) -> Iterator[tuple[str, str]]:
-    """Yield the paths where a libnccl may lie, and what leads there."""
+    """Yield each path at which a libnccl may be, and the reason to look there."""
     for folder in process.library_path():
         yield f"{folder}/{startup.SONAME}", "LD_LIBRARY_PATH"
 
@@ -196,7 +206,7 @@ def _warn_of_unused(copy: NcclCopy, torch: startup.Choice) -> Iterator[str]:
 
 
 def _warn_of_older(torch_copy: NcclCopy, report: NcclReport) -> Iterator[str]:
-    """Yield that torch takes an older NCCL than it pins."""
+    """Yield a warning if torch loads an older NCCL than its METADATA requires."""
     version = torch_copy.version.partition("+")[0]
     pinned = report.pin.partition("==")[2]
     if version and pinned and release(version) < release(pinned):

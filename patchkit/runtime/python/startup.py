@@ -1,4 +1,7 @@
-"""Ask a Python for its environment, importing nothing, and play what torch and vLLM do there."""
+"""Work out which libnccl torch and vLLM would load in a Python environment, importing neither.
+
+A Python is asked for its paths and mapped files; the loading by torch and vLLM is simulated.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +28,19 @@ _STARTUP = (
 )
 _OF_TORCH = "preloaded by torch itself, from the first nvidia/nccl/lib on sys.path"
 _SYMBOL = "ncclGetVersion"
-# The library that torch loads before all others of its own.
+# The first of its own libraries that torch loads.
 _GLOBAL_DEPS = "libtorch_global_deps.so"
-# A library in the current folder has no path.
+# A line of ldd. A library that was found in the current folder has a name, and no path.
 _RESOLVED = re.compile(r"\s*(?P<name>\S+)(?: => (?P<path>\S.*))? \(0x[0-9a-f]+\)")
 _ORIGIN = re.compile(r"\$ORIGIN|\$\{ORIGIN\}")
 # A row of torch's list of what to preload: a folder below nvidia/, and a pattern.
 _ROW = re.compile(
     r"""["'](?P<folder>\w+)["'][,:]\s*["'](?P<pattern>lib[\w-]+\.so[^"']*)["']"""
 )
-# The call: a torch that does not preload may still define the function.
+# Search for the call: a torch that does not preload may still define the function.
 _CALL = re.compile(r"^\s+_preload_cuda_deps\(\)", re.MULTILINE)
 _SCRIPT = Path(__file__).with_name("interpreter_facts.py")
-# What Python runs as vLLM: a venv that was moved has no program of the right path.
+# Start vLLM as a module: in a venv that was moved, the script bin/vllm names the old venv's Python.
 VLLM = ("-m", "vllm.entrypoints.cli.main")
 _HINT = "name the Python of vLLM with --python, for example venv/bin/python"
 _CUDA = re.compile(r"""^cuda\b[^=]*=\s*["'](?P<version>[\d.]+)["']""", re.MULTILINE)
@@ -47,8 +50,10 @@ _CUDA = re.compile(r"""^cuda\b[^=]*=\s*["'](?P<version>[\d.]+)["']""", re.MULTIL
 class InterpreterFacts:
     """The answer of ``interpreter_facts``.
 
-    ``mapped`` are the files that Python has mapped when it has started. ``provider`` is the library
-    whose ncclGetVersion is global. ``asked`` is the library that vLLM gets by the name it loads.
+    ``torch`` and ``vllm`` are the paths of their ``__init__.py``, None if not installed. ``mapped``
+    are the files that Python has mapped right after it started. ``provider`` is the library that
+    defines the global ncclGetVersion. ``asked`` is the library that ``dlopen`` finds for the name
+    that vLLM passes to it; None if it finds none, or if VLLM_NCCL_SO_PATH is a path.
     """
 
     executable: str
@@ -66,7 +71,7 @@ class InterpreterFacts:
 
     @property
     def cuda(self) -> str:
-        """Return the CUDA that torch is built for, "" for a build without it."""
+        """Return the CUDA version that torch is built for, ``13.0``; "" if for none."""
         place = self.torch_home / "version.py"
         if not place.is_file():
             return ""
@@ -76,7 +81,10 @@ class InterpreterFacts:
 
 
 def ask_interpreter(python: str, environment: Environment) -> InterpreterFacts:
-    """Start a Python with these variables. Raises HostError."""
+    """Start a Python under these variables and return its facts.
+
+    Raises HostError if it cannot be run or its answer is malformed.
+    """
     code = _SCRIPT.read_text(encoding="utf-8")
 
     # Not isolated: variables, .pth files and sitecustomize decide what vLLM would load.
@@ -92,7 +100,7 @@ def ask_interpreter(python: str, environment: Environment) -> InterpreterFacts:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The path of the libnccl that torch or vLLM takes, None for none, and why."""
+    """The path of the libnccl that torch or vLLM loads (None if it loads none), and the reason."""
 
     path: str | None
     why: str
@@ -100,7 +108,7 @@ class Choice:
 
 @frozen
 class Mapped:
-    """A libnccl in the process, and why it is there."""
+    """A mapped libnccl: its path, the reason, and its names (its soname and the requested name)."""
 
     path: str
     why: str
@@ -109,9 +117,9 @@ class Mapped:
 
 @frozen
 class Process:
-    """A Python that starts torch and vLLM.
+    """A simulated process in which a Python imports torch and vLLM.
 
-    ``mapped`` are the libnccl files in it, in the order in which they came.
+    ``mapped`` lists the libnccl files that it has mapped, in the order of loading.
     """
 
     facts: InterpreterFacts
@@ -119,7 +127,10 @@ class Process:
     mapped: list[Mapped] = field(default_factory=list)
 
     def map_file(self, path: str, why: str, name: str = "") -> Mapped | None:
-        """Map a path as ``dlopen`` does. The same file is not mapped twice, a copy of it is."""
+        """Map a library by its path, as ``dlopen`` does; return it, or None if it cannot be loaded.
+
+        A file that is mapped already, under any path, is not mapped again. A copy of the file is.
+        """
         place = os.path.abspath(path)  # noqa: PTH100  (LD_LIBRARY_PATH may name the current folder)
         library = read_library(place)
         program = read_library(self.facts.executable)
@@ -127,7 +138,7 @@ class Process:
             return None
 
         for mapped in self.mapped:
-            # As glibc: by device and inode, not by name.
+            # glibc too compares files by device and inode, not by name.
             if Path(mapped.path).samefile(place):
                 return mapped
 
@@ -137,7 +148,10 @@ class Process:
         return mapped
 
     def map_needed(self, name: str, user: str) -> Mapped | None:
-        """Map what a library, whose path is ``user``, needs by a name without a slash."""
+        """Map the library ``name`` that the library at the path ``user`` needs (DT_NEEDED).
+
+        Return it, or None if the dynamic loader does not find it or cannot load it.
+        """
         for mapped in self.mapped:
             if name in mapped.names:
                 return mapped
@@ -149,7 +163,7 @@ class Process:
         return self.map_file(place, self._why_there(place, user), name)
 
     def _resolve(self, name: str, user: str) -> str | None:
-        """Return the file that the dynamic loader takes for a name, None for none."""
+        """Return the path that ``ldd`` gives for a name that ``user`` needs, None if none."""
         output = process.attempt("ldd", user, env=self.environment).output
 
         for line in output.splitlines():
@@ -160,7 +174,10 @@ class Process:
         return None
 
     def _why_there(self, place: str, user: str) -> str:
-        """Return what leads the loader from a library to a file, in the loader's order."""
+        """Return why the loader, on behalf of the library ``user``, finds a file in its folder.
+
+        The reasons are tried in the order in which the loader searches.
+        """
         library = elf.read_dynamic(Path(user))
         origin, user_name = os.path.split(user)
         folders_by_reason = {
@@ -179,7 +196,7 @@ class Process:
         return "the system's ld.so.cache or folders"
 
     def library_path(self) -> list[str]:
-        """Return the folders of LD_LIBRARY_PATH; an empty entry is the current one."""
+        """Return the folders of LD_LIBRARY_PATH; an empty entry is the current folder."""
         value = self.environment.get("LD_LIBRARY_PATH")
         if not value:
             return []
@@ -188,7 +205,7 @@ class Process:
 
 
 def read_library(path: str) -> elf.Dynamic | None:
-    """Return None for a file that is not a whole ELF file: the loader would refuse it as well."""
+    """Read the dynamic section of a library; return None if it is no complete ELF file."""
     try:
         return elf.read_dynamic(Path(path))
     except (SourceError, OSError):
@@ -196,11 +213,11 @@ def read_library(path: str) -> elf.Dynamic | None:
 
 
 def start_process(facts: InterpreterFacts, environment: Environment) -> Process:
-    """Return the process before torch is imported."""
+    """Return the process as it is before torch is imported, with each libnccl mapped so far."""
     started = Process(facts=facts, environment=environment)
     entries = re.split("[: ]+", environment.get("LD_PRELOAD", ""))
 
-    # Paths, or names without a slash, which are searched for.
+    # An entry is a path or a name without a slash, so compare file names only.
     preloaded_names = {Path(entry).name for entry in entries}
 
     for path in facts.mapped:
@@ -217,12 +234,12 @@ def _brings_nccl(path: Path) -> bool:
 
     try:
         return elf.exports(path, _SYMBOL)
-    except (SourceError, OSError):  # a damaged one does not
+    except (SourceError, OSError):  # a damaged library exports nothing
         return False
 
 
 def choose_for_torch(started: Process) -> Choice:
-    """Return whose functions torch calls, and map what importing torch loads."""
+    """Map each libnccl that ``import torch`` loads; return the one whose functions torch calls."""
     home = started.facts.torch_home / "lib"
     names_by_user = {path: _needed_nccl(path) for path in sorted(home.glob("*.so*"))}
     users = [path for path, names in names_by_user.items() if names]
@@ -238,11 +255,11 @@ def choose_for_torch(started: Process) -> Choice:
     ]
 
     for mapped in started.mapped:
-        # A function that is global before torch comes is torch's too, whatever torch loads.
+        # If ncclGetVersion is global before torch is imported, torch uses that, whatever it loads.
         if mapped.path == started.facts.provider:
             return Choice(mapped.path, mapped.why)
 
-    # The first library that needs it decides for all: the loader maps one soname once.
+    # The first library that needs libnccl decides for all: the loader maps a soname only once.
     first = loads[0]
     if first is None:
         return Choice(
@@ -252,14 +269,19 @@ def choose_for_torch(started: Process) -> Choice:
 
 
 def _needed_nccl(path: Path) -> list[str]:
-    """Return the names of the libnccl that a library needs."""
+    """Return the libnccl names in the DT_NEEDED entries of a library; none if it is unreadable."""
     library = read_library(str(path))
     needed = library.needed if library else ()
     return [name for name in needed if name.startswith(STEM)]
 
 
 def _load_global_deps(started: Process, place: Path) -> None:
-    """Load the library that torch loads before all others, and what torch preloads for it."""
+    """Map the libnccl that torch loads before its other libraries.
+
+    ``place`` is the path of libtorch_global_deps.so. Its own dependencies are mapped first. If it
+    needs libcudart, torch then preloads a libnccl from ``sys.path``, which is mapped too. Does
+    nothing if the file is missing or is no ELF file.
+    """
     library = read_library(str(place))
     if library is None:
         return
@@ -267,7 +289,7 @@ def _load_global_deps(started: Process, place: Path) -> None:
     for name in _needed_nccl(place):
         started.map_needed(name, str(place))
 
-    # Torch preloads by path if this library brought CUDA's runtime.
+    # torch preloads only if this library has loaded CUDA's runtime.
     if not any(name.startswith("libcudart") for name in library.needed):
         return
 
@@ -279,9 +301,11 @@ def _load_global_deps(started: Process, place: Path) -> None:
 
 
 def find_preloaded(text: str, cuda: str, path: Sequence[str]) -> str | None:
-    """Return the libnccl that ``torch/__init__.py`` preloads, by its own list of libraries.
+    """Return the path of the libnccl that torch preloads, None if it preloads none.
 
-    torch stops, silently, at the first library of the list that is in no folder of ``sys.path``.
+    ``text`` is ``torch/__init__.py``, which lists the libraries to preload. ``cuda`` is the CUDA
+    version of torch, ``path`` is ``sys.path``. torch goes through the list and stops silently at
+    the first library that is in no folder of ``sys.path``.
     """
     if not _CALL.search(text):
         return None
@@ -295,7 +319,7 @@ def find_preloaded(text: str, cuda: str, path: Sequence[str]) -> str | None:
             for entry, place in product(path, places)
         )
 
-        # In the order of the file system, unsorted as in torch: pathlib's is not the same.
+        # Like torch, take glob's own unsorted order; pathlib's differs.
         candidates = chain.from_iterable(map(glob.iglob, patterns))
         library = next(candidates, None)
 
@@ -306,7 +330,10 @@ def find_preloaded(text: str, cuda: str, path: Sequence[str]) -> str | None:
 
 
 def choose_for_vllm(started: Process) -> Choice:
-    """Return what vLLM's own communicator loads, after torch."""
+    """Return the libnccl that vLLM's own communicator loads, and map it.
+
+    Call ``choose_for_torch`` first: vLLM gets a library that torch has loaded under that name.
+    """
     named = started.environment.get(_VARIABLE)
     if not named and not started.facts.cuda:
         return Choice(None, "torch is built without CUDA, so vLLM looks for no libnccl")
@@ -319,7 +346,7 @@ def choose_for_vllm(started: Process) -> Choice:
             why = f"vLLM asks for {name}, which is loaded already"
             return Choice(mapped.path, why)
 
-    # The Python itself has tried that.
+    # The Python that was asked has tried to load this name.
     asked = started.facts.asked
     library = started.map_file(asked, "vLLM loads it", name) if asked else None
 
@@ -329,7 +356,7 @@ def choose_for_vllm(started: Process) -> Choice:
 
 
 def _choose_named(started: Process, path: str) -> Choice:
-    """Return the copy that VLLM_NCCL_SO_PATH names, if it can be loaded."""
+    """Return the libnccl that VLLM_NCCL_SO_PATH names, with path None if it cannot be loaded."""
     why = f"{_VARIABLE} names it"
     library = started.map_file(path, why)
 
