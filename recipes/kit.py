@@ -1,4 +1,4 @@
-"""Bring together what a fix of any project is written with."""
+"""Collect the names that a fix of any project imports."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Evaluate which kernel group is built for which archs, by the release's own CMake.
+"""Evaluate, with the release's own CMake, for which archs each kernel group is built.
 
-The CMake files are read to find every group; then the release's CMakeLists.txt runs in script mode
-(no compiler, no torch, no GPU) and its trace says what each group gets. A group that was read but
-not reached is not built; a call that was reached but not read is an error.
+The CMake files are read to find every group. Then the release's CMakeLists.txt runs in CMake's
+script mode (no compiler, no torch, no GPU), and the trace of this run tells the archs of each
+group. A group of the files that is not in the trace is not built. A call in the trace that was not
+found in the files is an error.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ HELPER_FILES = "cmake/*.cmake"
 GENCODE = "set_gencode_flags_for_srcs"
 INTERSECTION = "cuda_archs_loose_intersection"
 _SCRIPT = Path(__file__).with_name("arch_trace.cmake")
-_FLAG = "set_gencode_flag_for_srcs"  # the release's own GENCODE calls it
+_FLAG = "set_gencode_flag_for_srcs"  # called by the release's own definition of GENCODE
 # Calls that arch_trace.cmake adds for the trace alone.
 _LIST = "patchkit_archs"
 _CODE = "patchkit_code"
@@ -41,7 +42,11 @@ Site = tuple[str, int]  # file, line of a call
 
 @frozen
 class Group:
-    """Sources that are built for one arch list."""
+    """CUDA sources that are built for one arch list.
+
+    ``site`` is the call that gives them the list, ``variable`` is the CMake variable of the list.
+    ``archs`` are empty if the group is not built.
+    """
 
     site: Site
     name: str
@@ -69,16 +74,17 @@ def evaluate(
     arch_list: str,
     cuda: str,
 ) -> list[Group]:
-    """Return every kernel group of the tree and the archs it gets.
+    """Return every kernel group of the tree with the archs that it is built for.
 
     ``arch_list`` is TORCH_CUDA_ARCH_LIST, or ``Auto`` for what torch detects on the device;
-    ``cuda`` the compiler's version. Raises ProofError if CMake stops or a group cannot be read.
+    ``cuda`` is the version of the CUDA compiler. Raises DriftError if nothing sets the list of a
+    group, ProofError if CMake stops or a call cannot be read.
     """
     texts = cmake_texts(tree)
     gencode = target.gencode_flags(arch_list)
     key = (gencode, cuda, *texts.items())
 
-    # Several proofs ask the same.
+    # Several proofs evaluate the same tree, and a run of CMake takes long.
     if key not in tree.answers:
         groups = [group for path in texts for group in _find_groups(path, texts[path])]
         _require_lists(groups, texts)
@@ -92,7 +98,7 @@ def evaluate(
 
 
 def _require_lists(groups: Iterable[Group], texts: Mapping[str, str]) -> None:
-    """Raise DriftError for a group whose list nothing sets: it would silently not be built."""
+    """Raise DriftError if nothing sets the list of a group: CMake would silently not build it."""
     variables: set[str] = set()
     for path, text in texts.items():
         for call in parsed(path, text):
@@ -109,14 +115,14 @@ def _require_lists(groups: Iterable[Group], texts: Mapping[str, str]) -> None:
 
 
 def cmake_texts(tree: SourceTree) -> dict[str, str]:
-    """Return the CMake files that decide arch lists, by path."""
+    """Return path → text of the CMake files that decide arch lists."""
     paths = [ROOT_FILE, *tree.glob(HELPER_FILES), *tree.glob(EXTERNAL_FILES)]
     return {path: tree.read(path) for path in paths}
 
 
 @lru_cache(maxsize=64)
 def parsed(path: str, text: str) -> tuple[Command, ...]:
-    """Return the commands of a CMake file, which is parsed once per text."""
+    """Return the commands of a CMake file. The result is cached by path and text."""
     return tuple(commands(text, path))
 
 
@@ -125,13 +131,17 @@ def _is_build_file(path: str) -> bool:
 
 
 def _find_groups(path: str, text: str) -> Iterator[Group]:
-    """Yield calls that give sources an arch list, and lists that no such call in the file uses."""
+    """Yield a group for each call of a build file that gives sources an arch list.
+
+    The file of an external project that builds itself has no such call: then each list that the
+    file computes is a group.
+    """
     if not _is_build_file(path):
         return
 
     calls = parsed(path, text)
     names = {call.name for call in calls}
-    # An external project that builds itself only asks whether its list is empty.
+    # The file of such a project only uses the list to decide whether to build the project.
     builds_itself = path != ROOT_FILE and GENCODE not in names
 
     for index, call in enumerate(calls):
@@ -152,7 +162,7 @@ def _find_groups(path: str, text: str) -> Iterator[Group]:
 
 
 def _defines_beside(call: Command, calls: Iterable[Command]) -> tuple[str, ...]:
-    """Return the -D flags that the same branch switches on."""
+    """Return the -DENABLE_… flags that the branch of a call adds to a list."""
     defines: list[str] = []
     for neighbour in calls:
         if neighbour.name == "list" and call.block and neighbour.block == call.block:
@@ -169,7 +179,11 @@ def _keyword_variable(call: Command, keyword: str) -> str:
 
 
 def _first_source(before: tuple[Command, ...], variable: str) -> str:
-    """Return a name a reader recognises: folder and stem of the variable's first CUDA source."""
+    """Return a group's name for people: folder and stem of the first CUDA source of a variable.
+
+    The sources come from the last command ``before`` the call that sets the variable. Without
+    sources, the group has the name of the variable.
+    """
     name = variable
     for call in reversed(before):
         sources = [value for value in call.values if value.endswith((".cu", ".cpp"))]
@@ -191,10 +205,11 @@ def _trace_calls(
     gencode: str,
     cuda: str,
 ) -> list[Traced]:
-    """Return the calls that CMake made in the build files, run in a temporary folder.
+    """Run the release's CMake in a temporary folder; return the calls in the build files.
 
-    ``gencode`` is what torch's CMake puts into CMAKE_CUDA_FLAGS. Paths in the tree are relative to
-    it, those of external sources to them. Raises ProofError if CMake stops.
+    ``gencode`` is what torch's CMake puts into CMAKE_CUDA_FLAGS. In the calls, paths in the tree are
+    relative to the tree, and paths in an external source are relative to this source. Raises
+    ProofError if CMake stops.
     """
     with ScratchFolder() as folder:
         root = Path(folder, "tree")
@@ -202,7 +217,7 @@ def _trace_calls(
         log = Path(folder, "trace")
         mirror(tree, texts, root)
 
-        # Some projects look whether it is there.
+        # Some external projects check whether this file of CUTLASS exists.
         header = scratch / "include/cutlass/cutlass.h"
         header.parent.mkdir(parents=True)
         header.touch()
@@ -239,13 +254,13 @@ def _archs_by_site(
     calls: Iterable[Traced],
     sites: Collection[Site],
 ) -> dict[Site, tuple[str, ...]]:
-    """Return the arch list that nvcc makes at each known site.
+    """Return site → the archs that nvcc compiles for there, for the known sites in the trace.
 
-    A call hands over the archs that are wanted; only the flags that come of it count.
+    The arguments of a call are the archs that it wants; only the flags that result from it count.
     """
     archs: dict[Site, tuple[str, ...]] = {}
     codes: list[str] = []
-    # The sites that the next records are about.
+    # The sites to which the next _CODE and _LIST records belong.
     sources: Site | None = None
     project: Site | None = None
 
@@ -267,7 +282,7 @@ def _archs_by_site(
 
 
 def _require_readable(call: Traced, sites: Collection[Site]) -> None:
-    """Raise ProofError for sources that no file shows, or that another call builds."""
+    """Raise ProofError for a call that gives sources archs and was not found in the files."""
     is_unknown = call.command == GENCODE and call.where not in sites
     if call.command == _FLAG or is_unknown:
         raise _unreadable_call(call)
@@ -290,7 +305,7 @@ def _read_archs(call: Traced) -> tuple[str, ...]:
 
 
 def _unreadable_call(call: Traced) -> ProofError:
-    """Return the error for a call that has another form than those that are known."""
+    """Return the error for a call whose form is unknown."""
     path, line = call.where
     return ProofError(
         f"{path}:{line}: CMake calls {call.command} here in a form that patchkit cannot read",

@@ -1,7 +1,6 @@
-"""Ask a vLLM release's own code which FlashAttention it takes on a device.
+"""Ask a vLLM release's own code which version of FlashAttention it uses on a device.
 
-A wheel has the libraries that were built: the code is run as if those, and no others, could be
-imported.
+The code runs as if only the libraries of flash-attention that were built could be imported.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from patchkit.source.tree import SourceTree, first_existing
 FA2 = "_vllm_fa2_C"
 FA3 = "_vllm_fa3_C"
 INTERFACE = "vllm/vllm_flash_attn/flash_attn_interface.py"
-# Where releases decide, newest first.
+# The module that chooses the version; releases have one of these, newest first.
 _DECIDING = (
     "vllm/v1/attention/backends/fa_utils.py",
     "vllm/attention/utils/fa_utils.py",
@@ -32,9 +31,10 @@ def attention_code(
     built: Collection[str],
     version: int | None = None,
 ) -> Code:
-    """Return the code of a tree on a device, with these libraries of flash-attention.
+    """Return the code of a tree as it runs on a device if only ``built`` libraries are there.
 
-    ``version`` is the one that the user asks for, by the variable up to 0.12, later by a flag.
+    ``version`` is the version of FlashAttention that the user sets, with a variable up to vLLM
+    0.12 and with a flag later; None if the user sets none.
     """
     environ = {} if version is None else {"VLLM_FLASH_ATTN_VERSION": str(version)}
     attention = Off(flash_attn_version=version, use_trtllm_attention=None)
@@ -54,14 +54,18 @@ def attention_code(
         code.module(INTERFACE).update(_guarded(code, built))
         return code
 
-    # Up to 0.16 the interface comes with flash-attention; read in upstream's wheels of these.
+    # Up to vLLM 0.16 the interface is in flash-attention, not in the tree. This is what it answers
+    # in upstream's wheels of these releases.
     loads = {2: FA2 in built, 3: FA3 in built and capability[0] == 9}
     names["is_fa_version_supported"] = loads.__getitem__
     return on_device(tree, capability, environ, names=names)
 
 
 def flash_attention(code: Code, tree: SourceTree) -> dict[str, object]:
-    """Return the version that a release takes, None for none, and the features it claims then."""
+    """Return ``version``, None for no FlashAttention, and the answer for each of ``_SUPPORTS``.
+
+    A feature that the release has no function for is left out.
+    """
     path = first_existing(tree, _DECIDING)
     answers = {"version": code.get(path, "get_flash_attn_version")()}
     for feature in _SUPPORTS:
@@ -72,7 +76,10 @@ def flash_attention(code: Code, tree: SourceTree) -> dict[str, object]:
 
 
 def _guarded(code: Code, built: Collection[str]) -> dict[str, object]:
-    """Return the names that the guarded imports of the libraries define."""
+    """Return the names that the interface defines in ``try`` around imports of the libraries.
+
+    These statements run here with an ``__import__`` that finds only ``built`` libraries.
+    """
 
     def import_library(
         name: str,

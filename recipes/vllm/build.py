@@ -29,9 +29,10 @@ WITHOUT_RUST = (
 
 @frozen
 class Pin:
-    """The commit or tag of a source from a release on.
+    """The commit or tag that vLLM fetches of a source, from the release ``since`` on.
 
-    ``commit`` is the one that a tag names, "" if unknown.
+    ``commit`` is the commit that the tag ``pin`` names, "" if unknown; ``vouched`` says who states
+    this. ``url`` is "" if the pin has the URL of its source.
     """
 
     since: Version = field(metadata={"key": "from"})
@@ -43,7 +44,7 @@ class Pin:
 
 @frozen
 class ForReleases:
-    """A fact about some releases, a PEP 440 specifier."""
+    """A fact that holds for some releases; ``versions`` is a PEP 440 specifier."""
 
     versions: str
 
@@ -68,7 +69,7 @@ class Define(ForReleases):
 
 @frozen
 class Served:
-    """Major capabilities that a source is used on from a release on."""
+    """The major compute capabilities on which vLLM uses a source, from the release ``since`` on."""
 
     since: Version = field(metadata={"key": "from"})
     majors: tuple[int, ...]
@@ -76,7 +77,7 @@ class Served:
 
 @frozen
 class Unused:
-    """Major capabilities on which a fix keeps vLLM from a source that has code for them."""
+    """Major compute capabilities on which vLLM, with the fix, does not use code of a source."""
 
     majors: tuple[int, ...]
     fix: str
@@ -84,7 +85,7 @@ class Unused:
 
 @frozen
 class KnownSource:
-    """An external source as patchkit knows it."""
+    """What ``build.toml`` says about an external source; the fields are described there."""
 
     name: str
     option: str
@@ -118,11 +119,11 @@ class KnownSource:
         return next((pin for pin in reversed(self.pins) if pin.since <= base), None)
 
     def is_ready(self, version: Version) -> bool:
-        """Return whether a release's own wheel gives it, so that nothing of it is compiled."""
+        """Return whether the source comes compiled from the release's own wheel by default."""
         return bool(self.ready) and version.base_version in SpecifierSet(self.ready)
 
     def serves(self, major: int, version: Version) -> bool:
-        """Return whether a release uses it on devices of this major capability."""
+        """Return whether a release uses the source on devices of this major capability."""
         base = Version(version.base_version)
 
         majors = self.majors
@@ -134,15 +135,18 @@ class KnownSource:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A source that a release fetches: as the release says, as patchkit knows, and the commit."""
+    """A source that a tree fetches.
+
+    ``external`` is what the tree's CMake files say, ``known`` what ``build.toml`` says.
+    """
 
     external: External
     known: KnownSource
-    commit: str  # "" where only a tag is known
+    commit: str  # "" if only a tag is known
 
     @property
     def submodules(self) -> tuple[str, ...] | None:
-        """Paths of the submodules that a build reads; None for all that the source has."""
+        """Return the paths of the submodules that a build reads, None for all submodules."""
         if self.known.submodules is not None:
             return self.known.submodules
         return self.external.submodules
@@ -170,14 +174,20 @@ class Needs:
 
 
 def read_needs(tree: SourceTree) -> Needs:
-    """Return what a tree needs: as recorded, but the torch that its own pyproject.toml names."""
+    """Return the recorded needs of a tree's release, with the torch of the tree's pyproject.toml.
+
+    If pyproject.toml pins no torch, the recorded one is kept.
+    """
     needs = recorded_needs(tree.version)
     torch = _TORCH.search(tree.find("pyproject.toml") or "")
     return replace(needs, torch=torch[1]) if torch else needs
 
 
 def recorded_needs(version: Version) -> Needs:
-    """Return the needs of a release in the recipe, or of the newest one before it."""
+    """Return what ``build.toml`` says that a release needs.
+
+    A release that is not in the file has the needs of the newest release before it.
+    """
     base = Version(version.base_version)
     needs: dict[str, Any] = {}
 
@@ -190,9 +200,10 @@ def recorded_needs(version: Version) -> Needs:
 
 
 def locked_requirements(torch: str, file: Path | None = None) -> Path:
-    """Return the file that locks the build environment for a torch, or the one that a user names.
+    """Return the requirements file that locks the build environment of a torch.
 
-    Raises SourceError, with the reason, where the package index has no such torch for CUDA 13.
+    A ``file`` of the user is returned as it is. Raises SourceError if there is neither, since the
+    package index has no such torch for CUDA 13.
     """
     if file is not None:
         return file
@@ -212,7 +223,7 @@ def locked_requirements(torch: str, file: Path | None = None) -> Path:
 
 @cache
 def across() -> Across:
-    """Return what is known of building for another CPU."""
+    """Return how ``build.toml`` divides the build environment when building for another CPU."""
     return read_toml(Across, _FILE, key="across")
 
 
@@ -228,7 +239,10 @@ def _located_pins(source: KnownSource) -> tuple[Pin, ...]:
 
 
 def by_option(names: Iterable[str]) -> tuple[KnownSource, ...]:
-    """Return the sources of options such as ``--without flash-attn``. Raises UsageError."""
+    """Return the sources that options such as ``--without flash-attn`` name, each once.
+
+    Raises UsageError for a name that is no source.
+    """
     by_name = {source.option: source for source in known_externals()}
     chosen = {}
     for name in names:
@@ -248,10 +262,11 @@ def wanted(
     *,
     release: bool,
 ) -> tuple[Wanted, ...]:
-    """Return the sources that a tree fetches, each compared with what is known.
+    """Return the sources that a tree fetches, each with its entry in ``build.toml``.
 
-    ``release`` says whether the version is in the table, so that its pins are known; those of
-    another tree are what its files say. Raises DriftError for an unknown source, or another pin.
+    With ``release``, the tree is a release with recorded pins, and each pin is compared with the
+    record; otherwise the pins of the tree's files are taken. Raises DriftError for a source that
+    ``build.toml`` does not have, or for a pin that differs.
     """
     by_name = {source.name: source for source in known_externals()}
     checked = []
@@ -275,7 +290,7 @@ def _require_pin(external: External, pin: Pin | None) -> None:
 
 
 def _commit_of(external: External, source: KnownSource) -> str:
-    """Return the commit of a source, "" where only a tag is known."""
+    """Return the commit of a source, "" if only a tag is known."""
     if external.is_commit:
         return external.pin
 

@@ -1,7 +1,7 @@
-"""Ask a vLLM release's own code which kernels it takes for a quantised layer.
+"""Ask a vLLM release's own code which kernels it chooses for a quantised layer.
 
-Only what is outside the tree is stood in for: the compiled operators' answers, the libraries that
-are installed, and a configuration with every optional feature off.
+Stand-ins replace only what is outside the tree: the answers of compiled operators, the checks which
+libraries are installed, and the configuration, which has every optional feature off.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FP8_INIT = "init_fp8_linear_kernel"
 _NVFP4_INIT = "init_nvfp4_linear_kernel"
 _CHOOSE = "choose_scaled_mm_linear_kernel"
 KEYS = f"{_QUANTIZATION}/utils/quant_utils.py"
-# Where the kernels of linear layers are chosen: from 0.17 on, in 0.16.
+# The module that chooses the kernels of linear layers: from vLLM 0.17 on, and in 0.16.
 REGISTRIES = (
     "vllm/model_executor/kernels/linear/__init__.py",
     f"{_QUANTIZATION}/kernels/scaled_mm/__init__.py",
@@ -49,7 +49,7 @@ SCALES = {
     "block": ("kFp8Static128BlockSym", "kFp8Dynamic128Sym"),
 }
 
-# FlashInfer and DeepGEMM come with vLLM's wheels; the others are extras.
+# FlashInfer and DeepGEMM come with vLLM's wheels; the libraries in _MISSING are extras.
 _INSTALLED = (
     "has_deep_gemm",
     "has_flashinfer",
@@ -68,7 +68,7 @@ _MISSING = (
     "has_flashinfer_cutedsl_moe_nvfp4",
 )
 
-# What the compiled gates answer for a capability (``major * 10 + minor``) in a complete build.
+# What compiled operators of a complete build answer for a capability (``major * 10 + minor``).
 _COMPILED: dict[str, Callable[[int], bool]] = {
     "cutlass_group_gemm_supported": lambda cc: 90 <= cc < 120,
     "cutlass_scaled_mm_supports_block_fp8": lambda cc: cc >= 90,
@@ -78,7 +78,7 @@ _COMPILED: dict[str, Callable[[int], bool]] = {
 
 
 class Off:
-    """A configuration with some attributes, and False for every other one."""
+    """A configuration object with the given attributes; every other attribute is False."""
 
     def __init__(self, **given: object) -> None:
         self.__dict__.update(given)
@@ -90,7 +90,7 @@ class Off:
 
 
 class Settings:
-    """``vllm.envs`` of a release under an environment of our own."""
+    """The module ``vllm.envs`` of a release, with ``environ`` as the user's environment."""
 
     def __init__(self, code: Code, environ: Mapping[str, str]) -> None:
         self._code = code
@@ -117,9 +117,9 @@ def on_device(
 ) -> Code:
     """Return the code of a tree as it runs on a CUDA device of ``capability``.
 
-    The device is the release's own platform class, the settings are its own ``vllm/envs.py`` under
-    ``environ``, the user's variables; the backends are the user's flags of these names. ``names``
-    stand for what else is called so.
+    The platform class and ``vllm/envs.py`` are the release's own. ``environ`` are the user's
+    variables, ``linear_backend`` and ``moe_backend`` the user's flags. ``names`` are further
+    stand-ins: name → the object that replaces what the code imports under this name.
     """
     variables = dict(environ or {})
     kernels = Off(
@@ -151,7 +151,7 @@ def on_device(
 
 
 def _make_platform(code: Code, capability: tuple[int, int]) -> object:
-    """Return the release's own platform of CUDA, on a device of ``capability``."""
+    """Return the release's own CUDA platform, which reports ``capability`` for every device."""
     base = code.get("vllm/platforms/cuda.py", "CudaPlatformBase")
     value = code.get("vllm/platforms/interface.py", "DeviceCapability")(*capability)
     answer = classmethod(lambda _cls, *_device, **_named: value)
@@ -159,13 +159,17 @@ def _make_platform(code: Code, capability: tuple[int, int]) -> object:
 
 
 class _Chosen(BaseException):
-    """Carries the chosen kernel past its construction, which needs a device."""
+    """Carry the chosen kernel class out of the code before it constructs the kernel.
+
+    The construction needs a device. No ``except Exception`` of the release catches this class.
+    """
 
 
 def fp8_linear(code: Code, scales: str) -> str:
-    """Return the kernel class of an FP8 linear layer; before there were any its backend.
+    """Return the name of the kernel class of an FP8 linear layer.
 
-    ``scales`` is a key of ``SCALES``.
+    For releases without kernel classes, return the name of the function (block scales) or of the
+    backend (others). ``scales`` is a key of ``SCALES``.
     """
     if scales == "block" and code.has(_FP8, "W8A8BlockFp8LinearOp"):
         code.put(_FP8, "QuantFP8", Anything("QuantFP8"))
@@ -185,7 +189,10 @@ def fp8_linear(code: Code, scales: str) -> str:
 
 
 def _registered_kernel(code: Code, scales: str) -> str:
-    """Return the kernel class that the registry of a release chooses, from 0.16 on."""
+    """Return the name of the kernel class that the registry of a release (0.16 on) chooses.
+
+    Raises ProofError if the release does not choose it with the expected function.
+    """
     path = next(path for path in REGISTRIES if code.has(path, _FP8_INIT))
     weight_key, activation_key = SCALES[scales]
     init = code.get(path, _FP8_INIT)
@@ -215,7 +222,7 @@ def _call_with_known(
     function: Callable[..., Any],
     arguments: Mapping[str, object],
 ) -> Any:
-    """Call a function with those of the arguments that its release has parameters for."""
+    """Call a function of a release with the arguments that it has parameters for."""
     parameters = inspect.signature(function).parameters
     return function(
         **{name: value for name, value in arguments.items() if name in parameters}
@@ -223,7 +230,7 @@ def _call_with_known(
 
 
 def nvfp4_linear(code: Code) -> str:
-    """Return the kernel class of an NVFP4 linear layer, or before 0.20 its backend."""
+    """Return the name of the kernel class of an NVFP4 linear layer; before 0.20 of its backend."""
     if code.has(REGISTRIES[0], _NVFP4_INIT):
         return type(code.get(REGISTRIES[0], _NVFP4_INIT)()).__name__
     if code.has(_NVFP4, "select_nvfp4_linear_backend"):
@@ -232,7 +239,10 @@ def nvfp4_linear(code: Code) -> str:
 
 
 def nvfp4_scheme(code: Code) -> str:
-    """Return the class that runs an NVFP4 layer of a compressed-tensors checkpoint before 0.16."""
+    """Return the name of the class that runs an NVFP4 layer of a compressed-tensors checkpoint.
+
+    Only releases before 0.16 decide this way.
+    """
     choose = code.get(_COMPRESSED, "CompressedTensorsConfig._get_scheme_from_parts")
     for name in ("CompressedTensorsW4A4Fp4", "CompressedTensorsW4A16Fp4"):
         code.put(_COMPRESSED, name, lambda name=name, **_named: name)
@@ -247,7 +257,11 @@ def nvfp4_scheme(code: Code) -> str:
 
 
 def nvfp4_moe(code: Code, *, is_weight_only: bool = False) -> str:
-    """Return the backend of an NVFP4 MoE layer; before 0.14 "MARLIN" or what else there is."""
+    """Return the name of the backend of an NVFP4 MoE layer.
+
+    Releases before 0.14 name no backend: the result then is "MARLIN", "FLASHINFER_CUTLASS" or
+    "VLLM_CUTLASS", from the flags that they set.
+    """
     select = "select_nvfp4_moe_backend"
     if code.has(NVFP4_MOE, select):
         keys = ("kNvfp4Static", "" if is_weight_only else "kNvfp4Dynamic")
@@ -267,7 +281,8 @@ def select_backend(
 ) -> str:
     """Return the name of the backend that a release's own function selects for an MoE layer.
 
-    ``keys`` name the quantization of weights and activations, "" for none.
+    ``keys`` are names in the release's ``quant_utils.py`` for the quantization of weights and of
+    activations, "" for none.
     """
     if "weight_key" in inspect.signature(select).parameters:
         weight_key, activation_key = (
@@ -286,7 +301,10 @@ def select_backend(
 
 
 def _moe_config(code: Code) -> Off:
-    """Return a layer of 64 experts of 768 by 2048, half of those of Qwen3-30B-A3B, on one GPU."""
+    """Return the configuration of an MoE layer on one GPU.
+
+    It has 64 experts of 768 by 2048: half the experts of Qwen3-30B-A3B.
+    """
     has_enum = code.has(_ACTIVATION, "MoEActivation")
     silu = code.get(_ACTIVATION, "MoEActivation").SILU if has_enum else "silu"
 

@@ -1,4 +1,4 @@
-"""Bring together what a fix of vLLM is written with."""
+"""Collect the names that a fix of vLLM imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read what each library of vLLM's wheels is for, and the releases that have it."""
+"""Read ``libraries.toml``: the purpose of each library of vLLM's wheels, and its releases."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ class LibraryTable:
 
 @cache
 def library_table() -> LibraryTable:
-    """Load ``libraries.toml``, once."""
+    """Return ``libraries.toml``, which is read once."""
     return read_toml(LibraryTable, RECIPES / "vllm" / "libraries.toml")

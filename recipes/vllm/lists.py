@@ -1,4 +1,4 @@
-"""Arch lists as the CMake files write them: what a CUDA 13 build reads, and whom it is for."""
+"""Find the arch lists in CMake files that a CUDA 13 build reads, and edit them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from patchkit.recipes.vllm.archs import INTERSECTION, parsed
 SUPPORTED = "CUDA_SUPPORTED_ARCHS"
 MLA = "MLA_ARCHS"
 _CUDA = Version("13.0")
-_LISTING = {INTERSECTION: 3, "set": 2}  # the arguments of a call that gives a list
+# Command → how many arguments a call has that sets an arch list.
+_LISTING = {INTERSECTION: 3, "set": 2}
 _COMPILER = (
     "CMAKE_CUDA_COMPILER_VERSION",
     "${CMAKE_CUDA_COMPILER_VERSION}",
@@ -27,9 +28,10 @@ _COMPILER = (
 
 @dataclass(frozen=True, slots=True)
 class ArchList:
-    """One list of archs: the variable that it sets, and where it is written.
+    """One list of archs in a CMake file.
 
-    ``sm100`` says that only SM100 selects its kernels, whatever archs it names.
+    ``variable`` is the variable that is set to the archs that are built, ``argument`` is the list
+    as the file has it. If ``sm100``, only SM100 selects the kernels, whatever archs the list has.
     """
 
     path: str
@@ -48,7 +50,7 @@ class ArchList:
 
 @lru_cache(maxsize=64)
 def cuda13_lists(path: str, text: str) -> tuple[ArchList, ...]:
-    """Return the lists of a file that a compiler of CUDA 13 reads, in order."""
+    """Return the arch lists of a file that a build with CUDA 13 reads, in the order of the file."""
     calls = parsed(path, text)
     lists = []
 
@@ -67,7 +69,7 @@ def _gives_list(call: Command) -> bool:
 
 
 def _is_for_older_cuda(call: Command) -> bool:
-    """Return whether a call stands in the else of ``>= 13.0``, which older compilers take."""
+    """Return whether a call is in an ``else`` that only compilers older than CUDA 13 reach."""
     conditions = [words for branch in call.block for words in branch.excluded]
     return any(map(_asks_for_cuda13, conditions))
 
@@ -82,7 +84,10 @@ def _asks_for_cuda13(condition: tuple[str, ...]) -> bool:
 
 
 def _switches_sm100_on(call: Command, later: Sequence[Command]) -> bool:
-    """Return whether the next -DENABLE_… before a list of another name is an SM100 one."""
+    """Return whether the first ``-DENABLE_…`` after a list ends with ``_SM100=1``.
+
+    The search stops at the next list of another variable.
+    """
     if call.name != INTERSECTION:
         return False
 
@@ -97,7 +102,10 @@ def _switches_sm100_on(call: Command, later: Sequence[Command]) -> bool:
 
 
 def without_sm12x(lists: Sequence[ArchList], what: str) -> Observation:
-    """Return the edits that take SM12x out of lists of kernels that only SM100 selects."""
+    """Return the edits that remove SM12x from lists of kernels that only SM100 selects.
+
+    ``what`` names the lists in the observation.
+    """
     is_sm12x = methodcaller("startswith", "12.")
     named = [entry for entry in lists if any(map(is_sm12x, entry.items))]
 

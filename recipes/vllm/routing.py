@@ -33,16 +33,18 @@ GB10 = (Capability(12, 1),)
 ALL = (*OTHERS, *SM12X)
 
 
-# How upstream says that it cannot run a layer.
+# The exceptions with which upstream's code says that it cannot run a layer.
 _REFUSALS = (AssertionError, ImportError, NotImplementedError, ValueError)
 
 Decide = Callable[[SourceTree, Capability], object]
 
 
 def outcome(decide: Decide, tree: SourceTree, capability: Capability) -> object:
-    """Return what is decided; a refusal of upstream's own is a decision too, in words.
+    """Return what a tree decides for a device.
 
-    ``questions.ask`` calls it. Raises ProofError if the code stumbles instead of deciding.
+    If upstream's code refuses with an exception of ``_REFUSALS``, return type and text of the
+    exception. Raises ProofError for any other exception, which is no decision. ``questions.ask``
+    calls this function in a child process.
     """
     try:
         return decide(tree, capability)
@@ -61,9 +63,10 @@ def outcome(decide: Decide, tree: SourceTree, capability: Capability) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A decision, and the way to ask the code of a device for it.
+    """A decision of upstream's code that a fix changes.
 
-    ``wanted`` is the answer on devices where it changes; ``environ`` holds the user's variables.
+    ``what`` names the decision, and ``decide`` asks the code for it. A patched tree must answer
+    ``wanted`` on ``changed`` devices. ``environ`` are the user's environment variables.
     """
 
     what: str
@@ -77,15 +80,15 @@ class Decision:
         return [capability for capability in ALL if capability not in self.changed]
 
     def ask(self, tree: SourceTree, capability: Capability) -> object:
-        """Return what a tree decides on a device. It is called within ``questions.ask``."""
+        """Return what a tree decides on a device. Called in the child of ``questions.ask``."""
         return self.decide(on_device(tree, capability, self.environ))
 
 
 def prove_decisions(case: Case, decisions: Sequence[Decision]) -> list[str]:
-    """Show that a patch gives what is wanted on ``changed`` devices and leaves all others alone.
+    """Prove that a patch has the wanted effect on ``changed`` devices and none on all others.
 
-    One child answers for all of them. Raises ProofError on the first difference; returns a sentence
-    about each decision.
+    Return one sentence about each decision. Raises ProofError on the first difference. One child
+    process answers all questions.
     """
     questions = [
         partial(outcome, decision.ask, tree, capability)
@@ -132,5 +135,5 @@ def prove_decision(
     wanted: object,
     changed: tuple[Capability, ...] = GB10,
 ) -> str:
-    """Show what ``prove_decisions`` shows, for one."""
+    """Prove one decision as ``prove_decisions`` does, and return its sentence."""
     return prove_decisions(case, [Decision(what, decide, wanted, changed)])[0]

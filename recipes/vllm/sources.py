@@ -1,4 +1,4 @@
-"""CUDA sources of a build, and what each of them is compiled to."""
+"""Describe the CUDA sources of a build, and the archs that each of them is compiled for."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NAME = re.compile(r"\b(sm|compute)_(\d{1,3})(\d)([af]?)\b")
 
 @dataclass(frozen=True, slots=True)
 class CudaSource:
-    """A CUDA source, the library that it goes into, and what it is compiled to."""
+    """A CUDA source, the library that it is linked into, and the codes it is compiled to."""
 
     source: str
     library: str
@@ -33,21 +33,21 @@ class CudaSource:
 
     @property
     def names(self) -> frozenset[str]:
-        """Return its codes as nvcc names them: ``sm_121a``, ``compute_89``."""
+        """Return the codes of the source as nvcc names them: ``sm_121a``, ``compute_89``."""
         prefixes = {"sass": "sm", "ptx": "compute"}
         return frozenset(
             f"{prefixes[kind]}_{arch.gencode}" for kind, arch in self.codes
         )
 
     def load(self, target: Target) -> Load:
-        """Return the best way that its code reaches a device."""
+        """Return the best way in which a device can load the codes, ``Load.NONE`` if it cannot."""
         ways = {"sass": find_load, "ptx": find_ptx_load}
         found = (ways[kind](arch, target.capability) for kind, arch in self.codes)
         return max(found, default=Load.NONE)
 
 
 def codes_of(names: Iterable[str]) -> Codes:
-    """Return the codes that texts name as nvcc does: ``sm_121a``, ``[sm_120f,compute_120f]``."""
+    """Return the codes in texts with names of nvcc: ``sm_121a``, ``[sm_120f,compute_120f]``."""
     codes = set()
     for match in _NAME.finditer(" ".join(names)):
         prefix, major, minor, suffix = match.groups()
@@ -60,6 +60,6 @@ def codes_of(names: Iterable[str]) -> Codes:
 
 @cache
 def default_codes() -> Codes:
-    """Return what nvcc compiles a source to whose command line names no arch."""
-    (codes,) = {row.default_codes for row in toolkits()}  # of all the same
+    """Return the codes that nvcc compiles a source to if its command line names no arch."""
+    (codes,) = {row.default_codes for row in toolkits()}  # the same in every toolkit
     return codes_of(codes)

@@ -1,4 +1,4 @@
-"""Compare arch lists with those of the releases, so that a hand-edited one is noticed."""
+"""Compare the arch lists of a tree with those of its release, to notice edits by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from packaging.version import Version
 from patchkit.errors import DriftError
 from patchkit.recipes.vllm.archs import Group
 
-# Group, switches, variable, and the number among those that agree in all three.
+# Group, switches, variable, and a number that counts the groups that agree in all three.
 Key = tuple[str, str, str, int]
 
 
@@ -22,12 +22,12 @@ def check_stock(
     version: Version,
     patched: Callable[[Group], set[frozenset[str]]],
 ) -> None:
-    """Compare the arch lists of a known release's tree with the table.
+    """Raise DriftError that names every group whose archs are not those of the release.
 
-    ``table`` is a CSV that tools/tables.py writes: the archs of each group for the family's first
-    member, by ranges of releases (inclusive). ``patched`` returns the archs that a group of the
-    table may get in a tree that is patched already. Raises DriftError that names every group that
-    differs.
+    ``table`` is a CSV that tools/tables.py writes: the archs of each group for the first member of
+    the device family, by ranges of releases (both ends included). ``patched`` returns the arch
+    lists that a group of the table may have in a tree that is patched already. A release that the
+    table does not have is not checked.
     """
     expected = _read_table(table, version)
     if not expected:  # not added to the tables yet: nobody knows what it builds
@@ -67,7 +67,7 @@ def check_stock(
 
 
 def _read_table(table: Path, version: Version) -> dict[Key, tuple[str, ...]]:
-    """Return the archs of each group in a release."""
+    """Return group → its archs in a release, as the table has them."""
     archs: dict[Key, tuple[str, ...]] = {}
     with table.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
