@@ -207,8 +207,8 @@ def _trace_calls(
 ) -> list[Traced]:
     """Run the release's CMake in a temporary folder; return the calls in the build files.
 
-    ``gencode`` is what torch's CMake puts into CMAKE_CUDA_FLAGS. In the calls, paths in the tree are
-    relative to the tree, and paths in an external source are relative to this source. Raises
+    ``gencode`` is what torch's CMake puts into CMAKE_CUDA_FLAGS. In the calls, paths in the tree
+    are relative to the tree, and paths in an external source are relative to this source. Raises
     ProofError if CMake stops.
     """
     with ScratchFolder() as folder:

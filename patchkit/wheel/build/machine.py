@@ -1,6 +1,6 @@
 """Prepare this machine for a build: missing tools, number of jobs, no network, work folders.
 
-Work folders are at one path everywhere, since nvcc names static variables after paths.
+A work folder has the same path on every machine, since nvcc names static variables after paths.
 """
 
 from __future__ import annotations
@@ -36,20 +36,21 @@ from patchkit.units import BYTES_PER_GIB
 from patchkit.wheel.build.toolchain import find_cxx, missing_tools
 
 _MEMINFO = Path("/proc/meminfo")
-# With g++-13-aarch64-linux-gnu; Debian 12 and Ubuntu 22.04 end with GCC 12 for another CPU.
+# Releases with a package g++-13-aarch64-linux-gnu. In Debian 12 and Ubuntu 22.04 the newest GCC for
+# another CPU is 12.
 _HAVE_GCC_13 = "Debian 13, Ubuntu 24.04"
 _MACRO = re.compile(r"^#define (\w+) (.*)$", re.MULTILINE)
 
 
 @frozen
 class BuildPlan:
-    """What a build of ``title`` lacks on this machine."""
+    """A planned build of ``title``, and what this machine lacks for it."""
 
     title: str
     missing: tuple[Finding, ...] = ()
 
     def require(self) -> None:
-        """Raise one error that lists all that is missing."""
+        """Raise one error that lists everything that is missing; return if nothing is."""
         if not self.missing:
             return
 
@@ -68,7 +69,10 @@ def plan_vllm(
     machine: str,
     requirements: Path | None = None,
 ) -> BuildPlan:
-    """Plan a build for the CPU ``machine``. Raises SourceError where nothing is locked."""
+    """Return the plan of a vLLM build for the CPU ``machine``.
+
+    Raises SourceError if no build environment is locked for the torch that the build needs.
+    """
     locked_requirements(needs.torch, requirements)
     across = machine if machine != platform.machine() else ""
     lacks = missing_needs(needs, find_cxx(machine), across)
@@ -80,9 +84,10 @@ def missing_needs(
     cxx: Path | None,
     across: str = "",
 ) -> Iterator[Finding]:
-    """Yield each thing that this machine lacks for a build.
+    """Yield a finding for each thing that this machine lacks for a build.
 
-    ``cxx`` is its C++ compiler; ``across`` names the CPU to build for, if it is another one.
+    ``cxx`` is the C++ compiler, None if there is none. ``across`` names the CPU to build for if it
+    is not the CPU of this machine.
     """
     yield from _python_lacks(needs)
     yield from _compiler_lacks(needs, cxx, across)
@@ -111,7 +116,7 @@ def _python_lacks(needs: Needs) -> Iterator[Finding]:
 
 
 def _compiler_lacks(needs: Needs, cxx: Path | None, across: str) -> Iterator[Finding]:
-    # The first GCC with -std=c++20, where the release itself names none.
+    # If the release names no GCC, the oldest GCC with -std=c++20.
     default = "10" if needs.standard >= 20 else ""
     oldest = needs.gcc or default
     major = oldest.partition(".")[0]
@@ -128,7 +133,7 @@ def _compiler_lacks(needs: Needs, cxx: Path | None, across: str) -> Iterator[Fin
         return
 
     version = _gcc_version(cxx)
-    # The release only asks GCC for its version.
+    # The release checks the version of GCC only, not of other compilers.
     if not version or not oldest or version >= Version(oldest):
         return
 
@@ -144,9 +149,9 @@ def _compiler_lacks(needs: Needs, cxx: Path | None, across: str) -> Iterator[Fin
 
 
 def _gcc_version(cxx: Path) -> Version | None:
-    """Return the version of a compiler by its macros, None unless it is GCC.
+    """Return the version of a compiler, None if it is not GCC.
 
-    Any program may be called g++, and clang defines __GNUC__ as well.
+    The compiler's macros decide: any program may be called g++. clang defines __GNUC__ as well.
     """
     listing = attempt(cxx, "-dM", "-E", "-x", "c++", "/dev/null")
     macros = dict(_MACRO.findall(listing.output))
@@ -166,7 +171,10 @@ class Jobs:
 
 
 def jobs_for(memory: int, number: int | None = None) -> Jobs:
-    """Return one job per core, or fewer if each needs ``memory`` bytes of what is available."""
+    """Return the number of jobs: ``number`` if given, else one per core.
+
+    There are fewer jobs if the available memory is not enough for ``memory`` bytes per job.
+    """
     if number:
         return Jobs(number, "as asked for")
 
@@ -189,10 +197,10 @@ def available_memory() -> int:
 
 
 def network() -> str:
-    """Say in a sentence whether a build here is cut off from the network.
+    """Return a sentence that says whether a build on this machine is cut off from the network.
 
-    No wheel records it: the compiled code is the same either way, since every source and tool was
-    fetched before and is known by its digest.
+    No wheel records this sentence: the compiled code is the same either way, since every source and
+    tool is fetched before the build and known by its digest.
     """
     if namespace_words():
         return "cut off from the network, in a namespace of its own"
@@ -204,17 +212,20 @@ def network() -> str:
 
 @cache
 def namespace_words() -> tuple[str, ...]:
-    """Return the first words of a command without a network; () if no namespace can be made."""
+    """Return the words to put before a command to cut it off from the network.
+
+    Return () if this machine does not let the user make a network namespace.
+    """
     unshare = shutil.which("unshare")
     if unshare is None:
         return ()
 
     prefix = [unshare, "--net", "--"]
-    # unshare(1): who is not root makes a network namespace within a user namespace alone.
+    # unshare(1): a user other than root can make a network namespace only in a user namespace.
     if os.geteuid() != 0:
         prefix.insert(2, "--map-current-user")
 
-    # Tried, since AppArmor, sysctls and containers can each forbid it.
+    # Only a trial tells: AppArmor, sysctls and containers can each forbid namespaces.
     is_refused = attempt(*prefix, "true").trouble
     return () if is_refused else tuple(prefix)
 
@@ -229,9 +240,10 @@ _STALE = 86400  # seconds; nothing is staged for that long
 
 @contextlib.contextmanager
 def staging() -> Iterator[Path]:
-    """Make a folder for this run, beside the work folders: a rename moves staged files there.
+    """Make a temporary folder for this run, on the file system of the work folders.
 
-    An OSError of the build, for example a full disk, becomes a StorageError.
+    Files are prepared in it and then renamed into a work folder. An OSError within the block, for
+    example of a full disk, becomes a StorageError.
     """
     _require_private(WORK)
     for folder in WORK.glob(f"{_STAGED}*"):
@@ -249,7 +261,10 @@ def staging() -> Iterator[Path]:
 
 
 def remove_stale(folder: Path, seconds: float) -> None:
-    """Remove a folder that has not changed for so long, since a folder in use has no lock."""
+    """Remove a folder if it has not changed for ``seconds``.
+
+    The age has to tell whether the folder is in use, since nobody locks it.
+    """
     # Another process may just have removed it.
     with contextlib.suppress(FileNotFoundError):
         if time.time() - folder.lstat().st_mtime > seconds:
@@ -265,10 +280,12 @@ def work_folder(
     fresh: bool,
     free: int,
 ) -> Iterator[Path]:
-    """Hold a work folder for this build, with ``sources`` moved into it.
+    """Lock the work folder ``root`` for this build, and yield it.
 
-    An interrupted build with the same facts goes on; files of another build leave.
-    ``free`` is how many bytes the disk must have left. Raises BusyError, StorageError.
+    If the folder is of a build with the same ``facts``, its files stay, so that an interrupted
+    build continues. Otherwise, or if ``fresh``, the folder is emptied and ``sources`` are moved
+    into it. Raises BusyError if another build has the folder, StorageError if the disk has less
+    than ``free`` bytes left.
     """
     _require_private(root)
     with locked(root) as handle:
@@ -278,7 +295,7 @@ def work_folder(
         stamp = root / _FACTS
         is_same = stamp.is_file() and stamp.read_text("utf-8") == facts
         if fresh or not is_same:
-            stamp.unlink(missing_ok=True)  # first: without it no build goes on
+            stamp.unlink(missing_ok=True)  # first: without it no build continues
             emptied(root)
             for source in sources:
                 source.rename(root / source.name)
@@ -293,7 +310,7 @@ def work_folder(
 
 
 def emptied(folder: Path) -> Path:
-    """Empty a folder, which may be locked, and return it; make it if it is not there."""
+    """Empty a folder, or make it, and return it. It is not replaced, since it may be locked."""
     folder.mkdir(parents=True, exist_ok=True)
     for entry in folder.iterdir():
         if entry.is_dir() and not entry.is_symlink():
@@ -304,7 +321,7 @@ def emptied(folder: Path) -> Path:
 
 
 def _require_private(folder: Path) -> None:
-    """Make the folder, or check that nobody else can write into it."""
+    """Make the folder if it is missing. Raises StorageError if another user can write into it."""
     with translated("nothing was built", folder):
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         # lstat: in /var/tmp anybody may have put a link here, to a folder of ours.

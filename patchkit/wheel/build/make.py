@@ -34,14 +34,14 @@ _PASSED_ON = (
     "CCACHE_CONFIGPATH",
     "CCACHE_DISABLE",
 )
-_PLANNED = "planned"  # a file that is there once the sources are generated
+_PLANNED = "planned"  # a file that exists once NCCL's sources are generated
 _COMPILING = re.compile(r"^Compiling\s")
 _NINJA = re.compile(r"^\[(\d+)/(\d+)\] ")
 _FAILURE = re.compile(
     r"error|fatal|\*\*\* \[|undefined reference|No space left|Killed", re.IGNORECASE
 )
 _OUT_OF_MEMORY = re.compile(r"Killed|terminated by signal 9")
-# Debian's and Ubuntu's folder of compilers by other names.
+# The folder of Debian and Ubuntu in which gcc, g++ and others are links to ccache.
 _CCACHE_COMPILERS = "/usr/lib/ccache"
 
 
@@ -49,8 +49,8 @@ _CCACHE_COMPILERS = "/usr/lib/ccache"
 class BuiltWheel:
     """A sealed wheel, with its facts, libraries and proofs.
 
-    ``circumstances`` say how it was built; nothing of them is in the wheel. Whoever installs the
-    wheel has to know the ``notes``.
+    ``circumstances`` say how the wheel was built, and are not recorded in it. ``notes`` are what a
+    user has to know who installs the wheel.
     """
 
     wheel: Path
@@ -69,7 +69,7 @@ def clean_environment(root: Path, namespace: str) -> dict[str, str]:
     """
     variables = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     if Path(_CCACHE_COMPILERS).is_dir():
-        # In front: there g++ is ccache, which calls the real one.
+        # First in PATH, so that g++ is ccache, which calls the real compiler.
         path = variables.get("PATH", os.defpath)
         variables["PATH"] = f"{_CCACHE_COMPILERS}:{path}"
     return variables | {
@@ -78,20 +78,20 @@ def clean_environment(root: Path, namespace: str) -> dict[str, str]:
         "TZ": "UTC",
         "SOURCE_DATE_EPOCH": str(EPOCH),
         "PYTHONHASHSEED": "0",
-        # Without a seed nvcc names modules that export nothing after its process number.
+        # Without a seed nvcc names a module that exports nothing after its process number.
         "NVCC_APPEND_FLAGS": "-frandom-seed=patchkit",
-        # Builds ask git which commit they are; a repository around the work folder is not meant.
+        # Builds ask git for their commit; git must not find a repository above the work folder.
         "GIT_CEILING_DIRECTORIES": str(root.parent),
-        # ccache 4.7 takes an object of -c for one of -dc and does not see the seed, so nothing is
-        # shared with other builds.
+        # A cache of its own for this kind of build: ccache 4.7 confuses objects of -c and -dc, and
+        # ignores the seed.
         "CCACHE_NAMESPACE": namespace,
     }
 
 
 def nccl_environment(root: Path, toolchain: Toolchain) -> dict[str, str]:
-    """Return the environment of NCCL's build; the linker strips its libraries."""
+    """Return the environment of NCCL's build; its linker flags strip the libraries."""
     return clean_environment(root, "patchkit-nccl-seeded") | {
-        # Without kernels, because their sources could not be generated, it would link all the same.
+        # -z defs: else a library without kernels, whose sources were not generated, would link.
         "LDFLAGS": "-Wl,-s -Wl,--build-id=sha1 -Wl,-z,defs",
         "_PYTHON_HOST_PLATFORM": f"linux-{toolchain.machine}",
     }
@@ -102,11 +102,11 @@ def objects_to_make(
     env: dict[str, str],
     functions: str,
 ) -> int:
-    """Count the objects that are still to compile by make's own dry run; 0 if that fails.
+    """Return how many objects are still to compile, as a dry run of make says; 0 if make fails.
 
-    The dry run writes NCCL's generated sources, so it needs the build's own environment. make takes
-    their folder for done as soon as it is there, whatever became of the generator; so sources of an
-    interrupted run are generated anew.
+    The dry run also generates NCCL's sources, so it needs the build's own environment ``env``. make
+    takes the folder of generated sources as complete as soon as the folder exists. Therefore the
+    folder of an interrupted run is removed first. ``functions`` is NCCL's ONLY_FUNCS.
     """
     planned = root / _PLANNED
     build = root / "build"
@@ -118,7 +118,7 @@ def objects_to_make(
     command += ["CUDA_HOME=/nonexistent", "NVCC_GENCODE="]
     done = attempt(*command, env=env, umask=0o022, timeout=None)
 
-    # make does without the list that each folder of generated sources has once it is whole.
+    # The generator writes rules.mk last, so a folder without it is incomplete; make does not check.
     folders = {path.parent for path in build.rglob("*.cu")}
     if not done.trouble and all((path / "rules.mk").is_file() for path in folders):
         planned.touch()
@@ -134,16 +134,17 @@ def run_build(
     objects: int | None = None,
     folder: Path | None = None,
 ) -> None:
-    """Run a build in ``folder`` (by default ``root``), its output in ``root/log.txt``.
+    """Run a build in ``folder`` (by default ``root``), and write its output to ``root/log.txt``.
 
-    ``objects`` is how many NCCL's make compiles, 0 if it did not say; else ninja counts. Raises
-    BuildError with the lines that tell why, HostError if the command does not start.
+    ``objects`` is how many objects NCCL's make will compile, 0 if unknown; None for a build with
+    ninja, which counts its steps itself. Raises BuildError with the lines of the output that tell
+    the reason, HostError if the command does not start.
     """
     log = root / "log.txt"
     done = 0
     total = max(objects or 0, 1)
     with (
-        # By line, so that the log of a killed build has all that it said.
+        # Buffered by line, so that the log of a killed build is complete.
         log.open("w", buffering=1, encoding="utf-8", errors="replace") as sink,
         # The build inherits the lock of the work folder: if patchkit alone is killed, nobody else
         # builds there until the build has ended, too.
@@ -170,7 +171,7 @@ def run_build(
 
 
 def _read_step(line: str, done: int, objects: int | None) -> tuple[int, int] | None:
-    """Return how many steps are done and how many there are, if a line of output tells it."""
+    """Return (steps done, all steps) if a line of the output counts a step, else None."""
     if objects is None:
         step = _NINJA.match(line)  # [12/105]
         return (int(step[1]), int(step[2])) if step else None
@@ -197,9 +198,9 @@ def _build_error(ended: Completed, log: Path) -> BuildError:
 
 
 def drop_partial(build: Path) -> None:
-    """Remove objects and libraries that were left unfinished: make would take them for done.
+    """Remove unfinished objects and libraries of an interrupted build: make would use them.
 
-    Assembler and linker write the ELF header last; before that it names no section headers.
+    Assembler and linker write the ELF header last; an unfinished file cannot be parsed.
     """
     for path in [*build.rglob("*.o"), *build.rglob("*.so*")]:
         if path.is_symlink():  # libnccl.so and libnccl.so.2 lead to the file itself
@@ -213,11 +214,11 @@ def drop_partial(build: Path) -> None:
 
 
 def platform_tag(wheel: Path, provided: Collection[str] = ()) -> str:
-    """Return the oldest manylinux policy that a wheel keeps, as auditwheel finds it.
+    """Return the oldest manylinux policy that a wheel meets, according to auditwheel.
 
-    ``provided`` are patterns of libraries that come with packages it requires, such as
-    ``libtorch*.so``. Raises ProofError if it keeps none: a library that nothing brings, or another
-    CPU's.
+    ``provided`` are patterns of libraries that come with packages the wheel requires, such as
+    ``libtorch*.so``. Raises ProofError if the wheel meets no policy, for example since it needs a
+    library that no package brings, or has a library for another CPU.
     """
     done = run(
         sys.executable,
@@ -237,7 +238,7 @@ def platform_tag(wheel: Path, provided: Collection[str] = ()) -> str:
         for name in report["external_libs"]
         if not any(fnmatchcase(name, pattern) for pattern in provided)
     ]
-    # overall_tag also falls for libraries of other packages; sym_tag looks at symbols alone.
+    # overall_tag also counts libraries of other packages; sym_tag judges symbol versions only.
     tag: str = report["sym_tag" if provided and not foreign else "overall_tag"]
     if not tag.startswith("manylinux"):
         needs = ", ".join(foreign) or "symbols of an unknown libc"

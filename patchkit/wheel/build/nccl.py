@@ -37,7 +37,7 @@ from patchkit.wheel.file.sbom import CUDA_LICENSE, as_text, digest_label, nccl_s
 from patchkit.wheel.file.wheelfile import FACTS, Facts
 from patchkit.wheel.file.write import seal_wheel
 
-# 2.29.7 for one arch leaves 204 MB, and compilers write as they go.
+# Bytes of disk: 2.29.7 for one arch leaves 204 MB, and compilers write temporary files.
 _FREE = 2 * BYTES_PER_GIB
 _LICENSE = "LICENSE.txt"
 _PROJECT = ("pyproject.toml", "CMakeLists.txt", "README.md")
@@ -48,7 +48,8 @@ JOB_MEMORY = BYTES_PER_GIB  # bytes; the largest ptxas of NCCL 2.28.9 took 564 M
 class NcclOrder:
     """An order for libnccl: verified sources, the device, and the toolchain.
 
-    ``functions`` reduces the device code (NCCL's ONLY_FUNCS, for tests), "" builds all.
+    ``functions`` limits the device code to some functions (NCCL's ONLY_FUNCS, for tests), "" builds
+    all of them. With ``fresh``, nothing of an interrupted build is used.
     """
 
     origin: SourceOrigin
@@ -64,25 +65,31 @@ class NcclOrder:
 
     @property
     def expected(self) -> str:
-        """The wheel's name, without the digest that only the build knows."""
+        """Return the file name of the wheel, without the digest that only the build knows."""
         version = f"{self.version}+{self.target.name}"
         platform = f"linux_{self.toolchain.machine}"
         return f"nvidia_nccl_cu13-{version}-py3-none-{platform}.whl"
 
     @property
     def work(self) -> Path:
-        """The folder in which it is compiled."""
+        """Return the work folder in which libnccl is compiled."""
         name = f"nccl-{self.version}-{self.target.name}-{self.toolchain.machine}"
         return WORK / (f"{name}-reduced" if self.functions else name)
 
     @property
     def gencode(self) -> str:
-        """nvcc's arguments: NCCL needs no arch-specific instructions, so the plain arch."""
+        """Return nvcc's arguments, for the arch without a suffix.
+
+        NCCL uses no instructions that only one arch has.
+        """
         return load_recipe("nccl").build.value_for(Request(target=self.target))
 
 
 def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
-    """Patch, compile, prove and pack. Raises BuildError, HostError, ProofError, StorageError."""
+    """Patch, compile, prove and pack libnccl, and return its wheel.
+
+    Raises BuildError, HostError, ProofError, StorageError, and the errors of ``apply``.
+    """
     with staging() as staged:
         env = nccl_environment(order.work, order.toolchain)
         check_toolchain(order.toolchain, order.gencode, staged, env)
@@ -116,7 +123,7 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
 
 def _copy_nccl(origin: Path, source: Path) -> None:
     if origin.is_dir():
-        # Neither history nor earlier objects: the digest of the tree is one of the facts.
+        # Without git's history and earlier objects: the facts have a digest of the whole tree.
         aside = shutil.ignore_patterns(".git", "build")
         shutil.copytree(origin, source, symlinks=True, ignore=aside)
     else:
@@ -185,7 +192,7 @@ def _nccl_facts(order: NcclOrder, source: Path, outcome: Applied) -> Facts:
 
 
 def _write_project(root: Path, order: NcclOrder, facts: Facts) -> None:
-    """Write the scikit-build-core project; ``pip wheel ROOT/project`` would also build it."""
+    """Write the scikit-build-core project to ``root/project``, which ``pip wheel`` can build."""
     settings = {
         "NCCL_SOURCE": root / "source",
         "NCCL_BUILD": root / "build",
