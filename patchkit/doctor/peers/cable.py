@@ -1,4 +1,7 @@
-"""Judge the cable between nodes: its ends, the networks beside it, the ways both ways. Pure."""
+"""Judge the cable between nodes: its ends, other networks, and the ways in both directions. Pure.
+
+A way is the route of packets from one node to an address of another node.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +41,11 @@ class TakenAddress:
 
 @frozen
 class CableEnd:
-    """A node's interfaces to the others; ``holder`` is the one that has the node's address.
+    """A node's interfaces to the other nodes.
 
-    ``obstacle`` is why nothing can be tried through them, "" if all can. ``taken`` are addresses of
-    other nodes on this one.
+    ``holder`` is the interface that has the node's address in the cluster. ``obstacle`` is why
+    nothing can be tried through the interfaces, "" if all can be. ``taken`` are addresses of other
+    nodes that this node has.
     """
 
     report: NodeReport
@@ -81,7 +85,10 @@ def cable_findings(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
 
 
 def _other_mtu(head: CableEnd, worker: CableEnd) -> Finding:
-    """Return the finding of the end whose MTU is not as `net plan` makes it."""
+    """Return the finding about the end of two with different MTUs whose MTU is to be changed.
+
+    That is the larger one if the smaller MTU is the one of `net plan`, else the smaller one.
+    """
     smaller, larger = sorted((head, worker), key=lambda end: end.mtu)
     is_planned = smaller.mtu == read_env_data("network")["plan"]["mtu"]
     wrong = larger if is_planned else smaller
@@ -216,7 +223,10 @@ def check_address(end: CableEnd, head: CableEnd) -> Outcome:
 
 
 def _former_address_command(end: CableEnd, head: CableEnd) -> str:
-    """Return the command that gives a node its former address, in the head's network."""
+    """Return the command that gives a node its former address, with the head's prefix length.
+
+    Return "" if the head lacks its address, or if the node's address or interface is not known.
+    """
     addresses = head.holder.ipv4 if head.holder else ()
 
     prefixes = [
@@ -234,7 +244,7 @@ def _former_address_command(end: CableEnd, head: CableEnd) -> str:
 
 @check("address-twice")
 def check_address_twice(end: CableEnd) -> Outcome:
-    """Return the addresses of other nodes that this node has as well."""
+    """Return a finding for each address of another node that this node has as well."""
     end.report.part("facts")
     findings = []
     for taken in end.taken:
@@ -307,7 +317,10 @@ def _judge_way(
     peer: CableEnd,
     way: Way,
 ) -> dict[str, Finding]:
-    """Return by check what is wrong with one way, or why that is not known."""
+    """Return check → the finding about one way: what is wrong, or why the check was not made.
+
+    A check that finds nothing wrong is missing.
+    """
     node = end.node
     if peer.obstacle or not way.netdev:
         return _unknown(node, peer.obstacle or way.said, *_OF_WAYS)
@@ -346,7 +359,10 @@ def _judge_frames(
     peer: CableEnd,
     way: Way,
 ) -> dict[str, Finding]:
-    """Return whether large frames fail to arrive over a way that small ones take."""
+    """Return the finding of the check "mtu" about a way on which small frames arrive.
+
+    Large frames may be lost there. Return {} if they arrive.
+    """
     if end.mtu != peer.mtu:
         return _unknown(end.node, f"{peer.node} has another MTU", "mtu")
     if way.full == "unknown":
@@ -369,7 +385,11 @@ def _unknown(node: str, reason: str, *checks: str) -> dict[str, Finding]:
 
 
 def _netdev_towards(end: CableEnd, way: Way) -> Netdev | None:
-    """Return the one interface in the network of a way's address, else that of the node's own."""
+    """Return the interface through which packets of a way should go.
+
+    That is the only interface in the network of the way's address; if none or several are in it,
+    the one that has the node's address.
+    """
     ip = IPv4Address(way.address)
 
     candidates = [
@@ -388,7 +408,7 @@ def _ping_command(end: CableEnd, way: Way, *options: str) -> str:
 
 @check("link")
 def check_links(head: CableEnd, workers: Sequence[CableEnd]) -> Outcome:
-    """Return the workers that the head does not reach by ssh, and those that it reaches."""
+    """Return a finding for each worker that the head does not reach by ssh, and OK for the rest."""
     findings = []
     reached = []
     links = head.report.part("links")

@@ -1,7 +1,8 @@
-"""Hold the reports of nodes, and make checks of them that always answer.
+"""Hold the reports of nodes, and turn functions into checks of reports.
 
-A part that a node did not send is None. A check says what is wrong, that all is well, or why it was
-not made; its texts are data in recipes/doctor: it names a text by its id, and gives its fields.
+A part of a report that a node did not send is None. A check returns what is wrong, that all is
+well, or why the check was not made. The texts of findings are data in recipes/doctor: a check
+gives the id of a text and the values of its fields.
 """
 
 from __future__ import annotations
@@ -65,7 +66,10 @@ def _file_of(about: str) -> str:
 
 
 def make_finding(about: str, where: str, **fields: object) -> Finding:
-    """Return the finding of this id; its command is made here if its text has the words of one."""
+    """Return the finding with the id ``about``; ``fields`` fill in its text.
+
+    The field ``command`` is made from the words of a command that the text has, if any.
+    """
     file = _file_of(about)
     if run := finding_texts(file)[about].run:
         words = [word.format_map(fields) for word in run]
@@ -75,7 +79,7 @@ def make_finding(about: str, where: str, **fields: object) -> Finding:
 
 
 def make_fine(about: str, where: str, **fields: object) -> Finding:
-    """Return the finding that nothing is wrong, with what was seen."""
+    """Return the finding that nothing is wrong; ``fields`` fill in the text of ``about``."""
 
     text = finding_texts(_file_of(about))[about]
     return Finding(
@@ -106,10 +110,11 @@ def unchecked(
 def check(
     *names: str,
 ) -> Callable[[Callable[..., Outcome]], Callable[..., list[Finding]]]:
-    """Make a function a check of these names, which always returns findings.
+    """Return a decorator that makes a function a check of these names, which returns findings.
 
-    Its first argument has the ``node`` that is checked. If it raises NotCheckedError, each of the
-    names is unknown. If it returns fields, the first name is fine.
+    The function's first argument has an attribute ``node``: the checked node's name. If the
+    function raises NotCheckedError, the check returns an unknown finding for each name. If the
+    function returns fields, the check returns an OK finding for the first name.
     """
     return lambda function: partial(_run_check, names, function)
 
@@ -132,10 +137,11 @@ def _run_check(
 
 @frozen
 class PlacedFiles:
-    """The files of a start on a node; ``env`` is None if that file is damaged.
+    """The files that a start by `up` left on a node; ``env`` is None if node.env is damaged.
 
-    ``id`` is that of the start, "" if ``group.json`` has none; ``edited`` are the files that differ
-    from their digests there; ``folder`` is that of the model which its rank serves, "" for none.
+    ``id`` names the start, "" if ``group.json`` has no id. ``edited`` are the files that differ
+    from their digests in ``group.json``. ``folder`` is the folder of the model that the node's
+    rank serves, "" if it has none.
     """
 
     id: str
@@ -147,7 +153,11 @@ class PlacedFiles:
 
 
 def placed_files(files: Mapping[str, str], unit: str) -> PlacedFiles | None:
-    """Return the files that an earlier `up` left, None without any."""
+    """Return what an earlier `up` left on a node, None if it left no files.
+
+    ``files`` is name → content, ``unit`` the name of the unit's file. A damaged file does not
+    raise; a ``group.json`` without digests counts as edited.
+    """
     if files.keys().isdisjoint((_ENV, _GROUP, unit)):
         return None
     env = None
@@ -172,7 +182,7 @@ def placed_files(files: Mapping[str, str], unit: str) -> PlacedFiles | None:
 
 @frozen
 class NodeAnswer:
-    """What a node sends about itself; ``links`` are a head's ways to each worker by ssh."""
+    """What a node sends about itself; ``links`` says whether a head reaches each worker by ssh."""
 
     facts: NodeFacts | None = None
     health: NodeHealth | None = None
@@ -187,13 +197,13 @@ class NodeAnswer:
 
 @frozen
 class NodeReport(NodeAnswer):
-    """All that is known of a node; ``silence`` is why it sent nothing at all.
+    """All that is known of a node; ``silence`` is why the node sent nothing at all.
 
-    ``address`` is its IPv4 address in the cluster: the current one, else that of cluster.toml or
-    the last start, "" for none; ``no_address`` is why it has none now. ``ways`` are the addresses
-    that a node tried, each with the node that has it. ``placed`` is what the last `up` left.
-    ``serving`` says what answers requests where the server is to listen.
-    ``missing`` has the error of each part that it did not send.
+    ``address`` is the node's IPv4 address in the cluster: the current one, else that of
+    cluster.toml or the last start, "" for none. ``no_address`` is why a start would find no
+    address now. ``ways`` are pairs: the name of another node, and the way to one of its addresses.
+    ``placed`` is what the last `up` left. ``serving`` describes what answers requests at the
+    server's port. ``missing`` is part → the error that the node sent instead of the part.
     """
 
     node: str
@@ -251,16 +261,19 @@ class NodeReport(NodeAnswer):
         return require(getattr(health, name), health.why_not(name))
 
     def find(self, about: str, **fields: object) -> Finding:
-        """Return the finding of this id, about this node; its texts may name {report.facts}."""
+        """Return the finding with the id ``about``, about this node.
+
+        Its text may use fields of this report, such as {report.facts}.
+        """
         return make_finding(about, self.node, report=self, **fields)
 
     def command(self, *words: str) -> str:
-        """Return a command that is run on this node."""
+        """Return the text of a command that runs ``words`` on this node, through ssh if remote."""
         return ssh_command(self.node, *words)
 
 
 def facts_for_causes(report: NodeReport) -> dict[str, str]:
-    """Return the facts of a node that decide causes of symptoms, without the unknown ones."""
+    """Return the known facts that decide causes of symptoms: name → value."""
     if report.facts is None:
         return {}
     host = report.facts.host
@@ -293,10 +306,10 @@ def _yes_or_no(value: object) -> str:
 
 
 def _memlock(facts: NodeFacts, health: NodeHealth) -> str:
-    """Return whether the memory is limited that a rank may lock, "" if that is not known.
+    """Return "limited" or "unlimited" for the memory that a rank may lock, "" if not known.
 
-    The unit's process tells it, if one runs. A container has no service manager: there the process
-    that starts ranks tells it.
+    The limit is read from the unit's process, if one runs. A container has no service manager, so
+    there the limit is that of the process that starts ranks. Else the service manager's counts.
     """
 
     process = health.unit
@@ -308,5 +321,5 @@ def _memlock(facts: NodeFacts, health: NodeHealth) -> str:
 
     if facts.memlock is not None:
         return "limited"
-    # A manager that does not answer sends no number, either.
+    # No number means no limit, but only if the service manager answered at all.
     return "unlimited" if health.manager else ""

@@ -1,4 +1,4 @@
-"""Compare the software of nodes, and their files of a model: a row of values for each. Pure."""
+"""Compare the software of nodes, and their files of models. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def software_findings(
     file: ClusterFile,
     nodes: Sequence[NodeReport],
 ) -> Iterator[Finding]:
-    """Yield who lacks vLLM, and what differs: of the loaded libnccl the bytes, too."""
+    """Yield which nodes lack vLLM, and which software differs between nodes.
+
+    Of libnccl the file that vLLM loads is compared; of other software versions and digests.
+    """
     for node in nodes:
         yield from check_python(node, file)
     if len(nodes) < 2:
@@ -54,7 +57,7 @@ def software_findings(
 
 
 def _installed(about: str, content: PythonContents) -> tuple[str, str]:
-    """Return the version and the digest of a distribution, or of the loaded libnccl."""
+    """Return version and sha256 of a distribution or of the loaded libnccl, "" if unknown."""
     if about == "nccl":
         # The machine's check compares vLLM's libnccl with torch's.
         copies = content.nccl
@@ -64,7 +67,10 @@ def _installed(about: str, content: PythonContents) -> tuple[str, str]:
 
 
 def _compare(about: str, contents: Mapping[str, PythonContents]) -> Finding:
-    """Return whether all nodes have the same version and digest; unknown digests do not differ."""
+    """Return the finding of a comparison of versions and digests between nodes.
+
+    An unknown digest counts as equal, except for libnccl: there it makes the comparison unknown.
+    """
     row = {node: _installed(about, content) for node, content in contents.items()}
     where = ", ".join(row)
     versions = {version for version, _digest in row.values()}
@@ -109,7 +115,7 @@ def model_findings(
     file: ClusterFile,
     nodes: Sequence[NodeReport],
 ) -> Iterator[Finding]:
-    """Yield for each model whether it is whole on every node, and the same."""
+    """Yield for each model whether every node has it whole, and whether all have the same files."""
     count = max(len(node.models or ()) for node in nodes)
     if not count:
         yield from map(_without_models, nodes)
@@ -151,7 +157,10 @@ def _copy_command(
     model: ModelPrint,
     whole: Mapping[str, ModelPrint],
 ) -> str:
-    """Return the command that brings a model to a node that lacks some of it."""
+    """Return the command, or the advice in words, that completes a model on a node.
+
+    ``whole`` is node → model of the nodes that have all of it.
+    """
     if pinned := folder_of(model.folder.rpartition("/")[2]):
         return quoted(
             "patchkit",
@@ -166,7 +175,7 @@ def _copy_command(
     source = next(iter(whole))
     source_folder = whole[source].folder
     head = file.head.ssh
-    # The head alone has ssh to all other nodes.
+    # Only the head is known to reach the other nodes by ssh.
     if head not in (source, node):
         return f"copy {source_folder} from {source} to {model.folder} on {node}"
 

@@ -13,8 +13,8 @@ from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
 from patchkit.runtime.rules.rule import Situation, describe_condition
 
-_SHOWN = 300  # characters of a text
-_BEHIND = 2  # lines behind an unknown error
+_SHOWN = 300  # characters of a text in a finding
+_BEHIND = 2  # lines after an unknown error that its finding shows
 _REPORT = "look at the lines before it; the same command with `--save report.tar.gz` keeps them"
 
 
@@ -25,7 +25,8 @@ def log_findings(
 ) -> Iterator[Finding]:
     """Yield the findings of a log.
 
-    ``where`` is the file, whose lines have numbers; or ``nodes`` are the writers of each line.
+    For a file, ``where`` is its name, and findings have numbers of lines. For journals, ``nodes``
+    has the node of each line, from line 1 on; the findings name the node instead of a line.
     """
     for finding in _all_findings(log):
         if nodes and finding.line:
@@ -35,7 +36,7 @@ def log_findings(
 
 
 def _all_findings(log: ReadLog) -> list[Finding]:
-    """Return the errors, what followed from them, and how the log was read."""
+    """Return the findings of errors and their consequences, then those about the whole log."""
     findings = [_unknown_error(log, log.strange)] if log.strange else []
 
     consequences = _consequences(log)
@@ -66,7 +67,10 @@ def _all_findings(log: ReadLog) -> list[Finding]:
 
 
 def _consequences(log: ReadLog) -> list[Diagnosis]:
-    """Return the errors that follow from another error of the log."""
+    """Return the errors that follow from another error of the log.
+
+    If every error could be a consequence, the first one counts as the cause.
+    """
     errors = [diagnosis for diagnosis in log.diagnoses if diagnosis.level == "error"]
     consequences = [diagnosis for diagnosis in errors if not diagnosis.is_root]
     if not log.strange and len(consequences) == len(errors):
@@ -86,7 +90,10 @@ def _with_consequences(
 
 
 def _unknown_error(log: ReadLog, hit: Hit) -> Finding:
-    """Return the finding of an error that is no symptom's, with its writer's lines around it."""
+    """Return the finding of an error that no symptom describes.
+
+    It shows the lines of the same writer around the error.
+    """
     last_line = hit.number + hit.text.count("\n") + _BEHIND
 
     shown = ["its lines:"]
@@ -131,7 +138,11 @@ def _shorten_hit(hit: Hit) -> str:
 
 
 def diagnosis_finding(diagnosis: Diagnosis) -> Finding:
-    """Return a symptom as a finding: its cause, or the candidates and what tells them apart."""
+    """Return the finding of a symptom, with its cause.
+
+    If several causes are possible, the finding has all of them, and commands that tell which
+    one it is.
+    """
     symptom = diagnosis.symptom
 
     times = f" ({diagnosis.count} times)" if diagnosis.count > 1 else ""
@@ -152,7 +163,8 @@ def diagnosis_finding(diagnosis: Diagnosis) -> Finding:
     cause = diagnosis.causes[0]
 
     cure = (diagnosis.filled(cause.cure), diagnosis.pasted(cause.command))
-    if not symptom.follows:  # else another error is the cause
+    # A symptom that follows has its cause in another error: the confidence would mislead.
+    if not symptom.follows:
         finding = replace(finding, sure=f"{cause.confidence}, {cause.evidence}")
     return replace(
         finding,
@@ -190,7 +202,7 @@ def read_journals(
     lines: Iterable[tuple[str, JournalLine]],
     cluster_facts: Situation,
 ) -> tuple[ReadLog, Sequence[str]]:
-    """Return the diagnoses of the journals of nodes, and the node of each line, from line 1 on.
+    """Return the diagnoses of several nodes' journals, and the node of each line, from line 1 on.
 
     Raise HostError if grep does not run.
     """
@@ -203,7 +215,8 @@ def read_journals(
         one_line = " ".join(line.text.splitlines())
         text = one_line.encode(errors="replace")
 
-        # The first line's number of a node names its writer; a longer line would count as two.
+        # The prefix names the writer: a node by the index of its first line. The text is cut,
+        # since `scan` splits a long line in two, and the numbers of lines would be wrong.
         writer = nodes.index(node)
         written.append(b"node%d | %s\n" % (writer, text[: LONGEST // 2]))
 
@@ -214,9 +227,10 @@ def explain_failed_start(
     lines: Iterable[tuple[str, JournalLine]],
     ending: str,
 ) -> HostError:
-    """Return the error of a start that failed: the first line of all ranks that says why.
+    """Return the error of a failed start: the first line of all ranks that says why it failed.
 
-    It has the cause and the cure if the text decides them. ``ending`` is how the start ended.
+    The error has the cause and the cure if the log alone decides them. ``ending`` is how the
+    start ended. Raise HostError if grep does not run.
     """
     log, nodes = read_journals(lines, {})
     if log.lead is None:

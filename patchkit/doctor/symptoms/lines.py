@@ -1,7 +1,7 @@
-"""Take from a line of a log what its writers put before the text: time, host, process, rank.
+"""Separate the text of a log line from the prefixes of its writers: time, host, process, rank.
 
-Loggers nest: journald around docker around Ray around vLLM around NCCL. What each puts there has a
-form of its own, and is taken off until nothing of that kind is left.
+Writers nest: journald around docker around Ray around vLLM around NCCL. Each prefix has a form of
+its own. Prefixes are removed until none of these forms matches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STDIN = "standard input"
 LONGEST = 8192
 """Bytes of a line; a longer line is taken for several."""
 
-_FIRST_BYTES = 1 << 16  # tell whether a file is a text
+_FIRST_BYTES = 1 << 16  # enough to tell whether a file is a text
 _UNPRINTED = re.compile(r"[\x00-\x07\x0b\x0e-\x1a\ufffd]")
 _ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])"
@@ -32,7 +32,7 @@ _PART = re.compile("|".join(FORMS["parts"]))
 
 
 def _compile_prefix(form: str) -> re.Pattern[str]:
-    """Return the pattern of a form, with the words of [parts] filled in."""
+    """Return a form as a pattern; names of [parts] are replaced by the patterns of the parts."""
     return re.compile(_PART.sub(lambda part: FORMS["parts"][part[0]], form))
 
 
@@ -42,9 +42,10 @@ _QUOTES = [re.compile(form.encode()) for form in FORMS["quote"]]
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A line of a log: its number from 1, its writer ("" if the line names none), and the text.
+    """A line of a log: its number from 1, its writer ``who``, and its text without prefixes.
 
-    ``level`` is that of its logger, ``stream`` the container or node; "" if the line names none.
+    ``level`` is the level of the logger, ``stream`` the container or node. Each is "" if the
+    line does not name it.
     """
 
     number: int
@@ -55,16 +56,19 @@ class LogLine:
 
 
 def without_quotes(data: bytes) -> bytes:
-    """Remove from lines what programs quote: prompts, answers, why a tactic was skipped."""
+    """Return lines without texts that programs quote, which may contain words of an error.
+
+    Such texts are prompts, answers, and reasons why a tactic was skipped.
+    """
     for quote in _QUOTES:
         data = quote.sub(rb"\1", data)
 
     return data
 
 
-@lru_cache(maxsize=64)  # a line is in the windows of those around it
+@lru_cache(maxsize=64)  # a line is read again in the windows of the lines near it
 def log_line(number: int, raw: str) -> LogLine:
-    """Split the text of a line from what its writers put before it.
+    """Return a line with its text separated from the prefixes of its writers.
 
     Escape sequences and unprintable characters are removed.
     """
@@ -100,10 +104,13 @@ def log_line(number: int, raw: str) -> LogLine:
 
 
 def text_chunks(chunks: Iterable[bytes], where: str) -> Iterator[bytes]:
-    """Yield a text in pieces, as they come. Raise SourceError if it is empty or not UTF-8."""
+    """Yield the pieces of a text, without pieces of zeros at its start.
+
+    Raise SourceError if the text is empty, UTF-16 or binary.
+    """
     pieces = iter(chunks)
 
-    # A log that was cut while it was written begins with zeros, megabytes of them.
+    # A log that was truncated while a program wrote it begins with megabytes of zero bytes.
     first = next((piece for piece in pieces if piece.strip(b"\0")), b"")
     start = first.lstrip(b"\0")[:_FIRST_BYTES]
     if not start:

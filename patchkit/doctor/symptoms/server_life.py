@@ -1,4 +1,4 @@
-"""Tell from a log when a server served, when it was stopped, and what it outlived."""
+"""Tell from a log when a server served and was stopped, and which errors it outlived."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from patchkit.doctor.symptoms.symptom import Symptom, log_words, symptoms
 
 @dataclass(slots=True, kw_only=True)
 class Life:
-    """The lines from which on a server served, answered last, and was stopped: 0 for never.
+    """The numbers of the lines where a server began to serve, last answered, and was stopped.
 
-    ``ended`` says that something ended it while it served.
+    0 means never. ``ended`` says that a symptom which no server outlives came while it served.
     """
 
     serving: int
@@ -23,7 +23,10 @@ class Life:
     ended: bool = False
 
     def outlived(self, first: int, last: int) -> bool:
-        """Return whether the server outlived an error in the lines ``first`` to ``last``."""
+        """Return whether the server outlived an error in the lines ``first`` to ``last``.
+
+        An error before the server serves, or after it was stopped in order, counts as outlived.
+        """
         if not self.serving:
             return False
 
@@ -38,9 +41,10 @@ def server_lives(
     streams: Mapping[str, Scan],
     answered: Mapping[str, int],
 ) -> Mapping[str, Life]:
-    """Return the life of each stream's server.
+    """Return stream → the life of its server.
 
-    A stream without a server, such as a worker's, gets the life of the first server that serves.
+    A stream without a server, such as a worker's, gets the life of the first server that served.
+    ``answered`` is stream → the last line which says that a request was answered.
     """
     endings: list[str] = []
     for symptom in symptoms().values():
@@ -76,7 +80,7 @@ def _stream_life(
     marks = log_words().marks
     serving = part.first_line_of(marks["serving"])
     if 0 < part.first_line_of(endings) < serving:
-        # The server ended before and did not begin anew: another program serves.
+        # The server had ended before, so the line about serving is another program's.
         serving = 0
 
     stopped = part.last_line_of(marks["stopped"])
@@ -95,7 +99,11 @@ def unsurvived_hits(
     streams: Mapping[str, Scan],
     lives: Mapping[str, Life],
 ) -> Iterator[Hit]:
-    """Yield the first hit of each stream whose server did not outlive a symptom."""
+    """Yield a symptom's first hit in each stream whose server did not outlive the symptom.
+
+    Hits while the server serves come before earlier ones. A symptom that lasts is never outlived;
+    one that a client caused always is, once the server serves.
+    """
     for name, part in streams.items():
         hits = sorted(part.hits_of(symptom.says), key=attrgetter("number"))
         if not hits:
