@@ -57,7 +57,7 @@ _CAUSES = {
 
 @frozen
 class Pinned:
-    """One pinned package; ``hashes`` is () in a file that is not locked yet."""
+    """One pinned package; ``hashes`` is () if the requirements file has no hash for it."""
 
     name: str
     version: str
@@ -67,7 +67,7 @@ class Pinned:
 
 @frozen
 class Environment:
-    """A virtual environment, and the versions in it by name.
+    """A virtual environment: its ``python``, and ``packages`` (name → version).
 
     ``digest`` is the SHA-256 of the requirements file, the same on every machine.
     """
@@ -78,7 +78,11 @@ class Environment:
 
 
 def read_requirements(path: Path) -> tuple[Pinned, ...]:
-    """Read the packages of a file in pip's format. Raises SourceError for any other line."""
+    """Read the packages of a requirements file.
+
+    Raises SourceError if the file cannot be read, or for a line that is not ``NAME==VERSION``,
+    which a marker and hashes may follow.
+    """
     with translated("it cannot be read", path, "name a file that is there"):
         # pip joins a line that ends with a backslash to the next one.
         text = path.read_text("utf-8").replace("\\\n", " ")
@@ -116,11 +120,11 @@ def make_environment(
     offline: bool = False,
     progress: Progress = lambda _done, _total: None,
 ) -> Environment:
-    """Return the environment that a file describes, below ``folder``; made if it is not there yet.
+    """Return the environment of a requirements file below ``folder``; make it if it is missing.
 
-    Packages whose names fit a pattern of ``leaving``, such as ``nvidia-*``, stay out. pip downloads
-    from the index that it is configured for, and nothing when ``offline``. An environment that was
-    made in part is made anew. Raises BuildError, SourceError, StorageError.
+    Packages whose names match a pattern of ``leaving``, such as ``nvidia-*``, are not installed.
+    pip downloads from the index that it is configured for, or nothing if ``offline``. An incomplete
+    environment is made anew. Raises BuildError, BusyError, SourceError, StorageError.
     """
     pins = [
         pin
@@ -163,11 +167,11 @@ def _make_python(home: Path) -> None:
 
 @contextlib.contextmanager
 def made_once(home: Path, part: Path) -> Iterator[bool]:
-    """Lock a folder, and yield True if the block has to fill it. A whole folder is kept.
+    """Lock the folder ``home``; yield True if the block has to fill it, False if it is complete.
 
-    The folder's name tells its contents. ``part`` is a file or folder in it: a folder that
-    somebody cleared out by hand lacks it. Raises BusyError while another process makes it,
-    StorageError.
+    The name of the folder must identify its contents. ``part`` is a file or folder within it: if it
+    is missing, somebody removed the contents by hand, and the folder is filled again. Raises
+    BusyError while another process has the folder, StorageError.
     """
     with translated("it is not complete, and is made anew by the next build", home):
         home.mkdir(parents=True, exist_ok=True)
@@ -179,14 +183,14 @@ def made_once(home: Path, part: Path) -> Iterator[bool]:
 
             emptied(home)
             yield True
-            # Last: a folder without it was cut short, and is made anew.
+            # Last: a folder without the stamp is incomplete, and is filled anew.
             stamp.touch()
 
 
 def for_machine(requirements: Path, machine: str = "") -> list[Pinned]:
-    """Return the packages for this Python, on another ``machine`` if one is named.
+    """Return the packages whose markers hold for this Python, on this machine or on ``machine``.
 
-    Raises SourceError for one without a hash.
+    Raises SourceError if a package of the file has no hash.
     """
     pins = read_requirements(requirements)
     for pin in pins:
@@ -205,9 +209,10 @@ def install_locked(
     offline: bool,
     progress: Progress,
 ) -> None:
-    """Let pip install packages of a file, by hash; ``options`` say where, such as ``--target``.
+    """Install packages by hash with pip, without their dependencies.
 
-    Raises BuildError, StorageError.
+    ``options`` of pip, such as ``--target``, say where. ``requirements`` only names the file in
+    errors. Raises BuildError, and StorageError if the index cannot be reached.
     """
     collected = 0
     total = len(pins)
@@ -218,14 +223,14 @@ def install_locked(
         file.flush()
 
         command = [
-            # -I: no PYTHONPATH and no user's packages, which pip would take for installed.
+            # -I: pip must not take packages of PYTHONPATH or of the user for installed ones.
             str(python), "-I", "-m", "pip", "install", "--require-hashes", "--no-deps",
             "--no-input", "--only-binary=:all:", "--disable-pip-version-check",
             "--progress-bar=off", *options, "-r", file.name,
         ]  # fmt: skip
         if offline:
             command.append("--no-index")
-        # The caller's variables, pip's among them, but for those that install elsewhere.
+        # The caller's variables, also pip's, except those that change where pip installs.
         variables = {
             name: value for name, value in os.environ.items() if name not in _ELSEWHERE
         }
@@ -241,7 +246,7 @@ def install_locked(
 
 
 def _pip_error(output: str, name: str, *, offline: bool) -> PatchkitError:
-    # pip gave up, and went on as if the index were empty.
+    # If pip cannot reach the index, it goes on as if the index were empty.
     if "Retry(total=0" in output:
         return StorageError(
             f"pip could not install {name}: the package index cannot be reached",

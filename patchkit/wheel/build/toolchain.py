@@ -59,9 +59,10 @@ def find_toolchain(
     offline: bool = False,
     progress: Progress | None = None,
 ) -> Toolchain:
-    """Find the C++ compiler for ``machine``, and the locked toolkit of a CUDA beside it.
+    """Find the C++ compiler for ``machine``, and fetch the locked toolkit of the CUDA of ``row``.
 
-    Raises HostError that names missing packages, and the errors of a fetch.
+    Raises HostError that names the first missing tool, UsageError if the toolkit has no wheels for
+    this machine, and the errors of a fetch.
     """
     for missing in missing_tools(machine):
         raise missing.error()
@@ -96,10 +97,10 @@ def check_toolchain(
     folder: Path,
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Compile and link a few lines for the device, so that a long build does not end in surprise.
+    """Compile and link a few lines for the device in ``folder``, before a long build begins.
 
-    ``environment`` are the variables of the build, by default this process's. Raises HostError with
-    the compiler's own words.
+    ``environment`` are the variables of the build, by default those of this process. Raises
+    HostError with the compiler's output if the compilers do not work together.
     """
     source = folder / "check.cu"
     source.write_text("__global__ void check() {}\nint main() { check<<<1, 1>>>(); }\n")
@@ -121,15 +122,16 @@ def check_toolchain(
 
 
 def missing_tools(machine: str = "") -> Iterator[Finding]:
-    """Yield the programs of a build that this machine lacks, with the C++ compiler of a named CPU.
+    """Yield a finding for each program that a build needs and this machine lacks.
 
-    Missing libraries of the extra are a note: a plan needs none, and a build checks them first.
+    With ``machine``, this includes the C++ compiler for that CPU. Missing Python libraries of the
+    extra ``build`` are only a note: a plan does not need them, and a build checks them first.
     """
     if libraries := lacking(BUILD):
         error = missing_libraries(libraries, "build")
         yield Finding(level=Level.NOTE, what=error.what, why=error.why, hint=error.hint)
 
-    # NCCL's makefiles call them; python3 generates the sources of its kernels.
+    # NCCL's makefiles call these programs; python3 generates the sources of NCCL's kernels.
     for tool in ("make", "bash", "python3"):
         if shutil.which(tool) is None:
             yield _missing_tool(tool, tool)
@@ -158,9 +160,10 @@ def _missing_tool(tool: str, package: str) -> Finding:
 
 
 def find_cxx(machine: str) -> Path | None:
-    """Return the C++ compiler for a CPU: CXX, or the distribution's; None if there is none.
+    """Return the path of the C++ compiler for a CPU, None if there is none.
 
-    For another CPU than this machine's, CXX counts only if it names a compiler for that one.
+    It is the compiler that CXX names, or else the distribution's. If the CPU is not that of this
+    machine, CXX is ignored unless it names a compiler for that CPU.
     """
     named = os.environ.get("CXX", "")
     if machine == platform.machine():
@@ -209,10 +212,11 @@ def locked_toolkit(
     progress: Progress | None,
     only: str = "",
 ) -> Path:
-    """Return the locked toolkit of a CUDA, or one wheel of it, unpacked once in the cache.
+    """Return the folder of the locked toolkit of a CUDA, which is unpacked into the cache once.
 
-    It runs on the CPU ``host`` and compiles for ``machine``. Raises UsageError for a host that it
-    has no wheels for, and the errors of a fetch.
+    The toolkit runs on the CPU ``host`` and compiles for ``machine``. With ``only``, the name of a
+    project, just its wheel is unpacked. Raises UsageError if there are no wheels for ``host``, and
+    the errors of a fetch.
     """
     if host not in MACHINES:
         cpus = " and ".join(MACHINES)
@@ -256,7 +260,7 @@ def _choose_wheels(
 
     wheels = [row for row in rows if row.machine == host]
     if machine != host:
-        # The other CPU's compiler wheel is for a header alone (fatbinary_section.h).
+        # Of the other CPU's compiler wheel only a header is needed (fatbinary_section.h).
         wheels += [
             row
             for row in rows
@@ -272,7 +276,10 @@ def _unpack_wheel(
     tree: Path,
     host: str,
 ) -> None:
-    """Unpack a wheel's part of a toolkit into ``tree``, the other CPU's below ``CROSS``."""
+    """Unpack the files of a toolkit from a wheel into ``tree``.
+
+    Files of a wheel for another CPU than ``host`` go below ``CROSS``.
+    """
     dest = tree
     parts = {"bin", "include", "lib", "nvvm"}
     if wheel.machine != host:

@@ -1,11 +1,12 @@
 """Give a build a CUDA toolkit that torch's CMake takes, and a torch, for this CPU or another one.
 
-NCCL's build takes a compiler, the runtime and CCCL; torch's CMake also asks for cuBLAS, cuSPARSE,
-cuFFT, NVRTC and others. Those are in the build environment already, by locked hash, since torch
-needs them, but as a program finds them when it runs: without the unversioned names that a linker
-looks for, and without the driver's own library. What is missing is made here; for another CPU also
-Python's headers and CMake's toolchain file. The torch of another CPU cannot be imported: a stand-in
-answers for it, by its files (``torch_stand_in/``), as any torch does (``installed_torch``).
+NCCL's build needs a compiler, the runtime and CCCL; torch's CMake also needs cuBLAS, cuSPARSE,
+cuFFT, NVRTC and others. The build environment has these libraries by locked hash, since torch
+requires them, but only for programs that run: the names without a version, which a linker needs,
+and the driver's own library are missing. This module makes what is missing; for another CPU it
+also makes Python's headers and CMake's toolchain file. The torch of another CPU cannot be
+imported. In its place CMake imports a stand-in (``torch_stand_in/``), which answers from the files
+of that torch.
 """
 
 from __future__ import annotations
@@ -34,36 +35,40 @@ from patchkit.wheel.build.toolchain import CROSS, Toolchain
 
 _VERSIONED = re.compile(r"(?P<name>lib[^/]+?\.so)\.\d+")
 _STUB_LIBRARY = 34  # CUDA_ERROR_STUB_LIBRARY of cuda.h
-# In cuda.h: a declaration, or what a #define leads to: cuMemAlloc_v2, cuLaunchKernel_ptsz.
+# The names of calls in cuda.h, in declarations and in the values of #define: cuMemAlloc_v2.
 _DRIVER_CALL = re.compile(
     r"\bcu[A-Z][A-Za-z0-9]*(?:_v\d+)?(?:_ptsz|_ptds)?\b(?=\s*\(|\s*$)", re.MULTILINE
 )
 
 
 def full_toolkit(toolchain: Toolchain, site: Path, dest: Path) -> None:
-    """Write a toolkit that torch's CMake takes into ``dest``, which is not there yet.
+    """Write a toolkit that torch's CMake accepts to ``dest``, which must not exist.
 
-    ``site`` is the site-packages folder with torch. A file of the toolkit has precedence over one
-    beside torch. Raises StorageError for I/O.
+    ``site`` is the site-packages folder with torch and NVIDIA's libraries. A file of the toolchain
+    has precedence over the file of the same name in ``site``. Raises HostError if the C++ compiler
+    cannot link the driver's stand-in, StorageError for I/O.
     """
     beside = site / "nvidia" / "cu13"
     compiler = toolchain.nvcc.parents[1]
     with translated("the CUDA toolkit is not complete", dest):
-        # nvcc looks for the rest of the toolkit beside itself, links followed.
+        # Copied: nvcc follows links to itself, and looks for the toolkit beside the real file.
         shutil.copytree(compiler / "bin", dest / "bin", symlinks=True)
         (dest / "nvvm").symlink_to(compiler / "nvvm")
         _link_files(dest / "include", toolchain.include, beside / "include")
         _link_files(dest / "lib", toolchain.lib, beside / "lib")
-        # Installed toolkits have lib64, NVIDIA's wheels have lib; builds look in either.
+        # Installed toolkits have lib64, NVIDIA's wheels have lib; builds may look in either.
         (dest / "lib64").symlink_to("lib")
-        # Machines that build need no driver, and NVIDIA's wheels have none to link with.
+        # A build machine may have no driver, and NVIDIA's wheels have no driver library to link.
         driver = dest / "lib" / "stubs" / "libcuda.so"
         if not driver.exists():
             driver_stand_in(dest / "include" / "cuda.h", toolchain.cxx, driver)
 
 
 def _link_files(folder: Path, *sources: Path) -> None:
-    """Link to the files of some folders; an earlier folder goes before a later one."""
+    """Make ``folder`` with links to all files of ``sources``, also without their versions.
+
+    If several sources have a file of the same name, the first source counts.
+    """
     folder.mkdir()
     for source in sources:
         for entry in sorted(source.iterdir()):
@@ -80,7 +85,8 @@ def _link_files(folder: Path, *sources: Path) -> None:
 def driver_stand_in(header: Path, cxx: Path, library: Path) -> None:
     """Make a stand-in for the driver's library, with all calls that ``cuda.h`` names.
 
-    Each call answers as in NVIDIA's own stub library. Raises HostError if ``cxx`` cannot link it.
+    Each call returns CUDA_ERROR_STUB_LIBRARY, as in NVIDIA's own stub library. Raises HostError if
+    ``cxx`` cannot link the stand-in.
     """
     text = header.read_text(encoding="utf-8", errors="replace")
     names = sorted(set(_DRIVER_CALL.findall(text)))
@@ -117,10 +123,10 @@ _INCLUDE = r"^[ \t]*#[ \t]*include[ \t]*<({}/python[\w.]+/pyconfig\.h)>"
 _TOOLCHAIN_FILE = "target.cmake"
 _HEADERS = "python"
 _LINKS = {
-    # nvcc goes there by the compiler that it is given; CMake's FindCUDA by CUDA_TOOLKIT_ROOT.
+    # nvcc uses these folders because of its host compiler; FindCUDA because of CUDA_TOOLKIT_ROOT.
     f"{CROSS}/include": "../../include",
     f"{CROSS}/lib": "../../lib",
-    # CMake's name for it, by the processor.
+    # CMake's name for this folder, after the processor.
     "targets/aarch64-linux": "sbsa-linux",
 }
 
@@ -133,10 +139,11 @@ def cross_toolkit(
     *,
     root: Path,
 ) -> None:
-    """Write a toolkit for ``toolchain.machine`` that torch's CMake takes into ``dest``.
+    """Write a toolkit for ``toolchain.machine`` that torch's CMake accepts to ``dest``.
 
-    ``site`` has torch and NVIDIA's libraries for that CPU; ``python`` is the interpreter that
-    builds; ``root`` is where the toolkit lies while it is used. Raises HostError, StorageError.
+    ``site`` has torch and NVIDIA's libraries for that CPU; ``python`` is the interpreter that runs
+    the build; ``root`` is the path to which the toolkit is moved for the build. Raises HostError,
+    StorageError.
     """
     full_toolkit(toolchain, site, dest)
     (dest / CROSS).mkdir(parents=True)
@@ -144,7 +151,7 @@ def cross_toolkit(
         (dest / name).symlink_to(leads_to)
     python_headers(python, toolchain.machine, dest / _HEADERS)
 
-    # CMake looks for libraries there alone: a driver of this machine brings a libcuda.so, too.
+    # CMake must look for libraries only here: this machine's driver has a libcuda.so as well.
     sysroot = f"/usr/{toolchain.machine}-linux-gnu"
     roots = (root, site / "torch", site / "nvidia", sysroot)
     settings = {
@@ -162,11 +169,10 @@ def cross_toolkit(
 
 
 def python_headers(python: Path, machine: str, dest: Path) -> None:
-    """Write the ``pyconfig.h`` below ``dest`` that an interpreter lacks to compile for ``machine``.
+    """Write the ``pyconfig.h`` of an interpreter, with the macros of ``machine``, below ``dest``.
 
-    It is the interpreter's own, with the macros of the other CPU. An interpreter with one
-    ``pyconfig.h`` for all CPUs lacks none. Raises HostError if it has no headers, StorageError if
-    the file cannot be written.
+    Nothing is written if the interpreter has one ``pyconfig.h`` for all CPUs. Raises HostError if
+    the interpreter has no headers, StorageError if the file cannot be written.
     """
     facts = ask(python, _ASK)
     header = Path(facts["header"])
@@ -205,7 +211,7 @@ def _find_include(text: str, triple: str) -> str:
 
 
 def cross_variables(toolchain: Toolchain, cuda: Path) -> dict[str, str]:
-    """Return the variables of a build for another CPU, with the toolkit in ``cuda``."""
+    """Return the environment variables of a build for another CPU; ``cuda`` has the toolkit."""
     variables = {}
     headers = cuda / _HEADERS
     if headers.is_dir():
@@ -222,7 +228,7 @@ def cross_variables(toolchain: Toolchain, cuda: Path) -> dict[str, str]:
 
 
 def _c_compiler(cxx: Path) -> Path:
-    """Return GCC's C compiler, which its C++ compiler's package brings."""
+    """Return the path of GCC's C compiler, which comes in the package of the C++ compiler."""
     return cxx.with_name(cxx.name.replace("g++", "gcc"))
 
 
@@ -232,10 +238,10 @@ _PATIENCE = 10.0  # seconds, with another build that writes a few small files
 
 
 def install_torch_stand_in(site: Path, target: Path) -> None:
-    """Install the stand-in into ``site``, from where it reads the torch in ``target``.
+    """Install the stand-in for torch into ``site``; it will read the files of torch in ``target``.
 
-    Both are site-packages folders: of the build environment, and of the unpacked wheels for the
-    other CPU, which stays where it is as long as the build runs. Raises StorageError.
+    Both are site-packages folders: ``site`` of the build environment, ``target`` of the wheels for
+    the other CPU. ``target`` must stay in place during the build. Raises StorageError.
     """
     package = site / "torch"
     release = _torch_release(target)
@@ -243,8 +249,8 @@ def install_torch_stand_in(site: Path, target: Path) -> None:
     with translated("the stand-in for torch is not complete", package):
         files = _stand_in_files(release, target)
         with hold_lock(site, _PATIENCE):
-            # Another build may be asking this one: it is written anew only if it is of another
-            # torch, or of another patchkit.
+            # Another build may be using the stand-in: it is written anew only if it belongs to
+            # another torch or another patchkit.
             if _is_installed(site, files):
                 return
             for old in (package, *site.glob("torch-*.dist-info")):
@@ -255,13 +261,13 @@ def install_torch_stand_in(site: Path, target: Path) -> None:
 
 
 def _torch_release(site: Path) -> Version:
-    """Return the version in torch's metadata, which has no label as ``+cu130``."""
+    """Return the version in torch's metadata, which has no label such as ``+cu130``."""
     (torch,) = distributions(name="torch", path=[str(site)])
     return Version(torch.version)
 
 
 def _stand_in_files(release: Version, target: Path) -> dict[str, bytes]:
-    """Return path below site-packages → content."""
+    """Return path below site-packages → content, for each file of the stand-in."""
     files = {
         f"torch/{path.relative_to(_STAND_IN)}": path.read_bytes()
         for path in sorted(_STAND_IN.rglob("*.py"))
@@ -284,8 +290,8 @@ def _is_installed(site: Path, files: Mapping[str, bytes]) -> bool:
     )
 
 
-# pip takes each platform by its exact name; DGX OS has glibc 2.39, and no wheel for Arm is older
-# than 2.17.
+# pip has to be given each platform by its exact name. DGX OS has glibc 2.39; the oldest glibc of
+# wheels for Arm is 2.17.
 _PLATFORMS = [f"manylinux_2_{minor}" for minor in range(39, 16, -1)]
 _PLATFORMS.append("manylinux2014")
 
@@ -299,11 +305,11 @@ def target_site(
     offline: bool = False,
     progress: Progress = lambda _done, _total: None,
 ) -> Path:
-    """Return a folder below ``folder`` with the libraries that a build for ``machine`` links with.
+    """Return a site-packages folder with the libraries that a build for ``machine`` links with.
 
-    It is laid out as site-packages, and made of the locked wheels for that CPU if it is not there
-    yet; made in part, it is made anew. ``python``, of the version of this one, runs pip. Raises
-    BuildError, SourceError, StorageError.
+    If it is missing or incomplete, it is made below ``folder`` from the locked wheels for that CPU.
+    ``python`` runs pip, and must have the version of this Python. Raises BuildError, BusyError,
+    SourceError, StorageError.
     """
     patterns = across().target
     pins = [

@@ -2,7 +2,7 @@
 
 order → prepare → CUDA → backend, cut off → prove → assemble PTX → seal
 
-vLLM's own setup.py and CMake do the work; everything that they would fetch is brought before.
+vLLM's own setup.py and CMake do the work; everything that they would fetch is fetched before.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ from patchkit.wheel.vllm.prepare import Prepared, in_mb, prepare_build
 from patchkit.wheel.vllm.source import VllmOrder
 from patchkit.wheel.vllm.upstream_parts import prove_parts
 
-# Issue trackers tell 3 to 5 GB, and CUTLASS's largest files take 9.
+# Issue trackers report 3 to 5 GB per compiler; the largest files of CUTLASS take 9.
 JOB_MEMORY = 4 * BYTES_PER_GIB
-# 0.25.1 for one arch leaves 2 GB, and compilers write as they go.
+# Bytes of disk: 0.25.1 for one arch leaves 2 GB, and compilers write temporary files.
 _FREE = 8 * BYTES_PER_GIB
 # Libraries that come with torch, with the CUDA packages that it requires, and with the driver.
 _PROVIDED = (
@@ -77,7 +77,7 @@ _PROVIDED = (
 
 
 def build_vllm(order: VllmOrder, report: Report) -> BuiltWheel:
-    """Patch, compile, prove and pack; ``report(task)`` gives each long task its progress.
+    """Patch, compile, prove and pack vLLM. ``report(task)`` returns the progress of a long task.
 
     Raises BuildError, DriftError, HostError, ProofError, StorageError, UsageError.
     """
@@ -133,7 +133,7 @@ def _make_vllm_wheel(
         proofs = list(_prove_compiled(root, order, kernels.binaries))
         proofs += _prove_installed(root, order, prepared, wheel)
 
-        # Also of what was compiled: upstream's CMake asks for PTX alone here and there.
+        # Libraries that were compiled here, too: upstream's CMake asks for only PTX in some places.
         folder = emptied(root / "native")
         bar = in_mb(report("assembling PTX, in MB"))
         native = native_parts(wheel, kernels, target, folder, assembler, bar, keep=True)
@@ -160,7 +160,10 @@ def _prove_compiled(
     order: VllmOrder,
     binaries: Sequence[Binary],
 ) -> Iterator[str]:
-    """Prove that CMake compiled what was asked for, and that the libraries hold it."""
+    """Prove that CMake compiled for the wanted archs and that the libraries hold this code.
+
+    Yield a sentence for each proof. Raises ProofError.
+    """
     source = root / "source"
     compiled = compiled_sources(source / "build", source)
 
@@ -181,7 +184,7 @@ def _prove_installed(
     prepared: Prepared,
     wheel: WheelFile,
 ) -> Iterator[str]:
-    """Prove that the wheel holds the parts which come from upstream's wheel."""
+    """Prove that the wheel holds each part that comes from upstream's wheel; yield sentences."""
     for part in prepared.gathered.installed:
         known = part.known
         if not order.extensions or order.extensions & set(known.targets):
@@ -206,9 +209,9 @@ def _seal_vllm_wheel(
 
 
 def _require_portable(sealed: Path) -> tuple[Binary, ...]:
-    """Return the libraries of a wheel that is as `patchkit inspect` wants it.
+    """Return the libraries of a wheel in which `patchkit inspect` finds no fault.
 
-    Raises ProofError for an RPATH, a library of torch's, and the like.
+    Raises ProofError for a fault, such as an RPATH or a copy of a library of torch.
     """
     with WheelFile(sealed) as wheel:
         metadata = read_metadata(wheel)
@@ -238,10 +241,10 @@ def compile_wheel(
     variables: Mapping[str, str],
     progress: Progress,
 ) -> Path:
-    """Compile the wheel, and return it as setup.py leaves it in ``root/raw``.
+    """Compile the wheel with the release's own build backend; return its path, in ``root/raw``.
 
-    The output is in ``root/log.txt``. Raises BuildError with the lines that tell why, HostError,
-    SourceError.
+    The output is written to ``root/log.txt``. Raises BuildError with the lines of the output that
+    tell the reason, HostError, SourceError.
     """
     source = root / "source"
     out = emptied(root / "raw")
@@ -255,8 +258,8 @@ def compile_wheel(
         words = [*namespace_words(), *cmd]
         run_build(words, root, environment, progress, folder=Path(cwd or source))
 
-    # Comes with the extra for builds. The hook of PEP 517 itself: build's own front end would hide
-    # our errors behind its.
+    # The import is here since the library comes with the extra for builds. The hook is called
+    # directly, since the front end `build` would replace our errors by its own.
     from pyproject_hooks import BuildBackendHookCaller
 
     pyproject = source / "pyproject.toml"

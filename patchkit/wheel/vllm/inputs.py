@@ -1,4 +1,4 @@
-"""Bring the sources of other projects that a build of vLLM takes, each in a folder.
+"""Fetch the sources of other projects that a build of vLLM needs, each into a folder.
 
 Where a source comes from, in this order:
 
@@ -6,8 +6,8 @@ Where a source comes from, in this order:
    the release that is built (``vllm==VERSION``), as it is installed
 2. git, which fetches the one commit and the commits of its submodules.
 
-A commit proves itself, as git checks every object. A folder or an archive is recorded by the digest
-of its contents, as not compared with the pin.
+A commit id proves the contents, since git checks every object. A folder or an archive is recorded
+by the digest of its contents, with the note that it was not compared with the pin.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _ASIDE = shutil.ignore_patterns(".git", "__pycache__")
 
 @frozen
 class Gathered:
-    """The sources, and where they lie: in variables of the environment and of CMake (``-D``).
+    """The sources that were fetched for a build.
 
-    ``identities`` name the commit or the digest of each, ``notices`` its licences (file name →
-    text), by option. ``installed`` sources are not compiled: their folders hold the files to
-    install.
+    ``environment`` and ``defines`` (CMake's ``-D``) are the variables that name their folders.
+    ``identities`` (option → commit or digest) and ``notices`` (option → licences by file name)
+    describe them. ``installed`` sources are not compiled: their folders hold the files to install.
     """
 
     environment: Mapping[str, str]
@@ -60,11 +60,11 @@ class Gathered:
 
     @property
     def licenses(self) -> dict[str, str]:
-        """Return option → SPDX expression, of the sources whose files name just one."""
+        """Return option → SPDX expression for each source whose licence files name exactly one."""
         licenses = {}
         for option, texts in self.notices.items():
             names = set(_SPDX.findall("\n".join(texts.values())))
-            # The files do not say how several combine (AND, OR).
+            # If the files name several, they do not say how to combine them (AND, OR).
             if len(names) == 1:
                 licenses[option] = names.pop()
 
@@ -72,7 +72,10 @@ class Gathered:
 
 
 def parse_given(texts: Sequence[str]) -> dict[str, str]:
-    """Read ``OPTION=WHAT`` of ``--source``. Raises UsageError for another form or option."""
+    """Return option → WHAT of texts ``OPTION=WHAT``, the values of ``--source``.
+
+    Raises UsageError for a text of another form, or an option that no source has.
+    """
     given = {}
     for text in texts:
         option, _, spec = text.partition("=")
@@ -92,9 +95,9 @@ def check_given(
     version: Version,
     given: Mapping[str, str],
 ) -> None:
-    """Raise UsageError for a source that the release does not fetch.
+    """Raise UsageError if ``--source`` names a source that the build does not fetch.
 
-    Also for the wheel of another release of vLLM, before anything is downloaded.
+    Also raise it if ``--source`` names the wheel of another release of vLLM.
     """
     idle = sorted(set(given) - {external.known.option for external in wanted})
     if idle:
@@ -125,11 +128,12 @@ def gather_sources(
     offline: bool = False,
     progress: Progress | None = None,
 ) -> Gathered:
-    """Bring every source that a release fetches below ``dest``; a build finds them below ``home``.
+    """Fetch every source that a release needs into ``dest``, one folder per option.
 
-    ``cpu`` and ``target`` belong to the wheel that is built. Raises UsageError for a name that the
-    build does not use; SourceError, HashMismatchError, StorageError and HostError for a source that
-    cannot be had.
+    ``home`` is the path that ``dest`` will have during the build. ``given`` is option → WHAT of
+    ``--source``. ``cpu`` and ``target`` are those of the wheel that is built. Raises UsageError if
+    the build does not fetch a given source or cannot compile a source for the CPU; SourceError,
+    HashMismatchError, StorageError and HostError if a source cannot be fetched.
     """
     check_given(wanted, version, given)
     environment: dict[str, str] = {}
@@ -193,7 +197,10 @@ def _find_source(
     *,
     offline: bool,
 ) -> FoundSource:
-    """Find the source that ``spec`` names, by default the commit that upstream pins."""
+    """Return the source that ``spec`` names: a folder, an archive, or ``git+URL@COMMIT``.
+
+    If ``spec`` is "", it is the commit that upstream pins. Raises UsageError for any other text.
+    """
     known = wanted.known
     if not spec:
         without = ""
@@ -222,17 +229,20 @@ def _find_source(
 
 
 def _copy_folder(source: Path, inner: str, dest: Path) -> None:
-    """Copy a source. CMake may take a folder ``inner`` within it, which may itself be named."""
+    """Copy a source to ``dest``; ``inner`` is the folder within it that CMake uses, or "".
+
+    The user may have named the inner folder itself: then it is copied to ``dest/inner``.
+    """
     if inner and not (source / inner).is_dir():
         dest /= inner
     shutil.copytree(source, dest, symlinks=True, ignore=_ASIDE)
 
 
 def notices(source: Path, files: Iterable[str]) -> dict[str, str]:
-    """Return file name → text of the licence files of a source, sorted.
+    """Return file name → text of the licence files of a source, sorted by name.
 
-    A source without such files, as a wheel carries it, states its licence at the top of one of its
-    ``files``.
+    A source that comes from a wheel may have none: then the comment with a copyright at the top of
+    one of its ``files`` is returned as ``LICENSE``.
     """
     licenses = {
         path.name: _license_text(path)
@@ -264,7 +274,11 @@ def _commit_input(
     *,
     offline: bool,
 ) -> FoundSource:
-    """Return the source at a commit, by default the pinned one; ``without`` leaves it out."""
+    """Return the source at ``commit``, by default at the pinned commit, to be fetched with git.
+
+    ``without`` is the option that leaves the source out, for the hint of an error, or "". Raises
+    SourceError if only a tag is known.
+    """
     known = wanted.known
     external = wanted.external
     chosen = commit or wanted.commit
@@ -283,7 +297,7 @@ def _commit_input(
                 error.hint += f"; or leave it out: {without}; {known.cost}"
             raise
 
-    # Upstream's URL even from elsewhere: the commit says what it is, wherever it lay.
+    # The identity has upstream's URL even if ``url`` is another: the commit id identifies it.
     return FoundSource(f"{external.url}@{chosen}", not commit, fill)
 
 
@@ -295,7 +309,10 @@ def _check_out(
     *,
     offline: bool,
 ) -> None:
-    """Write a commit and its submodules (those at ``paths``, by default all), and theirs."""
+    """Write a commit into ``dest``, with its submodules at ``paths`` and their own submodules.
+
+    ``paths`` None means all submodules. Raises SourceError if the commit has no such submodule.
+    """
     cache = cache_dir()
     archive = commit_archive(
         url,

@@ -2,7 +2,7 @@
 
 origin → kernels → patched tree → native parts → additions → new wheel → wheelhouse
 
-Each step makes a value of its own of those before it.
+Each step returns a new value, made from the values of earlier steps.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from patchkit.wheel.wheelhouse.contents import add_wheel, check_room, load_manif
 
 @frozen
 class Repacked:
-    """A wheel in the wheelhouse; ``fresh`` if this run put it there.
+    """A repacked wheel in the wheelhouse; ``fresh`` if this run put it there.
 
-    ``source`` has the file name, sha256 and size of the wheel that it was made from.
+    ``source`` has file name, sha256 and size of the wheel that was repacked.
     """
 
     wheel: Path
@@ -78,18 +78,18 @@ def repack_wheel(
     keep_libraries: bool = False,
     say: Callable[[str], None] = lambda _line: None,
 ) -> Repacked:
-    """Patch, prove and write a wheel anew, and put it into the wheelhouse.
+    """Patch and prove the wheel ``origin``, and put the new wheel into the wheelhouse ``house``.
 
-    ``sandboxed`` says how proofs may run the wheel's own code. With an ``assembler`` the libraries
-    become native, and those for other devices leave unless they are to be kept. Raises ProofError
-    if the kernels do not serve the device, UsageError if there is nothing to change, and the errors
-    of ``apply`` and ``add_wheel``.
+    ``sandboxed`` says how proofs may run the wheel's own code. With an ``assembler``, PTX in the
+    libraries becomes machine code, and libraries for other devices are left out unless
+    ``keep_libraries``. Raises ProofError if the kernels do not serve the device, UsageError if
+    there is nothing to change, and the errors of ``apply`` and ``add_wheel``.
     """
-    # The CUDA is that of the torch which the wheel names, by its label.
+    # The torch that the wheel requires decides the CUDA of the target.
     torch = read_metadata(origin.wheel).pins.get("torch", "0")
     target = request.target.with_torch(torch)
     request = replace(request, target=target)
-    # The name without the digest, which is not known yet.
+    # The version without its digest, which is not known yet.
     version = f"{origin.version.public}+{target.cuda_tag}.{target.name}"
     check_room(house, f"vllm-{version}-{origin.wheel.name.tag}.whl")
 
@@ -160,7 +160,7 @@ def _patch_tree(
     tree: Path,
     sandboxed: Sandboxed,
 ) -> PatchedTree:
-    """Unpack everything but libraries, and apply the fixes."""
+    """Unpack the wheel without its libraries into ``tree``, and apply the fixes."""
     for name, data in origin.wheel.texts():
         path = tree / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -180,9 +180,9 @@ def _patch_tree(
 
 
 def _fixes_around(origin: Origin, request: Request, kernels: Kernels) -> set[str]:
-    """Return optional fixes that keep vLLM from kernels which do not load.
+    """Return the optional fixes that keep vLLM from choosing kernels that do not load.
 
-    --only and --without are followed all the same.
+    Return none if every kernel loads. ``--only`` and ``--without`` of the request are respected.
     """
     has_lost = any(library.use is Use.PARTLY for library in kernels.judged)
     if request.only or not has_lost:
@@ -211,7 +211,7 @@ def _unchanged_error(origin: Origin, target: Target, *, native: bool) -> UsageEr
 
 
 def _is_in_wheelhouse(house: Path, filename: str, digest: str) -> bool:
-    """Check whether the wheelhouse already has this very wheel."""
+    """Return whether the wheelhouse lists a wheel of this name and sha256, and has its file."""
     try:
         wheels = load_manifest(house).wheels
     except (UsageError, SourceError, StorageError):
@@ -225,7 +225,7 @@ def _is_in_wheelhouse(house: Path, filename: str, digest: str) -> bool:
 
 
 def _install_notes(patched: PatchedTree, kernels: Kernels) -> Iterator[str]:
-    """Yield notes for whoever installs the wheel."""
+    """Yield notes for the user who installs the wheel: its origin, CPU, CUDA and kernels."""
     origin = patched.origin
     target = patched.request.target
     if not origin.locked:
@@ -253,7 +253,7 @@ def _install_notes(patched: PatchedTree, kernels: Kernels) -> Iterator[str]:
 
 
 def _first_use_notes(origin: Origin, target: Target, kernels: Kernels) -> Iterator[str]:
-    """Yield notes on PTX that the device compiles, for a wheel that is not native."""
+    """Yield notes on the PTX that the device compiles at first use, if the wheel has any."""
     dispatch = known_dispatch("vllm", origin.version, target)
     entries: list[CodeEntry] = []
     for binary in kernels.binaries:
@@ -269,7 +269,7 @@ def _first_use_notes(origin: Origin, target: Target, kernels: Kernels) -> Iterat
 
 
 def _native_notes(patched: PatchedTree, native: NativeParts) -> Iterator[str]:
-    """Yield notes on the libraries that are native, and on those that are not."""
+    """Yield notes on PTX that was assembled, PTX that could not be, and libraries left out."""
     refused = list(native.refused_notes)
     if native.count:
         end = "" if refused else ": none is compiled at first use"
