@@ -49,7 +49,7 @@ _RESTORE = "restore it from the release, or leave it out"
 
 
 class _Verbs(click.Group):
-    """Load a verb's module when it is called: --help and status stay quick."""
+    """The group of all verbs. It imports a verb's module only to run it: --help stays quick."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(VERBS)
@@ -122,7 +122,7 @@ def group() -> None:
 
 def main() -> None:
     """Run the command line; errors become one message and their own exit code."""
-    gc.disable()  # a run ends long before a collection pays off; that is 15 % of apply
+    gc.disable()  # a run is too short for collections to pay off: they take 15 % of apply's time
     raise_interrupts()
     try:
         with unwrapped():
@@ -158,7 +158,7 @@ def _exit_with_bug(error: Exception) -> NoReturn:
 
 
 def translate_error(error: Exception) -> PatchkitError | None:
-    """Return an error as one of patchkit's; None for a bug."""
+    """Return the PatchkitError that says the same as ``error``; None if ``error`` is a bug."""
     match error:
         case DriftError() if error.without:
             return _add_way_out(error)
@@ -183,7 +183,7 @@ def translate_error(error: Exception) -> PatchkitError | None:
 
 
 def _add_way_out(error: DriftError) -> DriftError:
-    """Hint at the same command with a --without for each fix that does not fit."""
+    """Add the hint to run the same command with --without for each fix that does not fit."""
     options = [word for fix in error.without for word in ("--without", fix)]
     command = quoted(*out.program(), *sys.argv[1:], *options)
     error.hint = f"leave out what does not fit: {command}"
@@ -203,7 +203,7 @@ def _usage_error(error: click.ClickException) -> UsageError:
 
 def show_error(error: PatchkitError) -> None:
     """Print an error: as JSON with --json, otherwise as text on standard error."""
-    # Looked for as a word: the error may be older than the parsed options.
+    # The options may not be parsed yet when the error is raised, so look at the plain arguments.
     if "--json" not in sys.argv:
         out.say_at_end(error_text(error))
         return
@@ -215,7 +215,7 @@ def show_error(error: PatchkitError) -> None:
     }
     fields = {name: mask_secrets(text) for name, text in parts.items()}
     try:
-        # One line, since lines of JSON may stand before it.
+        # The error is one line, since the verb may have printed lines of JSON before.
         out.print_json({"error": {**fields, "exit_code": error.exit_code}}, indent=None)
     except OSError:  # standard output failed: standard error may still be read
         out.say_at_end(error_text(error))

@@ -27,7 +27,7 @@ from patchkit.source.resolve import SourceOptions, resolved
 from patchkit.source.tree import Sandboxed
 from patchkit.target import DEFAULT_TARGET, MODES, targets
 
-# The defaults of a tree that has no ledger yet.
+# What counts if neither an option nor the ledger of a patched tree says anything.
 _DEFAULTS = LedgerRequest(
     target=DEFAULT_TARGET, arch="native", only=(), skip=(), also=()
 )
@@ -36,7 +36,7 @@ _DEFAULTS = LedgerRequest(
 def _set_version(
     _context: click.Context, _option: click.Parameter, version: str | None
 ) -> None:
-    """Put a version into the variable where a build of the tree looks for it, too."""
+    """Put the version of an option into the variable in which a build of the tree looks for it."""
     if version is not None:
         os.environ[VERSION_VARIABLE] = str(named_version(version, "for example 0.33.0"))
 
@@ -87,9 +87,10 @@ def _source_adder(*options: Option, required: bool = True) -> Callable[[Verb], V
 def _take_source(
     positional: str | None, arguments: dict[str, Any], *, required: bool
 ) -> SourceOptions | None:
-    """Return the one source of a command line; its options leave ``arguments``.
+    """Return the one source that a command line names; remove its options from ``arguments``.
 
-    None if there is none and none is ``required``. Raises UsageError for several.
+    Returns None if there is no source and none is ``required``. Raises UsageError for several
+    sources, for a required one that is missing, and for --sha256 with vLLM.
     """
     specs = _pop_options(arguments, ("vllm_src", "nccl_src"))
     fetching = _pop_options(arguments, ("offline", "sha256", "trusted"))
@@ -156,7 +157,7 @@ _REQUEST = (
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The fixes and the device of a command line; None and empty for what it does not name."""
+    """The fixes and the device of a command line; options that are not given are None or empty."""
 
     target: str | None
     arch: str | None
@@ -167,7 +168,7 @@ class Selection:
 
     @property
     def chooses(self) -> bool:
-        """Return whether fixes are named; then the choice of fixes in a ledger does not count."""
+        """Return whether the command line names fixes: then the ledger's choice does not count."""
         return bool(self.only or self.skip or self.also or self.patches)
 
     def request(self, ledger: Ledger | None = None) -> Request:
@@ -175,7 +176,7 @@ class Selection:
         past = ledger.request if ledger else _DEFAULTS
         chosen = self if self.chooses else past
         arch = self.arch or past.arch
-        # Not a click.Choice: the message for a bare 12.1 names the reason.
+        # This is no click.Choice, since our own error explains why a bare 12.1 is not enough.
         if arch not in MODES:
             raise UsageError(
                 f"--arch takes native or family, not {arch!r}",
@@ -205,7 +206,10 @@ def request_options(verb: Verb) -> Verb:
 
 
 def choose_sandbox(*, locked: bool, trusted: bool) -> Sandboxed:
-    """Return how a source's code may run; code that no lock knows always needs the sandbox."""
+    """Return how a source's code may run. Code that is not ``locked`` needs the sandbox.
+
+    ``trusted`` stands for --trust-source: no sandbox at all, which is told.
+    """
     if trusted:
         tell("not sandboxed: --trust-source")
         return Sandboxed.NEVER
@@ -219,9 +223,9 @@ def choose_sandbox(*, locked: bool, trusted: bool) -> Sandboxed:
 def located(
     source: SourceOptions, *, keep: bool, patches: Sequence[Path] = ()
 ) -> Iterator[tuple[Path, Sandboxed]]:
-    """Yield the folder of a source, and how its code may run; fetch and unpack it if needed.
+    """Fetch and unpack a source if needed; yield its folder, and how its code may run.
 
-    ``patches`` are code that no lock knows.
+    With ``patches``, which no lock names, code runs as in an unlocked source.
     """
     with contextlib.ExitStack() as stack:
         with progress() as report:
@@ -235,7 +239,7 @@ def located(
 def opened(
     source: SourceOptions, patches: Sequence[Path] = ()
 ) -> Iterator[tuple[Recipe, Workspace]]:
-    """Yield the recipe and the workspace of a source, to read them."""
+    """Yield the recipe and the workspace of a source; nothing that the context fetches is kept."""
     recipe = load_recipe(source.project)
     with located(source, keep=False, patches=patches) as (path, sandboxed):
         workspace = open_workspace(path, source.project, sandboxed=sandboxed)

@@ -1,9 +1,9 @@
-"""Print: everything that patchkit prints leaves here, with the next command to paste.
+"""Print text and data: nothing else in patchkit prints.
 
-Text is escaped where a terminal would obey it, unless it is ``Shown``; data for programs goes out
-byte for byte. In a terminal, text is laid out for its width: lines break at blanks only, and never
-inside a command to paste, which stands in backticks or behind ``next:``. In a pipe no line is
-broken: a row is a line, for grep. patchkit may be in no PATH: commands name it as it was started.
+Control characters in text are escaped unless the text is ``Shown``; data for programs is printed
+byte for byte. In a terminal, lines are wrapped to its width: at blanks only, and never inside a
+command to paste, which stands in backticks or behind ``next:``. In a pipe no line is wrapped, so
+that each row is one line for grep. Commands name patchkit as it was started: PATH may lack it.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ FILE_OR_DASH = click.Path(path_type=Path, allow_dash=True)
 
 
 class Shown(str):
-    """A text that is safe to print: text from outside is escaped, styles are patchkit's.
+    """A text that is safe to print: foreign text in it is escaped, and its styles are patchkit's.
 
-    ``+`` escapes a plain text that is added. An f-string makes a plain text of all its parts, so
-    its styles are escaped as well, and seen at once.
+    ``+`` escapes a plain text that is added. An f-string returns a plain text even if a part is
+    ``Shown``: printing escapes its styles, which makes the mistake visible.
     """
 
     __slots__ = ()
@@ -59,25 +59,25 @@ class Shown(str):
 
 
 class LaidOut(Shown):
-    """A text whose lines fit the width already, or must not be broken."""
+    """A text that is printed without wrapping: its lines fit already, or must stay whole."""
 
     __slots__ = ()
 
 
 _USUAL_WIDTH = 80  # of a terminal that does not say how wide it is
 _LEAST_WIDTH = 40
-_LEAST_PROSE = 28  # narrower, a wrapped column is a tower of single words
+_LEAST_PROSE = 28  # columns: a narrower column would have single words as lines
 _GAP = "  "
 _BACKTICKED = re.compile(r"`[^`\n]*`")
 _PASTED = re.compile(r" *(next|undo)\b")
 _NUMBER = re.compile(r"[\d.,]+|[-?]?")
 _ERASE = Shown("\r\x1b[K")
-_drawn_line = ""  # the line in the terminal that will be drawn again
+_drawn_line = ""  # the line of progress that the terminal shows now
 _printed_at = time.monotonic()  # when something was last printed
 
 
 def shown(text: str) -> Shown:
-    """Return text escaped, if it is not yet."""
+    """Return a text escaped; a ``Shown`` one as it is."""
     if isinstance(text, Shown):
         return text
     return Shown(visible(text))
@@ -103,9 +103,9 @@ def dim(text: str) -> Shown:
 
 
 def say(text: str, *, err: bool = False, end: str = "\n") -> None:
-    """Print text for people; only in a terminal are its lines broken, and coloured.
+    """Print text for people. Wrap and colour it in a terminal alone.
 
-    NO_COLOR leaves colours out, FORCE_COLOR brings them into a pipe.
+    The variable NO_COLOR turns colours off everywhere, FORCE_COLOR turns them on in a pipe.
     """
     safe = shown(text)
     if not isinstance(text, LaidOut):
@@ -127,7 +127,7 @@ def say(text: str, *, err: bool = False, end: str = "\n") -> None:
 
 
 def redraw_line(text: str) -> None:
-    """Draw a line that the next one replaces, on standard error, a terminal."""
+    """Replace the line of progress in the terminal of standard error; "" removes it."""
     global _drawn_line
     if text or _drawn_line:
         width = columns(sys.stderr) or 0
@@ -142,7 +142,7 @@ def redraw_line(text: str) -> None:
 
 
 def quiet_line() -> tuple[str, float]:
-    """Return the line that will be drawn again, and the seconds since the last output."""
+    """Return the drawn line of progress, "" for none, and the seconds since the last output."""
     return _drawn_line, time.monotonic() - _printed_at
 
 
@@ -152,7 +152,7 @@ def _note_time() -> None:
 
 
 def colour() -> bool | None:
-    """Return whether to print styles; None leaves them to a terminal."""
+    """Return whether the environment turns styles on or off; None: only a terminal gets them."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
@@ -161,26 +161,26 @@ def colour() -> bool | None:
 
 
 def tell(line: str) -> None:
-    """Print a line on standard error, beside the output of a command."""
+    """Print a line for people on standard error, so that the command's output stays clean."""
     say(line, err=True)
 
 
 def data(text: str) -> None:
-    """Print data for programs, as UTF-8 and byte for byte; a terminal gets it escaped.
+    """Print data for programs as UTF-8, byte for byte, but escaped in a terminal.
 
-    Lines are not broken: people copy commands and JSON from there.
+    Lines are not wrapped, since people copy commands and JSON from the terminal.
     """
     if sys.stdout.isatty():
         say(LaidOut(shown(text)), end="")
     else:
-        # A file name that is not UTF-8 leaves as the bytes that it has.
+        # A file name that is not UTF-8 is printed as its original bytes.
         click.echo(text.encode("utf-8", "surrogateescape"), nl=False)
 
 
 def print_json(value: object, *, indent: int | None = 1) -> None:
-    """Print JSON; every character that a terminal would obey is escaped.
+    """Print a value as JSON; control characters are escaped.
 
-    Without ``indent`` it is one line, as for an event.
+    If ``indent`` is None, print one line, as for an event.
     """
     text = json.dumps(
         value,
@@ -189,7 +189,7 @@ def print_json(value: object, *, indent: int | None = 1) -> None:
         default=_json_value,
     )
     if not text.replace("\n", "").isprintable():
-        # Such characters stand only in strings, where JSON has an escape for each.
+        # In JSON these characters occur only inside strings, which may hold escapes.
         text = "".join(map(_json_escaped, text))
     data(text + "\n")
 
@@ -201,7 +201,7 @@ def _json_escaped(character: str) -> str:
 
 
 def record_fields(record: Any, *left_out: str) -> dict[str, Any]:
-    """Return a dataclass as JSON has it: empty texts are null, and classes are left out."""
+    """Return the fields of a dataclass for JSON, without ``left_out`` and classes; "" as None."""
     fields = {}
     for field in dataclasses.fields(record):
         if field.name in left_out:
@@ -219,7 +219,7 @@ def _json_text(value: Any) -> Any:
 
 
 def _json_value(value: Any) -> Any:
-    """Return a value that JSON has a type for: records as objects, others as lists or texts."""
+    """Return a value in a type of JSON: an object for a record or mapping, a list, or a text."""
     if hasattr(value, "fields"):
         fields = value.fields()
         return {name: _json_text(field) for name, field in fields.items()}
@@ -239,9 +239,9 @@ def table(
 ) -> list[LaidOut]:
     """Return a text for each row, laid out for standard output; cells may be styled.
 
-    ``heads`` are the first row, unless there are no others.
+    ``heads`` become the first row, unless there are no rows.
     """
-    # A name with a newline in it does not begin a line of its own.
+    # A newline inside a name must not begin a row.
     cells = [[shown(cell).replace("\n", "\\n") for cell in row] for row in rows]
     texts = grid(
         cells,
@@ -253,9 +253,10 @@ def table(
 
 
 def prepare_streams() -> None:
-    """Open standard streams that are closed; escape what the encoding of output lacks.
+    """Open standard streams that are closed, and escape characters that an encoding lacks.
 
-    Writing to a closed standard output fails, as on a full disk; standard error is lost.
+    Writing to a standard output that was closed fails, as on a full disk. What is written to a
+    standard error that was closed is lost.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
@@ -265,7 +266,7 @@ def prepare_streams() -> None:
 
 
 def _open_stream(number: int, name: str) -> None:
-    # A free number would go to the next file that is opened, and child processes would write to it.
+    # The next opened file would get the free descriptor, and child processes would write into it.
     access = os.O_WRONLY if name == "stderr" else os.O_RDONLY
     os.dup2(os.open(os.devnull, access), number)
     os.set_inheritable(number, True)
@@ -273,12 +274,12 @@ def _open_stream(number: int, name: str) -> None:
 
 
 def discard_output(number: int = 1) -> None:
-    """Drop output that could not be written; otherwise Python fails once more at its end."""
+    """Drop output that could not be written: Python would fail on it again when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 def say_at_end(text: str) -> None:
-    """Print why the run ends on standard error; if that fails, only the exit code tells it."""
+    """Print on standard error why the run ends. If that fails, the exit code has to suffice."""
     try:
         say(text, err=True)
     except OSError:
@@ -287,7 +288,7 @@ def say_at_end(text: str) -> None:
 
 @contextlib.contextmanager
 def click_translated() -> Iterator[None]:
-    """Escape words that click's errors quote; exit with 141 if the reader of the output left."""
+    """Escape words that click's errors quote; exit with 141 if the pipe of the output is closed."""
     try:
         yield
     except click.ClickException as error:
@@ -300,7 +301,7 @@ def click_translated() -> Iterator[None]:
 
 def columns(stream: IO[Any]) -> int | None:
     """Return how many columns a line may fill in a terminal (COLUMNS overrides); None in a pipe."""
-    # Some programs hand COLUMNS on to their pager: in a pipe it means nothing.
+    # In a pipe COLUMNS means nothing: some programs only pass it on to their pager.
     if not stream.isatty():
         return None
 
@@ -324,14 +325,14 @@ def length(text: str) -> int:
 
 
 def wrap(text: str, width: int | None, hang: int = 2) -> list[str]:
-    """Return a text as lines that fit; all but the first are indented by ``hang`` more."""
+    """Return a text as lines of at most ``width`` columns; indent all but the first by ``hang``."""
     bare = click.unstyle(text)
     if width is None or length(text) <= width or _PASTED.match(bare):
         return [text.rstrip(" ")]
 
     indent = len(bare) - len(bare.lstrip(" "))
     margin = " " * (indent + hang)
-    # Commands in backticks are not broken. No text for a terminal holds a NUL: it is escaped.
+    # Put NUL for blanks in commands, which must stay whole. A NUL in the text is escaped already.
     joined = _BACKTICKED.sub(lambda command: command[0].replace(" ", "\0"), text)
     line, *words = [word.replace("\0", " ") for word in joined.split(" ")]
 
@@ -354,9 +355,9 @@ def grid(
     heads: Sequence[str] = (),
     indent: str = "",
 ) -> list[str]:
-    """Return a text for each row, of one line or more; the heads come first.
+    """Return a text of one or more lines for each row, first for the heads.
 
-    Columns are aligned, those of numbers to the right; the last one is wrapped where it has to be.
+    Columns are aligned, columns of numbers to the right. The last column is wrapped if needed.
     """
     if not rows:
         return []
@@ -397,23 +398,23 @@ _COMMAND = re.compile(rf"(?<![^\s(`])patchkit (?=(?:{'|'.join(VERBS)})\b)")
 
 
 def next_step(*words: str | Path, where: str = "") -> LaidOut:
-    """Return the line with a command to paste; ``where`` names another machine, or the reason."""
+    """Return the line ``next: COMMAND``; ``where`` adds on which machine, or why, to run it."""
     head = f"next, {where}:" if where else "next:"
     return LaidOut(bold(head) + f" {quoted(*words)}")
 
 
 def next_verb(*words: str | Path, where: str = "") -> LaidOut:
-    """Return the line with a command of patchkit to paste, as patchkit was started."""
+    """Return the line ``next: COMMAND`` for a command of patchkit, named as it was started."""
     return next_step(*program(), *words, where=where)
 
 
 def next_hint(hint: str) -> Shown:
-    """Return the line with the cure of an error or a finding."""
+    """Return the line with the hint of an error or a finding, which says what to do next."""
     return bold("next:") + f" {spelled(hint)}"
 
 
 def program() -> list[str]:
-    """Return how patchkit was started, as words: its path where PATH leads to none, or another."""
+    """Return the words that start patchkit: a path if PATH leads to no or another patchkit."""
     started = Path(sys.argv[0])
     if started.name == "__main__.py" and started.parent.name == "patchkit":
         return [_shortened(sys.executable), "-m", "patchkit"]
@@ -430,15 +431,15 @@ def error_text(error: PatchkitError) -> Shown:
 
 
 def spelled(text: str) -> str:
-    """Return a text with the commands in it as patchkit was started."""
+    """Return a text in which each command names patchkit as it was started."""
     return _COMMAND.sub(lambda _command: quoted(*program()) + " ", text)
 
 
 def pip() -> list[str]:
-    """Return the pip of the Python that runs this, as words.
+    """Return the words that start pip: that of the running virtual environment if there is one.
 
-    Debian and DGX OS refuse to install beside their own Python (PEP 668), so that the pip in PATH
-    is of no use where patchkit has an environment.
+    The pip in PATH may belong to the system's Python, for which Debian and DGX OS refuse to install
+    anything (PEP 668).
     """
     own_pip = Path(sys.executable).with_name("pip")
 
@@ -448,7 +449,7 @@ def pip() -> list[str]:
 
 
 def _shortened(path: str) -> str:
-    """Return the name of a program that PATH leads to, otherwise its path."""
+    """Return a program's name if PATH leads to its path, otherwise the path."""
     name = Path(path).name
     in_path = shutil.which(name)
     if in_path and Path(in_path).absolute() == Path(path).absolute():
