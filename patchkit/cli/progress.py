@@ -1,4 +1,4 @@
-"""Show on standard error how far long work is: a line that is redrawn, or one now and then."""
+"""Show the progress of long work on standard error: a redrawn line, or lines now and then."""
 
 from __future__ import annotations
 

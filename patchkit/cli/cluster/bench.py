@@ -44,7 +44,7 @@ from patchkit.cluster.openai.server_answers import server_at
 from patchkit.doctor.symptoms.findings import explain_failed_start
 from patchkit.errors import UsageError
 
-_PROMPTS = 4  # for each place of the concurrency
+_PROMPTS = 4  # prompts of a load: so many times its concurrency
 _SILENT = StartWatcher(
     tell=lambda *_: None,
     explain=explain_failed_start,
@@ -56,7 +56,7 @@ _SILENT = StartWatcher(
 def _read_numbers(
     _context: click.Context, option: click.Parameter, text: str
 ) -> tuple[int, ...]:
-    """Return the whole numbers of an option's text, which has commas between them."""
+    """Return the whole numbers in an option's text, where commas separate them."""
     numbers = text.split(",")
     if not all(number.isdecimal() and int(number) for number in numbers):
         what = f"{option.opts[-1]} takes whole numbers with commas, not {text!r}"
@@ -172,7 +172,7 @@ def run_bench(
 def _planned_variants(
     model: str, args: tuple[str, ...], options: Mapping[str, Any]
 ) -> Iterator[PlannedVariant]:
-    """Yield the server of --url, those of --compare or --cluster, or one on this machine."""
+    """Yield the variants to measure: the server at --url, those of cluster files, or one here."""
     url = options["url"]
     venv = options["venv"] or ""
     files = list(options["compare"] or ())

@@ -157,7 +157,7 @@ def _file_choices(
     if topology:
         choices["topology"] = topology
     elif len(devices) > 1:
-        # Tensor parallelism, the default, is not for a Spark beside a Thor.
+        # Tensor parallelism, the default, does not suit different devices, as a Spark and a Thor.
         choices["topology"] = "hetero"
 
     if target:
@@ -181,10 +181,10 @@ def _node_line(name: str, host: Host) -> str:
 def _link_nodes(
     file: ClusterFile, facts: Sequence[NodeFacts], choices: dict[str, str]
 ) -> tuple[list[ClusterNode], list[Finding]]:
-    """Return the nodes with the names by which the head reaches them, and the broken links.
+    """Return the nodes, each with the name by which the head reaches it, and the broken links.
 
-    A name that leads to a worker from here may lead nowhere from the head: then the address on the
-    cable is taken.
+    A name that reaches a worker from here may not reach it from the head. The result then has the
+    address of the worker's cable as ``peer``. If that fails, too, the link is broken.
     """
     try:
         addresses = node_addresses(file, facts, choices)
@@ -303,7 +303,7 @@ def _install_wheels(cluster: Cluster, house: Path) -> Blocks:
 
 
 def _venv_lines(result: BroughtVenv, link: str, *, is_changed: bool) -> Lines:
-    """Yield how an environment came to be on a node, and warnings about it."""
+    """Yield how an environment was brought to a node, and warnings about it."""
     state = "as it is"
     uses = ""
     if is_changed:
@@ -381,7 +381,7 @@ def _add_needs(
 def read_house_lock(house: Path) -> WheelLock:
     """Return the wheels that a wheelhouse installs on a node, with their requirements.
 
-    Raises the worst of its findings, or UsageError if it is empty or not filled.
+    Raises the wheelhouse's worst finding, or UsageError if it has no wheels or lacks some of them.
     """
     verified = verify_wheelhouse(house)
     _require_whole(house, verified)
@@ -407,7 +407,7 @@ def read_house_lock(house: Path) -> WheelLock:
 
 
 def _fact_values(entries: Sequence[ManifestEntry], kind: Kind, name: str) -> set[str]:
-    """Return the values of a fact of wheels, without empty ones."""
+    """Return the different values, without empty ones, of one fact of the wheels of a kind."""
     values = set()
     for entry in entries:
         if entry.kind is kind and entry.facts.get(name):

@@ -82,11 +82,11 @@ def get_model(spec: str, cluster: Cluster, dry_run: bool, venv: str | None) -> B
     HF_TOKEN on that node knows who is logged in.
     """
     repo, revision = _find_commit(cluster, spec)
-    # None for --here, and where no file exists.
+    # The file in which the commit is pinned: none with --here, or if there is no file.
     options = click.get_current_context().params
     file = None if options["here"] or not options["file"].exists() else options["file"]
     if file:
-        status_of_file(file)  # hours before it gets its line
+        status_of_file(file)  # raises before hours of fetching, not after them
 
     head = cluster.head
     python = f"{venv or cluster.file.venv}/bin/python"
@@ -258,7 +258,7 @@ def _model_nodes(cluster: Cluster) -> list[ModelNode]:
 
 
 def _find_commit(cluster: Cluster, spec: str) -> tuple[str, str]:
-    """Return repository and commit of ``REPO[@COMMIT]``; the pinned one if none is named."""
+    """Return repository and commit of ``REPO[@COMMIT]``; without COMMIT, the pinned one."""
     repo, commit = split_revision(spec)
     return repo, commit or cluster.file.models.get(repo, "")
 

@@ -81,7 +81,11 @@ _UNIT_WORDS = {
     "failed": "failed",
 }
 _SPEAKING = ("waiting", "busy")  # sub-states in which a unit has a text of its own
-_STOPPING = ("stop", "final", "cleaning")  # prefixes of the sub-states that end a unit
+_STOPPING = (
+    "stop",
+    "final",
+    "cleaning",
+)  # prefixes of the sub-states of a unit that is ending
 _HEADS = ("node", "rank", "state", "since", "starts", "memory", "GPU")
 _Word = tuple[str, str | None]
 # Word and colour by a unit's sub-state, or else by its state.
@@ -103,7 +107,7 @@ _LIVES = {
     ENDED: ("ended", "red"),
     DOUBT: ("hangs", "red"),
 }
-# The line of a fault that keeps a model from being served, and its cure; "" if doctor finds it.
+# The line of a fault that keeps a model from being served, and its cure: "" leaves it to doctor.
 _Trouble = tuple[str, str]
 _Rows = Sequence[tuple[Remote, NodeState | PatchkitError]]
 _States = Sequence[tuple[Remote, NodeState]]  # without the silent nodes
@@ -154,7 +158,7 @@ def switch_command(model: str, cluster: Cluster) -> Blocks:
 
 
 def _wait_attached(wait: Callable[[], None]) -> None:
-    """Wait; an interrupt leaves the start to the head's systemd, and says how to come back."""
+    """Wait. If Ctrl-C interrupts, the head's systemd goes on; print how to watch it again."""
     try:
         wait()
     except Interrupted:
@@ -184,7 +188,7 @@ def _watch_start(cluster: Cluster) -> launch.StartWatcher:
 
 
 def _unit_line(unit: UnitState) -> str:
-    """Return the text of a unit, or a word for its sub-state; systemd has a dozen for its end."""
+    """Return the text of a unit, or a word for its sub-state, of which several mean its end."""
     if unit.sub in _SPEAKING and unit.text:
         return unit.text
     if unit.sub.startswith(_STOPPING):
@@ -216,7 +220,9 @@ def down_command(cluster: Cluster) -> Blocks:
     It stays down, even after a reboot, until you run `up`. A node that did not answer is named.
     """
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(HostError):  # a head that is off keeps nobody out
+        with contextlib.suppress(
+            HostError
+        ):  # a head that is off cannot be locked: go on
             stack.enter_context(cluster.alone())
         results = stop_group(cluster)
         remains = end_left_nodes(cluster, results)
@@ -274,7 +280,7 @@ def logs_command(
     )
 
     if follow:
-        # Who follows until Ctrl-C never sees the error at the end.
+        # A user who follows until Ctrl-C never sees an error that comes at the end.
         for error in journal.silent.values():
             yield lead_word("silent", "red") + error.what
             yield next_hint(error.hint)
@@ -347,9 +353,10 @@ def status_command(cluster: Cluster) -> Blocks:
 
 
 def _last_error(cluster: Cluster, unit: UnitState) -> Fields | None:
-    """Return the first error since the last answer of a unit that is not active.
+    """Return the first error in the journal of a unit that failed or is about to be restarted.
 
-    None for an error that healed; ``time`` is in microseconds since 1970.
+    Only lines after the last time that the model answered count. Returns None for a unit in another
+    state. ``time`` is in microseconds since 1970.
     """
     if unit.active != "failed" and unit.sub != "auto-restart":
         return None
@@ -407,7 +414,7 @@ def _head_troubles(cluster: Cluster, head: NodeState | None) -> Iterator[_Troubl
 
 
 def _node_troubles(cluster: Cluster, rows: _Rows) -> Iterator[_Trouble]:
-    """Yield which nodes are silent, have changed places, or lost the address of their start."""
+    """Yield faults of nodes: silent, in another order than at the start, or without its address."""
     states = [state for _node, state in rows if isinstance(state, NodeState)]
     names = [node.destination for node, _state in rows]
     models = filter(None, (state.model for state in states))
@@ -415,7 +422,7 @@ def _node_troubles(cluster: Cluster, rows: _Rows) -> Iterator[_Trouble]:
 
     starts = {state.members for state in states if state.serves}
     for members in starts - {tuple(names)}:
-        # Other names may be those of another launcher.
+        # Only the same names in another order are a fault: others may be another launcher's.
         if sorted(members) == sorted(names):
             line = f"{members[0]} is the head of the running start"
             line += f", but cluster.toml lists {names[0]} first"
@@ -446,13 +453,13 @@ def _source_troubles(states: _States) -> Iterator[_Trouble]:
 def _server_troubles(
     cluster: Cluster, condition: ServerCondition
 ) -> Iterator[_Trouble]:
-    """Yield faults of a server whose unit is active, and of its watch."""
+    """Yield faults of a server whose unit is active, and a missing watch."""
     name = cluster.head.destination
     life = condition.life
     if condition.unasked:
         yield _trouble("not asked", f"{name}: {condition.unasked}")
 
-    # Of a blind server, the head's troubles name the program that listens.
+    # BLIND is left out: _head_troubles() names the program that listens in the model's place.
     if life and life.state in _LIVES and life.state != BLIND:
         word, colour = _LIVES[life.state]
         text = f"{name}: {life.text}"
@@ -471,7 +478,7 @@ def _server_troubles(
 
 
 def _notes(cluster: Cluster, condition: ServerCondition, states: _States) -> Lines:
-    """Yield the watch, its last restart, other clusters, full disks, kills, installations."""
+    """Yield the watch, the notes of each node, and what was installed while the model runs."""
     if condition.watch:
         text = f" {cluster.head.destination}: {condition.watch.text}"
         yield dim("watch") + text
@@ -489,7 +496,7 @@ def _node_notes(node: Remote, state: NodeState) -> Lines:
     if state.frozen:
         yield lead_word("restarted") + state.frozen
 
-    # A cluster that was renamed serves on under its former name; two of them may be meant.
+    # A renamed cluster goes on serving under its former name; but two clusters may be intended.
     if any(state.others.values()):
         yield f"{name}: {other_clusters(node, state)}"
 

@@ -77,7 +77,7 @@ from patchkit.source.detect import detect, state_folder
 from patchkit.source.resolve import SourceOptions, fetch_release, patched_tree
 from patchkit.target import Load, best_load
 
-# Facts of a fix that its list has as JSON.
+# The fields of a fix that the list of fixes prints with --json.
 _FIX_FACTS = ("id", "title", "layer", "arches", "upstream", "needs")
 
 
@@ -112,7 +112,7 @@ def apply_command(
     keep = not dry_run
     with located(source, keep=keep, patches=selection.patches) as (path, sandboxed):
         tree = detect(path, recipe.project)
-        # The maker of an installed package's wheel may have chosen fixes.
+        # The wheel of an installed package may have a ledger, with the fixes that its maker chose.
         is_installed = tree.kind == "installed"
         ledger = None
         if is_installed:
@@ -127,7 +127,8 @@ def apply_command(
 
             outcome = finish(draft, libraries, dry_run=dry_run)
 
-        workspace = open_workspace(path, recipe.project)  # as it lies on the disk now
+        # The files may have changed: read the tree from the disk again.
+        workspace = open_workspace(path, recipe.project)
         fields = {
             "dry_run": dry_run,
             "fixes": list(map(verdict_fields, outcome.verdicts)),
@@ -135,7 +136,7 @@ def apply_command(
         }
         yield from tree_blocks(workspace, request, **fields)
         yield from verdict_lines(outcome.verdicts, verbose=verbose)
-        # The tree of before has its note; a patched one has a ledger instead.
+        # ``tree`` was read before patching, so it still has its notes.
         yield from verdict_notes(outcome.verdicts, tree)
         yield from proof_lines(outcome.proofs, verbose=verbose)
         yield from _recorded_lines(outcome, verbose=verbose)
@@ -156,7 +157,7 @@ def apply_command(
 
 
 def _recorded_lines(outcome: Applied, *, verbose: bool) -> Lines:
-    """Yield the proofs that the maker of a package recorded; verbose: each of them."""
+    """Yield how many proofs the maker of a package recorded; if ``verbose``, each of them."""
     proofs = outcome.recorded_proofs
     if not proofs:
         return
@@ -171,7 +172,7 @@ def _recorded_lines(outcome: Applied, *, verbose: bool) -> Lines:
 
 
 def _written_lines(outcome: Applied, project: str, path: Path) -> Lines:
-    """Yield how many files were changed, and the command that takes it back."""
+    """Yield how many files were changed, and the command that undoes the changes."""
     if not outcome.written:
         yield "nothing to do: the tree is as asked for"
         return
@@ -184,8 +185,11 @@ def _written_lines(outcome: Applied, project: str, path: Path) -> Lines:
 def _make_libraries(
     source: SourceOptions, request: Request, workspace: Workspace, *, dry_run: bool
 ) -> Mapping[str, Path]:
-    """Return the new libraries by path; in a dry run, the paths of those that would be made."""
-    # Reading and compiling PTX needs modules that take a while to import.
+    """Make the libraries with assembled PTX; return the new files by their path in the tree.
+
+    A dry run makes none, and returns the libraries that would be replaced.
+    """
+    # These modules are imported only when needed, since that takes a while.
     from patchkit.wheel.native.assemble import Assembler
     from patchkit.wheel.native.installed import make_package_native, new_files
     from patchkit.wheel.native.listing import package_libraries
@@ -208,7 +212,7 @@ def _make_libraries(
 def _build_words(
     project: str, request: Request, patches: Sequence[Path]
 ) -> Sequence[str]:
-    """Return the options that build a tree for the device that it was patched for."""
+    """Return the options of `patchkit build` for the device that a tree was patched for."""
     words = []
     if request.target.name != "gb10":
         words += ["--target", request.target.name]
@@ -270,9 +274,10 @@ def fixes_command(
 def _tree_verdicts(
     workspace: Workspace, recipe: Recipe, request: Request
 ) -> Sequence[Verdict]:
-    """Return the ledger's verdicts, or those of a plan.
+    """Return the verdicts in the ledger of a tree, or else those of a new plan.
 
-    In a plan, verdicts are about upstream's texts: a fix whose files are patched is applied.
+    A plan judges upstream's files. If all files of a fix hold its result already, the verdict is
+    changed to "applied".
     """
     recorded = known_verdicts(workspace, recipe, request)
     if recorded is not None:

@@ -35,14 +35,17 @@ _STYLES: Mapping[State, tuple[str, str, _Style]] = {
     State.OFF: ("○", "off", {"dim": True}),
     State.DRIFTED: ("✗", "drifted", {"fg": "red", "bold": True}),
 }
-# A line for each of these. What is optional is off by default, so that it is only counted.
-# A patch that the user named has no severity.
+# States and severities whose fixes get a line. Optional fixes are off by default: they are counted.
+# The severity of a patch that the user named is None.
 _LISTED = [
     *product((State.APPLY, State.APPLIED), (*Severity, None)),
     (State.OFF, Severity.REQUIRED),
     (State.OFF, Severity.RECOMMENDED),
 ]
-_UNSEVERE = (State.UPSTREAM, State.NOT_APPLICABLE)  # whose severity says nothing
+_UNSEVERE = (
+    State.UPSTREAM,
+    State.NOT_APPLICABLE,
+)  # states in which severity does not matter
 _DIFF_STYLES: Mapping[str, _Style] = {
     "+": {"fg": "green"},
     "-": {"fg": "red"},
@@ -51,7 +54,7 @@ _DIFF_STYLES: Mapping[str, _Style] = {
 
 
 def tree_blocks(workspace: Workspace, request: Request, **more: Any) -> Blocks:
-    """Yield the tree and its device; for --json also the release's known bugs, and ``more``."""
+    """Yield a tree and its device; with --json also the known bugs of its release, and ``more``."""
     tree = workspace.tree
     target = request.target
     recipe = load_recipe(tree.project)
@@ -75,7 +78,7 @@ def tree_blocks(workspace: Workspace, request: Request, **more: Any) -> Blocks:
 
 
 def verdict_fields(verdict: Verdict) -> Fields:
-    """Return a verdict as JSON has it."""
+    """Return the fields of a verdict for JSON."""
     return {
         "id": verdict.fix.id,
         "state": verdict.state.value,
@@ -87,9 +90,9 @@ def verdict_fields(verdict: Verdict) -> Fields:
 
 
 def verdict_lines(verdicts: Sequence[Verdict], *, verbose: bool) -> Lines:
-    """Yield a row for each fix; or, if it is not verbose, a line for each state.
+    """Yield a row for each fix if ``verbose``, otherwise a line for each state.
 
-    A fix that drifted has a line of its own, with the reason.
+    Among the lines for states, each drifted fix has one of its own, with the reason.
     """
     if verbose:
         heads = ("", "fix", "state", "severity", "what the code says")
@@ -136,7 +139,7 @@ def _verdict_row(verdict: Verdict) -> Row:
 
 
 def verdict_notes(verdicts: Sequence[Verdict], tree: SourceTree) -> Lines:
-    """Yield the notes of a tree and of verdicts, each once, and the known bugs of a release."""
+    """Yield the notes of a tree and of verdicts, each once, and the known bugs of its release."""
     notes = [tree.note, *(verdict.note for verdict in verdicts)]
     yield from (note(text) for text in dict.fromkeys(notes) if text)
 
@@ -161,7 +164,7 @@ def diff_blocks(diff: str) -> Blocks:
         yield Data(diff)
         return
 
-    # Not splitlines: it also splits at form feeds and the like, which a source may hold.
+    # splitlines() would also split at form feeds and the like, which a source may hold.
     for line in diff.removesuffix("\n").split("\n"):
         styles = _DIFF_STYLES.get(line[:1], {})
         if line.startswith(("+++", "---", "diff ")):
