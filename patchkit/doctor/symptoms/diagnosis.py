@@ -1,6 +1,6 @@
 """Decide what caused the symptoms of a log, by its texts and by facts.
 
-Causes that neither texts nor facts exclude are candidates: none of them is claimed.
+If neither texts nor facts decide between causes, all that they do not exclude are candidates.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _MILD = (
     "INFO",
     "WARNING",
     "WARN",
-)  # an error that is logged so was caught
+)  # levels of the logger: the program has caught an error that it logs with one of these
 _LEVELS = ("error", "warning", "note")
 _VERSION = re.compile(r"v?(\d+(?:[.-]\d+)+)")
 _by_number = attrgetter("number")
@@ -68,8 +68,8 @@ _by_number = attrgetter("number")
 class Diagnosis:
     """A symptom in a log: its first hit, the number of hits, and its causes.
 
-    ``causes`` is one if text and facts decide, else all that may hold; it is empty if no known
-    cause holds. ``outlived`` says that the server served on.
+    ``causes`` has one cause if texts and facts decide, else all that are possible, and none if no
+    known cause is possible. ``outlived`` says that the server went on to serve.
     """
 
     symptom: Symptom
@@ -80,24 +80,24 @@ class Diagnosis:
 
     @property
     def level(self) -> str:
-        """Return how bad it is: a note if the server outlived it."""
+        """Return the level of the symptom, "note" if the server outlived it."""
         return "note" if self.outlived else self.symptom.level
 
     @property
     def is_root(self) -> bool:
-        """Return whether it is an error that need not follow from another one."""
+        """Return whether this is an error that need not be the consequence of another error."""
 
         is_consequence = self.symptom.follows or self.symptom.yields
         return self.level == "error" and not is_consequence
 
     @property
     def decided(self) -> bool:
-        """Return whether one cause is left."""
+        """Return whether exactly one cause is possible."""
         return len(self.causes) == 1
 
     @property
     def rank(self) -> tuple[int, bool, bool, bool, int]:
-        """Return a key that sorts first causes first."""
+        """Return a key by which the most likely first cause sorts first."""
         return (
             _LEVELS.index(self.level),
             self.symptom.follows,
@@ -107,9 +107,9 @@ class Diagnosis:
         )
 
     def filled(self, text: str) -> str:
-        """Return a text of the symptom with the values of the {names} of its pattern.
+        """Return a text of the symptom in which {names} are replaced by their values in the hit.
 
-        A value between backticks is quoted for a shell: it comes from a log.
+        A value between backticks is quoted for a shell, since values come from a log.
         """
         parts = text.split("`")
         for number, part in enumerate(parts):
@@ -123,7 +123,7 @@ class Diagnosis:
         return "`".join(parts)
 
     def pasted(self, command: str) -> str:
-        """Return a command of a cause between backticks, "" for none."""
+        """Return a filled-in command between backticks, "" for an empty command."""
         return self.filled(f"`{command}`") if command else ""
 
 
@@ -131,10 +131,11 @@ class Diagnosis:
 class ReadLog:
     """The diagnoses of a log, the first cause first.
 
-    ``strange`` is the first unknown error, if no known root error explains it. The last start is
-    judged: its server serves from the line ``serving`` on (0: never) and was ``stopped`` in order
-    (0: never). ``earlier`` is the first error of the start before it, ``begun`` counts all starts.
-    ``lines`` are the lines around the diagnoses.
+    ``strange`` is the first error that no symptom describes; None if a diagnosis is a root error.
+    The last start of a server is judged: the server serves from the line ``serving`` on, and was
+    stopped in order at the line ``stopped``; 0 means never. ``earlier`` is the first error of the
+    start before the last one, and ``begun`` the number of all starts. ``unread`` says what was not
+    looked at, "" if all was. ``lines`` is number → text of the lines around the diagnoses.
     """
 
     diagnoses: tuple[Diagnosis, ...]
@@ -148,7 +149,7 @@ class ReadLog:
 
     @property
     def first(self) -> Diagnosis | None:
-        """Return the first error if it is a known one, else None."""
+        """Return the first error if a symptom describes it, else None."""
         if self.strange or not self.diagnoses:
             return None
         diagnosis = self.diagnoses[0]
@@ -156,7 +157,7 @@ class ReadLog:
 
     @property
     def lead(self) -> Hit | None:
-        """Return the error to look at first, known or not; None without one."""
+        """Return the error to look at first, known or unknown; None if there is no error."""
         return self.strange or (self.first.hit if self.first else None)
 
 
@@ -168,9 +169,9 @@ def read_log(
 ) -> ReadLog:
     """Return the diagnoses of a log.
 
-    ``machine_facts`` complete the facts that the log states. Give ``whole=False`` for a part of a
-    log, such as one line: a text that is missing there proves nothing.
-    Raise what ``chunks`` raises, HostError if grep does not run.
+    ``chunks`` are pieces of the log of any size. ``machine_facts`` are used where the log states
+    no fact. Give ``whole=False`` for a part of a log, such as one line: a missing text proves
+    nothing there. Raise what ``chunks`` raises, and HostError if grep does not run.
     """
     notes = set[str]()
     for symptom in symptoms().values():
@@ -196,7 +197,10 @@ def read_log(
 
 
 def _choose_start(latest: ReadLog, former: ReadLog) -> ReadLog:
-    """Return the start that tells more: the former one if nothing is known of the latest one."""
+    """Return the diagnoses of the latest start, with the first error of the former one.
+
+    Return those of the former start if only that has an error, and the latest does not serve.
+    """
     if former.lead and not latest.lead and not latest.serving:
         return former
     return replace(latest, earlier=former.lead)
@@ -225,7 +229,7 @@ def _judge_start(
 ) -> ReadLog:
     """Return the diagnoses of one start."""
     log = merged_scan(streams)
-    # A log may come from another machine: its facts count more.
+    # The log may come from another machine, so facts in the log replace facts of this machine.
     facts = {**machine_facts, **_stated_facts(log)}
 
     lives = server_lives(streams, answered)
@@ -270,7 +274,7 @@ def _lines_around(
 
 
 def _stated_facts(log: Scan) -> dict[str, str]:
-    """Return the facts that a log states, without those of which it states two values."""
+    """Return fact → value as a log states them; a fact with two different values is left out."""
     stated: dict[str, set[str]] = {}
     for fact in log_words().fact:
         values = stated.setdefault(fact.name, set())
@@ -282,7 +286,11 @@ def _stated_facts(log: Scan) -> dict[str, str]:
 
 
 def _stated_value(fact: LogFact, hit: Hit) -> str:
-    """Return ``7.0.0.1019`` of ``7.0.0-1019-nvidia``, ``2.28.9`` of ``2.28.9+cuda13.0``."""
+    """Return the value that a hit states: the fact's own value, else the version in the hit.
+
+    The version of ``7.0.0-1019-nvidia`` is ``7.0.0.1019``, that of ``2.28.9+cuda13.0`` is
+    ``2.28.9``; "" if there is none.
+    """
     version = _VERSION.match(hit.values.get("value") or "")
     if fact.value or version is None:
         return fact.value
@@ -294,7 +302,7 @@ def _strange_hits(
     streams: Mapping[str, Scan],
     lives: Mapping[str, Life],
 ) -> Iterator[Hit]:
-    """Yield the errors that are no symptom's, and that no server outlived."""
+    """Yield the errors that no symptom describes, no program caught and no server outlived."""
     known_lines = set[int]()
     for symptom in symptoms().values():
         for hit in log.hits_of(symptom.says):
@@ -312,7 +320,7 @@ def _strange_hits(
 
 @dataclass(frozen=True, slots=True)
 class _Evidence:
-    """What decides between causes: texts, facts, and whether the log is whole."""
+    """What decides between causes: the texts of a log, facts, and whether the log is whole."""
 
     log: Scan
     facts: Situation
@@ -323,7 +331,7 @@ class _Evidence:
         symptom: Symptom,
         hit: Hit,
     ) -> tuple[Cause, ...]:
-        """Return the one cause that is proved, else those that are not excluded."""
+        """Return the first cause that is not excluded if it is proved, else all not excluded."""
         causes: list[Cause] = []
         for cause in symptom.cause:
             if self._excludes(cause, hit):
@@ -334,7 +342,7 @@ class _Evidence:
         return tuple(causes)
 
     def _excludes(self, cause: Cause, hit: Hit) -> bool:
-        """Return whether a fact, the text, or the rest of the log speaks against a cause."""
+        """Return whether a fact, the text of the hit, or another text of the log rules it out."""
         if not is_met(self._known_conditions(cause), self.facts):
             return True
 
@@ -347,10 +355,10 @@ class _Evidence:
         return not texts.isdisjoint(cause.unseen)
 
     def _proves(self, cause: Cause) -> bool:
-        """Return whether no condition is unknown of a cause that is not excluded."""
+        """Return whether all conditions of a cause, which is not excluded, are known to hold."""
         has_text = cause.matches or cause.seen or cause.unseen
         if not (cause.when or has_text):
-            return False  # the default holds where no other cause does
+            return False  # a cause without conditions holds only if all others are excluded
         if len(self._known_conditions(cause)) < len(cause.when):
             return False
         if self.whole:
@@ -366,7 +374,7 @@ class _Evidence:
         return self.log.hits.keys() >= {*texts}
 
 
-# The weight of the most specific text in each line, by the line's number.
+# Number of a line → the weight of a symptom's most specific text in that line.
 _Weights = Mapping[int, int]
 
 
@@ -408,9 +416,10 @@ def _hides(
     symptom: Symptom,
     weights: Mapping[str, _Weights],
 ) -> bool:
-    """Return whether a rival has a more specific text in each line of a symptom.
+    """Return whether a rival symptom has a more specific text in each line of a symptom.
 
-    A rival that is benign, or tells of another error, never hides an error.
+    A rival with a milder level never hides a symptom. With the same level, neither does one that
+    only follows from another error, unless the symptom does so too.
     """
     rival_rank = (_LEVELS.index(rival.level), rival.follows)
     if rival_rank > (_LEVELS.index(symptom.level), symptom.follows):

@@ -1,7 +1,7 @@
 """Look for many texts in a log of any length: in a stream, with little memory.
 
-grep takes out the lines that may matter, with those around them: it reads a gigabyte in seconds,
-for hundreds of texts at once. The lines that are left are few, and are matched exactly.
+grep selects the lines that contain an anchor, and the lines around them: it reads a gigabyte in
+seconds, for hundreds of texts at once. Only these few lines are matched with the texts' patterns.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ BEHIND = 10
 """Lines behind it."""
 
 _WINDOW = BEFORE + 1 + BEHIND
-_MOST_HITS = 50  # that are kept of a text; the others are counted
-_MOST_LINES = 100_000  # different ones that are looked at
-_MOST_LOOKS = 3  # at lines that differ by numbers alone
+_MOST_HITS = 50  # of a text that are kept; further ones are only counted
+_MOST_LINES = 100_000  # kinds of lines that are looked at
+_MOST_LOOKS = 3  # lines of a kind that are looked at; further ones are only counted
 _NUMBERED = re.compile(r"(\d+)([:-])(.*)", re.DOTALL)
 _DIGITS = re.compile("[0-9]+")
 _LONG = re.compile(rb"[^\n]{%d}(?!\n)" % LONGEST)
 _SHOWN = 1000  # characters of a line around a hit
-# 4xx is an answer, too: that request was wrong. /metrics and the list of models need no engine.
+# 4xx answers a wrong request, so the engine works. Other paths, as /metrics, need no engine.
 _ANSWERED = re.compile(
     rb'"(?:POST /[^ "\n]{1,200}|GET /health) HTTP/1.1" (?:200|4\d\d)'
 )
 
 
 class GrepLine(NamedTuple):
-    """A line as grep prints it; without an anchor it only stands around one that has it."""
+    """A line as grep prints it; a line without an anchor is near a line that has one."""
 
     number: int
     text: str
@@ -60,9 +60,10 @@ class GrepLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A text in a log: the line where it begins, its writer, and the values of its {names}.
+    """A place where a text matches: the number and writer of its first line, and {name} → value.
 
-    ``text`` are all lines that it goes over; ``level`` is that of its logger, "" for none.
+    ``text`` are all lines of the match, joined by line feeds. ``level`` is the level of the
+    logger, "" if the line names none.
     """
 
     number: int
@@ -74,10 +75,10 @@ class Hit:
 
 @dataclass(slots=True)
 class Scan:
-    """The texts of a stream: hits by text, and the last line that each text was in.
+    """The texts that a stream has: text → hits, and text → number of the last line with it.
 
-    ``repeats`` are the texts of lines that were only counted. ``lines`` are those around the first
-    hit of each text.
+    ``repeats`` counts hits that were not kept, by their texts. ``lines`` is number → text of the
+    lines around the first hit of each text.
     """
 
     hits: dict[str, list[Hit]] = field(default_factory=dict)
@@ -98,7 +99,7 @@ class Scan:
         return max((self.last.get(text, 0) for text in texts), default=0)
 
     def count(self, *texts: str) -> int:
-        """Return the number of places that have one of these texts."""
+        """Return the number of lines in which one of these texts begins."""
         total = len({hit.number for hit in self.hits_of(texts)})
         for repeated, count in self.repeats.items():
             if not set(texts).isdisjoint(repeated):
@@ -112,7 +113,10 @@ class Scan:
         hit: Hit,
         window: Sequence[GrepLine],
     ) -> bool:
-        """Add a hit; return False if the other half of the text led to it already."""
+        """Add a hit of a text, and return whether it is a new one.
+
+        A text with two anchors leads to the same hit twice. ``window`` are the lines around it.
+        """
         hits = self.hits.setdefault(text, [])
         if any(earlier.number == hit.number for earlier in hits):
             return False
@@ -130,7 +134,10 @@ class Scan:
 
 @dataclass(slots=True)
 class _Kind:
-    """Lines that differ by numbers alone: their stream, their texts, how many were looked at."""
+    """A kind of lines, which differ only by numbers: their stream and their texts.
+
+    ``looks`` is the number of these lines that were looked at.
+    """
 
     stream: str
     texts: dict[str, None] = field(default_factory=dict)
@@ -139,10 +146,10 @@ class _Kind:
 
 @dataclass(slots=True)
 class LogScan:
-    """The texts of a log by its streams: containers or nodes, "" for a log that names none.
+    """The texts that a log has, by stream: the name of a container or node, "" if lines name none.
 
-    ``streams`` have what the last start of a server wrote, ``before`` what the start before it
-    did, and ``begun`` counts the starts. ``answered`` are the last lines that say that a request
+    ``streams`` has the texts of a server's last start, ``before`` those of the start before that;
+    ``begun`` counts the starts. ``answered`` is stream → the last line which says that a request
     was answered. ``unread`` says what was not looked at, "" if all was.
     """
 
@@ -153,7 +160,10 @@ class LogScan:
     unread: str = ""
 
     def begin(self, stream: str, kinds: Iterable[_Kind]) -> None:
-        """Start a stream anew; a line of each of the ``kinds`` is looked at once more."""
+        """Begin a new start of a server in a stream.
+
+        One more line of each of the ``kinds`` will be looked at, since the new start has no hits.
+        """
         for kind in kinds:
             kind.looks = min(kind.looks, _MOST_LOOKS - 1)
 
@@ -163,7 +173,7 @@ class LogScan:
         self.begun[stream] += 1
 
     def count_repeat(self, kind: _Kind, number: int) -> None:
-        """Count a line of a kind that was looked at often enough."""
+        """Count a line without looking at it: enough lines of its kind were looked at."""
         if kind.texts:
             part = self.streams[kind.stream]
             part.last |= dict.fromkeys(kind.texts, number)
@@ -192,12 +202,12 @@ def scan(
     quoting: Collection[str] = (),
     starts: Collection[str] = (),
 ) -> LogScan:
-    """Return where texts are in a log, which comes in pieces of any size.
+    """Return the places of texts in a log, which comes in pieces of any size.
 
-    A hit within a longer text of ``quoting`` does not count: a note may quote an error that may
-    come. A text of ``starts`` begins a new start of a server.
+    A hit within a hit of a longer text of ``quoting`` does not count: a note may quote an error
+    that did not happen. A text of ``starts`` means that a server starts.
 
-    Raise what ``chunks`` raises, HostError if grep does not run.
+    Raise what ``chunks`` raises, and HostError if grep does not run.
     """
     log = LogScan()
     kinds: dict[str, _Kind] = {}
@@ -243,7 +253,7 @@ def _texts_by_anchor(texts: Iterable[TextPattern]) -> dict[str, list[TextPattern
     return by_anchor
 
 
-# A text, and where it matches lines that are joined by line feeds.
+# A text, and its match in lines that are joined by line feeds.
 _Match = tuple[TextPattern, re.Match[str]]
 
 
@@ -253,7 +263,10 @@ def _find_hits(
     by_anchor: Mapping[str, Collection[TextPattern]],
     quoting: Collection[str],
 ) -> Iterator[tuple[str, Hit]]:
-    """Yield the texts that are at least partly in ``line``; its writer's lines complete them."""
+    """Yield each text that matches at least partly in ``line``, and its hit.
+
+    The rest of the text may be in lines of the window that have the same writer or none.
+    """
     neighbours = [neighbour for neighbour in window if neighbour.who in (line.who, "")]
     joined = "\n".join(neighbour.text for neighbour in neighbours)
     start = sum(
@@ -265,7 +278,7 @@ def _find_hits(
 
     matches: list[_Match] = []
     for text in _anchored_texts(line, by_anchor):
-        # `re` keeps those that it compiled: a log needs few of two thousand.
+        # Compiled by `re` when needed, and cached there: a log needs few of the 2,000 patterns.
         found_matches = re.finditer(text.expression, joined, text.flags)
         matches += ((text, match) for match in found_matches)
     wider_matches = [pair for pair in matches if pair[0].text in quoting]
@@ -280,7 +293,7 @@ def _anchored_texts(
     line: LogLine,
     by_anchor: Mapping[str, Collection[TextPattern]],
 ) -> dict[TextPattern, None]:
-    """Return the texts that may be in a line, each once."""
+    """Return the texts that have an anchor in a line, each once."""
     low = line.text.lower()
     texts: dict[TextPattern, None] = {}
     for anchor, anchored in by_anchor.items():
@@ -295,7 +308,7 @@ def _is_quoted(
     match: re.Match[str],
     wider_matches: Iterable[_Match],
 ) -> bool:
-    """Return whether a text is there only as a part of another text."""
+    """Return whether a match is only a part of a match of a longer text that contains the text."""
     low = text.text.lower()
     for wider, wide_match in wider_matches:
         has_text = wider != text and low in wider.text.lower()
@@ -328,7 +341,7 @@ def _line_windows(
     """
     no_line: GrepLine | None = None
     lines = deque([no_line] * _WINDOW, maxlen=_WINDOW)
-    # In bytes: a log need not be UTF-8.
+    # In the locale C grep matches bytes, since a log need not be UTF-8.
     grep = Follow(
         "grep",
         "-aniF",
@@ -351,9 +364,9 @@ def _line_windows(
 
 
 def _parse_printed(printed: str) -> list[GrepLine] | list[None]:
-    """Return a line that grep printed; for the ``--`` between groups, as many gaps as lines.
+    """Return the line that grep printed; for the ``--`` between groups of lines, ten times None.
 
-    No line of the next group stands behind a line of this one.
+    So no window has lines of the next group behind a line of this group.
     """
     parts = _NUMBERED.fullmatch(printed.rstrip("\n"))
     if parts is None:
@@ -367,15 +380,15 @@ def _whole_lines(
     chunks: Iterable[bytes],
     answered: dict[str, int],
 ) -> Iterator[bytes]:
-    """Yield whole lines, several at once; one that is too long in pieces, without quotes.
+    """Yield whole lines without quoted texts, several at once; a line that is too long in pieces.
 
-    ``answered`` gets the last line of each stream that says that a request was answered.
+    Store stream → the last line which says that a request was answered in ``answered``.
     """
     latin_1 = getincrementaldecoder("latin-1")()
     line_feeds = IncrementalNewlineDecoder(latin_1, translate=True)
     unfinished = b""
     number = 0
-    skips_line = False  # the unfinished of a long line is a quote
+    skips_line = False  # the rest of the current line is part of a quoted text
     for chunk in chunks:
         data = unfinished + line_feeds.decode(chunk).encode("latin-1")
 
@@ -411,7 +424,10 @@ def _note_answer(
     number: int,
     answered: dict[str, int],
 ) -> None:
-    """Note the last line that says that a request was answered; ``number`` lines were before."""
+    """Store the last of these lines which says that a request was answered.
+
+    ``number`` is the number of lines before ``lines``.
+    """
     near = max(0, lines.rfind(b' HTTP/1.1" ') - LONGEST)
     answers = list(_ANSWERED.finditer(lines, near))
     if answers:

@@ -1,12 +1,13 @@
 """Read the symptoms: what programs print when something is wrong, why, and what cures it.
 
-Texts are matched as programs print them: what varies has a name, blanks may be line breaks.
+A symptom has texts as programs print them, with placeholders for the parts that vary:
 
     Free memory on device {} ({free}/{total} GiB) on startup ... utilization
 
-``{name}`` is one word, ``{}`` one that nobody asks for, ``...`` anything up to 500 characters; a
-blank is one blank or the end of a line, two are any run of blanks, as in a table. Capitals do not
-count. ``{{`` and ``}}`` are braces.
+``{name}`` stands for one word, whose value is kept under this name, ``{}`` for one word whose
+value is not kept, and ``...`` for anything of up to 500 characters. A blank stands for blanks or
+the end of a line; write two where programs print a run of blanks, as in a table. Upper and lower
+case are the same. ``{{`` and ``}}`` are braces.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from patchkit.runtime.rules.rule import Grounded
 SYMPTOM_FILES = sorted((RECIPES / "symptoms").glob("*.toml"))
 """One file for each area, by name."""
 
-# Characters that a text needs in a row, without a gap: grep searches for them.
+# The fewest characters without a placeholder that a text needs: grep searches for them.
 _FEWEST = 5
-# Half of a run of characters is rare enough from this length on.
+# A half of a run of characters is searched for by itself if it has at least so many characters.
 _RARE = 12
 _OTHER_THAN_ASCII = re.compile(r"[^\x20-\x7e]+")
 _WORD = r"[^\s]{1,200}?"
@@ -40,9 +41,10 @@ _PART = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class TextPattern:
-    """A text to look for: a line that it matches has one of ``anchors``, in small letters.
+    """A text to look for, as a regular ``expression``.
 
-    ``weight`` counts the characters that do not vary: a text with more of them is more specific.
+    Where the text matches, a line contains one of the ``anchors``, which are in small letters.
+    ``weight`` is the number of characters that do not vary: a text with more is more specific.
     """
 
     text: str
@@ -54,9 +56,10 @@ class TextPattern:
 
 @cache
 def text_pattern(text: str) -> TextPattern:
-    """Return a text ready to look for.
+    """Return the pattern of a text of a symptom.
 
-    Raise ValueError if it has less than five ASCII characters in a row, or a name twice.
+    Raise ValueError if the text has fewer than five plain ASCII characters in a row, or contains
+    a name twice.
     """
     expression = ""
     names = set[str]()
@@ -74,7 +77,7 @@ def text_pattern(text: str) -> TextPattern:
         end = part.end()
     expression += re.escape(text[end:])
 
-    # A letter or digit at an end is the end of a word.
+    # If the text begins or ends with a letter or digit, a word must begin or end there.
     begins = r"(?<!\w)" if text[:1].isalnum() else ""
     ends = r"(?!\w)" if text[-1:].isalnum() else ""
     return TextPattern(
@@ -94,16 +97,17 @@ def _part_expression(part: re.Match[str]) -> str:
     if part["blank"]:
         return r"\s+"
 
-    # At the end of the text only a blank ends a word.
+    # Nothing follows the last word, so it goes on to the next blank.
     is_last = part.end() == len(part.string)
     word = _WORD.rstrip("?") if is_last else _WORD
     return f"(?P<{part['name']}>{word})" if part["name"] else word
 
 
 def _anchors(text: str) -> tuple[str, ...]:
-    """Return the longest run of plain characters, or both halves of a long one.
+    """Return the longest run of plain characters of a text, or both halves of a long run.
 
-    A long run may break at the blank in its middle: then one half is in a line.
+    A program may break a long line at a blank; then at least one half is whole in a line.
+    Raise ValueError if the run has fewer than five characters.
     """
     plain = _PART.sub(_plain_part, text)
 
@@ -126,7 +130,10 @@ def _anchors(text: str) -> tuple[str, ...]:
 
 
 def _plain_part(part: re.Match[str]) -> str:
-    """Return a brace or a blank as it is; a line feed, which ends a run, for all else."""
+    """Return the brace or the single blank that a part stands for, else a line feed.
+
+    A line feed ends a run of plain characters.
+    """
     if part["brace"]:
         return part[0][0]
 
@@ -142,12 +149,12 @@ PatternText = Annotated[str, text_pattern]
 
 @frozen
 class Cause(Grounded):
-    """Why a text was printed, while ``when`` holds, and what cures that.
+    """A cause of a symptom, possible if the condition ``when`` holds, and its cure.
 
-    ``matches`` is a pattern for the printed text, for causes that its numbers decide. ``seen`` are
-    texts that must be elsewhere in the same log, ``unseen`` texts that must not.
-    ``command`` cures it or shows it, ``costs`` is what the cure costs, and the command ``tell``
-    tells this cause from the other causes of its symptom.
+    ``matches`` is a pattern that the printed text must match, such as a number in it. ``seen`` are
+    texts that must be in the same log, ``unseen`` texts that must not be in it. ``command`` cures
+    or shows the cause, ``costs`` is the drawback of the cure, and the command ``tell`` tells this
+    cause from the other causes of its symptom.
     """
 
     cause: str
@@ -162,13 +169,13 @@ class Cause(Grounded):
 
 @frozen
 class Symptom:
-    """A text that programs print, in one of the forms of ``says``, and its causes by likelihood.
+    """Something that programs print if it is wrong: its texts ``says``, and causes by likelihood.
 
-    ``follows``: it only tells that something else failed before. ``yields``: it has causes, unless
-    the same log has another error. ``ends``: no server outlives it. ``lasts``: a server that serves
-    has not overcome it. ``request``: the client of the server is to blame.
-    ``example`` are texts that are this symptom, ``other`` are similar texts that are not.
-    ``broken`` names rows of recipes/env/broken.toml, which are further causes.
+    ``follows``: the symptom only says that something else failed before. ``yields``: it is a
+    consequence if the same log has another error. ``ends``: no server outlives it. ``lasts``: it
+    goes on although a server serves. ``request``: a client of the server caused it.
+    ``example`` are texts that are this symptom, ``other`` similar texts that are not.
+    ``broken`` names rows of recipes/env/broken.toml, which come before the other causes.
     """
 
     id: Id
@@ -201,7 +208,7 @@ def symptoms() -> Mapping[str, Symptom]:
 
 
 def _with_broken(symptom: Symptom) -> Symptom:
-    """Return a symptom with the faults of releases that it names as its first causes."""
+    """Return a symptom whose first causes are the rows of broken.toml that it names."""
     shared = {part.name for part in fields(Cause)} & {
         part.name for part in fields(Broken)
     }
@@ -217,7 +224,10 @@ def _with_broken(symptom: Symptom) -> Symptom:
 
 @frozen
 class LogFact:
-    """A fact that a log may state: ``value``, or what stands at {value} of the text."""
+    """A fact that a log states by one of the texts ``says``.
+
+    Its value is ``value``; if that is empty, it is the version at {value} in the text.
+    """
 
     name: str
     says: tuple[PatternText, ...]
@@ -226,7 +236,7 @@ class LogFact:
 
 @frozen
 class LogWords:
-    """Texts that state facts; ``marks`` are texts that tell of the life of a server, by name."""
+    """Texts that state facts, and ``marks``: event in a server's life → texts that tell of it."""
 
     fact: tuple[LogFact, ...]
     marks: Mapping[str, tuple[PatternText, ...]]
