@@ -146,7 +146,10 @@ def finish(
 
 
 def plan_for(workspace: Workspace, recipe: Recipe, request: Request) -> Plan:
-    """Return the plan for a tree. Raises DriftError that names every fix that does not fit."""
+    """Return the plan for a tree. Raises DriftError, which names every fix that does not fit.
+
+    ``without`` of the error has these fixes if a plan without them works.
+    """
     plan = make_plan(workspace.tree, recipe, request)
     if not plan.drifted:
         return plan
@@ -206,7 +209,10 @@ def commit_libraries(
 
 
 def _library_ledger(workspace: Workspace, target: Target) -> Ledger:
-    """Return the present ledger, or a new one if no text was patched yet, or for another device."""
+    """Return the ledger to write for replaced libraries.
+
+    It is the present one if fixes were applied or its request is the same, else a new one.
+    """
     tree = workspace.tree
     request = LedgerRequest.of(Request(target=target))
     ledger = workspace.ledger
@@ -228,7 +234,10 @@ def _library_ledger(workspace: Workspace, target: Target) -> Ledger:
 
 
 def revert_libraries(workspace: Workspace) -> tuple[str, ...]:
-    """Restore upstream's libraries, byte by byte; return their paths. Texts stay patched."""
+    """Restore upstream's libraries, byte by byte; return their paths. Texts stay patched.
+
+    Raises HashMismatchError if an original is damaged.
+    """
     ledger = workspace.ledger
     if ledger is None or not ledger.libraries:
         return ()

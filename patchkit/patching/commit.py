@@ -1,4 +1,4 @@
-"""The files of a plan, its ledger and the originals, written or put back as one change."""
+"""Write or put back the files of a plan, its ledger and the originals as one change."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ NO_LIBRARIES: Mapping[str, Path] = MappingProxyType({})
 
 @frozen
 class Applied:
-    """Result of an apply: the verdicts as they now stand, what it proved, and the files written.
+    """Result of an apply: the verdicts after it, the proofs, and the paths that were written.
 
-    ``pending`` is what a dry run would write. Where a ledger says that nothing is to do, this
-    run proves nothing: ``recorded_proofs`` are the ledger's words, ``recorded_by`` says whose.
+    ``pending`` are the paths that a dry run would write. If the ledger says that the request was
+    carried out already, nothing is proved again: ``recorded_proofs`` are the proofs in the ledger,
+    ``recorded_by`` the patchkit version and day of that run.
     """
 
     verdicts: tuple[Verdict, ...]
@@ -61,7 +62,11 @@ def commit_plan(
     proofs: tuple[str, ...],
     libraries: Mapping[str, Path] = NO_LIBRARIES,
 ) -> Applied:
-    """Write the texts of a plan, with the ledger and the originals: all files or none."""
+    """Write the texts of a plan, the ledger and the originals: all files or none.
+
+    ``libraries`` are as for ``commit_texts``. ``written`` in the result names no file of patchkit
+    itself and no RECORD. Raises as ``commit_texts`` does.
+    """
     tree = workspace.tree
     texts = plan.texts
     verdicts = tuple(map(mark_applied, plan.verdicts))
@@ -86,7 +91,7 @@ def commit_plan(
     )
     written = commit_texts(workspace, texts, ledger, libraries)
 
-    # Pristine files are among the written ones if they go back to upstream's text.
+    # A pristine file is written if it goes back to upstream's text.
     sources = {*texts, *libraries, *tree.pristine}
     named = [path for path in written if path in sources]
     shown = [path for path in named if not path.endswith("/RECORD")]
@@ -98,7 +103,7 @@ def commit_plan(
 
 
 def mark_applied(verdict: Verdict) -> Verdict:
-    """Return a verdict as it is after the commit: what was to be applied is applied."""
+    """Return a verdict as it is after the commit: APPLY becomes APPLIED, others stay."""
     if verdict.state is State.APPLY:
         return replace(verdict, state=State.APPLIED, reason=verdict.done)
     return verdict
@@ -110,13 +115,14 @@ def commit_texts(
     ledger: Ledger | None,
     libraries: Mapping[str, Path] = NO_LIBRARIES,
 ) -> list[str]:
-    """Write texts, ledger and originals, and remove what is not needed any more; return the paths.
+    """Write texts, ledger and originals, and remove those no longer needed; return the paths.
 
-    Without a ledger, or with one that would name no file, all becomes as upstream shipped it.
+    Without a ledger, or if it would name no file, all files become as upstream shipped them.
 
-    ``libraries``: path → its new file, which becomes the tree's: it gets a second name there, and
-    the owner and mode of the old one. Libraries that an earlier run replaced stay, unless they are
-    named; upstream's own file puts one back.
+    ``libraries`` maps the path of a library to its new file, which is linked into the tree and gets
+    the owner and mode of the old file. A library that an earlier run replaced stays replaced if it
+    is not named; naming upstream's own file for it puts it back. Raises if a file has changed since
+    it was read; nothing is written then.
     """
     tree = workspace.tree
     past = workspace.ledger
@@ -136,14 +142,14 @@ def commit_texts(
         if before is not None:
             upstream[path] = originals[path] = before.encode()
 
-    # Files of an earlier plan that this one leaves alone go back to upstream's text.
+    # Files that an earlier plan patched and this one does not go back to upstream's text.
     targets: _Contents = {**upstream, **patched}
     if tree.kind == "installed":
         record = record_path(tree)
         shipped = upstream.get(record) or _unpatched_record(workspace, record)
         targets[record] = shipped
         if ledger:
-            # RECORD is patched like any other file, so a revert needs upstream's.
+            # RECORD is patched like any other file, so its original is kept for a revert.
             originals[record] = shipped
             rows = _rows_of(patched)
             rows |= _library_rows(workspace, replaced, libraries)
@@ -155,7 +161,7 @@ def commit_texts(
             ledger = replace(ledger, files=files)
 
     targets |= _state_files(workspace, ledger, originals)
-    # The commit refuses what is no longer as the plan read it, or has appeared since.
+    # The commit refuses a file that has changed or appeared since the plan read the tree.
     first_patched = texts.keys() - tree.pristine.keys()
     read_before = {path: upstream[path] for path in first_patched}
     changes += _changes_to(targets, tree.root, read_before)
@@ -169,7 +175,10 @@ def _changes_to(
     root: Path,
     read_before: _Contents,
 ) -> Iterator[Change]:
-    """Yield the change of every file that is not its target yet."""
+    """Yield a change for every file whose content differs from its target.
+
+    ``read_before`` has the content of files that the plan has read; others are read now.
+    """
     for path, data in targets.items():
         is_read = path in read_before
         present = read_before[path] if is_read else _read_file(root / path)
@@ -181,9 +190,9 @@ def _swap_libraries(
     workspace: Workspace,
     libraries: Mapping[str, Path],
 ) -> tuple[_Digests, list[Change]]:
-    """Return sha256 (upstream's, ours) of replaced libraries, and the changes that replace them.
+    """Return sha256 (upstream's, new) of all replaced libraries, and the changes to get there.
 
-    Content moves by second names: no library is in memory, nor twice on the disk.
+    The changes name files, which are linked: no library is read into memory or copied on disk.
     """
     root = workspace.tree.root
     past = workspace.ledger.libraries if workspace.ledger else {}
@@ -223,7 +232,7 @@ def _library_rows(
     replaced: _Digests,
     libraries: Mapping[str, Path],
 ) -> _Rows:
-    """Return sha256 and size of replaced libraries, as rows of a RECORD have them."""
+    """Return sha256 and size (bytes) of replaced libraries, for the rows of a RECORD."""
     rows = {}
     for path, (_upstream, sha256) in replaced.items():
         library = libraries.get(path, workspace.tree.root / path)
@@ -236,11 +245,11 @@ def _state_files(
     ledger: Ledger | None,
     originals: Mapping[str, bytes],
 ) -> _Contents:
-    """Return the content of the state folder by path: None for a file that is not needed."""
+    """Return the content of each file of the state folder by path, None for a file to remove."""
     home = workspace.home
     text = ledger.to_json() if ledger else None
     files: _Contents = {str(ledger_path(home)): text}
-    # `git status` must not show the folder, nor `git add` take it along.
+    # `git status` must not show the folder, and `git add` must not add it.
     if workspace.tree.kind == "git":
         files[str(home / ".gitignore")] = b"*\n" if ledger else None
 
@@ -256,7 +265,11 @@ def _read_file(place: Path) -> bytes | None:
 
 
 def _change_turn(home: Path, change: Change) -> tuple[int, str]:
-    """Return when to change a file: none of upstream's ever lacks its original and its ledger."""
+    """Return the sort key of a change.
+
+    Originals and ledger are written before any file of upstream is changed, and removed after: at
+    every moment a changed file has its original and the ledger.
+    """
     path = change.path
     if not Path(path).is_relative_to(home):
         return 2, path
@@ -275,7 +288,7 @@ def _patched_record(
 ) -> bytes:
     """Return RECORD with the rows of patched files and of patchkit's own files.
 
-    pip uninstalls what RECORD lists: patchkit's files have to go with the package.
+    pip removes the files that RECORD lists, and patchkit's files must go with the package.
     """
     home = workspace.home
     added = [str(ledger_path(home))]
@@ -285,7 +298,10 @@ def _patched_record(
 
 
 def _unpatched_record(workspace: Workspace, record: str) -> bytes:
-    """Return RECORD of a package that was patched before it was installed, or not at all."""
+    """Return the RECORD that the package would have without patches.
+
+    Called if no original RECORD is kept: nothing was patched yet, or a patched wheel was installed.
+    """
     data = workspace.tree.read_bytes(record)
     text = decoded(data, str(workspace.tree.root / record))
     ledger = workspace.ledger
@@ -307,7 +323,7 @@ def _unpatched_record(workspace: Workspace, record: str) -> bytes:
 
 
 def _rows_of(files: Mapping[str, bytes]) -> _Rows:
-    """Return sha256 and size of files, as rows of a RECORD have them."""
+    """Return sha256 and size (bytes) of files, for the rows of a RECORD."""
     rows = {}
     for path, data in files.items():
         rows[path] = (digest(data), len(data))

@@ -1,4 +1,4 @@
-"""Define a fix: metadata, the releases that need it, and a look at the code."""
+"""Define a fix: metadata, the releases that need it, and the function that looks at the code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Layer = Literal["python", "build"]
 
 
 class State(enum.StrEnum):
-    """The answer of a fix about a tree: is there something to do, and if not, why."""
+    """State of a fix in a tree: it is to be applied, or the reason why it is not."""
 
     APPLY = "apply"
     APPLIED = "applied"
@@ -36,7 +36,7 @@ class State(enum.StrEnum):
 
 
 class Severity(enum.StrEnum):
-    """Degree to which a release depends on a fix; optional fixes are off unless asked for."""
+    """How much a release depends on a fix; an optional fix is off unless the user turns it on."""
 
     REQUIRED = "required"
     RECOMMENDED = "recommended"
@@ -47,7 +47,7 @@ class Severity(enum.StrEnum):
 class Need:
     """Releases that need a fix (a PEP 440 specifier), and why.
 
-    ``arch`` limits it to one mode, ``kind`` to "source" trees or "installed" packages.
+    ``arch`` limits the need to one arch mode, ``kind`` to "source" trees or "installed" packages.
     """
 
     versions: str
@@ -61,20 +61,20 @@ class Need:
 
     @property
     def limits(self) -> str:
-        """Limits in words: "--arch native", "installed"; "" without any."""
+        """Limits in words, such as "--arch native, installed"; "" without limits."""
         arch = f"--arch {self.arch}" if self.arch else ""
         return ", ".join(filter(None, (arch, self.kind)))
 
     @property
     def begins(self) -> list[Version]:
-        """Releases with which the range begins; none if it has no lower end."""
+        """Lower ends of the range (of ``>=`` and ``==``); empty if it has none."""
         specs = SpecifierSet(self.versions)
         return [
             Version(spec.version) for spec in specs if spec.operator in (">=", "==")
         ]
 
     def covers(self, version: Version) -> bool:
-        """Return whether a release needs it; pre-releases of a boundary belong to the boundary."""
+        """Return whether a release needs the fix. A pre-release counts as its release too."""
         versions = SpecifierSet(self.versions)
         if versions.contains(version, prereleases=True):
             return True
@@ -84,12 +84,12 @@ class Need:
 
 required = partial(Need, severity=Severity.REQUIRED)  # releases fail without the fix
 recommended = partial(Need, severity=Severity.RECOMMENDED)  # they work better with it
-optional = partial(Need, severity=Severity.OPTIONAL)  # it is off unless asked for
+optional = partial(Need, severity=Severity.OPTIONAL)  # off unless the user turns it on
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A claim, where it comes from, and how it was established."""
+    """A claim, its source, and how it was established."""
 
     claim: str
     source: str
@@ -98,7 +98,7 @@ class Evidence:
 
 @frozen
 class Patch:
-    """A patch of the user's: a unified diff, known by its sha256."""
+    """A patch of the user: a unified diff, identified by its sha256."""
 
     id: Id
     title: Utf8
@@ -112,7 +112,10 @@ class Patch:
 
 @frozen
 class Request:
-    """A user's request: target, arch mode, the fixes that are named, and patches in order."""
+    """A user's request: target, arch mode, selected fixes, and patches in order.
+
+    ``only``, ``skip`` and ``also`` are the fix ids of --only, --without and --with.
+    """
 
     target: Target
     arch: str = "native"  # or "family"
@@ -140,9 +143,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A look of a fix at the code: ``state`` is APPLY (with edits), APPLIED or UPSTREAM.
+    """What a fix sees in the code: ``state`` is APPLY (with edits), APPLIED or UPSTREAM.
 
-    ``reason`` says how the code is, ``done`` how it is once the edits are in.
+    ``reason`` describes the code as it is, ``done`` the code after the edits.
     """
 
     state: State
@@ -153,7 +156,7 @@ class Observation:
 
 
 def found(edits: Sequence[Edit], *, now: str, done: str) -> Observation:
-    """Return APPLY with these edits, or APPLIED if there is nothing left to edit."""
+    """Return APPLY with the edits and the reason ``now``; without edits, APPLIED with ``done``."""
     if not edits:
         return Observation(State.APPLIED, done)
 
@@ -161,20 +164,20 @@ def found(edits: Sequence[Edit], *, now: str, done: str) -> Observation:
 
 
 def places(paths: Sequence[str]) -> str:
-    """Return the first of several paths, and how many more there are; "" for no path."""
+    """Return the first path and the number of the others, ``a.py (+2 more)``; "" for no path."""
     if len(paths) > 1:
         return f"{paths[0]} (+{len(paths) - 1} more)"
     return "".join(paths)
 
 
 def upstream(reason: str) -> Observation:
-    """Return UPSTREAM: the release has it."""
+    """Return UPSTREAM: the release has the change already."""
     return Observation(State.UPSTREAM, reason)
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A fixture and a piece of documentation: one file, before and after, in one release.
+    """One file of one release before and after a fix, for tests and documentation.
 
     ``before`` is None for a file that the fix creates.
     """
@@ -190,10 +193,10 @@ class Example:
 
 @frozen
 class Case:
-    """Input of a proof: a tree before and after the fixes, and which of them are in effect.
+    """Input of a proof: a tree before and after the fixes, and the ids of the fixes in effect.
 
-    ``stock`` is the tree as the fix found it, or as it was in the beginning for a fix with
-    ``prove_from_stock``; ``patched`` is the tree as all fixes leave it.
+    ``stock`` is the tree with the edits of the earlier fixes, or with no edits for a fix with
+    ``prove_from_stock``. ``patched`` is the tree with the edits of all fixes.
     """
 
     stock: SourceTree
@@ -208,11 +211,11 @@ Proof = Callable[[Case], str]
 
 @frozen
 class Fix:
-    """One version-aware change.
+    """One change of upstream's code, and the releases that need it.
 
     ``look`` reads the code and decides; ``needs`` only says which releases are candidates.
-    ``prove`` returns what it established or raises ProofError. Both run upstream's code through
-    ``proof.questions`` alone.
+    ``prove`` returns a sentence about what it has proved, or raises ProofError. Both may run
+    upstream's code only through ``proof.questions``.
     """
 
     id: str
@@ -228,27 +231,30 @@ class Fix:
     majors: tuple[int, ...] = (12,)  # of the compute capability: 12.0, 12.1 …
     requires: tuple[str, ...] = ()
     prove: Proof | None = None
-    prove_upstream: bool = False  # worth a proof even where upstream has it
-    last: bool = False  # after patches of the user's, too: it labels all of them
-    prove_from_stock: bool = False  # compared with the tree as it was in the beginning
+    prove_upstream: bool = False  # prove also where upstream has the change
+    last: bool = False  # apply after all others and the user's patches
+    prove_from_stock: bool = False  # compare with the tree without any edits
     examples: tuple[Example, ...] = ()
 
     def need(self, version: Version, arch: str, kind: str = "source") -> Need | None:
-        """Return the first need that covers a release in an arch mode, as source or installed."""
+        """Return the first need that covers a release in an arch mode and kind of tree, or None."""
         for need in self.needs_of(arch, kind):
             if need.covers(version):
                 return need
         return None
 
     def needs_of(self, arch: str, kind: str = "source") -> list[Need]:
-        """Return the needs that are about an arch mode and a kind of tree."""
+        """Return the needs that apply to an arch mode and a kind of tree."""
         of_arch = [need for need in self.needs if need.arch in ("", arch)]
         return [need for need in of_arch if need.kind in ("", kind)]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Verdict of a fix on a tree: its state, the reason, and the edits if there are any."""
+    """Verdict about a fix in a tree: its state, the reason, and the edits to make.
+
+    ``done`` is the reason after the edits are made.
+    """
 
     fix: Fix
     state: State

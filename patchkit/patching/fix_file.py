@@ -1,4 +1,4 @@
-"""The files of fixes: each a module below ``patchkit.recipes`` that holds one ``FIX``."""
+"""Load the files of fixes: modules below ``patchkit.recipes`` that define one ``FIX`` each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from patchkit.patching.fix import Fix
 def load_fixes(home: Path, names: Sequence[str]) -> tuple[Fix, ...]:
     """Import the fixes of the recipe in ``home``, in the order of its ``recipe.toml``.
 
-    Raises RecipeError, with file and line, for one that does not run.
+    Raises RecipeError, with file and line, if a module cannot be imported or has no ``FIX``.
     """
     return tuple(_load_fix(home, name) for name in names)
 
@@ -35,9 +35,10 @@ def _load_fix(home: Path, name: str) -> Fix:
 
 @contextlib.contextmanager
 def explain_failure(fix: Fix) -> Iterator[None]:
-    """Raise RecipeError, with file and line, where a fix's own code fails on a tree.
+    """Raise RecipeError, with file and line, if the code of a fix fails inside the block.
 
-    A file that is nested too deeply is a DriftError; what the system refuses stays as it is.
+    RecursionError becomes a DriftError: a file of the tree is nested too deeply. PatchkitError,
+    OSError and MemoryError pass unchanged.
     """
     try:
         yield
@@ -54,7 +55,7 @@ def explain_failure(fix: Fix) -> Iterator[None]:
 
 
 def _causes_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and its causes: a `finally` of libcst hides the error that it follows."""
+    """Yield an error and its causes: libcst raises another error while one is handled."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause
@@ -70,9 +71,9 @@ def _too_deep(fix: Fix) -> DriftError:
 
 
 def _mistake_of(file: Path, error: Exception, hint: str) -> RecipeError:
-    """Return the error for a file that does not run, with the line in it that is at fault."""
+    """Return the error for a file whose code fails, with its last line in the traceback."""
     if isinstance(error, SyntaxError):
-        # The file may import a helper that is at fault: a SyntaxError names its file itself.
+        # A SyntaxError names its file, which may be a helper that this file imports.
         place = f"{error.filename}:{error.lineno}"
         problem = error.msg
     else:

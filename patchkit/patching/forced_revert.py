@@ -1,4 +1,4 @@
-"""The way out when ledger or journal are damaged: the originals go back, and nothing is lost."""
+"""Put the originals back even if ledger or journal are damaged, without losing any content."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ ASIDE = ".patchkit-aside"
 class ForcedRevert:
     """Paths that were restored, and those whose content was moved to ``aside``.
 
-    ``created`` is False if no ledger says which files patchkit had created: those stay.
-    ``lost`` are files whose original is damaged: they stay as they are, to be had from the release.
+    ``created`` is True if a readable ledger says which files patchkit has created; without it,
+    such files stay. ``lost`` are files whose original is damaged or missing: they stay unchanged,
+    and the user has to take them from the release.
     """
 
     restored: list[str]
@@ -36,9 +37,10 @@ class ForcedRevert:
 
 
 def revert_by_force(tree: SourceTree) -> ForcedRevert:
-    """Put back every original though ledger, journal or patched files are damaged or edited.
+    """Put back every original, even if ledger, journal or patched files are damaged or edited.
 
-    Raises SourceError if there is nothing of patchkit's, StorageError for I/O.
+    Raises SourceError if patchkit has changed nothing in the tree, BusyError if another patchkit
+    holds it, StorageError if reading or writing fails.
     """
     state = state_folder(tree)
     with locked(tree.root):
@@ -48,7 +50,7 @@ def revert_by_force(tree: SourceTree) -> ForcedRevert:
         try:
             journal.recover()
         except PatchkitError:
-            # Moved, not removed: it may hold the only copy of a text.
+            # Move the journal, do not remove it: it may hold the only copy of a text.
             journal.discard(aside / "transaction")
             moved.append("transaction")
         if not state.is_dir() and not moved:
@@ -73,7 +75,10 @@ def revert_by_force(tree: SourceTree) -> ForcedRevert:
 def _put_back(
     outcome: ForcedRevert, state: Path, path: str, pair: tuple[str, str]
 ) -> Iterator[Change]:
-    """Yield what brings a file back; ``pair`` is sha256 (of the original, as patchkit left it)."""
+    """Yield the changes that restore a file, and note the result in ``outcome``.
+
+    ``pair`` is the sha256 of upstream's file, and of the file as patchkit wrote it.
+    """
     upstream, patched = pair
     aside = outcome.aside
     original = original_path(state, path)
@@ -87,10 +92,10 @@ def _put_back(
 
     place = place_of(aside.parent, path)
     now = file_digest(place)
-    # Neither upstream's text nor patchkit's: edits of the user, which must not be lost.
+    # Neither upstream's nor patchkit's content: the user edited the file, so keep it aside.
     if now not in ("", upstream, patched):
         outcome.moved.append(path)
-        # By its name, so that it keeps its mode.
+        # Pass the path, not the content, so that the file keeps its mode.
         yield Change(f"{aside.name}/{path}", "", place)
     if now != upstream:
         yield Change(path, now, _content(original) if saved else None)
@@ -98,7 +103,7 @@ def _put_back(
 
 
 def _free_folder(root: Path) -> Path:
-    """Return a folder for what is in the way, which does not exist yet."""
+    """Return the path of a folder to move files to; it does not exist yet."""
     aside = root / ASIDE
     number = 1
     while aside.exists():
@@ -114,9 +119,9 @@ def _ledger_if_sound(state: Path, project: str) -> Ledger | None:
 
 
 def _kept_originals(state: Path) -> dict[str, tuple[str, str]]:
-    """Return path → (sha256 of the original, "") of every original.
+    """Return path → (sha256, "") of every original that is kept.
 
-    Without a ledger it is not known what patchkit wrote: the present files go aside.
+    "" stands for the unknown sha256 of patchkit's file, so a changed file counts as edited.
     """
     home = original_path(state, "")
     return {
@@ -127,5 +132,5 @@ def _kept_originals(state: Path) -> dict[str, tuple[str, str]]:
 
 
 def _content(place: Path) -> bytes | Path:
-    # A library is handed on by its name, with its mode: it may be larger than the memory.
+    # Pass a large file (a library) by its path: it keeps its mode and is not read into memory.
     return place if place.stat().st_size > LARGEST_IN_TREE else place.read_bytes()

@@ -1,4 +1,4 @@
-"""Record in a tree what patchkit did to it: enough to know, to repeat and to undo it."""
+"""Record in a tree what patchkit did to it, so that a later run can check, repeat or undo it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _DAY = matching(r"(\d{4}-\d\d-\d\d)?", "a day, such as 2026-11-22")
 class LedgerRequest:
     """The user's request when a tree was patched, with the texts of patches.
 
-    A tree may come from elsewhere, and its ledger with it: every field has a form.
+    Every field is checked on reading: a tree may come from elsewhere, with its ledger.
     """
 
     target: Annotated[str, one_of(*targets())]
@@ -66,7 +66,7 @@ class LedgerRequest:
         )
 
     def fields(self) -> dict[str, object]:
-        """Return the request as JSON has it, without the texts of patches."""
+        """Return the fields of the request for JSON, without the patches."""
         fields = asdict(self)
         del fields["patches"]
         return fields
@@ -74,7 +74,7 @@ class LedgerRequest:
 
 @dataclass(frozen=True, slots=True)
 class LedgerVerdict:
-    """A verdict as the ledger keeps it; ``severity`` is "" where the fix has none."""
+    """A verdict in the ledger; ``severity`` is "" if the verdict has none."""
 
     id: Id
     state: State
@@ -95,12 +95,12 @@ class LedgerVerdict:
 
 @frozen
 class Ledger:
-    """``.patchkit/ledger.json``; the originals lie beside it.
+    """The content of ``.patchkit/ledger.json``; the originals are in the same folder.
 
-    ``files``: path → sha256 (before, after), ``""`` before a file was created; ``libraries`` the
-    same of binary files, which are no texts and may be large. ``seen``: path → sha256 of every
-    other file that a fix looked at, ``""`` if it did not exist. ``date``: when it was proved, as
-    ``today`` has it; "" in wheels, which are the same on every day.
+    ``files`` maps the path of each patched text to its sha256 (before, after); before is "" for a
+    file that patchkit created. ``libraries`` is the same for binary files. ``seen`` maps every
+    other file that a fix looked at to its sha256, "" if it did not exist. ``date`` is the day of
+    the proofs, from ``today``; "" in wheels, whose bytes must not depend on the day.
     """
 
     patchkit: Annotated[str, Version]
@@ -117,30 +117,30 @@ class Ledger:
     format: Literal[1] = 1
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a fix with two verdicts, or a file of two kinds."""
+        """Raise ValueError if a fix has two verdicts, or a path is both text and library."""
         if len({verdict.id for verdict in self.verdicts}) < len(self.verdicts):
             raise ValueError("has a fix twice")
         if self.files.keys() & self.libraries.keys():
             raise ValueError("has a file twice")
 
     def to_json(self) -> bytes:
-        """Return JSON: the same patch on the same release and day gives the same bytes."""
+        """Return the ledger as JSON. The same request, tree and day give the same bytes."""
         fields = asdict(self)
-        # Ledgers of former versions have none of these.
+        # Leave out empty fields that ledgers of earlier versions do not have.
         for name in ("date", "libraries"):
             if not fields[name]:
                 del fields[name]
         if not self.request.patches:
             del fields["request"]["patches"]
 
-        # Sorted, since dicts keep the order in which files were looked at.
+        # Sort the keys: the order of the dicts depends on the order in which files were read.
         return (json.dumps(fields, indent=1, sort_keys=True) + "\n").encode()
 
 
 def today() -> str:
-    """Return the date for a ledger, in UTC: SOURCE_DATE_EPOCH's if that is set.
+    """Return the day for a ledger, ``2026-11-22`` in UTC, of SOURCE_DATE_EPOCH if that is set.
 
-    Raises UsageError if it is not a number of seconds.
+    Raises UsageError if SOURCE_DATE_EPOCH is not a number of seconds.
     """
     epoch = os.environ.get("SOURCE_DATE_EPOCH") or time.time()
     try:
@@ -153,7 +153,7 @@ def today() -> str:
 
 
 def journal_of(tree: SourceTree, state: Path) -> Journal:
-    """Return the journal through which a tree and its ledger are changed together."""
+    """Return the journal that changes a tree and its ledger together."""
     revert = _revert_command(tree.project, state)
     return Journal(
         root=tree.root,
@@ -168,7 +168,7 @@ def _revert_command(project: str, state: Path) -> str:
     if project in projects():
         return quoted("patchkit", "revert", f"--{project}-src", state.parent)
 
-    # Of any other package only libraries are replaced; its state lies in its .dist-info.
+    # Only libraries are replaced in any other package; its state folder is in its .dist-info.
     return quoted("patchkit", "native", state.parents[1], "--revert")
 
 
@@ -183,10 +183,10 @@ def original_path(state: Path, path: str) -> Path:
 def read_ledger(state: Path, project: str = "vllm") -> Ledger | None:
     """Return the ledger of a tree, None if there is none.
 
-    Raises DriftError, with the way out, if any field is not as patchkit writes it.
+    Raises DriftError, which says how to revert, if a field is not as patchkit writes it.
     """
     place = ledger_path(state)
-    # lexists: a dangling link is no missing ledger, but one that cannot be believed.
+    # lexists: a dangling link counts as an unusable ledger, not as a missing one.
     if not os.path.lexists(place):
         return None
 
@@ -200,7 +200,7 @@ def read_ledger(state: Path, project: str = "vllm") -> Ledger | None:
 
 
 def unusable(state: Path, project: str, what: str) -> DriftError:
-    """Return the error for a ledger that cannot be believed, with the way out."""
+    """Return the error for a ledger that cannot be used, with the command that reverts the tree."""
     return DriftError(
         f"{ledger_path(state)}: {what}",
         why="it was edited, or written by another version of patchkit",
@@ -209,12 +209,15 @@ def unusable(state: Path, project: str, what: str) -> DriftError:
 
 
 def originals(state: Path, ledger: Ledger) -> dict[str, bytes | None]:
-    """Return upstream's text of changed files, None of created ones. Raises HashMismatchError."""
+    """Return upstream's content of each patched text file, None for a file that patchkit created.
+
+    Raises HashMismatchError if an original is not the one that the ledger names.
+    """
     texts: dict[str, bytes | None] = {}
     for path, (before, _after) in ledger.files.items():
         place = original_path(state, path)
         data = None
-        # What is no file of sound size is not the original either.
+        # A path that is no file, or a file that is too large, counts as a missing original.
         with contextlib.suppress(UsageError, SourceError):
             data = read_bytes(place, limit=LARGEST_IN_TREE, follow=False)
 
@@ -234,12 +237,12 @@ def damaged_original(place: Path, path: str) -> HashMismatchError:
 
 
 def digest_now(tree: SourceTree, path: str) -> str:
-    """Return the digest of a file as it is now; a link or a folder has one that fits nothing."""
+    """Return the sha256 of a file as it is now; "" if missing, "unreadable" if no plain file."""
     if not os.path.lexists(tree.root / path):
         return ""
 
     try:
-        # By pieces: a library may be larger than the memory.
+        # Read in pieces: a library may be larger than the memory.
         return sha256_of(place_of(tree.root, path))
     except PatchkitError:
         return "unreadable"

@@ -1,4 +1,4 @@
-"""From a tree and a request to a plan: ordered verdicts and the resulting texts."""
+"""Make a plan for a tree and a request: verdicts in order, and the resulting texts."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _LEFT_OUT = "left out with --without"
 
 @frozen
 class Plan:
-    """Verdicts in order, the tree as it is (``stock``) and as it would be (``patched``).
+    """Verdicts in order, the tree without edits (``stock``) and with all edits (``patched``).
 
-    ``texts`` are those of the files that change, as they were when the plan was made.
+    ``texts`` are the texts, before and after, of the files that change.
     """
 
     request: Request
@@ -50,10 +50,10 @@ class Plan:
 
 
 def make_plan(tree: SourceTree, recipe: Recipe, request: Request) -> Plan:
-    """Ask every fix, in order, each one seeing the edits of those before it.
+    """Judge every fix in order and return the plan. Each fix sees the edits of earlier fixes.
 
-    Raises SourceError for an unsupported version; UsageError for an impossible selection, or a fix
-    that rests on another one that is left out.
+    Raises SourceError for an unsupported version; UsageError for an impossible selection, or if
+    an active fix requires one that is left out. Drift is not raised: see ``Plan.drifted``.
     """
     recipe.check(tree.version)
     fixes = fixes_for(recipe.fixes, request)
@@ -78,7 +78,7 @@ def make_plan(tree: SourceTree, recipe: Recipe, request: Request) -> Plan:
 
 
 def _changed_texts(stock: SourceTree, patched: SourceTree) -> Texts:
-    """Return every file that changes, sorted by path."""
+    """Return the texts of every file that changes, sorted by path."""
     texts: Texts = {}
     for path, after in sorted(patched.overlay.items()):
         before = stock.find(path)
@@ -88,7 +88,7 @@ def _changed_texts(stock: SourceTree, patched: SourceTree) -> Texts:
 
 
 def _check_selection(ids: list[str], request: Request) -> None:
-    """Raise UsageError for a fix that does not exist, or is both named and left out."""
+    """Raise UsageError if the request names an unknown fix, or both selects and skips a fix."""
     chosen = request.only | request.also
     named = chosen | request.skip
     for unknown in sorted(named.difference(ids)):
@@ -102,7 +102,7 @@ def _check_selection(ids: list[str], request: Request) -> None:
 def _check_required(
     verdicts: Sequence[Verdict], tree: SourceTree, request: Request
 ) -> None:
-    """Raise UsageError for an active fix that rests on a fix which is off and would be needed."""
+    """Raise UsageError if an active fix requires a fix that is off and would have edits to make."""
     fixes_off = {v.fix.id: v.fix for v in verdicts if v.state is State.OFF}
 
     for verdict in verdicts:
@@ -113,7 +113,7 @@ def _check_required(
         for required_id in sorted(fixes_off.keys() & fix.requires):
             required = fixes_off[required_id]
 
-            # If upstream has the required fix already, leaving it out costs nothing.
+            # If upstream has the required change already, its fix may be off.
             if required.look(tree, request).state is State.APPLY:
                 raise UsageError(
                     f"{fix.id} without {required_id} would build kernels that do not work",
@@ -125,7 +125,10 @@ def _check_required(
 def patch_steps(
     tree: SourceTree, verdicts: Sequence[Verdict]
 ) -> Iterator[tuple[Verdict, Texts]]:
-    """Yield each verdict with edits, and the texts of a stock tree before and after it alone."""
+    """Yield each verdict that has edits, with the texts before and after its own edits.
+
+    ``tree`` is the stock tree; each step starts from the result of the one before.
+    """
     for verdict in verdicts:
         if verdict.edits:
             after = with_edits(tree, verdict.edits)
@@ -139,10 +142,10 @@ def patch_steps(
 
 @dataclass(frozen=True, slots=True)
 class _Expectation:
-    """What the version table says of a fix in a tree, before anybody looks at the code.
+    """What the version table says about a fix in a release, before the code is read.
 
-    ``known``: the table has the release. ``needed``: the release needs the fix. ``too_old``: it
-    comes before every release that needs the fix.
+    ``known``: the table has the release. ``needed``: the release needs the fix. ``too_old``: the
+    release is older than every release that needs the fix.
     """
 
     known: bool
@@ -157,10 +160,11 @@ def judge(
     recipe: Recipe,
     request: Request,
 ) -> Verdict:
-    """Return what one fix says of a tree: the version selects, the code decides, both must agree.
+    """Return the verdict about one fix in a tree.
 
-    A development version or pre-release may be older or newer than what a fix is about: absent
-    code is no drift there, but code in another form is. No version table knows a user's patch.
+    The version table selects the fix, the code decides, and for a known release both must agree;
+    otherwise the verdict is DRIFTED. In an unknown pre-release, and in a fork, code that is absent
+    is no drift, but code in another form is. A user's patch has no version table: the code decides.
     """
     if not fix.needs:
         return _judge_patch(fix, tree, request)
@@ -192,7 +196,7 @@ def judge(
             reason = _conflict(fix, expected, tree) + finding.reason
             return Verdict(fix, state, reason, severity=severity)
 
-        # The table is about the release, and this file is a fork's.
+        # The fork has changed this file, so the table for the release does not apply to it.
         state = _agreed_state(False, expected.needed, finding.state)
         note = f"{fix.id}: {foreign} is not that of {version}; {_CODE_ALONE}"
 
@@ -208,14 +212,14 @@ def judge(
 
 
 def _agreed_state(known: bool, needed: bool, code: State) -> State:
-    """Return the state to which the version table and the code lead together."""
+    """Return the state that follows from the version table and from the code (``code``)."""
     match known, needed, code:
         case True, True, State.UPSTREAM:
             return State.DRIFTED
         case True, False, State.APPLY:
             return State.DRIFTED
         case _, False, State.APPLIED:
-            # In a release that needs no fix, code that looks fixed is upstream's own.
+            # In a release that does not need the fix, code that looks fixed is upstream's own.
             return State.UPSTREAM
         case _:
             return code
@@ -227,13 +231,13 @@ def _expect(
     recipe: Recipe,
     request: Request,
 ) -> _Expectation:
-    """Look a fix up in the version table."""
+    """Return what the version table says about a fix."""
     kind = "installed" if tree.kind == "installed" else "source"
     need = fix.need(tree.version, request.arch, kind)
     needs = fix.needs_of(request.arch, kind)
 
     # A pre-release of the first release that needs the fix counts as that release (Need.covers).
-    # A release behind the last one is not too new: there the code has to show upstream's solution.
+    # A release newer than the last is not excluded: its code has to show upstream's solution.
     begins = list(chain.from_iterable(candidate.begins for candidate in needs))
     base_version = Version(tree.version.base_version)
     is_before_all = bool(begins) and base_version < min(begins)
@@ -254,9 +258,9 @@ def _judge_off(
     expected: _Expectation,
     reason: str,
 ) -> Verdict:
-    """Return OFF, or UPSTREAM if a known release visibly has what the fix would do.
+    """Return OFF with ``reason``, or UPSTREAM if the code of a known release has the change.
 
-    A release past the last that could use an optional fix should not seem to lack it.
+    Otherwise an optional fix would look missing in a release that no longer needs it.
     """
     is_past = expected.known and not expected.needed
     is_chosen = request.only or fix.id in request.skip
@@ -281,7 +285,7 @@ def _judge_absent(
     expected: _Expectation,
     error: AbsentError,
 ) -> Verdict:
-    """Return the verdict on code that is absent: a fork or no release may well lack it."""
+    """Return the verdict on absent code: DRIFTED, or NOT_APPLICABLE in a fork or a pre-release."""
     if foreign := _foreign_file(fix, tree, request):
         excuse = f"{foreign} is not that of {tree.version}"
     elif tree.version.is_prerelease and not expected.known:
@@ -294,7 +298,7 @@ def _judge_absent(
 
 
 def _conflict(fix: Fix, expected: _Expectation, tree: SourceTree) -> str:
-    """Return the begin of the reason for a drift: what the version table says, but not the code."""
+    """Return the first half of the reason for a drift: what the version table says."""
     fact = f"is known to be right ({fix.upstream})"
     if expected.needed:
         fact = "is known to need this"
@@ -302,7 +306,7 @@ def _conflict(fix: Fix, expected: _Expectation, tree: SourceTree) -> str:
 
 
 def _foreign_file(fix: Fix, tree: SourceTree, request: Request) -> str:
-    """Return a file that a fix looks at and that a fork has changed; "" for none."""
+    """Return the path of a file that the fix reads and that a fork has changed, "" if none."""
     stock = replace(
         tree,
         overlay={},
@@ -316,7 +320,7 @@ def _foreign_file(fix: Fix, tree: SourceTree, request: Request) -> str:
 
 
 def _judge_patch(fix: Fix, tree: SourceTree, request: Request) -> Verdict:
-    """Return the verdict on a user's patch, which the code alone decides."""
+    """Return the verdict on a user's patch. The code alone decides."""
     if fix.id in request.skip:
         return Verdict(fix, State.OFF, _LEFT_OUT)
     try:
@@ -336,7 +340,7 @@ def _judge_patch(fix: Fix, tree: SourceTree, request: Request) -> Verdict:
 
 
 def _outside_reason(fix: Fix, tree: SourceTree, request: Request) -> str:
-    """Return why a fix is not for this device, build or kind of tree; "" if it is."""
+    """Return why a fix does not apply to this device, build or kind of tree; "" if it does."""
     if request.target.major not in fix.majors:
         majors = " or ".join(f"SM{major}x" for major in fix.majors)
         return f"{request.target.name} is not {majors}"
@@ -361,7 +365,10 @@ def _off_reason(fix: Fix, severity: Severity, request: Request) -> str:
 
 
 def with_edits(tree: SourceTree, edits: tuple[Edit, ...]) -> SourceTree:
-    """Return the tree with edits spliced into its overlay."""
+    """Return the tree with edits made in its overlay.
+
+    Raises DriftError if an edit creates a file that exists or that another edit changes.
+    """
     edits_by_path: dict[str, list[Edit]] = {}
     for edit in edits:
         edits_by_path.setdefault(edit.path, []).append(edit)

@@ -1,4 +1,4 @@
-"""A recipe: everything known about one upstream project."""
+"""Load recipes. A recipe is everything that patchkit knows about one upstream project."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from patchkit.records import RECIPES, read_json, read_toml
 from patchkit.source.detect import projects
 from patchkit.source.releases import Bug
 
-# Files of a recipe, and of all recipes, that decide a plan.
+# Files that can change a plan: of one recipe, and of all recipes together.
 _DECISIVE = (
     "recipe.toml",
     "*.csv",
@@ -43,9 +43,9 @@ class Refused:
 
 @frozen
 class BuildVariable:
-    """The variable that names archs for a build, and its value with fields to fill in.
+    """The variable that names the archs for a build, and the template of its value.
 
-    ``{list}``: the arch list, with suffixes; ``{plain}``: the arch as nvcc names it, without.
+    In ``value``, ``{list}`` is the arch list with suffixes, ``{plain}`` nvcc's name without suffix.
     """
 
     variable: str
@@ -56,13 +56,13 @@ class BuildVariable:
         return self.value.format(list=request.arch_list, plain=plain)
 
     def setting(self, request: Request) -> str:
-        """Return it as it is written on a command line."""
+        """Return ``VARIABLE=value`` for a command line."""
         return f"{self.variable}={self.value_for(request)}"
 
 
 @frozen
 class Recipe:
-    """``recipe.toml`` and the fixes beside it, in the order in which they are applied."""
+    """The content of ``recipe.toml``, and the fixes, in the order in which they are applied."""
 
     project: str
     home: Path
@@ -78,7 +78,7 @@ class Recipe:
         return max(self.releases)
 
     def knows(self, version: Version) -> bool:
-        """Return whether this release is in the table; a local label such as +cu130 is ignored."""
+        """Return whether the recipe lists this release; a local label such as +cu130 is ignored."""
         return Version(version.public) in self.releases
 
     def check(self, version: Version) -> None:
@@ -96,14 +96,14 @@ class Recipe:
         return sorted(v for v in self.releases if not self.refusal(v))
 
     def refusal(self, version: Version) -> tuple[str, ...]:
-        """Return the reasons for which ``check`` raises, if it does."""
+        """Return the reasons why a release is not supported, () if it is not refused."""
         for entry in self.refused:
             if SpecifierSet(entry.versions).contains(version, prereleases=True):
                 return entry.reasons
         return ()
 
     def bugs_of(self, version: Version) -> tuple[Bug, ...]:
-        """Return the bugs of a release that no fix mends."""
+        """Return the bugs of a release that patchkit has no fix for."""
         return tuple(bug for bug in self.bugs if bug.covers(version))
 
     def fix(self, fix_id: str) -> Fix | None:
@@ -117,7 +117,7 @@ def load_recipe(project: str = "vllm") -> Recipe:
     place = home / "recipe.toml"
     names = read_toml(list[str], place, key="fixes")
     table = read_toml(dict[str, Any], place)
-    # A list of versions, or a table for each release: those whose files were read count.
+    # `releases` is a list; else there is a [[release]] table each, of which those with read count.
     versions = table.get("releases")
     if versions is None:
         versions = [r["version"] for r in table["release"] if r.get("read", True)]
@@ -138,13 +138,13 @@ def load_recipe(project: str = "vllm") -> Recipe:
 
 
 def _digest_of(home: Path) -> str:
-    """Return the sha256 of all that decides a plan: facts, fixes, what they use, targets."""
+    """Return one sha256 over all files that can change a plan: facts, fixes, helpers, targets."""
     files: list[Path] = []
     for pattern in _DECISIVE:
         files += sorted(home.glob(pattern))
     files += [home.parent / name for name in _SHARED]
 
-    # A separator, so that text moved from one file to the next is another digest.
+    # With the separator, moving text from one file to the next changes the digest.
     data = b"\0".join(file.read_bytes() for file in files)
     return hashlib.sha256(data).hexdigest()
 
@@ -155,7 +155,7 @@ def load_recipes() -> tuple[Recipe, ...]:
 
 
 class SupportLevel(enum.StrEnum):
-    """Level at which a release needs a fix, or the reason that it does not."""
+    """How much a release needs a fix, or why it does not need it."""
 
     REQUIRED = "required"
     RECOMMENDED = "recommended"
@@ -170,7 +170,7 @@ Support = Mapping[str, Mapping[str, Mapping[str, SupportLevel]]]
 
 @cache
 def load_support(project: str = "vllm") -> Support:
-    """Return the table ``support.json`` of a recipe; empty if its releases cannot be had."""
+    """Return the table ``support.json`` of a recipe, {} if the recipe has none."""
     place = RECIPES / project / "support.json"
     if not place.is_file():
         return {}
@@ -180,7 +180,7 @@ def load_support(project: str = "vllm") -> Support:
 
 @frozen
 class Claim:
-    """Advice of guides, with a verdict; the fields are described in ``folklore.toml``."""
+    """Advice that guides give, with a verdict on it; ``folklore.toml`` describes the fields."""
 
     id: str
     says: str
@@ -193,7 +193,7 @@ class Claim:
 
 @cache
 def load_claims(project: str = "vllm") -> tuple[Claim, ...]:
-    """Return the claims that ship with a recipe, in the order of the file; none without one."""
+    """Return the claims in ``folklore.toml`` of a recipe, in order; () if there is no such file."""
     place = RECIPES / project / "folklore.toml"
     if not place.is_file():
         return ()

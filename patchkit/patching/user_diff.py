@@ -1,8 +1,8 @@
-"""Check the diff of a user, and apply it with git in a folder that holds nothing else.
+"""Check a user's diff, and apply it with git in a folder that holds nothing else.
 
-git reads and applies the diff; no setting of the user, the tree or the system has a say in it. What
-git would pass over in silence is refused here: lines behind the end of a hunk, a hunk without lines
-around it.
+git reads and applies the diff, without the settings of the user, the tree or the system. Some
+faults that git ignores silently are refused here: lines after the end of a hunk, a hunk without
+context lines.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from patchkit.follow import Completed
 from patchkit.reading import read_text
 from patchkit.source.git import call_git_alone
 
-# NUL, CR line endings (every release has LF), diffs of merges.
+# Refused: NUL, CR line endings (every release has LF), diffs of merges.
 _UNREADABLE = re.compile("\0|\r|^@@@|^diff --c", re.MULTILINE)
 _HUNK = re.compile(
     r"^@@ -(\d{1,9})(?:,(\d{1,9}))? \+\d{1,9}(?:,(\d{1,9}))? @@.*\n", re.MULTILINE
 )
 _NAMES = re.compile(r'^(?:---|\+\+\+) (?:"?[a-z]/)?(.*?)["\t]*$', re.MULTILINE)
 _MOVED = re.compile(r"^(?:rename|copy) from (.*)", re.MULTILINE)
-# Changes of a file beyond its text.
+# Header lines that change more than the text of a file.
 _BEYOND = re.compile(
     r"^(?:deleted |rename |copy |old mode |new file mode (?!100644)|Binary |GIT binary ).*",
     re.MULTILINE,
 )
-# The signature of a mail, or the next one of a series.
+# Text after the diff: the signature of a mail, or the next mail of a series.
 _BEHIND = re.compile(r"^(?:-- \n\d|\n?From [0-9a-f]{40} ).*", re.MULTILINE | re.DOTALL)
-# What git apply says of hunks.
+# Messages of git apply about hunks.
 _FAILED_SPOT = re.compile(r"^error: patch failed: (.*:\d+)$", re.MULTILINE)
 _MOVED_HUNK = re.compile(r"^Hunk #\d+ succeeded at ", re.MULTILINE)
 _MOST_FILES = 1000  # the largest pull requests of vLLM have some hundreds
 _MOST_HUNKS = 5000
 _SHOWN = 200  # characters of a name
-# Programs obey what lies there; it is not compiled.
+# Folders with settings that git and patchkit obey.
 _OBEYED = frozenset({".git", ".patchkit"})
-_FAR = "999999999"  # a line behind the end of every file
-# Of hunks but those of line 1, which begin the file: git takes them nowhere else.
+_FAR = "999999999"  # a line after the end of every file
+# Heads of hunks, except those at line 1: git applies these only at the begin of the file.
 _LINE_NUMBERS = re.compile(r"^@@ -(?:[2-9]|\d\d+)(,\d+)? \+\d+(,\d+)? @@", re.MULTILINE)
 
 
@@ -50,7 +50,7 @@ _LINE_NUMBERS = re.compile(r"^@@ -(?:[2-9]|\d\d+)(,\d+)? \+\d+(,\d+)? @@", re.MU
 class FileDiff:
     """The part of a diff that is about one file.
 
-    ``beyond`` is the line that does more than change the text, "" without one.
+    ``beyond`` is the header line that changes more than the text (mode, name …), "" if none.
     """
 
     path: str
@@ -63,8 +63,8 @@ class FileDiff:
 class Trial:
     """Result of applying the diff of one file to a text.
 
-    ``after`` is None, and ``problem`` says why, unless every hunk fits in one place. ``moved``:
-    some hunk fits at another line than the diff names.
+    ``after`` is the new text if every hunk fits in exactly one place; else it is None, and
+    ``problem`` says why. ``moved``: a hunk fits at another line than the diff names.
     """
 
     after: str | None
@@ -73,9 +73,9 @@ class Trial:
 
 
 def parse_diff(text: str, name: str) -> list[FileDiff]:
-    """Return what a diff does to each file. Raises UsageError for an unsound diff.
+    """Return the part of a diff for each file; ``name`` names the diff in errors.
 
-    Raises HostError without git.
+    Raises UsageError for an unsound diff, HostError if git is not installed.
     """
     if _UNREADABLE.search(text):
         raise _refused(f"{name} has NULs or CR line endings, or is the diff of a merge")
@@ -96,10 +96,11 @@ def parse_diff(text: str, name: str) -> list[FileDiff]:
 
 
 def try_diff(file: FileDiff, text: str | None, *options: str) -> Trial:
-    """Apply the diff of one file to a text; None is no file. Raises HostError without git.
+    """Try to apply the diff of one file to its text, None if there is no file.
 
-    git takes the nearest of several places. Those that are nearest to the begin and to the end of
-    the file have to give the same text, unless all hunks are where the diff says.
+    A diff that does not fit is reported in the result. Raises HostError if git is not installed.
+    git applies a hunk at the fitting place nearest to the line it names. If a hunk is not at its
+    line, applying from the begin and from the end of the file must give the same text.
     """
     after, done = _apply(file.path, file.part, text, *options)
     if after is None:
@@ -120,14 +121,14 @@ def try_diff(file: FileDiff, text: str | None, *options: str) -> Trial:
 def _apply(
     path: str, diff: str, text: str | None, *options: str
 ) -> tuple[str | None, Completed]:
-    """Return the text to which git changes a text, None if it does not, and what git said."""
+    """Return the text after ``git apply``, None if git refuses, and the finished git process."""
     with ScratchFolder() as folder:
         place = Path(folder) / path
         place.parent.mkdir(parents=True, exist_ok=True)
         if text is not None:
             place.write_bytes(text.encode())
 
-        # --verbose tells of hunks that fit at another line.
+        # --verbose reports hunks that fit at another line.
         words = ("apply", "--verbose", "--whitespace=nowarn", *options)
         done = call_git_alone(Path(folder), *words, input=diff.encode())
         fits = done.status == 0 and is_file(place)
@@ -143,7 +144,7 @@ def _refused(what: str) -> UsageError:
 
 
 def _read_paths(text: str, name: str) -> list[str]:
-    """Return the path of each part, as git reads it."""
+    """Return the path of each part of a diff, as git reads it. Raises UsageError if git refuses."""
     with ScratchFolder() as folder:
         words = ("apply", "--numstat", "-z")
         done = call_git_alone(Path(folder), *words, input=text.encode())
@@ -155,7 +156,10 @@ def _read_paths(text: str, name: str) -> list[str]:
 
 
 def _read_part(path: str, part: str, name: str) -> list[FileDiff]:
-    """Return what a part does to its file, and to the file that it moves or copies."""
+    """Return the diff of a file, and one more for the file that it moves or copies.
+
+    Raises UsageError for an unsound hunk or header.
+    """
     head, *fields = _HUNK.split(_BEHIND.sub("", part))
     for index in range(0, len(fields), 4):
         _check_hunk(f"{name}, {path[:_SHOWN]}", *fields[index : index + 4])
@@ -177,13 +181,13 @@ def _read_part(path: str, part: str, name: str) -> list[FileDiff]:
 
 
 def _check_hunk(where: str, start: str, old: str, new: str, body: str) -> None:
-    """Raise UsageError for a hunk that git takes, though no program writes such a one.
+    """Raise UsageError for an unsound hunk that git would accept.
 
-    ``start``, ``old`` and ``new`` are the numbers of its head.
+    ``start``, ``old`` and ``new`` are the first line and the line counts in its head.
     """
     rows = body.removesuffix("\n").split("\n")
     signs = {row[:1] for row in rows}
-    # Mailers strip the blank of an empty line.
+    # "" is an empty context line whose leading space a mailer has removed.
     before = [row[1:] for row in rows if row[:1] in ("", " ", "-")]
     after = [row[1:] for row in rows if row[:1] in ("", " ", "+")]
 
@@ -197,7 +201,7 @@ def _check_hunk(where: str, start: str, old: str, new: str, body: str) -> None:
 
 
 def _check_paths(paths: Sequence[str], name: str) -> None:
-    """Raise UsageError for a path that is no source, is there twice, or is another's folder."""
+    """Raise UsageError for a path that is no source, appears twice, or is below another path."""
     files = set(paths)
     for path in paths:
         is_obeyed = not _OBEYED.isdisjoint(path.casefold().split("/"))

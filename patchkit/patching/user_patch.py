@@ -1,4 +1,4 @@
-"""Make fixes of the patches that a user names: exact lines decide."""
+"""Turn the patches that a user names into fixes. Their lines must fit the code exactly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from patchkit.reading import read_text
 from patchkit.source.detect import projects
 from patchkit.source.tree import SourceTree
 
-_LONGEST_HEAD = 4000  # characters: some megabytes of encoded words take all memory
+_LONGEST_HEAD = 4000  # characters; decoding some megabytes takes all memory
 _HALF = "half of the patch is in the code"
 _HINT = (
     "take the patch's version for this release, or leave it out; leave a fix of the same lines "
@@ -31,7 +31,10 @@ _HINT = (
 
 
 def read_patches(paths: Sequence[Path]) -> tuple[Patch, ...]:
-    """Read patches in order. Raises UsageError, SourceError for what is no diff of git."""
+    """Read the user's patches in order.
+
+    Raises UsageError or SourceError if a file cannot be read or is no sound diff of git.
+    """
     patches: dict[str, Patch] = {}
     for path in paths:
         text = read_text(path, hint="name a file with a diff of git")
@@ -59,7 +62,7 @@ def read_patches(paths: Sequence[Path]) -> tuple[Patch, ...]:
 def _subject_of(text: str) -> str:
     """Return the subject of a mail in one line, "" if the text is no mail.
 
-    Only the headers are read: parts of a mail may be nested without an end.
+    Only the headers are parsed: the parts of a mail may be nested too deeply.
     """
     parser = email.parser.HeaderParser(policy=email.policy.default)
     headers = parser.parsestr(text[:_LONGEST_HEAD])
@@ -67,13 +70,13 @@ def _subject_of(text: str) -> str:
 
 
 def fixes_for(fixes: Sequence[Fix], request: Request) -> list[Fix]:
-    """Return fixes, and the user's patches as such, in the order in which they are applied."""
+    """Return the fixes and the user's patches (as fixes) in the order of application."""
     patches = map(_patch_fix, request.patches)
     return sorted([*fixes, *patches], key=lambda fix: fix.last)
 
 
 def _patch_fix(patch: Patch) -> Fix:
-    """Return the fix that a patch is: no table knows releases that need it."""
+    """Return a patch as a fix. Its ``needs`` are empty: no version table knows it."""
 
     def look(tree: SourceTree, _request: Request) -> Observation:
         return _look_at(patch, tree)
@@ -91,7 +94,11 @@ def _patch_fix(patch: Patch) -> Fix:
 
 
 def _look_at(patch: Patch, tree: SourceTree) -> Observation:
-    """Return what a patch would do to a tree. Raises DriftError if it does not fit."""
+    """Return the edits that a patch makes in a tree, or that they are made already.
+
+    Files that are neither built nor installed are left out, with a note. Raises DriftError if the
+    patch does not fit.
+    """
     files = parse_diff(patch.text, patch.id)
     parts = projects()[tree.project].parts
     used = [file for file in files if file.path.startswith(parts)]
@@ -126,7 +133,7 @@ def _look_at(patch: Patch, tree: SourceTree) -> Observation:
 
 
 def _spots_of(edits: Sequence[Edit], tree: SourceTree) -> list[str]:
-    """Return FILE:LINE of each edit."""
+    """Return ``FILE:LINE`` for each edit."""
     spots = []
     for edit in edits:
         line = line_of(tree.find(edit.path) or "", edit.start)
@@ -135,7 +142,7 @@ def _spots_of(edits: Sequence[Edit], tree: SourceTree) -> list[str]:
 
 
 def _require_installed(files: Sequence[FileDiff], project: str) -> None:
-    """Raise DriftError for a file that no installed package has."""
+    """Raise DriftError for a file outside the package's folder: no wheel contains it."""
     for file in files:
         if not file.path.startswith(f"{project}/"):
             raise DriftError(
@@ -150,7 +157,10 @@ def _drift(what: str, why: str) -> DriftError:
 
 
 def _edits_of(file: FileDiff, tree: SourceTree) -> list[Edit]:
-    """Return the edits of a file, none if it is as the patch leaves it. Raises DriftError."""
+    """Return the edits that a patch makes in a file, [] if the file has them already.
+
+    Raises DriftError if the patch does not fit, or changes more than a text.
+    """
     path = file.path
     if file.beyond:
         why = "patchkit changes and creates plain texts alone"
@@ -168,7 +178,7 @@ def _edits_of(file: FileDiff, tree: SourceTree) -> list[Edit]:
     fits = forward.after is not None
     is_done = reverse.after is not None
     if fits and is_done:
-        # Lines that repeat: those at which the diff says that they are decide.
+        # The lines occur more than once: only a fit at the lines that the diff names counts.
         fits = not forward.moved
         is_done = not reverse.moved
     if fits == is_done:
@@ -180,7 +190,7 @@ def _edits_of(file: FileDiff, tree: SourceTree) -> list[Edit]:
 
 
 def _edit_between(path: str, text: str, after: str) -> Edit:
-    """Return the edit that makes ``after`` of a text."""
+    """Return the smallest single edit that turns ``text`` into ``after``."""
     start = len(commonprefix([text, after]))  # noqa: RUF071
     ends = [text[start:][::-1], after[start:][::-1]]
     tail = len(commonprefix(ends))  # noqa: RUF071

@@ -1,4 +1,4 @@
-"""A tree on disk with what patchkit already did to it, as its ledger says."""
+"""Open a tree on disk together with its ledger, which says what patchkit has changed in it."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from patchkit.source.tree import Sandboxed, SourceTree
 
 @frozen
 class Workspace:
-    """A tree on disk, with what patchkit already did to it.
+    """A tree on disk, and the ledger of what patchkit has changed in it.
 
-    ``libraries`` collects the sha256 of each library when it was first looked at: the commit
-    refuses one that has changed since.
+    ``state`` is the folder of the ledger. ``libraries`` collects the sha256 that each library had
+    when it was first read: a commit refuses a library that has changed since.
     """
 
     tree: SourceTree
@@ -52,9 +52,9 @@ class Workspace:
         return self.state.relative_to(self.tree.root)
 
     def make_folder(self) -> Path:
-        """Make a folder for new libraries on the disk of the tree; the end of the run clears it.
+        """Make and return a folder for new libraries, in the file system of the tree.
 
-        Raises StorageError where a commit could not write either.
+        ``locked_workspace`` removes it at its end. Raises StorageError if it cannot be made.
         """
         journal = journal_of(self.tree, self.state)
         folder = journal.folder / "new"
@@ -63,13 +63,13 @@ class Workspace:
         return folder
 
     def upstream_library(self, path: str) -> Path:
-        """Return where upstream's library lies, in its place or among the originals.
+        """Return the path of upstream's library: in the tree, or among the originals if replaced.
 
-        Raises HashMismatchError if the original is damaged.
+        Raises HashMismatchError if the original is damaged or missing.
         """
         if self.ledger is None or path not in self.ledger.libraries:
             place = place_of(self.tree.root, path)
-            # Before somebody reads it.
+            # Note the digest before the caller reads the file.
             self.libraries.setdefault(path, sha256_of(place))
             return place
 
@@ -86,15 +86,18 @@ def open_workspace(
     *,
     sandboxed: Sandboxed = Sandboxed.ALWAYS,
 ) -> Workspace:
-    """Return the tree of a project at ``path``, as ``read_workspace`` does."""
+    """Detect the tree of a project at ``path`` and read it, to look at only.
+
+    Raises as ``detect`` and ``read_workspace`` do.
+    """
     return read_workspace(detect(path, project, sandboxed=sandboxed))
 
 
 @contextlib.contextmanager
 def locked_workspace(find: Callable[[], SourceTree]) -> Iterator[Workspace]:
-    """Open the tree that ``find`` returns to change it, alone; take back what was cut short first.
+    """Lock the tree that ``find`` returns, undo an interrupted commit, and open it for writing.
 
-    Raises as ``read_workspace`` does, and BusyError.
+    Raises BusyError if another patchkit holds the tree, and as ``read_workspace`` does.
     """
     tree = find()
     with locked(tree.root):
@@ -102,18 +105,18 @@ def locked_workspace(find: Callable[[], SourceTree]) -> Iterator[Workspace]:
         journal.recover()
 
         try:
-            # Once more: recovery may bring files and ledger back.
+            # Call find again: recovery may have restored files and ledger.
             yield read_workspace(find(), writing=True)
         finally:
-            with contextlib.suppress(OSError):  # the next run does it
+            with contextlib.suppress(OSError):  # the next run clears it
                 journal.clear_staged()
 
 
 def read_workspace(tree: SourceTree, *, writing: bool = False) -> Workspace:
-    """Return a tree with upstream's texts of changed files; every file of the ledger is read.
+    """Return a tree with its ledger, and with upstream's texts of patched files as ``pristine``.
 
-    Raises SourceError if it is no such tree, DriftError if a patched file was edited since,
-    StorageError if an earlier run was cut short and this one must not write.
+    Raises DriftError if a patched file was edited or the ledger is unusable, HashMismatchError if
+    an original is damaged. Raises StorageError if a commit was interrupted, unless ``writing``.
     """
     state = state_folder(tree)
     if not writing:
@@ -137,7 +140,7 @@ def read_workspace(tree: SourceTree, *, writing: bool = False) -> Workspace:
 
 
 def _check_unedited(tree: SourceTree, state: Path, ledger: Ledger) -> dict[str, str]:
-    """Return the digest of every patched file. Raises DriftError if one was edited since."""
+    """Return the sha256 of every patched file. Raises DriftError if one was edited afterwards."""
     digests = {}
     edited = []
     pairs = {**ledger.files, **ledger.libraries}
@@ -163,9 +166,10 @@ def _check_unedited(tree: SourceTree, state: Path, ledger: Ledger) -> dict[str, 
 def known_verdicts(
     workspace: Workspace, recipe: Recipe, request: Request
 ) -> tuple[Verdict, ...] | None:
-    """Return the ledger's verdicts if nothing that they rest on has changed; nothing is parsed.
+    """Return the verdicts in the ledger if they still hold, else None.
 
-    Raises DriftError unless they are about the recipe's fixes.
+    They hold if patchkit, recipe, request and all files that were read are the same. Raises
+    DriftError if the ledger has verdicts about other fixes than the recipe has.
     """
     ledger = workspace.ledger
     if ledger is None or not _is_current(ledger, workspace.tree, recipe, request):
@@ -193,8 +197,8 @@ def _is_current(
     recipe: Recipe,
     request: Request,
 ) -> bool:
-    """Return whether engine, facts and files are those about which a ledger was written."""
-    # Another engine or another fact may decide otherwise about the same files.
+    """Return whether patchkit, recipe, version, request and files are those of the ledger."""
+    # Another patchkit or recipe may decide differently about the same files.
     basis = (ledger.patchkit, ledger.recipe, ledger.version, ledger.request)
     wanted_request = LedgerRequest.of(request)
     if basis != (__version__, recipe.digest, str(tree.version), wanted_request):
