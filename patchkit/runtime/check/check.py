@@ -1,4 +1,4 @@
-"""Find what is wrong in a text: all checks, less the findings that a comment silences."""
+"""Run all checks of a text, and leave out the findings that a comment silences."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from patchkit.runtime.rules.secret_texts import find_code_risk
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 
 _BETWEEN_NODES = read_env_data("said")["variables"]["between_nodes"]
-_LONGEST = 200  # lines of a command, from a finding up to the comment above it
+_LONGEST = 200  # lines at most between a finding and the comment above its command
 _SHOWN = 60  # characters of a fact
 _IGNORE = re.compile(r"(?:#|;|//)\s*patchkit:\s*ignore\b[:\s\[(]*(?P<ids>[a-z0-9, -]*)")
 
 
 def find_problems(checked: CheckedText) -> tuple[Finding, ...]:
-    """Return what is wrong, in the order of the lines, without what a comment silences."""
+    """Return the findings of all checks in the order of lines, without silenced ones."""
     checks = (
         _check_header,
         check_names,
@@ -69,7 +69,7 @@ def _is_silenced(finding: Finding, lines: Sequence[str]) -> bool:
     above = max(finding.line - 1, 0)
     highest = finding.line - _LONGEST
 
-    # A continued line has no room for a comment.
+    # A line that a backslash continues cannot have a comment: go up to the command's first line.
     while above > highest and lines[above].rstrip().endswith("\\"):
         above -= 1
 
@@ -83,7 +83,7 @@ def _is_silenced(finding: Finding, lines: Sequence[str]) -> bool:
 
 
 def _check_header(checked: CheckedText) -> Iterator[Finding]:
-    """Yield what is wrong in a file that patchkit wrote; nothing about other files."""
+    """Yield what is wrong in an env file that patchkit wrote; nothing about other files."""
     if not checked.text.startswith(f"# {MARK}"):
         return
 
@@ -102,7 +102,7 @@ def _check_header(checked: CheckedText) -> Iterator[Finding]:
 
 
 def _is_set_by_rule(variable: Assignment) -> bool:
-    """Return whether a rule sets this value, where a path of ptxas is a fact of the node."""
+    """Return whether a rule sets this value; {ptxas} of a rule stands for any path of ptxas."""
     for rule in load_variable_rules().rules:
         if variable.name in rule.set:
             form = re.escape(rule.set[variable.name])
@@ -114,14 +114,17 @@ def _is_set_by_rule(variable: Assignment) -> bool:
 
 
 def _check_line_syntax(checked: CheckedText) -> Iterator[Finding]:
-    """Yield what sh, systemd and docker read differently, each kind of difference once."""
+    """Yield what sh, systemd and docker read differently in an env file.
+
+    Each kind of difference is one finding, about its first line.
+    """
     text = checked.text
     kind = checked.content.kind
-    # YAML, Dockerfiles and units end a line with either, and CR is part of nothing.
+    # YAML, Dockerfiles and units may have CRLF: there CR is never part of a value.
     if "\r\n" in text and kind in (ENV, SHELL):
         yield build_finding("crlf", 1)
 
-    # A file of patchkit's own says what reads it.
+    # The first line of patchkit's own files names the format, so only one program reads them.
     has_format = "format" in head_facts(text)
     if has_format or kind != ENV or not is_env_file(text):
         return
@@ -142,7 +145,7 @@ def _check_line_syntax(checked: CheckedText) -> Iterator[Finding]:
 def _find_differing_lines(
     form: re.Pattern[str], lines: Sequence[str]
 ) -> list[Assignment]:
-    """Return the variables, without values, of the lines that have a form."""
+    """Return the variables, without values, of the lines that match ``form``."""
     places = []
     for number, line in enumerate(lines, 1):
         if match := form.match(line):
@@ -152,7 +155,7 @@ def _find_differing_lines(
 
 
 def _check_advice(checked: CheckedText) -> Iterator[Finding]:
-    """Yield the problems of these versions in a cluster that no rule solves."""
+    """Yield the known problems of these versions that the variables of the text do not solve."""
     values = {row.name: row.value for row in checked.content.assignments}
     situation = {**checked.situation}
 

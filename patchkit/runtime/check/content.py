@@ -1,4 +1,4 @@
-"""Hold what a file says literally: its variables, the servers it starts, its images."""
+"""Hold the content of a file as it is written: its variables, the servers it starts, images."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ YAML = "YAML"
 DOCKERFILE = "Dockerfile"
 UNIT = "systemd unit"
 PYTHON = "Python program"
-RUNNING = "running"  # no file: what a process was started with
+RUNNING = "running"  # no file: the environment and command of a process
 
 SERVE = "vllm serve"
 RAY = "ray start"
@@ -29,7 +29,7 @@ RAY = "ray start"
 _SHOWN = 60  # characters of a name or a value
 _FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
 
-# Left for a shell, for whoever fills a template in, or for the orchestrator.
+# Something that a shell expands, or that a template or an orchestrator fills in.
 _OPEN = re.compile(r"[$`]|\{[{%]|\{[A-Za-z_]\w*\}")
 
 # A tag that is a variable, which may be anything: ${TAG:-latest}, $TAG.
@@ -37,12 +37,12 @@ _OPEN_TAG = re.compile(r":(?:\$\{[^}]*\}|\$\w+)$")
 
 
 def is_literal(text: str) -> bool:
-    """Return whether a text is the value itself: nothing expands it or fills it in."""
+    """Return whether a text is the value itself: no shell expands it, no template fills it in."""
     return _OPEN.search(text) is None
 
 
 def shorten(text: str) -> str:
-    """Return a text as messages show it: cut if it is too long for a line."""
+    """Return a text for a message: at most 60 characters and "…" for the rest."""
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
@@ -56,7 +56,7 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """The name of a container image; ``block`` is that of the container's variables."""
+    """The name of a container image; ``block`` is the block of the container's variables."""
 
     text: str
     line: int
@@ -69,12 +69,12 @@ class Image:
 
     @property
     def tag(self) -> str:
-        """Return the tag, "" if there is none or a variable is the tag."""
+        """Return the tag, "" if there is none or if it is a shell variable."""
         return self._split()[1]
 
     @property
     def row(self) -> Mapping[str, str]:
-        """Return the row of said.toml about the repository, {} if there is none."""
+        """Return the row of said.toml whose pattern matches the repository, {} if none does."""
         for row in read_env_data("said")["image"]:
             if re.fullmatch(row["repository"], self.repository):
                 return dict(row)
@@ -82,7 +82,7 @@ class Image:
 
     @property
     def is_upstream(self) -> bool:
-        """Return whether the vLLM in it is upstream's own."""
+        """Return whether the image is one that vLLM's project publishes."""
         upstream = read_env_data("said")["server"]["upstream"]
         return self.repository.removeprefix("docker.io/") in upstream
 
@@ -90,7 +90,7 @@ class Image:
         name = _OPEN_TAG.sub("", self.text).partition("@")[0]
         repository, colon, tag = name.rpartition(":")
 
-        # A colon before a slash is that of a port.
+        # A colon before a slash belongs to the port of a registry.
         if colon and "/" not in tag:
             return repository, tag
 
@@ -99,10 +99,10 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A variable that is set; ``is_private``: a script sets it for itself, in no environment.
+    """A variable that is set; ``is_private``: a script sets it and does not export it.
 
-    ``block`` is the line of what it belongs to (a service, a command, a line in a branch), 0 for
-    the whole file.
+    ``block`` is the line where the service, the command or the line in a branch begins that the
+    variable belongs to; 0 means the whole file.
     """
 
     line: int
@@ -113,12 +113,12 @@ class Assignment:
 
     @property
     def is_literal(self) -> bool:
-        """Return whether the file has the value itself."""
+        """Return whether the value is written in the file, not expanded or filled in later."""
         return is_literal(self.value)
 
     @property
     def is_given(self) -> bool:
-        """Return whether the value can be checked: known, and not still to be filled in."""
+        """Return whether the value can be checked: literal, not empty, and no placeholder."""
         if not self.value or not self.is_literal:
             return False
         return not is_placeholder(self.name, self.value)
@@ -131,9 +131,10 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class GivenFlag:
-    """A flag of a command, as it is ``written``; ``value`` is empty if there is none or it is open.
+    """A flag of a command: ``written`` is its spelling there, ``name`` the long name with dashes.
 
-    ``kept_in`` is the variable that keeps it for a script, "" where a command has it.
+    ``value`` is "" if there is none or it is not literal. ``kept_in`` is the variable that keeps
+    the flag for a script, "" if the flag is in a command.
     """
 
     written: str
@@ -152,10 +153,11 @@ class GivenFlag:
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine:
-    """A server that is started, and its words; it has the variables of its block and of block 0.
+    """The start of a server and its arguments ``words``.
 
-    ``program`` is SERVE or RAY. ``kept_in`` is the variable that keeps the words for a script,
-    which may start it or not.
+    ``program`` is SERVE or RAY. The server gets the variables of its block and of block 0.
+    ``kept_in`` is the variable that keeps the words for a script, which may or may not start a
+    server with them.
     """
 
     program: str
@@ -166,7 +168,10 @@ class CommandLine:
 
     @cached_property
     def flags(self) -> tuple[GivenFlag, ...]:
-        """Return ``--flag value``, ``--flag=value`` and ``--flag`` in their order, up to ``--``."""
+        """Return the flags in their order: ``--flag value``, ``--flag=value`` or ``--flag``.
+
+        Flags end at the word ``--``.
+        """
         flags = []
         next_words = (*self.words[1:], Word("--", 0))
 
@@ -202,11 +207,11 @@ class CommandLine:
 
     @property
     def has_parser_plugin(self) -> bool:
-        """Return whether a plugin brings parsers of its own."""
+        """Return whether a flag names a plugin, which may define further parsers."""
         return any(name.endswith("-parser-plugin") for name in self.flag_names)
 
     def find_flag(self, name: str) -> GivenFlag | None:
-        """Return the last flag of a name, which is the one that counts; None if it is not given."""
+        """Return the last flag of a name, the one that programs use; None if there is none."""
         for flag in reversed(self.flags):
             if flag.name == name:
                 return flag
@@ -215,10 +220,11 @@ class CommandLine:
 
 @dataclass
 class FileContent:
-    """What a file says, in the order of its lines.
+    """The content of a file, each list in the order of lines.
 
-    ``kind`` is a constant of this module; ``variables`` are all that are set; ``passed`` are names
-    that get the caller's value; ``problems`` say what could not be read.
+    ``kind`` is a constant of this module, such as ENV. ``variables`` are all that are set.
+    ``passed`` are names of variables that get the caller's value. ``problems`` are findings about
+    parts that could not be read.
     """
 
     kind: str
@@ -235,7 +241,7 @@ class FileContent:
 
     @property
     def literals(self) -> list[Assignment]:
-        """Return the variables of the environment whose values stand in the file."""
+        """Return the variables of the environment whose values are written in the file."""
         return [variable for variable in self.assignments if variable.is_literal]
 
     @property
@@ -246,7 +252,10 @@ class FileContent:
 
 @dataclass(frozen=True, slots=True)
 class StatedVersion:
-    """A version that a file states: ``project`` is vllm, nccl, torch …; ``text`` the place."""
+    """A version that a file states: ``project`` is vllm, nccl, torch …
+
+    ``text`` is what states it: the name of an image, or ``NAME==VERSION``.
+    """
 
     project: str
     version: str
@@ -256,11 +265,12 @@ class StatedVersion:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedText:
-    """A text with its name, what it says, and what is known of the machine that uses it.
+    """A text with its name ``where``, its content, and facts of the machine that is to use it.
 
-    ``text`` is empty for what runs; ``mode`` are a file's rights, 0 where there is no file.
-    ``host`` is the machine that is to use the text, None for any. ``home`` is the folder of the
-    host's vLLM, whose names count instead of those of the version in ``situation``.
+    ``text`` is empty for a running process. ``mode`` is the mode of the file, 0 without a file.
+    ``host`` is the machine that is to use the text, None for any machine. ``home`` is the folder
+    of the host's vLLM: if it is known, its variables and flags are checked against instead of
+    those of the release in ``situation``.
     """
 
     where: str
@@ -274,17 +284,20 @@ class CheckedText:
 
     @property
     def vllm(self) -> str:
-        """Return the release of vLLM that it is checked against, "" for any."""
+        """Return the release of vLLM that the text is checked against, "" for any."""
         return self.situation.get("vllm", "")
 
     @property
     def role(self) -> str:
-        """Return the role of the node that uses it, "" if it is not known."""
+        """Return the role of the node that uses the text, "" if it is not known."""
         return self.situation.get("role", "")
 
     @cached_property
     def upstream_by_block(self) -> Mapping[int, bool]:
-        """Return block → whether all of its images are upstream's own; 0 is the whole file."""
+        """Return block → whether vLLM's project publishes all images of the block.
+
+        Block 0, the whole file, has all images whose names are literal.
+        """
         by_block: dict[int, bool] = {}
 
         for image in self.content.images:
@@ -295,5 +308,8 @@ class CheckedText:
         return by_block
 
     def runs_upstream(self, block: int = 0) -> bool | None:
-        """Return whether upstream's own vLLM runs in a block; None if the file does not say it."""
+        """Return whether images of vLLM's project run in a block, else in the whole file.
+
+        Return None if there is no image.
+        """
         return self.upstream_by_block.get(block, self.upstream_by_block.get(0))

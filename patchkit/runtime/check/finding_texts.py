@@ -1,4 +1,4 @@
-"""Build the findings of `patchkit check`, with the words of findings.toml or of a rule."""
+"""Build the findings of `patchkit check` from the texts of findings.toml or from a rule."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ def build_finding(
     is_error: bool = False,
     **fields: object,
 ) -> Finding:
-    """Return a finding about a line, a variable or a flag, filled in with ``fields``.
+    """Return a finding about a line, a variable or a flag; ``fields`` fill in its text.
 
-    ``level`` replaces the level that findings.toml has for it; ``is_error`` makes it an error.
+    ``place`` is a number of a line, a variable or a flag. ``level`` replaces the level of
+    findings.toml; ``is_error`` replaces both by an error.
     """
     row = read_env_data("findings")[finding_id]
     if is_error:
@@ -57,7 +58,7 @@ def build_rule_finding(
     why: str,
     about: str = "",
 ) -> Finding:
-    """Return a finding with the id, the severity, the cure and the source of a rule."""
+    """Return a finding with the id, severity, cure and source of a rule."""
     return Finding(
         id=rule.id,
         line=line,

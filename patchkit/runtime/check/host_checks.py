@@ -1,4 +1,4 @@
-"""Compare addresses and devices in a text with those of the host that is to use it."""
+"""Compare addresses and devices in a text with those of the host that is to use the text."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ _NAMES = read_env_data("said")["variables"]
 _LOOPBACK = ("127.", "::1")
 _NONE = "none at all"
 
-# `patchkit env` leaves the second half out in these states as well.
+# States in which `patchkit env`, too, leaves out the second half of a cage.
 _LEFT_OUT = ("down", "random", "bare-first")
 
 
 def check_host(checked: CheckedText) -> Iterator[Finding]:
-    """Yield what this host lacks or has down; of several values of a name one has to fit."""
+    """Yield addresses and devices that this host lacks, or that are down.
+
+    A file may set a variable several times: one value without a problem is enough.
+    """
     if checked.host is None:
         return
 
@@ -58,12 +61,12 @@ def _check_own_address(variable: Assignment, host: Host) -> Iterator[Finding]:
 
 
 def _check_device_list(variable: Assignment, host: Host) -> Iterator[Finding]:
-    """Yield the interfaces and RDMA devices of a list that are not there, or down."""
+    """Yield the interfaces and RDMA devices of a list that the host lacks, or that are down."""
     if variable.name not in (*_NAMES["netdevs"], *_NAMES["devices"]):
         return
     for part in variable.value.lstrip("=").split(","):
         device, colon, _port = part.partition(":")
-        # UCX names an RDMA device with its port (mlx5_0:1), and an interface as it is.
+        # A list of UCX holds both: RDMA devices with a port (mlx5_0:1), interfaces without one.
         if colon or variable.name not in _NAMES["netdevs"]:
             kind = "RDMA device"
             states = {rdma.name: rdma.active for rdma in host.rdma}
@@ -77,10 +80,13 @@ def _check_device_list(variable: Assignment, host: Host) -> Iterator[Finding]:
 def _check_device(
     device: str, kind: str, variable: Assignment, states: Mapping[str, bool]
 ) -> Iterator[Finding]:
-    """Yield that a host has no device of a name, or that all of that name are down."""
+    """Yield that a host lacks a device, or that all devices which the name means are down.
+
+    ``states`` is name → whether the device is up.
+    """
     matching = _find_matching(device, variable, states)
     if not matching:
-        # NCCL passes over a device that is not there; without an interface nothing starts.
+        # NCCL ignores an RDMA device that is missing; without its interface it does not start.
         is_optional = variable.name in _NAMES["devices"]
         other_names = [name for name in states if name != "lo"]
         yield build_finding(
@@ -97,7 +103,10 @@ def _check_device(
 def _find_matching(
     device: str, variable: Assignment, states: Mapping[str, bool]
 ) -> dict[str, bool]:
-    """Return the devices of a host that a name in a list means, and whether they are up."""
+    """Return the devices that a name in a list means, and whether each is up.
+
+    Some variables take the beginning of a name, unless their value begins with "=".
+    """
     is_exact = variable.value.startswith("=")
     if variable.name in _NAMES["prefixes"] and not is_exact:
         return {name: up for name, up in states.items() if name.startswith(device)}
@@ -105,7 +114,10 @@ def _find_matching(
 
 
 def find_half_cages(hca: Assignment, host: Host | None) -> Iterator[Finding]:
-    """Yield that NCCL_IB_HCA names one half of a cage: by this host, else by a Spark's names."""
+    """Yield that NCCL_IB_HCA names only one half of a cage, the port of two RDMA devices.
+
+    The other half is that of this host, else the one that a DGX Spark has by its names.
+    """
     (row,) = read_env_data("values")["twins"]
     parts = hca.value.lstrip("=").split(",")
     names = [part.partition(":")[0] for part in parts]
@@ -124,7 +136,11 @@ def find_half_cages(hca: Assignment, host: Host | None) -> Iterator[Finding]:
 
 
 def _find_twin(name: str, host: Host | None) -> str:
-    """Return the RDMA device that is the other half of a device's cage, "" if it is not used."""
+    """Return the RDMA device that is the other half of a device's cage.
+
+    Return "" if there is none or it is not used. The names of a DGX Spark decide if the host is
+    not known or lacks the device.
+    """
     if host is not None:
         for device in host.rdma:
             if device.name == name:

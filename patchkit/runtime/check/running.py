@@ -1,4 +1,4 @@
-"""Read vLLM servers that run: /proc of a process, `docker inspect` of a container."""
+"""Read how running vLLM servers were started: from /proc, or by `docker inspect`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ _LARGEST = 4 << 20  # bytes of an environment or a command line
 
 
 def find_running(name: str, root: Path) -> list[CheckedText]:
-    """Return the server of a PID or a container, or with "" all. Raises HostError, UsageError."""
+    """Return what a PID or the container ``name`` was started with; with "" all vLLM servers.
+
+    ``root`` is the folder that has proc. Raise UsageError if the process or container cannot be
+    read, and HostError if no server runs or an inspection is invalid.
+    """
     if name.isdecimal():
         return [_read_named_process(root / "proc" / name)]
     if name:
@@ -32,7 +36,7 @@ def find_running(name: str, root: Path) -> list[CheckedText]:
     for folder in sorted((root / "proc").glob("[0-9]*")):
         try:
             process = _read_process(folder)
-        except OSError:  # it has ended, or is another user's
+        except OSError:  # the process has ended, or belongs to another user
             continue
         if process.content.commands:
             servers.append(process)
@@ -57,7 +61,7 @@ def _read_named_process(folder: Path) -> CheckedText:
 
 
 def _read_process(folder: Path) -> CheckedText:
-    """Return what a process was started with. Raises OSError."""
+    """Return what a process was started with. Raise OSError if /proc cannot be read."""
     words = _read_strings(folder / "cmdline")
     pairs = _read_strings(folder / "environ")
     content = _read_started(pairs, words, Place())
@@ -66,7 +70,7 @@ def _read_process(folder: Path) -> CheckedText:
 
 
 def _read_strings(path: Path) -> list[str]:
-    """Return the strings of a file of /proc, which end with NUL."""
+    """Return the strings of a file of /proc, each of which ends with NUL, without empty ones."""
     with path.open("rb") as file:
         text = file.read(_LARGEST).decode(errors="replace")
 
@@ -97,7 +101,7 @@ def _inspect_container(name: str) -> CheckedText:
 
 
 def _read_inspection(output: str) -> FileContent:
-    """Return what a container was started with, by the JSON of `docker inspect`."""
+    """Return what a container was started with, from the JSON that `docker inspect` prints."""
     (container,) = read_json(output)
     config = container["Config"]
     image = Image(str(config["Image"]), 1, 1)
