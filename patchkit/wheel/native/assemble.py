@@ -1,8 +1,8 @@
-"""Make machine code of PTX with the locked toolkit's ptxas, as the driver does at first use.
+"""Assemble PTX into machine code with the locked toolkit's ptxas, as the driver does at first use.
 
-A result depends on the PTX, the options and the toolkit alone, and is kept in the cache under their
-digest. So a run that was killed goes on, and of another release only new PTX is compiled. PTX that
-differs only in the name of its translation unit is compiled once.
+A result depends only on the PTX, the options and the toolkit, and is kept in the cache under a
+digest of these. Therefore the next run continues a killed one, and only new PTX of another release
+is assembled. PTX that differs only in the name of its translation unit is assembled once.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from patchkit.wheel.native.units import named, neutral
 
 _MAKING = ".making-"
 _STALE = 86400  # seconds; no PTX takes that long
-# malloc of glibc asks for huge pages: 14 % less of the processor where 16 ptxas ran at once. Not a
-# byte of a result differs.
+# Let glibc's malloc use huge pages: 16 ptxas at once took 14 % less processor time, and their
+# results were the same to the byte.
 _TUNABLES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-_FORMAT = 3  # of a result; goes up if the same PTX becomes other bytes
-# Options that change the code and nothing else. The words come from a file that somebody else made:
-# other options could read or write files.
+_FORMAT = 3  # of a result; to be raised if the same PTX gives other bytes
+# The options that are passed on: they change only the code. They come from a file that somebody
+# else made, and other options could read or write files.
 _SWITCHES = re.compile(
     r"-O[0-3]|-v|-w|--?(verbose|warn[a-z-]*|generate-line-info|lineinfo)"
 )
@@ -51,9 +51,9 @@ _VALUES = re.compile(
 class Job:
     """A fat binary to assemble: the ``entry`` with its PTX, in the file ``path``.
 
-    ``name`` is the library, for people; ``arch`` is ``121``, or ``121a`` of PTX for
-    ``compute_121a``: machine code has the suffix of its PTX, since PTX without a suffix needs
-    nothing that only some devices have.
+    ``name`` is the library's name in messages. ``arch`` is the arch of the machine code: ``121``,
+    or ``121a`` if the PTX is for ``compute_121a``. PTX without a suffix uses nothing that only some
+    devices have, so its machine code needs no suffix.
     """
 
     name: str
@@ -67,17 +67,17 @@ class Job:
 
     @property
     def size(self) -> int:
-        """Bytes of PTX."""
+        """Return the size of the PTX in bytes, decompressed."""
         return self.entry.unpacked_size
 
     @property
     def is_split(self) -> bool:
-        """True if ptxas takes several threads for it."""
+        """Return whether ptxas uses several threads for this PTX."""
         return self.size >= ptxas_figures().split_from
 
     @property
     def resources(self) -> Resources:
-        """The limits of one ptxas, by the size of its PTX alone: on every machine the same."""
+        """Return the limits of one ptxas, which depend only on the size of the PTX."""
         figures = ptxas_figures()
         memory, memory_more = figures.memory
         if self.is_split:
@@ -99,12 +99,11 @@ class Job:
 
 @frozen
 class Task:
-    """A job whose PTX was read: its result is a fat binary in the file ``place``.
+    """A job whose PTX was read; its result will be a fat binary in the file ``place``.
 
-    ``ptx`` is the sha256 of the PTX.
-
-    ``names`` belong to its translation unit; tasks of one ``key`` differ in nothing else. ``words``
-    are the options for the ptxas of ``toolkit``.
+    ``ptx`` is the sha256 of the PTX. ``names`` (neutral → real) are the names of its translation
+    unit; tasks with the same ``key`` differ only in these. ``kernels`` are the mangled names of
+    its entry points. ``words`` are the options for the ptxas of ``toolkit``.
     """
 
     job: Job
@@ -122,9 +121,9 @@ class Task:
 
 
 class Assembler:
-    """The ptxas and fatbinary of the locked toolkits, for this machine.
+    """Assemble PTX with ptxas and fatbinary of the locked toolkits, on this machine.
 
-    PTX goes to the oldest toolkit that reads it, which is of the CUDA that compiled it.
+    PTX is assembled by the oldest toolkit that reads it, which has the CUDA that compiled the PTX.
     """
 
     def __init__(
@@ -133,7 +132,7 @@ class Assembler:
         offline: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        """Unpack the oldest toolkit's compiler, once. Raises the errors of a fetch."""
+        """Unpack the oldest toolkit's compiler into the cache. Raises the errors of a fetch."""
         host = platform.machine()
         self._unpack = partial(
             locked_toolkit,
@@ -154,11 +153,15 @@ class Assembler:
 
     @property
     def version(self) -> str:
-        """The version of ptxas, or all that were used."""
+        """Return the versions of ptxas that made results, or that of the oldest toolkit."""
         return ", ".join(sorted(self._used)) or toolkits()[0].nvcc
 
     def plan(self, job: Job) -> Task:
-        """Read the PTX of a job. Raises SourceError for damaged PTX, BuildError for refused."""
+        """Read the PTX of a job and return its task.
+
+        Raises SourceError if the PTX is damaged, BuildError if no toolkit reads it or an option of
+        its compiler is not passed on.
+        """
         toolkit = _oldest_toolkit(job)
         ptx = job.read_ptx()
         words = [f"-arch=sm_{job.arch}", *_checked_options(ptx.options)]
@@ -181,9 +184,9 @@ class Assembler:
         )
 
     def make(self, tasks: Sequence[Task]) -> None:
-        """Make the missing results of tasks that have one key, with one run of ptxas.
+        """Make the missing results of tasks with the same key, with one run of ptxas.
 
-        Raises BuildError if ptxas does not take it, HostError or StorageError if it cannot run.
+        Raises BuildError if ptxas refuses the PTX, HostError or StorageError if it cannot run.
         """
         missing = [task for task in tasks if not task.is_done]
         if not missing:
@@ -208,12 +211,15 @@ class Assembler:
                 self._pack(task, tools, folder)
 
     def result(self, task: Task) -> Task:
-        """Return a task that is done, and remember its toolkit."""
+        """Return a task that is done, and add its toolkit to ``version``."""
         self._used.add(task.toolkit.nvcc)
         return task
 
     def _pack(self, task: Task, tools: Path, folder: Path) -> None:
-        """Make a fat binary of the machine code in a folder, and keep it."""
+        """Pack the machine code ``x.cubin`` in ``folder`` into a fat binary, the task's result.
+
+        Raises BuildError if a kernel of the PTX has no machine code.
+        """
         job = task.job
         with (folder / "x.cubin").open("rb") as stream:
             sections = parse_library(stream, job.where).sections
@@ -222,7 +228,7 @@ class Assembler:
         if lost:
             raise BuildError(f"{job.where}: ptxas made no code of the kernel {lost[0]}")
 
-        # As nvcc calls it. Compressed, as upstream's PTX was: a seventh of the size.
+        # The options that nvcc uses. Compressed, as upstream's PTX: a seventh of the size.
         image = f"--image3=kind=elf,sm={job.arch},file=x.cubin"
         words = ("-64", "--create=x.fatbin", image, "--compress-all")
         self._run(tools / "fatbinary", *words, folder=folder, job=job)
@@ -241,7 +247,11 @@ class Assembler:
         folder: Path,
         job: Job,
     ) -> None:
-        """Run a tool. Raises BuildError if it refuses its input, HostError or StorageError else."""
+        """Run a tool within the job's limits.
+
+        Raises BuildError if the tool refuses its input, StorageError if the disk is full, HostError
+        if the tool was killed, cannot run, or the assembling was stopped.
+        """
         self._check_stopped(job)
         environment = {**_TUNABLES, **os.environ}
         with Follow(
@@ -287,7 +297,7 @@ def _oldest_toolkit(job: Job) -> Toolkit:
 
 
 def _checked_options(options: Iterable[str]) -> Iterator[str]:
-    """Yield the options of a compiler that ptxas is given. Raises BuildError for any other."""
+    """Yield the options of a compiler as words for ptxas. Raises BuildError for an unknown one."""
     words = iter(options)
     for word in words:
         if _SWITCHES.fullmatch(word):
@@ -301,7 +311,7 @@ def _checked_options(options: Iterable[str]) -> Iterator[str]:
 
 
 def _holds(fatbin: Path, arch: str) -> bool:
-    """Check whether a file is one fat binary with machine code for the arch, and nothing else."""
+    """Return whether a file is one fat binary that holds machine code for the arch only."""
     with fatbin.open("rb") as stream:
         whole = Section(".nv_fatbin", 0, fatbin.stat().st_size)
         try:

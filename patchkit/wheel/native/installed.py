@@ -1,4 +1,4 @@
-"""Make the libraries of installed packages native, with a ledger and a way back."""
+"""Make the libraries of installed packages native, recorded in a ledger, and revert that."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def make_installed_native(
     assembler: Assembler,
     progress: Progress,
 ) -> tuple[NativeLibrary, ...]:
-    """Make the libraries of an environment native; return those with PTX to assemble.
+    """Make the libraries of an environment native; return the libraries that had PTX to assemble.
 
-    Each package is changed whole or not at all. Raises as ``make_native`` and ``commit_libraries``.
+    The changes of one package are made completely or not at all. Raises the errors of
+    ``make_native`` and ``commit_libraries``.
     """
     made: list[NativeLibrary] = []
     writable = filter(attrgetter("writable"), list_installed(site, target))
@@ -45,9 +46,9 @@ def make_package_native(
     assembler: Assembler,
     progress: Progress,
 ) -> tuple[NativeLibrary, ...]:
-    """Assemble the libraries of one installed package, beside it; nothing is replaced yet.
+    """Write native libraries of one installed package to a folder; nothing is replaced yet.
 
-    Raises UsageError for a source tree, and as ``make_native`` does.
+    Raises UsageError for a source tree, and the errors of ``make_native``.
     """
     names = package_libraries(workspace.tree, target)
     files = {name: workspace.upstream_library(name) for name in names}
@@ -58,15 +59,15 @@ def make_package_native(
 
 
 def new_files(libraries: Iterable[NativeLibrary]) -> dict[str, Path]:
-    """Return the files to commit, by their path in the environment."""
+    """Return path in the environment → the new file to commit there."""
     return {library.name: library.path for library in libraries if library.path}
 
 
 def revert_installed(site: Path, *, force: bool = False) -> dict[str, tuple[str, ...]]:
-    """Put upstream's libraries back in every package of an environment; return them by package.
+    """Restore upstream's libraries in all packages of an environment; return package → their paths.
 
-    What was cut short is taken back as well. ``force`` is for damaged packages, as that of
-    ``revert`` is for vLLM, which it leaves alone.
+    Interrupted changes are undone as well. ``force`` also restores damaged packages, but then
+    leaves vLLM alone, for which `revert` has an option of its own.
     """
     restored = {}
     states = [*sorted(site.glob("*.dist-info/.patchkit")), *site.glob("vllm/.patchkit")]

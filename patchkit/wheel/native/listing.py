@@ -1,4 +1,4 @@
-"""List PTX that a device would compile at first use: of a library, a wheel, an environment."""
+"""List the PTX that a device would compile at first use, in a library, wheel or environment."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _ASIDE = {"..", ".patchkit"}
 
 @frozen
 class DeviceLibrary:
-    """A library with device code; ``name`` is the path in a wheel or an environment.
+    """A library with device code; ``name`` is its path in a wheel or an environment.
 
-    ``project`` owns it, "" for a bare file; ``entries`` is the PTX that the device compiles. A
-    ``closed`` library is NVIDIA's own and never rewritten.
+    ``project`` is the project that has the library, "" for a bare file. ``entries`` is the PTX that
+    the device would compile. A ``closed`` library is NVIDIA's own, and is never rewritten.
     """
 
     project: str
@@ -69,7 +69,7 @@ def called_entries(
     target: Target,
     dispatch: Dispatch,
 ) -> tuple[CodeEntry, ...]:
-    """Return the PTX that the device compiles, without PTX that the release never calls there."""
+    """Return the PTX that the device would compile and that the release calls on the device."""
     return tuple(
         entry
         for entry in jit_entries(binary, target)
@@ -78,9 +78,9 @@ def called_entries(
 
 
 def find_site(path: Path) -> Path:
-    """Return the site-packages folder of an environment, or of a package in it.
+    """Return the site-packages folder of ``path``: an environment, this folder, or a package in it.
 
-    Raises UsageError unless there is one.
+    Raises UsageError if there is none, or more than one.
     """
     for folder in (path, *path.parents[:1]):
         if any(folder.glob("*.dist-info")):
@@ -101,7 +101,10 @@ def list_installed(
     target: Target,
     only: str = "",
 ) -> Iterator[DeviceLibrary]:
-    """List the libraries with device code of all installed packages, or of one project."""
+    """Yield the libraries with device code of all installed packages, or of the project ``only``.
+
+    Damaged files are passed over.
+    """
     for package in metadata.distributions(path=[str(site)]):
         project = canonicalize_name("".join(package.metadata.get_all("Name", [])))
         if only not in ("", project):
@@ -121,13 +124,16 @@ def list_installed(
 
 
 def _is_library(site: Path, file: PurePosixPath) -> bool:
-    # What leads out of the environment is no library; what patchkit keeps is not loaded.
+    # Not paths that lead out of the environment, nor originals in .patchkit, which nothing loads.
     is_aside = file.is_absolute() or bool(_ASIDE & {*file.parts})
     return ".so" in file.suffixes and not is_aside and (site / file).is_file()
 
 
 def package_libraries(tree: SourceTree, target: Target) -> list[str]:
-    """Return the libraries of an installed package to assemble. Raises UsageError for sources."""
+    """Return the names of the libraries of an installed package that have PTX to assemble.
+
+    Raises UsageError for a source tree.
+    """
     if tree.kind != "installed":
         raise UsageError(
             f"{tree.root}: a source tree holds no libraries yet",

@@ -1,4 +1,4 @@
-"""Make libraries native: machine code for the device in the place of PTX that it would compile.
+"""Make libraries native: replace PTX that the device would compile by machine code for it.
 
 inspect → jobs → assemble, in parallel → relink → inspect again
 """
@@ -29,9 +29,9 @@ from patchkit.wheel.native.schedule import assemble_all
 class NativeLibrary:
     """A library with PTX that the device would compile at first use.
 
-    ``path`` is the new file, None if none could be made. ``ptx`` are the SHA-256 of assembled PTX,
-    in the order of the file. ``refused`` are the reasons why the device still compiles a fat
-    binary. ``unreached`` kernels stay PTX, since nothing calls them on the device.
+    ``path`` is the new file, None if none could be made. ``ptx`` has the SHA-256 of each assembled
+    PTX, in the order of the file. ``refused`` has a reason for each fat binary that the device
+    still compiles. ``unreached`` kernels stay PTX, since nothing calls them on the device.
     """
 
     name: str
@@ -61,7 +61,7 @@ def make_native(
     library, ProofError if a result is not what it has to be, StorageError.
     """
     binaries = {name: inspect_file(path)[0] for name, path in files.items()}
-    # Nothing in PTX without a suffix needs more than every device has: no "a" for it.
+    # PTX without a suffix uses nothing that only some devices have: its machine code needs no "a".
     number = "{}{}".format(*target.capability)
     unreached: dict[str, list[Unreached]] = {}
     jobs: dict[str, list[Job]] = {}
@@ -107,7 +107,11 @@ def _make_library(
     results: Mapping[int, Task | PatchkitError],
     target: Target,
 ) -> NativeLibrary:
-    """Write one library with its new machine code; ``results`` are by offset of the fat binary."""
+    """Write one library with its new machine code to ``dest``.
+
+    ``results`` is offset of a fat binary → its task, or the error. If the library cannot be
+    written, the result has the reason in ``refused``, and no ``path``.
+    """
     codes: dict[int, Task] = {}
     refused = []
     for place, result in results.items():
@@ -136,7 +140,7 @@ def native_facts(
     assembler: Assembler,
     dropped: Sequence[str] = (),
 ) -> Facts:
-    """Return a wheel's facts about its native parts, with the SHA-256 of all PTX by library."""
+    """Return the facts that a wheel records about its native libraries, by library."""
     return {
         "ptxas": assembler.version,
         "assembled": {
@@ -184,7 +188,7 @@ def _write_library(
                 hint="please report this with the library",
             )
 
-    # What the loader reads is as it was; sections lie elsewhere.
+    # All that the loader reads must be unchanged; only sections may have moved.
     if replace(after.library, sections=()) != replace(binary.library, sections=()):
         raise ProofError(f"{binary.name}: the loader would read another library of it")
 
@@ -195,9 +199,9 @@ def _new_pieces(
     codes: Mapping[int, Task],
     target: Target,
 ) -> list[bytes]:
-    """Return a fat binary in pieces: assembled, or as it was.
+    """Return the bytes of a new fat binary, in pieces: the assembled one, or the old one reduced.
 
-    Machine code for other devices leaves, and PTX beside machine code that the device loads.
+    If the device loads machine code of the old one, its other entries are left out.
     """
     place = group[0].container
     if place in codes:

@@ -1,4 +1,4 @@
-"""Write a library or a wheel anew, native; the wheel under a version of its own."""
+"""Write a native copy of a library or a wheel; the new wheel has a version of its own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SBOM = "sboms/patchkit.cdx.json"
 
 @frozen
 class NewFile:
-    """A new wheel or library, and the libraries in it that are native."""
+    """A new wheel or library, and its libraries that had PTX to assemble."""
 
     path: Path
     libraries: tuple[NativeLibrary, ...]
@@ -41,7 +41,11 @@ def write_native_library(
     assembler: Assembler,
     report: Report,
 ) -> NewFile:
-    """Write a library into ``dest``, native, under its own name. Raises as for a wheel."""
+    """Write a native copy of a library into the folder ``dest``, under the same name.
+
+    Raises UsageError if the library is NVIDIA's own, if there is nothing to assemble, or if the
+    file exists already; and the errors of ``make_native``.
+    """
     if any(library.closed for library in list_libraries(path, target)):
         raise UsageError(f"{path}: is NVIDIA's own, which patchkit never rewrites")
 
@@ -66,8 +70,9 @@ def write_native_wheel(
 ) -> NewFile:
     """Assemble the PTX that the device would compile in a wheel; write a new wheel into ``dest``.
 
-    Its version ends with the device and a digest of the new libraries. Raises UsageError if there
-    is nothing to assemble, and the errors of ``make_native``.
+    The new version ends with the device and a digest of the wheel and its new libraries. Raises
+    UsageError if there is nothing to assemble or the file exists already, and the errors of
+    ``make_native``.
     """
     names = [
         library.name for library in list_libraries(path, target) if library.writable
@@ -110,7 +115,7 @@ def _native_version(
     target: Target,
     members: Mapping[str, bytes],
 ) -> str:
-    """Return the version with the device, and a digest of the wheel and its new libraries."""
+    """Return the version with the device, and a digest of the old wheel and the new libraries."""
     lines = (f"{digest(data)}  {name}" for name, data in sorted(members.items()))
     label = f"{target.name}.{digest_label(wheel.sha256, target.name, *lines)}"
     version = wheel.name.version

@@ -22,19 +22,22 @@ _ENTRY_POINT = re.compile(rb"\.entry\s+([\w$]+)")
 
 @frozen
 class Ptx:
-    """A module: its ``text``, and the ``options`` for ptxas that its compiler left beside it."""
+    """A PTX module: its ``text``, and the ``options`` for ptxas that its compiler recorded."""
 
     text: bytes
     options: tuple[str, ...]
 
     @property
     def kernels(self) -> set[str]:
-        """Names of its entry points, mangled."""
+        """Return the mangled names of the entry points."""
         return {match[1].decode() for match in _ENTRY_POINT.finditer(self.text)}
 
 
 def read_ptx(stream: BufferedIOBase, entry: CodeEntry, name: str) -> Ptx:
-    """Read a PTX entry, decompressed. Raises SourceError, calling the file ``name``, if damaged."""
+    """Read a PTX entry and decompress it.
+
+    Raises SourceError if the entry is damaged; the error calls the file ``name``.
+    """
 
     def check_that(holds: bool, complaint: str) -> None:
         if not holds:
@@ -52,7 +55,7 @@ def read_ptx(stream: BufferedIOBase, entry: CodeEntry, name: str) -> Ptx:
     try:
         match entry.compression:
             case "zstd":
-                # The size in a frame, if there is one, would be believed against any limit.
+                # zstandard would allocate a size in the frame in spite of max_output_size.
                 frame = zstandard.get_frame_parameters(payload).content_size
                 sizes = (entry.unpacked_size, zstandard.CONTENTSIZE_UNKNOWN)
                 check_that(frame in sizes, "its sizes contradict each other")
@@ -68,7 +71,7 @@ def read_ptx(stream: BufferedIOBase, entry: CodeEntry, name: str) -> Ptx:
         raise damaged(name, f"the PTX at byte {entry.offset}: {error}") from None
     check_that(len(text) == entry.unpacked_size, "its sizes contradict each other")
 
-    # It ends with a NUL, and is padded with more of them; ptxas takes none.
+    # The text ends with NULs, which ptxas does not accept.
     text = text.rstrip(b"\0")
     check_that(b".target" in text and b"\0" not in text, "it is not the text of PTX")
 

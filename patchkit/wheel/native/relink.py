@@ -1,14 +1,14 @@
-"""Write a library anew with other device code; all else keeps its address and its bytes.
+"""Write a copy of a library with other device code; everything else keeps its address and bytes.
 
-``.nv_fatbin`` is packed anew, so that its fat binaries move. ``.nvFatBinSegment`` points to them,
+The new ``.nv_fatbin`` has its fat binaries at other offsets. ``.nvFatBinSegment`` points to them,
 with a record of 24 bytes for each::
 
     u32 magic 0x466243B1, u32 version, u64 address of the fat binary, u64 address or 0
 
-The loader fills the address in, from a relocation or from the record itself. If the new section is
-smaller, the space that is left is cut out of the file and not out of the address space: a segment
-of its own loads what follows. A larger section goes behind everything, in a new segment. Either way
-the program headers, one more than before, lie behind the section.
+The address comes from a relocation, or from the record itself. If the new section is smaller, the
+unused bytes are cut out of the file, but not out of the address space: a segment of its own loads
+what follows. A larger section goes to the end of the file, in a new segment. In both cases there is
+one program header more than before, and the program headers lie behind the section.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ class _Section:
 
 
 class _Tables:
-    """The tables of an ELF file."""
+    """The headers of an ELF file, and its two sections of device code."""
 
     def __init__(self, old: mmap.mmap, name: str) -> None:
-        """Read them. Raises BuildError for a file without the two sections."""
+        """Read the headers. Raises BuildError if the file lacks one of the two sections."""
         self.file = name
         _, _, machine, _, _, phoff, shoff, *_, phnum, _, shnum, shstrndx = (
             HEADER.unpack_from(old)
@@ -108,7 +108,7 @@ class _Tables:
         self.records = by_name[b".nvFatBinSegment"]
 
     def check(self, holds: bool, complaint: str) -> None:
-        """Raise BuildError unless it holds."""
+        """Raise BuildError with the complaint unless ``holds``."""
         if not holds:
             raise BuildError(
                 f"{self.file}: {complaint}",
@@ -119,10 +119,10 @@ class _Tables:
 
 @frozen
 class _Layout:
-    """Where the new section goes: its ``offset`` in the new file, its ``address``.
+    """The place of the new section: its ``offset`` in the new file and its ``address``.
 
-    ``cut`` bytes in front of the old offset ``after`` leave the file. The program headers go to
-    ``table``.
+    ``cut`` bytes before the old offset ``after`` are removed from the file. The program headers go
+    to the offset ``table``.
     """
 
     offset: int
@@ -133,14 +133,15 @@ class _Layout:
     after: int = 0
 
     def moved(self, position: int) -> int:
-        """Return where in the new file a byte of the old one lies."""
+        """Return the offset in the new file of a byte that is at ``position`` in the old file."""
         return position - self.cut if position >= self.after else position
 
 
 def replace_device_code(source: Path, dest: Path, codes: FatBinaries) -> None:
-    """Write ``source`` as ``dest`` with these fat binaries; ``codes`` has to have every one.
+    """Write a copy of the library ``source`` with other fat binaries to ``dest``.
 
-    Raises BuildError if nvcc and a linker make no such library, and OSError.
+    ``codes`` must have every fat binary with device code. Raises BuildError if the library is
+    linked in an unknown way, and OSError.
     """
     try:
         with (
@@ -148,7 +149,7 @@ def replace_device_code(source: Path, dest: Path, codes: FatBinaries) -> None:
             mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as old,
         ):
             _write_relinked(old, dest, _Tables(old, source.name), dict(codes))
-    # Numbers that no file can hold.
+    # The file has numbers that cannot be offsets or sizes.
     except (struct.error, ValueError, OverflowError) as error:
         raise BuildError(
             f"{source.name}: its tables contradict each other: {error}"
@@ -194,7 +195,7 @@ def _find_pointers(
     tables: _Tables,
     codes: dict[int, Sequence[bytes]],
 ) -> dict[int, list[int]]:
-    """Return where in the file the address of each fat binary stands.
+    """Return offset of a fat binary → the file offsets at which its address is written.
 
     Fat binaries without device code, which nvcc links in as well, are added to ``codes``. Raises
     BuildError.
@@ -229,7 +230,7 @@ def _find_pointers(
 
 
 def _find_relocations(old: mmap.mmap, tables: _Tables) -> dict[int, int]:
-    """Return address that the loader fills in with one of device code → place of the value."""
+    """Return the relocations to device code: address that the loader sets → offset of the value."""
     code = tables.code
     size = _RELOCATION.size
     relocated = {}
@@ -248,7 +249,7 @@ def _find_relocations(old: mmap.mmap, tables: _Tables) -> dict[int, int]:
 
 
 def _lay_out(tables: _Tables, size: int, end: int) -> _Layout:
-    """Decide where a section of the new size goes, in a file that now ends at ``end``."""
+    """Return the layout for a section of the new size, in a file that ends at ``end`` now."""
     code = tables.code
     loads = [segment for segment in tables.segments if segment.kind == PT_LOAD]
     page = max([_LEAST_PAGE, *(segment.align for segment in loads)])
@@ -274,14 +275,14 @@ def _lay_out(tables: _Tables, size: int, end: int) -> _Layout:
             offset=code.offset,
             address=code.address,
             segments=tables.segments,
-            table=HEADER.size,  # they stay where they are
+            table=HEADER.size,  # program headers stay in place
         )
 
     offset = _aligned(end, page)
     address = _aligned(max(segment.address + segment.size for segment in loads), page)
     added = _Segment(PT_LOAD, _PF_R, offset, address, address, whole, whole, page)
     segments = list(tables.segments)
-    # Behind the last of its kind, since addresses must ascend.
+    # After the last PT_LOAD, since their addresses must ascend.
     segments.insert(segments.index(loads[-1]) + 1, added)
     return _Layout(
         offset=offset,
@@ -292,7 +293,7 @@ def _lay_out(tables: _Tables, size: int, end: int) -> _Layout:
 
 
 def _home_segment(tables: _Tables, loads: Sequence[_Segment]) -> _Segment:
-    """Return the segment that loads the device code."""
+    """Return the segment that loads the device code. Raises BuildError unless there is one."""
     code = tables.code
     homes = [
         segment
@@ -314,7 +315,11 @@ def _split_segments(
     after: int,
     cut: int,
 ) -> list[_Segment]:
-    """Return the segments if ``home`` ends at ``end``, and another one begins at ``after``."""
+    """Return all segments, with ``home`` split in two.
+
+    The first part ends at ``end``, the second begins at ``after``; both are offsets in the old
+    file, from which ``cut`` bytes before ``after`` are removed.
+    """
     used = end - home.offset
     skipped = after - home.offset
     start = replace(home, stored=used, size=used)
@@ -339,7 +344,7 @@ def _split_segments(
 
 
 def _write_segments(new: IO[bytes], tables: _Tables, layout: _Layout) -> None:
-    """Write the program headers and their place in the ELF header, if there is one more."""
+    """Write the program headers, and their offset into the ELF header, if there are more now."""
     count = len(layout.segments)
     if count == len(tables.segments):
         return
@@ -369,7 +374,7 @@ def _write_sections(
     layout: _Layout,
     size: int,
 ) -> None:
-    """Write the section headers, and their place in the ELF header."""
+    """Write the section headers, and their offset into the ELF header."""
     shoff = layout.moved(tables.shoff)
     _write_number(new, _SHOFF, shoff)
 

@@ -1,4 +1,4 @@
-"""Assemble many fat binaries on all cores, within the memory that there is."""
+"""Assemble many fat binaries in parallel on all cores, within the available memory."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Results = dict[Job, Task | PatchkitError]
 Group = list[Task]  # what one run of ptxas makes
 
 _SHARE = 0.8  # of the memory that is available
-_COPIES = 3  # of a text in memory: decompressed, without its end, with other names
+_COPIES = 3  # of a PTX text in memory: decompressed, without its end, with other names
 _BEAT = 1.0  # seconds from one report to the next
-_OVERDUE = 0.95  # how much of a ptxas is done that runs longer than was reckoned
+_OVERDUE = 0.95  # the share that counts as done if a ptxas runs longer than estimated
 
 
 def assemble_all(
@@ -28,10 +28,11 @@ def assemble_all(
     jobs: Sequence[Job],
     progress: Callable[[int, int], None],
 ) -> Results:
-    """Assemble on all cores, the longest first, and return the result of each job, or its error.
+    """Assemble jobs on all cores, the largest first; return job → its task, or its error.
 
-    No more jobs run at once than there is memory for. ``progress`` hears every second how many
-    bytes of PTX are done, with an estimate for running jobs.
+    Only as many jobs run at once as the memory allows. ``progress`` is called every second with the
+    bytes of PTX that are done (an estimate for running jobs) and all bytes. Errors of one job
+    (SourceError, BuildError) are in the result; any other error stops all jobs and is raised.
     """
     pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
     memory = _Memory(int(available_memory() * _SHARE))
@@ -40,7 +41,7 @@ def assemble_all(
         results, groups = _plan_all(pool, assembler, jobs, memory)
         results |= _make_all(pool, assembler, groups, memory, progress)
     except BaseException:
-        assembler.stopped.set()  # else an interrupt waits for minutes
+        assembler.stopped.set()  # else shutdown would wait for running jobs for minutes
         raise
     finally:
         pool.shutdown(cancel_futures=True)
@@ -55,7 +56,7 @@ def _plan_all(
     jobs: Sequence[Job],
     memory: _Memory,
 ) -> tuple[Results, list[Group]]:
-    """Read all PTX. Return cached results and errors, and the groups that are to be made."""
+    """Read all PTX. Return the cached results and errors, and the groups still to be assembled."""
 
     def plan(job: Job) -> Task | PatchkitError:
         try:
@@ -115,9 +116,9 @@ def _make_all(
 
 
 class _Reckoning:
-    """How many bytes of PTX are done: of finished jobs, and a share of running ones.
+    """Estimate how many bytes of PTX are done: those of finished jobs, and a share of running ones.
 
-    The pace of a core comes from ``recipes/toolchain.toml`` until a job of this run has ended.
+    The speed of a core comes from ``recipes/toolchain.toml`` until a job of this run has ended.
     """
 
     def __init__(self) -> None:
@@ -153,7 +154,10 @@ class _Reckoning:
 
 
 class _Memory:
-    """Lets threads wait until there is memory for their work; one of them always goes on."""
+    """Let threads wait until there is memory for their work.
+
+    A thread that needs more than all of it waits until nobody else holds any.
+    """
 
     def __init__(self, size: int) -> None:
         self._size = self._free = size
