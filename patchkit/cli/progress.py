@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 
 from patchkit.cli.out import quiet_line, redraw_line, tell
 
-PERIOD = 3.0  # seconds from one line of a pipe to the next, or a hundredth of the time so far
-_LONG = 90.0  # seconds that are left: a line names them from then on
-_ENOUGH_FOR_RATE = 0.01  # of the total: before that the first bytes are no rate
-_REDRAWN = 0.1  # seconds from one state of a terminal's line to the next
-_QUIET = 2.0  # seconds without a sign of life in a terminal
+# Seconds between two lines in a pipe; a hundredth of the elapsed time if that is more.
+PERIOD = 3.0
+_LONG = 90.0  # seconds: a line tells the time that is left if it is more
+_ENOUGH_FOR_RATE = 0.01  # share of the total that must be done to estimate the rest
+_REDRAWN = 0.1  # seconds between two drawings of a terminal's line
+_QUIET = 2.0  # seconds without output, after which a terminal's line shows the time
 
 Update = Callable[[int, int], None]
 """Takes the amount that is done, and the total: bytes, or the things that a caller counts."""
@@ -67,7 +68,7 @@ def _amount(done: int, total: int, counted: str) -> str:
 
 
 def _time_left(done: int, total: int, elapsed: float) -> str:
-    """Return how long the rest takes; "" if that is short, or cannot be told yet."""
+    """Return a text with the minutes left; "" for a short time, or if it is too early to tell."""
     if done < total * _ENOUGH_FOR_RATE:
         return ""
     seconds = elapsed * (total - done) / done
@@ -76,7 +77,7 @@ def _time_left(done: int, total: int, elapsed: float) -> str:
 
 @contextlib.contextmanager
 def _beating(printing: threading.Lock) -> Iterator[None]:
-    """Redraw the terminal's line with the time while nothing else is printed."""
+    """Redraw the terminal's line with the elapsed time whenever nothing was printed for a while."""
     ended = threading.Event()
     began = time.monotonic()
 
@@ -84,7 +85,7 @@ def _beating(printing: threading.Lock) -> Iterator[None]:
         line = ""
         while not ended.wait(_QUIET / 2):
             drawn, quiet_seconds = quiet_line()
-            # The drawn line may be this very line, of the beat before.
+            # The drawn line may be the one of the last beat: then do not add a second time to it.
             task = line if drawn.startswith(f"{line}, ") else drawn
             if quiet_seconds >= _QUIET:
                 line = task or "at work"

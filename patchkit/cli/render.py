@@ -1,7 +1,7 @@
-"""Print the blocks that a verb yields below ``@rendered``: with --json only each ``Record``.
+"""Print the blocks that a verb with ``@rendered`` yields.
 
-Without --json everything else is printed: lines, findings, tables, and ``Data`` for programs.
-``ExitCode`` sets the code that the verb ends with.
+With --json each ``Record`` is printed, and nothing else. Without --json everything but records is
+printed: lines, findings, tables, and ``Data`` for programs. ``ExitCode`` sets the verb's exit code.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Fields = dict[str, Any]
 
 
 def option(*words: str, **settings: Any) -> Option:
-    """Return an option: its names, one with its metavar as in ``--jobs N``, then its help."""
+    """Return an option. The last word is its help, the others its names, as in ``--jobs N``."""
     *declarations, text = words
     names = []
     for declaration in declarations:
@@ -86,7 +86,7 @@ LOAD_STYLES: Mapping[Load, Mapping[str, Any]] = {
     Load.JIT: {"fg": "yellow"},
     Load.NONE: {"dim": True},
 }
-# Sign and style of each level.
+# The sign and style of each level of findings.
 MARKS: Mapping[Level, tuple[str, Mapping[str, Any]]] = {
     Level.ERROR: ("✗", {"fg": "red", "bold": True}),
     Level.WARNING: ("!", {"fg": "yellow"}),
@@ -94,7 +94,7 @@ MARKS: Mapping[Level, tuple[str, Mapping[str, Any]]] = {
     Level.UNKNOWN: ("?", {"fg": "cyan"}),
     Level.OK: ("✓", {"fg": "green"}),
 }
-_WHOLE = 1000  # characters: click cuts the help of a command to the width
+_WHOLE = 1000  # characters of a command's help: so many that click cuts nothing off
 # Levels that a summary does not count by their names.
 _COUNTED = {Level.UNKNOWN: "not checked", Level.OK: "fine"}
 
@@ -120,14 +120,14 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Text for programs, without --json: printed byte for byte."""
+    """Text for programs that is printed byte for byte, but not with --json."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ExitCode:
-    """The code that a verb ends with; the highest of several counts."""
+    """The exit code of a verb; if it yields several, the highest counts."""
 
     code: int
 
@@ -188,7 +188,7 @@ def rendered(verb: Callable[..., Iterator[Block]]) -> Verb:
         exit_code = 0
         blocks = cast("Generator[Block]", verb(*arguments, **options))
 
-        # Closed even after an error: a folder that the verb unpacked is removed then.
+        # Close the generator even after an error: that removes a folder that the verb unpacked.
         with contextlib.closing(blocks):
             for block in blocks:
                 if isinstance(block, ExitCode):
@@ -223,7 +223,7 @@ def lead_word(word: str, colour: str = "yellow") -> Shown:
 
 
 def note(text: str) -> Shown:
-    """Return a line that is worth knowing, and no fault."""
+    """Return the line of a note: worth knowing, but no fault."""
     return lead_word("note") + text
 
 
@@ -241,7 +241,7 @@ def cell_text(value: object) -> str:
     """Return a value as text: a sequence with commas, nothing for None."""
     match value:
         case str():
-            return value  # a styled text stays one
+            return value  # str() would lose that the text is ``Shown``
         case Mapping():
             return ", ".join(f"{name} {item}" for name, item in value.items())
         case list() | tuple():
@@ -276,7 +276,7 @@ def gigabytes(size: float) -> str:
 
 
 def finding_lines(findings: Sequence[Finding], *, verbose: bool) -> Iterator[Shown]:
-    """Yield errors and warnings whole, then how many other findings there are; or all of them."""
+    """Yield errors and warnings in full, then the number of other findings; if ``verbose``, all."""
     levels = {Level.ERROR, Level.WARNING}
     if verbose:
         levels.add(Level.NOTE)
@@ -295,7 +295,7 @@ def finding_lines(findings: Sequence[Finding], *, verbose: bool) -> Iterator[Sho
 def finding_blocks(
     findings: Iterable[Finding], *, verbose: bool = False
 ) -> Iterator[Shown]:
-    """Yield each finding whole; those of the same place, reason and cure are one."""
+    """Yield each finding in full; findings of the same level, place, reason and cure together."""
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for finding in findings:
         place = f"{finding.where}:{finding.line}" if finding.where else finding.what
@@ -317,7 +317,7 @@ def finding_blocks(
 
 
 def _group_lines(group: Sequence[Finding]) -> Iterator[Shown]:
-    """Yield the place of findings, then each of them."""
+    """Yield the place that findings share, then each finding; a single one on the same line."""
     finding = group[0]
     where = f"{finding.where}:{finding.line}" if finding.line else finding.where
     head = mark(finding.level) + bold(where)

@@ -81,11 +81,8 @@ _UNIT_WORDS = {
     "failed": "failed",
 }
 _SPEAKING = ("waiting", "busy")  # sub-states in which a unit has a text of its own
-_STOPPING = (
-    "stop",
-    "final",
-    "cleaning",
-)  # prefixes of the sub-states of a unit that is ending
+# Prefixes of the sub-states of a unit that is about to end.
+_STOPPING = ("stop", "final", "cleaning")
 _HEADS = ("node", "rank", "state", "since", "starts", "memory", "GPU")
 _Word = tuple[str, str | None]
 # Word and colour by a unit's sub-state, or else by its state.
@@ -220,9 +217,8 @@ def down_command(cluster: Cluster) -> Blocks:
     It stays down, even after a reboot, until you run `up`. A node that did not answer is named.
     """
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(
-            HostError
-        ):  # a head that is off cannot be locked: go on
+        # Go on without the lock if the head is off.
+        with contextlib.suppress(HostError):
             stack.enter_context(cluster.alone())
         results = stop_group(cluster)
         remains = end_left_nodes(cluster, results)

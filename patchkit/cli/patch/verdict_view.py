@@ -42,10 +42,8 @@ _LISTED = [
     (State.OFF, Severity.REQUIRED),
     (State.OFF, Severity.RECOMMENDED),
 ]
-_UNSEVERE = (
-    State.UPSTREAM,
-    State.NOT_APPLICABLE,
-)  # states in which severity does not matter
+# States in which the severity of a fix does not matter.
+_UNSEVERE = (State.UPSTREAM, State.NOT_APPLICABLE)
 _DIFF_STYLES: Mapping[str, _Style] = {
     "+": {"fg": "green"},
     "-": {"fg": "red"},

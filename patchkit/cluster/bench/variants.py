@@ -22,9 +22,8 @@ from patchkit.runtime.host.host import Host
 from patchkit.runtime.rules.secret_texts import mask_secrets
 from patchkit.units import KIB_PER_GIB
 
-_NO_PREFIXES = (
-    "--no-enable-prefix-caching"  # the warm-up would cache a prompt that is measured
-)
+# With the prefix cache, the warm-up would cache a prompt that is measured later.
+_NO_PREFIXES = "--no-enable-prefix-caching"
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
 
 

@@ -41,9 +41,7 @@ from patchkit.records import RecordError, read_json, record
 CONFIGS = ("config.json", "params.json", "adapter_config.json")
 """The configurations of models; vLLM needs one of them to load anything."""
 
-_LENGTH_BYTES = (
-    8  # a file of safetensors begins with the length of its header, in 8 bytes
-)
+_LENGTH_BYTES = 8  # a file of safetensors begins with the length of its header
 _LONGEST_HEADER = 100_000_000  # bytes: the limit of safetensors itself
 _MOST_SHARDS = 1000  # shards of a set: a higher count in a name is not believed
 _SHARD = re.compile(r"([^/]+)-\d{5}-of-(\d{5})(\.\w+)")

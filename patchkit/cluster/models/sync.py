@@ -59,9 +59,8 @@ from patchkit.records import RecordError, record
 
 Progress = Callable[[int, int], None]
 _ASIDE = ".sync"  # the folder beside those of models, for files that are not hashed yet
-_ANY_SHA256 = (
-    "0" * 64
-)  # a placeholder: hash_files() then takes sha256 for an unrecorded file
+# A placeholder for the digest of an unrecorded file: hash_files() then computes a sha256.
+_ANY_SHA256 = "0" * 64
 
 
 @frozen
@@ -462,7 +461,6 @@ def _move_files(staging: Path, folder: Path, names: Iterable[str]) -> None:
         sync(place)
 
     shutil.rmtree(staging)
-    with contextlib.suppress(
-        OSError
-    ):  # it is not empty: another model has staged files in it
+    # It is not empty if another model has staged files in it.
+    with contextlib.suppress(OSError):
         staging.parent.rmdir()
