@@ -25,7 +25,7 @@ _RATE_BYTES = 1e8  # bytes; the speed of a smaller copy says nothing
 FILE_OPTION = option(
     "--file", "Cluster file.", type=PATH, default=FILE, show_default=True
 )
-# Where a command without it is about this machine.
+# For commands that are about this machine if the option is missing.
 OTHER_FILE_OPTION = option(
     "--file", "Cluster file, instead of cluster.toml.", type=PATH
 )
@@ -47,7 +47,7 @@ def cluster_option(verb: Verb) -> Verb:
 
 
 def cluster_here(venv: str | None = None, **choices: Any) -> Cluster:
-    """Return this machine as a cluster of one; by default with the environment that runs this."""
+    """Return this machine as a cluster of one node; ``venv`` defaults to the one that runs this."""
     if not venv:
         own_vllm = Path(sys.prefix) / "bin" / "vllm"
         venv = sys.prefix if own_vllm.exists() else VENV
@@ -65,7 +65,7 @@ def cluster_here(venv: str | None = None, **choices: Any) -> Cluster:
 
 
 def node_fields(node: str, answer: object, **more: object) -> Fields:
-    """Return a node as JSON has it: its answer, or the error of a node that gave none."""
+    """Return the fields of a node for JSON: its answer, or the error if it gave none."""
     if isinstance(answer, PatchkitError):
         return {
             "node": node,
@@ -81,7 +81,7 @@ def node_fields(node: str, answer: object, **more: object) -> Fields:
 
 
 def sent_amount(sent: Copied) -> str:
-    """Return how much was copied, and how fast."""
+    """Return a text that says how much was copied, and how fast."""
     text = f"{gigabytes(sent.sent)} in {sent.seconds:,.1f} s"
     if sent.sent >= _RATE_BYTES:
         text += f", {sent.sent / 1e9 / max(sent.seconds, 1e-3):.2f} GB/s"

@@ -144,7 +144,7 @@ def _examine_log(log: Path, venv: str | None) -> Examination:
 
 
 def _save_report(examination: Examination, place: Path, *, verbose: bool) -> Blocks:
-    """Keep a report in an archive, and tell which kinds of names were taken out."""
+    """Save a report in an archive, and tell which kinds of names were replaced in it."""
     parts = examination.report_content()
     logs = {"journal": parts.pop("journal")}
     names = private_names(examination.reports)

@@ -154,7 +154,7 @@ def _env_blocks(
             tell(line)
         return
 
-    # A variable without a value is a secret: a file that refers to one is kept from others.
+    # A variable without a value stands for a secret: a file with one is for its owner alone.
     private = any(not setting.value for setting in env.settings)
     outcome = write(output, text, force=options["force"], private=private)
 
@@ -169,13 +169,13 @@ def _env_blocks(
         words = ("--role", "worker", "--from", Path(copy), "-o", "worker.env")
         yield next_verb("env", *words, where=where)
 
-    # The first preset serves on one Spark, and on more.
+    # The example is the first preset, since that model fits on one Spark as well as on more.
     model = options["model"] or load_presets()[0].id
     yield next_verb("serve-args", model, "--from", output)
 
 
 def _read_assignments(texts: Sequence[str]) -> dict[str, str]:
-    """Return the variables of --set. Raises UsageError for another text than NAME=VALUE."""
+    """Return the variables of --set by name. Raises UsageError if a text is not NAME=VALUE."""
     variables = {}
     for text in texts:
         name, sign, value = text.partition("=")
@@ -262,7 +262,7 @@ def _reader_lines(
 ) -> Lines:
     """Yield which releases read a variable, and which values they take."""
     if life:
-        # Lifetimes are known of vLLM's and NCCL's variables alone.
+        # Only for variables of vLLM and NCCL is it known which releases read them.
         project = "NCCL" if name.startswith("NCCL_") else "vLLM"
         until = "on" if life.is_current else f"to {life.last}"
         default = life.default or "unset"
@@ -280,9 +280,9 @@ def _reader_lines(
 
 
 def _claims_about(name: str) -> list[dict[str, str]]:
-    """Return the claims of guides that name a variable, as the data has them.
+    """Return the claims of guides that name a variable, as they are in the data.
 
-    A node reads them without the libraries that `patchkit explain` needs.
+    Reading the data directly works on a node, which lacks the libraries of `patchkit explain`.
     """
     place = RECIPES / "vllm" / "folklore.toml"
     claims = read_toml(tuple[dict[str, Any], ...], place, key="claim")

@@ -70,7 +70,7 @@ from patchkit.runtime.rules.releases import read_env_data
 
 
 class _IPv4Type(click.ParamType[Any]):
-    """The type of an option for an address or a network; its error shows an example."""
+    """The type of an option that takes an IPv4 address or network; its error shows an example."""
 
     def __init__(
         self, kind: type[IPv4Address] | type[IPv4Network], example: str
@@ -179,7 +179,7 @@ def plan_network(
 
 
 def _tell_unread(contents: Mapping[str, object]) -> None:
-    """Tell which netplan files only root may read: they have mode 600, and plan needs no rights."""
+    """Tell which netplan files could not be read: they have mode 600, and root alone reads them."""
     paths = [path for path, content in contents.items() if content is None]
     if paths:
         what = "whether they fight this plan was not checked"
@@ -195,13 +195,16 @@ def _next_step(
     if output is None:
         return next_verb(*request.command_words(), *at_root, "-o", OURS.name)
 
-    # -b keeps a file that is there as 40-patchkit.yaml~, which netplan skips.
+    # -b keeps the former file as 40-patchkit.yaml~, a name that netplan skips.
     install = next_step("sudo", "install", "-b", "-m", "600", output, root / OURS)
     return install if at_root else LaidOut(install + " && sudo netplan try")
 
 
 def _node_number(role: str, node: int | None, nodes: int) -> int:
-    """Return the number of a node with a role. Raises UsageError if it is not clear."""
+    """Return the number of a node, from 1, by its role; ``node`` is that of --node.
+
+    Raises UsageError if a worker may be one of several, or if role and number contradict.
+    """
     if role == "worker" and node is None and nodes > 2:
         hint = f"its number: --node 2 to --node {nodes}"
         raise UsageError("--role worker is one of several", hint=hint)
@@ -219,7 +222,7 @@ def _node_number(role: str, node: int | None, nodes: int) -> int:
 def _plan_blocks(
     plan: NetPlan, remarks: Sequence[Finding], netplan: dict[str, Any]
 ) -> Blocks:
-    """Yield the verdict in one line, a row for each interface, and remarks."""
+    """Yield a plan's verdict in one line, a row for each interface, and the remarks."""
     verdict = _verdict(plan, remarks)
     lines = [{"action": line.action, **record_fields(line)} for line in plan.lines]
     yield Record(
@@ -300,7 +303,7 @@ def verify_ends(verbose: bool, root: Path, **options: Any) -> Blocks:
         facts = remote.call(NodeFacts, look_at_node, name="patchkit", venv=VENV)
         peer = facts.host
 
-    is_live = root.resolve() == _LIVE  # otherwise these are facts of another machine
+    is_live = root.resolve() == _LIVE  # False for a saved copy
     checks = list(verify_network(host, cages, peer, options["peers"], live=is_live))
 
     link = _NETWORK["link"]

@@ -1,4 +1,4 @@
-"""Share the options that describe a node, between the verbs that decide by them."""
+"""Define the options that describe a node, for the verbs whose decisions depend on them."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ PYTHON = option("--python PATH", "Python that has vLLM; default: this one.")
 ROOT = option(
     "--root", "A copy that `probe --save` made.", type=FOLDER, default=Path("/")
 )
-# Options that are fields of NodeOptions.
+# The options whose values become fields of NodeOptions.
 _FIELDS = "role nodes head topology executor vllm nccl triton target quantization"
-# Without defaults: a missing value may come from an env file, or is decided.
+# These have no defaults: a missing value comes from an env file, or patchkit decides it.
 _OPTIONS = (
     option("--role", "Role of this node.", type=click.Choice(CHOICES["role"])),
     option(
@@ -78,8 +78,8 @@ _OPTIONS = (
 def node_options(verb: Verb) -> Verb:
     """Add the options; the verb takes them as ``request``, ``choice``, ``host`` and ``root``.
 
-    Versions of a lock count where an option is missing. ``choice`` is about rules for variables or
-    flags; ``host`` is read below ``root``.
+    If an option for a version is missing, the version in a lock counts. ``choice`` says which rules
+    for variables or flags are on or off. ``host`` has the facts that were read below ``root``.
     """
 
     @functools.wraps(verb)
@@ -98,7 +98,7 @@ def node_options(verb: Verb) -> Verb:
             wanted=frozenset(options.pop("wanted")),
             unwanted=frozenset(options.pop("unwanted")),
         )
-        # The group of `env` has commands of its own, which need no facts of this machine.
+        # `patchkit env` is a group, too: its subcommands need no facts of this machine.
         is_group = click.get_current_context().invoked_subcommand
         host = None if is_group else probe(root, python=python, environment=os.environ)
         return verb(

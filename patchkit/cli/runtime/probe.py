@@ -69,7 +69,7 @@ def probe_command(root: Path, save: Path | None, python: str | None) -> Blocks:
 
 
 def _has_unified_memory(gpu: Gpu) -> bool:
-    """Return whether it is a GB10 or a Thor, which use the system's memory: NVML reports none."""
+    """Return whether a GPU uses the system's memory, as GB10 and Thor: NVML reports none then."""
     return gpu.capability in read_env_data("hardware")["capabilities"].values()
 
 
@@ -201,7 +201,7 @@ def _gib_text(kib: int) -> str:
 
 
 def _network_rows(host: Host) -> Iterator[Row]:
-    """Yield cages first, with their halves side by side, then other hardware."""
+    """Yield the interfaces of QSFP cages first, those of a cage together, then the rest."""
     rdma_by_netdev = {device.netdev: device for device in host.rdma}
     for netdev in sorted(host.netdevs, key=_netdev_order):
         device = rdma_by_netdev.get(netdev.name)
@@ -241,7 +241,7 @@ def _netdev_cells(netdev: Netdev) -> Row:
 
 
 def _rdma_cells(device: Rdma) -> Row:
-    """Return name and state of an RDMA device, and its GIDs for RoCE v2 over IPv4."""
+    """Return the cells of an RDMA device: its name, its state, its GIDs for RoCE v2 over IPv4."""
     colour = "green" if device.active else None
     state = style(device.state or "unknown", fg=colour)
     gids = [

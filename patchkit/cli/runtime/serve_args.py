@@ -50,12 +50,12 @@ _HEADS = (
     "vLLM",
     "evidence",
 )
-# Names of two options that say the same, their flags, and what they say.
+# Pairs of options that exclude each other: their names, their flags, and what both decide.
 _EXCLUSIVE = (
     (("listen", "address"), "--listen and --host", "where to listen"),
     (("recipe", "preset"), "--recipe and --preset", "how"),
 )
-# Facts of an env file that the command line is made from.
+# The facts of an env file on which the command line depends.
 _FILE_FACTS = "role topology executor vllm nodes head target quantization"
 
 
@@ -113,7 +113,7 @@ def serve_args_command(
     else:
         yield Data(shlex.join(command.words) + "\n")
 
-    # Standard output has nothing but the command.
+    # Standard output is for the command alone.
     for line in note_lines(command.notes, command.advice):
         tell(line)
     if url:
@@ -162,7 +162,7 @@ def serve_command(
     file = _read_file(options)
     preset: Preset | None
     if recipe := options.get("recipe"):
-        # Not for a node without PyYAML.
+        # Imported only here: a node may lack PyYAML, which this module needs.
         from patchkit.runtime.serve.recipe_files import read_recipe
 
         preset, untold = read_recipe(recipe, model)
@@ -174,7 +174,7 @@ def serve_command(
         preset = choose_preset(model, options.get("preset"), os.environ)
         request = replace(request, model=preset.id if preset else "")
 
-    # The line may be for another machine, so this one need not have the address.
+    # The command may be for another machine: do not require this one to have the address.
     node = decide_node(request, host, file, addressed=False)
     listen = options.get("listen") or LISTEN[0]
     model = _served_name(model, preset)
@@ -194,7 +194,7 @@ def serve_command(
 
 
 def _read_file(options: Mapping[str, Any]) -> EnvFile | None:
-    """Return the env file of --from; for an edited one, tell the facts that count."""
+    """Return the env file of --from, None without it. If it was edited, tell the facts in it."""
     path = options.get("env_file")
     if path is None:
         return None
@@ -208,7 +208,10 @@ def _read_file(options: Mapping[str, Any]) -> EnvFile | None:
 
 
 def _served_name(model: str, preset: Preset | None) -> str:
-    """Return the model's name; a preset may be named by its last part, unless that is a folder."""
+    """Return the model's name: the full one if ``model`` is the last part of the preset's id.
+
+    A folder of that name is served itself.
+    """
     if preset is None or model.lower() != preset.name.lower():
         return model
 
@@ -216,14 +219,14 @@ def _served_name(model: str, preset: Preset | None) -> str:
 
 
 def _drafter_gib(serving: ServeRequest) -> float | None:
-    """Return the size of the model that drafts tokens; None without one."""
+    """Return the size in GiB of the model that drafts tokens; None if no model does."""
     settings = json.loads(find_drafter(serving).setting or "{}")
     drafter = str(settings.get("model", ""))
     return weights_gib(drafter, os.environ) if drafter else None
 
 
 def _flag_rows(command: ServeCommand) -> Iterator[Row]:
-    """Yield each flag with its reason; then omitted flags, and those that a rule could turn on."""
+    """Yield each flag with its reason, then flags that were left out, then rules that are off."""
     dash = dim("-")
     for sign, flags in (
         (style("✓", fg="green"), command.flags),

@@ -165,7 +165,7 @@ def build_nccl_wheel(
         jobs=jobs.number,
         fresh=options["fresh"],
     )
-    # Space and rights are checked before the build, not when it is done.
+    # Find out before the build, which takes long, that space or rights are missing.
     check_room(house, order.expected)
 
     place = order.work
@@ -200,7 +200,10 @@ def build_nccl_wheel(
 
 
 def _nccl_source(version: str | None, source: str | None, house: Path) -> str:
-    """Return which sources to take. Raises UsageError for a release that the wheelhouse refuses."""
+    """Return the sources to build: a path, or ``nccl==VERSION``.
+
+    Raises UsageError for both a version and sources, or a release that the wheelhouse refuses.
+    """
     if version is not None and source is not None:
         what = "--version and --src exclude each other: the sources say their version"
         raise UsageError(what)
@@ -245,7 +248,7 @@ def build_vllm_wheel(
 
     began = time.monotonic()
     fixes = {fix.id for fix in load_recipe().fixes}
-    # --without takes the names of fixes, and of extensions that are left out.
+    # --without names fixes and extensions: separate the two.
     skip = frozenset(selection.skip)
     extensions = by_option(sorted(skip - fixes))
     left_out = frozenset(extension.option for extension in extensions)
@@ -261,7 +264,7 @@ def build_vllm_wheel(
         idle.update(choose_idle(tree, request, left_out, parts, sources))
 
     with progress() as report:
-        # The sources are looked at before anything else is fetched.
+        # Check the sources first, before anything large is fetched.
         source = vllm_source(
             options["version"],
             options["folder"],
@@ -289,7 +292,7 @@ def build_vllm_wheel(
         torch=torch,
         request=replace(request, target=request.target.with_torch(torch)),
         toolchain=tools,
-        # Absolute, since the build runs in a work folder.
+        # The build runs in another folder, so the path must be absolute.
         requirements=requirements and requirements.absolute(),
         jobs=jobs.number,
         without=left_out | idle.keys(),
@@ -325,7 +328,7 @@ def build_vllm_wheel(
 def _built_for(device: Target, cpu: str | None) -> str:
     """Return the CPU to build for. Raises UsageError for one that this machine cannot build for."""
     machine = platform.machine()
-    # On x86-64 there are wheels and compilers for either CPU; on Arm nobody made x86-64's.
+    # x86-64 machines have wheels and compilers for both CPUs, Arm machines for Arm alone.
     possible = (machine,) if machine == "aarch64" else MACHINES
     if cpu is not None and cpu not in possible:
         repack = quoted("patchkit", "repack", "vllm==X.Y.Z", "--cpu", cpu)
@@ -342,7 +345,7 @@ def _built_for(device: Target, cpu: str | None) -> str:
 
 
 def _tell_start(order: VllmOrder, jobs: Jobs, idle: Mapping[str, str]) -> None:
-    """Tell where it is built, and which parts are left out at which cost, before it takes long."""
+    """Tell before a long build where it runs, which parts it leaves out, and what that costs."""
     tell(f"compiling in {order.work} with {jobs.number} jobs ({jobs.reason})")
     tell(f"what the build says: {order.work}/log.txt")
 
@@ -364,7 +367,7 @@ def _tell_start(order: VllmOrder, jobs: Jobs, idle: Mapping[str, str]) -> None:
 
 
 def plan_blocks(plan: BuildPlan, jobs: Jobs) -> Blocks:
-    """Yield a plan, and the exit code for missing tools."""
+    """Yield a plan, and an exit code if tools are missing."""
     yield Record(
         {
             "dry_run": True,
@@ -394,8 +397,8 @@ def built_blocks(
 ) -> Blocks:
     """Put a wheel into the wheelhouse; yield the report of its build, and the next steps.
 
-    ``began`` is the start by ``time.monotonic``. ``checks`` are lines about proofs, ``notes`` lines
-    to heed; a ``reduced`` wheel is for tests. ``fields`` belong to the record as well.
+    ``began`` is the time.monotonic() of the start. ``checks`` are lines about proofs, ``notes``
+    lines to heed. A ``reduced`` wheel is for tests only. ``fields`` are added to the record.
     """
     wheel = add_wheel(house, built.wheel, built.facts, say=tell)
     seconds = time.monotonic() - began
@@ -422,7 +425,7 @@ def built_blocks(
 
     yield from notes
 
-    # The folder may not have been there before the wheel was.
+    # add_wheel() may have made the folder, so its manifest can be read only now.
     overridden = {row.takes.project for row in load_manifest(house).overrides}
     is_overridden = wheel_name(wheel.name).project in overridden
     options = ["--no-deps"] if is_overridden else []
@@ -432,7 +435,7 @@ def built_blocks(
 def install_steps(
     wheel: Path, facts: Mapping[str, Any], options: Sequence[str] = ()
 ) -> Sequence[Shown]:
-    """Return the commands that install a wheel: here, or that take it to its device."""
+    """Return the commands that install a wheel here, or copy it to its device and install it."""
     cpus = wheel_name(wheel.name).cpus
     if ANY in cpus or platform.machine() in cpus:
         return [next_step(*pip(), "install", *options, wheel)]
