@@ -50,7 +50,7 @@ def inspect_command(
         return
 
     require_libraries(BASE)
-    # --loaded runs on nodes, which lack the libraries of this module.
+    # Imported only if needed: --loaded runs on nodes, which lack the libraries of that module.
     from patchkit.cli.wheel.inspect_view import inspected_blocks
 
     yield from inspected_blocks(file, targets()[target])

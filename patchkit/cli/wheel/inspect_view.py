@@ -75,7 +75,7 @@ def _wheel_blocks(file: Path, target: Target, fields: dict[str, Any]) -> Blocks:
     with WheelFile(file) as wheel:
         binaries = inspect_wheel(wheel)
         metadata = read_metadata(wheel)
-        # Only for vLLM it is known which libraries a device needs.
+        # Which libraries a device needs is known for vLLM alone.
         if wheel.name.project == "vllm":
             judged = judge_libraries(binaries, target, wheel.name.version)
 
@@ -133,7 +133,7 @@ def _wheel_blocks(file: Path, target: Target, fields: dict[str, Any]) -> Blocks:
 
 
 def _wheel_facts(metadata: WheelMetadata, at_least: str) -> Fields:
-    """Return the facts of a wheel for people; ``at_least`` names what it runs with."""
+    """Return the facts of a wheel for people; ``at_least`` has the versions it needs."""
     facts = metadata.facts
     pins = metadata.decisive_pins.items()
     making = [f"{name} {facts[name]}" for name in _SHOWN_FACTS if facts.get(name)]
@@ -150,7 +150,7 @@ def _wheel_facts(metadata: WheelMetadata, at_least: str) -> Fields:
 
 
 def _native_facts(facts: Mapping[str, Any]) -> Lines:
-    """Yield the machine code that was put into a wheel, by its own word: anybody may write it."""
+    """Yield the machine code that a wheel says was added to it. Anybody can write that claim."""
     native = facts.get("native")
     assembled = native.get("assembled") if isinstance(native, dict) else None
     if not isinstance(assembled, dict):
@@ -165,7 +165,7 @@ def _native_facts(facts: Mapping[str, Any]) -> Lines:
 def _library_table(
     binaries: Sequence[Binary], uses: Mapping[str, str], target: Target
 ) -> Sequence[Shown]:
-    """Return a row for each library; modules that differ in their Python alone are one row."""
+    """Return a row for each library; modules for several Pythons share a row."""
     folders = [binary.name.rpartition("/")[0] for binary in binaries]
     common = os.path.commonpath(folders) if all(folders) else ""
     folder = f"{common}/" if common else ""
@@ -211,7 +211,7 @@ def _library_cells(group: Sequence[Binary], folder: str, target: Target) -> Row:
 
 
 def _live_archs(binary: Binary) -> str:
-    """Return the archs of the code that a device can load: machine code first, then PTX."""
+    """Return the archs of a library's loadable code: machine code first, then PTX."""
     archs: dict[str, list[str]] = {"sass": []}
     for code in binary.codes:
         if code.section == LIVE:
@@ -226,7 +226,7 @@ def _live_archs(binary: Binary) -> str:
 
 
 def for_any_python(name: str) -> str:
-    """Return the name of a module without the Python that it is for."""
+    """Return the file name of a module without the Python version that it is for."""
     return _PYTHON.sub(".cpython-3*-", name)
 
 
@@ -244,7 +244,7 @@ def _library_lines(binary: Binary, target: Target, sha256: str = "") -> Lines:
     rows = []
     for code in binary.codes:
         load = str(code.reach(target))
-        # In parentheses: no device loads code that was not linked.
+        # Code that was not linked stands in parentheses, since no device loads it.
         reach = load if code.section == LIVE else f"({load})"
         count = f"{code.count:,}"
         rows.append((code.section, code.name, code.compression, count, reach))
@@ -256,7 +256,7 @@ def _library_lines(binary: Binary, target: Target, sha256: str = "") -> Lines:
 
 
 def _load_sentence(binary: Binary, target: Target) -> str:
-    """Return how the code of a library loads on a device."""
+    """Return a sentence that says how the code of a library loads on a device."""
     if not binary.live:
         if binary.relocatable:
             return "holds only code that was not linked: no device can load it"

@@ -176,7 +176,7 @@ def _library_fields(library: Judged) -> Fields:
 
 
 def _library_lines(libraries: Sequence[Judged], *, verbose: bool) -> Sequence[str]:
-    """Return the libraries by their use on the device; or a row for each."""
+    """Return a line of names for each use on the device; if ``verbose``, a row for each library."""
     rows: list[Row] = []
     names_by_use: dict[Shown, dict[str, None]] = {}
     for use, styles in _USES.items():

@@ -82,7 +82,7 @@ from patchkit.wheel.wheelhouse.verify import (
     verify_wheelhouse,
 )
 
-_LARGE = 1e9  # bytes; less takes a few seconds
+_LARGE = 1e9  # bytes; hashing less takes only a few seconds
 
 
 @click.group(cls=VerbGroup)
@@ -239,7 +239,7 @@ def fill_wheels(
 
 
 def _install_step(house: Path, node: NodePlatform, options: Sequence[str]) -> Shown:
-    """Return the command that installs a wheelhouse: here, or on a node of another CPU."""
+    """Return the command that installs a wheelhouse, here or on a node with another CPU."""
     program = pip()
     where = ""
     if node.machine != platform.machine():
@@ -281,7 +281,7 @@ def override_pin(
     if reason and not pin:
         raise UsageError("--reason is for a pin", hint="name it: PROJECT==VERSION")
 
-    # Raises if there is no wheelhouse, or a change of it is unfinished.
+    # This raises first if there is no wheelhouse, or a change of it is unfinished.
     overrides = load_manifest(house).overrides
     if pin:
         try:
@@ -309,7 +309,7 @@ def override_pin(
         }
     )
     yield GOOD + f"{house}: {state}: {override}"
-    # verify names what has to follow, wheel by wheel.
+    # `patchkit verify` names the next step for each wheel.
     if state == "recorded" and is_nccl(override.takes.project):
         yield next_verb("build", "nccl", "--dir", house)
     else:
@@ -317,7 +317,7 @@ def override_pin(
 
 
 def _overrides_blocks(house: Path, overrides: Sequence[Override]) -> Blocks:
-    """Yield the overrides that are recorded, and those that known bugs suggest."""
+    """Yield the overrides that are recorded, then those that known bugs suggest."""
     offers = known_overrides(pins_in(house), overrides)
     yield Record(
         {
@@ -341,7 +341,7 @@ def _offer_lines(house: Path, offers: Iterable[Override]) -> Lines:
 
 
 def _override_lines(overrides: Iterable[Override]) -> Lines:
-    """Yield the recorded overrides, and what they mean for an installation."""
+    """Yield the recorded overrides, and the effect that they have on an installation."""
     for override in overrides:
         yield lead_word("override") + str(override)
     if overrides:
@@ -400,7 +400,7 @@ def verify_command(house: Path) -> Blocks:
 
 
 def _require_wheels(house: Path, verified: Verified) -> None:
-    """Raise UsageError for a folder without wheels, unless a finding says why."""
+    """Raise UsageError for a folder without wheels, unless a finding reports that already."""
     if verified.entries or verified.findings:
         return
 
@@ -414,7 +414,7 @@ def _require_wheels(house: Path, verified: Verified) -> None:
 
 
 def tell_hashing(house: Path) -> None:
-    """Tell how much of a wheelhouse will be read, if that takes more than seconds."""
+    """Tell how many bytes of a wheelhouse will be hashed, if that takes more than a few seconds."""
     files = filter(Path.is_file, house.glob("*.whl"))
     size = sum(file.stat().st_size for file in files)
     if size > _LARGE:
