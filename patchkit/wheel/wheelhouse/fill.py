@@ -1,4 +1,4 @@
-"""Fill a wheelhouse with everything that its wheels need, for every node the same."""
+"""Fill a wheelhouse with all dependencies of its wheels, so that every node installs the same."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _OF_TORCH = re.compile(r"nvidia-(cudnn|cusparselt|nccl|nvshmem)-cu\d+")
 
 @frozen
 class Filled:
-    """List the dependencies, the file names that are new or gone, the torch, and the manifest."""
+    """The result of a fill: dependencies, names of new and of removed files, torch, manifest."""
 
     dependencies: tuple[ManifestEntry, ...]
     new: tuple[str, ...]
@@ -80,7 +80,11 @@ class Filled:
 
 
 def node_platform(house: Path, python: str | None) -> NodePlatform:
-    """Return the platform of built wheels. Raises UsageError for several CPUs, or no wheel."""
+    """Return the platform for which the dependencies of the built wheels are resolved.
+
+    ``python`` is a version that the user names, or None. Raises UsageError if the wheelhouse holds
+    no built wheel, wheels for several CPUs, or ``python`` is no version.
+    """
     built = read_settled(house).built
     if not built:
         newest = f"vllm=={load_recipe().newest}"
@@ -105,7 +109,7 @@ def node_platform(house: Path, python: str | None) -> NodePlatform:
             f"--python-version takes a version such as 3.12, not {python!r}"
         )
 
-    # What loads with the oldest glibc also loads with newer ones.
+    # Wheels that load with the oldest glibc also load with newer ones.
     oldest = min(devices, key=lambda target: by_version(target.glibc))
     return NodePlatform(
         machine=cpus.pop(),
@@ -115,7 +119,7 @@ def node_platform(house: Path, python: str | None) -> NodePlatform:
 
 
 def _find_devices(built: Sequence[ManifestEntry]) -> list[Target]:
-    """Return the devices that wheels were built for."""
+    """Return the known devices that the facts of the wheels name."""
     names = [str(entry.facts.get("target")) for entry in built]
     return [targets()[name] for name in names if name in targets()]
 
@@ -130,13 +134,13 @@ def fill_wheelhouse(
     progress: Progress = lambda _done, _all: None,
     tell: Callable[[str], None] = lambda _line: None,
 ) -> Filled:
-    """Resolve the requirements of the wheels on a node, download them, and lock them by hash.
+    """Resolve the dependencies of the built wheels for a node, download them, lock them by hash.
 
-    ``also`` are requirements of the user's own; ``tell`` takes a line before a long step.
-    Nothing in the wheelhouse changes until everything is there and proved; the next call
-    continues the downloads of an interrupted one. Raises ProofError if the torch is one for
-    CPUs alone, UsageError also for an override that does not fit, HashMismatchError, HostError,
-    SourceError, StorageError, BusyError.
+    ``also`` are further requirements of the user. With ``lock_only`` nothing is downloaded.
+    ``tell`` is called with a line before a long step. The wheelhouse changes only after all
+    downloads are complete and checked; the next call continues interrupted downloads. Raises
+    ProofError if the torch has no CUDA or another CUDA than the wheels, UsageError if an override
+    does not fit, and HashMismatchError, HostError, SourceError, StorageError, BusyError.
     """
     before = read_settled(house)
     require_effect(house, before.overrides, pins_in(house))
@@ -183,14 +187,17 @@ def fill_wheelhouse(
 
 def _all_sources(sources: WheelSources, small: Path, house: Path) -> WheelSources:
     folders = [*sources.folders, small]
-    # Offline, what an earlier fill brought is there to be taken.
+    # Offline, wheels that an earlier fill downloaded can be used.
     if sources.offline:
         folders.append(house)
     return replace(sources, folders=tuple(folders))
 
 
 def _cuda_constraints(cuda: Mapping[int, str]) -> list[str]:
-    """Return constraints on the projects that are numbered like CUDA, if wheels ask for one."""
+    """Return constraints for projects that have CUDA's major version as their own.
+
+    Return none if the wheels need no CUDA, or several.
+    """
     if len(cuda) != 1:
         return []
     (major,) = cuda
@@ -198,14 +205,14 @@ def _cuda_constraints(cuda: Mapping[int, str]) -> list[str]:
 
 
 def _entry(wheel: LockedWheel, file: Path | None) -> LockedWheel:
-    """Return the entry of a wheel that is held in ``file``, or only locked."""
+    """Return the manifest's entry of a wheel: as held if there is a ``file``, else as locked."""
     if file is None:
         return replace(wheel, size=0, kind=Kind.LOCKED)
     return replace(wheel, size=file.stat().st_size, kind=Kind.DEPENDENCY)
 
 
 def _read_built(house: Path, listed: Manifest) -> list[ListedWheel]:
-    """Read the wheels that were built here. Raises HashMismatchError if one was changed."""
+    """Read the built wheels. Raises HashMismatchError if one is missing or was changed."""
     for entry in listed.built:
         file = house / entry.filename
         if not is_file(file) or sha256_of(file) != entry.sha256:
@@ -220,7 +227,10 @@ def _read_built(house: Path, listed: Manifest) -> list[ListedWheel]:
 
 @contextlib.contextmanager
 def _hold_downloads(house: Path) -> Iterator[Path]:
-    """Hold the folder of downloads alone; it stays after a failure if there is something in it."""
+    """Make and lock the folder of downloads, and remove it at the end.
+
+    After an error it stays if it holds files, so that the next fill continues.
+    """
     place = house / FILLING
     if place.is_symlink():
         raise HashMismatchError(
@@ -249,7 +259,7 @@ def _collect_wheels(
     progress: Progress,
     tell: Callable[[str], None],
 ) -> dict[str, Path]:
-    """Return the file of each wheel; those that the wheelhouse lacks come from an index."""
+    """Return file name → path of each wheel. Wheels that the wheelhouse lacks are downloaded."""
     files: dict[str, Path] = {}
     absent = []
     for wheel in chosen:
@@ -266,7 +276,7 @@ def _collect_wheels(
 
 
 def find_wheel_file(wheel: LockedWheel, *folders: Path) -> Path | None:
-    """Return the file of a wheel in the first folder that has it with its sha256."""
+    """Return the wheel's file in the first folder that has it with the right sha256, else None."""
     for folder in folders:
         file = folder / wheel.filename
         if is_file(file) and sha256_of(file) == wheel.sha256:
@@ -280,10 +290,10 @@ def _check_room(
     downloads: Path,
     tell: Callable[[str], None],
 ) -> None:
-    """Tell how much is to be downloaded. Raises StorageError if there is no room for it."""
+    """Tell how much will be downloaded. Raises StorageError if the disk has no room for it."""
     size = sum(wheel.size for wheel in absent)
     free = shutil.disk_usage(downloads).free
-    # An index that tells no sizes (PEP 503) does not say how much it is.
+    # The size is 0, unknown, if the index tells no sizes (PEP 503).
     amount = f", {size / 1e6:,.0f} MB; free: {free / 1e6:,.0f} MB" if size else ""
     tell(f"to download: {len(absent)}{amount}")
 
@@ -301,9 +311,9 @@ def download_wheels(
     folder: Path,
     progress: Progress,
 ) -> None:
-    """Download wheels into a folder; one is there once it is whole and the one that was locked.
+    """Download wheels into a folder. A file gets its name once it is complete and has its sha256.
 
-    The next run continues a file that was cut short. Raises HashMismatchError, StorageError.
+    The next run continues an interrupted file. Raises HashMismatchError, StorageError.
     """
     total = sum(wheel.size for wheel in wheels)
     before = 0
@@ -314,7 +324,7 @@ def download_wheels(
     with index_session(pip_settings()) as session, translated(at=folder):
         for wheel in wheels:
             place = folder / wheel.filename
-            # Nobody but fill puts something there, and fill makes no links.
+            # Only fill writes to this folder, and it makes no links.
             if place.is_symlink():
                 place.unlink()
 
@@ -338,7 +348,10 @@ def _transfer_wheel(
     session: Session,
     report: Progress,
 ) -> str:
-    """Write a wheel into a stream, which may hold the first part; return the sha256 of it all."""
+    """Write a wheel into a stream, and return the sha256 of the whole wheel.
+
+    The stream may already hold the first part of an interrupted download.
+    """
     url = urlsplit(wheel.url)
     if url.scheme != "file":
         ask = partial(opened, wheel.url, session)
@@ -358,7 +371,11 @@ def _proved_torch(
     needed: Mapping[int, str],
     files: Mapping[str, Path],
 ) -> Torch | None:
-    """Return the torch among the wheels. Raises ProofError if kernels cannot load beside it."""
+    """Return the torch among the wheels, None if there is none.
+
+    ``needed`` is CUDA's major version → a wheel that needs it. Raises ProofError if the torch has
+    no CUDA, or another one.
+    """
     torch = _find_torch(chosen, files)
     if torch is None:
         return None
@@ -391,7 +408,7 @@ def _find_torch(
     if wheel is None:
         return None
 
-    # vLLM itself requires other packages of NVIDIA's; a torch for CUDA always has these beside it.
+    # These packages tell that torch is for CUDA: it requires them, and vLLM does not.
     requires = [
         other.name.pinned for other in chosen if _OF_TORCH.fullmatch(other.name.project)
     ]

@@ -1,4 +1,4 @@
-"""Record and lift overrides of a wheelhouse; choose which NCCL to build by them."""
+"""Record and lift overrides of a wheelhouse, and choose the NCCL to build for its wheels."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ from patchkit.wheel.wheelhouse.storage import (
 
 
 def choose_override(house: Path, takes: ExactPin, reason: str = "") -> Override:
-    """Return the override that a user asks for.
+    """Return the override that a user wants: take ``takes`` in the place of the pin.
 
-    Without a reason it is the known bug's of the pinned release, if there is one. Raises UsageError
-    if nothing here pins the project, if the version is not later than the pinned one, or for
-    torch, which other wheels are compiled against; SourceError for an NCCL that is refused.
+    If the user gives no reason, the reason is a known bug of the pinned release, if there is one.
+    Raises UsageError if no wheel pins the project, if the version is not later than the pinned one,
+    or for torch, which other wheels are compiled against; SourceError if the recipe refuses this
+    NCCL.
     """
     pins = pins_in(house)
 
@@ -65,7 +66,7 @@ def choose_override(house: Path, takes: ExactPin, reason: str = "") -> Override:
 
 
 def _find_pin(house: Path, pins: Sequence[WheelPin], project: str) -> WheelPin:
-    """Return the only pin of a project. Raises UsageError for none, and for several."""
+    """Return the pin of a project. Raises UsageError if there is none, or several differ."""
     by_pin = {pin.pin: pin for pin in pins if pin.pin.project == project}
     if not by_pin:
         names = ", ".join(dict.fromkeys(str(pin.pin) for pin in pins))
@@ -86,7 +87,7 @@ def _find_pin(house: Path, pins: Sequence[WheelPin], project: str) -> WheelPin:
 
 
 def _checked_reason(reason: str) -> str:
-    """Return the reason that a user gives, "" for none. Raises UsageError for several lines."""
+    """Return the reason unchanged. Raises UsageError if it is not one short, printable line."""
     if not reason:
         return ""
     try:
@@ -99,7 +100,7 @@ def _checked_reason(reason: str) -> str:
 
 
 def _known_reason(pins: Iterable[WheelPin], pin: ExactPin) -> str:
-    """Return the reason of a known bug of the pinned release."""
+    """Return the reason in a known bug of the pinned release, or words that say there is none."""
     for override in known_overrides(pins, ()):
         if override.pin == pin:
             return override.reason
@@ -107,9 +108,9 @@ def _known_reason(pins: Iterable[WheelPin], pin: ExactPin) -> str:
 
 
 def record_override(house: Path, override: Override) -> bool:
-    """Write an override into the manifest, in the place of an earlier one of the project.
+    """Write an override into the manifest; it replaces an earlier override of the project.
 
-    Return False if this very one is there. Raises StorageError, BusyError.
+    Return False if the manifest already has exactly this override. Raises StorageError, BusyError.
     """
     with open_for_writing(house):
         listed = listed_manifest(house)
@@ -148,7 +149,10 @@ def known_overrides(
     pins: Iterable[WheelPin],
     recorded: Iterable[Override],
 ) -> tuple[Override, ...]:
-    """Return the overrides that known bugs of pinned releases suggest, where none is recorded."""
+    """Return the overrides that known bugs of a pinned NCCL suggest.
+
+    A project that has a recorded override gets no suggestion.
+    """
     overridden = {override.takes.project for override in recorded}
 
     suggestions = {}
@@ -176,10 +180,9 @@ PACKAGE = "nvidia-nccl-cu13"  # the name of the NCCL that is built here
 def default_version(house: Path) -> tuple[Version, str]:
     """Return the NCCL to build for the wheels in a wheelhouse, and the reason in words.
 
-    An override decides; else a torch wheel, which pins it itself; else a vLLM wheel, which pins its
-    torch, and the recipe says what that pins; without any of them it is the recipe's default.
-    Raises UsageError if two wheels want different ones, an override is for other wheels, or a wheel
-    cannot be read.
+    The first of these decides: an override; a torch wheel, which pins NCCL; a vLLM wheel, which
+    pins a torch, whose NCCL the recipe knows; the recipe's default. Raises UsageError if two wheels
+    want different versions, an override is for other wheels, or a wheel cannot be read.
     """
     reasons = _required_nccl(house)
     if not reasons:
@@ -199,7 +202,7 @@ def default_version(house: Path) -> tuple[Version, str]:
 
 
 def require_wanted(house: Path, version: Version) -> None:
-    """Raise UsageError if the wheels in a wheelhouse want another NCCL than this one."""
+    """Raise UsageError if the wheels in a wheelhouse want another NCCL than ``version``."""
     reasons = _required_nccl(house)
     if not reasons or Version(version.public) in reasons:
         return
@@ -220,7 +223,7 @@ def require_wanted(house: Path, version: Version) -> None:
 
 
 def _required_nccl(house: Path) -> dict[Version, str]:
-    """Return each NCCL that the wheels want, and the reason."""
+    """Return version → reason for each NCCL that an override or the wheels want."""
     pins = pins_in(house)
     overrides = listed_manifest(house).overrides
 

@@ -35,7 +35,7 @@ from patchkit.wheel.wheelhouse.storage import (
 )
 
 TORCH = "torch"
-# The projects whose pins decide what else is built or filled in.
+# The projects whose pins decide which other wheels are built or downloaded.
 _LEADING = (TORCH, "vllm")
 # From torch 2.11 on the wheels pin cu13; a wheel for CUDA 12 has the other name.
 _NCCL = re.compile(r"nvidia-nccl-cu\d+")
@@ -45,8 +45,8 @@ _NCCL = re.compile(r"nvidia-nccl-cu\d+")
 class ListedWheel:
     """A wheel that the manifest lists.
 
-    ``metadata`` is None for what is only locked. ``binaries`` are those of wheels that were built
-    here, as nobody else's are judged.
+    ``metadata`` is None if the wheel was not read, for example if it is only locked. ``binaries``
+    are empty unless patchkit built the wheel, since other wheels are not judged.
     """
 
     entry: ManifestEntry
@@ -64,7 +64,7 @@ class ListedWheel:
 
     @property
     def target(self) -> Target | None:
-        """The device that patchkit.json in it names."""
+        """Return the device that patchkit.json in the wheel names, None if it names none."""
         name = self.metadata.facts.get("target") if self.metadata else None
         return targets().get(name) if isinstance(name, str) else None
 
@@ -74,7 +74,10 @@ def read_listed_wheels(
     listed: Sequence[ManifestEntry],
     spoiled: Collection[str] = (),
 ) -> tuple[list[ListedWheel], list[Finding]]:
-    """Read the wheels, and say why some cannot be read; those that are ``spoiled`` stay closed."""
+    """Read the listed wheels; return them, and a finding for each wheel that cannot be read.
+
+    Files named in ``spoiled`` are not opened.
+    """
     wheels = []
     findings = []
     for entry in listed:
@@ -108,9 +111,10 @@ def _read_wheel(entry: ManifestEntry, path: Path) -> ListedWheel:
 
 @frozen
 class WheelPin:
-    """A pin, the project that has it (``torch 2.11.0``), and the wheel whose requirement it is.
+    """A pin and its origin: ``by`` is the project that pins (``torch 2.11.0``).
 
-    ``requires`` is the requirement of that wheel: the pin itself, or the torch that pins it.
+    ``wheel`` is the file name of the wheel that leads to the pin by its requirement ``requires``:
+    the pin itself, or the torch that pins.
     """
 
     pin: ExactPin
@@ -120,7 +124,7 @@ class WheelPin:
 
 
 def is_nccl(project: str) -> bool:
-    """Check whether a project is NCCL's, for whichever CUDA."""
+    """Return whether a project is NCCL, for any CUDA."""
     return _NCCL.fullmatch(project) is not None
 
 
@@ -130,8 +134,8 @@ def wheel_pins(
 ) -> tuple[WheelPin, ...]:
     """Return the pins of vLLM's and torch's wheels.
 
-    Where torch's own METADATA is not at hand, the recipe has its pins: of the torch that a wheel
-    requires, or of the one that is only ``locked``.
+    If no torch is among ``wheels``, the recipe's pins of a torch are added: the torch that a wheel
+    requires, or else the torch that is only ``locked``.
     """
     leading = [wheel for wheel in wheels if wheel.name.project in _LEADING]
     pins = [pin for wheel in leading for pin in _own_pins(wheel)]
@@ -149,7 +153,7 @@ def wheel_pins(
 
 
 def _recorded_pins(torches: Mapping[str, ExactPin]) -> Iterator[WheelPin]:
-    """Yield the recipe's pin of each torch, which a wheel of this file name requires."""
+    """Yield the NCCL that each torch pins according to the recipe; ``torches`` is wheel → torch."""
     for filename, torch in torches.items():
         version = torch.version
         pin = load_facts().torch.get(f"{version.major}.{version.minor}")
@@ -169,7 +173,7 @@ def _own_pins(wheel: WheelMetadata) -> Iterator[WheelPin]:
 
 
 def pins_in(house: Path) -> tuple[WheelPin, ...]:
-    """Return the pins of the wheels in a folder. Raises UsageError if one cannot be read."""
+    """Return the pins of the wheels in a folder. Raises UsageError if a wheel cannot be read."""
     if not house.is_dir():
         return ()
     wheels = []
@@ -208,7 +212,7 @@ def without_effect(
     overrides: Iterable[Override],
     pins: Sequence[WheelPin],
 ) -> Iterator[tuple[Override, str]]:
-    """Yield the overrides whose pin no wheel has any more, and the pins that are there now."""
+    """Yield each override whose pin no wheel has any more, and the present pins in words."""
     for override in overrides:
         project = override.pin.project
         present = [pin for pin in pins if pin.pin.project == project]
@@ -224,7 +228,7 @@ def require_effect(
     overrides: Iterable[Override],
     pins: Sequence[WheelPin],
 ) -> None:
-    """Raise UsageError for an override that was recorded for other wheels."""
+    """Raise UsageError if no wheel has the pin that an override replaces."""
     for override, now in without_effect(overrides, pins):
         raise UsageError(
             f"{house}: its override of {override.pin} has no effect: {now}",
@@ -243,7 +247,7 @@ def find_disagreements(
     wheels: Sequence[ListedWheel],
     overrides: Sequence[Override],
 ) -> tuple[Finding, ...]:
-    """Find everything that keeps these wheels from working together on a node, each thing once."""
+    """Return a finding, each once, for everything that keeps the wheels from working together."""
     findings = [
         finding(
             UsageError,
@@ -257,7 +261,7 @@ def find_disagreements(
     findings += find_contradicted(overrides, wheels)
 
     for cpu in sorted({cpu for wheel in wheels for cpu in wheel.name.cpus} - {ANY}):
-        # What a node with this CPU can install.
+        # The wheels that a node with this CPU can install.
         group = [wheel for wheel in wheels if wheel.name.cpus & {cpu, ANY}]
         findings += _find_unmet_needs(cpu, group, overrides)
         findings += _find_other_nccl(group, overrides)
@@ -272,7 +276,10 @@ def _find_other_nccl(
     wheels: Sequence[ListedWheel],
     overrides: Sequence[Override],
 ) -> Iterator[Finding]:
-    """Find an NCCL that is not the one torch pins, where torch's own METADATA is not at hand."""
+    """Yield a finding if NCCL is not the version that torch pins according to the recipe.
+
+    If torch's own METADATA was read, ``_find_unmet_needs`` compares the two instead.
+    """
     nccl = next((wheel for wheel in wheels if is_nccl(wheel.name.project)), None)
     has_torch = any(wheel.name.project == TORCH and wheel.metadata for wheel in wheels)
     if nccl is None or has_torch:
@@ -314,13 +321,13 @@ def find_contradicted(
     overrides: Sequence[Override],
     wheels: Sequence[ListedWheel],
 ) -> Iterator[Finding]:
-    """Find the wheels of another version than an override takes."""
+    """Yield a finding for each wheel whose version is not the one that an override takes."""
     for override, wheel in product(overrides, wheels):
         pin = override.takes
         version = wheel.name.version
         if wheel.name.project != pin.project:
             continue
-        # A build of that version has a label.
+        # Compared without the label, which a wheel that was built here has.
         if Version(version.public) != pin.version:
             yield finding(
                 UsageError,
@@ -332,7 +339,7 @@ def find_contradicted(
 
 
 def all_pins(wheels: Sequence[ListedWheel]) -> tuple[WheelPin, ...]:
-    """Return the pins of the wheels that were read, and of those that are only locked."""
+    """Return the pins of wheels, also of a torch that is only locked."""
     read = [wheel.metadata for wheel in wheels if wheel.metadata]
     return wheel_pins(read, [wheel.name for wheel in wheels if not wheel.metadata])
 
@@ -342,7 +349,7 @@ def _is_met(
     wheel: ListedWheel,
     overrides: Sequence[Override],
 ) -> bool:
-    """Check whether a wheel meets a pin, or an override of this very pin decides."""
+    """Return whether a wheel meets a specifier, or an override replaces exactly this pin."""
     if specifier.contains(wheel.name.version, prereleases=True):
         return True
     return any(
@@ -357,9 +364,12 @@ def _find_unmet_needs(
     wheels: Sequence[ListedWheel],
     overrides: Sequence[Override],
 ) -> Iterator[Finding]:
-    """Find requirements that a wheel beside it does not meet or, in a complete lock, none meets."""
+    """Yield a finding for each requirement that the other wheels do not meet.
+
+    A requirement that no wheel is for counts only in a complete lock.
+    """
     by_project = {wheel.name.project: wheel for wheel in wheels}
-    # Without a fill nothing but the built wheels is there, and needs are met from an index.
+    # Before a fill there are only built wheels, and an index provides their dependencies.
     is_complete = any(not wheel.built for wheel in wheels)
 
     for wheel in wheels:
@@ -388,7 +398,7 @@ def _find_unmet_needs(
 
 
 def _mend_command(wheel: ListedWheel, version: object) -> str:
-    """Return the commands that put another version in its place, or keep a later one.
+    """Return the commands that replace a wheel by ``version``, or that keep a later one.
 
     A dependency is resolved anew; a wheel that was built here is built again.
     """
@@ -416,7 +426,7 @@ def _applicable_requirements(
     cpu: str,
     wheels: Sequence[ListedWheel],
 ) -> Iterator[Requirement]:
-    """Yield the requirements that hold on this CPU, with the Python of the lock if there is one."""
+    """Yield the requirements whose markers hold on a CPU, for the Python of the lock if known."""
     if metadata is None:
         return
 
@@ -430,7 +440,7 @@ def _marker_environment(cpu: str, wheels: Sequence[ListedWheel]) -> dict[str, st
     environment = {key: str(value) for key, value in default_environment().items()}
     environment["platform_machine"] = cpu
 
-    # What only an extra requires is not needed here.
+    # No extra is installed.
     environment["extra"] = ""
 
     for wheel in wheels:
@@ -444,7 +454,7 @@ def _marker_environment(cpu: str, wheels: Sequence[ListedWheel]) -> dict[str, st
 
 
 def _find_cuda_clash(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
-    """Find a second CUDA, or a torch that has none."""
+    """Yield a finding if the wheels need several CUDA versions, or if torch has no CUDA."""
     majors = cuda_majors(wheels)
     for wheel in wheels:
         if wheel.name.project != TORCH or wheel.metadata is None:
@@ -473,7 +483,7 @@ def _find_cuda_clash(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Findin
 
 
 def cuda_majors(wheels: Sequence[ListedWheel]) -> dict[int, str]:
-    """Return major version → file name, of the CUDA that libraries built here ask for."""
+    """Return the major version of each CUDA that built libraries need → a wheel that needs it."""
     return {
         major: wheel.name.filename
         for wheel in wheels
