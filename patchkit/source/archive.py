@@ -1,4 +1,4 @@
-"""Unpacking source distributions: the whole tree or nothing, and nothing outside it."""
+"""Unpack source distributions: the whole tree or nothing, and no file outside the destination."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ def unpack(archive: Path, dest: Path) -> Path:
         target = dest.resolve()
         _require_vacant(target)
 
-        # In the nearest folder that exists: same file system, so the rename is atomic.
+        # Unpack in the nearest existing parent: in the same file system the rename is atomic.
         beside = next(parent for parent in target.parents if parent.exists())
         with tempfile.TemporaryDirectory(
             prefix=f".{target.name}.", dir=beside
         ) as scratch:
             with tarfile.open(archive) as tar:
                 members = tar.getmembers()
-                # tarfile stops at the end marker, but gzip's checksum of it all comes after that.
+                # tarfile stops at the end marker: read on, so that gzip checks its checksum.
                 while tar.fileobj is not None and tar.fileobj.read(1 << 20):
                     pass
 
-                # Every name is judged before anything is written: nothing has to be taken back.
+                # Check every name before anything is written, so that nothing has to be undone.
                 top = _check_members(archive, members)
-                # PEP 706's filter besides: it drops owners, set-uid bits, others' right to write.
+                # PEP 706's filter also drops owners, set-uid bits and write permission for others.
                 tar.extractall(scratch, members, filter="data")
 
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def _explain_failures(archive: Path, dest: Path) -> Iterator[None]:
         yield
     # ArithmeticError, ValueError: numbers in a header that no clock or file can hold.
     except (*_DAMAGE, OSError, EOFError, ArithmeticError, ValueError) as error:
-        # Decompressors report bad data as an OSError that no system call stands behind.
+        # Decompressors report bad data as an OSError without errno; a system call sets errno.
         if isinstance(error, OSError) and error.errno is not None:
             raise StorageError(
                 f"cannot unpack {archive} to {dest}: {error.strerror}",
@@ -131,7 +131,7 @@ def _unsafe_member(archive: Path, member: TarInfo, complaint: str) -> SourceErro
 
 
 def _complaint(member: TarInfo, parts: _Parts, top: str) -> str:
-    """Return what is wrong with a member by itself, which the filter alone might take."""
+    """Return what is wrong with a member by itself, "" if nothing."""
     if member.name.startswith("/") or ".." in parts:
         return "leads out of the tree"
     if not (member.isfile() or member.isdir() or member.issym()):
@@ -149,5 +149,5 @@ def _leads_out(link: str, depth: int) -> bool:
     """Return whether a link leads out of the tree, from ``depth`` folders below its root."""
     target = PurePosixPath(link).parts
     up = target.count("..")
-    # '..' only leads: behind a name, which may be a link itself, it is not what the text says.
+    # Accept '..' only at the begin: after a name, which may be a link, its effect is unknown.
     return link.startswith("/") or ".." in target[up:] or up > depth

@@ -1,4 +1,4 @@
-"""Detect what lies at a path: sources, a git checkout, an installed package; which version."""
+"""Detect what a path holds (sources, a git checkout, an installed package), and its version."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from patchkit.source.git import NO_FETCH
 from patchkit.source.releases import guess_release, named_version, release_files
 from patchkit.source.tree import RESTORE, Sandboxed, SourceTree
 
-# setuptools-scm's: what a user says there goes before any tag, in the build as well.
+# A variable of setuptools-scm. Its version precedes any tag, here and in the build.
 VERSION_VARIABLE = "SETUPTOOLS_SCM_PRETEND_VERSION_FOR_VLLM"
-# What a build writes where it has left a fork's history out.
+# The Summary that a build writes into PKG-INFO of a copied fork, which has no history.
 FORK = "a fork, which patchkit copied"
 # git describe --long: v0.19.1-12-gabc1234, -0- on the tag itself.
 _DESCRIBED = re.compile(r"(?P<tag>.+)-(?P<distance>\d+)-g(?P<commit>[0-9a-f]+)")
@@ -51,7 +51,7 @@ class Project:
 
 @cache
 def projects() -> Mapping[str, Project]:
-    """Return every project by name, in the order of the file."""
+    """Return every project by name, in the order of ``projects.toml``."""
     return read_toml(dict[str, Project], RECIPES / "projects.toml", RecipeError)
 
 
@@ -63,8 +63,8 @@ def detect(
 ) -> SourceTree:
     """Return the tree of a project at ``path``; ``sandboxed`` says how its code may be run.
 
-    Raises UsageError if nothing is there, SourceError if it is no such tree or its version is
-    unknown.
+    Raises UsageError if the path does not exist, SourceError if it is no tree of the project or its
+    version is unknown.
     """
     root = path.resolve()
     if project == "vllm" and _is_vllm_package(root):
@@ -99,7 +99,10 @@ def detect(
 
 
 def _check_markers(path: Path, root: Path, project: Project) -> None:
-    """Raise UsageError for no folder, SourceError for a folder that is not the project's."""
+    """Check that a folder is a tree of the project.
+
+    Raises UsageError if nothing is there, SourceError if it is no folder or a marker is missing.
+    """
     hint = f"name {project.spelled}"
     if not root.exists():
         raise UsageError(f"{path}: no such directory", hint=hint)
@@ -116,7 +119,10 @@ def _check_markers(path: Path, root: Path, project: Project) -> None:
 
 
 def _sdist_version(metadata: Path) -> Version:
-    """Return the version of an sdist of vLLM, by its PKG-INFO."""
+    """Return the version in the PKG-INFO of an sdist of vLLM.
+
+    Raises SourceError if PKG-INFO is not of vLLM, UsageError if the user names another version.
+    """
     name = _metadata_field(metadata, "Name")
     if name.lower() != "vllm":
         raise SourceError(f"{metadata}: describes {name or 'nothing'}, not vllm")
@@ -133,7 +139,10 @@ def _sdist_version(metadata: Path) -> Version:
 
 
 def named_release(spec: str, project: str) -> Version | None:
-    """Return the version in ``vllm==X.Y.Z``; None for what names no release of the project."""
+    """Return the version in ``vllm==X.Y.Z``, None if the text names no release of ``project``.
+
+    Raises UsageError if the version is malformed.
+    """
     match = _RELEASE.fullmatch(spec)
     if match is None or match["project"].lower() != project:
         return None
@@ -141,9 +150,9 @@ def named_release(spec: str, project: str) -> Version | None:
 
 
 def project_of(spec: str) -> str:
-    """Return the project that ``spec`` is of: a release, a folder, an archive or a URL.
+    """Return the project of ``spec``, which is a release, a folder, an archive or a URL.
 
-    Raises UsageError if neither its name nor its files tell.
+    Raises UsageError if neither the name nor the files show the project.
     """
     path = Path(spec)
     name = spec.partition("==")[0].lower()
@@ -174,7 +183,7 @@ def _is_vllm_package(root: Path) -> bool:
 
 
 def _project_in(root: Path) -> str:
-    """Return the project whose tree or package a folder is, "" if there is none."""
+    """Return the project whose tree or package is in a folder, "" if none."""
     if _is_vllm_package(root):
         return "vllm"
     for name, project in projects().items():
@@ -184,15 +193,16 @@ def _project_in(root: Path) -> str:
 
 
 def _list_nearest(path: Path) -> str:
-    """Return the command that lists the last folder of a path that is there."""
+    """Return an ``ls`` command for the nearest existing parent of a path."""
     nearest = next(folder for folder in path.absolute().parents if folder.is_dir())
     return quoted("ls", nearest)
 
 
 def _make_version(root: Path) -> Version:
-    """Return MAJOR.MINOR.PATCH and SUFFIX (rc1, mostly nothing), as the library reports it.
+    """Return the version of NCCL from version.mk: MAJOR.MINOR.PATCH and SUFFIX, which may be empty.
 
-    PKG_REVISION is no part of it: it counts packagings of one version, and is 1 in every tag.
+    PKG_REVISION is left out: it counts the packages of one version, and is 1 in every tag. Raises
+    SourceError if a number is missing.
     """
     place = root / "makefiles/version.mk"
     data = read_bytes(place, limit=LARGEST_IN_TREE, hint=RESTORE)
@@ -214,18 +224,21 @@ def _make_version(root: Path) -> Version:
 
 
 def state_folder(tree: SourceTree) -> Path:
-    """Return the folder that holds the ledger of a tree. Raises SourceError."""
+    """Return the folder that holds the ledger of a tree.
+
+    Raises SourceError if an installed package has no .dist-info folder, or several.
+    """
     if tree.kind != "installed":
         return tree.root / ".patchkit"
     if tree.project in projects():
         return tree.root / tree.project / ".patchkit"
 
-    # A package need not have a folder of its name, nor only one.
+    # Other packages may have no folder of their name, or several.
     return dist_info(tree) / ".patchkit"
 
 
 def dist_info(tree: SourceTree) -> Path:
-    """Return the .dist-info folder of an installed package. Raises SourceError."""
+    """Return the .dist-info folder of a package. Raises SourceError if it has none or several."""
     folders = [
         folder
         for folder in sorted(tree.root.glob("*.dist-info"))
@@ -247,13 +260,19 @@ def _install_again(name: str, version: object) -> str:
 
 
 def record_path(tree: SourceTree) -> str:
-    """Return the path of an installed package's RECORD in its tree. Raises SourceError."""
+    """Return the path of the RECORD of an installed package, relative to its tree.
+
+    Raises as ``dist_info`` does.
+    """
     return (dist_info(tree) / "RECORD").relative_to(tree.root).as_posix()
 
 
 def detect_installed(site: Path, name: str) -> SourceTree:
-    """Return the tree of a package in a site-packages folder. Raises SourceError."""
-    # Without a version yet: it is in the folder that this tree is searched for.
+    """Return the tree of a package in a site-packages folder.
+
+    Raises SourceError if it is not installed there, or not by pip.
+    """
+    # The version is a placeholder: dist_info needs a tree to find the file with the version.
     tree = SourceTree(
         root=site.resolve(),
         project=canonicalize_name(name),
@@ -275,7 +294,7 @@ def detect_installed(site: Path, name: str) -> SourceTree:
 
 
 def _metadata_field(place: Path, name: str) -> str:
-    """Return a field of core metadata (mail headers); "" if it is not there."""
+    """Return a header field of PKG-INFO or METADATA, "" if the file or field is missing."""
     if not place.is_file():
         return ""
     data = read_bytes(place, limit=LARGEST_IN_TREE, hint=RESTORE)
@@ -285,10 +304,10 @@ def _metadata_field(place: Path, name: str) -> str:
 
 
 def _copy_version(root: Path, *, has_history: bool) -> tuple[Version, str]:
-    """Return the version of a checkout, or of a copy of one, and a note if no tag says it.
+    """Return the version of a checkout or of a copy of one, and a note, "" if a tag says it.
 
-    It is what the user names, a tag, what an earlier run took it for, or that of the release which
-    the files are like. Raises SourceError.
+    The first of these counts: the version that the user names, the git tag, the version in the
+    ledger of an earlier run, the release whose files are most alike. Raises SourceError if none.
     """
     if named := os.environ.get(VERSION_VARIABLE):
         version = _version(named, Path(VERSION_VARIABLE))
@@ -305,7 +324,7 @@ def _copy_version(root: Path, *, has_history: bool) -> tuple[Version, str]:
     except SourceError as error:
         untold = error
 
-    # Whoever reads the whole ledger says what is wrong with it.
+    # Faults of the ledger are reported later, when all of it is read.
     with contextlib.suppress(PatchkitError, RecordError, KeyError):
         place = root / ".patchkit/ledger.json"
         text = read_text(place, limit=LARGEST_IN_TREE, follow=False)
@@ -329,9 +348,9 @@ def _copy_version(root: Path, *, has_history: bool) -> tuple[Version, str]:
 
 
 def _most_alike(root: Path) -> tuple[str, int, int]:
-    """Return the release with the largest part of the same files, the newest of several.
+    """Return the release with the largest share of equal files, and the numbers of equal and all.
 
-    Besides, how many files are the same, and of how many.
+    Of several releases with the same share, the newest is returned.
     """
     tree = SourceTree(
         root=root,
@@ -353,7 +372,10 @@ def _most_alike(root: Path) -> tuple[str, int, int]:
 
 
 def _git_version(root: Path) -> Version:
-    """Return the version as setuptools-scm does: the tag, or the next version's .devN."""
+    """Return the version as setuptools-scm does: the tag, or .devN of the next version.
+
+    Raises SourceError if git finds no version tag.
+    """
     result = attempt(
         "git",
         "-C",
@@ -377,7 +399,7 @@ def _git_version(root: Path) -> Version:
     if match["distance"] == "0":
         return tag
 
-    # setuptools-scm's default, guess-next-dev: a commit after 0.19.1 is on its way to 0.19.2.
+    # Like guess-next-dev, setuptools-scm's default: a commit after 0.19.1 is a .devN of 0.19.2.
     *leading, last = tag.release
     following = ".".join(map(str, [*leading, last + 1]))
     if tag.pre:

@@ -1,6 +1,6 @@
-"""Fetching releases: from the user's package index, checked against a lock.
+"""Fetch releases from the user's package index and check them against a lock.
 
-What the index says about a file is never trusted.
+Digests and sizes come from the lock alone: nothing that the index says about a file is trusted.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from patchkit.source.releases import LockEntry, refused_ranges
 from patchkit.units import BYTES_PER_GIB
 
 if TYPE_CHECKING:
-    # At run time they are imported where they are used: with requests they take a while.
+    # At run time, functions import these: importing requests takes long.
     import requests
     from pypi_simple import PyPISimple
 
-CHUNK = 1 << 18  # bytes that are read and written at once
+CHUNK = 1 << 18  # bytes per read and write
 _CACHE_HINT = "check the folder, or choose another cache with PATCHKIT_CACHE_DIR"
 TIMEOUT = (20.0, 60.0)  # seconds to connect, seconds without a byte
-# HTTP statuses: a part of the file; no such part.
+# HTTP statuses: 206 Partial Content, 416 Range Not Satisfiable.
 _PARTIAL = 206
 _UNSATISFIABLE = 416
 _LARGEST = BYTES_PER_GIB  # bytes of a file of unknown size
@@ -58,7 +58,7 @@ def cache_dir() -> Path:
 
 
 def _known_hint(project: str, version: str, lock: Mapping[str, LockEntry]) -> str:
-    """Return the release that is meant, such as 0.33.0 by 0.33, or the range of those supported."""
+    """Return a hint: releases that begin with ``version`` (0.33.0 for 0.33), or the known range."""
     refused = refused_ranges(project)
     supported = [v for v in lock if not any(v in versions for versions in refused)]
     releases = sorted(supported, key=Version) or ["none"]
@@ -77,12 +77,12 @@ def fetch(
     offline: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Return the path of an sdist in the cache, downloaded if need be, its sha256 always verified.
+    """Return the path of an sdist in the cache. It is downloaded if needed, and always verified.
 
     The index is the one that pip is configured for. Any number of fetches may run at once.
 
-    Raises SourceError if the lock does not know the version, or if the file is needed from the
-    network when ``offline``; HashMismatchError if the bytes are not those of the lock;
+    Raises SourceError if the lock does not know the version, or if the file is not in the cache and
+    ``offline`` is set; HashMismatchError if the bytes are not those of the lock;
     StorageError if network, index or disk fail.
     """
     if (entry := lock.get(version)) is None:
@@ -110,7 +110,7 @@ def fetch(
     with translated(at=path, hint=_CACHE_HINT):
         make_folders(path.parent)
         ask = partial(_offered, project, entry.filename)
-        # A corrupt file is replaced, not removed first: another fetch may have just mended it.
+        # Replace a corrupt file, do not remove it first: another fetch may have just replaced it.
         with continuing(path) as stream:
             digest, size = transfer(stream, ask, entry.sha256, entry.size, progress)
             if (digest, size) != (entry.sha256, entry.size):
@@ -135,12 +135,12 @@ def transfer(
     size: int = 0,
     progress: Progress | None = None,
 ) -> tuple[str, int]:
-    """Receive a file behind what an earlier run left of it; return the sha256 and the size.
+    """Continue an interrupted download in ``stream``; return the sha256 and the size in bytes.
 
-    ``ask(start)`` opens the response, from that byte on if the server can. What was left may be of
-    another file, or damaged: the digest of the whole decides, and if it is not ``sha256``, all is
-    received once more. ``size`` is in bytes, 0 if it is not known. If the digest is wrong, nothing
-    is left in ``stream``.
+    ``ask(start)`` opens the response, from byte ``start`` on if the server can do that. The part
+    in ``stream`` may be damaged or of another file: if the whole does not have ``sha256``, all of
+    it is downloaded again. ``size`` is the expected size in bytes, 0 if unknown. A wrong digest is
+    returned, not raised, and ``stream`` is then empty.
     """
     length = stream.seek(0, os.SEEK_END)
     starts = [0]
@@ -165,7 +165,10 @@ def _receive(
     size: int,
     progress: Progress | None,
 ) -> tuple[str, int]:
-    """Append a response to the first ``begin`` bytes; return the sha256 and the size of both."""
+    """Append a response to the first ``begin`` bytes; return sha256 and size of the result.
+
+    Stops at the expected size: a larger result has a wrong digest.
+    """
     stream.seek(0)
     stream.truncate(begin)
     digest = hashlib.sha256()
@@ -191,11 +194,11 @@ def _receive(
 def opened(
     url: str, session: requests.Session, start: int = 0
 ) -> Iterator[requests.Response]:
-    """Open a file on the network, from a byte on if the server can.
+    """Open a file on the network, from byte ``start`` on if the server can do that.
 
-    Raises StorageError if that fails, or reading it in the block.
+    Raises StorageError if the connection fails, also while the block reads the file.
     """
-    # The file itself is wanted: a server may else wrap it, or unwrap the .gz on the way.
+    # Without this header a server may compress the file, or decompress a .gz.
     headers = {"Accept-Encoding": "identity"}
     get = partial(session.get, url, stream=True, timeout=TIMEOUT)
     with _explain_failures(url), ExitStack() as stack:
@@ -208,7 +211,7 @@ def opened(
 
 
 def _is_from(response: requests.Response, start: int) -> bool:
-    """Return whether a response can be used for what was left: it begins there, or is whole."""
+    """Return whether a response begins at byte ``start``, or is the whole file."""
     if response.status_code == _PARTIAL:
         span = response.headers.get("Content-Range", "")
         return span.startswith(f"bytes {start}-")
@@ -217,7 +220,7 @@ def _is_from(response: requests.Response, start: int) -> bool:
 
 @contextmanager
 def _offered(project: str, filename: str, start: int) -> Iterator[requests.Response]:
-    """Open one file of the project at the index, from a byte on if the server can."""
+    """Open a file of the project at the index, from byte ``start`` on if the server can do that."""
     with index_client() as client:
         packages = client.get_project_page(project, timeout=TIMEOUT).packages
         urls = {package.filename: package.url for package in packages}
@@ -229,7 +232,7 @@ def _offered(project: str, filename: str, start: int) -> Iterator[requests.Respo
 
 @contextmanager
 def index_client() -> Iterator[PyPISimple]:
-    """Open a client for the index; its failures become StorageErrors."""
+    """Open a client for the package index. Failures in the block are raised as StorageError."""
     import pypi_simple
 
     settings = pip_settings()
@@ -242,7 +245,10 @@ def index_client() -> Iterator[PyPISimple]:
 
 @contextmanager
 def _explain_failures(url: str) -> Iterator[None]:
-    """Raise what fails as a StorageError; no text is passed on: it may hold a password."""
+    """Raise network failures in the block as StorageError.
+
+    The text of the failure is left out, since it may contain a password.
+    """
     import pypi_simple
     import requests
 
@@ -281,16 +287,16 @@ def not_offered(url: str, name: str) -> PatchkitError:
 
 def _host_of(url: str) -> str:
     """Return the host of a URL, without user, password or path, also if the URL is malformed."""
-    # Not urlsplit, which raises for a malformed URL.
+    # urlsplit is not used: it raises for a malformed URL.
     location = url.rpartition("@")[2].rpartition("://")[2]
     return re.split(r"[/?#]", location, maxsplit=1)[0]
 
 
 def pip_settings() -> dict[str, str]:
-    """Return what pip is configured for: ``index-url`` and the like, {} if there is no pip.
+    """Return pip's settings, such as ``index-url``, by name; {} if pip is not installed.
 
-    Environment variables (``PIP_INDEX_URL``) come before its files. As for pip, a setting that is
-    empty is none, and one with several values separates them by white space.
+    Environment variables (``PIP_INDEX_URL``) override pip's files. As in pip, an empty setting
+    counts as not set, and several values are separated by white space.
     """
     settings: dict[str, str] = {}
     for line in _pip_config("list").splitlines():
@@ -301,7 +307,7 @@ def pip_settings() -> dict[str, str]:
         # pip prints the repr of each value.
         text = str(ast.literal_eval(value))
         if settings.setdefault(option, text) != text:
-            # Newer pips list the values of all files, in an order that is not their precedence.
+            # Newer versions of pip list the values of all files, but not in order of precedence.
             settings[option] = _pip_config("get", name).strip()
 
     for name, value in os.environ.items():
@@ -312,7 +318,7 @@ def pip_settings() -> dict[str, str]:
 
 
 def index_session(settings: Mapping[str, str]) -> requests.Session:
-    """Return a session that reaches the files of pip's indexes as pip does."""
+    """Return a session with pip's proxy, certificates, and logins for the indexes."""
     import requests
 
     session = requests.Session()
@@ -326,18 +332,18 @@ def index_session(settings: Mapping[str, str]) -> requests.Session:
         login = logins.get(_server_of(request.url or ""))
         return requests.auth.HTTPBasicAuth(*login)(request) if login else request
 
-    if logins:  # else netrc is asked
+    if logins:  # without auth, requests reads netrc
         session.auth = authenticate
     return session
 
 
 def _index_logins(settings: Mapping[str, str]) -> dict[_Server, tuple[str, str]]:
-    """Return the user and the password of each server that an index's URL names with them."""
+    """Return (user, password) by server, from the URLs of the indexes."""
     logins = {}
-    # index-url last: of two with one server, the later one wins.
+    # index-url last: for the same server, the later login wins.
     for option in ("extra-index-url", "index-url"):
         for url in settings.get(option, "").split():
-            with suppress(ValueError):  # what is no URL is told of when it is asked
+            with suppress(ValueError):  # a malformed URL is reported when it is used
                 parts = urlsplit(url)
                 if parts.username is not None:
                     password = unquote(parts.password or "")
@@ -346,7 +352,7 @@ def _index_logins(settings: Mapping[str, str]) -> dict[_Server, tuple[str, str]]
 
 
 def _server_of(url: str) -> _Server:
-    """Return what a login belongs to: another port or scheme of a host is another server."""
+    """Return scheme, host and port of a URL: a login is for exactly these. Raises ValueError."""
     parts = urlsplit(url)
     port = parts.port or _PORTS.get(parts.scheme)
     return parts.scheme, parts.hostname, port

@@ -1,4 +1,4 @@
-"""One commit of a git repository as an archive, every object of it verified by git."""
+"""Get one commit of a git repository as an archive. git verifies every object of it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from patchkit.process import attempt
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _GIT_URL = re.compile(r"git\+([a-z][a-z0-9+.-]*://[^/]*(?:/[^@]*)?)(?:@([^@]*))?")
 _TIMEOUT_S = 900
-# Of git on texts: bytes of memory, seconds of processor, bytes of a file.
+# Limits for git on diffs: bytes of memory, seconds of processor, bytes of a file.
 _GIT_RESOURCES = Resources(memory=2 << 30, processor=60, written=64 << 20)
-# Exactly the bytes of the commit, whatever .gitattributes and the user's settings say.
+# Write exactly the bytes of the commit, whatever .gitattributes and the user's settings say.
 _ATTRIBUTES = "* -text -ident -filter -export-subst -export-ignore\n"
-# A checkout's own settings may name a program that fetches objects which it lacks.
+# Fetch no missing objects: the settings of a checkout may name a program to run for that.
 NO_FETCH = {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
 _PLAIN = (
     "-c",
@@ -41,15 +41,18 @@ _PLAIN = (
 
 @dataclass(frozen=True, slots=True)
 class GitSource:
-    """A repository's URL without its ``git+``, and the full id of a commit."""
+    """The URL of a repository, without ``git+``, and the full id of a commit."""
 
     url: str
     commit: str
 
 
 def parse_git(spec: str) -> GitSource | None:
-    """Read ``git+URL@COMMIT``; None for anything else. Raises UsageError for another name."""
-    # An @ in front of the host is a user's name.
+    """Read ``git+URL@COMMIT``; return None for any other text.
+
+    Raises UsageError if COMMIT is missing or is no full commit id, such as a tag or branch.
+    """
+    # An @ before the host ends a user name, not the URL.
     match = _GIT_URL.fullmatch(spec)
     if match is None:
         return None
@@ -69,12 +72,11 @@ def parse_git(spec: str) -> GitSource | None:
 def commit_archive(
     url: str, commit: str, *, cache: Path, prefix: str, offline: bool
 ) -> Path:
-    """Return a tar of the files of a commit, below ``prefix``; ``cache`` keeps the commit.
+    """Return a tar of the files of a commit, below ``prefix``; the commit stays in ``cache``.
 
-    Only that commit is fetched, without its history. On every call git checks that each object
-    still has the id that its commit names.
-    Raises SourceError if it cannot be had, HashMismatchError if the cache is damaged, HostError
-    without git, StorageError for I/O.
+    Only that commit is fetched, without its history. On every call git verifies all its objects.
+    Raises SourceError if the commit is not in the cache and ``offline`` is set, HashMismatchError
+    if the cache is damaged, HostError without git, StorageError if network or disk fail.
     """
     repository = cache / "git" / commit
     if not (repository / "HEAD").is_file():
@@ -111,7 +113,7 @@ def commit_archive(
 
 @dataclass(frozen=True, slots=True)
 class Submodule:
-    """A repository inside another: where it stands, where it comes from, and its commit."""
+    """A repository inside another: its path there, its URL, and its commit."""
 
     path: str
     url: str
@@ -121,8 +123,8 @@ class Submodule:
 def submodules(url: str, commit: str, *, cache: Path) -> tuple[Submodule, ...]:
     """Return the submodules of a commit that ``commit_archive`` has put into the cache.
 
-    The commit names those of its submodules, so that they need no other voucher. Raises SourceError
-    for one whose URL is missing.
+    The verified commit contains the commit ids of its submodules, so these are verified too. Raises
+    SourceError if .gitmodules has no URL for a submodule.
     """
     repository = cache / "git" / commit
     listing = _call_git(repository, "ls-tree", "-r", "-z", "--full-tree", commit).output
@@ -140,14 +142,14 @@ def submodules(url: str, commit: str, *, cache: Path) -> tuple[Submodule, ...]:
         if target is None:
             what = f".gitmodules does not say where {path} comes from"
             raise SourceError(f"{url}: {what}")
-        if target.startswith(("./", "../")):  # counts from the repository's own URL
+        if target.startswith(("./", "../")):  # relative to the repository's URL
             target = f"{scheme}://{normpath(f'{home}/{target}')}"
         submodules.append(Submodule(path, target, head.split()[2]))
     return tuple(submodules)
 
 
 def _submodule_urls(repository: Path, commit: str) -> dict[str, str]:
-    """Return the URL of each submodule by its path, as .gitmodules has them."""
+    """Return the URL of each submodule by its path, from .gitmodules."""
     blob = f"--blob={commit}:.gitmodules"
     pattern = r"^submodule\..*\.(path|url)$"
     output = _call_git(repository, "config", blob, "-z", "--get-regexp", pattern).output
@@ -160,15 +162,18 @@ def _submodule_urls(repository: Path, commit: str) -> dict[str, str]:
 
 
 def read_blob(root: Path, blob: str) -> str:
-    """Return the text that a checkout has by its id, "" if it lacks it; nothing is fetched."""
+    """Return the text of a blob (an id or ``COMMIT:PATH``) in a checkout, "" if it is missing.
+
+    Nothing is fetched.
+    """
     words = ("git", "-C", root, "cat-file", "blob", blob)
     return attempt(*words, env=os.environ | NO_FETCH).output
 
 
 def call_git_alone(folder: Path, *arguments: str, input: bytes = b"") -> Completed:  # noqa: A002
-    """Run git in a folder that is no repository, without anybody's settings and attributes.
+    """Run git in a folder that is no repository, without settings of user or system.
 
-    Raises HostError if git is not installed.
+    A failing git is reported in the result. Raises HostError if git is not installed.
     """
     environment = {
         "PATH": os.environ.get("PATH", os.defpath),
@@ -196,14 +201,17 @@ def call_git_alone(folder: Path, *arguments: str, input: bytes = b"") -> Complet
 
 
 def _fetch_commit(url: str, commit: str, repository: Path) -> None:
-    """Fetch one commit into a bare repository beside, then put that in place."""
+    """Fetch one commit into a temporary bare repository, then rename that to ``repository``.
+
+    Raises StorageError if git or the disk fails.
+    """
     home = repository.parent
     hint = "free some space, or choose another cache with PATCHKIT_CACHE_DIR"
     with translated(at=repository, hint=hint):
         home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetch.", dir=home) as scratch:
             fresh = Path(scratch) / "repository"
-            # An empty template: the user's may bring hooks.
+            # Use an empty template: the user's template may have hooks.
             _call_git(fresh, "init", "--quiet", "--bare", "--template=", check=True)
             (fresh / "info").mkdir(exist_ok=True)
             (fresh / "info/attributes").write_text(_ATTRIBUTES, encoding="utf-8")
@@ -228,8 +236,12 @@ def _fetch_commit(url: str, commit: str, repository: Path) -> None:
 
 
 def _call_git(repository: Path, *arguments: str, check: bool = False) -> Completed:
-    """Run git on a bare repository. The user's settings stay: proxies and credentials are there."""
-    # Further variables of git would send it to another repository than the one named.
+    """Run git on a bare repository, with the user's settings, which have proxies and credentials.
+
+    Raises StorageError if git does not end in time, or fails and ``check`` is set; without
+    ``check`` a failure is reported in the result. Raises HostError if git is not installed.
+    """
+    # Other GIT_ variables could make git use another repository.
     connecting = ("GIT_SSH", "GIT_SSL", "GIT_CONFIG")
     environment = {
         name: value
@@ -237,7 +249,7 @@ def _call_git(repository: Path, *arguments: str, check: bool = False) -> Complet
         if not name.startswith("GIT_") or name.startswith(connecting)
     }
 
-    # No question for a password.
+    # git must not ask for a password.
     environment |= {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     words = ("git", f"--git-dir={repository}", *arguments)
     done = attempt(*words, env=environment, timeout=_TIMEOUT_S)

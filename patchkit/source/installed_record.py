@@ -1,4 +1,4 @@
-"""The RECORD of an installed package, kept true so that pip check and uninstall stay right."""
+"""Update the RECORD of an installed package, so that pip can still check and uninstall it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ def rewrite_record(
     added: Iterable[str] = (),
     dropped: Collection[str] = (),
 ) -> str:
-    """Return RECORD with ``changed`` as it is now, lines for ``added``, none for ``dropped``.
+    """Return RECORD with new rows for ``changed`` and ``added``, and without those of ``dropped``.
 
-    ``changed``: path → its sha256, in hex, and its size. Paths are relative to site-packages; a
-    changed file that has no line yet was created. Added files carry no hash, as pip itself does
-    for files that may change: the ledger names the digest of RECORD, so RECORD cannot name the
-    ledger's. Raises SourceError if RECORD is not as pip writes it.
+    ``changed`` maps a path to its sha256 in hex and its size in bytes. Paths are relative to
+    site-packages. A changed file without a row gets one. Rows of added files have no hash: the
+    ledger is one of them, and it names the digest of RECORD. Raises SourceError if it is no CSV.
     """
     try:
-        # newline="": csv has to see the line ends as they are, quoted ones too.
+        # newline="" passes line ends unchanged to csv, also quoted ones.
         rows = [row for row in csv.reader(io.StringIO(record, newline="")) if row]
     except csv.Error as error:
         raise SourceError(
@@ -37,7 +36,7 @@ def rewrite_record(
     rows += [[path, "", ""] for path in sorted({*changed, *added} - listed)]
 
     out = io.StringIO()
-    # pip writes CRLF, uv writes LF; lines that do not change must stay as they are.
+    # pip writes CRLF, uv writes LF; unchanged rows must keep their bytes.
     line_end = "\r\n" if "\r\n" in record else "\n"
     writer = csv.writer(out, lineterminator=line_end)
     for row in rows:

@@ -1,7 +1,7 @@
-"""Sources of NCCL: whatever names them becomes a folder or an archive, with an identity.
+"""Find the sources of NCCL that a user names: a folder or an archive, and its identity.
 
-Each way is verified: a folder by a digest over its files, an archive by its sha256, a commit by
-git's own hashes, a release by the commit in ``recipes/nccl/recipe.toml``.
+All sources are verified: a folder by a digest over its files, an archive by its sha256, a commit by
+git's own hashes, a release by the sha256 or the commit in ``recipes/nccl/recipe.toml``.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @frozen
 class SourceOrigin:
-    """Sources that are on this machine, and by what they are known.
+    """Sources on this machine, and their identity.
 
-    ``path`` is a folder, or an archive that ``source.archive.unpack`` takes. ``identity`` begins
-    with what kind it is: ``sha256:`` of an archive, ``git:`` and the commit, ``tree:sha256:`` over
-    the files of a folder.
+    ``path`` is a folder, or an archive for ``source.archive.unpack``. ``identity`` is ``sha256:``
+    and the digest of an archive, ``git:`` and the commit, or ``tree:sha256:`` and a digest over the
+    files of a folder.
     """
 
     path: Path
@@ -59,15 +59,15 @@ def nccl_tree(
     check: Callable[[Version], None] = lambda _version: None,
     facts: ReleaseFacts | None = None,
 ) -> SourceOrigin:
-    """Return the sources that ``spec`` names, fetched if need be and verified in any case.
+    """Return the sources that ``spec`` names. They are fetched if needed, and always verified.
 
-    ``spec`` is a folder, an archive, ``git+URL@COMMIT``, or ``nccl==2.29.7``. ``sha256`` is what an
-    archive must have, for one that the recipe does not know. ``check`` refuses unsupported
-    versions, for a release before anything is fetched. ``facts`` are the recipe's unless others are
-    given.
+    ``spec`` is a folder, an archive, ``git+URL@COMMIT``, or ``nccl==2.29.7``. ``sha256`` is the
+    digest of an archive; an archive that the recipe does not know needs it. ``check`` raises for an
+    unsupported version, before a release is fetched. ``facts`` replace the facts of the recipe.
 
-    Raises SourceError, HashMismatchError, UsageError for a spec that says too little, StorageError
-    and HostError if network, disk or a program fails.
+    Raises UsageError if ``spec`` names no source, SourceError if the sources cannot be used or
+    verified, HashMismatchError for a wrong digest, StorageError or HostError if network, disk or a
+    program fails.
     """
     if sha256 is not None and not _SHA256.fullmatch(sha256):
         raise UsageError(
@@ -108,7 +108,11 @@ def _take_folder(path: Path, sha256: str | None) -> SourceOrigin:
 
 
 def _take_archive(path: Path, sha256: str | None, facts: ReleaseFacts) -> SourceOrigin:
-    """Take an archive that the user has: known by the recipe, or vouched for with its sha256."""
+    """Return the origin of the user's archive.
+
+    Raises SourceError if the recipe does not know its sha256 and the user gives none,
+    HashMismatchError if the user gives another one.
+    """
     actual = sha256_of(path)
     if sha256 is not None and actual != sha256:
         raise HashMismatchError(
@@ -140,7 +144,10 @@ def _take_commit(
 def _take_release(
     release: Release, facts: ReleaseFacts, *, offline: bool
 ) -> SourceOrigin:
-    """Take a release from the cache, or by its commit from upstream's repository."""
+    """Return the origin of a release: its archive in the cache, or its commit from upstream.
+
+    Raises SourceError if the recipe does not know the commit, and as ``commit_archive`` does.
+    """
     archive = cache_dir() / "sources" / f"{PROJECT}-{release.version}.tar.gz"
     if release.sha256 and archive.is_file() and sha256_of(archive) == release.sha256:
         identity = f"sha256:{release.sha256}"
@@ -161,9 +168,9 @@ def _take_release(
 
 
 def _version_inside(archive: Path, release: Release | None, name: str) -> Version:
-    """Return the version in an archive's makefiles; check that it is one of NCCL, and safe.
+    """Unpack an archive for a moment and return the version in its makefiles.
 
-    Raises SourceError, also if the recipe says that it is another ``release``.
+    Raises SourceError if it is unsafe, no archive of NCCL, or not the version of ``release``.
     """
     with ScratchFolder() as folder:
         tree = unpack(archive, Path(folder) / PROJECT)

@@ -1,8 +1,8 @@
-"""Releases: how they are named and pinned, where their sources come from, by what they are known.
+"""Read what is known about releases: locks, pins, sources and digests.
 
-A lock is a TOML file of ``[[sdist]]`` or ``[[wheel]]`` tables: which files of a project's releases
-are known, and by which sha256. The facts of releases that have no file on a package index are those
-of ``recipes/PROJECT/recipe.toml``, which describes the fields.
+A lock is a TOML file of ``[[sdist]]`` or ``[[wheel]]`` tables, which names the known files of a
+project's releases and their sha256. Releases without a file on a package index are described in
+``recipes/PROJECT/recipe.toml``, together with the fields.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from patchkit.records import RECIPES, Sha256, matching, read_toml
 from patchkit.source.git import read_blob
 from patchkit.source.tree import SourceTree
 
-# The name becomes part of a path in the cache, so it must not be able to leave it.
+# The name becomes part of a path in the cache, and must not lead out of the cache.
 _Filename = Annotated[
     str, matching(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", "the name of a file")
 ]
@@ -38,9 +38,9 @@ _PIN = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*==\s*([^\s=*;,]+)\s*")
 
 
 class ExactPin(str):
-    """An exact requirement, ``nvidia-nccl-cu13==2.30.7``; the project's name is canonical.
+    """An exact requirement, ``nvidia-nccl-cu13==2.30.7``, with the canonical name of the project.
 
-    It is made of its text; ValueError for any other one.
+    Raises ValueError for any other text.
     """
 
     __slots__ = ("project", "version")
@@ -61,7 +61,7 @@ class ExactPin(str):
 
 
 def named_version(text: str, hint: str = "") -> Version:
-    """Return the version that a text names. Raises UsageError for what PEP 440 does not allow."""
+    """Return a text as a version. Raises UsageError if it is no version by PEP 440."""
     try:
         return Version(text)
     except InvalidVersion:
@@ -69,7 +69,7 @@ def named_version(text: str, hint: str = "") -> Version:
 
 
 def refused_ranges(project: str) -> tuple[SpecifierSet, ...]:
-    """Return the ranges of a project's releases that its recipe refuses; none without a recipe."""
+    """Return the ranges of releases that the recipe of a project refuses; () without a recipe."""
     place = RECIPES / project / "recipe.toml"
     if not place.is_file():
         return ()
@@ -82,7 +82,7 @@ def refused_ranges(project: str) -> tuple[SpecifierSet, ...]:
 def guess_release(spec: str, projects: Iterable[str]) -> str:
     """Return a hint with the releases that ``vllm=0.25.1``, ``vlm==0.25.1`` or ``0.25.1`` may mean.
 
-    It is empty if the text does not look like a release of one of the projects.
+    Return "" if the text does not look like a release of one of the projects.
     """
     match = _MISTYPED.fullmatch(spec)
     if match is None:
@@ -121,7 +121,7 @@ def read_lock(path: Path) -> dict[str, LockEntry]:
 
 
 def read_wheel_lock(path: Path) -> dict[str, dict[str, LockEntry]]:
-    """Return the entries of a lock of wheels by CPU, as platform tags name it, then by version.
+    """Return the entries of a lock of wheels, by CPU (``aarch64``), then by version.
 
     Raises as ``read_lock`` does.
     """
@@ -136,9 +136,9 @@ def read_wheel_lock(path: Path) -> dict[str, dict[str, LockEntry]]:
 
 
 def wheel_cpus(filename: str) -> list[str]:
-    """Return the CPUs that a wheel's tags name: ``aarch64`` of ``manylinux_2_28_aarch64``.
+    """Return the CPUs in the platform tags of a wheel: ``aarch64`` for ``manylinux_2_28_aarch64``.
 
-    Raises ValueError if that is not the name of a wheel.
+    Raises ValueError if ``filename`` is not the name of a wheel.
     """
     _name, _version, _build, tags = parse_wheel_filename(filename)
     cpus = set()
@@ -150,7 +150,7 @@ def wheel_cpus(filename: str) -> list[str]:
 
 @frozen
 class Release:
-    """One release; ``""`` and 0 where a figure is not known."""
+    """One release; a fact that is not known is ``""`` or 0."""
 
     version: Version
     tag: str
@@ -164,9 +164,9 @@ class Release:
 
 @frozen
 class Bug:
-    """A bug of some releases that no fix of patchkit mends.
+    """A bug of some releases that patchkit has no fix for.
 
-    ``take`` is the release to override the pin of such a one by, None where none is offered.
+    ``take`` is the release to install instead of a pinned one with the bug, None if there is none.
     """
 
     versions: str
@@ -183,7 +183,7 @@ class Bug:
 class ReleaseFacts:
     """Everything known about the releases of one project, oldest first.
 
-    ``torch`` maps a series of torch, ``2.11``, to what its wheels pin.
+    ``torch`` maps a series of torch, such as ``2.11``, to the pin in its wheels.
     """
 
     default: Version
@@ -199,7 +199,7 @@ class ReleaseFacts:
         return None
 
     def known(self, version: Version) -> Release:
-        """Return the release of a version. Raises SourceError, naming those that are known."""
+        """Return the release of a version. Raises SourceError if it is unknown."""
         if release := self.release(version):
             return release
         names = ", ".join(str(release.version) for release in self.releases)
@@ -213,9 +213,9 @@ class ReleaseFacts:
 
 @cache
 def release_files(project: str) -> dict[str, dict[str, str]]:
-    """Return release → path → how the sha256 begins of each file that a fix looks at.
+    """Return release → path → first 16 digits of the sha256, of each file that a fix looks at.
 
-    It is "" where the release has no such file. There are none of a project without a table.
+    The digits are "" if the release has no such file. Returns {} for a project without a table.
     """
     place = RECIPES / project / "release_files.tsv"
     if not place.is_file():
@@ -234,9 +234,10 @@ def release_files(project: str) -> dict[str, dict[str, str]]:
 
 
 def foreign_file(tree: SourceTree, seen: Mapping[str, str]) -> str:
-    """Return one of the files that a fork has otherwise than the release it is called; or "".
+    """Return the path of the first file that a fork has changed against its release, "" if none.
 
-    ``seen`` is path → sha256. What git does not know as the fork's was edited by hand.
+    ``seen`` maps paths to their sha256. In a git checkout, a file that differs from its commit was
+    edited by hand and does not count as the fork's.
     """
     releases = release_files(tree.project)
     files = releases.get(tree.version.public)
@@ -253,7 +254,7 @@ def foreign_file(tree: SourceTree, seen: Mapping[str, str]) -> str:
 
 
 def _is_of_fork(tree: SourceTree, path: str, sha256: str) -> bool:
-    """Return whether a file is the fork's: as its commit has it, where there is a history."""
+    """Return whether a file is as the fork has committed it; True if there is no git history."""
     if tree.kind != "git":
         return True
     committed = read_blob(tree.root, f"HEAD:{path}")
@@ -262,7 +263,7 @@ def _is_of_fork(tree: SourceTree, path: str, sha256: str) -> bool:
 
 @cache
 def load_facts(project: str = "nccl") -> ReleaseFacts:
-    """Return the facts that ship with a recipe."""
+    """Return the facts in the recipe of a project."""
     place = RECIPES / project / "recipe.toml"
     upstream = read_toml(dict[str, str], place, key="upstream")
     return ReleaseFacts(

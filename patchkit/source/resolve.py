@@ -1,4 +1,4 @@
-"""Resolve what --vllm-src and --nccl-src name: a folder, an archive, a commit, a release."""
+"""Turn the value of --vllm-src or --nccl-src (folder, archive, commit, release) into a folder."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ Check = Callable[[Version], None]
 class SourceOptions:
     """A source as a command line names it, and how to get it.
 
-    ``sha256`` is what an archive must have that nothing else vouches for; a ``trusted`` one is run
-    without a sandbox.
+    ``sha256`` is the digest of an archive that the recipe does not know. The code of a ``trusted``
+    source runs without a sandbox.
     """
 
     project: str
@@ -45,7 +45,7 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A folder; ``locked`` if this run has made it of an archive whose hash patchkit knows."""
+    """A folder; ``locked`` if this run unpacked it from an archive whose hash patchkit knows."""
 
     path: Path
     locked: bool = False
@@ -59,10 +59,11 @@ def resolved(
     *,
     keep: bool,
 ) -> Iterator[Resolved]:
-    """Give the folder that is named; ``report(task)`` gives a progress callback.
+    """Yield the folder with the sources; ``report(task)`` returns a progress callback.
 
-    An archive or a release is unpacked into ``build/PROJECT-VERSION``, or, without ``keep``, into a
-    folder that is removed again. A release that was patched there before is that tree.
+    An archive or release is unpacked into ``build/PROJECT-VERSION``, or without ``keep`` into a
+    folder that is removed at the end. If the release was patched in ``build/`` before, that tree is
+    used. Raises UsageError or SourceError for a wrong source, and as ``unpack`` and ``fetch`` do.
     """
     before = _release_folder(source.spec, source.project)
     if before is not None and (before / ".patchkit").is_dir():
@@ -82,21 +83,24 @@ def resolved(
 
 
 def _unpack_to_keep(archive: _Archive, project: str) -> Resolved:
-    """Unpack an archive below build/, unless an earlier run did it."""
+    """Unpack an archive below build/, unless an earlier run did that.
+
+    Raises SourceError if the folder of the earlier run holds another version.
+    """
     folder = Path("build") / f"{project}-{archive.label}"
     if folder.is_dir() and any(folder.iterdir()):
-        # A second run names the same release: the tree of the first is the one to work on.
+        # An earlier run has unpacked the same release: continue with its tree.
         _check_version(folder, project, archive.version)
         return Resolved(folder)
 
     root = unpack(archive.path, folder)
-    # An interrupt from here on says so, since the folder stays.
+    # The folder stays, so an interrupt from here on reports it.
     committed(f"{folder} was unpacked")
     return Resolved(root, archive.locked)
 
 
 def _release_folder(spec: str, project: str) -> Path | None:
-    """Return the folder below build/ for a release; None for what is none.
+    """Return the folder below build/ for a release; None if ``spec`` names no release.
 
     Raises SourceError if another version was patched there.
     """
@@ -111,9 +115,9 @@ def _release_folder(spec: str, project: str) -> Path | None:
 
 
 def patched_tree(spec: str, project: str) -> Path:
-    """Return the folder that is or was patched, by its path or as a release below build/.
+    """Return the folder of a patched tree; ``spec`` is its path, or a release patched below build/.
 
-    Raises UsageError for a release that is not there.
+    Raises UsageError if the release has no folder there.
     """
     folder = _release_folder(spec, project)
     if folder is None:
@@ -129,7 +133,10 @@ def patched_tree(spec: str, project: str) -> Path:
 
 
 def fetch_release(source: SourceOptions, check: Check, report: Report) -> Path:
-    """Return the archive of ``vllm==X.Y.Z`` or ``nccl==X.Y.Z`` in the cache, verified."""
+    """Return the verified archive of ``vllm==X.Y.Z`` or ``nccl==X.Y.Z`` in the cache.
+
+    Raises UsageError if the source names no release, and as ``fetch`` or ``nccl_tree`` does.
+    """
     project = source.project
     version = named_release(source.spec, project)
     if version is None:
@@ -146,7 +153,7 @@ def fetch_release(source: SourceOptions, check: Check, report: Report) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Archive:
-    """Something to unpack; ``label`` tells its default folder from others of the version."""
+    """An archive to unpack; its folder below build/ is ``PROJECT-label``."""
 
     path: Path
     version: str
@@ -157,7 +164,10 @@ class _Archive:
 def _find_archive(
     source: SourceOptions, check: Check, report: Report
 ) -> _Archive | None:
-    """Return the archive that is named; None for a folder."""
+    """Return the archive that the source names, fetched if needed; None for a folder.
+
+    Raises UsageError if the source is neither a file, a folder nor a release.
+    """
     spec = source.spec
     path = Path(spec)
     if path.is_dir():
@@ -191,7 +201,7 @@ def _find_nccl_archive(
     )
     label = str(origin.version)
     if not is_release:
-        # Commits and archives of one version differ; a release is one thing.
+        # Commits and archives of one version can differ, so the label tells them apart.
         label += f"-{origin.identity.rpartition(':')[2][:8]}"
     return _Archive(origin.path, str(origin.version), label, is_release)
 

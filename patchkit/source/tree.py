@@ -1,4 +1,4 @@
-"""An upstream tree to read from, with an overlay of pending texts."""
+"""Read the texts of an upstream tree, with an overlay of texts that are not written yet."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RESTORE = "restore the file from the release"
 
 
 class Sandboxed(enum.Enum):
-    """The choice of a sandbox for code of a tree that is run to prove a plan."""
+    """When code of a tree runs in a sandbox, while a plan is proved."""
 
     ALWAYS = "always"
     IF_POSSIBLE = "if possible"  # locked by hash, or about to be built
@@ -33,14 +33,13 @@ Kind = str  # "sdist" | "archive" | "git" | "installed"
 
 @frozen
 class SourceTree:
-    """Texts of one upstream tree. Paths are POSIX and relative to ``root``.
+    """The texts of one upstream tree. Paths are POSIX and relative to ``root``.
 
-    ``pristine`` holds upstream's texts of files that patchkit has changed on disk (None for those
-    that it created), ``overlay`` texts that are not written yet; ``seen`` collects the digest of
-    every file that was asked for (``""`` if absent), so that a later run knows whether anything
-    relevant moved; ``texts`` those that were read, and ``answers`` what took long to find out, by
-    everything that it rests on. ``note`` says where the version comes from, if no release and no
-    tag tells it.
+    ``pristine`` has upstream's texts of the files that patchkit has changed on disk, None for files
+    that it created. ``overlay`` has the texts that are not written yet. ``seen`` collects the
+    sha256 of every file that was asked for ("" if absent), so that a later run can tell whether one
+    has changed. ``texts`` caches the texts that were read, ``answers`` slow results by all their
+    inputs. ``note`` says how the version was found if no release and no tag names it.
     """
 
     root: Path
@@ -49,7 +48,7 @@ class SourceTree:
     kind: Kind
     pristine: Mapping[str, str | None] = field(default_factory=dict)
     overlay: Mapping[str, str] = field(default_factory=dict)
-    # One of each for all trees that with_texts makes of this one: replace() hands it on.
+    # Trees that with_texts makes of this one share these dicts.
     seen: dict[str, str] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     answers: dict[object, Any] = field(default_factory=dict)
@@ -72,8 +71,8 @@ class SourceTree:
     def read(self, path: str) -> str:
         """Return the text of a file.
 
-        Raises AbsentError if it is missing, DriftError if it is not UTF-8 or not LF, SourceError if
-        a link leads out.
+        Raises AbsentError if it is missing, DriftError if it is not UTF-8 or has CR line ends,
+        SourceError if a link leads out of the tree.
         """
         if path in self.overlay:
             return self.overlay[path]
@@ -92,7 +91,7 @@ class SourceTree:
         return self.texts[path]
 
     def digest_of(self, path: str) -> str:
-        """Return the sha256 of upstream's file, "" if there is none. Raises as ``read`` does."""
+        """Return the sha256 of a file, "" if there is none. Raises as ``read`` does."""
         if self.exists(path) and path not in self.seen:
             self.read(path)
         return self.seen[path]
@@ -102,7 +101,7 @@ class SourceTree:
         return self.read(path) if self.exists(path) else None
 
     def read_bytes(self, path: str) -> bytes:
-        """Return what lies on disk. Raises as ``read`` does, StorageError for I/O."""
+        """Return the content on disk. Raises AbsentError or SourceError if it cannot be read."""
         place = place_inside(self.root, path)
         if not os.path.lexists(place):
             raise self._missing(path)
@@ -110,7 +109,7 @@ class SourceTree:
         try:
             return read_bytes(place, limit=LARGEST_IN_TREE, follow=False)
         except UsageError as error:
-            # It is the tree that makes no sense, not the request.
+            # The tree is at fault, not the request, so this is no UsageError.
             what = error.what.removeprefix(f"{place}: ")
             raise SourceError(f"{path}: {what}", hint=RESTORE) from None
 
@@ -125,11 +124,11 @@ class SourceTree:
         """Return the paths of upstream's files that match, sorted; ``**`` spans folders."""
         files = filter(Path.is_file, self.root.glob(pattern))
         paths = sorted(file.relative_to(self.root).as_posix() for file in files)
-        # None: patchkit created it, so it is not upstream's.
+        # Files with None were created by patchkit, so they are not upstream's.
         return [path for path in paths if self.pristine.get(path, "") is not None]
 
     def containing(self, pattern: str, needle: str) -> list[str]:
-        """Return the paths that match ``pattern`` and whose text holds ``needle``."""
+        """Return the paths that match ``pattern`` and whose text contains ``needle``."""
         return [path for path in self.glob(pattern) if needle in self.read(path)]
 
     def with_texts(self, texts: Mapping[str, str]) -> SourceTree:
@@ -137,7 +136,7 @@ class SourceTree:
 
 
 def _decode(path: str, data: bytes) -> str:
-    """Return the text of a file. Raises DriftError if it is not UTF-8, or not LF."""
+    """Return the text of a file. Raises DriftError if it is not UTF-8 or has CR line ends."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -159,7 +158,7 @@ def _decode(path: str, data: bytes) -> str:
 
 
 def first_existing(tree: SourceTree, paths: Sequence[str]) -> str:
-    """Return the first of the paths that exists in the tree. Raises AbsentError."""
+    """Return the first path that exists in the tree. Raises AbsentError if none does."""
     for path in paths:
         if tree.exists(path):
             return path
