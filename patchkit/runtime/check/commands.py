@@ -1,4 +1,4 @@
-"""Find variables and servers in commands, behind whatever wraps them."""
+"""Find variables and servers in commands, also in wrappers such as docker, ssh or sh -c."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from patchkit.runtime.rules.releases import read_env_data
 
 _SHELL = read_env_data("said")["shell"]
 _SERVER = read_env_data("said")["server"]
-_DEEPEST = 6  # scripts in words of scripts
+_DEEPEST = 6  # levels of scripts that are words of other scripts
 _DECLARATIONS = ("export", "declare", "typeset")
 _EXPORT_OPTIONS = {"-a", "+a", "allexport"}  # of set
 _CONTAINER = "container"
-_CONTAINER_VERBS = ("run", "create")  # what is behind exec is found by itself
+_CONTAINER_VERBS = ("run", "create")  # behind exec a server is found without its verb
 _VERB_DISTANCE = 7  # words from docker to its verb, at most
 
 _PAIR = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
@@ -45,7 +45,10 @@ _SCRIPT = re.compile("|".join(_SHELL["scripts"]))
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where commands stand: the block of their variables, their image, how deep in other words."""
+    """Where commands are: the block of their variables, and the image that they run in.
+
+    ``depth`` counts the scripts around them that are words of other commands.
+    """
 
     block: int = 0
     image: str = ""
@@ -53,7 +56,7 @@ class Place:
 
     @property
     def inside(self) -> Place:
-        """Return the place of a script in a word of a command here."""
+        """Return the place of a script that is a word of a command at this place."""
         return replace(self, depth=self.depth + 1)
 
 
@@ -62,9 +65,9 @@ _WHOLE_FILE = Place()
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """A program that a command starts: SERVE, RAY or a container, in a word with ``index``.
+    """The start of a ``program`` in a command: SERVE, RAY or a container.
 
-    ``arguments`` are the words behind its verb.
+    ``index`` is that of the program's word, ``arguments`` are the words behind the program's verb.
     """
 
     program: str
@@ -74,7 +77,7 @@ class _Start:
 
 @dataclass(slots=True)
 class CommandReader:
-    """Add what command lines say to the content of a file."""
+    """Add the variables, servers and images of commands to the content of a file."""
 
     content: FileContent
     exports_all: bool = False  # behind set -a
@@ -85,7 +88,10 @@ class CommandReader:
         line: int = 1,
         place: Place = _WHOLE_FILE,
     ) -> None:
-        """Read a script; a private variable that it exports anywhere is environment."""
+        """Read a script whose text begins in a line of the file.
+
+        A variable that the script exports anywhere is no longer private.
+        """
         if place.depth > _DEEPEST:
             return
 
@@ -101,7 +107,7 @@ class CommandReader:
                     self.content.variables[index] = public
 
     def read_command(self, words: Sequence[Word], place: Place) -> None:
-        """Read one command: its variables, then what it starts."""
+        """Read one command: the variables that it sets, and the server or container it starts."""
         while words and words[0].text in _SHELL["keywords"]:
             words = words[1:]
 
@@ -126,7 +132,7 @@ class CommandReader:
     def set_variables(
         self, words: Sequence[Word], block: int, *, is_private: bool = False
     ) -> None:
-        """Add each NAME=value, or NAME that passes the caller's value on."""
+        """Add each NAME=value as a variable, and each NAME as one that gets the caller's value."""
         for word in words:
             if pair := _PAIR.fullmatch(word.text):
                 variable = Assignment(
@@ -155,7 +161,7 @@ class CommandReader:
             self._read_arguments(words[index:], replace(place, block=block))
 
     def _read_arguments(self, words: Sequence[Word], place: Place) -> None:
-        """Read the words of an unknown program: variables behind -e, scripts as behind ssh."""
+        """Read the words of an unknown program: variables behind -e, and words that are scripts."""
         option = ""
 
         for word in words:
@@ -175,11 +181,11 @@ class CommandReader:
         self.content.commands.append(command)
 
     def _read_container(self, words: Sequence[Word], place: Place) -> None:
-        """Read the words behind docker run: options, image, command."""
+        """Read the words behind `docker run`: options, image, command."""
         remaining = iter(words)
         for word in remaining:
             if not word.text.startswith("-"):
-                # A variable stands for options here, unless its name says image.
+                # A word with $ stands for options, unless the name of its variable says image.
                 if is_literal(word.text) or _IMAGE_VARIABLE.search(word.text):
                     image = Image(word.text, word.line, place.block)
                     self.content.images.append(image)
@@ -202,14 +208,17 @@ class CommandReader:
     def read_entry(
         self, words: Sequence[Word], place: Place, *, has_entry: bool
     ) -> None:
-        """Read what a container is given: a command, or arguments of its image's entrypoint."""
+        """Read the words of a container: a command, or arguments for its image's entrypoint.
+
+        ``has_entry`` says that ``words`` begin with the entrypoint.
+        """
         if not words or place.depth > _DEEPEST:
             return
 
         is_program = _PROGRAM.fullmatch(words[0].text) or _find_start(words)
 
         image = Image(place.image, 0, 0)
-        # A model, or flags: arguments of `vllm serve`, in an image that starts it.
+        # The image starts `vllm serve`, or a flag is one of its flags: these are its arguments.
         are_of_server = image.row.get("program") or _has_server_flag(words)
         if are_of_server and not (has_entry or is_program):
             arguments = words[1:] if words[0].text == "serve" else words
@@ -226,7 +235,7 @@ class CommandReader:
 
 
 def _find_start(words: Sequence[Word]) -> _Start | None:
-    """Return the first server or container that a command starts."""
+    """Return the start of the first server or container in a command, None without one."""
     for index, (word, next_word) in enumerate(pairwise(words)):
         arguments = words[index + 2 :]
         program = _find_server(word.text, next_word.text)
@@ -243,7 +252,7 @@ def _find_start(words: Sequence[Word]) -> _Start | None:
 
 
 def _find_server(program: str, verb: str) -> str:
-    """Return the server that two words start, "" for none."""
+    """Return SERVE or RAY if two adjacent words start such a server, else ""."""
     if verb == "serve" and _VLLM.fullmatch(program):
         return SERVE
     if program == "-m" and verb in _SERVER["modules"]:
@@ -254,7 +263,7 @@ def _find_server(program: str, verb: str) -> str:
 
 
 def _count_pairs(words: Sequence[Word]) -> int:
-    """Return how many words NAME=value a command begins with."""
+    """Return the number of words NAME=value at the beginning of a command."""
     for index, word in enumerate(words):
         if not _PAIR.fullmatch(word.text):
             return index
@@ -263,7 +272,7 @@ def _count_pairs(words: Sequence[Word]) -> int:
 
 
 def _are_kept_flags(words: Sequence[Word]) -> bool:
-    """Return whether words are flags of a server, which an array keeps for it."""
+    """Return whether words are flags of a server, as an array of a script keeps them."""
     return words[0].text.startswith("-") and _has_server_flag(words)
 
 

@@ -1,4 +1,4 @@
-"""Check servers: flags and their values, and who reaches them."""
+"""Check servers: their flags, the values of these, and the addresses at which they listen."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _KEEPS_FLAGS = re.compile("|".join(_KEPT["flags"]))
 _NUMBER = re.compile(r"\d{0,9}\.?\d{1,9}")
 _SHOWN = 12  # values in a hint
 _EVERYWHERE = ("0.0.0.0", "::", "[::]")  # noqa: S104 - what is looked for
-# ports: of compose and -p of docker, published at one address of the host
+# A port that compose (ports:) or docker (-p) publishes at one address of the host only.
 _AT_ADDRESS = re.compile(
     r"(?<![\d.])(?!0\.0\.0\.0)(?:(?:\d{1,3}\.){3}\d{1,3}|localhost|\[::1\]|\$\{?\w+\}?)"
     r":[\w${}:-]{1,60}:\d"
@@ -48,7 +48,7 @@ _UNRECOGNIZED = 'vllm serve ends with "unrecognized arguments".'
 
 
 def check_server_flags(checked: CheckedText) -> Iterator[Finding]:
-    """Yield flags that the release does not take, their values, and what the rules say."""
+    """Yield flags and values that the release of vLLM refuses, and that rules discourage."""
     rules = load_flag_rules()
     slips = Slips(flags(checked.vllm, checked.home))
     limits = select_entries(rules.limits, checked.situation)
@@ -69,9 +69,9 @@ def check_server_flags(checked: CheckedText) -> Iterator[Finding]:
 
 
 def _kept_servers(content: FileContent) -> Iterator[CommandLine]:
-    """Yield the flags that well-known variables keep for a script.
+    """Yield a server for each well-known variable that keeps flags for a script.
 
-    A process that runs has the flags themselves on its command line.
+    Yield nothing for a running process: its command line has the flags themselves.
     """
     if content.kind == RUNNING:
         return
@@ -96,7 +96,7 @@ def _kept_servers(content: FileContent) -> Iterator[CommandLine]:
 
 
 def _is_taken(flag: GivenFlag, checked: CheckedText) -> bool:
-    """Return whether the release takes a flag; a beginning of one flag alone is that flag."""
+    """Return whether the release takes a flag, or a beginning that only one of its flags has."""
     # Short flags such as -tp are in no table.
     if not flag.name.startswith("--"):
         return True
@@ -110,10 +110,13 @@ def _is_taken(flag: GivenFlag, checked: CheckedText) -> bool:
 def _find_unknown(
     flag: GivenFlag, server: CommandLine, checked: CheckedText, slips: Slips
 ) -> Iterator[Finding]:
-    """Yield that the release does not take a flag, and what became of it."""
+    """Yield that the release does not take a flag, and what to do about it.
+
+    Yield nothing for a flag that a variable keeps and that no release had.
+    """
     life = read_table(FLAGS).lifetime(flag.name)
     if flag.kept_in and not life:
-        return  # it may be the script's own
+        return  # the flag may belong to another program of the script
 
     is_refused = life is not None or checked.runs_upstream(server.block)
     is_certain = checked.vllm and is_refused
@@ -144,7 +147,7 @@ def _find_unknown(
 
 
 def _reason_against(flag: GivenFlag) -> str:
-    """Return what a rule without a condition says became of a flag, else what vLLM says of it."""
+    """Return the reason of the rule that always discourages a flag, else how vLLM refuses it."""
     for row in load_flag_rules().leave_out:
         if row.flag == flag.name and not row.when:
             return row.reason
@@ -169,7 +172,7 @@ def _check_discouraged(flag: GivenFlag, rules: Sequence[LeaveOut]) -> Iterator[F
 def _check_limits(
     flag: GivenFlag, server: CommandLine, limits: Sequence[Limit]
 ) -> Iterator[Finding]:
-    """Yield a value above the most that the rules allow."""
+    """Yield that a flag's value is above the limits of the rules."""
     value = float(flag.value) if _NUMBER.fullmatch(flag.value) else 0.0
 
     for limit in limits:
@@ -193,7 +196,10 @@ def _check_limits(
 def _check_choice(
     flag: GivenFlag, server: CommandLine, checked: CheckedText
 ) -> Iterator[Finding]:
-    """Yield a value that the release does not take; a plugin brings parsers of its own."""
+    """Yield that the release does not take a flag's value.
+
+    A parser is not checked if the server has a plugin, which may define further parsers.
+    """
     choices = load_choices().get(flag.name)
     if choices is None or not flag.value:
         return
@@ -220,7 +226,7 @@ def _check_choice(
 
 def check_listeners(checked: CheckedText) -> Iterator[Finding]:
     """Yield servers and dashboards that listen on every interface."""
-    # Inside of a container it has to be every interface; what counts is what it publishes.
+    # In a container a server has to listen on every interface: then the published address counts.
     is_published_at_address = _AT_ADDRESS.search(checked.text) is not None
     for command in checked.content.commands:
         dashboard = command.find_flag("--dashboard-host")
@@ -235,7 +241,7 @@ def check_listeners(checked: CheckedText) -> Iterator[Finding]:
 
 
 def _has_key(command: CommandLine, content: FileContent) -> bool:
-    """Return whether a server gets an API key, whoever it comes from."""
+    """Return whether a server gets an API key: by a flag, a variable, or from the caller."""
     if API_KEY in content.passed:
         return True
 

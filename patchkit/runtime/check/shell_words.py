@@ -27,13 +27,13 @@ _PIECE = re.compile(
 )
 _QUOTED = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)"|\\(.)""", re.DOTALL)
 
-# Here-documents without an end: each is looked for to the end of the text.
+# Here-documents without an end that are searched for: each search reads the rest of the text.
 _MOST_ENDLESS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One command; ``is_indented``: in a branch or a function."""
+    """One command; ``is_indented``: its line is indented, as in a branch or a function."""
 
     words: list[Word]
     is_indented: bool
@@ -57,26 +57,26 @@ def _strip_quotes(quoted: re.Match[str]) -> str:
         return str(single)
 
     if double is not None:
-        # A backslash before a line break stays: what reads the text as a script counts lines.
+        # Keep a backslash before a line break: who reads the text as a script counts lines.
         return re.sub(r"\\([$`\"\\])", r"\1", double)
 
     return str(escaped).strip("\n")
 
 
 def split_words(text: str, line: int = 1) -> list[Word]:
-    """Return the words of all commands of a text that begins in a line."""
+    """Return the words of all commands of a text; ``line`` is the line where the text begins."""
     return [
         word for statement in split_statements(text, line) for word in statement.words
     ]
 
 
 def split_statements(text: str, line: int = 1) -> Iterator[Statement]:
-    """Yield the commands of a script that begins in a line."""
+    """Yield the commands of a script; ``line`` is the line where the script begins."""
     words: list[Word] = []
     begins_line = True
     is_indented = False
     in_array = False  # A=( … ) is one list of words in several lines
-    is_target = False  # the file of a redirection is no word of the command
+    is_target = False  # the next word is the file of a redirection
 
     for piece in _read_pieces(text, line):
         if begins_line:
@@ -101,7 +101,7 @@ def split_statements(text: str, line: int = 1) -> Iterator[Statement]:
 
 
 def _read_pieces(text: str, line: int) -> Iterator[_Piece]:
-    """Yield the pieces of a script with their lines, without the texts of here-documents."""
+    """Yield the pieces of a script with their lines, but not the texts of here-documents."""
     position = 0
     document_ends: list[str] = []
     endless = 0

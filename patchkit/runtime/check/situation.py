@@ -1,4 +1,4 @@
-"""Find out for which device, versions and role a file is, and whether for this host."""
+"""Find out for which device, versions and role a file is."""
 
 from __future__ import annotations
 
@@ -38,15 +38,17 @@ _RANK_DIGITS = 9
 def add_situation(
     checked: CheckedText, host: Host | None, requested: Mapping[str, str | None]
 ) -> CheckedText:
-    """Return the text with its versions, situation and host. Raises UsageError for no version.
+    """Return the text with its versions, situation and host.
 
-    A fact is taken from the request, else from the file's first line, else from its text, else from
-    this host. The target is a GB10 unless one is requested or this host is another known device. A
-    file that names a container image does not run with this host's software, and one that names
-    several versions of a project is checked against any.
+    A fact is taken from the request, else from patchkit's first line of the file, else from the
+    versions that the file states, else from this host. The target is a GB10 unless one is
+    requested or this host is another known device. If the file names a container image, the
+    versions of this host do not count. If the file states several versions of a project, it is
+    checked against any version. Raise UsageError if a requested version is invalid.
     """
     for project in _SOFTWARE:
-        release(requested.get(project) or "0")  # raises before any is compared
+        # Called only to raise for an invalid version.
+        release(requested.get(project) or "0")
 
     content = checked.content
     versions = _find_stated_versions(checked.text, content)
@@ -67,7 +69,7 @@ def add_situation(
 
 
 def _find_stated_versions(text: str, content: FileContent) -> Sequence[StatedVersion]:
-    """Return the versions that a file states, the first place of each, in the order of lines."""
+    """Return the versions that a file states, in the order of lines: each at its first place."""
     found = [*_image_versions(content), *_pinned_versions(text)]
     found.sort(key=lambda stated: stated.line)
 
@@ -108,14 +110,17 @@ def _pinned_versions(text: str) -> Iterator[StatedVersion]:
 
 
 def _judge_versions(versions: Sequence[StatedVersion]) -> dict[str, str]:
-    """Return project → the only version that is stated of it, "" if that is not certain."""
+    """Return project → the version that a file states, "" if it states several.
+
+    For vLLM also "" if the version is outside the releases that patchkit knows.
+    """
     facts: dict[str, str] = {}
     for stated in versions:
         if stated.project in _SOFTWARE:
             is_second = stated.project in facts
             facts[stated.project] = "" if is_second else stated.version
 
-    # Other images have tags of their own numbers.
+    # The tag of an image may be a number of its own, which is no release of vLLM.
     table = variable_table("vllm")
     numbers = release(facts.get("vllm") or "0")
     is_release = table.oldest <= numbers <= release(table.newest)
@@ -131,7 +136,7 @@ def _host_facts(host: Host | None, content: FileContent) -> dict[str, str]:
     facts = dict(host.versions)
     if content.images:
         facts.clear()
-    # An unknown device, as a laptop is one, says nothing of the machine that the file is for.
+    # An unknown device, such as a laptop, is hardly the machine that the file is for.
 
     if host.target in targets():
         facts["target"] = host.target
@@ -143,7 +148,7 @@ def _host_facts(host: Host | None, content: FileContent) -> dict[str, str]:
 
 
 def _header_facts(text: str) -> dict[str, str]:
-    """Return the facts of patchkit's first line that have the form of a fact."""
+    """Return the facts of patchkit's first line that are valid, {} for another file."""
     facts = head_facts(text)
     wrong = fact_problems(facts)
 
@@ -155,7 +160,10 @@ def _header_facts(text: str) -> dict[str, str]:
 
 
 def _is_of_several_nodes(content: FileContent, target: str) -> bool:
-    """Return whether a command counts nodes, or more ranks than one node has GPUs."""
+    """Return whether a flag asks for several nodes.
+
+    On a target with one GPU in each node, flags that ask for several ranks do so as well.
+    """
     counting_flags = {_NODE_COUNT}
     if target in _ONE_GPU_TARGETS:
         counting_flags.update(_RANK_COUNTS)

@@ -16,12 +16,15 @@ from patchkit.yaml_text import YamlError, read_nodes
 _KEYS = read_env_data("said")["yaml"]
 _CONTAINER_KEYS = (*_KEYS["images"], *_KEYS["commands"])
 _ENVIRONMENT = re.compile(_KEYS["environment"])
-_TEMPLATE = re.compile(r"\{\{|\{%")  # of Helm or Jinja: YAML when it is filled in
+_TEMPLATE = re.compile(r"\{\{|\{%")  # of Helm or Jinja: only the filled-in text is YAML
 _NULLS = {"", "~", "null", "Null", "NULL"}
 
 
 def read_yaml(text: str, content: FileContent) -> None:
-    """Add what YAML or JSON says; what cannot be read is a problem of the content."""
+    """Add variables, images and servers of YAML or JSON to the content.
+
+    A text that cannot be read adds a problem instead.
+    """
     if text.lstrip().startswith("{"):
         text = text.replace("\t", " ")  # JSON may be indented with tabs, YAML may not
 
@@ -41,13 +44,13 @@ def read_yaml(text: str, content: FileContent) -> None:
 
 @dataclass(slots=True)
 class _YamlReader:
-    """Reads nodes of a document; ``block`` is the line of the container that they are part of."""
+    """Read nodes of a document; a ``block`` is the line of the container that a node belongs to."""
 
     commands: CommandReader
     is_compose: bool = False
 
     def read_node(self, node: Any, block: int) -> None:
-        """Add what a node says."""
+        """Add the content of a node and of all nodes in it."""
         if node is None:
             return
 
@@ -71,7 +74,7 @@ class _YamlReader:
         self._read_command(fields, place)
 
     def _read_image(self, fields: dict[str, Any], block: int) -> Place:
-        """Add the image of a container, and return the place of its commands."""
+        """Add the image of a container if it has one, and return the place of its commands."""
         nodes = [fields[key] for key in _KEYS["images"] if key in fields]
         if not nodes or not _is_scalar(nodes[0]):
             return Place(block)
@@ -86,7 +89,10 @@ class _YamlReader:
         return Place(block, image.text)
 
     def _read_environment(self, node: Any, block: int) -> None:
-        """Add the variables of a mapping, or of a list of NAME=value or of Kubernetes' pairs."""
+        """Add the variables of a mapping or a list.
+
+        Items of a list are NAME=value, or mappings with name and value as in Kubernetes.
+        """
         if node is None:
             return
 
@@ -118,14 +124,14 @@ class _YamlReader:
             content.variables.append(variable)
 
     def _read_command(self, fields: dict[str, Any], place: Place) -> None:
-        """Read what a container runs: its entrypoint and arguments, words or a script."""
+        """Read the command of a container: entrypoint and arguments, or the text of a script."""
         nodes = _find_nodes(fields, _KEYS["commands"])
         if not nodes:
             return
 
         first = nodes[0]
         if len(nodes) == 1:
-            # Arguments alone are those of an image.
+            # Arguments without a command belong to an image; without an image they tell nothing.
             if "args" in fields and not place.image:
                 return
             is_text = first.id == "scalar" and "\n" in first.value
@@ -141,13 +147,13 @@ class _YamlReader:
 
 
 def _find_nodes(fields: dict[str, Any], keys: list[str]) -> list[Any]:
-    """Return the scalars and sequences of some keys that are not empty."""
+    """Return the scalars and sequences of ``keys`` that are not empty, in the order of the keys."""
     nodes = [fields[key] for key in keys if key in fields]
     return [node for node in nodes if node.id != "mapping" and node.value]
 
 
 def _read_words(node: Any) -> list[Word]:
-    """Return the words of a command: the items of a sequence, or those of a shell's line."""
+    """Return the words of a command: the items of a sequence, or the words of a shell's text."""
     if node.id == "scalar":
         return split_words(node.value, _text_line(node))
     items = [item for item in node.value if _is_scalar(item) and item.value]
@@ -155,7 +161,7 @@ def _read_words(node: Any) -> list[Word]:
 
 
 def _read_fields(node: Any) -> dict[str, Any]:
-    """Return a mapping by its keys; what is no mapping is empty."""
+    """Return key → node of a mapping; {} for any other node."""
     if node is None or node.id != "mapping":
         return {}
     return {key.value: value for key, value in node.value if _is_scalar(key)}
@@ -170,5 +176,5 @@ def _line_of(node: Any) -> int:
 
 
 def _text_line(node: Any) -> int:
-    """Return the line where a scalar's text begins: that of a block begins below its sign."""
+    """Return the line where the text of a node begins: below the sign ``|`` or ``>``, if any."""
     return _line_of(node) + (node.style in ("|", ">"))
