@@ -24,7 +24,7 @@ PLACE = RECIPES / "env" / "broken.toml"
 class Broken(Grounded):
     """A fault of some releases with some models, its cause and its cure.
 
-    ``installed`` has the packages, with ranges, that it takes; ``command`` is that of the cure.
+    ``installed`` maps the packages that cause it to ranges; ``command`` applies the cure.
     """
 
     models: Names
@@ -37,7 +37,7 @@ class Broken(Grounded):
     costs: str = ""
 
     def is_about(self, models: Iterable[str], architectures: Iterable[str]) -> bool:
-        """Return whether it is about a model of one of these names, or a checkpoint's classes."""
+        """Return whether the fault affects one of these model names or architectures."""
         full_names = [model.rstrip("/").lower() for model in models]
         short_names = [name.rpartition("/")[2] for name in full_names]
 
@@ -48,7 +48,7 @@ class Broken(Grounded):
         return any(fnmatchcase(*pair) for pair in pairs)
 
     def is_possible(self, situation: Situation) -> bool:
-        """Return whether no package that is known here speaks against it."""
+        """Return whether no package of a known version excludes the fault."""
         for name, bounds in self.installed.items():
             version = situation.get(name)
             if version and not within(version, bounds):
@@ -67,9 +67,9 @@ def load_broken() -> Mapping[str, Broken]:
 def broken_for(
     models: Iterable[str], architectures: Iterable[str], situation: Situation
 ) -> tuple[Broken, ...]:
-    """Return the faults that a model, by its names and its checkpoint's classes, may meet here."""
+    """Return the faults that may affect a model with these names and architectures here."""
     names = tuple(models)
-    # They come from a checkpoint's config, which may hold anything.
+    # Architectures come from a checkpoint's config, whose values may have any type.
     classes = tuple(name for name in architectures if isinstance(name, str))
 
     return tuple(

@@ -31,19 +31,19 @@ _LEVELS = ("--optimization-level", "-O")
 
 @cache
 def flags(version: str, home: Path | None = None) -> frozenset[str]:
-    """Return every flag of a release ("": any), or of the vLLM in ``home``. Raises UsageError."""
+    """Return all flags of a release, of any release for "", or of the vLLM in ``home``."""
     return read_flags(home) if home else frozenset(read_table(FLAGS).at(version))
 
 
 def has_flag(flag: str, version: str, home: Path | None = None) -> bool:
-    """Return whether `vllm serve` takes a flag, in any way of writing it.
+    """Return whether `vllm serve` takes a flag, in any spelling, for example:
 
     ``--max_model_len=8``, ``--no-enable-prefix-caching``, ``--compilation-config.mode``, ``-O3``.
     """
     known_flags = flags(version, home)
     name = re.split(r"[=.]", flag, maxsplit=1)[0]
 
-    if name.startswith("-O"):  # vLLM writes -O3 out before it looks at flags
+    if name.startswith("-O"):  # vLLM expands -O3 before it parses flags
         return not known_flags.isdisjoint(_LEVELS)
 
     if name.startswith("--"):  # vLLM's parser takes _ for -
@@ -65,7 +65,7 @@ class Choices:
     capitals: bool = True
 
     def allowed_by(self, version: str) -> AllowedValues:
-        """Return the values that a release takes by the table, or with "" any release."""
+        """Return the values that a release takes, or for "" those of any release."""
         names = []
 
         for value in self.values:
@@ -85,7 +85,7 @@ def load_choices() -> Mapping[str, Choices]:
 
 @frozen
 class FlagRule(Rule):
-    """A flag; an empty ``value`` is a flag without one."""
+    """A rule that sets a flag; ``value`` is "" for a bare flag."""
 
     flag: FlagName
     value: str = ""
@@ -98,7 +98,7 @@ class LeaveOut(Discouraged):
     flag: FlagName
 
     def is_against(self, flag: str, value: str) -> bool:
-        """Return whether it is about this flag with this value."""
+        """Return whether the entry is against this flag with this value."""
         return flag == self.flag and self.matches(value)
 
 

@@ -1,7 +1,7 @@
-"""Decide by rules: what holds where, who says so, and whether the user wants it.
+"""Select the entries of ``recipes/env`` that apply, and the rules that the user wants.
 
-One engine for all of ``recipes/env``: an entry has a condition and its grounds; a rule sets
-something while its condition holds, and is on by default, by ``--with`` or not at all. A condition
+Every entry has a condition and its source. A rule makes a setting while its condition is met; it is
+on by default, turned on by ``--with``, or off. A condition
 is ``fact = value``, ``fact = [values]`` or, for versions and numbers, ``fact = range``.
 """
 
@@ -24,7 +24,7 @@ _FACTS = RECIPES / "env" / "facts.toml"
 CHOICES = read_toml(dict[str, tuple[str, ...]], _FACTS, key="choices")
 CHOICES["target"] = (*targets(), "other")
 _RANGES = read_toml(tuple[str, ...], _FACTS, key="ranges")
-_UNTOLD = "untold"  # what a condition says of a fact that is not known
+_UNTOLD = "untold"  # the value in a condition that an unknown fact meets
 
 Names = tuple[str, ...]
 Values = Mapping[str, str]
@@ -58,7 +58,7 @@ def _alternatives(values: str | Names) -> Names:
 
 
 def check_condition(when: Condition) -> None:
-    """Raise ValueError for a condition that means nothing."""
+    """Raise ValueError for a condition with an unknown fact, value or range."""
     for fact, values in when.items():
         if fact in _RANGES and isinstance(values, str):
             check_range(values)
@@ -84,7 +84,7 @@ def describe_condition(when: Condition) -> str:
 class Grounded:
     """A statement that holds in some situations, and who says so.
 
-    ``by_release`` has what it says in some releases of vLLM instead, by their ranges.
+    ``by_release`` maps ranges of vLLM releases to the text that replaces ``text_field`` there.
     """
 
     text_field: ClassVar[str] = "reason"
@@ -99,7 +99,7 @@ class Grounded:
 
 @frozen
 class Rule(Grounded):
-    """A setting while ``when`` holds, and why; ``optional`` rules only where a user says so."""
+    """A setting to make while ``when`` holds, and why; if ``optional``, only by ``--with``."""
 
     reason: str
     routes: Routes = field(default_factory=dict)
@@ -108,7 +108,7 @@ class Rule(Grounded):
 
     @property
     def default(self) -> bool:
-        """Return whether it is on by itself; what rests on a single report never is."""
+        """Return whether the rule is on by default; a rule with a single report never is."""
         return not self.optional and self.evidence != SINGLE_REPORT
 
 
@@ -146,7 +146,7 @@ def describe_routes(routes: Routes) -> str:
 
 
 def select_entries(entries: Iterable[G], situation: Situation) -> tuple[G, ...]:
-    """Return the entries whose condition is met, with what they say of this release."""
+    """Return the entries whose condition is met, with their texts for this vLLM release."""
     vllm = situation.get("vllm", "")
 
     return tuple(
@@ -157,7 +157,7 @@ def select_entries(entries: Iterable[G], situation: Situation) -> tuple[G, ...]:
 
 
 def adapt_to_release(entry: G, vllm: str) -> G:
-    """Return an entry with what it says of a release of vLLM, "" for an unknown one."""
+    """Return an entry with its text for a vLLM release; ``vllm`` is "" if unknown."""
     for bounds, text in entry.by_release.items():
         if vllm and within(vllm, bounds):
             changed: dict[str, Any] = {entry.text_field: text}

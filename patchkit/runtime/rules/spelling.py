@@ -49,7 +49,7 @@ def _word_length(name: str, position: int) -> int:
 
 
 def nearest_hint(name: str, names: Iterable[str], otherwise: str) -> str:
-    """Return a hint at the name that is most alike, where a person decides; for none, another."""
+    """Return a hint at the most similar name, or ``otherwise`` if none is similar."""
     from difflib import get_close_matches  # seldom needed, and slow to load
 
     if len(name) > _LONGEST:
@@ -63,16 +63,16 @@ def nearest_hint(name: str, names: Iterable[str], otherwise: str) -> str:
 
 @dataclass(slots=True)
 class Slips:
-    """Finds the names that were meant by those of one file.
+    """Find the known names that the mistyped names of one file mean.
 
-    It takes time, so a hundred names get an answer.
+    The search is slow, so only the first hundred names are looked up.
     """
 
     names: Collection[str]
     meant_by_name: dict[str, str] = field(default_factory=dict)
 
     def find_meant(self, name: str) -> str:
-        """Return the name that was meant; empty if none or several are one slip apart."""
+        """Return the known name that is one slip away, "" if there are none or several."""
         if name not in self.meant_by_name:
             if len(self.meant_by_name) == _MOST or len(name) > _LONGEST:
                 return ""

@@ -113,7 +113,7 @@ def load_variable_rules() -> VariableRules:
 
 
 def cache_folders(caches: str, vllm: str, model: str = "") -> dict[str, str]:
-    """Return where a release keeps what it compiles, below the folder of all caches.
+    """Return the folders for what a release compiles, below ``caches``.
 
     ``cache`` is for machine code, which models share; ``graphs`` for what is compiled of ``model``,
     a repository or a path, "" for a model that is not known.
@@ -143,7 +143,9 @@ def cache_variables(caches: str, vllm: str, model: str = "") -> dict[str, str]:
 def choose_executor(
     vllm: str, role: str, requested: str, wanted: AbstractSet[str]
 ) -> Executor:
-    """Return the executor requested, or the release's first for ``auto``. Raises UsageError.
+    """Return the requested executor, or for ``auto`` the first of the release.
+
+    Raises UsageError if the release cannot use the requested executor.
 
     ``wanted`` are the ids of rules that the user turns on.
     """

@@ -33,7 +33,10 @@ def variable_table(reader: str) -> Table:
 
 
 def vllm_variables(version: str, home: Path | None = None) -> Mapping[str, str]:
-    """Return name → default of a release ("": any), or the names of the vLLM in ``home``."""
+    """Return name → default in a release, or in any release for "".
+
+    With ``home``, return the names in that vLLM, with "" as default.
+    """
     if home:
         return dict.fromkeys(variable_readers(home / "envs.py"), "")
 
@@ -42,7 +45,7 @@ def vllm_variables(version: str, home: Path | None = None) -> Mapping[str, str]:
 
 @cache
 def nccl_variables(version: str) -> Mapping[str, str]:
-    """Return name → default of a release, the newest one for later ones. Raises UsageError."""
+    """Return name → default in a release; a later release counts as the newest known one."""
     return variable_table("nccl").at(version)
 
 

@@ -1,4 +1,4 @@
-"""Choose the flags of `vllm serve` for a node: rules and a preset in, flags with reasons out."""
+"""Choose the flags of `vllm serve` for a node from rules and a preset, each with its reason."""
 
 from __future__ import annotations
 
@@ -95,7 +95,11 @@ class ServeCommand:
 def serve_args(
     request: ServeRequest, rules: FlagRules, home: Path | None = None
 ) -> ServeCommand:
-    """Return the command that serves a model. Raises UsageError, HostError, DriftError."""
+    """Return the command that serves a model.
+
+    Raises UsageError for a wrong request, HostError if the model does not fit or the release cannot
+    serve it, DriftError if the release lacks a flag that a rule sets.
+    """
     check_model(request.model, request.node)
     check_rank(request)
     faults = release_faults(request)
@@ -114,13 +118,13 @@ def serve_args(
         if reason:
             refused[name] = reason
 
-    # In the order of the data, so that two releases' lines can be compared.
+    # Sort by the order of the data, so that the commands of two releases can be compared.
     order = [*(rule.flag for rule in rules.rules), *rules.preset, *chosen]
     kept = [flag for flag in chosen.values() if flag.flag not in refused]
     kept.sort(key=lambda flag: order.index(flag.flag))
     values = {flag.flag: flag.value for flag in kept}
 
-    # Not before the flags are chosen: a rule, the preset or the user may set the share.
+    # Only now is the share known: a rule, the preset or the user may set it.
     share = float(values.get(SHARE, rules.memory.share))
     fit = measure_fit(request, share, drafts=DRAFTING in values)
     if fit:
@@ -153,7 +157,7 @@ def serve_args(
 
 
 def _fitting_rules(request: ServeRequest, rules: FlagRules) -> tuple[FlagRule, ...]:
-    """Return the rules that hold here. Raises UsageError for one that is wanted and does not."""
+    """Return the rules that apply. Raises UsageError for a rule of --with that does not apply."""
     request.choice.check(rules.rules, "`patchkit serve-args … --explain` lists them")
     candidates = select_entries(rules.rules, request.node.situation)
     fitting = tuple(fill_rules(candidates, request))
@@ -171,7 +175,7 @@ def _fitting_rules(request: ServeRequest, rules: FlagRules) -> tuple[FlagRule, .
 
 
 def _fault_advice(fault: Broken, request: ServeRequest) -> Advice:
-    """Return what to beware of with this release and model."""
+    """Return a fault of this release with this model as advice."""
     release = f"on vLLM {request.node.vllm} " if fault.when else ""
     return Advice(
         id=fault.id,
@@ -184,7 +188,7 @@ def _fault_advice(fault: Broken, request: ServeRequest) -> Advice:
 
 
 def _limited_flags(request: ServeRequest, rules: FlagRules) -> dict[str, str]:
-    """Return ``FLAG VALUE`` → why a value of the preset is larger than a flag should have."""
+    """Return ``FLAG VALUE`` → reason, for values of the preset that exceed a limit."""
     preset = request.node.preset
     if preset is None:
         return {}
@@ -210,7 +214,7 @@ def _choose_flags(
     rules: FlagRules,
     refused: Values,
 ) -> dict[str, ServeFlag]:
-    """Return first the rules, then the preset, then what the user asks for: the last one counts.
+    """Return the flags of the rules, the preset and --with, by name; the later one overrides.
 
     ``refused`` has the ``FLAG VALUE`` of the preset that a limit forbids.
     """
@@ -221,7 +225,7 @@ def _choose_flags(
     preset = request.node.preset
     for name, value in preset.flags.items() if preset else ():
         if value is False:
-            # It takes a flag away from rules; --with, the user's own word, still sets it.
+            # False removes the flag that a rule sets; --with can still set it.
             chosen.pop(name, None)
         elif preset and name != DRAFTING and f"{name} {value}" not in refused:
             reason = f"{rules.preset.get(name, '')} As {preset.name} is served.".strip()
@@ -239,7 +243,7 @@ def _choose_flags(
 
 
 def _join_parts(chosen: Mapping[str, ServeFlag]) -> dict[str, ServeFlag]:
-    """Join FLAG.KEY to the JSON of FLAG, in whose place vLLM would take it."""
+    """Merge each FLAG.KEY into the JSON value of FLAG: vLLM would let FLAG.KEY replace FLAG."""
     joined = {name: flag for name, flag in chosen.items() if "." not in name}
 
     for name, part in chosen.items():
@@ -278,7 +282,10 @@ def _flag(
 
 
 def _check_known(flag: ServeFlag, node: Node, home: Path | None) -> str:
-    """Return what the release lacks of a preset's flag, "" for nothing. Raises DriftError."""
+    """Return why the release does not take a flag, "" if it does.
+
+    Raises DriftError if the flag is a rule's, or the preset is for a build of its own.
+    """
     trouble = _find_lack(flag, node.vllm, home)
     if not trouble:
         return ""
@@ -300,14 +307,14 @@ def _check_known(flag: ServeFlag, node: Node, home: Path | None) -> str:
 
 
 def _find_lack(flag: ServeFlag, vllm: str, home: Path | None) -> str:
-    """Return that a release has no such flag or does not take its value, "" if it does."""
+    """Return why a release does not know a flag or its value, "" if it does."""
     if not has_flag(flag.flag, vllm, home):
         return f"vLLM {vllm} has no {flag.flag}"
 
     values = {flag.flag: flag.value}
     if flag.flag == DRAFTING:
         for key, setting in read_json(dict[str, Any], flag.value).items():
-            # The model that drafts may have kernels of its own.
+            # The keys are also checked as flags: the drafting model may choose its own kernels.
             values[f"{DRAFTING}.{key}"] = str(setting)
             values[f"--{key.replace('_', '-')}"] = str(setting)
 
@@ -324,7 +331,7 @@ def _unlike_recipe(
     values: Values,
     refused: Values,
 ) -> Iterator[ServeFlag]:
-    """Yield what upstream's recipe has for a GB10 and the command has not, each with the reason."""
+    """Yield each setting of upstream's GB10 recipe that the command lacks, with the reason."""
     if preset is None or preset not in load_presets():
         return
 
@@ -343,7 +350,7 @@ def _unlike_recipe(
 
 
 def _refusal_notes(refused: Values, unlike: Iterable[ServeFlag]) -> Iterator[str]:
-    """Yield which flags are left out, and what is not as in upstream's recipe."""
+    """Yield the flags that are left out, and those that differ from upstream's recipe."""
     for setting, reason in refused.items():
         yield f"{setting} is left out: {reason}"
 

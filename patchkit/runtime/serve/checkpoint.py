@@ -1,4 +1,4 @@
-"""Read what a checkpoint says of itself: its config, and names and sizes of its tensors."""
+"""Read the config of a checkpoint, and the names, types and sizes of its tensors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LONGEST_HEADER = 10**8  # bytes: the limit of safetensors
 
 @frozen
 class Tensor:
-    """A tensor's place and form; ``layer`` is None outside the layers that each token passes."""
+    """A tensor; ``size`` is in bytes, ``layer`` None outside the numbered layers."""
 
     name: str
     dtype: str
@@ -47,10 +47,10 @@ class Tensor:
 
 @frozen
 class Checkpoint:
-    """The config and the tensors of a folder; the config of its part for texts counts first.
+    """The config and the tensors of a folder; in ``config``, ``text_config`` overrides the rest.
 
-    ``aside`` are the names of tensors that draft, see or hear, which not each token passes;
-    ``reads`` are the bytes of weights that a token reads.
+    ``aside`` are the names of tensors for drafting, images and audio, which are not read for every
+    token. ``reads`` is the number of bytes of weights that are read for a token.
     """
 
     config: Mapping[str, Any]
@@ -60,7 +60,7 @@ class Checkpoint:
 
     @property
     def has_plain_head(self) -> bool:
-        """Return whether the head is in 16 bits and nothing that drafts has another one."""
+        """Return whether the output head is in 16 bits and no drafting part has its own head."""
         if any("head." in name for name in self.aside):
             return False
 
@@ -72,7 +72,10 @@ class Checkpoint:
 
 
 def find_checkpoint(model: str, environment: Environment) -> Checkpoint | None:
-    """Return a folder's or a download's, of several the one that reads most; None for none."""
+    """Return the checkpoint in a folder or a download, None if none can be read.
+
+    Of several, the one with the most bytes read for a token is returned.
+    """
     checkpoints = []
     snapshots = download_folder(model, environment).glob("snapshots/*")
     for folder in (Path(model), *snapshots):
@@ -83,9 +86,9 @@ def find_checkpoint(model: str, environment: Environment) -> Checkpoint | None:
 
 
 def _read_checkpoint(folder: Path) -> Checkpoint:
-    """Return what a folder has. Raises OSError, ValueError and whatever odd data leads to."""
+    """Read the checkpoint in a folder. Raises an error of ``_NO_CHECKPOINT`` if it is unusable."""
     config = read_json(dict[str, Any], (folder / "config.json").read_bytes())
-    # The part for texts counts first, but it may have other classes.
+    # text_config overrides the config, except architectures: it may name other classes.
     architectures = tuple(config.get("architectures") or ())
     config |= {**config.get("text_config", {}), "architectures": architectures}
 
@@ -102,7 +105,7 @@ def _read_checkpoint(folder: Path) -> Checkpoint:
             layer=int(layer[1]) if layer else None,
         )
 
-        # Layers behind the last one draft; what sees or hears works on prompts, not on each token.
+        # Layers after the last one draft; image and audio parts work on prompts, not on each token.
         is_beyond = layer and int(layer[1]) >= int(config["num_hidden_layers"])
         if is_beyond or _ASIDE.search(name):
             aside.append(name)
@@ -118,8 +121,11 @@ def _read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _read_headers(folder: Path) -> dict[str, Any]:
-    """Return tensor → its type, shape and place in a file."""
-    # Some repositories have the same weights once more, as consolidated.safetensors.
+    """Return the safetensors header (type, shape, offsets) of each tensor.
+
+    Raises ValueError if a file is missing.
+    """
+    # Prefer model*: some repositories have the weights again as consolidated.safetensors.
     paths = [*folder.glob("model*.safetensors")] or [*folder.glob("*.safetensors")]
     headers: dict[str, Any] = {}
     for path in paths:
@@ -142,7 +148,7 @@ def _count_reads(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:
     experts = max(config.get(key) or 0 for key in _EXPERTS)
     experts_per_token = max(config.get(key) or 0 for key in _EXPERTS_PER_TOKEN)
 
-    # Without a head of its own the model reads its embeddings as one.
+    # A model without a head uses its embeddings as the head.
     is_tied = not any("head." in tensor.name for tensor in tensors)
 
     reads = 0.0

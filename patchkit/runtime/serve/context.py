@@ -1,7 +1,7 @@
-"""Say that the KV cache of one whole context does not fit beside the weights.
+"""Warn if the KV cache of one whole context does not fit beside the weights.
 
-vLLM says so at the start, after minutes of loading. What is reckoned is the least that attention
-keeps of a token: nothing is said of a model whose config describes another cache.
+vLLM itself fails only after minutes of loading. The estimate is the least that attention keeps of
+a token. There is no warning for a model whose config describes another kind of cache.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RECURRENT = ("mamba", "ssm_", "linear_")
 def context_notes(
     request: ServeRequest, flags: Mapping[str, str], fit: Fit | None
 ) -> Iterator[str]:
-    """Yield that the cache of one context takes more than the weights leave on each node."""
+    """Yield a warning if the cache of one context does not fit beside the weights on a node."""
     if fit is None or request.checkpoint is None:
         return
 
@@ -52,7 +52,7 @@ def context_notes(
 
 
 def _read_count(config: Mapping[str, Any], key: str) -> int:
-    """Return a whole number of a config that somebody else wrote, 0 for anything else."""
+    """Return a whole number from a config, 0 if it is missing or anything else."""
     try:
         return whole_number(config.get(key))
     except ValueError:
@@ -60,7 +60,7 @@ def _read_count(config: Mapping[str, Any], key: str) -> int:
 
 
 def _token_bytes(config: Mapping[str, Any], flags: Mapping[str, str]) -> float:
-    """Return the bytes that one token takes in the cache of a node, 0 where that is not known."""
+    """Return the bytes that one token takes in the cache of a node, 0 if unknown."""
     cache_bytes = load_flag_rules().memory.cache_bytes
     value_bytes = cache_bytes.get(flags.get(CACHE_TYPE, "auto"), 0)
     tensor_parts = int(flags.get("--tensor-parallel-size", 1))
@@ -71,7 +71,7 @@ def _token_bytes(config: Mapping[str, Any], flags: Mapping[str, str]) -> float:
 
 
 def _full_layers(config: Mapping[str, Any]) -> int:
-    """Return the number of layers that keep all tokens, 0 where the config does not tell."""
+    """Return the number of layers whose cache keeps all tokens, 0 if unknown."""
     if any(name.startswith(_OTHER_CACHE) for name in config):
         return 0
 
@@ -86,9 +86,9 @@ def _full_layers(config: Mapping[str, Any]) -> int:
 
 
 def _layer_values(config: Mapping[str, Any], parts: int) -> float:
-    """Return the values that a layer keeps of a token on one node, 0 where that is not known."""
+    """Return the number of values that a layer caches per token on one node, 0 if unknown."""
     if rank := _read_count(config, "kv_lora_rank"):
-        # Multi-head latent attention: each node has the whole of it.
+        # Multi-head latent attention: every node keeps the whole cache.
         return rank + _read_count(config, "qk_rope_head_dim")
 
     queries = _read_count(config, "num_attention_heads")

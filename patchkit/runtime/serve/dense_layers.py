@@ -1,7 +1,7 @@
-"""Find the dense layers that a quantised checkpoint has in 16 bits, and that vLLM can read in 8.
+"""Find dense layers of a quantised checkpoint that are in 16 bits and that vLLM can use in 8.
 
-Layers are named as vLLM names them, fused as it fuses them: a pattern that matches a fused layer is
-asked about none of its parts (``find_matching_patterns``).
+Layers have vLLM's names, after fusing: vLLM matches a pattern against the fused layer, not against
+its parts (``find_matching_patterns``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DenseLayers:
 
 
 def find_dense_layers(checkpoint: Checkpoint, nodes: int) -> DenseLayers | None:
-    """Return the layers in 16 bits of a checkpoint whose experts are quantised; None for none."""
+    """Return the convertible 16-bit layers, None if there are none or no expert is quantised."""
     experts = [tensor for tensor in checkpoint.tensors if ".experts." in tensor.name]
     if all(tensor.dtype in (*PLAIN, "F32") for tensor in experts):
         return None
@@ -47,7 +47,7 @@ def find_dense_layers(checkpoint: Checkpoint, nodes: int) -> DenseLayers | None:
             if _can_convert(parts, nodes)
         }
 
-        # A pattern for all, or a name for each where others have it quantised already.
+        # One pattern if all layers are convertible; else the name of each convertible layer.
         is_everywhere = len(convertible) == len(parts_by_layer)
         places = ["*"] if convertible and is_everywhere else list(convertible)
         targets += [f"*model.layers.{place}.{layer}" for place in places]
@@ -90,7 +90,7 @@ def _find_layer_parts(layer: str, tensors: Iterable[Tensor]) -> PartsByLayer:
 
 
 def _can_convert(parts: Sequence[Tensor], nodes: int) -> bool:
-    """Return whether all parts are plain matrices, of sizes that the kernel takes on each node."""
+    """Return whether all parts are 16-bit matrices whose share per node suits the kernel."""
     for part in parts:
         is_matrix = part.name.endswith(".weight") and len(part.shape) == 2
         if not is_matrix or part.dtype not in PLAIN:

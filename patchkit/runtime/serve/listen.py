@@ -1,7 +1,7 @@
 """Choose the address that the API server listens on: this machine, the cable or the LAN.
 
-`--host` of vLLM is the API server's alone: nodes find each other by ``--master-addr`` and
-``VLLM_HOST_IP``, so that any choice serves a model over several nodes.
+vLLM's `--host` is for the API server only. Nodes find each other by ``--master-addr`` and
+``VLLM_HOST_IP``, so every choice works for a model on several nodes.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from patchkit.runtime.serve.request import LOCAL, ServeRequest
 CHOICES = ("local", "cable", "lan")
 _LAN_KINDS = ("ethernet", "wifi")
 
-# Every interface (recognized, never chosen) → the address where a client on this machine asks.
+# Address of all interfaces (accepted, never chosen) → address for a client on this machine.
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 
 
 def listen_address(choice: str, node: Node, host: Host) -> str:
-    """Return the address of one of CHOICES. Raises HostError for none, UsageError for several."""
+    """Return the address for one of CHOICES; a worker always gets the local one.
+
+    Raises HostError if there is no such address, UsageError if there are several.
+    """
     if choice == "local" or node.role == "worker":  # a worker answers no requests
         return LOCAL
     if choice == "cable":
@@ -35,7 +38,7 @@ def listen_address(choice: str, node: Node, host: Host) -> str:
 
 
 def _cable_address(node: Node, host: Host) -> str:
-    # The control may go over the LAN, and the data over the cable.
+    # The head's address can be on the LAN while the data goes over the cable.
     is_head_on_cable = node.attachment.data == node.attachment.netdev
     if node.head and is_head_on_cable:
         return node.head
@@ -51,7 +54,10 @@ def _cable_address(node: Node, host: Host) -> str:
 
 
 def _lan_address(host: Host) -> str:
-    """Return the only lasting address beside the QSFP cages. Raises HostError, UsageError."""
+    """Return the only permanent address of the interfaces that are in no QSFP cage.
+
+    Raises HostError if there is none, UsageError if there are several.
+    """
     netdev_by_address = {}
     rdma_netdevs = {rdma.netdev for rdma in host.rdma}
 
@@ -80,7 +86,7 @@ def _lan_address(host: Host) -> str:
 
 
 def listen_notes(request: ServeRequest) -> Iterator[str]:
-    """Yield who reaches the server; nothing for a worker."""
+    """Yield notes on who can reach the server; none for a worker."""
     node = request.node
     host = request.host
     if node.role == "worker":
@@ -109,7 +115,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def models_url(request: ServeRequest) -> str:
-    """Return where to ask for the models that are served; "" for a worker."""
+    """Return the URL that lists the served models, "" for a worker."""
     if request.node.role == "worker":
         return ""
 

@@ -34,7 +34,10 @@ _UNCHECKED = "whether it fits was not checked:"
 def choose_preset(
     model: str, named: str | None, environment: Environment
 ) -> Preset | None:
-    """Return the preset of that name, or the model's; None for none. Raises UsageError."""
+    """Return the preset called ``named``, or without a name that of the model; None for no preset.
+
+    Raises UsageError for an unknown preset, or a model whose name is only similar to a preset's.
+    """
     if named == "none":
         return None
     if named is not None:
@@ -59,7 +62,7 @@ def choose_preset(
 
 
 def download_folder(model: str, environment: Environment) -> Path:
-    """Return the folder into which huggingface_hub downloads a model, there or not."""
+    """Return the folder into which huggingface_hub downloads a model; it may not exist."""
     user_cache = f"{environment.get('HOME', '')}/.cache/huggingface"
     home = environment.get("HF_HOME") or user_cache
     cache = environment.get("HF_HUB_CACHE") or f"{home}/hub"
@@ -74,7 +77,7 @@ def weights_gib(model: str, environment: Environment) -> float | None:
 
     for folder in (Path(model), *snapshots):
         paths = folder.glob("*.safetensors")
-        # Links to blobs that are not there yet, or are somebody else's, do not count.
+        # Skip links to blobs that are not downloaded yet or not readable.
         files = [path for path in paths if os.access(path, os.R_OK)]
         largest = max(largest, sum(file.stat().st_size for file in files))
 
@@ -96,7 +99,7 @@ class MemoryPool:
 
 
 def memory_pool(host: Host, node: Node) -> MemoryPool:
-    """Return the memory of this host's GPU, or of the device that the command line is for."""
+    """Return the memory of this host, or the assumed memory of the device of ``node.target``."""
     target = targets().get(host.target)
     is_unified = target is not None and target.unified
 
@@ -124,7 +127,7 @@ def memory_pool(host: Host, node: Node) -> MemoryPool:
 
 
 def _assumed_pool(device: str, reason: str) -> MemoryPool:
-    """Return a Spark's memory for a Spark; the memory of another device is not known."""
+    """Return a Spark's memory for a Spark, unknown memory for another device."""
     if device != DEFAULT_TARGET:
         note = f"{_UNCHECKED} {reason}, and {device}'s memory is not known here"
         return MemoryPool(gib=None, shared=True, whose=device, note=note)
